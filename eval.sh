@@ -33,7 +33,7 @@ declare -A STEP_MAP=(
   # [GRPO_VERL]=0,120,160
 )
 
-# Alias -> prompt template (verl/data/templates.py). Empty: as in configs/.
+# Alias -> prompt template (verl/data/templates.yaml). Empty: as in configs/.
 DEFAULT_TEMPLATE=""
 declare -A TEMPLATE_MAP=(
   # [GRPO_VERL]=abel

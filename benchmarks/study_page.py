@@ -22,7 +22,7 @@ from study_file import Arm, Study
 from torch import Tensor
 
 from verl.evaluation.report.figures import STYLE
-from verl.evaluation.statistics.bootstrap import Estimate, mean_estimates
+from verl.evaluation.statistics import Estimate, mean_estimates
 from verl.rewards.pass_at_k import pass_at_k
 from verl_pages.colours import COLOURS
 

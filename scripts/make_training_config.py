@@ -1,4 +1,4 @@
-"""Write TRAINING_CONFIG.md: every option with its default and meaning, the release's flags, the shipped configs.
+"""Write the tables of TRAINING_CONFIG.md: every option with its meaning, the release's flags, the shipped configs.
 
 python scripts/make_training_config.py [--check]
 
@@ -38,42 +38,11 @@ JOBS = {
 GROUPS = ["experiment", "preset", "model", "data", "trainer", "algorithm", "reward_manager", "evaluation"]
 """Groups of configs/ whose files users choose from."""
 
-INTRODUCTION = """\
-# Configuration of training
-
-<!-- Written by scripts/make_training_config.py; change the docstrings in verl/config/ or the files in configs/, then
-run it again. -->
-
-`bash train.sh`, or `python -m verl.trainer.main_ppo`, takes these kinds of arguments, in any order:
-
-- Hydra overrides, `trainer.test_freq=5` for an option and `experiment=grpo` for a file of `configs/experiment/`;
-- Hydra's own flags: `--cfg job` prints the configuration and runs nothing, `-m` runs once for every combination of
-  comma-separated values;
-- [flags of the paper's release](#flags-of-the-papers-release);
-- veRL's options ([docs/from_verl.md](docs/from_verl.md)).
-
-For an unknown argument the command prints one line with the nearest known one, and ends. Every run writes its
-configuration to `config.yaml`. A default such as `${actor.ppo_epochs}` is the value of that option.
-
-`bash eval.sh` takes the first two; its [options](#options-of-evaluation) are at the end of this page.
+BEGIN = """\
+<!-- Written by scripts/make_training_config.py from here on; change the docstrings in verl/config/ or the files in
+configs/, then run it again. -->
 """
-
-FLAGS_INTRODUCTION = """\
-## Flags of the paper's release
-
-The flags of the release's training script, as `--flag value` or `--flag=value`. Values may be written as there: `True`,
-`[1,2]`, `"['console','wandb']"`; a flag with an empty value counts as not given. Hydra overrides win over flags.
-
-Flags that are not given change nothing. The configuration is that of the embedded task unless `--model_name` is given,
-which starts from `preset=paper`. The learning signal stays that of this project: the bonus reaches every token,
-baselines start at the first batch, metrics see the whole response. `experiment=released_code` has the release's own;
-[docs/paper.md](docs/paper.md) lists what still differs.
-
-Of the release's environment variables, `HDFS_DATA_PATH` and `HDFS_MODEL_PATH` are read, by `--dataset_name` and
-`--model_name`. The others are options here: `PROJECT_NAME` is `trainer.project_name`, `NUM_GPUS` is
-`trainer.n_gpus_per_node`, `ARNOLD_WORKER_NUM` is `trainer.nnodes`, `HDFS_CHECKPOINT_PATH` is
-`trainer.default_local_dir`, and `REWORD_FUNCTION_TYPE` is `reward_score.mode`.
-"""
+"""What is above it in the page is written by hand."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +139,7 @@ def job_sections(name: str, schemas: dict[str, Schema]) -> Iterator[str]:
 
 def flags_section() -> str:
     rows = [(f"`--{name}`", markdown(flag.describe())) for name, flag in FLAGS.items()]
-    return f"{FLAGS_INTRODUCTION}\n{table(['Flag', 'Becomes'], rows)}"
+    return table(["Flag", "Becomes"], rows)
 
 
 def first_comment(path: Path) -> str:
@@ -197,7 +166,8 @@ def page() -> str:
     schemas = read_schemas(ROOT / "verl" / "config")
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         jobs = [section for name in JOBS for section in job_sections(name, schemas)]
-    return "\n".join([INTRODUCTION, flags_section(), files_section(), *jobs])
+    head = PAGE.read_text().partition(BEGIN)[0]
+    return "\n".join([f"{head}{BEGIN}", flags_section(), files_section(), *jobs])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -208,7 +178,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = page()
     if not check:
         PAGE.write_text(text)
-    elif not PAGE.is_file() or PAGE.read_text() != text:
+    elif PAGE.read_text() != text:
         print("TRAINING_CONFIG.md is stale; run: python scripts/make_training_config.py", file=sys.stderr)
         return 1
     return 0

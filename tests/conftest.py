@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from tensordict import TensorDict
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from verl.batch import RankMetrics
+from verl.batch import RANK
 from verl.config import DataConfig, PPOConfig, load_config
 from verl.config.rewards import RewardScoreConfig
 from verl.data.arithmetic import ArithmeticTask
@@ -43,15 +42,9 @@ def arithmetic_prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Sixteen arithmetic prompts in veRL's record layout."""
     path = tmp_path_factory.mktemp("prompts") / "train.parquet"
     problems = ArithmeticTask().split("train", 16, seed=0)
+    same = {"data_source": "arithmetic", "split": "train"}
     records = [
-        rl_record(
-            data_source="arithmetic",
-            question=p.question,
-            ground_truth=p.answer,
-            split="train",
-            index=i,
-            category=p.kind,
-        )
+        rl_record(question=p.question, ground_truth=p.answer, index=i, category=p.kind, **same)
         for i, p in enumerate(problems)
     ]
     write_parquet(path, records, RL_SCHEMA)
@@ -84,15 +77,19 @@ def data_options(**changes: Any) -> DataConfig:
 
 def scoring(**changes: object) -> RewardScoreConfig:
     """The shipped options of verifiers but for the changes given."""
-    return replace(load_config(PPOConfig, "ppo_trainer").reward_score, **changes)
+    return replace(shipped_config().reward_score, **changes)
 
 
-def rank_metrics(*layers: dict[str, Tensor], mean_states: Tensor | None = None) -> RankMetrics:
-    """Rank metrics of the same responses in several layers, each name -> [B]."""
-    by_name = {name: torch.stack([layer[name] for layer in layers], dim=1) for name in layers[0]}
-    size = [len(next(iter(by_name.values())))]
-    means = torch.zeros(*size, len(layers), 3) if mean_states is None else mean_states
-    return RankMetrics(TensorDict(by_name, batch_size=size), means, batch_size=size)
+def rank_metrics(*layers: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Rank metrics of the same responses in several layers, each name -> [B]; as of ``Batch.rank_metrics``."""
+    return {name: torch.stack([layer[name] for layer in layers], dim=1) for name in layers[0]}
+
+
+def rank_columns(*layers: dict[str, Tensor], mean_states: Tensor | None = None) -> dict[str, Tensor]:
+    """The columns of a batch with these rank metrics."""
+    columns = {RANK + name: values for name, values in rank_metrics(*layers).items()}
+    num, num_layers = next(iter(columns.values())).shape
+    return columns | {"mean_states": torch.zeros(num, num_layers, 3) if mean_states is None else mean_states}
 
 
 def small_overrides(model: Path, prompts: Path, folder: Path) -> list[str]:
@@ -139,9 +136,5 @@ def tiny_tokenizer(tiny_model: Path) -> AutoTokenizer:
 @pytest.fixture(scope="session")
 def make_calculator() -> Callable[..., RepresentationMetricsCalculator]:
     """Calculators with the shipped options but for the changes given."""
-    shipped = load_config(PPOConfig, "ppo_trainer", []).calculator
-
-    def make(**changes: object) -> RepresentationMetricsCalculator:
-        return RepresentationMetricsCalculator(replace(shipped, **changes))
-
-    return make
+    shipped = shipped_config().calculator
+    return lambda **changes: RepresentationMetricsCalculator(replace(shipped, **changes))

@@ -1,13 +1,14 @@
 """The one batch: episodes in flat columns, chosen, joined, padded and sent without a changed bit."""
 
 import pickle
+from collections.abc import Callable
 
 import pytest
 import torch
-from tensordict import TensorDict
+from conftest import rank_columns
 from torch import Tensor
 
-from verl.batch import Batch, RankMetrics
+from verl.batch import EPISODE, RESPONSE_TOKEN, Batch
 
 PROMPTS = [[1, 2], [3], [4, 5, 70000]]
 RESPONSES = [[10, 11, 12], [13], [14, 15]]
@@ -18,10 +19,8 @@ def batch(**columns: object) -> Batch:
     return Batch.of(PROMPTS, RESPONSES, **columns)
 
 
-def rank_metrics(values: list[float]) -> RankMetrics:
-    size = [len(values)]
-    fields = TensorDict({"Effective Rank": torch.tensor(values)[:, None]}, batch_size=size)
-    return RankMetrics(fields, torch.zeros(len(values), 1, 2), batch_size=size)
+RANKS = rank_columns({"Effective Rank": torch.tensor([1.0, 2.0, 3.0])})
+PREFIXES = {"prefix/Effective Rank": torch.tensor([[torch.nan], [0.5], [-0.0], [1.5], [torch.nan], [2.5]])}
 
 
 def test_rows_are_padded_left_and_right() -> None:
@@ -44,9 +43,22 @@ def test_several_numbers_a_token_are_not_taken_for_padded_rows() -> None:
     episodes = Batch.of([[1], [2]], [[3, 4], []], top_k_ids=torch.tensor([[5, 6], [7, 8]]))
     assert episodes.top_k_ids.tolist() == [[5, 6], [7, 8]]
     assert episodes.padded("top_k_ids").tolist() == [[[5, 6], [7, 8]], [[0, 0], [0, 0]]]
-    # Part by part, an undeclared column of tokens may look like one of episodes.
-    parts = [Batch.of([[1]], [[3]], of_tokens=torch.tensor([1.0])), Batch.of([[1]], [[3, 4]], of_tokens=torch.ones(2))]
-    assert Batch.join(parts)[[1]].of_tokens.tolist() == [1.0, 1.0]
+    prefixes = {"prefix/m": torch.tensor([[5.0, 6.0], [7.0, 8.0]])}
+    assert Batch.of([[1], [2]], [[3, 4], []], **prefixes)[[0]].prefix_metrics["m"].tolist() == [[5, 6], [7, 8]]
+
+
+def test_an_undeclared_column_says_what_it_has_entries_for_where_its_length_does_not() -> None:
+    short, long, ones = Batch.of([[1]], [[3]]), Batch.of([[1]], [[3, 4]]), torch.ones(2)
+    with pytest.raises(
+        ValueError, match=r"column own: 1 entries.*fill\('episode', own=\.\.\.\) or fill\('response token'"
+    ):
+        short.fill(own=ones[:1])
+    assert short.fill(values=ones[:1], texts=["a"], own_list=["a"]).kind_of("own_list") == EPISODE
+    tokens = Batch.join([short.columns().fill(RESPONSE_TOKEN, own=ones[:1]), long.columns().fill(own=ones)])
+    assert tokens[[1]].own.tolist() == [1.0, 1.0]
+    episodes = Batch.join([short.columns().fill(EPISODE, own=ones[:1]), long.columns().fill(own=ones[:1])])
+    assert episodes[[1]].own.tolist() == [1.0]
+    assert short.columns().merge(tokens[[0]]).kind_of("own") == RESPONSE_TOKEN
 
 
 def test_width_pads_further_until_trimmed() -> None:
@@ -62,14 +74,14 @@ def test_width_pads_further_until_trimmed() -> None:
     [[2, 0], [1], [0, 0, 2], torch.tensor([False, True, True]), slice(1, None), []],
 )
 def test_chosen_episodes_keep_their_entries(rows: list[int] | Tensor | slice) -> None:
-    metrics = rank_metrics([1.0, 2.0, 3.0])
     verdicts = [{"score": score} for score in (0.0, 1.0, 2.0)]
     whole = batch(
         rollout_logprobs=torch.arange(6.0),
         truncated=torch.tensor([True, False, False]),
         texts=["a", "b", "c"],
         verdicts=verdicts,
-        rank_metrics=metrics,
+        **RANKS,
+        **PREFIXES,
     )
     places = torch.arange(3)[rows].tolist()
     chosen = whole[rows]
@@ -79,23 +91,46 @@ def test_chosen_episodes_keep_their_entries(rows: list[int] | Tensor | slice) ->
     assert chosen.rollout_logprobs.tolist() == [value for i in places for value in parts[i].tolist()]
     assert chosen.texts == ["abc"[i] for i in places]
     assert chosen.verdicts == [verdicts[i] for i in places]
-    assert chosen.rank_metrics.by_name["Effective Rank"].flatten().tolist() == [i + 1.0 for i in places]
+    assert chosen.rank_metrics["Effective Rank"].flatten().tolist() == [i + 1.0 for i in places]
+    assert chosen.mean_states.shape == (len(places), 1, 3)
+    courses = PREFIXES["prefix/Effective Rank"].split([3, 1, 2])
+    expected = torch.cat([courses[i] for i in places]) if places else torch.zeros(0, 1)
+    torch.testing.assert_close(chosen.prefix_metrics["Effective Rank"], expected, rtol=0, atol=0, equal_nan=True)
 
 
 def test_joined_parts_are_the_whole() -> None:
-    whole = batch(rollout_logprobs=torch.arange(6.0), texts=["a", "b", "c"], rank_metrics=rank_metrics([1, 2, 3]))
+    whole = batch(rollout_logprobs=torch.arange(6.0), texts=["a", "b", "c"], **RANKS)
     joined = Batch.join(list(whole.split(2)))
     assert joined.rows()[0].equal(whole.rows()[0])
     assert joined.rollout_logprobs.equal(whole.rollout_logprobs)
     assert joined.texts == whole.texts
-    assert joined.rank_metrics.by_name["Effective Rank"].equal(whole.rank_metrics.by_name["Effective Rank"])
-    assert "texts" not in Batch.join([whole, whole.without("texts")])
+    assert joined.rank_metrics["Effective Rank"].equal(whole.rank_metrics["Effective Rank"])
+    lacking = whole.without("texts", "rank/Effective Rank")
+    assert {"texts", "rank/Effective Rank"}.isdisjoint(Batch.join([whole, lacking]).names)
+    own = batch().fill(own=torch.zeros(3), mine=torch.zeros(3))
+    with pytest.raises(ValueError, match=r"Batch.join: some parts lack own, mine; fill it in all, or leave"):
+        Batch.join([batch(), own])
 
 
-def test_missing_column_names_those_filled() -> None:
-    with pytest.raises(AttributeError, match="no column 'values'; it has tokens"):
-        batch().values  # noqa: B018
-    assert "values" not in batch()
+@pytest.mark.parametrize(
+    ("wrong", "error", "message"),
+    [
+        (lambda: batch().values, AttributeError, "column 'values' of the batch is not filled; filled are tokens"),
+        (lambda: batch().advantagse, AttributeError, "the batch has no column 'advantagse'; did you mean 'advantages'"),
+        (
+            lambda: batch().padded("q"),
+            AttributeError,
+            "the batch has no column 'q'; the columns are advantages, correct",
+        ),
+        (lambda: batch().columns("tokns"), ValueError, "the batch has no column 'tokns'; did you mean 'tokens'"),
+        (lambda: batch()[0], TypeError, r"batch\[0\]: not a list, mask or slice of episodes; batch\[\[i\]\]"),
+        (lambda: Batch.join([]), ValueError, r"Batch.join\(\[\]\): nothing to join"),
+    ],
+)
+def test_mistakes_are_refused_in_one_line(wrong: Callable[[], object], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        wrong()
+    assert "values" not in batch() and "advantagse" not in batch()
 
 
 def test_column_of_wrong_length_is_refused() -> None:
@@ -117,18 +152,19 @@ def test_travel_changes_no_bit() -> None:
         learn_mask=torch.tensor([True, False, True, True, True, True]),
         rewards=torch.tensor([1.0, -1.0, 0.1], dtype=torch.float64),
         group=torch.tensor([-1, 1 << 40, 3]),
-        rank_metrics=rank_metrics([1.0, 2.0, 3.0]),
+        **RANKS,
+        **PREFIXES,
         texts=["a", "b", "c"],
         per_token_pair=torch.arange(12.0).view(6, 2),
     )
     back = pickle.loads(pickle.dumps(sent))
     assert back.rows()[0].equal(sent.rows()[0])
-    for name in ("rollout_logprobs", "advantages", "learn_mask", "rewards", "group", "per_token_pair"):
+    assert back.names == sent.names
+    for name in (name for name in sent.names if name != "texts"):
         values, expected = getattr(back, name), getattr(sent, name)
         assert values.dtype == expected.dtype
         assert values.numpy().tobytes() == expected.numpy().tobytes()
     assert back.texts == sent.texts
-    assert back.rank_metrics.metric_names == ["Effective Rank"]
 
 
 def test_travel_takes_few_bytes() -> None:
@@ -140,27 +176,6 @@ def test_travel_takes_few_bytes() -> None:
     assert columns["tokens"].num_bytes == 64 * 1040 * 18 // 8
     assert columns["old_logprobs"].num_bytes == 64 * 1024 * 4
     assert columns["advantages"].num_bytes == 64 * 4
-
-
-def test_metrics_of_prefixes_travel_without_their_padding() -> None:
-    prefixes = torch.full((3, 1, 5000), torch.nan)
-    prefixes[:, :, 1] = torch.tensor([[0.5], [-0.0], [2.0]])
-    metrics = rank_metrics([1.0, 2.0, 3.0])
-    metrics.by_prefix = TensorDict({"Effective Rank": prefixes}, batch_size=[3])
-    sent = pickle.dumps(batch(rank_metrics=metrics)[1:])
-    assert len(sent) < 2500
-    back = pickle.loads(sent).rank_metrics
-    assert back.by_name["Effective Rank"].flatten().tolist() == [2.0, 3.0]
-    assert back.by_prefix["Effective Rank"].numpy().tobytes() == prefixes[1:].numpy().tobytes()
-
-
-def test_metrics_of_prefixes_are_joined_at_the_larger_width_or_left_out() -> None:
-    narrow, wide, without = (rank_metrics([1.0, 2.0, 3.0]) for _ in range(3))
-    narrow.by_prefix = TensorDict({"Effective Rank": torch.ones(3, 1, 2)}, batch_size=[3])
-    wide.by_prefix = TensorDict({"Effective Rank": torch.ones(3, 1, 4)}, batch_size=[3])
-    joined = Batch.join([batch(rank_metrics=narrow), batch(rank_metrics=wide)]).rank_metrics
-    assert joined.by_prefix["Effective Rank"][:, 0].isnan().sum(dim=1).tolist() == [2, 2, 2, 0, 0, 0]
-    assert Batch.join([batch(rank_metrics=narrow), batch(rank_metrics=without)]).rank_metrics.by_prefix is None
 
 
 def test_neighbours_are_copies() -> None:

@@ -5,36 +5,26 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import bench_checkpoint
 import bench_hidden_states
 import bench_report
 import bench_sampler
 import bench_spectral
 import bench_step
-import bench_traffic
 import measure_spectral_accuracy as accuracy
 import pytest
 import shapes
-import spectral_cost
 import study_page
-import torch
 from conftest import ROOT
-from torch.distributed.fsdp import fully_shard
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 from turns import Player
-
-from verl.batch import Batch
 
 HIDDEN_STATES = ("hidden_states_cpu", "hidden_states_cpu_compiled", "hidden_states_cpu_tiny")
 PAGES = {
     **dict.fromkeys(HIDDEN_STATES, bench_hidden_states.page),
     **dict.fromkeys(("step_cpu", "step_cpu_apart", "shaping_cpu"), bench_step.page),
     **dict.fromkeys(("studies/rank_shaping", "studies/recipes"), study_page.page),
-    "checkpoint": bench_checkpoint.page,
     "sampler": bench_sampler.page,
     "spectral": bench_spectral.page,
-    "spectral_cost": spectral_cost.page,
-    "traffic": bench_traffic.page,
 }
 
 
@@ -120,30 +110,6 @@ def test_only_the_player_whose_turn_it_is_works(tmp_path: Path):
     with pytest.raises(TimeoutError, match=r"took more than 0\.2 s"):
         slow.step()
     slow.end()
-
-
-def test_the_collectives_of_a_weight_sync_are_counted():
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 1000}
-    with bench_traffic.fake_world(4) as mesh:
-        with torch.device("meta"):
-            model = Qwen2ForCausalLM(Qwen2Config(**sizes, num_attention_heads=4, num_key_value_heads=2))
-        fully_shard(model, mesh=mesh)
-        numbers = sum(p.numel() for p in model.parameters())
-        sync = bench_traffic.count_sync(model, bench_traffic.bfloat16_matrices, 1 << 18)
-    # Of 256 KiB each: embedding and layers, then the head; norms and biases stay in float32.
-    assert sync["collectives"] == 2 and 2 < sync["gib"] * 2**30 / numbers < 2.05
-
-
-def test_the_bytes_of_a_batch_are_those_of_its_columns():
-    lengths = torch.tensor([100, 200])
-    batch = Batch(torch.tensor([20, 30]), lengths, tokens=torch.randint(1, 60_000, (350,)))
-    batch.fill(old_logprobs=-torch.rand(300), advantages=torch.tensor([1.0, 2.0]).repeat_interleave(lengths))
-    empty, tokens, scored = (
-        bench_traffic.sent_mib(batch.columns(*names)) * bench_traffic.MIB
-        for names in ((), ("tokens",), ("tokens", "old_logprobs", "advantages"))
-    )
-    # 2 bytes a token; 4 bytes a log-probability, and an advantage for each response.
-    assert 700 <= tokens - empty < 1100 and 1208 <= scored - tokens < 1700
 
 
 def test_the_end_of_a_turn_does_not_end_a_response(tiny_model, tmp_path):

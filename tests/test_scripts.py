@@ -80,7 +80,10 @@ def test_concurrent_setups_wait_for_each_other(tmp_path: Path):
     assert waiting.returncode == 1 and lock.read_bytes() == before
 
 
-@pytest.mark.parametrize("variable", ["VERL_ENV", "VIRTUAL_ENV", "CONDA_PREFIX"])
+ENVIRONMENTS = ("VERL_ENV", "VIRTUAL_ENV", "CONDA_PREFIX")
+
+
+@pytest.mark.parametrize("variable", ENVIRONMENTS)
 def test_an_environment_that_exists_is_used_as_it_is(variable: str, checkout: Path):
     """No pip and no .venv: setup.sh of this checkout would fail."""
     shutil.rmtree(checkout / ".venv")
@@ -128,16 +131,7 @@ def checkout(tmp_path: Path) -> Path:
 
 def run(script: Path, *args: str, **variables: str) -> tuple[int, list[str], str]:
     """Run train.sh or eval.sh: exit code, what it had Python do, stderr."""
-    foreign = (
-        "HDFS_",
-        "ACTIVE_CONFIG_SET",
-        "VERL_ENV",
-        "VIRTUAL_ENV",
-        "CONDA_PREFIX",
-        "RAY_ADDRESS",
-        "NNODES",
-        "SLURM_",
-    )
+    foreign = ("HDFS_", "ACTIVE_CONFIG_SET", "RAY_ADDRESS", "NNODES", "SLURM_", *ENVIRONMENTS)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     environment |= {"PYTHONPATH": str(ROOT)} | variables
     result = subprocess.run(["bash", script, *args], env=environment, capture_output=True, text=True, timeout=60)

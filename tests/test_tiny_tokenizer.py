@@ -31,7 +31,6 @@ def test_round_trip(text: str):
     ("messages", "generation", "text"),
     [
         (CHAT[:1], True, "<|user|>What is 1 + 1?<|im_end|><|assistant|>"),
-        (CHAT[:1], False, "<|user|>What is 1 + 1?<|im_end|>"),
         (CHAT, False, r"<|user|>What is 1 + 1?<|im_end|><|assistant|>\boxed{2}<|im_end|>"),
         (
             [{"role": "system", "content": "Be brief."}, *CHAT[:1]],

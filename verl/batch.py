@@ -10,12 +10,11 @@ prompts and responses, L captured layers, D hidden width.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, Self, get_type_hints
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from tensordict import TensorClass, TensorDict
 from torch import Tensor
 
 from verl.transit import Packed
@@ -33,103 +32,8 @@ POLICY, ENVIRONMENT = 0, 1
 """Who wrote a token, in the column ``source``."""
 
 
-class RankMetrics(TensorClass):
-    """Rank metrics of responses, as they travel from where the hidden states are to the log."""
-
-    by_name: TensorDict
-    """Metric name -> [B, L] float64, layers in the order they were captured."""
-    mean_states: Tensor
-    """[B, L, D] float32, mean hidden state of each response."""
-    by_prefix: TensorDict | None = None
-    """Metric name -> [B, L, T] float32, at each token the metric of the response up to it, NaN where it was not
-    measured; None without ``calculator.keep_prefixes``."""
-
-    @classmethod
-    def none(cls, num_responses: int) -> "RankMetrics":
-        """Metrics of responses without captured hidden states: L = 0 and no names."""
-        size = [num_responses]
-        return cls(TensorDict({}, batch_size=size), torch.zeros(num_responses, 0, 0), batch_size=size)
-
-    @property
-    def metric_names(self) -> list[str]:
-        """The metrics, in the order the calculator gives them."""
-        return [str(name) for name in self.by_name.keys()]
-
-    @property
-    def num_layers(self) -> int:
-        """L."""
-        return int(self.mean_states.shape[1])
-
-    def by_layer(self) -> list[dict[str, Tensor]]:
-        """Metric name -> [B], for each layer."""
-        return [{name: self.by_name[name][:, i] for name in self.metric_names} for i in range(self.num_layers)]
-
-    def to_rows(self) -> list[dict[str, Tensor]]:
-        """One mapping of named tensors per response, the form in which a rollout engine hands out what it measured."""
-        fields = {f"metric.{name}": self.by_name[name] for name in self.metric_names}
-        if self.by_prefix is not None:
-            fields |= {f"prefix.{name}": values for name, values in self.by_prefix.items()}
-        fields["mean_states"] = self.mean_states
-        return [{name: field[row] for name, field in fields.items()} for row in range(len(self.mean_states))]
-
-    @classmethod
-    def from_rows(cls, rows: Sequence[Mapping[str, Tensor]], num_columns: int) -> "RankMetrics":
-        """The batch, on the CPU, of at least one mapping that :meth:`to_rows` gives, with T = ``num_columns``."""
-        size = [len(rows)]
-        by_prefix = {
-            name.removeprefix("prefix."): torch.stack([_widened(row[name], num_columns) for row in rows]).cpu()
-            for name in rows[0]
-            if name.startswith("prefix.")
-        }
-        fields = {name: torch.stack([row[name] for row in rows]).cpu() for name in rows[0] if "prefix." not in name}
-        mean_states = fields.pop("mean_states")
-        by_name = {name.removeprefix("metric."): field for name, field in fields.items()}
-        prefixes = TensorDict(by_prefix, batch_size=size) if by_prefix else None
-        return cls(TensorDict(by_name, batch_size=size), mean_states, prefixes, batch_size=size)
-
-    @classmethod
-    def join(cls, parts: Sequence["RankMetrics"]) -> "RankMetrics":
-        """The metrics of all parts; by prefix only where all parts have them, with the most columns of any."""
-        # tensordict's annotations do not know what its entries are.
-        prefixes: list[Any] = [part.by_prefix for part in parts if part.by_prefix is not None]
-        by_prefix: Any = None
-        if len(prefixes) == len(parts):
-            columns = max(values.shape[2] for part in prefixes for values in part.values())
-            by_prefix = torch.cat([part.apply(lambda values: _widened(values, columns)) for part in prefixes])
-        by_name: Any = torch.cat([part.by_name for part in parts])
-        means = torch.cat([part.mean_states for part in parts])
-        return cls(by_name, means, by_prefix, batch_size=[sum(map(len, parts))])
-
-    def __reduce__(self) -> Any:
-        """Pickled as numpy arrays, which Ray reads in place, without the columns after the longest response."""
-        prefixes, columns = None, 0
-        if self.by_prefix is not None:
-            prefixes = {str(name): _used_columns(values) for name, values in self.by_prefix.items()}
-            columns = max(values.shape[2] for values in self.by_prefix.values())
-        by_name = {name: self.by_name[name].cpu().numpy() for name in self.metric_names}
-        return _rank_metrics, (len(self), by_name, self.mean_states.cpu().numpy(), prefixes, columns)
-
-
-def _rank_metrics(num: int, by_name: Any, mean_states: Any, prefixes: Any, columns: int) -> RankMetrics:
-    """What :meth:`RankMetrics.__reduce__` sent."""
-    named = {name: torch.from_numpy(np.array(values)) for name, values in by_name.items()}
-    by_prefix = None
-    if prefixes is not None:
-        widened = {name: _widened(torch.from_numpy(np.array(v)), columns) for name, v in prefixes.items()}
-        by_prefix = TensorDict(widened, batch_size=[num])
-    means = torch.from_numpy(np.array(mean_states))
-    return RankMetrics(TensorDict(named, batch_size=[num]), means, by_prefix, batch_size=[num])
-
-
-def _used_columns(values: Any) -> Any:
-    """``values [B, L, T]`` as an array, without the last columns that hold NaN alone."""
-    used = (~values.isnan()).any(dim=0).any(dim=0).nonzero()
-    return values[:, :, : int(used[-1]) + 1 if len(used) else 0].contiguous().cpu().numpy()
-
-
-def _widened(values: Tensor, num_columns: int) -> Tensor:
-    """``values [..., T]`` with as many columns as given; NaN in those that are added."""
-    return F.pad(values[..., :num_columns], (0, num_columns - values.shape[-1]), value=torch.nan)
+RANK, PREFIX = "rank/", "prefix/"
+"""Begin the names of the columns that hold rank metrics; see ``Batch.mean_states``."""
 
 
 class Batch:
@@ -146,9 +50,12 @@ class Batch:
     """[M] float32, log-probability in nats under the distribution that the token was sampled from. Engine."""
     truncated: PerEpisode
     """[B] bool, the response was cut at its maximal length. Engine."""
-    rank_metrics: Annotated[RankMetrics, EPISODE]
-    """Of the hidden states and tokens of each response. Engine, or the policy's pass with ``calculator.source=actor``;
-    no names where nothing is captured."""
+    mean_states: PerEpisode
+    """[B, L, D] float32, the mean hidden state of each response. Engine, or the policy's pass with
+    ``calculator.source=actor``; not filled where nothing is captured. Beside it stand ``"rank/<name>"``, [B, L]
+    float64, of each rank metric, layers in the order they were captured (``rank_metrics``), and with
+    ``calculator.keep_prefixes`` ``"prefix/<name>"``, [M, L] float32, at each token the metric of the response up to it,
+    NaN where it was not measured (``prefix_metrics``)."""
     group: PerEpisode
     """[B] int64, equal for the responses to one prompt. Sampler."""
     step: PerEpisode
@@ -165,6 +72,9 @@ class Batch:
     """B :class:`verl.rewards.Score`."""
 
     # --- Filled by the verifiers ---
+    first_records: EpisodeList
+    first_verdicts: EpisodeList
+    """B each, the prompt and the verdict before a method edited any prompt; not filled where it edits none."""
     scores: PerEpisode
     """[B], the verifiers' scores as they are."""
     correct: PerEpisode
@@ -194,6 +104,10 @@ class Batch:
     # --- Filled by the algorithms ---
     rewards: PerEpisode
     """[B] float64, what advantages are estimated from: verifier, reward model, overlong penalty, Phi, KL divergence."""
+    token_rewards: PerResponseToken
+    """[M] float64, the rewards where they come: at the last token, less the KL divergence at each."""
+    scores_with_phi: PerEpisode
+    """[B] float64, what the verifiers' scores and rank shaping give together."""
     phi: PerEpisode
     """[B] float64, the auxiliary signal of rank shaping; not filled where the reward manager gives none."""
     learn_mask: PerResponseToken
@@ -282,34 +196,54 @@ class Batch:
 
     # --- Columns ---
 
-    def fill(self, **columns: Any) -> Self:
+    def fill(self, kind: str | None = None, /, **columns: Any) -> Self:
         """Set columns, in place; returns the batch. None leaves a column as it is.
 
-        A response-token column with one number a token may be given padded, [B, R]; what is on padding is dropped. A
-        column that the class does not declare has one entry for each episode where there are B, otherwise one for each
-        response token.
+        A response-token column with one number a token may be given padded, [B, R]; what is on padding is dropped.
+
+        Args:
+            kind: ``EPISODE`` or ``RESPONSE_TOKEN``, what those columns have one entry for that the class does not
+                declare. None: the length says it.
 
         Raises:
-            ValueError: a column fits neither, or has the name of an attribute, which would hide it.
+            ValueError: a column fits neither, or both and is not declared, or an attribute of its name would hide it.
         """
         for name, values in columns.items():
             if values is None:
                 continue
             if name in self.__dict__ or hasattr(type(self), name):
                 raise ValueError(f"column {name}: a batch has an attribute of this name; rename it")
-            kind = self.KINDS.get(name)
+            known = _declared(name) or (EPISODE if isinstance(values, list) else kind)
             padded = isinstance(values, Tensor) and values.shape == (len(self), self.width)
-            if padded and kind in (RESPONSE_TOKEN, None) and name not in self.FEW:
-                kind, values = RESPONSE_TOKEN, values[self.mask.to(values.device)]
-            kind = kind or (EPISODE if len(values) == len(self) else RESPONSE_TOKEN)
-            if len(values) != self._size(kind):
-                shape = tuple(values.shape) if isinstance(values, Tensor) else len(values)
-                raise ValueError(f"column {name}: {shape}; expected one entry for each of {self._size(kind)} {kind}s")
-            self._columns[name], self._kinds[name] = values, kind
+            if padded and known in (RESPONSE_TOKEN, None) and name not in self.FEW and not name.startswith(PREFIX):
+                known, values = RESPONSE_TOKEN, values[self.mask.to(values.device)]
+            self._set(name, values, known or self._guessed(name, values))
         return self
 
+    def _guessed(self, name: str, values: Tensor) -> str:
+        """What an undeclared column has one entry for, by its length."""
+        if len(values) == len(self) == self._size(RESPONSE_TOKEN):
+            raise ValueError(
+                f"column {name}: {len(values)} entries, and the batch has as many episodes as response tokens; say "
+                f"which they are: fill({EPISODE!r}, {name}=...) or fill({RESPONSE_TOKEN!r}, {name}=...)"
+            )
+        return EPISODE if len(values) == len(self) else RESPONSE_TOKEN
+
+    def _set(self, name: str, values: Any, kind: str) -> None:
+        if len(values) != self._size(kind):
+            shape = tuple(values.shape) if isinstance(values, Tensor) else len(values)
+            raise ValueError(f"column {name}: {shape}; expected one entry for each of {self._size(kind)} {kind}s")
+        self._columns[name], self._kinds[name] = values, kind
+
     def columns(self, *names: str) -> Self:
-        """A batch of the same episodes with the columns named, as far as they are filled."""
+        """A batch of the same episodes with the columns named, as far as they are filled.
+
+        Raises:
+            ValueError: a name that is neither filled nor declared.
+        """
+        for name in names:
+            if name not in self._columns and _declared(name) is None:
+                raise ValueError(self._missing(name))
         chosen = {name: self._columns[name] for name in names if name in self._columns}
         return self._like(self.prompt_lengths, self.response_lengths, chosen)
 
@@ -318,21 +252,44 @@ class Batch:
         """The columns that are filled."""
         return list(self._columns)
 
+    def kind_of(self, name: str) -> str:
+        """What a filled column has one entry for, as :meth:`fill` takes it."""
+        return self._kinds[name]
+
     def without(self, *names: str) -> Self:
         """A batch of the same episodes without the columns named."""
         return self.columns(*(name for name in self.names if name not in names))
 
     def merge(self, other: "Batch") -> Self:
         """Take over the columns of ``other``, which has the same episodes; returns the batch."""
-        return self.fill(**other._columns)
+        for name, values in other._columns.items():
+            self._set(name, values, other._kinds[name])
+        return self
 
     def __contains__(self, name: str) -> bool:
         return name in self._columns
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in self._columns:
-            raise AttributeError(f"the batch has no column {name!r}; it has {', '.join(self.names)}")
+            raise AttributeError(self._missing(name))
         return self._columns[name]
+
+    def _missing(self, name: str) -> str:
+        if _declared(name):
+            return f"column {name!r} of the batch is not filled; filled are {', '.join(self.names)}"
+        known = sorted({*self.KINDS, *self._columns})
+        guess = "".join(f"; did you mean {close!r}?" for close in get_close_matches(name, known, n=1))
+        return f"the batch has no column {name!r}" + (guess or f"; the columns are {', '.join(known)}")
+
+    @property
+    def rank_metrics(self) -> dict[str, Tensor]:
+        """Metric name -> [B, L], in the order the calculator gives them; none where nothing is captured."""
+        return {name.removeprefix(RANK): v for name, v in self._columns.items() if name.startswith(RANK)}
+
+    @property
+    def prefix_metrics(self) -> dict[str, Tensor]:
+        """Metric name -> [M, L], of the response up to each token; none without ``calculator.keep_prefixes``."""
+        return {name.removeprefix(PREFIX): v for name, v in self._columns.items() if name.startswith(PREFIX)}
 
     def padded(self, name: str, fill: float = 0.0) -> Tensor:
         """A response-token column as [B, R, ...], ``fill`` on padding; a column of episodes as it is."""
@@ -369,6 +326,8 @@ class Batch:
                 return self._between(start, max(start, stop))
             rows = torch.arange(len(self))[rows]
         index = torch.as_tensor(rows)
+        if index.dim() != 1:
+            raise TypeError(f"batch[{rows}]: not a list, mask or slice of episodes; batch[[i]] has the single one i")
         index = index.nonzero().flatten() if index.dtype == torch.bool else index.long()
         places = {
             TOKEN: spans(self.lengths, index),
@@ -393,20 +352,26 @@ class Batch:
 
     @classmethod
     def join(cls, parts: Sequence[Self]) -> Self:
-        """The episodes of all parts, one after another, with the columns that all of them have."""
-        shared = [name for name in parts[0]._columns if all(name in part for part in parts)]
+        """The episodes of all parts, one after another, with the declared columns that all of them have.
+
+        Raises:
+            ValueError: no parts, or an undeclared column that some of them lack.
+        """
+        if not parts:
+            raise ValueError("Batch.join([]): nothing to join")
+        names = dict.fromkeys(name for part in parts for name in part.names)
+        shared = [name for name in names if all(name in part for part in parts)]
+        if lacking := [name for name in names if name not in shared and _declared(name) is None]:
+            raise ValueError(
+                f"Batch.join: some parts lack {', '.join(lacking)}; fill it in all, or leave it out with without()"
+            )
         columns = {name: _concat([part._columns[name] for part in parts]) for name in shared}
         joined = cls(
             torch.cat([part.prompt_lengths for part in parts]),
             torch.cat([part.response_lengths for part in parts]),
             max(part.width for part in parts),
         )
-        joined._columns = columns
-        # Where all responses have one token, an undeclared column was taken for one of episodes.
-        kinds = {name: {part._kinds[name] for part in parts} for name in shared}
-        joined._kinds = {
-            name: RESPONSE_TOKEN if RESPONSE_TOKEN in kinds[name] else kinds[name].pop() for name in shared
-        }
+        joined._columns, joined._kinds = columns, {name: parts[0]._kinds[name] for name in shared}
         return joined
 
     def trimmed(self) -> Self:
@@ -459,6 +424,18 @@ Batch.KINDS = {
 Batch.FEW = {name for name, hint in Batch.__annotations__.items() if hint is FewPerResponseToken}
 
 
+def _declared(name: str) -> str | None:
+    """What a column has one entry for by its name; None where its owner says it."""
+    in_family = RESPONSE_TOKEN if name.startswith(PREFIX) else EPISODE if name.startswith(RANK) else None
+    return Batch.KINDS.get(name, in_family)
+
+
+def by_layer(metrics: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+    """Name -> [B, L] as name -> [B] for each layer."""
+    layers = max((values.shape[1] for values in metrics.values()), default=0)
+    return [{name: values[:, layer] for name, values in metrics.items()} for layer in range(layers)]
+
+
 def spans(lengths: Tensor, rows: Tensor) -> Tensor:
     """The indices, in a flat column with ``lengths [B]`` entries for each episode, of those of ``rows [b]``."""
     starts, sizes = (lengths.cumsum(dim=0) - lengths)[rows], lengths[rows]
@@ -478,7 +455,5 @@ def _take(values: Any, index: Tensor) -> Any:
 def _concat(values: list[Any]) -> Any:
     if isinstance(values[0], list):
         return [value for part in values for value in part]
-    if isinstance(values[0], RankMetrics):
-        return RankMetrics.join(values)
     joined: Any = torch.cat(values)
     return joined

@@ -46,7 +46,7 @@ def write_page(folders: Sequence[Path], out: Path, max_bytes: int = MAX_PAGE_BYT
     """Write the page of the runs in ``folders`` to ``out``, and return what could not be read, a line each.
 
     Raises:
-        ConfigError: a folder holds no run.
+        ConfigError: a folder is not a run folder.
         OSError: ``out`` cannot be written.
     """
     text, troubles = make_page(folders, max_bytes)
@@ -58,7 +58,7 @@ def make_page(folders: Sequence[Path], max_bytes: int = MAX_PAGE_BYTES, version:
     """The text of the page, and what could not be read. ``version``: as in :func:`build_page`.
 
     Raises:
-        ConfigError: a folder holds no run.
+        ConfigError: a folder is not a run folder.
     """
     runs = read_runs(folders)
     text = build_page(runs, max_bytes, version)
@@ -69,13 +69,13 @@ def read_runs(folders: Sequence[Path]) -> list[RunFolder]:
     """The runs in these folders, by distinct names.
 
     Raises:
-        ConfigError: a folder holds no run; there are too many.
+        ConfigError: a folder is not a run folder, or there are too many.
     """
     if len(folders) > MAX_RUNS:
         raise ConfigError(f"{len(folders)} runs: a page holds at most {MAX_RUNS}; name fewer")
     for folder in folders:
         if not is_run(folder):
-            raise ConfigError(f"{folder}: holds no run: neither metrics.jsonl nor config.yaml nor samples are there")
+            raise ConfigError(f"{folder}: not a run folder; it has no metrics.jsonl, no config.yaml and no samples")
     paths = [folder.resolve() for folder in folders]
     depth = 1
     while depth < 6 and len({path.parts[-depth:] for path in paths}) < len(paths):

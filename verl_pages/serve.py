@@ -82,7 +82,7 @@ def make_server(folders: Sequence[Path], port: int) -> ThreadingHTTPServer:
     """A server of the page, on this machine alone; ``serve_forever`` starts it.
 
     Raises:
-        ConfigError: a folder holds no run.
+        ConfigError: a folder is not a run folder.
         OSError: the port is taken.
     """
     page = LivePage(folders)

@@ -6,7 +6,7 @@ Of n responses to a prompt, one in n keeps its own.
 import numpy as np
 import torch
 
-from verl.batch import Batch
+from verl.batch import RANK, Batch
 from verl.method import Method
 
 
@@ -22,10 +22,11 @@ class Shuffled(Method):
         Raises:
             ValueError: ranks are not measured while sampling.
         """
-        if not batch.rank_metrics.metric_names:
+        if not batch.rank_metrics:
             raise ValueError("Shuffled needs ranks that are measured while sampling: calculator.source=rollout")
         shuffled = torch.from_numpy(np.random.default_rng([self.seed, self.step]).permutation(len(batch)))
         rows = torch.empty_like(batch.group)
         # The places by group: in their order, and shuffled.
         rows[batch.group.argsort(stable=True)] = shuffled[batch.group[shuffled].argsort(stable=True)]
-        return batch.columns(*batch.names).fill(rank_metrics=batch.rank_metrics[rows])
+        shuffled_columns = {name: getattr(batch, name)[rows] for name in batch.names if name.startswith(RANK)}
+        return batch.columns(*batch.names).fill(**shuffled_columns, mean_states=batch.mean_states[rows])

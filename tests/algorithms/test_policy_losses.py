@@ -1,4 +1,4 @@
-"""Policy losses and their gradients against numbers worked out by hand, and against the papers' objectives."""
+"""Policy losses, the critic's loss and their gradients: by hand, by the papers, and what all promise."""
 
 import math
 
@@ -7,9 +7,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl.algorithms.losses import POLICY_LOSSES, cispo_loss, gmpo_loss, gspo_loss, ppo_clip_loss, sequence_mean
+from verl.algorithms.losses import POLICY_LOSSES
+from verl.algorithms.losses.aggregate import sequence_mean
+from verl.algorithms.losses.per_token import (
+    clip_cov_loss,
+    covariances,
+    gmpo_loss,
+    gspo_loss,
+    kl_cov_loss,
+    ppo_clip_loss,
+    value_loss,
+)
 
-NAN = math.nan
+NAN, INF = math.nan, math.inf
 seeds = st.integers(0, 2**31 - 1)
 UP, DOWN = (1 / (1 + math.exp(-x)) for x in (1.0, -1.0))
 GMPO = {
@@ -182,30 +192,192 @@ def test_sequence_mean_of_gspo_and_gmpo_is_the_papers_sequence_objective(seed, c
         torch.testing.assert_close(ours.grad, reference.grad, rtol=1e-10, atol=1e-12)
 
 
-@given(seeds, st.floats(0, 1), st.floats(0, 2))
-@settings(max_examples=60, deadline=None)
-def test_cispo_is_the_policy_gradient_with_a_bounded_weight(seed, clip_low, clip_high):
-    generator = torch.Generator().manual_seed(seed)
-    new, old, advantages = torch.randn(3, 4, 5, generator=generator, dtype=torch.float64)
-    mask = torch.rand(4, 5, generator=generator) < 0.7
-    ours = new.clone().requires_grad_()
-    losses, metrics = cispo_loss(ours, old, advantages, mask, clip_low, clip_high)
+UNCLIPPED = {
+    "gpg": {},
+    "sapo": {"tau_pos": 1.0, "tau_neg": 1.05},
+    "kl_cov": {"kl_cov_ratio": 0.1, "ppo_kl_coef": 1.0},
+    "value": {"clip_range": 0.5},
+}
+"""The losses without a clip range, and their options."""
+FURTHER = {
+    "ppo_clip, dual": {"clip_ratio_c": 3.0},
+    "clip_cov": {"clip_cov_ratio": 0.1, "clip_cov_lb": 1.0, "clip_cov_ub": 5.0},
+}
+"""Options besides the clip range."""
+LOSSES = POLICY_LOSSES | {"ppo_clip, dual": POLICY_LOSSES["ppo_clip"], "value": value_loss}
+OF_A_BATCH = ("clip_cov", "kl_cov")
+"""The losses that compare the tokens of a micro-batch with each other."""
+CLIPPED = [name for name in LOSSES if name not in UNCLIPPED]
+
+
+def options_of(name, low, high):
+    clips = {"clip_low": low, "clip_high": high, **(FURTHER[name] if name in FURTHER else {})}
+    return UNCLIPPED[name] if name in UNCLIPPED else clips
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_padding_and_empty_responses_never_matter(name):
+    logprobs, old, advantages = torch.randn(3, 3, 4, generator=torch.Generator().manual_seed(0))
+    mask = torch.tensor([[1, 1, 0, 0], [0, 0, 0, 0], [1, 1, 1, 0]]).bool()
+
+    def loss_and_gradient(*padding):
+        inputs = [t.where(mask, value) for t, value in zip((logprobs, old, advantages), padding, strict=True)]
+        learning = inputs[0].requires_grad_()
+        losses, metrics = LOSSES[name](learning, *inputs[1:], mask, **options_of(name, 0.2, 0.2))
+        losses.sum().backward()
+        return losses.detach(), learning.grad, *metrics.values()
+
+    clean = loss_and_gradient(0.0, 0.0, 0.0)
+    assert clean[0][mask].any() and not clean[0][~mask].any() and not clean[1][~mask].any()
+    for padding in ((NAN, INF, NAN), (-INF, -INF, INF), (INF, NAN, -INF), (7.0, -3.0, 1.0)):
+        assert all(torch.equal(a, b) for a, b in zip(loss_and_gradient(*padding), clean, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "clip_low", "clip_high", "value", "gradient"),
+    [
+        ("ppo_clip", 0.2, 0.2, math.exp(20), 0.0),
+        ("ppo_clip, dual", 0.2, 0.2, 3.0, 0.0),
+        ("gmpo", 0.4, 0.4, math.exp(20), 0.0),
+        ("cispo", 1.0, INF, -math.exp(20), math.exp(20)),
+        ("gspo", 0.2, 0.2, math.exp(20), 0.0),
+        ("gpg", None, None, -1.0, 1.0),
+        ("sapo", None, None, 4 / 1.05, 0.0),
+    ],
+)
+def test_huge_log_ratio_stays_finite(name, clip_low, clip_high, value, gradient):
+    logprobs = torch.full((1, 2), -1.0, requires_grad=True)
+    old, ones = torch.full((1, 2), -200.0), torch.ones(1, 2)
+    losses, _ = LOSSES[name](logprobs, old, -ones, ones, **options_of(name, clip_low, clip_high))
     losses.sum().backward()
-    # The gradient of -r A is -r A; the weight r is bounded.
-    ratio = (new - old).exp()
-    expected = -ratio.clamp(1 - clip_low, 1 + clip_high) * advantages * mask
-    torch.testing.assert_close(ours.grad, expected, rtol=1e-9, atol=1e-12)
-    clipped = (ratio < 1 - clip_low) | (ratio > 1 + clip_high)
-    assert metrics["pg_clipfrac"].item() == int((mask & clipped).sum())
+    torch.testing.assert_close(losses.detach(), torch.full((1, 2), value))
+    torch.testing.assert_close(logprobs.grad, torch.full((1, 2), gradient))
 
 
-@pytest.mark.parametrize("c", [1.0, -3.0, NAN, math.inf])
-def test_dual_clip_ratio_is_checked(c):
-    with pytest.raises(ValueError, match="clip_ratio_c"):
-        ppo_clip_loss(*(torch.ones(1, 1),) * 4, 0.2, 0.2, clip_ratio_c=c)
+@pytest.mark.parametrize("name", [name for name in LOSSES if name not in OF_A_BATCH])
+@given(st.integers(0, 2**31 - 1))
+@settings(max_examples=30, deadline=None)
+def test_metrics_add_over_micro_batches_and_padding_width_does_not_matter(name, seed):
+    generator = torch.Generator().manual_seed(seed)
+    new, old, advantages = torch.randn(3, 6, 5, generator=generator, dtype=torch.float64)
+    mask = torch.rand(6, 5, generator=generator) < 0.7
+    mask[:, 3:] = False
+    batch, options = (new, old, advantages, mask), options_of(name, 0.2, 0.3)
+    losses, whole = LOSSES[name](*batch, **options)
+    parts = [LOSSES[name](*(t[rows] for t in batch), **options) for rows in torch.arange(6).split([1, 3, 2])]
+    torch.testing.assert_close(torch.cat([part[0] for part in parts]), losses)
+    for metric, value in whole.items():
+        torch.testing.assert_close(sum(part[1][metric] for part in parts), value)
+    narrow, _ = LOSSES[name](*(t[:, :3] for t in batch), **options)
+    torch.testing.assert_close(narrow, losses[:, :3])
 
 
-@pytest.mark.parametrize("taus", [(0.0, 1.0), (1.0, -1.0)])
-def test_temperatures_are_checked(taus):
-    with pytest.raises(ValueError, match="must be above 0"):
-        POLICY_LOSSES["sapo"](*(torch.ones(1, 1),) * 4, *taus)
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        *(("ppo_clip, dual", {"clip_ratio_c": c}, "clip_ratio_c") for c in (1.0, NAN, INF)),
+        *(("sapo", {option: tau}, "must be above 0") for option, tau in (("tau_pos", 0.0), ("tau_neg", -1.0))),
+        *(("value", {"clip_range": size}, "clip_range") for size in (0.0, -0.5, NAN)),
+        *((name, {"clip_low": -0.1}, "clip_low=-0.1") for name in CLIPPED),
+        *((name, {"clip_low": NAN if name == "gmpo" else 1.1}, "clip_low=") for name in CLIPPED),
+        *((name, {"clip_high": size}, "clip_high=") for name in CLIPPED for size in (-0.1, NAN)),
+    ],
+)
+def test_options_are_checked(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        LOSSES[name](*(torch.ones(1, 1),) * 4, **options_of(name, 0.2, 0.2) | options)
+
+
+# Means over the mask: advantages 0, log-probabilities -2.
+ADVANTAGES = torch.tensor([[2.0, -2.0, 1.0], [-1.0, 9.0, 9.0]], dtype=torch.float64)
+LOGPROBS = torch.tensor([[-1.0, -3.5, -0.5], [-3.0, 9.0, 9.0]], dtype=torch.float64)
+MASK = torch.tensor([[1, 1, 1], [1, 0, 0]])
+COVARIANCES = [[2.0, 3.0, 1.5], [1.0, 0.0, 0.0]]
+
+
+def test_covariances():
+    assert covariances(LOGPROBS, ADVANTAGES, MASK.bool()).tolist() == COVARIANCES
+
+
+def test_some_tokens_between_the_bounds_learn_nothing():
+    logprobs = LOGPROBS.clone().requires_grad_()
+    old = LOGPROBS.clone()
+    old[0, 1] += 1.0  # its ratio falls below the clip, where a negative advantage has no say
+    losses, metrics = clip_cov_loss(logprobs, old, ADVANTAGES, MASK, 0.2, 0.2, 0.5, 1.4, 5.0)
+    # Half of four tokens: of the first, second and third the second is clipped already.
+    assert losses[0, [0, 2]].tolist() == [0.0, 0.0] and losses[1].tolist() == [1.0, 0.0, 0.0]
+    torch.testing.assert_close(losses[0, 1].item(), 1.6)
+    assert (metrics["pg_clipfrac"].item(), metrics["num_tokens"].item()) == (2, 4)
+    losses.sum().backward()
+    assert logprobs.grad.tolist() == [[0.0, 0.0, 0.0], [1.0, 0.0, 0.0]]
+    # At least one is drawn, the same again, and another where the numbers differ.
+    for low, number in ((1.4, 1), (2.5, 0)):
+        options = (0.2, 0.2, 1e-4, low, 5.0)
+        first, again = (clip_cov_loss(LOGPROBS, old, ADVANTAGES, MASK, *options) for _ in range(2))
+        assert first[1]["pg_clipfrac"].item() == number and torch.equal(first[0], again[0])
+    # The second's is above the upper bound.
+    losses, _ = clip_cov_loss(LOGPROBS, LOGPROBS, ADVANTAGES, MASK, 0.2, 0.2, 1.0, 1.4, 2.5)
+    assert losses.tolist() == [[0.0, 2.0, 0.0], [1.0, 0.0, 0.0]]
+    drawn = set()
+    for changed in (LOGPROBS * (1 + 1e-3 * step) for step in range(20)):
+        losses, _ = clip_cov_loss(changed, changed, ADVANTAGES, MASK, 0.2, 0.2, 1e-4, 1.4, 5.0)
+        drawn |= set((losses[0] == 0).nonzero().flatten().tolist())
+    assert drawn == {0, 1, 2}
+
+
+def test_the_draw_ignores_padding_masked_rows_and_rounding():
+    generator = torch.Generator().manual_seed(0)
+    logprobs, advantages = torch.randn(4, 50, generator=generator) - 2, torch.randn(4, 50, generator=generator)
+    old, mask = logprobs.clone(), torch.ones(4, 50)
+    options = (0.2, 0.2, 0.1, -9.0, 9.0)
+    losses, metrics = clip_cov_loss(logprobs, old, advantages, mask, *options)
+    assert metrics["pg_clipfrac"].item() == 20
+    copies = [torch.nn.functional.pad(torch.cat([t, t[:2]]), (0, 3)) for t in (logprobs, old, advantages, mask)]
+    copies[3][4:] = 0
+    for inputs in ([logprobs * (1 + 1e-6), old, advantages, mask], copies):
+        found, _ = clip_cov_loss(*inputs, *options)
+        assert torch.equal(found[:4, :50] == 0, losses == 0)
+
+
+def test_the_tokens_of_largest_covariance_are_penalised():
+    logprobs = LOGPROBS.clone().requires_grad_()
+    old = LOGPROBS - torch.tensor([[2.0, 0.5, 2.0], [1.0, 1.0, 1.0]], dtype=torch.float64).log()
+    losses, metrics = kl_cov_loss(logprobs, old, ADVANTAGES, MASK, 0.5, 3.0)
+    log2 = torch.tensor(2.0, dtype=torch.float64).log().item()
+    expected = torch.tensor([[-4 + 3 * log2, 1 + 3 * log2, -2], [1, 0, 0]], dtype=torch.float64)
+    torch.testing.assert_close(losses.detach(), expected)
+    losses.sum().backward()
+    slopes = torch.tensor([[-4 + 3.0, 1 - 3.0, -2], [1, 0, 0]], dtype=torch.float64)
+    torch.testing.assert_close(logprobs.grad, slopes)
+    assert metrics["num_tokens"].item() == 4
+    nothing, _ = kl_cov_loss(LOGPROBS, old, ADVANTAGES, 0 * MASK, 0.5, 3.0)
+    assert nothing.abs().sum() == 0
+
+
+def f64(values, **options):
+    return torch.tensor(values, dtype=torch.float64, **options)
+
+
+def test_literal_losses_of_a_critic():
+    # clip range 0.5 around 1, 1, 1, 1, 0. Within; beyond, towards the return; beyond, away from it; beyond and past
+    # the return, still nearer than the bound; at the return.
+    values = f64([[1.25, 2.0, 2.0, 2.0, 0.25]], requires_grad=True)
+    old = f64([[1.0, 1.0, 1.0, 1.0, 0.0]])
+    returns = f64([[2.25, 3.0, 0.0, 1.875, 0.25]])
+    losses, metrics = value_loss(values, old, returns, torch.ones(1, 5), 0.5)
+    # squares of 1; of 1.5 (clipped) over 1; of 2 over 1.5 (clipped); of 0.375 (clipped) over 0.125; of 0
+    torch.testing.assert_close(losses, f64([[0.5, 1.125, 2.0, 0.0703125, 0.0]]), rtol=1e-12, atol=0)
+    losses.sum().backward()
+    torch.testing.assert_close(values.grad, f64([[-1.0, 0.0, 2.0, 0.0, 0.0]]), rtol=1e-12, atol=0)
+    assert metrics["vf_clipfrac"].item() == 2
+    assert metrics["num_tokens"].item() == 5
+    assert not any(value.requires_grad for value in metrics.values())
+
+
+def test_within_the_range_nothing_counts_as_clipped():
+    # In float32, old + (values - old) would differ from values by a rounding.
+    values, old, returns = torch.randn(3, 40, 5, generator=torch.Generator().manual_seed(0))
+    for clip_range in (20.0, INF):
+        losses, metrics = value_loss(values, old, returns, torch.ones(40, 5), clip_range)
+        assert metrics["vf_clipfrac"].item() == 0
+        assert torch.equal(losses, 0.5 * (values - returns).square())

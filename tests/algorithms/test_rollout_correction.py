@@ -1,10 +1,18 @@
+"""Which tokens the trainer's distance from the rollout engine rejects, and the weights of the others."""
+
 import math
 
 import pytest
 import torch
 
-from verl.algorithms.losses import LOSS_AGGREGATIONS, StepSize, rollout_weights
-from verl.algorithms.rollout_correction import mismatch_metrics, rejection_mask
+from verl.algorithms.losses.per_token import gmpo_loss, ppo_clip_loss
+from verl.algorithms.rollout_correction import (
+    loss_weights,
+    mean_rollout_weight,
+    mismatch_metrics,
+    rejection_mask,
+    rollout_weights,
+)
 
 # Ratios trainer / rollout 4, 0.5 | 0.5, 1, 0.25 | 1. Their products: 2, 1/8, 1; geometric means: sqrt(2), 1/2, 1.
 RATIOS = torch.tensor([[4.0, 0.5, 9.0], [0.5, 1.0, 0.25], [1.0, 9.0, 9.0]], dtype=torch.float64)
@@ -12,6 +20,10 @@ MASK = torch.tensor([[1, 1, 0], [1, 1, 1], [1, 0, 0]])
 ROLLOUT = torch.full_like(RATIOS, -2.0)
 OLD = ROLLOUT + RATIOS.log()
 LOG2 = math.log(2)
+
+
+def f64(values):
+    return torch.tensor(values, dtype=torch.float64)
 
 
 VETO = ("seq_max_k1", None, 3.0)
@@ -33,7 +45,7 @@ VETO = ("seq_max_k1", None, 3.0)
         # k3: 1.614, 0.193 | 0.193, 0, 0.636 | 0
         ([("token_k3", None, 0.7)], [[0, 1, 0], [1, 1, 1], [1, 0, 0]], 1 / 6, 1 / 3),
         # A token veto: ratios trainer / rollout below 1/3.
-        ([("seq_max_k1", None, 3.0)], [[1, 1, 0], [0, 0, 0], [1, 0, 0]], 3 / 6, 1 / 3),
+        ([VETO], [[1, 1, 0], [0, 0, 0], [1, 0, 0]], 3 / 6, 1 / 3),
         ([("seq_max_k1", None, 5.0)], [[1, 1, 0], [1, 1, 1], [1, 0, 0]], 0, 0),
         ([("seq_max_k3", None, 0.7)], [[0, 0, 0], [1, 1, 1], [1, 0, 0]], 2 / 6, 1 / 3),
         ([("seq_sum_k3", None, 0.8)], [[0, 0, 0], [0, 0, 0], [1, 0, 0]], 5 / 6, 2 / 3),
@@ -112,26 +124,86 @@ def test_the_effective_sample_size_of_whole_responses():
     assert (alike["rollout_is_eff_sample_size"], alike["chi2_seq"], alike["kl"], alike["k3_kl"]) == (1.0, 0.0, 0.0, 0.0)
 
 
-@pytest.mark.parametrize(
-    ("mode", "expected"),
-    [
-        ("token-mean", 7 / 3),
-        ("seq-mean-token-mean", (2.0 + 2.5) / 2),
-        ("seq-mean-token-sum", (2.0 + 5.0) / 2),
-        ("seq-mean-token-sum-norm", (2.0 + 5.0) / 2 / 10),
-    ],
-)
-def test_what_is_rejected_is_in_no_denominator(mode, expected):
-    # One token of the first response is rejected, the second is kept, the third is rejected as a whole.
-    losses = torch.tensor([[2.0, 100.0, 0.0], [1.0, 4.0, 0.0], [100.0, 100.0, 100.0]])
-    mask = torch.tensor([[1, 0, 0], [1, 1, 0], [0, 0, 0]])
-    size = StepSize(int(mask.sum()), int(mask.any(dim=1).sum()), 10)
-    assert LOSS_AGGREGATIONS[mode](losses, mask, size).item() == pytest.approx(expected)
-
-
 def test_the_weight_of_a_response_is_over_all_that_it_sampled():
     keep, _ = rejection_mask(OLD, ROLLOUT, MASK, [("token_k1", 0.4, 2.5)])
     weights, metrics = rollout_weights(OLD, ROLLOUT, keep, "sequence", 5.0, MASK)
     expected = torch.tensor([[0.0, 2.0, 0.0], [0.125, 0.125, 0.0], [1.0, 0.0, 0.0]], dtype=torch.float64)
     torch.testing.assert_close(weights, expected)
     assert (metrics["tis_weight"].item(), metrics["num_tokens"].item()) == (pytest.approx(3.25), 4)
+
+
+# token ratios trainer / rollout 4, 0.5 | 0.5, 0.5, 0.25 | 1.5
+ENGINE_RATIOS = [[4.0, 0.5, 9.0], [0.5, 0.5, 0.25], [1.5, 9.0, 9.0]]
+ENGINE_MASK = [[1, 1, 0], [1, 1, 1], [1, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("level", "cap", "expected", "total", "capped"),
+    [
+        ("token", 2.0, [[2.0, 0.5, 0.0], [0.5, 0.5, 0.25], [1.5, 0.0, 0.0]], 5.25, 1),
+        # products 2, 1/16, 1.5
+        ("sequence", 2.5, [[2.0, 2.0, 0.0], [0.0625, 0.0625, 0.0625], [1.5, 0.0, 0.0]], 5.6875, 0),
+        ("sequence", 1.0, [[1.0, 1.0, 0.0], [0.0625, 0.0625, 0.0625], [1.0, 0.0, 0.0]], 3.1875, 3),
+    ],
+)
+def test_literal_weights(level, cap, expected, total, capped):
+    old = f64(ENGINE_RATIOS).log().requires_grad_()
+    weights, metrics = rollout_weights(old - 1.0, torch.full_like(old, -1.0), torch.tensor(ENGINE_MASK), level, cap)
+    torch.testing.assert_close(weights, f64(expected), rtol=1e-12, atol=0)
+    assert not weights.requires_grad
+    assert metrics["tis_weight"].item() == pytest.approx(total, rel=1e-12)
+    assert metrics["tis_capped"].item() == capped
+    assert metrics["num_tokens"].item() == 6
+
+
+def test_gmpo_takes_the_geometric_mean_of_a_responses_weights():
+    weights = f64([[2.0, 0.5, 0.0], [4.0, 2.0, 1.0], [0.0, 0.0, 0.0]])
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1], [0, 0, 0]])
+    for loss in ("ppo_clip", "gspo", "cispo"):
+        assert loss_weights(loss, weights, mask) is weights
+    expected = f64([[1.0, 1.0, 0.0], [2.0, 2.0, 2.0], [0.0, 0.0, 0.0]])
+    torch.testing.assert_close(loss_weights("gmpo", weights, mask), expected, rtol=1e-9, atol=0)
+    vanished = loss_weights("gmpo", f64([[1.0, 0.0]]), torch.ones(1, 2))
+    torch.testing.assert_close(vanished, f64([[1e-5, 1e-5]]), rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_padding_never_matters_and_no_log_ratio_overflows(level):
+    nan, inf = math.nan, math.inf
+    old = torch.tensor([[-1.0, nan, inf], [nan, -inf, inf], [-1.0, 0.0, 0.0], [-500.0, 0.0, 0.0], [-1.0, 0.0, 0.0]])
+    rollout = torch.tensor([[-1.5, 0.0, inf], [inf, nan, 0.0], [-500.0, 9, 9], [-1.0, 9, 9], [-inf, 9, 9]])
+    mask = torch.tensor([[1, 0, 0], [0, 0, 0], [1, 0, 0], [1, 0, 0], [1, 0, 0]])
+    for cap, largest, capped in ((2.0, 2.0, 2), (1e30, math.exp(20), 0)):
+        weights, metrics = rollout_weights(old, rollout, mask, level, cap)
+        expected = torch.tensor([[math.exp(0.5)], [0.0], [largest], [0.0], [largest]])
+        torch.testing.assert_close(weights, torch.nn.functional.pad(expected, (0, 2)))
+        assert metrics["tis_weight"].item() == pytest.approx(math.exp(0.5) + 2 * largest)
+        assert (metrics["tis_capped"].item(), metrics["num_tokens"].item()) == (capped, 4)
+    agreeing, _ = rollout_weights(rollout, rollout, mask, level, 1.0)
+    assert torch.equal(agreeing[:4], mask[:4].float())
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_weights_and_their_sums_add_over_micro_batches(level):
+    old, rollout = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    mask = torch.arange(4) < torch.tensor([[4], [0], [2], [1], [3]])
+    weights, metrics = rollout_weights(old, rollout, mask, level, 1.5)
+    parts = [rollout_weights(old[i], rollout[i], mask[i], level, 1.5) for i in torch.arange(5).split([1, 2, 2])]
+    torch.testing.assert_close(torch.cat([part[0] for part in parts]), weights)
+    for name, value in metrics.items():
+        torch.testing.assert_close(sum(part[1][name] for part in parts), value)
+
+
+def test_weights_divided_by_their_mean_are_advantages_divided_by_it():
+    old, rollout, mask = f64(ENGINE_RATIOS).log(), torch.zeros(3, 3, dtype=torch.float64), torch.tensor(ENGINE_MASK)
+    # 5.25 over 6 tokens; (2 + 1/16 + 1.5) over 3 responses
+    assert mean_rollout_weight(old, rollout, mask, "token", 2.0) == 0.875
+    mean = mean_rollout_weight(old, rollout, mask, "sequence", 2.5)
+    assert mean == 1.1875
+    assert mean_rollout_weight(old, rollout + 100, mask, "token", 2.0) == 1.0
+    weights, _ = rollout_weights(old, rollout, mask, "sequence", 2.5)
+    logprobs, advantages = old + f64([[0.5, -0.5, 0], [0.1, 0.9, -2], [2, 0, 0]]), f64([[1.0], [-2.0], [-1.0]])
+    for loss in (gmpo_loss, lambda *parts: ppo_clip_loss(*parts, clip_ratio_c=3.0)):
+        by_weight, _ = loss(logprobs, old, advantages.expand(3, 3), mask, 0.2, 0.2)
+        by_advantage, _ = loss(logprobs, old, advantages.expand(3, 3) / mean, mask, 0.2, 0.2)
+        torch.testing.assert_close(by_weight * (weights / mean), by_advantage * weights)

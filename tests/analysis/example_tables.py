@@ -6,7 +6,7 @@ import pandas as pd
 from hydra import compose, initialize_config_dir
 
 from verl.analysis.correlations import correlation_table
-from verl.analysis.sheets import ResponseData, prompt_row, response_row
+from verl.analysis.sheets import prompt_row, response_row
 from verl.config.analysis import AnalysisConfig, parse_analysis_config
 from verl.config.load import CONFIG_DIR
 from verl.evaluation.benchmarks import Problem
@@ -28,24 +28,23 @@ def measured(logprob: float) -> dict[str, list[float]]:
 
 
 PROBLEM = Problem(0, "=1+1", "2", "arithmetic", {}, None)
-DATA = [
-    ResponseData(
-        StoredSample(0, 0, "Wait, 7 7 8.", 4, False, {}, [7, 7, 8, 2]),
-        {"score": 1.0, "correctness": True, "boxed": True, "reason": "exact", "answer": "2", "reward_extra_info": {}},
-    ),
-    ResponseData(
-        StoredSample(0, 1, "7 7", 2, True, {}, [7, 7]),
-        {"score": 0.0, "correctness": False, "boxed": False, "reason": "x", "answer": "", "reward_extra_info": {}},
-    ),
+SAMPLES = [
+    StoredSample(0, 0, "Wait, 7 7 8.", 4, False, {}, [7, 7, 8, 2]),
+    StoredSample(0, 1, "7 7", 2, True, {}, [7, 7]),
+]
+SCORES = [
+    {"score": 1.0, "correctness": True, "boxed": True, "reason": "exact", "answer": "2", "reward_extra_info": {}},
+    {"score": 0.0, "correctness": False, "boxed": False, "reason": "x", "answer": "", "reward_extra_info": {}},
 ]
 DISTANCES = {"pairwise_euclidean_dist": 1.0, "pairwise_cosine_sim": 0.9, "dist_to_center": 0.5}
 
 
 def rows_of(config: AnalysisConfig) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    responses = [response_row(config, data, PROBLEM, measured(-0.1 * (i + 1))) for i, data in enumerate(DATA)]
+    pairs = zip(SAMPLES, SCORES, (-0.1, -0.2), strict=True)
+    responses = [response_row(config, sample, score, PROBLEM, measured(logprob)) for sample, score, logprob in pairs]
     stack = {name: [value + 5 for value in values] for name, values in RANKS.items()}
     found = MeasuredPrompt(0, [measured(-0.1), measured(-0.2)], stack, DISTANCES, [])
-    return responses, prompt_row(config, DATA, responses, found)
+    return responses, prompt_row(config, SAMPLES, responses, found)
 
 
 PLACE = {"run": "a<b", "benchmark": "sums", "temperature": 1.0, "data_source": "arithmetic"}

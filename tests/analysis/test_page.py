@@ -11,8 +11,7 @@ from matplotlib.figure import Figure
 from tests.analysis.example_tables import analysis_config, tables
 from tests.chromium import value
 from tests.evaluation.example_results import HOSTILE
-from verl.analysis.drawing import scatter_figure
-from verl.analysis.figures import draw_figures
+from verl.analysis.figures import scatter_figure
 from verl.analysis.publish import publish
 from verl.evaluation.progress import EvaluationDisplay
 from verl.evaluation.report.figures import NamedFigure, write_figures
@@ -23,28 +22,6 @@ PAIRS = (
     "analysis.response_pairs=[[Effective Rank,avg_log_probs]]",
     "analysis.prompt_pairs=[[exploration_token_jsd,correctness_avg]]",
 )
-
-
-@pytest.mark.slow
-def test_figures_and_the_page(tmp_path: Path):
-    config = analysis_config(*PAIRS)
-    responses, prompts, courses, correlations = tables(config)
-    (tmp_path / "old.svg").write_text("")
-    figures = write_figures(tmp_path, draw_figures(config, responses, prompts, courses, correlations))
-    names = [name for name, _ in figures]
-    one = [f"{kind}_a%3Cb@{{}}_sums_T1" for kind in ("scatter_responses", "scatter_prompts", "correctness", "along")]
-    one.append("layers_a%3Cb@{}_sums_T1")
-    assert names == [*(name.format(0) for name in one), *(name.format(5) for name in one), "checkpoints"]
-    files = {path.name for path in tmp_path.iterdir()}
-    assert files == {f"{name}.{end}" for name in names for end in ("svg", "png")}
-    scatter = (tmp_path / f"{names[0]}.svg").read_text()
-    row = correlations.iloc[0]
-    assert f"r = {row['pearson']:.2f} [{row['pearson_low']:.2f}, {row['pearson_high']:.2f}]" in scatter
-    assert "Effective Rank  (exploration)" in scatter and "correct responses" in scatter
-    page = build_page("<i>Title</i>", ["one & all"], tmp_path, figures, correlations)
-    assert page.count("<img ") == 11 and "<script" not in page and "http" not in page.replace("http-equiv", "")
-    assert "&lt;i&gt;Title" in page and "a&lt;b@0 on sums" in page and "<i>" not in page and "a<b" not in page
-    assert f"{row['pearson']:.2f}<br>[{row['pearson_low']:.2f}, {row['pearson_high']:.2f}]" in page
 
 
 @pytest.mark.slow
@@ -78,8 +55,11 @@ def test_what_is_published(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     config = analysis_config(*PAIRS, "analysis.draws=20", "trainer.logger=[console,tensorboard]")
     responses, prompts, courses, _ = tables(config)
     responses = responses.assign(**{"Effective Rank diff 2": [0.0] * 12 + [1.0] * 36})
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / "old.svg").write_text("")
     with EvaluationDisplay() as display:
-        publish(tmp_path, config, display, ["a@9: gone"], responses, prompts, courses)
+        display.errors.append("a@9: gone")
+        publish(tmp_path, config, display, responses, prompts, courses)
     files = {path.name for path in tmp_path.iterdir()}
     expected = {"index.html", "analysis.xlsx", "config.yaml", "metrics.jsonl", "summary.json", "tensorboard", "figures"}
     assert files == expected | {f"{name}.parquet" for name in ("responses", "prompts", "courses", "correlations")}
@@ -93,7 +73,20 @@ def test_what_is_published(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert [line["step"] for line in logged] == [0, 5]
     assert logged[0]["a<b/sums/Effective Rank"] == first["Effective Rank"]
     assert yaml.safe_load((tmp_path / "config.yaml").read_text())["analysis"]["draws"] == 20
-    assert "25% of the responses have fewer than three prefixes" in (tmp_path / "index.html").read_text()
+    one = [f"{kind}_a%3Cb@{{}}_sums_T1" for kind in ("scatter_responses", "scatter_prompts", "correctness", "along")]
+    one.append("layers_a%3Cb@{}_sums_T1")
+    names = [*(name.format(step) for step in (0, 5) for name in one), "checkpoints"]
+    figures = {path.name for path in (tmp_path / "figures").iterdir()}
+    assert figures == {f"{name}.{end}" for name in names for end in ("svg", "png")}
+    row = pd.read_parquet(tmp_path / "correlations.parquet").iloc[0]
+    interval = f"[{row['pearson_low']:.2f}, {row['pearson_high']:.2f}]"
+    scatter = (tmp_path / "figures" / f"{names[0]}.svg").read_text()
+    assert f"r = {row['pearson']:.2f} {interval}" in scatter
+    assert "Effective Rank  (exploration)" in scatter and "correct responses" in scatter
+    page = (tmp_path / "index.html").read_text()
+    assert page.count("<img ") == 11 and "<script" not in page and "http" not in page.replace("http-equiv", "")
+    assert "a&lt;b@0 on sums" in page and "a<b" not in page and f"{row['pearson']:.2f}<br>{interval}" in page
+    assert "25% of the responses have fewer than three prefixes" in page
     assert "warning: 25% of the responses have fewer than three prefixes" in " ".join(capsys.readouterr().out.split())
 
 

@@ -9,7 +9,6 @@ import pytest
 
 from tests.analysis.example_tables import DISTANCES, analysis_config, rows_of, tables
 from verl.analysis.sheets import check_pairs, prompt_columns, response_columns, write_tables
-from verl.analysis.tokens import count_words
 from verl.config import ConfigError
 
 LOG2 = math.log(2)
@@ -35,7 +34,8 @@ def test_a_response_by_hand():
     config = analysis_config()
     first, second = rows_of(config)[0]
     assert list(first) == [*response_columns(config), "question", "response"]
-    # analysis.layer is the last one, the second of calculator.layers.
+    # analysis.layer is the last one, the second of calculator.layers; its metrics come first.
+    assert list(first)[2:5] == ["Effective Rank diff 2", "layer_1/Effective Rank", "layer_1/Effective Rank diff"]
     assert (first["Effective Rank"], first["layer_1/Effective Rank"], first["Effective Rank diff 2"]) == (20, 10, 22)
     shares = {"response_entropy": 1.5 * LOG2, "avg_response_entropy": 1.5 * LOG2, "response_confidence": 5 / 3 * LOG2}
     assert {name: first[name] for name in shares} == pytest.approx(shares)
@@ -63,17 +63,6 @@ def test_a_prompt_by_hand():
     means = {"Effective Rank Avg": 20, "Effective Rank Stack": 25, "layer_1/Effective Rank diff Stack": 16}
     means |= {"correctness_avg": 0.5, "avg_log_probs_avg": -0.15, "response_length_avg": 3, "boxed_avg": 0.5}
     assert {name: row[name] for name in means} == pytest.approx(means)
-
-
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [("Wait, wait. Awaiting", 2), ("Let me check again", 1), ("let me\ncheck", 0), ("RE-CHECK", 1), ("", 0)],
-)
-def test_reflection_words_are_whole(text: str, count: int):
-    assert count_words(text, ["wait", "check again", "let me check again", "re-check", "check"]) == count + (
-        text == "let me\ncheck"
-    )
-    assert count_words(text, []) == 0
 
 
 @pytest.mark.parametrize(
@@ -125,20 +114,11 @@ def test_files_are_read_back(tmp_path: Path):
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "correlations.parquet"), correlations)
 
 
-HOSTILE_SOURCES = [
-    "=cmd|' /C calc'!A0",
-    "+1+1",
-    "@SUM(1)",
-    "\x00\x1b[31m\x7f",
-    "x" * 40_000,
-    "\u202e=1",
-    "#REF!",
-    "<b>",
-]
+HOSTILE_SOURCES = ["=cmd|' /C calc'!A0", "+1+1", "@SUM(1)", "\x00\x1b[31m\x7f", "x" * 40_000, "\u202e=1", "#REF!"]
 
 
 def test_texts_in_cells_are_texts(tmp_path: Path):
-    responses = pd.DataFrame({"data_source": HOSTILE_SOURCES, "Effective Rank": [math.nan, *range(7)]})
+    responses = pd.DataFrame({"data_source": HOSTILE_SOURCES, "Effective Rank": [math.nan, *range(6)]})
     path = write_tables(tmp_path, {"exploit_data (per-rollout)": responses})
     sheet = openpyxl.load_workbook(path)["exploit_data (per-rollout)"]
     cells = [row[0] for row in sheet.iter_rows(min_row=2)]

@@ -14,11 +14,11 @@ from verl.checkpoint.shards import Checkpointed, CheckpointWorker, TrainedPart, 
 from verl.config import PPOConfig
 from verl.models.forward import LogprobForward, ValueForward
 from verl.models.fsdp import offloaded_parameters
+from verl.models.huggingface import WeightFiles
 from verl.models.learner import Learner
-from verl.models.loading import load_sharded_model
+from verl.models.loading import load_sharded_model, load_sharded_value_model
+from verl.models.output_head import Scoring
 from verl.models.tokenizer import load_tokenizer
-from verl.models.value_models import load_sharded_value_model
-from verl.models.weight_files import WeightFiles
 from verl.utils.distributed import WorkerPlace, join_world, seed_everything
 
 TOTAL_STEPS = 10
@@ -34,7 +34,7 @@ class LearningWorker(Checkpointed):
         self.rank, self.world_size = place.rank, place.world_size
         optim = replace(config.actor.optim, lr=1e-3, lr_warmup_steps=2, lr_scheduler_type="cosine")
         actor = load_sharded_model(config.model, mesh, trainable=True)
-        critic = load_sharded_value_model(config.model, mesh, trainable=True, new_head=True)
+        critic = load_sharded_value_model(config.model, mesh, trainable=True)
         self.learners = {"actor": Learner(actor, optim, TOTAL_STEPS), "critic": Learner(critic, optim, TOTAL_STEPS)}
         self.logprobs = LogprobForward(actor, config.model, "cpu").logprobs
         self.values = ValueForward(critic, config.model, "cpu").values
@@ -56,7 +56,7 @@ class LearningWorker(Checkpointed):
             for name in names:
                 learner = self.learners[name]
                 if name == "actor":
-                    errors = -texts.pad(self.logprobs(texts, 1.0).logprobs)
+                    errors = -texts.pad(self.logprobs(texts, Scoring(1.0)).logprobs)
                 else:
                     errors = (self.values(texts) - 1).square()
                 loss = errors.sum() / batch.numel()

@@ -27,9 +27,9 @@ from conftest import ROOT
 NETWORK = "10.77.0"
 HOME = "/tmp/home"
 
-Names = Literal["bridge", "loopback", "unknown"]
-"""What a machine's own name resolves to: its address, 127.0.1.1 as on Debian, or nothing. Other names resolve only
-with ``bridge``."""
+Names = Literal["bridge", "loopback"]
+"""What a machine's own name resolves to: its address, or 127.0.1.1 as on Debian. Other names resolve only with
+``bridge``."""
 
 KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "TZ", "VERL_TEST_DATA", "VERL_PYTHON", "LD_LIBRARY_PATH")
 """Of the tests' environment; what belongs to another cluster must not reach the machines."""
@@ -51,9 +51,6 @@ for folder in $SHARED; do                 # what lies below /tmp stays where it 
       mount --bind "$folder" "$DISK/${folder#/tmp/}"
       ;;
   esac
-done
-for folder in $LACKS; do
-  mount -t tmpfs -o size=1m tmpfs "$DISK/${folder#/tmp/}"
 done
 mount --bind "$HOSTS" /etc/hosts
 mount --bind /dev/null /etc/resolv.conf
@@ -130,7 +127,6 @@ class Machine:
 
     Args:
         core: the core that its processes are pinned to.
-        lacks: folders among the shared ones below /tmp that it sees empty, as if they were not mounted here.
     """
 
     def __init__(self, number: int, switch: int, folder: Path, shared: Sequence[Path], core: int) -> None:
@@ -138,7 +134,6 @@ class Machine:
         self.name = f"machine{number}"
         self.address = f"{NETWORK}.{number}"
         self.core = core
-        self.lacks: Sequence[Path] = ()
         self._switch = switch
         self._folder = folder
         self._shared = shared
@@ -154,7 +149,6 @@ class Machine:
             "DISK": str(self._folder / f"{self.name}.disk"),
             "HOSTS": str(self._folder / f"{self.name}.hosts"),
             "SHARED": " ".join(map(str, self._shared)),
-            "LACKS": " ".join(map(str, self.lacks)),
         }
         command = [*user, "unshare", "--net", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child"]
         self._init = subprocess.Popen(

@@ -11,8 +11,8 @@ import yaml
 from conftest import ROOT
 
 from verl.config import PPOConfig, load_config
+from verl.single_controller.environment import REQUEUE
 from verl.single_controller.probe import ROOM
-from verl.single_controller.scheduler import REQUEUE
 
 PAGE = (ROOT / "docs" / "multinode.md").read_text()
 

@@ -155,33 +155,63 @@ def test_slurm(machines, jobs, trained, shared, tmp_path):
 
 
 @pytest.fixture
-def running(machines: tuple[Machine, ...], tmp_path: Path) -> Iterator[dict[str, str]]:
-    """A cluster that the user has started with ``ray start``; the variables that its token is in."""
+def head(machines: tuple[Machine, ...]) -> Iterator[dict[str, str]]:
+    """A cluster that the user has started with ``ray start``, without the second machine; its token's variables."""
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4}
-    head = ["--head", f"--node-ip-address={HEAD}", "--port=6379", f"--dashboard-host={HEAD}", *RAY]
-    one, two = machines
-    assert one.run(["ray", "start", *head], **token)[0] == 0
-    assert two.run(["ray", "start", f"--address={HEAD}:6379", *RAY], **token)[0] == 0
+    options = ["--head", f"--node-ip-address={HEAD}", "--port=6379", f"--dashboard-host={HEAD}", *RAY]
+    assert machines[0].run(["ray", "start", *options], **token)[0] == 0
     yield token
     for machine in machines:
         machine.run(["ray", "stop", "--force"])
 
 
-def test_a_running_cluster(machines, jobs, trained, evaluated, shared, running):
-    """The training on its head, and the evaluation as a job from elsewhere."""
+def join(machine: Machine, token: dict[str, str], **variables: str) -> None:
+    code, text = machine.run(["ray", "start", f"--address={HEAD}:6379", *RAY], **token | variables)
+    assert code == 0, text
+
+
+def test_a_running_cluster(machines, jobs, trained, evaluated, shared, head, tmp_path):
+    """The training on its head, which waits for a machine, and the evaluation as a job from elsewhere."""
     one, two = machines
-    code, text = one.run([*jobs.train(shared / "head"), "trainer.nnodes=2"], **running)
-    assert code == 0 and "step 2/2" in text, text
-    assert records(shared / "head") == trained
-    dashboard = running | {"RAY_ADDRESS": f"http://{HEAD}:8265"}
+    secret = "hush-9f8e7d"
+    variables = head | {"HF_TOKEN": secret, "MY_KEY": secret, "MY_CACHE": "open-1a2b"}
+    command = [*jobs.train(shared / "head"), "trainer.nnodes=2", "trainer.env=[MY_*]"]
+    process = one.start(command, tmp_path / "train.log", **variables)
+    process.wait_for_line("1 of 2 machines here")
+    join(two, head)
+    succeed(process)
+    assert "step 2/2" in process.text and records(shared / "head") == trained
+    # Secrets reach the workers, and no file.
+    for machine in machines:
+        assert machine.run(["grep", "-rl", secret, str(shared / "head"), "/tmp/ray"]) == (1, "")
+    dashboard = head | {"RAY_ADDRESS": f"http://{HEAD}:8265"}
     code, text = two.run(jobs.evaluate(shared / "job", "trainer.nnodes=2"), **dashboard)
     assert code == 0, text
     assert (samples(shared / "job"), records(shared / "job")) == evaluated
 
 
-def test_a_job_that_is_stopped_or_refused(machines, jobs, shared, running, tmp_path):
+def older_torch(folder: Path) -> dict[str, str]:
+    """Variables of a machine that finds another torch before its own."""
+    other = folder / "older" / "torch-2.0.1.dist-info"
+    other.mkdir(parents=True)
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.0.1\n")
+    return {"PYTHONPATH": str(other.parent)}
+
+
+def test_what_is_wrong_with_a_machine(machines, jobs, shared, head):
+    """One line that names it. The other lines of a machine: tests/single_controller/test_machines.py."""
+    one, two = machines
+    join(two, head, **older_torch(shared))
+    code, text = one.run([*jobs.train(shared / "refused"), "trainer.nnodes=2"], **head)
+    said = text.splitlines()[-1].removeprefix("error: ")
+    assert code == 1 and said.startswith("machine2 (10.77.0.2): torch is 2.0.1, on machine1 2."), text
+    assert not list((shared / "refused").glob(".probe-*"))
+
+
+def test_a_job_that_is_stopped_or_refused(machines, jobs, shared, head, tmp_path):
     _, two = machines
-    dashboard = running | {"RAY_ADDRESS": f"http://{HEAD}:8265"}
+    join(two, head)
+    dashboard = head | {"RAY_ADDRESS": f"http://{HEAD}:8265"}
     endless = ["trainer.nnodes=2", "trainer.total_training_steps=1000", "trainer.total_epochs=1000"]
     process = two.start(jobs.train(shared / "stopped", *endless), tmp_path / "job.log", **dashboard)
     process.wait_for_line("step 2/")

@@ -38,14 +38,16 @@ OPTIONS = [
 
 def ray_head(machine: Machine) -> None:
     """Start a cluster with this machine as its head."""
-    start = ["ray", "start", "--head", "--port=6379", f"--node-ip-address={machine.address}", "--num-cpus=1"]
-    code, output = machine.run([*start, "--include-dashboard=false"], **RAY)
-    assert code == 0, output
+    _ray_start(machine, "--head", "--port=6379", "--include-dashboard=false")
 
 
 def ray_join(machine: Machine, head: Machine) -> None:
     """Have a machine join it."""
-    start = ["ray", "start", f"--address={head.address}:6379", f"--node-ip-address={machine.address}", "--num-cpus=1"]
+    _ray_start(machine, f"--address={head.address}:6379")
+
+
+def _ray_start(machine: Machine, *options: str) -> None:
+    start = ["ray", "start", *options, f"--node-ip-address={machine.address}", "--num-cpus=1"]
     code, output = machine.run(start, **RAY)
     if "timed out during startup" in output:  # the computer is busy: Ray waits 30 s
         ray_leave(machine)
@@ -113,10 +115,6 @@ class Training:
         """There are checkpoints, every one is complete, and nothing else is left of any."""
         assert checkpoints(self.folder)
         assert_checkpoints_complete(self.folder)
-
-    def stacks(self) -> dict[str, str]:
-        """File -> what the workers of the first attempt wrote of their stacks."""
-        return {path.name: path.read_text() for path in self.folder.glob("logs/attempt_1/*.stacks")}
 
 
 def wait_until(happened: Callable[[], object], process: Process | None = None, timeout_s: float = 240) -> None:

@@ -8,8 +8,7 @@ from omegaconf import OmegaConf
 from tests.fuzzing import VALUES, error_of, fuzz
 from verl.config import PPOConfig, load_config
 from verl.config.evaluation import EvaluationConfig, parse_evaluation_config
-from verl.config.load import compose_config, parse_config
-from verl.config.overrides import option_names
+from verl.config.load import compose_config, option_names, parse_config
 
 JOBS = {"ppo_trainer": PPOConfig, "evaluation": EvaluationConfig}
 NAMES = sorted({name for schema in JOBS.values() for name in option_names(schema, "")})

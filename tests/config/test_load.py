@@ -1,12 +1,16 @@
-"""Configs that load, and the message of each that does not."""
+"""Configs that load, and the message of each that does not (refusals.txt)."""
 
+import re
 from dataclasses import FrozenInstanceError, asdict
+from functools import partial
 
 import pytest
 
+from tests.tables import cases
 from verl.config import CONFIG_DIR, ConfigError, PPOConfig, SFTConfig, load_config
 from verl.config.load import compose_config, parse_config
-from verl.config.rollout_correction import Rejection
+from verl.config.rewards import RewardManagerConfig
+from verl.config.signal import Rejection
 
 
 @pytest.mark.slow
@@ -24,34 +28,32 @@ CORRECTION = "algorithm.rollout_correction.rollout_rs"
 VETO = "algorithm.rollout_correction.rollout_token_veto_threshold"
 
 
+def difference(first: PPOConfig, second: PPOConfig, group: str) -> dict[str, object]:
+    """The options of a group that have another value in the second config, with that value."""
+    old, new = asdict(getattr(first, group)), asdict(getattr(second, group))
+    return {name: new[name] for name in old if old[name] != new[name]}
+
+
 def test_the_released_code_differs_from_the_shipped_signal_in_its_known_defects():
     shipped = load_config(PPOConfig, "ppo_trainer", ["experiment=verl_grpo"])
     released = load_config(PPOConfig, "ppo_trainer", ["experiment=released_code"])
-
-    def differing(group: str) -> set[str]:
-        ours, theirs = asdict(getattr(shipped, group)), asdict(getattr(released, group))
-        return {name for name in ours if ours[name] != theirs[name]}
-
+    differing = partial(difference, shipped, released)
     defects = {"max_seq_len", "metrics_dtype", "on_nonfinite"}
-    assert differing("calculator") == defects | {"metric_indices", "diff_stride"}
-    assert differing("reward_score") == {"mode"}
+    assert differing("calculator").keys() == defects | {"metric_indices", "diff_stride"}
+    assert differing("reward_score").keys() == {"mode"}
     defects = {"phi_without_reward", "baseline_start", "shaping_placement"}
     # The same indicators in another order.
-    assert differing("reward_manager") == defects | {"aux_fix", "indicator_names", "w_explore", "w_exploit"}
+    assert differing("reward_manager").keys() == defects | {"aux_fix", "indicator_names", "w_explore", "w_exploit"}
     weights = {"Effective Rank diff 2": (0.0, 0.0), "Effective Rank diff": (0.0, 1.0), "Effective Rank": (1.0, 0.0)}
     for side in (shipped.reward_manager, released.reward_manager):
         pairs = zip(side.w_explore, side.w_exploit, strict=True)
         assert dict(zip(side.indicator_names, pairs, strict=True)) == weights
-    assert differing("actor") == differing("algorithm") == differing("rollout") == set()
+    assert differing("actor") == differing("algorithm") == differing("rollout") == {}
 
 
 def test_the_later_released_code_differs_from_the_first():
     first, later = (load_config(PPOConfig, "ppo_trainer", [f"experiment={name}"]) for name in RELEASED)
-
-    def differing(group: str) -> dict[str, object]:
-        old, new = asdict(getattr(first, group)), asdict(getattr(later, group))
-        return {name: new[name] for name in old if old[name] != new[name]}
-
+    differing = partial(difference, first, later)
     token_metrics = ["avg_log_probs", "avg_response_entropy", "avg_logits_entropy"]
     assert differing("calculator") == {
         "diff_stride": 128,
@@ -76,8 +78,7 @@ def test_stopping_early_needs_validation(override: str):
 
 
 def test_what_an_engine_and_a_model_may_be_told_goes_through():
-    overrides = ["+rollout.engine_kwargs.additional_config.a.b=1", "rollout.engine_kwargs.block_size=32"]
-    overrides[1] = f"+{overrides[1]}"
+    overrides = ["+rollout.engine_kwargs.additional_config.a.b=1", "+rollout.engine_kwargs.block_size=32"]
     overrides += ["+model.override_config.rope_scaling={rope_type:yarn,factor:4.0}", "rollout.stop=[x,'\n\n']"]
     config = load_config(PPOConfig, "ppo_trainer", [*overrides, "rollout.min_p=0.1", "algorithm=gae"])
     assert config.rollout.engine_kwargs == {"additional_config": {"a": {"b": 1}}, "block_size": 32}
@@ -125,40 +126,30 @@ def test_integers_pass_as_floats_and_a_lone_element_as_a_list_and_nothing_change
 
 
 @pytest.mark.parametrize(
-    ("options", "scores"),
+    ("options", "before", "in_update"),
     [
-        ("", True),
-        ("actor.bypass_mode=true calculator.metric_indices_add=[]", False),
-        ("actor.bypass_mode=true calculator.metric_indices_add=[avg_logits_entropy]", True),
-        ("actor.bypass_mode=true calculator.source=actor", True),
-        (f"actor.bypass_mode=true {VETO}=1e-4", True),
-        ("actor.bypass_mode=true algorithm=optimal_token_baseline", True),
-        ("actor.bypass_mode=true actor.policy_loss=gpg actor.tis_level=token", False),
-        ("actor.bypass_mode=true actor.policy_loss=gpg actor.tis_level=token actor.tis_normalize=true", True),
+        ("", True, True),
+        ("actor.bypass_mode=true", False, False),
+        ("actor.bypass_mode=true calculator.metric_indices_add=[avg_logits_entropy]", True, False),
+        ("actor.bypass_mode=true calculator.source=actor", True, False),
+        (f"actor.bypass_mode=true {VETO}=1e-4", True, False),
+        ("actor.bypass_mode=true algorithm=optimal_token_baseline", True, False),
+        ("actor.bypass_mode=true actor.policy_loss=gpg actor.tis_level=token", False, False),
+        ("actor.bypass_mode=true actor.policy_loss=gpg actor.tis_level=token actor.tis_normalize=true", True, False),
+        ("actor.tis_level=sequence model.lora.rank=4 algorithm=gae", True, True),
+        ("actor.tis_level=token actor.tis_normalize=true", True, False),
+        ("calculator.metric_indices_add=[avg_logits_entropy]", True, False),
+        ("calculator.source=actor", True, False),
+        (f"{VETO}=1e-4", True, False),
+        ("algorithm=optimal_token_baseline", True, False),
+        ("algorithm.use_kl_in_reward=true", True, False),
+        ("algorithm=gae algorithm.use_pf_ppo=true", True, False),
+        ("model.lora.rank=4 model.lora.dropout=0.1", True, False),
     ],
 )
-def test_bypass_mode_saves_a_pass_that_nothing_needs(options: str, scores: bool):
-    assert load_config(PPOConfig, "ppo_trainer", options.split()).scores_before_update is scores
-
-
-@pytest.mark.parametrize(
-    ("options", "in_update"),
-    [
-        ("", True),
-        ("actor.tis_level=sequence model.lora.rank=4 algorithm=gae", True),
-        ("actor.bypass_mode=true", False),
-        ("actor.tis_level=token actor.tis_normalize=true", False),
-        ("calculator.metric_indices_add=[avg_logits_entropy]", False),
-        ("calculator.source=actor", False),
-        (f"{VETO}=1e-4", False),
-        ("algorithm=optimal_token_baseline", False),
-        ("algorithm.use_kl_in_reward=true", False),
-        ("algorithm=gae algorithm.use_pf_ppo=true", False),
-        ("model.lora.rank=4 model.lora.dropout=0.1", False),
-    ],
-)
-def test_an_update_scores_its_responses_where_nothing_needs_the_scores_before(options: str, in_update: bool):
-    assert load_config(PPOConfig, "ppo_trainer", options.split()).scores_in_update is in_update
+def test_responses_are_scored_where_something_needs_it(options: str, before: bool, in_update: bool):
+    config = load_config(PPOConfig, "ppo_trainer", options.split())
+    assert (config.scores_before_update, config.scores_in_update) == (before, in_update)
 
 
 def test_text_with_nul_is_refused():
@@ -166,3 +157,35 @@ def test_text_with_nul_is_refused():
     tree.trainer.default_local_dir = "a\0b"
     with pytest.raises(ConfigError, match="must not hold the character NUL"):
         parse_config(PPOConfig, tree)
+
+
+@pytest.mark.parametrize(("overrides", "message"), cases("config/refusals.txt"))
+def test_a_wrong_option_is_named_with_its_value_and_fix(overrides: str, message: str):
+    with pytest.raises(ConfigError) as caught:
+        load_config(PPOConfig, "ppo_trainer", overrides.split())
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_group_that_is_made_in_code_is_checked_too():
+    values = load_config(PPOConfig, "ppo_trainer").reward_manager.__dict__
+    for option, (value, message) in {
+        "kappa": (0.5, "kappa=0.5: must be at least 1"),
+        "w_explore": ([], "w_explore=[]: needs one weight per indicator"),
+        "hypothesis_type": ("PlanC", "hypothesis_type='PlanC': must be one of PlanB, FixTwo, FixOne"),
+    }.items():
+        with pytest.raises(ConfigError, match="^" + re.escape(message)):
+            RewardManagerConfig(**values | {option: value})
+
+
+# Two workers hold the sequence together; a critic alone needs no group; nothing is shaped.
+ALLOWED = """\
+actor.use_dynamic_bsz=true model.use_remove_padding=true model.ulysses_sequence_parallel_size=2 \
+data.max_prompt_length=80 data.max_response_length=120 actor.ppo_max_token_len_per_gpu=100
+rollout.n=1
+experiment=grpo calculator.enable=false"""
+
+
+@pytest.mark.parametrize("overrides", ALLOWED.splitlines())
+def test_what_a_similar_config_may_do(overrides: str):
+    load_config(PPOConfig, "ppo_trainer", overrides.split())

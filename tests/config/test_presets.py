@@ -101,14 +101,6 @@ def test_a_clip_range_of_tokens_is_told_from_one_of_responses():
     assert not load("experiment=dapo").actor.clips_nothing
 
 
-@pytest.mark.parametrize("gpus", [1, 4, 8])
-@pytest.mark.parametrize("experiment", ["grpo", "verl_ppo"])
-def test_presets_fit_every_machine(experiment: str, gpus: int):
-    config = load("preset=paper", f"experiment={experiment}", "model=qwen2.5_7b", f"trainer=gpus{gpus}")
-    assert config.trainer.world_size == gpus
-    assert config.model.path == config.critic.model.path == "Qwen/Qwen2.5-7B"
-
-
 @pytest.mark.parametrize(
     ("method", "field", "on_cpu", "on_cuda"),
     [("saves_in_background", "async_save", False, True), ("deals_by_counts", "deterministic", True, False)],

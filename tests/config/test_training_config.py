@@ -1,4 +1,4 @@
-"""TRAINING_CONFIG.md says what the code says."""
+"""TRAINING_CONFIG.md and docs/from_verl.md say what the code says."""
 
 import runpy
 from dataclasses import fields, is_dataclass
@@ -15,9 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "TRAINING_CONFIG.md"
 
 
-@pytest.fixture
-def script() -> dict[str, Any]:
-    return runpy.run_path(str(ROOT / "scripts" / "make_training_config.py"))
+def script(name: str) -> dict[str, Any]:
+    return runpy.run_path(str(ROOT / "scripts" / f"{name}.py"))
 
 
 def options(schema: Any, prefix: str = "") -> list[str]:
@@ -29,16 +28,19 @@ def options(schema: Any, prefix: str = "") -> list[str]:
     return names
 
 
-def test_the_page_is_current_and_a_stale_one_is_told(script: dict[str, Any], tmp_path: Path, monkeypatch, capsys):
-    assert script["main"](["--check"]) == 0, capsys.readouterr().err
+@pytest.mark.parametrize("name", ["make_training_config", "make_from_verl"])
+def test_pages_are_current_and_a_stale_one_is_told(name: str, tmp_path: Path, monkeypatch, capsys):
+    main, page = script(name)["main"], script(name)["PAGE"].read_text()
+    assert main(["--check"]) == 0, capsys.readouterr().err
     stale = tmp_path / "page.md"
-    stale.write_text("old")
-    monkeypatch.setitem(script["main"].__globals__, "PAGE", stale)
-    assert script["main"](["--check"]) == 1
-    assert "run: python scripts/make_training_config.py" in capsys.readouterr().err
-    assert stale.read_text() == "old"
-    assert script["main"]([]) == 0
-    assert stale.read_text() == PAGE.read_text()
+    old = page.replace("`data.val_sample_size`", "`data.other`")
+    stale.write_text(old)
+    monkeypatch.setitem(main.__globals__, "PAGE", stale)
+    assert main(["--check"]) == 1
+    assert f"run: python scripts/{name}.py" in capsys.readouterr().err
+    assert stale.read_text() == old
+    assert main([]) == 0
+    assert stale.read_text() == page
 
 
 def test_every_option_flag_and_experiment_has_a_row():
@@ -51,6 +53,7 @@ def test_every_option_flag_and_experiment_has_a_row():
     assert all(row[-1].removesuffix("|").strip() for row in rows), "a row without a meaning"
 
 
-def test_docstrings_survive_a_table_cell(script: dict[str, Any]):
-    assert script["markdown"]("``a``: |A| / kappa\n    or ``b|c``.") == "`a`: \\|A\\| / kappa or `b\\|c`."
-    assert script["markdown"]('("<name> diff") of ``<code>``') == '("\\<name> diff") of `<code>`'
+def test_docstrings_survive_a_table_cell():
+    markdown = script("make_training_config")["markdown"]
+    assert markdown("``a``: |A| / kappa\n    or ``b|c``.") == "`a`: \\|A\\| / kappa or `b\\|c`."
+    assert markdown('("<name> diff") of ``<code>``') == '("\\<name> diff") of `<code>`'

@@ -1,4 +1,3 @@
-import random
 import re
 from collections import Counter
 
@@ -6,15 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl.data.arithmetic import (
-    SPLIT_SHARES,
-    ArithmeticProblem,
-    ArithmeticTask,
-    difference_problem,
-    product_problem,
-    split_of,
-    sum_problem,
-)
+from verl.data.arithmetic import SPLIT_SHARES, ArithmeticProblem, ArithmeticTask, arithmetic_problem, split_of
 from verl.rewards.answers import extract_boxed
 
 
@@ -47,70 +38,43 @@ def check_steps(problem: ArithmeticProblem) -> None:
 
 
 @pytest.mark.parametrize(
-    ("problem", "question", "solution", "answer"),
+    ("kind", "question", "solution", "answer"),
     [
-        (sum_problem(4821, 377), "4821 + 377", "4821+0377:1+7+0=08,2+7+0=09,8+3+0=11,4+0+1=05;05198", "5198"),
-        (
-            difference_problem(4821, 4377),
-            "4821 - 4377",
-            "4821-4377:1-7-0=4-10,2-7-1=4-10,8-3-1=4-00,4-4-0=0-00;0444",
-            "444",
-        ),
-        (product_problem(347, 6), "347 * 6", "347*6:7*6+0=42+0=42,4*6+4=24+4=28,3*6+2=18+2=20;2082", "2082"),
-        (difference_problem(50, 50), "50 - 50", "50-50:0-0-0=0-00,5-5-0=0-00;00", "0"),
+        ("sum", "4821 + 377", "4821+0377:1+7+0=08,2+7+0=09,8+3+0=11,4+0+1=05;05198", "5198"),
+        ("difference", "4821 - 4377", "4821-4377:1-7-0=4-10,2-7-1=4-10,8-3-1=4-00,4-4-0=0-00;0444", "444"),
+        ("product", "347 * 6", "347*6:7*6+0=42+0=42,4*6+4=24+4=28,3*6+2=18+2=20;2082", "2082"),
+        ("difference", "50 - 50", "50-50:0-0-0=0-00,5-5-0=0-00;00", "0"),
     ],
 )
-def test_the_format(problem: ArithmeticProblem, question: str, solution: str, answer: str):
-    assert problem.question == f"What is {question}?"
-    assert problem.solution == rf"{solution} \boxed{{{answer}}}" and problem.answer == answer
+def test_the_format(kind: str, question: str, solution: str, answer: str):
+    a, _, b = question.split()
+    expected = ArithmeticProblem(f"What is {question}?", rf"{solution} \boxed{{{answer}}}", answer, kind)
+    assert arithmetic_problem(kind, int(a), int(b)) == expected
 
 
-NUMBER = st.integers(0, 10**9 - 1)
+@given(st.integers(0, 10**9 - 1), st.integers(0, 10**9 - 1))
+def test_solutions_are_true(a: int, b: int):
+    for kind, x, y, answer in (
+        ("sum", a, b, a + b),
+        ("difference", max(a, b), min(a, b), abs(a - b)),
+        ("product", a, b % 10, a * (b % 10)),
+    ):
+        problem = arithmetic_problem(kind, x, y)
+        assert problem.answer == str(answer)
+        check_steps(problem)
 
 
-@given(NUMBER, NUMBER)
-def test_sums_and_differences_are_true(a: int, b: int):
-    total, difference = sum_problem(a, b), difference_problem(max(a, b), min(a, b))
-    assert (total.answer, difference.answer) == (str(a + b), str(abs(a - b)))
-    check_steps(total)
-    check_steps(difference)
-
-
-@given(NUMBER, st.integers(0, 9))
-def test_products_are_true(a: int, b: int):
-    problem = product_problem(a, b)
-    assert problem.answer == str(a * b)
-    check_steps(problem)
-
-
-def test_default_task():
-    problems = ArithmeticTask().split("train", 3000, seed=0)
+@pytest.mark.parametrize("task", [ArithmeticTask(), ArithmeticTask((1, 2), (5, 5), (3, 3))])
+def test_problems_of_a_task(task: ArithmeticTask):
+    problems = task.split("train", 1000, seed=0)
+    assert task.split("train", 1200, seed=0)[:1000] == problems != task.split("train", 1000, seed=4)
+    assert min(Counter(problem.kind for problem in problems).values()) > 150
     for problem in problems:
         check_steps(problem)
-        assert 38 <= len(problem.solution) <= 90
         assert problem.solution.isascii() and problem.solution.isprintable()
-    assert {problem.kind for problem in problems} == {"sum", "difference", "product"}
-    assert min(Counter(problem.kind for problem in problems).values()) > 500
-
-
-def test_digits_are_those_asked_for():
-    task = ArithmeticTask(sum_digits=(1, 2), difference_digits=(5, 5), product_digits=(3, 3))
-    rng = random.Random(0)
-    for _ in range(300):
-        problem = task.draw(rng)
-        lengths = [len(operand) for operand in re.findall(r"\d+", problem.question)]
-        expected = {"sum": {1, 2}, "difference": {5}, "product": {3}}[problem.kind]
-        assert set(lengths[:1] if problem.kind == "product" else lengths) <= expected
-
-
-def test_the_seed_decides():
-    task = ArithmeticTask()
-    random.seed(1)
-    first = task.split("train", 50, seed=3)
-    random.seed(2)
-    assert task.split("train", 50, seed=3) == first
-    assert task.split("train", 50, seed=4) != first
-    assert task.split("train", 80, seed=3)[:50] == first
+        low, high = getattr(task, f"{problem.kind}_digits")
+        first, second = map(len, re.findall(r"\d+", problem.question))
+        assert low <= first <= high and (second == 1 if problem.kind == "product" else low <= second <= high)
 
 
 def test_known_problems_of_seed_0():
@@ -141,10 +105,6 @@ def test_splits_share_no_question_whatever_their_seeds():
         ({"sum_digits": (0, 3)}, r"sum_digits=\(0, 3\): must satisfy"),
         ({"product_digits": (4, 3)}, r"product_digits=\(4, 3\)"),
         ({"difference_digits": (3, 10)}, r"difference_digits=\(3, 10\)"),
-        ({"mixture": {"quotient": 1.0}}, "mixture=.*kinds are sum, difference, product"),
-        ({"mixture": {"sum": 0.0}}, "mixture=.*needs a weight above 0"),
-        ({"mixture": {}}, "mixture="),
-        ({"mixture": {"sum": 2.0, "product": -1.0}}, "mixture="),
     ],
 )
 def test_wrong_task(arguments: dict, message: str):
@@ -155,6 +115,6 @@ def test_wrong_task(arguments: dict, message: str):
 def test_wrong_split():
     with pytest.raises(ValueError, match="split='validation': must be one of train, sft_train, test, sft_val"):
         ArithmeticTask().split("validation", 1, seed=0)
-    tiny = ArithmeticTask(product_digits=(1, 1), mixture={"product": 1.0})
-    with pytest.raises(ValueError, match="size of train=100: only .* distinct questions found"):
-        tiny.split("train", 100, seed=0)
+    tiny = ArithmeticTask((1, 1), (1, 1), (1, 1))
+    with pytest.raises(ValueError, match="size of train=1000: only .* distinct questions found"):
+        tiny.split("train", 1000, seed=0)

@@ -1,6 +1,7 @@
 """The order of training prompts: mixtures, and samplers of a researcher's own, interrupted and resumed."""
 
 import json
+import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 from conftest import data_options
+from torch.utils.data import RandomSampler, SequentialSampler
 
 from verl.config import ConfigError, DataConfig
 from verl.config.data import SamplerConfig
-from verl.data.dataloader import whole_batches
-from verl.data.samplers import CustomSampler, MixingSampler, shares
+from verl.data.samplers import CustomSampler, MixingSampler, ResumableRandomSampler, shares, whole_batches
 from verl.method import StepOutcome
 from verl.utils.json_state import from_json, to_json
 
@@ -106,19 +107,26 @@ def batches(loader: Any, count: int, accuracy: float | None = None) -> list[list
                 return found
 
 
-@pytest.mark.parametrize("done", [1, 3, 4, 5])
-@pytest.mark.parametrize("kind", ["mixture", "Hardest", "Backwards"])
-def test_an_interrupted_pass_goes_on(tmp_path: Path, kind: str, done: int):
+# Three batches a pass of seven, two of five and one of three; one example is left out of each.
+@pytest.mark.parametrize("size", [7, 5, 3])
+@pytest.mark.parametrize("done", [0, 1, 3, 4, 5, 6])
+@pytest.mark.parametrize("kind", ["shuffled", "sequential", "mixture", "Hardest", "Backwards"])
+def test_an_interrupted_pass_goes_on(tmp_path: Path, kind: str, done: int, size: int):
     def make() -> Any:
-        if kind != "mixture":
-            return loader_of(config_of(tmp_path, kind))
-        sampler = MixingSampler(Numbers(range(7)), [2, 5], [1, 1], torch.Generator().manual_seed(3))
-        return whole_batches(Numbers(range(7)), 2, sampler, list)
+        data, generator = Numbers(range(size)), torch.Generator().manual_seed(3)
+        if kind in ("Hardest", "Backwards"):
+            return loader_of(config_of(tmp_path, kind), size)
+        samplers = {
+            "shuffled": ResumableRandomSampler(data, generator=generator),
+            "sequential": SequentialSampler(data),
+            "mixture": MixingSampler(data, [2, size - 2], [1, 1], generator),
+        }
+        return whole_batches(data, 2, samplers[kind], list)
 
     accuracy = 0.0 if kind == "Hardest" else None
     whole = batches(make(), 9, accuracy)
     interrupted, resumed = make(), make()
-    assert batches(interrupted, done, accuracy) == whole[:done]
+    assert done == 0 or batches(interrupted, done, accuracy) == whole[:done]
     resumed.load_state_dict(from_json(json.loads(json.dumps(to_json(interrupted.state_dict())))))
     assert batches(resumed, 9 - done, accuracy) == whole[done:]
 
@@ -192,3 +200,17 @@ def test_a_curriculum_that_forgets_is_told(tmp_path: Path):
         "data.sampler.class_name='A': has update but no state_dict, so a resumed run forgets what update was told"
     )
     assert CustomSampler(Numbers(range(7)), config_of(tmp_path, "Backwards"), 0, 2).note == ""
+
+
+def test_a_loader_is_made_without_a_word():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        data = Numbers(range(10))
+        assert list(whole_batches(data, 4, SequentialSampler(data), list)) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_the_order_is_that_of_torchs_sampler():
+    kinds = (ResumableRandomSampler, RandomSampler)
+    made = [kind(range(10), generator=torch.Generator().manual_seed(5)) for kind in kinds]
+    ours, torchs = ([list(sampler) for _ in range(3)] for sampler in made)
+    assert ours == torchs and ours[0] != ours[1]

@@ -3,8 +3,15 @@ from tiny_tokenizer import make_tiny_tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from verl.config.errors import ConfigError
-from verl.data.demonstrations import DEMONSTRATIONS
-from verl.data.templates import TEMPLATES, render_prompt, stop_strings, stop_token_ids, template_marker, template_stops
+from verl.data.templates import (
+    DEMONSTRATIONS,
+    TEMPLATES,
+    render_prompt,
+    stop_strings,
+    stop_token_ids,
+    template_marker,
+    template_stops,
+)
 from verl.evaluation.benchmarks import BENCHMARKS
 from verl.rewards import compute_score
 

@@ -11,11 +11,11 @@ import torch
 from conftest import ROOT
 from transformers import AutoModelForCausalLM
 
+from tests.e2e.runs import TIMING_PREFIXES
 from verl.checkpoint.folders import verify_checkpoint
 from verl.data.arithmetic import ArithmeticTask
 from verl.data.conversations import tokenize_conversation
 from verl.data.records import SFT_SCHEMA, sft_record, write_parquet
-from verl.run.tracking import TIMING_PREFIXES
 
 pytestmark = pytest.mark.slow
 

@@ -34,6 +34,7 @@ def make_task(
         opens_thought=False,
         folder=folder / benchmark / f"T{temperature:g}",
         settings={"temperature": temperature},
+        unanswered={},
     )
 
 
@@ -42,7 +43,6 @@ class FakeEngines:
 
     def __init__(self, num_engines: int) -> None:
         self.queues: list[list[tuple[int, SampleRequest]]] = [[] for _ in range(num_engines)]
-        self.largest_queue = 0
         self.asked: list[SampleRequest] = []
         self._replies: dict[int, FinishedSamples] = {}
 
@@ -55,7 +55,6 @@ class FakeEngines:
         self.asked += requests
         queue = self.queues[engine]
         queue += [(request.stream % 3, request) for request in requests]
-        self.largest_queue = max(self.largest_queue, len(queue))
         answers = [_answer(request) for left, request in queue if left == 0]
         self._replies[engine] = FinishedSamples(answers, num_waiting=0, num_ended=len(answers))
         queue[:] = [(left - 1, request) for left, request in queue if left > 0]

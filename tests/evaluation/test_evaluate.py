@@ -1,5 +1,6 @@
 """A whole evaluation with fake engines: a failure affects nothing else, and existing samples are used."""
 
+import io
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -9,16 +10,19 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 
 from tests.evaluation.example_tasks import FakeEngines, evaluation_config
 from verl.checkpoint.attempts import run_lock
 from verl.config import ConfigError
 from verl.config.evaluation import EvaluationConfig
 from verl.evaluation import evaluate as evaluate_module
+from verl.evaluation import generation
 from verl.evaluation.evaluate import count_workers, run_evaluation
+from verl.evaluation.progress import EvaluationDisplay
 from verl.rewards.pool import VerifierPool
 from verl.rollout.queue import EngineRoom
-from verl.rollout.requests import EngineModel
+from verl.rollout.requests import EngineModel, sample_stream
 from verl.run.session import RaySession
 from verl.single_controller.failures import WorkerError
 
@@ -59,8 +63,8 @@ def engines(verifiers: VerifierPool, monkeypatch: pytest.MonkeyPatch) -> list[tu
         started.append((model, Started(session.world_size)))
         return started[-1][1]
 
-    monkeypatch.setattr(evaluate_module, "start_engines", start)
-    monkeypatch.setattr(evaluate_module, "Exchange", lambda workers, method, copies: workers)
+    monkeypatch.setattr(generation, "start_engines", start)
+    monkeypatch.setattr(generation, "Exchange", lambda workers, method, copies: workers)
     # One pool for all tests: a process takes seconds to start.
     kept = SimpleNamespace(config=verifiers.config, score_batch=verifiers.score_batch, close=lambda: None)
     monkeypatch.setattr(evaluate_module, "VerifierPool", lambda *_: kept)
@@ -111,6 +115,13 @@ def test_the_same_command_again_changes_nothing(engines, evaluate, tmp_path):
     assert {path.name for path in samples.iterdir()} == stored
     (model, workers) = engines[0]
     assert (model.stop, model.top_p, model.max_response_length, len(workers.asked)) == ([], 1.0, 12, 6)
+    # Each sample from its own stream, and a problem's samples from its prompt.
+    prompts = list(dict.fromkeys(tuple(request.prompt_ids) for request in workers.asked))
+    responses = [json.loads(line) for line in (samples / "samples.jsonl").read_text().splitlines()]
+    assert {(row["problem"], row["sample"]): row["response"].partition(" \\")[0] for row in responses} == {
+        (i, j): f"{list(prompts[i])} {sample_stream(0, 'mine', i, j)}" for i in range(3) for j in range(2)
+    }
+    assert len({sample_stream(7, "sums", i, j) for i in range(100) for j in range(100)}) == 10_000
     # As long as the longest prompt and a response.
     assert model.max_model_len == max(len(request.prompt_ids) for request in workers.asked) + 12
     metrics = (folder / "metrics.jsonl").read_text()
@@ -249,6 +260,23 @@ def test_a_folder_in_use_is_refused(engines, configure, tmp_path):
         with pytest.raises(ConfigError, match="another run is using this folder"):
             run_evaluation(configure())
     assert engines == []
+
+
+def test_off_a_terminal_progress_is_lines(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr("verl.evaluation.progress.time.monotonic", lambda: now)
+    output = io.StringIO()
+    with EvaluationDisplay(Console(file=output, width=120)) as shown:
+        shown.start("run@0", 4, 8)
+        shown.running()
+        for problems in (1, 1, 2):
+            now += 10
+            shown.generated(problems, 2 * problems, 100 * problems)
+        shown.finish()
+    lines = output.getvalue().splitlines()
+    assert lines[0] == "run@0: 8 samples of 4 problems to generate; starting the engines"
+    assert lines[1] == "run@0: 2/4 problems  10 tok/s  20 s left"
+    assert lines[-1].startswith("run@0: 4/4 problems") and lines[-1].endswith("0 s left")
 
 
 def test_workers_are_as_many_as_the_machine_has_in_whole_engines(monkeypatch):

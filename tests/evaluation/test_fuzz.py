@@ -1,5 +1,6 @@
 """Hostile benchmarks and damaged records: one line that names the file, and nothing is lost."""
 
+import io
 import json
 from dataclasses import asdict
 from functools import cache
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 from hypothesis import strategies as st
+from rich.console import Console
 from tiny_tokenizer import make_tiny_tokenizer
 
 from tests.conftest import changed
@@ -16,11 +18,11 @@ from tests.fuzzing import DAMAGE, VALUES, damaged, error_of, fuzz, json_lines
 from verl.config.evaluation import EvaluationConfig
 from verl.config.run_file import read_run_config
 from verl.data.templates import render_prompt
-from verl.evaluation.json_lines import RecordFile, parse_record
+from verl.evaluation.progress import EvaluationDisplay
 from verl.evaluation.results import ProblemResult, ScoredSample, TaskResult, write_result
 from verl.evaluation.scoring import StoredVerdict, verdict_settings
-from verl.evaluation.statistics.summary import summarise
-from verl.evaluation.store import SampleStore, StoredSample
+from verl.evaluation.statistics import summarise
+from verl.evaluation.store import RecordFile, SampleStore, StoredSample, parse_record
 from verl.evaluation.targets import newest_run, select_targets
 from verl.evaluation.tasks import load_problems
 from verl.run.tracking import drop_records
@@ -59,7 +61,7 @@ def check_benchmark(folder: Path, content: bytes) -> None:
         sample = ScoredSample("response", 1, False, False, "", "wrong")
         found = [ProblemResult(problem.index, problem.question, problem.answer, [sample]) for problem in problems]
         result = TaskResult("run", 0, "mine", 0.6, found)
-        write_result(folder, result)
+        write_result(folder, result, {})
         summarise([result])
 
     error_of(read, "mine")
@@ -137,8 +139,9 @@ def run_configs(folder: Path, damage: list):
     error_of(lambda: read_run_config(run / "config.yaml"), run / "config.yaml")
     assert newest_run(folder / "runs", "some/model") is None
     # The run has no model to evaluate, whatever its options say.
-    selection = select_targets(changed(evaluation_of(folder), model={"path": str(run), "steps": [0, 2]}))
-    assert all(len(line.splitlines()) == 1 for line in selection.errors) and len(selection.errors) >= 1
+    display = EvaluationDisplay(Console(file=io.StringIO()))
+    select_targets(changed(evaluation_of(folder), model={"path": str(run), "steps": [0, 2]}), display)
+    assert all(len(line.splitlines()) == 1 for line in display.errors) and len(display.errors) >= 1
 
 
 test_benchmark_rows, test_many_benchmark_rows = benchmark_rows

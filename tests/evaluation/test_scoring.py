@@ -164,15 +164,9 @@ def test_a_verifier_that_fails_names_the_benchmark(score, kind: type[Exception])
         score(pool=CountingPool(error))
 
 
-@pytest.mark.parametrize(
-    ("correct", "reason", "code"),
-    [
-        *((True, reason, "correct") for reason in ("exact", "equivalent", "custom")),
-        *((False, reason, "wrong") for reason in ("different", "custom")),
-        (False, "missing", "no_answer"),
-        *((False, reason, reason) for reason in ("unparsed", "timeout", "memory", "crash")),
-    ],
-)
-def test_reason_codes(correct: bool, reason: str, code: str):
-    assert reason_code(score_of(Verdict(correct, False, reason), "mix")) == code
-    assert code in REASONS
+def test_reason_codes():
+    right = [reason_code(score_of(Verdict(True, False, reason), "mix")) for reason in ("exact", "custom")]
+    reasons = ("different", "custom", "missing", "unparsed", "timeout", "memory", "crash")
+    wrong = [reason_code(score_of(Verdict(False, False, reason), "mix")) for reason in reasons]
+    assert (right, wrong) == (["correct"] * 2, ["wrong", "wrong", "no_answer", *reasons[3:]])
+    assert set(wrong) < set(REASONS)

@@ -8,7 +8,8 @@ import pytest
 
 from tests.evaluation.example_tasks import evaluation_config
 from verl.config.evaluation import TargetConfig
-from verl.evaluation.targets import Selection, newest_run, select_targets
+from verl.evaluation.progress import EvaluationDisplay
+from verl.evaluation.targets import newest_run, select_targets
 
 MODEL = Path("actor", "huggingface")
 
@@ -41,8 +42,21 @@ def entry(path: Path | str | None, *steps: int, base: Path | str | None = None) 
     )
 
 
+class Selection(EvaluationDisplay):
+    """What was selected, and what the user is told."""
+
+    def __init__(self, model: TargetConfig | None, runs_dir: Path | str, runs: dict[str, TargetConfig]) -> None:
+        super().__init__()
+        self.said: list[str] = []
+        config = evaluation_config(model=model or entry("unused/model"), runs=runs, runs_dir=str(runs_dir))
+        self.targets, self.folder_name = select_targets(config, self)
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
 def select(model: TargetConfig | None = None, runs_dir: Path | str = "unused", **runs: TargetConfig) -> Selection:
-    return select_targets(evaluation_config(model=model or entry("unused/model"), runs=runs, runs_dir=str(runs_dir)))
+    return Selection(model, runs_dir, runs)
 
 
 def labels(selection: Selection) -> list[str]:
@@ -115,13 +129,13 @@ def test_the_newest_run_from_the_base_model(tmp_path, base):
     assert newest_run(tmp_path / "nowhere", str(base)) is None
     found = select(entry(None, base=base), runs)
     assert labels(found) == ["verl_grpo@0", "verl_grpo@2"]
-    assert (found.notes, found.folder_name) == ([], "verl_grpo_0")
+    assert (found.said, found.folder_name) == ([], "verl_grpo_0")
     # Without a run, the base model alone.
     runs = tmp_path / "nowhere"
     found = select(entry(None, base=base), runs)
     assert labels(found) == ["base@0"]
     reason = f"{runs}/ holds no training run from {base} with a checkpoint"
-    assert found.notes == [f"{reason}; evaluating that model alone (`bash train.sh` trains it)"]
+    assert found.said == [f"note: {reason}; evaluating that model alone (`bash train.sh` trains it)"]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from tiny_tokenizer import make_tiny_tokenizer
 from tests.evaluation.example_tasks import evaluation_config
 from verl.config import ConfigError
 from verl.config.evaluation import EvaluationConfig
+from verl.evaluation.progress import EvaluationDisplay
 from verl.evaluation.targets import Target
 from verl.evaluation.tasks import (
     EvaluationTask,
@@ -41,9 +42,8 @@ def tasks_of(tiny_model: Path, tmp_path: Path) -> Callable[..., list[EvaluationT
     ) -> list[EvaluationTask]:
         target = Target("run", 80, str(tiny_model), template, length)
         tokenizer = load_target_tokenizer(target, trust_remote_code=False)
-        return make_tasks(
-            target, tokenizer, {name: load_problems("mine", config)}, config, tmp_path / "out", device, pytest.fail
-        )
+        problems = {name: load_problems("mine", config)}
+        return make_tasks(target, tokenizer, problems, config, tmp_path / "out", device, EvaluationDisplay())
 
     return make
 
@@ -85,7 +85,7 @@ def test_a_task_for_each_benchmark_and_temperature(configure, tasks_of, tiny_mod
     (task,) = tasks_of(narrowed)
     further = {"min_p": 0.1, "repetition_penalty": 1.2, "engine_kwargs": {"block_size": 32}}
     assert {name: task.settings.get(name) for name in further} == further
-    model = engine_model([task], narrowed, limit=None)
+    model = engine_model([task], narrowed)
     assert (model.min_p, model.repetition_penalty) == (0.1, 1.2)
     (measured,) = tasks_of(configure("calculator.enable=true"), device="cuda")
     assert measured.settings["dtype"] == "bfloat16"
@@ -97,9 +97,8 @@ def test_arguments_of_the_chat_template_are_part_of_the_settings(configure, tiny
     tokenizer.chat_template = "{{ messages[0].content }}{% if think is defined %} {{ think }}{% endif %}"
     target = Target("run", 80, str(tiny_model), "chat", 24, {"think": "no"})
     config = configure("data.max_problems=1")
-    (task,) = make_tasks(
-        target, tokenizer, {"mine": load_problems("mine", config)}, config, tmp_path, "cpu", pytest.fail
-    )
+    problems = {"mine": load_problems("mine", config)}
+    (task,) = make_tasks(target, tokenizer, problems, config, tmp_path, "cpu", EvaluationDisplay())
     assert tokenizer.decode(task.prompts[0]) == "What is 0 + 1? no"
     assert task.settings["apply_chat_template_kwargs"] == {"think": "no"}
     assert {target: 1}[replace(target)] == 1
@@ -117,12 +116,11 @@ def test_an_engine_holds_the_longest_prompt_and_a_response(configure, tasks_of):
     config = configure("seed=3", "temperatures=[0.6,1.0]")
     tasks = tasks_of(config, "abel", 100)
     longest = max(map(len, tasks[0].prompts))
-    model = engine_model(tasks, config, limit=None)
+    model = engine_model(tasks, config)
     assert (model.max_model_len, model.max_response_length, model.seed) == (longest + 100, 100, 3)
     assert model.stop == ["\nQuestion:", "<|im_end|>", "<|endoftext|>", "</s>"]
     tokenizer = load_target_tokenizer(tasks[0].target, trust_remote_code=False)
     assert model.stop_token_ids == [tokenizer.convert_tokens_to_ids("<|im_end|>")]
-    assert engine_model(tasks, config, limit=64).max_model_len == 64
 
 
 def test_prompts_of_a_reasoning_template_end_in_an_open_thought(configure, tasks_of):

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from conftest import changed, rank_metrics
+from conftest import changed, rank_columns
 
 from verl.batch import Batch
 from verl.config import PPOConfig
@@ -44,7 +44,7 @@ def batch_of(
         tokens=torch.tensor(tokens),
         rollout_logprobs=torch.arange(sum(lengths)).float() / 3,
         truncated=torch.zeros(num, dtype=torch.bool),
-        rank_metrics=rank_metrics({"m": torch.arange(num).double() / 3}),
+        **rank_columns({"m": torch.arange(num).double() / 3}),
         records=records,
         texts=[f"text {i}" for i in range(num)],
         verdicts=[verdict(s, extra) for s, extra in zip(scores, extras or [{}] * num, strict=True)],

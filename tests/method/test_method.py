@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from conftest import changed
@@ -13,132 +14,50 @@ from verl.config import ConfigError, PPOConfig, load_config
 from verl.method import StepOutcome
 from verl.method.calls import MethodCalls
 
-SOURCE = """
+HEAD = """
 import torch
 from verl.method import Method
 
-class Seen(Method):
-    def __init__(self, scale=1):
-        self.scale = scale * self.total_steps  # the attributes are there
-        assert self.config.rollout.n == 2 and len(self.prompts) == 8 and self.max_response_length == 16
-    def change_rewards(self, batch, rewards):
-        return self.scale * rewards + self.step
-
-class Twice(Method):
-    def choose_prompts(self, candidates):
-        return [candidates[0]] * 2
-
-class Few(Method):
-    def choose_prompts(self, candidates):
-        return candidates[:1]
-
-class Indices(Method):
-    def choose_prompts(self, candidates):
-        return [0, 1]
-
-class Raises(Method):
-    def choose_prompts(self, candidates):
-        return {}[self.step]
-
-class Places(Method):
-    def judged(self, batch, round):
-        return {2: batch.records[0]}
-
-class Texts(Method):
-    def judged(self, batch, round):
-        return {0: "a hint"}
-
-class Long(Method):
-    def judged(self, batch, round):
-        return {0: self.edit_prompt(batch.records[0], "1+" * 200)}
-
-class Columns(Method):
-    def learn_from(self, batch):
-        return batch.without("learned")
-
-class Nothing(Method):
-    def learn_from(self, batch):
-        return batch[[]]
-
-class Double(Method):
-    def learn_from(self, batch):
-        return type(batch).join([batch] * 2)
-
-class Rows(Method):
-    def learn_from(self, batch):
-        return batch.scores
-
-class Future(Method):
-    def learn_from(self, batch):
-        return batch.fill(step=batch.step + 1)
-
-class Shape(Method):
-    def change_rewards(self, batch, rewards):
-        return rewards[:1]
-
-class Infinite(Method):
-    def change_rewards(self, batch, rewards):
-        return 1 / rewards
-
-class NoArgument(Method):
-    def change_rewards(self, batch):
-        return 0
-
-class Half(Method):
-    def change_rewards(self, batch, rewards):
-        return rewards
-    def state_dict(self):
-        return {}
-
-class Unsaved(Half):
-    def state_dict(self):
-        return {"file": object()}
-    def load_state_dict(self, state):
-        pass
-
-class Misspelt(Method):
-    def change_reward(self, batch, rewards):
-        return rewards
-
-class Forgets(Method):
-    def after_step(self, outcome):
-        pass
-
-class Part(Method):
-    def learn_from(self, batch):
-        return batch.fill(learned=batch.correct)
-
-class Plain:
-    pass
-
-class NoCandidates(Method):
-    candidates_per_prompt = 0
-    def choose_prompts(self, candidates):
-        return candidates
 """
+INPUTS = {
+    "choose_prompts": "candidates",
+    "sampling": "records",
+    "judged": "batch, round",
+    "learn_from": "batch",
+    "change_rewards": "batch, rewards",
+    "after_step": "outcome",
+}
 
 
 @pytest.fixture
 def make(tmp_path, small_config, tiny_tokenizer):
-    (tmp_path / "mine.py").write_text(SOURCE)
+    """The method ``Mine`` of a file with this source, in step 1."""
 
-    def make(name: str, **kwargs) -> MethodCalls:
-        method = method_of(small_config, f"{tmp_path}/mine.py:{name}", tiny_tokenizer, **kwargs)
+    def make(source: str, **kwargs) -> MethodCalls:
+        (tmp_path / "mine.py").write_text(HEAD + source)
+        method = method_of(small_config, f"{tmp_path}/mine.py:Mine", tiny_tokenizer, **kwargs)
         method.begin_step(1)
         return method
 
     return make
 
 
-def call(method: MethodCalls, name: str):
+def overriding(place: str, returned: str) -> str:
+    """The source of a class whose ``place``, in line 7 of the file, returns this expression."""
+    return f"\nclass Mine(Method):\n    def {place}(self, {INPUTS[place]}):\n        return {returned}\n"
+
+
+def call(method: MethodCalls, place: str):
     batch = batch_of([1.0, 0.0, 0.0, 1.0], lengths=[1, 2, 3, 4], uids=[0, 0, 1, 1])
-    arguments = {
-        "choose_prompts": (RECORDS[:2],),
-        "judged": (batch, 1),
-        "learn_from": (batch,),
-        "change_rewards": (batch, torch.tensor([1.0, 0.0, 0.0, 1.0], dtype=torch.float64)),
-    }[name]
-    return getattr(method, name)(*arguments)
+    if place == "choose_prompts":
+        return method.choose_prompts(RECORDS[:2])
+    if place == "sampling":
+        return method.settings(RECORDS[:2])
+    if place == "judged":
+        return method.judged(batch, 1)
+    if place == "learn_from":
+        return method.learn_from(batch)
+    return method.change_rewards(batch, torch.tensor([1.0, 0.0, 0.0, 1.0], dtype=torch.float64))
 
 
 def test_the_built_in_step_is_method_with_nothing_overridden(small_config, tiny_tokenizer):
@@ -151,70 +70,109 @@ def test_the_built_in_step_is_method_with_nothing_overridden(small_config, tiny_
     method.load_state(None)
 
 
+SEEN = """
+class Mine(Method):
+    def __init__(self, scale=1):
+        self.scale = scale * self.total_steps  # the attributes are there
+        assert self.config.rollout.n == 2 and len(self.prompts) == 8 and self.max_response_length == 16
+    def change_rewards(self, batch, rewards):
+        return self.scale * rewards + self.step
+"""
+
+
 def test_attributes_are_there_before_init_and_the_step_after(make):
-    rewards, metrics = call(make("Seen", scale=2), "change_rewards")
+    rewards, metrics = call(make(SEEN, scale=2), "change_rewards")
     assert rewards.tolist() == [21.0, 1.0, 1.0, 21.0]
     assert metrics == {"change_rewards/mean": 11.0, "change_rewards/change": 10.5}
 
 
+DIFFERENT = "it must return 2 different ones of the candidates"
+MAPPING = "it must return a mapping from places of prompts, 0 to 1, to what edit_prompt makes"
+COUNT = "responses, . of them to learn from; must be from 1 to 8, and at most 4"
+
+
 @pytest.mark.parametrize(
-    ("name", "place", "message"),
+    ("place", "returned", "message"),
     [
-        (
-            "Twice",
-            "choose_prompts",
-            r"line 13\) returned \[Prompt.*; it must return 2 different ones of the can",
-        ),
-        ("Few", "choose_prompts", "it must return 2 different ones of the candidates"),
-        ("Indices", "choose_prompts", r"line 21\) returned \[0, 1\]; it must return 2 different ones"),
-        ("Raises", "choose_prompts", r"raised KeyError: 1 \(.*mine.py, line 26\)"),
-        ("Places", "judged", r"returned \{2: .*; it must return a mapping from places of prompts, 0 to 1, to what"),
-        ("Texts", "judged", r"returned \{0: 'a hint'\}; it must return a mapping"),
-        ("Columns", "learn_from", r"line 41\) returned a batch without the column 'learned'"),
-        ("Nothing", "learn_from", "returned 0 responses, 0 of them to learn from; must be from 1 to 8, and at most 4"),
-        ("Double", "learn_from", "returned 8 responses, 8 of them to learn from; must be from 1 to 8, and at most 4"),
-        ("Rows", "learn_from", r"returned tensor\(.*; it must return a Batch"),
-        ("Future", "learn_from", "returned responses of steps that are not 1 to 1"),
-        ("Shape", "change_rewards", r"returned shape \[1\]; expected a tensor of shape \[4\]"),
-        ("Infinite", "change_rewards", "returned NaN or infinity in row 1; expected finite numbers"),
+        ("choose_prompts", "[candidates[0]] * 2", rf" \(.*mine.py, line 7\) returned \[Prompt.*; {DIFFERENT}"),
+        ("choose_prompts", "candidates[:1]", DIFFERENT),
+        ("choose_prompts", "[0, 1]", rf"returned \[0, 1\]; {DIFFERENT}"),
+        ("choose_prompts", "{}[self.step]", r" raised KeyError: 1 \(.*mine.py, line 8\)"),
+        ("sampling", "7", "returned 7; it must map some of"),
+        ("sampling", "{'beams': 3}", "returned {'beams': 3}; it must map some of temperature, top_p, top_k, min_p, t"),
+        ("sampling", "{'temperature': 0}", ": temperature=0: training needs sampling; return one above 0"),
+        ("sampling", "{'temperature': [1.0, 2.0, 3.0]}", r"is \[1.0, 2.0, 3.0\]; it must broadcast to \[G, n\]="),
+        ("sampling", "{'top_p': 2.0}", r": top_p=2.0: must be in \(0, 1\]"),
+        ("sampling", "{'top_k': float('nan')}", ": top_k=nan: must be whole"),
+        ("sampling", "{'temperatures': [[1.0, 2.0], [1.0]]}", ": temperatures is .*; it must be numbers of the shape"),
+        ("sampling", "{'temperatures': torch.ones(2, 3)}", r"has the shape \[2, 3\]; give 1 to 16 positions"),
+        ("sampling", "{'temperatures': torch.ones(17)}", r"has the shape \[17\]; give 1 to 16 positions"),
+        ("sampling", "{'temperatures': [1.0, float('inf')]}", ": temperatures must be from 0.01 to 1000"),
+        ("judged", "{2: batch.records[0]}", rf"returned \{{2: .*; {MAPPING}"),
+        ("judged", "{0: 'a hint'}", rf"returned \{{0: 'a hint'\}}; {MAPPING}"),
+        ("learn_from", "batch.without('learned')", r"line 7\) returned a batch without the column 'learned'"),
+        ("learn_from", "batch[[]]", f"returned 0 {COUNT}"),
+        ("learn_from", "type(batch).join([batch] * 2)", f"returned 8 {COUNT}"),
+        ("learn_from", "batch.scores", r"returned tensor\(.*; it must return a Batch"),
+        ("learn_from", "batch.fill(step=batch.step + 1)", "returned responses of steps that are not 1 to 1"),
+        ("change_rewards", "rewards[:1]", r"returned shape \[1\]; expected a tensor of shape \[4\]"),
+        ("change_rewards", "1 / rewards", "returned NaN or infinity in row 1; expected finite numbers"),
     ],
 )
-def test_what_is_returned_is_checked(make, name, place, message):
-    with pytest.raises(ConfigError, match=rf"(?s)^trainer.method='.*mine.py:{name}': its {place} .*{message}"):
-        call(make(name), place)
+def test_what_is_returned_is_checked(make, place, returned, message):
+    with pytest.raises(ConfigError, match=rf"(?s)^trainer.method='.*mine.py:Mine': its {place}.*{message}"):
+        call(make(overriding(place, returned)), place)
 
 
 def test_an_edited_prompt_must_fit(make):
-    with pytest.raises(ConfigError, match=r"^data.max_prompt_length=\d+: trainer.method='.*Long': its judged .* t"):
-        call(make("Long"), "judged")
+    method = make(overriding("judged", "{0: self.edit_prompt(batch.records[0], '1+' * 200)}"))
+    with pytest.raises(ConfigError, match=r"^data.max_prompt_length=\d+: trainer.method='.*Mine': its judged .* t"):
+        call(method, "judged")
+
+
+def test_settings_broadcast_over_prompts_and_responses(make):
+    made = call(make(overriding("sampling", "{'temperature': [[0.5], [2.0]], 'top_k': 3}")), "sampling").overrides
+    values = [(each.temperature, each.top_k, each.top_p) for each in made]
+    assert values == [(0.5, 3, 1.0)] * 2 + [(2.0, 3, 1.0)] * 2 and type(made[0].top_k) is int
+    made = call(make(overriding("sampling", "{'temperatures': [1.5, 1.25, 1.0]}")), "sampling")
+    assert made.overrides is None and made.temperatures.dtype == np.float32
+    assert made.temperatures.tolist() == [1.5, 1.25, 1.0]
+    assert call(make(overriding("sampling", "{}")), "sampling") is None
+
+
+HALF = overriding("change_rewards", "rewards") + "    def state_dict(self):\n        return {'file': object()}\n"
 
 
 @pytest.mark.parametrize(
-    ("name", "kwargs", "message"),
+    ("source", "kwargs", "message"),
     [
-        ("NoArgument", {}, r": its change_rewards: too many positional.*; it is called with \(batch, rewards\)$"),
         (
-            "Seen",
-            {"scael": 1},
-            r": got an unexpected keyword argument 'scael'; Seen is made with trainer.method",
+            *("class Mine(Method):\n    def change_rewards(self, batch):\n        return 0", {}),
+            r": its change_rewards: too many.*; it is called with \(batch, rewards\) \(.*mine.py, line \d+\)$",
         ),
-        ("Half", {}, ": define both state_dict and load_state_dict, or neither$"),
-        ("Unsaved", {}, r": its state_dict\(\), which may hold what JSON holds and tensors, raised TypeError"),
+        (SEEN, {"scael": 1}, r": got an unexpected keyword argument 'scael'; Mine is made with trainer.method"),
+        (HALF, {}, ": define both state_dict and load_state_dict, or neither$"),
         (
-            "Misspelt",
-            {},
+            *(HALF + "    def load_state_dict(self, state):\n        pass", {}),
+            r": its state_dict\(\), which may hold what JSON holds and tensors, raised TypeError",
+        ),
+        (
+            *("class Mine(Method):\n    def change_reward(self, batch, rewards):\n        return rewards", {}),
             ": overrides none of choose_prompts, sampling, judged, learn_from, change_rewards, after",
         ),
-        ("Plain", {}, ": must be a subclass of verl.method.Method$"),
-        ("NoCandidates", {}, ": candidates_per_prompt=0: at least 1$"),
+        ("class Mine:\n    pass", {}, ": must be a subclass of verl.method.Method$"),
+        (
+            *(overriding("choose_prompts", "candidates") + "    candidates_per_prompt = 0\n", {}),
+            ": candidates_per_prompt=0: at least 1$",
+        ),
     ],
 )
-def test_mistakes_are_reported_before_training(make, name, kwargs, message):
-    with pytest.raises(ConfigError, match=f"^trainer.method='.*mine.py:{name}'{message}"):
-        make(name, **kwargs)
+def test_mistakes_are_reported_before_training(make, source, kwargs, message):
+    with pytest.raises(ConfigError, match=f"^trainer.method='.*mine.py:Mine'{message}"):
+        make(source, **kwargs)
 
 
-def test_options_that_exclude_each_other(make, small_config, tmp_path):
+def test_options_that_exclude_each_other(small_config):
     for option, message in (
         ("+trainer.method_kwargs.a=1", r"^trainer.method_kwargs=\{'a': 1\}: are for your own"),
         ("trainer.method=NearHalf", "^trainer.method='NearHalf': an import path is module:attribute or"),
@@ -222,18 +180,18 @@ def test_options_that_exclude_each_other(make, small_config, tmp_path):
         with pytest.raises(ConfigError, match=message):
             load_config(PPOConfig, "ppo_trainer", [option])
     with pytest.raises(ConfigError, match="^algorithm.adv_estimator='remax': .* overrides learn_from"):
-        method_of(changed(small_config, algorithm={"adv_estimator": "remax"}), f"{tmp_path}/mine.py:Part")
+        method_of(changed(small_config, algorithm={"adv_estimator": "remax"}), "verl.recipes.rorecomp:ShortFirst")
     with pytest.raises(ConfigError, match="^rollout.seeded=False: .* overrides sampling"):
         method_of(changed(small_config, rollout={"seeded": False}), "verl.recipes.ead:Annealed")
 
 
 def test_without_state_what_after_step_was_told_is_forgotten(make):
-    note = make("Forgets").note
+    note = make(overriding("after_step", "None")).note
     assert note.endswith("has after_step but no state_dict, so a resumed run forgets what after_step was told")
 
 
 def test_a_group_may_be_learned_from_in_part(make):
-    batch, metrics = call(make("Part"), "learn_from")
+    batch, metrics = call(make(overriding("learn_from", "batch.fill(learned=batch.correct)")), "learn_from")
     assert batch.learned.tolist() == [True, False, False, True]
     # The same prompt in another step is another group.
     assert batch.group.tolist() == [1 << 32, 1 << 32, (1 << 32) + 1, (1 << 32) + 1]

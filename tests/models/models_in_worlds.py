@@ -11,14 +11,13 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from tests.conftest import changed
 from tests.workers.groups import gradients_of
-from verl.batch import Batch, RankMetrics
+from verl.batch import Batch
 from verl.config import PPOConfig
 from verl.config.sft import SFTConfig
 from verl.data.conversations import conversation_batch
 from verl.models.sequence_parallel import sequence_group
 from verl.workers.actor import Actor
-from verl.workers.critic import Critic
-from verl.workers.reward_model import RewardModel
+from verl.workers.critic import Critic, RewardModel
 from verl.workers.sft import SFTWorker
 
 Learned = tuple[dict[str, float], dict[str, Tensor]]
@@ -58,7 +57,6 @@ def every_model(
     # The fifth response has no tokens, and so no states to measure.
     found, plain = actor.compute_logprobs(mine, [0, -1], norms), actor.compute_logprobs(mine)
     assert torch.equal(plain.logprobs, found.logprobs) and torch.equal(plain.entropy, found.entropy)
-    found.fill(norms=found.rank_metrics.by_name["norm"], mean_states=found.rank_metrics.mean_states)
     learned["actor"] = gradients_of(actor.learner, lambda: actor.update(mine, num_tokens, num_sequences))
 
     critic = Critic(changed(config.critic, model=changes, **batching), mesh, 10)
@@ -75,7 +73,7 @@ def every_model(
     told = worker.evaluate(lesson)
     found.fill(total_logprob=told.total_logprob, num_learned=told.num_learned)
     learned["sft"] = gradients_of(worker.learner, lambda: worker.train_step(lesson, int(whole.learn_mask.sum())))
-    return found.without("rank_metrics"), learned
+    return found, learned
 
 
 def counts(batch: Batch) -> tuple[int, int]:
@@ -83,10 +81,12 @@ def counts(batch: Batch) -> tuple[int, int]:
     return int(batch.learn_mask.sum()), int(batch.padded("learn_mask").any(dim=1).sum())
 
 
-def norms(responses: list[Tensor]) -> RankMetrics:
+def norms(responses: list[Tensor]) -> Batch:
     """A stand-in for rank metrics: the norm of each layer's states [T, L, D] of a response."""
-    return RankMetrics.from_rows(
-        [{"metric.norm": s.float().norm(dim=(0, 2)), "mean_states": s.float().sum(dim=0)} for s in responses], 9
+    measured = Batch(torch.zeros(len(responses)).long(), torch.tensor([len(states) for states in responses]))
+    return measured.fill(
+        **{"rank/norm": torch.stack([states.float().norm(dim=(0, 2)) for states in responses])},
+        mean_states=torch.stack([states.float().sum(dim=0) for states in responses]),
     )
 
 

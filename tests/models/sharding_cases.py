@@ -3,7 +3,7 @@
 import weakref
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -19,15 +19,13 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, 
 
 from verl.config.common import LoraConfig, ModelConfig, OptimConfig
 from verl.models import loading
-from verl.models.fsdp import export_adapters, full_parameters, offloaded_parameters, sharding_mesh
-from verl.models.huggingface import checkpoint_parameters, empty_model
+from verl.models.fsdp import full_parameters, offloaded_parameters, sharding_mesh
+from verl.models.huggingface import checkpoint_parameters, empty_model, write_huggingface
 from verl.models.info import ModelInfo
 from verl.models.learner import Learner
-from verl.models.loading import load_and_shard, load_sharded_model, pretrained_options
-from verl.models.lora import adapters_disabled, is_adapter
+from verl.models.loading import load_and_shard, load_sharded_model, load_sharded_value_model, pretrained_options
+from verl.models.lora import adapters_disabled, export_adapters, is_adapter
 from verl.models.offload import full_tensor, is_offloaded
-from verl.models.value_models import load_sharded_value_model
-from verl.models.weight_files import write_huggingface
 from verl.utils import distributed
 
 OPTIM = OptimConfig(
@@ -92,7 +90,7 @@ class Trainee:
     ) -> None:
         torch.manual_seed(0)
         self.values, self.num_micro = values, num_micro
-        load = partial(load_sharded_value_model, new_head=True) if values else load_sharded_model
+        load = load_sharded_value_model if values else load_sharded_model
         self.model = load(config, mesh(), trainable=True)
         self.parameters = offloaded_parameters(self.model, config.fsdp.param_offload)
         self.learner = Learner(self.model, replace(OPTIM, grad_clip=clip), 10, config.fsdp.optimizer_offload)
@@ -137,18 +135,6 @@ def skipped(config: ModelConfig) -> list[tuple[list[dict[str, float]], dict[str,
         with trainee.parameters.loaded():
             found.append((figures, {name: value.clone() for name, value in full_parameters(trainee.model)}))
     return found
-
-
-def scored_between_updates(config: ModelConfig) -> list[Tensor]:
-    """Log-probabilities between two updates: of the merged model, and of two passes of the model in training."""
-    trainee = Trainee(config)
-    for _ in range(3):
-        trainee.step()
-    with torch.no_grad():
-        found = [logprobs(trainee.model, batch()) for _ in range(2)]
-        merged = AutoModelForCausalLM.from_pretrained(config.path, dtype=torch.float32).eval()
-        merged.load_state_dict(dict(full_parameters(trainee.model)), strict=False)
-        return [logprobs(merged, batch()), *found]
 
 
 def mesh_layouts() -> list[list[list[int]]]:
@@ -295,30 +281,6 @@ def odd_shapes_gathered(fsdp_size: int, bucket_bytes: int) -> tuple[int, list[bo
     assert list(found) == list(expected)
     same = [found[n].dtype == v.dtype and torch.equal(found[n], v) for n, v in expected.items()]
     return comm.get_total_counts(), same
-
-
-def policy_gathered(config: ModelConfig, bucket_bytes: int) -> dict[str, Any]:
-    """A policy that has learned, in buckets and by whole tensors, each with its collectives."""
-    trainee = Trainee(config)
-    trainee.step()
-    model, expected = trainee.model, {}
-    named = dict(model.named_parameters())
-    with CommDebugMode() as before:
-        for name, parameter in named.items():
-            if is_adapter(name):
-                continue
-            value = full_tensor(parameter)
-            if name.endswith(".base_layer.weight"):
-                layer = name.removesuffix(".base_layer.weight")
-                up, down = (full_tensor(named[f"{layer}.lora_{factor}.default.weight"]) for factor in "BA")
-                value = torch.addmm(value, up, down, alpha=model.get_submodule(layer).scaling["default"])
-            name = name.replace(".base_layer.", ".")
-            expected[name] = value.to(halves_of_matrices(name, value))
-    with CommDebugMode() as after:
-        found = {n: v.clone() for n, v in full_parameters(model, halves_of_matrices, bucket_bytes)}
-    same = all(found[n].dtype == v.dtype and torch.equal(found[n], v) for n, v in expected.items())
-    counts = {"before": before.get_total_counts(), "after": after.get_total_counts()}
-    return {"same": same, "order": list(found) == list(expected)} | counts
 
 
 def copied_from_a_policy(config: ModelConfig) -> bool:

@@ -1,4 +1,4 @@
-"""What the policy's update logs."""
+"""The policy's update: its loss, and what it logs."""
 
 import math
 

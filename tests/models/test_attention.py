@@ -1,16 +1,20 @@
-"""What packed attention promises and what it refuses; agreement with padded rows is in test_forward.py."""
+"""How rows are laid out for a model, and what packed attention promises and refuses; agreement with padded rows is in
+test_forward.py."""
 
 from importlib.util import find_spec
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from verl.batch import Batch
 from verl.config import ConfigError
 from verl.config.common import PACKED_ATTENTION
 from verl.models import attention
-from verl.models.attention import MASK_FUNCTIONS, grouped_query_options, packed_attention
+from verl.models.attention import MASK_FUNCTIONS, Options, packed_attention
+from verl.models.packing import ROUND_TO, Rows, SharedPrompts, packed_layout, padded_layout, shared_prompt_layout
 
 ROWS = {"cu_seq_lens_q": torch.tensor([0, 3, 4, 6], dtype=torch.int32), "max_length_q": 3}
 """Rows of 3, 1 and 2 tokens."""
@@ -41,9 +45,8 @@ def test_the_kernel_of_torch_2_11_needs_no_word_of_grouped_heads(monkeypatch):
 
     states = torch.randn(1, 4, 6, 8)
     monkeypatch.setattr(attention, "varlen_attn", older)
-    monkeypatch.setattr(attention, "GROUPED_QUERY_OPTIONS", grouped_query_options(older))
-    rows = attention.Rows.alike(*ROWS.values())
-    found = attention._varlen(states, states[:, :2], states[:, :2], rows, None, 2)
+    rows = Rows(*[ROWS["cu_seq_lens_q"]] * 2, 3, 3)
+    found = attention._varlen(states, states[:, :2], states[:, :2], rows, Options("sdpa", None, 2, None))
     assert torch.equal(found, states.transpose(1, 2))
 
 
@@ -64,7 +67,7 @@ def test_flash_attention_gets_values_as_wide_as_keys(monkeypatch):
 def test_the_kernel_gets_heads_of_the_widths_it_has():
     def fits(width: int, value_width: int, dtype: torch.dtype = torch.bfloat16, is_cuda: bool = True) -> bool:
         query, value = (SimpleNamespace(is_cuda=is_cuda, dtype=dtype, shape=(1, 4, 6, w)) for w in (width, value_width))
-        return attention._has_varlen_kernel(query, value)
+        return attention._has_varlen_kernel(query, value, Options("sdpa", None, None, None))
 
     assert fits(64, 64) and fits(256, 256)
     # Wider than the kernel's; not a multiple of 8; values narrower than keys, as of DeepSeek.
@@ -75,19 +78,18 @@ def test_the_kernel_gets_heads_of_the_widths_it_has():
 
 @pytest.mark.parametrize(
     ("options", "named"),
-    [({"is_causal": False}, "is_causal=False"), ({"s_aux": torch.zeros(1)}, "s_aux"), ({"softcap": 5.0}, "softcap")],
+    [
+        ({"is_causal": False}, "is_causal=False"),
+        ({"s_aux": torch.zeros(1)}, "s_aux"),
+        ({"softcap": 5.0}, "softcap"),
+        ({"attention_mask": torch.zeros(1, 1, 6, 6)}, "a mask of its own"),
+    ],
 )
 def test_what_packed_rows_cannot_have_is_refused(options: dict[str, object], named: str):
-    states = torch.zeros(1, 1, 6, 2)
+    states, options = torch.zeros(1, 1, 6, 2), {"attention_mask": None} | options
     message = f"^model.attn_implementation='sdpa': packed rows do not support {named}, which Module uses; set"
     with pytest.raises(ConfigError, match=message):
-        packed_attention(nn.Module(), states, states, states, None, implementation="sdpa", **ROWS, **options)
-
-
-def test_a_mask_of_the_models_own_is_refused():
-    states = torch.zeros(1, 1, 6, 2)
-    with pytest.raises(ConfigError, match="packed rows do not support a mask of its own, which Module uses"):
-        packed_attention(nn.Module(), states, states, states, torch.zeros(1, 1, 6, 6), implementation="sdpa", **ROWS)
+        packed_attention(nn.Module(), states, states, states, implementation="sdpa", **ROWS, **options)
 
 
 NEEDS_FLASH = pytest.mark.skipif(find_spec("flash_attn") is None, reason="needs the package flash-attn")
@@ -117,3 +119,86 @@ def test_kernels_agree_with_one_row_after_the_other(implementation: str, sliding
     torch.testing.assert_close(found, expected, atol=2e-2, rtol=2e-2)
     for gradient, reference in zip(gradients, expected_gradients, strict=True):
         assert (gradient - reference).norm() < 2e-2 * reference.norm()
+
+
+EPISODES = Batch.of([[11, 12], [21, 22, 23], [11, 12], [21, 22, 23]], [[31], [41, 42], [51], []])
+
+
+def varlen_reference(query, key, value, queries, keys, most_queries, most_keys, *, scale=None, window_size, **_):
+    """What torch's kernel computes: row by row, the last query aligned with the last key."""
+    repeats = query.shape[1] // key.shape[1]
+    key, value = (states.repeat_interleave(repeats, dim=1) for states in (key, value))
+    outputs = []
+    for (q0, q1), (k0, k1) in zip(pairwise(queries.tolist()), pairwise(keys.tolist()), strict=True):
+        assert q1 - q0 <= most_queries and k1 - k0 <= most_keys
+        distance = torch.arange(k1 - k0 - (q1 - q0), k1 - k0)[:, None] - torch.arange(k1 - k0)
+        seen = (distance >= 0) & ((window_size[0] < 0) | (distance <= window_size[0]))
+        scores = torch.einsum("qhd,khd->hqk", query[q0:q1], key[k0:k1]) * (scale or query.shape[-1] ** -0.5)
+        weights = scores.masked_fill(~seen, -torch.inf).softmax(dim=-1)
+        outputs.append(torch.einsum("hqk,khd->qhd", weights, value[k0:k1]))
+    return torch.cat(outputs)
+
+
+@pytest.mark.parametrize("window", [None, 2])
+@pytest.mark.parametrize("way", ["sdpa", "eager", "varlen"])
+def test_every_way_attends_as_whole_rows_do(way: str, window: int | None, monkeypatch: pytest.MonkeyPatch):
+    """Against each row computed by itself; four query heads share two of keys; in float64."""
+    layout, _ = shared_prompt_layout(EPISODES)
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn(1, heads, ROUND_TO, 8, generator=generator, dtype=torch.float64) for heads in (4, 2, 2)
+    )
+    if way == "varlen":
+        monkeypatch.setattr(attention, "_has_varlen_kernel", lambda *_: True)
+        monkeypatch.setattr(attention, "varlen_attn", varlen_reference)
+    found, _ = packed_attention(
+        nn.Module(), query, key, value, None, implementation="eager" if way == "eager" else "sdpa",
+        sliding_window=window, shared_prompts=layout.inputs["shared_prompts"],
+    )  # fmt: skip
+    assert found.is_contiguous() and not found[0, 9:].any()
+    for tokens in layout.places.split(EPISODES.lengths.tolist()):
+        bounds = torch.tensor([0, len(tokens)], dtype=torch.int32)
+        options = {"implementation": "sdpa", "sliding_window": window}
+        states = (states[:, :, tokens] for states in (query, key, value))
+        alone, _ = packed_attention(
+            nn.Module(), *states, None, cu_seq_lens_q=bounds, max_length_q=len(tokens), **options
+        )
+        torch.testing.assert_close(found[0, tokens], alone[0], rtol=0, atol=1e-6 if way == "eager" else 1e-12)
+
+
+def test_rows_without_prompt_or_response():
+    shared = SharedPrompts(torch.tensor([0, 2]), torch.tensor([3, 0, 0]), torch.tensor([0, 1, 1]))
+    states = torch.randn(1, 1, 5, 4, dtype=torch.float64)
+    found, _ = packed_attention(nn.Module(), states, states, states, None, implementation="sdpa", shared_prompts=shared)
+    assert found.isfinite().all()
+    # The first token of the prompt, and that of the response without one, see themselves alone.
+    assert torch.equal(found[0, [0, 2], 0], states[0, 0, [0, 2]])
+
+
+def test_packed_rows_follow_each_other_and_start_again_at_0():
+    inputs = packed_layout(EPISODES).inputs
+    assert inputs["input_ids"].tolist() == [[11, 12, 31, 21, 22, 23, 41, 42, 11, 12, 51, 21, 22, 23]]
+    assert inputs["position_ids"].tolist() == [[0, 1, 2, 0, 1, 2, 3, 4, 0, 1, 2, 0, 1, 2]]
+    assert inputs["cu_seq_lens_q"].tolist() == inputs["cu_seq_lens_k"].tolist() == [0, 3, 8, 11, 14]
+    assert inputs["cu_seq_lens_q"].dtype == torch.int32
+    assert inputs["max_length_q"] == inputs["max_length_k"] == 5
+    assert "attention_mask" not in inputs
+    # An episode without tokens is no row.
+    assert packed_layout(Batch.of([[1], []], [[2], []])).inputs["cu_seq_lens_q"].tolist() == [0, 2]
+
+
+def test_shared_prompts_come_once_then_responses():
+    layout, saved = shared_prompt_layout(EPISODES)
+    ids, positions = (layout.inputs[name][0] for name in ("input_ids", "position_ids"))
+    assert len(ids) == len(positions) == ROUND_TO and saved == pytest.approx(5 / 14)
+    assert ids[:9].tolist() == [11, 12, 21, 22, 23, 31, 41, 42, 51] and not ids[9:].any()
+    assert positions[:9].tolist() == [0, 1, 0, 1, 2, 2, 3, 4, 2]
+    # A prompt's last token predicts the first of every response.
+    assert layout.find(EPISODES.predictors)[0].tolist() == [1, 4, 6, 1]
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [2, 0, 3, 1]])
+def test_every_layout_knows_where_each_token_is(order: list[int]):
+    batch = EPISODES[order]
+    for layout in (padded_layout(batch), packed_layout(batch), shared_prompt_layout(batch)[0]):
+        assert layout.inputs["input_ids"].flatten()[layout.places].equal(batch.tokens)

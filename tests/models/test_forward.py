@@ -1,4 +1,5 @@
-"""Log-probabilities of one process: the same from every way through the model, and what memory they need."""
+"""Log-probabilities of one process: the same from every way through the model, and what memory they need; and which
+state a layer's number stands for."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,18 +7,23 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    Gemma3Config,
+    PreTrainedConfig,
+    Qwen2Config,
+)
 
 from tests.models.conftest import TINY
 from verl.batch import Batch
 from verl.config import ConfigError, PPOConfig, load_config
 from verl.config.common import ModelConfig
 from verl.models.attention import attention_name
-from verl.models.forward import LogprobForward, ValueForward
+from verl.models.forward import LogprobForward, ValueForward, record_states
 from verl.models.output_head import STATISTICS, Scoring, ScoringTargets, chunk_output_head, logprobs_and_entropy
 from verl.models.packing import position_ids
 
@@ -85,18 +91,12 @@ def gradient(model: nn.Module, loss: Tensor) -> Tensor:
     return torch.cat([parameter.grad.flatten().float() for parameter in model.parameters()])
 
 
-def scores_and_gradient(
-    architecture: PreTrainedConfig, way: ModelConfig, dtype: torch.dtype = torch.float32
-) -> tuple[Tensor, Tensor, Tensor]:
-    model = build(architecture, way, dtype)
-    scored = LogprobForward(model, way, "cpu").logprobs(EPISODES, 0.7, WANTED, differentiable_entropy=True)
+def scores_and_gradient(architecture: PreTrainedConfig, way: ModelConfig) -> tuple[Tensor, Tensor, Tensor]:
+    model = build(architecture, way)
+    scored = LogprobForward(model, way, "cpu").logprobs(EPISODES, Scoring(0.7, True), WANTED)
     weights = torch.randn(2, *WANTED.shape, generator=torch.Generator().manual_seed(1))
     loss = (scored.logprobs * weights[0]).sum() + (scored.entropy * weights[1]).sum()
     return scored.logprobs.detach(), scored.entropy.detach(), gradient(model, loss)
-
-
-def relative(a: Tensor, b: Tensor) -> float:
-    return ((a - b).norm() / b.norm()).item()
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -109,29 +109,14 @@ def test_every_way_gives_the_same_scores_and_gradients(name: str):
         found = scores_and_gradient(ARCHITECTURES[name], way)
         for values, reference in zip(found[:2], expected[:2], strict=True):
             torch.testing.assert_close(values, reference, atol=1e-5, rtol=0)
-        assert relative(found[2], expected[2]) < 1e-5, changes
-
-
-def test_bfloat16_agrees_to_its_precision():
-    architecture = ARCHITECTURES["qwen2"]
-    exact = scores_and_gradient(architecture, config(logits_chunk_size=0))
-    whole, *others = (
-        scores_and_gradient(architecture, config(param_dtype="bfloat16", **changes), torch.bfloat16)
-        for changes in WAYS.values()
-    )
-    # As far from each other as each is from float32.
-    noise = [relative(a, b) for a, b in zip(whole, exact, strict=True)]
-    assert max(noise) < 0.1
-    for other in others:
-        for found, expected, limit in zip(other, whole, noise, strict=True):
-            assert relative(found, expected) < 2 * limit
+        assert (found[2] - expected[2]).norm() < 1e-5 * expected[2].norm(), changes
 
 
 @pytest.mark.parametrize("changes", WAYS.values(), ids=WAYS.keys())
 def test_a_micro_batch_without_tokens_to_score_still_reaches_every_weight(changes: dict[str, object]):
     way = config(**changes)
     model = build(ARCHITECTURES["qwen2"], way)
-    logprobs = LogprobForward(model, way, "cpu").logprobs(EPISODES, 1.0, WANTED & False).logprobs
+    logprobs = LogprobForward(model, way, "cpu").logprobs(EPISODES, Scoring(1.0), WANTED & False).logprobs
     assert not logprobs.any()
     assert not gradient(model, logprobs.sum()).any()
 
@@ -146,7 +131,7 @@ def test_logprobs_and_entropy_are_those_of_a_float64_softmax(tiny_model: Path, t
             model.model.norm.weight.mul_(4.0)
         forward = LogprobForward(models[0], config(logits_chunk_size=3), "cpu")
         batch = Batch.of(ids[:, :6].tolist(), ids[:, 6:].tolist())
-        scored = forward.logprobs(batch, temperature, statistics=["sum_pi_squared"])
+        scored = forward.logprobs(batch, Scoring(temperature, statistics=("sum_pi_squared",)))
         logprobs, entropy, squares = map(scored.padded, ("logprobs", "entropy", "sum_pi_squared"))
         # Logits at column s are of the token at s + 1: the last four tokens are 6..9.
         expected = (models[1](ids).logits[:, 5:9] / temperature).log_softmax(-1)
@@ -157,55 +142,6 @@ def test_logprobs_and_entropy_are_those_of_a_float64_softmax(tiny_model: Path, t
     torch.testing.assert_close(squares.double(), expected.exp().square().sum(-1), atol=1e-6, rtol=0)
     # The comparison means something only where the distributions are not all alike.
     assert chosen.std() > 0.1
-
-
-@pytest.mark.parametrize("chunk", [0, 2])
-def test_entropy_carries_a_gradient_on_request_alone(chunk: int):
-    way = config(logits_chunk_size=chunk)
-    model = build(ARCHITECTURES["qwen2"], way)
-    forward = LogprobForward(model, way, "cpu")
-    head = model.get_output_embeddings().weight
-
-    def entropy(differentiable: bool) -> Tensor:
-        return forward.logprobs(EPISODES, 1.0, WANTED, differentiable).entropy.sum()
-
-    assert not entropy(False).requires_grad
-    before = entropy(True)
-    (slope,) = torch.autograd.grad(before, head)
-    with torch.no_grad():
-        head += 1e-3 * slope / slope.norm()
-        assert (entropy(True) - before).item() == pytest.approx(1e-3 * slope.norm().item(), rel=0.1)
-
-
-@torch.no_grad()
-def test_a_model_scored_in_chunks_still_generates():
-    model = build(ARCHITECTURES["qwen2"], config(logits_chunk_size=0))
-    prompt, mask = Batch.of(PROMPTS[:2], [[], []]).rows()
-    options = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
-    expected = model.generate(prompt, **options)
-    for changes in WAYS.values():
-        way = config(**changes)
-        other = build(ARCHITECTURES["qwen2"], way)
-        LogprobForward(other, way, "cpu")
-        assert torch.equal(other.generate(prompt, **options), expected)
-
-
-def test_adapters_are_part_of_every_way():
-    scored = []
-    for changes in WAYS.values():
-        way = config(**changes)
-        model = build(ARCHITECTURES["qwen2"], way)
-        adapted = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
-        forward = LogprobForward(adapted, way, "cpu")
-        logprobs = forward.logprobs(EPISODES, 1.0, WANTED).logprobs
-        logprobs.sum().backward()
-        with adapted.disable_adapter():
-            plain = forward.logprobs(EPISODES, 1.0, WANTED).logprobs
-        gradients = [p.grad.norm() for p in adapted.parameters() if p.requires_grad]
-        scored.append([logprobs.detach(), plain.detach(), torch.stack(gradients)])
-    assert (scored[0][0] - scored[0][1]).abs().max() > 0.01
-    for other in scored[1:]:
-        torch.testing.assert_close(other, scored[0], atol=1e-4, rtol=1e-4)
 
 
 class Altered(type(AutoModelForCausalLM.from_config(ARCHITECTURES["qwen2"]))):
@@ -244,11 +180,6 @@ def test_models_that_cannot_be_scored_this_way_are_refused(kind, architecture, c
     model = kind(architecture, dtype=getattr(torch, dtype), **options).eval()
     with pytest.raises(ConfigError, match=message):
         LogprobForward(model, way, "cpu")
-
-
-def test_kernels_without_packed_rows_are_refused():
-    with pytest.raises(ValueError, match=r"^attn_implementation='flex_attention': must be one of sdpa, eager"):
-        config(use_remove_padding=True, attn_implementation="flex_attention")
 
 
 NUM_TOKENS, VOCABULARY, CHUNK = 64, 500, 8
@@ -299,12 +230,12 @@ def test_logits_in_float32_of_a_model_in_bfloat16(logits_chunk_size):
     for dtype in ("auto", "float32"):
         way = config(logits_dtype=dtype, param_dtype="bfloat16", logits_chunk_size=logits_chunk_size)
         model = build(ARCHITECTURES["qwen2"], way, torch.bfloat16)
-        found = LogprobForward(model, way, "cpu").logprobs(EPISODES, 1.0).logprobs
+        found = LogprobForward(model, way, "cpu").logprobs(EPISODES, Scoring(1.0)).logprobs
         states = model.model(ids, attention_mask=mask, position_ids=position_ids(mask)).last_hidden_state
         logits = states.double() @ model.lm_head.weight.double().T
         expected = logits[:, :-1].log_softmax(dim=-1).gather(-1, ids[:, 1:, None]).squeeze(-1)[:, -6:]
         errors[dtype] = (found - expected[EPISODES.mask]).abs().max().item()
-        loss = LogprobForward(model, way, "cpu").logprobs(EPISODES, 1.0).logprobs.sum()
+        loss = LogprobForward(model, way, "cpu").logprobs(EPISODES, Scoring(1.0)).logprobs.sum()
         assert gradient(model, loss).isfinite().all()
     # The product itself is exact; in bfloat16 it has 8 bits.
     assert errors["float32"] < 1e-5 < 1e-3 < errors["auto"]
@@ -317,3 +248,62 @@ def test_a_critic_reads_numbers_of_the_policys_padding_that_it_has_no_row_for(mo
     last = config.vocab_size - 1
     first, second = values(Batch.of([[1, 2, last], [1, 2, last + 5]], [[3], [3]])).view(2, 4)
     assert torch.equal(first, second)
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(Qwen2Config(**TINY)).eval()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("chunk", [0, 2])
+def test_layers_are_those_of_transformers_hidden_states(model, chunk: int):
+    ids = torch.arange(10).view(2, 5)
+    expected = model(ids, output_hidden_states=True).hidden_states[1:]
+    given = {}
+    if chunk:
+        chunk_output_head(model, chunk)
+        given["targets"] = ScoringTargets(torch.arange(10), torch.arange(10), Scoring(1.0))
+    for layers in ([-1], [2, 0], [-3, 1, -1]):
+        with record_states(model, layers) as states:
+            model(ids, use_cache=False, **given)
+        for layer, found in zip(layers, states, strict=True):
+            assert torch.equal(found, expected[layer])
+
+
+def test_nothing_is_kept_afterwards(model):
+    with record_states(model, [0, -1]) as states:
+        model(torch.arange(3)[None])
+    model(torch.arange(3)[None])
+    assert len(states) == 2 and not any(module._forward_hooks for module in model.modules())
+
+
+@torch.no_grad()
+def test_layers_are_those_of_the_text_model_of_one_that_sees_images():
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2}
+    config = Gemma3Config(
+        text_config=sizes | {"num_hidden_layers": 2, "num_key_value_heads": 1, "vocab_size": 50, "head_dim": 8},
+        # As many layers as the text model has.
+        vision_config=sizes | {"num_hidden_layers": 2, "image_size": 28, "patch_size": 14},
+        **{"mm_tokens_per_image": 4, "image_token_index": 49, "boi_token_index": 48, "eoi_token_index": 47},
+    )
+    model = AutoModelForCausalLM.from_config(config).eval()
+    ids = torch.arange(10).view(2, 5)
+    expected = model(ids, output_hidden_states=True).hidden_states[1:]
+    with record_states(model, [0, -1]) as states:
+        model(ids, use_cache=False)
+    assert all(torch.equal(a, b) for a, b in zip(states, expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ([3], r"^calculator.layers=\[3\]: the model has 3 layers, from -3 to 2$"),
+        ([-4], r"the model has 3 layers"),
+        ([-1, 2], r"^calculator.layers=\[-1, 2\]: names a layer of the model's 3 twice$"),
+    ],
+)
+def test_layers_that_do_not_exist_are_named(model, layers: list[int], message: str):
+    with pytest.raises(ValueError, match=message), record_states(model, layers):
+        pass

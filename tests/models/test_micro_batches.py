@@ -54,20 +54,25 @@ def test_further_parts_come_from_the_largest():
         split_to_count([[a, b, c]], 4)
 
 
+UNITS = [7, 3, 7, 3, 5, 5]
+
+
 @pytest.mark.parametrize(
-    ("rows", "expected"), [(1, [[0, 2], [1, 3], [4, 5]]), (3, [[0, 2], [1, 3], [4, 5]]), (5, [[0, 2, 1, 3], [4, 5]])]
+    ("units", "rows", "expected"),
+    [
+        (None, 1, [[0], [1], [2], [3], [4], [5]]),
+        # Rows need not divide the share of a worker.
+        (None, 4, [[0, 1, 2, 3], [4, 5]]),
+        (None, 8, [[0, 1, 2, 3, 4, 5]]),
+        (UNITS, 1, [[0, 2], [1, 3], [4, 5]]),
+        (UNITS, 3, [[0, 2], [1, 3], [4, 5]]),
+        (UNITS, 5, [[0, 2, 1, 3], [4, 5]]),
+    ],
 )
-def test_rows_of_a_unit_are_in_one_micro_batch(rows: int, expected: list[list[int]]):
+def test_rows_of_a_unit_are_in_one_micro_batch(units, rows: int, expected: list[list[int]]):
     batch = Batch.of([[1]] * 6, [[1]] * 6)
-    cuts = MicroBatching(rows, max_tokens=None, packed=False).cut(batch, torch.tensor([7, 3, 7, 3, 5, 5]))
+    cuts = MicroBatching(rows, max_tokens=None, packed=False).cut(batch, None if units is None else torch.tensor(units))
     assert [cut.tolist() for cut in cuts] == expected
-
-
-@pytest.mark.parametrize(("rows", "expected"), [(1, [1, 1, 1, 1, 1]), (2, [2, 2, 1]), (3, [3, 2]), (5, [5]), (8, [5])])
-def test_rows_need_not_divide_the_share_of_a_worker(rows: int, expected: list[int]):
-    batch = Batch.of([[1]] * 5, [[1]] * 5)
-    cuts = MicroBatching(rows, max_tokens=None, packed=False).cut(batch)
-    assert [len(cut) for cut in cuts] == expected and torch.cat(cuts).tolist() == [0, 1, 2, 3, 4]
 
 
 def test_results_come_back_in_the_order_of_the_rows(single_mesh):

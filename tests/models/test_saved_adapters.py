@@ -16,9 +16,8 @@ from tests.conftest import changed
 from tests.models.models_in_worlds import example
 from verl.config.common import ModelConfig
 from verl.config.errors import ConfigError
-from verl.models.loading import check_model
-from verl.models.lora import adapters_disabled
-from verl.models.saved_adapters import read_saved_adapter
+from verl.models.checks import check_model
+from verl.models.lora import adapters_disabled, read_saved_adapter
 from verl.workers.actor import Actor
 
 TENSOR = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"

@@ -83,11 +83,8 @@ def test_every_model_says_and_learns_the_same_in_every_layout(name: str, worlds,
             assert relative_difference(gradients, results[learner][1]) < 1e-5, learner
 
 
-def test_sequence_groups_need_packed_rows_and_divide_the_workers(configs: tuple[PPOConfig, SFTConfig]):
-    model = configs[0].model
-    with pytest.raises(ValueError, match=r"^ulysses_sequence_parallel_size=2: .*model.use_remove_padding=true"):
-        replace(model, ulysses_sequence_parallel_size=2, use_remove_padding=False)
-    shared = replace(model, ulysses_sequence_parallel_size=3, use_remove_padding=True)
+def test_sequence_groups_divide_the_workers(configs: tuple[PPOConfig, SFTConfig]):
+    shared = replace(configs[0].model, ulysses_sequence_parallel_size=3, use_remove_padding=True)
     for config in configs:
         with pytest.raises(ValueError, match=r"^model.ulysses_sequence_parallel_size=3: must divide trainer.nnodes"):
             replace(config, model=shared)

@@ -14,10 +14,10 @@ from tests.conftest import changed
 from tests.models.models_in_worlds import example
 from verl.batch import Batch
 from verl.config import ConfigError
-from verl.models.reward_model_inputs import reward_model_batch
-from verl.models.value_models import check_value_architecture, load_sharded_value_model
-from verl.workers.critic import Critic
-from verl.workers.reward_model import RewardModel, scored_positions
+from verl.models.checks import check_value_architecture
+from verl.models.loading import load_sharded_value_model
+from verl.models.tokenizer import reward_model_batch
+from verl.workers.critic import Critic, RewardModel, scored_positions
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ def test_the_token_that_also_pads_is_not_read():
 def test_heads_that_do_not_fit(tiny_model, reward_model, model_config, tmp_path, single_mesh):
     def load(path: Path, new_head: bool) -> torch.nn.Module:
         config = replace(model_config, path=str(path))
-        return load_sharded_value_model(config, single_mesh, trainable=new_head, new_head=new_head)
+        return load_sharded_value_model(config, single_mesh, trainable=new_head)
 
     two_labels, gated, torn = (tmp_path / name for name in ("two_labels", "gated", "torn"))
     AutoModelForSequenceClassification.from_pretrained(tiny_model, num_labels=2).save_pretrained(two_labels)

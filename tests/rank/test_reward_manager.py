@@ -6,11 +6,13 @@ from typing import NamedTuple
 import pytest
 import torch
 from conftest import rank_metrics as measured
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from verl.batch import RankMetrics
 from verl.config import PPOConfig, load_config
 from verl.config.rewards import RewardManagerConfig
 from verl.rank.reward_manager import RewardManager
+from verl.rank.shaping import controller_weights, exploration_beta, relative_deviation, shaped_advantages
 
 ERA, ERV = "Effective Rank diff 2", "Effective Rank diff"
 
@@ -53,7 +55,7 @@ class Shaping(NamedTuple):
 
 def shape(manager, rank_metrics, tokens=2):
     """What the manager says of a batch, which never changes its state."""
-    zeros, before = torch.zeros(len(rank_metrics), tokens), json.dumps(manager.state_dict())
+    zeros, before = torch.zeros(len(rank_metrics[ERA]), tokens), json.dumps(manager.state_dict())
     phi, metrics = manager.compute_phi(rank_metrics)
     shaping = Shaping(phi, manager.shape_rewards(zeros, zeros + 1, phi), metrics)
     assert json.dumps(manager.state_dict()) == before
@@ -82,6 +84,7 @@ def test_later_steps_are_measured_against_the_steps_before():
     assert state == {"baselines": {"1": {ERA: 2.0, ERV: 4.0}}, "ema_score": 0.5}
     manager = RewardManager(config())
     manager.load_state_dict(json.loads(json.dumps(state)))
+    manager.state_dict()["baselines"]["1"][ERA] = 9.0  # a copy
     second = batch([6.0, 6.0], [4.0, 0.0])
     result = shape(manager, second)
     expected = [0.5 * math.tanh(2.0), 0.5 * math.tanh(2.0) + 0.5 * math.tanh(-1.0)]
@@ -155,41 +158,23 @@ def test_signal_fades_as_the_score_rises(score, factor):
     assert result.metrics["reward_manager/scale"] == 2.0 * factor
 
 
-def test_switches_are_independent():
-    rank_metrics = batch([1.0, 3.0], [4.0, 4.0])
-    advantages, mask = torch.tensor([[1.0, 1.0], [-1.0, -1.0]]), torch.ones(2, 2)
-    bonus = 0.5 * math.tanh(0.5)
-    for add_adv in (False, True):
-        manager = RewardManager(config(add_reward=False, add_adv=add_adv))
-        result = shape(manager, rank_metrics)
-        assert not result.token_rewards.any()
-        assert result.phi.tolist() == pytest.approx([-bonus, bonus], rel=1e-6)
-        shaped, metrics = manager.shape_advantages(advantages, mask, result.phi)
-        assert shaped[0].tolist() == [1.0, 1.0] and bool(metrics) == add_adv
-        assert shaped[1].tolist() == pytest.approx([-1 + bonus * add_adv] * 2, rel=1e-6)
-
-
-def test_reward_goes_to_the_last_response_token():
-    manager = RewardManager(config())
-    mask = torch.tensor([[1, 1, 0], [1, 0, 0], [0, 0, 0]])
+def test_switches_are_independent_and_a_reward_goes_to_the_last_response_token():
+    rank_metrics = batch([1.0, 3.0, 2.0], [4.0, 4.0, 4.0])
+    mask = torch.tensor([[1, 1, 0], [1, 0, 1], [0, 0, 0]])
     rewards = torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
-    phi, _ = manager.compute_phi(batch([1.0, 3.0, 2.0], [4.0, 4.0, 4.0]))
-    bonus = 0.5 * math.tanh(0.5)
-    expected = torch.tensor([[0.0, 1.0 - bonus, 0.0], [1.0 + bonus, 0.0, 0.0], [0.0, 0.0, 0.0]])
-    torch.testing.assert_close(manager.shape_rewards(rewards, mask, phi), expected)
-    assert rewards[0, 1] == 1.0
-
-
-def test_advantage_metrics():
-    manager = RewardManager(config())
-    advantages = torch.tensor([[1.0, 1.0, 0.0], [-1.0, -1.0, -1.0]])
-    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
-    shaped, metrics = manager.shape_advantages(advantages, mask, torch.tensor([0.25, -1.0]))
-    assert shaped.tolist() == [[1.25, 1.25, 0.0], [-1.0, -1.0, -1.0]]
-    changes = {"shaped_token_share": 0.4, "shaped_mean_change": 0.1, "shaped_relative_change": 0.25}
-    assert metrics == {f"reward_manager/{name}": value for name, value in changes.items()}
-    _, metrics = manager.shape_advantages(advantages, torch.zeros(2, 3), torch.tensor([0.25, -1.0]))
-    assert metrics == {"reward_manager/shaped_token_share": 0.0, "reward_manager/shaped_mean_change": 0.0}
+    advantages, bonus = torch.tensor([[1.0], [-1.0], [1.0]]).expand(3, 3), 0.5 * math.tanh(0.5)
+    for add_reward, add_adv in ((False, False), (False, True), (True, False)):
+        manager = RewardManager(config(add_reward=add_reward, add_adv=add_adv))
+        phi, _ = manager.compute_phi(rank_metrics)
+        assert phi.tolist() == pytest.approx([-bonus, bonus, 0.0], rel=1e-6)
+        change = torch.tensor([[0.0, -bonus, 0.0], [0.0, 0.0, bonus], [0.0, 0.0, 0.0]]) * add_reward
+        torch.testing.assert_close(manager.shape_rewards(rewards, mask, phi), rewards + change)
+        shaped, metrics = manager.shape_advantages(advantages, mask, phi)
+        # Two of the four tokens change, those of the second response, from -1.
+        changes = {"token_share": 0.5, "mean_change": bonus / 2, "relative_change": bonus} if add_adv else {}
+        changes = {f"reward_manager/shaped_{name}": value for name, value in changes.items()}
+        assert metrics == pytest.approx(changes) and torch.equal(shaped[[0, 2]], advantages[[0, 2]])
+        assert shaped[1].tolist() == pytest.approx([-1 + bonus * add_adv, -1.0, -1 + bonus * add_adv], rel=1e-6)
 
 
 def test_missing_indicator_names_those_available():
@@ -199,8 +184,11 @@ def test_missing_indicator_names_those_available():
     for refused in (lambda: shape(manager, rank_metrics), lambda: manager.update(torch.zeros(2), rank_metrics)):
         with pytest.raises(ValueError, match=message):
             refused()
+    guided = RewardManager(config(guidance_metric="Curvature"))
+    with pytest.raises(ValueError, match="guidance_metric: 'Curvature' is not among the metrics; available: Effective"):
+        guided.compute_phi(batch([1.0], [1.0]))
     with pytest.raises(ValueError, match="rank_metrics is empty"):
-        manager.update(torch.zeros(2), RankMetrics.none(2))
+        manager.update(torch.zeros(2), {})
 
 
 def test_baselines_from_zero_follow_a_step_late():
@@ -232,14 +220,6 @@ def test_baselines_from_zero_follow_a_step_late():
             known = {"baselines": {"1": baselines} if baselines else {}, "ema_score": ema_score}
             assert each.state_dict() == known | {"previous_means": {"1": means}}
             assert each.baselines == {name: baselines.get(name, 0.0) for name in (ERA, ERV)}
-
-
-def test_from_zero_a_metric_without_finite_value_leaves_its_baseline():
-    manager = RewardManager(config(baseline_start="zero"))
-    for era in ([2.0, 2.0], [math.nan, math.inf], [4.0, 4.0]):
-        manager.update(torch.full((2,), math.nan), measured(layer(era, [4.0, 4.0])))
-    state = {"baselines": {"1": {ERA: 0.5, ERV: 1.75}}, "ema_score": 0.0, "previous_means": {"1": {ERA: 4.0, ERV: 4.0}}}
-    assert manager.state_dict() == state
 
 
 ER = "Effective Rank"
@@ -290,31 +270,19 @@ def test_where_phi_is_not_computed_no_baseline_moves(start):
     assert manager.state_dict() == before
 
 
-def test_state_is_a_copy():
-    manager = RewardManager(config())
-    state = {"baselines": {"1": {ERA: 1.0, ERV: 1.0}}, "ema_score": 0.0}
-    manager.load_state_dict(state)
-    manager.state_dict()["baselines"]["1"][ERA] = 9.0
-    state["baselines"]["1"][ERA] = 9.0
-    assert manager.state_dict()["baselines"]["1"][ERA] == 1.0
-
-
 @pytest.mark.parametrize(
     ("start", "state", "message"),
     [
         ("first_batch", {"baselines": {}}, "expected the keys baselines and ema_score"),
-        ("first_batch", {"baselines": {}, "ema_score": 0.0, "step": 3}, "expected the keys"),
         ("first_batch", [], "expected the keys"),
         ("first_batch", {"baselines": [], "ema_score": 0.0}, "expected a mapping of layers"),
         ("first_batch", {"baselines": {"1": 2.0}, "ema_score": 0.0}, r"baselines\['1'\]=2.0"),
         ("first_batch", {"baselines": {1: {}}, "ema_score": 0.0}, r"baselines\[1\]"),
-        ("first_batch", {"baselines": {"1": {ERA: "x"}}, "ema_score": 0.0}, "expected a finite number"),
         ("first_batch", {"baselines": {"1": {ERA: math.nan}}, "ema_score": 0.0}, "expected a finite number"),
         ("first_batch", {"baselines": {"1": {ERA: True}}, "ema_score": 0.0}, "expected a finite number"),
         ("first_batch", {"baselines": {}, "ema_score": math.inf}, "ema_score=inf"),
         ("zero", {"baselines": {}, "ema_score": 0.0}, "expected the keys baselines and ema_score and previous_means"),
         ("zero", {"baselines": {}, "ema_score": None, "previous_means": None}, "ema_score=None: expected a finite"),
-        ("zero", {"baselines": {}, "ema_score": 0.0, "previous_means": 2.0}, "previous_means=2.0: expected a mapping"),
         ("zero", {"baselines": {}, "ema_score": 0.0, "previous_means": {"1": {ERA: "x"}}}, r"previous_means\['1'\]"),
     ],
 )
@@ -369,7 +337,56 @@ def test_a_state_from_before_the_guide_had_a_baseline(start):
     assert again.state_dict() == newer.state_dict()
 
 
-def test_a_guide_that_is_not_measured_is_named():
-    manager = RewardManager(config(guidance_metric="Curvature"))
-    with pytest.raises(ValueError, match="guidance_metric: 'Curvature' is not among the metrics; available: Effective"):
-        manager.compute_phi(batch([1.0], [1.0]))
+def f64(*values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def test_relative_deviation():
+    metric = f64(3.0, 1.0, 100.0, -100.0, math.nan, math.inf, 2.0)
+    expected = f64(0.5, -0.5, 5.0, -5.0, 0.0, 0.0, 0.0)
+    torch.testing.assert_close(relative_deviation(metric, 2.0), expected, rtol=1e-8, atol=0)
+    # a negative baseline divides by its size: above it is positive
+    torch.testing.assert_close(relative_deviation(f64(-1.0, -3.0), -2.0), f64(0.5, -0.5), rtol=1e-8, atol=0)
+    # a zero baseline: any real difference saturates
+    assert relative_deviation(f64(0.01, -0.01, 0.0), 0.0).tolist() == [5.0, -5.0, 0.0]
+
+
+def test_weights_of_each_hypothesis():
+    deviation, explore, exploit = f64(0.0, math.log(3) / 2, -math.log(3) / 2), f64(1.0, 0.0), f64(0.2, 0.8)
+    expected = {
+        "PlanB": [[0.6, 0.4], [0.8, 0.2], [0.4, 0.6]],  # beta = 1/2, 3/4, 1/4
+        "FixTwo": [[0.6, 0.4]] * 3,
+        "FixOne": [[1.2, 0.8]] * 3,
+    }
+    for name, weights in expected.items():
+        beta = exploration_beta(deviation, name, gain=2.0)
+        torch.testing.assert_close(controller_weights(beta, explore, exploit, name), f64(*weights))
+
+
+def test_literal_shaped_advantages():
+    advantages = torch.tensor([[2.0, 2.0, 0.0], [-2.0, -2.0, -2.0], [2.0, 2.0, 2.0], [0.0, 0.0, 0.0]])
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1], [1, 1, 1], [1, 1, 1]])
+    phi = f64(0.25, 3.0, -3.0, 1.0)
+    expected = [[2.25, 2.25, 0.0], [-1.5, -1.5, -1.5], [2.0, 2.0, 2.0], [0.0, 0.0, 0.0]]
+    assert shaped_advantages(advantages, mask, phi, kappa=4.0, placement="all_tokens").tolist() == expected
+    expected = [[2.0, 2.25, 0.0], [-2.0, -2.0, -1.5], [2.0, 2.0, 2.0], [0.0, 0.0, 0.0]]
+    assert shaped_advantages(advantages, mask, phi, kappa=4.0, placement="last_token").tolist() == expected
+
+
+@given(
+    st.lists(st.tuples(st.floats(-10, 10, width=32), st.floats(-10, 10, width=32)), min_size=1, max_size=8),
+    st.floats(1, 10),
+    st.sampled_from(["all_tokens", "last_token"]),
+)
+@settings(max_examples=60, deadline=None)
+def test_bonus_is_bounded_and_keeps_the_sign(rows, kappa, placement):
+    advantages = torch.tensor([[a, a] for a, _ in rows])
+    phi = torch.tensor([p for _, p in rows])
+    shaped = shaped_advantages(advantages, torch.ones_like(advantages), phi, kappa, placement)
+    bonus = shaped.double() - advantages.double()
+    assert (bonus >= 0).all()
+    # the sum is rounded to float32, whose steps are 2^-24 of the value, or 1e-45 near zero
+    assert (bonus <= advantages.double().abs() * (1 / kappa + 1e-6) + 1e-44).all()
+    assert (shaped * advantages.sign() >= 0).all()
+    assert (bonus[phi <= 0] == 0).all()
+    assert (bonus[(phi > 0.01) & (advantages[:, 0].abs() > 0.01), -1] > 0).all()

@@ -8,9 +8,16 @@ import torch
 from torch import Tensor
 
 from verl.rank.calculator import RepresentationMetricsCalculator
-from verl.rank.stacks import StackedResponses, mean_state_distances, stack_metrics
+from verl.rank.stacks import StackedResponses, mean_state_distances
 
 SPECTRAL = [0, 1, 2, 4]
+
+
+def stack_metrics(states, config):
+    stack = StackedResponses(config)
+    for response in states:
+        stack.add(response)
+    return stack.metrics()
 
 
 def random_states(*lengths: int, width: int = 6, layers: int = 2, offset: float = 30.0) -> list[Tensor]:
@@ -27,7 +34,7 @@ def test_a_stack_has_the_metrics_of_the_concatenated_responses(
     calculator = make_calculator(metric_indices=SPECTRAL, diff_stride=3, prefix_rule=rule)
     states = random_states(*lengths)
     found = stack_metrics(states, calculator.config)
-    expected = calculator.measure([torch.cat(states)]).by_name
+    expected = calculator.measure([torch.cat(states)]).rank_metrics
     assert list(found) == list(expected.keys()) and len(found) == 12
     for name, values in found.items():
         torch.testing.assert_close(values, expected[name][0], rtol=1e-5, atol=1e-5, msg=name)
@@ -38,7 +45,7 @@ def test_a_stack_keeps_as_many_rows_as_the_states_are_wide(make_calculator):
     kept = []
     for response in random_states(4, 9, 50):
         stack.add(response)
-        kept.append(stack.kept_rows)
+        kept.append(stack._contrasts.shape[1])
     assert kept == [4, 6, 6]
 
 

@@ -1,20 +1,23 @@
-"""Metrics of tokens, and Phi as the paper's later release makes it of them and of hidden states."""
+"""Metrics of tokens, a user's own metrics of tokens and of spectra, and Phi as the paper's later release makes it."""
 
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import rank_metrics
+from conftest import rank_columns
 
 from tests.rank.reference_loop import effective_rank, mask_of, terms, velocity_and_acceleration
-from verl.batch import Batch
+from verl.batch import Batch, by_layer
 from verl.config import ConfigError, PPOConfig, load_config
-from verl.rank.calculator import RepresentationMetricsCalculator
+from verl.rank.calculator import RepresentationMetricsCalculator, capture_options, reduce_states
+from verl.rank.own_metrics import own_measures
 from verl.rank.reward_manager import RewardManager
-from verl.rank.token_metrics import frequency_entropy, with_token_metrics
+from verl.rank.token_metrics import fill_token_metrics
+from verl.spectral.slices import finish
 
 NAMES = ["avg_log_probs", "avg_response_entropy", "avg_logits_entropy"]
 
@@ -22,10 +25,11 @@ NAMES = ["avg_log_probs", "avg_response_entropy", "avg_logits_entropy"]
 def measure(ranks, names, tokens, lengths, logprobs=None, entropy=None):
     """Metrics of responses with one prompt token each; what stands beyond a response's length is padding."""
     prompts, lengths = torch.ones(len(tokens), dtype=torch.int64), torch.tensor(lengths)
-    batch = Batch(prompts, lengths, tokens.shape[1], rank_metrics=ranks)
+    batch = Batch(prompts, lengths, tokens.shape[1], **ranks)
     ids = torch.cat([torch.ones(len(tokens), 1, dtype=torch.int64), tokens], dim=1)
     batch.fill(tokens=ids[torch.arange(ids.shape[1]) < 1 + lengths[:, None]], logprobs=logprobs, entropy=entropy)
-    return with_token_metrics(batch, names)
+    fill_token_metrics(batch, names)
+    return batch.rank_metrics
 
 
 TOKENS = torch.tensor([[5, 5, 7, 9], [5, 5, 5, 0], [3, 4, 0, 0]])
@@ -36,8 +40,8 @@ def test_literal_values_in_every_layer():
     logprobs = torch.tensor([[-1.0, -2.0, -3.0, -6.0], [-1.0, -1.0, -4.0, 9.0], [-0.5, -1.5, 9.0, 9.0]])
     entropy = torch.tensor([[1.0, 1.0, 2.0, 4.0], [3.0, 0.0, 0.0, 9.0], [0.25, 0.75, 9.0, 9.0]])
     layers = {"Effective Rank": torch.tensor([1.0, 2.0, 3.0])}
-    metrics = measure(rank_metrics(layers, layers), NAMES, TOKENS, LENGTHS, logprobs, entropy)
-    assert metrics.metric_names == ["Effective Rank", *NAMES] and metrics.num_layers == 2
+    metrics = measure(rank_columns(layers, layers), NAMES, TOKENS, LENGTHS, logprobs, entropy)
+    assert list(metrics) == ["Effective Rank", *NAMES] and len(by_layer(metrics)) == 2
     # Shares 1/2, 1/4, 1/4; 1; and 1/2, 1/2.
     expected = {
         "Effective Rank": [1.0, 2.0, 3.0],
@@ -45,31 +49,15 @@ def test_literal_values_in_every_layer():
         "avg_response_entropy": [1.5 * math.log(2), 0.0, math.log(2)],
         "avg_logits_entropy": [2.0, 1.0, 0.5],
     }
-    for layer in metrics.by_layer():
+    for layer in by_layer(metrics):
         for name, values in expected.items():
             assert layer[name].tolist() == pytest.approx(values, abs=1e-12), name
-    assert metrics.by_name["avg_log_probs"].dtype == torch.float64
-    alone = measure(rank_metrics(layers), NAMES[1:2], TOKENS, LENGTHS)
-    assert alone.by_layer()[0]["avg_response_entropy"].tolist() == pytest.approx(expected["avg_response_entropy"])
-
-
-def test_a_masked_response_gets_no_signal_from_its_tokens():
-    measured = rank_metrics({"Effective Rank": torch.tensor([2.0, 3.0, math.nan])}, {"Effective Rank": torch.ones(3)})
-    metrics = measure(measured, NAMES[1:2], TOKENS, LENGTHS)
-    expected = [1.5 * math.log(2), 0.0, math.nan]
-    assert metrics.by_layer()[0]["avg_response_entropy"].tolist() == pytest.approx(expected, nan_ok=True)
-    assert metrics.by_layer()[1]["avg_response_entropy"].tolist() == pytest.approx([*expected[:2], math.log(2)])
-
-
-def test_the_entropy_of_frequencies_is_the_mean_surprise_of_the_tokens():
-    generator = torch.Generator().manual_seed(0)
-    tokens, lengths = torch.randint(0, 6, (5, 30), generator=generator), [30, 17, 1, 8, 0]
-    for row, length, value in zip(
-        tokens.tolist(), lengths, frequency_entropy(tokens, mask_of(lengths, 30)), strict=True
-    ):
-        kept = row[:length]
-        expected = [-math.log(kept.count(token) / length) for token in kept]
-        assert float(value) == pytest.approx(sum(expected) / max(1, length), abs=1e-12)
+    assert metrics["avg_log_probs"].dtype == torch.float64
+    # A response that is masked in a layer gets no signal from its tokens there.
+    masked = rank_columns({"Effective Rank": torch.tensor([2.0, 3.0, math.nan])}, layers)
+    found = measure(masked, NAMES[1:2], TOKENS, LENGTHS)["avg_response_entropy"].T.tolist()
+    entropies = expected["avg_response_entropy"]
+    assert found == [pytest.approx([*entropies[:2], math.nan], nan_ok=True), pytest.approx(entropies)]
 
 
 class Loop:
@@ -136,7 +124,8 @@ def test_phi_of_the_later_release(rule, guide):
     loop = Loop(rule, 4, signal.indicator_names, *weights.values(), signal.gain, signal.ema_alpha, signal.guide)
     for step, (states, lengths, tokens, logprobs, entropy) in enumerate(batches(5)):
         rows = [states[i, :length] for i, length in enumerate(lengths)]
-        measured = ranks_of([row[:, None] for row in rows])
+        whole = ranks_of([row[:, None] for row in rows])
+        measured = {name: getattr(whole, name) for name in whole.names}
         metrics = measure(measured, calculator.token_metrics, tokens, lengths, logprobs, entropy)
         phi, logged = manager.compute_phi(metrics)
         manager.update(torch.zeros(4), metrics)
@@ -173,10 +162,92 @@ def test_a_users_metrics(tmp_path):
     entropy = torch.tensor([[1.0, 1.0, 2.0, 4.0], [3.0, 0.0, 0.0, 0.0], [0.25, 0.75, 0.0, 0.0]])
     args = (TOKENS, LENGTHS, logprobs, entropy)
     layers = {"Effective Rank": torch.tensor([1.0, 2.0, torch.nan])}
-    metrics = measure(rank_metrics(layers), paths, *args).by_layer()[0]
+    metrics = measure(rank_columns(layers), paths, *args)
     assert list(metrics) == ["Effective Rank", "surprise", "spread"]
     # Of tokens the mean over the response, padding left out; of responses as it is; masked where the ranks are.
-    torch.testing.assert_close(metrics["surprise"], torch.tensor([3.0, 2.0, torch.nan]).double(), equal_nan=True)
-    torch.testing.assert_close(metrics["spread"], torch.tensor([3.0, 3.0, torch.nan]).double(), equal_nan=True)
+    torch.testing.assert_close(metrics["surprise"][:, 0], torch.tensor([3.0, 2.0, torch.nan]).double(), equal_nan=True)
+    torch.testing.assert_close(metrics["spread"][:, 0], torch.tensor([3.0, 3.0, torch.nan]).double(), equal_nan=True)
     with pytest.raises(ConfigError, match=r"returned shape \[3, 1\]; expected a tensor of shape \[3, 4\] or \[3\]"):
-        measure(rank_metrics(layers), [f"{tmp_path}/tokens.py:wide"], *args)
+        measure(rank_columns(layers), [f"{tmp_path}/tokens.py:wide"], *args)
+
+
+SOURCE = """
+import torch
+
+def effective(spectra):
+    # The effective rank again, by another way.
+    shares = spectra.singular_values / spectra.singular_values.sum(dim=1, keepdim=True)
+    return torch.special.entr(shares).sum(dim=1).exp()
+
+def rows_and_width(spectra):
+    assert spectra.singular_values.shape[1] == min(spectra.rows, spectra.width)
+    return torch.full((len(spectra.singular_values),), 100 * spectra.rows + spectra.width)
+
+def largest(spectra):
+    return spectra.singular_values[:, 0]
+
+def one_number(spectra):
+    return spectra.singular_values.sum()
+
+def unstable(spectra):
+    return spectra.singular_values.log().sum(dim=1)
+"""
+
+
+@pytest.fixture
+def paths(tmp_path: Path):
+    (tmp_path / "own.py").write_text(SOURCE)
+    return lambda *names: [f"{tmp_path}/own.py:{name}" for name in names]
+
+
+def states(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).cumsum(1)
+
+
+@pytest.mark.parametrize("rule", ["after_stride", "at_stride_and_whole"])
+def test_velocity_and_acceleration_are_those_of_the_built_in_metric(make_calculator, paths, rule):
+    calculator = make_calculator(own_metrics=paths("effective"), metric_indices=[1], diff_stride=3, prefix_rule=rule)
+    metrics = calculator(states(4, 20, 2, 6), mask_of([20, 13, 4, 1], 20))
+    assert list(metrics["1"]) == [f"{n}{s}" for n in ("Effective Rank", "effective") for s in ("", " diff", " diff 2")]
+    for layer in metrics.values():
+        for suffix in ("", " diff", " diff 2"):
+            # A response of one row has no spectrum: an effective rank of 1, and 0 for one's own.
+            built_in, own = layer[f"Effective Rank{suffix}"][:3], layer[f"effective{suffix}"]
+            torch.testing.assert_close(own[:3], built_in, rtol=1e-5, atol=1e-7)
+            assert own[3] == 0
+    names = calculator.dataset_metrics(states(9, 5), 2)
+    assert names["global/effective"] == pytest.approx(names["global/Effective Rank"], rel=1e-5)
+
+
+def test_it_sees_rows_and_width_and_the_units_of_the_states(make_calculator, paths):
+    options = {"own_metrics": paths("rows_and_width", "largest"), "metric_indices": [2], "compute_diff": False}
+    hidden = torch.zeros(1, 4, 1, 3)
+    hidden[0, :2, 0, 1], hidden[0, 2:, 0, 1] = 1e5, -1e5  # centred as it is: one singular value, 2e5
+    metrics = make_calculator(**options)(hidden, mask_of([4], 4))["1"]
+    assert metrics["rows_and_width"].tolist() == [403.0]
+    assert metrics["largest"].item() == pytest.approx(2e5)
+    masked = make_calculator(**options, on_nonfinite="mask")(hidden / 0.0, mask_of([4], 4))["1"]
+    assert masked["largest"].isnan().all()
+    assert make_calculator(**options)(torch.ones(1, 4, 1, 3), mask_of([4], 4))["1"]["largest"].tolist() == [0.0]
+
+
+def test_the_engine_loads_it_from_its_options(make_calculator, paths):
+    calculator = make_calculator(own_metrics=paths("effective"), metric_indices=[1], diff_stride=3)
+    options = capture_options(calculator.config)["reducer_options"]
+    (row,) = finish(reduce_states([states(1, 20, 2, 6)[0]], **options))
+    expected = calculator(states(1, 20, 2, 6), mask_of([20], 20))
+    assert row["rank/effective diff"][0].tolist() == [expected[layer]["effective diff"].item() for layer in ("1", "2")]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("one_number", "returned shape []; expected a tensor of shape [2], one number for each spectrum"),
+        ("unstable", "returned NaN or infinity in row 1; expected finite numbers for 3 rows (some singular"),
+        ("gone", "has no function or class 'gone'"),
+    ],
+)
+def test_it_is_tried_before_training(paths, name, message):
+    with pytest.raises(ConfigError) as raised:
+        own_measures(paths(name))
+    assert str(raised.value).startswith("calculator.own_metrics=") and message in str(raised.value)

@@ -1,4 +1,4 @@
-"""Inputs of a policy loss of one's own, from lists."""
+"""Inputs of a user's policy loss, from lists."""
 
 from typing import Any
 

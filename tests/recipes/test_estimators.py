@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.method.batches import batch_of
-from verl.algorithms.advantages.grpo import grpo_advantages
+from verl.algorithms.advantages.estimators import grpo_advantages
 from verl.batch import Batch
 from verl.config import ConfigError
 from verl.recipes.confucius3 import hardness_weighted

@@ -10,10 +10,11 @@ from verl.config import PPOConfig, load_config
 from verl.method.calls import MethodCalls
 from verl.rank.reward_manager import RewardManager
 from verl.trainer.ppo.advantages import AdvantageEstimation
-from verl.trainer.ppo.checks import check_method_and_loss
+from verl.trainer.ppo.inputs import check_method_and_loss
 from verl.workers.policy_loss import check_policy_loss
 
 EXPERIMENTS = sorted((ROOT / "configs" / "experiment").glob("*.yaml"))
+README = (ROOT / "configs" / "README.md").read_text()
 OURS = ("grpo", "ppo", "verl_grpo", "verl_ppo", "released_code", "released_code_later")
 
 
@@ -30,7 +31,8 @@ def test_an_experiment_composes_with_every_preset(path: Path, tiny_tokenizer):
     if path.stem not in OURS:
         comment = "".join(line for line in path.read_text().splitlines(keepends=True) if line.startswith("#"))
         assert re.search(r"arXiv \d{4}\.\d{5}", comment), "name the source in the first comment"
-    assert f"| `{path.stem}` |" in (ROOT / "configs" / "README.md").read_text()
+    (row,) = (line for line in README.splitlines() if line.startswith(f"| `{path.stem}` |"))
+    assert all(method.overrides(place) for place in re.findall(r"`(?:Method\.)?(\w+)`", row.split("|")[3])), row
 
 
 @pytest.mark.slow

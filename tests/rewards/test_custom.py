@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 from conftest import scoring
@@ -16,7 +17,7 @@ from verl.config.rewards import RewardScoreConfig
 from verl.rewards import check_ground_truth, compute_score, use_custom_functions
 from verl.rewards.custom import CustomFunctionError, custom_verdict, load_function
 from verl.rewards.pool import VerifierPool
-from verl.rewards.registry import CUSTOM_FUNCTIONS, MATH, find_scorer
+from verl.rewards.registry import CUSTOM_FUNCTIONS, VERIFIERS, find_scorer
 from verl.rewards.score import Verdict
 
 MODULE = """
@@ -168,25 +169,33 @@ def test_a_function_in_a_file(my_rewards: Path, monkeypatch: pytest.MonkeyPatch)
     assert [compute_score(source, "12345", "")["score"] for source in paths] == [0.5, 0.5]
 
 
+WHOLE = "must be a finite number, a bool, or a dict with 'score'"
+
+
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        (math.nan, "returned=nan; it must be a finite number or a bool"),
-        (math.inf, "returned=inf; it must"),
-        (10**400, "returned=1000000000"),
-        (None, "returned=None; it must"),
-        ("0.5", "returned='0.5'; it must"),
-        ([1.0], r"returned=\[1.0\]; it must"),
-        ({"score": math.nan}, "returned score=nan; it must"),
-        ({"score": 1.0, "acc": "yes"}, "returned acc='yes'; it must"),
-        ({"score": 1.0, 10**5000: 1}, "returned a value that cannot be kept: ValueError: Exceeds the limit"),
-        ({"acc": 1.0, "pred": "5"}, r"returned a dict without 'score'; it has \['acc', 'pred'\]"),
+        (math.nan, f"returned nan; {WHOLE}"),
+        (math.inf, f"returned inf; {WHOLE}"),
+        (10**400, f"returned 1{'0' * 199}; {WHOLE}"),
+        (None, f"returned None; {WHOLE}"),
+        ("0.5", f"returned '0.5'; {WHOLE}"),
+        ((1.0, True), f"returned (1.0, True); {WHOLE}"),
+        (np.zeros((2, 2)), f"returned array([[0., 0.], [0., 0.]]); {WHOLE}"),
+        ({"acc": 1.0, "pred": "5"}, f"returned a dict of ['acc', 'pred']; {WHOLE}"),
+        ({"score": math.nan}, "returned score=nan; must be a finite number or a bool"),
+        ({"score": 1.0, "acc": "yes"}, "returned acc='yes'; must be a finite number or a bool"),
+        ({"score": 1.0, 10**5000: 1}, "returned a value that cannot be kept"),
     ],
 )
-def test_what_it_may_not_return(returned: object, message: str):
-    where = "reward_score.custom_functions: my_rewards:misbehave on data_source='mine' "
-    with pytest.raises(CustomFunctionError, match=where + message):
+def test_what_it_may_not_return(returned: object, message: str, my_rewards: Path):
+    with pytest.raises(CustomFunctionError) as caught:
         verdict_of(returned)
+    where = "reward_score.custom_functions: my_rewards:misbehave on data_source='mine' "
+    line = MODULE[: MODULE.index("def misbehave")].count("\n") + 1
+    expected = f"{where}{message} ({my_rewards}/my_rewards.py, line {line})"
+    later = ": reading it raised ValueError: Exceeds the limit"
+    assert str(caught.value).partition(later)[0] == expected and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -225,8 +234,10 @@ def test_which_function_scores_a_source():
     assert find_scorer("math", custom) == ("m:exact", True)
     assert find_scorer("unheard of", custom) == ("m:star", True)
     assert find_scorer("gsm8k", {"math": "m:exact"}).is_custom is False
-    with pytest.raises(ConfigError, match="data_source='unheard of': must be one of"):
-        find_scorer("unheard of", {"math": "m:exact"})
+    with pytest.raises(
+        ConfigError, match="data_source='my_set': must be one of .*; reward_score.custom_functions has my"
+    ):
+        find_scorer("my_set", {"myset": "m:exact"})
 
 
 def test_use_custom_functions():
@@ -243,7 +254,7 @@ def test_use_custom_functions():
     # A later run's functions take the place of the earlier run's.
     use_custom_functions({})
     assert CUSTOM_FUNCTIONS == {}
-    assert find_scorer("math") == (MATH, False)
+    assert find_scorer("math") == (VERIFIERS["math"], False)
 
 
 def test_further_arguments():
@@ -293,11 +304,12 @@ def test_an_error_in_a_function_ends_the_run():
     where = r"reward_score.custom_functions: my_rewards:misbehave on data_source='any source' "
     with VerifierPool(config("*=my_rewards:misbehave")) as pool:
         for solution, info, message in (
-            ("timeout", None, "raised TimeoutError: no network"),
+            ("timeout", None, r"raised TimeoutError: no network \(.*/my_rewards.py, line 29\)$"),
             ("exit", None, "raised SystemExit: 3"),
-            ("nan", {"returns": math.nan}, "returned=nan; it must"),
+            ("nan", {"returns": math.nan}, "returned nan; must"),
         ):
-            with pytest.raises(CustomFunctionError, match=where + message):
+            # An error of the config: the run ends with this line alone.
+            with pytest.raises(ConfigError, match=where + message):
                 pool.score_batch(["any source"] * 2, [solution] * 2, ["7"] * 2, [info] * 2)
             assert pool.score_batch(["any source"], ["7"], ["7"])[0]["score"] == 0.75
 
@@ -315,7 +327,8 @@ def test_an_error_in_a_function_scores_0_if_asked(caplog: pytest.LogCaptureFixtu
         (0.0, False, "error"),
     ]
     (warning,) = [record.message for record in caplog.records if record.name == "verl.rewards.pool"]
-    assert "my_rewards:misbehave on data_source='mine' raised SystemExit: 3; its score is 0" in warning
+    assert "my_rewards:misbehave on data_source='mine' raised SystemExit: 3 (" in warning
+    assert "; its score is 0, as of all that follow" in warning
 
 
 @pytest.mark.parametrize("error", ["KeyboardInterrupt", "SystemExit", "GeneratorExit"])

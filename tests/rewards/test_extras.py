@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from verl.rewards.extras import extra_metrics, plain_extras
+from verl.rewards.custom import extra_metrics, plain_extras
 
 
 class Level(IntEnum):

@@ -4,9 +4,10 @@ from collections.abc import Iterable, Iterator
 
 import pytest
 from conftest import scoring
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.fuzzing import QUIET
 from verl.rewards.pool import VerifierPool
 
 NUMBERS = ["5", "-5", r"\frac{5}{2}", r"5\times 10^{-19}", "x=6", r"\{5, 6\}", "5x", "1010_2"]
@@ -61,10 +62,6 @@ def attack(pool: VerifierPool, answers: list[str], form: str, sources: Iterable[
         if score["correctness"]:
             right.setdefault((source, response), set()).add(truth)
     assert {case: truths for case, truths in right.items() if len(truths) > 1} == {}
-
-
-# A failing example is shown as it was found: making it smaller takes minutes.
-QUIET = {"deadline": None, "phases": [Phase.generate], "suppress_health_check": list(HealthCheck)}
 
 
 @pytest.mark.slow

@@ -1,26 +1,40 @@
 """Responses that try to break, stall or fool the verifiers: each costs at most its own score."""
 
+import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from conftest import scoring
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from verl.rewards.answers import extract_answer, quick_equal
 from verl.rewards.pool import VerifierPool
-from verl.rewards.registry import VERIFIERS, find_scorer, quick_verdict
+from verl.rewards.registry import VERIFIERS, Job, find_scorer
 
-TRUTHS = {
-    "arithmetic": "17",
-    "gsm8k": "17",
-    "math": r"\frac{17}{2}",
-    "open_answer": r"\frac{17}{2} \text{ cm}",
-    "multiple_choice": "B",
-    "deepseek_r1": r"\frac{17}{2}",
-    "kk": "(1) Alice is a knight\n(2) Bob is a knave",
-    "countdown": '{"target": 17, "numbers": [3, 5, 2]}',
-}
-"""One data source of every verifier -> a ground truth."""
+
+def text_of(value: Any) -> str:
+    """A text of ``hostile.yaml``: a string, a list of texts, or ``[text, times]``."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value[-1], int):
+        return text_of(value[0]) * value[1]
+    return "".join(map(text_of, value))
+
+
+TABLES = yaml.safe_load(Path(__file__).with_name("hostile.yaml").read_text("utf-8"))
+TRUTHS, RIGHT, TEXTS, BOMBS, RESPONSES = (
+    {name: text_of(value) for name, value in TABLES[table].items()}
+    for table in ("truths", "right", "texts", "bombs", "responses")
+)
+BOMBS["set of intervals"] = r"\cup".join(f"[{i},{i + 1})" for i in range(45))
+BOMBS["many variables"] = "+".join(f"{a}_{b}" for a in "abcdefghij" for b in "0123456789")[:399]
+THOUGHTS = " ".join(RIGHT.values()).replace("</think>", "")
+RESPONSES["a thought with a right answer"] = f"<think>{THOUGHTS}</think>"
+RESPONSES["a thought that goes on"] = "</think><think>" * 10**5 + THOUGHTS
 
 WITH_ALGEBRA = ["math", "gsm8k", "open_answer", "multiple_choice", "deepseek_r1"]
 
@@ -28,133 +42,6 @@ READ = {"different", "missing", "unparsed"}
 """Reasons for which a response is wrong that was read to its end."""
 
 OPTIONS = {"options": ["16", r"\frac{17}{2}", "18"]}
-
-RIGHT = {
-    "arithmetic": r"\boxed{17}",
-    "gsm8k": r"\boxed{\frac{34}{2}}",
-    "math": r"\boxed{\frac{34}{4}}",
-    "open_answer": r"\boxed{\frac{34}{4}\text{ cm}}",
-    "multiple_choice": r"\boxed{\frac{34}{4}}",
-    "deepseek_r1": r"<think>so</think> <answer>\frac{34}{4}</answer>",
-    "kk": "<answer>(1) Alice is a knight (2) Bob is a knave</answer>",
-    "countdown": "<answer>3 * 5 + 2</answer>",
-}
-"""A right response to each; where a verifier knows algebra, one that needs it."""
-
-MEGABYTE = 1_000_000
-LONG = 200_000
-"""Characters at which a quadratic scan takes minutes and a linear one milliseconds."""
-
-TEXTS = {
-    "nested braces": "{" * 10**5 + "5" + "}" * 10**5,
-    "nested fractions": r"\frac{" * 10**5 + "1" + "}{2}" * 10**5,
-    "nested roots, far": r"\sqrt{" * 10**5 + "2" + "}" * 10**5,
-    "megabyte of digits": "9" * MEGABYTE,
-    "many decimals": "0." + "3" * LONG,
-    "many separators": "1,000" + ",000" * (LONG // 4),
-    "many terms": "x+" * (LONG // 2) + "1",
-    "megabyte of letters": "A, B, " * (MEGABYTE // 6),
-    "many labels": "A) 1 B) 2 " * (LONG // 10),
-    "many blanks": " " * LONG + "x",
-    "letters and a mark": "(A)," * 45 + "!",
-    "a number and blanks": "5" + " " * LONG + "x",
-    "a number and ties": "5" + "~" * LONG + "x",
-    "many people": "Alice, Bob, " * (LONG // 12) + "knight knave " * 1000,
-    "ungrouped braces": "}{" * 10**5,
-    "unclosed": "{" * 10**5,
-    "backslashes": "\\" * 10**5,
-    "null bytes": "\x00" * 1000,
-    "null byte in a number": "1\x007",
-    "lone surrogates": "\ud800\udfff71",
-    "right to left": "\u202e71\u202c",
-    "bidi isolates": "\u2067\u206617\u2069\u2069 18",
-    "zero-width number": "1\u200b7\ufeff",
-    "zero-width letter": "\u200bA\u200d",
-    "Arabic digits": "\u0661\u0667",
-    "superscript digits": "\u00b9\u2077",
-    "mathematical digits": "\U0001d7cf\U0001d7d5" * 1000,
-    "full-width": "\uff11\uff17\uff08\uff21\uff09",
-    "combining marks": "1" + "\u0301" * 10**5,
-    "code": "__import__('os').kill(1, 9)",
-    "macro": r"\def\a{\a\a}\a",
-    "format string": "{0.__class__}%s%n",
-}
-"""Name -> wrong answer to every question of ``TRUTHS``, hard to read or to compare."""
-
-BOMBS = {
-    "power tower": "10^{10^{10}}",
-    "power tower in Python": "9**9**9**9",
-    "tall tower": "9^{9^{9^{9^{9}}}}",
-    "huge integer power": "7^{123456789}",
-    "tiny power": "10^{-999999999}",
-    "factorial tower": "((((9!)!)!)!)!",
-    "factorial": "(10^9)!",
-    "binomial": r"\binom{10^9}{5\cdot10^8}",
-    "huge sum": r"\sum_{i=1}^{10^{9}} \frac{1}{i^3+\sin i}",
-    "huge product": r"\prod_{i=1}^{10^{9}} (i^2+1)",
-    "integral": r"\int_0^1 \sin(\sin(\sin(x^x))) e^{x^x} dx",
-    "limit": r"\lim_{x \to 0} \frac{\sin(\tan(x))-\tan(\sin(x))}{x^{77}}",
-    "expansion": "(a+b+c+d+e+f+g)^{60}",
-    "big matrix": r"\begin{pmatrix}" + r" \\ ".join(["1&2&3&4&5&6&7&8&9"] * 9) + r"\end{pmatrix}^{99}",
-    "nested roots": r"\sqrt{2+" * 40 + "2" + "}" * 40,
-    "parentheses": "(" * 180 + "5" + ")" * 180,
-    "minus signs": "-" * 390 + "17",
-    "plus-minus signs": r"\pm 1" * 40,
-    "set of intervals": r"\cup".join(f"[{i},{i + 1})" for i in range(45)),
-    "tuple": "(" + ",".join(["x"] * 190) + ")",
-    "chain of equations": "=".join(["x"] * 190),
-    "many variables": "+".join(f"{a}_{b}" for a in "abcdefghij" for b in "0123456789")[:399],
-    "exponent digits": "1e999999999",
-    "repeating decimal": r"0.\overline{" + "7" * 380 + "}",
-    "modulus": r"7^{10^{18}} \bmod 10^{18}",
-    "trigonometric": r"\sin(" * 45 + "x" + ")" * 45,
-}
-"""Name -> wrong answer on which algebra may take for ever."""
-
-RESPONSES = {
-    "empty": "",
-    "blank": " \n" * (LONG // 2),
-    "many boxes": r"\boxed{5}" * 10**5,
-    "nested boxes": r"\boxed{" * 10**5 + "5" + "}" * 10**5,
-    "unclosed boxes": r"\boxed{" * 10**5,
-    "almost boxes": r"\boxed" + " " * LONG,
-    "many almost boxes": (r"\boxed" + " " * 999) * 999,
-    "many answer tags": "<answer>5</answer>" * 10**5,
-    "nested answer tags": "<answer>" * 10**5 + "5" + "</answer>" * 10**5,
-    "open answer tags": "<answer>" * 10**5,
-    "close answer tags": "</answer>" * 10**5,
-    "crossed tags": "</answer><answer>" * 10**5,
-    "many thoughts": "<think></think>" * 10**5 + "<answer>5</answer>",
-    "open thoughts": "<think>" * 10**5,
-    "thoughts in thoughts": "<think>" * 10**5 + "</think>" * 10**5,
-    "a thought with a right answer": "<think>" + " ".join(RIGHT.values()).replace("</think>", "") + "</think>",
-    "a thought that goes on": "</think><think>" * 10**5 + " ".join(RIGHT.values()).replace("</think>", ""),
-    "hashes": "#" * LONG,
-    "hashes and blanks": ("####" + " " * 9999) * 99,
-    "hashes and separators": "#### 1" + ",,,," * (LONG // 4) + "x",
-    "answers": "answer is " * (LONG // 10),
-    "answers and blanks": ("answer" + " " * 200) * 999,
-    "answers and stars": "answer" + "*" * LONG,
-    "options": "option: the the the the " * 9999,
-    "wide answers": "答案是" * 10**5,
-    "conclusions": "CONCLUSION:" * 10**5,
-    "almost conclusions": "conclusion" + " *" * LONG,
-    "many almost conclusions": ("conclusion" + " *" * 500) * 999,
-    "separated numbers": "1," * (LONG // 2),
-    "numbers with points": "1." * (LONG // 2),
-    "negations": "Alice is " + "not " * (LONG // 4) + "a",
-    "names": "Alice and " * (LONG // 10),
-    "roles": "Alice, Bob: " + "knight or knave " * (LONG // 16),
-    "letters": "A " * (LONG // 2) + "?",
-    "letters in brackets": "(A" * (LONG // 2),
-    "letters and blanks": "(A)" + " " * LONG + "is" + " " * LONG,
-    "fractions": r"\frac" * (LONG // 5),
-    "almost text": r"\boxed{\text" + " " * LONG + "{5}",
-    "dollars": "$" * LONG,
-    "full stops": "answer:" + "." * LONG,
-}
-"""Name -> response that is wrong for every question of ``TRUTHS``; most are what a regular expression of
-``verl.rewards`` would choke on if it backtracked."""
 
 
 def new_pool(timeout_s: float) -> VerifierPool:
@@ -251,6 +138,18 @@ HOSTILE_TEXT = st.lists(
 def test_any_text_has_a_verdict(text: str):
     for source, truth in TRUTHS.items():
         for response in (text, wrapped(source, text)):
-            verdict = quick_verdict(find_scorer(source), source, response, truth, OPTIONS)
+            verdict = Job(find_scorer(source), source, response, truth, OPTIONS).verdict(quick=True)
             assert verdict is None or verdict.reason in ("exact", "different", "missing", "unparsed")
             assert verdict is None or verdict.correct == (verdict.reason == "exact")
+
+
+@pytest.mark.parametrize(
+    "fragment", ["\\boxed{", "{", "}", "\\boxed{}", "\\boxed    ", "####", "answer is ", " ", "1,", "9", "\\", "$"]
+)
+def test_time_is_linear(fragment: str):
+    text = fragment * (2_000_000 // len(fragment))
+    start = time.perf_counter()
+    extract_answer(text)
+    quick_equal(text, "5")
+    # A quadratic scan of two million characters takes hours; the bound only has to tell these apart.
+    assert time.perf_counter() - start < 10

@@ -202,7 +202,7 @@ def test_close_ends_the_processes(misbehaving: Path, tmp_path: Path):
     pid_file = tmp_path / "pid"
     pool = VerifierPool(config(timeout_s=HANG_S))
     pending = pool.submit_batch(["misbehaving"], ["hang"], ["7"], [{"pid_file": str(pid_file)}])
-    assert eventually(pid_file.exists)
+    assert eventually(pid_file.exists, 60)
     pool.close()
     assert eventually(lambda: not is_alive(int(pid_file.read_text())))
     with pytest.raises(RuntimeError, match="the verifier pool is closed"):
@@ -232,7 +232,7 @@ def test_processes_do_not_outlive_a_killed_parent(misbehaving: Path, tmp_path: P
     path = os.pathsep.join([str(ROOT), str(misbehaving)])
     parent = subprocess.Popen([sys.executable, str(script)], env={**os.environ, "PYTHONPATH": path})
     try:
-        assert eventually(lambda: pid_file.exists() and pid_file.read_text() != "", 30)
+        assert eventually(lambda: pid_file.exists() and pid_file.read_text() != "", 120)
         worker = int(pid_file.read_text())
         assert is_alive(worker)
     finally:

@@ -1,6 +1,7 @@
 import math
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -9,32 +10,28 @@ from verl.evaluation.results import ScoredSample
 from verl.rewards import check_ground_truth, compute_score
 from verl.rewards.majority import answer_classes
 from verl.rewards.registry import (
-    DEEPSEEK_R1,
-    KNIGHTS_AND_KNAVES,
-    MATH,
     VERIFIERS,
-    final_verdict,
+    Job,
     find_scorer,
-    quick_verdict,
 )
 
 
 @pytest.mark.parametrize(
-    ("source", "path"),
+    ("source", "family"),
     [
-        *((source, MATH) for source in ("math_dapo", "math_dapo_reasoning", "aime2024", "numina_olympiads")),
-        ("simplelr_qwen", MATH),
-        ("simplelr_abel_hard", MATH),
-        ("deepseek_r1", DEEPSEEK_R1),
-        ("deepseek_r1_qwen", DEEPSEEK_R1),
-        ("kk", KNIGHTS_AND_KNAVES),
-        ("kk_5ppl", KNIGHTS_AND_KNAVES),
-        ("kk/5ppl", KNIGHTS_AND_KNAVES),
-        ("K-and-K/knights-and-knaves", KNIGHTS_AND_KNAVES),
+        *((source, "math") for source in ("math_dapo", "math_dapo_reasoning", "aime2024", "numina_olympiads")),
+        ("simplelr_qwen", "math"),
+        ("simplelr_abel_hard", "math"),
+        ("deepseek_r1", "deepseek_r1"),
+        ("deepseek_r1_qwen", "deepseek_r1"),
+        ("kk", "kk"),
+        ("kk_5ppl", "kk"),
+        ("kk/5ppl", "kk"),
+        ("K-and-K/knights-and-knaves", "kk"),
     ],
 )
-def test_variants_of_a_family_share_its_verifier(source: str, path: str):
-    assert find_scorer(source) == (path, False)
+def test_variants_of_a_family_share_its_verifier(source: str, family: str):
+    assert find_scorer(source) == (VERIFIERS[family], False)
 
 
 @pytest.mark.parametrize("source", ["kkk", "simplelr", "my_kk_set", "deepseek_r10"])
@@ -54,8 +51,9 @@ def test_unknown_mode():
 
 
 def test_a_verifier_without_a_verdict(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(VERIFIERS, "silent", "builtins:print")
-    with pytest.raises(TypeError, match="builtins:print returned None with quick=False"):
+    monkeypatch.setattr("verl.rewards.score.silent", lambda *_, quick: None, raising=False)
+    monkeypatch.setitem(VERIFIERS, "silent", "verl.rewards.score:silent")
+    with pytest.raises(TypeError, match="verl.rewards.score:silent returned None with quick=False"):
         compute_score("silent", "5", "5")
 
 
@@ -66,6 +64,26 @@ def test_majority_votes_are_answers_after_the_thoughts():
     samples = [ScoredSample("", 1, False, score["correctness"], score["answer"], "wrong") for score in scores]
     # Two votes for 8, one for 7; a thought without an end has none.
     assert answer_classes(samples) == ([1, 2, 2, -1], None)
+
+
+TWO = [
+    "(1) Alice is a knight\n(2) Bob is a knave",
+    '{"Alice": "knight", "Bob": "knave"}',
+    ' {"Alice": "Knight", "Bob": "KNAVE"}',
+    "Alice is a knight, and Bob is a knave.",
+    "Bob is a knave, Alice is a knight",
+]
+NOBODY = [
+    *("nobody", "{}", '{"Alice": "spy"}', '{"Alice": true}', "{", "Alice is a spy"),
+    *('{"": "knight"}', '{"knight": "knight"}', '{" ": "knave", "Bob": "knight"}'),
+    *('{"Alice": "knight", "ALICE": "knave"}', "Alice is a knight, Bob is a knave, Alice is a knave"),
+    *({f"person {i}": "knight" for i in range(100)}, {"A" * 1000: "knight"}),
+]
+UNUSABLE = [
+    *("3", "{", [3, [1, 2]], {"target": 3}, {"target": 3, "numbers": []}, {"target": 3, "numbers": [1] * 33}),
+    *({"target": 3, "numbers": numbers} for numbers in ([1, "2"], [1, -2], [1, True], "12")),
+    *({"target": target, "numbers": [1, 2]} for target in (0.5, 10**13)),
+]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +103,10 @@ def test_majority_votes_are_answers_after_the_thoughts():
         ("open_answer", [False, "no"], r"\boxed{False}", r"\boxed{True}"),
         ("multiple_choice", ["B"], "The answer is (B)", "The answer is (A)"),
         ("kk", {"Alice": "knave", "Bob": None}, "<answer>Alice is a knave</answer>", "<answer>Bob is a knave</answer>"),
+        *((("kk", truth, "Alice is a knight. Bob is a knave.", "Alice is a knave. Bob is a knave.")) for truth in TWO),
         ("countdown", {"target": 7, "numbers": [3, 4]}, "<answer>3+4</answer>", "<answer>3*4</answer>"),
+        ("countdown", {"target": 7.0, "numbers": (3.0, 4), "id": "x"}, r"\boxed{3+4}", r"\boxed{7}"),
+        ("countdown", '{"target": 7, "numbers": [3, 4]}', r"\boxed{3+4}", r"\boxed{7}"),
     ],
 )
 def test_ground_truths_of_every_type(source: str, truth: object, right: str, wrong: str):
@@ -96,11 +117,11 @@ def test_ground_truths_of_every_type(source: str, truth: object, right: str, wro
 
 def test_any_accepted_answer_is_right_without_algebra_for_the_others():
     scorer, truth = find_scorer("math"), [r"\frac{x}{2}", "7"]
-    assert quick_verdict(scorer, "math", "7", truth, None).reason == "exact"
+    assert Job(scorer, "math", "7", truth).verdict(quick=True).reason == "exact"
     # 0.5 x needs algebra for the first of them, so a wrong answer does too.
-    assert quick_verdict(scorer, "math", r"\boxed{0.5x}", truth, None) is None
-    assert final_verdict(scorer, "math", r"\boxed{0.5x}", truth, None).reason == "equivalent"
-    assert final_verdict(scorer, "math", "8", truth, None).reason == "different"
+    assert Job(scorer, "math", r"\boxed{0.5x}", truth).verdict(quick=True) is None
+    assert Job(scorer, "math", r"\boxed{0.5x}", truth).verdict().reason == "equivalent"
+    assert Job(scorer, "math", "8", truth).verdict().reason == "different"
 
 
 DEEP: list = []
@@ -123,7 +144,12 @@ for _ in range(10**5):
         ("multiple_choice", ["A", "C"], "has 2 answers, and a list does not say whether any or all of them are right"),
         ("kk", ["Alice is a knight"], r"\['Alice is a knight'\] must say of each person"),
         ("kk", {"Alice": "spy"}, r"\{'Alice': 'spy'\} must say of each person"),
-        ("countdown", "24", "'24' must give a target and 1 to 32 numbers"),
+        ("countdown", "24", "'24' must give a target and 1 to 32 numbers, all whole and up to 1e"),
+        *(("kk", truth, ".* must say of each person whether they are a knight or a knave") for truth in NOBODY),
+        *(
+            ("countdown", truth, ".* must give a target and 1 to 32 numbers, all whole and up to 1e")
+            for truth in UNUSABLE
+        ),
         ("countdown", {"target": 24}, r"\{'target': 24\} must give a target and 1 to 32 numbers"),
     ],
 )
@@ -155,3 +181,15 @@ def test_importing_the_package_loads_no_algebra():
     code = "import sys, verl.rewards, verl.rewards.pool; print({'sympy', 'math_verify', 'torch'} & sys.modules.keys())"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert result.stdout.strip() == "set()"
+
+
+def test_the_longest_countdown_is_quick():
+    numbers = [10**12 - i for i in range(25)]
+    expression = "/".join(f"({number}" for number in numbers) + ")" * 25
+    assert len(expression) <= 400
+    job = Job(find_scorer("countdown"), "countdown", rf"\boxed{{{expression}}}", {"target": 1, "numbers": numbers})
+    started = time.perf_counter()
+    for _ in range(20):
+        assert job.verdict(quick=True).reason == "different"
+    # Well under a millisecond each; the bound leaves room for a loaded machine.
+    assert (time.perf_counter() - started) / 20 < 0.01

@@ -9,7 +9,7 @@ import pytest
 
 from verl.rewards import compute_score
 from verl.rewards.open_answer import Tolerance
-from verl.rewards.registry import find_scorer, quick_verdict
+from verl.rewards.registry import Job, find_scorer
 
 
 class Row(NamedTuple):
@@ -45,7 +45,7 @@ def test_verdicts(verifier: str):
     unexpected = []
     for row in rows:
         score = compute_score(verifier, row.response, row.truth, row.info)
-        quick = quick_verdict(find_scorer(verifier), verifier, row.response, row.truth, row.info)
+        quick = Job(find_scorer(verifier), verifier, row.response, row.truth, row.info).verdict(quick=True)
         # A quick verdict is the final one; what needs algebra has none.
         agrees = quick is None if row.reason == "equivalent" else quick is None or quick.reason == row.reason
         verdict = score["reason"], score["boxed"], score["answer"]

@@ -45,7 +45,7 @@ def forward(model, batch, token_ids: torch.Tensor):
     ("temperature", "top_p", "top_k"), [(0.0, 1.0, -1), (1.0, 1.0, -1), (0.7, 1.0, 3), (1.3, 0.6, -1), (0.5, 0.9, 8)]
 )
 def test_tokens_come_from_the_distribution_that_is_recorded(model, batch, temperature, top_p, top_k):
-    sampling = SamplingConfig(1, temperature, top_p, top_k, 0.0, 1.0)
+    sampling = SamplingConfig(top_p, top_k, 0.0, 1.0, n=1, temperature=temperature)
     decoded = decode(model, *batch, draws(1), sampling, [], [0, -1])
     logits, states = forward(model, batch, decoded.token_ids)
     torch.testing.assert_close(decoded.states, states, rtol=0, atol=1e-5)

@@ -7,17 +7,17 @@ import pytest
 
 from verl.checkpoint.attempts import StaleAttempt
 from verl.config import ConfigError
-from verl.run.exit_codes import run_to_exit_code
-from verl.run.preemption import Preempted
+from verl.run.exit_codes import Preempted, Preemption, run_to_exit_code
 from verl.single_controller.failures import RequeueError, WorkerError
 
 
 @pytest.fixture(autouse=True)
 def restored_handler() -> Iterator[None]:
     """``run_to_exit_code`` owns its process; here its signal handler must not outlive the test."""
-    previous = signal.getsignal(signal.SIGTERM)
+    previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
     yield
-    signal.signal(signal.SIGTERM, previous)
+    for number, handler in previous.items():
+        signal.signal(number, handler)
 
 
 def failing(error: BaseException) -> Callable[[], None]:
@@ -27,9 +27,9 @@ def failing(error: BaseException) -> Callable[[], None]:
     return run
 
 
-def terminated() -> None:
-    signal.raise_signal(signal.SIGTERM)
-    pytest.fail("SIGTERM did not end the run")
+def terminated(number: signal.Signals = signal.SIGTERM) -> None:
+    signal.raise_signal(number)
+    pytest.fail("the signal did not end the run")
 
 
 def terminated_while_ray_waits() -> None:
@@ -47,6 +47,8 @@ ENDINGS = {
     "worker": (failing(WorkerError("worker 0 died")), "error: worker 0 died", ""),
     "ctrl-c": (failing(KeyboardInterrupt()), 130, "interrupted; complete checkpoints are kept\n"),
     "sigterm": (terminated, 143, ""),
+    "requeue at sigterm": (terminated, 75, ""),
+    "requeue at sigusr1": (lambda: terminated(signal.SIGUSR1), 75, ""),
     "sigterm in ray": (terminated_while_ray_waits, 143, ""),
     "exit": (failing(SystemExit(7)), 7, ""),
     "preempted": (failing(Preempted("SIGUSR1: step 3 is saved")), 75, f"SIGUSR1: step 3 is saved; {AGAIN}"),
@@ -67,22 +69,8 @@ def test_a_run_ends_with_a_code_and_one_message(ending: str, capsys: pytest.Capt
             cleaned.append(1)  # in such blocks Ray is stopped and unfinished checkpoints are removed
 
     with pytest.raises(SystemExit) as caught:
-        run_to_exit_code(cleaning)
+        run_to_exit_code(cleaning, requeue=ending.startswith("requeue"))
     assert (caught.value.code, capsys.readouterr().err, cleaned) == (code, message, [1])
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_training_that_is_told_to_go_is_requeued(number: signal.Signals):
-    def told() -> None:
-        signal.raise_signal(number)
-
-    before = signal.getsignal(signal.SIGUSR1)
-    try:
-        with pytest.raises(SystemExit) as caught:
-            run_to_exit_code(told, requeue=True)
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    assert caught.value.code == 75
 
 
 WHILE_RAY_RUNS = """
@@ -105,3 +93,57 @@ def test_sigterm_while_ray_runs():
     result = subprocess.run([sys.executable, "-c", WHILE_RAY_RUNS], capture_output=True, text=True, timeout=120)
     assert (result.returncode, result.stdout) == (143, "")
     assert "SIGTERM received" not in result.stderr
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Those of before must be back at the end."""
+    numbers = (signal.SIGTERM, signal.SIGUSR1)
+    for number in numbers:
+        signal.signal(number, signal.SIG_IGN)
+    yield
+    assert [signal.getsignal(number) for number in numbers] == [signal.SIG_IGN, signal.SIG_IGN]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_step_is_finished_and_saved(handlers, number):
+    preemption, saved = Preemption(0), []
+    with preemption.listening(), preemption.finishing_steps():
+        preemption.after_step(3, lambda: saved.append(3))
+        signal.raise_signal(number)
+        preemption.check()  # while workers compute
+        with pytest.raises(Preempted) as caught:
+            preemption.after_step(4, lambda: saved.append(4))
+    assert saved == [4] and str(caught.value) == f"{number.name}: step 4 is saved"
+
+
+def test_without_a_step_or_time_for_it_there_is_nothing_to_finish(handlers, monkeypatch):
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    preemption = Preemption(30)
+    with preemption.listening():
+        preemption.check()
+        signal.raise_signal(signal.SIGUSR1)
+        with pytest.raises(Preempted, match="^SIGUSR1 before the first step$"):
+            preemption.check()
+        with preemption.finishing_steps():
+            now = 130.0
+            preemption.check()
+            now = 130.5
+            with pytest.raises(Preempted, match="^SIGUSR1: the step took longer than trainer.preemption_grace_s=30$"):
+                preemption.check()
+
+
+def test_a_second_signal_ends_the_process_at_once(handlers, monkeypatch):
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    preemption = Preemption(0)
+    with preemption.listening(), preemption.finishing_steps():
+        signal.raise_signal(signal.SIGUSR1)
+        # The same one again: Slurm sends it to every process, and the shell hands on its own.
+        now = 101.0
+        signal.raise_signal(signal.SIGUSR1)
+        now = 110.0
+        with pytest.raises(SystemExit) as caught:
+            signal.raise_signal(signal.SIGTERM)
+    assert caught.value.code == 75

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from verl.checkpoint.attempts import Attempt, StaleAttempt
-from verl.config.samples import SamplesConfig
+from verl.config.trainer import SamplesConfig
 from verl.run.samples import SampleFile, SampleStore, drop_samples, sample_files, set_aside_samples, superfluous
 
 EVERYTHING = SamplesConfig(freq=1, fraction=1.0, max_mb=1.0, tokens=False)
@@ -31,17 +31,11 @@ def test_every_step_is_a_file_and_all_are_read_as_one(tmp_path: Path):
     assert [file.name for file in sample_files(tmp_path / "samples")] == names
     assert sorted(path.name for path in (tmp_path / "samples").iterdir()) == sorted(names)
     together = pd.read_parquet(tmp_path / "samples")
-    assert sorted(zip(together.step, together.split, strict=True)) == [
-        (0, "val"),
-        (1, "train"),
-        (2, "train"),
-        (2, "val"),
-    ]
+    found = sorted(zip(together.step, together.split, strict=True))
+    assert found == [(0, "val"), (1, "train"), (2, "train"), (2, "val")]
 
 
-@pytest.mark.parametrize(
-    ("freq", "kept"), [(1, [1, 2, 3, 4, 5, 6]), (3, [1, 3, 6]), (0, [])], ids=["every", "third", "never"]
-)
+@pytest.mark.parametrize(("freq", "kept"), [(1, [1, 2, 3, 4, 5, 6]), (3, [1, 3, 6]), (0, [])])
 def test_frequency_holds_for_training_and_zero_for_validations_too(tmp_path: Path, freq: int, kept: list[int]):
     with store(tmp_path, SamplesConfig(freq, 1.0, 1.0, False)) as samples:
         assert [step for step in range(1, 7) if samples.wants("train", step)] == kept

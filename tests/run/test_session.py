@@ -13,7 +13,7 @@ from verl.checkpoint.attempts import Attempt, StaleAttempt, run_lock
 from verl.checkpoint.resume import Resumption
 from verl.config import ConfigError, PPOConfig
 from verl.run import session as session_module
-from verl.run.preemption import Preempted
+from verl.run.exit_codes import Preempted
 from verl.run.session import TrainingRun
 from verl.single_controller.failures import HeadLost, MachineError, NoRoom, OutOfMemory, RequeueError, WorkerError
 
@@ -144,6 +144,7 @@ OTHER = MachineError("worker 0 died", "worker 0 in generate")
         ([(0, FULL)], "^start: worker 0 ran out of GPU memory$"),
         ([(1, WorkerError("worker 0 failed in generate: shapes differ"))], "shapes differ"),
         ([(1, ConfigError("data.x=1: too much"))], "^data.x=1"),
+        ([(1, HeadLost("the head is gone"))], "^the head is gone$"),
     ],
 )
 def test_failures_of_machines_end_an_attempt_and_those_of_the_program_the_run(
@@ -153,8 +154,9 @@ def test_failures_of_machines_end_an_attempt_and_those_of_the_program_the_run(
         if isinstance(expected, int):
             assert attempts(run, failures) == expected
         else:
-            with pytest.raises((WorkerError, ConfigError), match=expected):
+            with pytest.raises((WorkerError, ConfigError), match=expected) as raised:
                 attempts(run, failures)
+            assert isinstance(raised.value, RequeueError) == isinstance(failures[-1][1], HeadLost)
         assert run.attempt.number == len(failures)
     # Each attempt released everything before the next one began.
     assert [event for event in events if event == "ray ends"] == ["ray ends"] * len(failures)
@@ -162,11 +164,6 @@ def test_failures_of_machines_end_an_attempt_and_those_of_the_program_the_run(
     last = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert all(f'"attempt": {len(failures)}.0' in line for line in last) and len(last) == failures[-1][0]
     assert not list(tmp_path.glob("metrics.jsonl.*"))
-
-
-def test_without_its_head_a_run_is_requeued(small_config, tmp_path, events):
-    with training_run(small_config, tmp_path) as run, pytest.raises(RequeueError, match="^the head is gone$"):
-        attempts(run, [(1, HeadLost("the head is gone"))])
 
 
 def test_a_machine_that_is_lost_again_is_not_a_mistake_in_the_options(small_config, tmp_path, events, monkeypatch):

@@ -10,11 +10,6 @@ import torch
 from verl.batch import Batch
 from verl.utils.distributed import WorkerPlace, join_world
 
-EXHAUSTED = {
-    "GPU": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee the docs."),
-    "torch on a CPU": RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."),
-}
-
 
 class ExampleWorker:
     """Holds nothing but its rank."""
@@ -25,7 +20,7 @@ class ExampleWorker:
     def note_rank(self, batch: Batch) -> Batch:
         """The same rows with the first token of each [B], and this worker's rank [B]."""
         first = batch.padded("response_tokens")[:, 0]
-        return batch.columns().fill(first_token=first, rank=torch.full((len(batch),), self.rank))
+        return batch.columns().fill("episode", first_token=first, rank=torch.full((len(batch),), self.rank))
 
     def count_tokens(self, batch: Batch, factor: int) -> dict[str, float]:
         """Tokens of the share."""
@@ -51,10 +46,10 @@ class ExampleWorker:
         time.sleep(seconds)
         return self.rank
 
-    def update_actor(self, exhausted: str) -> None:
+    def update_actor(self) -> None:
         """Run out of memory on the last of four workers."""
         if self.rank == 3:
-            raise EXHAUSTED[exhausted]
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee the docs.")
 
     def surroundings(self, *names: str) -> tuple[dict[str, str], dict[str, str]]:
         """Some variables as this process has them, and as Ray has written them down."""

@@ -1,6 +1,7 @@
 import os
 import socket
 import stat
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,10 +13,12 @@ import torch
 
 from verl.config import ConfigError
 from verl.single_controller import cluster
-from verl.single_controller.cluster import resolve_device
+from verl.single_controller.cluster import private_folder, resolve_device
+from verl.single_controller.environment import is_secret, passed_variables
+from verl.single_controller.network import address_towards, interface_towards, reachable
 from verl.single_controller.ray_head import cluster_address
-from verl.single_controller.variables import is_secret, passed_variables
 from verl.single_controller.worker_group import WorkerGroup
+from verl.utils.distributed import listening_socket
 
 
 @pytest.fixture(autouse=True)
@@ -24,13 +27,10 @@ def no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "local")
 
 
-@pytest.mark.parametrize(
-    ("device", "gpu", "expected"),
-    [("auto", True, "cuda"), ("auto", False, "cpu"), ("cpu", True, "cpu"), ("cuda", True, "cuda")],
-)
-def test_the_device(monkeypatch: pytest.MonkeyPatch, device: str, gpu: bool, expected: str):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
-    assert resolve_device(device) == expected
+def test_the_device(monkeypatch: pytest.MonkeyPatch):
+    for gpu, expected in ((True, ["cuda", "cpu", "cuda"]), (False, ["cpu", "cpu"])):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda gpu=gpu: gpu)
+        assert [resolve_device(device) for device in ("auto", "cpu", "cuda")[: len(expected)]] == expected
 
 
 @pytest.mark.parametrize(
@@ -38,12 +38,7 @@ def test_the_device(monkeypatch: pytest.MonkeyPatch, device: str, gpu: bool, exp
     [
         ("local", ("cuda",), "device='cuda': torch sees no GPU; set device=auto or cpu$"),
         ("local", ("auto", 2), r"trainer.nnodes=2: this machine is alone. Start .* NNODES, NODE_RANK and"),
-        (
-            "ray://head:10001",
-            ("auto",),
-            "RAY_ADDRESS=ray://head:10001: a run is part of the cluster; set it to head:63",
-        ),
-        ("http://head:8265", ("auto",), "RAY_ADDRESS=http://head:8265: a run is part of the cluster"),
+        ("ray://head:1", ("auto",), "RAY_ADDRESS=ray://head:1: a run is part of the cluster; set it to head:63"),
     ],
 )
 def test_clusters_and_devices_that_a_run_cannot_use(monkeypatch, address: str, arguments: tuple, line: str):
@@ -120,3 +115,69 @@ def test_on_one_machine_nothing_can_be_reached_from_others(start: Callable[..., 
         assert group.run("umask") == [own, own]
     finally:
         group.close()
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch):
+    """RAY_TMPDIR, with a path that is short enough for sockets."""
+    before = os.umask(0o022)
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        yield Path(folder)
+    os.umask(before)
+
+
+def test_the_folder_is_private_and_a_link_of_another_user_is_not_followed(place: Path):
+    shared = place / "shared"
+    shared.mkdir()
+    shared.chmod(0o775)
+    own = private_folder()
+    assert (own, mode(own)) == (place / f"verl-{os.getuid()}", 0o700)
+    own.chmod(0o777)
+    assert private_folder() == own and mode(own) == 0o700
+    own.rmdir()
+    own.symlink_to(shared)
+    folder = private_folder()
+    assert mode(shared) == 0o775
+    assert folder.parent == place and folder.name != f"verl-{os.getuid()}" and mode(folder) == 0o700
+
+
+def test_what_stands_in_ray_tmpdir(place: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("RAY_TMPDIR", "here")
+    assert private_folder() == place / "here" / f"verl-{os.getuid()}"
+    monkeypatch.setenv("RAY_TMPDIR", "")
+    assert private_folder().parent == Path("/tmp")
+    monkeypatch.setenv("RAY_TMPDIR", str(place / ("a" * 40)))
+    with pytest.raises(ConfigError, match=r"set RAY_TMPDIR to a folder of at most \d\d characters$"):
+        private_folder()
+
+
+def test_a_port_that_answers_and_one_that_does_not():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert reachable(f"127.0.0.1:{port}")
+    assert not reachable(f"127.0.0.1:{port}")
+    assert not any(map(reachable, ("host0", "host0:", ":6379", "127.0.0.1:99999", "[::1]:x")))
+
+
+def test_the_loopback_is_no_address_for_others(monkeypatch: pytest.MonkeyPatch):
+    # A machine's own name that resolves to 127.0.1.1, as on Debian, and its address.
+    monkeypatch.setattr("verl.single_controller.network.own_addresses", lambda: {"10.1.2.3": "ib0"})
+    monkeypatch.setattr("socket.gethostbyname", lambda host: {"own": "10.1.2.3", "debian": "127.0.1.1"}[host])
+    assert (address_towards("own"), interface_towards("own")) == ("10.1.2.3", "ib0")
+    assert not address_towards("debian").startswith("127.")
+
+
+def test_a_socket_listens_on_one_address_alone():
+    with listening_socket("127.0.0.1", 0) as listener:
+        assert listener.getsockname()[0] == "127.0.0.1"
+        with pytest.raises(OSError, match="in use"):
+            listening_socket("127.0.0.1", listener.getsockname()[1])
+    # Behind a translation of addresses: an address of no interface here.
+    with listening_socket("192.0.2.77", 0) as listener:
+        assert listener.getsockname()[0] == "0.0.0.0"  # noqa: S104

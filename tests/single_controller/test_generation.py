@@ -1,9 +1,93 @@
-"""Dealing requests to engines: the real queue and the real loop, with engines that count steps."""
+"""Dealing requests to engines: the real queue and loop, with engines that count steps and with Ray's workers."""
+
+import math
+import random
+from collections.abc import Sequence
+from statistics import NormalDist
 
 import pytest
 
-from tests.single_controller.simulated_engines import fixed_shares, ideal, simulate, skewed
 from verl.rollout.queue import EngineRoom, RequestQueue
+from verl.single_controller.failures import WorkerError
+from verl.single_controller.generation import STEPS_PER_CALL, Exchange, serve
+
+
+class SimulatedEngines:
+    """Engines that decode one token of each response per step, at the speed given, as many responses as have a slot."""
+
+    def __init__(self, lengths: Sequence[int], slots: int, speeds: Sequence[float]) -> None:
+        self.lengths, self.slots, self.speeds = lengths, slots, speeds
+        self.clocks = [0.0] * len(speeds)
+        self.running: list[dict[int, int]] = [{} for _ in speeds]
+        self.waiting: list[list[int]] = [[] for _ in speeds]
+        self.dealt: list[list[int]] = [[] for _ in speeds]
+        self.ends = [0.0] * len(speeds)
+        self._replies: dict[int, tuple[list[int], int]] = {}
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._replies)
+
+    def send(self, engine: int, requests: list[int]) -> None:
+        assert engine not in self._replies
+        self.dealt[engine] += requests
+        self.waiting[engine] += requests
+        running, waiting, finished = self.running[engine], self.waiting[engine], []
+        for _ in range(STEPS_PER_CALL):
+            while waiting and len(running) < self.slots:
+                running[waiting.pop(0)] = 0
+            if not running:
+                break
+            self.clocks[engine] += 1 / self.speeds[engine]
+            for request in list(running):
+                running[request] += 1
+                if running[request] == self.lengths[request]:
+                    finished.append(request)
+                    del running[request]
+        self.ends[engine] = self.clocks[engine] if finished else self.ends[engine]
+        self._replies[engine] = (finished, len(waiting))
+
+    def receive(self, from_all: bool) -> list[tuple[int, tuple[list[int], int]]]:
+        engines = sorted(self._replies) if from_all else [min(self._replies, key=lambda e: (self.clocks[e], e))]
+        if from_all:
+            # All wait for the last.
+            latest = max(self.clocks[engine] for engine in engines)
+            for engine in engines:
+                self.clocks[engine] = latest
+        else:
+            now = self.clocks[engines[0]]
+            assert now <= min(self.clocks[engine] for engine in self._replies)
+        return [(engine, self._replies.pop(engine)) for engine in engines]
+
+    @property
+    def makespan(self) -> float:
+        return max(self.ends)
+
+
+def simulate(
+    lengths: Sequence[int], num_engines: int, slots: int, deterministic: bool, speeds: Sequence[float] | None = None
+) -> SimulatedEngines:
+    """Serve requests of so many tokens; checks that each is finished once."""
+    engines = SimulatedEngines(lengths, slots, speeds or [1.0] * num_engines)
+    finished: list[int] = []
+
+    def take(reply: tuple[list[int], int]) -> tuple[int, int]:
+        finished.extend(reply[0])
+        return len(reply[0]), reply[1]
+
+    queue = RequestQueue(len(lengths), [EngineRoom(slots, 1 << 30)] * num_engines)
+    serve(queue, engines, lambda rows: (list(rows),), take, deterministic)
+    assert sorted(finished) == list(range(len(lengths)))
+    assert queue.held == [0] * num_engines and queue.left == 0
+    return engines
+
+
+def skewed(count: int, seed: int) -> list[int]:
+    """Log-normal lengths around 300 whose longest is some ten times the median."""
+    draw = random.Random(seed)
+    # The largest of N draws is some quantile 1 - 1 / 2N.
+    sigma = math.log(10) / NormalDist().inv_cdf(1 - 1 / (2 * count))
+    return [max(1, round(300 * math.exp(sigma * draw.gauss(0, 1)))) for _ in range(count)]
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
@@ -13,18 +97,8 @@ def test_engines_end_together_unless_one_response_outlasts_them_all(num_engines:
     for per_slot in (1, 64):
         lengths = skewed(per_slot * slots * num_engines, seed=per_slot)
         assert 5 < max(lengths) / 300 < 20
-        makespan = simulate(lengths, num_engines, slots, deterministic).makespan
-        assert makespan < 1.1 * ideal(lengths, num_engines, slots)
-
-
-def test_no_engine_waits_for_one_that_was_dealt_long_responses():
-    """Responses to one prompt are alike in length, so a share of few prompts may be long."""
-    dealt = fixed = 0.0
-    for seed in range(2):
-        lengths = skewed(8 * 64 * 16, seed, alike=0.7)
-        dealt += simulate(lengths, 64, 16, deterministic=True).makespan
-        fixed += fixed_shares(lengths, 64, 16)
-    assert dealt < 0.95 * fixed
+        ideal = max(max(lengths), sum(lengths) / (num_engines * slots))
+        assert simulate(lengths, num_engines, slots, deterministic).makespan < 1.1 * ideal
 
 
 def test_who_gets_what_depends_on_lengths_alone():
@@ -65,10 +139,29 @@ def test_work_is_taken_ahead_while_much_is_left():
     assert queue.take(1) == range(35, 42) and queue.left == 4
 
 
-def test_a_small_cache_is_used_and_not_flooded():
-    lengths = skewed(3000, seed=1)
-    cache = 20 * 400
-    engines = simulate(lengths, 4, 64, True, cache=cache)
-    # Each token is held while later ones of its response are decoded.
-    least = sum(length * length / 2 for length in lengths) / (4 * cache)
-    assert engines.makespan < 2.5 * least
+@pytest.mark.parametrize("copies", [1, 2, 4])
+def test_each_engine_replies_with_its_first_worker(workers, copies: int):
+    engines = Exchange(workers, "take_as_long", copies)
+    assert not engines.busy
+    for engine in range(4 // copies):
+        # The first engine takes longest.
+        engines.send(engine, 0.5 if engine == 0 else 0.0)
+    order: list[tuple[int, int]] = []
+    while engines.busy:
+        order += engines.receive(from_all=False)
+    assert sorted(order) == [(engine, engine * copies) for engine in range(4 // copies)] and order[-1] == (0, 0)
+
+
+def test_all_can_be_waited_for_and_any_be_sent_more(workers):
+    engines = Exchange(workers, "take_as_long", 1)
+    for engine in (3, 0, 2):
+        engines.send(engine, 0.0)
+    assert engines.receive(from_all=True) == [(0, 0), (2, 2), (3, 3)] and not engines.busy
+    engines.send(1, 30.0)
+    for _ in range(3):
+        engines.send(0, 0.0)
+        assert engines.receive(from_all=False) == [(0, 0)]
+    engines.send(2, -1.0)
+    # Worker 1 still works, and nobody waits for it.
+    with pytest.raises(WorkerError, match="(?s)^worker 2 on [^ ]+ failed in take_as_long:.*non-negative"):
+        engines.receive(from_all=True)

@@ -1,25 +1,28 @@
+"""Machines that come late, never, are lost or lack something; and what those of scripts/cluster.sh tell each other."""
+
+import os
+import socket
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
 
 from verl.config import ConfigError
-from verl.single_controller import machines
+from verl.single_controller import machines, probe
+from verl.single_controller.cluster_script import wait
 from verl.single_controller.failures import RequeueError
 from verl.single_controller.machines import gather_machines, wait_for_machines
+from verl.single_controller.probe import ROOM, look, room_for_checkpoint
 
 
 def machine(rank: int, gpus: int, alive: bool = True) -> dict[str, Any]:
     """A machine that scripts/cluster.sh has started, as Ray lists it."""
     resources = {"CPU": 64.0} | ({"GPU": float(gpus)} if gpus else {})
     labels = {"verl-rank": str(rank)}
-    return {
-        "NodeID": f"node{rank}",
-        "Alive": alive,
-        "NodeManagerHostname": f"host{rank}",
-        "Resources": resources,
-        "Labels": labels,
-    }
+    names = {"NodeID": f"node{rank}", "NodeManagerHostname": f"host{rank}"}
+    return names | {"Alive": alive, "Resources": resources, "Labels": labels}
 
 
 def test_machines_come_late(monkeypatch: pytest.MonkeyPatch):
@@ -29,7 +32,7 @@ def test_machines_come_late(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("verl.single_controller.machines.LOOK_S", 0.0)
     said: list[str] = []
     wait_for_machines(2, 8, "cuda", 60.0, said.append)
-    assert said == ["1 of 2 machines here"]
+    assert said == ["1 of 2 machines here; waiting for the others"]
 
 
 @pytest.mark.parametrize(
@@ -66,3 +69,77 @@ def test_a_restart_goes_on_with_fewer_machines_or_gives_up(monkeypatch, found, l
         with pytest.raises(RequeueError, match=f"^{expected}$"):
             gather_machines(*arguments)
     assert lines == said
+
+
+@pytest.mark.parametrize(
+    ("age_s", "said"),
+    [(1, "^machine 0 at 127.0.0.1:6379 gave up: no room$"), (60, "was not there within 0.1 s: MASTER_ADDR=127.0.0.1")],
+)
+def test_a_machine_0_that_gave_up_is_believed_for_a_while(tmp_path: Path, age_s: float, said: str):
+    mark = tmp_path / "failed"
+    mark.write_text("no room")
+    os.utime(mark, (time.time() - age_s,) * 2)
+    with pytest.raises(ConfigError, match=said):
+        wait("127.0.0.1", "6379", str(tmp_path), "0.1")
+
+
+def test_a_token_that_is_in_a_folder_of_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        (tmp_path / "address").write_text(f"127.0.0.1:{port}")
+        said = (
+            f"machine 0 at localhost:{port} was not there within 0.1 s: {tmp_path}/token does not exist; is the folder"
+        )
+        with pytest.raises(ConfigError, match=f"^{said} shared"):
+            wait("localhost", port, str(tmp_path), "0.1")
+
+
+@pytest.fixture
+def request_here(
+    tmp_path: Path, tiny_model: Path, arithmetic_prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, Any]:
+    """What this machine has."""
+    monkeypatch.setattr(probe, "PATIENCE_S", 0.0)
+    (tmp_path / "marker").touch()
+    loaded = {"models": [str(tiny_model)], "files": [str(arithmetic_prompts)]}
+    return loaded | {"head": "127.0.0.1:6379", "folder": tmp_path, "marker": "marker", "room": 0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({}, None),
+        ({"marker": "other"}, "trainer.default_local_dir={folder!r}: is not the folder that the driver sees; name one"),
+        ({"models": ("/nowhere",)}, "model.path='/nowhere': is not a model's folder there"),
+        ({"files": ("/nowhere/train.parquet",)}, "data.*_files='/nowhere/train.parquet': is not there"),
+        ({"room": 1 << 60}, "trainer.default_local_dir={folder!r}: "),
+    ],
+)
+def test_what_a_machine_lacks(request_here, changes, problem):
+    problems = look(**request_here | changes).problems
+    folder = str(request_here["folder"])
+    assert len(problems) == (problem is not None), problems
+    assert all(found.startswith(str(problem).format(folder=folder)) for found in problems), problems
+    assert "room" not in changes or problems[0].endswith(f" MiB free in {folder}; {1 << 40} are needed")
+    assert os.listdir(folder) == ["marker"]
+
+
+def test_what_a_machine_fetches_has_the_permissions_that_the_user_wants(request_here, monkeypatch: pytest.MonkeyPatch):
+    """Ray runs under a stricter mask; a folder of models may be shared."""
+    monkeypatch.setenv("VERL_UMASK", "0027")
+    before = os.umask(0o077)
+    try:
+        look(**request_here)
+        assert os.umask(0o077) == 0o027
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.parametrize(("sizes", "room"), [([], ROOM), ([1 << 20, 1 << 20], ROOM), ([1 << 20, 3 << 30], 3 << 30)])
+def test_the_room_for_a_checkpoint_is_that_of_the_latest(tmp_path: Path, sizes: list[int], room: int):
+    for step, size in enumerate(sizes, start=9):
+        (tmp_path / f"global_step_{step}" / "actor").mkdir(parents=True)
+        with (tmp_path / f"global_step_{step}" / "actor" / "shard").open("wb") as file:
+            file.truncate(size)
+    assert room_for_checkpoint(tmp_path) == room

@@ -1,22 +1,67 @@
 """Batches over real Ray workers: shares, copies, order."""
 
-import ast
-from pathlib import Path
-
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from verl.batch import Batch
-from verl.single_controller import roles
-from verl.single_controller.roles import RoleWorkers
-from verl.workers.hybrid import HybridWorker
-from verl.workers.sft import SFTWorker
+from verl.single_controller.roles import RoleWorkers, balanced_order, deal_groups
 
 
 def batch_of(lengths: list[int]) -> Batch:
     """Texts of so many tokens; row i begins with token i."""
     tokens = [[row] * length for row, length in enumerate(lengths)]
     return Batch.of([[]] * len(lengths), tokens, learn_mask=torch.ones(sum(lengths), dtype=torch.bool))
+
+
+def test_the_longest_are_dealt_out_first():
+    # 9 | 7, then 5 joins 7, 4 joins 9: 13 against 12; 2 joins 12, 1 what has room.
+    lengths = torch.tensor([1, 2, 4, 5, 7, 9])
+    assert balanced_order(lengths, 2).tolist() == [5, 2, 0, 4, 3, 1]
+    assert balanced_order(lengths, 1).tolist() == [5, 4, 3, 2, 1, 0]
+
+
+@given(lengths=st.lists(st.integers(1, 1000), min_size=8, max_size=40), shares=st.integers(1, 8))
+def test_shares_are_as_equal_as_one_row_allows(lengths: list[int], shares: int):
+    size = len(lengths)
+    order = balanced_order(torch.tensor(lengths), shares)
+    assert sorted(order.tolist()) == list(range(size))
+    bounds = [size * share // shares for share in range(shares + 1)]
+    if size % shares == 0:
+        totals = [sum(lengths[row] for row in order[a:b].tolist()) for a, b in zip(bounds, bounds[1:], strict=False)]
+        assert max(totals) - min(totals) <= max(lengths)
+
+
+def test_groups_are_dealt_whole_and_filled_up_to_one_size():
+    # Groups 4 (rows 0, 2, 5), 1 (rows 1, 3) and 8 (row 4), of 9, 11 and 1 tokens, in two shares.
+    ids, lengths = torch.tensor([4, 1, 4, 1, 8, 4]), torch.tensor([3, 5, 2, 6, 1, 4])
+    units = deal_groups(ids, lengths, 2, balance=False)
+    assert units.rows.tolist() == [0, 2, 5, 1, 3, 1, 4, 4, 4, 4, 4, 4]
+    assert units.copied.tolist() == [False] * 5 + [True, False] + [True] * 5
+    assert units.unit.tolist() == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3
+    balanced = deal_groups(ids, lengths, 2, balance=True)
+    # 16 and 3 tokens with the copies, against 9 and 3.
+    assert [balanced.rows[share].tolist() for share in (slice(6), slice(6, None))] == [
+        [1, 3, 1, 4, 4, 4],
+        [0, 2, 5, 4, 4, 4],
+    ]
+
+
+@given(
+    groups=st.lists(st.integers(0, 5), min_size=1, max_size=30),
+    shares=st.integers(1, 5),
+    balance=st.booleans(),
+)
+def test_every_row_of_a_group_is_in_one_share_once(groups: list[int], shares: int, balance: bool):
+    lengths = torch.arange(len(groups)) % 7 + 1
+    units = deal_groups(torch.tensor(groups), lengths, shares, balance)
+    assert len(units.rows) % shares == 0 and sorted(units.rows[~units.copied].tolist()) == list(range(len(groups)))
+    per_share = len(units.rows) // shares
+    for group in set(groups):
+        places = [i for i, (row, copy) in enumerate(zip(units.rows, units.copied, strict=True))
+                  if not copy and groups[int(row)] == group]  # fmt: skip
+        assert len({i // per_share for i in places}) == 1 and len(set(units.unit[places].tolist())) == 1
 
 
 def test_neighbours_share_what_copies_says(workers):
@@ -52,37 +97,12 @@ def test_an_update_balances_tokens(workers):
 def test_an_update_learns_from_each_row_once(workers, balance: bool, copies: int, sizes: dict[int, int]):
     for size, in_share in sizes.items():
         batch = batch_of([2 + (5 * i) % 7 for i in range(size)])
-        RoleWorkers(workers, copies, balance).run_update("count_tokens", batch, 1)
+        role = RoleWorkers(workers, copies, balance)
+        metrics, rows = role.run_scoring_update("count_and_return_tokens", batch, 1)
+        assert torch.equal(rows.tokens, batch.tokens)
+        assert metrics == role.run_update("count_tokens", batch, 1)
         shares = workers.run("learned")
         assert [rows for rows, _ in shares] == [in_share] * 4
         assert shares[::copies] == shares[copies - 1 :: copies]
         assert sorted(row for _, rows in shares[::copies] for row in rows) == list(range(size))
         assert batch.learn_mask.all()
-
-
-@pytest.mark.parametrize(("balance", "copies"), [(False, 1), (True, 1), (True, 2)])
-def test_an_update_returns_what_it_finds_of_each_row(workers, balance: bool, copies: int):
-    for size in (1, 5, 8):
-        batch = batch_of([2 + (5 * i) % 7 for i in range(size)])
-        role = RoleWorkers(workers, copies, balance)
-        metrics, rows = role.run_scoring_update("count_and_return_tokens", batch, 1)
-        assert metrics == role.run_update("count_tokens", batch, 1)
-        assert torch.equal(rows.tokens, batch.tokens)
-        assert sorted(row for _, found in workers.run("learned")[::copies] for row in found) == list(range(size))
-
-
-CALLS = {"run", "run_split", "map_rows", "run_update", "run_scoring_update"}
-"""Calls whose first argument names a method of the worker."""
-
-
-def test_workers_have_the_methods_that_roles_call():
-    called: dict[str, set[str]] = {}
-    for cls in ast.parse(Path(roles.__file__).read_text()).body:
-        if isinstance(cls, ast.ClassDef) and cls.name != "RoleWorkers":
-            calls = [node for node in ast.walk(cls) if isinstance(node, ast.Call)]
-            by_name = [call for call in calls if getattr(call.func, "attr", "") in CALLS]
-            called[cls.name] = {ast.literal_eval(call.args[0]) for call in by_name}
-    assert len(called) == 5 and all(called.values())
-    for role, names in called.items():
-        worker = SFTWorker if role == "SFTWorkers" else HybridWorker
-        assert not [name for name in names if not callable(getattr(worker, name, None))], role

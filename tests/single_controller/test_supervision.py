@@ -1,17 +1,23 @@
-"""Workers that hang, are stopped or die: what the driver says, and what is in the workers' folder."""
+"""Workers that hang, are stopped or die, and drivers that are gone: who notices when, and what is said."""
 
 import os
+import re
 import signal
+import socket
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from verl.single_controller.exchange import Exchange
-from verl.single_controller.failures import MachineError, NetworkError, WorkerError
-from verl.single_controller.supervision import Supervision
+from verl.single_controller.failures import HeadLost, MachineError, NetworkError, WorkerError
+from verl.single_controller.generation import Exchange
+from verl.single_controller.heartbeat import Heartbeat, Pulse
+from verl.single_controller.supervision import Supervision, Supervisor
 from verl.single_controller.worker_group import WorkerGroup
 
 Start = Callable[..., WorkerGroup]
@@ -57,19 +63,14 @@ def test_a_call_that_takes_too_long(supervised: Start, tmp_path: Path):
     group._supervisor.options = replace(group._supervisor.options, phase_timeout_s=1.0)
     assert group.run("rest", 0) == [None, None]
     message = r"^rest has taken longer than trainer\.phase_timeout_s=1; the workers' stacks"
+    engines = Exchange(group, "rest", 1)
+    with pytest.raises(MachineError, match=message):
+        for _ in range(100):  # each reply comes in time
+            engines.send(0, 0.05)
+            engines.receive(from_all=False)
     with pytest.raises(MachineError, match=message):
         group.run("rest", 60)
     assert "in rest" in (tmp_path / "logs" / "rank_1.stacks").read_text()
-
-
-def test_an_engine_that_always_replies_is_watched_too(supervised: Start):
-    group = supervised()
-    group._supervisor.options = replace(group._supervisor.options, phase_timeout_s=1.0)
-    engines = Exchange(group, "rest", 1)
-    with pytest.raises(MachineError, match="^rest has taken longer than"):
-        for _ in range(100):
-            engines.send(0, 0.05)
-            engines.receive(from_all=False)
 
 
 def test_death_network_and_program(supervised: Start):
@@ -92,3 +93,104 @@ def test_collective_operations_have_a_time_limit(supervised: Start):
         MachineError, match="(?s)^worker 0 on .* lost its connection in meet:.*Timed out waiting 3000ms"
     ):
         group.run("meet")
+
+
+@pytest.fixture
+def heartbeat() -> Iterator[Heartbeat]:
+    driver = Heartbeat("127.0.0.1", detection_s=1.0)
+    yield driver
+    driver.close()
+
+
+def greet(pulse: Pulse, rank: int, token: bytes | None = None) -> socket.socket:
+    connection = socket.create_connection(pulse.address, timeout=5)
+    connection.sendall((pulse.token if token is None else token) + rank.to_bytes(4, "big"))
+    return connection
+
+
+def test_a_silent_worker_is_lost_and_one_that_beats_is_not(heartbeat):
+    with greet(heartbeat.pulse, 0) as beating, greet(heartbeat.pulse, 1):
+        deadline = time.monotonic() + 1.6
+        while time.monotonic() < deadline:
+            beating.sendall(b".")
+            time.sleep(0.05)
+        assert heartbeat.lost() in ({1: "silent for 2 s"}, {1: "silent for 1 s"})
+        # The driver beats too.
+        assert beating.recv(100)
+
+
+def test_a_worker_that_ended_is_lost_after_ray_had_time_to_say_more(heartbeat):
+    with greet(heartbeat.pulse, 0, b"x" * 32) as stranger:
+        assert stranger.recv(1) == b""
+    with socket.create_connection(heartbeat.pulse.address) as mute:
+        mute.sendall(b"hello")
+        greet(heartbeat.pulse, 2).close()
+        started = time.monotonic()
+        while not (lost := heartbeat.lost()) and time.monotonic() < started + 5:
+            time.sleep(0.05)
+        assert lost == {2: "ended"}
+        assert 0.5 < time.monotonic() - started < 2
+
+
+FOLLOWER = """
+import sys, time
+from verl.single_controller.heartbeat import Pulse, follow
+follow(Pulse(("127.0.0.1", int(sys.argv[1])), bytes.fromhex(sys.argv[2]), 1.0), 0)
+print("following", flush=True)
+time.sleep(60)
+"""
+
+
+LOCKED = "from verl.single_controller import heartbeat; heartbeat.LAST_RESORT_S = 1" + FOLLOWER.replace(
+    "time.sleep(60)", "import re; re.match('(a+)+b', 'a' * 40)"
+)
+
+
+@pytest.mark.slow
+def test_a_worker_whose_interpreter_is_locked_ends_too(heartbeat):
+    """A regular expression holds the interpreter's lock for hours."""
+    address, token, _ = heartbeat.pulse
+    worker = subprocess.run([sys.executable, "-c", LOCKED, str(address[1]), token.hex()], timeout=30)
+    assert worker.returncode == -signal.SIGALRM
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["closed", "silent"])
+def test_a_worker_without_driver_exits_with_the_code_to_requeue(end):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        command = [sys.executable, "-c", FOLLOWER, str(server.getsockname()[1]), "00" * 32]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as worker:
+            assert worker.stdout is not None and worker.stderr is not None
+            connection, _ = server.accept()
+            assert worker.stdout.readline() == "following\n"
+            for _ in range(15):  # longer than the detection time
+                connection.sendall(b".")
+                time.sleep(0.1)
+            assert worker.poll() is None
+            started = time.monotonic()
+            if end == "closed":
+                connection.close()
+            assert worker.wait(10) == 75
+            assert time.monotonic() - started < 2.5
+            reason = "has ended|is gone" if end == "closed" else "was silent for 1 s"
+            assert re.match(f"this worker exits: its driver ({reason})", worker.stderr.read())
+            connection.close()
+
+
+def test_a_head_that_does_not_answer_any_more_is_lost(monkeypatch: pytest.MonkeyPatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(gcs_address=address))
+        monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
+        supervisor = Supervisor(Supervision(detection_s=0.5))
+        # Longer than the detection time without a look: nobody has asked.
+        for _ in range(3):
+            time.sleep(0.6)
+            supervisor.check("rest", 0)
+    started = time.monotonic()
+    with pytest.raises(HeadLost, match=f"^Ray's head at {address} has not answered for"):
+        while time.monotonic() < started + 10:
+            supervisor.check("rest", 0)
+            time.sleep(0.05)
+    assert time.monotonic() - started > 0.3
+    supervisor.close()

@@ -8,12 +8,23 @@ from pathlib import Path
 
 import pytest
 import ray
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException, _wrap_exception
 
 from verl.checkpoint.shards import Checkpointed
 from verl.config import ConfigError, PPOConfig, SFTConfig
-from verl.config.overrides import option_names
-from verl.single_controller.failures import FIXES, OutOfMemory, WorkerError, is_out_of_memory, out_of_memory_line
-from verl.single_controller.profiling import MemoryPeak
+from verl.config.load import option_names
+from verl.single_controller import profiling
+from verl.single_controller.failures import (
+    FIXES,
+    OutOfMemory,
+    WorkerError,
+    is_network_error,
+    is_out_of_memory,
+    out_of_memory_line,
+)
+from verl.single_controller.profiling import MemoryPeak, PeakMemory, resident_bytes
 from verl.single_controller.worker_group import MachineSetup, WorkerGroup, cpu_threads
 from verl.workers.hybrid import HybridWorker
 from verl.workers.sft import SFTWorker
@@ -45,11 +56,10 @@ def test_a_group_that_cannot_start_frees_its_workers(start):
 CACHE = "No available memory for the cache blocks. Try increasing `gpu_memory_utilization`."
 
 
-@pytest.mark.parametrize("exhausted", ["GPU", "torch on a CPU"])
-def test_a_worker_without_memory_says_where_how_much_and_what_to_lower(workers, exhausted):
+def test_a_worker_without_memory_says_where_how_much_and_what_to_lower(workers):
     with pytest.raises(OutOfMemory) as raised:
-        workers.run("update_actor", exhausted)
-    reason = {"GPU": "Tried to allocate 2.00 GiB. See the docs."}.get(exhausted, "8 bytes.")
+        workers.run("update_actor")
+    reason = "Tried to allocate 2.00 GiB. See the docs."
     lower = r"lower actor\.micro_batch_size_per_gpu .*; set model\.gradient_checkpointing=true"
     pattern = rf"update_actor: worker 3 ran out of host memory at a peak of \d\.\d GiB; {lower} .*{re.escape(reason)}\)"
     assert re.fullmatch(pattern, str(raised.value))
@@ -58,6 +68,7 @@ def test_a_worker_without_memory_says_where_how_much_and_what_to_lower(workers, 
 def test_an_engine_without_memory_names_its_options():
     assert not is_out_of_memory(ValueError("block_size must be a multiple of 16"))
     assert is_out_of_memory(RuntimeError("CUDA out of memory occurred when warming up sampler with"))
+    assert is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."))
     error = ValueError(CACHE)
     assert is_out_of_memory(error)
     line = out_of_memory_line(error, "start", 1, MemoryPeak(5 << 29, 0), "cpu")
@@ -117,3 +128,40 @@ def test_each_machine_has_its_own_threads_and_variables(ray_session, monkeypatch
     shown = {"OMP_NUM_THREADS": "3", "GLOO_SOCKET_IFNAME": "ib0", "NCCL_DEBUG": "INFO"}
     # What Ray has written down is in its logs and on its pages.
     assert found == [(shown | {"HF_TOKEN": "hush"}, shown)]
+
+
+def test_where_peaks_cannot_be_reset_what_is_resident_counts(monkeypatch, tmp_path):
+    monkeypatch.setattr(profiling, "CLEAR_REFS", tmp_path / "none" / "clear_refs")
+    memory, size = PeakMemory("cpu"), 256 << 20
+    memory.reset()
+    torch.ones(size, dtype=torch.uint8)
+    used, reserved = memory.read()
+    assert used == reserved and abs(used - resident_bytes()) < size * 0.1
+
+
+def caused_by(cause: BaseException) -> RuntimeError:
+    error = RuntimeError("saving failed")
+    error.__cause__ = cause
+    return error
+
+
+GLOO = RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.2]:4711")
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (GLOO, True),
+        (dist.DistNetworkError("The client socket has failed to connect"), True),
+        (dist.DistBackendError("NCCL error in: ProcessGroupNCCL.cpp:3690, remote process exited"), True),
+        (RuntimeError("CUDA error: uncorrectable ECC error encountered"), True),
+        (caused_by(GLOO), True),
+        (CheckpointException("write", {1: _wrap_exception(GLOO)}), True),
+        (CheckpointException("write", {1: _wrap_exception(OSError(28, "No space left on device"))}), False),
+        (ValueError("Connection closed by peer"), False),  # a user's own words
+        (RuntimeError("CUDA error: device-side assert triggered"), False),
+        (OSError(28, "No space left on device"), False),
+    ],
+)
+def test_which_errors_are_the_networks(error: BaseException, expected: bool):
+    assert is_network_error(error) is expected

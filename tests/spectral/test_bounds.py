@@ -1,4 +1,4 @@
-"""The memory of one response: within its bound, and without effect on the numbers."""
+"""The memory of one response, within its bound and without effect on the numbers; and what ``auto`` chooses."""
 
 import pytest
 import torch
@@ -6,7 +6,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from verl.rank.dynamics import base_metrics
 from verl.spectral import SpectralOptions, bounds, nested, responses
-from verl.spectral.bounds import MAX_BYTES, block_rows, response_bytes, workspace_bound
+from verl.spectral.bounds import MAX_BYTES, block_rows, factor_operations, response_bytes, workspace_bound
+from verl.spectral.cost import cheapest_method
 
 SPECTRAL = ["Effective Rank", "Response Entropy 1", "Log Effective Rank"]
 
@@ -60,15 +61,6 @@ def test_decompositions_stay_within_the_bound(size, method):
     assert peak <= workspace_bound(*size, decomposes=True, max_bytes=1) + 8 * 4 * 64 * size[0]
 
 
-def test_decompositions_and_factorisations_agree_in_blocks():
-    hidden = one_response(800, 520)
-    nested, _ = metrics_and_peak(hidden, SPECTRAL, SpectralOptions("nested", max_bytes=1), 399)
-    for method in ("eigh", "svd"):
-        exact, _ = metrics_and_peak(hidden, SPECTRAL, SpectralOptions(method), 399)
-        for name, values in exact.items():
-            torch.testing.assert_close(nested[name], values, rtol=3e-7, atol=3e-7)
-
-
 @pytest.mark.parametrize("width", [1536, 3584, 5120, 8192])
 def test_the_default_bound_holds_at_any_length(width):
     for rows in (1024, 4096, 8192, 32768, 131072):
@@ -82,3 +74,22 @@ def test_literal_bytes():
     # The scatter and the factor of S + t I above 256 rows; rows with temporaries, Gram matrix and factor.
     assert response_bytes(4096, 1024, 256) == 8 * (2 * 1024**2 + 4 * 256 * 1024 + 2 * 256**2 + 192 * 1280)
     assert [block_rows(8192, 5120), block_rows(32768, 5120)] == [8192, 2560]
+
+
+def choose(length, width, prefixes):
+    return cheapest_method(torch.tensor([length]), torch.tensor([prefixes]), width, 22)
+
+
+def test_many_prefixes_are_factored_and_one_is_decomposed():
+    assert choose(1, 8, [1, 0]) in ("nested", "eigh")
+    assert choose(512, 896, list(range(41, 512, 40))) == "nested"
+    assert choose(512, 896, list(range(2, 513))) == "nested"
+    assert choose(512, 896, [512]) == "eigh"
+    assert choose(2048, 16, [2048]) == "eigh"
+
+
+def test_long_responses_are_cut_into_blocks_of_the_width_and_cost_grows_linearly():
+    assert [block_rows(512, 896), block_rows(100, 64), block_rows(4096, 64)] == [512, 100, 64]
+    for width in (16, 64):
+        one, two = (factor_operations(rows, width, block_rows(rows, width)) for rows in (64 * width, 128 * width))
+        assert two / one == pytest.approx(2.0)

@@ -62,30 +62,10 @@ def test_values_below_the_range_are_counted_too_low():
     assert errors[-1] == pytest.approx(1.0, abs=1e-2)
 
 
-def test_shifts_have_a_common_ratio():
-    nodes = node_set(RANK, 2.5e-7, condition=1e6)
-    torch.testing.assert_close(
-        nodes.shifts[:-1] / nodes.shifts[1:], torch.full((len(nodes.shifts) - 1,), nodes.ratio).double()
-    )
-    assert float(nodes.shifts[-1]) < 1e-12 < 1 < float(nodes.shifts[0])
-
-
 def test_a_default_device_of_another_kind_does_not_matter():
     node_set.cache_clear()
     with torch.device("meta"):
         assert node_set(RANK, 1e-4, 1e3).weights.device.type == "cpu"
-
-
-def test_more_accuracy_and_more_range_take_more_nodes():
-    counts = [
-        len(node_set(RANK, tolerance, condition).shifts)
-        for tolerance, condition in ((1e-3, 1e3), (1e-6, 1e3), (1e-6, 1e6))
-    ]
-    assert counts == sorted(set(counts))
-
-
-def test_fits_are_made_once():
-    assert node_set(RANK, 2.5e-7, 1e5) is node_set(RANK, 2.5e-7, 1e5)
 
 
 @pytest.mark.parametrize(

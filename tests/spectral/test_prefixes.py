@@ -77,31 +77,7 @@ def test_the_methods_agree(seed, size):
 @every_method
 @given(seeds, sizes)
 @settings(max_examples=15, deadline=None)
-def test_what_lies_past_the_length_never_matters(options, seed, size):
-    length, width = size
-    hidden = random_hidden(seed, 2, length, width)
-    padded = torch.cat([hidden, torch.full((2, 3, width), math.nan, dtype=torch.float64)], dim=1)
-    lengths, rows = torch.tensor([length, length]), all_prefixes(length).repeat(2, 1)
-    names = names_for(options)
-    expected = prefix_functionals(hidden, lengths, rows, names, options)
-    assert_same(prefix_functionals(padded, lengths, rows, names, options), expected)
-
-
-@given(seeds, sizes)
-@settings(max_examples=15, deadline=None)
-def test_later_tokens_never_matter(seed, size):
-    length, width = size
-    hidden = random_hidden(seed, 1, length, width)
-    half = length // 2 + 1
-    longer = prefix_functionals(hidden, torch.tensor([length]), all_prefixes(half), ENTROPIES, NESTED)
-    alone = prefix_functionals(hidden[:, :half], torch.tensor([half]), all_prefixes(half), ENTROPIES, NESTED)
-    assert_same(longer, alone, rtol=1e-6, atol=1e-6)
-
-
-@every_method
-@given(seeds, sizes)
-@settings(max_examples=15, deadline=None)
-def test_responses_do_not_see_each_other(options, seed, size):
+def test_responses_see_neither_each_other_nor_what_lies_past_their_length(options, seed, size):
     length, width = size
     generator = torch.Generator().manual_seed(seed)
     hidden = random_hidden(seed, 5, length, width)
@@ -110,7 +86,9 @@ def test_responses_do_not_see_each_other(options, seed, size):
     order = torch.randperm(5, generator=generator)
     names = names_for(options)
     whole = prefix_functionals(hidden, lengths, rows, names, options)
-    permuted = prefix_functionals(hidden[order], lengths[order], rows[order], names, options)
+    spoilt = torch.cat([hidden, hidden[:, :3]], dim=1)[order]
+    spoilt[torch.arange(length + 3) >= lengths[order, None]] = math.nan
+    permuted = prefix_functionals(spoilt, lengths[order], rows[order], names, options)
     assert_same(permuted, {name: values[order] for name, values in whole.items()})
 
 
@@ -145,16 +123,6 @@ def test_effective_rank_lies_between_one_and_the_rank(options, seed, size, inner
         assert (result["traditional_rank"] <= bound).all()
 
 
-@given(seeds, st.integers(2, 9))
-@settings(max_examples=15, deadline=None)
-def test_a_stride_picks_among_the_values_of_stride_one(seed, stride):
-    hidden, lengths = random_hidden(seed, 1, 60, 30), torch.tensor([60])
-    every = prefix_functionals(hidden, lengths, all_prefixes(60), ENTROPIES, NESTED)
-    rows = torch.arange(1, 60, stride)[None]
-    some = prefix_functionals(hidden, lengths, rows, ENTROPIES, NESTED)
-    assert_same(some, {name: values[:, rows[0]] for name, values in every.items()}, rtol=1e-6, atol=1e-6)
-
-
 @every_method
 @pytest.mark.parametrize("width", [3, 40])
 @pytest.mark.parametrize("value", [0.0, 0.1, -1e4])
@@ -166,17 +134,6 @@ def test_equal_rows_are_degenerate(options, width, value, dtype):
     result = prefix_functionals(hidden, torch.tensor([20, 20]), rows, names_for(options), options)
     for name, values in result.items():
         assert values.tolist() == [[1.0 if name == "effective_rank" else 0.0] * 5] * 2, name
-
-
-@every_method
-def test_responses_of_few_rows(options):
-    hidden, lengths = random_hidden(0, 4, 3, 5), torch.tensor([0, 1, 2, 3])
-    result = prefix_functionals(hidden, lengths, lengths[:, None], names_for(options), options)
-    assert result["effective_rank"][:3, 0].tolist() == [1.0, 1.0, 1.0]
-    assert 1.0 < float(result["effective_rank"][3]) < 2.0
-    assert result["response_entropy"][:3, 0].tolist() == [0.0, 0.0, 0.0]
-    if "traditional_rank" in result:
-        assert result["traditional_rank"][:, 0].tolist() == [0.0, 0.0, 1.0, 2.0]
 
 
 @every_method
@@ -243,21 +200,12 @@ def test_the_workspace_does_not_change_the_result(size):
         assert_same(prefix_functionals(hidden, lengths, rows, ENTROPIES, options), whole, rtol=1e-8, atol=1e-8)
 
 
-def test_blocks_and_one_block_agree(monkeypatch):
-    hidden, lengths = random_hidden(0, 2, 150, 20), torch.tensor([150, 131])
-    rows = torch.minimum(all_prefixes(150), lengths[:, None])
-    blocks = prefix_functionals(hidden, lengths, rows, ENTROPIES, NESTED)
-    monkeypatch.setattr("verl.spectral.nested.block_rows", lambda rows, width, max_bytes: rows)
-    assert_same(prefix_functionals(hidden, lengths, rows, ENTROPIES, NESTED), blocks, rtol=1e-8, atol=1e-8)
-
-
 @pytest.mark.parametrize("options", [NESTED, EIGH, SpectralOptions("eigh", svd_rank=2)], ids=["nested", "eigh", "low"])
 def test_empty_batch_and_no_prefixes(options):
-    none = torch.zeros(0, dtype=torch.int64)
-    result = prefix_functionals(torch.zeros(0, 4, 3), none, torch.zeros(0, 2).long(), ENTROPIES, options)
-    assert [tuple(values.shape) for values in result.values()] == [(0, 2)] * 2
-    result = prefix_functionals(torch.ones(2, 4, 3), torch.tensor([4, 3]), torch.zeros(2, 0).long(), ENTROPIES, options)
-    assert [tuple(values.shape) for values in result.values()] == [(2, 0)] * 2
+    for shape in ((0, 2), (2, 0)):
+        lengths, rows = torch.full(shape[:1], 4), torch.zeros(shape).long()
+        result = prefix_functionals(torch.ones(shape[0], 4, 3), lengths, rows, ENTROPIES, options)
+        assert [tuple(values.shape) for values in result.values()] == [shape] * 2
 
 
 def test_the_largest_singular_values_alone():
@@ -289,14 +237,10 @@ def test_masked_responses(options):
         torch.testing.assert_close(values[[0, 2]], whole[name][[0, 2]], rtol=1e-9, atol=1e-9)
     sums = prefix_spectral_sums(hidden, lengths, rows, [SUM_S_LOG_S], masking)
     assert sums.isnan().tolist() == [[[False] * 2, [True] * 2, [False] * 2]]
-
-
-def test_singular_values_of_masked_responses():
-    hidden = random_hidden(0, 2, 4, 3)
-    hidden[0, 1] = math.nan
-    options = SpectralOptions(on_nonfinite="mask")
-    values = prefix_singular_values(hidden, torch.tensor([4, 4]), torch.tensor([[4], [4]]), options)
-    assert values.isnan().flatten(1).all(1).tolist() == [True, False]
+    if options.method != "nested":
+        values = prefix_singular_values(hidden, lengths, rows, masking)
+        assert values.isnan().flatten(1).all(1).tolist() == [False, True, False]
+        assert not values[[0, 2]].isnan().any()
 
 
 HIDDEN, LENGTHS = random_hidden(0, 2, 5, 3), torch.tensor([5, 4])
@@ -325,16 +269,11 @@ def test_arguments_are_checked(arguments, message):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"method": "qr"}, "method='qr': must be one of"),
-        ({"method": "eigh", "svd_rank": 0}, "svd_rank=0"),
-        ({"method": "nested", "svd_rank": 3}, "svd_rank=3"),
-        ({"workspace_bytes": 0}, "workspace_bytes=0"),
-    ],
+    "options", [{"method": "qr"}, {"svd_rank": 0}, {"svd_rank": 3, "method": "nested"}, {"workspace_bytes": 0}], ids=str
 )
-def test_options_are_checked(options, message):
-    with pytest.raises(ValueError, match=message):
+def test_options_are_checked(options):
+    name, value = next(iter(options.items()))
+    with pytest.raises(ValueError, match=f"^{name}={value!r}"):
         SpectralOptions(**options)
 
 

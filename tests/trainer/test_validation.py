@@ -3,9 +3,9 @@ import math
 
 import pytest
 import torch
-from conftest import changed, rank_metrics
+from conftest import changed, rank_columns
 
-from verl.batch import Batch, RankMetrics
+from verl.batch import Batch
 from verl.config import PPOConfig, load_config
 from verl.data.prompt_rows import PromptRecord
 from verl.rank.calculator import RepresentationMetricsCalculator
@@ -35,8 +35,8 @@ class ScriptedSampler:
     def sample(self, records: list[PromptRecord], sampling: object, step: int) -> Batch:
         group = torch.tensor([record.uid for record in records]).repeat_interleave(2)
         num, lengths = len(group), (group + 1).clamp(max=4)
-        metrics = measured(group) if self.measures else RankMetrics.none(num)
-        batch = Batch(torch.ones_like(group), lengths, 4, group=group, rank_metrics=metrics)
+        metrics = measured(group) if self.measures else {}
+        batch = Batch(torch.ones_like(group), lengths, 4, group=group, **metrics)
         tokens = torch.ones(int(lengths.sum()) + num, dtype=torch.int64)
         batch.fill(tokens=tokens, truncated=torch.zeros(num, dtype=torch.bool))
         self.batches.append(batch.fill(records=[record for record in records for _ in range(2)]))
@@ -55,9 +55,9 @@ class ScriptedSampler:
         self.batches = []
 
 
-def measured(group_ids: torch.Tensor) -> RankMetrics:
+def measured(group_ids: torch.Tensor) -> dict[str, torch.Tensor]:
     states = group_ids[:, None, None] * torch.eye(2)[group_ids % 2][:, None]
-    return rank_metrics({"Effective Rank": group_ids.double()}, mean_states=states)
+    return rank_columns({"Effective Rank": group_ids.double()}, mean_states=states)
 
 
 def validate(
@@ -157,8 +157,8 @@ class RecordingPolicy:
         self.calls.append(len(batch))
         # A response to the prompt of uid u has tokens of log-probability u.
         logprobs = batch.group.repeat_interleave(batch.response_lengths).float()
-        metrics = measured(batch.group) if self.measures else RankMetrics.none(len(batch))
-        return batch.columns().fill(logprobs=logprobs, entropy=logprobs, rank_metrics=metrics)
+        metrics = measured(batch.group) if self.measures else {}
+        return batch.columns().fill(logprobs=logprobs, entropy=logprobs, **metrics)
 
 
 def test_the_policy_measures_where_the_engine_does_not():

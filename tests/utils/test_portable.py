@@ -1,7 +1,8 @@
 import json
 import math
 
-from verl.utils.portable import finite_or_null, valid_unicode, visible
+from verl.config.errors import visible
+from verl.utils.portable import finite_or_null, valid_unicode
 
 
 def test_lone_surrogates_become_replacement_characters():

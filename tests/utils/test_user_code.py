@@ -7,7 +7,6 @@ import torch
 
 from verl.algorithms.kl import kl_loss, kl_penalised_rewards
 from verl.config import ConfigError
-from verl.config.checks import require_known
 from verl.utils.user_code import UserFunction, check_finite, check_tensor, kl_estimator, load_code
 
 SOURCE = """
@@ -95,7 +94,17 @@ def test_a_function_gets_its_kwargs(file: Path):
 def test_a_function_with_another_signature(file: Path, name, kwargs, message):
     with pytest.raises(ConfigError) as raised:
         UserFunction("f", f"{file}:{name}", ["inputs"], kwargs)
-    assert str(raised.value) == f"f='{file}:{name}': {message}"
+    line = {"scaled": 4, "get": 19}.get(name)
+    place = f" ({file}, line {line})" if line else ""
+    assert str(raised.value) == f"f='{file}:{name}': {message}{place}"
+
+
+def test_a_wrong_decorator_is_located_in_the_users_file(tmp_path: Path):
+    file = tmp_path / "loss.py"
+    source = "from verl.algorithms.losses import policy_loss\n\n@policy_loss(columns='scores')\ndef loss(inputs): ..."
+    file.write_text(source)
+    with pytest.raises(ConfigError, match=rf"raised ValueError: columns='scores': must be .* \({file}, line 3\)$"):
+        load_code(f"{file}:loss", "actor.policy_loss")
 
 
 def test_errors_name_the_line_of_the_users_file(file: Path):
@@ -162,25 +171,3 @@ def test_kl_estimates_are_checked(file: Path, name, grad, message):
     with pytest.raises(ConfigError) as raised:
         kl_estimator(f"{file}:{name}", "actor.kl_loss_type", {})(LOGPROBS.clone().requires_grad_(grad), REF)
     assert str(raised.value).endswith(f"mine.py:{name}': {message}")
-
-
-@pytest.mark.parametrize("value", ["grpo", "my_pkg.losses:rover", "folder/mine.py:Loss.of"])
-def test_options_accept_names_and_paths(value: str):
-    require_known("f", value, ["grpo", "rloo"])
-
-
-@pytest.mark.parametrize(
-    ("value", "fix"),
-    [
-        (
-            "gpro",
-            "must be one of grpo, rloo, or your own as module:attribute or file.py:attribute; did you mean 'grpo'?",
-        ),
-        (":f", "an import path is module:attribute or file.py:attribute"),
-        ("mine.py:", "an import path is module:attribute or file.py:attribute"),
-    ],
-)
-def test_options_refuse_other_values(value: str, fix: str):
-    with pytest.raises(ConfigError) as raised:
-        require_known("f", value, ["grpo", "rloo"])
-    assert str(raised.value) == f"f={value!r}: {fix}"

@@ -35,8 +35,8 @@ def test_one_run_gets_its_page_and_several_get_one_here(tmp_path, monkeypatch, c
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nothing"], "error: nothing: holds no run: neither metrics.jsonl nor config.yaml nor samples are there"),
-        (["nothing", "--serve"], "error: nothing: holds no run"),
+        (["nothing"], "error: nothing: not a run folder; it has no metrics.jsonl, no config.yaml and no samples"),
+        (["nothing", "--serve"], "error: nothing: not a run folder"),
         (
             ["a", "--out", "no/such/page.html"],
             "error: no/such/page.html: cannot be written (No such file",

@@ -11,7 +11,7 @@ from tests.chromium import READY, PageText, choose, press, shows, until, value
 from tests.evaluation.example_results import HOSTILE, TWO_RUNS, hostile_result, problem, result, sample
 from verl.evaluation.report.page import make_page as page_of
 from verl.evaluation.results import ProblemResult, TaskResult
-from verl.evaluation.statistics.summary import summarise
+from verl.evaluation.statistics import summarise
 from verl.utils.portable import valid_unicode
 from verl_pages.evaluation import LIMITS
 
@@ -74,6 +74,10 @@ def test_long_responses_lose_their_middle():
     assert len(head) + len(tail) == 20_000 and response["left"] == len(text) - 20_000
     assert head.startswith("begin ") and tail.endswith(" end \U0001f600")
     assert "longer than 20,000 characters" in page.index["samples"]["limits"]
+    # Without room there are verdicts only.
+    page = Page(TWO_RUNS, max_bytes=1)
+    assert page.index["samples"]["limits"].startswith("To keep the page small, responses are left out.")
+    assert page.record(0)["cells"][0] == [None] * 4 and page.entries[0][4][0][2] == "cwwn"
 
 
 def noise(length: int, seed: int) -> str:
@@ -93,12 +97,6 @@ def test_a_page_of_many_responses_keeps_its_size():
     # The limits that are tried grow narrower.
     sizes = [(limits.characters, 10**9 if limits.responses is None else limits.responses) for limits in LIMITS]
     assert sizes == sorted(sizes, reverse=True)
-
-
-def test_a_page_without_room_has_no_responses():
-    page = Page(TWO_RUNS, max_bytes=1)
-    assert page.index["samples"]["limits"].startswith("To keep the page small, responses are left out.")
-    assert page.record(0)["cells"][0] == [None] * 4 and page.entries[0][4][0][2] == "cwwn"
 
 
 def test_problems_and_temperatures_of_a_run_are_told_apart():
@@ -200,15 +198,11 @@ def test_hostile_text_is_text_in_a_browser(browser):
 
 
 @pytest.mark.slow
-def test_a_long_list_is_drawn_in_part(browser):
+def test_what_is_long_is_shown_in_part(browser):
     few = value("document.querySelectorAll('.item').length < 60")
     steps = [value(COUNT), few, press("End", LIST), until(f"{ITEM}.includes('2999')"), few]
     values = browser(make_page([result(["cw"] * 3000)]), steps)
     assert values[0] == "3,000 of 3,000 problems" and values[1] and values[-1]
-
-
-@pytest.mark.slow
-def test_a_shortened_page_says_so(browser):
     results = [of_one_problem("x" * 30_000)]
     (shown,) = browser(make_page(results), [value("document.querySelector('.response .cut').textContent")])
     assert shown.strip() == "[… 10,000 characters left out on this page …]"

@@ -127,7 +127,7 @@ def test_options_are_cut_or_refused_and_samples_need_no_metrics(tmp_path: Path):
     page = Page(folder)
     assert any("config.yaml: is damaged: holds an alias; the options of this run" in line for line in page.troubles)
     assert page.options() == []
-    with pytest.raises(ConfigError, match="nothing: holds no run"):
+    with pytest.raises(ConfigError, match="nothing: not a run folder"):
         make_page([tmp_path / "nothing"])
 
 

@@ -44,7 +44,7 @@ def sample(
     **options: Any,
 ) -> Batch:
     """Responses of at most 12 tokens from engines of ``copies`` workers."""
-    return generate_responses(group, copies, prompts, sampling.n, sampling, seed, 12, **options)
+    return generate_responses(group, copies, prompts, sampling, seed, 12, **options)
 
 
 def scored(group: WorkerGroup, batch: Batch) -> Batch:

@@ -118,8 +118,8 @@ def test_rank_metrics_are_those_of_the_states(one, two, prompts, small_config, t
     calculator = RepresentationMetricsCalculator(small_config.calculator)
     assert small_config.calculator.layers == [0, -1]
     # What leaves a worker knows of hidden states only metrics and means.
-    assert set(rollout.names) == {"tokens", "rollout_logprobs", "truncated", "rank_metrics"}
-    assert rollout.rank_metrics.by_prefix is None
+    ranks = {f"rank/{name}" for name in small_config.calculator.metric_names}
+    assert set(rollout.names) == {"tokens", "rollout_logprobs", "truncated", "mean_states"} | ranks
     for row in (0, 17, 63):
         episode = rollout[[row]]
         length = episode.longest_response
@@ -128,19 +128,18 @@ def test_rank_metrics_are_those_of_the_states(one, two, prompts, small_config, t
         used = torch.stack([states[1][0], states[-1][0]], dim=1)[None, -length - 1 : -1]
         for layer, expected in enumerate(calculator(used, torch.ones(1, length)).values()):
             for name, value in expected.items():
-                measured = rollout.rank_metrics.by_name[name][row, layer]
+                measured = rollout.rank_metrics[name][row, layer]
                 assert abs(measured - value.item()) < 1e-3 * max(1, abs(value.item())), (row, layer, name)
-        torch.testing.assert_close(rollout.rank_metrics.mean_states[row], used[0].mean(dim=0), atol=1e-4, rtol=0)
+        torch.testing.assert_close(rollout.mean_states[row], used[0].mean(dim=0), atol=1e-4, rtol=0)
     # The policy measures what the engine measures.
     plain = scored(one, rollout)
-    assert plain.rank_metrics.num_layers == 0
+    assert not plain.rank_metrics
     for group in (one, two):
         group.run("measure_states", small_config.calculator)
         again = scored(group, rollout)
         group.run("measure_states", None)
         torch.testing.assert_close(again.logprobs, plain.logprobs, atol=1e-5, rtol=0)
         torch.testing.assert_close(again.entropy, plain.entropy, atol=1e-5, rtol=0)
-        found, expected = again.rank_metrics, rollout.rank_metrics
-        assert found.metric_names == expected.metric_names
-        torch.testing.assert_close(found.by_name.to_dict(), expected.by_name.to_dict(), atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(found.mean_states, expected.mean_states, atol=1e-5, rtol=0)
+        assert list(again.rank_metrics) == list(rollout.rank_metrics)
+        torch.testing.assert_close(again.rank_metrics, rollout.rank_metrics, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(again.mean_states, rollout.mean_states, atol=1e-5, rtol=0)

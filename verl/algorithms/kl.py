@@ -107,41 +107,23 @@ def kl_loss(
     return (ratio.detach() if constant else ratio) * estimate
 
 
-class FixedKLController:
-    """A constant coefficient, per nat of KL, in units of reward."""
+class KLController:
+    """The coefficient of the KL penalty, in units of reward per nat.
 
-    def __init__(self, coef: float) -> None:
-        self.coef = float(coef)
-
-    def update(self, current_kl: float, num_steps: float) -> None:
-        """Do nothing; the arguments are those of :meth:`AdaptiveKLController.update`."""
-
-    def state_dict(self) -> dict[str, float]:
-        """The coefficient, which JSON keeps exactly. Target and horizon belong to the configuration."""
-        return {"coef": self.coef}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Keep the configured coefficient, which a resumed run may change; ``ValueError`` for a malformed state."""
-        _saved_coef(state)
-
-
-class AdaptiveKLController(FixedKLController):
-    """A coefficient that steers the KL towards a target: coef <- coef (1 + e num_steps / horizon).
-
+    ``fixed``: a constant. ``adaptive``: it steers the KL towards a target, coef <- coef (1 + e num_steps / horizon),
     e = clip(current_kl / target - 1, -0.2, 0.2). The paper's gain K is num_steps / horizon, as in its code.
     """
 
-    def __init__(self, init: float, target: float, horizon: float) -> None:
-        """Start from the coefficient ``init``; every argument is above 0 (a coefficient of 0 could never grow).
+    def __init__(self, kind: str, coef: float, target: float, horizon: float) -> None:
+        """Start from the coefficient ``coef``; an adaptive one is above 0 (one of 0 could never grow).
 
         Args:
-            init: units of reward per nat of KL.
+            kind: ``fixed`` or ``adaptive``; target and horizon are of the latter alone, and above 0.
             target: nats; per token if the KL passed to :meth:`update` is.
             horizon: in the unit of ``num_steps``.
         """
-        super().__init__(init)
-        self.target = float(target)
-        self.horizon = float(horizon)
+        self.adaptive = kind == "adaptive"
+        self.coef, self.target, self.horizon = float(coef), float(target), float(horizon)
 
     def update(self, current_kl: float, num_steps: float) -> None:
         """Adapt the coefficient to one batch: its mean KL in nats and its number of responses.
@@ -150,6 +132,8 @@ class AdaptiveKLController(FixedKLController):
             ValueError: ``current_kl`` is NaN, or ``num_steps`` is not in (0, horizon / 0.2), the range in which the
                 coefficient stays positive. The coefficient is then unchanged.
         """
+        if not self.adaptive:
+            return
         if math.isnan(current_kl):
             raise ValueError(f"current_kl={current_kl}: the log-probabilities of the policy or the reference hold NaN")
         if not 0 < num_steps < self.horizon / ERROR_LIMIT:
@@ -160,21 +144,24 @@ class AdaptiveKLController(FixedKLController):
         error = min(ERROR_LIMIT, max(-ERROR_LIMIT, current_kl / self.target - 1))
         self.coef *= 1 + error * num_steps / self.horizon
 
+    def state_dict(self) -> dict[str, float]:
+        """The coefficient, which JSON keeps exactly. Target and horizon belong to the configuration."""
+        return {"coef": self.coef}
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the coefficient that :meth:`state_dict` returned.
+        """Restore the coefficient; a fixed one stays as it is configured, which a resumed run may change.
 
         Raises:
-            ValueError: the state is malformed, or its coefficient is not above 0; the controller is then unchanged.
+            ValueError: the state is malformed, or an adaptive coefficient not above 0; nothing is then changed.
         """
-        coef = _saved_coef(state)
-        if not coef > 0:
-            raise ValueError(f"KL controller state: coef={coef}: an adaptive coefficient must be above 0")
-        self.coef = coef
-
-
-def kl_controller(kind: str, coef: float, target: float, horizon: float) -> FixedKLController:
-    """The controller named ``kind``, ``fixed`` or ``adaptive``."""
-    return FixedKLController(coef) if kind == "fixed" else AdaptiveKLController(coef, target, horizon)
+        if not isinstance(state, Mapping) or set(state) != {"coef"}:
+            raise ValueError(f"KL controller state {state!r}: expected the key coef alone")
+        coef = state["coef"]
+        if isinstance(coef, bool) or not isinstance(coef, int | float) or not 0 <= coef < math.inf:
+            raise ValueError(f"KL controller state: coef={coef!r}: must be a finite number and at least 0")
+        if self.adaptive and not coef > 0:
+            raise ValueError(f"KL controller state: coef={float(coef)}: an adaptive coefficient must be above 0")
+        self.coef = float(coef) if self.adaptive else self.coef
 
 
 def kl_penalised_rewards(
@@ -188,10 +175,9 @@ def kl_penalised_rewards(
     """Rewards r_t - coef * kl_t, and the mean KL that a controller follows.
 
     Args:
-        token_rewards: ``[B, R]``.
-        logprobs: ``[B, R]`` log-probabilities (nats) of the response tokens under the policy that sampled them.
-        ref_logprobs: ``[B, R]`` the same under the reference policy.
-        response_mask: ``[B, R]``, true or 1 on response tokens; padding may hold anything.
+        token_rewards: ``[B, R]``, as the next three.
+        logprobs: under the policy that sampled the tokens.
+        response_mask: true or 1 on response tokens; padding may hold anything.
         coef: units of reward per nat, at least 0.
         kl_type: a key of ``KL_ESTIMATORS``, or an estimator.
 
@@ -211,13 +197,3 @@ def kl_penalised_rewards(
 
 def _estimator(kl_type: str | KLEstimator) -> KLEstimator:
     return KL_ESTIMATORS[kl_type] if isinstance(kl_type, str) else kl_type
-
-
-def _saved_coef(state: Mapping[str, Any]) -> float:
-    """The coefficient in a saved state; ``ValueError`` unless the state is ``{"coef": finite number >= 0}``."""
-    if not isinstance(state, Mapping) or set(state) != {"coef"}:
-        raise ValueError(f"KL controller state {state!r}: expected the key coef alone")
-    coef = state["coef"]
-    if isinstance(coef, bool) or not isinstance(coef, int | float) or not 0 <= coef < math.inf:
-        raise ValueError(f"KL controller state: coef={coef!r}: must be a finite number and at least 0")
-    return float(coef)

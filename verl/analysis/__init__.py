@@ -1,5 +1,4 @@
 """The paper's analysis: what exploration and exploitation look like in tokens and in hidden states.
 
-Imports inside point one way: responses, tokens, similarity <- sheets <- drawing <- figures; correlations; page; analyse
-on top.
+Imports inside point one way: metrics <- sheets <- figures; correlations; publish; analyse on top.
 """

@@ -6,20 +6,15 @@ response's weight is the number of times that its prompt was drawn. Ranks are co
 N: responses (or prompts), D: draws.
 """
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from verl.evaluation.statistics.bootstrap import LEVEL
+from verl.evaluation.statistics import GROUPS, LEVEL
 
 Array = NDArray[np.float64]
-
-GROUPS = ("all", "correct", "wrong")
-"""Responses over which correlations are computed apart."""
 
 MIN_VALUES = 3
 """Fewer values have no correlation."""
@@ -28,15 +23,6 @@ BLOCK = 1 << 19
 """Responses times draws that are computed at once: 4 MiB for each column, and as much for its ranks."""
 
 COEFFICIENTS = ("pearson", "spearman", "pearson_partial", "spearman_partial")
-
-
-@dataclass(frozen=True)
-class Coefficient:
-    """A correlation and its percentile interval; NaN where undefined, as with a constant column."""
-
-    value: float
-    low: float
-    high: float
 
 
 def draw_weights(prompts: Sequence[int], draws: int, seed: int) -> Array:
@@ -48,13 +34,16 @@ def draw_weights(prompts: Sequence[int], draws: int, seed: int) -> Array:
     return weights
 
 
-def weighted_pearson(x: Array, y: Array, weights: Array) -> Array:
-    """Pearson's correlation under each row of ``weights [D, N]`` -> ``[D]``; ``x``, ``y`` are ``[N]`` or ``[D, N]``."""
-    return _product(_unit(x, weights), _unit(y, weights))
+def unit(values: Array, weights: Array) -> Array:
+    """Deviations from the weighted mean, times the root of their weight, of length 1; NaN if constant.
 
+    Args:
+        values: ``[N]`` or ``[D, N]``.
+        weights: ``[D, N]``.
 
-def _unit(values: Array, weights: Array) -> Array:
-    """Deviations ``[D, N]`` from the weighted mean, times the root of their weight, of length 1; NaN if constant."""
+    Returns:
+        ``[D, N]``.
+    """
     total = weights.sum(axis=1)
     means = (weights @ values if values.ndim == 1 else np.einsum("dn,dn->d", weights, values)) / total
     deviations: Array = (values - means[:, None]) * np.sqrt(weights)
@@ -66,7 +55,8 @@ def _unit(values: Array, weights: Array) -> Array:
     return deviations
 
 
-def _product(x: Array, y: Array) -> Array:
+def product(x: Array, y: Array) -> Array:
+    """Pearson's correlation ``[D]`` of two columns of :func:`unit`."""
     products: Array = np.clip(np.einsum("dn,dn->d", x, y), -1, 1)
     return products
 
@@ -93,18 +83,6 @@ def partial(xy: Array, xz: Array, yz: Array) -> Array:
         return np.where(rest > 1e-12, (xy - xz * yz) / np.sqrt(rest), np.nan)
 
 
-def correlate(
-    x: Array, y: Array, length: Array, prompts: Sequence[int], draws: int, seed: int
-) -> dict[str, Coefficient]:
-    """``COEFFICIENTS`` of values ``[N]``: Pearson's and Spearman's, and both with ``length`` held fixed.
-
-    Rows where one of the three is not finite are left out.
-    """
-    columns = {"x": x, "y": y, "length": length}
-    ((_, coefficients),) = _correlate_pairs(columns, [("x", "y")], "length", prompts, draws, seed)
-    return coefficients
-
-
 def correlation_table(
     frame: pd.DataFrame, pairs: Sequence[tuple[str, str]], length: str, correct: str | None, draws: int, seed: int
 ) -> pd.DataFrame:
@@ -115,22 +93,20 @@ def correlation_table(
         length: the column that is held fixed in partial correlations.
         correct: the column that tells correct from wrong rows; None: no such groups.
     """
-    groups = GROUPS if correct is not None else GROUPS[:1]
+    groups = GROUPS if correct is not None else ["all"]
     by_group = {}
     for group in groups:
         part = frame if group == "all" else frame[frame[correct] == (1.0 if group == "correct" else 0.0)]
         names = dict.fromkeys([length, *(name for pair in pairs for name in pair)])
         columns = {name: part[name].to_numpy(dtype=np.float64, na_value=np.nan) for name in names}
         by_group[group] = _correlate_pairs(columns, pairs, length, part["prompt_id"].tolist(), draws, seed)
-    rows = []
-    for place, (x, y) in enumerate(pairs):
-        for group in groups:
-            count, coefficients = by_group[group][place]
-            row = {"x": x, "y": y, "responses": group, "count": count}
-            for name, coefficient in coefficients.items():
-                row |= {name: coefficient.value, f"{name}_low": coefficient.low, f"{name}_high": coefficient.high}
-            rows.append(row)
-    return pd.DataFrame(rows)
+    return pd.DataFrame(
+        [
+            {"x": x, "y": y, "responses": group} | by_group[group][place]
+            for place, (x, y) in enumerate(pairs)
+            for group in groups
+        ]
+    )
 
 
 def _correlate_pairs(
@@ -140,28 +116,31 @@ def _correlate_pairs(
     prompts: Sequence[int],
     draws: int,
     seed: int,
-) -> list[tuple[int, dict[str, Coefficient]]]:
-    """For each pair of ``columns``, each ``[N]``, the number of its rows and its ``COEFFICIENTS``."""
+) -> list[dict[str, float]]:
+    """For each pair of ``columns``, each ``[N]``, the ``count`` of its rows, its ``COEFFICIENTS`` and their intervals.
+
+    Undefined ones are NaN, as with a constant column; one prompt alone has no intervals.
+    """
     places = np.asarray(prompts)
     finite = {name: np.isfinite(values) for name, values in columns.items()}
     # Pairs over the same rows share the draws, and what is computed of each column.
     by_rows: dict[bytes, list[int]] = {}
     for number, (x, y) in enumerate(pairs):
         by_rows.setdefault((finite[x] & finite[y] & finite[length]).tobytes(), []).append(number)
-    undefined = dict.fromkeys(COEFFICIENTS, Coefficient(math.nan, math.nan, math.nan))
-    results: list[tuple[int, dict[str, Coefficient]]] = [(0, undefined)] * len(pairs)
+    results: list[dict[str, float]] = [{}] * len(pairs)
     for rows, numbers in by_rows.items():
         kept = np.frombuffer(rows, dtype=bool)
-        count, several = int(kept.sum()), len(set(places[kept].tolist())) > 1
-        if count < MIN_VALUES:
-            drawn = [undefined] * len(numbers)
-        else:
+        drawn = np.full((len(numbers), len(COEFFICIENTS), 1), np.nan)
+        if kept.sum() >= MIN_VALUES:
             weights = draw_weights(places[kept].tolist(), draws, seed)
             used = {name: values[kept] for name, values in columns.items()}
-            values = _draw_pairs(used, [pairs[number] for number in numbers], length, weights)
-            drawn = [dict(zip(COEFFICIENTS, (_coefficient(v, several) for v in of), strict=True)) for of in values]
-        for number, coefficients in zip(numbers, drawn, strict=True):
-            results[number] = count, coefficients
+            drawn = _draw_pairs(used, [pairs[number] for number in numbers], length, weights)
+        several = len(set(places[kept].tolist())) > 1
+        for number, of_pair in zip(numbers, drawn, strict=True):
+            results[number] = {"count": int(kept.sum())}
+            for name, values in zip(COEFFICIENTS, of_pair, strict=True):
+                low, high = _interval(values) if several else (np.nan, np.nan)
+                results[number] |= {name: float(values[0]), f"{name}_low": low, f"{name}_high": high}
     return results
 
 
@@ -175,21 +154,21 @@ def _draw_pairs(
         block = weights[start : start + size]
         for kind, ranked in enumerate((False, True)):
             units = {
-                name: _unit(weighted_ranks(columns[name], block) if ranked else columns[name], block)
+                name: unit(weighted_ranks(columns[name], block) if ranked else columns[name], block)
                 for name in dict.fromkeys([length, *(name for pair in pairs for name in pair)])
             }
-            with_length = {name: _product(values, units[length]) for name, values in units.items()}
+            with_length = {name: product(values, units[length]) for name, values in units.items()}
             for number, (x, y) in enumerate(pairs):
-                xy = _product(units[x], units[y])
+                xy = product(units[x], units[y])
                 drawn[number, kind, start : start + size] = xy
                 drawn[number, kind + 2, start : start + size] = partial(xy, with_length[x], with_length[y])
     return drawn
 
 
-def _coefficient(values: Array, several: bool) -> Coefficient:
-    """``values [D + 1]``: the data's, then the draws'. One prompt alone has no interval."""
+def _interval(values: Array) -> tuple[float, float]:
+    """Of ``values [D + 1]``, the data's and then the draws'."""
     drawn = values[1:][np.isfinite(values[1:])]
-    if not several or len(drawn) < MIN_VALUES or not math.isfinite(values[0]):
-        return Coefficient(float(values[0]), math.nan, math.nan)
+    if len(drawn) < MIN_VALUES or not np.isfinite(values[0]):
+        return np.nan, np.nan
     low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Coefficient(float(values[0]), float(low), float(high))
+    return float(low), float(high)

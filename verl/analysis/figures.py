@@ -1,23 +1,43 @@
-"""Which figures an analysis has: exploration against exploitation, correct against wrong, along the response, layer by
-layer, and over checkpoints."""
+"""Figures of an analysis: exploration against exploitation, correct against wrong, along the response, layer by layer,
+and over checkpoints."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
+import numpy as np
 import pandas as pd
+import torch
+from matplotlib.axes import Axes
+from matplotlib.cbook import boxplot_stats
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
-from verl.analysis.drawing import (
-    MIN_ALIVE,
-    checkpoint_figure,
-    correctness_figure,
-    course_figure,
-    layer_figure,
-    scatter_figure,
-)
-from verl.analysis.sheets import MODEL, of_model
+from verl.analysis.sheets import MODEL, column, of_model
 from verl.config.analysis import AnalysisConfig
-from verl.evaluation.report.figures import NamedFigure
+from verl.evaluation.report.figures import (
+    VERDICTS,
+    NamedFigure,
+    Verdict,
+    bottom_legend,
+    draw_box,
+    heading,
+    line_style,
+    panels,
+)
 from verl.evaluation.results import safe_name
+from verl.evaluation.statistics import mean_estimates
+
+MAX_POINTS = 2000
+"""Points of a scatter; of more, a random sample is drawn."""
+
+MIN_ALIVE = 5
+"""A curve along the response ends where fewer responses continue."""
+
+DRAWS = 500
+"""Bootstrap draws of the bands."""
+
+LINES = [{"color": v.colour, "linestyle": v.line} for v in VERDICTS]
 
 RESPONSE_POINTS = "Each point is a response. r: Pearson, with its 95% interval over prompts; ρ: Spearman."
 POINTS = "Each point is a prompt, with all responses to it; colour: the share of them that is correct."
@@ -63,3 +83,159 @@ def _panel_columns(config: AnalysisConfig) -> list[str]:
     """A response's numbers that get a panel: those of ``analysis.layer`` and of its tokens."""
     tokens = ("avg_log_probs", "avg_logits_entropy", "response_entropy", "response_confidence")
     return [*config.calculator.metric_names, *tokens, "n_gram_repetition_rate", "response_length", "reflection_words"]
+
+
+def scatter_figure(
+    rows: pd.DataFrame, pairs: Sequence[Sequence[str]], correlations: pd.DataFrame, colour: str, title: str
+) -> Figure:
+    """Exploration (x) against exploitation (y) for each pair, with the histograms of both at the margins."""
+    columns = min(2, len(pairs))
+    lines = -(-len(pairs) // columns)
+    figure = Figure(figsize=(4.8 * columns, 4.3 * lines + 0.7), layout="constrained")
+    points = rows.sample(MAX_POINTS, random_state=0) if len(rows) > MAX_POINTS else rows
+    by_verdict = colour == "correctness"
+    for part, (x, y) in zip(figure.subfigures(lines, columns, squeeze=False).flat, pairs, strict=False):
+        grid = part.add_gridspec(2, 2, width_ratios=(5, 1), height_ratios=(1, 5), wspace=0.04, hspace=0.04)
+        axes = part.add_subplot(grid[1, 0])
+        top, right = part.add_subplot(grid[0, 0], sharex=axes), part.add_subplot(grid[1, 1], sharey=axes)
+        drawn = None
+        edges = [_edges(rows[name]) for name in (x, y)]
+        # The rarer verdict is drawn on top.
+        verdicts = sorted(VERDICTS, key=lambda verdict: -int((points[colour] == verdict.correctness).sum()))
+        for verdict in verdicts if by_verdict else ():
+            of = points[points[colour] == verdict.correctness]
+            style = {"facecolors": verdict.fill, "edgecolors": verdict.colour, "marker": verdict.marker}
+            axes.scatter(of[x], of[y], s=14, alpha=0.55, linewidths=0.8, **style)
+            _histograms(top, right, rows[rows[colour] == verdict.correctness], x, y, edges, verdict.colour)
+        if not by_verdict:
+            drawn = axes.scatter(points[x], points[y], s=18, c=points[colour], cmap="cividis", vmin=0, vmax=1)
+            _histograms(top, right, rows, x, y, edges, "#4d4d4d")
+        for margin in (top, right):
+            margin.axis("off")
+        axes.set_xlabel(f"{x}  (exploration)")
+        axes.set_ylabel(f"{y}  (exploitation)")
+        top.set_title(_correlation_line(correlations, x, y), fontsize=8.5, fontweight="normal")
+        if drawn is not None:
+            part.colorbar(drawn, ax=right, label=colour, location="right")
+    heading(figure, title)
+    if by_verdict:
+        looks = [{"color": v.colour, "marker": v.marker, "markerfacecolor": v.fill, "linestyle": ""} for v in VERDICTS]
+        _verdict_legend(figure, looks)
+    return figure
+
+
+def correctness_figure(rows: pd.DataFrame, metrics: Sequence[str], title: str) -> Figure:
+    """The distribution of each metric over correct and over wrong responses."""
+    figure = Figure(layout="constrained")
+    for axes, name in panels(figure, metrics, 2.4, 1.9):
+        for place, verdict in enumerate(VERDICTS):
+            values = rows.loc[rows["correctness"] == verdict.correctness, name].dropna()
+            if len(values):
+                (stats,) = boxplot_stats(values, whis=(5, 95))
+                draw_box(axes, 1 - place, stats, verdict, 0.6)
+        axes.set_ylim(-0.5, 1.5)
+        axes.set_yticks([1, 0], [verdict.name for verdict in VERDICTS])
+        axes.grid(axis="y", visible=False)
+        axes.locator_params(axis="x", nbins=4)
+    heading(figure, title)
+    return figure
+
+
+def course_figure(courses: pd.DataFrame, metrics: Sequence[str], title: str) -> Figure:
+    """Each metric along the response, of correct and of wrong ones."""
+    figure = Figure(layout="constrained")
+    # The last point of a response is its end, wherever that falls: positions that all responses share are kept.
+    whole = courses.groupby(["prompt_id", "rollout_id"])["tokens"].transform("max")
+    shared = courses[courses["tokens"] < whole]
+    for axes, name in panels(figure, metrics, 3.0, 2.3):
+        for verdict in VERDICTS:
+            groups = shared[shared["correctness"] == verdict.correctness].groupby("tokens")
+            alive = {int(tokens): part for tokens, part in groups if part[name].count() >= MIN_ALIVE}
+            _band(axes, list(alive), [(part, name) for part in alive.values()], verdict)
+        axes.set_xlabel("tokens")
+    heading(figure, title)
+    _verdict_legend(figure, LINES)
+    return figure
+
+
+def layer_figure(config: AnalysisConfig, rows: pd.DataFrame, title: str) -> Figure:
+    """Each rank metric over the layers, of correct and of wrong responses."""
+    layers = config.calculator.layers
+    # From the first layer to the last, whatever their order in the config.
+    places = sorted(range(len(layers)), key=lambda place: (layers[place] < 0, layers[place]))
+    figure = Figure(layout="constrained")
+    for axes, name in panels(figure, config.calculator.metric_names, 3.0, 2.3):
+        for verdict in VERDICTS:
+            part = rows[rows["correctness"] == verdict.correctness]
+            frames = [(part, column(config, place, name)) for place in places]
+            _band(axes, range(len(layers)), frames if len(part) else [], verdict)
+        axes.set_xticks(range(len(layers)), [str(layers[place]) for place in places])
+        axes.set_xlabel("layer")
+    heading(figure, title)
+    _verdict_legend(figure, LINES)
+    return figure
+
+
+def checkpoint_figure(responses: pd.DataFrame, metrics: Sequence[str]) -> Figure:
+    """The mean of each metric over training steps, a line for each run, benchmark and temperature."""
+    figure = Figure(layout="constrained")
+    lines = list(responses.groupby(["run", "benchmark", "temperature"], sort=False))
+    for axes, name in panels(figure, metrics, 2.4, 2.1):
+        for number, (_, part) in enumerate(lines):
+            style = line_style(number)
+            by_step = part.groupby("step")
+            steps = list(by_step.groups)
+            means, low, high = np.array([_estimate(rows, name) for _, rows in by_step]).T
+            axes.plot(steps, means, **style)
+            axes.vlines(steps, low, high, color=style["color"], linewidth=1.4)
+        axes.set_xlabel("step")
+        axes.locator_params(axis="x", nbins=4, integer=True)
+    several = responses["temperature"].nunique() > 1
+    names = [f"{run} on {name}" + (f", T={heat:g}" if several else "") for (run, name, heat), _ in lines]
+    bottom_legend(figure, [Line2D([], [], label=name, **line_style(i)) for i, name in enumerate(names)])
+    return figure
+
+
+def _band(axes: Axes, positions: Sequence[int], frames: Sequence[tuple[pd.DataFrame, str]], verdict: Verdict) -> None:
+    """The mean of a column of each frame at its position, with its interval."""
+    if frames:
+        means, low, high = np.array([_estimate(frame, name) for frame, name in frames]).T
+        axes.plot(positions, means, color=verdict.colour, linestyle=verdict.line, linewidth=1.8)
+        axes.fill_between(positions, low, high, color=verdict.colour, alpha=0.15, linewidth=0)
+
+
+def _estimate(rows: pd.DataFrame, name: str) -> tuple[float, float, float]:
+    """Mean over prompts of the mean over responses, with its 95% interval."""
+    means = rows.groupby("prompt_id")[name].mean().dropna().to_numpy(dtype=np.float64)
+    if not len(means):
+        return (np.nan, np.nan, np.nan)
+    (estimate,) = mean_estimates(torch.from_numpy(means.copy())[:, None], DRAWS)
+    return estimate.value, estimate.low, estimate.high
+
+
+def _histograms(top: Axes, right: Axes, rows: pd.DataFrame, x: str, y: str, edges: Sequence[Any], colour: str) -> None:
+    style: dict[str, Any] = {"color": colour, "alpha": 0.45, "linewidth": 0}
+    if len(rows):
+        top.hist(rows[x].dropna(), bins=edges[0], **style)
+        right.hist(rows[y].dropna(), bins=edges[1], orientation="horizontal", **style)
+
+
+def _edges(values: pd.Series) -> Any:
+    """Edges of the bins that all histograms of a metric share."""
+    found = values.to_numpy(dtype=np.float64)
+    return np.histogram_bin_edges(found[np.isfinite(found)], bins=24)
+
+
+def _correlation_line(correlations: pd.DataFrame, x: str, y: str) -> str:
+    found = correlations[(correlations["x"] == x) & (correlations["y"] == y) & (correlations["responses"] == "all")]
+    if not len(found):
+        return ""
+    row = found.iloc[0]
+    interval = f" [{row['pearson_low']:.2f}, {row['pearson_high']:.2f}]" if np.isfinite(row["pearson_low"]) else ""
+    return f"r = {row['pearson']:.2f}{interval}, ρ = {row['spearman']:.2f}"
+
+
+def _verdict_legend(figure: Figure, looks: Sequence[dict[str, Any]]) -> None:
+    """A legend of both verdicts, as ``looks`` draws each."""
+    pairs = zip(VERDICTS, looks, strict=True)
+    bottom_legend(figure, [Line2D([], [], label=f"{verdict.name} responses", **look) for verdict, look in pairs])

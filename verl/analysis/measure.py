@@ -7,15 +7,14 @@ prompt's. So an interrupted analysis resumes.
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from verl.config.analysis import AnalysisConfig
 from verl.config.calculator import CalculatorConfig
 from verl.config.errors import ConfigError
-from verl.evaluation.json_lines import RecordFile
-from verl.evaluation.store import SampleStore
+from verl.evaluation.store import RecordFile, SampleStore
 from verl.evaluation.tasks import EvaluationTask
 from verl.rollout.requests import Course, MeasuredPrompt, PromptResponses
 from verl.single_controller.worker_group import WorkerGroup
@@ -61,8 +60,7 @@ def measure_settings(config: AnalysisConfig, on_cpu: bool) -> dict[str, Any]:
 
 def measuring(config: AnalysisConfig) -> CalculatorConfig:
     """The calculator's options, with the metrics of prefixes."""
-    options = asdict(config.calculator)
-    return CalculatorConfig(**(options | {"keep_prefixes": True}))
+    return replace(config.calculator, keep_prefixes=True)
 
 
 def prompts_of(task: EvaluationTask, store: SampleStore, n: int) -> list[PromptResponses]:

@@ -1,7 +1,7 @@
 """What an analysis leaves behind: tables, correlations, figures, the page."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -39,15 +39,11 @@ def publish(
     folder: Path,
     config: AnalysisConfig,
     display: EvaluationDisplay,
-    failed: Sequence[str],
     responses: pd.DataFrame,
     prompts: pd.DataFrame,
     courses: pd.DataFrame,
 ) -> None:
-    """Write everything into ``folder`` and log the figures to the trackers; ``summary.json`` comes last.
-
-    ``failed``: a line for each model or benchmark that failed.
-    """
+    """Write everything into ``folder`` and log the figures to the trackers; ``summary.json`` comes last."""
     options = config.analysis
     display.say(f"correlating {len(responses)} responses to {len(prompts)} prompts")
     correlations = correlate_all(config, responses, prompts)
@@ -71,7 +67,7 @@ def publish(
     ]
     title = f"Exploration and exploitation: {config.trainer.experiment_name}"
     replace_text(folder / "index.html", build_page(title, lines, folder / "figures", figures, correlations))
-    record(folder, config, _mean_figures(config, responses, prompts), failed, UPLOADED)
+    record(folder, config, _mean_figures(config, responses, prompts), display.errors, UPLOADED)
     for warning in warnings:
         display.say(f"warning: {warning}")
     display.say(f"page: {folder}/index.html")

@@ -3,7 +3,6 @@
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -13,12 +12,12 @@ from typing import Any
 import pandas as pd
 from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE
 
-from verl.analysis.similarity import pairwise_similarity
-from verl.analysis.tokens import (
+from verl.analysis.metrics import (
     count_words,
     frequency_entropy,
     jensen_shannon,
     mean_over_pairs,
+    pairwise_similarity,
     repetition_rate,
     symmetric_kl,
     token_shares,
@@ -63,13 +62,7 @@ OF_RESPONSES = (
 )
 """Columns of a response besides its rank metrics."""
 
-STACKED = (
-    "response_entropy",
-    "avg_response_entropy",
-    "response_confidence",
-    "n_gram_repetition_rate",
-    "response_length",
-)
+STACKED = (*OF_TOKENS, "response_length")
 OF_PAIRS = (
     *("exploration_token_jsd", "pairwise_kl_div", "pairwise_euclidean_dist", "pairwise_cosine_sim", "dist_to_center"),
     *("pairwise_rouge_l", "pairwise_rouge_l_text", "pairwise_rouge1_token", "pairwise_rouge1_text"),
@@ -78,19 +71,11 @@ OF_PAIRS = (
 """Columns of a prompt that compare its responses."""
 
 
-@dataclass(frozen=True)
-class ResponseData:
-    """One response as it was generated and scored."""
-
-    sample: StoredSample
-    score: Score
-
-
-def rank_columns(config: AnalysisConfig) -> list[str]:
-    """Columns of a response's rank metrics: those of ``analysis.layer`` first."""
+def rank_columns(config: AnalysisConfig) -> dict[str, tuple[str, int]]:
+    """Columns of a response's rank metrics, those of ``analysis.layer`` first -> metric and place of its layer."""
     calculator = config.calculator
     places = sorted(range(len(calculator.layers)), key=lambda place: (place != config.layer_place, place))
-    return [column(config, place, name) for place in places for name in calculator.metric_names]
+    return {column(config, place, name): (name, place) for place in places for name in calculator.metric_names}
 
 
 def column(config: AnalysisConfig, place: int, name: str) -> str:
@@ -125,25 +110,24 @@ def check_pairs(config: AnalysisConfig) -> None:
 
 
 def response_row(
-    config: AnalysisConfig, data: ResponseData, problem: Problem, measured: Mapping[str, Sequence[float]]
+    config: AnalysisConfig,
+    sample: StoredSample,
+    score: Score,
+    problem: Problem,
+    measured: Mapping[str, Sequence[float]],
 ) -> dict[str, Any]:
     """The metrics of one response, without its place."""
-    options, sample, tokens = config.analysis, data.sample, data.sample.token_ids
-    row: dict[str, Any] = {
-        column(config, place, name): measured[name][place]
-        for place in range(len(config.calculator.layers))
-        for name in config.calculator.metric_names
-    }
-    row = {name: row[name] for name in rank_columns(config)}
-    return row | {
-        "test_score_0": float(data.score["score"]),
-        "correctness": float(data.score["correctness"]),
+    tokens = sample.token_ids
+    return {
+        **{name: measured[metric][place] for name, (metric, place) in rank_columns(config).items()},
+        "test_score_0": float(score["score"]),
+        "correctness": float(score["correctness"]),
         "avg_log_probs": measured["avg_log_probs"][0],
         "avg_logits_entropy": measured["avg_logits_entropy"][0],
         **_token_metrics(config, [tokens]),
         "response_length": len(tokens),
-        "reflection_words": count_words(sample.response, options.reflection_words),
-        "boxed": float(data.score["boxed"]),
+        "reflection_words": count_words(sample.response, config.analysis.reflection_words),
+        "boxed": float(score["boxed"]),
         "truncated": float(sample.truncated),
         "question": valid_unicode(problem.question),
         "response": valid_unicode(sample.response),
@@ -152,12 +136,12 @@ def response_row(
 
 def prompt_row(
     config: AnalysisConfig,
-    responses: Sequence[ResponseData],
+    samples: Sequence[StoredSample],
     rows: Sequence[Mapping[str, Any]],
     measured: MeasuredPrompt,
 ) -> dict[str, Any]:
     """The metrics of one prompt, without its place; ``rows`` are its responses'."""
-    tokens = [response.sample.token_ids for response in responses]
+    tokens = [sample.token_ids for sample in samples]
     shares = [token_shares(ids) for ids in tokens]
     stacked = _token_metrics(config, tokens) | {"response_length": sum(map(len, tokens))}
     row = {f"{name} Avg": _mean(rows, name) for name in rank_columns(config)}
@@ -167,7 +151,7 @@ def prompt_row(
     row |= {f"{name}_stack": float(stacked[name]) for name in STACKED}
     row["exploration_token_jsd"] = mean_over_pairs(shares, jensen_shannon)
     row["pairwise_kl_div"] = mean_over_pairs(shares, partial(symmetric_kl, floor=config.analysis.kl_floor))
-    row |= measured.distances | pairwise_similarity(tokens, [response.sample.response for response in responses])
+    row |= measured.distances | pairwise_similarity(tokens, [sample.response for sample in samples])
     return {name: row[name] for name in prompt_columns(config)}
 
 
@@ -213,12 +197,11 @@ def _as_cell(value: Any) -> Any:
 
 def _token_metrics(config: AnalysisConfig, responses: Sequence[Sequence[int]]) -> dict[str, float]:
     """``OF_TOKENS`` of one response, or of several stacked."""
-    options, together = config.analysis, [token for tokens in responses for token in tokens]
+    together = [token for tokens in responses for token in tokens]
     entropy = frequency_entropy(together)
-    confidence = top_confidence(together, options.confidence_k)
-    return dict(
-        zip(OF_TOKENS, (entropy, entropy, confidence, repetition_rate(responses, options.repetition_n)), strict=True)
-    )
+    confidence = top_confidence(together, config.analysis.confidence_k)
+    repetition = repetition_rate(responses, config.analysis.repetition_n)
+    return dict(zip(OF_TOKENS, (entropy, entropy, confidence, repetition), strict=True))
 
 
 def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float:

@@ -15,10 +15,9 @@ from verl.checkpoint.folders import latest_checkpoint, step_of, verify_checkpoin
 from verl.checkpoint.shards import ADAPTERS, MODEL, check_same_architecture, saved_shapes
 from verl.checkpoint.verl_shards import holds_verl_shards, merge_verl_shards
 from verl.config.errors import ConfigError
-from verl.models.huggingface import AUTO_CLASSES, empty_model, read_buffers
+from verl.models.huggingface import AUTO_CLASSES, empty_model, read_buffers, write_huggingface
 from verl.models.info import ModelInfo
 from verl.models.tokenizer import load_tokenizer
-from verl.models.weight_files import write_huggingface
 
 
 def export_checkpoint(

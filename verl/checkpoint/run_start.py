@@ -62,7 +62,7 @@ def _require_files(field: str, paths: Sequence[str]) -> None:
 
 
 def _require_run_folder(trainer: RunConfig) -> None:
-    """Check that no run is overwritten: the folder is new, or holds the run that ``trainer.resume_mode`` resumes.
+    """Refuse to overwrite a run: the folder must be new, or be that of the run to resume (``trainer.resume_mode``).
 
     A run that ended before its first checkpoint has nothing to overwrite.
     """

@@ -29,12 +29,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from verl.checkpoint.folders import EXPORTED, attempt_of
 from verl.config.common import ModelConfig
 from verl.config.errors import ConfigError
-from verl.models.fsdp import export_adapters, full_parameters, reshard
-from verl.models.huggingface import empty_model, persistent_buffers, write_architecture
+from verl.models.fsdp import full_parameters
+from verl.models.huggingface import WeightFiles, empty_model, persistent_buffers, write_architecture
 from verl.models.info import ModelInfo
 from verl.models.learner import Learner
-from verl.models.offload import Offloaded
-from verl.models.weight_files import WeightFiles
+from verl.models.lora import export_adapters
+from verl.models.offload import Offloaded, reshard
 from verl.utils.distributed import collective_timeout, seed_everything
 from verl.utils.files import FileRecord, RecordedFile, file_record, write_recorded
 from verl.utils.json_state import from_json, to_json

@@ -10,8 +10,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig
 
 from verl.config.errors import ConfigError
-from verl.config.load import CONFIG_DIR
-from verl.config.overrides import check_group_values, explain, option_names
+from verl.config.load import CONFIG_DIR, check_group_values, explain, option_names
 
 ConfigT = TypeVar("ConfigT")
 

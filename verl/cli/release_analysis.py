@@ -7,9 +7,10 @@ from typing import Any
 
 from verl.cli.release_flags import sort_arguments, translate
 from verl.cli.values import FlagError, literal, note, override_key
-from verl.config.evaluation import EvaluationEngineConfig
+from verl.config.common import MachineOptions
 from verl.config.load import load_config
 from verl.config.ppo import PPOConfig
+from verl.config.rollout import EngineConfig
 
 MODES = ("exploit", "explore", "allin")
 
@@ -17,9 +18,6 @@ OWN_FLAGS = ("motivation_mode", "val_only", "plot_x_metrics", "plot_y_metrics", 
 
 SET_BY_ANALYSIS = ("enable", "source", "metric_indices_add", "keep_prefixes")
 """Options of the calculator that an analysis sets itself."""
-
-TRUST = "trust_remote_code"
-"""Training has it in ``model``, an evaluation in ``rollout``."""
 
 NAMES = {
     "model.path": "model.path",
@@ -30,26 +28,12 @@ NAMES = {
     "data.max_problems": "data.val_sample_size",
     "policy.attn_implementation": "model.attn_implementation",
     "policy.fsdp": "model.fsdp",
-    f"rollout.{TRUST}": f"model.{TRUST}",
+    # Training has it in ``model``, an evaluation in ``rollout``.
+    "rollout.trust_remote_code": "model.trust_remote_code",
     **{name: f"rollout.{name}" for name in ("top_p", "top_k", "min_p", "repetition_penalty")},
-    **{
-        f"rollout.{field.name}": f"rollout.{field.name}"
-        for field in fields(EvaluationEngineConfig)
-        if field.name != TRUST
-    },
-    **{name: name for name in ("seed", "device", "reward_score")},
-    **{
-        f"trainer.{name}": f"trainer.{name}"
-        for name in (
-            "project_name",
-            "experiment_name",
-            "logger",
-            "nnodes",
-            "n_gpus_per_node",
-            "machines_timeout_s",
-            "env",
-        )
-    },
+    **{f"rollout.{field.name}": f"rollout.{field.name}" for field in fields(EngineConfig)},
+    **{name: name for name in ("seed", "device", "reward_score", "trainer.experiment_name", "trainer.n_gpus_per_node")},
+    **{f"trainer.{field.name}": f"trainer.{field.name}" for field in fields(MachineOptions)},
 }
 """Option, or group, of an analysis -> that of training."""
 

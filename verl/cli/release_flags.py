@@ -133,17 +133,7 @@ def suffix(flag: Option, value: str, line: CommandLine) -> list[str]:
     return exp_name(flag, _composed(line.overrides, "experiment").trainer.experiment_name, line)
 
 
-FLAGS = load_table(
-    "release_flags.yaml",
-    {
-        function.__name__: function
-        for function in (
-            *(motivation_mode, val_only, dataset_name, model_name, total_epochs, total_steps, adv_estimator),
-            *(diff_calculator_method, metric_indices_add, critic_model_path, exp_name, suffix),
-        )
-    },
-    "scalar",
-)
+FLAGS = load_table("release_flags.yaml", globals(), "scalar")
 """Every flag of the release: name without dashes -> what becomes of it."""
 
 

@@ -147,8 +147,11 @@ def _joined(*parts: str) -> str:
     return "; ".join(filter(None, parts))
 
 
-def load_table(file: str, functions: Mapping[str, Function], convert: str) -> dict[str, Option]:
-    """The rows of a file beside this module by name; ``convert``: the conversion of rows without ``as``."""
+def load_table(file: str, functions: Mapping[str, Any], convert: str) -> dict[str, Option]:
+    """The rows of a file beside this module by name.
+
+    ``functions``: where ``by`` finds its own; ``convert``: the conversion of rows without ``as``.
+    """
     # BaseLoader keeps every scalar as text: true, null and 1 are values as users type them. In C it takes a sixth.
     loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
     groups = yaml.load(Path(__file__).with_name(file).read_text(), loader)["groups"]
@@ -172,7 +175,7 @@ def _filled(value: Any, texts: Mapping[str, str]) -> Any:
     return Template(ours).safe_substitute(texts)
 
 
-def _read_row(name: str, section: str, row: dict[str, Any], functions: Mapping[str, Function], convert: str) -> Option:
+def _read_row(name: str, section: str, row: dict[str, Any], functions: Mapping[str, Any], convert: str) -> Option:
     row |= {"convert": CONVERSIONS[row.pop("as", convert)]}
     if "by" in row:
         row["by"] = functions[row["by"]]

@@ -1,8 +1,8 @@
 """What ``by`` in verl_options.yaml names: options of veRL's whose meaning depends on the rest of the command."""
 
-from verl.cli.tables import CommandLine, Function, Option
+from verl.cli.tables import CommandLine, Option
 from verl.cli.values import FlagError, elements, is_null, path, quoted, same, unquoted
-from verl.config.policy_losses import SEQUENCE_LOSSES
+from verl.config.actor import SEQUENCE_LOSSES
 
 ACTOR, ROLLOUT = (f"actor_rollout_ref.{group}" for group in ("actor", "rollout"))
 CORRECTION = "algorithm.rollout_correction"
@@ -191,14 +191,3 @@ def custom_function(option: Option, value: str, line: CommandLine) -> list[str]:
     file = unquoted(path(value)).removeprefix("pkg://").removeprefix("file://")
     name = line.text(option.of, "compute_score")
     return [f"{option.to[0]}=[{quoted(f'*={file}:{name}')}]"]
-
-
-FUNCTIONS: dict[str, Function] = {
-    function.__name__: function
-    for function in (
-        *(policy_loss, bypass_mode, rollout_is, clip_ratio, clip_ratio_low, clip_ratio_c, loss_agg_mode),
-        *(rollout_rs, rollout_rs_threshold, per_worker, fsdp_size, warmup_steps, warmup_ratio, critic_warmup),
-        *(equals, critic_enable, exclude_modules, override_config, save_contents),
-        *(resume_from_path, custom_function),
-    )
-}

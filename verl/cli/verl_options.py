@@ -9,15 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 
+from verl.cli import verl_functions
 from verl.cli.tables import CommandLine, Option, load_table, plain
 from verl.cli.values import FlagError, is_null, nearest, note, override_key, unquoted
-from verl.cli.verl_functions import ACTOR, FUNCTIONS, ROLLOUT, learns_values, longest
-from verl.config.overrides import option_names
+from verl.cli.verl_functions import ACTOR, ROLLOUT, learns_values, longest
+from verl.config.load import option_names
 from verl.config.ppo import PPOConfig
 
 PRESET = "preset=verl"
 
-OPTIONS = load_table("verl_options.yaml", FUNCTIONS, "same")
+OPTIONS = load_table("verl_options.yaml", vars(verl_functions), "same")
 """veRL's option -> what becomes of it; ``group.*`` stands for all options of a group that have no entry."""
 
 SCHEMA = frozenset(option_names(PPOConfig, ""))

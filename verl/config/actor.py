@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from verl.config.checks import (
     Group,
@@ -16,8 +16,26 @@ from verl.config.checks import (
     rule,
 )
 from verl.config.common import OptimConfig
-from verl.config.policy_losses import CLIP_RANGES, LOSS_OPTIONS, SEQUENCE_LOSSES
-from verl.config.signal import KLType
+from verl.config.signal import KL_TYPES
+
+CLIP_RANGES = {"gspo": (3e-4, 4e-4), "gmpo": (0.4, 0.4)}
+"""``actor.policy_loss`` -> lower and upper clip range: of GSPO (arXiv 2507.18071, section 5.1), whose ratio is that of
+a mean over tokens, and of GMPO (arXiv 2507.20673), in log-ratios. The others have PPO's (arXiv 1707.06347)."""
+
+LOSS_OPTIONS: dict[str, tuple[str, ...]] = {
+    "ppo_clip": ("clip_low", "clip_high", "clip_ratio_c"),
+    "gspo": ("clip_low", "clip_high"),
+    "cispo": ("clip_low", "clip_high"),
+    "gmpo": ("clip_low", "clip_high"),
+    "gpg": (),
+    "sapo": ("tau_pos", "tau_neg"),
+    "clip_cov": ("clip_low", "clip_high", "clip_cov_ratio", "clip_cov_lb", "clip_cov_ub"),
+    "kl_cov": ("kl_cov_ratio", "ppo_kl_coef"),
+}
+"""``actor.policy_loss`` -> the options that it reads."""
+
+SEQUENCE_LOSSES = ("gspo", "gmpo", "sapo")
+"""Values of ``actor.policy_loss`` whose objective is the mean over responses of each one's mean."""
 
 LossAggMode = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 
@@ -115,12 +133,13 @@ class ActorConfig(LearnerConfig):
     """Add the KL divergence from the reference policy to the loss."""
     kl_loss_coef: NotNegativeFloat
     """Weight of the KL divergence in the loss, at least 0."""
-    kl_loss_type: Annotated[str, own_or(get_args(KLType))]
-    """Estimator of that divergence, by token: ``kl`` or ``k1``, the log-ratio; ``abs``, its absolute value; ``mse`` or
-    ``k2``, half its square; ``low_var_kl`` or ``k3``, whose log-ratio is clamped to [-20, 20] and whose value to 10,
-    where its gradient ends. With the suffix ``+``, as in ``k3+``, the same value with the gradient of ``k2``, which is
-    that of the divergence on policy and is never clamped. The gradient of ``k1`` alone vanishes on policy, and a
-    warning says so. Or your own, as ``module:attribute`` or ``file.py:attribute`` (docs/extending.md)."""
+    kl_loss_type: Annotated[str, own_or(KL_TYPES)]
+    """Estimator of that divergence, by token; it has an effect only with ``use_kl_loss=true``. ``kl`` or ``k1``, the
+    log-ratio; ``abs``, its absolute value; ``mse`` or ``k2``, half its square; ``low_var_kl`` or ``k3``, whose
+    log-ratio is clamped to [-20, 20] and whose value to 10, where its gradient ends. With the suffix ``+``, as in
+    ``k3+``, the same value with the gradient of ``k2``, which is that of the divergence on policy and is never clamped.
+    The gradient of ``k1`` alone vanishes on policy, and a warning says so. Or your own, as ``module:attribute`` or
+    ``file.py:attribute`` (docs/extending.md)."""
     kl_loss_type_kwargs: dict[str, Any]
     """Keyword arguments of your own ``kl_loss_type``."""
     use_unbiased_kl: bool

@@ -27,26 +27,11 @@ def require_choice(field: str, value: str, choices: Sequence[str], or_else: str 
     require(value in choices, field, value, f"must be one of {', '.join(choices)}{or_else}{hint}")
 
 
-def require_known(field: str, value: str, names: Sequence[str]) -> None:
-    """Raise ``ConfigError`` unless ``value`` is among ``names`` or an import path, ``module:attribute``."""
-    if ":" in value:
-        require_import_path(field, value)
-    else:
-        require_choice(field, value, names, ", or your own as module:attribute or file.py:attribute")
-
-
 def require_import_path(field: str, value: str) -> None:
     """Raise ``ConfigError`` unless ``value`` has the form of an import path."""
     module, _, attribute = value.rpartition(":")
     fix = "an import path is module:attribute or file.py:attribute"
     require(bool(module) and all(part.isidentifier() for part in attribute.split(".")), field, value, fix)
-
-
-def require_own(field: str, path: str | None, kwargs: Mapping[str, Any]) -> None:
-    """Raise ``ConfigError`` unless ``path`` is None or an import path, and for ``kwargs`` without one."""
-    if path is not None:
-        require_import_path(field, path)
-    require_own_options(field, path, kwargs)
 
 
 def require_own_options(field: str, value: str | None, options: Mapping[str, Any]) -> None:
@@ -79,7 +64,15 @@ def within(interval: str) -> Check:
 
 def own_or(names: Sequence[str]) -> Check:
     """The check for one of ``names``, or for the import path of the user's own code."""
-    return lambda field, value: require_known(field, value, names)
+    or_else = ", or your own as module:attribute or file.py:attribute"
+
+    def check(field: str, value: str) -> None:
+        if ":" in value:
+            require_import_path(field, value)
+        else:
+            require_choice(field, value, names, or_else)
+
+    return check
 
 
 _YEAR_S = 31536000

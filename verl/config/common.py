@@ -30,36 +30,11 @@ Machines = Annotated[int, rule(lambda nodes: 0 < nodes <= 100_000, "must be grea
 WorkersPerMachine = Annotated[int, rule(lambda size: 0 < size <= 1024, "must be greater than 0 and at most 1024")]
 Frequency = Annotated[int, rule(lambda freq: freq >= -1, "must be -1 (never), 0 (only at the end) or greater")]
 # vLLM would change a temperature in between, and engines would overflow above.
-TEMPERATURE = rule(
-    lambda value: value == 0 or 0.01 <= value <= 1000,
-    "must be at least 0: 0 for greedy decoding, or from 0.01, the least that vLLM takes, to 1000",
-)
-Temperature = Annotated[float, TEMPERATURE]
+_GREEDY_OR = "must be at least 0: 0 for greedy decoding, or from 0.01, the least that vLLM takes, to 1000"
+Temperature = Annotated[float, rule(lambda value: value == 0 or 0.01 <= value <= 1000, _GREEDY_OR)]
 RepetitionPenalty = Annotated[
     float, rule(lambda value: 0.01 <= value <= 100, "must be greater than 0, from 0.01 to 100")
 ]
-
-_INSIDE_WORKERS = "the engine runs inside the run's own workers"
-_SAMPLING = "the run's own options decide how responses are sampled and where they end"
-RESERVED_ENGINE_KWARGS = {
-    "model": "set model.path",
-    "tokenizer": "responses are read with the tokenizer of model.path",
-    "skip_tokenizer_init": "stop strings are found by the engine's tokenizer",
-    "trust_remote_code": "set trust_remote_code of the model or, in an evaluation, of rollout",
-    "dtype": "set rollout.dtype",
-    "tensor_parallel_size": "set rollout.tensor_parallel_size, which the workers are arranged by",
-    "pipeline_parallel_size": _INSIDE_WORKERS,
-    "data_parallel_size": _INSIDE_WORKERS,
-    "distributed_executor_backend": _INSIDE_WORKERS,
-    "worker_cls": _INSIDE_WORKERS,
-    "enable_sleep_mode": "set rollout.free_cache_engine",
-    "max_model_len": "the longest prompt and response set it",
-    "seed": "set seed; the workers of one engine must draw alike",
-    "logprobs_mode": "training needs the log-probabilities of the sampled distribution",
-    "generation_config": _SAMPLING,
-    "override_generation_config": _SAMPLING,
-}
-"""Arguments of ``vllm.LLM`` that ``rollout.engine_kwargs`` may not set -> why, or what to set instead."""
 
 ALL_LINEAR = "all-linear"
 """Stands for every linear layer in ``lora.target_modules``."""
@@ -216,48 +191,6 @@ class OptimConfig(Group):
         return int(self.lr_warmup_steps_ratio * total_steps) if self.lr_warmup_steps < 0 else self.lr_warmup_steps
 
 
-@dataclass(frozen=True)
-class EngineConfig(Group):
-    """The vLLM engine inside each worker; the group ``rollout`` of a job."""
-
-    dtype: Literal["auto", "float32", "bfloat16", "float16"]
-    """vLLM's weight precision: ``auto`` (float32 on CPU, bfloat16 on GPU), ``float32``, ``bfloat16`` or ``float16``."""
-    enforce_eager: bool
-    """Run without CUDA graphs and compilation. CPU engines always do, because compilation would need a C++ compiler."""
-    gpu_memory_utilization: Annotated[float, within("(0, 1)")]
-    """Share of the GPU's memory that vLLM takes, weights included. Not used on a CPU."""
-    kv_cache_memory_mb: NotNegativeInt
-    """Size of the KV cache in MiB per worker. 0: what ``gpu_memory_utilization`` leaves on a GPU, 512 MiB on a CPU."""
-    max_num_seqs: PositiveInt
-    """Most sequences that one engine decodes at the same time."""
-    max_num_batched_tokens: int
-    """Most tokens that one engine step computes; at least one whole sequence."""
-    seeded: bool
-    """Draw every response from its own stream of random numbers, which the seed and its place among the prompts and
-    their samples decide: responses do not depend on what else is sampled, in which order, or by which worker. ``false``
-    leaves sampling to vLLM; then nothing can be sampled again."""
-    tensor_parallel_size: PositiveInt
-    """Workers, consecutive in rank, that form one engine and share one copy of the model. Must divide the workers
-    of a machine."""
-    engine_kwargs: dict[str, Any]
-    """Further arguments of ``vllm.LLM``, such as ``block_size`` or ``enable_prefix_caching``; they come before what the
-    options above make of them. What the trainer depends on is refused by name."""
-
-    def check(self) -> None:
-        least = f"must be at least rollout.max_num_seqs={self.max_num_seqs}"
-        self.require(self.max_num_batched_tokens >= self.max_num_seqs, "max_num_batched_tokens", least)
-        kwargs = self.engine_kwargs
-        for name, value in kwargs.items():
-            reason = RESERVED_ENGINE_KWARGS.get(name, "")
-            require(not reason, f"engine_kwargs.{name}", value, reason)
-        fix = "engines get the policy's weights in training, and read the model's files in evaluation; leave it out"
-        require(kwargs.get("load_format") != "dummy", "engine_kwargs.load_format", "dummy", fix)
-        field, further = "engine_kwargs.additional_config", kwargs.get("additional_config", {})
-        require(isinstance(further, dict), field, further, "must be a mapping, name: value")
-        for name, option in {"hidden_states": "calculator.*", "sampling_streams": "rollout.seeded"}.items():
-            require(name not in further, field, further, f"set {option} instead of {name}")
-
-
 _VARIABLE = re.compile(r"[A-Za-z_*][\w*]*")
 
 
@@ -405,18 +338,6 @@ class RunConfig(MachineOptions):
         elif 0 < limit < by_epochs:
             note = f"trainer.total_training_steps={limit} comes before {note}"
         return f"the run ends after {self.num_steps(steps_per_epoch)} steps: {note}"
-
-
-def check_truncation(prefix: str, top_p: float, top_k: int, min_p: float, repetition_penalty: float) -> None:
-    """Raise ``ConfigError`` naming ``<prefix><field>`` for options out of range that change a sampled distribution."""
-    require(0 < top_p <= 1, f"{prefix}top_p", top_p, "must be in (0, 1]")
-    require(top_k == -1 or top_k >= 1, f"{prefix}top_k", top_k, "must be -1 or at least 1")
-    require(0 <= min_p <= 1, f"{prefix}min_p", min_p, "must be in [0, 1]")
-
-
-def check_temperature(field: str, temperature: float) -> None:
-    """Raise ``ConfigError`` for a temperature that engines would change, or that would overflow."""
-    TEMPERATURE(field, temperature)
 
 
 def check_workers(model: ModelConfig, prefix: str, workers: int) -> None:

@@ -6,14 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from verl.config.checks import (
-    NAMES_ONE,
-    CountOrAll,
-    Group,
-    NotNegativeFloat,
-    PositiveInt,
-    require,
-)
+from verl.config.checks import NAMES_ONE, CountOrAll, Group, NotNegativeFloat, PositiveInt, require
 
 FILE_SUFFIXES = (".parquet", ".jsonl", ".json")
 """Kinds of data files that are read."""

@@ -2,13 +2,22 @@
 
 import unicodedata
 
-_ESCAPED = ("Cc", "Cf", "Cs", "Zl", "Zp")
+HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
 """Unicode categories of characters that a terminal would obey, or could not write."""
 
 
 def in_one_line(error: BaseException) -> str:
     """The message of an error of another library in one line, at most 300 characters; its type if it has none."""
     return f"{' '.join(str(error).split()) or type(error).__name__:.300}"
+
+
+def visible(text: str) -> str:
+    """``text`` with hidden characters other than the newline as escapes such as ``\\x1b``."""
+    return "".join(c.encode("unicode_escape").decode() if _is_hidden(c) else c for c in text)
+
+
+def _is_hidden(character: str) -> bool:
+    return not character.isprintable() and character != "\n" and unicodedata.category(character) in HIDDEN
 
 
 class ConfigError(ValueError):
@@ -18,10 +27,4 @@ class ConfigError(ValueError):
     """
 
     def __init__(self, message: str) -> None:
-        super().__init__("".join(map(_shown, message)))
-
-
-def _shown(character: str) -> str:
-    if character == "\n" or character.isprintable() or unicodedata.category(character) not in _ESCAPED:
-        return character
-    return character.encode("unicode_escape").decode()
+        super().__init__(visible(message))

@@ -7,30 +7,12 @@ from typing import Annotated, Any, Literal
 from omegaconf import DictConfig, OmegaConf
 
 from verl.config.calculator import CalculatorConfig
-from verl.config.checks import (
-    NAMES_ONCE,
-    NAMES_ONE,
-    CountOrAll,
-    Group,
-    PositiveInt,
-    Probability,
-    Share,
-    require,
-    rule,
-)
-from verl.config.common import (
-    Device,
-    EngineConfig,
-    MachineOptions,
-    RepetitionPenalty,
-    Seed,
-    Temperature,
-    WorkersPerMachine,
-    check_divides,
-)
+from verl.config.checks import NAMES_ONCE, NAMES_ONE, CountOrAll, Group, PositiveInt, require, rule
+from verl.config.common import Device, MachineOptions, Seed, Temperature, WorkersPerMachine, check_divides
 from verl.config.data import ChatArguments
 from verl.config.load import parse_config
 from verl.config.rewards import RewardScoreConfig
+from verl.config.rollout import EngineConfig, SamplingFilters
 
 _is_folder_name = rule(
     lambda name: re.fullmatch(r"[A-Za-z0-9][\w.+-]*", name) is not None,
@@ -108,7 +90,7 @@ class EvaluationTrainerConfig(MachineOptions):
 
 
 @dataclass(frozen=True)
-class EvaluationConfig(Group):
+class EvaluationConfig(SamplingFilters):
     """Everything one run of ``verl.trainer.main_eval`` depends on."""
 
     device: Device
@@ -125,15 +107,6 @@ class EvaluationConfig(Group):
     if it holds more, the first ones are used."""
     temperatures: Annotated[list[Temperature], NAMES_ONE, NAMES_ONCE]
     """Sampling temperatures, each evaluated separately; 0 is greedy decoding."""
-    top_p: Share
-    """Probability mass of nucleus sampling, in (0, 1]; 1 keeps the whole distribution."""
-    top_k: CountOrAll
-    """Number of most likely tokens to keep; -1 keeps all."""
-    min_p: Probability
-    """Tokens are kept whose probability is at least this share of the most likely token's, in [0, 1]; 0 keeps all."""
-    repetition_penalty: RepetitionPenalty
-    """Divides positive logits of tokens that prompt or response hold already, and multiplies negative ones; above 0,
-    1 is none."""
     compare_to: Literal["auto", "first", "step0"]
     """Baseline of differences, at the same temperature: ``step0`` of the same run; the ``first`` model named; or
     ``auto``, step 0 if the run has one and the first model otherwise."""

@@ -82,16 +82,16 @@ class PPOConfig(Group):
 
     @property
     def scores_before_update(self) -> bool:
-        """Whether the policy computes the log-probabilities of a step's responses, as it was before the update. It does
-        too where a policy loss of one's own asks for more of that policy (``LossNeeds.of_old_policy``)."""
+        """Whether the policy computes the log-probabilities of a step's responses, as it was before the update. It also
+        does where a user's policy loss asks for more of that policy (``LossNeeds.of_old_policy``)."""
         return not self.actor.bypass_mode or self._signal_needs_scores
 
     @property
     def scores_in_update(self) -> bool:
         """Whether a step's first mini-batch gets these log-probabilities from its own update, whose forward pass
-        computes them anyway. Not where the learning signal needs them, nor where the update reads other rows or
-        drops parts of adapters' inputs; nor for a policy loss of one's own that needs them
-        (``LossNeeds.before_update``), nor for a ``trainer.method`` that chooses what to learn from."""
+        computes them anyway. Not if something needs them before the update (the learning signal, or a user's
+        policy loss with ``LossNeeds.before_update``), or if the update reads other rows (PF-PPO, or a
+        ``trainer.method`` that chooses what to learn from) or drops parts of adapters' inputs."""
         earlier = self._signal_needs_scores or self.algorithm.use_kl_in_reward
         differs = self.algorithm.use_pf_ppo or (self.model.trains_adapters and self.model.lora.dropout > 0)
         return not (self.actor.bypass_mode or earlier or differs)

@@ -51,9 +51,9 @@ class RewardScoreConfig(Group):
     on the command line each entry needs its own quotes: ``["my_set=my_rewards:score"]``. They take precedence over the
     verifiers; ``*`` stands for every data source without a function of its own. A function is called with
     ``data_source``, ``solution_str``, ``ground_truth`` and ``extra_info``, and returns a number, a bool, or a dict with
-    ``score`` and optionally ``correctness`` or ``acc``. A response is correct if that is above 0, or without it if the
-    score is. The score is used as it is, whatever ``mode`` says. Numbers among the dict's other entries are logged, and
-    all are kept with the sample (docs/rewards.md). A response on which the function exceeds the limits scores 0."""
+    ``score`` and optionally ``acc``. A response is correct if that is above 0, or without it if the score is. The score
+    is used as it is, whatever ``mode`` says. Numbers among the dict's other entries are logged, and all are kept with
+    the sample (docs/rewards.md). A response on which the function exceeds the limits scores 0."""
     on_function_error: Literal["fail", "zero"]
     """What an exception in one of ``custom_functions``, or a result that is no score, does: ``fail`` ends the run;
     ``zero`` gives the response the score 0 with the reason ``error``, which ``verifier/error`` counts."""

@@ -1,22 +1,82 @@
 """The group ``rollout`` of the main job: the engine that samples responses, and how it samples."""
 
 from dataclasses import dataclass, fields
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from verl.config.checks import CountOrAll, Group, PositiveInt, Probability, Share, require, rule
-from verl.config.common import EngineConfig, RepetitionPenalty, Temperature
+from verl.config.checks import CountOrAll, Group, NotNegativeInt, PositiveInt, Probability, Share, require, rule, within
+from verl.config.common import RepetitionPenalty, Temperature
+
+_INSIDE_WORKERS = "the engine runs inside the run's own workers"
+_SAMPLING = "the run's own options decide how responses are sampled and where they end"
+RESERVED_ENGINE_KWARGS = {
+    "model": "set model.path",
+    "tokenizer": "responses are read with the tokenizer of model.path",
+    "skip_tokenizer_init": "stop strings are found by the engine's tokenizer",
+    "trust_remote_code": "set trust_remote_code of the model or, in an evaluation, of rollout",
+    "dtype": "set rollout.dtype",
+    "tensor_parallel_size": "set rollout.tensor_parallel_size, which the workers are arranged by",
+    "pipeline_parallel_size": _INSIDE_WORKERS,
+    "data_parallel_size": _INSIDE_WORKERS,
+    "distributed_executor_backend": _INSIDE_WORKERS,
+    "worker_cls": _INSIDE_WORKERS,
+    "enable_sleep_mode": "set rollout.free_cache_engine",
+    "max_model_len": "the longest prompt and response set it",
+    "seed": "set seed; the workers of one engine must draw alike",
+    "logprobs_mode": "training needs the log-probabilities of the sampled distribution",
+    "generation_config": _SAMPLING,
+    "override_generation_config": _SAMPLING,
+}
+"""Arguments of ``vllm.LLM`` that ``rollout.engine_kwargs`` may not set -> why, or what to set instead."""
 
 
 @dataclass(frozen=True)
-class SamplingConfig(Group):
-    """How responses are sampled."""
+class EngineConfig(Group):
+    """The vLLM engine inside each worker; the group ``rollout`` of a job."""
 
-    n: PositiveInt
-    """Responses per prompt."""
-    temperature: Temperature
-    """Softmax temperature; 0 is greedy, at validation only."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"]
+    """vLLM's weight precision: ``auto`` (float32 on CPU, bfloat16 on GPU), ``float32``, ``bfloat16`` or ``float16``."""
+    enforce_eager: bool
+    """Run without CUDA graphs and compilation. CPU engines always do, because compilation would need a C++ compiler."""
+    gpu_memory_utilization: Annotated[float, within("(0, 1)")]
+    """Share of the GPU's memory that vLLM takes, weights included. Not used on a CPU."""
+    kv_cache_memory_mb: NotNegativeInt
+    """Size of the KV cache in MiB per worker. 0: what ``gpu_memory_utilization`` leaves on a GPU, 512 MiB on a CPU."""
+    max_num_seqs: PositiveInt
+    """Most sequences that one engine decodes at the same time."""
+    max_num_batched_tokens: int
+    """Most tokens that one engine step computes; at least one whole sequence."""
+    seeded: bool
+    """Draw every response from its own stream of random numbers, which the seed and its place among the prompts and
+    their samples decide: responses do not depend on what else is sampled, in which order, or by which worker. ``false``
+    leaves sampling to vLLM; then nothing can be sampled again."""
+    tensor_parallel_size: PositiveInt
+    """Workers, consecutive in rank, that form one engine and share one copy of the model. Must divide the workers
+    of a machine."""
+    engine_kwargs: dict[str, Any]
+    """Further arguments of ``vllm.LLM``, such as ``block_size`` or ``enable_prefix_caching``; they come before what the
+    options above make of them. What the trainer depends on is refused by name."""
+
+    def check(self) -> None:
+        least = f"must be at least rollout.max_num_seqs={self.max_num_seqs}"
+        self.require(self.max_num_batched_tokens >= self.max_num_seqs, "max_num_batched_tokens", least)
+        kwargs = self.engine_kwargs
+        for name, value in kwargs.items():
+            reason = RESERVED_ENGINE_KWARGS.get(name, "")
+            require(not reason, f"engine_kwargs.{name}", value, reason)
+        fix = "engines get the policy's weights in training, and read the model's files in evaluation; leave it out"
+        require(kwargs.get("load_format") != "dummy", "engine_kwargs.load_format", "dummy", fix)
+        field, further = "engine_kwargs.additional_config", kwargs.get("additional_config", {})
+        require(isinstance(further, dict), field, further, "must be a mapping, name: value")
+        for name, option in {"hidden_states": "calculator.*", "sampling_streams": "rollout.seeded"}.items():
+            require(name not in further, field, further, f"set {option} instead of {name}")
+
+
+@dataclass(frozen=True)
+class SamplingFilters(Group):
+    """What sampling changes of the model's distribution besides its temperature."""
+
     top_p: Share
-    """Nucleus mass in (0, 1]; 1 keeps the whole distribution."""
+    """Probability mass of nucleus sampling, in (0, 1]; 1 keeps the whole distribution."""
     top_k: CountOrAll
     """Number of most likely tokens kept; -1 keeps all."""
     min_p: Probability
@@ -24,6 +84,16 @@ class SamplingConfig(Group):
     repetition_penalty: RepetitionPenalty
     """Divides positive logits of tokens that prompt or response hold already, and multiplies negative ones; above 0,
     1 is none."""
+
+
+@dataclass(frozen=True)
+class SamplingConfig(SamplingFilters):
+    """How responses are sampled."""
+
+    n: PositiveInt
+    """Responses per prompt."""
+    temperature: Temperature
+    """Softmax temperature; 0 is greedy, at validation only."""
 
     def check(self) -> None:
         fix = "greedy decoding (temperature=0) gives one response; set n=1"

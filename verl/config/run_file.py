@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from verl.config.errors import ConfigError
+from verl.config.errors import ConfigError, in_one_line
 
 RUN_CONFIG = "config.yaml"
 """File of a run's folder with its configuration."""
@@ -53,8 +53,7 @@ def read_run_config(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except Exception as error:  # PyYAML raises errors of any type, such as AttributeError for a wrong timestamp
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ConfigError(f"{path}: is damaged: {reason:.200}") from error
+        raise ConfigError(f"{path}: is damaged: {in_one_line(error)}") from error
     if not isinstance(found, dict):
         raise ConfigError(f"{path}: is damaged: it is not a mapping")
     return found

@@ -5,39 +5,34 @@ home.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, NamedTuple
 
 from verl.config.checks import (
+    NAMES_ONCE,
     Group,
     NotNegativeFloat,
     PositiveFloat,
     Probability,
     own_or,
+    require,
+    require_choice,
     require_own_options,
+    within,
 )
-from verl.config.rollout_correction import RolloutCorrectionConfig
 
-KLType = Literal[
-    "kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3", "kl+", "k1+", "abs+", "mse+", "k2+", "low_var_kl+", "k3+"
-]
+_KL_TYPES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
+KL_TYPES = (*_KL_TYPES, *(f"{name}+" for name in _KL_TYPES))
+"""Estimators of a KL divergence; with the suffix ``+`` the gradient is that of ``k2``."""
 
-AdvEstimator = Literal[
-    "grpo",
-    "rloo",
-    "reinforce_plus_plus",
-    "reinforce_plus_plus_baseline",
-    "remax",
-    "gae",
-    "gpg",
-    "opo",
-    "grpo_passk",
-    "optimal_token_baseline",
-    "tir_optimal_token_baseline",
-]
-TOKEN_BASELINES: list[AdvEstimator] = ["optimal_token_baseline", "tir_optimal_token_baseline"]
-GROUP_ESTIMATORS: list[AdvEstimator] = ["grpo", "rloo", "reinforce_plus_plus_baseline", "gpg", "opo", *TOKEN_BASELINES]
+TOKEN_BASELINES = ("optimal_token_baseline", "tir_optimal_token_baseline")
+GROUP_ESTIMATORS = ("grpo", "rloo", "reinforce_plus_plus_baseline", "gpg", "opo", *TOKEN_BASELINES)
 """Estimators that compare the responses to one prompt; of a single one they keep the reward as it is. An estimator of
 the user's own decides for itself how many it needs."""
+_OTHERS = ("remax", "gae", "gpg", "opo", "grpo_passk")
+ADV_ESTIMATORS = ("grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", *_OTHERS, *TOKEN_BASELINES)
+
+REJECTION_RULES = tuple(f"{part}_k{k}" for part in ("token", "seq_sum", "seq_mean") for k in (1, 2, 3))
+REJECTION_RULES += ("seq_max_k2", "seq_max_k3")
 
 
 @dataclass(frozen=True)
@@ -76,6 +71,81 @@ class FilterGroupsConfig(Group):
     100 batches. Batches after the first do not count towards an epoch."""
 
 
+class Rejection(NamedTuple):
+    """One rule and the bounds of its ratio (k1) or of its divergence (k2, k3; no lower bound)."""
+
+    rule: str
+    lower: float | None
+    upper: float
+
+
+@dataclass(frozen=True)
+class RolloutCorrectionConfig(Group):
+    """Rejection of tokens and responses whose probabilities in the rollout engine and in the trainer differ too much,
+    under veRL's names. ``actor.tis_level`` weights them instead, and both can be used together. What is rejected enters
+    no loss and no denominator of a loss: means are over the tokens and responses that are left. It still counts in the
+    statistics of its group and in the logs."""
+
+    rollout_rs: list[str] | None
+    """Rules, all of which a token must pass; null: none. With r = p_rollout / p_trainer of a token, k1 = log r,
+    k2 = (log r)^2 / 2, k3 = 1/r - 1 + log r, log r within [-20, 20]. ``token_k1``, ``token_k2``, ``token_k3`` mask
+    single tokens; ``seq_sum_k1`` (the ratio of the whole response), ``seq_mean_k1`` (its geometric mean by token),
+    ``seq_max_k2`` and so on whole responses."""
+    rollout_rs_threshold: list[Any] | None
+    """For each rule, or for all of them, the largest value that passes. For k1 rules the bounds of the ratio itself,
+    ``"0.5_2.0"``, or its upper one, 2.0, whose inverse is the lower one; for the others an upper bound in nats."""
+    rollout_token_veto_threshold: Annotated[float, within("[1e-8, 1)")] | None
+    """Reject a response with a token whose ratio p_trainer / p_rollout is below this, in (0, 1) and at least 1e-8, such
+    as 1e-4; null: none. In the log the rule is called ``seq_max_k1``."""
+
+    def check(self) -> None:
+        # Raises for values that are out of range.
+        assert self.rejections is not None
+
+    @property
+    def rejections(self) -> list[Rejection]:
+        """All rules with their bounds; empty for none."""
+        veto = self.rollout_token_veto_threshold
+        return [*self._listed(), *([] if veto is None else [Rejection("seq_max_k1", None, 1 / veto)])]
+
+    def _listed(self) -> list[Rejection]:
+        field = "rollout_rs"
+        rules, bounds = _entries(self.rollout_rs), _entries(self.rollout_rs_threshold)
+        if not rules:
+            self.require(not bounds, f"{field}_threshold", "is used only with rollout_rs; set that")
+            return []
+        NAMES_ONCE(field, rules)
+        for rule in rules:
+            require_choice(field, rule, REJECTION_RULES)
+        count = f"needs one threshold, or one for each of the {len(rules)} rules"
+        self.require(len(bounds) in (1, len(rules)), f"{field}_threshold", count)
+        bounds = bounds * len(rules) if len(bounds) == 1 else bounds
+        return [_rejection(f"{field}_threshold", *pair) for pair in zip(rules, bounds, strict=True)]
+
+
+def _entries(values: list[Any] | None) -> list[str]:
+    """The entries as text; one of them may hold several with commas between them, as veRL writes them."""
+    return [part.strip() for value in values or [] for part in str(value).split(",")]
+
+
+def _rejection(field: str, rule: str, bound: str) -> Rejection:
+    lower, _, upper = bound.rpartition("_")
+    ratio = rule.endswith("k1")
+    fix = f"{rule} takes " + ("two ratios such as 0.5_2.0, or the upper one" if ratio else "one number in nats")
+    try:
+        high = float(upper)
+        low = float(lower) if lower else None
+    except ValueError:
+        low = high = -1.0
+    require(0 < high < float("inf"), field, bound, fix)
+    if not ratio:
+        require(low is None, field, bound, fix)
+        return Rejection(rule, None, high)
+    low = 1 / high if low is None else low
+    require(0 < low < high, field, bound, f"{fix}; the lower one must be above 0 and below the upper one")
+    return Rejection(rule, low, high)
+
+
 @dataclass(frozen=True)
 class PFPPOConfig(Group):
     """Which responses ``algorithm.use_pf_ppo`` draws."""
@@ -92,7 +162,7 @@ class PFPPOConfig(Group):
 class AlgorithmConfig(Group):
     """How rewards become advantages."""
 
-    adv_estimator: Annotated[str, own_or(get_args(AdvEstimator))]
+    adv_estimator: Annotated[str, own_or(ADV_ESTIMATORS)]
     """Advantage estimator: ``grpo``, ``rloo``, ``reinforce_plus_plus``, ``reinforce_plus_plus_baseline``, ``remax``
     (the baseline is the greedy response, one more response per prompt), ``gae`` (PPO, with the critic of the group
     ``critic``), ``gpg`` (centred, and scaled by the share of scores that are not 0; arXiv 2504.02546), ``opo`` (centred
@@ -111,8 +181,9 @@ class AlgorithmConfig(Group):
     """Lambda of ``gae``, in [0, 1]: 0 trusts the critic alone, 1 the rewards alone."""
     use_kl_in_reward: bool
     """Subtract the KL divergence from the reference policy from every token's reward."""
-    kl_penalty: Annotated[str, own_or(get_args(KLType))]
-    """Estimator of that divergence, as ``actor.kl_loss_type``; rewards have no gradient, so a ``+`` changes nothing."""
+    kl_penalty: Annotated[str, own_or(KL_TYPES)]
+    """Estimator of that divergence, as ``actor.kl_loss_type``, with ``use_kl_in_reward=true``; rewards have no
+    gradient, so a ``+`` changes nothing."""
     kl_penalty_kwargs: dict[str, Any]
     """Keyword arguments of your own ``kl_penalty``."""
     kl_ctrl: KLControlConfig

@@ -1,18 +1,43 @@
 """Options of the main job's run."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from verl.config.checks import NotNegativeInt, Step, require_own
+from verl.config.checks import (
+    Group,
+    NotNegativeInt,
+    PositiveFloat,
+    Share,
+    Step,
+    require_import_path,
+    require_own_options,
+)
 from verl.config.common import RunConfig
-from verl.config.samples import SamplesConfig
+
+
+@dataclass(frozen=True)
+class SamplesConfig(Group):
+    """The responses kept in ``samples/`` of a run's folder; the group ``trainer.samples`` (docs/samples.md)."""
+
+    freq: NotNegativeInt
+    """Keep the responses of the first training step, of every so many, and of every validation; 0: none at all."""
+    fraction: Share
+    """Share of the prompts of a training step whose responses are kept, in (0, 1]; the same prompts whenever they are
+    drawn. Validations are kept whole."""
+    max_mb: PositiveFloat
+    """Most MiB that the folder takes, above 0. Beyond it every other step that is left is removed, training before
+    validations, so that the kept ones stay spread over the whole run. The newest is never removed."""
+
+    tokens: bool
+    """Also keep the tokens with their log-probabilities, entropies and the rank metrics up to them, for the page's
+    colours. A response then takes some ten times as much."""
 
 
 @dataclass(frozen=True)
 class TrainerConfig(RunConfig):
     """A run of the main job."""
 
-    method: str | None
+    method: Annotated[str, require_import_path] | None
     """A subclass of ``verl.method.Method`` that changes places of the training step, as ``module:Class`` or
     ``file.py:Class`` (docs/extending.md): it chooses prompts, says how they are sampled, samples some again, chooses
     what to learn from, or changes rewards. null: none of these."""
@@ -45,7 +70,7 @@ class TrainerConfig(RunConfig):
     TensorBoard; spread over the batch, so that every validation shows the same prompts. 0: none."""
 
     def check(self) -> None:
-        require_own("method", self.method, self.method_kwargs)
+        require_own_options("method", self.method, self.method_kwargs)
 
     def deals_by_counts(self, device_type: str) -> bool:
         """Whether ``deterministic`` holds."""

@@ -13,9 +13,7 @@ task learnable in a few hundred steps: everything that the model must copy is at
 
 import hashlib
 import random
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
+from dataclasses import dataclass
 
 from verl.config.checks import require
 
@@ -24,6 +22,12 @@ SPLIT_SHARES = {"train": 12, "sft_train": 12, "test": 4, "sft_val": 4}
 
 MAX_DIGITS = 9
 """Maximum number of digits of an operand."""
+
+
+MIXTURE = {"sum": 0.8, "difference": 1.4, "product": 1.4}
+"""Kind of problem -> its relative weight."""
+
+SIGNS = {"sum": "+", "difference": "-", "product": "*"}
 
 
 @dataclass(frozen=True)
@@ -54,27 +58,18 @@ class ArithmeticTask:
     """Digits of both operands of a difference; the larger one comes first."""
     product_digits: tuple[int, int] = (2, 3)
     """Digits of the first factor of a product; the second is one digit, 2 to 9."""
-    mixture: Mapping[str, float] = field(
-        default_factory=lambda: MappingProxyType({"sum": 0.8, "difference": 1.4, "product": 1.4})
-    )
-    """Kind -> relative weight, at least 0; missing kinds are not drawn."""
 
     def __post_init__(self) -> None:
-        for name in ("sum_digits", "difference_digits", "product_digits"):
-            low, high = getattr(self, name)
+        for name, (low, high) in vars(self).items():
             require(1 <= low <= high <= MAX_DIGITS, name, (low, high), f"must satisfy 1 <= low <= high <= {MAX_DIGITS}")
-        known = set(self.mixture) <= set(KINDS)
-        require(known, "mixture", dict(self.mixture), f"kinds are {', '.join(KINDS)}")
-        weights = list(self.mixture.values())
-        require(
-            min(weights, default=0) >= 0 and sum(weights) > 0, "mixture", dict(self.mixture), "needs a weight above 0"
-        )
 
     def draw(self, rng: random.Random) -> ArithmeticProblem:
         """One problem; consumes ``rng``."""
-        kinds = list(self.mixture)
-        kind = rng.choices(kinds, weights=[self.mixture[kind] for kind in kinds])[0]
-        return KINDS[kind](self, rng)
+        kind = rng.choices(list(MIXTURE), weights=list(MIXTURE.values()))[0]
+        digits: tuple[int, int] = getattr(self, f"{kind}_digits")
+        a = _draw_operand(rng, digits)
+        b = rng.randint(2, 9) if kind == "product" else _draw_operand(rng, digits)
+        return arithmetic_problem(kind, *((max(a, b), min(a, b)) if kind == "difference" else (a, b)))
 
     def split(self, name: str, size: int, seed: int) -> list[ArithmeticProblem]:
         """``size`` problems with distinct questions, of the split ``name``, a key of ``SPLIT_SHARES``.
@@ -110,75 +105,48 @@ def split_of(question: str) -> str:
     raise AssertionError("buckets cover all shares")
 
 
-def sum_problem(a: int, b: int) -> ArithmeticProblem:
-    """The problem ``a + b``; both at least 0."""
-    width = max(len(str(a)), len(str(b)))
+def arithmetic_problem(kind: str, a: int, b: int) -> ArithmeticProblem:
+    """The problem ``a + b``, ``a - b`` with ``a >= b``, or ``a * b`` with one digit ``b``; all at least 0."""
+    assert 0 <= b <= {"sum": b, "difference": a, "product": 9}[kind] and a >= 0, (kind, a, b)
+    sign, width = SIGNS[kind], max(len(str(a)), len(str(b)))
+    left, right = f"{a:0{width}d}", f"{b:0{width}d}"
     steps, digits, carry = [], "", 0
-    for x, y in _columns(a, b, width):
-        total = x + y + carry
-        steps.append(f"{x}+{y}+{carry}={total:02d}")
-        carry, digits = total // 10, str(total % 10) + digits
-    return _problem("sum", f"{a} + {b}", f"{a:0{width}d}+{b:0{width}d}", steps, f"{carry}{digits}", a + b)
-
-
-def difference_problem(a: int, b: int) -> ArithmeticProblem:
-    """The problem ``a - b``; ``a >= b >= 0``."""
-    assert a >= b >= 0, (a, b)
-    width = len(str(a))
-    steps, digits, borrow = [], "", 0
-    for x, y in _columns(a, b, width):
-        lent = int(x - y - borrow < 0)
-        digit = x - y - borrow + 10 * lent
-        steps.append(f"{x}-{y}-{borrow}={digit}-{lent}0")
-        borrow, digits = lent, f"{digit}{digits}"
-    return _problem("difference", f"{a} - {b}", f"{a:0{width}d}-{b:0{width}d}", steps, digits, a - b)
-
-
-def product_problem(a: int, b: int) -> ArithmeticProblem:
-    """The problem ``a * b``; ``a >= 0`` and ``b`` is one digit."""
-    assert a >= 0 and 0 <= b <= 9, (a, b)
-    steps, digits, carry = [], "", 0
-    for x in reversed([int(digit) for digit in str(a)]):
-        total = x * b + carry
-        steps.append(f"{x}*{b}+{carry}={x * b:02d}+{carry}={total:02d}")
-        carry, digits = total // 10, str(total % 10) + digits
-    return _problem("product", f"{a} * {b}", f"{a}*{b}", steps, f"{carry}{digits}", a * b)
-
-
-def _columns(a: int, b: int, width: int) -> list[tuple[int, int]]:
-    """The digit pairs of two numbers, least significant first."""
-    return [(int(x), int(y)) for x, y in zip(reversed(f"{a:0{width}d}"), reversed(f"{b:0{width}d}"), strict=True)]
-
-
-def _problem(
-    kind: str, expression: str, restated: str, steps: list[str], digits: str, answer: int
-) -> ArithmeticProblem:
-    assert int(digits) == answer, (expression, digits, answer)
+    # Least significant digits first; each digit of a product's first factor meets the whole second one.
+    for x, y in zip(
+        map(int, reversed(left)), map(int, str(b) * width if sign == "*" else reversed(right)), strict=True
+    ):
+        step, digit, carry = _STEPS[kind](x, y, carry)
+        steps.append(step)
+        digits = f"{digit}{digits}"
+    if sign != "-":
+        digits = f"{carry}{digits}"
+    answer = {"+": a + b, "-": a - b, "*": a * b}[sign]
+    assert int(digits) == answer, (kind, a, b, digits)
+    restated = f"{left}{sign}{b if sign == '*' else right}"
     solution = f"{restated}:{','.join(steps)};{digits} \\boxed{{{answer}}}"
-    return ArithmeticProblem(f"What is {expression}?", solution, str(answer), kind)
+    return ArithmeticProblem(f"What is {a} {sign} {b}?", solution, str(answer), kind)
+
+
+def _sum_step(x: int, y: int, carry: int) -> tuple[str, int, int]:
+    total = x + y + carry
+    return f"{x}+{y}+{carry}={total:02d}", total % 10, total // 10
+
+
+def _difference_step(x: int, y: int, borrow: int) -> tuple[str, int, int]:
+    lent = int(x - y - borrow < 0)
+    digit = x - y - borrow + 10 * lent
+    return f"{x}-{y}-{borrow}={digit}-{lent}0", digit, lent
+
+
+def _product_step(x: int, y: int, carry: int) -> tuple[str, int, int]:
+    total = x * y + carry
+    return f"{x}*{y}+{carry}={x * y:02d}+{carry}={total:02d}", total % 10, total // 10
+
+
+_STEPS = {"sum": _sum_step, "difference": _difference_step, "product": _product_step}
+"""Kind -> from two digits and the carry to the step as text, its digit and the next carry."""
 
 
 def _draw_operand(rng: random.Random, digits: tuple[int, int]) -> int:
     count = rng.randint(*digits)
     return rng.randrange(10 ** (count - 1), 10**count)
-
-
-def _draw_sum(task: ArithmeticTask, rng: random.Random) -> ArithmeticProblem:
-    return sum_problem(_draw_operand(rng, task.sum_digits), _draw_operand(rng, task.sum_digits))
-
-
-def _draw_difference(task: ArithmeticTask, rng: random.Random) -> ArithmeticProblem:
-    a, b = _draw_operand(rng, task.difference_digits), _draw_operand(rng, task.difference_digits)
-    return difference_problem(max(a, b), min(a, b))
-
-
-def _draw_product(task: ArithmeticTask, rng: random.Random) -> ArithmeticProblem:
-    return product_problem(_draw_operand(rng, task.product_digits), rng.randint(2, 9))
-
-
-KINDS: dict[str, Callable[[ArithmeticTask, random.Random], ArithmeticProblem]] = {
-    "sum": _draw_sum,
-    "difference": _draw_difference,
-    "product": _draw_product,
-}
-"""Kind -> function that draws one problem of this kind."""

@@ -11,9 +11,9 @@ from transformers import PreTrainedTokenizerBase
 from verl.batch import Batch
 from verl.config.errors import ConfigError
 from verl.config.sft import SFTDataConfig
-from verl.data.dataloader import ResumableRandomSampler, whole_batches
 from verl.data.files import read_rows
 from verl.data.records import read_chat
+from verl.data.samplers import ResumableRandomSampler, whole_batches
 from verl.data.templates import render_chat
 
 Conversation = tuple[list[int], list[int]]

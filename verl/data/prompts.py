@@ -11,10 +11,9 @@ from transformers import PreTrainedTokenizerBase
 
 from verl.config.data import DataConfig
 from verl.config.errors import ConfigError
-from verl.data.dataloader import ResumableRandomSampler, whole_batches
 from verl.data.files import read_rows
 from verl.data.prompt_rows import PromptReader, PromptRecord
-from verl.data.samplers import CustomSampler, MixingSampler
+from verl.data.samplers import CustomSampler, MixingSampler, ResumableRandomSampler, whole_batches
 from verl.utils.user_code import load_class, user_code
 
 

@@ -10,32 +10,25 @@ import pyarrow.parquet as pq
 from verl.config.errors import ConfigError
 from verl.utils.files import replacing
 
-MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
+TEXT = pa.string()
+
+MESSAGES = pa.list_(pa.struct({"role": TEXT, "content": TEXT}))
 """A chat: role is ``system``, ``user`` or ``assistant``."""
 
+EXTRA_INFO = pa.struct({"split": TEXT, "index": pa.int64(), "question": TEXT, "solution": TEXT, "category": TEXT})
+
 RL_SCHEMA = pa.schema(
-    [
-        ("data_source", pa.string()),
-        ("prompt", MESSAGES),
-        ("ability", pa.string()),
-        ("reward_model", pa.struct([("style", pa.string()), ("ground_truth", pa.string())])),
-        (
-            "extra_info",
-            pa.struct(
-                [
-                    ("split", pa.string()),
-                    ("index", pa.int64()),
-                    ("question", pa.string()),
-                    ("solution", pa.string()),
-                    ("category", pa.string()),
-                ]
-            ),
-        ),
-    ]
+    {
+        "data_source": TEXT,
+        "prompt": MESSAGES,
+        "ability": TEXT,
+        "reward_model": pa.struct({"style": TEXT, "ground_truth": TEXT}),
+        "extra_info": EXTRA_INFO,
+    }
 )
 """One prompt per row. The same for every data set, so that files of several sets can be read together."""
 
-SFT_SCHEMA = pa.schema([("messages", MESSAGES)])
+SFT_SCHEMA = pa.schema({"messages": MESSAGES})
 """One chat per row; the last message is the assistant's."""
 
 
@@ -62,13 +55,7 @@ def rl_record(
         "prompt": [{"role": "user", "content": content}],
         "ability": ability,
         "reward_model": {"style": "rule", "ground_truth": ground_truth},
-        "extra_info": {
-            "split": split,
-            "index": index,
-            "question": question,
-            "solution": solution,
-            "category": category,
-        },
+        "extra_info": dict(split=split, index=index, question=question, solution=solution, category=category),
     }
 
 

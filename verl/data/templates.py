@@ -1,16 +1,19 @@
-"""Prompt templates by name, for training and evaluation, with demonstrations if any.
+"""Prompt templates by name, for training and evaluation, and worked examples that show a base model the form.
 
-A template is plain text. The special tokens in it (``<|im_start|>``) must be the model's own, so choose the template
-that the model was trained with. ``chat`` and ``chat-boxed`` use the chat template of the tokenizer, and ``raw`` adds
-nothing. docs/data.md says where each text comes from, and how it differs from that of the models of its name.
+The texts are in ``templates.yaml`` and ``demonstrations.yaml``. The special tokens in a template (``<|im_start|>``)
+must be the model's own, so choose the template that the model was trained with. ``chat`` and ``chat-boxed`` use the
+chat template of the tokenizer, and ``raw`` adds nothing.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import cycle
+from pathlib import Path
 from typing import Any
 
+import yaml
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
@@ -25,17 +28,13 @@ Demonstration = tuple[str, str]
 
 @dataclass(frozen=True)
 class Template:
-    """A prompt is ``head``; for each demonstration ``turn``, its answer and ``joint``; and then ``turn``."""
+    """The text around a question; ``templates.yaml`` says what the fields are."""
 
     turn: str
-    """Contains ``{question}``; the response continues it."""
     head: str = ""
     joint: str = "\n\n"
-    stops: tuple[str, ...] = ()
-    """Strings that end a response, besides the model's end-of-sequence token, and are not part of it. If one is a token
-    of the model, that token ends the response."""
+    stops: Sequence[str] = ()
     chat: bool = False
-    """``turn`` is a user's message for the tokenizer's chat template; ``head`` and ``joint`` are not used."""
 
     @property
     def instruction(self) -> str:
@@ -43,59 +42,20 @@ class Template:
         return BOXED if BOXED in self.head + self.turn else ""
 
 
-_QWEN_END = ("<|im_end|>", "<|endoftext|>")
-_BOXED_QUESTION = f"{{question}}\n{BOXED}"
+def _read(name: str) -> dict[str, Any]:
+    text = Path(__file__).with_name(f"{name}.yaml").read_text(encoding="utf-8")
+    table: dict[str, Any] = yaml.safe_load(text.replace("{boxed}", BOXED.replace("\\", "\\\\")))
+    return table
 
 
-def _qwen(system: str, user: str = "{question}") -> Template:
-    turn = f"<|im_start|>user\n{user}<|im_end|>\n<|im_start|>assistant\n"
-    return Template(turn, f"<|im_start|>system\n{system}<|im_end|>\n", "<|im_end|>\n", _QWEN_END)
-
-
-def _llama(user: str = "{question}") -> Template:
-    turn = f"<|start_header_id|>user<|end_header_id|>\n\n{user}<|eot_id|>"
-    answer = "<|start_header_id|>assistant<|end_header_id|>\n\n"
-    return Template(turn + answer, joint="<|eot_id|>", stops=("<|eot_id|>", "<|start_header_id|>"))
-
-
-_ASSISTANT = "You are a helpful assistant."
-_R1_ZERO = (
-    "A conversation between User and Assistant. The user asks a question, and the Assistant solves it. The assistant "
-    "first thinks about the reasoning process in the mind and then provides the user with the answer. The reasoning "
-    "process and answer are enclosed within <think> </think> and <answer> </answer> tags, respectively, i.e., <think> "
-    "reasoning process here </think> <answer> answer here </answer>."
-)
-_NEXT_QUESTION = ("\nQuestion:", "\nProblem:")
-"""What a base model tends to write after its answer."""
-
-TEMPLATES: dict[str, Template] = {
-    "chat": Template("{question}", chat=True),
-    "chat-boxed": Template(f"{{question}}\n{BOXED}", chat=True),
-    "raw": Template("{question}"),
-    "plain": Template("{question}\n", stops=_NEXT_QUESTION),
-    "plain-boxed": Template(f"{{question}}\n{BOXED}\n", stops=_NEXT_QUESTION),
-    "question-answer": Template("Question: {question}\nAnswer:", stops=_NEXT_QUESTION),
-    "step-by-step": Template("Question: {question}\nAnswer: Let's think step by step.", stops=_NEXT_QUESTION),
-    "qwen": _qwen(_ASSISTANT),
-    "qwen-boxed": _qwen(_ASSISTANT, _BOXED_QUESTION),
-    "qwen25": _qwen(f"You are Qwen, created by Alibaba Cloud. {_ASSISTANT}"),
-    "qwen25-math-cot": _qwen(BOXED),
-    "abel": Template(
-        "Question:\n{question}\nAnswer:\nLet's think step by step.\n", stops=("\nQuestion:", *_QWEN_END, "</s>")
-    ),
-    "deepseek-math": Template(f"User: {{question}}\n{BOXED}\n\nAssistant:", stops=("\nUser:", "<｜end▁of▁sentence｜>")),
-    "deepseek-r1": Template(
-        f"<｜User｜>{{question}}\n{BOXED}<｜Assistant｜><think>\n",
-        joint="<｜end▁of▁sentence｜>",
-        stops=("<｜end▁of▁sentence｜>", "<｜User｜>"),
-    ),
-    "r1-zero": Template(f"{_R1_ZERO} User: {{question}}. Assistant:", stops=("User:", "Assistant:")),
-    "mathstral": Template(f"{{question}}\n{BOXED}", stops=("</s>", "[INST]")),
-    "mistral": Template(f"[INST] {{question}}\n{BOXED} [/INST]", joint="</s>", stops=("</s>", "[INST]")),
-    "llama": _llama(),
-    "llama-boxed": _llama(_BOXED_QUESTION),
-}
+TEMPLATES = {name: Template(**fields) for name, fields in _read("templates").items()}
 """Name -> template."""
+
+DEMONSTRATIONS: dict[str, list[Demonstration]] = {
+    name: [(shown["question"], shown["answer"]) for shown in examples]
+    for name, examples in _read("demonstrations").items()
+}
+"""Name, as in ``Benchmark.demonstrations`` -> questions with their worked answers."""
 
 
 def find_template(name: str, field: str = "template") -> Template:
@@ -209,18 +169,16 @@ def template_marker(text: str) -> str | None:
 
 def _text(form: Template, question: str, demonstrations: Sequence[Demonstration]) -> str:
     space = "" if form.turn.endswith(("\n", "]", ">")) else " "
-    shown = [f"{_fill(form.turn, asked)}{space}{answer}{form.joint}" for asked, answer in demonstrations]
-    return form.head + "".join(shown) + _fill(form.turn, question)
+    shown = [f"{_fill(form, asked)}{space}{answer}{form.joint}" for asked, answer in demonstrations]
+    return form.head + "".join(shown) + _fill(form, question)
 
 
-def _fill(turn: str, question: str) -> str:
+def _fill(form: Template, question: str) -> str:
     # Not str.format, because questions and instructions contain braces.
-    return turn.replace("{question}", question, 1)
+    return form.turn.replace("{question}", question, 1)
 
 
 def _messages(form: Template, question: str, demonstrations: Sequence[Demonstration]) -> list[dict[str, str]]:
-    messages = []
-    for asked, answer in demonstrations:
-        messages.append({"role": "user", "content": _fill(form.turn, asked)})
-        messages.append({"role": "assistant", "content": answer})
-    return [*messages, {"role": "user", "content": _fill(form.turn, question)}]
+    turns = [text for asked, answer in demonstrations for text in (_fill(form, asked), answer)]
+    roles = cycle(("user", "assistant"))
+    return [{"role": role, "content": text} for role, text in zip(roles, [*turns, _fill(form, question)], strict=False)]

@@ -3,16 +3,57 @@
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
+from verl.config.evaluation import EvaluationConfig
 from verl.evaluation.progress import EvaluationDisplay
 from verl.evaluation.store import SampleStore, StoredSample
-from verl.evaluation.tasks import EvaluationTask
+from verl.evaluation.tasks import EvaluationTask, engine_model
+from verl.rollout import engine_environment
 from verl.rollout.queue import EngineRoom, RequestQueue
-from verl.rollout.requests import FinishedSamples, SampleRequest, sample_stream
-from verl.single_controller.exchange import Exchange
-from verl.single_controller.generation import serve
+from verl.rollout.requests import EngineModel, FinishedSamples, SampleRequest, sample_stream
+from verl.run.session import RaySession
+from verl.single_controller.generation import Exchange, serve
+from verl.single_controller.worker_group import WorkerGroup
 
 STEPS_PER_CALL = 64
 """Engine steps between two replies of an engine: a second or two of decoding with a real model."""
+
+
+def generate_target(
+    title: str,
+    stores: Mapping[EvaluationTask, SampleStore],
+    config: EvaluationConfig,
+    session: RaySession,
+    display: EvaluationDisplay,
+) -> None:
+    """Generate the missing samples of one model, if there are any.
+
+    Raises:
+        WorkerError: an engine did not start or died; the samples it had returned are stored.
+    """
+    missing = {task: keys for task, store in stores.items() if (keys := store.missing(config.n_sampling))}
+    if not missing:
+        return
+    num_samples = sum(map(len, missing.values()))
+    total = sum(config.n_sampling * len(store.answered) for store in stores.values())
+    if num_samples < total:
+        display.say(f"{title}: {total - num_samples} of {total} samples already exist")
+    display.start(title, sum(len({problem for problem, _ in keys}) for keys in missing.values()), num_samples)
+    workers = start_engines(session, engine_model(list(missing), config), config)
+    try:
+        display.running()
+        copies = config.rollout.tensor_parallel_size
+        rooms = workers.run("room")[::copies]
+        engines, deterministic = Exchange(workers, "advance", copies), workers.device_type == "cpu"
+        generate_missing(stores, config.n_sampling, config.seed, engines, rooms, deterministic, display)
+    finally:
+        workers.close()
+
+
+def start_engines(session: RaySession, model: EngineModel, config: EvaluationConfig) -> WorkerGroup:
+    """Workers that hold ``model``, to be closed by the caller. Raises ``WorkerError`` if one cannot load it."""
+    calculator = config.calculator if config.calculator.enable else None
+    worker, environment = "verl.workers.evaluation:EvaluationWorker", engine_environment(session.device_type)
+    return session.start_workers(worker, config.rollout, (model, calculator), environment, [model.path])
 
 
 def generate_missing(
@@ -31,9 +72,6 @@ def generate_missing(
     Args:
         engines: those of :meth:`verl.workers.evaluation.EvaluationWorker.advance`.
         deterministic: see :func:`verl.single_controller.generation.serve`.
-
-    Raises:
-        WorkerError: a worker raised or died; the samples it had returned are stored.
     """
     # A request's key is its place in this list.
     samples = [(task, problem, i) for task, store in stores.items() for problem, i in store.missing(n)]

@@ -1,6 +1,7 @@
 """Results of an evaluation: the samples of a checkpoint on a benchmark with their verdicts, and their files."""
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,24 +87,10 @@ class TaskResult:
 
 
 def row_labels(results: Sequence[TaskResult]) -> list[str]:
-    """A label for each result: ``alias@step``, and `` T=0.6`` if a benchmark has it at several temperatures.
-
-    Raises:
-        ValueError: two results of one checkpoint, benchmark and temperature.
-    """
-    seen: dict[tuple[str, int, str], set[float]] = {}
-    for result in results:
-        temperatures = seen.setdefault((result.run, result.step, result.benchmark), set())
-        if result.temperature in temperatures:
-            raise ValueError(
-                f"results: {result.label} has two results on {result.benchmark} at temperature {result.temperature:g}"
-            )
-        temperatures.add(result.temperature)
-    several = {(run, step) for (run, step, _), temperatures in seen.items() if len(temperatures) > 1}
-    return [
-        f"{result.label} T={result.temperature:g}" if (result.run, result.step) in several else result.label
-        for result in results
-    ]
+    """A label for each result: ``alias@step``, and `` T=0.6`` if a benchmark has it at several temperatures."""
+    counts = Counter((result.label, result.benchmark) for result in results)
+    several = {label for (label, _), count in counts.items() if count > 1}
+    return [f"{r.label} T={r.temperature:g}" if r.label in several else r.label for r in results]
 
 
 def result_folder(folder: Path, run: str, step: int, benchmark: str, temperature: float) -> Path:
@@ -117,33 +104,22 @@ def safe_name(name: str) -> str:
     return quoted.replace(".", "%2E") if quoted.strip(".") == "" else quoted
 
 
-def write_result(folder: Path, result: TaskResult, figures: Mapping[str, Any] | None = None) -> Path:
-    """Write ``results.json`` and ``samples.parquet`` of one result below ``folder``, and return their folder.
+def write_result(folder: Path, result: TaskResult, figures: Mapping[str, Any]) -> Path:
+    """Write ``results.json``, with ``figures``, and ``samples.parquet`` of one result; return their folder.
 
-    ``figures`` are stored in the JSON for its readers; figures that are not finite become null. Lone surrogates, which
-    UTF-8 cannot represent, become U+FFFD. ``results.json`` is written last: if it exists, the result is complete.
+    Figures that are not finite become null. Lone surrogates, which UTF-8 cannot represent, become U+FFFD.
+    ``results.json`` is written last: if it exists, the result is complete.
     """
     target = result_folder(folder, result.run, result.step, result.benchmark, result.temperature)
     target.mkdir(parents=True, exist_ok=True)
     with replacing(target / SAMPLES_FILE) as temporary:
         pq.write_table(sample_table(result), temporary, compression="zstd")
-    record = {
-        "run": result.run,
-        "step": result.step,
-        "benchmark": result.benchmark,
-        "temperature": result.temperature,
-        "figures": finite_or_null(figures or {}),
-        "problems": [
-            {
-                "index": problem.index,
-                "question": problem.question,
-                "answer": problem.answer,
-                "samples": len(problem.samples),
-                "correct": sum(sample.correct for sample in problem.samples),
-            }
-            for problem in result.problems
-        ],
-    }
+    problems = [
+        vars(problem) | {"samples": len(problem.samples), "correct": sum(s.correct for s in problem.samples)}
+        for problem in result.problems
+    ]
+    place = {name: getattr(result, name) for name in ("run", "step", "benchmark", "temperature")}
+    record = place | {"figures": finite_or_null(figures), "problems": problems}
     replace_text(target / RESULT_FILE, json.dumps(record, indent=1, allow_nan=False) + "\n")
     return target
 

@@ -17,9 +17,8 @@ import verl.rewards
 from verl.config.errors import ConfigError
 from verl.config.rewards import RewardScoreConfig
 from verl.evaluation.benchmarks import Problem
-from verl.evaluation.json_lines import RecordFile, parse_record
 from verl.evaluation.results import PROMPT_TOO_LONG, ProblemResult, ScoredSample, TaskResult
-from verl.evaluation.store import SampleKey, StoredSample
+from verl.evaluation.store import RecordFile, SampleKey, StoredSample, parse_record
 from verl.evaluation.tasks import EvaluationTask
 from verl.rewards import Score
 from verl.rewards.pool import VerifierPool
@@ -68,17 +67,23 @@ def score_samples(
         stored = [parse_record(StoredVerdict, record, place) for place, record in file.stored]
         verdicts = {(v.problem, v.sample): v for v in stored}
         waiting = [key for key in keys if key not in verdicts or verdicts[key].response != digests[key]]
-        for batch, scores in score_batches(task, samples, waiting, verifiers):
-            for key, score in zip(batch, scores, strict=True):
-                correct, extras = score["correctness"], score["reward_extra_info"]
-                reason = reason_code(score)
+        for batch in score_batches(task, samples, waiting, verifiers):
+            for key, score in batch.items():
+                correct, extras, reason = score["correctness"], score["reward_extra_info"], reason_code(score)
                 verdicts[key] = StoredVerdict(*key, digests[key], correct, score["answer"], reason, extras)
             file.write([asdict(verdicts[key]) for key in batch])
-    results = []
-    for i, problem in enumerate(task.problems):
-        answered = i not in task.unanswered
-        scored = [_scored(samples[i, j], verdicts[i, j]) if answered else NOT_GENERATED for j in range(n)]
-        results.append(ProblemResult(problem.index, problem.question, problem.answer, scored))
+
+    def scored(key: SampleKey) -> ScoredSample:
+        if key[0] in task.unanswered:
+            return NOT_GENERATED
+        s, v = samples[key], verdicts[key]
+        extras = v.reward_extra_info
+        return ScoredSample(s.response, s.num_tokens, s.truncated, v.correct, v.answer, v.reason, s.metrics, extras)
+
+    results = [
+        ProblemResult(problem.index, problem.question, problem.answer, [scored((i, j)) for j in range(n)])
+        for i, problem in enumerate(task.problems)
+    ]
     return TaskResult(task.target.run, task.target.step, task.benchmark, task.temperature, results)
 
 
@@ -87,7 +92,7 @@ def score_batches(
     samples: Mapping[SampleKey, StoredSample],
     keys: Sequence[SampleKey],
     verifiers: VerifierPool,
-) -> Iterator[tuple[Sequence[SampleKey], list[Score]]]:
+) -> Iterator[dict[SampleKey, Score]]:
     """The scores of the samples ``keys``, ``BATCH_SIZE`` at a time.
 
     Raises:
@@ -107,7 +112,7 @@ def score_batches(
         # CustomFunctionError is a RuntimeError, and so is what the pool raises if its processes keep dying.
         except (ValueError, RuntimeError) as error:
             raise ConfigError(f"{task.benchmark}: cannot be scored: {error}") from error
-        yield batch, scores
+        yield dict(zip(batch, scores, strict=True))
 
 
 def verdict_settings(problems: Sequence[Problem], config: RewardScoreConfig) -> dict[str, Any]:
@@ -142,11 +147,6 @@ def reason_code(score: Score) -> str:
     if score["reason"] == "missing":
         return "no_answer"
     return score["reason"] if score["reason"] in KEPT_REASONS else "wrong"
-
-
-def _scored(sample: StoredSample, v: StoredVerdict) -> ScoredSample:
-    text, length, cut = sample.response, sample.num_tokens, sample.truncated
-    return ScoredSample(text, length, cut, v.correct, v.answer, v.reason, sample.metrics, v.reward_extra_info)
 
 
 def _digest(content: bytes) -> str:

@@ -3,17 +3,17 @@
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from verl.checkpoint.folders import POINTER, latest_checkpoint
+from verl.checkpoint.folders import POINTER, checkpoints, step_of
 from verl.checkpoint.run_start import require_model
 from verl.config.errors import ConfigError
 from verl.config.evaluation import LAST, EvaluationConfig, TargetConfig
 from verl.config.run_file import RUN_CONFIG, read_run_config, run_option
+from verl.evaluation.progress import EvaluationDisplay
 
-CHECKPOINT = re.compile(r"global_step_(\d+)")
 MODEL_IN_CHECKPOINT = Path("actor", "huggingface")
 
 MAX_FOLDER_NAME = 100
@@ -40,34 +40,21 @@ class Target:
         return f"{self.run}@{self.step}"
 
 
-@dataclass(frozen=True)
-class Selection:
-    """The models that a configuration names."""
+def select_targets(config: EvaluationConfig, display: EvaluationDisplay) -> tuple[list[Target], str]:
+    """The models that ``config`` names, in its order: runs, and within a run its steps; and a name for their folder.
 
-    targets: list[Target]
-    errors: list[str]
-    """A line for each model or step that is missing."""
-    notes: list[str]
-    """Remarks for the user."""
-    folder_name: str
-    """Name of the folder of results."""
-
-
-def select_targets(config: EvaluationConfig) -> Selection:
-    """The models that ``config`` names, in its order: runs, and within a run its steps."""
-    selection = Selection([], [], [], "")
+    What is missing is an error on the ``display``.
+    """
+    found: list[Target] = []
     names: list[str] = []
     entries: Mapping[str, TargetConfig] = config.runs or {"": config.model}
     for alias, entry in entries.items():
-        path = entry.path or _newest_or_base(config.runs_dir, entry, selection.notes)
-        try:
-            targets, name = _targets_of(alias, path, entry, selection.errors)
-        except ConfigError as error:
-            selection.errors.append(str(error))
-            continue
-        selection.targets.extend(targets)
-        names.append(alias or name)
-    return replace(selection, folder_name="+".join(names)[:MAX_FOLDER_NAME])
+        with display.recorded():
+            path = entry.path or _newest_or_base(config.runs_dir, entry, display)
+            targets, name = _targets_of(alias, path, entry, display)
+            found += targets
+            names.append(alias or name)
+    return found, "+".join(names)[:MAX_FOLDER_NAME]
 
 
 def newest_run(runs_dir: Path, base: str) -> Path | None:
@@ -82,46 +69,45 @@ def newest_run(runs_dir: Path, base: str) -> Path | None:
     return max(runs, key=lambda run: (run / POINTER).stat().st_mtime, default=None)
 
 
-def _newest_or_base(runs_dir: str, entry: TargetConfig, notes: list[str]) -> str:
+def _newest_or_base(runs_dir: str, entry: TargetConfig, display: EvaluationDisplay) -> str:
     assert entry.base is not None, "the config names a path or a base"
     run = newest_run(Path(runs_dir), entry.base)
     if run is None:
-        notes.append(
-            f"{runs_dir}/ holds no training run from {entry.base} with a checkpoint; evaluating that model alone "
+        display.say(
+            f"note: {runs_dir}/ holds no training run from {entry.base} with a checkpoint; evaluating that model alone "
             "(`bash train.sh` trains it)"
         )
     return entry.base if run is None else str(run)
 
 
-def _targets_of(alias: str, path: str, entry: TargetConfig, errors: list[str]) -> tuple[list[Target], str]:
-    """The models of one entry and a name for their folder; a step that is missing goes to ``errors``.
+def _targets_of(alias: str, path: str, entry: TargetConfig, display: EvaluationDisplay) -> tuple[list[Target], str]:
+    """The models of one entry and a name for their folder; a missing step is an error on the ``display``.
 
     Raises:
         ConfigError: ``path`` is neither a model nor a training run.
     """
     option = f"runs.{alias}" if alias else "model"
-    arguments = entry.apply_chat_template_kwargs
     root, steps = Path(path), entry.steps
-    checkpoint = _checkpoint_of(root)
-    if checkpoint is not None:
-        root, steps = checkpoint.parent, [_step_of(checkpoint)]
+
+    def target(run: str, step: int, model: str) -> Target:
+        return Target(run, step, model, entry.template, entry.max_response_length, entry.apply_chat_template_kwargs)
+
+    # A checkpoint of a run, or the model in it, is that step.
+    parts = MODEL_IN_CHECKPOINT.parts
+    checkpoint = root.parents[len(parts) - 1] if root.parts[-len(parts) :] == parts else root
+    if (only := step_of(checkpoint)) is not None:
+        root, steps = checkpoint.parent, [only]
     if not ((root / POINTER).is_file() or any(root.glob("global_step_*"))):
         require_model(f"{option}.path", path)
         name = alias or _as_name(Path(path).resolve().name if root.exists() else root.name)
-        return [Target(name, 0, _full_path(path), entry.template, entry.max_response_length, arguments)], name
+        return [target(name, 0, _full_path(path))], name
     own_name = _as_name(_run_text(root, "trainer", "experiment_name") or root.resolve().name)
     models: dict[int, str] = {}
     for step in steps:
-        try:
+        with display.recorded():
             number, model = _find_step(root, step, option, entry.base)
-        except ConfigError as error:
-            errors.append(str(error))
-            continue
-        models.setdefault(number, model)
-    targets = [
-        Target(alias or own_name, step, model, entry.template, entry.max_response_length, arguments)
-        for step, model in models.items()
-    ]
+            models.setdefault(number, model)
+    targets = [target(alias or own_name, step, model) for step, model in models.items()]
     return targets, _as_name(f"{own_name}_{root.resolve().name}")
 
 
@@ -139,13 +125,10 @@ def _find_step(root: Path, step: int, field: str, base: str | None) -> tuple[int
             )
         require_model(f"{field}.base", model)
         return 0, _full_path(model)
-    known = sorted(_step_of(folder) for folder in root.glob("global_step_*") if CHECKPOINT.fullmatch(folder.name))
+    known = list(checkpoints(root))
     if not known:
         raise ConfigError(f"{field}.steps={step}: {root} has no checkpoint yet; name only 0, the base model")
-    number = step
-    if step == LAST:
-        newest = latest_checkpoint(root)
-        number = known[-1] if newest is None else _step_of(newest)
+    number = known[-1] if step == LAST else step
     folder = root / f"global_step_{number}" / MODEL_IN_CHECKPOINT
     if not (folder / "config.json").is_file():
         shards = (folder.parent / "shards").is_dir()
@@ -158,19 +141,6 @@ def _find_step(root: Path, step: int, field: str, base: str | None) -> tuple[int
 def _full_path(model: str) -> str:
     """The absolute path of a local folder, because workers may have other working directories; a hub id stays."""
     return str(Path(model).resolve()) if Path(model).exists() else model
-
-
-def _checkpoint_of(path: Path) -> Path | None:
-    """The ``global_step_N`` that ``path`` is, or whose model it is; None for anything else."""
-    parts = MODEL_IN_CHECKPOINT.parts
-    folder = path.parents[len(parts) - 1] if path.parts[-len(parts) :] == parts else path
-    return folder if CHECKPOINT.fullmatch(folder.name) else None
-
-
-def _step_of(checkpoint: Path) -> int:
-    match = CHECKPOINT.fullmatch(checkpoint.name)
-    assert match is not None, checkpoint
-    return int(match.group(1))
 
 
 def _run_option(root: Path, group: str, option: str) -> Any:

@@ -1,8 +1,8 @@
 """Tasks of an evaluation: one model on one benchmark at one temperature, with its prompts and its folder."""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,8 @@ from transformers import PreTrainedTokenizerBase
 
 from verl.config.errors import ConfigError
 from verl.config.evaluation import EvaluationConfig
-from verl.data.demonstrations import DEMONSTRATIONS
 from verl.data.templates import (
+    DEMONSTRATIONS,
     check_template,
     find_template,
     opens_thought,
@@ -20,12 +20,12 @@ from verl.data.templates import (
     template_stops,
 )
 from verl.evaluation.benchmarks import BENCHMARKS, Problem, load_benchmark
+from verl.evaluation.progress import EvaluationDisplay
 from verl.evaluation.results import PROMPT_TOO_LONG, result_folder
 from verl.evaluation.store import SampleStore
 from verl.evaluation.targets import Target
-from verl.models.files import check_weights
 from verl.models.hub import fetch_model
-from verl.models.info import ModelInfo
+from verl.models.info import ModelInfo, check_weights
 from verl.models.tokenizer import load_tokenizer
 from verl.rewards import check_ground_truth
 from verl.rollout.requests import EngineModel, resolve_dtype
@@ -55,8 +55,8 @@ class EvaluationTask:
     folder: Path
     settings: dict[str, Any]
     """All inputs of the samples besides the prompts."""
-    unanswered: frozenset[int] = frozenset()
-    """Places of the problems whose prompts are longer than the model takes: they have no samples."""
+    unanswered: Mapping[int, int]
+    """Places of the problems whose prompts are longer than the model takes -> tokens; they have no samples."""
 
     @property
     def label(self) -> str:
@@ -74,7 +74,7 @@ def load_problems(name: str, config: EvaluationConfig) -> list[Problem]:
     """
     folder = config.data.benchmark_dir
     problems = load_benchmark(name, Path(folder) if folder else None, config.data.fields.get(name))
-    problems = problems if config.data.max_problems == -1 else problems[: config.data.max_problems]
+    problems = problems[: None if config.data.max_problems == -1 else config.data.max_problems]
     custom = config.reward_score.paths_of_custom_functions()
     for problem in problems:
         try:
@@ -103,18 +103,56 @@ def make_tasks(
     config: EvaluationConfig,
     folder: Path,
     device_type: str,
-    report: Callable[[ConfigError, str], None],
+    display: EvaluationDisplay,
 ) -> list[EvaluationTask]:
     """The target's tasks: every benchmark at every temperature.
 
-    Args:
-        report: is called with the error and the name of a benchmark that is left out, because the model's template
-            refuses one of its questions.
+    Benchmarks with a question that the model's template refuses are left out, and prompts that leave no room for a
+    response are not answered; ``display`` says so.
 
     Raises:
         ConfigError: the model was removed.
     """
     tasks = []
+    settings = _settings(target, tokenizer, config, device_type)
+    limit = ModelInfo.read(target.path, config.rollout.trust_remote_code).max_length
+    for name, problems in benchmarks.items():
+        examples = few_shot_examples(name) if config.data.few_shot else []
+        prompts: list[list[int]] = []
+        with display.recorded(f"{target.label} on {name}"):
+            prompts = [_prompt(problem, target, tokenizer, examples) for problem in problems]
+        if not prompts:
+            continue
+        unanswered = {i: len(ids) for i, ids in enumerate(prompts) if limit is not None and len(ids) >= limit}
+        if unanswered:
+            first = min(unanswered)
+            display.say(
+                f"warning: {target.label} on {name}: {len(unanswered)} of {len(prompts)} prompts are longer than the "
+                f"model takes, {limit} tokens with the response (the first: problem {problems[first].index}, "
+                f"{unanswered[first]} tokens; the longest: {max(unanswered.values())}); they count as unanswered, "
+                f"{PROMPT_TOO_LONG}"
+            )
+        for temperature in config.temperatures:
+            tasks.append(
+                EvaluationTask(
+                    target=target,
+                    benchmark=name,
+                    temperature=temperature,
+                    problems=list(problems),
+                    prompts=prompts,
+                    opens_thought=opens_thought(prompts[0], tokenizer),
+                    folder=result_folder(folder, target.run, target.step, name, temperature),
+                    settings=settings | {"temperature": temperature},
+                    unanswered=unanswered,
+                )
+            )
+    return tasks
+
+
+def _settings(
+    target: Target, tokenizer: PreTrainedTokenizerBase, config: EvaluationConfig, device_type: str
+) -> dict[str, Any]:
+    """Everything besides prompts and temperature that the samples depend on."""
     settings: dict[str, Any] = {
         "model": model_digest(target.path),
         "template": target.template,
@@ -137,27 +175,7 @@ def make_tasks(
         settings["repetition_penalty"] = config.repetition_penalty
     if config.rollout.engine_kwargs:
         settings["engine_kwargs"] = config.rollout.engine_kwargs
-    for name, problems in benchmarks.items():
-        examples = few_shot_examples(name) if config.data.few_shot else []
-        try:
-            prompts = [_prompt(problem, target, tokenizer, examples) for problem in problems]
-        except ConfigError as error:
-            report(error, f"{target.label} on {name}")
-            continue
-        for temperature in config.temperatures:
-            tasks.append(
-                EvaluationTask(
-                    target=target,
-                    benchmark=name,
-                    temperature=temperature,
-                    problems=list(problems),
-                    prompts=prompts,
-                    opens_thought=bool(prompts) and opens_thought(prompts[0], tokenizer),
-                    folder=result_folder(folder, target.run, target.step, name, temperature),
-                    settings=settings | {"temperature": temperature},
-                )
-            )
-    return tasks
+    return settings
 
 
 def _prompt(
@@ -175,9 +193,10 @@ def few_shot_examples(benchmark: str) -> list[tuple[str, str]]:
     return list(DEMONSTRATIONS[known.demonstrations]) if known is not None and known.demonstrations else []
 
 
-def engine_model(tasks: Sequence[EvaluationTask], config: EvaluationConfig, limit: int | None) -> EngineModel:
-    """The model as engines load it for ``tasks`` of one target; ``limit``: the model's longest sequence, if any."""
+def engine_model(tasks: Sequence[EvaluationTask], config: EvaluationConfig) -> EngineModel:
+    """The model as engines load it for ``tasks`` of one target."""
     target, settings = tasks[0].target, tasks[0].settings
+    limit = ModelInfo.read(target.path, config.rollout.trust_remote_code).max_length
     prompts = [ids for task in tasks for i, ids in enumerate(task.prompts) if i not in task.unanswered]
     longest = max(map(len, prompts)) + target.max_response_length
     return EngineModel(
@@ -193,23 +212,6 @@ def engine_model(tasks: Sequence[EvaluationTask], config: EvaluationConfig, limi
         seed=config.seed,
         keep_tokens=settings.get("tokens", False),
     )
-
-
-def without_long_prompts(task: EvaluationTask, limit: int | None) -> tuple[EvaluationTask, str]:
-    """The task with the problems marked as unanswered whose prompts leave no room for a response, and a line on them.
-
-    ``limit``: the model's longest sequence, if any. The line is empty if there are none.
-    """
-    lengths = {i: len(ids) for i, ids in enumerate(task.prompts) if limit is not None and len(ids) >= limit}
-    if not lengths:
-        return task, ""
-    first = min(lengths)
-    line = (
-        f"{task.label}: {len(lengths)} of {len(task.prompts)} prompts are longer than the model takes, {limit} tokens "
-        f"with the response (the first: problem {task.problems[first].index}, {lengths[first]} tokens; the longest: "
-        f"{max(lengths.values())}); they count as unanswered, {PROMPT_TOO_LONG}"
-    )
-    return replace(task, unanswered=frozenset(lengths)), line
 
 
 def model_digest(path: str) -> str:

@@ -1,23 +1,26 @@
 """The method of a run as the trainer calls it: what a subclass returns is checked, and its errors name its line.
 
-Legend: B responses, G prompts, n responses to each.
+Legend: B responses, G prompts, n responses to each, T positions.
 """
 
 import inspect
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from verl.batch import Batch
 from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
+from verl.config.rollout import SamplingConfig
 from verl.data.prompt_rows import PromptRecord
 from verl.method.method import Method, StepOutcome
-from verl.method.settings import response_settings
 from verl.rollout.requests import ResponseSettings
 from verl.utils.json_state import UserState
 from verl.utils.user_code import check_finite, check_signature, check_tensor, load_code, user_code
@@ -36,6 +39,11 @@ PLACES = {
 
 MAX_ROUNDS = 7
 """How often at most a prompt is sampled again in a step."""
+
+FIELDS = ("temperature", "top_p", "top_k", "min_p")
+"""What :meth:`Method.sampling` may set for each response."""
+TABLE = "temperatures"
+"""What it may set for each position."""
 
 
 class MethodCalls:
@@ -225,3 +233,65 @@ class MethodCalls:
             )
         if self.method.candidates_per_prompt < 1:
             raise ConfigError(f"{self.where}: candidates_per_prompt={self.method.candidates_per_prompt}: at least 1")
+
+
+def response_settings(settings: Any, num_prompts: int, config: PPOConfig, where: str) -> ResponseSettings | None:
+    """The settings of the G n responses to ``num_prompts`` prompts; None: all as ``config`` says.
+
+    Raises:
+        ConfigError: they are not in their ranges and shapes; begins with ``where``.
+    """
+    names, base = (*FIELDS, TABLE), config.rollout.train_kwargs
+    if settings is None or (isinstance(settings, Mapping) and not settings):
+        return None
+    if not isinstance(settings, Mapping) or not set(settings) <= set(names):
+        raise ConfigError(f"{where} returned {str(settings):.80}; it must map some of {', '.join(names)}")
+    fields = {name: settings[name] for name in FIELDS if name in settings}
+    overrides = _overrides(fields, num_prompts, base, where) if fields else None
+    table = _table(settings[TABLE], config.data.max_response_length, where) if TABLE in settings else None
+    return ResponseSettings(overrides, table)
+
+
+def _overrides(fields: Mapping[str, Any], num_prompts: int, base: SamplingConfig, where: str) -> list[SamplingConfig]:
+    """The settings of each response; equal ones are one object."""
+    made: dict[tuple[Any, ...], SamplingConfig] = {}
+    columns, shape = [], (num_prompts, base.n)
+    for name, values in fields.items():
+        array = _numbers(f"{where}: {name}", values, f"[G, n]={list(shape)}")
+        try:
+            columns.append(np.broadcast_to(array, shape).ravel().tolist())
+        except ValueError as error:
+            fix = f"it must broadcast to [G, n]={list(shape)}"
+            raise ConfigError(f"{where}: {name} is {str(values):.80}; {fix}") from error
+    rows = list(zip(*columns, strict=True))
+    for row in set(rows):
+        values = dict(zip(fields, row, strict=True))
+        if "top_k" in values:
+            if not values["top_k"].is_integer():
+                raise ConfigError(f"{where}: top_k={values['top_k']}: must be whole")
+            values["top_k"] = int(values["top_k"])
+        if values.get("temperature") == 0:
+            raise ConfigError(f"{where}: temperature=0: training needs sampling; return one above 0")
+        try:
+            made[row] = replace(base, **values)
+        except ConfigError as error:  # names the field and its value
+            raise ConfigError(f"{where}: {error}") from error
+    return [made[row] for row in rows]
+
+
+def _table(values: Any, max_positions: int, where: str) -> NDArray[np.float32]:
+    """Temperatures [T] float32, T at most ``max_positions``."""
+    array = _numbers(f"{where}: {TABLE}", values, "[T]")
+    if array.ndim != 1 or not 1 <= len(array) <= max_positions:
+        raise ConfigError(f"{where}: {TABLE} has the shape {list(array.shape)}; give 1 to {max_positions} positions")
+    table = array.astype(np.float32)
+    if not (np.isfinite(table) & (table >= 0.01) & (table <= 1000)).all():
+        raise ConfigError(f"{where}: {TABLE} must be from 0.01 to 1000")
+    return table
+
+
+def _numbers(what: str, values: Any, shape: str) -> NDArray[np.float64]:
+    try:
+        return np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{what} is {str(values):.80}; it must be numbers of the shape {shape}") from error

@@ -5,10 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from tensordict import TensorDict
 from torch import Tensor
 
-from verl.batch import Batch, RankMetrics
+from verl.batch import Batch
 from verl.config.errors import ConfigError
 from verl.data.prompt_rows import PromptRecord
 
@@ -68,14 +67,14 @@ class ReplayBuffer:
         if self._held is None:
             return {}
         held = self._held
-        lists: dict[str, Any] = {"records": [self._saved(record) for record in held.records]}
-        lists |= {"rank_metrics": _tensors(held.rank_metrics)} if "rank_metrics" in held else {}
-        columns = {name: getattr(held, name) for name in held.names} | lists
+        columns = {name: getattr(held, name) for name in held.names}
+        columns["records"] = [self._saved(record) for record in held.records]
         return {
             "prompt_lengths": held.prompt_lengths,
             "response_lengths": held.response_lengths,
             "width": held.width,
             "columns": columns,
+            "kinds": {name: held.kind_of(name) for name in held.names},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -85,9 +84,9 @@ class ReplayBuffer:
             return
         columns = dict(state["columns"])
         columns["records"] = [self._restored(saved) for saved in columns["records"]]
-        if "rank_metrics" in columns:
-            columns["rank_metrics"] = _rank_metrics(columns["rank_metrics"], len(state["response_lengths"]))
-        self._held = Batch(state["prompt_lengths"], state["response_lengths"], state["width"], **columns)
+        self._held = Batch(state["prompt_lengths"], state["response_lengths"], state["width"])
+        for name, values in columns.items():
+            self._held.fill(state["kinds"][name], **{name: values})
 
     def _saved(self, record: PromptRecord) -> dict[str, Any]:
         """The place of a prompt in the training data, and what was edited of it."""
@@ -104,18 +103,3 @@ class ReplayBuffer:
         edits = {name: value for name, value in saved.items() if name != "uid"}
         record: PromptRecord = self.prompts[uid]
         return replace(record, **edits) if edits else record
-
-
-def _tensors(metrics: RankMetrics) -> dict[str, Any]:
-    by_prefix = metrics.by_prefix
-    return {
-        "by_name": {name: metrics.by_name[name] for name in metrics.metric_names},
-        "mean_states": metrics.mean_states,
-        "by_prefix": None if by_prefix is None else {str(name): by_prefix[name] for name in by_prefix.keys()},
-    }
-
-
-def _rank_metrics(saved: dict[str, Any], num: int) -> RankMetrics:
-    by_name, by_prefix = TensorDict(saved["by_name"], batch_size=[num]), saved["by_prefix"]
-    prefixes = None if by_prefix is None else TensorDict(by_prefix, batch_size=[num])
-    return RankMetrics(by_name, saved["mean_states"], prefixes, batch_size=[num])

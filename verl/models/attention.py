@@ -6,13 +6,14 @@ has for FlashAttention (``cu_seq_lens_q``, ``max_length_q``, ...) tell them wher
 which workers share the tokens. Without these they do what the implementation they stand for does, so that a model
 loaded for packed rows still reads padded ones.
 
-Legend: H query heads, K key and value heads, T tokens, D head width.
+Legend: B rows, H query heads, K key and value heads, T tokens of a packed sequence, D head width; with prompts that are
+read once: G prompts, P and Q tokens of the longest prompt and response.
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from inspect import signature
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -26,8 +27,8 @@ from transformers.modeling_flash_attention_utils import _flash_attention_forward
 
 from verl.config.common import ModelConfig
 from verl.config.errors import ConfigError
+from verl.models.packing import Rows, SharedPrompts, tokens_seen
 from verl.models.sequence_parallel import gather_heads, split_heads
-from verl.models.shared_prompts import SharedPrompts, attend_in_blocks
 
 MASK_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "eager": eager_mask,
@@ -47,17 +48,6 @@ FLASH_HEAD_WIDTH = 256
 """Largest head width of the variable-length kernel."""
 
 
-def grouped_query_options(kernel: Callable[..., Any]) -> dict[str, Any]:
-    """Options of ``kernel``, torch's variable-length attention, for fewer heads of keys than of queries.
-
-    The kernel of torch 2.11, which vLLM 0.24 to 0.26 pin, has no such option and supports them without it.
-    """
-    return {"enable_gqa": True} if "enable_gqa" in signature(kernel).parameters else {}
-
-
-GROUPED_QUERY_OPTIONS = grouped_query_options(varlen_attn)
-
-
 def attention_name(config: ModelConfig) -> str:
     """What ``transformers`` calls the attention that ``config`` asks for."""
     return packed_name(config.attn_implementation) if config.use_remove_padding else config.attn_implementation
@@ -70,6 +60,24 @@ def packed_name(implementation: str) -> str:
     own.
     """
     return {"sdpa": "packed_fused", "eager": "packed_eager"}.get(implementation, f"packed_fa{implementation[-1]}")
+
+
+class Options(NamedTuple):
+    """How scores are made."""
+
+    implementation: str
+    """The attention function of ``transformers`` that ours stands for."""
+    scaling: float | None
+    """Factor on the scores; None: 1 / sqrt(D)."""
+    window: int | None
+    """Tokens that each one sees, itself included; None: all before it."""
+    softcap: float | None
+    """Bound on the scores by ``softcap * tanh(scores / softcap)``; None: none."""
+
+    @property
+    def flash(self) -> bool:
+        """Whether the FlashAttention package computes it."""
+        return self.implementation.startswith("flash")
 
 
 def packed_attention(
@@ -88,24 +96,19 @@ def packed_attention(
     max_length_q: int | None = None,
     sequence_group: ProcessGroup | None = None,
     shared_prompts: SharedPrompts | None = None,
-    is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """An attention function of ``transformers``, causal.
+    """An attention function of ``transformers``, causal; see :class:`Options` for the scores.
 
     Args:
         query: [B, H, T, D]; with packed rows B is 1, and with ``sequence_group`` T counts this worker's tokens only.
         key, value: [B, K, T, D].
         attention_mask: of padded rows, as the implementation expects it; None for packed ones.
-        implementation: the attention function of ``transformers`` that this one stands for.
-        scaling: factor on the scores, by default 1 / sqrt(D).
-        sliding_window: tokens that each one sees, itself included; None: as the module has it in its mask.
-        softcap: bound on the scores by ``softcap * tanh(scores / softcap)``; None: none.
+        sliding_window: None: as the module has it in its mask.
         cu_seq_lens_q: [rows + 1] int32, where rows start and end; None: the rows are padded.
         max_length_q: longest row.
         sequence_group: workers that share the tokens; None: this one has all.
         shared_prompts: where prompts stand that several rows share; None: each row has its own.
-        is_causal: whether tokens see only those before them; None: as the module has it.
 
     Returns:
         [B, T, H, D], contiguous, and None in place of attention weights.
@@ -114,43 +117,41 @@ def packed_attention(
         ConfigError: the model's attention has a feature that is not supported here.
     """
     assert dropout == 0.0, "models score and learn without dropout"
+    window = window_in_mask(module) if sliding_window is None else sliding_window
+    options = Options(implementation, scaling, window, softcap)
+    masked = attention_mask is not None and (cu_seq_lens_q is not None or shared_prompts is not None)
+    _check_supported(module, options, masked, others)
+    if shared_prompts is not None:
+        output = _sharing_prompts(query, key, value, shared_prompts, options)
+    elif cu_seq_lens_q is None:
+        output = _padded(module, query, key, value, attention_mask, options)
+    else:
+        assert max_length_q is not None, "comes with cu_seq_lens_q"
+        if sequence_group is not None:
+            query, key, value = (split_heads(states[0], sequence_group)[None] for states in (query, key, value))
+        rows = Rows(cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q)
+        output = _packed(query, key, value, rows, options)
+        if sequence_group is not None:
+            output = gather_heads(output[0].transpose(0, 1), sequence_group).transpose(0, 1)[None]
+    return output.contiguous(), None
+
+
+def _check_supported(module: nn.Module, options: Options, masked: bool, others: dict[str, Any]) -> None:
+    """Raise ``ConfigError`` for what would change the result; ``masked``: packed rows have a mask of their own."""
     wrong = [name for name in UNSUPPORTED if others.get(name) is not None]
-    if softcap is not None and implementation == "sdpa":
+    if options.softcap is not None and options.implementation == "sdpa":
         wrong.append("softcap")
-    if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
+    causal = others.get("is_causal")
+    if not (getattr(module, "is_causal", True) if causal is None else causal):
         wrong.append("is_causal=False")
-    if attention_mask is not None and (cu_seq_lens_q is not None or shared_prompts is not None):
+    if masked:
         wrong.append("a mask of its own")
     if wrong:
         raise ConfigError(
-            f"model.attn_implementation={implementation!r}: packed rows do not support {', '.join(wrong)}, which "
-            f"{type(module).__name__} uses; set model.use_remove_padding=false, or, for softcap only, "
+            f"model.attn_implementation={options.implementation!r}: packed rows do not support {', '.join(wrong)}, "
+            f"which {type(module).__name__} uses; set model.use_remove_padding=false, or, for softcap only, "
             "model.attn_implementation=eager or flash_attention_2"
         )
-    if sliding_window is None:
-        sliding_window = window_in_mask(module)
-    options: dict[str, Any] = {"scaling": scaling, "sliding_window": sliding_window, "softcap": softcap}
-    if shared_prompts is not None:
-        fillers = query.shape[2] - shared_prompts.num_tokens
-        query, key, value = (states[:, :, : shared_prompts.num_tokens] for states in (query, key, value))
-        output = _sharing_prompts(query, key, value, shared_prompts, implementation, **options)
-        return F.pad(output, (0, 0, 0, 0, 0, fillers)).contiguous(), None
-    if cu_seq_lens_q is None:
-        return _padded(module, query, key, value, attention_mask, implementation, **options), None
-    assert max_length_q is not None, "comes with cu_seq_lens_q"
-    if sequence_group is not None:
-        query, key, value = (split_heads(states[0], sequence_group)[None] for states in (query, key, value))
-    rows = Rows.alike(cu_seq_lens_q, max_length_q)
-    if implementation.startswith("flash"):
-        output = _flash(implementation, query, key, value, None, rows, **options)
-    elif implementation == "sdpa" and _has_varlen_kernel(query, value):
-        output = _varlen(query, key, value, rows, scaling, sliding_window)
-    else:
-        attend = _fused if implementation == "sdpa" else _eager
-        output = _row_by_row(attend, query, key, value, cu_seq_lens_q, **options)
-    if sequence_group is not None:
-        output = gather_heads(output[0].transpose(0, 1), sequence_group).transpose(0, 1)[None]
-    return output.contiguous(), None
 
 
 def window_in_mask(module: nn.Module) -> int | None:
@@ -163,173 +164,138 @@ def window_in_mask(module: nn.Module) -> int | None:
     return cast(int | None, config.sliding_window) if slides else None
 
 
-class Rows(NamedTuple):
-    """Where rows start and end in a packed sequence, [rows + 1] int32, and how long the longest is."""
-
-    queries: Tensor
-    keys: Tensor
-    most_queries: int
-    most_keys: int
-
-    @classmethod
-    def alike(cls, bounds: Tensor, longest: int) -> Self:
-        """Rows of as many keys as queries."""
-        return cls(bounds, bounds, longest, longest)
-
-
-def _sharing_prompts(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    shared_prompts: SharedPrompts,
-    implementation: str,
-    scaling: float | None,
-    sliding_window: int | None,
-    softcap: float | None,
-) -> Tensor:
-    """[1, T, H, D], with the options of :func:`packed_attention`."""
-    if implementation.startswith("flash") or (implementation == "sdpa" and _has_varlen_kernel(query, value)):
-        # These kernels align a row's last query with its last key.
-        rows = Rows(*shared_prompts.bounds, *shared_prompts.longest)
-        key, value = (states.index_select(2, shared_prompts.keys) for states in (key, value))
-        if implementation.startswith("flash"):
-            return _flash(implementation, query, key, value, None, rows, scaling, sliding_window, softcap)
-        return _varlen(query, key, value, rows, scaling, sliding_window)
-    attend = _fused if implementation == "sdpa" else _eager
-
-    def with_options(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
-        return attend(query, key, value, mask, scaling, softcap)
-
-    return attend_in_blocks(with_options, query, key, value, shared_prompts, sliding_window)
-
-
 def _padded(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    implementation: str,
-    **options: Any,
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: Options
 ) -> Tensor:
-    if implementation.startswith("flash"):
-        return _flash(implementation, query, key, value, attention_mask, None, **options)
-    if implementation == "sdpa":
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=options["scaling"])[0]
-    return _eager(query, key, value, attention_mask, options["scaling"], options["softcap"]).transpose(1, 2)
+    if options.flash:
+        return _flash(query, key, value, mask, None, options)
+    if options.implementation == "sdpa":
+        return sdpa_attention_forward(module, query, key, value, mask, scaling=options.scaling)[0]
+    return _eager(query, key, value, mask, options).transpose(1, 2)
+
+
+def _packed(query: Tensor, key: Tensor, value: Tensor, rows: Rows, options: Options) -> Tensor:
+    """[1, T, H, D]. Kernels take all rows at once, and align a row's last query with its last key; without one, rows
+    of as many keys as queries are computed one after another."""
+    if options.flash:
+        return _flash(query, key, value, None, rows, options)
+    if _has_varlen_kernel(query, value, options):
+        return _varlen(query, key, value, rows, options)
+    outputs = []
+    bounds = rows.queries.tolist()
+    for start, end in zip(bounds, bounds[1:], strict=False):
+        length, window = end - start, options.window
+        mask = None
+        if window is not None and length > window:
+            mask = torch.ones(length, length, dtype=torch.bool, device=query.device).tril().triu(1 - window)
+        q, k, v = (states[:, :, start:end] for states in (query, key, value))
+        outputs.append(_attend(q, k, v, mask, options))
+    return torch.cat(outputs, dim=2).transpose(1, 2)
+
+
+def _sharing_prompts(query: Tensor, key: Tensor, value: Tensor, shared: SharedPrompts, options: Options) -> Tensor:
+    """[1, T, H, D], 0 at the tokens that fill up the sequence."""
+    fillers = query.shape[2] - shared.num_tokens
+    query, key, value = (states[:, :, : shared.num_tokens] for states in (query, key, value))
+    if options.flash or _has_varlen_kernel(query, value, options):
+        key, value = (states.index_select(2, shared.keys) for states in (key, value))
+        output = _packed(query, key, value, shared.rows, options)
+    else:
+        output = _in_blocks(query, key, value, shared, options)
+    return F.pad(output, (0, 0, 0, 0, 0, fillers))
+
+
+def _in_blocks(query: Tensor, key: Tensor, value: Tensor, shared: SharedPrompts, options: Options) -> Tensor:
+    """[1, T, H, D] by two products: of all prompts, each padded to the longest, and of all responses."""
+
+    def blocks(states: Tensor, tokens: Tensor) -> Tensor:
+        """[N, H, L, D], for ``tokens [N, L]``."""
+        chosen = states[0].transpose(0, 1).index_select(0, tokens.flatten())
+        return chosen.view(*tokens.shape, *chosen.shape[1:]).transpose(1, 2)
+
+    q, k, v = (blocks(states, shared.prompt_tokens) for states in (query, key, value))
+    positions = torch.arange(shared.longest_prompt, device=query.device)[None]
+    narrow = options.window is not None and shared.longest_prompt > options.window
+    mask = tokens_seen(positions, positions, options.window)[:, None] if narrow else None
+    of_prompts = _attend(q, k, v, mask, options)
+    q, own_keys, own_values = (blocks(states, shared.response_tokens) for states in (query, key, value))
+    keys = torch.cat([k.index_select(0, shared.prompt_of), own_keys], dim=2)
+    values = torch.cat([v.index_select(0, shared.prompt_of), own_values], dim=2)
+    of_responses = _attend(q, keys, values, shared.seen(options.window), options)
+    flat = [states.transpose(1, 2).flatten(0, 1) for states in (of_prompts, of_responses)]
+    return torch.cat(flat).index_select(0, shared.in_blocks)[None]
 
 
 def _flash(
-    implementation: str,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    rows: Rows | None,
-    scaling: float | None,
-    sliding_window: int | None,
-    softcap: float | None,
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, rows: Rows | None, options: Options
 ) -> Tensor:
     """The FlashAttention package, by way of ``transformers``; it has one width for keys and values."""
     narrower = query.shape[-1] - value.shape[-1]
     value = F.pad(value, (0, narrower)) if narrower else value
-    bounds: tuple[Any, ...] = (None, None, None, None) if rows is None else rows
+    bounds: Any = (None, None, None, None) if rows is None else rows
+    query, key, value = (states.transpose(1, 2) for states in (query, key, value))
     output: Tensor = _flash_attention_forward(
-        query.transpose(1, 2),
-        key.transpose(1, 2),
-        value.transpose(1, 2),
-        attention_mask,
-        query_length=query.shape[2],
+        query,
+        key,
+        value,
+        mask,
+        query_length=query.shape[1],
         is_causal=True,
-        softmax_scale=scaling,
-        sliding_window=sliding_window,
-        softcap=softcap,
+        softmax_scale=options.scaling,
+        sliding_window=options.window,
+        softcap=options.softcap,
         cu_seq_lens_q=bounds[0],
         cu_seq_lens_k=bounds[1],
         max_length_q=bounds[2],
         max_length_k=bounds[3],
-        attn_implementation=implementation,
+        attn_implementation=options.implementation,
     )
     return output[..., : query.shape[-1] - narrower]
 
 
-def _has_varlen_kernel(query: Tensor, value: Tensor) -> bool:
+def _has_varlen_kernel(query: Tensor, value: Tensor, options: Options) -> bool:
     """Whether torch's variable-length attention takes these states: on GPUs, in half precision, of fitting width."""
-    half = query.dtype in (torch.float16, torch.bfloat16)
-    width = query.shape[-1]
-    return query.is_cuda and half and width <= FLASH_HEAD_WIDTH and width % 8 == 0 and value.shape[-1] == width
+    half, width = query.dtype in (torch.float16, torch.bfloat16), query.shape[-1]
+    fits = width <= FLASH_HEAD_WIDTH and width % 8 == 0 and value.shape[-1] == width
+    return options.implementation == "sdpa" and query.is_cuda and half and fits
 
 
-def _varlen(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    rows: Rows,
-    scaling: float | None,
-    sliding_window: int | None,
-) -> Tensor:
+@cache
+def grouped_query_options(kernel: Callable[..., Any]) -> dict[str, Any]:
+    """Options of ``kernel``, torch's variable-length attention, for fewer heads of keys than of queries.
+
+    The kernel of torch 2.11, which vLLM 0.24 to 0.26 pin, has no such option and supports them without it.
+    """
+    return {"enable_gqa": True} if "enable_gqa" in signature(kernel).parameters else {}
+
+
+def _varlen(query: Tensor, key: Tensor, value: Tensor, rows: Rows, options: Options) -> Tensor:
     # The kernel's window does not count the token itself.
-    before = -1 if sliding_window is None else sliding_window - 1
+    before = -1 if options.window is None else options.window - 1
     query, key, value = (states[0].transpose(0, 1).contiguous() for states in (query, key, value))
-    output = varlen_attn(
-        query,
-        key,
-        value,
-        *rows,
-        scale=scaling,
-        window_size=(before, 0),
-        **GROUPED_QUERY_OPTIONS,
-    )
+    grouped = grouped_query_options(varlen_attn)
+    output = varlen_attn(query, key, value, *rows, scale=options.scaling, window_size=(before, 0), **grouped)
     assert isinstance(output, Tensor)
     return output[None]
 
 
-def _row_by_row(
-    attend: Callable[..., Tensor],
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    cu_seq_lens: Tensor,
-    scaling: float | None,
-    sliding_window: int | None,
-    softcap: float | None,
-) -> Tensor:
-    """[1, T, H, D] by ``attend``, one row after another."""
-    outputs = []
-    bounds = cu_seq_lens.tolist()
-    for start, end in zip(bounds, bounds[1:], strict=False):
-        length = end - start
-        mask = None
-        if sliding_window is not None and length > sliding_window:
-            mask = torch.ones(length, length, dtype=torch.bool, device=query.device).tril().triu(1 - sliding_window)
-        parts = (states[:, :, start:end] for states in (query, key, value))
-        outputs.append(attend(*parts, mask, scaling, softcap))
-    return torch.cat(outputs, dim=2).transpose(1, 2)
-
-
-def _fused(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None, softcap: float | None
-) -> Tensor:
-    assert softcap is None, "refused before"
+def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: Options) -> Tensor:
+    """[B, H, Q, D] from queries [B, H, Q, D], keys and values [B, K, N, D], and a mask [B, 1, Q, N], true where seen;
+    without a mask tokens see those before them."""
+    if options.implementation != "sdpa":
+        return _eager(query, key, value, mask, options)
+    grouped = query.shape[1] != key.shape[1]
     return F.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=mask,
-        is_causal=mask is None,
-        scale=scaling,
-        enable_gqa=query.shape[1] != key.shape[1],
+        query, key, value, attn_mask=mask, is_causal=mask is None, scale=options.scaling, enable_gqa=grouped
     )
 
 
-def _eager(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None, softcap: float | None
-) -> Tensor:
-    """[B, H, T, D] by plain matrix products; ``mask``: bool, true where seen, or to be added; None: causal."""
+def _eager(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: Options) -> Tensor:
+    """As :func:`_attend`, by plain matrix products; ``mask`` may also be numbers to add to the scores."""
     key, value = (states.repeat_interleave(query.shape[1] // states.shape[1], dim=1) for states in (key, value))
-    scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    if softcap is not None:
-        scores = softcap * (scores / softcap).tanh()
+    scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if options.scaling is None else options.scaling)
+    if options.softcap is not None:
+        scores = options.softcap * (scores / options.softcap).tanh()
     if mask is None:
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     if mask.dtype == torch.bool:

@@ -1,4 +1,5 @@
-"""Forward passes of a sharded model over micro-batches: log-probabilities of given tokens, or one number per token.
+"""Forward passes of a sharded model over micro-batches: log-probabilities of given tokens, hidden states, or one number
+per token.
 
 The same numbers whatever the way: padded or packed rows, the head at once or in pieces, one worker or several to a
 sequence.
@@ -7,17 +8,20 @@ Legend: B episodes, N tokens of them all, M of them in responses, T tokens as th
 vocabulary, L layers, D hidden width.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from verl.batch import Batch
 from verl.config.common import ModelConfig
 from verl.config.errors import ConfigError
-from verl.models.hidden_states import record_states
+from verl.models.info import resolve_layers
 from verl.models.output_head import (
     Scoring,
     ScoringTargets,
@@ -26,9 +30,8 @@ from verl.models.output_head import (
     compute_logits_in_float32,
     logprobs_and_entropy,
 )
-from verl.models.packing import Layout, packed_layout, padded_layout
+from verl.models.packing import LEAST_SHARED, Layout, packed_layout, padded_layout, shared_prompt_layout
 from verl.models.sequence_parallel import sequence_group
-from verl.models.shared_prompts import LEAST_SHARED, shared_prompt_layout
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
 """Largest mean difference of a row between two ways to the same numbers, by precision of the products."""
@@ -52,12 +55,11 @@ class ForwardPass:
         return packed_layout(batch, self.group) if self.config.use_remove_padding else padded_layout(batch)
 
     @torch.no_grad()
-    def _check_equal(self, ways: Callable[[Batch], list[Tensor]], fixes: list[str]) -> None:
+    def _check_equal(self, ways: Callable[[Batch], Iterator[tuple[str, Tensor]]]) -> None:
         """Compare several ways to read a few tokens.
 
         Args:
-            ways: the results of all ways, one [M, ...] each; the first way is the model's own.
-            fixes: for each other way the option that avoids it.
+            ways: the option that avoids a way, and what it gives, [M, ...]; the first way is the model's own.
 
         Raises:
             ConfigError: a way gives other numbers than the first.
@@ -68,10 +70,10 @@ class ForwardPass:
         rows[2, :4] = rows[0, :4]
         prompts = [rows[0, :4].tolist(), rows[1, 3:4].tolist(), rows[2, :4].tolist()]
         batch = Batch.of(prompts, rows[:, 4:].tolist()).to(self.device)
-        first, *others = ways(batch)
+        (_, first), *others = ways(batch)
         if isinstance(self.model, FSDPModule):
             self.model.reshard()
-        for other, fix in zip(others, fixes, strict=True):
+        for fix, other in others:
             # Row by row: where packed rows mix, the first of them is still right.
             difference = (other - first).abs().view(len(batch), -1).mean(dim=1).max().item()
             if not difference <= TOLERANCE[self.config.param_dtype]:
@@ -93,37 +95,20 @@ class LogprobForward(ForwardPass):
         super().__init__(model, config, device)
         if config.logits_dtype == "float32":
             compute_logits_in_float32(model)
-        fixes = []
         if config.logits_chunk_size:
             chunk_output_head(model, config.logits_chunk_size)
-            fixes.append("model.logits_chunk_size=0")
-        if config.use_remove_padding:
-            fixes.append("model.use_remove_padding=false")
-        if config.shares_prompts:
-            fixes.append("model.share_prompts=false")
-        if fixes:
-            self._check_equal(self._all_ways, fixes)
+        if config.logits_chunk_size or config.use_remove_padding:
+            self._check_equal(self._all_ways)
 
     def logprobs(
-        self,
-        batch: Batch,
-        temperature: float,
-        wanted: Tensor | None = None,
-        differentiable_entropy: bool = False,
-        layers: Sequence[int] = (),
-        statistics: Sequence[str] = (),
-        top_k: int = 0,
+        self, batch: Batch, scoring: Scoring, wanted: Tensor | None = None, layers: Sequence[int] = ()
     ) -> Batch:
         """Log-probability of each response token, and the entropy it was drawn with.
 
         Args:
             batch: a micro-batch with ``tokens``; every prompt has a token.
-            temperature: softmax temperature of the policy.
             wanted: [M] bool, the tokens to score, the others get 0; None: all.
-            differentiable_entropy: whether the entropy carries a gradient, which takes more memory.
-            layers: layers whose hidden states are returned too, see :func:`verl.models.hidden_states.record_states`.
-            statistics: names in :data:`verl.models.output_head.STATISTICS` of what is returned too, with a gradient.
-            top_k: how many tokens the statistic ``top_k`` names.
+            layers: layers whose hidden states are returned too, see :func:`record_states`.
 
         Returns:
             The same episodes on the device with ``logprobs``, ``entropy`` and columns of the statistics' names (see
@@ -134,11 +119,9 @@ class LogprobForward(ForwardPass):
         wanted = None if wanted is None else wanted.to(self.device)
         layout = self._layout(batch, share_prompts=True)
         with record_states(self.model, layers) as recorded:
-            scoring = Scoring(temperature, differentiable_entropy, tuple(statistics), top_k)
             logprobs, entropy, *further = self._score(layout, batch, wanted, scoring)
-        scored = batch.columns()
-        scored.fill(logprobs=logprobs, entropy=entropy if differentiable_entropy else entropy.detach())
-        scored.fill(**by_statistic(further, scoring))
+        entropy = entropy if scoring.differentiable_entropy else entropy.detach()
+        scored = batch.columns().fill(logprobs=logprobs, entropy=entropy, **by_statistic(further, scoring))
         if recorded:
             places, _ = layout.find(batch.predictors)
             read = torch.stack([layer.flatten(0, 1)[places] for layer in recorded], dim=1)
@@ -176,16 +159,17 @@ class LogprobForward(ForwardPass):
         values = (value[batch.mask] for value in logprobs_and_entropy(logits, batch.padded("response_tokens"), scoring))
         return tuple(value if wanted is None else torch.where(wanted, value, 0.0) for value in values)
 
-    def _all_ways(self, batch: Batch) -> list[Tensor]:
+    def _all_ways(self, batch: Batch) -> Iterator[tuple[str, Tensor]]:
         scoring, padded = Scoring(temperature=1.0), padded_layout(batch)
-        found = [self._score_rows(padded, batch, None, scoring)]
+        yield "", self._score_rows(padded, batch, None, scoring)[0]
         if self.config.logits_chunk_size:
-            found.append(self._score(padded, batch, None, scoring))
+            yield "model.logits_chunk_size=0", self._score(padded, batch, None, scoring)[0]
         if self.config.use_remove_padding:
-            found.append(self._score(packed_layout(batch, self.group), batch, None, scoring))
+            packed = packed_layout(batch, self.group)
+            yield "model.use_remove_padding=false", self._score(packed, batch, None, scoring)[0]
         if self.config.shares_prompts:
-            found.append(self._score(shared_prompt_layout(batch)[0], batch, None, scoring))
-        return [logprobs for logprobs, *_ in found]
+            shared, _ = shared_prompt_layout(batch)
+            yield "model.share_prompts=false", self._score(shared, batch, None, scoring)[0]
 
 
 class ValueForward(ForwardPass):
@@ -195,7 +179,7 @@ class ValueForward(ForwardPass):
         """As :class:`LogprobForward`."""
         super().__init__(model, config, device)
         if config.use_remove_padding:
-            self._check_equal(self._states_both_ways, ["use_remove_padding=false in its options"])
+            self._check_equal(self._states_both_ways)
 
     def values(self, batch: Batch) -> Tensor:
         """The number that the model gives at each token, [N] float32 on the device."""
@@ -211,11 +195,55 @@ class ValueForward(ForwardPass):
         every = torch.arange(len(layout.places), device=self.device)
         return layout.collect(values.flatten(0, 1)[layout.find(every)[0]], every)
 
-    def _states_both_ways(self, batch: Batch) -> list[Tensor]:
+    def _states_both_ways(self, batch: Batch) -> Iterator[tuple[str, Tensor]]:
         """Last hidden states of responses in units of their mean size, because a new head gives 0 for everything."""
-        found = []
         for layout in (padded_layout(batch), self._layout(batch)):
             states = self.model(**layout.inputs, use_cache=False, output_hidden_states=True).hidden_states[-1]
             states = self._at_all_tokens(layout, states.float())[batch.in_response]
-            found.append(states / states.abs().mean())
-        return found
+            yield "use_remove_padding=false in its options", states / states.abs().mean()
+
+
+@contextmanager
+def record_states(model: PreTrainedModel, layers: Sequence[int]) -> Iterator[list[Tensor]]:
+    """Within, a forward pass of a causal language model fills the list with states [B, S, D] of each of ``layers``.
+
+    Args:
+        layers: counted from either end, each once. The last is the state after the final norm, any other the output of
+            that decoder layer: what ``transformers`` calls ``hidden_states[1:][layer]``.
+
+    Raises:
+        ValueError: the model has no such layer, or one is named twice.
+    """
+    if not layers:
+        yield []
+        return
+    decoder = getattr(model, model.base_model_prefix)
+    # A model that also sees images has a text model within.
+    decoder = getattr(decoder, "language_model", decoder)
+    depth = decoder.config.get_text_config().num_hidden_layers
+    wanted = resolve_layers(layers, depth)
+    last = depth - 1
+    blocks = _blocks(decoder, depth) if any(layer != last for layer in wanted) else []
+    found: dict[int, Tensor] = {}
+    states: list[Tensor] = []
+
+    def keep(layer: int, _module: nn.Module, _inputs: Any, output: Any) -> None:
+        found[layer] = (output if isinstance(output, Tensor) else output[0]).detach()
+
+    with ExitStack() as stack:
+        for layer in wanted:
+            module = decoder if layer == last else blocks[layer]
+            stack.callback(module.register_forward_hook(partial(keep, layer)).remove)
+        yield states
+    states += [found[layer] for layer in wanted]
+
+
+def _blocks(decoder: nn.Module, depth: int) -> list[nn.Module]:
+    """The layers of the part of a language model that holds all but the head."""
+    for module in decoder.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == depth:
+            return list(module)
+    raise ValueError(
+        f"calculator.layers: {type(decoder).__name__} has no list of its {depth} layers; set [-1], the state after "
+        "the final norm, or measure in the engine with calculator.source=rollout and rollout.name=vllm"
+    )

@@ -1,33 +1,42 @@
-"""Models sharded by FSDP2: how they are split, and how full parameters are gathered from them."""
+"""Models sharded by FSDP2: how they are split, and how whole parameters are gathered, many of them in one collective.
 
-from collections.abc import Iterator
+Legend: W ranks that hold one copy of the model together.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
-from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from verl.config.common import ModelConfig
-from verl.models.gather import WeightDtype, gather_parameters, keep_dtype
 from verl.models.info import VALUE_HEAD
-from verl.models.lora import (
-    adapter_of,
-    base_parameter_name,
-    is_adapted,
-    is_adapter,
-    merged_weight,
-    save_adapters,
-    train_adapters_only,
-)
-from verl.models.offload import Offloaded, require_loaded
+from verl.models.lora import adapter_of, base_parameter_name, is_adapted, is_adapter, merged_weight, train_adapters_only
+from verl.models.offload import Offloaded, local_part, require_loaded, reshard
 from verl.utils.distributed import collective_timeout
-from verl.utils.files import FileRecord
+
+WeightDtype = Callable[[str, Tensor], torch.dtype]
+"""The precision in which a parameter of this name and value travels."""
+
+
+def keep_dtype(name: str, value: Tensor) -> torch.dtype:
+    """The :data:`WeightDtype` that changes nothing."""
+    return value.dtype
+
+
+ALIGNMENT = 16
+"""Bytes to whose multiples shards start in a bucket, so that each can be read as numbers of its own type."""
+
+# Newer versions of torch have renamed it.
+all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
 
 @cache
@@ -100,45 +109,6 @@ def offloaded_parameters(model: nn.Module, enabled: bool) -> Offloaded:
     return Offloaded(tensors, enabled, constant=not any(p.requires_grad for p in model.parameters()))
 
 
-def reshard(model: nn.Module) -> None:
-    """Free the full parameters that a forward pass without a backward leaves at the root of a sharded model."""
-    if isinstance(model, FSDPModule):
-        model.reshard()
-
-
-def full_parameters(
-    model: nn.Module, dtype: WeightDtype = keep_dtype, bucket_bytes: int = 0
-) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter by name, adapters merged, as by :func:`verl.models.gather.gather_parameters`.
-
-    A weight with an adapter is merged in float32, and cast afterwards.
-    """
-    reshard(model)
-    require_loaded(model.parameters())
-
-    def parts() -> Iterator[tuple[str, Tensor]]:
-        for name, parameter in model.named_parameters():
-            if not is_adapter(name):
-                yield from adapter_of(model, name)
-                yield name, parameter
-
-    def travels(name: str, value: Tensor) -> torch.dtype:
-        return value.dtype if is_adapter(name) or is_adapted(name) else dtype(base_parameter_name(name), value)
-
-    factors: list[Tensor] = []
-    for name, value in gather_parameters(parts(), travels, bucket_bytes):
-        if is_adapter(name):
-            factors.append(value)
-            continue
-        if factors:
-            value = merged_weight(model, name, value, *factors)
-            factors.clear()
-        value = value.to(dtype(base_parameter_name(name), value))
-        yield base_parameter_name(name), value
-        # Free this parameter before the next one is gathered.
-        del value
-
-
 @contextmanager
 def keep_unsharded(model: PreTrainedModel) -> Iterator[None]:
     """Within the block ``model`` has its full parameters, in ``param_dtype``, which all ranks gather on entry.
@@ -159,7 +129,108 @@ def keep_unsharded(model: PreTrainedModel) -> Iterator[None]:
             unit.reshard()
 
 
-def export_adapters(model: PreTrainedModel, folder: Path) -> dict[str, FileRecord]:
-    """Write a LoRA model's adapters in peft's format, as by :func:`verl.models.lora.save_adapters`."""
+def full_parameters(
+    model: nn.Module, dtype: WeightDtype = keep_dtype, bucket_bytes: int = 0
+) -> Iterator[tuple[str, Tensor]]:
+    """Every parameter by name, adapters merged, as by :func:`gather_parameters`.
+
+    A weight with an adapter is merged in float32, and cast afterwards.
+    """
     reshard(model)
-    return save_adapters(model, folder)
+    require_loaded(model.parameters())
+    # The two factors of an adapter come before its weight.
+    weights = [named for named in model.named_parameters() if not is_adapter(named[0])]
+    parts = (part for named in weights for part in (*adapter_of(model, named[0]), named))
+
+    def travels(name: str, value: Tensor) -> torch.dtype:
+        return value.dtype if is_adapter(name) or is_adapted(name) else dtype(base_parameter_name(name), value)
+
+    factors: list[Tensor] = []
+    for name, value in gather_parameters(parts, travels, bucket_bytes):
+        if is_adapter(name):
+            factors.append(value)
+            continue
+        if factors:
+            value = merged_weight(model, name, value, *factors)
+            factors.clear()
+        value = value.to(dtype(base_parameter_name(name), value))
+        yield base_parameter_name(name), value
+        # Free this parameter before the next one is gathered.
+        del value
+
+
+class _Shard(NamedTuple):
+    """A parameter in a bucket."""
+
+    name: str
+    tensor: DTensor
+    dtype: torch.dtype
+    offset: int
+    """Bytes of the bucket, on each rank, before it."""
+    num_bytes: int
+    """Of a full shard."""
+
+
+def gather_parameters(
+    parameters: Iterable[tuple[str, Tensor]], dtype: WeightDtype, bucket_bytes: int
+) -> Iterator[tuple[str, Tensor]]:
+    """Whole parameters by name, in their order; all ranks must iterate over it together.
+
+    Each rank casts its shards before they travel, and packs those of a bucket into one message. At one time there are
+    this rank's part of a bucket, the whole bucket, and one parameter taken out of it. Without a second rank in the
+    group there is nothing to send.
+
+    Args:
+        parameters: replicated, or sharded by rows as FSDP2 does; copies of a shard (HSDP) send nothing.
+        bucket_bytes: most bytes of a bucket's whole parameters; a parameter with more has a bucket of its own.
+    """
+    bucket: list[_Shard] = []
+    for name, parameter in parameters:
+        target = dtype(name, parameter)
+        if not isinstance(parameter, DTensor) or (ranks := _shard_group(parameter).size()) == 1:
+            yield from _unpacked(bucket)
+            bucket = []
+            yield name, local_part(parameter).to(target)
+            continue
+        offset = 0 if not bucket else -(-(bucket[-1].offset + bucket[-1].num_bytes) // ALIGNMENT) * ALIGNMENT
+        rows = -(-parameter.shape[0] // ranks)
+        num_bytes = rows * parameter.shape[1:].numel() * target.itemsize
+        if bucket and (offset + num_bytes) * ranks > bucket_bytes:
+            yield from _unpacked(bucket)
+            bucket, offset = [], 0
+        bucket.append(_Shard(name, parameter, target, offset, num_bytes))
+    yield from _unpacked(bucket)
+
+
+def _unpacked(bucket: list[_Shard]) -> Iterator[tuple[str, Tensor]]:
+    """One collective, and the whole parameters of a bucket."""
+    if not bucket:
+        return
+    whole = _exchange(bucket)
+    for name, parameter, dtype, offset, num_bytes in bucket:
+        # The shards of all ranks, one after another. Only the last ones are short, so what fills them up is at the end.
+        flat = whole[:, offset : offset + num_bytes].reshape(-1).view(dtype)
+        yield name, flat.view(-1, *parameter.shape[1:])[: parameter.shape[0]]
+        # Free this parameter before the next one is taken out.
+        del flat
+
+
+def _exchange(bucket: list[_Shard]) -> Tensor:
+    """[W, bytes of a rank's part] uint8, what each rank holds of the parameters."""
+    first, last = bucket[0].tensor, bucket[-1]
+    device, group = local_part(first).device, _shard_group(first)
+    own = torch.empty(last.offset + last.num_bytes, dtype=torch.uint8, device=device)
+    for _, parameter, dtype, offset, num_bytes in bucket:
+        shard = local_part(parameter).reshape(-1)
+        # Casts and packs in one copy.
+        own[offset : offset + num_bytes].view(dtype)[: len(shard)].copy_(shard)
+    whole = torch.empty(group.size() * len(own), dtype=torch.uint8, device=device)
+    all_gather(whole, own, group=group)
+    return whole.view(-1, len(own))
+
+
+def _shard_group(parameter: DTensor) -> dist.ProcessGroup:
+    """The W ranks over which the rows are spread: the last dimension of the mesh, before which there may be copies."""
+    *copies, last = parameter.placements
+    assert last == Shard(0) and all(p.is_replicate() for p in copies), parameter.placements
+    return parameter.device_mesh.get_group(len(copies))

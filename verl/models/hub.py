@@ -1,7 +1,7 @@
 """Models of the Hugging Face hub: one download per machine, and one clear line where there can be none."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -16,7 +16,6 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
 )
 
-from verl.config.common import ModelConfig
 from verl.config.errors import ConfigError
 
 FILES = ["*.json", "*.jinja", "*.model", "*.py", "*.safetensors", "*.tiktoken", "*.txt"]
@@ -25,16 +24,6 @@ OLDER_WEIGHTS = ["*.bin"]
 """Weights of models that have no safetensors."""
 COPIES = ["consolidated*", "original/*", "onnx/*"]
 """The same weights in other formats."""
-
-
-def fetch_models(models: Mapping[str, ModelConfig]) -> None:
-    """Download what the cache of this machine lacks of the models, given by their place in the config.
-
-    Raises:
-        ConfigError: as :func:`fetch_model`.
-    """
-    for prefix, model in models.items():
-        fetch_model(model.path, f"{prefix}.path")
 
 
 def fetch_model(path: str, field: str) -> None:

@@ -1,5 +1,7 @@
-"""Models as ``transformers`` and vLLM load them: folders in Hugging Face's layout, and models without weights."""
+"""Models as ``transformers`` and vLLM load them: folders in Hugging Face's layout, which file holds what however many
+processes write them, and models without weights."""
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
@@ -7,7 +9,7 @@ from itertools import chain
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.conversion_mapping import get_model_conversion_mapping
@@ -19,17 +21,24 @@ from transformers.core_model_loading import (
     revert_weight_conversion,
 )
 from transformers.dynamic_module_utils import custom_object_save
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
-from verl.models.fsdp import full_parameters
-from verl.models.gather import WeightDtype, keep_dtype
-from verl.models.info import ModelInfo
+from verl.models.fsdp import WeightDtype, full_parameters, keep_dtype
+from verl.models.info import VALUE_HEAD, ModelInfo
 from verl.models.lora import base_parameter_name, is_adapter
+from verl.utils.files import FileRecord, write_recorded
 
 AUTO_CLASSES = {"actor": AutoModelForCausalLM, "critic": AutoModelForTokenClassification}
 """Part of a checkpoint -> the class that its model is loaded with."""
 
 BUFFERS = "buffers.safetensors"
 """What holds a model's persistent buffers in a folder of its architecture; models without any have no such file."""
+
+FILE_BYTES = 1 << 30
+"""Most bytes of weights in a file, unless parameters that the files cut or join in one piece have more.
+
+Small enough that the workers of a large model get about as much to write each.
+"""
 
 
 def empty_model(part: str, info: ModelInfo) -> PreTrainedModel:
@@ -136,3 +145,103 @@ def write_architecture(
 def read_buffers(folder: Path) -> dict[str, Tensor]:
     """The buffers in a folder of :func:`write_architecture`, by name."""
     return load_file(folder / BUFFERS) if (folder / BUFFERS).is_file() else {}
+
+
+class WeightFiles:
+    """The plan of an export: file -> its weights. It depends on the model alone, never on who writes."""
+
+    def __init__(self, model: PreTrainedModel, file_bytes: int = FILE_BYTES) -> None:
+        """``model``: the architecture on the meta device, from :func:`empty_model`."""
+        self.model = model
+        parameters = dict(model.named_parameters())
+        self.shapes = parameters | dict(saved_buffers(model))
+        """By name, the tensors to be written; of tied ones the first."""
+        own = model.config.dtype
+        assert isinstance(own, torch.dtype), own
+        # transformers raises what it keeps in float32 on loading, and a value's head is computed in it.
+        exact = model._get_dtype_plan(own)
+        self.dtypes = {name: value.dtype for name, value in self.shapes.items()}
+        """By name, the precision that they are written in."""
+        for name in parameters:
+            if not (name.startswith(f"{VALUE_HEAD}.") or any(part in name for part in exact)):
+                self.dtypes[name] = _narrower(own, self.dtypes[name])
+        self.files = self._cut(file_bytes)
+        """File -> names of its weights."""
+
+    def _cut(self, file_bytes: int) -> dict[str, list[str]]:
+        # What the files have in one piece cannot be written by two processes.
+        groups: dict[str, list[str]] = defaultdict(list)
+        for name, in_file in names_in_files(self.model, self.shapes).items():
+            groups[in_file].append(name)
+        files: list[list[str]] = [[]]
+        size = 0
+        for names in groups.values():
+            added = self.num_bytes(names)
+            if files[-1] and size + added > file_bytes:
+                files, size = [*files, []], 0
+            files[-1] += names
+            size += added
+        if len(files) == 1:
+            return {SAFE_WEIGHTS_NAME: files[0]}
+        stem, suffix = Path(SAFE_WEIGHTS_NAME).stem, Path(SAFE_WEIGHTS_NAME).suffix
+        return {f"{stem}-{i:05d}-of-{len(files):05d}{suffix}": names for i, names in enumerate(files, start=1)}
+
+    def num_bytes(self, names: Iterable[str]) -> int:
+        """Of these weights in their files."""
+        return sum(self.shapes[name].numel() * self.dtypes[name].itemsize for name in names)
+
+    def share(self, rank: int, world_size: int) -> list[str]:
+        """The files that one of several processes writes: each of the largest ones goes to who has least so far."""
+        loads = [0] * world_size
+        shares: list[list[str]] = [[] for _ in range(world_size)]
+        for file in sorted(self.files, key=lambda file: -self.num_bytes(self.files[file])):
+            least = loads.index(min(loads))
+            loads[least] += self.num_bytes(self.files[file])
+            shares[least].append(file)
+        return shares[rank]
+
+    def travel_dtype(self, name: str, value: Tensor) -> torch.dtype:
+        """A :data:`verl.models.fsdp.WeightDtype`: as in the file where that is narrower."""
+        return _narrower(self.dtypes[name], value.dtype)
+
+    def write(self, file: str, weights: Mapping[str, Tensor], folder: Path) -> FileRecord:
+        """Write one of the files; ``weights``: on the CPU, at least those of the file."""
+        state = {name: weights[name].to(self.dtypes[name]) for name in self.files[file]}
+        content = {name: value.contiguous() for name, value in self._in_files(state).items()}
+        return write_recorded(folder / file, save(content, metadata={"format": "pt"}))
+
+    def write_index(self, folder: Path) -> dict[str, FileRecord]:
+        """Write which file has which tensor, if there are several; the file's record by its name."""
+        if len(self.files) == 1:
+            return {}
+        places: dict[str, str] = {}
+        for file, names in self.files.items():
+            places |= dict.fromkeys(self._in_files({name: self.shapes[name].detach() for name in names}), file)
+        index = {"metadata": {"total_size": self.num_bytes(self.shapes)}, "weight_map": places}
+        text = json.dumps(index, indent=2, sort_keys=True) + "\n"
+        return {SAFE_WEIGHTS_INDEX_NAME: write_recorded(folder / SAFE_WEIGHTS_INDEX_NAME, text.encode())}
+
+    def _in_files(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        left_out = set(self.model._keys_to_ignore_on_save or ())
+        written = {name: value for name, value in state.items() if name not in left_out}
+        return dict(revert_weight_conversion(self.model, written))
+
+
+def _narrower(first: torch.dtype, second: torch.dtype) -> torch.dtype:
+    return first if first.itemsize < second.itemsize else second
+
+
+def write_huggingface(
+    model: PreTrainedModel, weights: Mapping[str, Tensor], tokenizer: PreTrainedTokenizerBase, folder: Path
+) -> None:
+    """Write a folder that ``transformers`` and vLLM load directly, in the precision that ``model.config.dtype`` names.
+
+    Args:
+        model: the architecture from :func:`empty_model`.
+        weights: every parameter by name, of tied ones the first, and the persistent buffers; on the CPU.
+    """
+    write_architecture(model, tokenizer, folder, {})
+    files = WeightFiles(model)
+    for file in files.files:
+        files.write(file, weights, folder)
+    files.write_index(folder)

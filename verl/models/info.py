@@ -1,7 +1,7 @@
-"""Facts about a model, read once per process from the files beside its weights."""
+"""Facts about a model, read once per process from the files beside its weights, and whether these fit them."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError, safe_open
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
@@ -24,11 +26,16 @@ from transformers import (
 
 from verl.config.common import ModelConfig
 from verl.config.errors import ConfigError, in_one_line
+from verl.models.hub import local_folder
 
 VALUE_HEAD = "score"
 """The head of a value model."""
 
 GENERATION = "generation_config.json"
+
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+OLDER = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+"""Weight files whose header cannot be read separately."""
 
 ROPE = "rope_parameters"
 """What ``transformers`` calls the options of rotary embeddings."""
@@ -190,37 +197,81 @@ def override_engine_config(model: ModelConfig, config: PreTrainedConfig) -> PreT
     return config
 
 
-def check_sequence_fits(field: str, length: int, model_field: str, model: ModelConfig) -> None:
-    """Raise ``ConfigError`` unless ``model``, set by ``model_field``, takes sequences of ``length`` tokens.
+def resolve_layers(layers: Sequence[int], depth: int) -> list[int]:
+    """``layers`` of a model that has ``depth``, counted from the first.
 
-    ``field``: the option, or the sum of options, that sets ``length``.
+    Raises:
+        ConfigError: the model has no such layer, or one is named twice.
     """
-    limit = ModelInfo.of(model).max_length
-    if limit is not None and length > limit:
-        raise ConfigError(
-            f"{field}={length}: {model_field}={model.path!r} takes sequences of {limit} tokens "
-            f"(max_position_embeddings in its config.json); lower {field}, name another model, or if this one supports "
-            "it set override_config.max_position_embeddings and rope_scaling beside its path"
-        )
-
-
-def check_length(config: ModelConfig, prefix: str, longest: int) -> None:
-    """Raise ``ConfigError`` if results for a sequence could depend on the other sequences of its micro-batch.
-
-    Some rotary embeddings ("dynamic", "longrope") change their frequencies for the whole batch as soon as one sequence
-    is longer than those the model was first trained on. ``longest``: tokens of the longest sequence there may be.
-    """
-    model = ModelInfo.of(config).text_config
-    parameters = getattr(model, "rope_parameters", None) or {}
-    # One for all layers, or one for each kind of layer.
-    for rope in (parameters, *parameters.values()):
-        kind = rope.get("rope_type") if isinstance(rope, dict) else None
-        if kind not in ("dynamic", "longrope"):
-            continue
-        limit = rope["original_max_position_embeddings"] if kind == "longrope" else model.max_position_embeddings
-        if longest > limit:
+    for layer in layers:
+        if not -depth <= layer < depth:
             raise ConfigError(
-                f"{prefix}.path={config.path!r}: sequences may have {longest} tokens, and beyond {limit} the rotary "
-                f"embedding of {model.model_type} ({kind}) makes results depend on the other sequences of a "
-                "micro-batch; allow shorter prompts and responses"
+                f"calculator.layers={list(layers)!r}: the model has {depth} layers, from {-depth} to {depth - 1}"
             )
+    resolved = [layer % depth for layer in layers]
+    if len(set(resolved)) < len(resolved):
+        raise ConfigError(f"calculator.layers={list(layers)!r}: names a layer of the model's {depth} twice")
+    return resolved
+
+
+def check_weights(info: ModelInfo, where: str) -> None:
+    """Raise ``ConfigError`` if the files of the weights are missing, cut short, or of other shapes than the config's.
+
+    Args:
+        where: the option that names the model, with its value.
+    """
+    folder = Path(local_folder(info.path))
+    files = _files(folder, where)
+    shapes: dict[str, list[int]] = {}
+    expected = _expected(info)
+    for file, names in files.items():
+        found = _shapes(folder / file, where)
+        # The index of some models also names tensors that nothing reads, such as a head that is the embedding.
+        if lacking := sorted((names - found.keys()) & expected.keys()):
+            raise ConfigError(f"{where}: {file} lacks {lacking[0]}, which {INDEX} names; fetch the model again")
+        shapes |= found
+    for name, shape in expected.items():
+        if name in shapes and shapes[name] != shape:
+            raise ConfigError(
+                f"{where}: {name} has shape {shapes[name]} in its files, and {shape} by its config.json "
+                "(vocab_size, hidden_size, ...); restore that file, or name a complete model"
+            )
+
+
+def _files(folder: Path, where: str) -> dict[str, set[str]]:
+    """The safetensors of the model -> the tensors that the index says they hold; none for weights in an older form."""
+    if (folder / SINGLE).exists():
+        return {SINGLE: set()}
+    if (folder / INDEX).exists():
+        try:
+            weight_map = json.loads((folder / INDEX).read_text())["weight_map"]
+            files = {file: {name for name, of in weight_map.items() if of == file} for file in weight_map.values()}
+        except Exception as error:  # the file may hold anything
+            raise ConfigError(f"{where}: cannot read {INDEX}: {in_one_line(error)}; fetch the model again") from error
+        outside = [file for file in files if not isinstance(file, str) or Path(file).name != file]
+        if outside:
+            raise ConfigError(f"{where}: {INDEX} names {outside[0]!r}, which is no file of the folder")
+        return files
+    if not any((folder / name).exists() for name in OLDER):
+        raise ConfigError(f"{where}: there are no weights ({SINGLE}); name a folder saved by save_pretrained")
+    return {}
+
+
+def _shapes(file: Path, where: str) -> dict[str, list[int]]:
+    """The shape of each tensor; the header says how long the file is, too."""
+    fix = "fetch or copy the model again"
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            return {name: list(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        reason = "is missing" if not file.exists() else f"is broken or cut short ({in_one_line(error)})"
+        raise ConfigError(f"{where}: {file.name} {reason}; {fix}") from error
+
+
+def _expected(info: ModelInfo) -> dict[str, list[int]]:
+    """Name -> shape of the parameters of the language model, as far as its files keep their names."""
+    if type(info.config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return {}
+    # transformers joins the weights of experts, and may turn them.
+    parameters = info.causal_model.named_parameters()
+    return {name: list(parameter.shape) for name, parameter in parameters if ".experts." not in name}

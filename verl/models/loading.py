@@ -1,4 +1,4 @@
-"""Loading causal language models onto shards, and checking their options before that.
+"""Loading language models and value models onto shards.
 
 Only the first rank of each machine reads a checkpoint. The others build the model on the meta device and get their
 shards by broadcast, parameter by parameter, so that a machine's memory holds a model once and not once per worker.
@@ -8,48 +8,32 @@ import hashlib
 import socket
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from importlib.util import find_spec
+from functools import partial
 from itertools import chain
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import transformers
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, distribute_tensor
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel
 from transformers.integrations.liger import apply_liger_kernel
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from verl.config.common import ModelConfig
 from verl.config.errors import ConfigError
 from verl.models.attention import attention_name
-from verl.models.files import check_weights
-from verl.models.fsdp import decoder_layers, reshard, shard_model, sharding_mesh
+from verl.models.fsdp import shard_model, sharding_mesh
 from verl.models.hub import local_folder
-from verl.models.info import ModelInfo
-from verl.models.lora import adapter_options, add_adapters
-from verl.models.offload import local_part, require_loaded
+from verl.models.info import VALUE_HEAD, ModelInfo
+from verl.models.lora import add_adapters
+from verl.models.offload import local_part, require_loaded, reshard
 from verl.models.onednn import multiply_by_onednn
-from verl.models.packing import check_packing
 from verl.utils.distributed import Machine, this_machine
-
-MODALITIES = ("vision_config", "audio_config", "video_config")
-"""Parts of the config of a model that reads more than text."""
 
 SMALL = 50_000_000
 """Parameters of a model up to which each worker has its own copy unless ``fsdp_size`` says otherwise."""
-
-GPU_PACKAGES = {
-    "flash_attention_2": ("flash_attn", "flash-attn", "`pip install flash-attn`"),
-    "flash_attention_3": (
-        "flash_attn_interface",
-        "flash-attn-3",
-        "build it from https://github.com/Dao-AILab/flash-attention, folder hopper",
-    ),
-    "liger": ("liger_kernel", "liger-kernel", "`pip install liger-kernel`"),
-}
-"""What runs on GPUs only -> the module that it needs, the package that has it, and how that is installed."""
 
 
 def load_sharded_model(
@@ -69,6 +53,53 @@ def load_sharded_model(
         return AutoModelForCausalLM.from_pretrained(config.path, **pretrained_options(config, device))
 
     return load_and_shard(build, config, mesh, trainable, source)
+
+
+def load_sharded_value_model(config: ModelConfig, mesh: DeviceMesh, trainable: bool) -> PreTrainedModel:
+    """Load a transformer with a head ``score`` and shard it as :func:`load_sharded_model` does.
+
+    For one that learns a checkpoint without a head will do, such as a language model; the head then starts at 0.
+
+    Raises:
+        ConfigError: weights of the body are missing; or it does not learn, and there is no head, one of another size,
+            or more than a head.
+    """
+    return load_and_shard(partial(_read_value_model, config, trainable), config, mesh, trainable)
+
+
+def _read_value_model(config: ModelConfig, learns: bool, device: str) -> PreTrainedModel:
+    model: PreTrainedModel
+    options = pretrained_options(config, device)
+    options["config"].num_labels = 1
+    verbosity = transformers.logging.get_verbosity()
+    # What is missing is checked below, and transformers need not warn about it.
+    transformers.logging.set_verbosity_error()
+    try:
+        model, loading = AutoModelForTokenClassification.from_pretrained(
+            config.path, output_loading_info=True, ignore_mismatched_sizes=True, **options
+        )
+    finally:
+        transformers.logging.set_verbosity(verbosity)
+    missing = sorted({*loading["missing_keys"], *(entry[0] for entry in loading["mismatched_keys"])})
+    if body := [name for name in missing if not name.startswith(f"{VALUE_HEAD}.")]:
+        field = "critic.model.path" if learns else "reward_model.model.path"
+        raise ConfigError(
+            f"{field}={config.path!r}: its files lack weights of {type(model).__name__}: {', '.join(body)}; name a "
+            "complete model"
+        )
+    if not learns:
+        unknown = sorted(name for name in loading["unexpected_keys"] if not name.startswith("lm_head."))
+        if f"{VALUE_HEAD}.weight" in missing or unknown:
+            found = f"has further weights {unknown}" if unknown else "has no head with one output"
+            raise ConfigError(
+                f"reward_model.model.path={config.path!r}: {found}; name a model that was saved by "
+                "AutoModelForSequenceClassification with num_labels=1"
+            )
+    with torch.no_grad():
+        # Zeros rather than transformers' random numbers: every value is 0 before learning.
+        for name in missing:
+            model.get_parameter(name).zero_()
+    return model
 
 
 def pretrained_options(config: ModelConfig, device: str) -> dict[str, Any]:
@@ -110,7 +141,10 @@ def load_and_shard(
     state = dict(_named_tensors(build_complete("cpu"))) if reads else {}
     if machine.group is not None and source is None:
         _check_same_weights(state if reads else None, config.path)
-    shard_model(model, config, sharding_mesh(mesh, _copy_size(config, model)), trainable)
+    copy_size = config.fsdp.fsdp_size
+    if copy_size is None:
+        copy_size = 1 if sum(parameter.numel() for parameter in model.parameters()) <= SMALL else -1
+    shard_model(model, config, sharding_mesh(mesh, copy_size), trainable)
     if source is None:
         _broadcast(model, state, machine, mesh.device_type)
     else:
@@ -118,13 +152,6 @@ def load_and_shard(
     # Dropout would make log-probabilities of one policy differ between two forward passes.
     model.eval()
     return model
-
-
-def _copy_size(config: ModelConfig, model: nn.Module) -> int:
-    """Workers that share one copy of ``model``; -1: all."""
-    if config.fsdp.fsdp_size is not None:
-        return config.fsdp.fsdp_size
-    return 1 if sum(parameter.numel() for parameter in model.parameters()) <= SMALL else -1
 
 
 def _check_same_weights(state: dict[str, Tensor] | None, path: str) -> None:
@@ -179,83 +206,3 @@ def _copy(model: nn.Module, source: PreTrainedModel, device: str) -> None:
 
 def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     return chain(model.named_parameters(), model.named_buffers())
-
-
-def check_model(config: ModelConfig, prefix: str, device_type: str) -> None:
-    """Raise ``ConfigError`` if a package is missing or the model does not support one of its options.
-
-    Args:
-        prefix: where the options stand in the whole config, such as ``critic.model``.
-        device_type: ``cpu`` or ``cuda``.
-    """
-    info = ModelInfo.of(config)
-    _check_text_model(config, info, prefix)
-    check_weights(info, f"{prefix}.path={config.path!r}")
-    _check_attention(config, info, prefix, device_type)
-    if config.use_liger:
-        field, kind = f"{prefix}.use_liger=True", info.config.model_type
-        _require_gpu_package(field, "liger", device_type, "false")
-        from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
-
-        if kind not in MODEL_TYPE_TO_APPLY_LIGER_FN:
-            raise ConfigError(f"{field}: liger-kernel has no kernels for {kind}; set it to false")
-    check_packing(config, prefix)
-    if config.gradient_checkpointing and not decoder_layers(info.causal_model):
-        raise ConfigError(
-            f"{prefix}.gradient_checkpointing=True: {type(info.causal_model).__name__} does not name its layers "
-            "(_no_split_modules); set it to false"
-        )
-    if config.trains_adapters:
-        adapter_options(info.causal_model, config, prefix)
-
-
-def _check_text_model(config: ModelConfig, info: ModelInfo, prefix: str) -> None:
-    field, kind = f"{prefix}.path={config.path!r}", info.config.model_type
-    further = [name.removesuffix("_config") for name in MODALITIES if getattr(info.config, name, None) is not None]
-    if further:
-        raise ConfigError(
-            f"{field}: {kind} is a multimodal checkpoint (text and {', '.join(further)}), and only text models are "
-            "trained, sampled and measured; name a text model, or save the language model inside it by itself"
-        )
-    # A critic or reward model is checked by its own form, see check_value_architecture.
-    own_code = "AutoModelForCausalLM" in (getattr(info.config, "auto_map", None) or {})
-    if prefix == "model" and type(info.config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not own_code:
-        raise ConfigError(f"{field}: {kind} is not a causal language model in transformers; name one")
-
-
-def _check_attention(config: ModelConfig, info: ModelInfo, prefix: str, device_type: str) -> None:
-    field = f"{prefix}.attn_implementation={config.attn_implementation!r}"
-    _check_attention_name(config.attn_implementation, info, field, device_type)
-    if config.attn_implementation in GPU_PACKAGES:
-        _require_gpu_package(field, config.attn_implementation, device_type, "sdpa")
-        if config.param_dtype == "float32":
-            raise ConfigError(f"{field}: does not support float32; set {prefix}.param_dtype=bfloat16")
-    cap = getattr(info.text_config, "attn_logit_softcapping", None)
-    # sdpa ignores a cap on attention scores silently: it would compute another model.
-    if cap is not None and config.attn_implementation == "sdpa":
-        raise ConfigError(
-            f"{field}: does not support the soft cap on attention scores of {info.text_config.model_type} "
-            f"(attn_logit_softcapping={cap:g}); set it to eager or flash_attention_2"
-        )
-
-
-def _check_attention_name(name: str, info: ModelInfo, field: str, device_type: str) -> None:
-    """Raise ``ConfigError`` unless ``transformers`` has attention of this name, for this model and device."""
-    known = [key for key in ALL_ATTENTION_FUNCTIONS.valid_keys() if "|" not in key and not key.startswith("packed_")]
-    # A kernel of the hub is named owner/name.
-    if not ("/" in name and find_spec("kernels") is not None) and name not in [*known, "eager"]:
-        raise ConfigError(f"{field}: transformers has no such attention; set it to one of eager, {', '.join(known)}")
-    if device_type != "cuda" and (name.startswith("flash") or "/" in name):
-        raise ConfigError(f"{field}: runs on GPUs only; set it to sdpa")
-    attribute = {"sdpa": "_supports_sdpa", "flex_attention": "_supports_flex_attn"}.get(name)
-    if attribute and type(info.config) in MODEL_FOR_CAUSAL_LM_MAPPING and not getattr(info.causal_model, attribute):
-        raise ConfigError(f"{field}: {info.config.model_type} does not support it; set it to eager")
-
-
-def _require_gpu_package(field: str, name: str, device_type: str, otherwise: str) -> None:
-    """``otherwise``: the value of ``field`` that does not need the package."""
-    module, package, how = GPU_PACKAGES[name]
-    if device_type != "cuda":
-        raise ConfigError(f"{field}: runs on GPUs only; set it to {otherwise}")
-    if find_spec(module) is None:
-        raise ConfigError(f"{field}: {package} is not installed; {how}, or set it to {otherwise}")

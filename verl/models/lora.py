@@ -2,45 +2,62 @@
 
 An adapted linear layer computes ``W x + scaling * B (A x)``. Below it, ``W`` is called ``base_layer``, ``A`` and ``B``
 ``lora_A.default`` and ``lora_B.default``.
+
+They may start from an adapter that ``peft`` saved, a folder with ``adapter_config.json`` and
+``adapter_model.safetensors``. Both may come from anywhere, so all that they say is checked before it is used.
 """
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
+from typing import Any
 
 import peft
 import torch
 import torch.distributed as dist
 from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from verl.config.common import ALL_LINEAR, LoraConfig, ModelConfig
+from verl.config.common import ALL_LINEAR, ModelConfig
 from verl.config.errors import ConfigError
 from verl.models.info import VALUE_HEAD
-from verl.models.offload import full_tensor
-from verl.models.saved_adapters import WEIGHTS, linear_layers, load_saved_adapter, read_saved_adapter
+from verl.models.offload import full_tensor, reshard
 from verl.utils.files import FileRecord, file_record, write_recorded
 
 ADAPTER = "default"
 """peft's name of the one adapter."""
+WRAPPER = "base_model.model."
+"""What peft puts before the names of parameters."""
+OPTIONS, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+MAX_OPTIONS_BYTES = 1 << 20
+
+READ = {"peft_type", "r", "lora_alpha", "target_modules", "init_lora_weights"}
+"""Options of an adapter that are read."""
+UNUSED = {
+    *("base_model_name_or_path", "task_type", "inference_mode", "revision", "auto_mapping", "peft_version"),
+    *("lora_dropout", "megatron_core", "qalora_group_size", "runtime_config"),
+}
+"""Options that say nothing about what a trained adapter computes. All others must be off. veRL saves ``runtime_config``
+too, which peft leaves out."""
+MAX_RANK = 1 << 20
+MAX_SCALE = 1e4
+"""The largest ``lora_alpha / r``, and the inverse of the smallest; common values are 0.5 to 4."""
+NUMBERS = ("F64", "F32", "F16", "BF16")
+"""Types of tensors that are read."""
 
 
-def target_modules(model: PreTrainedModel, config: LoraConfig, prefix: str = "lora") -> list[str]:
-    """The names of the layers that the option asks for; raises ``ConfigError`` if the model does not have them."""
-    available = {name.rpartition(".")[2] for name in linear_layers(model)}
-    if config.target_modules == [ALL_LINEAR] and available:
-        return sorted(available)
-    unknown = sorted(set(config.target_modules) - available)
-    if unknown:
-        raise ConfigError(
-            f"{prefix}.target_modules={config.target_modules!r}: {type(model).__name__} has no linear layers called "
-            f"{', '.join(unknown)}; it has {', '.join(sorted(available)) or 'none'}"
-        )
-    return config.target_modules
+def linear_layers(model: PreTrainedModel) -> dict[str, nn.Linear]:
+    """The linear layers that can have an adapter, all but the output head, by name."""
+    head = model.get_output_embeddings() or getattr(model, VALUE_HEAD, None)
+    return {
+        name: module for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head
+    }
 
 
 def adapter_options(model: PreTrainedModel, config: ModelConfig, prefix: str = "model") -> peft.LoraConfig:
@@ -53,9 +70,16 @@ def adapter_options(model: PreTrainedModel, config: ModelConfig, prefix: str = "
     if saved is not None:
         options = read_saved_adapter(saved, model, f"{prefix}.lora_adapter_path")
     else:
-        layers = target_modules(model, lora, f"{prefix}.lora")
+        targets, available = lora.target_modules, sorted({name.rpartition(".")[2] for name in linear_layers(model)})
+        if targets == [ALL_LINEAR] and available:
+            targets = available
+        if unknown := sorted(set(targets) - set(available)):
+            raise ConfigError(
+                f"{prefix}.lora.target_modules={lora.target_modules!r}: {type(model).__name__} has no linear layers "
+                f"called {', '.join(unknown)}; it has {', '.join(available) or 'none'}"
+            )
         # declared int, only divided
-        options = peft.LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=layers)  # type: ignore[arg-type]
+        options = peft.LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets)  # type: ignore[arg-type]
     options.lora_dropout = lora.dropout
     options.task_type = "TOKEN_CLS" if hasattr(model, VALUE_HEAD) else "CAUSAL_LM"
     options.base_model_name_or_path = config.path
@@ -71,7 +95,103 @@ def add_adapters(model: PreTrainedModel, config: ModelConfig) -> None:
     options, empty = adapter_options(model, config), model.device.type == "meta"
     peft.inject_adapter_in_model(options, model, ADAPTER, low_cpu_mem_usage=empty)
     if config.lora_adapter_path is not None and not empty:
-        load_saved_adapter(config.lora_adapter_path, model, ADAPTER, "model.lora_adapter_path")
+        load_saved_adapter(config.lora_adapter_path, model, "model.lora_adapter_path")
+
+
+def read_saved_adapter(folder: str, model: PreTrainedModel, field: str) -> peft.LoraConfig:
+    """The rank, scale and layers of the adapter in ``folder``, which fits ``model``.
+
+    Raises ``ConfigError`` naming ``field``: a file is missing or broken, the adapter is not plain LoRA, or belongs to
+    another model.
+    """
+    where = f"{field}={folder!r}"
+    options = _read_options(Path(folder), where)
+    rank, targets = options["r"], options["target_modules"]
+    layers = {name: layer for name, layer in linear_layers(model).items() if _is_target(name, targets)}
+    unmatched = [target for target in targets if not any(_is_target(name, [target]) for name in layers)]
+    if unmatched:
+        raise ConfigError(f"{where}: {type(model).__name__} has no linear layers called {', '.join(unmatched)}")
+    expected = {}
+    for name, layer in layers.items():
+        expected[f"{WRAPPER}{name}.lora_A.weight"] = [rank, layer.in_features]
+        expected[f"{WRAPPER}{name}.lora_B.weight"] = [layer.out_features, rank]
+    found = _shapes(Path(folder), where)
+    wrong = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+    if wrong:
+        name = wrong[0]
+        raise ConfigError(
+            f"{where}: does not fit {type(model).__name__}: {name} has shape {found.get(name, 'none')}, expected "
+            f"{expected.get(name, 'none')} ({len(wrong)} such tensors); name the adapter of this model"
+        )
+    return peft.LoraConfig(r=rank, lora_alpha=options["lora_alpha"], target_modules=targets)
+
+
+@torch.no_grad()
+def load_saved_adapter(folder: str, model: nn.Module, field: str) -> None:
+    """Copy the weights in ``folder``, checked by :func:`read_saved_adapter`, into those of ``model``."""
+    parameters = dict(model.named_parameters())
+    with safe_open(Path(folder) / WEIGHTS, framework="pt") as file:
+        for key in file.keys():  # noqa: SIM118  # not a mapping
+            value = file.get_tensor(key).float()
+            if not value.isfinite().all():
+                raise ConfigError(f"{field}={folder!r}: {key} holds values that are not finite")
+            path, _, leaf = key.removeprefix(WRAPPER).rpartition(".")
+            parameters[f"{path}.{ADAPTER}.{leaf}"].copy_(value)
+
+
+def _read_options(folder: Path, where: str) -> dict[str, Any]:
+    file = folder / OPTIONS
+    if not file.is_file():
+        raise ConfigError(f"{where}: there is no {OPTIONS}; name the folder of an adapter that peft saved")
+    if file.stat().st_size > MAX_OPTIONS_BYTES:
+        raise ConfigError(f"{where}: {OPTIONS} is larger than {MAX_OPTIONS_BYTES} bytes")
+    try:
+        options = json.loads(file.read_text())
+    except (ValueError, RecursionError):
+        raise ConfigError(f"{where}: {OPTIONS} is not JSON") from None
+    if not isinstance(options, dict) or options.get("peft_type") != "LORA":
+        raise ConfigError(f"{where}: {OPTIONS} does not describe a LoRA adapter")
+    further = [name for name, value in options.items() if name not in READ | UNUSED and value and value != "none"]
+    if further:
+        raise ConfigError(f"{where}: {further[0]}={options[further[0]]!r:.100}: only plain LoRA can be trained further")
+    _check_values(options, where)
+    return options
+
+
+def _check_values(options: dict[str, Any], where: str) -> None:
+    rank, alpha, targets = (options.get(name) for name in ("r", "lora_alpha", "target_modules"))
+    if type(rank) is not int or not 1 <= rank <= MAX_RANK:
+        raise ConfigError(f"{where}: r={rank!r:.100}: must be a whole number of at least 1, and at most {MAX_RANK}")
+    number = alpha if isinstance(alpha, int | float) and not isinstance(alpha, bool) else 0
+    if not rank / MAX_SCALE <= number <= rank * MAX_SCALE:
+        fix = f"must be a number above 0, and over r={rank} at most {MAX_SCALE:g} and at least its inverse"
+        raise ConfigError(f"{where}: lora_alpha={alpha!r:.100}: {fix}")
+    named = isinstance(targets, list) and targets and all(isinstance(name, str) and name for name in targets)
+    if not named:
+        raise ConfigError(f"{where}: target_modules={targets!r:.100}: must list the names of layers")
+    start = options.get("init_lora_weights", True)
+    if start not in (True, False, "gaussian"):
+        raise ConfigError(f"{where}: init_lora_weights={start!r:.100}: such adapters change the model they start from")
+
+
+def _shapes(folder: Path, where: str) -> dict[str, list[int]]:
+    """The shape of each tensor; nothing else of the file is read."""
+    if not (folder / WEIGHTS).is_file():
+        raise ConfigError(f"{where}: there is no {WEIGHTS}; other formats may run code and are not read")
+    try:
+        with safe_open(folder / WEIGHTS, framework="pt") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118  # not a mapping
+            for name, tensor in slices.items():
+                if tensor.get_dtype() not in NUMBERS:
+                    kinds = ", ".join(NUMBERS)
+                    raise ConfigError(f"{where}: {name} is of type {tensor.get_dtype()}; those read are {kinds}")
+            return {name: list(tensor.get_shape()) for name, tensor in slices.items()}
+    except SafetensorError as error:
+        raise ConfigError(f"{where}: {WEIGHTS} is broken: {error}") from None
+
+
+def _is_target(name: str, targets: list[str]) -> bool:
+    return any(name == target or name.endswith(f".{target}") for target in targets)
 
 
 def train_adapters_only(model: nn.Module) -> None:
@@ -122,7 +242,8 @@ def adapter_dropout(model: nn.Module, seed: int) -> Iterator[None]:
 
     Outside a model computes without dropout, so that log-probabilities of one policy agree between forward passes.
     """
-    layers = [layer for module in model.modules() if isinstance(module, LoraLayer) for layer in dropouts(module)]
+    adapted = [module for module in model.modules() if isinstance(module, LoraLayer)]
+    layers = [drop for layer in adapted for drop in layer.lora_dropout.values() if isinstance(drop, nn.Dropout)]
     if not layers:
         yield
         return
@@ -138,11 +259,6 @@ def adapter_dropout(model: nn.Module, seed: int) -> Iterator[None]:
                 layer.eval()
 
 
-def dropouts(layer: LoraLayer) -> list[nn.Dropout]:
-    """The dropout of an adapted layer; none if it drops nothing."""
-    return [module for module in layer.lora_dropout.values() if isinstance(module, nn.Dropout)]
-
-
 @contextmanager
 def adapters_disabled(model: nn.Module) -> Iterator[None]:
     """Inside the block, ``model`` computes what it computed before it got adapters."""
@@ -156,14 +272,15 @@ def adapters_disabled(model: nn.Module) -> Iterator[None]:
             layer.enable_adapters(True)
 
 
-def save_adapters(model: PreTrainedModel, folder: Path) -> dict[str, FileRecord]:
+def export_adapters(model: PreTrainedModel, folder: Path) -> dict[str, FileRecord]:
     """Write what is trained as ``peft.PeftModel.from_pretrained`` loads it; all ranks must call it, rank 0 writes.
 
     Returns the record of each file by its name; none on other ranks.
     """
+    reshard(model)
     state = {
-        # peft leaves the adapter's name out and puts the name of its wrapper before.
-        f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}": full_tensor(parameter).cpu()
+        # peft leaves the adapter's name out.
+        f"{WRAPPER}{name.replace(f'.{ADAPTER}.', '.')}": full_tensor(parameter).cpu()
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
     }
@@ -176,7 +293,6 @@ def save_adapters(model: PreTrainedModel, folder: Path) -> dict[str, FileRecord]
         options.inference_mode = True
         options.save_pretrained(str(folder))
         records = {path.name: file_record(path) for path in folder.iterdir()}
-        content = save(state, metadata={"format": "pt"})
-        records[WEIGHTS] = write_recorded(folder / WEIGHTS, content)
+        records[WEIGHTS] = write_recorded(folder / WEIGHTS, save(state, metadata={"format": "pt"}))
     dist.barrier()
     return records

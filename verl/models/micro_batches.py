@@ -26,9 +26,9 @@ class MicroBatching:
     """Rows are joined without padding."""
 
     @classmethod
-    def of(cls, model: ModelConfig, rows: int, max_tokens: int | None) -> Self:
+    def of(cls, model: ModelConfig, rows: int, max_tokens: int, by_tokens: bool) -> Self:
         """For a model whose sequences ``ulysses_sequence_parallel_size`` workers share, with so many tokens on each."""
-        budget = None if max_tokens is None else max_tokens * model.ulysses_sequence_parallel_size
+        budget = max_tokens * model.ulysses_sequence_parallel_size if by_tokens else None
         return cls(rows, budget, model.use_remove_padding)
 
     def cut(self, batch: Batch, units: Tensor | None = None) -> list[Tensor]:
@@ -43,8 +43,6 @@ class MicroBatching:
         """
         members = [[row] for row in range(len(batch))] if units is None else rows_by_value(units)
         if self.max_tokens is None:
-            if units is None:
-                return list(torch.arange(len(batch)).split(self.rows))
             per_cut = max(1, self.rows // max(map(len, members)))
             cuts = [members[start : start + per_cut] for start in range(0, len(members), per_cut)]
             return [torch.tensor(_joined(cut)) for cut in cuts]

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, UntypedStorage
+from torch import Tensor, UntypedStorage, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 SMALLEST_PIECE = 1 << 20
@@ -97,6 +98,12 @@ def require_loaded(tensors: Iterable[Tensor]) -> None:
     """Raise ``RuntimeError`` if any of a model's tensors is currently offloaded."""
     if any(map(is_offloaded, tensors)):
         raise RuntimeError("the model is offloaded to the host's memory; use it inside `with ....loaded():`")
+
+
+def reshard(model: nn.Module) -> None:
+    """Free the full parameters that a forward pass without a backward leaves at the root of a sharded model."""
+    if isinstance(model, FSDPModule):
+        model.reshard()
 
 
 def full_tensor(tensor: Tensor) -> Tensor:

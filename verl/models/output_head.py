@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from peft import PeftModel
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
 from transformers.utils.generic import ModelOutput
 
 from verl.config.errors import ConfigError
@@ -90,21 +90,11 @@ def by_statistic(columns: Sequence[Tensor], scoring: Scoring) -> dict[str, Tenso
     return named
 
 
-def causal_model(model: nn.Module) -> nn.Module:
-    """The language model itself where adapters are wrapped around it (``peft``)."""
-    return model.get_base_model() if isinstance(model, PeftModel) else model
-
-
-def decoder_name(model: nn.Module) -> str:
-    """The attribute of a causal language model that holds all of it but the head."""
-    return str(model.base_model_prefix)
-
-
-def compute_logits_in_float32(model: nn.Module) -> None:
+def compute_logits_in_float32(model: PreTrainedModel) -> None:
     """Let the output head of a causal language model multiply in float32, whatever its weights and states are in."""
-    head = causal_model(model).get_output_embeddings()  # type: ignore[operator]  # nn.Module's __getattr__
+    head = model.get_output_embeddings()
     if not isinstance(head, nn.Linear):
-        kind = type(causal_model(model)).__name__
+        kind = type(model).__name__
         raise ConfigError(f"model.logits_dtype='float32': the output head of {kind} is not linear; set it to auto")
 
     def forward(states: Tensor) -> Tensor:
@@ -114,28 +104,28 @@ def compute_logits_in_float32(model: nn.Module) -> None:
     head.forward = forward  # type: ignore[method-assign, assignment]  # of this instance alone
 
 
-def chunk_output_head(model: nn.Module, chunk_size: int) -> None:
+def chunk_output_head(model: PreTrainedModel, chunk_size: int) -> None:
     """Give a causal language model a ``forward`` that, given ``targets``, scores them by :func:`logprobs_and_entropy`.
 
     Logits of at most ``chunk_size`` tokens exist at a time, in the backward pass too, which computes them again. They
     are the model's own, with all that its ``forward`` does to them (scales, soft caps).
     """
-    causal = causal_model(model)
-    original = causal.forward
+    original = model.forward
 
     # The signature stays that of the model's class, which generation reads.
     @functools.wraps(original)
     def forward(*args: Any, targets: ScoringTargets | None = None, **kwargs: Any) -> Any:
         if targets is None:
             return original(*args, **kwargs)
-        decoder = getattr(causal, decoder_name(causal))
+        # All of the model but the head.
+        decoder = getattr(model, model.base_model_prefix)
         given = {name: value for name, value in kwargs.items() if value is not None}
         decoded = decoder(*args, **given)
         states, kind = decoded.last_hidden_state.flatten(0, 1)[targets.positions], type(decoded)
         del decoded
 
         def score(states: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
-            with _submodule_replaced(causal, decoder_name(causal), _PrecomputedDecoder(decoder, kind)):
+            with _submodule_replaced(model, model.base_model_prefix, _PrecomputedDecoder(decoder, kind)):
                 logits = original(inputs_embeds=states[None], use_cache=False).logits[0]
             return logprobs_and_entropy(logits, tokens, targets.scoring)
 
@@ -143,7 +133,7 @@ def chunk_output_head(model: nn.Module, chunk_size: int) -> None:
         scored = [checkpoint(score, *chunk, use_reentrant=False, preserve_rng_state=False) for chunk in chunks]
         return tuple(torch.cat(parts) for parts in zip(*scored, strict=True))
 
-    causal.forward = forward
+    model.forward = forward
 
 
 class _PrecomputedDecoder:

@@ -1,23 +1,33 @@
 """How a micro-batch is laid out for a model: padded rows, or rows packed into one sequence.
 
-Legend: B episodes, N tokens of them all, T tokens as the model of this worker reads them.
+The responses of a group have their prompt in common, and what a causal model computes at a prompt's tokens does not
+depend on what follows. Packed, its tokens can therefore stand in the sequence once, before all responses. The attention
+alone knows which prompt a response continues: its tokens see the prompt's and those before them.
+
+Legend: B episodes, N tokens of them all, T tokens as the model of this worker reads them; G different prompts, P and Q
+tokens of the longest prompt and response.
 """
 
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed import ProcessGroup
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from verl.batch import Batch, positions_within
-from verl.config.common import ModelConfig
-from verl.config.errors import ConfigError
-from verl.models.info import ModelInfo
 from verl.models.sequence_parallel import gather_tokens
 
-PACKABLE_LAYERS = {"full_attention", "sliding_attention"}
-"""Kinds of layers that can keep packed rows apart."""
+ROUND_TO = 128
+"""Sequences with shared prompts are filled up to a multiple of this many tokens. Buffers then come in a few sizes and
+are used again; new sizes mean new memory, and on a CPU asking for it takes as long as sharing prompts saves."""
+
+LEAST_SHARED = 0.05
+"""Smallest share of a micro-batch's tokens that must be saved; for less, rows are packed whole."""
+
+_NOWHERE = torch.iinfo(torch.int64).max
+"""The position of a key that nothing sees."""
 
 
 class Layout:
@@ -60,11 +70,7 @@ class Layout:
 def padded_layout(batch: Batch) -> Layout:
     """Rows of one length, T = B (P + R)."""
     input_ids, attention_mask = batch.trimmed().rows()
-    inputs = {
-        "input_ids": input_ids,
-        "attention_mask": attention_mask,
-        "position_ids": position_ids(attention_mask),
-    }
+    inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids(attention_mask)}
     return Layout(inputs, attention_mask.flatten().nonzero().flatten())
 
 
@@ -77,19 +83,11 @@ def packed_layout(batch: Batch, group: ProcessGroup | None = None) -> Layout:
     fillers = -num_tokens % size
     lengths = torch.cat([batch.lengths, batch.lengths.new_tensor([fillers])])
     lengths = lengths[lengths > 0]
-    positions = positions_within(lengths)
-    bounds = torch.cat([lengths.new_zeros(1), lengths.cumsum(dim=0)]).to(torch.int32)
-    longest = int(lengths.max())
-    slices = (torch.cat([batch.tokens, batch.tokens.new_zeros(fillers)]), positions)
-    input_ids, position = (whole.tensor_split(size)[0 if group is None else group.rank()] for whole in slices)
-    inputs: dict[str, Any] = {
-        "input_ids": input_ids[None],
-        "position_ids": position[None],
-        "cu_seq_lens_q": bounds,
-        "cu_seq_lens_k": bounds,
-        "max_length_q": longest,
-        "max_length_k": longest,
-    }
+    bounds, longest = _bounds(lengths), int(lengths.max())
+    whole = (F.pad(batch.tokens, (0, fillers)), positions_within(lengths))
+    ids, positions = (row.tensor_split(size)[0 if group is None else group.rank()][None] for row in whole)
+    inputs: dict[str, Any] = {"input_ids": ids, "position_ids": positions}
+    inputs |= {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
     if group is not None:
         inputs["sequence_group"] = group
     return Layout(inputs, torch.arange(num_tokens, device=batch.tokens.device), group)
@@ -100,27 +98,125 @@ def position_ids(attention_mask: Tensor) -> Tensor:
     return (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
 
 
-def check_packing(config: ModelConfig, prefix: str) -> None:
-    """Raise ``ConfigError`` naming an option under ``prefix`` if the model cannot read packed rows and should."""
-    if not config.use_remove_padding:
-        return
-    info = ModelInfo.of(config)
-    model = f"{info.text_config.model_type} at {config.path!r}"
-    kinds = set(getattr(info.text_config, "layer_types", None) or PACKABLE_LAYERS)
-    if not kinds <= PACKABLE_LAYERS:
-        raise ConfigError(
-            f"{prefix}.use_remove_padding=true: {model} has layers of kind {sorted(kinds - PACKABLE_LAYERS)}, which "
-            "would mix packed rows; set it to false"
-        )
-    auto_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(info.text_config), None)
-    if auto_class is not None and not auto_class._can_set_attn_implementation():
-        raise ConfigError(
-            f"{prefix}.use_remove_padding=true: {model} has its own attention function, which would mix packed rows; "
-            "set it to false"
-        )
-    size, heads = config.ulysses_sequence_parallel_size, info.text_config.num_attention_heads
-    if heads % size:
-        raise ConfigError(
-            f"{prefix}.ulysses_sequence_parallel_size={size}: must divide the {heads} attention heads of "
-            f"{config.path!r}"
-        )
+class Rows(NamedTuple):
+    """Where rows start and end in a packed sequence, [rows + 1] int32, and how long the longest is."""
+
+    queries: Tensor
+    keys: Tensor
+    most_queries: int
+    most_keys: int
+
+
+class SharedPrompts:
+    """Where prompts and responses stand in the sequence: prompts first, then the responses of row 0, 1, ..."""
+
+    def __init__(self, prompt_lengths: Tensor, response_lengths: Tensor, prompt_of: Tensor) -> None:
+        """
+        Args:
+            prompt_lengths: [G] int64, tokens.
+            response_lengths: [B] int64, tokens.
+            prompt_of: [B] int64, the prompt of each row.
+        """
+        self.prompt_lengths, self.response_lengths, self.prompt_of = prompt_lengths, response_lengths, prompt_of
+        lengths = torch.cat([prompt_lengths, response_lengths])
+        starts = (lengths.cumsum(dim=0) - lengths).split([len(prompt_lengths), len(response_lengths)])
+        self.num_tokens = int(lengths.sum())
+        self.prompt_starts, self.response_starts = starts
+        self.longest_prompt = max(1, int(prompt_lengths.max()))
+        self.longest_response = max(1, int(response_lengths.max()))
+        self._seen: dict[int | None, Tensor] = {}
+
+    @cached_property
+    def prompt_tokens(self) -> Tensor:
+        """[G, P], the tokens of each prompt; any beyond its length."""
+        return self._tokens(self.prompt_starts, self.longest_prompt)
+
+    @cached_property
+    def response_tokens(self) -> Tensor:
+        """[B, Q], the tokens of each response; any beyond its length."""
+        return self._tokens(self.response_starts, self.longest_response)
+
+    def _tokens(self, starts: Tensor, longest: int) -> Tensor:
+        return (starts[:, None] + torch.arange(longest, device=starts.device)).clamp(max=self.num_tokens - 1)
+
+    @cached_property
+    def masks(self) -> tuple[Tensor, Tensor]:
+        """[G, P] and [B, Q] bool, where the blocks of prompts and of responses have a token."""
+        return _within(self.prompt_lengths, self.longest_prompt), _within(self.response_lengths, self.longest_response)
+
+    @cached_property
+    def in_blocks(self) -> Tensor:
+        """[T], where each token is in the blocks [G, P] and [B, Q], joined and flattened."""
+        return torch.cat([mask.flatten() for mask in self.masks]).nonzero().flatten()
+
+    def seen(self, window: int | None) -> Tensor:
+        """[B, 1, Q, P + Q] bool, what the tokens of responses see; ``window``: at most so many, themselves included."""
+        if window not in self._seen:  # the same in all layers of a kind
+            device = self.prompt_of.device
+            queries = self.prompt_lengths[self.prompt_of][:, None] + torch.arange(self.longest_response, device=device)
+            of_prompts = torch.arange(self.longest_prompt, device=device).expand(len(queries), -1)
+            # Beyond its end a prompt's positions are those of no token.
+            of_prompts = of_prompts.masked_fill(~self.masks[0][self.prompt_of], _NOWHERE)
+            self._seen[window] = tokens_seen(queries, torch.cat([of_prompts, queries], dim=1), window)[:, None]
+        return self._seen[window]
+
+    @cached_property
+    def rows(self) -> Rows:
+        """Each prompt, and then each response; keys in the order of :attr:`keys`."""
+        whole = self.prompt_lengths[self.prompt_of] + self.response_lengths
+        queries = _bounds(torch.cat([self.prompt_lengths, self.response_lengths]))
+        most = max(self.longest_prompt, self.longest_response), max(self.longest_prompt, int(whole.max()))
+        return Rows(queries, _bounds(torch.cat([self.prompt_lengths, whole])), *most)
+
+    @cached_property
+    def keys(self) -> Tensor:
+        """[N], the tokens that each prompt, and then each response, sees: its prompt's and its own."""
+        tokens = torch.cat([self.prompt_tokens[self.prompt_of], self.response_tokens], dim=1)
+        mask = torch.cat([self.masks[0][self.prompt_of], self.masks[1]], dim=1)
+        return torch.cat([self.prompt_tokens[self.masks[0]], tokens[mask]])
+
+
+def _within(lengths: Tensor, longest: int) -> Tensor:
+    """[N, longest] bool, whether there is a token, for ``lengths [N]``."""
+    return torch.arange(longest, device=lengths.device) < lengths[:, None]
+
+
+def _bounds(lengths: Tensor) -> Tensor:
+    """[rows + 1] int32, where rows of these lengths start and end."""
+    return torch.cat([lengths.new_zeros(1), lengths.cumsum(dim=0)]).to(torch.int32)
+
+
+def tokens_seen(queries: Tensor, keys: Tensor, window: int | None) -> Tensor:
+    """[B, Q, N] bool, whether a token at position ``queries [B, Q]`` sees the one at ``keys [B, N]``."""
+    seen = keys[:, None] <= queries[:, :, None]
+    return seen if window is None else seen & (keys[:, None] > queries[:, :, None] - window)
+
+
+def shared_prompt_layout(batch: Batch) -> tuple[Layout, float]:
+    """Each different prompt once, then all responses, and the share of the tokens of whole rows that this saves.
+
+    Every row needs a prompt or a response.
+    """
+    is_response = batch.in_response
+    prompts = [part.tolist() for part in batch.tokens[~is_response].split(batch.prompt_lengths.tolist())]
+    # Sums of gradients depend on the order: that of the prompts must not depend on that of the rows.
+    different = sorted({tuple(prompt) for prompt in prompts}, key=lambda prompt: (len(prompt), prompt))
+    number = {prompt: place for place, prompt in enumerate(different)}
+    device, responses = batch.tokens.device, batch.response_lengths
+    prompt_of = torch.tensor([number[tuple(prompt)] for prompt in prompts], device=device)
+    lengths = torch.tensor([len(prompt) for prompt in different], device=device)
+    shared = SharedPrompts(lengths, responses, prompt_of)
+    fillers = -shared.num_tokens % ROUND_TO
+    # Where each token of the rows is read: at its place within the prompt or response that it belongs to.
+    first = torch.stack([shared.prompt_starts[prompt_of], shared.response_starts], dim=1).flatten()
+    sizes = torch.stack([batch.prompt_lengths, responses], dim=1).flatten()
+    places = first.repeat_interleave(sizes) + positions_within(sizes)
+    ids = torch.tensor([token for prompt in different for token in prompt], device=device, dtype=torch.int64)
+    positions = [positions_within(lengths), positions_within(batch.lengths)[is_response]]
+    inputs = {
+        "input_ids": F.pad(torch.cat([ids, batch.tokens[is_response]]), (0, fillers))[None],
+        "position_ids": F.pad(torch.cat(positions), (0, fillers))[None],
+        "shared_prompts": shared,
+    }
+    num_whole = len(batch.tokens)
+    return Layout(inputs, places), (num_whole - shared.num_tokens) / max(1, num_whole)

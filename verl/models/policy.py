@@ -7,20 +7,21 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
-from verl.batch import Batch, RankMetrics
+from verl.batch import Batch
 from verl.config.actor import ActorConfig
 from verl.config.common import ModelConfig
 from verl.models.forward import LogprobForward
 from verl.models.fsdp import offloaded_parameters
 from verl.models.loading import load_sharded_model
 from verl.models.micro_batches import MicroBatching, join_parts
+from verl.models.output_head import Scoring
 
-Measure = Callable[[list[Tensor]], RankMetrics]
-"""Hidden states [T, L, D] of responses in, their rank metrics out."""
+Measure = Callable[[list[Tensor]], Batch]
+"""Hidden states [T, L, D] of responses in, their columns of rank metrics out."""
 
 
 class Policy:
-    """A sharded causal language model that scores responses, inside ``with policy.parameters.loaded():``.
+    """A sharded causal language model that scores responses.
 
     Legend: T tokens of a response, L layers, D hidden width.
     """
@@ -57,26 +58,25 @@ class Policy:
         """Log-probabilities and entropies of the responses, and what ``measure`` makes of their hidden states.
 
         Args:
-            layers: layers whose states are measured, see :func:`verl.models.hidden_states.record_states`.
+            layers: layers whose states are measured, see :func:`verl.models.forward.record_states`.
             measure: called with the states that the tokens of each response were sampled from; goes with ``layers``.
             statistics: names in :data:`verl.models.output_head.STATISTICS` of what is wanted, too, one number a token.
 
         Returns:
-            The same episodes on the CPU with ``logprobs``, ``entropy``, the statistics, and ``rank_metrics``.
+            The same episodes on the CPU with ``logprobs``, ``entropy``, the statistics, and what ``measure`` fills.
         """
-        parts, rows, cuts = [], [], self.scoring.cut(batch)
-        for micro in (batch[cut] for cut in cuts):
-            scored = self.forward.logprobs(micro, self.temperature, layers=layers, statistics=statistics)
-            if measure is not None:
-                rows += measure(scored.states).to_rows()
-            parts.append(scored.without("states"))
-        metrics = RankMetrics.none(len(batch))
-        if rows:
-            metrics = RankMetrics.from_rows(rows, batch.width)[torch.cat(cuts).argsort()]
-        return join_parts(parts, cuts, batch.width).fill(rank_metrics=metrics)
+        parts, cuts = [], self.scoring.cut(batch)
+        scoring = Scoring(self.temperature, statistics=tuple(statistics))
+        with self.parameters.loaded():
+            for micro in (batch[cut] for cut in cuts):
+                scored = self.forward.logprobs(micro, scoring, layers=layers)
+                if measure is not None:
+                    scored.merge(measure(scored.states))
+                parts.append(scored.without("states"))
+        return join_parts(parts, cuts, batch.width)
 
 
 def scoring_batches(config: ActorConfig, model: ModelConfig) -> MicroBatching:
     """Micro-batches of policy and reference where only log-probabilities are needed."""
-    max_tokens = config.log_prob_max_token_len_per_gpu if config.use_dynamic_bsz else None
-    return MicroBatching.of(model, config.log_prob_micro_batch_size_per_gpu, max_tokens)
+    rows, max_tokens = config.log_prob_micro_batch_size_per_gpu, config.log_prob_max_token_len_per_gpu
+    return MicroBatching.of(model, rows, max_tokens, config.use_dynamic_bsz)

@@ -39,15 +39,16 @@ def split_heads(states: Tensor, group: ProcessGroup) -> Tensor:
     Heads of keys and values that cannot be split are repeated first, each next to itself, so that every worker has
     those that its queries ask for.
     """
-    repeats = group.size() // math.gcd(states.shape[0], group.size())
+    size = group.size()
+    repeats = size // math.gcd(states.shape[0], size)
     if repeats > 1:
         states = states.repeat_interleave(repeats, dim=0)
-    return _SplitHeads.apply(states, group)  # type: ignore[no-any-return, no-untyped-call]  # torch's
+    return _exchange(states.unflatten(0, (size, -1)), group).transpose(0, 1).flatten(1, 2)
 
 
 def gather_heads(states: Tensor, group: ProcessGroup) -> Tensor:
     """The inverse of :func:`split_heads`: from [H / G, T, D] to [H, t, D]."""
-    return _GatherHeads.apply(states, group)  # type: ignore[no-any-return, no-untyped-call]  # torch's
+    return _exchange(states.unflatten(1, (group.size(), -1)).transpose(0, 1), group).flatten(0, 1)
 
 
 def gather_tokens(values: Tensor, group: ProcessGroup) -> Tensor:
@@ -56,62 +57,26 @@ def gather_tokens(values: Tensor, group: ProcessGroup) -> Tensor:
     The gradient that comes back must be the same on all workers, which it is if all compute the same loss from here on:
     each worker keeps its own slice of it.
     """
-    return _GatherTokens.apply(values, group)  # type: ignore[no-any-return, no-untyped-call]  # torch's
+    parts = [torch.empty_like(values) for _ in range(group.size())]
+    dist.all_gather(parts, values.detach().contiguous(), group=group)
+    parts[group.rank()] = values
+    return torch.cat(parts)
 
 
 def _exchange(parts: Tensor, group: ProcessGroup) -> Tensor:
     """Send ``parts[g]`` to worker g; returns what each worker sent, in their order."""
-    parts = parts.contiguous()
-    received = torch.empty_like(parts)
-    dist.all_to_all_single(received, parts, group=group)
-    return received
+    return _Exchange.apply(parts, group)  # type: ignore[no-any-return, no-untyped-call]  # torch's
 
 
-def _heads_to_tokens(states: Tensor, group: ProcessGroup) -> Tensor:
-    heads, tokens, width = states.shape
-    received = _exchange(states.view(group.size(), heads // group.size(), tokens, width), group)
-    return received.transpose(0, 1).reshape(heads // group.size(), group.size() * tokens, width)
-
-
-def _tokens_to_heads(states: Tensor, group: ProcessGroup) -> Tensor:
-    heads, tokens, width = states.shape
-    parts = states.reshape(heads, group.size(), tokens // group.size(), width).transpose(0, 1)
-    return _exchange(parts, group).flatten(0, 1)
-
-
-class _SplitHeads(torch.autograd.Function):
+class _Exchange(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, states: Tensor, group: ProcessGroup) -> Tensor:
+    def forward(ctx: Any, parts: Tensor, group: ProcessGroup) -> Tensor:
         ctx.group = group
-        return _heads_to_tokens(states.contiguous(), group)
+        received = torch.empty_like(parts, memory_format=torch.contiguous_format)
+        dist.all_to_all_single(received, parts.contiguous(), group=group)
+        return received
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _tokens_to_heads(gradient, ctx.group), None
-
-
-class _GatherHeads(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, states: Tensor, group: ProcessGroup) -> Tensor:
-        ctx.group = group
-        return _tokens_to_heads(states, group)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _heads_to_tokens(gradient.contiguous(), ctx.group), None
-
-
-class _GatherTokens(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, group: ProcessGroup) -> Tensor:
-        ctx.group = group
-        gathered = values.new_empty(group.size() * values.shape[0], *values.shape[1:])
-        dist.all_gather_into_tensor(gathered, values.contiguous(), group=group)
-        return gathered
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient.tensor_split(ctx.group.size())[ctx.group.rank()], None
+        return _exchange(gradient, ctx.group), None

@@ -12,14 +12,12 @@ from functools import cache
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from tensordict import TensorDict
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from verl.batch import RankMetrics
+from verl.batch import PREFIX, RANK, Batch
 from verl.config.calculator import CalculatorConfig
-from verl.rank.dynamics import acceleration, prefix_counts, prefix_rows, sliced_base_metrics, velocity, with_whole
+from verl.rank.dynamics import changes, prefix_counts, prefix_rows, sliced_base_metrics
 from verl.rank.own_metrics import own_measures
 from verl.spectral import SpectralOptions
 from verl.spectral.bounds import workspace_bound
@@ -30,7 +28,6 @@ RANKS = ("Effective Rank", "Log Effective Rank", "Traditional Rank")
 
 PADDED_BYTES = 256 << 20
 """Bound on the padded copy of hidden states that :meth:`RepresentationMetricsCalculator.measure` makes at once."""
-
 
 VECTORS = 256
 """Bound on the float64 vectors of a response's length that measuring it takes: the pivots of all shifts, twice, and a
@@ -71,12 +68,6 @@ class RepresentationMetricsCalculator:
             ValueError: shapes do not fit, the mask is not right-padded, or, with ``on_nonfinite=raise``, a valid row
                 holds NaN or infinity (names the layer and the response).
         """
-        return finish(self._measure(hidden_states, attention_mask, compute_diff, diff_stride))[0]
-
-    def _measure(
-        self, hidden_states: Tensor, attention_mask: Tensor, compute_diff: bool | None, diff_stride: int | None
-    ) -> Slices[tuple[dict[str, dict[str, Tensor]], list[dict[str, Tensor]]]]:
-        """In slices, as :meth:`__call__`, and for each layer the metrics of prefixes, name to ``[B, T]``."""
         if hidden_states.dim() != 4 or attention_mask.shape != hidden_states.shape[:2]:
             raise ValueError(
                 f"hidden_states {tuple(hidden_states.shape)} and attention_mask {tuple(attention_mask.shape)}: "
@@ -85,36 +76,41 @@ class RepresentationMetricsCalculator:
         lengths = _lengths(attention_mask.to(hidden_states.device))
         compute_diff = self.config.compute_diff if compute_diff is None else compute_diff
         stride = self.config.diff_stride if diff_stride is None else diff_stride
-        metrics, by_prefix = {}, []
+        layers, _ = finish(self._measure(hidden_states, lengths, compute_diff, stride))
+        return {str(layer): metrics for layer, metrics in enumerate(layers, start=1)}
+
+    def _measure(
+        self, hidden_states: Tensor, lengths: Tensor, compute_diff: bool, stride: int
+    ) -> Slices[tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]]:
+        """For each layer of ``[B, T, L, D]`` the metrics, name to ``[B]``, and those of prefixes, to ``[B, T]``."""
+        metrics, by_prefix = list[dict[str, Tensor]](), list[dict[str, Tensor]]()
         for layer in range(hidden_states.shape[2]):
-            key = str(layer + 1)
             try:
                 states = hidden_states[:, :, layer]
                 measured, prefixes = yield from self._layer_metrics(states, lengths, compute_diff, stride)
             except ValueError as error:
-                raise ValueError(f"layer {key}: {error}") from error
-            metrics[key] = {name: self._stored(name, values) for name, values in measured.items()}
+                raise ValueError(f"layer {layer + 1}: {error}") from error
+            metrics.append({name: self._stored(name, values) for name, values in measured.items()})
             by_prefix.append(prefixes)
         return metrics, by_prefix
 
-    def measure(self, states: list[Tensor]) -> RankMetrics:
+    def measure(self, states: list[Tensor]) -> Batch:
         """:meth:`measure_in_slices` without pauses."""
         return finish(self.measure_in_slices(states))
 
-    def measure_in_slices(self, states: list[Tensor]) -> Slices[RankMetrics]:
+    def measure_in_slices(self, states: list[Tensor]) -> Slices[Batch]:
         """Metrics of whole responses of any lengths; those of one do not depend on the others.
 
         Args:
             states: at least one response, each ``[T, L, D]`` with T at least 1.
 
         Returns:
-            On the device of ``states``.
+            Episodes without prompts, whose columns of rank metrics are on the device of ``states``.
 
         Raises:
             ValueError: as :meth:`__call__`; responses are counted within the list.
         """
-        parts: list[dict[str, Tensor]] = []
-        courses: list[dict[str, Tensor]] = []
+        config, parts = self.config, list[Batch]()
         longest = max(len(response) for response in states)
         at_once = max(1, PADDED_BYTES // max(1, longest * states[0][0].nbytes))
         for start in range(0, len(states), at_once):
@@ -122,16 +118,16 @@ class RepresentationMetricsCalculator:
             # A single one, however long, is not copied.
             padded = responses[0][None] if len(responses) == 1 else pad_sequence(responses, batch_first=True)
             lengths = torch.tensor([len(response) for response in responses], device=padded.device)
-            mask = torch.arange(padded.shape[1], device=padded.device) < lengths[:, None]
-            layers, prefixes = yield from self._measure(padded, mask, None, None)
-            parts.append(_stacked(list(layers.values())))
-            if self.config.keep_prefixes:
-                stacked = _stacked(prefixes).items()
-                courses.append({name: _widened(values, longest) for name, values in stacked})
-        size = [len(states)]
-        means = torch.stack([_mean(response) for response in states])
-        by_prefix = TensorDict(_joined(courses), batch_size=size) if courses else None
-        return RankMetrics(TensorDict(_joined(parts), batch_size=size), means, by_prefix, batch_size=size)
+            layers, prefixes = yield from self._measure(padded, lengths, config.compute_diff, config.diff_stride)
+            columns = {RANK + name: values for name, values in _stacked(layers).items()}
+            if config.keep_prefixes:
+                valid = torch.arange(padded.shape[1], device=padded.device) < lengths[:, None]
+                by_token = {PREFIX + name: values.transpose(1, 2) for name, values in _stacked(prefixes).items()}
+                columns |= {name: values[valid].float() for name, values in by_token.items()}
+            columns["mean_states"] = torch.stack([_mean(response) for response in responses])
+            sizes = torch.tensor([len(response) for response in responses])
+            parts.append(Batch(torch.zeros_like(sizes), sizes).fill(**columns))
+        return Batch.join(parts)
 
     def dataset_metrics(self, mean_states: Tensor, diff_stride: int) -> dict[str, float]:
         """Metrics of the matrix ``mean_states [B, D]``, one mean hidden state per response, for one layer.
@@ -155,9 +151,9 @@ class RepresentationMetricsCalculator:
         elif config.on_nonfinite == "raise" and not bool(finite.all()):
             first = int((~finite).nonzero()[0])
             raise ValueError(f"mean_states[{first}]: holds NaN or infinity; check the model's weights and the capture")
-        mask = torch.ones(1, mean_states.shape[0], dtype=torch.bool, device=mean_states.device)
+        lengths = torch.tensor([len(mean_states)], device=mean_states.device)
         cumulative = config.compute_cumulative_global_metrics
-        metrics = self(mean_states[None, :, None, :], mask, cumulative, diff_stride)["1"]
+        (metrics,), _ = finish(self._measure(mean_states[None, :, None, :], lengths, cumulative, diff_stride))
         wanted = {f"global/{name}": name for name in config.base_names if config.compute_global_metrics}
         if cumulative:
             wanted |= {f"cumulative/{name}": name for name in metrics if name not in config.base_names}
@@ -177,14 +173,14 @@ class RepresentationMetricsCalculator:
         self, hidden: Tensor, lengths: Tensor, compute_diff: bool, stride: int
     ) -> Slices[tuple[dict[str, Tensor], dict[str, Tensor]]]:
         """Metrics of one layer ``[B, T, D]``, name to ``[B]``, and those of its prefixes, name to ``[B, T]``."""
-        names = self.config.base_names
+        names, config = self.config.base_names, self.config
         if not compute_diff:
             whole = yield from sliced_base_metrics(hidden, lengths, lengths[:, None], names, self._whole, self._own)
             courses = self._courses(whole, lengths[:, None], hidden)
             return {name: values[:, 0] for name, values in whole.items()}, courses
         # 1. The rows that prefixes are taken from, and where these end.
-        kept, kept_lengths = _kept_rows(hidden, lengths, self.config.max_seq_len, self.config.max_seq_len_from)
-        extra = 0 if self.config.prefix_rule == "at_stride_and_whole" else 1
+        kept, kept_lengths = _kept_rows(hidden, lengths, config.max_seq_len, config.max_seq_len_from)
+        extra = 0 if config.prefix_rule == "at_stride_and_whole" else 1
         counts, rows = prefix_counts(kept_lengths, stride, extra), prefix_rows(kept_lengths, stride, extra)
         # 2. The base metrics of every prefix and of the whole response, in one pass where both are measured alike.
         if kept is hidden and self._whole == self._diff:
@@ -197,21 +193,17 @@ class RepresentationMetricsCalculator:
             prefixes = yield from sliced_base_metrics(kept, kept_lengths, rows, names, self._diff, self._own)
         # 3. The same by token, for ``keep_prefixes``.
         measured = {name: torch.cat([prefixes[name], whole[name]], dim=1) for name in names}
-        before = lengths - kept_lengths if self.config.max_seq_len_from == "end" else torch.zeros_like(lengths)
+        before = lengths - kept_lengths if config.max_seq_len_from == "end" else torch.zeros_like(lengths)
         last_rows = torch.where(rows > 0, rows + before[:, None], 0)
         courses = self._courses(measured, torch.cat([last_rows, lengths[:, None]], dim=1), hidden)
         # 4. Velocity and acceleration.
-        ends_whole = _ends_whole(self.config.prefix_rule, lengths, kept_lengths, counts, stride)
         metrics: dict[str, Tensor] = {}
         for name in names:
             metrics[name] = whole[name][:, 0]
-            # A masked response has NaN here too, though fewer than two prefixes would give 0.
-            masked = torch.where(metrics[name].isnan(), torch.nan, 0.0)
-            values, terms = prefixes[name], counts
-            if self.config.prefix_rule != "after_stride":
-                values, terms = with_whole(values, counts, self._rounded(name, metrics[name]), ends_whole)
-            metrics[f"{name} diff"] = velocity(values, terms) + masked
-            metrics[f"{name} diff 2"] = acceleration(values, terms) + masked
+            stored = self._rounded(name, metrics[name])
+            metrics[f"{name} diff"], metrics[f"{name} diff 2"] = changes(
+                prefixes[name], counts, stored, config.prefix_rule, lengths, kept_lengths, stride
+            )
         return metrics, courses
 
     def _courses(self, values: Mapping[str, Tensor], rows: Tensor, hidden: Tensor) -> dict[str, Tensor]:
@@ -237,15 +229,6 @@ def _stacked(layers: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return {name: torch.stack([layer[name] for layer in layers], dim=1) for name in layers[0]}
 
 
-def _joined(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-
-
-def _widened(values: Tensor, num_columns: int) -> Tensor:
-    """``values [B, L, T]`` in float32 and with as many columns as given; NaN in those that are added."""
-    return F.pad(values.float(), (0, num_columns - values.shape[2]), value=torch.nan)
-
-
 def capture_options(config: CalculatorConfig) -> dict[str, Any]:
     """What a vLLM engine is asked for (``additional_config["hidden_states"]``): every response's rank metrics.
 
@@ -269,13 +252,13 @@ def reduce_states(states: list[Tensor], calculator: str) -> Slices[list[dict[str
         calculator: the fields of :class:`CalculatorConfig` as JSON.
 
     Returns:
-        The rows of their :class:`RankMetrics`.
+        For each the columns that :meth:`RepresentationMetricsCalculator.measure` fills, by name.
 
     Raises:
         ValueError: as :meth:`RepresentationMetricsCalculator.measure`.
     """
     metrics = yield from _calculator(calculator).measure_in_slices(states)
-    return metrics.to_rows()
+    return [{name: getattr(response, name) for name in response.names} for response in metrics.split(1)]
 
 
 def workspace_bytes(num_tokens: int, num_layers: int, width: int, calculator: str | CalculatorConfig) -> int:
@@ -309,16 +292,6 @@ def _options(config: CalculatorConfig, svd_method: str, method: str) -> Spectral
     # Zeros, too, begin as the NaN of a masked response.
     on_nonfinite = "raise" if config.on_nonfinite == "raise" else "mask"
     return SpectralOptions(method=method, svd_rank=rank, on_nonfinite=on_nonfinite, max_bytes=config.workspace_mb << 20)
-
-
-def _ends_whole(rule: str, lengths: Tensor, kept: Tensor, counts: Tensor, stride: int) -> Tensor:
-    """Bool ``[B]``: whether the whole response is the last prefix, by ``calculator.prefix_rule``.
-
-    ``lengths [B]``, the rows ``kept [B]`` of them, and the ``counts [B]`` of the other prefixes.
-    """
-    if rule == "after_stride_and_whole":
-        return (kept == lengths) & (lengths >= 2 * stride)
-    return (counts > 0) & (counts * stride < kept - 1)
 
 
 def _kept_rows(hidden: Tensor, lengths: Tensor, most: int | None, end: str) -> tuple[Tensor, Tensor]:

@@ -48,14 +48,27 @@ def prefix_rows(lengths: Tensor, stride: int, extra: int = 1) -> Tensor:
     return torch.where(j <= counts[:, None], j * stride + extra, 0)
 
 
-def with_whole(values: Tensor, counts: Tensor, whole: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
-    """Prefix metrics in which the whole response is the last prefix of some responses.
+def changes(
+    values: Tensor, counts: Tensor, whole: Tensor, rule: str, lengths: Tensor, kept: Tensor, stride: int
+) -> tuple[Tensor, Tensor]:
+    """Velocity and acceleration ``[B]`` of one metric by ``calculator.prefix_rule``; NaN where ``whole`` is NaN.
 
-    ``values [B, J]``, of which the first ``counts [B]`` count, ``whole [B]``, and ``present [B]`` bool, which responses
-    get it -> ``[B, J + 1]`` and counts.
+    Args:
+        values: ``[B, J]`` of the prefixes, of which the first ``counts [B]`` are there.
+        whole: ``[B]`` of the whole response.
+        rule: says of which responses the whole is the last prefix.
+        lengths: ``[B]`` rows of each response, of which ``kept [B]`` are those that prefixes are taken from.
     """
-    longer = torch.cat([values, values.new_zeros(values.shape[0], 1)], dim=1)
-    return longer.scatter(1, counts[:, None], whole[:, None]), counts + present
+    # A masked response has NaN here too, though fewer than two prefixes would give 0.
+    masked = torch.where(whole.isnan(), torch.nan, 0.0)
+    if rule != "after_stride":
+        if rule == "after_stride_and_whole":
+            ends_whole = (kept == lengths) & (lengths >= 2 * stride)
+        else:
+            ends_whole = (counts > 0) & (counts * stride < kept - 1)
+        longer = torch.cat([values, values.new_zeros(values.shape[0], 1)], dim=1)
+        values, counts = longer.scatter(1, counts[:, None], whole[:, None]), counts + ends_whole
+    return velocity(values, counts) + masked, acceleration(values, counts) + masked
 
 
 def velocity(values: Tensor, counts: Tensor) -> Tensor:
@@ -146,8 +159,7 @@ def base_metrics(
     """The metrics ``names``, of ``BASE_METRICS``, of every chosen prefix.
 
     ``hidden [B, T, D]``, ``lengths [B]``, ``rows [B, P]`` -> name to float64 ``[B, P]``. Degenerate prefixes (0 or
-    1 rows, all rows equal): effective rank 1 and its log 0, entropy 0, rank 0, curvature 0. With
-    ``options.on_nonfinite="mask"`` a response that holds NaN or infinity has NaN for every metric.
+    1 rows, all rows equal): effective rank 1 and its log 0, entropy 0, rank 0, curvature 0.
 
     Raises:
         ValueError: as :func:`verl.spectral.prefix_functionals`.

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verl.batch import RankMetrics
+from verl.batch import by_layer
 from verl.config.rewards import RewardManagerConfig
 from verl.rank.shaping import (
     auxiliary_signal,
@@ -43,7 +43,7 @@ class RewardManager:
         self._previous_means: Means | None = None
         """Batch means of the step before; kept only if averages start at zero."""
 
-    def compute_phi(self, rank_metrics: RankMetrics) -> tuple[Tensor, dict[str, float]]:
+    def compute_phi(self, rank_metrics: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, float]]:
         """The auxiliary signal Phi of every response, and scalars to log; changes no state.
 
         Phi is measured against the baselines of the previous steps. Where there is no baseline yet (first step), the
@@ -51,7 +51,7 @@ class RewardManager:
         all without ``computes_phi``, and in the first step if ``baseline_start=zero``.
 
         Args:
-            rank_metrics: of B responses, holding every name in ``indicator_names``, and the guide.
+            rank_metrics: name -> [B, L] (``Batch.rank_metrics``), every name in ``indicator_names``, and the guide.
 
         Returns:
             Phi ``[B]`` float64, the mean over the layers, and scalars under ``reward_manager/``.
@@ -62,7 +62,9 @@ class RewardManager:
         layers = self._indicators(rank_metrics)
         scale = self.config.aux_reward_global_weight * self._fade()
         metrics: dict[str, float] = {}
-        if self._has_signal():
+        phi = torch.zeros(len(next(iter(rank_metrics.values()))), dtype=torch.float64)
+        waits = self._start is not None and self._previous_means is None
+        if self.config.computes_phi and not waits:
             signals = []
             for layer, indicators in layers.items():
                 signal, layer_metrics = self._layer_signal(layer, indicators, scale)
@@ -70,8 +72,6 @@ class RewardManager:
                 metrics |= layer_metrics
             phi = torch.stack(signals).mean(0)
             metrics["reward_manager/scale"] = scale
-        else:
-            phi = torch.zeros(len(rank_metrics), dtype=torch.float64)
         metrics |= {
             "reward_manager/phi_mean": phi.mean().item(),
             "reward_manager/phi_min": phi.min().item(),
@@ -114,7 +114,7 @@ class RewardManager:
             metrics["reward_manager/shaped_relative_change"] = relative.item()
         return shaped, metrics
 
-    def update(self, scores: Tensor, rank_metrics: RankMetrics) -> None:
+    def update(self, scores: Tensor, rank_metrics: Mapping[str, Tensor]) -> None:
         """Move the baselines towards this batch: mu <- (1 - a) mu + a * batch mean; the first batch sets mu.
 
         With ``baseline_start=zero`` the batch of the update before takes its place, so that the first update moves
@@ -127,9 +127,13 @@ class RewardManager:
         Raises:
             ValueError: as :meth:`compute_phi`.
         """
-        means = _finite_means(self._indicators(rank_metrics))
+        layers = self._indicators(rank_metrics)
         if not self.config.computes_phi:
             return
+        means = {
+            layer: {name: mean for name, values in named.items() if (mean := _finite_mean(values)) is not None}
+            for layer, named in layers.items()
+        }
         if self._start is not None:
             previous, self._previous_means = self._previous_means, means
             if previous is None:
@@ -211,25 +215,20 @@ class RewardManager:
             metrics[f"{prefix}/{name}/weight"] = weights[:, i].mean().item()
         return phi, metrics
 
-    def _has_signal(self) -> bool:
-        waits = self._start is not None and self._previous_means is None
-        return self.config.computes_phi and not waits
-
-    def _indicators(self, rank_metrics: RankMetrics) -> dict[str, dict[str, Tensor]]:
+    def _indicators(self, rank_metrics: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
         """The indicators and the guide of every layer in float64; ``ValueError`` where one is missing."""
-        if not rank_metrics.num_layers:
+        if not rank_metrics:
             raise ValueError("rank_metrics is empty: rank shaping needs calculator.enable=true and at least one layer")
-        available = rank_metrics.metric_names
         for name in self.config.followed_names:
-            if name not in available:
+            if name not in rank_metrics:
                 field = "indicator_names" if name in self.config.indicator_names else "guidance_metric"
                 raise ValueError(
                     f"reward_manager.{field}: {name!r} is not among the metrics; "
-                    f"available: {', '.join(sorted(available))}"
+                    f"available: {', '.join(sorted(rank_metrics))}"
                 )
         return {
             str(layer): {name: metrics[name].double() for name in self.config.followed_names}
-            for layer, metrics in enumerate(rank_metrics.by_layer(), start=1)
+            for layer, metrics in enumerate(by_layer(rank_metrics), start=1)
         }
 
     def _fade(self) -> float:
@@ -252,14 +251,6 @@ def _finite_mean(values: Tensor) -> float | None:
     """Mean of the finite entries, or ``None`` if there is none."""
     finite = values.double()[values.isfinite()]
     return float(finite.mean()) if finite.numel() else None
-
-
-def _finite_means(indicators: Mapping[str, Mapping[str, Tensor]]) -> Means:
-    """Means of the finite entries of every layer's indicators ``[B]``; those without any are left out."""
-    means = {
-        layer: {name: _finite_mean(values) for name, values in named.items()} for layer, named in indicators.items()
-    }
-    return {layer: {name: mean for name, mean in named.items() if mean is not None} for layer, named in means.items()}
 
 
 def _checked_means(means: object, where: str) -> Means:

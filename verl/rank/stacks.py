@@ -9,13 +9,11 @@ up to float64's rounding.
 Shapes: L layers, T rows of a response, D hidden width, J prefixes.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from verl.config.calculator import CalculatorConfig
-from verl.rank.dynamics import acceleration, base_metrics, velocity, with_whole
+from verl.rank.dynamics import base_metrics, changes
 from verl.spectral import SpectralOptions
 
 
@@ -35,11 +33,6 @@ class StackedResponses:
         """``[L, r, D]`` float64, r at most D."""
         self._prefixes: dict[str, list[Tensor]] = {name: [] for name in self.names}
         self._whole: dict[str, Tensor] = {}
-
-    @property
-    def kept_rows(self) -> int:
-        """Rows in memory."""
-        return self._contrasts.shape[1] if self._rows else 0
 
     def add(self, states: Tensor) -> None:
         """Put the states ``[T, L, D]`` of the next response, T at least 1, below those before."""
@@ -78,26 +71,16 @@ class StackedResponses:
         """
         if self._rows == 0:
             raise ValueError("a stack of no responses has no metrics")
-        metrics: dict[str, Tensor] = {}
+        config, metrics = self.config, dict[str, Tensor]()
         for name in self.names:
             metrics[name] = whole = self._whole[name]
-            if not self.config.compute_diff:
-                continue
-            values = torch.cat(self._prefixes[name], dim=1)
-            counts = torch.full((len(whole),), values.shape[1])
-            if self.config.prefix_rule != "after_stride":
-                values, counts = with_whole(values, counts, whole, self._ends_whole(values.shape[1]).expand(len(whole)))
-            masked = torch.where(whole.isnan(), torch.nan, 0.0)
-            metrics[f"{name} diff"] = velocity(values, counts) + masked
-            metrics[f"{name} diff 2"] = acceleration(values, counts) + masked
+            if config.compute_diff:
+                values = torch.cat(self._prefixes[name], dim=1)
+                counts, rows = (torch.full((len(whole),), n) for n in (values.shape[1], self._rows))
+                metrics[f"{name} diff"], metrics[f"{name} diff 2"] = changes(
+                    values, counts, whole, config.prefix_rule, rows, rows, config.diff_stride
+                )
         return metrics
-
-    def _ends_whole(self, count: int) -> Tensor:
-        """Whether the whole stack is the last prefix, by ``calculator.prefix_rule``."""
-        stride = self.config.diff_stride
-        if self.config.prefix_rule == "after_stride_and_whole":
-            return torch.tensor(self._rows >= 2 * stride)
-        return torch.tensor(count > 0 and count * stride < self._rows - 1)
 
 
 def _contrasts(rows: Tensor, mean: Tensor, before: int) -> tuple[Tensor, Tensor]:
@@ -142,11 +125,3 @@ def mean_state_distances(mean_states: Tensor) -> dict[str, float]:
         "pairwise_cosine_sim": float((units[i] * units[j]).sum(dim=1).mean()),
         "dist_to_center": float(centre),
     }
-
-
-def stack_metrics(states: Sequence[Tensor], config: CalculatorConfig) -> dict[str, Tensor]:
-    """The metrics of the stack of ``states``, ``[T, L, D]`` each, name -> ``[L]``."""
-    stack = StackedResponses(config)
-    for response in states:
-        stack.add(response)
-    return stack.metrics()

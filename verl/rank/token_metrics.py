@@ -7,32 +7,26 @@ from collections.abc import Sequence
 from functools import cache
 
 import torch
-from tensordict import TensorDict
 from torch import Tensor
 
-from verl.batch import Batch, RankMetrics
+from verl.batch import RANK, Batch
 from verl.config.calculator import name_of
 from verl.utils.user_code import UserFunction, check_finite, check_tensor, is_import_path
 
 FIELD = "calculator.metric_indices_add"
 
 
-def with_token_metrics(batch: Batch, names: Sequence[str]) -> RankMetrics:
-    """The rank metrics of ``batch`` and, the same in every layer, the metrics ``names`` of its tokens.
+def fill_token_metrics(batch: Batch, names: Sequence[str]) -> None:
+    """Fill the metrics ``names`` of a batch's tokens beside its rank metrics, the same in every layer.
 
     A response that ``calculator.on_nonfinite`` masks in a layer, whose rank metrics are NaN, is masked for these too.
     Metrics of probabilities read ``logprobs`` and ``entropy`` of the policy that sampled (``calculator.needs_policy``).
     """
-    rank_metrics: RankMetrics = batch.rank_metrics
     if not names:
-        return rank_metrics
-    by_name = {name: rank_metrics.by_name[name] for name in rank_metrics.metric_names}
-    masked = torch.stack(list(by_name.values())).isnan().all(dim=0)
-    for name in names:
-        by_name[name_of(name)] = torch.where(masked, torch.nan, _token_metric(name, batch)[:, None])
-    size = [len(batch)]
-    by_token = TensorDict(by_name, batch_size=size)
-    return RankMetrics(by_token, rank_metrics.mean_states, rank_metrics.by_prefix, batch_size=size)
+        return
+    masked = torch.stack(list(batch.rank_metrics.values())).isnan().all(dim=0)
+    of_tokens = {RANK + name_of(name): _token_metric(name, batch)[:, None] for name in names}
+    batch.fill(**{name: torch.where(masked, torch.nan, values) for name, values in of_tokens.items()})
 
 
 def check_token_metrics(names: Sequence[str]) -> None:

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verl.algorithms.advantages.grpo import grpo_advantages
-from verl.batch import Batch
+from verl.algorithms.advantages.estimators import grpo_advantages
+from verl.batch import EPISODE, Batch
 from verl.method import Method
 
 EPS = 1e-3
@@ -50,7 +50,7 @@ class Reweighted(Method):
             kept = [*self.losses.get(source, []), 1 - statistics.fmean(correct)]
             self.losses[source] = kept[-2 * self.window :]
         weights = self.weights()
-        batch.fill(source_weight=torch.tensor([weights[source] for source in sources], dtype=torch.float64))
+        batch.fill(EPISODE, source_weight=torch.tensor([weights[s] for s in sources], dtype=torch.float64))
         return rewards
 
     def weights(self) -> dict[str, float]:

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from verl.rewards.answers import TAIL_CHARS, extract_boxed, extract_tagged
+from verl.rewards.lexicon import WORDS
 from verl.rewards.score import Verdict
 
 KNIGHT, KNAVE = "knight", "knave"
@@ -21,19 +22,11 @@ MAX_ANSWER_CHARS = 16384
 _CONCLUSION = re.compile(r"conclusion[\s*]*:", re.IGNORECASE)
 _TRUTH_ROLE = re.compile(r"(?<!\s)\s++is\s++a\s++(knight|knave)\b", re.IGNORECASE)
 _NAME_START = re.compile(r"[^\W\d_]")
-_NOT = (
-    r"(?:is|are|was|were|ca|could|wo|would|do|does|did|must|should|has|have|had|ai)n['’]?t|cannot|not|non|never|nor"
-    r"|neither|none|no(?!\s*[,.:;])"
-)
 _NOT_SIGN = r"≠|!=|<>|¬|\\(?:neq?|not|lnot)(?![A-Za-z])|(?<![\w-])[~!-](?=kn(?:ight|ave))"
 _CROSS = "[❌❎✗✘🚫⛔👎]"
-_DENIED = (
-    r"false|falsehood|untrue|wrong(?:ly)?|incorrect(?:ly)?|impossible|contradict\w*|absurd|den(?:y|ies|ied)|doubt\w*"
-    r"|refuted?|lie|nobody|mistak\w+|myth|opposite|in\s+no\s+way"
+_NOT, _DENIED, _SUPPOSED, _EITHER, _QUOTED = (
+    "|".join(WORDS["statements"][kind]) for kind in ("not", "denied", "supposed", "either", "quoted")
 )
-_SUPPOSED = r"if|unless|whether|suppos\w+|assum\w+|imagine"
-_EITHER = r"or|xor|iff|if\s+and\s+only\s+if"
-_QUOTED = r"says?|said|claim(?:s|ed)?|state[sd]?|assert(?:s|ed)?|tells?|told"
 _RETRACTED = re.compile(
     r"(?:\A|[.!?;:\n])[^\S\n]*+(?:(?:but|so)\s)?(?:(?:all\s|none\s)of\s)?(?:this|that|these|those|it|not)"
     r"(?:\s(?:is|are|was|were)(?:\sall)?\s(?:false|wrong|incorrect|untrue|a\slie|not\s(?:true|so|right|correct)))?"
@@ -43,15 +36,7 @@ _RETRACTED = re.compile(
 """A sentence that takes back what was said before it: "This is false.", "Not!"."""
 
 _BREAK = r"[\n;]|\.(?=\s|$)"
-_PLAIN = frozenset(
-    "is are was be been being am s must should has have to will the a an both all each also too therefore thus hence so"
-    " then as indeed in fact definitely certainly truly clearly obviously necessarily actually really only just found"
-    " determined concluded identified known shown proven proved confirmed revealed established deduced that it he she"
-    " they who role type identity equals turns out text textbf textit mathrm mathbf mathit quad qquad rightarrow"
-    " longrightarrow implies boxed and or".split()
-)
-"""Words between a name and its role that leave the meaning as it is; with any other, nothing is said."""
-
+_PLAIN = frozenset(WORDS["statements"]["plain"].split())
 _BETWEEN_NAMES = re.compile(r"[\s,&*]*+(?:(?:and|nor)[\s*]++)?", re.IGNORECASE)
 
 

@@ -86,27 +86,13 @@ def with_factors(latex: str) -> str:
 
 # Words that make another number of the one beside them
 
-_CHANGES = re.compile(
-    r"(?<![A-Za-z\\])(?:not|(?:is|are|was|do|does|did|ca|wo|ai)n['’]?t|cannot"
-    r"|squared|cubed|factorial|minus|modulo|mod|root"
-    r"|and (?:an?|one|two|three) (?:half|third|quarter)s?|or (?:more|less|fewer)"
-    r"|(?:to the|th) power|to the [a-z]{3,9}th"
-    r"|doubled|tripled|quadrupled|halved|quartered|reversed|divided|(?:below|under) zero|too (?:small|large|low|high)"
-    r"|(?:point|comma|times) (?:zero|one|two|three|four|five|six|seven|eight|nine|ten)|opposite direction"
-    r"|false|wrong|incorrect|impossible)(?![A-Za-z])",
-    re.IGNORECASE,
-)
-_CHANGES_NEXT = re.compile(
-    r"(?<![A-Za-z\\])(?:no|never|non|neither|nor|without|except|negative|plus|twice|thrice|double|triple|half|third"
-    r"|quarter|reciprocal|inverse|opposite|logarithm|log|ln|sqrt|sin|cos|tan|power|anything but|almost|nearly"
-    r"|neg|exp|hardly|barely|up to|other than|excluding|quadruple|(?:square|cube) of"
-    r"|(?:third|quarter|fifth|sixth|seventh|eighth|ninth|tenth|percent)s? of"
-    r"|at least|at most|(?:more|less|fewer|greater) than|(?:over|under|above|below|beyond)(?=[\s${}\\]{1,9}[0-9]))"
-    r"(?![A-Za-z])",
-    re.IGNORECASE,
-)
-"""Words that change the number after them; after it they may be harmless, as in 18 with no remainder."""
 
+def _modifiers(where: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<![A-Za-z\\])(?:{'|'.join(WORDS['modifiers'][where])})(?![A-Za-z])", re.IGNORECASE)
+
+
+_CHANGES = _modifiers("beside")
+_CHANGES_NEXT = _modifiers("after")
 _DIGIT = re.compile("[0-9]")
 
 

@@ -16,30 +16,7 @@ _TRANSLATION = str.maketrans(
 
 WRAPPER = re.compile(TEXT + r"\{([^{}]*)\}")
 _CIRCLED = re.compile(r"\\textcircled\s*\{\s*(\w)\s*\}")
-_REWRITES = [
-    (re.compile(r"\\(?:left|right|displaystyle|limits|bigl?|bigr|Bigl?|Bigr)(?![A-Za-z])\.?"), ""),
-    # Not after a backslash: two of them end the row of a matrix.
-    (re.compile(r"(?<!\\)\\[()\[\],!;:]|\\?\$|\{,\}(?=\d{3})"), ""),
-    (re.compile(r"\\q?quad(?![A-Za-z])|(?<!\\)\\ |~|\s+"), " "),
-    (re.compile(r"\\[dtc]frac(?![A-Za-z])"), r"\\frac"),
-    (re.compile(r"\\le(?:q|qslant)(?![A-Za-z])"), r"\\le"),
-    (re.compile(r"\\ge(?:q|qslant)(?![A-Za-z])"), r"\\ge"),
-    (re.compile(r"\\ne(?![A-Za-z])|\\not\s*="), r"\\neq"),
-    (re.compile(r"\\mid(?![A-Za-z])"), "|"),
-    (re.compile(r"\\(?:varnothing|oslash|O)(?![A-Za-z])"), r"\\emptyset"),
-    (re.compile(r"\\%"), "%"),
-    (
-        re.compile(r"\s{0,9}\^\s{0,9}\{?\s{0,9}\\circ\s{0,9}\}?|\s{0,9}\\degree(?![A-Za-z])|(?<=\d)\s{0,9}degrees?\b"),
-        "",
-    ),
-    (re.compile(r"√\s*(\d+(?:\.\d+)?|[A-Za-z])"), r"\\sqrt{\1}"),
-    (re.compile(r"(?:√|(?<![A-Za-z\\])sqrt)\s*\(([^()]*)\)"), r"\\sqrt{\1}"),
-    (re.compile(r"(?<![A-Za-z\\])(ln|lg|log|sin|cos|tan|cot|arcsin|arccos|arctan|pi)(?![A-Za-z])"), r"\\\1 "),
-    (re.compile(r"C_\{?(\w{1,9})\}?\s{0,9}\^\s{0,9}\{?(\w{1,9})\}?"), r"\\binom{\1}{\2}"),
-    (re.compile(r"\+\s*\\infty"), r"\\infty"),
-    # Not 2e-1, which may mean 2 times e minus 1.
-    (re.compile(r"(?<![\w.])(\d+\.\d+(?=[eE][+-]?\d)|\d+(?=[eE]\d\d))[eE]\+?(-?\d+)(?![\d.])"), r"\1 \\times 10^{\2}"),
-]
+_REWRITES = [(re.compile(pattern), replacement) for pattern, replacement in WORDS["notation"]["rewrites"]]
 _LEADING = re.compile(r"\A[:\s]*+(?:,(?!\d)[:,\s]*+)?")
 """A comma before a digit is a decimal one."""
 

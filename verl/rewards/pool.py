@@ -16,24 +16,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
+import psutil
 from pebble import ProcessExpired, ProcessPool
 
 from verl.config.checks import require
 from verl.config.rewards import RewardScoreConfig
 from verl.rewards.answers import THINK, after_thinking, extract_boxed
 from verl.rewards.custom import CustomFunctionError, load_function
-from verl.rewards.registry import (
-    Scorer,
-    accepted_answers,
-    compute_score,
-    final_verdict,
-    find_scorer,
-    quick_verdict,
-    use_custom_functions,
-)
+from verl.rewards.registry import Job, compute_score, find_scorer, use_custom_functions
 from verl.rewards.score import Score, Verdict, score_of
 from verl.rewards.stragglers import kill_stragglers, mark_process
 from verl.rewards.truths import require_shallow
@@ -47,6 +39,14 @@ CHUNK_SIZE = 32
 STALL_S = 120.0
 """The pool is restarted after this many seconds beyond the time limit without progress; more than a worker takes to
 start on a loaded machine."""
+
+FAILURES = {
+    TimeoutError: "timeout",
+    MemoryError: "memory",
+    RecursionError: "crash",
+    ProcessExpired: "crash",
+}
+"""What ends the verification of a response without a verdict -> the reason that its verdict gets."""
 
 ENDED = (TimeoutError, ProcessExpired)
 """What a future has whose process was killed or died."""
@@ -63,16 +63,6 @@ PR_SET_PDEATHSIG = 1
 WARM_UP = ("math", r"\boxed{x^2+2x+1}", "(x+1)^2")
 """Scored before the first response, so that its time limit does not include imports and the filling of sympy's
 caches."""
-
-
-class VerifierJob(NamedTuple):
-    """One response, as it is sent to a verifier process."""
-
-    scorer: Scorer
-    data_source: str
-    solution: str
-    ground_truth: Any
-    extra_info: Mapping[str, Any] | None
 
 
 def spare_cores(busy: int) -> int:
@@ -160,23 +150,17 @@ class VerifierPool:
         require(len(set(lengths)) == 1, "batch", lengths, "needs one entry of each kind per response")
         self._check_open()
         scorers = {source: find_scorer(source, self._custom) for source in set(data_sources)}
-        jobs = [
-            VerifierJob(
-                scorers[source],
-                source,
-                THINK + solution if thinks and not scorers[source].is_custom else solution,
-                truth,
-                info,
-            )
-            for source, solution, truth, info, thinks in zip(
-                data_sources, solutions, ground_truths, infos, opened, strict=True
-            )
-        ]
+        jobs = []
+        for source, solution, truth, info, thinks in zip(
+            data_sources, solutions, ground_truths, infos, opened, strict=True
+        ):
+            text = THINK + solution if thinks and not scorers[source].is_custom else solution
+            jobs.append(Job(scorers[source], source, text, truth, info))
         # Responses to one prompt share these values.
         for job in {(id(job.ground_truth), id(job.extra_info)): job for job in jobs}.values():
             require_shallow(job.ground_truth, "ground_truth")
             require_shallow(job.extra_info, "extra_info")
-            accepted_answers(job.scorer, job.ground_truth)
+            job.scorer.accepted(job.ground_truth)
         return self._dispatcher.submit(self._score, jobs)
 
     def close(self) -> None:
@@ -187,38 +171,30 @@ class VerifierPool:
             self._dispatcher.submit(self._stop_processes)
             self._dispatcher.shutdown(wait=True)
 
-    def _score(self, jobs: list[VerifierJob]) -> list[Score]:
-        verdicts: list[Verdict | None] = [None] * len(jobs)
-        starts = range(0, len(jobs), CHUNK_SIZE)
-        for start, chunk in zip(
-            starts, self._run(_verify_quickly, [jobs[i : i + CHUNK_SIZE] for i in starts]), strict=True
-        ):
+    def _score(self, jobs: list[Job]) -> list[Score]:
+        chunks = [jobs[i : i + CHUNK_SIZE] for i in range(0, len(jobs), CHUNK_SIZE)]
+        verdicts: list[Verdict | None] = []
+        for chunk, quick in zip(chunks, self._run(_verify_quickly, chunks), strict=True):
             # The responses of a failed chunk stay undecided and are verified one by one below.
-            if not isinstance(chunk, BaseException):
-                verdicts[start : start + len(chunk)] = chunk
+            verdicts += [None] * len(chunk) if isinstance(quick, BaseException) else quick
         undecided = [index for index, verdict in enumerate(verdicts) if verdict is None]
-        outcomes = self._run(_verify, [jobs[index] for index in undecided])
+        outcomes = self._run(Job.verdict, [jobs[index] for index in undecided])
         for index, outcome in zip(undecided, outcomes, strict=True):
             verdicts[index] = self._failure(outcome, jobs[index]) if isinstance(outcome, BaseException) else outcome
         assert None not in verdicts
         return [score_of(verdict, self.config.mode) for verdict in verdicts if verdict is not None]
 
-    def _failure(self, error: BaseException, job: VerifierJob) -> Verdict:
+    def _failure(self, error: BaseException, job: Job) -> Verdict:
         """The verdict on a response whose verifier failed because of it; raises any other ``error``."""
-        if isinstance(error, TimeoutError):
-            reason = "timeout"
-        elif isinstance(error, MemoryError):
-            reason = "memory"
-        elif isinstance(error, ProcessExpired | RecursionError):
-            reason = "crash"
-        elif isinstance(error, CustomFunctionError) and self.config.on_function_error == "zero":
+        reason = next((reason for kind, reason in FAILURES.items() if isinstance(error, kind)), None)
+        if isinstance(error, CustomFunctionError) and self.config.on_function_error == "zero":
             reason = "error"
             if not self._warned:
                 self._warned = True
                 logger.warning("%s; its score is 0, as of all that follow (verifier/error counts them)", error)
-        elif isinstance(error, Exception):
+        if reason is None and isinstance(error, Exception):
             raise error
-        else:  # KeyboardInterrupt or SystemExit would end this process as if the user had asked for it
+        if reason is None:  # KeyboardInterrupt or SystemExit would end this process as if the user had asked for it
             raise RuntimeError(f"the verifier of {job.data_source!r} raised {type(error).__name__}") from error
         boxed = extract_boxed(after_thinking(job.solution)) is not None
         return Verdict(False, boxed, reason, score=0.0 if job.scorer.is_custom else None)
@@ -320,18 +296,12 @@ def _prepare_process(memory_limit_mb: int, custom: Mapping[str, str], kwargs: Ma
         parent = multiprocessing.parent_process()
         if parent is None or not parent.is_alive():
             os._exit(1)
-        size = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        limit = size + memory_limit_mb * 2**20
+        limit = psutil.Process().memory_info().vms + memory_limit_mb * 2**20
         hard = resource.getrlimit(resource.RLIMIT_AS)[1]
         limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
 
 
-def _verify_quickly(jobs: list[VerifierJob]) -> list[Verdict | None]:
-    """Runs in a verifier process: the quick verdicts, None for the other responses."""
-    return [quick_verdict(*job) for job in jobs]
-
-
-def _verify(job: VerifierJob) -> Verdict:
-    """Runs in a verifier process: the verdict, however long it takes."""
-    return final_verdict(*job)
+def _verify_quickly(jobs: list[Job]) -> list[Verdict | None]:
+    """Runs in a verifier process."""
+    return [job.verdict(quick=True) for job in jobs]

@@ -1,9 +1,9 @@
 """Which verifier or custom function scores which data source."""
 
-import importlib
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, NamedTuple, Protocol
+from pkgutil import resolve_name
+from typing import Any, NamedTuple
 
 from verl.config.checks import require_choice
 from verl.config.errors import ConfigError
@@ -12,69 +12,52 @@ from verl.rewards.answers import after_thinking
 from verl.rewards.custom import CUSTOM_KWARGS, custom_verdict, load_function
 from verl.rewards.score import Score, Verdict, score_of
 
-ARITHMETIC = "verl.rewards.arithmetic:verify_arithmetic"
-GSM8K = "verl.rewards.gsm8k:verify_gsm8k"
-MATH = "verl.rewards.math:verify_math"
-OPEN_ANSWER = "verl.rewards.open_answer:verify_open_answer"
-MULTIPLE_CHOICE = "verl.rewards.multiple_choice:verify_multiple_choice"
-DEEPSEEK_R1 = "verl.rewards.deepseek_r1:verify_deepseek_r1"
-KNIGHTS_AND_KNAVES = "verl.rewards.knights_and_knaves:verify_knights_and_knaves"
-COUNTDOWN = "verl.rewards.countdown:verify_countdown"
-
-_SOURCES = {
-    ARITHMETIC: "arithmetic",
-    GSM8K: "openai/gsm8k gsm8k",
+FAMILIES: dict[str, tuple[str, Callable[[Any], list[Any]]]] = {
+    "arithmetic": ("arithmetic", truths.any_of),
+    "gsm8k": ("openai/gsm8k gsm8k", truths.any_of),
     # Every data set whose answers are numbers or LaTeX.
-    MATH: "math math_dapo math_dapo_reasoning DigitalLearningGmbH/MATH-lighteval lighteval/MATH HuggingFaceH4/MATH-500"
-    " hkust-nlp/SimpleRL-Zoo-Data simplelr_* aime* numina_*",
-    OPEN_ANSWER: "open_answer",
-    MULTIPLE_CHOICE: "multiple_choice aqua mmlu_stem sat_math gaokao_math_qa",
-    DEEPSEEK_R1: "deepseek_r1 deepseek_r1_*",
-    KNIGHTS_AND_KNAVES: "kk kk_* kk/* K-and-K/knights-and-knaves",
-    COUNTDOWN: "countdown",
+    "math": (
+        "math math_dapo math_dapo_reasoning DigitalLearningGmbH/MATH-lighteval lighteval/MATH HuggingFaceH4/MATH-500"
+        " hkust-nlp/SimpleRL-Zoo-Data simplelr_* aime* numina_*",
+        truths.any_of,
+    ),
+    "open_answer": ("open_answer", truths.any_of_words),
+    "multiple_choice": ("multiple_choice aqua mmlu_stem sat_math gaokao_math_qa", truths.only_one),
+    "deepseek_r1": ("deepseek_r1 deepseek_r1_*", truths.any_of),
+    "knights_and_knaves": (
+        "kk kk_* kk/* K-and-K/knights-and-knaves",
+        lambda truth: [knights_and_knaves.read_truth(truth)],
+    ),
+    "countdown": ("countdown", lambda truth: [countdown.read_truth(truth)._asdict()]),
 }
-VERIFIERS: dict[str, str] = {source: path for path, sources in _SOURCES.items() for source in sources.split()}
-"""``data_source`` of a record -> ``module:function`` of its verifier, loaded on first use, so that sympy is loaded only
-where it is needed. A name that ends in ``*`` is the prefix of a family with one name per variant."""
+"""Module with the function ``verify_<module>`` -> its data sources, and the reader of its ground truths."""
 
-TRUTH_READERS: dict[str, Callable[[Any], list[Any]]] = {
-    **dict.fromkeys([ARITHMETIC, GSM8K, MATH, DEEPSEEK_R1], truths.any_of),
-    OPEN_ANSWER: truths.any_of_words,
-    MULTIPLE_CHOICE: truths.only_one,
-    KNIGHTS_AND_KNAVES: lambda truth: [knights_and_knaves.read_truth(truth)],
-    COUNTDOWN: lambda truth: [countdown.read_truth(truth)._asdict()],
-}
+
+def _path(module: str) -> str:
+    return f"verl.rewards.{module}:verify_{module}"
+
+
+VERIFIERS = {source: _path(module) for module, (sources, _) in FAMILIES.items() for source in sources.split()}
+"""``data_source`` of a record -> ``module:function`` of its verifier, loaded on first use, so that sympy is loaded only
+where it is needed. A name that ends in ``*`` is the prefix of a family with one name per variant.
+
+A verifier is called with ``(solution, ground_truth, extra_info, quick)``; the solution is what follows the thoughts of
+a response. It returns a :class:`Verdict`, however long that takes. With ``quick=True``, which the pool tries first, it
+returns None unless the verdict takes well under a millisecond, whatever the response."""
+
+TRUTH_READERS = {_path(module): read for module, (_, read) in FAMILIES.items()}
 """Verifier -> from a ground truth to what the verifier is called with, once for every answer that counts as right.
 They raise ``ValueError`` for a ground truth that the verifier cannot compare with; one that is not listed gets the
 value as it is."""
 
-WITH_THOUGHTS = (DEEPSEEK_R1,)
-"""Verifiers that get the whole response, because they judge the form of its thoughts too. The others get what follows
-the thoughts."""
+WITH_THOUGHTS = (_path("deepseek_r1"),)
+"""Verifiers that get the whole response, because they judge the form of its thoughts too."""
 
 CUSTOM_FUNCTIONS: dict[str, str] = {}
 """``data_source``, or ``*`` for all -> ``module:function`` of a user's own reward function, which comes before any
 verifier; filled by ``use_custom_functions``."""
 
-
-class Scorer(NamedTuple):
-    """A verifier or a user's own function."""
-
-    path: str
-    """``module:function``."""
-    is_custom: bool
-
-
-class Verifier(Protocol):
-    """The signature of a verifier. ``solution`` is the part of a response after its thoughts (``after_thinking``).
-
-    With ``quick=True``, which the pool tries first, it returns None unless the verdict takes well under a millisecond,
-    whatever the response. With ``quick=False`` it always returns a verdict, however long that takes.
-    """
-
-    def __call__(
-        self, solution: str, ground_truth: Any, extra_info: Mapping[str, Any] | None = None, quick: bool = False
-    ) -> Verdict | None: ...
+load_verifier = cache(resolve_name)
 
 
 def use_custom_functions(paths: Mapping[str, str], kwargs: Mapping[str, Any] | None = None) -> None:
@@ -89,26 +72,68 @@ def use_custom_functions(paths: Mapping[str, str], kwargs: Mapping[str, Any] | N
         table.update(entries)
 
 
+class Scorer(NamedTuple):
+    """A verifier or a user's own function."""
+
+    path: str
+    """``module:function``."""
+    is_custom: bool
+
+    def accepted(self, ground_truth: Any) -> list[Any]:
+        """What a verifier is called with, once for every answer that counts as right.
+
+        Raises ``ValueError`` if it cannot compare with ``ground_truth``.
+        """
+        if self.is_custom or isinstance(ground_truth, str) or self.path not in TRUTH_READERS:
+            return [ground_truth]
+        return TRUTH_READERS[self.path](ground_truth)
+
+
 def find_scorer(data_source: str, custom: Mapping[str, str] = CUSTOM_FUNCTIONS) -> Scorer:
     """The scorer of ``data_source``: its custom function, else its verifier.
 
-    Raises ``ConfigError`` naming the known sources if it has neither.
+    Raises ``ConfigError`` naming the configured functions and the known sources if it has neither.
     """
     for name in (data_source, "*"):
         if name in custom:
             return Scorer(custom[name], is_custom=True)
     families = (name for name in VERIFIERS if name.endswith("*") and data_source.startswith(name[:-1]))
     name = data_source if data_source in VERIFIERS else next(families, data_source)
-    require_choice("data_source", name, list(VERIFIERS))
+    configured = f"; reward_score.custom_functions has {', '.join(custom)}" if custom else ""
+    require_choice("data_source", name, [*VERIFIERS, *custom], configured)
     return Scorer(VERIFIERS[name], is_custom=False)
 
 
-@cache
-def load_verifier(path: str) -> Verifier:
-    """The function that ``module:function`` names."""
-    module, _, function = path.partition(":")
-    verifier: Verifier = getattr(importlib.import_module(module), function)
-    return verifier
+class Job(NamedTuple):
+    """One response and what scores it, as it is sent to a verifier process."""
+
+    scorer: Scorer
+    data_source: str
+    solution: str
+    ground_truth: Any
+    extra_info: Mapping[str, Any] | None = None
+
+    def verdict(self, quick: bool = False) -> Verdict | None:
+        """The verdict, however long it takes; with ``quick`` only if it is quick, else None.
+
+        Custom functions may take any time, so they have no quick verdict. Of several accepted answers any may be the
+        right one, so that one undecided answer leaves the verdict open unless another is right.
+
+        Raises ``CustomFunctionError``, or ``TypeError`` if a verifier returns None without ``quick``.
+        """
+        path, is_custom = self.scorer
+        if is_custom:
+            return None if quick else custom_verdict(path, *self[1:])
+        graded = self.solution if path in WITH_THOUGHTS else after_thinking(self.solution)
+        verdicts = []
+        for truth in self.scorer.accepted(self.ground_truth):
+            verdict: Verdict | None = load_verifier(path)(graded, truth, self.extra_info, quick=quick)
+            if verdict is None and not quick:
+                raise TypeError(f"{path} returned None with quick=False; return a Verdict")
+            if verdict is not None and verdict.correct:
+                return verdict
+            verdicts.append(verdict)
+        return None if None in verdicts else verdicts[0]
 
 
 def compute_score(
@@ -123,22 +148,9 @@ def compute_score(
     ``mode`` is ``independent`` (+1 correct and boxed, +0.5 correct unboxed, -0.5 wrong boxed, -1 wrong unboxed) or
     ``mix`` (1 or 0); a custom function gives its own score. Raises ``ConfigError`` for an unknown data source or mode.
     """
-    return score_of(final_verdict(find_scorer(data_source), data_source, solution_str, ground_truth, extra_info), mode)
-
-
-def graded_part(scorer: Scorer, solution: str) -> str:
-    """The part of a response that ``scorer`` gets."""
-    return solution if scorer.is_custom or scorer.path in WITH_THOUGHTS else after_thinking(solution)
-
-
-def accepted_answers(scorer: Scorer, ground_truth: Any) -> list[Any]:
-    """What ``scorer`` is called with, once for every answer that counts as right.
-
-    Raises ``ValueError`` if the verifier cannot compare with ``ground_truth``.
-    """
-    if scorer.is_custom or isinstance(ground_truth, str) or scorer.path not in TRUTH_READERS:
-        return [ground_truth]
-    return TRUTH_READERS[scorer.path](ground_truth)
+    verdict = Job(find_scorer(data_source), data_source, solution_str, ground_truth, extra_info).verdict()
+    assert verdict is not None, "a verdict that may take its time"
+    return score_of(verdict, mode)
 
 
 def check_ground_truth(
@@ -156,7 +168,7 @@ def check_ground_truth(
     truths.require_shallow(extra_info, "extra_info")
     if scorer.is_custom:
         return
-    if scorer.path == OPEN_ANSWER:
+    if scorer.path == _path("open_answer"):
         truths.check_tolerances(extra_info or {})
     try:
         if truths.is_missing(ground_truth):
@@ -165,39 +177,4 @@ def check_ground_truth(
     except ValueError as error:
         reader = f"data_source={data_source!r} is scored by {scorer.path}"
         raise ConfigError(f"reward_model.ground_truth: {error} ({reader})") from error
-    quick_verdict(scorer, data_source, "", ground_truth, extra_info)
-
-
-def quick_verdict(
-    scorer: Scorer, data_source: str, solution: str, ground_truth: Any, extra_info: Mapping[str, Any] | None
-) -> Verdict | None:
-    """The verdict if it is quick, else None. Custom functions are not called: they may take any time.
-
-    Of several accepted answers any may be the right one, so that one undecided answer leaves the verdict open unless
-    another is right.
-    """
-    if scorer.is_custom:
-        return None
-    verifier, graded = load_verifier(scorer.path), graded_part(scorer, solution)
-    verdicts = [verifier(graded, truth, extra_info, quick=True) for truth in accepted_answers(scorer, ground_truth)]
-    right = [verdict for verdict in verdicts if verdict is not None and verdict.correct]
-    return right[0] if right else None if None in verdicts else verdicts[0]
-
-
-def final_verdict(
-    scorer: Scorer, data_source: str, solution: str, ground_truth: Any, extra_info: Mapping[str, Any] | None
-) -> Verdict:
-    """The verdict, however long it takes. Raises ``CustomFunctionError``, or ``TypeError`` if a verifier returns
-    None."""
-    if scorer.is_custom:
-        return custom_verdict(scorer.path, data_source, solution, ground_truth, extra_info)
-    first: Verdict | None = None
-    for truth in accepted_answers(scorer, ground_truth):
-        verdict = load_verifier(scorer.path)(graded_part(scorer, solution), truth, extra_info)
-        if verdict is None:
-            raise TypeError(f"{scorer.path} returned None with quick=False; return a Verdict")
-        if verdict.correct:
-            return verdict
-        first = first or verdict
-    assert first is not None, "there is an accepted answer"
-    return first
+    Job(scorer, data_source, "", ground_truth, extra_info).verdict(quick=True)

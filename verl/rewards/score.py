@@ -27,7 +27,7 @@ class Verdict:
     score: float | None = None
     """The score if a user's function set it; None if it follows from ``correct`` and ``boxed``."""
     extras: Mapping[str, Any] = field(default_factory=dict)
-    """What else a user's function returned (``verl.rewards.extras``)."""
+    """What else a user's function returned (``verl.rewards.custom``)."""
 
 
 class Score(TypedDict):

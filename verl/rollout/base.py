@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from verl.batch import Batch
 from verl.config.calculator import CalculatorConfig
 from verl.config.ppo import PPOConfig
-from verl.models.gather import WeightDtype
+from verl.models.fsdp import WeightDtype
 from verl.rollout.queue import EngineRoom
 from verl.rollout.requests import ResponseRequests
 from verl.utils.distributed import WorkerPlace

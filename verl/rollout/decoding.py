@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from verl.config.rollout import SamplingConfig
-from verl.models.hidden_states import record_states
+from verl.models.forward import record_states
 from verl.models.packing import position_ids
 from vllm_patches.draw import draw
 
@@ -79,7 +79,7 @@ def decode(
         draws: [B, R] float64 on the model's device, uniform in [0, 1): one number decides each token. R is the longest
             response.
         end_tokens: tokens that end a response.
-        layers: layers whose states are kept, see :func:`verl.models.hidden_states.record_states`; may be empty.
+        layers: layers whose states are kept, see :func:`verl.models.forward.record_states`; may be empty.
         stops: strings that end a response.
         temperatures: [T] float32 on the model's device, above 0, for the tokens of every response, the last entry for
             all later ones, in place of the one temperature; None: that.

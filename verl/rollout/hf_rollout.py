@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from verl.batch import Batch, RankMetrics
+from verl.batch import Batch
 from verl.config.rollout import SamplingConfig
-from verl.models.fsdp import keep_unsharded
-from verl.models.gather import keep_dtype
+from verl.models.fsdp import keep_dtype, keep_unsharded
 from verl.models.policy import Policy
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rollout.base import EngineReply, RolloutSetup, prompt_stream
@@ -99,15 +98,14 @@ class HFRollout:
         sizes = decoded.lengths.tolist()
         token_ids = [row[:size] for row, size in zip(decoded.token_ids.tolist(), sizes, strict=True)]
         there = torch.arange(decoded.logprobs.shape[1], device=device) < decoded.lengths[:, None]
-        metrics = RankMetrics.none(len(part))
-        if decoded.states is not None and self.calculator is not None:
-            states = [row[:size] for row, size in zip(decoded.states, sizes, strict=True)]
-            metrics = RankMetrics.from_rows(self.calculator.measure(states).to_rows(), self.max_response_length)
-        return Batch.of(
+        batch = Batch.of(
             prompts,
             token_ids,
             request=torch.tensor([requests.rows[i] for i in part]),
             rollout_logprobs=decoded.logprobs[there].cpu(),
             truncated=~decoded.ended.cpu(),
-            rank_metrics=metrics,
         )
+        if decoded.states is not None and self.calculator is not None:
+            states = [row[:size] for row, size in zip(decoded.states, sizes, strict=True)]
+            batch.merge(self.calculator.measure(states).to("cpu"))
+        return batch

@@ -1,12 +1,13 @@
 """What the vLLM engines of training and evaluation have in common; both run inside a worker's process."""
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any, cast
 
+import torch
 import vllm
 from torch import Tensor
 from vllm import LLM, CompletionOutput, RequestOutput
@@ -15,12 +16,15 @@ from vllm.platforms import current_platform
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from verl.config.calculator import CalculatorConfig
-from verl.config.common import EngineConfig
 from verl.config.errors import ConfigError
+from verl.config.rollout import EngineConfig
+from verl.models.hub import local_folder
 from verl.rank import own_metrics
 from verl.rank.calculator import capture_options
 from verl.rollout.queue import EngineRoom
 from verl.rollout.requests import resolve_dtype
+from verl.rollout.shared_memory import private_shared_memory
+from verl.utils.distributed import WorkerPlace
 from vllm_patches.streams import KEY
 
 PLUGIN_INACTIVE = (
@@ -30,6 +34,35 @@ PLUGIN_INACTIVE = (
 
 CPU_KV_CACHE_MB = 512
 """KV cache of a CPU engine where the config leaves its size open, MiB."""
+
+
+def start_engine(
+    path: str,
+    place: WorkerPlace,
+    config: EngineConfig,
+    max_model_len: int,
+    trust_remote_code: bool,
+    seed: int,
+    calculator: CalculatorConfig | None,
+    load_format: str = "auto",
+    **further: Any,
+) -> LLM:
+    """An engine of this process for the model at ``path``; arguments as of :func:`engine_options`.
+
+    Args:
+        load_format: vLLM's, unless ``rollout.engine_kwargs`` names another.
+        further: keyword arguments of ``vllm.LLM`` that ``rollout.engine_kwargs`` may not have.
+
+    Raises:
+        ConfigError: the model does not return the states of a layer that is asked for.
+    """
+    options: dict[str, Any] = {"load_format": load_format}
+    options |= engine_options(config, max_model_len, trust_remote_code, place.device_type, seed, calculator)
+    with private_shared_memory(place), naming_layers(calculator):
+        engine = LLM(local_folder(path), **options, **further)
+    if config.seeded:
+        check_streams(engine)
+    return engine
 
 
 def engine_options(
@@ -187,13 +220,14 @@ def num_waiting(engine: LLMEngine) -> int:
     return int(waiting)
 
 
-def rank_metrics_row(completion: CompletionOutput) -> dict[str, Tensor]:
-    """What the engine measured of a response's hidden states, a row of :class:`verl.batch.RankMetrics`.
+def rank_columns(completions: Sequence[CompletionOutput]) -> dict[str, Tensor]:
+    """The columns of rank metrics that the engine measured of responses, on the CPU.
 
     Raises:
         RuntimeError: the engine returned nothing, because its plugin is not active.
     """
-    found: dict[str, Tensor] | None = getattr(completion, "hidden_states", None)
-    if found is None:
+    found: list[dict[str, Tensor] | None] = [getattr(completion, "hidden_states", None) for completion in completions]
+    rows = [row for row in found if row is not None]
+    if len(rows) < len(found):
         raise RuntimeError(f"vLLM {vllm.__version__} returned no hidden states: {PLUGIN_INACTIVE}")
-    return found
+    return {name: torch.cat([row[name] for row in rows]).cpu() for name in rows[0]}

@@ -10,28 +10,17 @@ from torch import Tensor
 from vllm import LLM, RequestOutput, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
-from verl.batch import Batch, RankMetrics
+from verl.batch import Batch
 from verl.config.errors import ConfigError
 from verl.config.rollout import SamplingConfig
-from verl.models.gather import WeightDtype
-from verl.models.hub import local_folder
+from verl.models.fsdp import WeightDtype
 from verl.models.info import override_engine_config
 from verl.models.policy import Policy
 from verl.rollout.base import EngineReply, RolloutSetup, prompt_stream
 from verl.rollout.queue import EngineRoom
 from verl.rollout.requests import ResponseRequests
-from verl.rollout.shared_memory import private_shared_memory
 from verl.rollout.sleep import EngineSleep
-from verl.rollout.vllm_engine import (
-    check_streams,
-    engine_options,
-    engine_room,
-    from_stream,
-    naming_layers,
-    num_waiting,
-    rank_metrics_row,
-    run_steps,
-)
+from verl.rollout.vllm_engine import engine_room, from_stream, num_waiting, rank_columns, run_steps, start_engine
 from verl.rollout.weight_sync import EngineDtype, reload_weights
 from vllm_patches.streams import substream
 from vllm_patches.temperatures import KEY as TEMPERATURES
@@ -55,28 +44,23 @@ class VLLMRollout:
         self.max_response_length = setup.config.data.max_response_length
         self.is_first = place.rank % config.tensor_parallel_size == 0
         sleeps = config.free_cache_engine and place.device_type == "cuda"
-        # The files are read once, for the policy.
-        options = {"load_format": "dummy"} | engine_options(
+        self.engine = start_engine(
+            model.path,
+            place,
             config,
             setup.config.max_sequence_length,
             model.trust_remote_code,
-            place.device_type,
             setup.config.seed,
             setup.calculator,
+            # The files are read once, for the policy.
+            load_format="dummy",
+            # Log-probabilities of the sampled distribution: after penalties, temperature, top-p, top-k and min-p.
+            logprobs_mode="processed_logprobs",
+            enable_sleep_mode=sleeps,
+            hf_overrides=partial(override_engine_config, model) if model.override_config else {},
         )
-        with private_shared_memory(place), naming_layers(setup.calculator):
-            self.engine = LLM(
-                local_folder(model.path),
-                # Log-probabilities of the sampled distribution: after penalties, temperature, top-p, top-k and min-p.
-                logprobs_mode="processed_logprobs",
-                enable_sleep_mode=sleeps,
-                hf_overrides=partial(override_engine_config, model) if model.override_config else {},
-                **options,
-            )
         check_native_class(self.engine, model.path)
         self.seeded = config.seeded
-        if self.seeded:
-            check_streams(self.engine)
         self.memory = EngineSleep(self.engine, sleeps)
         self.weight_dtype: WeightDtype = EngineDtype(self.engine)
         self._has_weights = False
@@ -141,16 +125,13 @@ class VLLMRollout:
             for completion in completions
             for token, position in zip(completion.token_ids, cast(Any, completion.logprobs), strict=True)
         ]
-        metrics = RankMetrics.none(len(outputs))
-        if self.setup.calculator is not None:
-            metrics = RankMetrics.from_rows(list(map(rank_metrics_row, completions)), self.max_response_length)
         return Batch.of(
             [output.prompt_token_ids or [] for output in outputs],
             [completion.token_ids for completion in completions],
             request=torch.tensor([int(output.request_id) for output in outputs]),
             rollout_logprobs=torch.tensor(logprobs),
             truncated=torch.tensor([completion.finish_reason == "length" for completion in completions]),
-            rank_metrics=metrics,
+            **({} if self.setup.calculator is None else rank_columns(completions)),
         )
 
 

@@ -11,7 +11,7 @@ from vllm.platforms import current_platform
 
 
 class EngineDtype:
-    """A :data:`verl.models.gather.WeightDtype`: weights travel as the engine will hold them, where that is narrower.
+    """A :data:`verl.models.fsdp.WeightDtype`: weights travel as the engine will hold them, where that is narrower.
 
     Only matrices and stacks of them are cast; vectors weigh nothing, and some, such as a state-space model's, are
     computed with before they are rounded. What the engine keeps in higher precision than the rest, such as the router

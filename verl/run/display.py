@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from verl.utils.portable import visible
+from verl.config.errors import visible
 
 MAX_SHOWN = 2000
 """Characters of a prompt or a response that are shown."""

@@ -36,8 +36,6 @@ SAME_MODEL = 0.05
 
 WARNED = 0.9
 """Share of a GPU's memory above which a run is warned: the estimate leaves out fragments and temporaries."""
-LARGEST = 3
-"""Number of terms that a warning names."""
 METHODS = {"generate": "sync_weights", "sync": "sync_weights", "logprobs": "compute_logprobs"}
 METHODS |= {"update, backward": "update_actor", "critic, backward": "update_critic"}
 """Phase -> the worker's method whose fixes apply to it; the optimizers' steps need what loading needs."""
@@ -140,7 +138,7 @@ class Held(NamedTuple):
             (itemsize * shape.root_parameters + (itemsize + 4) * shape.layer_parameters) / GB if whole else 0.0,
         )
 
-    def idle(self, param_offload: bool, optimizer_offload: bool) -> float:
+    def idle(self, param_offload: bool, optimizer_offload: bool = False) -> float:
         """Memory while other models are in use."""
         return self.parameters * (not param_offload) + self.moments * (not optimizer_offload)
 
@@ -151,7 +149,7 @@ def estimate(config: PPOConfig, shapes: Shapes, gpu_gb: float) -> dict[str, Part
     model, workers = config.model, config.trainer.world_size
     fsdp, parallel = model.fsdp, model.ulysses_sequence_parallel_size
     policy = Held.of(shape, model, workers)
-    longest = config.data.max_prompt_length + config.data.max_response_length
+    longest, longest_response = config.max_sequence_length, config.data.max_response_length
     update = config.actor.micro_batch_size_per_gpu * longest / parallel
     forward = config.actor.log_prob_micro_batch_size_per_gpu * longest / parallel
     if config.actor.use_dynamic_bsz:
@@ -160,22 +158,21 @@ def estimate(config: PPOConfig, shapes: Shapes, gpu_gb: float) -> dict[str, Part
 
     others: Parts = {}
     if config.uses_reference and not model.trains_adapters:
-        frozen = Held.of(shape, model, workers, learns=False)
-        others["reference"] = 0.0 if config.ref.param_offload else frozen.parameters
+        others["reference"] = Held.of(shape, model, workers, learns=False).idle(config.ref.param_offload)
     if critic_shape is not None:
         critic = config.critic.model
         held = Held.of(critic_shape, critic, workers)
         others["critic"] = held.idle(critic.fsdp.param_offload, critic.fsdp.optimizer_offload)
     if judge is not None:
-        away = config.reward_model.model.fsdp.param_offload
-        others["reward model"] = 0.0 if away else Held.of(judge, config.reward_model.model, workers, False).parameters
+        frozen = config.reward_model.model
+        others["reward model"] = Held.of(judge, frozen, workers, learns=False).idle(frozen.fsdp.param_offload)
     others["context"] = CONTEXT_GB
     generating = _generating(config, shape, gpu_gb)
     sleeping = {} if config.rollout.free_cache_engine or config.rollout.name == "hf" else generating
     moments = 0.0 if fsdp.optimizer_offload else policy.moments
 
     def logits(num_bytes: int, tokens: float) -> float:
-        responses = tokens * config.data.max_response_length / longest
+        responses = tokens * longest_response / longest
         alive = min(model.logits_chunk_size or responses, responses)
         return num_bytes * alive * shape.vocabulary / GB
 
@@ -188,9 +185,8 @@ def estimate(config: PPOConfig, shapes: Shapes, gpu_gb: float) -> dict[str, Part
     learned = ENTROPY_BYTES if config.actor.entropy_coeff else scored
     spectra = {}
     if config.calculator.measured_by("actor"):
-        longest_response = config.data.max_response_length
-        num_layers = len(config.calculator.layers)
-        spectra["spectra"] = workspace_bytes(longest_response, num_layers, shape.hidden, config.calculator) / GB
+        sizes = (longest_response, len(config.calculator.layers), shape.hidden)
+        spectra["spectra"] = workspace_bytes(*sizes, config.calculator) / GB
     phases = {
         "generate": (at_work if config.rollout.name == "hf" else resting) | generating,
         "logprobs": at_work | sleeping | spectra | {"gathered": policy.gathered, "logits": logits(scored, forward)},
@@ -304,7 +300,7 @@ def memory_warning(config: PPOConfig, gpu_gb: float) -> str:
     phase, total = peak_of(phases)
     if total <= WARNED * gpu_gb:
         return ""
-    largest = sorted(phases[phase].items(), key=lambda part: -part[1])[:LARGEST]
+    largest = sorted(phases[phase].items(), key=lambda part: -part[1])[:3]
     terms = ", ".join(f"{name} {size:.1f}" for name, size in largest)
     return (
         f"warning: {phase}: needs about {total:.1f} GB of a GPU with {gpu_gb:.1f} ({terms}), by the estimate of "

@@ -5,7 +5,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from time import monotonic
 
 from verl.run.sinks import Sink
 from verl_pages import PAGE
@@ -15,15 +14,14 @@ LAST_PAGE_S = 120.0
 
 
 class PageWriter:
-    """Writes ``report.html`` into a run's folder every ``freq`` steps and at its end; reports failures in one line."""
+    """Writes ``report.html`` into a run's folder every ``freq`` steps and at its end; reports failures in one line.
+
+    Args:
+        freq: as ``trainer.report_freq``.
+        say: shows a line to the user.
+    """
 
     def __init__(self, folder: Path, freq: int, say: Callable[[str], None]) -> None:
-        """
-        Args:
-            folder: the run's.
-            freq: as ``trainer.report_freq``.
-            say: shows a line to the user.
-        """
         self.page = folder / PAGE
         self._folder, self._freq, self._say = folder, freq, say
         self._process: subprocess.Popen[bytes] | None = None
@@ -47,9 +45,8 @@ class PageWriter:
     def after_step(self, step: int) -> None:
         """Start to write the page if it is due, unless the previous one is still being written."""
         self._behind = True
-        if self._freq > 0 and step > 0 and step % self._freq == 0:
-            if self._process is not None and self._process.poll() is None:
-                return
+        running = self._process is not None and self._process.poll() is None
+        if self._freq > 0 and step > 0 and step % self._freq == 0 and not running:
             self._start()
 
     def finish(self) -> None:
@@ -59,16 +56,13 @@ class PageWriter:
         if self._freq < 0:
             return
         self._start()
-        deadline = monotonic() + LAST_PAGE_S
+        code = None
         try:
-            code = self._process.wait(deadline - monotonic()) if self._process else None
+            code = self._process.wait(LAST_PAGE_S) if self._process else None
         except subprocess.TimeoutExpired:
-            code = None
             self.stop()
-        if code == 0:
-            self._say(f"page: {self.page}")
-        else:
-            self._say(f"warning: the page was not written; `verl-report {self._folder}` makes it, and says why not")
+        failed = f"warning: the page was not written; `verl-report {self._folder}` makes it, and says why not"
+        self._say(f"page: {self.page}" if code == 0 else failed)
 
     def stop(self) -> None:
         """End the process if it is running; the page stays as it was."""
@@ -84,5 +78,4 @@ class PageWriter:
         try:
             self._process = subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet)
         except OSError as error:
-            self._process = None
             self._say(f"warning: the page of the run cannot be made ({error.strerror})")

@@ -7,14 +7,13 @@ import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, NamedTuple, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from verl.checkpoint.attempts import Attempt
-from verl.config.samples import SamplesConfig
+from verl.config.trainer import SamplesConfig
 from verl.utils.files import free_name, replacing
 
 SAMPLES = "samples"
@@ -39,7 +38,6 @@ class SampleFile(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its name in the folder."""
         return f"{self.split}_{self.step:06d}.parquet"
 
 
@@ -53,15 +51,14 @@ class SampleStore:
     """Writes samples beside the training; a context manager that ends when everything is written.
 
     If the disk is full or fails, no further samples are written, with one warning; the run goes on.
+
+    Args:
+        root: the run's folder.
+        attempt: refuses files once a newer attempt has taken over.
+        say: shows a line to the user.
     """
 
     def __init__(self, root: Path, config: SamplesConfig, attempt: Attempt, say: Callable[[str], None]) -> None:
-        """
-        Args:
-            root: the run's folder.
-            attempt: refuses files once a newer attempt has taken over.
-            say: shows a line to the user.
-        """
         self.folder, self.config = root / SAMPLES, config
         self._attempt, self._say = attempt, say
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="samples")
@@ -74,7 +71,7 @@ class SampleStore:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             self.flush()
         finally:

@@ -3,8 +3,8 @@
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,19 +21,18 @@ from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
 from verl.config.sft import SFTConfig
 from verl.run.display import Columns, RunDisplay, share_rows
+from verl.run.exit_codes import Preemption
 from verl.run.memory import GB, memory_warning
 from verl.run.page import PageWriter
-from verl.run.preemption import Preemption
 from verl.run.tracking import Tracker, drop_records, set_aside_records, steps_done, write_summary
 from verl.single_controller.cluster import ray_cluster, store_megabytes
+from verl.single_controller.environment import REQUEUE, passed_variables
 from verl.single_controller.failures import HeadLost, MachineError, NoRoom, OutOfMemory, RequeueError, WorkerError
 from verl.single_controller.machines import gather_machines, wait_for_machines
 from verl.single_controller.network import LOOPBACK, loopback_interface
 from verl.single_controller.probe import INTERFACES, survey
 from verl.single_controller.ray_head import cluster_address
-from verl.single_controller.scheduler import REQUEUE
 from verl.single_controller.supervision import Supervision
-from verl.single_controller.variables import passed_variables
 from verl.single_controller.worker_group import WorkerGroup, cpu_threads
 from verl.utils.process import available_cores
 
@@ -62,12 +61,8 @@ class RaySession(ExitStack):
         files: Sequence[str] = (),
     ) -> None:
         super().__init__()
-        self.machines = machines
-        self.folder = folder
-        self.files = files
-        self.nnodes = nnodes
-        self.workers_per_node = workers_per_node
-        self.device_type = device_type
+        self.nnodes, self.workers_per_node, self.device_type = nnodes, workers_per_node, device_type
+        self.machines, self.folder, self.files = machines, folder, files
         self.largest_batch = (0, 0)
         """Rows, and tokens of each, that travel at once."""
         self.machines_gathered = False
@@ -89,12 +84,8 @@ class RaySession(ExitStack):
     def start_ray(self) -> None:
         """Start Ray or connect to it, unless that was done before."""
         if not ray.is_initialized():
-            self.resources.enter_context(ray_cluster(self.world_size, self.device_type, self._store_mb))
-
-    @property
-    def _store_mb(self) -> int:
-        """Shared memory of a cluster that the run starts itself, MiB."""
-        return self.machines.object_store_mb or store_megabytes(*self.largest_batch)
+            store_mb = self.machines.object_store_mb or store_megabytes(*self.largest_batch)
+            self.resources.enter_context(ray_cluster(self.world_size, self.device_type, store_mb))
 
     def start_workers(
         self,
@@ -122,25 +113,11 @@ class RaySession(ExitStack):
             return WorkerGroup(worker, config, arguments, *place, environment, **watched)
         interrupt = (supervision or Supervision()).interrupt
         if not self.machines_gathered:
-            wait_for_machines(*place, self.machines.machines_timeout_s, _say, interrupt)
+            say = partial(print, file=sys.stderr, flush=True)
+            wait_for_machines(*place, self.machines.machines_timeout_s, say, interrupt)
         environment = passed_variables(self.machines.env) | environment
         look = partial(survey, folder=self.folder, models=models, files=self.files, interrupt=interrupt)
         return WorkerGroup(worker, config, arguments, *place, environment, look, **watched)
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-@contextmanager
-def _lost_machines() -> Iterator[None]:
-    """Turn Ray's own errors, such as those of a machine that is lost meanwhile, into failures of machines."""
-    try:
-        yield
-    except RayTaskError:
-        raise  # what a task raised
-    except RayError as error:
-        raise MachineError(str(error)) from error
 
 
 class TrainingRun(RaySession):
@@ -227,11 +204,10 @@ class TrainingRun(RaySession):
         self.resources.callback(remove_unfinished, self.folder, self.attempt.number)
         logs = self.folder / "logs" / f"attempt_{self.attempt.number}"
         times = (trainer.detection_s, trainer.phase_timeout_s, trainer.nccl_timeout_s)
-        supervision = Supervision(*times, logs, self.preemption.check)
+        watched = (Supervision(*times, logs, self.preemption.check), self._check_devices)
         config = self.config
-        models = config.models if isinstance(config, PPOConfig) else {"model": config.model}
-        paths = [model.path for model in models.values()]
-        group = self.start_workers(worker, config, arguments, environment, paths, supervision, self._check_devices)
+        models = [*config.models.values()] if isinstance(config, PPOConfig) else [config.model]
+        group = self.start_workers(worker, config, arguments, environment, [m.path for m in models], *watched)
         self.resources.callback(group.close)
         self.resources.enter_context(self.display)
         return tracker, group
@@ -241,8 +217,7 @@ class TrainingRun(RaySession):
         config = self.config
         # A validation alone makes neither gradients nor moments.
         if isinstance(config, PPOConfig) and min(sizes) and not config.trainer.val_only:
-            warning = memory_warning(config, min(sizes) / GB)
-            if warning:
+            if warning := memory_warning(config, min(sizes) / GB):
                 self.display.say(warning)
 
     def attempts(self, train: Callable[[], T]) -> T:
@@ -257,30 +232,34 @@ class TrainingRun(RaySession):
         with self.preemption.listening():
             while True:
                 try:
-                    with _lost_machines(), self._memory_of_attempt_before():
-                        return train()
-                except MachineError as error:
-                    if isinstance(error, NoRoom) and not self.restarts:
+                    return train()
+                except Exception as raised:
+                    error = self._machine_error(raised)
+                    if error is None or (isinstance(error, NoRoom) and not self.restarts):
                         raise
                     failure = self._end_attempt(error)
                     if error.where and failure == before:
                         message = f"{error}\nthe attempt before this one ended in the same step with the same failure"
                         raise WorkerError(message) from error
                     if self.restarts == self.config.trainer.max_restarts:
-                        raise
+                        raise error from error.__cause__
                 before = failure
                 self._begin_attempt()
 
-    @contextmanager
-    def _memory_of_attempt_before(self) -> Iterator[None]:
-        """A restarted attempt may find that the GPUs' memory is not free yet."""
-        try:
-            yield
-        except OutOfMemory as error:
-            resumed = 0 if self.resumption is None else self.resumption.step
-            if not self.restarts or self._step_reached() > resumed:
-                raise
-            raise MachineError(str(error)) from error
+    def _machine_error(self, error: Exception) -> MachineError | None:
+        """What an attempt raised as a failure of machines, after which the next may follow; None if it is none."""
+        if isinstance(error, MachineError):
+            return error
+        resumed = 0 if self.resumption is None else self.resumption.step
+        # Ray's own errors, such as those of a machine that is lost meanwhile, but not what a task raised.
+        lost = isinstance(error, RayError) and not isinstance(error, RayTaskError)
+        # The attempt before may not have given the GPUs' memory back yet.
+        full = isinstance(error, OutOfMemory) and self.restarts > 0 and self._step_reached() <= resumed
+        if not lost and not full:
+            return None
+        lost_machine = MachineError(str(error))
+        lost_machine.__cause__ = error
+        return lost_machine
 
     def _end_attempt(self, error: MachineError) -> tuple[int, str]:
         """Release everything; the step and the worker that failed in it."""

@@ -75,7 +75,11 @@ def check_trackers(loggers: Sequence[str]) -> None:
         if name == "wandb":
             _check_wandb(field)
         if name == "swanlab":
-            _check_swanlab(field)
+            saved = Path(os.environ.get("SWANLAB_SAVE_DIR", Path.home() / ".swanlab")) / ".netrc"
+            in_cloud = os.environ.get("SWANLAB_MODE", "cloud") == "cloud"
+            if in_cloud and "SWANLAB_API_KEY" not in os.environ and not saved.is_file():
+                fix = "run `swanlab login`, set SWANLAB_API_KEY, or set SWANLAB_MODE=local to record here"
+                raise ConfigError(f"{field}: not logged in; {fix}")
 
 
 def _check_wandb(field: str) -> None:
@@ -88,22 +92,11 @@ def _check_wandb(field: str) -> None:
         # A login that is not silent asks the server for the user's name, for as long as the network lets it wait. The
         # server sees the key when the run is opened, still before the workers start.
         silent, settings.silent = settings.silent, True
-        try:
-            logged_in = settings.mode in ("offline", "dryrun", "disabled") or wandb.login(prompt=False, verify=False)
-        finally:
-            settings.silent = silent
+        logged_in = settings.mode in ("offline", "dryrun", "disabled") or wandb.login(prompt=False, verify=False)
+        settings.silent = silent
     except (wandb.Error, ValueError) as error:  # a malformed key, or an unknown WANDB_... setting
         raise ConfigError(f"{field}: {in_one_line(error)}; {fix}") from error
     if not logged_in:
-        raise ConfigError(f"{field}: not logged in; {fix}")
-
-
-def _check_swanlab(field: str) -> None:
-    """Raise ``ConfigError`` if SwanLab's cloud is to be used without a key."""
-    saved = Path(os.environ.get("SWANLAB_SAVE_DIR", Path.home() / ".swanlab")) / ".netrc"
-    in_cloud = os.environ.get("SWANLAB_MODE", "cloud") == "cloud"
-    if in_cloud and "SWANLAB_API_KEY" not in os.environ and not saved.is_file():
-        fix = "run `swanlab login`, set SWANLAB_API_KEY, or set SWANLAB_MODE=local to record here"
         raise ConfigError(f"{field}: not logged in; {fix}")
 
 
@@ -116,18 +109,15 @@ def keep_records(path: Path, last_step: int) -> Path | None:
         ConfigError: the file cannot be read or copied.
     """
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = [(_step_of(line), line) for line in path.read_bytes().split(b"\n")]
         # The last one, after the last line break, is empty or was cut.
-        if _step_of(lines[-1]) is None:
+        if lines[-1][0] is None:
             lines.pop()
-        steps = [_step_of(line) for line in lines]
         copy = None
-        if None in steps:
+        if any(step is None for step, _ in lines):
             copy = damaged_name(path)
             shutil.copy2(path, copy)
-        kept = [
-            line.decode() for line, step in zip(lines, steps, strict=True) if step is not None and step <= last_step
-        ]
+        kept = (line.decode() for step, line in lines if step is not None and step <= last_step)
         replace_text(path, "".join(f"{line}\n" for line in kept))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read or rewritten: {error.strerror}; move it away") from error
@@ -197,9 +187,8 @@ def _tensorboard_sink(run: RunInfo) -> Sink:
 def markdown_table(table: Table) -> str:
     """``table`` as TensorBoard shows it. Texts are hostile: nothing in them is read as markdown or HTML."""
     rows = [table.columns, ["---"] * len(table.columns)]
-    rows += [["" if cell is None else str(cell) for cell in row] for row in table.rows]
-    lines = [rows[0], rows[1], *([_literal(cell) for cell in row] for row in rows[2:])]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    rows += [["" if cell is None else _literal(str(cell)) for cell in row] for row in table.rows]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def _literal(text: str) -> str:
@@ -218,12 +207,7 @@ def _wandb_sink(run: RunInfo) -> Sink:
     own_id = id_file.read_text().strip()
     try:
         opened = wandb.init(
-            project=run.project,
-            name=run.experiment,
-            dir=str(run.folder),
-            config=run.config,
-            id=own_id,
-            resume="allow",
+            project=run.project, name=run.experiment, dir=str(run.folder), config=run.config, id=own_id, resume="allow"
         )
     except (wandb.Error, ValueError) as error:
         reason = in_one_line(error)

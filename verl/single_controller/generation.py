@@ -1,5 +1,6 @@
 """Sampling responses with all engines of a run: who gets which request when, and what comes back."""
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,18 +12,67 @@ from verl.data.prompt_rows import PromptRecord
 from verl.rollout.base import EngineReply
 from verl.rollout.queue import RequestQueue
 from verl.rollout.requests import ResponseRequests, ResponseSettings
-from verl.single_controller.exchange import Exchange
 from verl.single_controller.worker_group import WorkerGroup
 
 STEPS_PER_CALL = 32
 """Engine steps between two replies of an engine."""
 
 
+class Exchange:
+    """Messages to the engines of a worker group and their replies; an engine has at most one message at a time.
+
+    A message is a call of ``method`` on the workers of an engine.
+
+    Args:
+        copies: neighbouring workers that form one engine. All get the same message; the first one's reply counts.
+    """
+
+    def __init__(self, workers: WorkerGroup, method: str, copies: int) -> None:
+        self.workers, self.method, self.copies = workers, method, copies
+        self._calls: dict[int, list[Any]] = {}
+        self._results: dict[Any, Any] = {}
+        self._started = time.monotonic()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a reply is to come."""
+        return bool(self._calls)
+
+    def send(self, engine: int, *arguments: Any) -> None:
+        """Give ``engine``, which must be idle, a message."""
+        assert engine not in self._calls, f"engine {engine} is busy"
+        ranks = range(engine * self.copies, (engine + 1) * self.copies)
+        self._calls[engine] = [self.workers.call(rank, self.method, arguments) for rank in ranks]
+
+    def receive(self, from_all: bool) -> list[tuple[int, Any]]:
+        """The engines that have replied, in their order, with their replies: one at least, or all that are busy.
+
+        Raises:
+            WorkerError: a worker raised or died.
+        """
+        ranks = {
+            call: engine * self.copies + copy
+            for engine, calls in self._calls.items()
+            for copy, call in enumerate(calls)
+            if call not in self._results
+        }
+        for call, result in self.workers.completed(ranks, self.method, self._started):
+            self._results[call] = result
+            if not from_all and self._has_replied(ranks[call] // self.copies):
+                break
+        return [(engine, self._reply(engine)) for engine in sorted(self._calls) if self._has_replied(engine)]
+
+    def _has_replied(self, engine: int) -> bool:
+        return all(call in self._results for call in self._calls[engine])
+
+    def _reply(self, engine: int) -> Any:
+        return [self.workers.received(self._results.pop(call)) for call in self._calls.pop(engine)][0]
+
+
 def generate_responses(
     workers: WorkerGroup,
     copies: int,
     records: Sequence[PromptRecord],
-    n: int,
     sampling: SamplingConfig,
     seed: int,
     max_response_length: int,
@@ -30,7 +80,7 @@ def generate_responses(
     on_finished: Callable[[Batch], None] = lambda part: None,
     settings: ResponseSettings | None = None,
 ) -> Batch:
-    """``n`` responses per prompt, neighbours where they share a prompt.
+    """``sampling.n`` responses per prompt, neighbours where they share a prompt.
 
     Args:
         workers: of class :class:`verl.workers.hybrid.HybridWorker`.
@@ -40,12 +90,12 @@ def generate_responses(
         settings: in place of ``sampling``; None: that.
 
     Returns:
-        Episodes with ``tokens``, ``rollout_logprobs``, ``truncated`` and ``rank_metrics``; R = ``max_response_length``.
+        Episodes with ``tokens``, ``rollout_logprobs``, ``truncated`` and rank metrics; R = ``max_response_length``.
 
     Raises:
         WorkerError: a worker raised or died.
     """
-    rooms = workers.run("start_generation")[::copies]
+    rooms, n = workers.run("start_generation")[::copies], sampling.n
     settings = settings or ResponseSettings()
     parts: list[Batch] = []
 

@@ -10,21 +10,19 @@ attempt, and a worker exits.
 import hmac
 import os
 import secrets
-import selectors
 import signal
 import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
-from verl.single_controller.scheduler import REQUEUE
+from verl.single_controller.environment import REQUEUE
 from verl.utils.distributed import listening_socket
 
 TOKEN_BYTES = 32
-HELLO_BYTES = TOKEN_BYTES + 4
-BEAT = b"."
 LAST_RESORT_S = 45.0
 """Seconds after which the kernel ends a worker that should have ended itself."""
 
@@ -42,106 +40,85 @@ def interval(detection_s: float) -> float:
     return min(1.0, detection_s / 5)
 
 
+def _beats(connection: socket.socket, detection_s: float) -> Iterator[float]:
+    """Exchange beats until the other side hangs up; yields the seconds of its silence again and again.
+
+    Raises:
+        OSError: the connection broke.
+    """
+    every = interval(detection_s)
+    connection.settimeout(every)
+    heard = last = time.monotonic()
+    while True:
+        with suppress(TimeoutError):
+            if not connection.recv(4096):
+                return
+            heard = time.monotonic()
+            time.sleep(every / 2)
+        # A full buffer means that the other side does not read; its silence is noticed anyway.
+        with suppress(TimeoutError):
+            connection.send(b".")
+        now = time.monotonic()
+        if now - last > detection_s / 2:
+            heard += now - last  # this process was paused, and could hear nobody
+        last = now
+        yield now - heard
+
+
 class Heartbeat:
-    """The driver's side: a thread that accepts the workers and receives their beats.
+    """The driver's side: a thread that accepts the workers, and one that listens to each.
 
     Args:
         host: the address of this machine that the workers can reach.
     """
 
     def __init__(self, host: str, detection_s: float) -> None:
-        self._detection_s = detection_s
         self._listener = listening_socket(host, 0)
-        self._listener.setblocking(False)
         self.pulse = Pulse((host, self._listener.getsockname()[1]), secrets.token_bytes(TOKEN_BYTES), detection_s)
-        self._heard: dict[int, float] = {}
+        self._connections: set[socket.socket] = set()
+        self._silent: dict[int, float] = {}
         self._closed: dict[int, float] = {}
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._listen, name="heartbeat", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._accept, name="heartbeat", daemon=True).start()
 
     def lost(self) -> dict[int, str]:
         """Rank -> what happened, for workers that connected and are silent or gone now."""
-        now = time.monotonic()
+        now, limit_s, closed = time.monotonic(), self.pulse.detection_s, self._closed.copy()
         silent = {
-            rank: f"silent for {now - last:.0f} s"
-            for rank, last in self._heard.copy().items()
-            if now - last > self._detection_s and rank not in self._closed
+            rank: f"silent for {seconds:.0f} s"
+            for rank, seconds in self._silent.copy().items()
+            if seconds > limit_s and rank not in closed
         }
         # Ray reports why a process died, but takes a few seconds.
-        closed = self._closed.copy().items()
-        return silent | {rank: "ended" for rank, since in closed if now - since > min(5.0, self._detection_s)}
+        return silent | {rank: "ended" for rank, since in closed.items() if now - since > min(5.0, limit_s)}
 
     def close(self) -> None:
         """Hang up; workers that still run exit."""
-        self._stopped.set()
-        self._thread.join()
+        # A thread that waits for one of them wakes up.
+        for each in (self._listener, *self._connections.copy()):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
 
-    def _listen(self) -> None:
-        every = interval(self._detection_s)
-        with selectors.DefaultSelector() as selector, self._listener:
-            selector.register(self._listener, selectors.EVENT_READ)
-            last = time.monotonic()
-            while not self._stopped.is_set():
-                for key, _ in selector.select(every / 2):
-                    if key.fileobj is self._listener:
-                        with suppress(OSError):
-                            connection, _address = self._listener.accept()
-                            connection.setblocking(False)
-                            selector.register(connection, selectors.EVENT_READ, _Caller())
-                    else:
-                        self._receive(selector, key)
-                now = time.monotonic()
-                # While this process was paused it could hear nobody.
-                if (pause := now - last) > self._detection_s / 2:
-                    self._heard = {rank: heard + pause for rank, heard in self._heard.items()}
-                last = now
-                self._beat(selector, now)
-            for key in list(selector.get_map().values()):
-                if key.fileobj is not self._listener:
-                    key.fileobj.close()  # type: ignore[union-attr]  # sockets alone were registered
+    def _accept(self) -> None:
+        with self._listener, suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                self._connections.add(connection)
+                threading.Thread(target=self._listen, args=(connection,), name="heartbeat", daemon=True).start()
 
-    def _receive(self, selector: selectors.BaseSelector, key: selectors.SelectorKey) -> None:
-        connection, caller = key.fileobj, key.data
-        assert isinstance(connection, socket.socket)
-        try:
-            received = connection.recv(4096)
-        except OSError:
-            received = b""
-        if not received:
-            selector.unregister(connection)
-            connection.close()
-            if caller.rank is not None:
-                self._closed[caller.rank] = time.monotonic()
-            return
-        if caller.rank is None:
-            caller.hello += received
-            if len(caller.hello) >= HELLO_BYTES:
-                token, rank = caller.hello[:TOKEN_BYTES], caller.hello[TOKEN_BYTES:HELLO_BYTES]
-                if not hmac.compare_digest(token, self.pulse.token):
-                    selector.unregister(connection)
-                    connection.close()
-                    return
-                caller.rank = int.from_bytes(rank, "big")
-        if caller.rank is not None:
-            self._heard[caller.rank] = time.monotonic()
-
-    def _beat(self, selector: selectors.BaseSelector, now: float) -> None:
-        for key in list(selector.get_map().values()):
-            if isinstance(key.data, _Caller) and key.data.rank is not None and now >= key.data.next_beat:
-                key.data.next_beat = now + interval(self._detection_s)
-                # A full buffer means that the worker does not read; its silence is noticed anyway.
-                with suppress(OSError):
-                    key.fileobj.send(BEAT)  # type: ignore[union-attr]
-
-
-class _Caller:
-    """One connection; its rank is known once it has sent the token and the rank."""
-
-    def __init__(self) -> None:
-        self.hello = b""
-        self.rank: int | None = None
-        self.next_beat = 0.0
+    def _listen(self, connection: socket.socket) -> None:
+        """Hear a worker, which sends the token and its rank first, until it is gone."""
+        rank = None
+        with connection, suppress(OSError):
+            connection.settimeout(self.pulse.detection_s)
+            with connection.makefile("rb") as hello:
+                token, number = hello.read(TOKEN_BYTES), hello.read(4)
+            if len(number) == 4 and hmac.compare_digest(token, self.pulse.token):
+                rank = int.from_bytes(number, "big")
+                for seconds in _beats(connection, self.pulse.detection_s):
+                    self._silent[rank] = seconds
+        self._connections.discard(connection)
+        if rank is not None:
+            self._closed[rank] = time.monotonic()
 
 
 def follow(pulse: Pulse, rank: int) -> None:
@@ -150,36 +127,27 @@ def follow(pulse: Pulse, rank: int) -> None:
     Raises:
         OSError: the driver cannot be reached.
     """
-    every = interval(pulse.detection_s)
     connection = socket.create_connection(pulse.address, timeout=pulse.detection_s)
     connection.sendall(pulse.token + rank.to_bytes(4, "big"))
-    connection.settimeout(every)
-    threading.Thread(target=_follow, args=(connection, pulse.detection_s, every), name="heartbeat", daemon=True).start()
+    _set_alarm(pulse.detection_s)
+    threading.Thread(target=_follow, args=(connection, pulse.detection_s), name="heartbeat", daemon=True).start()
 
 
-def _follow(connection: socket.socket, detection_s: float, every: float) -> None:
-    heard = last = time.monotonic()
-    reason = ""
-    while not reason:
-        # Should this thread not run, because another one holds the interpreter's lock or the process was stopped, the
-        # kernel ends the process. A process that was stopped first has time to write its stacks.
-        signal.setitimer(signal.ITIMER_REAL, detection_s + LAST_RESORT_S)
-        try:
-            received = connection.recv(4096)
-            heard = time.monotonic()
-            reason = "" if received else "has ended"
-            time.sleep(every / 2)
-            connection.send(BEAT)
-        except TimeoutError:
-            with suppress(TimeoutError):
-                connection.send(BEAT)
-        except OSError as error:
-            reason = f"is gone ({error})"
-        now = time.monotonic()
-        if now - last > detection_s / 2:
-            heard += now - last  # this process was paused
-        last = now
-        if now - heard > detection_s:
-            reason = f"was silent for {now - heard:.0f} s"
+def _set_alarm(detection_s: float) -> None:
+    """Should the thread not run, because another one holds the interpreter's lock or the process was stopped, the
+    kernel ends the process. A process that was stopped first has time to write its stacks."""
+    signal.setitimer(signal.ITIMER_REAL, detection_s + LAST_RESORT_S)
+
+
+def _follow(connection: socket.socket, detection_s: float) -> None:
+    reason = "has ended"
+    try:
+        for seconds in _beats(connection, detection_s):
+            _set_alarm(detection_s)
+            if seconds > detection_s:
+                reason = f"was silent for {seconds:.0f} s"
+                break
+    except OSError as error:
+        reason = f"is gone ({error})"
     print(f"this worker exits: its driver {reason}", file=sys.stderr, flush=True)
     os._exit(REQUEUE)

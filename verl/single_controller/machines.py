@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import ray
@@ -16,6 +16,8 @@ LOOK_S = 1.0
 """Seconds between two counts of machines."""
 ANSWER_S = 20.0
 """Seconds that a machine may take to start a process."""
+RESOURCES = {"cuda": "GPU", "cpu": "CPU"}
+"""Type of device -> what Ray calls it."""
 
 
 class Machine(NamedTuple):
@@ -39,8 +41,11 @@ def living_machines() -> dict[str, Machine]:
 
 def machines_with(count: int, device_type: str) -> dict[str, Machine]:
     """The living machines that have so many GPUs, or CPUs."""
-    resource = _resource(device_type)
-    return {node: machine for node, machine in living_machines().items() if machine.resources.get(resource, 0) >= count}
+    return {
+        node: machine
+        for node, machine in living_machines().items()
+        if machine.resources.get(RESOURCES[device_type], 0) >= count
+    }
 
 
 def run_on(
@@ -102,18 +107,13 @@ def wait_for_machines(
     Raises:
         ConfigError: after ``timeout_s`` seconds; lists the machines that joined and, if known, those that are missing.
     """
-    deadline, seen = time.monotonic() + timeout_s, -1
-    while (there := len(machines_with(workers_per_node, device_type))) < nnodes:
-        if there != seen:
-            say(f"{there} of {nnodes} machines here")
-        seen = there
-        if time.monotonic() > deadline:
-            resource = _resource(device_type)
+    resource = RESOURCES[device_type]
+    for there, waited in _counts(lambda: len(machines_with(workers_per_node, device_type)), nnodes, say, interrupt):
+        if waited > timeout_s:
             raise ConfigError(
                 f"trainer.nnodes={nnodes}: {there} of {nnodes} machines with {workers_per_node} {resource}s each were "
                 f"there within trainer.machines_timeout_s={timeout_s:g}: {_describe(nnodes, resource)}"
             )
-        _pause(interrupt)
 
 
 def gather_machines(
@@ -130,19 +130,28 @@ def gather_machines(
     Raises:
         RequeueError: twice ``limit_s`` later there are fewer.
     """
-    started, seen = time.monotonic(), -1
-    while (there := _answering(workers_per_node, device_type)) < nnodes:
-        waited = time.monotonic() - started
+    for there, waited in _counts(lambda: _answering(workers_per_node, device_type), nnodes, say, interrupt):
         if waited >= limit_s and there >= min_nnodes:
             say(f"going on with {there} of {nnodes} machines")
             return there
         if waited >= 2 * limit_s:
             raise RequeueError(f"{there} of {nnodes} machines are left after {waited:.0f} s; {min_nnodes} are needed")
+    return nnodes
+
+
+def _counts(
+    count: Callable[[], int], nnodes: int, say: Callable[[str], None], interrupt: Callable[[], None]
+) -> Iterator[tuple[int, float]]:
+    """While there are fewer than ``nnodes`` machines: how many, and for how many seconds; a change is a line."""
+    started, seen = time.monotonic(), -1
+    while (there := count()) < nnodes:
+        yield there, time.monotonic() - started
         if there != seen:
             say(f"{there} of {nnodes} machines here; waiting for the others")
-        seen = there
-        _pause(interrupt)
-    return nnodes
+        seen, until = there, time.monotonic() + LOOK_S
+        while time.monotonic() < until:
+            interrupt()
+            time.sleep(0.1)
 
 
 def _answering(workers_per_node: int, device_type: str) -> int:
@@ -153,17 +162,6 @@ def _answering(workers_per_node: int, device_type: str) -> int:
 
 def _nothing() -> None:
     pass
-
-
-def _pause(interrupt: Callable[[], None]) -> None:
-    until = time.monotonic() + LOOK_S
-    while time.monotonic() < until:
-        interrupt()
-        time.sleep(0.1)
-
-
-def _resource(device_type: str) -> str:
-    return "GPU" if device_type == "cuda" else "CPU"
 
 
 def _describe(nnodes: int, resource: str) -> str:

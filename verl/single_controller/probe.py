@@ -38,23 +38,6 @@ TIMEOUT_S = 300.0
 """Seconds for all machines to answer, unless they may have to download a model."""
 
 
-class Request(NamedTuple):
-    """What each machine must have."""
-
-    head: str
-    """Address of the cluster's head, ``host:port``."""
-    folder: Path
-    """The run's folder, absolute."""
-    marker: str
-    """Name of the file in it that the driver has written."""
-    models: tuple[str, ...]
-    """Folders, absolute, or hub ids."""
-    files: tuple[str, ...]
-    """Data files, absolute."""
-    room: int
-    """Bytes that must be free in the folder."""
-
-
 class MachineFacts(NamedTuple):
     """The state of one machine."""
 
@@ -66,53 +49,24 @@ class MachineFacts(NamedTuple):
     cores: int
     """Cores that its Ray processes may use."""
     versions: dict[str, str]
-    problems: tuple[str, ...]
+    problems: list[str]
 
 
-def look(request: Request) -> MachineFacts:
-    """Check the machine that this runs on."""
+def look(head: str, folder: Path, marker: str, models: Sequence[str], files: Sequence[str], room: int) -> MachineFacts:
+    """Check the machine that this runs on.
+
+    Args:
+        head: ``host:port`` of the cluster's head.
+        folder: the run's folder, absolute.
+        marker: name of the file in it that the driver has written.
+        models: folders, absolute, or hub ids.
+        files: data files, absolute.
+        room: bytes that must be free in the folder.
+    """
     restore_umask()  # a model fetched from a hub may be shared with other users
-    head = request.head.rpartition(":")[0]
-    return MachineFacts(
-        socket.gethostname(),
-        address_towards(head),
-        interface_towards(head),
-        len(os.sched_getaffinity(0)),
-        versions(),
-        tuple(_problems(request)),
-    )
-
-
-def versions() -> dict[str, str]:
-    """Versions of the packages that must be the same everywhere; VERL's own with a digest of its source."""
-    digest, root = hashlib.sha256(), Path(verl.__file__).parents[1]
-    for path in sorted([*root.glob("verl/**/*.py"), *root.glob("vllm_patches/**/*.py")]):
-        digest.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
-    installed = {"verl": f"{verl.__version__} ({digest.hexdigest()[:8]})"}
-    for package in PACKAGES:
-        with suppress(PackageNotFoundError):
-            installed[package] = version(package)
-    return installed
-
-
-def _problems(request: Request) -> list[str]:
-    folder, problems = request.folder, []
-    field = f"trainer.default_local_dir={str(folder)!r}"
-    deadline = time.monotonic() + PATIENCE_S
-    while not (folder / request.marker).exists() and time.monotonic() < deadline:
-        time.sleep(0.2)
-    if not (folder / request.marker).exists():
-        problems.append(f"{field}: is not the folder that the driver sees; name one that all machines share")
-    else:
-        trial = folder / f"{request.marker}-{uuid.uuid4().hex}"
-        try:
-            trial.write_bytes(b"here")
-            trial.unlink()
-        except OSError as error:
-            problems.append(f"{field}: cannot be written ({error.strerror})")
-        problems += _short_of_room(folder, field, request.room)
+    problems = _problems_of_folder(folder, marker, room)
     problems += _short_of_room(Path(tempfile.gettempdir()), "temporary files", ROOM)
-    for model in request.models:
+    for model in models:
         if not is_local(model):
             try:
                 local_folder(model)
@@ -120,8 +74,43 @@ def _problems(request: Request) -> list[str]:
                 problems.append(str(error))
         elif not is_complete(Path(model)):
             problems.append(f"model.path={model!r}: is not a model's folder there")
-    problems += [f"data.*_files={name!r}: is not there" for name in request.files if not Path(name).exists()]
-    return problems
+    problems += [f"data.*_files={name!r}: is not there" for name in files if not Path(name).exists()]
+    host, cores = head.rpartition(":")[0], len(os.sched_getaffinity(0))
+    own = (socket.gethostname(), address_towards(host), interface_towards(host), cores)
+    return MachineFacts(*own, versions(), problems)
+
+
+def versions() -> dict[str, str]:
+    """Versions of the packages that must be the same everywhere; VERL's own with a digest of its source."""
+    digest, root = hashlib.sha256(), Path(verl.__file__).parents[1]
+    for path in sorted([*root.glob("verl/**/*.py"), *root.glob("vllm_patches/**/*.py")]):
+        digest.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
+    return {"verl": f"{verl.__version__} ({digest.hexdigest()[:8]})"} | installed(PACKAGES)
+
+
+def installed(packages: Sequence[str]) -> dict[str, str]:
+    """Versions of those that are installed."""
+    found = {}
+    for package in packages:
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
+
+
+def _problems_of_folder(folder: Path, marker: str, room: int) -> list[str]:
+    field = f"trainer.default_local_dir={str(folder)!r}"
+    deadline = time.monotonic() + PATIENCE_S
+    while not (folder / marker).exists():
+        if time.monotonic() >= deadline:
+            return [f"{field}: is not the folder that the driver sees; name one that all machines share"]
+        time.sleep(0.2)
+    problems, trial = [], folder / f"{marker}-{uuid.uuid4().hex}"
+    try:
+        trial.write_bytes(b"here")
+        trial.unlink()
+    except OSError as error:
+        problems.append(f"{field}: cannot be written ({error.strerror})")
+    return problems + _short_of_room(folder, field, room)
 
 
 def _short_of_room(folder: Path, what: str, room: int) -> list[str]:
@@ -160,14 +149,14 @@ def survey(
     # The driver writes, all machines read.
     folder.mkdir(parents=True, exist_ok=True)
     (folder / marker).write_bytes(b"here")
+    absolute = [str(Path(path).absolute()) if is_local(path) else path for path in models]
+    data = [str(Path(path).absolute()) for path in files]
     head = ray.get_runtime_context().gcs_address
-    absolute = tuple(str(Path(path).absolute()) if is_local(path) else path for path in models)
-    data = tuple(str(Path(path).absolute()) for path in files)
-    request = Request(head, folder, marker, absolute, data, room_for_checkpoint(folder))
+    request = (head, folder, marker, absolute, data, room_for_checkpoint(folder))
     machines, nodes = living_machines(), placement_group_table(placement)["bundles_to_node_id"]
     limit_s = TIMEOUT_S if all(map(is_local, models)) else float("inf")
     try:
-        facts = run_on({node: (request,) for node in nodes.values()}, look, limit_s, interrupt)
+        facts = run_on(dict.fromkeys(nodes.values(), request), look, limit_s, interrupt)
     except RayTaskError as error:
         raise ConfigError(f"a machine could not be checked: {str(error).strip().splitlines()[-1]}") from error
     finally:
@@ -176,25 +165,27 @@ def survey(
         host = machines[node].host if node in machines else node
         raise MachineError(f"{host} was lost while the machines were checked, or did not answer within {limit_s:g} s")
     by_bundle: list[MachineFacts] = [facts[nodes[bundle]] for bundle in sorted(nodes)]
-    if lines := _complaints(by_bundle):
+    if lines := [line for machine in by_bundle for line in _complaints(machine)]:
         raise ConfigError("\n".join(lines))
-    return [_setup(machine) for machine in by_bundle]
+    # A machine's own name may resolve to the loopback, which no other machine can reach.
+    networks = [
+        {name: os.environ.get(name, one.interface) for name in INTERFACES if one.interface} for one in by_bundle
+    ]
+    return [
+        MachineSetup(machine.cores, network | {"VLLM_HOST_IP": machine.address})
+        for machine, network in zip(by_bundle, networks, strict=True)
+    ]
 
 
-def _complaints(machines: Sequence[MachineFacts]) -> list[str]:
+def _complaints(machine: MachineFacts) -> list[str]:
     """A line for everything that a machine lacks, or has in another version than this one."""
-    lines, expected = [], versions()
-    for machine in machines:
-        name = f"{machine.host} ({machine.address})"
-        lines += [f"{name}: {problem}" for problem in machine.problems]
-        for package in sorted({*expected, *machine.versions}):
-            theirs, ours = (every.get(package, "missing") for every in (machine.versions, expected))
-            if theirs != ours:
-                lines.append(f"{name}: {package} is {theirs}, on {socket.gethostname()} {ours}; install the same")
-    return lines
-
-
-def _setup(machine: MachineFacts) -> MachineSetup:
-    # Its own name may resolve to the loopback, which no other machine can reach.
-    network = {name: os.environ.get(name, machine.interface) for name in INTERFACES if machine.interface}
-    return MachineSetup(machine.cores, network | {"VLLM_HOST_IP": machine.address})
+    name, here = f"{machine.host} ({machine.address})", versions()
+    packages = [
+        (package, machine.versions.get(package, "missing"), here.get(package, "missing"))
+        for package in sorted({*here, *machine.versions})
+    ]
+    return [f"{name}: {problem}" for problem in machine.problems] + [
+        f"{name}: {package} is {theirs}, on {socket.gethostname()} {ours}; install the same"
+        for package, theirs, ours in packages
+        if theirs != ours
+    ]

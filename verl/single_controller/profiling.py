@@ -1,11 +1,10 @@
-"""Peak memory and profiler traces of a worker's calls."""
+"""Peak memory of a worker's calls."""
 
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 CLEAR_REFS, STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 RESET_PEAK = "5"
@@ -56,23 +55,6 @@ class PeakMemory:
         else:
             used = resident_bytes()
         return MemoryPeak(used, used)
-
-
-class WorkerProfiler:
-    """Records what a worker does between ``start`` and ``stop``."""
-
-    def start(self) -> None:
-        """Begin to record operators, and kernels where there is a GPU."""
-        activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])
-        self._profile = profile(activities=activities)
-        self._profile.start()
-
-    def stop(self, path: Path) -> None:
-        """Write the trace to ``path``, which ends in ``.json.gz``, for chrome://tracing or https://ui.perfetto.dev."""
-        self._profile.stop()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._profile.export_chrome_trace(str(path))
-        del self._profile
 
 
 def resident_bytes() -> int:

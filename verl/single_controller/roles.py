@@ -1,10 +1,11 @@
-"""Typed handles of the models that a group of workers holds: one per role, which knows how its batches are shared out.
+"""Handles of the models that a group of workers holds: one per role, which knows how its batches are shared out.
 
-Legend: B episodes, M response tokens.
+Legend: B episodes.
 """
 
+import heapq
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,12 +13,73 @@ from torch import Tensor
 from verl.batch import Batch
 from verl.config.ppo import PPOConfig
 from verl.config.rollout import SamplingConfig
-from verl.config.sft import SFTConfig
 from verl.data.prompt_rows import PromptRecord
+from verl.models.micro_batches import rows_by_value
 from verl.rollout.requests import ResponseSettings
-from verl.single_controller.balance import balanced_order, deal_groups
 from verl.single_controller.generation import generate_responses
 from verl.single_controller.worker_group import WorkerGroup
+
+
+def balanced_order(lengths: Tensor, num_shares: int) -> Tensor:
+    """An order of the rows whose contiguous shares, as ``WorkerGroup.run_split`` cuts them, have about equal tokens.
+
+    The longest rows are dealt out first, each to the share with the fewest tokens that still has room (longest
+    processing time first). Within a share rows go from long to short.
+
+    Args:
+        lengths: [B] integers, tokens of each row.
+        num_shares: shares, which differ by at most one row.
+
+    Returns:
+        [B] int64, a permutation of the rows.
+    """
+    size = len(lengths)
+    bounds = [size * share // num_shares for share in range(num_shares + 1)]
+    members: list[list[int]] = [[] for _ in range(num_shares)]
+    open_shares = [(0, share) for share in range(num_shares) if bounds[share] < bounds[share + 1]]
+    tokens = lengths.tolist()
+    for row in sorted(range(size), key=lambda row: -tokens[row]):
+        total, share = heapq.heappop(open_shares)
+        members[share].append(row)
+        if len(members[share]) < bounds[share + 1] - bounds[share]:
+            heapq.heappush(open_shares, (total + tokens[row], share))
+    return torch.tensor([row for rows in members for row in rows], dtype=torch.int64)
+
+
+class Units(NamedTuple):
+    """Rows that stay together, in the order in which they are cut into contiguous shares; each is a tensor [B'].
+
+    ``rows`` has each row of a batch once and then copies that make units and shares equal; ``copied`` marks these, and
+    ``unit`` counts 0, 0, ..., 1, 1, ...
+    """
+
+    rows: Tensor
+    copied: Tensor
+    unit: Tensor
+
+
+def deal_groups(group_ids: Tensor, lengths: Tensor, num_shares: int, balance: bool) -> Units:
+    """Whole groups dealt to shares, as many to each, all of one size; what is missing are copies of the shortest rows.
+
+    Args:
+        group_ids: [B] integers, equal on rows that stay together.
+        lengths: [B] integers, tokens of each row.
+        balance: give every share about as many tokens.
+    """
+    groups = rows_by_value(group_ids)
+    tokens = lengths.tolist()
+    size = max(map(len, groups))
+    shortest = [min(group, key=lambda row: tokens[row]) for group in groups]
+    rows = [[*group, *[short] * (size - len(group))] for group, short in zip(groups, shortest, strict=True)]
+    copied = [[False] * len(group) + [True] * (size - len(group)) for group in groups]
+    for _ in range(-len(groups) % num_shares):
+        # A share needs as many groups as the others; one row, the shortest of all, stands for each of this one's.
+        rows.append([min(shortest, key=lambda row: tokens[row])] * size)
+        copied.append([True] * size)
+    totals = torch.tensor([sum(tokens[row] for row in group) for group in rows])
+    order = balanced_order(totals, num_shares) if balance else torch.arange(len(rows))
+    unit = torch.arange(len(rows)).repeat_interleave(size)
+    return Units(torch.tensor(rows)[order].flatten(), torch.tensor(copied)[order].flatten(), unit)
 
 
 class RoleWorkers:
@@ -109,7 +171,6 @@ class PolicyWorkers(RoleWorkers):
     def generate(
         self,
         records: Sequence[PromptRecord],
-        n: int,
         sampling: SamplingConfig,
         seed: int,
         on_finished: Callable[[Batch], None] = lambda part: None,
@@ -120,7 +181,6 @@ class PolicyWorkers(RoleWorkers):
             self.workers,
             self.config.rollout.tensor_parallel_size,
             records,
-            n,
             sampling,
             seed,
             self.config.data.max_response_length,
@@ -134,8 +194,8 @@ class PolicyWorkers(RoleWorkers):
         self.workers.run("finish_generation")
 
     def compute_logprobs(self, batch: Batch) -> Batch:
-        """The same episodes with ``logprobs``, ``entropy``, the statistics that an estimator or a loss asks for, and
-        ``rank_metrics``, which have no names without ``calculator.source=actor``."""
+        """The same episodes with ``logprobs``, ``entropy``, the statistics that an estimator or a loss asks for, and,
+        with ``calculator.source=actor``, rank metrics."""
         return self.map_rows("compute_logprobs", batch.columns("tokens"))
 
     def update(self, batch: Batch, num_tokens: int, num_sequences: int) -> dict[str, float]:
@@ -153,60 +213,3 @@ class PolicyWorkers(RoleWorkers):
     def sync_weights(self) -> None:
         """Give the engines the policy's weights."""
         self.workers.run("sync_weights")
-
-
-class ReferenceWorkers(RoleWorkers):
-    """The reference policy."""
-
-    def __init__(self, workers: WorkerGroup, config: PPOConfig) -> None:
-        super().__init__(workers, config.model.ulysses_sequence_parallel_size, config.actor.use_dynamic_bsz)
-
-    def compute_logprobs(self, batch: Batch) -> Tensor:
-        """[M]."""
-        logprobs: Tensor = self.map_rows("compute_ref_logprobs", batch.columns("tokens")).logprobs
-        return logprobs
-
-
-class CriticWorkers(RoleWorkers):
-    """The critic."""
-
-    def __init__(self, workers: WorkerGroup, config: PPOConfig) -> None:
-        critic = config.critic
-        super().__init__(workers, critic.model.ulysses_sequence_parallel_size, critic.use_dynamic_bsz)
-
-    def compute_values(self, batch: Batch) -> Tensor:
-        """[M]."""
-        values: Tensor = self.map_rows("compute_values", batch.columns("tokens")).values
-        return values
-
-    def update(self, batch: Batch, num_tokens: int) -> dict[str, float]:
-        """One optimizer step on a mini-batch with ``learn_mask``, ``num_tokens`` in it, ``values`` and ``returns``."""
-        return self.run_update("update_critic", batch.columns("tokens", "learn_mask", "values", "returns"), num_tokens)
-
-
-class RewardModelWorkers(RoleWorkers):
-    """The learned reward model."""
-
-    def __init__(self, workers: WorkerGroup, config: PPOConfig) -> None:
-        super().__init__(workers, config.reward_model.model.ulysses_sequence_parallel_size)
-
-    def compute_scores(self, batch: Batch) -> Tensor:
-        """[B], of texts in its own tokens (:func:`verl.models.reward_model_inputs.reward_model_batch`)."""
-        scores: Tensor = self.map_rows("compute_rm_scores", batch).scores
-        return scores
-
-
-class SFTWorkers(RoleWorkers):
-    """The model of supervised fine-tuning."""
-
-    def __init__(self, workers: WorkerGroup, config: SFTConfig) -> None:
-        super().__init__(workers, config.model.ulysses_sequence_parallel_size)
-
-    def update(self, batch: Batch, num_tokens: int) -> dict[str, float]:
-        """One optimizer step; ``num_tokens`` counts the tokens in ``learn_mask``."""
-        return self.run_update("train_step", batch, num_tokens)
-
-    def evaluate(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """[B] float64 each: the log-probability of what is to be learned of a conversation, and its tokens."""
-        totals = self.map_rows("evaluate", batch)
-        return totals.total_logprob, totals.num_learned

@@ -15,7 +15,7 @@ from types import FrameType
 from ray.exceptions import RayError
 from ray.job_submission import JobStatus, JobSubmissionClient
 
-from verl.single_controller.variables import is_secret, passed_variables
+from verl.single_controller.environment import is_secret, passed_variables
 
 ALSO = ("VERL_ENV", "VERL_PYTHON", "VERL_FILE_LOGGER_PATH", "WANDB_MODE", "WANDB_PROJECT", "WANDB_ENTITY")
 """Variables that the script itself reads. Secrets belong into the cluster's own environment: Ray shows a job's."""

@@ -6,7 +6,7 @@ import random
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,10 +16,11 @@ import torch
 from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-from torch.profiler import record_function
+from torch.profiler import profile, record_function
 
 from verl.batch import Batch
 from verl.config.errors import ConfigError
+from verl.single_controller.environment import is_secret
 from verl.single_controller.failures import (
     NetworkError,
     NoRoom,
@@ -30,9 +31,9 @@ from verl.single_controller.failures import (
     out_of_memory_line,
 )
 from verl.single_controller.heartbeat import Pulse, follow
-from verl.single_controller.profiling import MemoryPeak, PeakMemory, WorkerProfiler
+from verl.single_controller.machines import RESOURCES
+from verl.single_controller.profiling import MemoryPeak, PeakMemory
 from verl.single_controller.supervision import Identity, Supervision, Supervisor, log_to
-from verl.single_controller.variables import is_secret
 from verl.utils.distributed import WorkerPlace
 from verl.utils.process import available_cores, loading, restore_umask
 
@@ -96,18 +97,8 @@ class WorkerGroup:
         self.workers_per_node = workers_per_node
         self.device_type = device_type
         self.world_size = nnodes * workers_per_node
-        resource = "GPU" if device_type == "cuda" else "CPU"
-        per_node = float(workers_per_node)
-        bundle = {"CPU": per_node} | ({"GPU": per_node} if device_type == "cuda" else {})
-        # One bundle per machine, ranks in machine order: neighbours in rank share a machine.
-        strategy = "STRICT_SPREAD" if nnodes > 1 else "PACK"
-        self._placement = placement_group([dict(bundle) for _ in range(nnodes)], strategy=strategy)
-        if not self._placement.wait(timeout_seconds=60):
-            remove_placement_group(self._placement)
-            raise NoRoom(
-                f"{nnodes} machines with {workers_per_node} free {resource}s each are needed; the Ray cluster has "
-                f"{ray.cluster_resources().get(resource, 0):g} in all. Lower trainer.n_gpus_per_node or trainer.nnodes"
-            )
+        self._peak: MemoryPeak | None = None
+        self._placement = self._reserve(nnodes)
         try:
             machines = survey(self._placement) if survey else [MachineSetup(available_cores(), {})] * nnodes
         except BaseException:
@@ -129,40 +120,50 @@ class WorkerGroup:
             ).remote()
             for rank in range(self.world_size)
         ]
-        self._peak: MemoryPeak | None = None
         self._supervisor = Supervisor(supervision or Supervision())
         try:
-            self._wait([host.prepare.remote(os.getcwd(), hidden) for host in self._workers], "start")
-            check_devices(self._wait([host.device_memory.remote(device_type) for host in self._workers], "start"))
-            self.device_name = self._start(worker, config, arguments, device_type, threads)
+            identities = self._supervisor.identities = self._prepare(hidden)
+            check_devices([identity.device_memory for identity in identities])
+            self.device_name = self._start(worker, config, arguments, identities[0].meeting_point, threads)
         except BaseException:
             # The other workers may wait for the one that failed, and would keep their share of the machine.
             self.close()
             raise
 
-    def _start(self, worker: str, config: Any, arguments: tuple[Any, ...], device_type: str, threads: list[int]) -> str:
-        """Make the workers; returns the name of worker 0's GPU, empty on a CPU."""
-        ((address, port),) = self._wait([self._workers[0].meeting_point.remote()], "start")
+    def _reserve(self, nnodes: int) -> PlacementGroup:
+        """Room on every machine. One bundle each, ranks in machine order: neighbours in rank share a machine."""
+        resource, per_node = RESOURCES[self.device_type], float(self.workers_per_node)
+        bundle = {"CPU": per_node, resource: per_node}
+        strategy = "STRICT_SPREAD" if nnodes > 1 else "PACK"
+        placement: PlacementGroup = placement_group([bundle.copy() for _ in range(nnodes)], strategy=strategy)
+        if not placement.wait(timeout_seconds=60):
+            remove_placement_group(placement)
+            raise NoRoom(
+                f"{nnodes} machines with {self.workers_per_node} free {resource}s each are needed; the Ray cluster has "
+                f"{ray.cluster_resources().get(resource, 0):g} in all. Lower trainer.n_gpus_per_node or trainer.nnodes"
+            )
+        return placement
+
+    def _prepare(self, secrets: dict[str, str]) -> list[Identity]:
         options, pulse = self._supervisor.options, self._supervisor.heartbeat.pulse
-        watched = [host.supervise.remote(rank, pulse, options.logs) for rank, host in enumerate(self._workers)]
-        self._supervisor.identities = self._wait(watched, "start")
-        places = [
-            WorkerPlace(
-                rank,
-                self.world_size,
-                address,
-                port,
-                device_type,
+        setup = (os.getcwd(), secrets, pulse, options.logs, self.device_type)
+        calls = [host.prepare.remote(rank, *setup) for rank, host in enumerate(self._workers)]
+        return self._wait(calls, "start")
+
+    def _start(
+        self, worker: str, config: Any, arguments: tuple[Any, ...], meeting_point: tuple[str, int], threads: list[int]
+    ) -> str:
+        """Make the workers; returns the name of worker 0's GPU, empty on a CPU."""
+        (address, port), calls = meeting_point, []
+        for rank, host in enumerate(self._workers):
+            own = (
+                self.device_type,
                 threads[rank],
                 self.workers_per_node,
-                options.collective_timeout_s,
+                self._supervisor.options.collective_timeout_s,
             )
-            for rank in range(self.world_size)
-        ]
-        calls = [
-            host.start.remote(worker, config, place, arguments)
-            for host, place in zip(self._workers, places, strict=True)
-        ]
+            place = WorkerPlace(rank, self.world_size, address, port, *own)
+            calls.append(host.start.remote(worker, config, place, arguments))
         name: str = self._gather(calls, "start")[0]
         return name
 
@@ -193,7 +194,7 @@ class WorkerGroup:
         return self._gather(calls, method)[::copies]
 
     def call(self, rank: int, method: str, arguments: tuple[Any, ...]) -> Any:
-        """Start a call of one worker, for :class:`verl.single_controller.exchange.Exchange`."""
+        """Start a call of one worker, for :class:`verl.single_controller.generation.Exchange`."""
         return self._workers[rank].call.remote(method, arguments)
 
     def take_peak_memory(self) -> MemoryPeak | None:
@@ -206,7 +207,10 @@ class WorkerGroup:
         self._wait([worker.start_profile.remote() for worker in self._workers], "start_profile")
 
     def stop_profile(self, paths: list[Path]) -> None:
-        """Stop it and write one trace per worker, each on the worker's own machine."""
+        """Stop it and write one trace per worker, each on the worker's own machine.
+
+        Paths end in ``.json.gz``; chrome://tracing and https://ui.perfetto.dev show them.
+        """
         calls = [worker.stop_profile.remote(path) for worker, path in zip(self._workers, paths, strict=True)]
         self._wait(calls, "stop_profile")
 
@@ -294,43 +298,37 @@ class _Reply(NamedTuple):
     peak: MemoryPeak
 
 
+def _free_port() -> int:
+    # Below the ephemeral ports, so that no outgoing connection takes it before the workers do.
+    ports = random.SystemRandom().sample(range(20000, 30000), k=100)
+    for port in ports:
+        with socket.socket() as listener, suppress(OSError):
+            listener.bind(("", port))
+            return port
+    raise OSError(f"none of a hundred ports from {min(ports)} to {max(ports)} is free on this machine")
+
+
 class _Host:
     """The Ray actor. It imports the worker only in ``start``, after the environment is set."""
 
-    def prepare(self, folder: str, secrets: dict[str, str]) -> None:
-        """Work in the driver's working directory, to which paths are relative, and take the secrets."""
+    def prepare(
+        self, rank: int, folder: str, secrets: dict[str, str], pulse: Pulse, logs: Path | None, device_type: str
+    ) -> Identity:
+        """Work in the driver's working directory, to which paths are relative, take the secrets, write output to the
+        folder ``logs``, exit if the driver is lost, and say where this is."""
         restore_umask()
         if os.path.isdir(folder):
             os.chdir(folder)
         os.environ.update(secrets)
-
-    def device_memory(self, device_type: str) -> int:
-        """Bytes of the GPU's memory; 0 on a CPU."""
-        return torch.cuda.get_device_properties(0).total_memory if device_type == "cuda" else 0
-
-    def meeting_point(self) -> tuple[str, int]:
-        """An address of this machine and a port that is free there now."""
-        # Below the ephemeral ports, so that no outgoing connection takes it before the workers do.
-        ports = random.SystemRandom().sample(range(20000, 30000), k=100)
-        for port in ports:
-            with socket.socket() as listener:
-                try:
-                    listener.bind(("", port))
-                except OSError:
-                    continue
-            return ray.util.get_node_ip_address(), port
-        raise OSError(f"none of a hundred ports from {min(ports)} to {max(ports)} is free on this machine")
-
-    def supervise(self, rank: int, pulse: Pulse, logs: Path | None) -> Identity:
-        """Write output to the folder ``logs``, exit if the driver is lost, and say where this is."""
         if logs is not None:
             log_to(logs, rank)
         follow(pulse, rank)
-        return Identity.of_this_process()
+        memory = torch.cuda.get_device_properties(0).total_memory if device_type == "cuda" else 0
+        node, meeting_point = ray.get_runtime_context().get_node_id(), (ray.util.get_node_ip_address(), _free_port())
+        return Identity(node, socket.gethostname(), os.getpid(), memory, meeting_point)
 
     def start(self, worker: str, config: Any, place: WorkerPlace, arguments: tuple[Any, ...]) -> _Reply:
-        self.place, self.profiler = place, WorkerProfiler()
-        self.memory = PeakMemory(place.device_type)
+        self.place, self.memory = place, PeakMemory(place.device_type)
         with self._naming_errors("start"), loading():
             self.worker = pkgutil.resolve_name(worker)(config, place, *arguments)
         name = torch.cuda.get_device_name() if place.device_type == "cuda" else ""
@@ -362,7 +360,11 @@ class _Host:
             raise OutOfMemory(out_of_memory_line(error, method, place.rank, peak, place.device_type)) from error
 
     def start_profile(self) -> None:
+        self.profiler = profile()
         self.profiler.start()
 
     def stop_profile(self, path: Path) -> None:
-        self.profiler.stop(path)
+        self.profiler.stop()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.profiler.export_chrome_trace(str(path))
+        del self.profiler

@@ -8,7 +8,6 @@ prefix of more rows than D, the triangular factor of their contrasts: slow, but 
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -52,92 +51,68 @@ def spectra(chunk: Chunk, prefixes: Tensor, method: str, svd_rank: int | None) -
     leading, longer = {"svd": (_centred, _triangular), "eigh": (_gram, _scatter)}[method]
     sizes = [k for k in prefixes.unique().tolist() if k >= 2]
     narrow = [k for k in sizes if k <= chunk.width]
+
+    def having(k: int) -> slice | Tensor:
+        """The responses that have the prefix of k rows; usually all of them, and then nothing is copied."""
+        present = (prefixes == k).any(dim=1)
+        return slice(None) if bool(present.all()) else present.nonzero()[:, 0]
+
     for kind, some in ((leading, narrow), (longer, sizes[len(narrow) :])):
-        for part in kind(chunk, some):
+        for part in kind(chunk, some, having) if some else ():
             if part is None:
                 yield None
                 continue
             k, singular_values = part
             response, column = (prefixes == k).nonzero(as_tuple=True)
-            source, inverse = response.unique(return_inverse=True)
-            # Usually all responses have the prefix; then nothing is copied.
-            chosen = slice(None) if len(source) == len(chunk) else source
-            yield Spectra(response, column, singular_values(chosen)[inverse, :svd_rank])
+            inverse = response.unique(return_inverse=True)[1]
+            yield Spectra(response, column, singular_values[inverse, :svd_rank])
 
 
-_Chosen = slice | Tensor
-"""Which responses of a chunk."""
+_Having = Callable[[int], slice | Tensor]
 
-_Part = tuple[int, Callable[[_Chosen], Tensor]]
-"""Rows k, and a function that gives the singular values of the prefix of k rows of chosen responses, to be called at
-once."""
+_Parts = Iterator[tuple[int, Tensor] | None]
+"""Rows k, and the singular values of the prefixes of k rows of the responses that have one; None is a pause."""
 
 
-def _gram(chunk: Chunk, sizes: Sequence[int]) -> Iterator[_Part | None]:
+def _gram(chunk: Chunk, sizes: Sequence[int], having: _Having) -> _Parts:
     """Prefixes of at most D rows: the leading k x k block of one Gram matrix serves every one."""
-    if not sizes:
-        return
     rows = chunk.all_contrasts(sizes[-1])
     gram = rows.new_zeros(len(rows), sizes[-1], sizes[-1])
     for _ in add_product(gram, rows, rows.mT):
         yield None
     del rows
     for k in sizes:
-        yield k, partial(_gram_values, gram[:, :k, :k], k)
+        yield k, _singular_values(gram[:, :k, :k][having(k)], k)
 
 
-def _gram_values(gram: Tensor, k: int, chosen: _Chosen) -> Tensor:
-    return _singular_values(gram[chosen], k)
-
-
-def _scatter(chunk: Chunk, sizes: Sequence[int]) -> Iterator[_Part | None]:
+def _scatter(chunk: Chunk, sizes: Sequence[int], having: _Having) -> _Parts:
     """Prefixes of more rows than D: the D x D scatter. Contrasts do not depend on later rows: each is summed once."""
-    if not sizes:
-        return
     scatter = chunk.scale.new_zeros(len(chunk), chunk.width, chunk.width)
     for start, block, ends in _blocks_with_ends(chunk, sizes):
         for k in ends:
-            yield k, partial(_scatter_values, scatter, block[:, : k - start], k)
+            chosen, rest = having(k), block[:, : k - start]
+            yield k, _singular_values(torch.baddbmm(scatter[chosen], rest[chosen].mT, rest[chosen]), k)
         for _ in add_product(scatter, block.mT, block):
             yield None
 
 
-def _scatter_values(scatter: Tensor, rest: Tensor, k: int, chosen: _Chosen) -> Tensor:
-    return _singular_values(torch.baddbmm(scatter[chosen], rest[chosen].mT, rest[chosen]), k)
-
-
-def _centred(chunk: Chunk, sizes: Sequence[int]) -> Iterator[_Part | None]:
+def _centred(chunk: Chunk, sizes: Sequence[int], having: _Having) -> _Parts:
     """Prefixes of at most D rows: the centred rows themselves."""
-    if not sizes:
-        return
     rows = chunk.rows(0, sizes[-1])
     for k in sizes:
-        yield k, partial(_centred_values, rows[:, :k])
+        chosen = rows[:, :k][having(k)]
+        yield k, torch.linalg.svdvals(chosen - chosen.mean(1, keepdim=True))
 
 
-def _centred_values(rows: Tensor, chosen: _Chosen) -> Tensor:
-    return _svdvals(rows[chosen] - rows[chosen].mean(1, keepdim=True))
-
-
-def _triangular(chunk: Chunk, sizes: Sequence[int]) -> Iterator[_Part | None]:
+def _triangular(chunk: Chunk, sizes: Sequence[int], having: _Having) -> _Parts:
     """Prefixes of more rows than D: D rows R with R^T R = S, the triangular factor of the contrasts so far."""
-    if not sizes:
-        return
     factor = chunk.scale.new_zeros(len(chunk), 0, chunk.width)
     for start, block, ends in _blocks_with_ends(chunk, sizes):
         for k in ends:
-            yield k, partial(_stacked_values, factor, block[:, : k - start])
+            chosen = having(k)
+            yield k, torch.linalg.svdvals(torch.cat([factor[chosen], block[:, : k - start][chosen]], dim=1))
         factor = torch.linalg.qr(torch.cat([factor, block], dim=1), mode="r").R
         yield None
-
-
-def _stacked_values(factor: Tensor, rest: Tensor, chosen: _Chosen) -> Tensor:
-    return _svdvals(torch.cat([factor[chosen], rest[chosen]], dim=1))
-
-
-def _svdvals(rows: Tensor) -> Tensor:
-    values: Tensor = torch.linalg.svdvals(rows)
-    return values
 
 
 def _blocks_with_ends(chunk: Chunk, sizes: Sequence[int]) -> Iterator[tuple[int, Tensor, list[int]]]:

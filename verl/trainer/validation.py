@@ -6,17 +6,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from verl.batch import Batch, RankMetrics
+from verl.batch import Batch
 from verl.data.prompt_rows import PromptRecord
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.reward_manager import RewardManager
-from verl.rank.token_metrics import with_token_metrics
+from verl.rank.token_metrics import fill_token_metrics
 from verl.single_controller.roles import PolicyWorkers
-from verl.trainer.logging.rollout_metrics import dataset_scalars, with_prefix
-from verl.trainer.logging.sample_metrics import sample_figures
-from verl.trainer.logging.source_metrics import logged_sources, metrics_by_source, response_figures, verdict_figures
-from verl.trainer.ppo.sampling import VALIDATION_STEP, Sampler
-from verl.trainer.ppo.verdicts import count_reasons, data_sources
+from verl.trainer.logging.rollout_metrics import (
+    count_reasons,
+    length_metrics,
+    logged_sources,
+    metrics_by_source,
+    response_metrics,
+    sample_figures,
+    verdict_figures,
+    with_prefix,
+)
+from verl.trainer.ppo.sampling import VALIDATION_STEP, Sampler, data_sources
 
 
 @dataclass(frozen=True)
@@ -47,15 +53,19 @@ class Validator:
         parts = [self._sample(records) for records in self.prompts]
         self.sampler.collect_verdicts()
         batch = Batch.join(parts)
-        sources, verdicts = data_sources(batch), batch.verdicts
-        score, correct, samples = batch.scores.double(), batch.correct, self.sampler.config.rollout.val_kwargs.n
-        rewards = score + self._auxiliary_rewards(batch.rank_metrics)
+        sources, verdicts, config = data_sources(batch), batch.verdicts, self.sampler.config
+        score, samples, rewards = batch.scores.double(), config.rollout.val_kwargs.n, None
+        if self.reward_manager.config.add_reward:
+            rewards = score + self.reward_manager.compute_phi(batch.rank_metrics)[0]
 
         def describe(rows: Tensor) -> dict[str, float]:
-            chosen = [verdicts[i] for i in rows.nonzero().flatten().tolist()]
-            figures = verdict_figures(score[rows], correct[rows], chosen)
-            figures |= self._describe(batch[rows], rewards[rows])
-            return figures | sample_figures(score[rows], correct[rows], chosen, samples)
+            chosen, results = batch[rows], [verdicts[i] for i in rows.nonzero().flatten().tolist()]
+            figures = verdict_figures(score[rows], chosen.correct, results)
+            figures |= length_metrics(chosen, config.data.max_prompt_length)
+            figures |= response_metrics(chosen, self.calculator, config.calculator.global_diff_stride_val)
+            if rewards is not None:
+                figures["rewards/mean"] = rewards[rows].mean().item()
+            return figures | sample_figures(score[rows], chosen.correct, results, samples)
 
         metrics = describe(torch.ones(len(batch), dtype=torch.bool)) | count_reasons(verdicts)
         metrics |= metrics_by_source(sources, logged_sources(sources), describe)
@@ -66,13 +76,6 @@ class Validator:
         """The data sources of the prompts."""
         return list(dict.fromkeys(record.data_source for records in self.prompts for record in records))
 
-    def _describe(self, batch: Batch, rewards: Tensor) -> dict[str, float]:
-        """Scalars of these B responses besides the verdicts, and of their ``rewards [B]``."""
-        metrics = response_figures(batch, self.sampler.config.data.max_prompt_length)
-        if self.reward_manager.config.add_reward:
-            metrics["rewards/mean"] = rewards.mean().item()
-        return metrics | self._dataset_scalars(batch.rank_metrics)
-
     def _sample(self, records: list[PromptRecord]) -> Batch:
         """Responses with their rank metrics; their verification may still run."""
         config = self.sampler.config
@@ -81,16 +84,6 @@ class Validator:
         if calculator.measured_by("actor") or calculator.needs_policy:
             # As in training, the engine makes room for the policy; further batches wake it.
             self.policy.finish_generation()
-            scored = self.policy.compute_logprobs(batch)
-            batch.merge(scored if calculator.measured_by("actor") else scored.without("rank_metrics"))
-        return batch.fill(rank_metrics=with_token_metrics(batch, calculator.token_metrics))
-
-    def _dataset_scalars(self, rank_metrics: RankMetrics) -> dict[str, float]:
-        stride = self.sampler.config.calculator.global_diff_stride_val
-        return dataset_scalars(rank_metrics.mean_states, self.calculator, stride)
-
-    def _auxiliary_rewards(self, rank_metrics: RankMetrics) -> Tensor:
-        """Phi [B] where training adds it to the reward, else 0."""
-        if not self.reward_manager.config.add_reward:
-            return torch.zeros(len(rank_metrics), dtype=torch.float64)
-        return self.reward_manager.compute_phi(rank_metrics)[0]
+            batch.merge(self.policy.compute_logprobs(batch))
+        fill_token_metrics(batch, calculator.token_metrics)
+        return batch

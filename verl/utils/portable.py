@@ -5,6 +5,8 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
+from verl.config.errors import HIDDEN
+
 
 def valid_unicode(text: str) -> str:
     """``text`` with lone surrogates replaced by U+FFFD."""
@@ -27,14 +29,4 @@ def finite_or_null(value: Any) -> Any:
 
 def printable(text: str) -> str:
     """``text`` on one line, without characters that a terminal or a file cannot represent."""
-    return "".join(" " if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") else c for c in text)
-
-
-def visible(text: str) -> str:
-    """``text`` with control, format and separator characters other than the newline as escapes such as ``\\x1b``."""
-    return "".join(character if character == "\n" else _escaped(character) for character in text)
-
-
-def _escaped(character: str) -> str:
-    hidden = unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp")
-    return character.encode("unicode_escape").decode("ascii") if hidden else character
+    return "".join(" " if unicodedata.category(c) in HIDDEN else c for c in text)

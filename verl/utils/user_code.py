@@ -20,7 +20,10 @@ from typing import Any
 from verl.config.errors import ConfigError
 
 HERE = Path(__file__)
-LIBRARIES = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+LIBRARIES = (
+    *(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    f"{HERE.parents[1]}/",
+)
 """Where files are that are not the user's."""
 
 
@@ -76,7 +79,15 @@ def check_signature(
     except TypeError as error:
         call = f"it is called with ({', '.join(inputs)})" if inputs else f"{getattr(code, '__name__', code)} is made"
         given = f"{' and' if inputs else ' with'} {kwargs_field}={dict(kwargs)}" if kwargs_field else ""
-        raise ConfigError(f"{where}: {error}; {call}{given}") from error
+        raise ConfigError(f"{where}: {error}; {call}{given}{_definition(code)}") from error
+
+
+def _definition(code: Callable[..., Any]) -> str:
+    """File and first line of a function or class, its decorators included; empty for what has no source."""
+    try:
+        return f" ({inspect.getsourcefile(code)}, line {inspect.getsourcelines(code)[1]})"
+    except (TypeError, OSError):
+        return ""
 
 
 @contextmanager
@@ -88,11 +99,17 @@ def user_code(what: str) -> Iterator[None]:
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:  # the user's code may raise anything
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) != HERE]
-        # Often it is a library, called with something wrong, that raises.
-        frames = [frame for frame in frames if not frame.filename.startswith(LIBRARIES)] or frames
-        place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-        raise ConfigError(f"{what} raised {_first_line(error)}{place}") from error
+        raise ConfigError(f"{what} {raised(error)}") from error
+
+
+def raised(error: BaseException) -> str:
+    """``raised KeyError: 5 (mine.py, line 3)``: what a user's code raised, and the place in the user's file."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) != HERE]
+    frames = [frame for frame in frames if not frame.filename.startswith("<") and "importlib" not in frame.filename]
+    # Often it is a library, called with something wrong, that raises.
+    frames = [frame for frame in frames if not frame.filename.startswith(LIBRARIES)] or frames
+    place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    return f"raised {type(error).__name__}: {error}".partition("\n")[0] + place
 
 
 class UserFunction:
@@ -164,24 +181,14 @@ def kl_estimator(name: str, field: str, kwargs: Mapping[str, Any]) -> str | Call
     return estimate
 
 
-def import_user_module(path: str) -> ModuleType:
-    """The module that ``path`` names, a file or a module; raises whatever importing it raises."""
-    return _import_file(Path(path)) if is_file(path) else importlib.import_module(path)
-
-
 def _load_module(path: str, where: str) -> ModuleType:
     if is_file(path) and not Path(path).is_file():
         raise ConfigError(f"{where}: no such file; name a .py file or a module")
     hint = "" if is_file(path) else "; is its folder on PYTHONPATH? A file is named by its path, which ends in .py"
     try:
-        return import_user_module(path)
+        return _import_file(Path(path)) if is_file(path) else importlib.import_module(path)
     except (Exception, SystemExit) as error:  # the user's module may raise anything
-        raise ConfigError(f"{where}: importing it raised {_first_line(error)}{hint}") from error
-
-
-def _first_line(error: BaseException) -> str:
-    """The name of an exception and the first line of its message."""
-    return f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise ConfigError(f"{where}: importing it {raised(error)}{hint}") from error
 
 
 def _import_file(file: Path) -> ModuleType:

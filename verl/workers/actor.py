@@ -5,20 +5,15 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from verl.algorithms.kl import kl_loss
-from verl.algorithms.losses import (
-    LOSS_AGGREGATIONS,
-    POLICY_LOSSES,
-    StepSize,
-    loss_weights,
-    response_mean,
-    rollout_weights,
-)
+from verl.algorithms.losses import LOSS_AGGREGATIONS, POLICY_LOSSES, StepSize, response_mean
+from verl.algorithms.rollout_correction import loss_weights, rollout_weights
 from verl.batch import Batch
 from verl.config.actor import ActorConfig
 from verl.config.common import ModelConfig
 from verl.config.errors import ConfigError
 from verl.models.learner import Learner
 from verl.models.micro_batches import MicroBatching, join_parts
+from verl.models.output_head import Scoring
 from verl.models.policy import Policy, scoring_batches
 from verl.utils.user_code import kl_estimator
 from verl.workers.policy_loss import PolicyLoss
@@ -38,7 +33,8 @@ class Actor(Policy):
     ) -> None:
         super().__init__(model, mesh, scoring_batches(config, model), temperature, trainable=True)
         self.config = config
-        self.model_config = model
+        rows, max_tokens = config.micro_batch_size_per_gpu, config.ppo_max_token_len_per_gpu
+        self.micro_batches = MicroBatching.of(model, rows, max_tokens, config.use_dynamic_bsz)
         self.max_response_length = max_response_length
         self.kl_type = kl_estimator(config.kl_loss_type, "actor.kl_loss_type", config.kl_loss_type_kwargs)
         self.loss = PolicyLoss(config)
@@ -80,17 +76,15 @@ class Actor(Policy):
 
     def _cut(self, batch: Batch) -> list[Tensor]:
         """The rows of each micro-batch."""
-        config = self.config
-        max_tokens = config.ppo_max_token_len_per_gpu if config.use_dynamic_bsz else None
-        units = batch.unit if self.loss.needs.whole_groups else None
-        return MicroBatching.of(self.model_config, config.micro_batch_size_per_gpu, max_tokens).cut(batch, units)
+        return self.micro_batches.cut(batch, batch.unit if self.loss.needs.whole_groups else None)
 
     def _step(
         self, batch: Batch, cuts: list[Tensor], num_tokens: int, num_sequences: int, scored: list[Batch] | None
     ) -> dict[str, float]:
         """One optimizer step; see :meth:`_loss` for ``scored``."""
         size = StepSize(num_tokens, num_sequences, self.max_response_length)
-        sums, state = self.learner.step(cuts, lambda rows: self._loss(batch[rows], size, scored))
+        with self.parameters.loaded():
+            sums, state = self.learner.step(cuts, lambda rows: self._loss(batch[rows], size, scored))
         means = {name: total / num_tokens for name, total in sums.items()}
         if self.config.loss_aggregation != "token-mean":
             means["pg_loss"] = sums["pg_loss"] / num_sequences
@@ -110,14 +104,9 @@ class Actor(Policy):
         of_responses = config.bypass_mode and config.tis_level == "sequence"
         whole = scored_before is not None or self.loss.own is not None or of_responses
         micro = micro.trimmed().to(self.device)
-        scored = self.forward.logprobs(
-            micro,
-            self.temperature,
-            None if whole else micro.learn_mask,
-            differentiable_entropy=config.entropy_coeff > 0 or "entropy" in needs.statistics,
-            statistics=self.loss.statistics,
-            top_k=needs.top_k,
-        )
+        with_gradient = config.entropy_coeff > 0 or "entropy" in needs.statistics
+        scoring = Scoring(self.temperature, with_gradient, self.loss.statistics, needs.top_k)
+        scored = self.forward.logprobs(micro, scoring, None if whole else micro.learn_mask)
         logprobs, entropy, mask = scored.padded("logprobs"), scored.padded("entropy"), micro.padded("learn_mask")
         if scored_before is not None:
             now = {"logprobs": scored.logprobs.detach(), "entropy": scored.entropy.detach()}

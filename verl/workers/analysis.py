@@ -6,7 +6,7 @@ Hidden states and distributions over the vocabulary stay in the worker; a few fi
 import torch
 from torch import Tensor
 
-from verl.batch import Batch, RankMetrics
+from verl.batch import Batch
 from verl.config.calculator import CalculatorConfig
 from verl.config.common import ModelConfig
 from verl.models.micro_batches import MicroBatching
@@ -42,20 +42,33 @@ class AnalysisWorker:
         """
         prompts = shares[self.rank]
         self.policy.temperature = temperature
-        stacks = _Stacks(self.calculator, len(prompts[0].token_ids))
+        num_responses = len(prompts[0].token_ids)
+        stack, stacked = StackedResponses(self.calculator.config), list[dict[str, Tensor]]()
+        num_read = 0
+
+        def measure(states: list[Tensor]) -> Batch:
+            """Measure responses as they are read, and stack those of each prompt on the side."""
+            nonlocal stack, num_read
+            for response in states:
+                stack.add(response)
+                num_read += 1
+                if num_read % num_responses == 0:
+                    stacked.append(stack.metrics())
+                    stack = StackedResponses(self.calculator.config)
+            return self.calculator.measure(states)
+
         # All responses, those to one prompt next to each other.
         pairs = [(prompt.prompt_ids, tokens) for prompt in prompts for tokens in prompt.token_ids]
         batch = Batch.of([prompt for prompt, _ in pairs], [tokens for _, tokens in pairs])
-        with self.policy.parameters.loaded():
-            scored = self.policy.compute_logprobs(batch, self.calculator.config.layers, stacks.measure)
-        groups = zip(prompts, scored.split(len(prompts[0].token_ids)), stacks.finished, strict=True)
-        return [self._measured(prompt, group, stack) for prompt, group, stack in groups]
+        scored = self.policy.compute_logprobs(batch, self.calculator.config.layers, measure)
+        groups = zip(prompts, scored.split(num_responses), stacked, strict=True)
+        return [self._measured(prompt, group, figures) for prompt, group, figures in groups]
 
     def _measured(self, prompt: PromptResponses, scored: Batch, stack: dict[str, Tensor]) -> MeasuredPrompt:
         """``scored``: the responses to the prompt."""
-        metrics, responses, courses = scored.rank_metrics, [], []
-        for row, response in enumerate(scored.split(1)):
-            by_layer = {name: metrics.by_name[name][row].tolist() for name in metrics.metric_names}
+        responses, courses = [], []
+        for response in scored.split(1):
+            by_layer = {name: values[0].tolist() for name, values in response.rank_metrics.items()}
             logprob, entropy = (float(v.double().mean()) for v in (response.logprobs, response.entropy))
             responses.append(by_layer | {"avg_log_probs": [logprob], "avg_logits_entropy": [entropy]})
             courses.append(_course(response, self.layer))
@@ -63,36 +76,14 @@ class AnalysisWorker:
             prompt.key,
             responses,
             {name: values.tolist() for name, values in stack.items()},
-            mean_state_distances(metrics.mean_states[:, self.layer]),
+            mean_state_distances(scored.mean_states[:, self.layer]),
             courses,
         )
 
 
-class _Stacks:
-    """Measures responses as they are read, and stacks those of each prompt on the side."""
-
-    def __init__(self, calculator: RepresentationMetricsCalculator, num_responses: int) -> None:
-        self.calculator = calculator
-        self.num_responses = num_responses
-        self.finished: list[dict[str, Tensor]] = []
-        self._stack = StackedResponses(calculator.config)
-        self._stacked = 0
-
-    def measure(self, states: list[Tensor]) -> RankMetrics:
-        for response in states:
-            self._stack.add(response)
-            self._stacked += 1
-            if self._stacked == self.num_responses:
-                self.finished.append(self._stack.metrics())
-                self._stack, self._stacked = StackedResponses(self.calculator.config), 0
-        return self.calculator.measure(states)
-
-
 def _course(response: Batch, layer: int) -> Course:
     """The rank metrics of the prefixes of one response, and means of its tokens since the prefix before."""
-    by_prefix, length = response.rank_metrics.by_prefix, response.longest_response
-    assert by_prefix is not None, "calculator.keep_prefixes is on"
-    prefixes: dict[str, Tensor] = {str(name): by_prefix[name][0, layer, :length] for name in by_prefix.keys()}
+    prefixes = {name: values[:, layer] for name, values in response.prefix_metrics.items()}
     measured = torch.stack([~values.isnan() for values in prefixes.values()]).any(dim=0)
     ends = (measured.nonzero()[:, 0] + 1).tolist()
     starts = [0, *ends[:-1]]

@@ -1,4 +1,4 @@
-"""The critic: the value of a response at each of its tokens."""
+"""The models that give numbers: the critic, the value of a response at each token, and a learned reward model."""
 
 import torch
 from torch import Tensor
@@ -6,32 +6,44 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from verl.algorithms.losses import token_mean, value_loss
 from verl.batch import Batch
+from verl.config.common import ModelConfig
 from verl.config.ppo import CriticConfig
+from verl.config.rewards import RewardModelConfig
 from verl.models.forward import ValueForward
 from verl.models.fsdp import offloaded_parameters
 from verl.models.learner import Learner
+from verl.models.loading import load_sharded_value_model
 from verl.models.micro_batches import MicroBatching, join_parts
-from verl.models.value_models import load_sharded_value_model
 
 
-class Critic:
-    """A sharded value model with its optimizer, for use inside ``with critic.parameters.loaded():``."""
+class ValueModel:
+    """A sharded model with one number per token."""
+
+    def __init__(self, config: ModelConfig, mesh: DeviceMesh, trainable: bool) -> None:
+        self.device = mesh.device_type
+        self.model = load_sharded_value_model(config, mesh, trainable)
+        self.forward = ValueForward(self.model, config, mesh.device_type)
+        self.parameters = offloaded_parameters(self.model, config.fsdp.param_offload)
+
+
+class Critic(ValueModel):
+    """A value model with its optimizer."""
 
     def __init__(self, config: CriticConfig, mesh: DeviceMesh, total_steps: int) -> None:
+        super().__init__(config.model, mesh, trainable=True)
         self.config = config
-        self.device = mesh.device_type
-        self.model = load_sharded_value_model(config.model, mesh, trainable=True, new_head=True)
-        self.forward = ValueForward(self.model, config.model, mesh.device_type)
-        fsdp, sequence = config.model.fsdp, config.model.ulysses_sequence_parallel_size
-        self.parameters = offloaded_parameters(self.model, fsdp.param_offload)
-        self.learner = Learner(self.model, config.optim, total_steps, fsdp.optimizer_offload, sequence)
+        offload, sequence = config.model.fsdp.optimizer_offload, config.model.ulysses_sequence_parallel_size
+        rows, max_tokens = config.micro_batch_size_per_gpu, config.ppo_max_token_len_per_gpu
+        self.micro_batches = MicroBatching.of(config.model, rows, max_tokens, config.use_dynamic_bsz)
+        self.learner = Learner(self.model, config.optim, total_steps, offload, sequence)
 
     @torch.no_grad()
     def compute_values(self, batch: Batch) -> Batch:
         """The same episodes on the CPU with ``values``: that of a token is read at the one before it."""
-        cuts = self._cut(batch)
+        cuts = self.micro_batches.cut(batch)
         micros = (batch[rows] for rows in cuts)
-        parts = [micro.columns().to(self.device).fill(values=self._values(micro)) for micro in micros]
+        with self.parameters.loaded():
+            parts = [micro.columns().to(self.device).fill(values=self._values(micro)) for micro in micros]
         return join_parts(parts, cuts, batch.width)
 
     def update(self, batch: Batch, num_tokens: int) -> dict[str, float]:
@@ -44,19 +56,15 @@ class Critic:
         Returns:
             Metrics of the whole mini-batch, the same on every rank.
         """
-        sums, state = self.learner.step(self._cut(batch), lambda rows: self._loss(batch[rows], num_tokens))
+        cuts = self.micro_batches.cut(batch)
+        with self.parameters.loaded():
+            sums, state = self.learner.step(cuts, lambda rows: self._loss(batch[rows], num_tokens))
         metrics = {
             "vf_loss": sums["loss"],
             "vf_clipfrac": sums["vf_clipfrac"] / num_tokens,
             "vpred_mean": sums["values"] / num_tokens,
         }
         return {f"critic/{name}": value for name, value in (metrics | state).items()}
-
-    def _cut(self, batch: Batch) -> list[Tensor]:
-        """Rows of each micro-batch."""
-        config = self.config
-        max_tokens = config.ppo_max_token_len_per_gpu if config.use_dynamic_bsz else None
-        return MicroBatching.of(config.model, config.micro_batch_size_per_gpu, max_tokens).cut(batch)
 
     def _loss(self, micro: Batch, num_tokens: int) -> tuple[Tensor, dict[str, Tensor]]:
         micro = micro.trimmed().to(self.device)
@@ -69,3 +77,42 @@ class Critic:
     def _values(self, micro: Batch) -> Tensor:
         """[M]. As with logits, the value before a token is computed at the one before it."""
         return self.forward.values(micro)[micro.predictors.to(self.device)]
+
+
+class RewardModel(ValueModel):
+    """A sequence classification model with one output, never trained.
+
+    It is loaded as a value model: the score of a text is the value at the token that sequence classification reads, the
+    last one that is not the checkpoint's padding token.
+    """
+
+    def __init__(self, config: RewardModelConfig, mesh: DeviceMesh) -> None:
+        super().__init__(config.model, mesh, trainable=False)
+        self.micro_batch_size = config.micro_batch_size_per_gpu
+        self.pad_token_id = self.model.config.pad_token_id
+
+    @torch.no_grad()
+    def compute_scores(self, batch: Batch) -> Batch:
+        """The same texts on the CPU with ``scores`` [B] float32."""
+        micros = (micro.to(self.device) for micro in batch.split(self.micro_batch_size))
+        with self.parameters.loaded():
+            return Batch.join([micro.columns().fill(scores=self._scores(micro)) for micro in micros]).to("cpu")
+
+    def _scores(self, micro: Batch) -> Tensor:
+        values, tokens = micro.pad(self.forward.values(micro)), micro.padded("response_tokens")
+        return values.gather(1, scored_positions(tokens, micro.mask, self.pad_token_id)).squeeze(1)
+
+
+def scored_positions(input_ids: Tensor, attention_mask: Tensor, pad_token_id: int | None) -> Tensor:
+    """[B, 1] int64, the last attended position of each row whose token is not ``pad_token_id``; 0 where all are.
+
+    If a text ends in the padding token, that end does not count: such a head was trained without it.
+
+    Args:
+        input_ids, attention_mask: [B, S].
+    """
+    read = attention_mask.bool()
+    if pad_token_id is not None:
+        read = read & (input_ids != pad_token_id)
+    positions = torch.arange(input_ids.shape[1], device=input_ids.device)
+    return (positions * read).argmax(dim=1, keepdim=True)

@@ -3,10 +3,10 @@
 import math
 from typing import Any
 
-from vllm import LLM, CompletionOutput, SamplingParams
+from vllm import CompletionOutput, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
-from verl.batch import RankMetrics
+from verl.batch import RANK
 from verl.config.calculator import CalculatorConfig
 from verl.config.evaluation import EvaluationEngineConfig
 from verl.data.responses import decode_responses, special_tags
@@ -14,17 +14,7 @@ from verl.models.hub import local_folder
 from verl.models.tokenizer import load_tokenizer
 from verl.rollout.queue import EngineRoom
 from verl.rollout.requests import EngineModel, FinishedSample, FinishedSamples, SampleRequest
-from verl.rollout.shared_memory import private_shared_memory
-from verl.rollout.vllm_engine import (
-    check_streams,
-    engine_options,
-    engine_room,
-    from_stream,
-    naming_layers,
-    num_waiting,
-    rank_metrics_row,
-    run_steps,
-)
+from verl.rollout.vllm_engine import engine_room, from_stream, num_waiting, rank_columns, run_steps, start_engine
 from verl.utils.distributed import WorkerPlace, join_world, seed_everything
 
 
@@ -43,21 +33,17 @@ class EvaluationWorker:
         calculator: CalculatorConfig | None,
     ) -> None:
         """``calculator``: how the engine measures the hidden states of responses; None: it captures none."""
-        options = engine_options(
-            config, model.max_model_len, config.trust_remote_code, place.device_type, model.seed, calculator
-        )
         seed_everything(model.seed)
         join_world(place)
         self.model = model
         self.measures = calculator is not None
         self.is_first = place.rank % config.tensor_parallel_size == 0
-        with private_shared_memory(place), naming_layers(calculator):
-            llm = LLM(local_folder(model.path), **options)
-        self.engine = llm.llm_engine
+        trust = config.trust_remote_code
+        self.engine = start_engine(
+            model.path, place, config, model.max_model_len, trust, model.seed, calculator
+        ).llm_engine
         self.seeded = config.seeded
-        if self.seeded:
-            check_streams(llm)
-        self.tokenizer = load_tokenizer(local_folder(model.path), config.trust_remote_code, needs_chat_template=False)
+        self.tokenizer = load_tokenizer(local_folder(model.path), trust, needs_chat_template=False)
         self.loses_tags = bool(special_tags(self.tokenizer))
         """Whether the engine's text lacks the tags of thoughts."""
 
@@ -110,10 +96,10 @@ class EvaluationWorker:
 
 def _scalars(completion: CompletionOutput) -> dict[str, float]:
     """Rank metrics of one response; those that are not finite are left out."""
-    metrics = RankMetrics.from_rows([rank_metrics_row(completion)], len(completion.token_ids))
+    metrics = {n.removeprefix(RANK): v for n, v in rank_columns([completion]).items() if n.startswith(RANK)}
     return {
-        name if metrics.num_layers == 1 else f"layer_{layer + 1}/{name}": value
-        for name in metrics.metric_names
-        for layer, value in enumerate(metrics.by_name[name][0].tolist())
+        name if values.shape[1] == 1 else f"layer_{layer + 1}/{name}": value
+        for name, values in metrics.items()
+        for layer, value in enumerate(values[0].tolist())
         if math.isfinite(value)
     }

@@ -17,8 +17,7 @@ from verl.rollout.queue import EngineRoom
 from verl.rollout.requests import ResponseRequests
 from verl.utils.distributed import WorkerPlace, join_world, seed_everything
 from verl.workers.actor import Actor
-from verl.workers.critic import Critic
-from verl.workers.reward_model import RewardModel
+from verl.workers.critic import Critic, RewardModel
 
 
 class HybridWorker(Checkpointed):
@@ -91,51 +90,44 @@ class HybridWorker(Checkpointed):
         super().load(folder, step)
 
     def compute_logprobs(self, batch: Batch) -> Batch:
-        """``logprobs``, ``entropy`` and statistics; with ``calculator.source=actor`` also ``rank_metrics``."""
-        with self.actor.parameters.loaded():
-            if self.calculator is None:
-                return self.actor.compute_logprobs(batch, statistics=self.statistics)
-            layers, measure = self.calculator.config.layers, self.calculator.measure
-            return self.actor.compute_logprobs(batch, layers, measure, self.statistics)
+        """``logprobs``, ``entropy`` and statistics; with ``calculator.source=actor`` also rank metrics."""
+        if self.calculator is None:
+            return self.actor.compute_logprobs(batch, statistics=self.statistics)
+        layers, measure = self.calculator.config.layers, self.calculator.measure
+        return self.actor.compute_logprobs(batch, layers, measure, self.statistics)
 
     def compute_ref_logprobs(self, batch: Batch) -> Batch:
         """``logprobs`` under the reference policy, which with LoRA is the policy without its adapters."""
         if self.lora:
-            with self.actor.parameters.loaded(), adapters_disabled(self.actor.model):
+            with adapters_disabled(self.actor.model):
                 return self.actor.compute_logprobs(batch).columns("logprobs")
         assert self.reference is not None, "a reference policy is held only for a KL divergence in loss or reward"
-        with self.reference.parameters.loaded():
-            return self.reference.compute_logprobs(batch).columns("logprobs")
+        return self.reference.compute_logprobs(batch).columns("logprobs")
 
     def compute_values(self, batch: Batch) -> Batch:
         """The critic's ``values``."""
         assert self.critic is not None, "a critic is held only with algorithm.adv_estimator=gae"
-        with self.critic.parameters.loaded():
-            return self.critic.compute_values(batch)
+        return self.critic.compute_values(batch)
 
     def compute_rm_scores(self, batch: Batch) -> Batch:
         """The reward model's ``scores``."""
         assert self.reward_model is not None, "a reward model is held only with reward_model.enable"
-        with self.reward_model.parameters.loaded():
-            return self.reward_model.compute_scores(batch)
+        return self.reward_model.compute_scores(batch)
 
     def update_actor(self, batch: Batch, num_tokens: int, num_sequences: int) -> dict[str, float]:
         """One optimizer step of the policy on this worker's share of a mini-batch."""
-        with self.actor.parameters.loaded():
-            return self.actor.update(batch, num_tokens, num_sequences)
+        return self.actor.update(batch, num_tokens, num_sequences)
 
     def update_actor_on_policy(
         self, batch: Batch, num_tokens: int, num_sequences: int
     ) -> tuple[dict[str, float], Batch]:
         """As ``update_actor``; see :meth:`verl.workers.actor.Actor.update_on_policy`."""
-        with self.actor.parameters.loaded():
-            return self.actor.update_on_policy(batch, num_tokens, num_sequences)
+        return self.actor.update_on_policy(batch, num_tokens, num_sequences)
 
     def update_critic(self, batch: Batch, num_tokens: int) -> dict[str, float]:
         """One optimizer step of the critic on this worker's share of a mini-batch."""
         assert self.critic is not None, "a critic is held only with algorithm.adv_estimator=gae"
-        with self.critic.parameters.loaded():
-            return self.critic.update(batch, num_tokens)
+        return self.critic.update(batch, num_tokens)
 
     def sync_weights(self) -> None:
         """Give the rollout engine the policy's weights."""

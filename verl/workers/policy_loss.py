@@ -4,15 +4,16 @@ Legend: B responses of a batch, R response columns.
 """
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from verl.algorithms.losses import LossInputs, LossNeeds, OwnLoss, StepSize
 from verl.algorithms.losses.own import COLUMNS
-from verl.batch import Batch
+from verl.batch import EPISODE, Batch
 from verl.config.actor import ActorConfig
 from verl.config.checks import require
 from verl.config.errors import ConfigError
@@ -20,7 +21,7 @@ from verl.config.ppo import PPOConfig
 from verl.utils.user_code import check_signature, is_import_path, load_code, user_code
 
 LOGGED = ("pg_loss", "entropy_loss", "kl_loss", "tis_weight", "tis_capped", "grad_norm", "lr", "skipped_updates")
-"""Metrics of the update, whose names no loss of one's own may take."""
+"""Metrics of the update, whose names a user's loss may not take."""
 
 KWARGS = "actor.policy_loss_kwargs"
 
@@ -68,7 +69,10 @@ class PolicyLoss:
         if taken := [name for name in found if name in Batch.KINDS or hasattr(mini, name)]:
             raise ConfigError(f"{self.where}: its prepare returned {taken[0]!r}, a name of the batch's own; rename it")
         # A new batch: the columns are this mini-batch's, while its other tensors are shared with the step's.
-        return mini.columns(*mini.names).fill(**found)
+        mini = mini.columns(*mini.names)
+        for name, values in found.items():
+            mini.fill(EPISODE if values.dim() == 1 else None, **{name: values})
+        return mini
 
     def inputs(self, batch: Batch, size: StepSize, scored: Batch | None = None) -> LossInputs:
         """What the user's functions are given of a batch.
@@ -114,7 +118,8 @@ class PolicyLoss:
             _, metrics = self._called(replace(inputs, logprobs=inputs.logprobs.detach()), check=False)
             return 0 * inputs.logprobs, {name: torch.zeros_like(value) for name, value in metrics.items()}
         rows = (~copied).nonzero().flatten().to(inputs.logprobs.device)
-        losses, metrics = self._called(_rows(inputs, rows), check=True)
+        chosen = replace(inputs, **tree_map_only(Tensor, lambda values: values[rows], vars(inputs)))
+        losses, metrics = self._called(chosen, check=True)
         return losses.new_zeros(len(copied), *losses.shape[1:]).index_copy(0, rows, losses), metrics
 
     def check_per_token(self, losses: Tensor) -> None:
@@ -130,7 +135,9 @@ class PolicyLoss:
         assert self.own is not None, "only a loss of the user's own is called"
         with user_code(f"{self.where}: the call with a micro-batch of {len(inputs.logprobs)} responses"):
             found: Any = self.own(inputs, **self.options)
-        if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], Tensor) and _is_dict(found[1])):
+        pair = isinstance(found, tuple) and len(found) == 2
+        named = pair and isinstance(found[1], Mapping) and all(isinstance(name, str) for name in found[1])
+        if not (named and isinstance(found[0], Tensor)):
             raise ConfigError(
                 f"{self.where}: returned {_described(found)}; it returns a tensor of losses and a dict of metrics"
             )
@@ -198,22 +205,6 @@ def check_policy_loss(config: PPOConfig) -> None:
 
 def _in_float32(values: Tensor) -> Tensor:
     return values.float() if values.is_floating_point() else values
-
-
-def _rows(inputs: LossInputs, rows: Tensor) -> LossInputs:
-    """Some rows of every tensor."""
-    chosen: dict[str, Any] = {}
-    for name in (field.name for field in fields(LossInputs)):
-        value = getattr(inputs, name)
-        if isinstance(value, Tensor):
-            chosen[name] = value[rows]
-        elif isinstance(value, dict):
-            chosen[name] = {key: tensor[rows] for key, tensor in value.items()}
-    return replace(inputs, **chosen)
-
-
-def _is_dict(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
 
 
 def _described(value: Any) -> str:

@@ -4,13 +4,13 @@ import torch
 from torch import Tensor
 
 from verl.algorithms.losses import token_mean
-from verl.batch import Batch
+from verl.batch import EPISODE, Batch
 from verl.checkpoint.shards import Checkpointed, CheckpointWorker, TrainedPart
 from verl.config.sft import SFTConfig
-from verl.models.forward import LogprobForward
-from verl.models.fsdp import offloaded_parameters
 from verl.models.learner import Learner
-from verl.models.loading import load_sharded_model
+from verl.models.micro_batches import MicroBatching
+from verl.models.output_head import Scoring
+from verl.models.policy import Policy
 from verl.models.tokenizer import load_tokenizer
 from verl.utils.distributed import WorkerPlace, join_world, seed_everything
 
@@ -21,21 +21,19 @@ class SFTWorker(Checkpointed):
     def __init__(self, config: SFTConfig, place: WorkerPlace, total_steps: int) -> None:
         seed_everything(config.seed)
         mesh = join_world(place)
-        self.device = mesh.device_type
         self.micro_batch_size = config.data.micro_batch_size_per_gpu
         self.tokenizer = load_tokenizer(config.model.path, config.model.trust_remote_code)
-        self.model = load_sharded_model(config.model, mesh, trainable=True)
-        self.forward = LogprobForward(self.model, config.model, mesh.device_type)
-        fsdp, sequence = config.model.fsdp, config.model.ulysses_sequence_parallel_size
-        self.parameters = offloaded_parameters(self.model, fsdp.param_offload)
-        self.learner = Learner(self.model, config.optim, total_steps, fsdp.optimizer_offload, sequence)
-        part = TrainedPart("actor", self.learner, self.parameters, config.model, self.tokenizer)
+        batching = MicroBatching(self.micro_batch_size, None, config.model.use_remove_padding)
+        self.policy = Policy(config.model, mesh, batching, temperature=1.0, trainable=True)
+        offload, sequence = config.model.fsdp.optimizer_offload, config.model.ulysses_sequence_parallel_size
+        self.learner = Learner(self.policy.model, config.optim, total_steps, offload, sequence)
+        part = TrainedPart("actor", self.learner, self.policy.parameters, config.model, self.tokenizer)
         self.checkpoints = CheckpointWorker([part], config.seed)
 
     def train_step(self, batch: Batch, num_tokens: int) -> dict[str, float]:
         """One optimizer step on this worker's share; ``num_tokens`` counts the learned tokens of all shares."""
-        with self.parameters.loaded():
-            micros = list(batch.split(self.micro_batch_size))
+        micros = list(batch.split(self.micro_batch_size))
+        with self.policy.parameters.loaded():
             sums, state = self.learner.step(micros, lambda micro: self._loss(micro, num_tokens))
         return {f"train/{name}": value for name, value in (sums | state).items()}
 
@@ -44,11 +42,12 @@ class SFTWorker(Checkpointed):
         """The same conversations with two columns of episodes, float64: ``total_logprob`` of the tokens to learn, and
         ``num_learned`` of them."""
         parts = []
-        with self.parameters.loaded():
+        with self.policy.parameters.loaded():
             for micro in batch.split(self.micro_batch_size):
                 logprobs, mask = self._score(micro)
                 totals = (logprobs.double() * mask).sum(dim=1).cpu()
-                parts.append(micro.columns().fill(total_logprob=totals, num_learned=mask.double().sum(dim=1).cpu()))
+                learned = mask.double().sum(dim=1).cpu()
+                parts.append(micro.columns().fill(EPISODE, total_logprob=totals, num_learned=learned))
         return Batch.join(parts)
 
     def _loss(self, micro: Batch, num_tokens: int) -> tuple[Tensor, dict[str, Tensor]]:
@@ -58,6 +57,6 @@ class SFTWorker(Checkpointed):
 
     def _score(self, micro: Batch) -> tuple[Tensor, Tensor]:
         """Log-probabilities [B, R] of the tokens to learn, 0 elsewhere, and their mask [B, R]."""
-        micro = micro.trimmed().to(self.device)
-        scored = self.forward.logprobs(micro, temperature=1.0, wanted=micro.learn_mask)
+        micro = micro.trimmed().to(self.policy.device)
+        scored = self.policy.forward.logprobs(micro, Scoring(temperature=1.0), micro.learn_mask)
         return scored.padded("logprobs"), micro.padded("learn_mask")

@@ -8,7 +8,7 @@ import verl.evaluation.benchmarks.loader as loader
 from verl.config.errors import ConfigError
 from verl.data.arithmetic import ArithmeticTask
 from verl.evaluation.benchmarks import BENCHMARKS, load_benchmark
-from verl.evaluation.benchmarks.registry import RELEASE
+from verl.evaluation.benchmarks.loader import RELEASE
 from verl.rewards.registry import VERIFIERS
 
 ROW = {"question": "1+1?", "answer": "2"}

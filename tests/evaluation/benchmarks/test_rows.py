@@ -7,7 +7,7 @@ from verl.evaluation.benchmarks import Benchmark, Problem
 from verl.evaluation.benchmarks.rows import inline_options, read_problem, recognise_fields
 
 OWN = Benchmark("own", hub_id=None)
-UNKNOWN, MAP = "cannot tell which field holds the", "map them: +data.fields.own"
+UNKNOWN, MAP, FIELDS = "cannot tell which field holds the", "map them: +data.fields.own", "its fields are"
 ROLES = "context, question, options, answer, solution, tolerance, verifier"
 
 
@@ -116,22 +116,10 @@ def test_mapped_fields():
 @pytest.mark.parametrize(
     ("row", "mapping", "message"),
     [
-        (
-            {"text": "1+1?", "answer": "2"},
-            None,
-            f"{UNKNOWN} question; its fields are text, answer, level; {MAP}.question=<field>",
-        ),
-        (
-            {"question": "1+1?", "id": 3},
-            None,
-            f"{UNKNOWN} answer; its fields are question, id, level; {MAP}.answer=<field>",
-        ),
-        (
-            {"question": "1+1?", "answer": "2"},
-            {"answer": "x"},
-            "has no field 'x'; its fields are question, answer, level",
-        ),
-        ({"question": "1+1?", "answer": "2"}, {"anwser": "answer"}, f"maps 'anwser', which is not one of {ROLES}"),
+        ({"text": "", "answer": ""}, None, f"{UNKNOWN} question; {FIELDS} text, answer, level; {MAP}.question=<field>"),
+        ({"question": "?", "id": 3}, None, f"{UNKNOWN} answer; {FIELDS} question, id, level; {MAP}.answer=<field>"),
+        ({"question": "?", "answer": "2"}, {"answer": "x"}, f"has no field 'x'; {FIELDS} question, answer, level"),
+        ({"question": "?", "answer": "2"}, {"anwser": "answer"}, f"maps 'anwser', which is not one of {ROLES}"),
     ],
 )
 def test_fields_that_are_not_recognised(row: dict, mapping: dict[str, str] | None, message: str):
@@ -143,10 +131,14 @@ def test_fields_that_are_not_recognised(row: dict, mapping: dict[str, str] | Non
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"question": " ", "answer": "2"}, "has no question in question; fill it in or remove the row$"),
-        ({"question": "1+1?", "answer": None}, "has no answer in answer; fill it in or remove the row$"),
-        ({"question": "1+1?", "answer": math.nan}, "has no answer in answer; fill it in or remove the row$"),
-        ({"question": math.nan, "answer": 2}, "has no question in question; fill it in or remove the row$"),
+        *(
+            ({"question": question, "answer": "2"}, "has no question in question; fill it in or remove the row$")
+            for question in (" ", math.nan)
+        ),
+        *(
+            ({"question": "1+1?", "answer": answer}, "has no answer in answer; fill it in or remove the row$")
+            for answer in (None, math.nan)
+        ),
         ({"question": "1+1?", "answer": math.inf}, "its answer, answer, is not a finite number; write it out in a fie"),
         ({"question": "1+1?", "answer": [[2]]}, "its answer, answer, is not text"),
         ({"question": [None], "answer": 2}, "its question, question, is not text"),
@@ -157,32 +149,20 @@ def test_fields_that_are_not_recognised(row: dict, mapping: dict[str, str] | Non
         ({"question": "1+1?", "answer": "\ud800"}, "its answer holds half of a surrogate pair"),
         ({"question": "1+1?", "solution": "Two."}, "has no answer in solution; fill it in or remove the row$"),
         (
-            {"prompt": [{"content": "1+1?"}], "answer": "2"},
+            {"prompt": [{"content": "?"}], "answer": "2"},
             "its question, prompt, is not text; write it out in a field of",
         ),
-        (
-            {"question": "1+1?", "answer": {"value": "2"}},
-            "its answer, answer, is not text; write it out in a field of its",
-        ),
-        (
-            {"question": "?", "options": [5, 6], "answer": 2},
-            "its answer 2 is not among its 2 options; indices count from 0",
-        ),
+        ({"question": "1+1?", "answer": {"value": "2"}}, "its answer, answer, is not text; write it out in a field of"),
+        ({"question": "?", "options": [5, 6], "answer": 2}, "its answer 2 is not among its 2 options; indices count"),
         *(
-            (
-                {"question": "?", "options": ["x", "y", "z"], "answer": index},
-                f"its answer {named} is not among its 3 options",
-            )
-            for index, named in [(3, 3), (7, 7), (-1, -1), (29, 29), (7.0, 7), ([0, 29], 29), ([-1], -1)]
+            ({"question": "?", "options": [*"xyz"], "answer": index}, f"its answer {named} is not among its 3 options")
+            for index, named in [(3, 3), (-1, -1), (29, 29), (7.0, 7), ([0, 29], 29), ([-1], -1)]
         ),
         ({"question": "?", "options": list("abc") * 10, "answer": 29}, "has 30 options; at most 26 have a letter"),
         ({"question": "?", "options": ["x", "y"], "correct_option": "F"}, "its answer F is not among its options A, B"),
         *(
-            (
-                {"question": "?", "answer": "5", "error": error},
-                rf"extra_info.tolerance='{error}': must be a number from 0 to below",
-            )
-            for error in (math.nan, math.inf, -0.5, "Infinity", "NaN", "1e999", "some")
+            ({"question": "?", "answer": "5", "error": error}, f"extra_info.tolerance='{error}': must be a number from")
+            for error in (math.nan, math.inf, -0.5, "NaN", "1e999", "some")
         ),
     ],
 )

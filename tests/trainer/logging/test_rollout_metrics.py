@@ -2,23 +2,28 @@ import pytest
 import torch
 from conftest import rank_metrics
 
-from verl.batch import Batch, RankMetrics
+from verl.batch import Batch
+from verl.rewards.score import Score, Verdict, score_of
 from verl.trainer.logging.rollout_metrics import (
     dataset_scalars,
     filtered_length_metrics,
-    group_metrics,
     learning_metrics,
     length_metrics,
-    logprob_agreement,
+    logged_sources,
+    metrics_by_source,
+    policy_metrics,
     rank_scalars,
     response_metrics,
+    sample_figures,
+    verdict_metrics,
 )
 
 
 def batch_of(correct: list[bool]) -> Batch:
     """Two responses: prompts of 1 and 3 tokens, responses of 2 and 4, the second cut at the limit."""
     truncated = torch.tensor([False, True])
-    return Batch(torch.tensor([1, 3]), torch.tensor([2, 4]), 4, truncated=truncated, correct=torch.tensor(correct))
+    columns = {"truncated": truncated, "correct": torch.tensor(correct)}
+    return Batch(torch.tensor([1, 3]), torch.tensor([2, 4]), 4, **columns)
 
 
 def figures(name: str, *values: float) -> dict[str, float]:
@@ -32,10 +37,10 @@ def test_lengths():
     correct = figures("response_length/correct", 2.0, 2.0, 2.0, 0.0)
     incorrect = figures("response_length/incorrect", 4.0, 4.0, 4.0, 1.0)
     counts = {"cal/num_correct": 1.0, "cal/num_incorrect": 1.0}
-    assert response_metrics(batch_of([True, False])) == counts | correct | incorrect
+    assert response_metrics(batch_of([True, False]), None, 1) == counts | correct | incorrect
     # A group without responses has no length.
     none_right = {"cal/num_correct": 0.0, "cal/num_incorrect": 2.0} | figures("response_length/incorrect", 3, 4, 2, 0.5)
-    assert response_metrics(batch_of([False, False])) == none_right
+    assert response_metrics(batch_of([False, False]), None, 1) == none_right
 
 
 def test_emptied_responses_have_no_length():
@@ -47,16 +52,18 @@ def test_emptied_responses_have_no_length():
 
 
 def test_what_the_update_learns_from():
-    metrics = learning_metrics(
-        scores_0=torch.tensor([1.0, -0.5]),
-        token_scores=torch.tensor([[0.0, 1.25], [-0.5, 0.0]]),
-        token_rewards=torch.tensor([[-0.25, 1.25], [-1.0, 0.0]]),
-        advantages_0=torch.tensor([[1.0, 1.0], [-2.0, 99.0]]),
-        advantages=torch.tensor([[1.5, 1.5], [-1.5, 99.0]]),
-        returns=torch.tensor([[1.0, 2.0], [3.0, 99.0]]),
-        values=torch.tensor([[1.0, 1.0], [3.0, -99.0]]),
-        response_mask=torch.tensor([[1, 1], [1, 0]]),
-    )
+    of_responses = {
+        "score_0": torch.tensor([1.0, -0.5]),
+        "score": torch.tensor([1.25, -0.5]),
+        "rewards": torch.tensor([1.0, -1.0]),
+    }
+    of_tokens = {
+        "advantages_0": torch.tensor([[1.0, 1.0], [-2.0, 99.0]]),
+        "advantages": torch.tensor([[1.5, 1.5], [-1.5, 99.0]]),
+        "returns": torch.tensor([[1.0, 2.0], [3.0, 99.0]]),
+        "values": torch.tensor([[1.0, 1.0], [3.0, -99.0]]),
+    }
+    metrics = learning_metrics(of_responses, of_tokens, torch.tensor([[True, True], [True, False]]))
     expected = {
         "score_0": (0.25, 1.0, -0.5),
         "score": (0.375, 1.25, -0.5),
@@ -71,14 +78,9 @@ def test_what_the_update_learns_from():
     by_name = [figures(f"critic/{name}", *values) for name, values in expected.items()]
     assert metrics == pytest.approx({name: value for each in by_name for name, value in each.items()})
 
-
-def test_without_a_critic_or_tokens_nothing_is_made_up():
-    mask, zeros = torch.tensor([[0, 0]]), torch.zeros(1, 2)
-    groups = {"score_0", "score", "rewards"}
-    names = learning_metrics(torch.ones(1), zeros, zeros, zeros, zeros, zeros, zeros, mask).keys()
-    assert {name.split("/")[1] for name in names} == groups
-    names = learning_metrics(torch.ones(1), zeros, zeros, zeros, zeros, None, None, torch.ones(1, 2)).keys()
-    assert {name.split("/")[1] for name in names} == groups | {"advantages_0", "advantages"}
+    # Without tokens to learn from, nothing is made up of them.
+    metrics = learning_metrics(of_responses, of_tokens, torch.zeros(2, 2, dtype=torch.bool))
+    assert {name.split("/")[1] for name in metrics} == of_responses.keys()
 
 
 def layer(*values: float) -> dict[str, torch.Tensor]:
@@ -123,13 +125,13 @@ def test_rank_metrics_are_split_by_correctness_and_layer(layers, correct, overal
 
 
 def test_without_captured_states_there_are_no_rank_metrics(make_calculator):
-    assert rank_scalars(RankMetrics.none(2), torch.tensor([True, False])) == {}
-    assert dataset_scalars(RankMetrics.none(2).mean_states, make_calculator(), 2) == {}
+    assert rank_scalars({}, torch.tensor([True, False])) == {}
+    assert dataset_scalars(Batch.of([[1]], [[2]]), make_calculator(), 2) == {}
 
 
 def test_the_rank_of_two_mean_states_is_one_once_centred(make_calculator):
     states = torch.tensor([[[1.0, 0.0, 0.0]], [[0.0, 2.0, 0.0]]])
-    scalars = dataset_scalars(states, make_calculator(), 1)
+    scalars = dataset_scalars(Batch.of([[1]] * 2, [[2]] * 2, mean_states=states), make_calculator(), 1)
     # One prefix of two rows: neither velocity nor acceleration.
     assert scalars == {
         "cal/layer_1/global/Effective Rank": pytest.approx(1.0, abs=1e-12),
@@ -138,25 +140,86 @@ def test_the_rank_of_two_mean_states_is_one_once_centred(make_calculator):
     }
 
 
-def test_logprob_agreement():
-    assert logprob_agreement(torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -2.25])) == {
-        "rollout/logprob_abs_diff": 0.375,
-        "rollout/logprob_abs_diff_max": 0.5,
-    }
+def test_how_far_the_engine_was_from_the_policy():
+    engine, policy = torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -2.25])
+    columns = {"rollout_logprobs": engine, "logprobs": policy, "entropy": torch.tensor([1.0, 2.0])}
+    metrics = policy_metrics(Batch(torch.tensor([1]), torch.tensor([2]), 2, **columns), "none", 2.0)
+    expected = {"rollout/logprob_abs_diff": 0.375, "rollout/logprob_abs_diff_max": 0.5, "actor/entropy": 1.5}
+    assert {name: metrics[name] for name in expected} == expected
+    assert [name for name in metrics if name.startswith("rollout_corr/")]
 
 
-def test_groups_whose_responses_score_alike_teach_nothing():
-    # Responses of a group need not be neighbours.
-    scores = torch.tensor([1.0, 0.0, 1.0, 0.0, 1.0, 1.0])
-    group_ids = torch.tensor([40, 7, 40, 7, 9, 7])
-    correct = torch.tensor([True, False, True, False, True, True])
-    with pytest.raises(RuntimeError):
-        group_metrics(scores[:5], correct[:5], group_ids[:5])  # groups are of one size
-    group_ids[5] = 9
-    assert group_metrics(scores, correct, group_ids) == {
-        "score/mean": pytest.approx(4 / 6),
-        "train/pass@1": pytest.approx(4 / 6),
-        "train/groups_without_variance": 1.0,
+def test_only_several_sources_have_figures_of_their_own():
+    assert logged_sources(["a", "a"]) == [] and logged_sources([]) == []
+    assert logged_sources(["a", "b", "b"]) == ["b", "a"]
+    many = [f"source {i}" for i in range(1000)] + ["common", "common"]
+    assert logged_sources(many) == ["common", *(f"source {i}" for i in range(15))]
+
+
+def test_rows_of_each_source():
+    sources = ["b", "a", "b", "c"]
+    metrics = metrics_by_source(
+        sources, ["a", "b", "absent"], lambda rows: {"rows": float((rows * 2 ** torch.arange(4)).sum())}
+    )
+    assert metrics == {"a/rows": 2.0, "b/rows": 5.0}
+
+
+def test_what_verdicts_say():
+    extras = [{"format": 1.0, "pred": "5"}, {"format": 0.0}, {"format": 0.5}, {}]
+    corrects = [True, False, True, True]
+    results = [
+        score_of(Verdict(correct, True, "custom", score=float(correct), extras=extra), "mix")
+        for correct, extra in zip(corrects, extras, strict=True)
+    ]
+    metrics = verdict_metrics(results, 2, ["a", "a", "b", "b"], ["a", "b"])
+    assert metrics == {
+        **{"score/mean": 0.75, "train/pass@1": 0.75, "train/groups_without_variance": 0.5, "verifier/custom": 4.0},
+        **{"train/reward_extra/format/mean": 0.5, "train/reward_extra/format/count": 3.0},
+        **{"train/a/pass@1": 0.5, "train/a/score/mean": 0.5},
+        **{"train/a/reward_extra/format/mean": 0.5, "train/a/reward_extra/format/count": 2.0},
+        **{"train/b/pass@1": 1.0, "train/b/score/mean": 1.0},
+        **{"train/b/reward_extra/format/mean": 0.5, "train/b/reward_extra/format/count": 1.0},
     }
-    scores[3] = 1.0
-    assert group_metrics(scores, correct, group_ids)["train/groups_without_variance"] == pytest.approx(2 / 3)
+    assert not [name for name in verdict_metrics(results, 2, ["a"] * 4, []) if "/a/" in name]
+    # One response to a prompt never differs from the others; of all four as one group, one is wrong.
+    for n, share in ((1, 1.0), (2, 0.5), (4, 0.0)):
+        assert verdict_metrics(results, n, ["a"] * 4, [])["train/groups_without_variance"] == share
+
+
+SCORES = torch.tensor([1.0, 0.0, 0.5, 0.0, 0.0, 0.0, 0.0, 1.0])
+CORRECT = torch.tensor([True, False, True, False, False, False, False, True])
+"""Two of the first prompt's four responses are correct, and one of the second's."""
+
+
+def verdicts(answers: list[str]) -> list[Score]:
+    given = zip(CORRECT.tolist(), answers, strict=True)
+    return [score_of(Verdict(right, True, "exact" if right else "different", answer), "mix") for right, answer in given]
+
+
+def test_figures_of_four_responses():
+    # The first prompt's wrong answers differ; the second's agree, and one response has none.
+    figures = sample_figures(SCORES, CORRECT, verdicts(["7", "8", "7", "9", "5", "5", "", "3"]), 4)
+    expected = {
+        # 1 - C(2, 2) / C(4, 2) and 1 - C(3, 2) / C(4, 2)
+        "pass@2": (5 / 6 + 1 / 2) / 2,
+        "pass@4": 1.0,
+        # Pairs of 0, 0, 0.5, 1: best 0, 0.5, 0.5, 1, 1, 1, worst once 0.5, else 0; of 0, 0, 0, 1: half have the 1.
+        "best@2/mean": (4 / 6 + 1 / 2) / 2,
+        "best@4/mean": 1.0,
+        "worst@2/mean": (0.5 / 6 + 0.0) / 2,
+        "worst@4/mean": 0.0,
+        # Votes of two: 1 + 4 / 2 of 6; against the 5s 2 / 2, and 1 without a vote against it, of 6.
+        "maj@2/mean": (3 / 6 + 2 / 6) / 2,
+        # Two against one and one; one against two.
+        "maj@4/mean": 0.5,
+    }
+    assert figures == pytest.approx(expected)
+
+
+def test_k_of_other_numbers_and_no_answers():
+    assert sample_figures(SCORES, CORRECT, verdicts([""] * 8), 1) == {}
+    assert list(sample_figures(SCORES, CORRECT, verdicts([""] * 8), 8)) == [
+        f"{name}@{k}{suffix}"
+        for k in (2, 4, 8)
+        for name, suffix in (("pass", ""), ("best", "/mean"), ("worst", "/mean"))
+    ]

@@ -5,10 +5,10 @@ import pytest
 import torch
 from conftest import changed
 
-from verl.batch import ENVIRONMENT, POLICY, Batch, RankMetrics
+from verl.batch import ENVIRONMENT, POLICY, Batch
 from verl.config import PPOConfig, load_config
 from verl.rank.reward_manager import RewardManager
-from verl.trainer.logging.timing import PhaseTimer
+from verl.trainer.logging.speed import PhaseTimer
 from verl.trainer.ppo.advantages import AdvantageEstimation
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer
 from verl.trainer.ppo.updates import Updates, mini_batches
@@ -165,7 +165,7 @@ class RecordedPolicy:
 
     def _scores(self, batch: Batch) -> Batch:
         values = -batch.tokens.float()
-        return batch.columns().fill(logprobs=values, entropy=-values, rank_metrics=RankMetrics.none(len(batch)))
+        return batch.columns().fill(logprobs=values, entropy=-values)
 
     def compute_logprobs(self, batch: Batch) -> Batch:
         self.calls.append(("score", batch.tokens[::2].tolist()))
@@ -198,7 +198,6 @@ def three(replayed: bool = False) -> Batch:
     """Three responses of two tokens, sampled at -1; the last one in an earlier step where ``replayed``."""
     return batch_of([[1, 1]] * 3).fill(
         rollout_logprobs=-torch.ones(6),
-        rank_metrics=RankMetrics.none(3),
         step=torch.tensor([1, 1, 0 if replayed else 1]),
         advantages=torch.ones(6),
     )
@@ -292,13 +291,10 @@ def test_the_policy_learns_after_the_warm_up_from_weights_with_a_mean_of_1():
 
 def test_the_samples_of_a_step_are_on_the_disk_before_its_checkpoint():
     done: list[str] = []
-    trainer = SimpleNamespace(
-        step=3,
-        validations={},
-        timer=SimpleNamespace(phase=lambda name: nullcontext()),
-        samples=SimpleNamespace(store=SimpleNamespace(flush=lambda: done.append("samples"))),
-        saver=SimpleNamespace(save=lambda *_: done.append("checkpoint")),
-        _state=dict,
-    )
-    RayPPOTrainer._save(trainer)
+    trainer = object.__new__(RayPPOTrainer)
+    trainer.step, trainer.validations, trainer._state = 3, {}, dict
+    trainer.timer = SimpleNamespace(phase=lambda name: nullcontext())
+    trainer.samples = SimpleNamespace(store=SimpleNamespace(flush=lambda: done.append("samples")))
+    trainer.saver = SimpleNamespace(save=lambda *_: done.append("checkpoint"))
+    trainer._save()
     assert done == ["samples", "checkpoint"]

@@ -8,12 +8,12 @@ import pandas as pd
 import pytest
 import torch
 import wandb
+from conftest import rank_columns
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensordict import TensorDict
 
-from verl.batch import Batch, RankMetrics
+from verl.batch import Batch
 from verl.checkpoint.attempts import Attempt
-from verl.config.samples import SamplesConfig
+from verl.config.trainer import SamplesConfig
 from verl.data.prompt_rows import PromptRecord
 from verl.rewards.score import Score
 from verl.run.display import RunDisplay
@@ -43,11 +43,7 @@ def batch_of(tokenizer, lengths: list[int], uids: tuple[int, int] = (5, 9)) -> B
         for uid, text, truth in zip(uids, ("3+4=", "4+4="), ("7", ["8", "eight"]), strict=True)
         for _ in range(2)
     ]
-    metrics = RankMetrics(
-        TensorDict({"Effective Rank": torch.tensor([[1.0], [2.0], [math.nan], [4.0]]).double()}, batch_size=[4]),
-        torch.zeros(4, 1, 2),
-        batch_size=[4],
-    )
+    ranks = rank_columns({"Effective Rank": torch.tensor([1.0, 2.0, math.nan, 4.0]).double()})
     batch = Batch.of([record.input_ids for record in records], [[1] * length for length in lengths])
     batch.width = 3
     return batch.fill(
@@ -57,7 +53,7 @@ def batch_of(tokenizer, lengths: list[int], uids: tuple[int, int] = (5, 9)) -> B
         rollout_logprobs=-torch.ones(sum(lengths)),
         group=torch.tensor([record.uid for record in records]),
         truncated=torch.tensor([False, True, False, False]),
-        rank_metrics=metrics,
+        **ranks,
     )
 
 
@@ -87,7 +83,7 @@ def test_a_training_step_keeps_a_row_for_each_response(tmp_path: Path, tiny_toke
     batch = batch_of(tiny_tokenizer, [1, 3, 2, 3])
     samples = keeper(tmp_path, tiny_tokenizer)
     with samples.store:
-        samples.keep_training(7, learned(batch))
+        samples.keep("train", 7, learned(batch))
     rows = kept(tmp_path, "train_000007.parquet")
     assert rows.drop(columns=["prompt", "response", "prompt_tokens", "reward_extra_info"]).to_dict("list") == {
         "step": [7] * 4,
@@ -122,7 +118,7 @@ def test_a_validation_keeps_all_its_batches(tmp_path: Path, tiny_tokenizer):
     samples = keeper(tmp_path, tiny_tokenizer, fraction=0.01)
     with samples.store:
         parts = [batch_of(tiny_tokenizer, [1, 3, 2, 3]), batch_of(tiny_tokenizer, [2, 2, 2, 2], uids=(3, 4))]
-        samples.keep_validation(0, Batch.join(parts))
+        samples.keep("val", 0, Batch.join(parts))
     rows = kept(tmp_path, "val_000000.parquet")
     assert rows.group.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     assert rows.num_tokens.tolist() == [1, 3, 2, 3, 2, 2, 2, 2]
@@ -132,13 +128,13 @@ def test_a_validation_keeps_all_its_batches(tmp_path: Path, tiny_tokenizer):
 
 def test_tokens_are_kept_with_all_that_is_known_of_each(tmp_path: Path, tiny_tokenizer):
     batch = batch_of(tiny_tokenizer, [1, 3, 2, 3])
-    course = torch.full((4, 1, 3), torch.nan)
-    course[:, 0, 0], course[1, 0, 2] = 1.5, 2.5
-    batch.rank_metrics.by_prefix = TensorDict({"Effective Rank": course}, batch_size=[4])
+    course = torch.full((9, 1), torch.nan)
+    course[[0, 1, 4, 6]], course[3] = 1.5, 2.5
+    batch.fill(**{"prefix/Effective Rank": course})
     samples = keeper(tmp_path, tiny_tokenizer, tokens=True)
     with samples.store:
-        samples.keep_training(7, learned(batch))
-        samples.keep_validation(7, batch)
+        samples.keep("train", 7, learned(batch))
+        samples.keep("val", 7, batch)
     rows = kept(tmp_path, "train_000007.parquet")
     assert [list(row) for row in rows.token_logprobs] == [[-1.0], [-1.0, -2.0, -3.0], [-1.0, -2.0], [-1.0, -2.0, -3.0]]
     assert [list(row) for row in rows.token_entropies][1] == [0.5, 1.0, 1.5]
@@ -157,7 +153,7 @@ def test_a_fraction_keeps_the_same_whole_groups_at_every_step(tmp_path: Path, ti
     samples = keeper(tmp_path, tiny_tokenizer, fraction=0.53)  # their hashes are 0.52 and 0.55
     with samples.store:
         for step in (1, 2):
-            samples.keep_training(step, learned(batch))
+            samples.keep("train", step, learned(batch))
     assert [kept(tmp_path, f"train_00000{step}.parquet").uid.tolist() for step in (1, 2)] == [[5, 5], [5, 5]]
 
 
@@ -165,7 +161,7 @@ def test_shown_samples_reach_the_console_and_tensorboard_as_plain_text(tmp_path:
     batch = batch_of(tiny_tokenizer, [1, 3, 2, 3])
     samples = keeper(tmp_path, tiny_tokenizer, shown=2, loggers=("tensorboard",))
     with samples.store:
-        samples.keep_training(7, learned(batch))
+        samples.keep("train", 7, learned(batch))
     samples.tracker.close()
     shown = capsys.readouterr().out
     assert "reason exact | score 1 | advantage 10" in shown and "\\x1b[31m<script>" in shown
@@ -187,7 +183,7 @@ def test_shown_samples_are_a_table_in_wandb(tmp_path: Path, tiny_tokenizer, monk
     samples = keeper(tmp_path, tiny_tokenizer, shown=4, loggers=("wandb",))
     folder = Path(wandb.run.dir)
     with samples.store:
-        samples.keep_training(7, learned(batch))
+        samples.keep("train", 7, learned(batch))
     samples.tracker.close()
     (path,) = folder.glob("media/table/samples/train_*.table.json")
     table = json.loads(path.read_text())

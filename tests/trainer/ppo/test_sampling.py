@@ -5,16 +5,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import rank_metrics
+from conftest import rank_columns
 
 from verl.batch import Batch
 from verl.config import ConfigError, PPOConfig
 from verl.data.prompt_rows import PromptRecord
 from verl.method.calls import MethodCalls
 from verl.rewards.pool import VerifierPool
-from verl.trainer.logging.timing import PhaseTimer, Work
-from verl.trainer.ppo.sampling import REFILL_STEP, Sampler
-from verl.trainer.ppo.verdicts import data_sources
+from verl.trainer.logging.speed import PhaseTimer, Work
+from verl.trainer.ppo.sampling import REFILL_STEP, Sampler, data_sources
 
 pytestmark = pytest.mark.slow
 
@@ -37,16 +36,16 @@ class ScriptedWorkers:
         assert method == "compute_rm_scores"
         return [batch.columns().fill(scores=torch.arange(len(batch)).float())]
 
-    def generate(self, records, n, sampling, seed, on_finished, settings):
+    def generate(self, records, sampling, seed, on_finished, settings):
         """In place of the engines: responses end one by one, the last ones first."""
         self.steps.append(seed & 0xFFFFFFFF)
-        prompts = [record.input_ids for record in records for _ in range(n)]
-        texts = [text for record in records for text in self.answers[record.uid][:n]]
+        prompts = [record.input_ids for record in records for _ in range(sampling.n)]
+        texts = [text for record in records for text in self.answers[record.uid][: sampling.n]]
         ids, ranks = [self.tokenizer.encode(text) for text in texts], torch.arange(len(texts)).double()
         for row in reversed(range(len(texts))):
             on_finished(Batch.of([prompts[row]], [ids[row]], request=torch.tensor([row])))
-        metrics, truncated = rank_metrics({"m": ranks}), torch.zeros(len(texts), dtype=torch.bool)
-        return Batch.of(prompts, ids, truncated=truncated, rank_metrics=metrics)
+        metrics, truncated = rank_columns({"m": ranks}), torch.zeros(len(texts), dtype=torch.bool)
+        return Batch.of(prompts, ids, truncated=truncated, **metrics)
 
 
 def prompts_of(*uids: int, source: str = "arithmetic") -> list[PromptRecord]:
@@ -80,36 +79,30 @@ MIXED, RIGHT, WRONG = ["7", "8"], ["7", "7"], ["8", "9"]
 def test_groups_without_variance_are_replaced(small_config, tiny_tokenizer, pool):
     answers = {0: RIGHT, 1: MIXED, 2: WRONG, 3: RIGHT, 4: MIXED, 5: ["8", "7"]}
     sampler = make_sampler(small_config, tiny_tokenizer, pool, answers)
-    stream = iter([prompts_of(0, 1), prompts_of(2, 3), prompts_of(4, 5), prompts_of(9, 9)])
+    sampler.sources = ["gsm8k", "arithmetic"]
+    stream = iter([prompts_of(0, 1), prompts_of(2, 3, source="gsm8k"), prompts_of(4, 5), prompts_of(9, 9)])
     batch, metrics = sampler.sample_step(stream, 3, timer := PhaseTimer(lambda name: None))
     assert sampler.greedy is None
     # Of the third batch only one group is still needed; the fourth is not touched.
     assert [record.uid for record in batch.records] == [1, 1, 4, 4]
     assert batch.correct.tolist() == [True, False, True, False] and batch.step.tolist() == [3] * 4
     assert batch.group.tolist() == [0, 0, 1, 1]
-    assert batch.rank_metrics.by_name["m"].flatten().tolist() == [2.0, 3.0, 0.0, 1.0]
+    assert batch.rank_metrics["m"].flatten().tolist() == [2.0, 3.0, 0.0, 1.0]
     assert batch.texts == ["7", "8", "7", "8"]
     assert sampler.policy.workers.steps == [3, 3 + REFILL_STEP, 3 + 2 * REFILL_STEP]
     # All that was sampled counts in the log: 12 responses of 6 prompts, 7 of them right, 3 groups alike.
     expected = {"score/mean": 7 / 12, "train/pass@1": 7 / 12, "train/groups_without_variance": 0.5}
     expected |= {"train/num_gen_batches": 3.0, "train/filler_groups": 0.0}
-    assert metrics == expected | {"verifier/exact": 7.0, "verifier/different": 5.0}
+    expected |= {"verifier/exact": 7.0, "verifier/different": 5.0}
+    # By source too, whatever was kept of it.
+    expected |= {"train/arithmetic/pass@1": 5 / 8, "train/arithmetic/score/mean": 5 / 8}
+    assert metrics == expected | {"train/gsm8k/pass@1": 0.5, "train/gsm8k/score/mean": 0.5}
+    assert data_sources(batch) == ["arithmetic"] * 4
     assert batch.learned.all() and sampler.dropped_scores.tolist() == [1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0]
     assert set(timer.totals) == {"gen", "reward"}
     # Each response is one token after a prompt of one.
     assert timer.take_step().work == {"gen": Work(12.0, 12 * (2**2 - 1**2))}
     assert next(stream)[0].uid == 9
-
-
-def test_all_that_was_sampled_counts_by_source_too(small_config, tiny_tokenizer, pool):
-    answers = {0: RIGHT, 1: MIXED, 2: WRONG, 3: RIGHT, 4: MIXED, 5: ["8", "7"]}
-    sampler = make_sampler(small_config, tiny_tokenizer, pool, answers)
-    sampler.sources = ["gsm8k", "arithmetic"]
-    stream = iter([prompts_of(0, 1), prompts_of(2, 3, source="gsm8k"), prompts_of(4, 5)])
-    batch, metrics = sampler.sample_step(stream, 3, PhaseTimer(lambda name: None))
-    assert data_sources(batch) == ["arithmetic"] * 4
-    metrics = {name: value for name, value in metrics.items() if name.endswith("pass@1")}
-    assert metrics == {"train/pass@1": 7 / 12, "train/arithmetic/pass@1": 5 / 8, "train/gsm8k/pass@1": 0.5}
 
 
 def test_the_limit_of_batches_fills_up_with_dull_groups(small_config, tiny_tokenizer, pool):

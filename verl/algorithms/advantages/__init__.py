@@ -12,23 +12,11 @@ units of reward, or of a standard deviation where it divides by one. Each raises
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from verl.algorithms.advantages.gae import gae_advantages
-from verl.algorithms.advantages.gpg import gpg_advantages
-from verl.algorithms.advantages.grpo import grpo_advantages
-from verl.algorithms.advantages.grpo_passk import grpo_passk_advantages
-from verl.algorithms.advantages.opo import opo_advantages
-from verl.algorithms.advantages.optimal_token_baseline import optimal_token_baseline_advantages, token_variances
-from verl.algorithms.advantages.reinforce_plus_plus import (
-    reinforce_plus_plus_advantages,
-    reinforce_plus_plus_baseline_advantages,
-)
-from verl.algorithms.advantages.remax import remax_advantages
-from verl.algorithms.advantages.rloo import rloo_advantages
-from verl.algorithms.advantages.whiten import whitened
+from verl.algorithms.advantages import estimators
 
 
 class EstimatorOptions(NamedTuple):
@@ -59,43 +47,39 @@ class AdvantageEstimate(NamedTuple):
     """The critic's regression target, ``[B, R]`` (``gae``)."""
 
 
-Estimator = Callable[[Tensor, Tensor, Tensor, EstimatorOptions], AdvantageEstimate]
+def _whitened_gae(rewards: Tensor, mask: Tensor, _: Tensor, options: Any) -> AdvantageEstimate:
+    advantages, returns = estimators.gae_advantages(rewards, options.values, mask, options.gamma, options.lam)
+    return AdvantageEstimate(estimators.whitened(advantages, options.learned_mask), returns)
 
 
-def _whitened_gae(rewards: Tensor, mask: Tensor, _: Tensor, options: EstimatorOptions) -> AdvantageEstimate:
-    advantages, returns = gae_advantages(rewards, _required(options.values), mask, options.gamma, options.lam)
-    return AdvantageEstimate(whitened(advantages, options.learned_mask), returns)
-
-
-_WITHOUT_CRITIC: dict[str, Callable[[Tensor, Tensor, Tensor, EstimatorOptions], Tensor]] = {
-    "grpo": lambda rewards, mask, groups, options: grpo_advantages(rewards, mask, groups, options.norm_by_std),
-    "grpo_passk": lambda rewards, mask, groups, options: grpo_passk_advantages(
-        rewards, mask, groups, options.norm_by_std
+_WITHOUT_CRITIC: dict[str, Callable[[Tensor, Tensor, Tensor, Any], Tensor]] = {
+    "grpo": lambda r, m, g, options: estimators.grpo_advantages(r, m, g, options.norm_by_std),
+    "grpo_passk": lambda r, m, g, options: estimators.grpo_passk_advantages(r, m, g, options.norm_by_std),
+    "gpg": lambda r, m, g, options: estimators.gpg_advantages(r, m, g, options.learned_mask),
+    "opo": lambda r, m, g, _: estimators.opo_advantages(r, m, g),
+    "optimal_token_baseline": lambda r, m, g, options: estimators.optimal_token_baseline_advantages(
+        r, m, g, options.variances, zero_tail=False
     ),
-    "gpg": lambda rewards, mask, groups, options: gpg_advantages(rewards, mask, groups, options.learned_mask),
-    "opo": lambda rewards, mask, groups, _: opo_advantages(rewards, mask, groups),
-    "optimal_token_baseline": lambda rewards, mask, groups, options: optimal_token_baseline_advantages(
-        rewards, mask, groups, _required(options.variances), zero_tail=False
+    "tir_optimal_token_baseline": lambda r, m, g, options: estimators.optimal_token_baseline_advantages(
+        r, m, g, options.variances, zero_tail=True
     ),
-    "tir_optimal_token_baseline": lambda rewards, mask, groups, options: optimal_token_baseline_advantages(
-        rewards, mask, groups, _required(options.variances), zero_tail=True
+    "rloo": lambda r, m, g, _: estimators.rloo_advantages(r, m, g),
+    "reinforce_plus_plus": lambda r, _, __, options: estimators.reinforce_plus_plus_advantages(
+        r, options.learned_mask, options.gamma
     ),
-    "rloo": lambda rewards, mask, groups, _: rloo_advantages(rewards, mask, groups),
-    "reinforce_plus_plus": lambda rewards, _, __, options: reinforce_plus_plus_advantages(
-        rewards, options.learned_mask, options.gamma
+    "reinforce_plus_plus_baseline": lambda r, m, g, options: estimators.reinforce_plus_plus_baseline_advantages(
+        r, m, g, options.learned_mask
     ),
-    "reinforce_plus_plus_baseline": lambda rewards, mask, groups, options: reinforce_plus_plus_baseline_advantages(
-        rewards, mask, groups, options.learned_mask
-    ),
-    "remax": lambda rewards, mask, _, options: remax_advantages(rewards, mask, _required(options.greedy_scores)),
+    "remax": lambda r, m, _, options: estimators.remax_advantages(r, m, options.greedy_scores),
 }
+"""Name -> f(token rewards, response mask, group ids, :class:`EstimatorOptions`) -> advantages."""
 
 
-def _without_returns(name: str) -> Estimator:
+def _without_returns(name: str) -> Callable[..., AdvantageEstimate]:
     return lambda *inputs: AdvantageEstimate(_WITHOUT_CRITIC[name](*inputs))
 
 
-ADVANTAGE_ESTIMATORS: dict[str, Estimator] = {
+ADVANTAGE_ESTIMATORS: dict[str, Callable[[Tensor, Tensor, Tensor, EstimatorOptions], AdvantageEstimate]] = {
     "gae": _whitened_gae,
     **{name: _without_returns(name) for name in _WITHOUT_CRITIC},
 }
@@ -103,27 +87,3 @@ ADVANTAGE_ESTIMATORS: dict[str, Estimator] = {
 
 ``gae`` whitens its advantages over the batch, as is usual in PPO for language models.
 """
-
-
-def _required(tensor: Tensor | None) -> Tensor:
-    assert tensor is not None, "an input that this estimator needs; see EstimatorOptions"
-    return tensor
-
-
-__all__ = [
-    "ADVANTAGE_ESTIMATORS",
-    "AdvantageEstimate",
-    "EstimatorOptions",
-    "gae_advantages",
-    "gpg_advantages",
-    "grpo_advantages",
-    "grpo_passk_advantages",
-    "opo_advantages",
-    "optimal_token_baseline_advantages",
-    "reinforce_plus_plus_advantages",
-    "reinforce_plus_plus_baseline_advantages",
-    "remax_advantages",
-    "rloo_advantages",
-    "token_variances",
-    "whitened",
-]

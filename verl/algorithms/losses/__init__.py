@@ -1,32 +1,22 @@
-"""Policy losses by name, the critic's loss, and the aggregation of per-token losses by name.
-
-Common to all policy losses: B responses, R response columns, r = exp(logprobs - old_logprobs), and ``[B, R]`` each
-
-- ``logprobs``, log-probabilities (nats) of the response tokens under the policy being trained;
-- ``old_logprobs``, the same under the policy at the start of the step;
-- ``advantages``, A;
-- ``response_mask``, true or 1 on response tokens; padding may hold anything.
-
-Each returns losses ``[B, R]``, 0 outside the mask, and detached metrics as sums over tokens, so that they can be added
-over micro-batches and ranks: ``ppo_kl`` (k1 estimate old - new, Schulman 2020), ``num_tokens`` and, if it clips,
-``pg_clipfrac`` (tokens on which clipping is active). Each raises ``ValueError`` for an option that is out of range.
-"""
+"""Policy losses by name, the critic's loss, and the aggregation of per-token losses by name."""
 
 from collections.abc import Callable
 
 from torch import Tensor
 
 from verl.algorithms.losses.aggregate import response_mean, sequence_mean, sequence_sum, token_mean
-from verl.algorithms.losses.cispo import cispo_loss
-from verl.algorithms.losses.covariance import clip_cov_loss, kl_cov_loss
-from verl.algorithms.losses.gmpo import gmpo_loss
-from verl.algorithms.losses.gpg import gpg_loss
-from verl.algorithms.losses.gspo import gspo_loss
-from verl.algorithms.losses.importance import loss_weights, mean_rollout_weight, rollout_weights
 from verl.algorithms.losses.own import LossInputs, LossNeeds, OwnLoss, StepSize, policy_loss
-from verl.algorithms.losses.ppo_clip import ppo_clip_loss
-from verl.algorithms.losses.sapo import sapo_loss
-from verl.algorithms.losses.value import value_loss
+from verl.algorithms.losses.per_token import (
+    cispo_loss,
+    clip_cov_loss,
+    gmpo_loss,
+    gpg_loss,
+    gspo_loss,
+    kl_cov_loss,
+    ppo_clip_loss,
+    sapo_loss,
+    value_loss,
+)
 
 PolicyLoss = Callable[..., tuple[Tensor, dict[str, Tensor]]]
 
@@ -60,21 +50,9 @@ __all__ = [
     "LossNeeds",
     "OwnLoss",
     "StepSize",
-    "cispo_loss",
-    "clip_cov_loss",
-    "gmpo_loss",
-    "gpg_loss",
-    "gspo_loss",
-    "kl_cov_loss",
-    "loss_weights",
-    "mean_rollout_weight",
     "policy_loss",
     "ppo_clip_loss",
     "response_mean",
-    "rollout_weights",
-    "sapo_loss",
-    "sequence_mean",
-    "sequence_sum",
     "token_mean",
     "value_loss",
 ]

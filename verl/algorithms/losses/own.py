@@ -19,8 +19,6 @@ STATISTICS = ("entropy", "logsumexp", "mean_logprob", "sum_pi_squared", "top_k")
 OLD_STATISTICS = ("logsumexp", "mean_logprob", "sum_pi_squared")
 """And of the policy before the update."""
 
-_CHOICES = {"columns": tuple(COLUMNS), "statistics": STATISTICS, "old_statistics": OLD_STATISTICS}
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -61,14 +59,11 @@ class LossNeeds:
     must not depend on the cut."""
 
     def __post_init__(self) -> None:
-        for name, allowed in (
-            ("columns", tuple(COLUMNS)),
-            ("statistics", STATISTICS),
-            ("old_statistics", OLD_STATISTICS),
-        ):
-            unknown = [value for value in getattr(self, name) if value not in allowed]
-            if isinstance(getattr(self, name), str) or unknown:
-                raise ValueError(f"{name}={getattr(self, name)!r}: must be a tuple of {', '.join(allowed)}")
+        choices = {"columns": tuple(COLUMNS), "statistics": STATISTICS, "old_statistics": OLD_STATISTICS}
+        for name, allowed in choices.items():
+            values = getattr(self, name)
+            if isinstance(values, str) or not set(values) <= set(allowed):
+                raise ValueError(f"{name}={values!r}: must be a tuple of {', '.join(allowed)}")
         if ("top_k" in self.statistics) != (self.top_k > 0):
             raise ValueError(f"top_k={self.top_k}: must be at least 1 with the statistic top_k, and 0 without")
 
@@ -102,7 +97,7 @@ def policy_loss(
     whole_groups: bool = False,
     prepare: Prepare | None = None,
 ) -> Callable[[Function], Function]:
-    """Decorator that says what a policy loss of one's own asks for, see :class:`LossNeeds`.
+    """Decorator that says what a user's policy loss asks for, see :class:`LossNeeds`.
 
     A function without it gets the fields of :class:`LossInputs` that are always there.
 
@@ -120,7 +115,7 @@ def policy_loss(
 
 @dataclass(frozen=True)
 class LossInputs:
-    """A micro-batch as a policy loss of one's own sees it. All tensors are on the policy's device.
+    """A micro-batch as a user's policy loss sees it. All tensors are on the policy's device.
 
     Values of tokens are 0 outside ``sampled_mask``, log-probabilities and entropies are in nats, and only
     ``logprobs``, ``statistics`` and, if asked for, ``entropy`` carry a gradient. b and R are those of the micro-batch:

@@ -1,7 +1,6 @@
-"""Benchmarks by name: a registry of published ones, and a loader for those and for users' own files."""
+"""Benchmarks: where they come from, and how their rows become problems."""
 
-from verl.evaluation.benchmarks.loader import load_benchmark
-from verl.evaluation.benchmarks.registry import BENCHMARKS, Benchmark
-from verl.evaluation.benchmarks.rows import Problem
+from verl.evaluation.benchmarks.loader import BENCHMARKS, load_benchmark
+from verl.evaluation.benchmarks.rows import Benchmark, Problem
 
 __all__ = ["BENCHMARKS", "Benchmark", "Problem", "load_benchmark"]

@@ -1,4 +1,4 @@
-"""Loading benchmarks from local files or from the hub."""
+"""Benchmarks by name: the published ones of published.yaml, and users' own files; from local files or the hub."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -7,17 +7,28 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+import yaml
 from datasets import load_dataset
 from datasets.exceptions import DatasetsError
 
 from verl.config.errors import ConfigError
 from verl.config.load import CONFIG_DIR
 from verl.data.files import read_json_lines, read_rows
-from verl.evaluation.benchmarks.registry import BENCHMARKS, Benchmark
-from verl.evaluation.benchmarks.rows import Problem, Row, read_problem, recognise_fields
+from verl.evaluation.benchmarks.rows import Benchmark, Problem, Row, read_problem, recognise_fields
 
 ARITHMETIC = CONFIG_DIR.parent / "data" / "arithmetic" / "test.parquet"
 """The embedded task's test set."""
+
+RELEASE = "https://github.com/hf618/VERL/tree/main/examples/simplelr_math_eval/data"
+"""The data folder of the paper's release: every benchmark of ``FULL_PASS1`` as ``<name>/test.jsonl``."""
+
+PUBLISHED: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("published.yaml").read_text())
+
+BENCHMARKS = {
+    name: Benchmark(name, **entry | ({"home": RELEASE} if entry.get("home") == "release" else {}))
+    for name, entry in PUBLISHED.items()
+}
+"""Name, as in ``benchmarks=...`` -> benchmark."""
 
 
 def load_benchmark(name: str, folder: Path | None, fields: Mapping[str, str] | None = None) -> list[Problem]:

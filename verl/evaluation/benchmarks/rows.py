@@ -12,12 +12,14 @@ from typing import Any
 
 from verl.config.errors import ConfigError
 from verl.data.records import is_unicode
-from verl.evaluation.benchmarks.registry import CHOICE, Benchmark
 from verl.rewards.answers import TAIL_CHARS, extract_boxed, extract_gsm8k
 from verl.rewards.multiple_choice import letters_in, read_options
 from verl.rewards.truths import check_tolerances
 
 Row = Mapping[str, Any]
+
+OPEN = "open_answer"
+CHOICE = "multiple_choice"
 
 FIELD_NAMES: dict[str, tuple[str, ...]] = {
     "context": ("passage", "context", "body", "table"),
@@ -38,8 +40,6 @@ FIELD_NAMES: dict[str, tuple[str, ...]] = {
 before the question; a field like ``body`` serves as one of the two. ``verifier``, the data source that scores the row,
 is read only if a mapping names its field."""
 
-REQUIRED = ("question", "answer")
-
 PLAIN = ("context", "question", "answer")
 """Fields that must be text, a number or a list of these."""
 
@@ -58,6 +58,36 @@ _LABEL_ORDERS = ("ABCDEFGHIJ", "FGHJK")
 
 _ANSWER_AT_END = re.compile(r"\banswers?\s*+[:：]\s*+(\S.*)\Z", re.IGNORECASE)
 _SOLUTION_AT_END = re.compile(r"\bsolution\s*+[:：]\s*+\Z", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """One benchmark, an entry of ``published.yaml``."""
+
+    name: str
+    hub_id: str | None = None
+    """Data set on the Hugging Face hub; None if no copy there is known, see ``home``."""
+    hub_split: str = "test"
+    hub_config: str | None = None
+    """Configuration on the hub; None for the default."""
+    hub_revision: str | None = None
+    """Branch on the hub; None for ``main``."""
+    home: str = ""
+    """Where to get ``<name>/test.jsonl`` if not from the hub."""
+    fields: Mapping[str, str] | None = None
+    """Our field (``FIELD_NAMES``) -> theirs, if recognition would choose the wrong one."""
+    verifier: str = OPEN
+    """Data source, a key of ``verl.rewards.registry.VERIFIERS``. In any benchmark, a problem with options whose answer
+    is letters is scored by ``multiple_choice``."""
+    relative_tolerance: float = 0.0
+    """Relative error up to which a decimal number is correct; 0 leaves it to the verifier."""
+    licence: str = "unknown"
+    """As published: an SPDX identifier if there is one."""
+    language: str = "en"
+    """``en`` or ``zh``."""
+    demonstrations: str | None = None
+    """Few-shot examples for base models, a key of ``verl.data.templates.DEMONSTRATIONS``; None if this benchmark
+    is usually evaluated without."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +134,7 @@ def recognise_fields(
     else:
         fields["context"] = []
     # If no field holds the answer alone, the solution ends in it.
-    missing = [ours for ours in REQUIRED if not fields[ours] and not (ours == "answer" and fields["solution"])]
+    missing = ["question"] * (not fields["question"]) + ["answer"] * (not fields["answer"] and not fields["solution"])
     if missing:
         raise ConfigError(
             f"{where}: cannot tell which field holds the {' and the '.join(missing)}; its fields are "
@@ -143,8 +173,10 @@ def read_problem(row: Row, index: int, fields: Mapping[str, Sequence[str]], benc
         question = "\n".join([question, *(f"({letter}) {text}" for letter, text in options.items())])
     else:
         options = inline_options(question)
-    for ours, text in (("question", f"{_text(values['context'])}{question}"), ("answer", answer)):
-        _require_unicode(text, ours)
+    context = _text(values["context"])
+    for ours, text in (("question", f"{context}{question}"), ("answer", answer)):
+        if not is_unicode(text):
+            raise ValueError(f"its {ours} holds half of a surrogate pair, which is no character; correct it")
     letters = letters_in(answer, {})
     named = any(row.get(name) for name in CHOICE_NAMES) or benchmark.verifier == CHOICE
     if values["options"] and named and letters and not letters <= options.keys() and answer not in options.values():
@@ -156,7 +188,6 @@ def read_problem(row: Row, index: int, fields: Mapping[str, Sequence[str]], benc
         check_tolerances(info)
     if benchmark.relative_tolerance:
         info["relative_tolerance"] = benchmark.relative_tolerance
-    context = _text(values["context"])
     return Problem(
         index=index,
         question=question if context in question else f"{context} {question}",
@@ -176,23 +207,18 @@ def inline_options(question: str) -> dict[str, str]:
     for order in _LABEL_ORDERS:
         # From the last A backwards, because the question itself may mention a point A.
         for start in reversed(places.get(order[0], [])):
-            chain = [labels[place][1] for place in _ascending(start, [places.get(letter, []) for letter in order[1:]])]
+            chain = [start]
+            for letter in order[1:]:
+                later = places.get(letter, [])
+                if (next_one := bisect_right(later, chain[-1])) == len(later):
+                    break
+                chain.append(later[next_one])
             if len(chain) >= 2:
-                ends = [match.start() for match in chain[1:]] + [len(question)]
-                texts = [_option_text(question[a.end() : b]) for a, b in zip(chain, ends, strict=True)]
+                matches = [labels[place][1] for place in chain]
+                ends = [match.start() for match in matches[1:]] + [len(question)]
+                texts = [_option_text(question[a.end() : b]) for a, b in zip(matches, ends, strict=True)]
                 return dict(zip(order, texts, strict=False))
     return {}
-
-
-def _ascending(start: int, places: Sequence[Sequence[int]]) -> list[int]:
-    """``start``, and from each of ``places`` in turn the first that is larger than the one before."""
-    chain = [start]
-    for ordered in places:
-        next_one = bisect_right(ordered, chain[-1])
-        if next_one == len(ordered):
-            break
-        chain.append(ordered[next_one])
-    return chain
 
 
 def _option_text(text: str) -> str:
@@ -228,12 +254,6 @@ def _require_plain(value: Any, ours: str, row: Row, names: Sequence[str]) -> Non
             theirs = next(name for name in names if row.get(name) is value)
             kind = "a finite number" if infinite else "text"
             raise ValueError(f"its {ours}, {theirs}, is not {kind}; write it out in a field of its own")
-
-
-def _require_unicode(text: str, ours: str) -> None:
-    """Raise ``ValueError`` for half of a surrogate pair, which JSON may hold and no tokenizer takes."""
-    if not is_unicode(text):
-        raise ValueError(f"its {ours} holds half of a surrogate pair, which is no character; correct it")
 
 
 def _text(value: Any) -> str:

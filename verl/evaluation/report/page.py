@@ -4,13 +4,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl.evaluation.report.figures import MARKERS
-from verl.evaluation.report.plots import label_styles
-from verl.evaluation.report.tables import DEFINITIONS, LEGEND, all_rows, baseline_sentence
+from verl.evaluation.report.figures import MARKERS, label_styles
+from verl.evaluation.report.tables import DEFINITIONS, LEGEND, baseline_sentence
 from verl.evaluation.results import PROMPT_TOO_LONG, ScoredSample, TaskResult, metric_names, row_labels
-from verl.evaluation.statistics.bootstrap import Estimate
-from verl.evaluation.statistics.responses import GROUPS
-from verl.evaluation.statistics.summary import AVERAGE, Summary, SummaryRow
+from verl.evaluation.statistics import AVERAGE, GROUPS, Estimate, Summary, SummaryRow
 from verl.utils.portable import finite_or_null, printable
 from verl_pages.colours import COLOURS, SHAPES, lighter
 from verl_pages.evaluation import MAX_PAGE_BYTES, build_page
@@ -33,22 +30,15 @@ OTHER_VERDICT = "o"
 def make_page(
     summary: Summary, results: Sequence[TaskResult], title: str = "Evaluation", max_bytes: int = MAX_PAGE_BYTES
 ) -> str:
-    """The text of the page.
-
-    Args:
-        summary: of ``results``.
-        results: as they were summarised.
-        title: of the page.
-        max_bytes: its size, unless figures, verdicts and questions alone are larger.
-    """
+    """The text of the page; ``max_bytes``: its size, unless figures, verdicts and questions alone are larger."""
     metrics = metric_names(problem for result in results for problem in result.problems)
     names = [*VERDICT_CODES, *sorted(set(summary.reasons()) - VERDICT_CODES.keys())]
     runs, prompts = _gather(summary, results)
     index = {
-        "runs": [{"name": printable(name), **_style(place)} for place, name in enumerate(runs)],
-        "labels": [{"name": printable(label), **_label_style(summary, label)} for label in summary.labels],
+        "runs": [{"name": printable(run), **_colour(COLOURS[i % len(COLOURS)])} for i, run in enumerate(runs)],
+        "labels": [_label(label, style) for label, style in label_styles(summary.labels).items()],
         "benchmarks": [printable(name) for name in summary.benchmarks],
-        "rows": [_row(row, summary) for row in all_rows(summary)],
+        "rows": [_row(row, summary) for row in summary.all_rows],
         "reasons": names,
         "legend": [text for text in (LEGEND, printable(baseline_sentence(summary)), DEFINITIONS) if text],
     }
@@ -87,16 +77,15 @@ def _response(sample: ScoredSample) -> Row:
     }
 
 
-def _style(place: int) -> dict[str, str]:
-    colour = COLOURS[place % len(COLOURS)]
+def _colour(colour: str) -> dict[str, str]:
     return {"light": colour, "dark": lighter(colour, 0.3)}
 
 
-def _label_style(summary: Summary, label: str) -> dict[str, Any]:
-    style = label_styles(summary.labels)[label]
+def _label(label: str, style: Mapping[str, Any]) -> dict[str, Any]:
+    """A label with its line as in :func:`label_styles`."""
     shape = SHAPES[MARKERS.index(style["marker"]) % len(SHAPES)]
-    dark = lighter(style["color"], 0.3)
-    return {"light": style["color"], "dark": dark, "dashed": style["linestyle"] != "-", "shape": shape}
+    look = {"dashed": style["linestyle"] != "-", "shape": shape}
+    return {"name": printable(label), **_colour(style["color"]), **look}
 
 
 def _row(row: SummaryRow, summary: Summary) -> dict[str, Any]:

@@ -7,12 +7,11 @@ from typing import NamedTuple
 
 from verl.config.evaluation import EvaluationConfig
 from verl.evaluation.progress import EvaluationDisplay
-from verl.evaluation.report.figures import write_figures
+from verl.evaluation.report.figures import draw_plots, write_figures
 from verl.evaluation.report.page import make_page
-from verl.evaluation.report.plots import draw_plots
 from verl.evaluation.report.tables import console_table, csv_text, markdown
-from verl.evaluation.results import PROMPT_TOO_LONG, TaskResult, write_result
-from verl.evaluation.statistics.summary import Summary, SummaryRow, rows_of, summarise
+from verl.evaluation.results import PROMPT_TOO_LONG, TaskResult, row_labels, write_result
+from verl.evaluation.statistics import Summary, SummaryRow, summarise
 from verl.run.tracking import Tracker, drop_records, write_summary
 from verl.utils.files import replace_text
 
@@ -31,23 +30,14 @@ class Figures(NamedTuple):
     values: Mapping[str, float]
 
 
-def publish(
-    folder: Path,
-    results: Sequence[TaskResult],
-    config: EvaluationConfig,
-    display: EvaluationDisplay,
-    failed: Sequence[str] = (),
-) -> None:
-    """Write everything into ``folder``, log the figures to the trackers, and show the table.
-
-    ``failed``: a line for each evaluation that failed.
-    """
+def publish(folder: Path, results: Sequence[TaskResult], config: EvaluationConfig, display: EvaluationDisplay) -> None:
+    """Write everything into ``folder``, log the figures to the trackers, and show the table."""
     summary = write_results(folder, results, config.trainer.experiment_name, config.compare_to, config.seed)
     figures = [
         Figures(result.run, result.step, row.label.removeprefix(result.label), result.benchmark, tracked_figures(row))
-        for result, row in rows_of(results, summary)
+        for result, row in _rows_of(results, summary)
     ]
-    record(folder, config, figures, failed, UPLOADED)
+    record(folder, config, figures, display.errors, UPLOADED)
     display.console.print(console_table(summary))
     display.say(f"page: {folder}/index.html")
     display.say(f"tables: {folder}/results.md, {folder}/results.csv")
@@ -62,19 +52,11 @@ def write_results(
     ``results.csv``, ``plots/*.svg`` and ``*.png``, and ``index.html``; they replace those of an earlier evaluation. The
     same results give the same files.
 
-    Args:
-        folder: created if missing.
-        results: in the order of the tables; may be empty.
-        title: of the tables and the page.
-        compare_to: as in :func:`verl.evaluation.statistics.summary.summarise`.
-        seed: of the bootstrap.
-
-    Raises:
-        ValueError: two results of one checkpoint, benchmark and temperature; unknown ``compare_to``.
+    ``compare_to`` and ``seed`` are those of :func:`summarise`.
     """
     summary = summarise(results, compare_to, seed)
     folder.mkdir(parents=True, exist_ok=True)
-    for result, row in rows_of(results, summary):
+    for result, row in _rows_of(results, summary):
         figures = asdict(row)
         del figures["label"], figures["benchmark"]
         write_result(folder, result, figures)
@@ -83,6 +65,12 @@ def write_results(
     write_figures(folder / "plots", draw_plots(summary), ("pass_at_k_", "metric_"))
     replace_text(folder / "index.html", make_page(summary, results, title))
     return summary
+
+
+def _rows_of(results: Sequence[TaskResult], summary: Summary) -> list[tuple[TaskResult, SummaryRow]]:
+    """Every result with its row in the summary of ``results``."""
+    rows = {(row.label, row.benchmark): row for row in summary.rows}
+    return [(r, rows[label, r.benchmark]) for r, label in zip(results, row_labels(results), strict=True)]
 
 
 def record(

@@ -1,7 +1,7 @@
 """Tables of an evaluation: ``results.md``, ``results.csv``, and one for the terminal."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -9,9 +9,17 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from verl.evaluation.statistics.bootstrap import LEVEL, Estimate
-from verl.evaluation.statistics.responses import GROUPS, REPEATED_WORDS
-from verl.evaluation.statistics.summary import AVERAGE, MIN_CHANGED, Difference, Summary, SummaryRow
+from verl.evaluation.statistics import (
+    AVERAGE,
+    GROUPS,
+    LEVEL,
+    MIN_CHANGED,
+    REPEATED_WORDS,
+    Difference,
+    Estimate,
+    Summary,
+    SummaryRow,
+)
 from verl.utils.portable import printable
 
 UP, DOWN, NOTHING = "▲", "▼", "–"
@@ -80,38 +88,33 @@ def plain(value: float, form: str) -> str:
     return format(value, form) if math.isfinite(value) else NOTHING
 
 
-def all_rows(summary: Summary) -> list[SummaryRow]:
-    """The rows of all benchmarks and then the averages."""
-    return [*summary.rows, *summary.averages]
-
-
 def comparison_table(summary: Summary, k: int) -> Table:
     """pass@k of every run on every benchmark; the longer list goes down."""
-    benchmarks = summary.benchmarks + [AVERAGE] * bool(summary.averages)
-    if len(summary.labels) > len(benchmarks):
-        rows = [[label, *(_cell(summary, label, b, k) for b in benchmarks)] for label in summary.labels]
+
+    def cell(label: str, benchmark: str) -> str:
+        row = summary.row(label, benchmark)
+        if row is None or k not in row.pass_at_k:
+            return NOTHING
+        difference = signed(row.differences.get(k))
+        return percent(row.pass_at_k[k].value) + (f" ({difference})" if difference else "")
+
+    labels, benchmarks = summary.labels, summary.benchmarks + [AVERAGE] * bool(summary.averages)
+    if len(labels) > len(benchmarks):
+        rows = [[label, *(cell(label, benchmark) for benchmark in benchmarks)] for label in labels]
         return Table(f"pass@{k}", ["run", *benchmarks], rows)
-    rows = [[b, *(_cell(summary, label, b, k) for label in summary.labels)] for b in benchmarks]
-    return Table(f"pass@{k}", ["benchmark", *summary.labels], rows)
+    rows = [[benchmark, *(cell(label, benchmark) for label in labels)] for benchmark in benchmarks]
+    return Table(f"pass@{k}", ["benchmark", *labels], rows)
 
 
-def _cell(summary: Summary, label: str, benchmark: str, k: int) -> str:
-    row = summary.row(label, benchmark)
-    if row is None or k not in row.pass_at_k:
-        return NOTHING
-    difference = signed(row.differences.get(k))
-    return percent(row.pass_at_k[k].value) + (f" ({difference})" if difference else "")
-
-
-def _estimates_table(
-    name: str, ks: Sequence[int], estimates: Sequence[tuple[SummaryRow, Mapping[int, Estimate]]]
-) -> Table:
-    """pass@k or maj@k for every k, with intervals."""
-    rows = [[row.benchmark, row.label, *(with_interval(found.get(k)) for k in ks)] for row, found in estimates]
+def _estimates_table(name: str, ks: Sequence[int], summary: Summary) -> Table:
+    """``pass`` or ``maj`` at every k, with intervals."""
+    rows = [
+        [row.benchmark, row.label, *(with_interval(row.estimates(name).get(k)) for k in ks)] for row in summary.all_rows
+    ]
     return Table(f"{name}@k", ["benchmark", "run", *(f"{name}@{k}" for k in ks)], rows if ks else [], num_names=2)
 
 
-def response_table(summary: Summary) -> Table:
+def _response_table(summary: Summary) -> Table:
     """Number and length of responses, and the reasons for their verdicts."""
     reasons = summary.reasons()
     headers = ["benchmark", "run", "problems", "without samples", "samples each", "mean tokens", "truncated"]
@@ -120,25 +123,18 @@ def response_table(summary: Summary) -> Table:
         [
             row.benchmark,
             row.label,
-            str(row.num_problems),
-            str(row.num_missing),
-            samples_each(row),
+            *map(str, (row.num_problems, row.num_missing)),
+            " to ".join(map(str, dict.fromkeys(row.samples))),
             plain(row.mean_tokens, ".1f"),
-            percent(row.truncation_rate),
-            percent(row.repetition_rate),
+            *map(percent, (row.truncation_rate, row.repetition_rate)),
             *(str(row.reasons.get(reason, 0)) for reason in reasons),
         ]
-        for row in all_rows(summary)
+        for row in summary.all_rows
     ]
     return Table("Responses and verdicts", headers, rows, num_names=2)
 
 
-def samples_each(row: SummaryRow) -> str:
-    low, high = row.samples
-    return str(low) if low == high else f"{low} to {high}"
-
-
-def metric_table(summary: Summary) -> Table:
+def _metric_table(summary: Summary) -> Table:
     """Mean rank metrics over all, correct and wrong responses."""
     rows = [
         [row.benchmark, row.label, name, *(plain(groups[group].mean, ".4g") for group in GROUPS)]
@@ -150,7 +146,7 @@ def metric_table(summary: Summary) -> Table:
 
 def comparison_ks(summary: Summary) -> list[int]:
     """The k of the overview: 1, and the largest that most rows have."""
-    largest = [row.largest_k for row in summary.rows if row.largest_k]
+    largest = [max(row.pass_at_k) for row in summary.rows if row.pass_at_k]
     return sorted({1, max(largest, key=lambda k: (largest.count(k), k))}) if largest else []
 
 
@@ -159,9 +155,8 @@ def baseline_sentence(summary: Summary) -> str:
     pairs = {row.label: row.baseline for row in summary.rows if row.baseline}
     if not pairs:
         return ""
-    baselines = dict.fromkeys(pairs.values())
-    if len(baselines) == 1:
-        return f"Baseline: {next(iter(baselines))}."
+    if len(set(pairs.values())) == 1:
+        return f"Baseline: {min(pairs.values())}."
     return "Baselines: " + ", ".join(f"{label} against {other}" for label, other in pairs.items()) + "."
 
 
@@ -176,11 +171,11 @@ def markdown(summary: Summary, title: str = "Evaluation") -> str:
             f"The {AVERAGE} is over the benchmarks of every run: {escape_markdown(', '.join(summary.averaged))}."
         )
     tables = [comparison_table(summary, k) for k in comparison_ks(summary)]
-    ks, rows = summary.ks(), all_rows(summary)
-    tables.append(_estimates_table("pass", ks, [(row, row.pass_at_k) for row in rows]))
+    ks = summary.ks()
+    tables.append(_estimates_table("pass", ks, summary))
     # One vote is pass@1.
-    tables.append(_estimates_table("maj", [k for k in ks if k > 1], [(row, row.maj_at_k) for row in rows]))
-    tables += [response_table(summary), metric_table(summary)]
+    tables.append(_estimates_table("maj", [k for k in ks if k > 1], summary))
+    tables += [_response_table(summary), _metric_table(summary)]
     for table in tables:
         if table.rows:
             parts += [f"## {table.title}", table.markdown()]
@@ -189,7 +184,7 @@ def markdown(summary: Summary, title: str = "Evaluation") -> str:
 
 def csv_text(summary: Summary) -> str:
     """The text of ``results.csv``: a line per run and benchmark, shares from 0 to 1, empty if undefined."""
-    records = [_record(row, summary.ks(), summary.reasons()) for row in all_rows(summary)]
+    records = [_record(row, summary.ks(), summary.reasons()) for row in summary.all_rows]
     frame = pd.DataFrame(records) if records else pd.DataFrame(columns=["benchmark", "run"])
     return str(frame.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
 
@@ -200,9 +195,9 @@ def _record(row: SummaryRow, ks: Sequence[int], reasons: Sequence[str]) -> dict[
     record: dict[str, object] = {key: name.encode("utf-8", "replace").decode() for key, name in names.items()}
     record |= {"problems": row.num_problems, "problems_without_samples": row.num_missing}
     record |= {"samples_min": row.samples[0], "samples_max": row.samples[1]}
-    for name, estimates in (("pass", row.pass_at_k), ("maj", row.maj_at_k)):
+    for name in ("pass", "maj"):
         for k in ks:
-            record |= _bounds(f"{name}@{k}", estimates.get(k))
+            record |= _bounds(f"{name}@{k}", row.estimates(name).get(k))
     for k in ks:
         difference = row.differences.get(k)
         record |= _bounds(f"difference@{k}", difference.estimate if difference else None)
@@ -237,7 +232,7 @@ def console_table(summary: Summary) -> RichTable:
     for header in [*headers, "tokens", "cut"]:
         table.add_column(header, justify="right", no_wrap=True)
     previous = None
-    for row in all_rows(summary):
+    for row in summary.all_rows:
         name = "average" if row.benchmark == AVERAGE else printable(row.benchmark)
         if row.benchmark == previous:
             name = ""

@@ -1,16 +1,28 @@
-"""Scalars that describe a batch of rollouts: lengths, scores, rank metrics. docs/metrics.md lists them.
+"""Figures of a batch of responses, as they are logged; docs/metrics.md lists them.
 
-Legend: B responses, R response columns.
+Legend: B responses, R response columns, n responses to each prompt, neighbours in the batch.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from verl.algorithms.rollout_correction import mismatch_metrics
-from verl.batch import Batch, RankMetrics
+from verl.batch import Batch, by_layer
 from verl.rank.calculator import RepresentationMetricsCalculator
+from verl.rewards import Score
+from verl.rewards.custom import extra_metrics
+from verl.rewards.majority import answer_classes, majority_at_k
+from verl.rewards.pass_at_k import best_at_k, k_grid, pass_at_k
+
+MAX_SOURCES = 16
+"""Data sources with figures of their own. Each has about a hundred."""
+
+# --- Lengths and rank metrics ---
 
 
 def length_metrics(batch: Batch, max_prompt_length: int) -> dict[str, float]:
@@ -27,8 +39,10 @@ def length_metrics(batch: Batch, max_prompt_length: int) -> dict[str, float]:
     }
 
 
-def response_metrics(batch: Batch) -> dict[str, float]:
-    """Numbers of correct and incorrect responses, and the lengths of these.
+def response_metrics(
+    batch: Batch, calculator: RepresentationMetricsCalculator | None, diff_stride: int
+) -> dict[str, float]:
+    """Rank metrics, and numbers and lengths of correct and incorrect responses.
 
     ``cal/{num_correct,num_incorrect}`` and ``response_length/{correct,incorrect}/{mean,max,min,clip_ratio}``. A group
     without responses is left out; the release logs a length of 0, which no response has.
@@ -39,7 +53,47 @@ def response_metrics(batch: Batch) -> dict[str, float]:
         if members.any():
             metrics |= _spread(f"response_length/{group}", lengths[members])
             metrics[f"response_length/{group}/clip_ratio"] = batch.truncated[members].double().mean().item()
-    return metrics
+    metrics |= rank_scalars(batch.rank_metrics, correct)
+    return metrics | dataset_scalars(batch, calculator, diff_stride)
+
+
+def rank_scalars(rank_metrics: Mapping[str, Tensor], correct: Tensor) -> dict[str, float]:
+    """Mean, max and min of every rank metric over all, the correct and the incorrect responses.
+
+    ``cal/{overall,correct,incorrect}/layer_1/Effective Rank/{mean,max,min}`` and so on; a group without responses is
+    left out. Responses whose hidden states held NaN or infinity are left out too and counted in
+    ``cal/overall/layer_1/nonfinite``.
+    """
+    groups = {"overall": torch.ones_like(correct), "correct": correct, "incorrect": ~correct}
+    scalars = {}
+    for layer, metrics in enumerate(by_layer(rank_metrics), start=1):
+        finite = torch.stack(list(metrics.values())).isfinite().all(dim=0)
+        scalars[f"cal/overall/layer_{layer}/nonfinite"] = float((~finite).sum())
+        for name, values in metrics.items():
+            for group, members in groups.items():
+                scalars |= _spread(f"cal/{group}/layer_{layer}/{name}", values[members & finite])
+    return scalars
+
+
+def dataset_scalars(
+    batch: Batch, calculator: RepresentationMetricsCalculator | None, diff_stride: int
+) -> dict[str, float]:
+    """Rank metrics of each layer's matrix of mean states, ``cal/layer_1/global/Effective Rank`` and so on; none without
+    a calculator.
+
+    ``diff_stride`` is the number of responses between two prefixes of the cumulative metrics.
+    """
+    if calculator is None or "mean_states" not in batch:
+        return {}
+    mean_states = batch.mean_states
+    return {
+        f"cal/layer_{layer + 1}/{name}": value
+        for layer in range(mean_states.shape[1])
+        for name, value in calculator.dataset_metrics(mean_states[:, layer], diff_stride).items()
+    }
+
+
+# --- Learning ---
 
 
 def filtered_length_metrics(response_mask: Tensor, max_length: int) -> dict[str, float]:
@@ -58,88 +112,33 @@ def filtered_length_metrics(response_mask: Tensor, max_length: int) -> dict[str,
 
 
 def learning_metrics(
-    scores_0: Tensor,
-    token_scores: Tensor,
-    token_rewards: Tensor,
-    advantages_0: Tensor,
-    advantages: Tensor,
-    returns: Tensor | None,
-    values: Tensor | None,
-    response_mask: Tensor,
+    of_responses: Mapping[str, Tensor], of_tokens: Mapping[str, Tensor], learn_mask: Tensor
 ) -> dict[str, float]:
     """Mean, max and min of what the update learns from, under ``critic/``, as in veRL.
 
-    Over responses ``score_0``, ``score`` and ``rewards``; over response tokens ``advantages_0``, ``advantages``, and
-    where they are given ``returns``, ``values`` and ``vf_explained_var``.
-
     Args:
-        scores_0: the verifiers' scores ``[B]``.
-        token_scores: those with the auxiliary signal, if any, ``[B, R]``; summed over each row.
-        token_rewards: those less the KL penalty, if any, ``[B, R]``; summed over each row.
-        advantages_0: before rank shaping, ``[B, R]``.
-        advantages: after rank shaping, ``[B, R]``.
-        returns: ``[B, R]``, or ``None``.
-        values: the critic's, ``[B, R]``, or ``None``; asks for ``returns``.
-        response_mask: ``[B, R]``, 1 on response tokens.
+        of_responses: name -> [B].
+        of_tokens: name -> [B, R], of which the learned tokens count; the critic's ``values`` come with ``returns``,
+            and both give ``vf_explained_var``.
+        learn_mask: [B, R] bool.
     """
-    mask = response_mask.bool()
-    metrics = {
-        **_spread("critic/score_0", scores_0),
-        **_spread("critic/score", token_scores.double().sum(dim=1)),
-        **_spread("critic/rewards", token_rewards.double().sum(dim=1)),
-        **_spread("critic/advantages_0", advantages_0[mask]),
-        **_spread("critic/advantages", advantages[mask]),
-    }
-    if returns is not None:
-        metrics |= _spread("critic/returns", returns[mask])
-    if returns is not None and values is not None and mask.any():
-        target, error = returns[mask].double(), (returns - values)[mask].double()
-        metrics |= _spread("critic/values", values[mask])
+    learned = {name: values[learn_mask] for name, values in of_tokens.items()}
+    metrics: dict[str, float] = {}
+    for name, values in {**of_responses, **learned}.items():
+        metrics |= _spread(f"critic/{name}", values)
+    if "values" in learned and learn_mask.any():
+        target, error = learned["returns"].double(), (learned["returns"] - learned["values"]).double()
         # The addend keeps constant returns from a division by zero.
         explained = 1 - error.var(correction=0) / (target.var(correction=0) + 1e-5)
         metrics["critic/vf_explained_var"] = explained.item()
     return metrics
 
 
-def rank_scalars(rank_metrics: RankMetrics, correct: Tensor) -> dict[str, float]:
-    """Mean, max and min of every rank metric over all, the correct and the incorrect responses.
-
-    ``cal/{overall,correct,incorrect}/layer_1/Effective Rank/{mean,max,min}`` and so on; a group without responses is
-    left out. Responses whose hidden states held NaN or infinity are left out too and counted in
-    ``cal/overall/layer_1/nonfinite``.
-    """
-    groups = {"overall": torch.ones_like(correct), "correct": correct, "incorrect": ~correct}
-    scalars = {}
-    for layer, metrics in enumerate(rank_metrics.by_layer(), start=1):
-        finite = torch.stack(list(metrics.values())).isfinite().all(dim=0)
-        scalars[f"cal/overall/layer_{layer}/nonfinite"] = float((~finite).sum())
-        for name, values in metrics.items():
-            for group, members in groups.items():
-                scalars |= _spread(f"cal/{group}/layer_{layer}/{name}", values[members & finite])
-    return scalars
-
-
-def dataset_scalars(
-    mean_states: Tensor, calculator: RepresentationMetricsCalculator | None, diff_stride: int
-) -> dict[str, float]:
-    """Rank metrics of each layer's matrix of mean states, ``cal/layer_1/global/Effective Rank`` and so on; none without
-    a calculator.
-
-    ``mean_states`` are [B, L, D]; ``diff_stride`` is the number of responses between two prefixes of the cumulative
-    metrics.
-    """
-    if calculator is None:
-        return {}
-    return {
-        f"cal/layer_{layer + 1}/{name}": value
-        for layer in range(mean_states.shape[1])
-        for name, value in calculator.dataset_metrics(mean_states[:, layer], diff_stride).items()
-    }
-
-
 def policy_metrics(batch: Batch, tis_level: str, tis_cap: float) -> dict[str, float]:
-    """The policy's mean entropy in nats, ``actor/entropy``, and how far the engine was from it: that of
-    :func:`logprob_agreement`, and ``rollout_corr/*``, see :func:`verl.algorithms.rollout_correction.mismatch_metrics`.
+    """How far the engine was from the policy, in nats, and the policy's mean entropy, ``actor/entropy``.
+
+    ``rollout/logprob_abs_diff`` is the mean difference of their log-probabilities, ``_max`` the largest; for
+    ``rollout_corr/*`` see :func:`verl.algorithms.rollout_correction.mismatch_metrics`.
 
     Args:
         batch: with ``logprobs`` and ``entropy`` of the policy that sampled it.
@@ -147,32 +146,118 @@ def policy_metrics(batch: Batch, tis_level: str, tis_cap: float) -> dict[str, fl
     """
     pair, mask = (batch.padded("logprobs"), batch.padded("rollout_logprobs")), batch.mask
     level = "sequence" if tis_level == "sequence" else "token"
+    difference = (batch.rollout_logprobs - batch.logprobs).abs().double()
     return {
-        **logprob_agreement(batch.rollout_logprobs, batch.logprobs),
+        "rollout/logprob_abs_diff": difference.mean().item(),
+        "rollout/logprob_abs_diff_max": difference.max().item(),
         **with_prefix("rollout_corr", mismatch_metrics(*pair, mask, level, tis_cap)),
         "actor/entropy": (batch.padded("entropy").double().sum() / mask.sum()).item(),
     }
 
 
-def logprob_agreement(rollout: Tensor, trainer: Tensor) -> dict[str, float]:
-    """How far the engine's log-probabilities [M] are from the trainer's, in nats: mean and largest."""
-    difference = (rollout - trainer).abs().double()
-    return {
-        "rollout/logprob_abs_diff": difference.mean().item(),
-        "rollout/logprob_abs_diff_max": difference.max().item(),
-    }
+# --- Verdicts ---
 
 
-def group_metrics(scores: Tensor, correct: Tensor, group_ids: Tensor) -> dict[str, float]:
-    """Scores, sampled pass@1, and the share of prompts whose responses all score alike and so teach nothing."""
-    _, index = group_ids.unique(return_inverse=True)
-    order = index.argsort(stable=True)
-    grouped = scores[order].view(int(index.max()) + 1, -1)
-    return {
-        "score/mean": scores.double().mean().item(),
-        "train/pass@1": correct.double().mean().item(),
-        "train/groups_without_variance": (grouped == grouped[:, :1]).all(dim=1).double().mean().item(),
-    }
+def score_tensors(verdicts: Sequence[Score]) -> tuple[Tensor, Tensor]:
+    """Scores [B] float32, and whether each response is correct [B] bool."""
+    scores = torch.tensor([verdict["score"] for verdict in verdicts])
+    return scores, torch.tensor([verdict["correctness"] for verdict in verdicts])
+
+
+def count_reasons(verdicts: Sequence[Score]) -> dict[str, float]:
+    """``verifier/<reason>``: how many verdicts have each reason."""
+    counts = Counter(verdict["reason"] for verdict in verdicts)
+    return {f"verifier/{reason}": float(count) for reason, count in counts.items()}
+
+
+def verdict_figures(score: Tensor, correct: Tensor, results: Iterable[Score]) -> dict[str, float]:
+    """What verdicts say of any group of responses: ``pass@1``, ``score/mean``, and what custom functions returned.
+
+    ``score [B]`` and ``correct [B]`` are those of ``results``, B verdicts.
+    """
+    shares = {"pass@1": correct.double().mean().item(), "score/mean": score.double().mean().item()}
+    return shares | extra_metrics(result["reward_extra_info"] for result in results)
+
+
+def verdict_metrics(
+    verdicts: Sequence[Score], n: int, sources: Sequence[str], logged: Sequence[str]
+) -> dict[str, float]:
+    """Everything that the verdicts on sampled responses say: scores, the count of each reason, the share of prompts
+    whose responses all score alike and so teach nothing, what custom functions returned, and figures by data source
+    (``logged`` of the responses' ``sources``)."""
+    scores, correct = score_tensors(verdicts)
+
+    def describe(rows: Tensor) -> dict[str, float]:
+        chosen = [verdicts[i] for i in rows.nonzero().flatten().tolist()]
+        return verdict_figures(scores[rows], correct[rows], chosen)
+
+    figures = verdict_figures(scores, correct, verdicts)
+    metrics = {"score/mean": figures.pop("score/mean")} | count_reasons(verdicts) | with_prefix("train", figures)
+    metrics["train/groups_without_variance"] = (~groups_that_differ(scores, n)).double().mean().item()
+    return metrics | with_prefix("train", metrics_by_source(sources, logged, describe))
+
+
+def groups_that_differ(values: Tensor, n: int) -> Tensor:
+    """[B / n] bool, whether the n ``values`` of each group differ, for ``values [B]``."""
+    grouped = values.view(-1, n)
+    return (grouped != grouped[:, :1]).any(dim=1)
+
+
+class _Answer(NamedTuple):
+    correct: bool
+    answer: str
+
+
+def sample_figures(score: Tensor, correct: Tensor, results: Sequence[Score], n: int) -> dict[str, float]:
+    """Means over prompts of figures of k responses, for k = 2, 4, 8, ... and ``n``; nothing for ``n`` = 1.
+
+    ``pass@k``, the chance that one of them is correct; ``best@k/mean`` and ``worst@k/mean``, their highest and lowest
+    score; ``maj@k/mean``, the chance that a vote elects the correct answer, left out where verifiers name no answers.
+    Each is the exact mean over all choices of k of the n responses.
+
+    ``score [B]`` and ``correct [B]`` are those of ``results``, B verdicts.
+    """
+    grouped_score, num_correct = score.view(-1, n), correct.view(-1, n).sum(dim=1)
+    answers = [_Answer(result["correctness"], result["answer"]) for result in results]
+    votes = [answer_classes(answers[i : i + n]) for i in range(0, len(answers), n)]
+    num_samples = num_correct.new_full(num_correct.shape, n)
+    figures = {}
+    for k in k_grid(n)[1:]:
+        figures[f"pass@{k}"] = pass_at_k(num_samples, num_correct, k).mean().item()
+        figures[f"best@{k}/mean"] = best_at_k(grouped_score, k).mean().item()
+        figures[f"worst@{k}/mean"] = -best_at_k(-grouped_score, k).mean().item()
+        if any(answer.answer for answer in answers):
+            figures[f"maj@{k}/mean"] = fmean(majority_at_k(*vote, k) for vote in votes)
+    return figures
+
+
+# --- Data sources ---
+
+
+def logged_sources(sources: Iterable[str]) -> list[str]:
+    """Of the ``sources`` of all prompts, those with figures of their own: the ``MAX_SOURCES`` that most prompts have.
+
+    None of a single source, because they would be the figures of all responses.
+    """
+    counts = Counter(sources)
+    return [source for source, _ in counts.most_common(MAX_SOURCES)] if len(counts) > 1 else []
+
+
+def metrics_by_source(
+    sources: Sequence[str], logged: Sequence[str], describe: Callable[[Tensor], Mapping[str, float]]
+) -> dict[str, float]:
+    """Metrics of each source of ``logged`` that is there, ``<source>/<name>``.
+
+    Args:
+        sources: the data source of each response, B.
+        describe: metrics of the responses chosen by rows [B] bool.
+    """
+    metrics: dict[str, float] = {}
+    for source in logged:
+        rows = torch.tensor([name == source for name in sources])
+        if rows.any():
+            metrics |= with_prefix(source, describe(rows))
+    return metrics
 
 
 def with_prefix(prefix: str, metrics: Mapping[str, float]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""What the log says of a step's speed and memory: seconds, tokens a second, FLOPs utilisation, peak memory by phase.
+"""Speed and memory of a step by phase, as the log says them, and profiler traces.
 
 Names are veRL's where it has one; ``<phase>`` is ``gen``, ``old_log_prob``, ``update_actor`` and so on.
 
@@ -14,17 +14,22 @@ Names are veRL's where it has one; ``<phase>`` is ``gen``, ``old_log_prob``, ``u
 """
 
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from verl.config.common import ModelConfig
+from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
 from verl.models.info import ModelInfo
-from verl.single_controller.profiling import resident_bytes
-from verl.trainer.logging.timing import StepRecord
+from verl.single_controller.profiling import MemoryPeak, resident_bytes
+from verl.single_controller.worker_group import WorkerGroup
 
 GB = 1e9
 
@@ -64,6 +69,73 @@ UPDATE_LORA = 2
 
 NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """How ``transformers`` configs call the number of a mixture's experts."""
+
+
+class Work(NamedTuple):
+    """The tokens that a phase processed, which determine a transformer's operations."""
+
+    tokens: float
+    """Number of tokens."""
+    context: float
+    """Sum over sequences of the squared number of tokens; attention grows with it."""
+
+    @classmethod
+    def of(cls, lengths: Tensor, known: Tensor | int = 0) -> "Work":
+        """Sequences of ``lengths`` [B] tokens, the first ``known`` of which ([B], or a number) are cached."""
+        return cls(float((lengths - known).sum()), float((lengths.double() ** 2 - known**2).sum()))
+
+
+class StepRecord(NamedTuple):
+    """One step, by phase."""
+
+    seconds: dict[str, float]
+    work: dict[str, Work]
+    """Over all workers; phases that read or write no tokens are left out."""
+    peaks: dict[str, MemoryPeak]
+    """Of the worker that used most; phases without workers are left out."""
+
+
+class PhaseTimer:
+    """Adds up wall time, work and peak memory of named phases.
+
+    Args:
+        on_enter: called with the phase's name when it begins, such as a progress bar's.
+        take_peak: returns the workers' peak memory since its last call, None if they were idle.
+    """
+
+    def __init__(
+        self, on_enter: Callable[[str], None], take_peak: Callable[[], MemoryPeak | None] = lambda: None
+    ) -> None:
+        self._on_enter = on_enter
+        self._take_peak = take_peak
+        self._step = StepRecord({}, {}, {})
+        self.totals: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Count the time and the peak memory of the ``with`` block under ``name``."""
+        self._on_enter(name)
+        self._take_peak()  # drops the peak of work outside phases
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            elapsed = time.perf_counter() - started
+            seconds, peaks = self._step.seconds, self._step.peaks
+            seconds[name] = seconds.get(name, 0.0) + elapsed
+            self.totals[name] = self.totals.get(name, 0.0) + elapsed
+            if (peak := self._take_peak()) is not None:
+                peaks[name] = peak.joined(peaks.get(name))
+
+    def count(self, name: str, work: Work) -> None:
+        """Add work to the phase ``name`` of this step."""
+        before = self._step.work.get(name, Work(0.0, 0.0))
+        self._step.work[name] = Work(before.tokens + work.tokens, before.context + work.context)
+
+    def take_step(self) -> StepRecord:
+        """What was counted since the last call."""
+        step, self._step = self._step, StepRecord({}, {}, {})
+        return step
 
 
 def peak_tflops(config: float, device_name: str, dtype: str) -> float | None:
@@ -189,3 +261,38 @@ def step_metrics(config: PPOConfig, world_size: int, device_name: str) -> StepMe
         passes["update_critic"] = (critic, UPDATE_LORA if model.trains_adapters else UPDATE)
     peak = peak_tflops(config.trainer.peak_tflops, device_name, config.model.param_dtype)
     return StepMetrics(world_size, BATCH, passes, peak)
+
+
+def check_profile_steps(steps: Sequence[int], total_steps: int) -> None:
+    """Raise ``ConfigError`` if ``trainer.profile_steps`` names a step that the run does not have."""
+    late = [step for step in steps if step > total_steps]
+    if late:
+        raise ConfigError(f"trainer.profile_steps={list(steps)}: the run has {total_steps} steps; leave out {late}")
+
+
+class StepProfiler:
+    """Has the workers write ``profile/step_N_rank_R.json.gz`` for the given steps.
+
+    Args:
+        steps: counted from 1.
+        folder: the run's folder.
+        say: prints a line.
+    """
+
+    def __init__(self, workers: WorkerGroup, steps: Sequence[int], folder: Path, say: Callable[[str], None]) -> None:
+        self._workers = workers
+        self._steps = frozenset(steps)
+        self._folder = folder / "profile"
+        self._say = say
+
+    def begin(self, step: int) -> None:
+        """Start recording if ``step`` is to be profiled."""
+        if step in self._steps:
+            self._workers.start_profile()
+
+    def end(self, step: int) -> None:
+        """Write the trace of ``step`` if it was recorded."""
+        if step in self._steps:
+            ranks = range(self._workers.world_size)
+            self._workers.stop_profile([self._folder / f"step_{step}_rank_{rank}.json.gz" for rank in ranks])
+            self._say(f"profile of step {step}: {self._folder}/step_{step}_rank_*.json.gz (https://ui.perfetto.dev)")

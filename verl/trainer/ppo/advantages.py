@@ -9,9 +9,9 @@ from torch import Tensor
 
 from verl.algorithms.advantages import AdvantageEstimate
 from verl.algorithms.advantages.groups import on_response_tokens
-from verl.algorithms.kl import kl_controller
-from verl.algorithms.pf_ppo import resampled_rows
+from verl.algorithms.kl import KLController
 from verl.algorithms.rollout_correction import rejection_mask
+from verl.algorithms.scores import resampled_rows
 from verl.batch import ENVIRONMENT, POLICY, Batch
 from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
@@ -38,7 +38,7 @@ class AdvantageEstimation:
         self.config = config
         self.reward_manager = reward_manager
         algorithm, control = config.algorithm, config.algorithm.kl_ctrl
-        self.kl_control = kl_controller(control.type, control.kl_coef, control.target_kl, control.horizon)
+        self.kl_control = KLController(control.type, control.kl_coef, control.target_kl, control.horizon)
         self.kl_penalty = kl_estimator(algorithm.kl_penalty, "algorithm.kl_penalty", algorithm.kl_penalty_kwargs)
         self.function: UserFunction | None = None
         if is_import_path(algorithm.adv_estimator):
@@ -89,13 +89,15 @@ class AdvantageEstimation:
         if manager.config.active:
             advantages, changes = manager.shape_advantages(unshaped, mask, batch.phi)
             metrics |= changes
-        values = batch.padded("values") if "values" in batch else None
-        learned = batch.padded("learn_mask")
-        metrics |= learning_metrics(
-            batch.scores, token_scores, token_rewards, unshaped, advantages, returns, values, learned
-        )
+        of_responses = {"score_0": batch.scores, "score": token_scores.sum(dim=1), "rewards": batch.rewards}
+        of_tokens = {"advantages_0": unshaped, "advantages": advantages}
+        if returns is not None:
+            of_tokens["returns"] = returns
+        if "values" in batch:
+            of_tokens["values"] = batch.padded("values")
+        metrics |= learning_metrics(of_responses, of_tokens, batch.padded("learn_mask"))
         batch.fill(unshaped_advantages=unshaped, advantages=advantages.float(), returns=returns)
-        batch.fill(scores_with_phi=token_scores.sum(dim=1))
+        batch.fill(scores_with_phi=of_responses["score"])
         return metrics
 
     def resampled_rows(self, batch: Batch, step: int) -> Tensor:

@@ -1,57 +1,84 @@
 """What a run is made from, loaded and checked before Ray starts."""
 
-from dataclasses import dataclass
-
 from torchdata.stateful_dataloader import StatefulDataLoader
 from transformers import PreTrainedTokenizerBase
 
+from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
 from verl.data.prompt_rows import PromptRecord
 from verl.data.prompts import PromptDataset, train_loader, val_batches
 from verl.data.templates import stop_strings
 from verl.method.calls import MethodCalls
-from verl.models.hub import fetch_models
-from verl.models.info import ModelInfo
-from verl.models.reward_model_inputs import check_reward_model_template
-from verl.models.tokenizer import load_tokenizer
+from verl.models.checks import check_length, check_model, check_sequence_fits, check_value_architecture
+from verl.models.hub import fetch_model
+from verl.models.info import ModelInfo, resolve_layers
+from verl.models.tokenizer import check_embeds_tokens, check_reads_tokens, check_reward_model_template, load_tokenizer
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.reward_manager import RewardManager
 from verl.rank.token_metrics import check_token_metrics
 from verl.rewards import use_custom_functions
+from verl.rollout import check_engine_model, end_tokens
 from verl.run.sinks import check_trackers
 from verl.single_controller.cluster import resolve_device
+from verl.trainer.logging.speed import check_profile_steps
 from verl.trainer.ppo.advantages import AdvantageEstimation
-from verl.trainer.ppo.checks import (
-    check_lengths,
-    check_method_and_loss,
-    check_models,
-    check_steps,
-    start_warnings,
-)
 from verl.utils.user_code import kl_estimator
-from verl.workers.policy_loss import check_policy_loss
+from verl.workers.policy_loss import PolicyLoss, check_policy_loss
 
 
-@dataclass(frozen=True)
 class RunInputs:
-    """Data, tokenizers and the user's code of a run."""
+    """Data, tokenizers and the user's code of a run.
 
-    config: PPOConfig
-    device_type: str
-    tokenizer: PreTrainedTokenizerBase
-    reward_tokenizer: PreTrainedTokenizerBase | None
-    """The reward model's; None without one."""
-    train_set: PromptDataset
-    held_out: list[list[PromptRecord]]
-    """The validation prompts, in batches."""
-    calculator: RepresentationMetricsCalculator | None
-    """None without rank metrics."""
-    method: MethodCalls
-    """In its first state; :meth:`new_method` makes that of an attempt."""
-    steps_per_epoch: int
-    steps: int
-    """Of the whole run."""
-    warnings: list[str]
+    Raises:
+        ConfigError: the config does not fit the data or the machine, or code that it names cannot be used.
+    """
+
+    def __init__(self, config: PPOConfig) -> None:
+        data, trainer, rewards = config.data, config.trainer, config.reward_score
+        check_trackers(trainer.logger)
+        self.config = config
+        self.device_type = resolve_device(config.device, *trainer.place)
+        use_custom_functions(rewards.paths_of_custom_functions(), rewards.custom_kwargs)
+        for prefix, model in config.models.items():
+            fetch_model(model.path, f"{prefix}.path")
+        for model in config.models.values():
+            ModelInfo.of(model)  # before its tokenizer, which reads config.json too
+        policy = config.model
+        self.tokenizer = load_tokenizer(policy.path, policy.trust_remote_code, needs_chat_template=False)
+        self.train_set = PromptDataset(data.train_files, self.tokenizer, data, data.train_max_samples, config.seed)
+        # How many steps there are depends on how many candidates the method asks for.
+        self.steps = 0
+        self.method = self.new_method()
+        self.steps_per_epoch = len(self.new_loader())
+        notes = [f"training: {line}" for line in self.train_set.notes]
+        self.held_out: list[list[PromptRecord]] = []
+        """The validation prompts, in batches."""
+        if data.val_files:
+            val_set = PromptDataset(data.val_files, self.tokenizer, data)
+            notes += [f"validation: {line}" for line in val_set.notes]
+            self.held_out = val_batches(val_set, data, config.seed)
+        self.reward_tokenizer = self._reward_tokenizer() if config.uses_reward_model else None
+        """The reward model's; None without one."""
+        check_policy_loss(config)
+        check_models(config, self.tokenizer, self.device_type)
+        self.calculator = RepresentationMetricsCalculator(config.calculator) if config.calculator.enable else None
+        """None without rank metrics."""
+        AdvantageEstimation(config, RewardManager(config.reward_manager))  # raises for functions that cannot be used
+        check_token_metrics(config.calculator.token_metrics)
+        kl_estimator(config.actor.kl_loss_type, "actor.kl_loss_type", config.actor.kl_loss_type_kwargs)
+        self.steps = trainer.num_steps(self.steps_per_epoch)
+        """Of the whole run."""
+        check_profile_steps(trainer.profile_steps, self.steps)
+        if trainer.critic_warmup >= self.steps:
+            raise ConfigError(
+                f"trainer.critic_warmup={trainer.critic_warmup}: the run has {self.steps} steps, which leaves none to "
+                "train the policy; lower it"
+            )
+        self.method = self.new_method()
+        """In its first state."""
+        check_method_and_loss(config, self.method)
+        notes += [f"training: {self.method.note}"] if self.method.note else []
+        self.warnings = notes + start_warnings(config, self.method)
 
     @property
     def stop_strings(self) -> list[str]:
@@ -67,72 +94,70 @@ class RunInputs:
         config, candidates = self.config, self.method.candidates_per_prompt
         return train_loader(self.train_set, config.data, config.seed, candidates)
 
-
-def load_inputs(config: PPOConfig) -> RunInputs:
-    """Load and check what a run is made from.
-
-    Raises:
-        ConfigError: the config does not fit the data or the machine, or code that it names cannot be used.
-    """
-    check_trackers(config.trainer.logger)
-    device_type = resolve_device(config.device, *config.trainer.place)
-    use_custom_functions(config.reward_score.paths_of_custom_functions(), config.reward_score.custom_kwargs)
-    tokenizer = _load_models(config)
-    data, trainer = config.data, config.trainer
-    train_set = PromptDataset(data.train_files, tokenizer, data, data.train_max_samples, config.seed)
-    # How many steps there are depends on how many candidates the method asks for.
-    candidates = MethodCalls(config, tokenizer, train_set.records).candidates_per_prompt
-    per_epoch = len(train_loader(train_set, data, config.seed, candidates))
-    notes, held_out = {"training": train_set.notes}, []
-    if data.val_files:
-        val_set = PromptDataset(data.val_files, tokenizer, data)
-        notes["validation"] = val_set.notes
-        held_out = val_batches(val_set, data, config.seed)
-    reward_tokenizer = _load_reward_tokenizer(config, train_set) if config.uses_reward_model else None
-    check_policy_loss(config)
-    check_lengths(config)
-    check_models(config, tokenizer, device_type)
-    calculator = RepresentationMetricsCalculator(config.calculator) if config.calculator.enable else None
-    _check_functions(config)
-    steps = trainer.num_steps(per_epoch)
-    check_steps(trainer, steps)
-    method = MethodCalls(config, tokenizer, train_set.records, steps)
-    check_method_and_loss(config, method)
-    notes["training"].extend([method.note] if method.note else [])
-    warnings = [f"{kind}: {line}" for kind, lines in notes.items() for line in lines] + start_warnings(config, method)
-    return RunInputs(
-        config=config,
-        device_type=device_type,
-        tokenizer=tokenizer,
-        reward_tokenizer=reward_tokenizer,
-        train_set=train_set,
-        held_out=held_out,
-        calculator=calculator,
-        method=method,
-        steps_per_epoch=per_epoch,
-        steps=steps,
-        warnings=warnings,
-    )
+    def _reward_tokenizer(self) -> PreTrainedTokenizerBase:
+        judge = self.config.reward_model.model
+        tokenizer = load_tokenizer(judge.path, judge.trust_remote_code, "reward_model.model.path")
+        chats = [record.messages for record in self.train_set.records]
+        check_reward_model_template(chats, tokenizer, f"reward_model.model.path={judge.path!r}")
+        return tokenizer
 
 
-def _load_models(config: PPOConfig) -> PreTrainedTokenizerBase:
-    """Fetch the models, and load the policy's tokenizer."""
-    fetch_models(config.models)
-    for model in config.models.values():
-        ModelInfo.of(model)  # before its tokenizer, which reads config.json too
-    return load_tokenizer(config.model.path, config.model.trust_remote_code, needs_chat_template=False)
+def start_warnings(config: PPOConfig, method: MethodCalls) -> list[str]:
+    """Warnings for options that are valid but probably a mistake."""
+    lines, actor = [], config.actor
+    if config.compares_nothing:
+        lines.append(
+            f"rollout.n=1: {config.algorithm.adv_estimator} compares the responses to a prompt; with one of them the "
+            "advantage is its reward, without a baseline; set rollout.n>=2"
+        )
+    if method.overrides("sampling") and actor.tis_level == "none" and not actor.bypass_mode:
+        lines.append(
+            f"{method.where}: overrides sampling, so responses come from other distributions than that at "
+            "rollout.temperature, which is learned; set actor.tis_level=token, which weights them"
+        )
+    if actor.clips_nothing:
+        lines.append(
+            f"actor.policy_loss=gspo: the clip range {actor.clip_range} is one of tokens and hardly ever acts on whole "
+            "responses; actor.clip_ratio_low=null actor.clip_ratio_high=null sets GSPO's"
+        )
+    if actor.kl_gradient_vanishes:
+        lines.append(
+            f"actor.kl_loss_type={actor.kl_loss_type}: as a loss its gradient vanishes in expectation on policy, so "
+            "the policy is not held to the reference; set it to k1+, k2, k3 or k3+, or set actor.use_unbiased_kl=true"
+        )
+    return lines
 
 
-def _load_reward_tokenizer(config: PPOConfig, train_set: PromptDataset) -> PreTrainedTokenizerBase:
-    judge = config.reward_model.model
-    tokenizer = load_tokenizer(judge.path, judge.trust_remote_code, "reward_model.model.path")
-    chats = [record.messages for record in train_set.records]
-    check_reward_model_template(chats, tokenizer, f"reward_model.model.path={judge.path!r}")
-    return tokenizer
+def check_method_and_loss(config: PPOConfig, method: MethodCalls) -> None:
+    """Raise ``ConfigError`` for a policy loss that cannot learn from a batch that the method composes."""
+    needs = PolicyLoss(config.actor).needs
+    if not method.overrides("learn_from"):
+        return
+    where = f"{method.where}: overrides learn_from, but actor.policy_loss={config.actor.policy_loss!r}"
+    if needs.old_statistics:
+        raise ConfigError(f"{where} compares with the policy that sampled; choose another loss or method")
+    if needs.whole_groups:
+        raise ConfigError(f"{where} needs all responses to a prompt; choose another loss or method")
 
 
-def _check_functions(config: PPOConfig) -> None:
-    """Raise ``ConfigError`` for functions of the user's that cannot be loaded or called."""
-    AdvantageEstimation(config, RewardManager(config.reward_manager))
-    check_token_metrics(config.calculator.token_metrics)
-    kl_estimator(config.actor.kl_loss_type, "actor.kl_loss_type", config.actor.kl_loss_type_kwargs)
+def check_models(config: PPOConfig, tokenizer: PreTrainedTokenizerBase, device_type: str) -> None:
+    """Raise ``ConfigError`` for a model that could not be loaded as its options ask, or would read foreign tokens, or
+    sequences that are longer than it was made for."""
+    for prefix, model in config.models.items():
+        field, longest = "data.max_prompt_length+data.max_response_length", config.max_sequence_length
+        if prefix == "reward_model.model":
+            field, longest = "reward_model.max_length", config.reward_model.max_length
+        check_sequence_fits(field, longest, f"{prefix}.path", model)
+        check_model(model, prefix, device_type)
+        check_length(model, prefix, longest)
+    if config.calculator.enable:
+        resolve_layers(config.calculator.layers, ModelInfo.of(config.model).num_layers)
+    if config.uses_reward_model:
+        check_value_architecture(config.reward_model.model, "reward_model.model.path")
+    if config.uses_critic:
+        check_value_architecture(config.critic.model, "critic.model.path")
+    check_engine_model(config)
+    end_tokens(config, tokenizer)  # raises for one that the model does not have
+    check_embeds_tokens(config.model, "model.path", tokenizer)
+    if config.uses_critic and config.critic.model.path != config.model.path:
+        check_reads_tokens(config.critic.model, "critic.model.path", tokenizer)

@@ -3,7 +3,7 @@
 Legend: B responses of a step, R response columns.
 """
 
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,48 +11,46 @@ from torch import Tensor
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from verl.batch import Batch
-from verl.checkpoint.resume import Resumption, best_validation, saved_validations
-from verl.checkpoint.saver import CheckpointSaver
+from verl.checkpoint.resume import Resumption
 from verl.config.ppo import PPOConfig
 from verl.data.prompt_rows import PromptRecord
 from verl.data.samplers import CustomSampler
+from verl.method import StepOutcome
 from verl.method.calls import MethodCalls
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.reward_manager import RewardManager
-from verl.rank.token_metrics import with_token_metrics
+from verl.rank.token_metrics import fill_token_metrics
 from verl.run.session import TrainingRun
 from verl.run.tracking import Tracker
-from verl.single_controller.roles import CriticWorkers, PolicyWorkers, ReferenceWorkers
+from verl.single_controller.roles import PolicyWorkers, RoleWorkers
 from verl.single_controller.worker_group import WorkerGroup
 from verl.trainer.logging.release_names import release_names
 from verl.trainer.logging.rollout_metrics import (
-    dataset_scalars,
     length_metrics,
+    metrics_by_source,
     policy_metrics,
-    rank_scalars,
     response_metrics,
+    score_tensors,
+    verdict_metrics,
     with_prefix,
 )
-from verl.trainer.logging.source_metrics import metrics_by_source, response_figures
-from verl.trainer.logging.speed import BATCH, step_metrics
-from verl.trainer.logging.step_profiler import StepProfiler
-from verl.trainer.logging.timing import PhaseTimer, Work
+from verl.trainer.logging.speed import BATCH, Work, step_metrics
 from verl.trainer.ppo.advantages import AdvantageEstimation
 from verl.trainer.ppo.samples import SampleKeeper
-from verl.trainer.ppo.sampling import Sampler
+from verl.trainer.ppo.sampling import FIRST, Sampler, data_sources, first
 from verl.trainer.ppo.updates import Updates, fill_first
-from verl.trainer.ppo.verdicts import FIRST, data_sources, first, step_outcome, verdict_metrics
-from verl.trainer.schedule import endless, is_due
+from verl.trainer.training import Trainer, endless
 from verl.trainer.validation import Validator
-from verl.utils.json_state import from_json, to_json
 from verl.workers.policy_loss import PolicyLoss
 
 BEST_BY = "val/pass@1"
 """The validation metric of which the highest value makes a checkpoint the best."""
 
 
-class RayPPOTrainer:
+class RayPPOTrainer(Trainer):
     """Drives the workers through the steps of training; holds no tensor larger than a batch of tokens."""
+
+    best_by = BEST_BY
 
     def __init__(
         self,
@@ -67,37 +65,24 @@ class RayPPOTrainer:
         run: TrainingRun,
     ) -> None:
         """``held_out``: the validation prompts, in batches."""
+        super().__init__(config, train_loader, workers, tracker, run, config.trainer.except_save)
         self.config = config
-        self.loader = train_loader
         self.prompts = endless(train_loader)
-        self.workers = workers
         self.sampler = sampler
         self.method: MethodCalls = sampler.method
         self.calculator = calculator
-        self.tracker = tracker
         self.samples = samples
-        self.display = run.display
-        self.preemption = run.preemption
-        self.timer = PhaseTimer(run.display.phase, workers.take_peak_memory)
         self.loss = PolicyLoss(config.actor)
         self.policy = PolicyWorkers(workers, config, self.loss.needs.whole_groups)
-        self.reference = ReferenceWorkers(workers, config) if config.uses_reference else None
-        self.critic = CriticWorkers(workers, config) if config.uses_critic else None
+        copies, critic = self.policy.copies, config.critic
+        self.reference = RoleWorkers(workers, copies, self.policy.balance) if config.uses_reference else None
+        copies = critic.model.ulysses_sequence_parallel_size
+        self.critic = RoleWorkers(workers, copies, critic.use_dynamic_bsz) if config.uses_critic else None
         self.reward_manager = RewardManager(config.reward_manager)
         self.advantages = AdvantageEstimation(config, self.reward_manager)
         self.updates = Updates(config, self.policy, self.critic, self.loss, self.timer)
         self.validator = Validator(held_out, sampler, self.policy, calculator, self.reward_manager)
         self.step_metrics = step_metrics(config, workers.world_size, workers.device_name)
-        trainer = config.trainer
-        folder = Path(trainer.default_local_dir)
-        self.profiler = StepProfiler(workers, trainer.profile_steps, folder, run.display.say)
-        self.total_steps = trainer.num_steps(len(train_loader))
-        self.step = 0
-        self.metrics: dict[str, float] = {}
-        self.validations: dict[int, dict[str, float]] = {}
-        newest, always = trainer.max_ckpt_to_keep, trainer.except_save
-        background = trainer.saves_in_background(workers.device_type)
-        self.saver = CheckpointSaver(run.attempt, workers, background, trainer.save_hf_model, newest, always)
 
     def fit(self) -> None:
         """Train from the step after the one reached, 0 at first, to the last."""
@@ -105,15 +90,10 @@ class RayPPOTrainer:
         if self.validator.prompts and (trainer.val_only or (trainer.val_before_train and self.step == 0)):
             self._validate()
             self._log()
-        if trainer.val_only:
-            return
-        with self.preemption.finishing_steps():
-            self._train()
-        with self.timer.phase("save_checkpoint"):
-            self.saver.finish()
+        if not trainer.val_only:
+            super().fit()
 
     def _train(self) -> None:
-        """The steps that are left."""
         trainer = self.config.trainer
         for step in range(self.step + 1, self.total_steps + 1):
             self.step = step
@@ -126,7 +106,7 @@ class RayPPOTrainer:
             self._update_critic(batch, rows)
             self._update_actor(batch, rows)
             self._compare_policies(batch)
-            self.samples.keep_training(step, batch)
+            self.samples.keep("train", step, batch)
             self._update_baselines(sampled, batch)
             self._after_step(sampled)
             self._sync_weights()
@@ -143,19 +123,11 @@ class RayPPOTrainer:
 
     def restore(self, resumption: Resumption) -> None:
         """Restore the state of a checkpoint, and give the rollout engines its weights."""
-        state = resumption.state
-        self.workers.run("load", resumption.folder, resumption.step)
+        super().restore(resumption)
         self._sync_weights()
-        self.step = resumption.step
-        self.loader.load_state_dict(from_json(state["loader"]))
-        self.method.load_state(state["method"])
-        self.reward_manager.load_state_dict(state["reward_manager"])
-        self.advantages.kl_control.load_state_dict(state["kl_control"])
-        self.validations = saved_validations(state)
-        self.timer.totals.update(state["seconds_by_phase"])
-
-    def _due(self, frequency: int) -> bool:
-        return is_due(self.step, self.total_steps, frequency)
+        self.method.load_state(resumption.state["method"])
+        self.reward_manager.load_state_dict(resumption.state["reward_manager"])
+        self.advantages.kl_control.load_state_dict(resumption.state["kl_control"])
 
     def _sample(self) -> Batch:
         """The step's responses; their verification may still run."""
@@ -184,13 +156,15 @@ class RayPPOTrainer:
         batch.fill(old_logprobs=batch.rollout_logprobs if config.actor.bypass_mode else self._old_logprobs(batch))
         if self.reference is not None:
             with self.timer.phase("ref"):
-                batch.fill(ref_logprobs=self.reference.compute_logprobs(batch))
+                scored = self.reference.map_rows("compute_ref_logprobs", batch.columns("tokens"))
+                batch.fill(ref_logprobs=scored.logprobs)
             self.timer.count("ref", work)
         if self.critic is not None:
             with self.timer.phase("values"):
-                batch.fill(values=self.critic.compute_values(batch))
+                scored = self.critic.map_rows("compute_values", batch.columns("tokens"))
+                batch.fill(values=scored.values)
             self.timer.count("values", work)
-        batch.fill(rank_metrics=with_token_metrics(batch, config.calculator.token_metrics))
+        fill_token_metrics(batch, config.calculator.token_metrics)
 
     def _old_logprobs(self, batch: Batch) -> Tensor:
         """[M], what the loss compares with: the policy's log-probabilities.
@@ -222,30 +196,25 @@ class RayPPOTrainer:
             with self.timer.phase("old_log_prob"):
                 parts.append(self.policy.compute_logprobs(rest))
             self.timer.count("old_log_prob", Work.of(rest.lengths))
-        scored = Batch.join(parts)
-        batch.merge(scored if self.config.calculator.measured_by("actor") else scored.without("rank_metrics"))
+        batch.merge(Batch.join(parts))
 
     def _collect_verdicts(self, sampled: Batch, batch: Batch) -> None:
         """Wait for the verifiers, and log what they say of all that was sampled, and of the batch to learn from."""
         with self.timer.phase("reward"):
             self.sampler.collect_verdicts()
-        logged = self.sampler.sources
+        config, logged = self.config, self.sampler.sources
+        stride = config.calculator.global_diff_stride_train
 
         def describe(rows: Tensor) -> dict[str, float]:
             chosen = batch[rows]
-            return response_figures(chosen, self.config.data.max_prompt_length) | self._dataset_scalars(chosen)
+            lengths = length_metrics(chosen, config.data.max_prompt_length)
+            return lengths | response_metrics(chosen, self.calculator, stride)
 
         with self.timer.phase("rank_metrics"):
-            verdicts = verdict_metrics(first(sampled, "verdicts"), sampled.group, data_sources(sampled), logged)
+            verdicts = verdict_metrics(first(sampled, "verdicts"), config.rollout.n, data_sources(sampled), logged)
             by_source = with_prefix("train", metrics_by_source(data_sources(batch), logged, describe))
             # With dynamic sampling, the verdicts on everything sampled are already there.
-            self.metrics = by_source | verdicts | self.metrics
-            self.metrics |= rank_scalars(batch.rank_metrics, batch.correct) | response_metrics(batch)
-            self.metrics |= self._dataset_scalars(batch)
-
-    def _dataset_scalars(self, batch: Batch) -> dict[str, float]:
-        stride = self.config.calculator.global_diff_stride_train
-        return dataset_scalars(batch.rank_metrics.mean_states, self.calculator, stride)
+            self.metrics = by_source | verdicts | self.metrics | response_metrics(batch, self.calculator, stride)
 
     def _compute_advantages(self, batch: Batch) -> Tensor | None:
         """From the verdicts to what the updates learn from.
@@ -304,7 +273,7 @@ class RayPPOTrainer:
         fresh = (batch.step == self.step).nonzero().flatten()
         if self.config.reward_manager.active and len(fresh):
             scores = torch.cat([sampled.scores, self.sampler.dropped_scores])
-            self.reward_manager.update(scores, batch.rank_metrics[fresh])
+            self.reward_manager.update(scores, {n: v[fresh] for n, v in batch.rank_metrics.items()})
 
     def _after_step(self, sampled: Batch) -> None:
         """Tell the method, and a user's sampler, how the step's prompts went."""
@@ -322,40 +291,24 @@ class RayPPOTrainer:
         if self.validator.prompts:
             with self.timer.phase("testing"):
                 metrics, batch = self.validator.validate()
-                self.samples.keep_validation(self.step, batch)
+                self.samples.keep("val", self.step, batch)
             self.metrics |= metrics
             self.validations[self.step] = metrics
 
     def _save(self) -> None:
-        scores = {step: metrics[BEST_BY] for step, metrics in self.validations.items()}
         with self.timer.phase("save_checkpoint"):
             # A resumed run does not sample these steps again.
             self.samples.store.flush()
-            self.saver.save(self.step, self._state(), scores)
-
-    def _save_now(self) -> None:
-        """Have a complete checkpoint of this step."""
-        self.saver.finish()
-        if self.saver.saved_step != self.step:
-            self._save()
-            self.saver.finish()
+        super()._save()
 
     def _state(self) -> dict[str, Any]:
-        """The trainer's own state as JSON; see :meth:`restore`."""
-        return {
+        return super()._state() | {
             "job": "ppo",
-            "step": self.step,
-            "num_examples": len(self.loader.dataset),
             "shuffle": self.config.data.shuffle,
             "order": prompt_order(self.config, self.method),
-            # It cannot be derived from the step: dynamic sampling draws as many batches as it needs.
-            "loader": to_json(self.loader.state_dict()),
             "method": self.method.state(),
             "reward_manager": self.reward_manager.state_dict(),
             "kl_control": self.advantages.kl_control.state_dict(),
-            "best": best_validation(self.validations, BEST_BY),
-            "validations": self.validations,
-            "seconds_by_phase": self.timer.totals,
         }
 
     def _log(self) -> None:
@@ -378,3 +331,12 @@ def prompt_order(config: PPOConfig, method: MethodCalls) -> str:
     num = method.candidates_per_prompt
     candidates = f"{method.where} with {num} candidates a prompt" if num > 1 else ""
     return f"{candidates} {config.data.order}".strip()
+
+
+def step_outcome(step: int, batch: Batch, n: int, metrics: Mapping[str, float]) -> StepOutcome:
+    """How the prompts of a step went, each with ``n`` responses."""
+    records, verdicts = first(batch, "records")[::n], first(batch, "verdicts")
+    means, accuracy = (
+        values.double().view(len(records), -1).mean(dim=1).tolist() for values in score_tensors(verdicts)
+    )
+    return StepOutcome(step, [record.uid for record in records], means, accuracy, dict(metrics), tuple(records))

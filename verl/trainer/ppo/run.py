@@ -14,8 +14,8 @@ from verl.rollout import engine_environment
 from verl.run.display import RunDisplay
 from verl.run.samples import SampleStore
 from verl.run.session import TrainingRun
-from verl.trainer.logging.source_metrics import logged_sources
-from verl.trainer.ppo.inputs import RunInputs, load_inputs
+from verl.trainer.logging.rollout_metrics import logged_sources
+from verl.trainer.ppo.inputs import RunInputs
 from verl.trainer.ppo.ray_trainer import BEST_BY, RayPPOTrainer, prompt_order
 from verl.trainer.ppo.samples import SampleKeeper
 from verl.trainer.ppo.sampling import Sampler
@@ -38,7 +38,7 @@ def run_ppo(config: PPOConfig) -> None:
         ConfigError: the config does not fit the data or the machine.
         WorkerError: a worker raised or died.
     """
-    inputs = load_inputs(config)
+    inputs = RunInputs(config)
     run = TrainingRun(config, inputs.steps, COLUMNS, inputs.device_type)
     with run:
         if _is_done(run, inputs):

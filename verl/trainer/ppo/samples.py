@@ -6,7 +6,7 @@ Legend: B responses, R response columns.
 import json
 import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import pyarrow as pa
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from verl.batch import Batch, RankMetrics
+from verl.batch import Batch, by_layer
 from verl.data.responses import token_pieces
 from verl.run.display import RunDisplay
 from verl.run.samples import METRIC_PREFIX, PREFIX, SampleStore, Split
@@ -44,39 +44,14 @@ class SampleKeeper:
         self.tracker = tracker
         self.display = display
 
-    def keep_training(self, step: int, batch: Batch) -> None:
-        """Keep the responses of a training step, and what the policy learns from them."""
-
-        def table() -> pa.Table:
-            columns = self._columns("train", step, batch) | _learning_columns(batch)
-            if self.store.config.tokens:
-                columns |= self._token_columns(batch, "old_logprobs")
-                if "entropy" in batch:
-                    columns["token_entropies"] = _token_lists(batch.padded("entropy"), batch.mask)
-            kept = pa.array([is_kept(record.uid, self.store.config.fraction) for record in batch.records])
-            return pa.table(columns | _metric_columns(batch.rank_metrics)).filter(kept)
-
-        self._keep("train", step, table)
-
-    def keep_validation(self, step: int, batch: Batch) -> None:
-        """Keep the responses of a validation."""
-
-        def table() -> pa.Table:
-            columns = self._columns("val", step, batch)
-            columns["logprob"] = _row_means(batch, "rollout_logprobs")
-            if self.store.config.tokens:
-                columns |= self._token_columns(batch, "rollout_logprobs")
-            return pa.table(columns | _metric_columns(batch.rank_metrics))
-
-        self._keep("val", step, table)
-
-    def _keep(self, split: Split, step: int, make_table: Callable[[], pa.Table]) -> None:
+    def keep(self, split: Split, step: int, batch: Batch) -> None:
+        """Keep the responses of a training step, with what the policy learns from them, or those of a validation."""
         if not self.store.wants(split, step):
             return
         if not self.num_shown:
-            self.store.keep(split, step, make_table)
+            self.store.keep(split, step, lambda: self._table(split, step, batch))
             return
-        table = make_table()
+        table = self._table(split, step, batch)
         self.store.keep(split, step, lambda: table)
         shown = table.take(_spread(len(table), self.num_shown)).to_pylist()
         columns = [name for name in SHOWN if name in table.column_names]
@@ -85,6 +60,20 @@ class SampleKeeper:
         for row in shown:
             facts = {name: _short(row[name]) for name in columns if name not in ("prompt", "response")}
             self.display.sample({"step": str(step)} | facts, row["prompt"], row["response"])
+
+    def _table(self, split: Split, step: int, batch: Batch) -> pa.Table:
+        training = split == "train"
+        logprobs = "old_logprobs" if training else "rollout_logprobs"
+        columns = self._columns(split, step, batch) | {"logprob": _row_means(batch, logprobs)}
+        columns |= _learning_columns(batch) if training else {}
+        if self.store.config.tokens:
+            columns |= self._token_columns(batch, logprobs)
+            if training and "entropy" in batch:
+                columns["token_entropies"] = _token_lists(batch.padded("entropy"), batch.mask)
+        table = pa.table(columns | _metric_columns(batch))
+        if not training:
+            return table
+        return table.filter(pa.array([is_kept(record.uid, self.store.config.fraction) for record in batch.records]))
 
     def _columns(self, split: str, step: int, batch: Batch) -> dict[str, Any]:
         """What is known of all responses; docs/samples.md describes the columns."""
@@ -119,18 +108,14 @@ class SampleKeeper:
 
     def _token_columns(self, batch: Batch, logprobs: str) -> dict[str, Any]:
         """Lists of what is known of each token, the column ``logprobs`` among it."""
-        metrics: RankMetrics = batch.rank_metrics
         ids = [part.tolist() for part in batch.response_tokens.split(batch.response_lengths.tolist())]
         pieces = [[valid_unicode(piece) for piece in token_pieces(row, self.tokenizer)] for row in ids]
         columns = {"tokens": pa.array(pieces), "token_logprobs": _token_lists(batch.padded(logprobs), batch.mask)}
-        if metrics.by_prefix is None:
-            return columns
-        for name in map(str, metrics.by_prefix.keys()):
-            values = metrics.by_prefix[name]
-            measured = values.isfinite().all(dim=1)
+        for name, values in batch.prefix_metrics.items():
+            measured = batch.pad(values.isfinite().all(dim=1))
             columns["prefix_rows"] = pa.array([(row.nonzero().flatten() + 1).tolist() for row in measured])
-            for layer in range(values.shape[1]):
-                columns[f"{PREFIX}layer_{layer + 1}/{name}"] = _token_lists(values[:, layer], measured)
+            for layer, of_layer in enumerate(values.unbind(dim=1), start=1):
+                columns[f"{PREFIX}layer_{layer}/{name}"] = _token_lists(batch.pad(of_layer), measured)
         return columns
 
 
@@ -141,19 +126,14 @@ def is_kept(uid: int, fraction: float) -> bool:
 
 def _learning_columns(batch: Batch) -> dict[str, Any]:
     """What is learned from each response."""
-    means = {
-        "logprob": "old_logprobs",
-        "entropy": "entropy",
-        "advantage_0": "unshaped_advantages",
-        "advantage": "advantages",
-    }
+    means = {"entropy": "entropy", "advantage_0": "unshaped_advantages", "advantage": "advantages"}
     columns = {name: _row_means(batch, column) for name, column in means.items() if column in batch}
     columns |= {"reward": batch.rewards.numpy(), "learned": batch.padded("learn_mask").any(dim=1).numpy()}
     return columns | ({"phi": batch.phi.numpy()} if "phi" in batch else {})
 
 
-def _metric_columns(metrics: RankMetrics) -> dict[str, Any]:
-    layers = enumerate(metrics.by_layer(), start=1)
+def _metric_columns(batch: Batch) -> dict[str, Any]:
+    layers = enumerate(by_layer(batch.rank_metrics), start=1)
     return {
         f"{METRIC_PREFIX}layer_{layer}/{name}": values.numpy()
         for layer, by_name in layers

@@ -5,35 +5,32 @@ Legend: G prompts, n responses to each, B = G n responses, neighbours where they
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from verl.algorithms.overlong import overlong_penalty
+from verl.algorithms.scores import overlong_penalty
 from verl.batch import Batch
 from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
 from verl.config.rollout import SamplingConfig
 from verl.data.prompt_rows import PromptRecord
+from verl.data.responses import decode_responses
 from verl.method.calls import MAX_ROUNDS, MethodCalls
-from verl.models.reward_model_inputs import reward_model_batch
+from verl.models.tokenizer import reward_model_batch
 from verl.rewards import Score
-from verl.rewards.pool import VerifierPool
+from verl.rewards.pool import PendingScores, VerifierPool
 from verl.rollout.requests import ResponseSettings
-from verl.single_controller.roles import PolicyWorkers, RewardModelWorkers
+from verl.single_controller.roles import PolicyWorkers, RoleWorkers
 from verl.single_controller.worker_group import WorkerGroup
-from verl.trainer.logging.timing import PhaseTimer, Work
-from verl.trainer.ppo.verdicts import (
-    FIRST,
-    data_sources,
-    edited_metrics,
-    first,
-    groups_that_differ,
-    score_tensors,
-    verdict_metrics,
-)
-from verl.trainer.ppo.verification import Verification
+from verl.trainer.logging.rollout_metrics import groups_that_differ, score_tensors, verdict_metrics
+from verl.trainer.logging.speed import PhaseTimer, Work
+
+FIRST = ("first_records", "first_verdicts")
+"""Columns with the prompts as the data set has them and the verdicts on the responses to these, where
+``Method.judged`` may replace them."""
 
 VALIDATION_STEP = 1 << 20
 """Takes the place of the step in the seed of validation: the same at every validation, and never used in training."""
@@ -46,6 +43,63 @@ ROUND_STEP = 1 << 29
 
 REFILL_STEP = 1 << 21
 """Added to the step in the seed for each further batch of a step, so that a prompt drawn twice gets new responses."""
+
+
+class Verification:
+    """Has the responses of one batch verified as they arrive.
+
+    A batch of the pool begins when the one before has ended. Meanwhile responses gather, so that few messages carry
+    them, and one that takes long to verify does not hold up the others one by one.
+    """
+
+    def __init__(
+        self,
+        records: Sequence[PromptRecord],
+        tokenizer: PreTrainedTokenizerBase,
+        stop_strings: Sequence[str],
+        verifiers: VerifierPool,
+    ) -> None:
+        """``records``: the prompt of each response, B."""
+        self.records = records
+        self.tokenizer = tokenizer
+        self.stop_strings = stop_strings
+        self.verifiers = verifiers
+        self.texts = [""] * len(records)
+        """What verifiers read of each response."""
+        self._gathered: list[int] = []
+        self._submitted: list[tuple[list[int], PendingScores]] = []
+
+    def add(self, part: Batch) -> None:
+        """Take responses that have ended; their ``request`` says which they are."""
+        rows = part.request.tolist()
+        tokens = [ids.tolist() for ids in part.response_tokens.split(part.response_lengths.tolist())]
+        for row, text in zip(rows, decode_responses(tokens, self.tokenizer, self.stop_strings), strict=True):
+            self.texts[row] = text
+        self._gathered += rows
+        if not self._submitted or self._submitted[-1][1].done():
+            self.submit()
+
+    def submit(self) -> None:
+        """Have the gathered responses verified; also after the last :meth:`add`."""
+        rows, self._gathered = self._gathered, []
+        if not rows:
+            return
+        records = [self.records[row] for row in rows]
+        pending = self.verifiers.submit_batch(
+            [record.data_source for record in records],
+            [self.texts[row] for row in rows],
+            [record.ground_truth for record in records],
+            [record.extra_info for record in records],
+            [record.opens_thought for record in records],
+        )
+        self._submitted.append((rows, pending))
+
+    def verdicts(self) -> list[Score]:
+        """Wait for the verdicts on all responses, B. Raises the first error of any."""
+        verdicts: dict[int, Score] = {}
+        for rows, pending in self._submitted:
+            verdicts |= zip(rows, pending.result(), strict=True)
+        return [verdicts[row] for row in range(len(self.records))]
 
 
 class Sampler:
@@ -72,7 +126,7 @@ class Sampler:
         self.tokenizer = tokenizer
         self.reward_tokenizer = reward_tokenizer
         self.policy = PolicyWorkers(workers, config)
-        self.reward_model = RewardModelWorkers(workers, config)
+        self.reward_model = RoleWorkers(workers, config.reward_model.model.ulysses_sequence_parallel_size)
         self.verifiers = verifiers
         self.stop_strings = stop_strings
         self.method = method
@@ -98,7 +152,7 @@ class Sampler:
         prompts = [record for record in records for _ in range(sampling.n)]
         verification = Verification(prompts, self.tokenizer, self.stop_strings, self.verifiers)
         seed = (self.config.seed << 32) + step
-        batch = self.policy.generate(records, sampling.n, sampling, seed, verification.add, settings)
+        batch = self.policy.generate(records, sampling, seed, verification.add, settings)
         verification.submit()
         group = torch.tensor([record.uid for record in prompts])
         batch.fill(records=prompts, group=group, learned=torch.ones(len(prompts), dtype=torch.bool))
@@ -126,7 +180,7 @@ class Sampler:
             batch = self._sample_batch(prompts, step, 0, timer)
             if FIRST[0] in batch:
                 verdicts = batch.first_verdicts
-                metrics = verdict_metrics(verdicts, batch.group, data_sources(batch), self.sources)
+                metrics = verdict_metrics(verdicts, n, data_sources(batch), self.sources)
                 metrics |= edited_metrics(batch, n)
         batch.fill(step=torch.full((len(batch),), step))
         if self.config.algorithm.adv_estimator == "remax":
@@ -226,8 +280,7 @@ class Sampler:
         self.dropped_scores = dropped.scores
         # A prompt drawn twice in one step makes two groups.
         chosen.fill(group=torch.arange(len(chosen) // n).repeat_interleave(n))
-        group = torch.arange(len(verdicts) // n).repeat_interleave(n)
-        metrics |= verdict_metrics(verdicts, group, sources, self.sources)
+        metrics |= verdict_metrics(verdicts, n, sources, self.sources)
         metrics |= {"train/num_gen_batches": float(num_batches), "train/filler_groups": float(missing)}
         return chosen, metrics
 
@@ -267,7 +320,7 @@ class Sampler:
         chats = [record.messages for record in batch.records]
         max_length = self.config.reward_model.max_length
         texts, too_long = reward_model_batch(chats, batch.texts, self.reward_tokenizer, max_length)
-        scores = self.reward_model.compute_scores(texts).double()
+        scores = self.reward_model.map_rows("compute_rm_scores", texts).scores.double()
         return scores, {
             "reward_model/score/mean": scores.mean().item(),
             "reward_model/score/std": scores.std(correction=0).item(),
@@ -281,3 +334,28 @@ def replace_groups(batch: Batch, places: Sequence[int], again: Batch, n: int) ->
     order = torch.arange(num)
     order[torch.tensor(places)] = num + torch.arange(len(places))
     return Batch.join([batch, again])[(order[:, None] * n + torch.arange(n)).flatten()]
+
+
+def first(batch: Batch, name: str) -> list[Any]:
+    """The column ``records`` or ``verdicts`` as it was before ``Method.judged`` replaced any, B."""
+    column: list[Any] = getattr(batch, f"first_{name}" if f"first_{name}" in batch else name)
+    return column
+
+
+def data_sources(batch: Batch) -> list[str]:
+    """The data source of each response, B."""
+    return [record.data_source for record in batch.records]
+
+
+def edited_metrics(batch: Batch, n: int) -> dict[str, float]:
+    """How many prompts ``Method.judged`` edited, and what became of them."""
+    pairs = list(zip(batch.records, batch.first_records, strict=True))[::n]
+    added = [len(now.input_ids) - len(before.input_ids) for now, before in pairs if now is not before]
+    metrics = {"judged/groups": float(len(added))}
+    if added:
+        edited = torch.tensor([now is not before for now, before in pairs])
+        for name, verdicts in (("before", batch.first_verdicts), ("after", batch.verdicts)):
+            _, correct = score_tensors(verdicts)
+            metrics[f"judged/pass@1/{name}"] = correct.view(len(edited), -1)[edited].double().mean().item()
+        metrics["judged/prompt_tokens_added/mean"] = sum(added) / len(added)
+    return metrics

@@ -7,11 +7,11 @@ from torch import Tensor
 from verl.batch import Batch
 from verl.config.actor import ActorConfig
 from verl.config.ppo import CriticConfig, PPOConfig
-from verl.single_controller.roles import CriticWorkers, PolicyWorkers
+from verl.single_controller.roles import PolicyWorkers, RoleWorkers
 from verl.trainer.logging.rollout_metrics import filtered_length_metrics
-from verl.trainer.logging.timing import PhaseTimer, Work
+from verl.trainer.logging.speed import PhaseTimer, Work
 from verl.trainer.ppo.core_algos import StepSize, mean_rollout_weight
-from verl.trainer.skipped_updates import SkippedUpdates
+from verl.trainer.training import SkippedUpdates
 from verl.workers.policy_loss import PolicyLoss
 
 ACTOR_COLUMNS = ("tokens", "learn_mask", "old_logprobs", "advantages", "ref_logprobs")
@@ -27,7 +27,7 @@ class Updates:
         self,
         config: PPOConfig,
         policy: PolicyWorkers,
-        critic: CriticWorkers | None,
+        critic: RoleWorkers | None,
         loss: PolicyLoss,
         timer: PhaseTimer,
     ) -> None:
@@ -50,7 +50,7 @@ class Updates:
                 "update_critic",
                 columns if rows is None else columns[rows],
                 self.config.critic,
-                lambda mini, num_tokens, _: critic.update(mini, num_tokens),
+                lambda mini, num_tokens, _: critic.run_update("update_critic", mini, num_tokens),
                 self.critic_skipped,
                 step,
             )

@@ -1,0 +1,223 @@
+"""The advantage estimators; the package's docstring describes the tensors that they share."""
+
+import torch
+from torch import Tensor
+
+from verl.algorithms.advantages.groups import (
+    check_shapes,
+    group_responses,
+    on_response_tokens,
+    rewards_to_go,
+    scored_groups,
+)
+
+GROUP_STD_EPS = 1e-6
+BATCH_STD_EPS = 1e-8
+WEIGHT_EPS = 1e-8
+
+
+def grpo_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Tensor, norm_by_std: bool) -> Tensor:
+    """Score of each response relative to the other responses to the same prompt, on every response token.
+
+    GRPO (``norm_by_std``, arXiv 2402.03300): A = (s - mean) / (std + 1e-6) with the mean and the unbiased standard
+    deviation of the group. Dr.GRPO (arXiv 2503.20783): A = s - mean. In a group of one the mean is 0 and the standard
+    deviation 1, as in veRL.
+    """
+    groups, scores = scored_groups(token_rewards, response_mask, group_ids)
+    relative = groups.centred(scores)
+    if norm_by_std:
+        relative = relative / (groups.deviations(scores) + GROUP_STD_EPS)[groups.index]
+    return on_response_tokens(relative, response_mask).to(token_rewards.dtype)
+
+
+def grpo_passk_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Tensor, norm_by_std: bool) -> Tensor:
+    """Pass@k: the lead of the group's best response over its second best, on the tokens of the best; 0 on all others.
+
+    An estimate of the gradient of the largest score among the responses to a prompt (Tang et al. 2025, arXiv
+    2503.19595): what the batch would lose without its best response. Of several best responses the first has the lead,
+    0. Groups have at least 2 responses. ``norm_by_std`` divides by the group's unbiased standard deviation, plus 1e-6.
+    """
+    groups, scores = scored_groups(token_rewards, response_mask, group_ids)
+    deviations = groups.deviations(scores) + GROUP_STD_EPS
+    advantages = torch.zeros_like(scores)
+    for group in range(len(groups.counts)):
+        rows = (groups.index == group).nonzero().flatten()
+        best, second = scores[rows].topk(2).values
+        lead = best - second
+        advantages[rows[scores[rows].argmax()]] = lead / deviations[group] if norm_by_std else lead
+    return on_response_tokens(advantages, response_mask).to(token_rewards.dtype)
+
+
+def rloo_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Tensor) -> Tensor:
+    """Score of each response minus the mean score of the other responses to the same prompt, on every response token.
+
+    REINFORCE leave-one-out (Ahmadian et al. 2024, arXiv 2402.14740): A_i = s_i - 1/(n-1) * (sum over j != i of s_j) in
+    a group of n. A response is not part of its own baseline, so the policy gradient is unbiased; in a group of one the
+    baseline is 0.
+    """
+    groups, scores = scored_groups(token_rewards, response_mask, group_ids)
+    mean_of_others = (groups.sums(scores)[groups.index] - scores) / (groups.counts - 1).clamp(min=1)[groups.index]
+    return on_response_tokens(scores - mean_of_others, response_mask).to(token_rewards.dtype)
+
+
+def opo_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Tensor) -> Tensor:
+    """Score of each response minus the group's mean score weighted by length, on every response token.
+
+    OPO's optimal reward baseline (arXiv 2505.23585): A_i = s_i - (sum over j of l_j s_j) / (sum over j of l_j), l_j the
+    number of tokens of response j, has the least variance if a response's squared gradient norm grows with its length.
+    A group of one has a baseline of 0.
+    """
+    groups, scores = scored_groups(token_rewards, response_mask, group_ids)
+    lengths = response_mask.bool().sum(1)
+    baselines = groups.sums(lengths * scores) / groups.sums(lengths).clamp(min=1)
+    relative = scores - (baselines * (groups.counts > 1))[groups.index]
+    return on_response_tokens(relative, response_mask).to(token_rewards.dtype)
+
+
+def gpg_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Tensor, learned_mask: Tensor) -> Tensor:
+    """Score of each response minus the group's mean score, scaled up over the batch, on every response token.
+
+    Group policy gradient (arXiv 2504.02546): A = alpha (s - mean of the group), where alpha = responses / (responses
+    with a score other than 0), at least one of them, both of those that are learned from: filler must not change the
+    gradient. The scale makes up for prompts without a correct response, which give no gradient. The count is veRL's;
+    the paper's leaves out prompts whose responses are all correct as well. A group of one has a mean of 0.
+    """
+    check_shapes({"token_rewards": token_rewards, "learned_mask": learned_mask})
+    groups, scores = scored_groups(token_rewards, response_mask, group_ids)
+    learned = scores[learned_mask.bool().any(dim=1)]
+    alpha = len(learned) / learned.count_nonzero().clamp(min=1)
+    return on_response_tokens(alpha * groups.centred(scores), response_mask).to(token_rewards.dtype)
+
+
+def optimal_token_baseline_advantages(
+    token_rewards: Tensor, response_mask: Tensor, group_ids: Tensor, variances: Tensor, zero_tail: bool
+) -> Tensor:
+    """Sum of the rewards from each token on, minus the baseline of least variance, of the same column in the group.
+
+    veRL's ``optimal_token_baseline``: A_it = G_it - b_t, G_it the undiscounted return from token t on, and
+    b_t = (sum over i of W_it G_it) / (sum over i of W_it + 1e-8) over the responses of the group that have a token t.
+    W_it is the sum of ``variances`` up to token t, a proxy of the squared norm of the gradient of the response's
+    log-probability so far. In a group of one the baseline is 0. The mask has no gaps.
+
+    Args:
+        variances: ``[B, R]``, at least 0, of each token; see :func:`token_variances`; anything outside the mask.
+        zero_tail: where only one response of the group still has a token, its baseline is 0 and not its own return
+            (veRL's ``tir_optimal_token_baseline``).
+    """
+    per_token = {"token_rewards": token_rewards, "response_mask": response_mask, "variances": variances}
+    check_shapes(per_token, {"group_ids": group_ids})
+    mask, groups = response_mask.bool(), group_responses(group_ids)
+    # G_it and W_it.
+    returns = rewards_to_go(token_rewards, mask)
+    weights = torch.where(mask, torch.where(mask, variances.double(), 0.0).cumsum(1), 0.0)
+    # b_t of each group, [G, R].
+    baselines = groups.sums(weights * returns) / (groups.sums(weights) + WEIGHT_EPS)
+    compared = groups.sums(mask) > 1 if zero_tail else (groups.counts > 1)[:, None]
+    relative = returns - torch.where(compared, baselines, 0.0)[groups.index]
+    return torch.where(mask, relative, 0.0).to(token_rewards.dtype)
+
+
+def token_variances(logprobs: Tensor, sum_pi_squared: Tensor) -> Tensor:
+    """1 - 2 p + (sum of the squares of all probabilities), ``[B, R]``: the squared norm of d log p / d logits.
+
+    ``logprobs [B, R]`` are log p of each response token in nats, ``sum_pi_squared [B, R]`` that sum, of the
+    distribution that the token was drawn from.
+    """
+    return 1 - 2 * logprobs.exp() + sum_pi_squared
+
+
+def remax_advantages(token_rewards: Tensor, response_mask: Tensor, baseline_scores: Tensor) -> Tensor:
+    """Undiscounted sum of the rewards from each token on, minus the score of the greedy response to the same prompt.
+
+    ReMax (Li et al. 2023, arXiv 2310.10505) weights every token of a response by r(x, a) - r(x, greedy a). With the
+    whole score on the last token that is A_t = (sum over t' >= t of r_t') - b; earlier rewards, which a token cannot
+    change, drop out.
+
+    ``baseline_scores [B]``, b in units of reward, are the scores of the greedy responses, without rewards that are
+    given per token, such as a KL penalty.
+    """
+    check_shapes({"token_rewards": token_rewards, "response_mask": response_mask}, {"baseline_scores": baseline_scores})
+    relative = rewards_to_go(token_rewards, response_mask) - baseline_scores.double()[:, None]
+    return torch.where(response_mask.bool(), relative, 0.0).to(token_rewards.dtype)
+
+
+def gae_advantages(
+    token_rewards: Tensor, values: Tensor, response_mask: Tensor, gamma: float, lam: float
+) -> tuple[Tensor, Tensor]:
+    """Generalized advantage estimation (arXiv 1506.02438): advantage over the critic's value, and the critic's target.
+
+    Eq. 16 of the paper: A_t = sum over l >= 0 of (gamma lam)^l delta_{t+l}, where the temporal difference is
+    delta_t = r_t + gamma V_{t+1} - V_t. V is 0 after the last response token: a response that was cut off at the
+    maximum length counts as finished. ``lam=0`` gives delta_t (eq. 17), ``lam=1`` the discounted return minus V_t
+    (eq. 18). The advantages are not whitened. Positions outside the mask are skipped: the token after a gap follows
+    the one before it.
+
+    Args:
+        values: the critic's V_t in units of reward, ``[B, R]``; anything outside the mask.
+        gamma: discount per token, in [0, 1].
+        lam: weight of later temporal differences, in [0, 1]; small values trust the critic, large ones the rewards.
+
+    Returns:
+        Advantages and returns (advantages + values), both ``[B, R]``.
+    """
+    check_shapes({"token_rewards": token_rewards, "values": values, "response_mask": response_mask})
+    # Tokens first, [R, B]: the recursion runs over contiguous rows.
+    mask = response_mask.bool().T.contiguous()
+    rewards, baseline = token_rewards.double().T.contiguous(), values.double().T.contiguous()
+    advantages = torch.zeros_like(rewards)
+    next_advantage = next_value = rewards.new_zeros(rewards.shape[1])
+    # A_t = delta_t + gamma lam A_{t+1} (eq. 16 as a recursion), from the last token to the first.
+    for t in reversed(range(len(rewards))):
+        delta = rewards[t] + gamma * next_value - baseline[t]
+        next_advantage = torch.where(mask[t], delta + gamma * lam * next_advantage, next_advantage)
+        next_value = torch.where(mask[t], baseline[t], next_value)
+        advantages[t] = next_advantage
+    # The critic regresses to A_t + V_t.
+    per_token = (advantages, advantages + baseline)
+    masked = [torch.where(mask, t, 0.0).T.contiguous().to(token_rewards.dtype) for t in per_token]
+    return masked[0], masked[1]
+
+
+def whitened(advantages: Tensor, response_mask: Tensor) -> Tensor:
+    """(A - mean) / (std + 1e-8), with the mean and unbiased std over the response tokens of the whole batch.
+
+    Every token counts once, so long responses weigh more than short ones. With fewer than two response tokens there is
+    nothing to compare, and the result is 0. ``[B, R]`` in the dtype of ``advantages``, 0 outside the mask.
+    """
+    check_shapes({"advantages": advantages, "response_mask": response_mask})
+    mask = response_mask.bool()
+    num_tokens = mask.sum()
+    mean = torch.where(mask, advantages.double(), 0.0).sum() / num_tokens
+    centred = torch.where(mask, advantages.double() - mean, 0.0)
+    # For a single token the unbiased variance would be 0 / 0; the clamp makes it 0.
+    variance = centred.square().sum() / (num_tokens - 1).clamp(min=1)
+    return (centred / (variance.sqrt() + BATCH_STD_EPS)).to(advantages.dtype)
+
+
+def reinforce_plus_plus_advantages(token_rewards: Tensor, response_mask: Tensor, gamma: float) -> Tensor:
+    """Discounted return from each token to the end of its response, whitened over the batch's response tokens.
+
+    REINFORCE++ (Hu et al. 2025, arXiv 2501.03262), its global advantage normalization: A_t = (G_t - mean) / (std +
+    1e-8), where the return G_t = r_t + gamma G_{t+1} is 0 after the last response token; the paper has gamma = 1. A KL
+    penalty, if wanted, is part of the token rewards. Positions outside the mask are skipped, as in GAE.
+    """
+    check_shapes({"token_rewards": token_rewards, "response_mask": response_mask})
+    # The return is GAE's advantage with lam = 1 over a critic whose values are 0 (eq. 18 of GAE's paper).
+    rewards = token_rewards.double()
+    returns, _ = gae_advantages(rewards, torch.zeros_like(rewards), response_mask, gamma, lam=1.0)
+    return whitened(returns, response_mask).to(token_rewards.dtype)
+
+
+def reinforce_plus_plus_baseline_advantages(
+    token_rewards: Tensor, response_mask: Tensor, group_ids: Tensor, learned_mask: Tensor
+) -> Tensor:
+    """Score minus the group's mean score, on every response token, whitened over the tokens to learn from.
+
+    REINFORCE++ w/ baseline of the same paper: A = s - mean of the group, then (A - mean) / (std + 1e-8) over the batch.
+    Unlike GRPO's, the divisor is common to all prompts, so a group of nearly equal scores is not blown up. A group of
+    one has a baseline of 0. The result is 0 outside ``learned_mask``; other tokens count in the mean of their group.
+    """
+    check_shapes({"token_rewards": token_rewards, "learned_mask": learned_mask})
+    groups, scores = scored_groups(token_rewards, response_mask, group_ids)
+    centred = on_response_tokens(groups.centred(scores), response_mask)
+    return whitened(centred, learned_mask).to(token_rewards.dtype)

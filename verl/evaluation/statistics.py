@@ -1,0 +1,371 @@
+"""The figures of an evaluation: a row per checkpoint and benchmark, differences between rows, averages over benchmarks.
+
+P: problems with samples. K: columns, pass@k for each k and then maj@k for each k. D: bootstrap draws.
+"""
+
+import math
+import re
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+
+import torch
+from torch import Tensor
+
+from verl.evaluation.results import PROMPT_TOO_LONG, REASONS, ProblemResult, TaskResult, metric_names, row_labels
+from verl.rewards.majority import answer_classes, majority_at_k
+from verl.rewards.pass_at_k import k_grid, pass_at_k
+
+DRAWS = 4000
+"""Resamplings per interval. The ends of a 95% interval are then usually less than half a percentile off."""
+
+LEVEL = 0.95
+"""Share of intervals that contain the true value."""
+
+MAX_BLOCK = 1 << 22
+"""Problems times draws that are resampled at once: 32 MiB."""
+
+REPEATED_WORDS = 4
+"""Length of the word sequences whose repetition is counted."""
+
+GROUPS = {"all": {True, False}, "correct": {True}, "wrong": {False}}
+"""The responses over which rank metrics are summarised -> whether these are correct."""
+
+AVERAGE = "macro average"
+"""The benchmark of rows that hold the mean over benchmarks."""
+
+MIN_CHANGED = 6
+"""Problems that must differ between two runs before a difference can be outside the noise. Fewer problems all differ in
+the same direction by chance more often than once in 20 (2 / 2^5), whatever a bootstrap of so few says."""
+
+_WORD = re.compile(r"[^\W\u3040-\u30ff\u3400-\u9fff]+|\S")
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over problems and its bootstrap interval; the bounds are NaN if there was only one problem."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A rank metric over some responses; NaN if there are none."""
+
+    count: int
+    mean: float
+    quartiles: tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The difference of a row from its baseline, on the problems that both have."""
+
+    estimate: Estimate
+    outside_noise: bool
+    """The 95% interval excludes 0, and at least ``MIN_CHANGED`` problems differ."""
+
+
+@dataclass(frozen=True)
+class SummaryRow:
+    """The figures of one checkpoint on one benchmark, or averaged over several."""
+
+    label: str
+    benchmark: str
+    num_problems: int
+    """Problems with samples, over which the figures are; of an average, those of all its benchmarks."""
+    num_missing: int
+    """Problems without samples."""
+    samples: tuple[int, int]
+    """Fewest and most samples of a problem."""
+    pass_at_k: Mapping[int, Estimate]
+    """k -> mean over problems; k is 1, 2, 4, ... and the fewest samples that a problem has."""
+    maj_at_k: Mapping[int, Estimate]
+    mean_tokens: float
+    """Mean length of responses."""
+    truncation_rate: float
+    """Share of responses cut at the length limit."""
+    repetition_rate: float
+    """Mean over responses of :func:`repetition_rate`."""
+    reasons: Mapping[str, int] = field(default_factory=dict)
+    """Samples by reason for the verdict."""
+    metrics: Mapping[str, Mapping[str, Spread]] = field(default_factory=dict)
+    """Rank metric -> one of ``GROUPS`` -> its spread."""
+    baseline: str | None = None
+    """Label of the row that this row is compared with."""
+    differences: Mapping[int, Difference] = field(default_factory=dict)
+    """k -> pass@k of this row minus the baseline's."""
+
+    def estimates(self, name: str) -> Mapping[int, Estimate]:
+        """Those of ``pass`` or ``maj``."""
+        return self.pass_at_k if name == "pass" else self.maj_at_k
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All rows, by benchmark and then by label, both in the order of the results."""
+
+    labels: list[str]
+    benchmarks: list[str]
+    rows: list[SummaryRow]
+    averages: list[SummaryRow]
+    """One per label, over ``averaged``; empty if all labels share fewer than two benchmarks."""
+    averaged: list[str]
+
+    @property
+    def all_rows(self) -> list[SummaryRow]:
+        """The rows of all benchmarks and then the averages."""
+        return [*self.rows, *self.averages]
+
+    def row(self, label: str, benchmark: str) -> SummaryRow | None:
+        return next((row for row in self.all_rows if (row.label, row.benchmark) == (label, benchmark)), None)
+
+    def ks(self) -> list[int]:
+        """Every k that some row has."""
+        return sorted({k for row in self.rows for k in row.pass_at_k})
+
+    def reasons(self) -> list[str]:
+        """Every reason that some row has."""
+        return list(dict.fromkeys(reason for row in self.rows for reason in row.reasons))
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """The values of one result on its problems that have samples."""
+
+    result: TaskResult
+    row: SummaryRow
+    problems: list[tuple[int, str]]
+    """Index and question: what makes problems of two runs the same."""
+    values: Tensor
+    """``[P, K]``"""
+
+    def columns(self, ks: Sequence[int]) -> Tensor:
+        """The columns of ``ks``: pass@k and then maj@k, ``[P, 2 * len(ks)]``."""
+        known = list(self.row.pass_at_k)
+        places = [known.index(k) for k in ks]
+        return self.values[:, places + [len(known) + place for place in places]]
+
+
+def summarise(results: Sequence[TaskResult], compare_to: str = "auto", seed: int = 0) -> Summary:
+    """The figures of ``results``.
+
+    Args:
+        results: in the order of the tables.
+        compare_to: the baseline of a row, on the same benchmark and at the same temperature: ``first`` is the first
+            checkpoint in the list, ``step0`` is step 0 of the same run, and ``auto`` is step 0 if the run has it and
+            the first checkpoint otherwise. The first checkpoint's other temperatures are compared with its first one.
+        seed: of the bootstrap.
+    """
+    with one_thread():
+        labels = row_labels(results)
+        benchmarks: dict[str, dict[str, _Scores]] = {}
+        for result, label in zip(results, labels, strict=True):
+            benchmarks.setdefault(result.benchmark, {})[label] = _scores(result, label, seed)
+        pairs = {
+            name: {label: (scores, _baseline(scores, group, compare_to, results[0])) for label, scores in group.items()}
+            for name, group in benchmarks.items()
+        }
+        rows = [_compared(pair[0].row, [pair], seed) for group in pairs.values() for pair in group.values()]
+        labels = list(dict.fromkeys(labels))
+        # Those of all labels, where every one has a figure.
+        shared = [
+            name
+            for name, group in benchmarks.items()
+            if group.keys() == set(labels) and all(scores.row.pass_at_k for scores in group.values())
+        ]
+        shared = shared if len(shared) > 1 else []
+        averages = [_average(label, [pairs[name][label] for name in shared], seed) for label in labels if shared]
+        return Summary(labels, list(benchmarks), rows, averages, shared)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Limit torch to one thread: for tensors this small, threads that wait for each other cost more."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _scores(result: TaskResult, label: str, seed: int) -> _Scores:
+    """The figures of one result, without its differences."""
+    problems = [problem for problem in result.problems if problem.samples]
+    samples = [sample for problem in problems for sample in problem.samples]
+    counts = [len(problem.samples) for problem in problems]
+    ks = k_grid(min(counts, default=0))
+    n = torch.tensor(counts)
+    correct = torch.tensor([sum(sample.correct for sample in problem.samples) for problem in problems])
+    votes = [answer_classes(problem.samples) for problem in problems]
+    columns = [pass_at_k(n, correct, k) for k in ks]
+    columns += [torch.tensor([majority_at_k(*vote, k) for vote in votes], dtype=torch.float64) for k in ks]
+    values = torch.stack(columns, dim=1) if ks else torch.zeros(0, 0, dtype=torch.float64)
+    estimates = mean_estimates(values, seed=_seed_of(result.benchmark, seed)) if ks else []
+    responses = [sample for sample in samples if sample.reason != PROMPT_TOO_LONG]
+    reasons = Counter(sample.reason for sample in samples)
+    row = SummaryRow(
+        label=label,
+        benchmark=result.benchmark,
+        num_problems=len(problems),
+        num_missing=len(result.problems) - len(problems),
+        samples=(min(counts, default=0), max(counts, default=0)),
+        pass_at_k=dict(zip(ks, estimates[: len(ks)], strict=True)),
+        maj_at_k=dict(zip(ks, estimates[len(ks) :], strict=True)),
+        mean_tokens=_mean([sample.num_tokens for sample in responses]),
+        truncation_rate=_mean([sample.truncated for sample in responses]),
+        repetition_rate=_mean([repetition_rate(sample.response) for sample in responses]),
+        reasons={reason: reasons[reason] for reason in dict.fromkeys([*REASONS, *reasons]) if reasons[reason]},
+        metrics=metric_spreads(result.problems),
+    )
+    return _Scores(result, row, [(p.index, p.question) for p in problems], values)
+
+
+def _seed_of(benchmark: str, seed: int) -> int:
+    """Benchmarks are resampled independently, each with the same draws for every run."""
+    return zlib.crc32(benchmark.encode(errors="surrogatepass")) + seed
+
+
+def _baseline(scores: _Scores, group: Mapping[str, _Scores], compare_to: str, first: TaskResult) -> _Scores | None:
+    """The baseline of ``scores`` on its benchmark; None if it is the baseline itself or there is none."""
+    result = scores.result
+    same = [other for other in group.values() if other.result.temperature == result.temperature]
+    others = [other for other in same if other.result.label == f"{result.run}@0"] if compare_to != "first" else []
+    if compare_to != "step0" and (result.step == 0 or not others):
+        among = group.values() if result.label == first.label else same
+        others = [other for other in among if other.result.label == first.label]
+    baseline = next(iter(others), None)
+    return None if baseline is scores else baseline
+
+
+def _compared(row: SummaryRow, pairs: Sequence[tuple[_Scores, _Scores | None]], seed: int) -> SummaryRow:
+    """``row`` with its differences. ``pairs``: for each of its benchmarks, its values and those of the baseline."""
+    compared = [(scores, baseline) for scores, baseline in pairs if baseline is not None]
+    labels = {baseline.row.label for _, baseline in compared}
+    if len(compared) < len(pairs) or len(labels) != 1:
+        return row
+    ks = _shared_ks([scores for pair in compared for scores in pair])
+    changes = [_changes(scores, baseline, ks) for scores, baseline in compared]
+    if not ks or not all(len(change) for change in changes):
+        return row
+    estimates = macro_estimates(changes, [_seed_of(scores.result.benchmark, seed) for scores, _ in compared])
+    num_changed = (torch.cat(changes) != 0).sum(dim=0).tolist()
+    differences = {}
+    for k, estimate, count in zip(ks, estimates, num_changed, strict=True):
+        excludes_zero = estimate.low > 0 or estimate.high < 0
+        differences[k] = Difference(estimate, excludes_zero and count >= MIN_CHANGED)
+    return replace(row, baseline=labels.pop(), differences=differences)
+
+
+def _changes(scores: _Scores, baseline: _Scores, ks: Sequence[int]) -> Tensor:
+    """Differences of pass@k from the baseline, on the problems that both have: ``[P, len(ks)]``."""
+    places = {problem: i for i, problem in enumerate(baseline.problems)}
+    both = [(i, places[problem]) for i, problem in enumerate(scores.problems) if problem in places]
+    changes = scores.columns(ks)[[i for i, _ in both]] - baseline.columns(ks)[[i for _, i in both]]
+    return changes[:, : len(ks)]
+
+
+def _shared_ks(parts: Sequence[_Scores]) -> list[int]:
+    return [k for k in parts[0].row.pass_at_k if all(k in scores.row.pass_at_k for scores in parts)]
+
+
+def _average(label: str, pairs: Sequence[tuple[_Scores, _Scores | None]], seed: int) -> SummaryRow:
+    """The mean over benchmarks of the figures of ``label``; every benchmark has the same weight."""
+    parts = [scores for scores, _ in pairs]
+    rows = [scores.row for scores in parts]
+    ks = _shared_ks(parts)
+    seeds = [_seed_of(row.benchmark, seed) for row in rows]
+    estimates = macro_estimates([scores.columns(ks) for scores in parts], seeds)
+    row = SummaryRow(
+        label=label,
+        benchmark=AVERAGE,
+        num_problems=sum(row.num_problems for row in rows),
+        num_missing=sum(row.num_missing for row in rows),
+        samples=(min(row.samples[0] for row in rows), max(row.samples[1] for row in rows)),
+        pass_at_k=dict(zip(ks, estimates[: len(ks)], strict=True)),
+        maj_at_k=dict(zip(ks, estimates[len(ks) :], strict=True)),
+        mean_tokens=fmean(row.mean_tokens for row in rows),
+        truncation_rate=fmean(row.truncation_rate for row in rows),
+        repetition_rate=fmean(row.repetition_rate for row in rows),
+        reasons=sum((Counter(row.reasons) for row in rows), Counter()),
+    )
+    return _compared(row, pairs, seed)
+
+
+def bootstrap_means(values: Tensor, num_draws: int = DRAWS, seed: int = 0) -> Tensor:
+    """Means over problems drawn with replacement: ``values [P, K]`` -> float64 ``[D, K]``.
+
+    All columns share the draws. To compare two runs on the same problems, pass the differences.
+    """
+    num_problems = len(values)
+    generator = torch.Generator().manual_seed(seed)
+    block = max(1, min(num_draws, MAX_BLOCK // num_problems))
+    means = []
+    for start in range(0, num_draws, block):
+        draws = min(block, num_draws - start)
+        drawn = torch.randint(num_problems, (draws, num_problems), generator=generator)
+        times = torch.zeros(draws, num_problems, dtype=torch.float64)
+        times.scatter_add_(1, drawn, torch.ones_like(times))
+        means.append(times @ values.double() / num_problems)
+    return torch.cat(means)
+
+
+def mean_estimates(values: Tensor, num_draws: int = DRAWS, seed: int = 0) -> list[Estimate]:
+    """Mean and percentile bootstrap interval of each column of ``values [P, K]``."""
+    return macro_estimates([values], [seed], num_draws)
+
+
+def macro_estimates(benchmarks: Sequence[Tensor], seeds: Sequence[int], num_draws: int = DRAWS) -> list[Estimate]:
+    """The mean over benchmarks of the means over their problems, ``[P, K]`` each, with its interval for each column.
+
+    Problems are drawn within each benchmark, by its seed. The spread within a benchmark of one problem is unknown, so
+    its average has no interval.
+    """
+    means = torch.stack([values.double().mean(dim=0) for values in benchmarks]).mean(dim=0)
+    if any(len(values) == 1 for values in benchmarks):
+        return [Estimate(mean, math.nan, math.nan) for mean in means.tolist()]
+    draws = [bootstrap_means(values, num_draws, seed) for values, seed in zip(benchmarks, seeds, strict=True)]
+    ends = torch.tensor([(1 - LEVEL) / 2, (1 + LEVEL) / 2], dtype=torch.float64)
+    low, high = torch.stack(draws).mean(dim=0).quantile(ends, dim=0)
+    return [Estimate(*row) for row in torch.stack([means, low, high], dim=1).tolist()]
+
+
+def repetition_rate(text: str, length: int = REPEATED_WORDS) -> float:
+    """Share of the sequences of ``length`` words that occurred before in ``text``; 0 for a shorter text.
+
+    A word is a run of letters and digits, a punctuation mark, or a Chinese or Japanese character.
+    """
+    words = _WORD.findall(text)
+    sequences = len(words) - length + 1
+    if sequences < 1:
+        return 0.0
+    return 1 - len(set(zip(*(words[i:] for i in range(length)), strict=False))) / sequences
+
+
+def metric_spreads(problems: Sequence[ProblemResult]) -> dict[str, dict[str, Spread]]:
+    """Every rank metric's finite values over all, correct and wrong responses."""
+    spreads = {}
+    for name in metric_names(problems):
+        found = [(s.metrics.get(name, math.nan), s.correct) for p in problems for s in p.samples]
+        spreads[name] = {
+            group: _spread([value for value, correct in found if correct in members and math.isfinite(value)])
+            for group, members in GROUPS.items()
+        }
+    return spreads
+
+
+def _spread(values: list[float]) -> Spread:
+    ordered = sorted(values) or [math.nan]
+    # The nearest rank is exact enough for a spread.
+    low, middle, high = (ordered[round(q * (len(ordered) - 1))] for q in (0.25, 0.5, 0.75))
+    return Spread(len(values), _mean(values), (low, middle, high))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fmean(values) if values else math.nan

@@ -1,1 +1,0 @@
-"""Statistics of an evaluation: bootstrap intervals, responses, and the summary of all."""

@@ -1,0 +1,180 @@
+"""What is checked of a model before a run starts: whether its files are sound, and it supports the options."""
+
+from importlib.util import find_spec
+from typing import Any
+
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from verl.config.common import ModelConfig
+from verl.config.errors import ConfigError
+from verl.models.fsdp import decoder_layers
+from verl.models.info import ModelInfo, check_weights
+from verl.models.lora import adapter_options
+
+MODALITIES = ("vision_config", "audio_config", "video_config")
+"""Parts of the config of a model that reads more than text."""
+
+GPU_PACKAGES = {
+    "flash_attention_2": ("flash_attn", "flash-attn", "`pip install flash-attn`"),
+    "flash_attention_3": (
+        "flash_attn_interface",
+        "flash-attn-3",
+        "build it from https://github.com/Dao-AILab/flash-attention, folder hopper",
+    ),
+    "liger": ("liger_kernel", "liger-kernel", "`pip install liger-kernel`"),
+}
+"""What runs on GPUs only -> the module that it needs, the package that has it, and how that is installed."""
+
+PACKABLE_LAYERS = {"full_attention", "sliding_attention"}
+"""Kinds of layers that can keep packed rows apart."""
+
+
+def check_model(config: ModelConfig, prefix: str, device_type: str) -> None:
+    """Raise ``ConfigError`` if a package is missing or the model does not support one of its options.
+
+    Args:
+        prefix: where the options stand in the whole config, such as ``critic.model``.
+        device_type: ``cpu`` or ``cuda``.
+    """
+    info = ModelInfo.of(config)
+    _check_text_model(config, info, prefix)
+    check_weights(info, f"{prefix}.path={config.path!r}")
+    _check_attention(config, info, prefix, device_type)
+    if config.use_liger:
+        field, kind = f"{prefix}.use_liger=True", info.config.model_type
+        _require_gpu_package(field, "liger", device_type, "false")
+        from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
+
+        if kind not in MODEL_TYPE_TO_APPLY_LIGER_FN:
+            raise ConfigError(f"{field}: liger-kernel has no kernels for {kind}; set it to false")
+    _check_packing(config, info, prefix)
+    if config.gradient_checkpointing and not decoder_layers(info.causal_model):
+        raise ConfigError(
+            f"{prefix}.gradient_checkpointing=True: {type(info.causal_model).__name__} does not name its layers "
+            "(_no_split_modules); set it to false"
+        )
+    if config.trains_adapters:
+        adapter_options(info.causal_model, config, prefix)
+
+
+def _check_text_model(config: ModelConfig, info: ModelInfo, prefix: str) -> None:
+    field, kind = f"{prefix}.path={config.path!r}", info.config.model_type
+    further = [name.removesuffix("_config") for name in MODALITIES if getattr(info.config, name, None) is not None]
+    if further:
+        raise ConfigError(
+            f"{field}: {kind} is a multimodal checkpoint (text and {', '.join(further)}), and only text models are "
+            "trained, sampled and measured; name a text model, or save the language model inside it by itself"
+        )
+    # A critic or reward model is checked by its own form, see check_value_architecture.
+    own_code = "AutoModelForCausalLM" in (getattr(info.config, "auto_map", None) or {})
+    if prefix == "model" and type(info.config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not own_code:
+        raise ConfigError(f"{field}: {kind} is not a causal language model in transformers; name one")
+
+
+def _check_attention(config: ModelConfig, info: ModelInfo, prefix: str, device_type: str) -> None:
+    field = f"{prefix}.attn_implementation={config.attn_implementation!r}"
+    _check_attention_name(config.attn_implementation, info, field, device_type)
+    if config.attn_implementation in GPU_PACKAGES:
+        _require_gpu_package(field, config.attn_implementation, device_type, "sdpa")
+        if config.param_dtype == "float32":
+            raise ConfigError(f"{field}: does not support float32; set {prefix}.param_dtype=bfloat16")
+    cap = getattr(info.text_config, "attn_logit_softcapping", None)
+    # sdpa ignores a cap on attention scores silently: it would compute another model.
+    if cap is not None and config.attn_implementation == "sdpa":
+        raise ConfigError(
+            f"{field}: does not support the soft cap on attention scores of {info.text_config.model_type} "
+            f"(attn_logit_softcapping={cap:g}); set it to eager or flash_attention_2"
+        )
+
+
+def _check_attention_name(name: str, info: ModelInfo, field: str, device_type: str) -> None:
+    """Raise ``ConfigError`` unless ``transformers`` has attention of this name, for this model and device."""
+    known = [key for key in ALL_ATTENTION_FUNCTIONS.valid_keys() if "|" not in key and not key.startswith("packed_")]
+    # A kernel of the hub is named owner/name.
+    if not ("/" in name and find_spec("kernels") is not None) and name not in [*known, "eager"]:
+        raise ConfigError(f"{field}: transformers has no such attention; set it to one of eager, {', '.join(known)}")
+    if device_type != "cuda" and (name.startswith("flash") or "/" in name):
+        raise ConfigError(f"{field}: runs on GPUs only; set it to sdpa")
+    attribute = {"sdpa": "_supports_sdpa", "flex_attention": "_supports_flex_attn"}.get(name)
+    if attribute and type(info.config) in MODEL_FOR_CAUSAL_LM_MAPPING and not getattr(info.causal_model, attribute):
+        raise ConfigError(f"{field}: {info.config.model_type} does not support it; set it to eager")
+
+
+def _require_gpu_package(field: str, name: str, device_type: str, otherwise: str) -> None:
+    """``otherwise``: the value of ``field`` that does not need the package."""
+    module, package, how = GPU_PACKAGES[name]
+    if device_type != "cuda":
+        raise ConfigError(f"{field}: runs on GPUs only; set it to {otherwise}")
+    if find_spec(module) is None:
+        raise ConfigError(f"{field}: {package} is not installed; {how}, or set it to {otherwise}")
+
+
+def _check_packing(config: ModelConfig, info: ModelInfo, prefix: str) -> None:
+    if not config.use_remove_padding:
+        return
+    model = f"{info.text_config.model_type} at {config.path!r}"
+    kinds = set(getattr(info.text_config, "layer_types", None) or PACKABLE_LAYERS)
+    if not kinds <= PACKABLE_LAYERS:
+        raise ConfigError(
+            f"{prefix}.use_remove_padding=true: {model} has layers of kind {sorted(kinds - PACKABLE_LAYERS)}, which "
+            "would mix packed rows; set it to false"
+        )
+    auto_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(info.text_config), None)
+    if auto_class is not None and not auto_class._can_set_attn_implementation():
+        raise ConfigError(
+            f"{prefix}.use_remove_padding=true: {model} has its own attention function, which would mix packed rows; "
+            "set it to false"
+        )
+    size, heads = config.ulysses_sequence_parallel_size, info.text_config.num_attention_heads
+    if heads % size:
+        raise ConfigError(
+            f"{prefix}.ulysses_sequence_parallel_size={size}: must divide the {heads} attention heads of "
+            f"{config.path!r}"
+        )
+
+
+def check_value_architecture(config: ModelConfig, field: str) -> None:
+    """Raise ``ConfigError`` naming ``field`` unless ``transformers`` has a value model of this architecture."""
+    info = ModelInfo.of(config)
+    if not info.has_value_form:
+        raise ConfigError(
+            f"{field}={config.path!r}: transformers has no token classification form with a head named score for "
+            f"{info.config.model_type}; it has one for Llama, Mistral, Qwen2, Qwen3 and Gemma2, among others"
+        )
+
+
+def check_sequence_fits(field: str, length: int, model_field: str, model: ModelConfig) -> None:
+    """Raise ``ConfigError`` unless ``model``, set by ``model_field``, takes sequences of ``length`` tokens.
+
+    ``field``: the option, or the sum of options, that sets ``length``.
+    """
+    limit = ModelInfo.of(model).max_length
+    if limit is not None and length > limit:
+        raise ConfigError(
+            f"{field}={length}: {model_field}={model.path!r} takes sequences of {limit} tokens "
+            f"(max_position_embeddings in its config.json); lower {field}, name another model, or if this one supports "
+            "it set override_config.max_position_embeddings and rope_scaling beside its path"
+        )
+
+
+def check_length(config: ModelConfig, prefix: str, longest: int) -> None:
+    """Raise ``ConfigError`` if results for a sequence could depend on the other sequences of its micro-batch.
+
+    Some rotary embeddings ("dynamic", "longrope") change their frequencies for the whole batch as soon as one sequence
+    is longer than those the model was first trained on. ``longest``: tokens of the longest sequence there may be.
+    """
+    model = ModelInfo.of(config).text_config
+    parameters = getattr(model, "rope_parameters", None) or {}
+    # One for all layers, or one for each kind of layer.
+    for rope in (parameters, *parameters.values()):
+        kind = rope.get("rope_type") if isinstance(rope, dict) else None
+        if kind not in ("dynamic", "longrope"):
+            continue
+        limit = rope["original_max_position_embeddings"] if kind == "longrope" else model.max_position_embeddings
+        if longest > limit:
+            raise ConfigError(
+                f"{prefix}.path={config.path!r}: sequences may have {longest} tokens, and beyond {limit} the rotary "
+                f"embedding of {model.model_type} ({kind}) makes results depend on the other sequences of a "
+                "micro-batch; allow shorter prompts and responses"
+            )

@@ -1,0 +1,147 @@
+"""What the training loops have in common: the steps left, checkpoints, validations, and updates that were skipped."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from verl.checkpoint.resume import Resumption, best_validation, saved_validations
+from verl.checkpoint.saver import CheckpointSaver
+from verl.config.common import OptimConfig
+from verl.config.errors import ConfigError
+from verl.config.ppo import PPOConfig
+from verl.config.sft import SFTConfig
+from verl.run.session import TrainingRun
+from verl.run.tracking import Tracker
+from verl.single_controller.worker_group import WorkerGroup
+from verl.trainer.logging.speed import PhaseTimer, StepProfiler
+from verl.utils.json_state import from_json, to_json
+
+BatchT = TypeVar("BatchT")
+
+
+class Trainer:
+    """Drives the workers through the steps of training; a subclass defines a step, and what is logged."""
+
+    best_by: str
+    """The validation metric whose highest value marks the best checkpoint."""
+
+    def __init__(
+        self,
+        config: PPOConfig | SFTConfig,
+        loader: StatefulDataLoader,
+        workers: WorkerGroup,
+        tracker: Tracker,
+        run: TrainingRun,
+        except_save: Sequence[int] = (),
+    ) -> None:
+        """``except_save``: steps whose checkpoints are always kept."""
+        trainer = config.trainer
+        self.loader = loader
+        self.workers = workers
+        self.tracker = tracker
+        self.display = run.display
+        self.preemption = run.preemption
+        self.timer = PhaseTimer(run.display.phase, workers.take_peak_memory)
+        self.profiler = StepProfiler(workers, trainer.profile_steps, run.folder, run.display.say)
+        self.total_steps = trainer.num_steps(len(loader))
+        self.step = 0
+        self.metrics: dict[str, float] = {}
+        self.validations: dict[int, dict[str, float]] = {}
+        newest, background = trainer.max_ckpt_to_keep, trainer.saves_in_background(workers.device_type)
+        self.saver = CheckpointSaver(run.attempt, workers, background, trainer.save_hf_model, newest, except_save)
+
+    def fit(self) -> None:
+        """Train from the step after the one reached, 0 at first, to the last."""
+        with self.preemption.finishing_steps():
+            self._train()
+        with self.timer.phase("save_checkpoint"):
+            self.saver.finish()
+
+    def _train(self) -> None:
+        """The steps that are left."""
+        raise NotImplementedError
+
+    def restore(self, resumption: Resumption) -> None:
+        """Restore workers and trainer from a checkpoint."""
+        state = resumption.state
+        self.workers.run("load", resumption.folder, resumption.step)
+        self.step = resumption.step
+        self.loader.load_state_dict(from_json(state["loader"]))
+        self.validations = saved_validations(state)
+        self.timer.totals.update(state["seconds_by_phase"])
+
+    def _state(self) -> dict[str, Any]:
+        """The trainer's own state as JSON; see :meth:`restore`."""
+        return {
+            "step": self.step,
+            "num_examples": len(self.loader.dataset),
+            # It cannot be derived from the step: dynamic sampling draws as many batches as it needs.
+            "loader": to_json(self.loader.state_dict()),
+            "best": best_validation(self.validations, self.best_by),
+            "validations": self.validations,
+            "seconds_by_phase": self.timer.totals,
+        }
+
+    def _due(self, frequency: int) -> bool:
+        return is_due(self.step, self.total_steps, frequency)
+
+    def _save(self) -> None:
+        scores = {step: metrics[self.best_by] for step, metrics in self.validations.items()}
+        with self.timer.phase("save_checkpoint"):
+            self.saver.save(self.step, self._state(), scores)
+
+    def _save_now(self) -> None:
+        """Have a complete checkpoint of this step."""
+        self.saver.finish()
+        if self.saver.saved_step != self.step:
+            self._save()
+            self.saver.finish()
+
+
+def endless(loader: Iterable[BatchT]) -> Iterator[BatchT]:
+    """The batches of ``loader``, pass after pass."""
+    while True:
+        yield from loader
+
+
+def is_due(step: int, last_step: int, frequency: int) -> bool:
+    """Whether validating or saving is due after ``step``.
+
+    ``frequency``: every so many steps and after the last; 0: only after the last; -1: never.
+    """
+    return frequency >= 0 and (step == last_step or (frequency > 0 and step % frequency == 0))
+
+
+class SkippedUpdates:
+    """Optimizer steps of one learner, since the run was started or resumed, whose gradient was not finite.
+
+    Args:
+        prefix: of the learner's metrics, such as ``actor``.
+        field: where ``config`` stands in the run's, such as ``actor.optim``.
+    """
+
+    def __init__(self, prefix: str, field: str, config: OptimConfig) -> None:
+        self.name = f"{prefix}/skipped_updates"
+        self.field = field
+        self.config = config
+        self.in_a_row = 0
+
+    def summarise(self, updates: Sequence[Mapping[str, float]], step: int) -> dict[str, float]:
+        """The mean of the metrics of ``updates`` that were applied, and how many were skipped.
+
+        Raises:
+            ConfigError: more than ``max_skipped_updates`` in a row were skipped, the last in training step ``step``.
+        """
+        for update in updates:
+            self.in_a_row = self.in_a_row + 1 if update[self.name] else 0
+            limit = self.config.max_skipped_updates
+            if self.in_a_row > limit:
+                raise ConfigError(
+                    f"{self.field}.max_skipped_updates={limit}: the gradients of {self.in_a_row} optimizer steps in a "
+                    f"row were not finite, the last in step {step}; lower {self.field}.lr={self.config.lr:g}, or look "
+                    "at the data and the precision of the model (param_dtype)"
+                )
+        applied = [update for update in updates if not update[self.name]]
+        means = {name: sum(u[name] for u in applied) / len(applied) for name in applied[0]} if applied else {}
+        return means | ({self.name: float(len(updates) - len(applied))} if updates else {})
