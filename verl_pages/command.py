@@ -10,13 +10,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+
 from verl.config.errors import ConfigError
 from verl_pages import PAGE
 from verl_pages.run import write_page
 from verl_pages.serve import HOST, make_server
 
 MEMORY_BYTES = 4 << 30
-"""Memory limit of a process that makes a page: a file of a few kilobytes may unpack to any size."""
+"""Memory that making a page may take: a file of a few kilobytes may unpack to any size."""
 
 PR_SET_PDEATHSIG = 1
 """Linux ``prctl`` option: the signal that this process gets when the thread that started it ends."""
@@ -68,9 +70,12 @@ def serve(folders: list[Path], port: int) -> None:
 
 @contextmanager
 def limited_memory() -> Iterator[None]:
-    """Make allocations beyond ``MEMORY_BYTES`` fail within the block."""
+    """Make allocations of more than ``MEMORY_BYTES`` fail within the block, beside what the process already holds."""
     before = soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    limit = MEMORY_BYTES if soft == resource.RLIM_INFINITY else min(MEMORY_BYTES, soft)
+    # Only Linux tells, and only there does the limit hold.
+    limit = MEMORY_BYTES + getattr(psutil.Process().memory_info(), "data", 0)
+    if soft != resource.RLIM_INFINITY:
+        limit = min(limit, soft)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
     try:
         yield

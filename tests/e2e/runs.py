@@ -86,6 +86,14 @@ class Job:
                 return living
             time.sleep(0.2)
 
+    def assert_no_shared_memory(self) -> None:
+        """The memory of an engine's workers keeps no name, which would block the next engine."""
+        deadline = time.monotonic() + 30
+        # Other tests' engines may start meanwhile; theirs has one for a moment.
+        while names := list(Path("/dev/shm").glob("verl-*")):
+            assert time.monotonic() < deadline, f"{names}\n{self.log.read_text()}"
+            time.sleep(0.2)
+
     def kill(self) -> None:
         """End all of its processes."""
         for pid in self.processes():

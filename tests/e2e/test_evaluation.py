@@ -107,8 +107,7 @@ def test_a_tensor_parallel_engine_and_rank_metrics(tiny_model, benchmarks, whole
     # An engine of two workers samples as one of one does; sums over halves round differently, rarely visibly.
     alike = sum(sample["response"] == outcome(whole)[0][place]["response"] for place, sample in samples.items())
     assert alike >= 0.95 * len(samples)
-    # The shared memory of an engine is not left behind, where it would block the next engine.
-    assert not list(Path("/dev/shm").glob("verl-*"))
+    run.assert_no_shared_memory()
 
 
 def always_ending_model(source: Path, folder: Path) -> Path:

@@ -90,8 +90,7 @@ def test_experiments(experiment, tiny_model, arithmetic_prompts, reward_model, t
         assert ("critic/advantages_0/mean" in record) == (experiment != "dapo")
     checkpoint = folder / "global_step_2"
     if experiment == "verl_ppo":
-        # The shared memory of an engine is not left behind, where it would block the next engine.
-        assert not list(Path("/dev/shm").glob("verl-*"))
+        run.assert_no_shared_memory()
         # It comes with a head, so has an opinion at once; the second step trains the policy too.
         assert "actor/lr" not in first and first["critic/values/max"] != 0
         assert "actor/lr" in second and first["critic/lr"] == second["critic/lr"] > 0

@@ -4,6 +4,7 @@ import resource
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.verl_pages.example_runs import write_run
@@ -55,7 +56,9 @@ def test_folders_that_unpack_to_any_size_are_read_within_a_limit(tmp_path, monke
     before = resource.getrlimit(resource.RLIMIT_DATA)
 
     def write(folders: list[Path], out: Path) -> list[str]:
-        assert resource.getrlimit(resource.RLIMIT_DATA)[0] == 4 << 30
+        # Beside what this process holds already, which is much after other tests.
+        held = psutil.Process().memory_info().data
+        assert abs(resource.getrlimit(resource.RLIMIT_DATA)[0] - held - (4 << 30)) < 64 << 20
         raise MemoryError
 
     monkeypatch.setattr(command, "write_page", write)

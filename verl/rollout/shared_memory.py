@@ -18,24 +18,27 @@ def private_shared_memory(place: WorkerPlace) -> Iterator[None]:
     """While a CPU engine starts, give the memory that its workers share a name that no other engine uses.
 
     vLLM gives workers that it did not launch the same name in every engine, so engines on one machine, or the leftovers
-    of a killed one, would collide. When the block ends every worker has opened the memory, and its name is removed, so
-    nothing is left behind. GPU engines do not share memory this way.
+    of a killed one, would collide. The name is removed as soon as every worker has opened the memory, or failed to: a
+    worker that ends later, in whatever way, leaves nothing behind. GPU engines do not share memory this way.
     """
-    group = getattr(cpu_communicator, "_CPUSHMDistributed", None)
-    original = getattr(group, "make_group_name", None)
-    if place.device_type != "cpu" or group is None or original is None:
+    memory: Any = getattr(cpu_communicator, "_CPUSHMDistributed", None)
+    if place.device_type != "cpu" or memory is None:
         yield
         return
-    names: set[str] = set()
+    name_of, open_memory = memory.make_group_name, memory._init_cpu_shm
 
-    def make_group_name(communicator: Any) -> str:
-        name = f"verl-{place.master_port}-{original(communicator).strip('/-')}"
-        names.add(name)
-        return name
+    def private_name(communicator: Any) -> str:
+        return f"verl-{place.master_port}-{name_of(communicator).strip('/-')}"
 
-    group.make_group_name = staticmethod(make_group_name)
-    yield
-    group.make_group_name = staticmethod(original)
-    for name in names:
-        for path in SHARED_MEMORY.glob(f"{glob.escape(name)}_*"):
-            path.unlink(missing_ok=True)
+    def open_and_remove_name(self: Any) -> Any:
+        try:
+            return open_memory(self)
+        finally:
+            for path in SHARED_MEMORY.glob(f"{glob.escape(self.group_name)}_*"):
+                path.unlink(missing_ok=True)
+
+    memory.make_group_name, memory._init_cpu_shm = staticmethod(private_name), open_and_remove_name
+    try:
+        yield
+    finally:
+        memory.make_group_name, memory._init_cpu_shm = staticmethod(name_of), open_memory
