@@ -42,7 +42,7 @@ BASE_IMPORTS = {
 }
 """What each package of the base floor may import of verl besides itself."""
 
-HEAVY = {"torch", "vllm", "ray", "transformers", "tensordict"}
+HEAVY = {"torch", "vllm", "ray", "transformers"}
 """Packages that take seconds to import."""
 
 LATE_IMPORTS_ALLOWED = {"verl.run.sinks": "TensorBoard's writer is loaded only by runs that ask for it"}

