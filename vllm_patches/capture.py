@@ -1,7 +1,8 @@
 """Which state belongs to which token of which request, however the scheduler batched, chunked or recomputed it.
 
 A state is identified by its request and its position in the sequence: response token j after a prompt of P tokens was
-sampled from the state at position P - 1 + j. A state that is computed again after a preemption has the same position.
+sampled from the state at position P - 1 + j. A state that is computed again, after a preemption or because the response
+is continued by another request (:mod:`vllm_patches.begun`), has the same position, and replaces the earlier one.
 """
 
 import itertools
@@ -51,6 +52,10 @@ class _Request:
     owner: int
     """Its number in the buffer."""
     prompt_length: int
+    """Without tokens of the response that were sampled before."""
+    read: range
+    """Positions of the states that are kept of the tokens that it starts with, besides those that tokens are sampled
+    from."""
     finished: bool = False
     """The engine will compute nothing more for it."""
     released: bool = False
@@ -76,12 +81,22 @@ class HiddenStateCapture:
         self._reducer = options.load_reducer()
         self._requests: dict[str, _Request] = {}
         self._numbers = itertools.count()
-        self._batch: tuple[list[str], np.ndarray, np.ndarray] | None = None
+        self._batch: tuple[list[str], np.ndarray, np.ndarray, np.ndarray] | None = None
 
-    def begin(self, request_id: str, prompt_length: int) -> None:
-        """Register a request that is scheduled for the first time, or again after a preemption."""
+    def begin(self, request_id: str, num_tokens: int, num_begun: int = 0) -> None:
+        """Register a request that is scheduled for the first time, or again after a preemption.
+
+        Args:
+            num_tokens: that it starts with.
+            num_begun: how many of them, at the end, belong to the response.
+        """
         if request_id not in self._requests:
-            self._requests[request_id] = _Request(next(self._numbers), prompt_length)
+            prompt_length = num_tokens - num_begun
+            # The last of these states is that from which the first token is sampled: if it is computed again, it must
+            # not replace the state that the token was sampled from.
+            first = 0 if self.options.keeps_prompts else prompt_length - 1
+            stop = num_tokens - 1 if self.options.keeps_responses else prompt_length
+            self._requests[request_id] = _Request(next(self._numbers), prompt_length, range(first, stop))
             self._batch = None
 
     def finish(self, request_id: str) -> None:
@@ -93,11 +108,11 @@ class HiddenStateCapture:
 
     def record(self, step: Step) -> None:
         """Keep the states of one step that may be asked for."""
-        owners, prompts = self._owners_and_prompts(step.request_ids)
+        owners, firsts, stops = self._owners_and_reads(step.request_ids)
         last_positions = step.computed + step.scheduled - 1
         wanted = owners != NOBODY
-        if self.options.keeps_prompts and (wanted & (step.computed < prompts)).any():
-            self._record_all(step, owners, prompts, last_positions)
+        if (wanted & (step.computed < stops) & (last_positions >= firsts)).any():
+            self._record_all(step, owners, firsts, stops, last_positions)
         elif self.options.keeps_responses and (wanted & step.sampled).any():
             count, last = len(owners), step.last_rows
             rows = [s[:count] if last is None else s.index_select(0, last) for s in step.states]
@@ -188,29 +203,29 @@ class HiddenStateCapture:
         if request.finished and request.released:
             del self._requests[request_id]
 
-    def _owners_and_prompts(self, request_ids: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """For each request of a step, its owner in the buffer and its prompt's length, both int64 [R].
+    def _owners_and_reads(self, request_ids: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """For each request of a step, its owner in the buffer and the bounds of ``read``, all int64 [R].
 
         Cached, because most steps have the same requests as the step before.
         """
         if self._batch is None or self._batch[0] != request_ids:
             requests = [self._held(request_id) for request_id in request_ids]
-            owners = [NOBODY if r is None else r.owner for r in requests]
-            prompts = [0 if r is None else r.prompt_length for r in requests]
-            self._batch = (list(request_ids), np.array(owners, dtype=np.int64), np.array(prompts, dtype=np.int64))
-        return self._batch[1], self._batch[2]
+            rows = [(NOBODY, 0, 0) if r is None else (r.owner, r.read.start, r.read.stop) for r in requests]
+            self._batch = (list(request_ids), *np.array(rows, dtype=np.int64).reshape(-1, 3).T)
+        return self._batch[1:]
 
-    def _record_all(self, step: Step, owners: np.ndarray, prompts: np.ndarray, last_positions: np.ndarray) -> None:
-        """Keep the rows of prompt tokens, and those of sampling positions if responses are kept, in one slice."""
+    def _record_all(
+        self, step: Step, owners: np.ndarray, firsts: np.ndarray, stops: np.ndarray, last_positions: np.ndarray
+    ) -> None:
+        """Keep the rows of tokens that requests start with, and those of sampling positions if responses are kept, in
+        one slice."""
         # 1. Owner and position of each of the N rows.
         lengths = step.scheduled
         row_owners = np.repeat(owners, lengths)
         starts = np.cumsum(lengths) - lengths
         positions = np.arange(len(row_owners)) + np.repeat(step.computed - starts, lengths)
-        # 2. Prompt rows. The prompt's last state is also that of the first response token: if it is computed again, it
-        #    must not replace the state that the token was sampled from.
-        ends = prompts - 1 if self.options.keeps_responses else prompts
-        needed = positions < np.repeat(ends, lengths)
+        # 2. Rows of tokens that were there at the start.
+        needed = (positions >= np.repeat(firsts, lengths)) & (positions < np.repeat(stops, lengths))
         # 3. Rows that a response token was sampled from.
         if self.options.keeps_responses:
             needed |= (positions == np.repeat(last_positions, lengths)) & np.repeat(step.sampled, lengths)

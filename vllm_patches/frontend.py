@@ -24,6 +24,7 @@ from vllm.v1.engine.output_processor import OutputProcessor, RequestState
 from vllm.v1.engine.parallel_sampling import ParentRequest
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
+from vllm_patches.begun import count_begun
 from vllm_patches.buffer import RowBuffer
 from vllm_patches.capture import PROMPT, REDUCED, STATES
 from vllm_patches.compat import patch, require
@@ -352,6 +353,7 @@ def _add_request(original: Callable[..., None], self: Any, request: Any, *args: 
     if collector is not None and getattr(request, "resumable", False):
         raise ValueError("streaming inputs: hidden states can be captured of complete prompts only")
     original(self, request, *args, **kwargs)
+    count_begun(self.request_states[request.request_id], request, self.tokenizer)
     if collector is not None:
         self.request_states[request.request_id].hidden_states_handle = collector.new_handle(request.request_id)
 

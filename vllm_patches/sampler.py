@@ -21,6 +21,7 @@ from torch import Tensor
 from vllm import SamplingParams
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
+from vllm_patches.begun import num_begun
 from vllm_patches.compat import STREAMS, require
 from vllm_patches.draw import draw
 from vllm_patches.streams import KEY, substream, uniforms
@@ -53,6 +54,11 @@ def stream_of(params: SamplingParams | None) -> int | None:
     """The stream that a request names; None: it names none."""
     stream = None if params is None or params.extra_args is None else params.extra_args.get(KEY)
     return None if stream is None else int(stream) % 2**64
+
+
+def response_start(request: Any) -> int:
+    """The position of the first token of a runner's request that belongs to its response."""
+    return int(request.num_prompt_tokens) - num_begun(request.sampling_params)
 
 
 def child_params(original: Callable[..., SamplingParams], self: Any, index: int) -> SamplingParams:
@@ -167,7 +173,7 @@ class StreamSampler:
             None if all(missing) else np.array([stream or 0 for stream in named], dtype=np.uint64),
             self._upload(np.array(missing)) if any(missing) else None,
             self._tables.slots(request_ids, tables) if has_tables else None,
-            np.array([request.num_prompt_tokens for request in requests] if has_tables else [], dtype=np.int64),
+            np.array(list(map(response_start, requests)) if has_tables else [], dtype=np.int64),
         )
 
     def _upload(self, values: np.ndarray) -> Tensor:

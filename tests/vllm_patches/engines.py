@@ -20,7 +20,8 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from vllm_patches import frontend, slices
+from vllm_patches import begun as response_cuts
+from vllm_patches import frontend, slices, streams
 
 OPTIONS: dict[str, Any] = {
     "dtype": "float32",
@@ -451,3 +452,69 @@ def one_of_two_ranks_from_streams(rank: int, port: int, path: Path, asked: list[
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     return from_streams(path, asked, tensor_parallel_size=2, distributed_executor_backend="external_launcher")
+
+
+@dataclass
+class Continued:
+    """A response that was cut some times and went on."""
+
+    prompt: list[int]
+    tokens: list[int]
+    logprobs: list[float]
+    states: Tensor | None
+
+
+def cut_and_continued(
+    path: Path,
+    asked: list[tuple[list[int], int]],
+    cuts: list[int],
+    weights: list[dict[str, Tensor]] | None = None,
+    params: dict[str, Any] | None = None,
+    **options: Any,
+) -> list[Continued]:
+    """Responses to prompts, each drawn from its stream, of an engine that is emptied after ``cuts[i]`` further steps.
+
+    ``weights``: what it gets after each cut; None: it keeps its own.
+    """
+    capture: dict[str, Any] = {"layers": [0, -1]}
+    additional = {"hidden_states": capture, "sampling_streams": True}
+    room: dict[str, Any] = {"block_size": 32, "logprobs_mode": "processed_logprobs", "additional_config": additional}
+    ended: dict[int, Continued] = {}
+    with engine(path, None, **room | options) as llm:
+        core = llm.llm_engine
+        begun: dict[int, tuple[list[int], list[float]]] = {i: ([], []) for i in range(len(asked))}
+        for count in [*cuts, 1000]:
+            for i, (tokens, _) in begun.items():
+                prompt, stream = asked[i]
+                extra = {streams.KEY: stream} | response_cuts.going_on(len(tokens))
+                sampled = {"max_tokens": 24 - len(tokens), "logprobs": 0, "skip_reading_prefix_cache": bool(tokens)}
+                given = sampling(**sampled | (params or {}), temperature=1.0, extra_args=extra)
+                core.add_request(str(i), {"prompt_token_ids": prompt + tokens}, given)
+            for _ in range(count):
+                if not core.has_unfinished_requests():
+                    break
+                for output in core.step():
+                    if output.finished:
+                        i, (completion,) = int(output.request_id), output.outputs
+                        logprobs = begun[i][1] + sampled_logprobs(completion.token_ids, completion.logprobs)
+                        ended[i] = Continued(
+                            list(output.prompt_token_ids), list(completion.token_ids), logprobs, completion.hidden_states
+                        )
+            begun = {
+                int(o.request_id): (o.token_ids, begun[int(o.request_id)][1] + sampled_logprobs(o.token_ids, o.logprobs))
+                for o in response_cuts.cut(core)
+            }
+            if weights:
+                core.model_executor.driver_worker.worker.model_runner.reload_weights(
+                    weights_iterator=iter(weights.pop(0).items())
+                )
+                assert llm.reset_prefix_cache()
+        assert not begun
+    return [ended[i] for i in range(len(asked))]
+
+
+def sampled_logprobs(tokens: Any, logprobs: Any) -> list[float]:
+    """Of the last tokens of a response, those for which vLLM has any."""
+    count = len(logprobs)
+    last = tokens[len(tokens) - count :]
+    return [position[token].logprob for token, position in zip(last, logprobs, strict=True)]

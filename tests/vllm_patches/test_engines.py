@@ -318,3 +318,56 @@ def test_streams(outside: Run, qwen: Path, reference: PreTrainedModel):
     assert error([aborted, plain], reference, [1, -1]) < TOLERANCE
     # One request was given up by its reader, who never asked for its states.
     assert result["held"]["num_rows"] == 0
+
+
+@pytest.fixture(scope="module")
+def siblings() -> list[tuple[list[int], int]]:
+    """Prompts and streams: two responses to each prompt and one of them twice; two prompts fill their blocks exactly."""
+    generator = torch.Generator().manual_seed(1)
+    prompts = [torch.randint(128, (length,), generator=generator).tolist() for length in (32, 9, 64, 45)]
+    return [(prompt, stream) for prompt in prompts for stream in (1, 2, 2)]
+
+
+def teacher_forced(model: PreTrainedModel, answer: engines.Continued) -> torch.Tensor:
+    """The log-probability of each token of a response, [T]."""
+    with torch.no_grad():
+        logits = model(torch.tensor([answer.prompt + answer.tokens])).logits[0, len(answer.prompt) - 1 : -1]
+    return logits.log_softmax(dim=-1).gather(1, torch.tensor(answer.tokens)[:, None])[:, 0]
+
+
+def test_a_response_cut_at_every_token_is_the_response_that_was_not_cut(
+    inside: Run, qwen: Path, reference: PreTrainedModel, siblings: list[tuple[list[int], int]]
+):
+    options = {"skip_tokenizer_init": True}
+    whole = inside(engines.cut_and_continued, qwen, siblings, [], **options)
+    cut = inside(engines.cut_and_continued, qwen, siblings, [1] * 24, **options)
+    assert [answer.tokens for answer in cut] == [answer.tokens for answer in whole]
+    assert [len(answer.tokens) for answer in whole] == [24] * len(siblings)
+    for before, after in zip(whole, cut, strict=True):
+        assert before.prompt == after.prompt
+        torch.testing.assert_close(after.logprobs, before.logprobs, atol=1e-5, rtol=0)
+        expected = zoo.reference_states(reference, after.prompt + after.tokens, [0, -1])
+        torch.testing.assert_close(after.states, expected[len(after.prompt) - 1 : -1], atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen3", *(pytest.param(n, marks=pytest.mark.nightly) for n in ("llama", "gemma2", "qwen2"))]
+)
+def test_states_after_new_weights_are_all_of_these(
+    name: str, inside: Run, build: Callable[[str], Path], siblings: list[tuple[list[int], int]]
+):
+    """Chunked prompts, prefix caches and preemptions included; each token's log-probability is of its own weights."""
+    path = build(name)
+    models = [zoo.load(path) for _ in range(3)]
+    for scale, model in zip((1.0, 1.05, 1.1), models, strict=True):
+        model.load_state_dict({key: scale * value for key, value in model.state_dict().items()})
+    weights = [dict(model.state_dict()) for model in models[1:]]
+    answers = inside(engines.cut_and_continued, path, siblings, [9, 8], weights, **engines.TIGHT)
+    for answer in answers:
+        expected = zoo.reference_states(models[-1], answer.prompt + answer.tokens, [0, -1])
+        torch.testing.assert_close(answer.states, expected[len(answer.prompt) - 1 : -1], atol=3 * TOLERANCE, rtol=0)
+        forced = torch.stack([teacher_forced(model, answer) for model in models])
+        nearest = (forced - torch.tensor(answer.logprobs)).abs().min(dim=0)
+        assert nearest.values.max() < 1e-4
+        # Versions only rise along a response.
+        assert (nearest.indices.diff() >= 0).all() and int(nearest.indices[-1]) == 2

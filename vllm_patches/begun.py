@@ -1,0 +1,73 @@
+"""Requests that go on with a response which another request began, under the same weights or newer ones.
+
+The prompt of such a request is all tokens so far; ``SamplingParams.extra_args`` says how many at its end belong to the
+response. The engine computes them again, so that every hidden state of the response is of the weights that it ends with,
+and it counts them: stop strings, outputs and hidden states see one response.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from vllm import SamplingParams
+
+KEY = "begun_tokens"
+"""Name in ``extra_args``."""
+
+
+class OpenResponse(NamedTuple):
+    """A response that was cut."""
+
+    request_id: str
+    prompt_ids: list[int]
+    token_ids: list[int]
+    """All so far."""
+    logprobs: Sequence[Any]
+    """vLLM's, of the last of these tokens: those that the cut request sampled."""
+
+
+def cut(engine: Any) -> list[OpenResponse]:
+    """Abort every unfinished request of an engine in this process; what it has of them, in the order they were added.
+
+    Their hidden states are released. States of responses that have ended are still to be collected.
+    """
+    states = engine.output_processor.request_states
+    found = [
+        OpenResponse(
+            state.external_req_id,
+            list(state.prompt_token_ids),
+            list(state.detokenizer.output_token_ids),
+            state.logprobs_processor.logprobs or [],
+        )
+        for state in states.values()
+    ]
+    engine.abort_request(list(states), internal=True)
+    return found
+
+
+def going_on(num_tokens: int) -> dict[str, int]:
+    """``extra_args`` of a request whose prompt ends with ``num_tokens`` tokens of the response."""
+    return {KEY: num_tokens}
+
+
+def num_begun(params: SamplingParams | None) -> int:
+    """Tokens at the end of the prompt that belong to the response; 0 for an ordinary request."""
+    return 0 if params is None or params.extra_args is None else int(params.extra_args.get(KEY, 0))
+
+
+def count_begun(state: Any, request: Any, tokenizer: Any) -> None:
+    """Let the front end's ``state`` of a new request begin where the response was cut.
+
+    Relies on the detokenizer holding the response's tokens, its text, and what of it was searched for stop strings.
+    """
+    num = num_begun(request.sampling_params)
+    if not num:
+        return
+    prompt, begun = request.prompt_token_ids[:-num], request.prompt_token_ids[-num:]
+    whole, request.prompt_token_ids = request.prompt_token_ids, prompt
+    try:
+        tokenizer = tokenizer if request.sampling_params.detokenize else None
+        state.detokenizer = type(state.detokenizer).from_new_request(tokenizer, request)
+    finally:
+        request.prompt_token_ids = whole
+    state.detokenizer.update(begun, False)
+    state.prompt_token_ids = prompt
