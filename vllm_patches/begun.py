@@ -1,8 +1,8 @@
 """Requests that go on with a response which another request began, under the same weights or newer ones.
 
 The prompt of such a request is all tokens so far; ``SamplingParams.extra_args`` says how many at its end belong to the
-response. The engine computes them again, so that every hidden state of the response is of the weights that it ends with,
-and it counts them: stop strings, outputs and hidden states see one response.
+response. The engine computes them again, so that all hidden states of the response are of the weights that it ends
+with, and it counts them: stop strings, outputs and hidden states see one response.
 """
 
 from collections.abc import Sequence

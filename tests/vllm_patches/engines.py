@@ -498,10 +498,16 @@ def cut_and_continued(
                         i, (completion,) = int(output.request_id), output.outputs
                         logprobs = begun[i][1] + sampled_logprobs(completion.token_ids, completion.logprobs)
                         ended[i] = Continued(
-                            list(output.prompt_token_ids), list(completion.token_ids), logprobs, completion.hidden_states
+                            list(output.prompt_token_ids),
+                            list(completion.token_ids),
+                            logprobs,
+                            completion.hidden_states,
                         )
             begun = {
-                int(o.request_id): (o.token_ids, begun[int(o.request_id)][1] + sampled_logprobs(o.token_ids, o.logprobs))
+                int(o.request_id): (
+                    o.token_ids,
+                    begun[int(o.request_id)][1] + sampled_logprobs(o.token_ids, o.logprobs),
+                )
                 for o in response_cuts.cut(core)
             }
             if weights:

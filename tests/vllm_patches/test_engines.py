@@ -322,7 +322,7 @@ def test_streams(outside: Run, qwen: Path, reference: PreTrainedModel):
 
 @pytest.fixture(scope="module")
 def siblings() -> list[tuple[list[int], int]]:
-    """Prompts and streams: two responses to each prompt and one of them twice; two prompts fill their blocks exactly."""
+    """Prompts and streams: two responses to each prompt, one of them twice; two prompts fill their blocks exactly."""
     generator = torch.Generator().manual_seed(1)
     prompts = [torch.randint(128, (length,), generator=generator).tolist() for length in (32, 9, 64, 45)]
     return [(prompt, stream) for prompt in prompts for stream in (1, 2, 2)]

@@ -13,7 +13,7 @@ from verl.config.checks import Group, PositiveFloat, require
 from verl.config.common import Device, ModelConfig, Seed, check_divides, check_workers
 from verl.config.data import DataConfig
 from verl.config.rewards import RewardManagerConfig, RewardModelConfig, RewardScoreConfig
-from verl.config.rollout import RolloutConfig
+from verl.config.rollout import AsyncTrainingConfig, RolloutConfig
 from verl.config.signal import GROUP_ESTIMATORS, TOKEN_BASELINES, AlgorithmConfig
 from verl.config.trainer import TrainerConfig
 
@@ -54,6 +54,7 @@ class PPOConfig(Group):
     actor: ActorConfig
     ref: ReferenceConfig
     rollout: RolloutConfig
+    async_training: AsyncTrainingConfig
     critic: CriticConfig
     reward_model: RewardModelConfig
     algorithm: AlgorithmConfig
@@ -69,6 +70,7 @@ class PPOConfig(Group):
         self._check_models()
         self._check_token_budgets()
         self._check_rank_signal()
+        self._check_carry_over()
 
     @property
     def compares_nothing(self) -> bool:
@@ -217,6 +219,21 @@ class PPOConfig(Group):
             sum_of = f"data.max_prompt_length+data.max_response_length={longest}"
             holds = attrgetter(field)(self) * sequence >= longest
             self.require(holds, field, f"must hold one sequence{together}: {sum_of}")
+
+    def _check_carry_over(self) -> None:
+        """Check what must go with responses of older weights."""
+        if not self.async_training.partial_rollout:
+            return
+        stale = f"responses are up to async_training.max_staleness={self.async_training.max_staleness} versions behind"
+        fix = f"{stale}; set actor.tis_level=token, which weighs their tokens by how likely they are today"
+        self.require(self.actor.tis_level == "token", "actor.tis_level", fix)
+        self.require(not self.actor.bypass_mode, "actor.bypass_mode", f"{stale}; set it to false")
+        with_step = "with async_training.partial_rollout a step has no batch of its own to compare with; choose another"
+        self.require(self.algorithm.adv_estimator != "remax", "algorithm.adv_estimator", with_step)
+        fix = "does not go with async_training.partial_rollout yet; set either to false"
+        self.require(not self.algorithm.filter_groups.enable, "algorithm.filter_groups.enable", fix)
+        fix = "async_training.partial_rollout needs an engine that can be stopped; set rollout.name=vllm"
+        self.require(self.rollout.name == "vllm", "rollout.name", fix)
 
     def _check_rank_signal(self) -> None:
         manager, calculator = self.reward_manager, self.calculator

@@ -142,3 +142,21 @@ class RolloutConfig(SamplingConfig, EngineConfig):
         fix = "rollout.name=hf draws from streams alone; set it to true"
         self.require(self.seeded or not hf, "seeded", fix)
         self.require(self.temperature > 0, "temperature", "training needs sampling; set it above 0")
+
+
+@dataclass(frozen=True)
+class AsyncTrainingConfig(Group):
+    """Responses that outlive a step (docs/async.md)."""
+
+    max_staleness: Annotated[int, rule(lambda steps: steps >= 0, "must be 0 or more")]
+    """How many versions of the weights a response may be behind when it is learned from; 0: every response is sampled
+    in its own step."""
+    partial_rollout: bool
+    """End a step as soon as enough groups are complete; what has not ended goes on under newer weights. Needs a
+    ``max_staleness`` of at least 1."""
+
+    def check(self) -> None:
+        fix = "responses that are carried over are behind; set async_training.max_staleness=1 or more"
+        self.require(not self.partial_rollout or self.max_staleness > 0, "partial_rollout", fix)
+        fix = "without partial_rollout every response is sampled in its own step; set that to true, or this to 0"
+        self.require(self.partial_rollout or self.max_staleness == 0, "max_staleness", fix)

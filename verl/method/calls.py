@@ -231,6 +231,12 @@ class MethodCalls:
                 f"rollout.seeded=False: {self.where} overrides sampling, which the project's own sampler obeys; set it "
                 "to true"
             )
+        for name in ("judged", "sampling"):
+            if self.config.async_training.partial_rollout and self.overrides(name):
+                raise ConfigError(
+                    f"async_training.partial_rollout=True: {self.where} overrides {name}, which would see responses of "
+                    "several steps; set it to false"
+                )
         if self.method.candidates_per_prompt < 1:
             raise ConfigError(f"{self.where}: candidates_per_prompt={self.method.candidates_per_prompt}: at least 1")
 

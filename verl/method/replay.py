@@ -64,42 +64,49 @@ class ReplayBuffer:
 
     def state_dict(self) -> dict[str, Any]:
         """What is held: tensors, and what JSON holds."""
-        if self._held is None:
-            return {}
-        held = self._held
-        columns = {name: getattr(held, name) for name in held.names}
-        columns["records"] = [self._saved(record) for record in held.records]
-        return {
-            "prompt_lengths": held.prompt_lengths,
-            "response_lengths": held.response_lengths,
-            "width": held.width,
-            "columns": columns,
-            "kinds": {name: held.kind_of(name) for name in held.names},
-        }
+        return {} if self._held is None else batch_state(self._held, self.prompts)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Hold what :meth:`state_dict` returned. Raises ``ConfigError`` if the training data is other data."""
-        self._held = None
-        if not state:
-            return
-        columns = dict(state["columns"])
-        columns["records"] = [self._restored(saved) for saved in columns["records"]]
-        self._held = Batch(state["prompt_lengths"], state["response_lengths"], state["width"])
-        for name, values in columns.items():
-            self._held.fill(state["kinds"][name], **{name: values})
+        self._held = batch_from_state(state, self.prompts) if state else None
 
-    def _saved(self, record: PromptRecord) -> dict[str, Any]:
-        """The place of a prompt in the training data, and what was edited of it."""
-        edited = record is not self.prompts[record.uid]
-        return {"uid": record.uid} | ({name: getattr(record, name) for name in EDITED} if edited else {})
 
-    def _restored(self, saved: dict[str, Any]) -> PromptRecord:
-        uid, num = saved["uid"], len(self.prompts)
-        if not 0 <= uid < num:
-            raise ConfigError(
-                f"data.train_files: the replay buffer of the checkpoint has prompts that are not among these {num}; "
-                "set it back to the files of that run"
-            )
-        edits = {name: value for name, value in saved.items() if name != "uid"}
-        record: PromptRecord = self.prompts[uid]
-        return replace(record, **edits) if edits else record
+def batch_state(batch: Batch, prompts: Sequence[PromptRecord]) -> dict[str, Any]:
+    """A batch as tensors and what JSON holds; of its records only their places in ``prompts``, and what was edited."""
+    columns = {name: getattr(batch, name) for name in batch.names}
+    columns["records"] = [_saved(record, prompts) for record in batch.records]
+    return {
+        "prompt_lengths": batch.prompt_lengths,
+        "response_lengths": batch.response_lengths,
+        "width": batch.width,
+        "columns": columns,
+        "kinds": {name: batch.kind_of(name) for name in batch.names},
+    }
+
+
+def batch_from_state(state: dict[str, Any], prompts: Sequence[PromptRecord]) -> Batch:
+    """What :func:`batch_state` was given. Raises ``ConfigError`` if ``prompts`` are others."""
+    columns = dict(state["columns"])
+    columns["records"] = [_restored(saved, prompts) for saved in columns["records"]]
+    batch = Batch(state["prompt_lengths"], state["response_lengths"], state["width"])
+    for name, values in columns.items():
+        batch.fill(state["kinds"][name], **{name: values})
+    return batch
+
+
+def _saved(record: PromptRecord, prompts: Sequence[PromptRecord]) -> dict[str, Any]:
+    """The place of a prompt in the training data, and what was edited of it."""
+    edited = record is not prompts[record.uid]
+    return {"uid": record.uid} | ({name: getattr(record, name) for name in EDITED} if edited else {})
+
+
+def _restored(saved: dict[str, Any], prompts: Sequence[PromptRecord]) -> PromptRecord:
+    uid, num = saved["uid"], len(prompts)
+    if not 0 <= uid < num:
+        raise ConfigError(
+            f"data.train_files: the checkpoint has responses to prompts that are not among these {num}; set it back to "
+            "the files of that run"
+        )
+    edits = {name: value for name, value in saved.items() if name != "uid"}
+    record: PromptRecord = prompts[uid]
+    return replace(record, **edits) if edits else record

@@ -14,7 +14,6 @@ from verl.models.fsdp import WeightDtype
 from verl.rollout.queue import EngineRoom
 from verl.rollout.requests import ResponseRequests
 from verl.utils.distributed import WorkerPlace
-from vllm_patches.streams import substream
 
 
 @dataclass(frozen=True)
@@ -48,13 +47,15 @@ class EngineReply(NamedTuple):
     """Requests that the engine has not begun yet."""
     num_ended: int
     """Responses that have ended since the last reply. Those that are still measured come with a later one."""
+    open: Batch | None = None
+    """After :meth:`Rollout.cut`, the responses that have not ended, as far as they are, with ``version``."""
 
 
 class Rollout(Protocol):
     """An engine that samples responses inside a worker.
 
-    Every response has its own random stream, set by the seed, its prompt's ``uid`` and its index in the group. It does
-    not depend on the rest of the batch or on the worker that samples it.
+    Every response has its own random stream (:func:`verl.rollout.requests.response_stream`), which does not depend on
+    the rest of the batch or on the worker that samples it.
     """
 
     @property
@@ -67,6 +68,9 @@ class Rollout(Protocol):
         Args:
             max_steps: tokens of each response after which to return. An engine may go on until all have ended.
         """
+
+    def cut(self) -> EngineReply:
+        """Give back every response that has not ended, and all that have."""
 
     def load_weights(self, parameters: Iterable[tuple[str, Tensor]]) -> None:
         """Load the policy's weights, given as whole parameters by name."""
@@ -81,12 +85,3 @@ class Rollout(Protocol):
     @property
     def needs_weights(self) -> bool:
         """Whether ``load_weights`` must come before ``advance``."""
-
-
-def prompt_stream(seed: int, uid: int) -> int:
-    """The stream of random numbers of a prompt; response i of its group has ``substream(prompt_stream(...), i)``.
-
-    One number of a response's stream decides each of its tokens: that at the token's position in the sequence, which
-    starts with the prompt.
-    """
-    return substream(substream(0, seed), uid)

@@ -15,11 +15,11 @@ from verl.config.rollout import SamplingConfig
 from verl.models.fsdp import keep_dtype, keep_unsharded
 from verl.models.policy import Policy
 from verl.rank.calculator import RepresentationMetricsCalculator
-from verl.rollout.base import EngineReply, RolloutSetup, prompt_stream
+from verl.rollout.base import EngineReply, RolloutSetup
 from verl.rollout.decoding import StopStrings, decode
 from verl.rollout.queue import EngineRoom
 from verl.rollout.requests import ResponseRequests
-from vllm_patches.streams import substream, uniforms
+from vllm_patches.streams import uniforms
 
 
 class HFRollout:
@@ -54,6 +54,10 @@ class HFRollout:
             parts = [self._decode(requests, part) for part in self._batches(requests)]
         return EngineReply(Batch.join(parts) if parts else None, 0, len(requests.rows))
 
+    def cut(self) -> EngineReply:
+        """Nothing: each call of :meth:`advance` samples whole responses."""
+        return EngineReply(None, 0, 0)
+
     def load_weights(self, parameters: Iterable[tuple[str, Tensor]]) -> None:
         """Do nothing: the engine uses the policy's own weights."""
 
@@ -74,7 +78,7 @@ class HFRollout:
 
     def _draws(self, requests: ResponseRequests, part: Sequence[int]) -> Tensor:
         """[B, R] float64, uniform in [0, 1): of each row's stream, from the end of its prompt on, as vLLM draws."""
-        streams = [substream(prompt_stream(requests.seed, requests.uids[i]), requests.places[i]) for i in part]
+        streams = [requests.streams[i] for i in part]
         ends = np.array([len(requests.prompt_ids[i]) for i in part])
         positions = ends[:, None] + np.arange(self.max_response_length)
         return torch.from_numpy(uniforms(np.array(streams, dtype=np.uint64)[:, None], positions))

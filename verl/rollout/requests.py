@@ -1,31 +1,49 @@
 """The requests and responses that travel between a run and its engines. Imports nothing heavy."""
 
 import hashlib
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Optional
 
 from verl.config.rollout import SamplingConfig
+from vllm_patches.streams import substream
+
+if TYPE_CHECKING:
+    from verl.batch import Batch
 
 
 @dataclass(frozen=True)
 class ResponseRequests:
     """Responses for an engine to sample in training."""
 
-    rows: list[int]
+    rows: Sequence[int]
     """The place of each response in the batch, its name for the caller."""
     prompt_ids: list[list[int]]
     """Of each response."""
-    uids: list[int]
-    """What distinguishes the prompt of each response; with its place in the group and the seed it decides all draws."""
-    places: list[int]
-    """Of each response among those to the same prompt."""
+    streams: list[int]
+    """Of each response, the random numbers that decide all its draws: see :func:`response_stream`."""
     sampling: SamplingConfig
-    seed: int
     overrides: list[SamplingConfig] | None = None
     """Of each response, in place of ``sampling``; None: that."""
     temperatures: Any = None
     """Array [T] float32, the temperatures of the tokens of every response, the last one for all later tokens, in place
     of the one temperature; None: that."""
+    begun: Optional["Batch"] = None
+    """What there is of each response, with ``rollout_logprobs`` and ``version``, as an engine returned it when it was
+    cut; of a new one no token. None: all are new, and none will be cut."""
+    version: int = 0
+    """Of the weights that sample now; of use with ``begun`` alone."""
+
+    def of(self, places: Sequence[int]) -> "ResponseRequests":
+        """Those at ``places``."""
+        return replace(
+            self,
+            rows=[self.rows[i] for i in places],
+            prompt_ids=[self.prompt_ids[i] for i in places],
+            streams=[self.streams[i] for i in places],
+            overrides=None if self.overrides is None else [self.overrides[i] for i in places],
+            begun=None if self.begun is None else self.begun[list(places)],
+        )
 
     def sampling_of(self, i: int) -> SamplingConfig:
         """How response ``i`` is sampled."""
@@ -100,6 +118,14 @@ class EngineModel:
     seed: int
     keep_tokens: bool = False
     """Return the tokens of responses, too."""
+
+
+def response_stream(seed: int, uid: int, place: int) -> int:
+    """The stream of random numbers, 64 bits, of response ``place`` to the prompt ``uid``.
+
+    One number of it decides each token: that at the token's position in the sequence, which starts with the prompt.
+    """
+    return substream(substream(substream(0, seed), uid), place)
 
 
 def sample_stream(seed: int, benchmark: str, problem: int, sample: int) -> int:

@@ -1,6 +1,6 @@
 """The vLLM engine in a worker's own process: samples responses and measures their hidden states on the spot."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -16,13 +16,13 @@ from verl.config.rollout import SamplingConfig
 from verl.models.fsdp import WeightDtype
 from verl.models.info import override_engine_config
 from verl.models.policy import Policy
-from verl.rollout.base import EngineReply, RolloutSetup, prompt_stream
+from verl.rollout.base import EngineReply, RolloutSetup
 from verl.rollout.queue import EngineRoom
 from verl.rollout.requests import ResponseRequests
 from verl.rollout.sleep import EngineSleep
 from verl.rollout.vllm_engine import engine_room, from_stream, num_waiting, rank_columns, run_steps, start_engine
 from verl.rollout.weight_sync import EngineDtype, reload_weights
-from vllm_patches.streams import substream
+from vllm_patches import begun
 from vllm_patches.temperatures import KEY as TEMPERATURES
 
 
@@ -64,6 +64,10 @@ class VLLMRollout:
         self.memory = EngineSleep(self.engine, sleeps)
         self.weight_dtype: WeightDtype = EngineDtype(self.engine)
         self._has_weights = False
+        self._begun: dict[str, tuple[list[float], list[int]]] = {}
+        """Log-probabilities and versions of the tokens with which a request began."""
+        self._version = -1
+        """Of the weights; negative where no response is cut."""
 
     @property
     def room(self) -> EngineRoom:
@@ -73,18 +77,34 @@ class VLLMRollout:
     def advance(self, requests: ResponseRequests, max_steps: int) -> EngineReply:
         """Take further requests, decode at most ``max_steps`` tokens of each, and return what has ended."""
         engine = self.engine.llm_engine
-        each = zip(requests.rows, requests.prompt_ids, requests.uids, requests.places, strict=True)
-        for i, (row, prompt_ids, uid, place) in enumerate(each):
-            prompt: Any = {"prompt_token_ids": prompt_ids}
-            stream = substream(prompt_stream(requests.seed, uid), place)
-            params = self._sampling_params(requests.sampling_of(i), stream)
+        if requests.begun is not None:
+            self._version = requests.version
+        for i, (row, prompt_ids) in enumerate(zip(requests.rows, requests.prompt_ids, strict=True)):
+            so_far = self._begin(str(row), None if requests.begun is None else requests.begun[[i]])
+            prompt: Any = {"prompt_token_ids": prompt_ids + so_far}
+            params = self._sampling_params(requests.sampling_of(i), requests.streams[i], len(so_far))
             if requests.temperatures is not None:
                 params.extra_args = {**(params.extra_args or {}), TEMPERATURES: requests.temperatures}
             engine.add_request(str(row), prompt, params)
         outputs, num_ended = run_steps(engine, max_steps)
-        # The workers of an engine have sampled the same.
-        finished = self._batch(outputs) if outputs and self.is_first else None
-        return EngineReply(finished, num_waiting(engine), num_ended)
+        return EngineReply(self._finished(outputs), num_waiting(engine), num_ended)
+
+    def cut(self) -> EngineReply:
+        """Give back every response that has not ended, and all that have."""
+        engine = self.engine.llm_engine
+        left = [(r.request_id, r.prompt_ids, r.token_ids, r.logprobs) for r in begun.cut(engine)]
+        outputs, num_ended = run_steps(engine, 0)
+        unfinished = self._episodes(left) if left and self.is_first else None
+        return EngineReply(self._finished(outputs), 0, num_ended, unfinished)
+
+    def _begin(self, request_id: str, response: Batch | None) -> list[int]:
+        """The tokens that there are of a response, None of one that will not be cut; the rest is noted."""
+        if response is None:
+            return []
+        if self.is_first:
+            self._begun[request_id] = response.rollout_logprobs.tolist(), response.version.tolist()
+        tokens: list[int] = response.response_tokens.tolist()
+        return tokens
 
     def load_weights(self, parameters: Iterable[tuple[str, Tensor]]) -> None:
         """Replace the engine's weights and drop what was cached under the old ones."""
@@ -101,38 +121,56 @@ class VLLMRollout:
         """Whether the engine sleeps, or has not been given weights yet."""
         return self.memory.asleep or not self._has_weights
 
-    def _sampling_params(self, sampling: SamplingConfig, stream: int) -> SamplingParams:
+    def _sampling_params(self, sampling: SamplingConfig, stream: int, num_begun: int) -> SamplingParams:
+        """``num_begun``: tokens that there are of the response."""
+        extra = (from_stream(stream) if self.seeded else {}) | (begun.going_on(num_begun) if num_begun else {})
         return SamplingParams(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             min_p=sampling.min_p,
             repetition_penalty=sampling.repetition_penalty,
-            max_tokens=self.max_response_length,
+            max_tokens=self.max_response_length - num_begun,
             stop_token_ids=self.setup.end_tokens,
             stop=self.setup.stop_strings,
             logprobs=0,
-            extra_args=from_stream(stream) if self.seeded else None,
+            extra_args=extra or None,
+            # States of tokens that a sibling left in the cache would not be computed.
+            skip_reading_prefix_cache=True if num_begun and self.setup.calculator is not None else None,
             output_kind=RequestOutputKind.FINAL_ONLY,
             # Text is needed only to find stop strings in.
             detokenize=bool(self.setup.stop_strings),
         )
 
-    def _batch(self, outputs: list[RequestOutput]) -> Batch:
+    def _finished(self, outputs: list[RequestOutput]) -> Batch | None:
+        """The responses that have ended; the workers of an engine have sampled the same."""
+        if not (outputs and self.is_first):
+            return None
         completions = [output.outputs[0] for output in outputs]
-        logprobs = [
-            position[token].logprob
-            for completion in completions
-            for token, position in zip(completion.token_ids, cast(Any, completion.logprobs), strict=True)
-        ]
-        return Batch.of(
-            [output.prompt_token_ids or [] for output in outputs],
-            [completion.token_ids for completion in completions],
-            request=torch.tensor([int(output.request_id) for output in outputs]),
-            rollout_logprobs=torch.tensor(logprobs),
-            truncated=torch.tensor([completion.finish_reason == "length" for completion in completions]),
-            **({} if self.setup.calculator is None else rank_columns(completions)),
+        pairs = zip(outputs, completions, strict=True)
+        batch = self._episodes(
+            [(o.request_id, o.prompt_token_ids or [], c.token_ids, cast(Any, c.logprobs)) for o, c in pairs]
         )
+        batch.fill(truncated=torch.tensor([completion.finish_reason == "length" for completion in completions]))
+        return batch if self.setup.calculator is None else batch.fill(**rank_columns(completions))
+
+    def _episodes(self, responses: Sequence[tuple[str, Sequence[int], Sequence[int], Sequence[Any]]]) -> Batch:
+        """Responses by request, prompt, tokens, and vLLM's log-probabilities of those tokens that are not begun."""
+        logprobs: list[float] = []
+        versions: list[int] = []
+        for request_id, _, tokens, sampled in responses:
+            earlier, of_earlier = self._begun.pop(request_id, ([], []))
+            new = tokens[len(earlier) :]
+            logprobs += earlier + [place[token].logprob for token, place in zip(new, sampled, strict=True)]
+            versions += of_earlier + [self._version] * len(new)
+        ids, prompts, tokens_of, _ = zip(*responses, strict=True)
+        batch = Batch.of(
+            prompts,
+            tokens_of,
+            request=torch.tensor([int(request_id) for request_id in ids]),
+            rollout_logprobs=torch.tensor(logprobs),
+        )
+        return batch if self._version < 0 else batch.fill(version=torch.tensor(versions, dtype=torch.int32))
 
 
 def check_native_class(engine: LLM, path: str) -> None:

@@ -11,7 +11,7 @@ from verl.config.rollout import SamplingConfig
 from verl.data.prompt_rows import PromptRecord
 from verl.rollout.base import EngineReply
 from verl.rollout.queue import RequestQueue
-from verl.rollout.requests import ResponseRequests, ResponseSettings
+from verl.rollout.requests import ResponseRequests, ResponseSettings, response_stream
 from verl.single_controller.worker_group import WorkerGroup
 
 STEPS_PER_CALL = 32
@@ -95,35 +95,67 @@ def generate_responses(
     Raises:
         WorkerError: a worker raised or died.
     """
-    rooms, n = workers.run("start_generation")[::copies], sampling.n
-    settings = settings or ResponseSettings()
+    settings, n = settings or ResponseSettings(), sampling.n
+    asked = [record for record in records for _ in range(n)]
+    requests = ResponseRequests(
+        rows=range(len(asked)),
+        prompt_ids=[record.input_ids for record in asked],
+        streams=[response_stream(seed, record.uid, i % n) for i, record in enumerate(asked)],
+        sampling=sampling,
+        overrides=settings.overrides,
+        temperatures=settings.temperatures,
+    )
     parts: list[Batch] = []
 
-    def message(rows: Sequence[int]) -> tuple[ResponseRequests, int]:
-        asked = [records[row // n] for row in rows]
-        requests = ResponseRequests(
-            rows=list(rows),
-            prompt_ids=[record.input_ids for record in asked],
-            uids=[record.uid for record in asked],
-            places=[row % n for row in rows],
-            sampling=sampling,
-            seed=seed,
-            overrides=None if settings.overrides is None else [settings.overrides[row] for row in rows],
-            temperatures=settings.temperatures,
-        )
-        return requests, STEPS_PER_CALL
+    def finished(part: Batch) -> None:
+        parts.append(part)
+        on_finished(part)
+
+    run_engines(workers, copies, requests, deterministic, finished)
+    joined = Batch.join(parts)
+    assert joined.request.sort().values.equal(torch.arange(len(asked))), "each response is sampled once"
+    return joined[joined.request.argsort()].without("request").widened(max_response_length)
+
+
+def run_engines(
+    workers: WorkerGroup,
+    copies: int,
+    requests: ResponseRequests,
+    deterministic: bool,
+    on_finished: Callable[[Batch], None],
+    enough: Callable[[], bool] | None = None,
+) -> list[Batch]:
+    """Have all engines work on ``requests``, of which row i is named i.
+
+    Args:
+        on_finished: gets responses soon after they have ended.
+        enough: asked whenever engines have replied; once it says so, responses are cut. None: all are finished.
+
+    Returns:
+        The responses that were cut, and those that no engine has begun, as ``requests`` has them, by ``request``.
+    """
+    rooms = workers.run("start_generation")[::copies]
+    queue = RequestQueue(len(requests.rows), rooms)
+
+    def message(places: Sequence[int]) -> tuple[ResponseRequests, int]:
+        return requests.of(places), STEPS_PER_CALL
 
     def take(reply: EngineReply) -> tuple[int, int]:
         if reply.finished is not None:
-            parts.append(reply.finished)
             on_finished(reply.finished)
         return reply.num_ended, reply.num_waiting
 
-    queue = RequestQueue(len(records) * n, rooms)
-    serve(queue, Exchange(workers, "advance", copies), message, take, deterministic)
-    joined = Batch.join(parts)
-    assert joined.request.sort().values.equal(torch.arange(queue.num_requests)), "each response is sampled once"
-    return joined[joined.request.argsort()].without("request").widened(max_response_length)
+    serve(queue, Exchange(workers, "advance", copies), message, take, deterministic, enough)
+    if enough is None:
+        return []
+    cut: list[Batch] = []
+    for reply in workers.run("cut")[::copies]:
+        take(reply)
+        cut += [] if reply.open is None else [reply.open]
+    if queue.left and requests.begun is not None:
+        rows = list(range(queue.num_requests - queue.left, queue.num_requests))
+        cut.append(requests.begun[rows].fill(request=torch.tensor(rows)))
+    return cut
 
 
 def serve(
@@ -132,6 +164,7 @@ def serve(
     message: Callable[[Sequence[int]], tuple[Any, ...]],
     take: Callable[[Any], tuple[int, int]],
     deterministic: bool,
+    enough: Callable[[], bool] | None = None,
 ) -> None:
     """Give engines requests from the queue as they have room, until all are finished.
 
@@ -141,14 +174,18 @@ def serve(
         deterministic: while requests are left, deal only when all engines have replied. Who gets which request then
             depends on the lengths of responses, counted in steps, and not on how long engines take. Otherwise each
             engine gets more as soon as it replies.
+        enough: asked after replies; once it says so, engines get no further message. With ``deterministic`` it is asked
+            when all have replied.
     """
     for engine, requests in enumerate(queue.first()):
         # Even none: engines may have to begin together.
         engines.send(engine, *message(requests))
     while engines.busy:
-        replies = engines.receive(from_all=deterministic and queue.left > 0)
+        replies = engines.receive(from_all=deterministic and (queue.left > 0 or enough is not None))
         for engine, reply in replies:
             queue.finish(engine, *take(reply))
+        if enough is not None and enough():
+            continue
         for engine, _ in replies:
             requests = queue.take(engine)
             if queue.held[engine]:

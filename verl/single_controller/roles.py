@@ -15,8 +15,8 @@ from verl.config.ppo import PPOConfig
 from verl.config.rollout import SamplingConfig
 from verl.data.prompt_rows import PromptRecord
 from verl.models.micro_batches import rows_by_value
-from verl.rollout.requests import ResponseSettings
-from verl.single_controller.generation import generate_responses
+from verl.rollout.requests import ResponseRequests, ResponseSettings
+from verl.single_controller.generation import generate_responses, run_engines
 from verl.single_controller.worker_group import WorkerGroup
 
 
@@ -188,6 +188,14 @@ class PolicyWorkers(RoleWorkers):
             on_finished,
             settings,
         )
+
+    def advance(
+        self, requests: ResponseRequests, on_finished: Callable[[Batch], None], enough: Callable[[], bool]
+    ) -> list[Batch]:
+        """See :func:`verl.single_controller.generation.run_engines`."""
+        deterministic = self.config.trainer.deals_by_counts(self.workers.device_type)
+        copies = self.config.rollout.tensor_parallel_size
+        return run_engines(self.workers, copies, requests, deterministic, on_finished, enough)
 
     def finish_generation(self) -> None:
         """Free the engines' memory until they generate again or get new weights."""

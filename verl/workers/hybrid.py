@@ -74,6 +74,10 @@ class HybridWorker(Checkpointed):
         """See :meth:`verl.rollout.base.Rollout.advance`; the workers of one engine get the same requests."""
         return self.rollout.advance(requests, max_steps)
 
+    def cut(self) -> EngineReply:
+        """See :meth:`verl.rollout.base.Rollout.cut`."""
+        return self.rollout.cut()
+
     def finish_generation(self) -> None:
         """Free the engine's memory until ``sync_weights`` or the next ``start_generation``."""
         self.rollout.sleep()

@@ -41,6 +41,7 @@ from verl.trainer.ppo.sampling import FIRST, Sampler, data_sources, first
 from verl.trainer.ppo.updates import Updates, fill_first
 from verl.trainer.training import Trainer, endless
 from verl.trainer.validation import Validator
+from verl.utils.json_state import from_json, to_json
 from verl.workers.policy_loss import PolicyLoss
 
 BEST_BY = "val/pass@1"
@@ -128,6 +129,7 @@ class RayPPOTrainer(Trainer):
         self.method.load_state(resumption.state["method"])
         self.reward_manager.load_state_dict(resumption.state["reward_manager"])
         self.advantages.kl_control.load_state_dict(resumption.state["kl_control"])
+        self.sampler.load_state(from_json(resumption.state["sampler"]))
 
     def _sample(self) -> Batch:
         """The step's responses; their verification may still run."""
@@ -309,6 +311,7 @@ class RayPPOTrainer(Trainer):
             "method": self.method.state(),
             "reward_manager": self.reward_manager.state_dict(),
             "kl_control": self.advantages.kl_control.state_dict(),
+            "sampler": to_json(self.sampler.state()),
         }
 
     def _log(self) -> None:
@@ -330,7 +333,9 @@ def prompt_order(config: PPOConfig, method: MethodCalls) -> str:
     """What decides the order of training prompts besides ``data.shuffle``; empty if nothing does."""
     num = method.candidates_per_prompt
     candidates = f"{method.where} with {num} candidates a prompt" if num > 1 else ""
-    return f"{candidates} {config.data.order}".strip()
+    ahead = config.async_training.max_staleness
+    admitted = f"async_training.max_staleness={ahead}" if ahead else ""
+    return " ".join(filter(None, (candidates, config.data.order, admitted)))
 
 
 def step_outcome(step: int, batch: Batch, n: int, metrics: Mapping[str, float]) -> StepOutcome:

@@ -15,6 +15,7 @@ from verl.run.display import RunDisplay
 from verl.run.samples import SampleStore
 from verl.run.session import TrainingRun
 from verl.trainer.logging.rollout_metrics import logged_sources
+from verl.trainer.ppo.carry_over import CarryOverSampler
 from verl.trainer.ppo.inputs import RunInputs
 from verl.trainer.ppo.ray_trainer import BEST_BY, RayPPOTrainer, prompt_order
 from verl.trainer.ppo.samples import SampleKeeper
@@ -90,7 +91,9 @@ def _train(run: TrainingRun, inputs: RunInputs) -> RayPPOTrainer:
     environment = engine_environment(inputs.device_type, config.rollout.name)
     tracker, workers = run.start("verl.workers.hybrid:HybridWorker", (inputs.steps, strings), environment)
     method, sources = inputs.new_method(), logged_sources(record.data_source for record in inputs.train_set.records)
-    sampler = Sampler(config, tokenizer, inputs.reward_tokenizer, workers, verifiers, strings, method, sources)
+    kind = CarryOverSampler if config.async_training.partial_rollout else Sampler
+    data = sources, inputs.train_set.records, inputs.steps
+    sampler = kind(config, tokenizer, inputs.reward_tokenizer, workers, verifiers, strings, method, *data)
     store = run.resources.enter_context(SampleStore(run.folder, trainer.samples, run.attempt, run.display.say))
     samples = SampleKeeper(store, trainer.log_samples, tokenizer, tracker, run.display)
     prompts, held_out = inputs.new_loader(), inputs.held_out

@@ -95,11 +95,12 @@ class Verification:
         self._submitted.append((rows, pending))
 
     def verdicts(self) -> list[Score]:
-        """Wait for the verdicts on all responses, B. Raises the first error of any."""
+        """Wait for the verdicts on the responses that were added, in the order of their prompts. Raises the first error
+        of any."""
         verdicts: dict[int, Score] = {}
         for rows, pending in self._submitted:
             verdicts |= zip(rows, pending.result(), strict=True)
-        return [verdicts[row] for row in range(len(self.records))]
+        return [verdicts[row] for row in sorted(verdicts)]
 
 
 class Sampler:
@@ -115,9 +116,13 @@ class Sampler:
         stop_strings: Sequence[str],
         method: MethodCalls,
         sources: Sequence[str] = (),
+        prompts: Sequence[PromptRecord] = (),
+        total_steps: int = 0,
     ) -> None:
         """
         Args:
+            prompts: the training data, by ``uid``.
+            total_steps: of the run.
             reward_tokenizer: the reward model's; None without one.
             stop_strings: strings that end a response; they are not part of the text that is scored.
             sources: the training data's with figures of their own (``logged_sources``).
@@ -131,11 +136,20 @@ class Sampler:
         self.stop_strings = stop_strings
         self.method = method
         self.sources = sources
+        self.prompts = prompts
+        self.total_steps = total_steps
         self.greedy: Batch | None = None
         """The greedy response to each prompt of the step; with ReMax only."""
         self.dropped_scores = torch.zeros(0)
         """The verifiers' scores of responses that were sampled for the step and dropped, [B']."""
         self._verified: list[tuple[Batch, Verification]] = []
+
+    def state(self) -> dict[str, Any]:
+        """What lives longer than a step, as JSON and tensors."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state` returned."""
 
     def sample(
         self,
