@@ -18,9 +18,11 @@ from verl.config import ConfigError, PPOConfig
 from verl.config.rollout import SamplingConfig
 from verl.data.prompt_rows import PromptRecord
 from verl.rollout import engine_environment
-from verl.rollout.requests import EngineModel, ResponseSettings, SampleRequest
+from verl.rollout.requests import EngineModel, ResponseRequests, ResponseSettings, SampleRequest, response_stream
 from verl.rollout.vllm_engine import engine_options, naming_own_metrics
+from verl.single_controller import generation
 from verl.single_controller.failures import WorkerError
+from verl.single_controller.generation import run_engines
 from verl.single_controller.worker_group import WorkerGroup
 
 pytestmark = pytest.mark.slow
@@ -165,6 +167,51 @@ def test_a_response_ends_at_a_stop_string_with_all_that_belongs_to_it(
             assert not (ending and truncated) and all(text.endswith(string) for string in ending)
             endings |= set(ending)
         assert {"a", "b"} <= endings
+
+
+def in_pieces(
+    group: WorkerGroup, prompts: list[PromptRecord], sampling: SamplingConfig, seed: int, **settings
+) -> Batch:
+    """The same, cut after every round and continued by further requests, whose versions count the rounds."""
+    asked = [record for record in prompts for _ in range(sampling.n)]
+    streams = [response_stream(seed, record.uid, i % sampling.n) for i, record in enumerate(asked)]
+    begun = {"rollout_logprobs": torch.zeros(0), "version": torch.zeros(0, dtype=torch.int32)}
+    left = Batch.of([record.input_ids for record in asked], [[] for _ in asked], **begun)
+    ended, places, version = [], torch.arange(len(asked)), 0
+    while len(places):
+        requests = ResponseRequests(
+            rows=range(len(places)),
+            prompt_ids=[asked[i].input_ids for i in places],
+            streams=[streams[i] for i in places],
+            sampling=sampling,
+            begun=left,
+            version=version,
+            **settings,
+        )
+        parts: list[Batch] = []
+        cut = run_engines(group, 1, requests, True, parts.append, lambda: True)
+        ended += [part.without("request").fill("episode", place=places[part.request]) for part in parts]
+        places = torch.cat([places[part.request] for part in cut]) if cut else places[:0]
+        left = Batch.join(cut).without("request") if cut else left
+        version += 1
+    joined = Batch.join(ended)
+    return joined[joined.place.argsort()].widened(12)
+
+
+def test_a_response_in_pieces_is_the_response_in_one(alone, prompts, config, monkeypatch):
+    # All that counts from the start of a response: its length, stop strings, penalties, temperatures by position.
+    monkeypatch.setattr(generation, "STEPS_PER_CALL", 3)
+    alone.run("stop_at", STRINGS)
+    sampling = replace(config.rollout.train_kwargs, n=4, repetition_penalty=1.2)
+    table = np.linspace(0.5, 1.5, 7, dtype=np.float32)
+    whole = sample(alone, prompts, sampling, 3, settings=ResponseSettings(temperatures=table))
+    pieces = in_pieces(alone, prompts, sampling, 3, temperatures=table)
+    alone.run("stop_at", [])
+    same_rollout(whole, pieces)
+    assert len(whole.response_lengths.unique()) > 3 and whole.truncated.any() and not whole.truncated.all()
+    # Each token has the version of the round that sampled it, in which there were three at most.
+    for versions in pieces.version.split(pieces.response_lengths.tolist()):
+        assert versions.sort().values.equal(versions) and versions.unique(return_counts=True)[1].max() <= 3
 
 
 def assert_measured(group: WorkerGroup, rollout: Batch, config: PPOConfig) -> None:

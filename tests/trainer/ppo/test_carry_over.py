@@ -1,0 +1,177 @@
+"""Responses that outlive a step: the real scheduler over engines that only count steps, and real runs."""
+
+import json
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from conftest import ROOT, changed, small_overrides
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.e2e.runs import Run, records
+from verl.batch import Batch
+from verl.config import ConfigError, PPOConfig
+from verl.config.load import load_config
+from verl.data.prompt_rows import PromptRecord
+from verl.method.calls import MethodCalls
+from verl.rollout.requests import ResponseRequests
+from verl.trainer.logging.speed import PhaseTimer
+from verl.trainer.ppo.carry_over import CarryOverSampler
+from verl.utils.json_state import from_json, to_json
+
+N, GROUPS, STEPS, ROUND = 2, 3, 7, 4
+"""Responses to a prompt, groups of a step, steps of a run, engine steps of a round."""
+
+PROMPTS = [PromptRecord(uid, [5] * (1 + uid % 3), "arithmetic", "7", {}, [], False) for uid in range(GROUPS * STEPS)]
+
+OPTIONS = ["async_training.partial_rollout=true", "actor.tis_level=token"]
+
+
+class Verifiers:
+    """In place of the pool: every response is right."""
+
+    def submit_batch(self, sources: list[str], *others: Any) -> Any:
+        class Pending:
+            done, result = (lambda _: True), (lambda _: [{"score": 1.0, "correctness": True} for _ in sources])
+
+        return Pending()
+
+
+class CountingEngines:
+    """In place of :meth:`PolicyWorkers.advance`: a response ends at the length that its stream gives it."""
+
+    def __init__(self, lengths: list[int], slots: int) -> None:
+        self.lengths, self.slots = lengths, slots
+
+    def finish_generation(self) -> None:
+        pass
+
+    def __call__(
+        self, requests: ResponseRequests, take: Callable[[Batch], None], enough: Callable[[], bool]
+    ) -> list[Batch]:
+        begun = requests.begun
+        assert begun is not None and len(begun) == len(requests.rows)
+        made = begun.response_lengths.tolist()
+        rows = list(requests.rows)
+        while rows and not enough():
+            for row in rows[: self.slots]:
+                made[row] = min(made[row] + ROUND, self.length(requests.streams[row]))
+            ended = [row for row in rows if made[row] == self.length(requests.streams[row])]
+            for row in ended:
+                take(self.response(requests, row, made[row]).fill(truncated=torch.tensor([False])))
+            rows = [row for row in rows if row not in ended]
+        return [self.response(requests, row, made[row]) for row in rows]
+
+    def length(self, stream: int) -> int:
+        return self.lengths[stream % len(self.lengths)]
+
+    def response(self, requests: ResponseRequests, row: int, length: int) -> Batch:
+        assert requests.begun is not None
+        before = requests.begun[[row]].version.tolist()
+        assert length >= len(before)
+        return Batch.of(
+            [requests.prompt_ids[row]],
+            [[6] * length],
+            request=torch.tensor([row]),
+            rollout_logprobs=torch.zeros(length),
+            version=torch.tensor(before + [requests.version] * (length - len(before)), dtype=torch.int32),
+        )
+
+
+def sampler_of(config: PPOConfig, tokenizer: Any, engines: CountingEngines, staleness: int) -> CarryOverSampler:
+    config = changed(
+        config,
+        data={"train_batch_size": GROUPS, "max_response_length": 64},
+        rollout={"n": N},
+        actor={"tis_level": "token"},
+        async_training={"max_staleness": staleness, "partial_rollout": True},
+    )
+    method = MethodCalls(config, tokenizer)
+    sampler = CarryOverSampler(config, tokenizer, None, None, Verifiers(), [], method, (), PROMPTS, STEPS)
+    sampler.policy.advance, sampler.policy.finish_generation = engines, engines.finish_generation
+    return sampler
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    lengths=st.lists(st.sampled_from([1, 2, 3, 5, 8, 40, 64]), min_size=2, max_size=9),
+    slots=st.integers(1, 50),
+    staleness=st.integers(1, 4),
+    stop=st.integers(1, STEPS - 1),
+)
+def test_no_response_is_dropped_learned_from_twice_or_too_late(
+    small_config, tiny_tokenizer, lengths: list[int], slots: int, staleness: int, stop: int
+):
+    engines = CountingEngines(lengths, slots)
+    timer = PhaseTimer(lambda name: None)
+    sampler = sampler_of(small_config, tiny_tokenizer, engines, staleness)
+    stream = iter([PROMPTS[start : start + GROUPS] for start in range(0, len(PROMPTS), GROUPS)])
+    seen: list[int] = []
+    for step in range(1, STEPS + 1):
+        batch, metrics = sampler.sample_step(stream, step, timer)
+        assert len(batch) == GROUPS * N and batch.step.tolist() == [step] * len(batch)
+        groups = batch.group.tolist()
+        # Whole groups side by side, in the order in which they were admitted.
+        assert groups == sorted(groups) and groups[::N] == groups[1::N]
+        seen += groups[::N]
+        assert [record.uid for record in batch.records] == groups
+        # Every token was sampled; none by weights older than the bound, nor by weights that are not there yet.
+        assert batch.response_lengths.tolist() == [engines.length(int(s)) for s in batch.stream]
+        assert 0 <= int((step - 1 - batch.version).min()) and int((step - 1 - batch.version).max()) <= staleness
+        assert metrics["async/lag/max"] <= staleness and metrics["async/outstanding"] <= staleness * GROUPS
+        assert len(batch.texts) == len(batch.verdicts) == len(batch) and batch.correct.all()
+        if step == stop:
+            # A resumed run has the open responses as they were.
+            saved = json.loads(json.dumps(to_json(sampler.state())))
+            sampler = sampler_of(small_config, tiny_tokenizer, engines, staleness)
+            sampler.load_state(from_json(saved))
+    assert sorted(seen) == list(range(GROUPS * STEPS)) and next(stream, None) is None
+    assert sampler.open is None and sampler.ready is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["async_training.max_staleness=1"], r"max_staleness=1: without partial_rollout"),
+        (["async_training.max_staleness=-1"], "must be 0 or more"),
+        (["async_training.partial_rollout=true"], "partial_rollout=True: responses that are carried over are behind"),
+        (["async_training.max_staleness=1", OPTIONS[0]], "actor.tis_level='none': responses are up to .*=token"),
+        ([*OPTIONS, "async_training.max_staleness=1", "algorithm=remax"], "adv_estimator='remax': with async"),
+        ([*OPTIONS, "async_training.max_staleness=1", "rollout.name=hf"], "rollout.name='hf': .*set rollout.name=vllm"),
+        ([*OPTIONS, "async_training.max_staleness=1", "experiment=dapo"], "filter_groups.enable=True: does not go"),
+    ],
+)
+def test_refusals(overrides: list[str], message: str):
+    with pytest.raises(ConfigError, match=message):
+        load_config(PPOConfig, "ppo_trainer", overrides)
+
+
+@pytest.mark.slow
+def test_a_run_with_open_responses_resumes_to_the_bit(arithmetic_prompts, tmp_path):
+    folder = tmp_path / "run"
+    # Of the shipped model, whose responses are longer than the engines' first round.
+    overrides = [
+        *small_overrides(ROOT / "data/tiny_model", arithmetic_prompts, folder),
+        *("data.max_response_length=96", "async_training.max_staleness=2", *OPTIONS),
+        *("trainer.total_training_steps=5", "trainer.except_save=[3]", "trainer.save_hf_model=false"),
+        *("trainer.val_before_train=false", "trainer.test_freq=4", "actor.optim.lr=1e-4"),
+    ]
+    run = Run(overrides, tmp_path / "whole.log")
+    assert run.finish() == 0, run.log.read_text()
+    whole = records(folder)
+    assert [record["step"] for record in whole] == [1, 2, 3, 4, 5]
+    assert whole[2]["async/carried_over_tokens"] > 0 and whole[3]["async/reread_tokens"] > 0
+    assert whole[0]["async/lag/max"] == 0 and 1 <= max(record["async/lag/max"] for record in whole) <= 2
+    assert whole[0]["async/outstanding"] == 8 and whole[4]["async/outstanding"] == 0
+    # Of the same version, engine and trainer agree; of an older one they need not.
+    assert whole[0]["rollout/logprob_abs_diff"] < 1e-3 < max(record["rollout/logprob_abs_diff"] for record in whole)
+
+    shutil.rmtree(folder / "global_step_5")
+    (folder / "summary.json").unlink()
+    run = Run(overrides, tmp_path / "resumed.log")
+    assert run.finish() == 0, run.log.read_text()
+    assert f"resuming from {folder}/global_step_3" in run.log.read_text()
+    assert records(folder) == whole
