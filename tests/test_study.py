@@ -286,8 +286,7 @@ def test_shuffled_metrics_stay_in_their_group():
         metrics(0, 1)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.nightly
 def test_a_study_of_one_step(tmp_path: Path):
     train = ["model.path=data/tiny_model", "data.train_batch_size=4", "actor.ppo_mini_batch_size=4", "rollout.n=2"]
     train += ["data.val_sample_size=8", "trainer.val_before_train=false", "trainer.report_freq=-1"]

@@ -29,6 +29,11 @@ RAY_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 """After their driver was killed they ask its dead control service for a minute."""
 
 
+def shared_memory() -> set[str]:
+    """Names of the memory that workers of one engine share on a CPU."""
+    return {path.name for path in Path("/dev/shm").glob("verl-*")}
+
+
 class Job:
     """A process of ``module`` in a process group of its own, as a terminal would start it."""
 
@@ -37,6 +42,7 @@ class Job:
     def __init__(self, overrides: list[str], log: Path, prefix: tuple[str, ...] = ()) -> None:
         self.identity = uuid.uuid4().hex
         self.log = log
+        self.shared_memory_before = shared_memory()
         self.process = subprocess.Popen(
             [*prefix, sys.executable, "-m", self.module, *overrides],
             cwd=ROOT,
@@ -90,7 +96,7 @@ class Job:
         """The memory of an engine's workers keeps no name, which would block the next engine."""
         deadline = time.monotonic() + 30
         # Other tests' engines may start meanwhile; theirs has one for a moment.
-        while names := list(Path("/dev/shm").glob("verl-*")):
+        while names := shared_memory() - self.shared_memory_before:
             assert time.monotonic() < deadline, f"{names}\n{self.log.read_text()}"
             time.sleep(0.2)
 

@@ -93,6 +93,7 @@ def test_a_killed_evaluation_resumes_and_generates_nothing_twice(tiny_model, ben
     assert outcome(folder) == outcome(whole)
 
 
+@pytest.mark.nightly
 def test_a_tensor_parallel_engine_and_rank_metrics(tiny_model, benchmarks, whole, tmp_path):
     command = overrides(tiny_model, benchmarks, tmp_path / "out")
     options = ["rollout.tensor_parallel_size=2", "trainer.n_gpus_per_node=2", "calculator.enable=true"]

@@ -30,6 +30,7 @@ def score(data_source, solution_str, ground_truth, extra_info=None):
 """
 
 
+@pytest.mark.nightly
 def test_dynamic_sampling_resumes_to_the_bit(tiny_model, arithmetic_prompts, tmp_path, monkeypatch):
     folder = tmp_path / "run"
     (tmp_path / "chance.py").write_text(CHANCE)
@@ -101,7 +102,7 @@ STOPS = {
 """Name -> engine, what stops the run, its exit code, words of its message."""
 
 
-@pytest.mark.parametrize("name", STOPS)
+@pytest.mark.parametrize("name", ["ctrl-c", pytest.param("preemption", marks=pytest.mark.nightly)])
 def test_a_stopped_run_leaves_nothing(name, tiny_model, arithmetic_prompts, tmp_path):
     engine, stop, code, message = STOPS[name]
     folder = tmp_path / "run"

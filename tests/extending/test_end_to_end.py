@@ -36,7 +36,7 @@ def test_the_examples_train_and_resume_to_the_bit(arithmetic_prompts, tmp_path, 
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     # The embedded model, which is right now and then.
     overrides = small_overrides(ROOT / "data/tiny_model", arithmetic_prompts, tmp_path / "whole") + examples(tmp_path)
-    overrides += ["data.val_files=[]", "data.max_response_length=64", "data.train_batch_size=4"]
+    overrides += ["rollout.name=hf", "data.val_files=[]", "data.max_response_length=64", "data.train_batch_size=4"]
     overrides += ["data.max_prompt_length=96", "trainer.total_training_steps=4", "trainer.total_epochs=2"]
     overrides += ["trainer.save_freq=2", "trainer.save_hf_model=false", "actor.optim.lr=1e-3"]
     run = Run(overrides, tmp_path / "log")

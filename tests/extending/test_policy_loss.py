@@ -17,7 +17,7 @@ def test_the_policy_loss(tiny_model, arithmetic_prompts, tmp_path: Path):
         *small_overrides(tiny_model, arithmetic_prompts, folder),
         f"actor.policy_loss={file}:listwise",
         "+actor.policy_loss_kwargs.bonus=0.01",
-        "data.val_files=[]",
+        *("data.val_files=[]", "rollout.name=hf"),
     ]
     refused = Run(overrides, tmp_path / "refused")
     assert refused.finish() == 1

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from vllm.distributed.device_communicators import cpu_communicator
 from vllm.engine.arg_utils import EngineArgs
 
 from tests.conftest import changed
@@ -17,13 +18,15 @@ from verl.batch import Batch
 from verl.config import ConfigError, PPOConfig
 from verl.config.rollout import SamplingConfig
 from verl.data.prompt_rows import PromptRecord
-from verl.rollout import engine_environment
+from verl.rollout import engine_environment, shared_memory
 from verl.rollout.requests import EngineModel, ResponseRequests, ResponseSettings, SampleRequest, response_stream
+from verl.rollout.shared_memory import private_shared_memory
 from verl.rollout.vllm_engine import engine_options, naming_own_metrics
 from verl.single_controller import generation
 from verl.single_controller.failures import WorkerError
 from verl.single_controller.generation import run_engines
 from verl.single_controller.worker_group import WorkerGroup
+from verl.utils.distributed import WorkerPlace
 
 pytestmark = pytest.mark.slow
 
@@ -103,6 +106,33 @@ def learn(group: WorkerGroup, rollout: Batch) -> None:
     for _ in range(3):
         group.run_split("update_actor", policy_batch(rollout, logprobs), len(logprobs), len(rollout))
     assert (scored(group, rollout).logprobs - logprobs).abs().max() > 0.1
+
+
+def test_an_engine_that_fails_to_start_leaves_no_shared_memory(tmp_path, monkeypatch):
+    class Memory:
+        """vLLM's, whose workers find each other by a file."""
+
+        def __init__(self) -> None:
+            self.group_name = self.make_group_name("tp:0")
+            self._init_cpu_shm()
+
+        @staticmethod
+        def make_group_name(unique_name: str) -> str:
+            return f"/ident-{unique_name}-[0-1]-cpushm"
+
+        def _init_cpu_shm(self) -> int:
+            (tmp_path / f"{self.group_name}_0").touch()
+            raise RuntimeError("a worker was killed")
+
+    monkeypatch.setattr(shared_memory, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(cpu_communicator, "_CPUSHMDistributed", Memory)
+    of_another = tmp_path / "verl-2-ident-tp:0-[0-1]-cpushm_0"
+    of_another.touch()
+    place = WorkerPlace(0, 2, "127.0.0.1", 1, "cpu", cpu_threads=1, workers_per_machine=2)
+    with pytest.raises(RuntimeError, match="a worker was killed"), private_shared_memory(place):
+        cpu_communicator._CPUSHMDistributed()
+    assert Memory.make_group_name("tp:0") == "/ident-tp:0-[0-1]-cpushm"
+    assert [*tmp_path.iterdir()] == [of_another]
 
 
 def test_all_engines_sample_alike(alone, together, through_transformers, prompts, config):
@@ -302,6 +332,7 @@ def test_an_evaluation_ends_there_too(config, prompts, ray_session):
     assert len({sample.response[:1] for sample in samples}) > 5
 
 
+@pytest.mark.nightly
 def test_draws_that_are_left_to_vllm_are_others_each_time(config, prompts, ray_session):
     for group in started(config, 1, seeded=False):
         drawn = [generate(group, prompts, config.rollout.train_kwargs, 5) for _ in range(2)]

@@ -217,6 +217,7 @@ def test_what_is_measured_together_depends_on_no_clock(inside: Run, qwen: Path, 
     assert outcome.facts["batches"][1:] == outcome.facts["batches"][:-1]
 
 
+@pytest.mark.nightly
 def test_a_reducer_that_raises_leaves_two_workers_in_order(outside: Run, qwen: Path, prompts: list[list[int]]):
     outcome = outside(engines.with_a_failing_reducer, qwen, prompts, tensor_parallel_size=2)
     assert "ValueError: five is too many" in outcome.facts["error"]
@@ -259,6 +260,7 @@ def test_models_without_intermediate_layers_are_refused_by_name(inside: Run, bui
     assert "MixtralForCausalLM cannot return the states of intermediate layers" in refused and "layers=[-1]" in refused
 
 
+@pytest.mark.nightly
 def test_an_engine_in_another_process(outside: Run, tiny_model: Path, prompts: list[list[int]]):
     prompts = [[token % 20 for token in prompt] for prompt in prompts]
     outcome = outside(engines.in_another_process, tiny_model, {"layers": [0, -1], "phase": "both"}, prompts)
@@ -272,6 +274,7 @@ def test_an_engine_in_another_process(outside: Run, tiny_model: Path, prompts: l
     assert outcome.facts["num_rows"] == 0
 
 
+@pytest.mark.nightly
 def test_two_tensor_parallel_workers(outside: Run, qwen: Path, reference: PreTrainedModel, prompts: list[list[int]]):
     capture = {"layers": [1, -1], "phase": "both"}
     parallel = {"tensor_parallel_size": 2, "skip_tokenizer_init": True}

@@ -71,15 +71,19 @@ def test_draws_do_not_depend_on_the_engine(inside: Run, qwen: Path, asked: Asked
     assert [tokens(inside(engines.from_streams, qwen, asked[part::2])) for part in (0, 1)] == [drawn[::2], drawn[1::2]]
 
 
-def test_samples_of_a_request_have_streams_of_their_own(inside: Run, outside: Run, qwen: Path, prompts, drawn, asked):  # noqa: F811
+def test_samples_of_a_request_have_streams_of_their_own(inside: Run, qwen: Path, prompts, drawn, asked):  # noqa: F811
     params = [asked[4 * uid][1] for uid in range(len(prompts))]
     extra = [given["extra_args"] | {"stream": substream(3, uid)} for uid, given in enumerate(params)]
     groups = [(prompt, params[uid] | {"n": 4, "extra_args": extra[uid]}) for uid, prompt in enumerate(prompts)]
     assert tokens(inside(engines.from_streams, qwen, groups)) == drawn
-    # Also through processes of vLLM's own, two of which share the model.
-    assert tokens(outside(engines.from_streams, qwen, groups, tensor_parallel_size=2)) == drawn
 
 
+@pytest.mark.nightly
+def test_two_processes_of_vllms_own_draw_alike(outside: Run, qwen: Path, asked: Asked, drawn):  # noqa: F811
+    assert tokens(outside(engines.from_streams, qwen, asked, tensor_parallel_size=2)) == drawn
+
+
+@pytest.mark.nightly
 def test_two_tensor_parallel_engines_draw_alike(qwen: Path, asked: Asked, drawn):  # noqa: F811
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -53,6 +53,7 @@ def test_the_engine_makes_room_for_checkpoints(tmp_path):
     assert calls == ["sleep", "save", "sleep", "load"]
 
 
+@pytest.mark.nightly
 def test_no_moments_exist_when_the_engine_looks_for_memory(ray_session, small_config, tmp_path):
     # On a GPU vLLM starts only where its share is free, which moments would take from it.
     config = changed(small_config, algorithm={"adv_estimator": "gae"})
