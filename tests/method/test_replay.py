@@ -39,7 +39,7 @@ def test_a_buffer_is_bounded_and_comes_back_to_the_bit():
     for name in ("prompt_lengths", *tensors):
         before, after = getattr(held, name), getattr(again, name)
         assert torch.equal(before, after) and before.dtype == after.dtype
-    with pytest.raises(ConfigError, match=r"^data.train_files: the replay buffer of the checkpoint has prompts"):
+    with pytest.raises(ConfigError, match=r"^data.train_files: the checkpoint has responses to prompts"):
         restored(buffer.state_dict(), RECORDS[:2])
     # Once it is empty, it is as a new one.
     buffer.take(torch.ones(3, dtype=torch.bool))

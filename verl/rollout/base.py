@@ -1,6 +1,6 @@
 """The interface of rollout engines: what they are made from and what they return."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -45,8 +45,9 @@ class EngineReply(NamedTuple):
     if there are none."""
     num_waiting: int
     """Requests that the engine has not begun yet."""
-    num_ended: int
-    """Responses that have ended since the last reply. Those that are still measured come with a later one."""
+    ended: Sequence[int] = ()
+    """Responses that have ended since the last reply, by the same places. Those that are still being measured are in
+    ``finished`` of a later reply, so ``finished`` depends on time where this does not."""
     open: Batch | None = None
     """After :meth:`Rollout.cut`, the responses that have not ended, as far as they are, with ``version``."""
 

@@ -191,14 +191,15 @@ def engine_room(engine: LLMEngine) -> EngineRoom:
     return EngineRoom(slots, max(1, int(sequences)))
 
 
-def run_steps(engine: LLMEngine, max_steps: int) -> tuple[list[RequestOutput], int]:
+def run_steps(engine: LLMEngine, max_steps: int) -> tuple[list[RequestOutput], list[str]]:
     """Run the engine until no request is left, or for ``max_steps`` steps.
 
     The hidden states of responses are measured between steps, so a response may be returned by a later call than that
     in which it ended. All are returned by the call after which no request is left.
 
     Returns:
-        Measured responses; all are whole, whatever stays unfinished. And how many responses have ended.
+        Measured responses; all are whole, whatever stays unfinished. And the requests whose responses have ended,
+        which depends on no time.
     """
     collector = getattr(engine, "state_collector", None)
     finished: list[RequestOutput] = []
@@ -207,10 +208,10 @@ def run_steps(engine: LLMEngine, max_steps: int) -> tuple[list[RequestOutput], i
             if not engine.has_unfinished_requests():
                 break
             finished += [cast(RequestOutput, output) for output in engine.step() if output.finished]
-        num_ended = len(finished)
+        ended = [output.request_id for output in finished]
         if collector is not None:
             finished = collector.collected(wait=not engine.has_unfinished_requests())
-    return finished, num_ended
+    return finished, ended
 
 
 def num_waiting(engine: LLMEngine) -> int:

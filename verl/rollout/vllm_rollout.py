@@ -86,16 +86,16 @@ class VLLMRollout:
             if requests.temperatures is not None:
                 params.extra_args = {**(params.extra_args or {}), TEMPERATURES: requests.temperatures}
             engine.add_request(str(row), prompt, params)
-        outputs, num_ended = run_steps(engine, max_steps)
-        return EngineReply(self._finished(outputs), num_waiting(engine), num_ended)
+        outputs, ended = run_steps(engine, max_steps)
+        return EngineReply(self._finished(outputs), num_waiting(engine), [int(name) for name in ended])
 
     def cut(self) -> EngineReply:
         """Give back every response that has not ended, and all that have."""
         engine = self.engine.llm_engine
         left = [(r.request_id, r.prompt_ids, r.token_ids, r.logprobs) for r in begun.cut(engine)]
-        outputs, num_ended = run_steps(engine, 0)
+        outputs, _ = run_steps(engine, 0)
         unfinished = self._episodes(left) if left and self.is_first else None
-        return EngineReply(self._finished(outputs), 0, num_ended, unfinished)
+        return EngineReply(self._finished(outputs), 0, open=unfinished)
 
     def _begin(self, request_id: str, response: Batch | None) -> list[int]:
         """The tokens that there are of a response, None of one that will not be cut; the rest is noted."""

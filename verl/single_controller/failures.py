@@ -27,6 +27,7 @@ FIXES = {
     "start": f"lower rollout.gpu_memory_utilization for the models, or raise it for the engine; {HOLD}",
     "start_generation": f"lower rollout.gpu_memory_utilization; {HOLD}",
     "advance": ENGINE,
+    "cut": ENGINE,
     "sync_weights": f"lower rollout.gpu_memory_utilization; {HOLD}",
     "compute_logprobs": SCORING,
     "compute_ref_logprobs": f"{SCORING}, or set ref.param_offload=true",
@@ -42,7 +43,7 @@ FIXES = {
 }
 """Method of a worker -> which options need less memory in it."""
 
-PHASES = {"start": "start of models and engine", "advance": "gen", "compute_logprobs": "old_log_prob"}
+PHASES = {"start": "start of models and engine", "advance": "gen", "cut": "gen", "compute_logprobs": "old_log_prob"}
 PHASES |= {"compute_ref_logprobs": "ref", "compute_values": "values", "compute_rm_scores": "reward_model"}
 PHASES |= {"update_actor_on_policy": "update_actor"}
 """Method of a worker -> its phase in the log, where the two differ."""

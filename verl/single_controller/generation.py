@@ -123,19 +123,21 @@ def run_engines(
     requests: ResponseRequests,
     deterministic: bool,
     on_finished: Callable[[Batch], None],
-    enough: Callable[[], bool] | None = None,
+    enough: Callable[[Sequence[int]], bool] | None = None,
 ) -> list[Batch]:
     """Have all engines work on ``requests``, of which row i is named i.
 
     Args:
         on_finished: gets responses soon after they have ended.
-        enough: asked whenever engines have replied; once it says so, responses are cut. None: all are finished.
+        enough: asked whenever engines have replied, with the responses that have ended so far, measured or not; once it
+            says so, the others are cut. None: all are finished.
 
     Returns:
         The responses that were cut, and those that no engine has begun, as ``requests`` has them, by ``request``.
     """
     rooms = workers.run("start_generation")[::copies]
     queue = RequestQueue(len(requests.rows), rooms)
+    ended: list[int] = []
 
     def message(places: Sequence[int]) -> tuple[ResponseRequests, int]:
         return requests.of(places), STEPS_PER_CALL
@@ -143,9 +145,11 @@ def run_engines(
     def take(reply: EngineReply) -> tuple[int, int]:
         if reply.finished is not None:
             on_finished(reply.finished)
-        return reply.num_ended, reply.num_waiting
+        ended.extend(reply.ended)
+        return len(reply.ended), reply.num_waiting
 
-    serve(queue, Exchange(workers, "advance", copies), message, take, deterministic, enough)
+    stop = None if enough is None else lambda: enough(ended)
+    serve(queue, Exchange(workers, "advance", copies), message, take, deterministic, stop)
     if enough is None:
         return []
     cut: list[Batch] = []

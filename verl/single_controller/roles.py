@@ -190,7 +190,7 @@ class PolicyWorkers(RoleWorkers):
         )
 
     def advance(
-        self, requests: ResponseRequests, on_finished: Callable[[Batch], None], enough: Callable[[], bool]
+        self, requests: ResponseRequests, on_finished: Callable[[Batch], None], enough: Callable[[Sequence[int]], bool]
     ) -> list[Batch]:
         """See :func:`verl.single_controller.generation.run_engines`."""
         deterministic = self.config.trainer.deals_by_counts(self.workers.device_type)

@@ -61,10 +61,10 @@ class EvaluationWorker:
         for request in requests:
             prompt: Any = {"prompt_token_ids": request.prompt_ids}
             self.engine.add_request(str(request.key), prompt, self._sampling_params(request))
-        outputs, num_ended = run_steps(self.engine, max_steps)
+        outputs, ended = run_steps(self.engine, max_steps)
         # The workers of an engine have sampled the same.
         samples = [self._finished(int(o.request_id), o.outputs[0]) for o in outputs if self.is_first]
-        return FinishedSamples(samples, num_waiting(self.engine), num_ended)
+        return FinishedSamples(samples, num_waiting(self.engine), len(ended))
 
     def _sampling_params(self, request: SampleRequest) -> SamplingParams:
         return SamplingParams(

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -41,28 +41,37 @@ class Verifiers:
 
 
 class CountingEngines:
-    """In place of :meth:`PolicyWorkers.advance`: a response ends at the length that its stream gives it."""
+    """In place of :meth:`PolicyWorkers.advance`: a response ends at the length that its stream gives it.
 
-    def __init__(self, lengths: list[int], slots: int) -> None:
-        self.lengths, self.slots = lengths, slots
+    With ``late``, none has been measured before all have stopped.
+    """
+
+    def __init__(self, lengths: list[int], slots: int, late: bool = False) -> None:
+        self.lengths, self.slots, self.late = lengths, slots, late
 
     def finish_generation(self) -> None:
         pass
 
     def __call__(
-        self, requests: ResponseRequests, take: Callable[[Batch], None], enough: Callable[[], bool]
+        self, requests: ResponseRequests, take: Callable[[Batch], None], enough: Callable[[Sequence[int]], bool]
     ) -> list[Batch]:
         begun = requests.begun
         assert begun is not None and len(begun) == len(requests.rows)
         made = begun.response_lengths.tolist()
         rows = list(requests.rows)
-        while rows and not enough():
+        measured: list[Batch] = []
+        all_ended: list[int] = []
+        while rows and not enough(all_ended):
             for row in rows[: self.slots]:
                 made[row] = min(made[row] + ROUND, self.length(requests.streams[row]))
             ended = [row for row in rows if made[row] == self.length(requests.streams[row])]
-            for row in ended:
-                take(self.response(requests, row, made[row]).fill(truncated=torch.tensor([False])))
+            measured += [self.response(requests, row, made[row]).fill(truncated=torch.tensor([False])) for row in ended]
+            while measured and not self.late:
+                take(measured.pop(0))
+            all_ended += ended
             rows = [row for row in rows if row not in ended]
+        for part in measured:
+            take(part)
         return [self.response(requests, row, made[row]) for row in rows]
 
     def length(self, stream: int) -> int:
@@ -93,6 +102,25 @@ def sampler_of(config: PPOConfig, tokenizer: Any, engines: CountingEngines, stal
     sampler = CarryOverSampler(config, tokenizer, None, None, Verifiers(), [], method, (), PROMPTS, STEPS)
     sampler.policy.advance, sampler.policy.finish_generation = engines, engines.finish_generation
     return sampler
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+    lengths=st.lists(st.sampled_from([1, 2, 3, 5, 8, 40, 64]), min_size=2, max_size=9),
+    slots=st.integers(1, 50),
+)
+def test_a_step_does_not_depend_on_when_responses_are_measured(
+    small_config, tiny_tokenizer, lengths: list[int], slots: int
+):
+    """How long measuring takes depends on the machine's load."""
+    timer = PhaseTimer(lambda name: None)
+    steps = []
+    for late in (False, True):
+        sampler = sampler_of(small_config, tiny_tokenizer, CountingEngines(lengths, slots, late), 2)
+        stream = iter([PROMPTS[start : start + GROUPS] for start in range(0, len(PROMPTS), GROUPS)])
+        batches = [sampler.sample_step(stream, step, timer)[0] for step in range(1, STEPS + 1)]
+        steps.append([(batch.group.tolist(), batch.version.tolist()) for batch in batches])
+    assert steps[0] == steps[1]
 
 
 @settings(deadline=None, max_examples=60)

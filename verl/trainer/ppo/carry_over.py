@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from verl.batch import EPISODE, Batch
 from verl.data.prompt_rows import PromptRecord
@@ -90,11 +91,9 @@ class CarryOverSampler(Sampler):
         asked, parts = self.open, list[Batch]()
         verification = Verification(asked.records, self.tokenizer, self.stop_strings, self.verifiers)
         admitted = self._outstanding()
-        left = Counter(asked.group.tolist())
 
         def take(part: Batch) -> None:
             parts.append(part)
-            left.subtract(asked.group[part.request].tolist())
             verification.add(part)
 
         requests = ResponseRequests(
@@ -106,7 +105,7 @@ class CarryOverSampler(Sampler):
             version=step - 1,
         )
         with timer.phase("gen"):
-            cut = self.policy.advance(requests, take, lambda: self._suffice(step, admitted, left))
+            cut = self.policy.advance(requests, take, lambda ended: self._suffice(step, admitted, asked.group, ended))
         verification.submit()
         self.open = described(cut, asked)
         ended = described(parts, asked)
@@ -140,12 +139,19 @@ class CarryOverSampler(Sampler):
         }
         return dict(sorted(pairs.items()))
 
-    def _suffice(self, step: int, admitted: dict[int, int], left: Counter[int]) -> bool:
+    def _suffice(self, step: int, admitted: dict[int, int], groups: Tensor, ended: Sequence[int]) -> bool:
         """Whether the step may end: there are enough complete groups, and what it leaves can be learned from in time.
 
         A group is learned from at most ``max_staleness`` steps after that in which it was admitted, so of those due
         within the next j steps j batches at most may be left.
+
+        Args:
+            admitted: the outstanding groups, with the steps in which they were admitted.
+            groups: [B], the group of each response that is sampled.
+            ended: those that have ended, by their places.
         """
+        left = Counter(groups.tolist())
+        left.subtract(groups[list(ended)].tolist())
         complete = [group for group in admitted if not left[group]]
         taken = set(complete[: self.batch_size])
         if len(taken) < self.batch_size:
