@@ -11,6 +11,7 @@ from tiny_tokenizer import make_tiny_tokenizer
 from transformers import AutoModelForCausalLM
 
 from tests.workers.groups import all_prompts, sample, scored, start_group
+from verl.checkpoint.shards import CheckpointWorker
 from verl.config import PPOConfig
 from verl.data.prompt_rows import PromptRecord
 from verl.rank.calculator import RepresentationMetricsCalculator
@@ -43,11 +44,12 @@ def prompts(small_config: PPOConfig, tiny_tokenizer) -> list[PromptRecord]:
     return all_prompts(small_config, tiny_tokenizer)
 
 
-def test_the_engine_makes_room_for_checkpoints(tmp_path):
+def test_the_engine_makes_room_for_checkpoints(tmp_path, monkeypatch):
     calls = []
+    for name in ("save", "load"):
+        monkeypatch.setattr(CheckpointWorker, name, lambda *_, name=name: calls.append(name))
     worker = HybridWorker.__new__(HybridWorker)
     worker.rollout = SimpleNamespace(sleep=lambda: calls.append("sleep"))
-    worker.checkpoints = SimpleNamespace(start=lambda *_: calls.append("save"), load=lambda *_: calls.append("load"))
     worker.save(tmp_path, False, True)
     worker.load(tmp_path, 3)
     assert calls == ["sleep", "save", "sleep", "load"]

@@ -85,6 +85,10 @@ def test_what_a_run_can_give_is_accepted(tmp_path):
         ("(inputs.logprobs, {'a': inputs.logprobs})", r"its metric 'a' is \[2, 3\]; it is a scalar, or \[b\]"),
         ("(inputs.logprobs, {'pg_loss': 1})", "its metric 'pg_loss' has the name of one of the update's; rename it"),
         (
+            "(inputs.advantagse, {})",
+            r"has no attribute 'advantagse'; did you mean 'advantages'\? \(.*mine.py, line 4\)",
+        ),
+        (
             "(inputs.rewards + 1, {})",
             r"the call with a micro-batch of 2 responses raised TypeError: .*mine.py, line 4\)",
         ),
