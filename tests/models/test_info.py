@@ -175,7 +175,7 @@ BROKEN = {
     "empty": (cut(0), "model.safetensors is broken or cut short"),
     "length too large": (write("model.safetensors", b"\xff" * 8 + b"{}"), "model.safetensors is broken or cut short"),
     "no weights": (lambda f: (f / "model.safetensors").unlink(), "there are no weights (model.safetensors)"),
-    "shard missing": (index(a="other.safetensors"), "other.safetensors is missing; fetch or copy the model again"),
+    "shard missing": (index(a="other.safetensors"), "other.safetensors is missing; fetch or copy it again"),
     "tensor missing": (
         without("model.norm.weight"),
         "part.safetensors lacks model.norm.weight, which model.safetensors",
