@@ -55,28 +55,6 @@ def test_the_engine_makes_room_for_checkpoints(tmp_path, monkeypatch):
     assert calls == ["sleep", "save", "sleep", "load"]
 
 
-@pytest.mark.nightly
-def test_no_moments_exist_when_the_engine_looks_for_memory(ray_session, small_config, tmp_path):
-    # On a GPU vLLM starts only where its share is free, which moments would take from it.
-    config = changed(small_config, algorithm={"adv_estimator": "gae"})
-    folder = tmp_path / ".global_step_1.attempt_0.x.unfinished"
-    folder.mkdir()
-    started = [("engine starts", 0), ("engine runs", 0)]
-    first = start_group(config, 1, worker="NotingWorker")
-    assert first.run("noted") == [[*started, ("now", 0)]]
-    first.run("step")
-    ((*_, (_, learned)),) = first.run("noted")
-    assert learned > 50
-    first.run("save", folder, False, False)
-    first.run("finish_save", True)
-    first.close()
-    # A run that resumes loads them into workers whose engine has started, and sleeps.
-    second = start_group(config, 1, worker="NotingWorker")
-    second.run("load", folder, 1)
-    assert second.run("noted") == [[*started, ("engine sleeps", 0), ("now", learned)]]
-    second.close()
-
-
 def test_responses_end_at_the_stop_tokens_of_the_prompts_template(small_config):
     tokenizer = make_tiny_tokenizer()
     tokenizer.add_tokens(["</s>", "<|endoftext|>"])
