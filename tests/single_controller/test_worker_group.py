@@ -81,7 +81,8 @@ def test_an_engine_without_memory_names_its_options():
     assert line.endswith(f"({CACHE})")
 
 
-RAY_REPORT = """1 worker(s) were killed due to the node running low on memory. Memory on the node was 22.95GB used / 23.54GB limit (0.975116)
+RAY_REPORT = """1 worker(s) were killed due to the node running low on memory.
+Memory on the node was 22.95GB used / 23.54GB limit (0.975116)
 OOM kill reason: Memory usage 24636848768B exceeded threshold of 24012684984B (95.0% of 25276510208B limit)
 Selected to kill: (Task: job ID=01, task name=_Host.__init__, pid=19216, actual memory used=9.05GB, worker ID=619e)
 """
