@@ -230,8 +230,6 @@ class PPOConfig(Group):
         self.require(not self.actor.bypass_mode, "actor.bypass_mode", f"{stale}; set it to false")
         with_step = "with async_training.partial_rollout a step has no batch of its own to compare with; choose another"
         self.require(self.algorithm.adv_estimator != "remax", "algorithm.adv_estimator", with_step)
-        fix = "does not go with async_training.partial_rollout yet; set either to false"
-        self.require(not self.algorithm.filter_groups.enable, "algorithm.filter_groups.enable", fix)
         fix = "async_training.partial_rollout needs an engine that can be stopped; set rollout.name=vllm"
         self.require(self.rollout.name == "vllm", "rollout.name", fix)
 
