@@ -222,6 +222,9 @@ class PPOConfig(Group):
 
     def _check_carry_over(self) -> None:
         """Check what must go with responses of older weights."""
+        fix = "with async_training.max_staleness=0 the versions are the same; raise that, or set this to false"
+        compares = self.calculator.compare_versions
+        self.require(self.async_training.max_staleness > 0 or not compares, "calculator.compare_versions", fix)
         if not self.async_training.partial_rollout:
             return
         stale = f"responses are up to async_training.max_staleness={self.async_training.max_staleness} versions behind"

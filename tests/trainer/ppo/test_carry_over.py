@@ -255,6 +255,12 @@ def test_dynamic_sampling_without_anything_to_learn_ends(small_config, tiny_toke
         (["async_training.max_staleness=-1"], "must be 0 or more"),
         (["async_training.partial_rollout=true"], "partial_rollout=True: responses that are carried over are behind"),
         (["async_training.max_staleness=1", OPTIONS[0]], "actor.tis_level='none': responses are up to .*=token"),
+        (
+            ["calculator.compare_versions=true"],
+            "compare_versions=True: with async_training.max_staleness=0 the versions",
+        ),
+        (["calculator.compare_versions=true", "calculator.source=actor"], "source=actor measures .* already"),
+        ([*OPTIONS, "async_training.max_staleness=1", "actor.bypass_mode=true"], "bypass_mode=True: .*set it to false"),
         ([*OPTIONS, "async_training.max_staleness=1", "algorithm=remax"], "adv_estimator='remax': with async"),
         ([*OPTIONS, "async_training.max_staleness=1", "rollout.name=hf"], "rollout.name='hf': .*set rollout.name=vllm"),
     ],
@@ -271,6 +277,8 @@ def test_a_run_with_open_responses_resumes_to_the_bit(arithmetic_prompts, tmp_pa
     overrides = [
         *small_overrides(ROOT / "data/tiny_model", arithmetic_prompts, folder),
         *("data.max_response_length=96", "async_training.max_staleness=2", *OPTIONS),
+        *("algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=score"),
+        "calculator.compare_versions=true",
         *("trainer.total_training_steps=5", "trainer.except_save=[3]", "trainer.save_hf_model=false"),
         *("trainer.val_before_train=false", "trainer.test_freq=4", "actor.optim.lr=1e-4"),
     ]

@@ -117,6 +117,9 @@ class CarryOverSampler(Sampler):
         verification = Verification(asked.records, self.tokenizer, self.stop_strings, self.verifiers)
         admitted, needed = self._outstanding(), self._needed()
 
+        def enough(ended: Sequence[int]) -> bool:
+            return self._suffice(step, admitted, needed, asked.group, ended)
+
         def take(part: Batch) -> None:
             parts.append(part)
             verification.add(part)
@@ -130,7 +133,7 @@ class CarryOverSampler(Sampler):
             version=step - 1,
         )
         with timer.phase("gen"):
-            cut = self.policy.advance(requests, take, lambda ended: self._suffice(step, admitted, needed, asked.group, ended))
+            cut = self.policy.advance(requests, take, enough)
         verification.submit()
         self.open = described(cut, asked)
         ended = described(parts, asked)
@@ -180,7 +183,7 @@ class CarryOverSampler(Sampler):
         return num_ready >= self.batch_size
 
     def _filled(self, batch: Batch | None, filtered: Sequence[Batch]) -> tuple[Batch, dict[str, float]]:
-        """The batch of a step, with filtered groups where it lacks some, which are not learned from; metrics of both."""
+        """The batch of a step, with filtered groups where it lacks some, which teach nothing; and metrics of both."""
         n = self.config.rollout.n
         sampled = Batch.join([*([] if batch is None else [batch]), *filtered])
         num_learned = 0 if batch is None else len(batch)
@@ -212,9 +215,7 @@ class CarryOverSampler(Sampler):
         ready = len(self._complete())
         return max(self.batch_size, ready + self.batch_size // 4 if ready < self.batch_size else 0)
 
-    def _suffice(
-        self, step: int, admitted: dict[int, int], needed: int, groups: Tensor, ended: Sequence[int]
-    ) -> bool:
+    def _suffice(self, step: int, admitted: dict[int, int], needed: int, groups: Tensor, ended: Sequence[int]) -> bool:
         """Whether the step may end: there are enough complete groups, and what it leaves can be learned from in time.
 
         A group is learned from at most ``max_staleness`` steps after that in which it was admitted, so of those due
