@@ -90,6 +90,11 @@ def staleness_threshold(option: Option, value: str, line: CommandLine) -> list[s
     return option.assign(f"{ahead:.0f}")
 
 
+def trigger_parameter_sync_step(option: Option, value: str, line: CommandLine) -> list[str]:
+    sizes = (line.number("async_training.require_batches", 1), line.number(f"{ACTOR}.ppo_mini_batch_size", 256))
+    return option.assign(str(line.number(option.name, 4) * math.prod(sizes)))
+
+
 # Rejected responses.
 
 RATIO_RULES = {"token": "token_k1", "sequence": "seq_sum_k1", "geometric": "seq_mean_k1"}
