@@ -328,7 +328,8 @@ class RayPPOTrainer(Trainer):
             manager = self.reward_manager
             metrics |= release_names(metrics, manager.config, manager.baselines, self.validator.sources)
         self.tracker.log(self.step, metrics)
-        self.display.step(self.step, metrics)
+        nothing = metrics.get("train/filler_groups") == self.config.data.train_batch_size
+        self.display.step(self.step, metrics, "no informative group, no update" if nothing else "")
         self.metrics = {}
 
 

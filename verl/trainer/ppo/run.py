@@ -22,7 +22,7 @@ from verl.trainer.ppo.samples import SampleKeeper
 from verl.trainer.ppo.sampling import Sampler
 
 COLUMNS = {
-    "reward": ("score/mean", "+.2f"),
+    "reward": ("critic/rewards/mean", "+.2f"),
     "pass@1": ("train/pass@1", ".0%"),
     "val": ("val/pass@1", ".0%"),
     "ER": ("cal/overall/layer_1/Effective Rank/mean", ".2f"),
