@@ -242,6 +242,12 @@ ALONE = "rollout.n=1: {} compares the responses to a prompt"
             "trainer.method='verl.recipes.ead:Annealed': overrides sampling, so responses come from other distr",
         ),
         ("experiment=ead", None),
+        ("experiment=verl_grpo_async actor.ppo_mini_batch_size=64", None),
+        (
+            "experiment=verl_grpo_async actor.ppo_mini_batch_size=32",
+            "async_training.max_staleness=1: a step makes 2 updates of the policy (actor.ppo_mini_batch_size=32, "
+            "actor.ppo_epochs=1), so its last learns from tokens that are up to 3 updates old; set ",
+        ),
     ],
 )
 def test_options_that_are_probably_a_mistake_are_warned_of(options: str, beginning: str | None):

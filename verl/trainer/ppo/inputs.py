@@ -158,6 +158,15 @@ def start_warnings(config: PPOConfig, method: MethodCalls) -> list[str]:
             f"{method.where}: overrides sampling, so responses come from other distributions than that at "
             "rollout.temperature, which is learned; set actor.tis_level=token, which weights them"
         )
+    num_updates, staleness = config.actor_updates(1), config.async_training.max_staleness
+    if staleness > 0 and num_updates > 1:
+        lines.append(
+            f"async_training.max_staleness={staleness}: a step makes {num_updates} updates of the policy "
+            f"(actor.ppo_mini_batch_size={actor.ppo_mini_batch_size}, actor.ppo_epochs={actor.ppo_epochs}), so its "
+            f"last learns from tokens that are up to {staleness * num_updates + num_updates - 1} updates old; set "
+            f"actor.ppo_mini_batch_size={config.data.train_batch_size} and actor.ppo_epochs=1, or watch "
+            "async/lag_<k>/kl"
+        )
     if actor.clips_nothing:
         lines.append(
             f"actor.policy_loss=gspo: the clip range {actor.clip_range} is one of tokens and hardly ever acts on whole "

@@ -29,6 +29,9 @@ COLUMNS = {
     "ERV": ("cal/overall/layer_1/Effective Rank diff/mean", "+.3f"),
     "ERA": ("cal/overall/layer_1/Effective Rank diff 2/mean", "+.3f"),
     "tok/s": ("perf/throughput", ".0f"),
+    "open groups": ("async/outstanding", ".0f"),
+    "carried over": ("async/carried_over_tokens", ".0f"),
+    "lag": ("async/lag/mean", ".2f"),
 }
 
 
