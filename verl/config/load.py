@@ -183,8 +183,8 @@ def _form(schema: Any, key: str) -> str:
 
 
 def check_group_values(words: Sequence[str]) -> None:
-    """Raise ``ConfigError`` for a group of files that is set to a number, a list or null, where Hydra raises no error of
-    its own. ``words``: overrides, and perhaps other arguments."""
+    """Raise ``ConfigError`` for a group of files that is set to a number, a list or null, for which Hydra has no clear
+    message. ``words``: overrides, and perhaps other arguments."""
     for word in words:
         group, _, value = word.lstrip("+").partition("=")
         files = sorted(path.stem for path in (CONFIG_DIR / group.partition("@")[0]).glob("*.yaml"))

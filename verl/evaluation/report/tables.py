@@ -26,9 +26,9 @@ UP, DOWN, NOTHING = "▲", "▼", "–"
 
 LEGEND = (
     f"Figures are percentages, with {LEVEL:.0%} bootstrap intervals over problems (Wilson's where all problems have "
-    f"the same figure). Signed figures are differences from the baseline in percentage points, on the problems that "
-    f"both runs have. {UP} and {DOWN} mark differences outside the noise: the paired bootstrap interval excludes 0, and "
-    f"at least {MIN_CHANGED} problems differ. If two runs are equally good, about one difference in "
+    "the same figure). Signed figures are differences from the baseline in percentage points, on the problems that "
+    f"both runs have. {UP} and {DOWN} mark differences outside the noise: the paired bootstrap interval excludes 0, "
+    f"and at least {MIN_CHANGED} problems differ. If two runs are equally good, about one difference in "
     f"{round(1 / (1 - LEVEL))} is marked by chance."
 )
 
