@@ -222,6 +222,9 @@ class PPOConfig(Group):
 
     def _check_carry_over(self) -> None:
         """Check what must go with responses of older weights."""
+        fix = "with async_training.max_staleness=0 the versions are the same; raise that, or set this to false"
+        compares = self.calculator.compare_versions
+        self.require(self.async_training.max_staleness > 0 or not compares, "calculator.compare_versions", fix)
         if not self.async_training.partial_rollout:
             return
         stale = f"responses are up to async_training.max_staleness={self.async_training.max_staleness} versions behind"
@@ -230,8 +233,6 @@ class PPOConfig(Group):
         self.require(not self.actor.bypass_mode, "actor.bypass_mode", f"{stale}; set it to false")
         with_step = "with async_training.partial_rollout a step has no batch of its own to compare with; choose another"
         self.require(self.algorithm.adv_estimator != "remax", "algorithm.adv_estimator", with_step)
-        fix = "does not go with async_training.partial_rollout yet; set either to false"
-        self.require(not self.algorithm.filter_groups.enable, "algorithm.filter_groups.enable", fix)
         fix = "async_training.partial_rollout needs an engine that can be stopped; set rollout.name=vllm"
         self.require(self.rollout.name == "vllm", "rollout.name", fix)
 

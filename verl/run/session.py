@@ -209,6 +209,7 @@ class TrainingRun(RaySession):
         models = [*config.models.values()] if isinstance(config, PPOConfig) else [config.model]
         group = self.start_workers(worker, config, arguments, environment, [m.path for m in models], *watched)
         self.resources.callback(group.close)
+        self.display.begin(last_step or 0)
         self.resources.enter_context(self.display)
         return tracker, group
 
