@@ -34,9 +34,11 @@ _ANSWER_IS = re.compile(r"answer[ \t]*(?:is|:|=)|答案[ \t]*(?:[是为][ \t]*[:
 _REJECTED = re.compile(r",\s(?:and |but )?not\b")
 """After an answer: "18, not 17"."""
 
+_NEGATIVE = re.compile(r"\A(?:negative|minus)\s{1,3}(?=[$0-9])", re.IGNORECASE)
 NUMBER = re.compile(
     r"(?<![0-9.])(?:(?<![0-9A-Za-z_)])-)?(?:[0-9]{1,3}(?:\{?,\}?[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?"
 )
+WIDE_DIGITS = {0xFF10 + digit: str(digit) for digit in range(10)}
 SEPARATORS = str.maketrans("", "", "{},")
 """Removes the separators of thousands from what ``NUMBER`` matches."""
 
@@ -83,7 +85,7 @@ def extract_answer(text: str, equation: bool = False) -> tuple[str | None, bool]
 def extract_number(text: str, equation: bool = False) -> str | None:
     """The last number of the final ``TAIL_CHARS`` characters, with what changes its meaning; None if there is none, or
     if it is not stated (``is_stated``, ``is_one_number``)."""
-    tail = text[-TAIL_CHARS:]
+    tail = text[-TAIL_CHARS:].translate(WIDE_DIGITS)
     number = deque(NUMBER.finditer(tail), maxlen=1)
     if not number:
         return None
@@ -146,7 +148,7 @@ def extract_gsm8k(text: str) -> str | None:
     position = text.rfind("####")
     if position < 0:
         return None
-    match = _AFTER_HASHES.match(text, position + 4)
+    match = _AFTER_HASHES.match(text[position + 4 : position + 4 + TAIL_CHARS].translate(WIDE_DIGITS))
     return match.group(1) + match.group(2).replace(",", "") if match else None
 
 
@@ -161,7 +163,7 @@ def extract_stated(text: str) -> str | None:
     answer = SENTENCE_END.split(tail[end:], maxsplit=1)[0]
     if not is_stated(tail, start, end):
         return None
-    return _REJECTED.split(answer, maxsplit=1)[0].strip().strip(" \t:=*").strip() or None
+    return _NEGATIVE.sub("-", _REJECTED.split(answer, maxsplit=1)[0].strip().strip(" \t:=*").strip()) or None
 
 
 def extract_tagged(text: str, tag: str) -> str | None:

@@ -11,7 +11,10 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
-TEXT = r"\\(?:text(?:bf|rm|it|normal|sf)?|mbox|hbox|math(?:rm|bf|it|sf|normal)|operatorname|boldsymbol|bm|underline|emph)\*?\s{0,3}"
+TEXT = (
+    r"\\(?:text(?:bf|rm|it|normal|sf)?|mbox|hbox|math(?:rm|bf|it|sf|normal)|operatorname|boldsymbol|bm|underline|emph)"
+    r"\*?\s{0,3}"
+)
 """A LaTeX command that sets its argument as text, up to the opening brace."""
 
 WORDS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))

@@ -27,7 +27,9 @@ _SET_OF_REALS = re.compile(
     r"(?:\\mathbb\s*\{R\}|R|all real(?: number)?s?|\(-\\infty\s*,\s*\\infty\s*\)|全体实数|实数集R?)\.?", re.I
 )
 _NOTHING = re.compile(
-    r"(?:no (?:real )?solutions?\s*+(?::\s*+)?(?:\\emptyset)?|(?:the )?(?:empty|null) set|\\emptyset|\\\{\s*\\\}|none|无解|空集)", re.IGNORECASE
+    r"(?:no (?:real )?solutions?\s*+(?::\s*+)?(?:\\emptyset)?|(?:the )?(?:empty|null) set"
+    r"|\\emptyset|\\\{\s*\\\}|none|无解|空集)",
+    re.IGNORECASE,
 )
 _BUILDER = re.compile(r"\\?\{\s*+([A-Za-z])\s*+(?:\\in\s*+\S+?\s*+)?[|:]\s*+([^|]*?)\\?\}")
 

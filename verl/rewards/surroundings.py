@@ -18,7 +18,7 @@ _WORDS = (
     r"|(?:is|are|was|were|ca|could|would)n['’]?t(?:\sbe)?)(?:\s(?:equal\sto|an?|the))?\s{1,3}"
 )
 _SIGNS = (
-    r"[−√∛∜_≠≤≥±¬]\s{0,3}|(?<=\S)\s[<>]\s{0,3}|=\s{0,2}-\s{1,2}|(?:(?<=[\s=$({])|^)[‐‑‒–—﹣－⁻˗➖]"
+    r"[−√∛∜_≠≤≥±¬]\s{0,3}|(?<=\S)\s[<>]\s{0,3}|(?<=[a-z])\s-\s{1,3}|=\s{0,2}-\s{1,2}|(?:(?<=[\s=$({])|^)[‐‑‒–—﹣－⁻˗➖]"
     r"|\\(?:n?eq?|pm|mp|not|neg|sqrt|[dtc]?frac|l[nog]{1,2}|[hv]?phantom)\s?(?:\[[0-9]\])?\s?\{?|[\^}_]\{"
 )
 _TERM = r"(?:[0-9.,]{0,20}[0-9)}\]]|(?<![A-Za-z\\'])[A-Za-z])"
@@ -59,9 +59,10 @@ def _any_of(kind: str) -> re.Pattern[str]:
 
 _UNSURE_BEFORE, _TAKEN_BACK, _GIVEN_UP = (_any_of(kind) for kind in ("before", "after", "given_up"))
 _LISTED_BEFORE = re.compile(
-    r"[0-9][ \t$]{0,3}(?:(?:,[ \t$]{0,3})?(?:or|and|\.\.\.|…|\\l?dots)[ \t$]{1,3}|(?:\.\.\.|…|\\l?dots)[,\s$]{0,3}|[ \t]{1,3})\Z"
-    r"|(?:[0-9][ \t$]{0,3},[ \t$]{0,3}-?){2}[0-9.]{0,9}[ \t$]{0,3}(?:,[ \t$]{0,3})?\Z|(?:[0-9]{1,9},[ \t$]{1,3}){2}\Z"
+    r"[0-9][ \t$]{0,3}(?:,?[ \t$]{0,3}(?:or|and|\.\.\.|…|\\l?dots))?[ \t$]{1,3}\Z"
+    r"|(?:(?:[0-9]{1,9}|\.\.\.|…|\\l?dots)[ \t$]{0,3},[ \t$]{1,3}){2}\Z"
 )
+_WORDS_ONLY = re.compile("[^0-9]*")
 _NUMBER_OF = re.compile(r"(?<![A-Za-z])(?:page|step|question|problem|chapter|exercise|figure|line)\s{1,3}#?\Z", re.I)
 _NO_NUMBER = re.compile(r"(?:st|nd|rd|th)(?![A-Za-z])|[\s$]{0,5}(?:=|:[0-9])")
 """After a number that is an ordinal, or whose equation goes on."""
@@ -75,9 +76,14 @@ def in_place(text: str, start: int, end: int, answer: str, boxed: bool = False) 
     if (before is None and after is None) or (boxed and _FILLED_IN.match(rest)):
         return answer
     prefix = before.group() if before else ""
-    whole = f"({answer})" if boxed and not (answer.isdigit() and not prefix[-1:].isalnum()) else answer
+    suffix = after.group() if after else ""
+    whole = (
+        f"({answer})"
+        if boxed and not (answer.isdigit() and not prefix[-1:].isalnum() and "%" not in suffix)
+        else answer
+    )
     sign = "-" if _ONLY_MINUS.fullmatch(prefix) else prefix
-    return f"{sign}{whole}{after.group() if after else ''}".strip()
+    return f"{sign}{whole}{suffix}".strip()
 
 
 def is_stated(text: str, start: int, end: int) -> bool:
@@ -90,7 +96,7 @@ def is_stated(text: str, start: int, end: int) -> bool:
     after = rest[: stop.start()] if stop else rest
     return not (
         (stop and stop.group() in "?？")
-        or _UNSURE_BEFORE.search(before[begin:])
+        or _UNSURE_BEFORE.search(before[begin:] + _WORDS_ONLY.match(after).group())
         or _TAKEN_BACK.search(after)
         or _GIVEN_UP.search(rest)
     )
