@@ -28,7 +28,9 @@ _WORDS = re.compile(r"[A-Za-z]{4,20}|(?:[A-Za-z]{1,20}[ -]){1,9}[A-Za-z]{1,20}|(
 
 _BEFORE_EQUATION = re.compile(r"[\n,;:$。，；]|\.(?=\s)|\\[()\[\]]|(?<![\\A-Za-z])[A-Za-z]{2,30}\s(?=\s{0,9}[^\s=])")
 _AROUND = re.compile(r"\s*(?:\\left)?\\?([({\[])(.*[^\\])\\?([)}\]])\s*", re.DOTALL)
-_VARIABLE = re.compile("(?<![A-Za-z])[A-Za-z](?![A-Za-z])")
+_MULTIPLE_OF_VARIABLE = re.compile(
+    r"[0-9.]{1,9}\s?[*·]?\s?[A-Za-z](?:\s?[-+/]\s?[0-9.]{1,9})?|[A-Za-z]\s?(?:[-+*/^]|\\cdot)\s?[0-9.]{1,9}"
+)
 _LETTER = re.compile("[A-Za-z]")
 _COMMAND = re.compile(r"\\[A-Za-z]{1,30}")
 _MULTIPLE = re.compile(
@@ -126,6 +128,5 @@ def last_equation(text: str, end: int) -> str | None:
 
 
 def leaves_open(chain: str) -> bool:
-    """Whether a chain of equations gives the value of an expression in a variable, as ``2x = 18`` does."""
-    side = chain.partition("=")[0]
-    return _VARIABLE.search(_COMMAND.sub(" ", side)) is not None and not is_name(side)
+    """Whether an equation gives the value of a multiple or a sum of a variable, as ``2x = 18`` does."""
+    return _MULTIPLE_OF_VARIABLE.fullmatch(chain.partition("=")[0].strip(" $")) is not None

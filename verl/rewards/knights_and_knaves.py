@@ -131,7 +131,7 @@ def read_statements(text: str, people: Iterable[str]) -> list[tuple[str, str]]:
     names = "|".join(re.escape(name) for name in sorted(people, key=len, reverse=True))
     token = re.compile(
         rf"(?<!\w)(?:(?P<name>{names})|(?P<either>{_EITHER})|(?P<denied>{_DENIED})|(?P<not>{_NOT})|(?P<supposed>{_SUPPOSED})"
-        rf"|(?P<quoted>{_QUOTED})|(?P<too>so\s+(?:is|are))|(?P<role>knight|knave)s?)(?!\w)|(?P<sign>{_NOT_SIGN})|(?P<cross>{_CROSS})|(?P<break>{_BREAK})"
+        rf"|(?P<quoted>{_QUOTED})|(?P<too>so\s{{1,9}}(?:is|are))|(?P<role>knight|knave)s?)(?!\w)|(?P<sign>{_NOT_SIGN})|(?P<cross>{_CROSS})|(?P<break>{_BREAK})"
         r"|(?P<asked>\?)|(?P<stop>[!)\]])|(?P<word>\w+)",
         re.IGNORECASE,
     )

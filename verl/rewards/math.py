@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from verl.rewards.algebra import compare_latex
-from verl.rewards.answers import MAX_ALGEBRA_CHARS, boxes_in, extract_answer, normalise, quick_equal
+from verl.rewards.answers import MAX_ALGEBRA_CHARS, Box, boxes_in, extract_answer, normalise, quick_equal
 from verl.rewards.lexicon import (
     Quantity,
     marks_in,
@@ -89,17 +89,26 @@ def find_answer(solution: str, ground_truth: str) -> tuple[str | None, bool]:
     if not boxed or answer is None or len(answer) > MAX_CHARS or len(ground_truth) > MAX_CHARS:
         return answer, boxed
     spans = sorted(boxes_in(solution))
+    if len(spans) == 1:
+        return answer, True
     wanted = len(split_answers(unify(ground_truth))[0])
     listed = wanted > 1 and len(split_answers(unify(answer))[0]) == 1
     first = len(spans) - 1
     while first:
         between = _BETWEEN_BOXES.fullmatch(solution, spans[first - 1].end, spans[first].start)
-        if not between or not (listed or between[1] in ("or", "或")):
+        if not between or not (
+            listed or (between[1] in ("or", "或") and _differ(solution, *spans[first - 1 : first + 1]))
+        ):
             break
         first -= 1
     if first == len(spans) - 1:
         return answer, True
     return "; ".join(solution[span.content : span.end - 1] for span in spans[first:]), True
+
+
+def _differ(solution: str, a: Box, b: Box) -> bool:
+    """Whether two boxes hold different numbers."""
+    return quick_equal(solution[a.content : a.end - 1], solution[b.content : b.end - 1]) is False
 
 
 def _quick_same(answer: str, ground_truth: str, tolerance: Tolerance) -> bool | None:

@@ -174,7 +174,7 @@ def _find_unboxed(solution: str, options: Mapping[str, str]) -> tuple[str | None
         _first_sentence(tail[match.end() :])
         for match in _STATED.finditer(tail)
         if not _DENIED_BEFORE.search(tail[max(0, match.start() - 20) : match.start()])
-        and is_stated(tail, match.end(), match.end())
+        and is_stated(tail, match.end(), match.end(), choice=True)
     ]
     # "The answer is a" at the end of a line was cut off.
     stated = [sentence for sentence in stated if sentence not in ("", "a", "i")]
@@ -187,7 +187,7 @@ def _find_unboxed(solution: str, options: Mapping[str, str]) -> tuple[str | None
         return called_right[-1], frozenset(called_right[-1])
     line_start = tail.rfind("\n") + 1
     last_line = tail[line_start:]
-    if not is_stated(tail, max(line_start, len(tail) - 3), len(tail)):
+    if not is_stated(tail, max(line_start, len(tail) - 3), len(tail), choice=True):
         return (stated[-1] if stated else None), frozenset()
     letters = letters_in(last_line, {}) or _last_letter(last_line)
     if letters:

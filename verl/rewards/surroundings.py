@@ -57,14 +57,17 @@ def _any_of(kind: str) -> re.Pattern[str]:
     return re.compile(rf"(?<![A-Za-z])(?:{'|'.join(WORDS['unsure'][kind])})(?![A-Za-z])", re.IGNORECASE)
 
 
-_UNSURE_BEFORE, _TAKEN_BACK, _GIVEN_UP = (_any_of(kind) for kind in ("before", "after", "given_up"))
+_UNSURE, _CHOICE, _TAKEN_BACK, _GIVEN_UP = (_any_of(kind) for kind in ("before", "choice", "after", "given_up"))
+_ASKS = re.compile(
+    r"[\s*]*(?:is|are|was|were|do|does|did|can|could|will|would|should|what|which|how)(?![A-Za-z])", re.I
+)
 _LISTED_BEFORE = re.compile(
     r"[0-9][ \t$]{0,3}(?:,?[ \t$]{0,3}(?:or|and|\.\.\.|…|\\l?dots))?[ \t$]{1,3}\Z"
     r"|(?:(?:[0-9]{1,9}|\.\.\.|…|\\l?dots)[ \t$]{0,3},[ \t$]{1,3}){2}\Z"
 )
 _WORDS_ONLY = re.compile("[^0-9]*")
 _NUMBER_OF = re.compile(r"(?<![A-Za-z])(?:page|step|question|problem|chapter|exercise|figure|line)\s{1,3}#?\Z", re.I)
-_NO_NUMBER = re.compile(r"(?:st|nd|rd|th)(?![A-Za-z])|[\s$]{0,5}(?:=|:[0-9])")
+_NO_NUMBER = re.compile(r"(?:st|nd|rd|th)(?![A-Za-z])|[\s$]{0,5}=\s{0,5}\Z|:[0-9]")
 """After a number that is an ordinal, or whose equation goes on."""
 
 
@@ -77,26 +80,26 @@ def in_place(text: str, start: int, end: int, answer: str, boxed: bool = False) 
         return answer
     prefix = before.group() if before else ""
     suffix = after.group() if after else ""
-    whole = (
-        f"({answer})"
-        if boxed and not (answer.isdigit() and not prefix[-1:].isalnum() and "%" not in suffix)
-        else answer
-    )
+    stands_alone = not boxed or (answer.replace(".", "").isdigit() and not prefix[-1:].isalnum())
+    whole = answer if stands_alone else f"({answer})"
     sign = "-" if _ONLY_MINUS.fullmatch(prefix) else prefix
     return f"{sign}{whole}{suffix}".strip()
 
 
-def is_stated(text: str, start: int, end: int) -> bool:
+def is_stated(text: str, start: int, end: int, choice: bool = False) -> bool:
     """Whether the sentence of the answer from ``start`` to ``end`` states it, and nothing takes it back: it is no
-    question, assumption or guess, none of several numbers, no number of a page."""
+    question, assumption or guess. With ``choice`` the answer is a letter, of which none may be left open."""
     before = text[max(0, start - SENTENCE_CHARS) : start]
-    begin = max((match.end() for match in _SENTENCE_END.finditer(before)), default=0)
+    before = before[max((match.end() for match in _SENTENCE_END.finditer(before)), default=0) :]
     rest = text[end : end + SENTENCE_CHARS]
     stop = _SENTENCE_END.search(rest)
     after = rest[: stop.start()] if stop else rest
+    if start == end:  # what "the answer is" begins
+        before += _WORDS_ONLY.match(after).group()  # type: ignore[union-attr]
     return not (
-        (stop and stop.group() in "?？")
-        or _UNSURE_BEFORE.search(before[begin:] + _WORDS_ONLY.match(after).group())
+        (stop and stop.group() in "?？" and (choice or start == end or _ASKS.match(before)))
+        or _UNSURE.search(before)
+        or (choice and _CHOICE.search(before))
         or _TAKEN_BACK.search(after)
         or _GIVEN_UP.search(rest)
     )
