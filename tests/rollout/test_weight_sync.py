@@ -11,7 +11,7 @@ from vllm.platforms import current_platform
 from verl.config import ConfigError
 from verl.rollout.vllm_engine import check_engine_kwargs
 from verl.rollout.vllm_rollout import check_native_class
-from verl.rollout.weight_sync import EngineDtype, reload_weights
+from verl.rollout.weight_sync import engine_dtype, reload_weights
 
 
 class Model(nn.Linear):
@@ -78,7 +78,7 @@ def test_weights_travel_as_the_engine_holds_them():
     runner.model = nn.ModuleDict(
         {"moe": nn.ModuleDict({"gate": nn.Linear(4, 2)}), "up_proj": nn.Linear(4, 2).bfloat16()}
     )
-    dtype = EngineDtype(engine_with(runner))
+    dtype = engine_dtype(engine_with(runner))
     wanted = {
         ("model.layers.0.mlp.up_proj.weight", (2, 4)): torch.bfloat16,
         ("model.layers.0.mlp.experts.gate_up_proj", (3, 2, 4)): torch.bfloat16,
