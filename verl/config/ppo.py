@@ -247,6 +247,8 @@ class PPOConfig(Group):
         self.require(partial or self.rollout.has_pool or staleness == 0, field, fix)
         fix = "engines of their own sample one version behind, and partial_rollout more; set it to 2 or more"
         self.require(not partial or self.carried_steps > 0, field, fix)
+        fix = "the machines of rollout.nnodes would count as the trainer's; leave it null"
+        self.require(not self.rollout.has_pool or self.trainer.min_nnodes is None, "trainer.min_nnodes", fix)
         if not staleness:
             return
         stale = f"responses are up to {field}={staleness} versions behind"

@@ -166,10 +166,11 @@ class AsyncTrainingConfig(Group):
 
     max_staleness: Annotated[int, rule(lambda steps: steps >= 0, "must be 0 or more")]
     """How many versions of the weights a response may be behind when it is learned from; 0: every response is sampled
-    in its own step."""
+    in its own step. Above 0 it needs ``partial_rollout``, or engines of their own (``rollout.nnodes``), which then
+    sample a step while the models learn from the one before."""
     partial_rollout: bool
     """End a step as soon as enough groups are complete; what has not ended goes on under newer weights. Needs a
-    ``max_staleness`` of at least 1."""
+    ``max_staleness`` of at least 1, and with engines of their own of at least 2."""
 
     def check(self) -> None:
         fix = "responses that are carried over are behind; set async_training.max_staleness=1 or more"

@@ -121,7 +121,7 @@ class AheadSampler(Sampler):
         assert self._running is None, "a checkpoint waits for what is sampled ahead"
         state = {"steps": self.steps.state()}
         if self._next is not None:
-            state["next"] = self._next._replace(batch=batch_state(self._next.batch, self.prompts))._asdict()
+            state["next"] = self._next._asdict() | {"batch": batch_state(self._next.batch, self.prompts)}
         return state
 
     def load_state(self, state: dict[str, Any]) -> None:
