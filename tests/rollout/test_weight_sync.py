@@ -1,5 +1,6 @@
 """How weights are handed to a vLLM engine, with a stand-in for it."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -91,8 +92,10 @@ def test_weights_travel_as_the_engine_holds_them():
     assert {key: dtype(key[0], torch.zeros(key[1])) for key in wanted} == wanted
     # What is narrower already stays so, also for an engine in float32.
     assert dtype("a.up_proj.weight", torch.zeros(2, 4, dtype=torch.bfloat16)) == torch.bfloat16
-    dtype.dtype = torch.float32
-    assert dtype("a.up_proj.weight", torch.zeros(2, 4, dtype=torch.bfloat16)) == torch.bfloat16
+    assert (
+        replace(dtype, dtype=torch.float32)("a.up_proj.weight", torch.zeros(2, 4, dtype=torch.bfloat16))
+        == torch.bfloat16
+    )
 
 
 def test_models_that_vllm_borrows_from_transformers_are_refused():
