@@ -18,6 +18,8 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from verl.cli.release_flags import FLAGS
+from verl.cli.release_options import MARKS
+from verl.cli.release_options import OPTIONS as RELEASE_OPTIONS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "TRAINING_CONFIG.md"
@@ -37,6 +39,13 @@ JOBS = {
 
 GROUPS = ["experiment", "preset", "model", "data", "trainer", "algorithm", "reward_manager", "evaluation"]
 """Groups of configs/ whose files users choose from."""
+
+RELEASE_COMMAND = """\
+The script calls `python -m verl.trainer.main_ppo` with Hydra options, and that command runs here too. An option that
+only the release has (the first table), or `rollout.name=hidden_vllm`, marks it; what it leaves out comes from
+`preset=paper`. Options that veRL has as well are read as [docs/from_verl.md](docs/from_verl.md) says, except for those
+of the second table.
+"""
 
 BEGIN = """\
 <!-- Written by scripts/make_training_config.py from here on; change the docstrings in verl/config/ or the files in
@@ -138,8 +147,13 @@ def job_sections(name: str, schemas: dict[str, Schema]) -> Iterator[str]:
 
 
 def flags_section() -> str:
-    rows = [(f"`--{name}`", markdown(flag.describe())) for name, flag in FLAGS.items()]
-    return table(["Flag", "Becomes"], rows)
+    flags = [(f"`--{name}`", markdown(flag.describe())) for name, flag in FLAGS.items()]
+    options = [(f"`{name}`", markdown(option.describe())) for name, option in RELEASE_OPTIONS.items()]
+    marks, others = (
+        table(["Option of the release", "Becomes"], [row for row in options if (row[0].strip("`") in MARKS) is marking])
+        for marking in (True, False)
+    )
+    return "\n".join([table(["Flag", "Becomes"], flags), RELEASE_COMMAND, marks, others])
 
 
 def first_comment(path: Path) -> str:

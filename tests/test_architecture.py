@@ -70,6 +70,7 @@ RELEASE_PATHS = {
     "verl.trainer.reward_manager_versions": "RewardManager",
     "verl.trainer.ppo.ray_trainer": "RayPPOTrainer",
     "verl.trainer.main_ppo": "main",
+    "verl.workers.fsdp_workers": "ActorRolloutRefWorker",
 }
 """Where readers of the paper's release look -> what they find there."""
 

@@ -32,8 +32,9 @@ POLICY, ENVIRONMENT = 0, 1
 """Who wrote a token, in the column ``source``."""
 
 
-RANK, PREFIX = "rank/", "prefix/"
-"""Begin the names of the columns that hold rank metrics; see ``Batch.mean_states``."""
+RANK, PREFIX, TRAINER_RANK = "rank/", "prefix/", "trainer_rank/"
+"""Begin the names of the columns that hold rank metrics; see ``Batch.mean_states``. Those of the last are of the policy
+before the update where the others are the engine's, with ``calculator.compare_versions``."""
 
 
 class Batch:

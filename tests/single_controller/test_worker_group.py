@@ -20,8 +20,10 @@ from verl.single_controller.failures import (
     FIXES,
     OutOfMemory,
     WorkerError,
+    driver_memory_line,
     is_network_error,
     is_out_of_memory,
+    killed_for_memory_line,
     out_of_memory_line,
 )
 from verl.single_controller.profiling import MemoryPeak, PeakMemory, resident_bytes
@@ -77,6 +79,26 @@ def test_an_engine_without_memory_names_its_options():
         "rollout.gpu_memory_utilization for the models, or raise it for the engine; use more workers, or"
     )
     assert line.endswith(f"({CACHE})")
+
+
+RAY_REPORT = """1 worker(s) were killed due to the node running low on memory.
+Memory on the node was 22.95GB used / 23.54GB limit (0.975116)
+OOM kill reason: Memory usage 24636848768B exceeded threshold of 24012684984B (95.0% of 25276510208B limit)
+Selected to kill: (Task: job ID=01, task name=_Host.__init__, pid=19216, actual memory used=9.05GB, worker ID=619e)
+"""
+
+
+def test_host_memory_that_runs_out_is_one_line():
+    assert killed_for_memory_line(RAY_REPORT, "advance") == (
+        "ran out of host memory in gen at 9.05 GiB: Ray ended it as 22.95 of its machine's 23.54 GiB were in use; "
+        f"{FIXES['advance']}; docs/memory.md tells what takes how much"
+    )
+    # A Ray that says it in other words.
+    line = killed_for_memory_line("low on memory", "compute_values")
+    assert line.startswith("ran out of host memory in values: Ray ended it; lower critic.micro")
+    driver = driver_memory_line(MemoryError(), "adv")
+    pattern = r"adv: the driver ran out of host memory at a peak of \d+\.\d GiB; lower data\.train_.* \(MemoryError\)"
+    assert re.fullmatch(pattern, driver)
 
 
 def test_every_phase_has_its_options():

@@ -249,6 +249,8 @@ class PPOConfig(Group):
         self.require(not partial or self.carried_steps > 0, field, fix)
         fix = "the machines of rollout.nnodes would count as the trainer's; leave it null"
         self.require(not self.rollout.has_pool or self.trainer.min_nnodes is None, "trainer.min_nnodes", fix)
+        fix = f"with {field}=0 the versions are the same; raise that, or set this to false"
+        self.require(staleness > 0 or not self.calculator.compare_versions, "calculator.compare_versions", fix)
         if not staleness:
             return
         stale = f"responses are up to {field}={staleness} versions behind"
@@ -257,8 +259,6 @@ class PPOConfig(Group):
         self.require(not self.actor.bypass_mode, "actor.bypass_mode", f"{stale}; set it to false")
         with_step = f"remax compares with responses of this step, which {field} lets be older; choose another"
         self.require(self.algorithm.adv_estimator != "remax", "algorithm.adv_estimator", with_step)
-        fix = "does not go with async_training.partial_rollout yet; set either to false"
-        self.require(not (partial and self.algorithm.filter_groups.enable), "algorithm.filter_groups.enable", fix)
         fix = f"the reward model is busy with the update while engines sample ({field}={staleness}); set acc or score"
         filtering = self.algorithm.filter_groups
         scores = filtering.enable and filtering.metric not in ("acc", "score") and self.uses_reward_model

@@ -226,6 +226,7 @@ class TrainingRun(RaySession):
         watched = (self._supervision(engines=False), self._check_devices)
         group = self.start_workers(worker, config, arguments, environment, [m.path for m in models], *watched)
         self.resources.callback(group.close)
+        self.display.begin(last_step or 0)
         self.resources.enter_context(self.display)
         return tracker, group
 

@@ -85,21 +85,26 @@ class Supervisor:
         self._look_for_head()
         if lost := self.heartbeat.lost():
             (rank, what), *_ = lost.items()
-            raise self.failure(rank, what, method)
+            raise self.failure(rank, f"{what} in {method}", method)
         limit = self.options.phase_timeout_s
         if limit and seconds > limit:
             stacks = f"; the workers' stacks are in {self.options.logs}" if self.options.logs else ""
             message = f"{method} has taken longer than trainer.phase_timeout_s={limit:g}{stacks}"
             raise MachineError(message, f"{method} hangs" if self._write_stacks() else "")
 
-    def failure(self, rank: int, what: str, method: str, details: str = "") -> MachineError:
-        """The error of a worker that was lost; the others, which may wait for it for ever, write their stacks."""
+    def failure(self, rank: int, what: str, method: str, report: str = "") -> MachineError:
+        """The error of a worker that was lost in ``method``; the others, which may wait for it for ever, write their
+        stacks. ``report``: what Ray says of it, on many lines, which goes to the worker's log."""
         if not reachable(self._head, HEAD_S):
-            return HeadLost(f"{self.name(rank)} {what} in {method}: Ray's head at {self._head} is gone")
+            return HeadLost(f"{self.name(rank)} {what}: Ray's head at {self._head} is gone")
         answered = self._write_stacks()
         lives = rank < len(self.identities) and self.identities[rank].node_id in answered
-        log = f"; its log is {self.options.logs}/rank_{rank}.log" if self.options.logs else ""
-        message = f"{self.name(rank)} {what} in {method}{details}{log}"
+        message = f"{self.name(rank)} {what}"
+        if self.options.logs:
+            log = self.options.logs / f"rank_{rank}.log"
+            with suppress(OSError), log.open("a") as file:
+                file.write(f"{report}\n")
+            message += f"; its log is {log}"
         return MachineError(message, f"{self.options.kind} {rank} in {method}" if lives else "")
 
     def _look_for_head(self) -> None:

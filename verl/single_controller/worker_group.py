@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import ray
 import torch
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from torch.profiler import profile, record_function
@@ -28,6 +28,7 @@ from verl.single_controller.failures import (
     WorkerError,
     is_network_error,
     is_out_of_memory,
+    killed_for_memory_line,
     out_of_memory_line,
 )
 from verl.single_controller.heartbeat import Pulse, follow
@@ -281,12 +282,16 @@ class WorkerGroup:
 
     def _failure(self, rank: int, error: RayError, method: str) -> Exception:
         """The exception for the caller."""
+        report = str(error)
+        cause = f"{report.strip().splitlines()[-1]:.300}"
+        if isinstance(error, OutOfMemoryError):
+            return self._supervisor.failure(rank, killed_for_memory_line(report, method), method, report)
         if not isinstance(error, RayTaskError):
-            return self._supervisor.failure(rank, "died", method, f": {error}")
+            return self._supervisor.failure(rank, f"died in {method}: {cause}", method, report)
         if isinstance(error.cause, ConfigError):
             return (OutOfMemory if isinstance(error.cause, OutOfMemory) else ConfigError)(str(error.cause))
         if _broke_network(error):
-            return self._supervisor.failure(rank, "lost its connection", method, f":\n{error}")
+            return self._supervisor.failure(rank, f"lost its connection in {method}: {cause}", method, report)
         return WorkerError(f"{self._supervisor.name(rank)} failed in {method}:\n{error}")
 
 

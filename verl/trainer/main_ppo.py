@@ -1,7 +1,7 @@
 """Entry point of training: ``python -m verl.trainer.main_ppo ARGUMENT...``, what ``train.sh`` runs.
 
-Arguments are Hydra overrides of the options in ``configs/``, Hydra's own flags, flags of the paper's release, or veRL's
-options.
+Arguments are Hydra overrides of the options in ``configs/``, Hydra's own flags, flags or Hydra options of the paper's
+release, or veRL's options.
 """
 
 import os
@@ -11,6 +11,7 @@ from verl.checkpoint.run_start import parse_run_config
 from verl.cli.hydra_app import run_hydra
 from verl.cli.release_analysis import analysis_arguments
 from verl.cli.release_flags import translate
+from verl.cli.release_options import release_words
 from verl.cli.values import FlagError
 from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
@@ -30,10 +31,11 @@ def run(config: PPOConfig) -> None:
 def main() -> None:
     """The command line."""
     try:
-        analysis = analysis_arguments(sys.argv[1:])
+        arguments = release_words(sys.argv[1:])
+        analysis = analysis_arguments(arguments)
         if analysis is not None:
             os.execv(sys.executable, [sys.executable, "-m", "verl.trainer.main_analysis", *analysis])
-        sys.argv[1:] = translate(sys.argv[1:])
+        sys.argv[1:] = translate(arguments)
     except (FlagError, ConfigError) as error:
         raise SystemExit(f"error: {error}") from None
     run_hydra("ppo_trainer", PPOConfig, lambda tree: parse_run_config(PPOConfig, tree), run)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from verl.batch import Batch
+from verl.batch import EPISODE, TRAINER_RANK, Batch
 from verl.checkpoint.shards import Checkpointed, CheckpointWorker, TrainedPart
 from verl.config.ppo import PPOConfig
 from verl.models.fsdp import WeightDtype
@@ -90,11 +90,15 @@ class HybridWorker(Checkpointed, Generating):
         super().load(folder, step)
 
     def compute_logprobs(self, batch: Batch) -> Batch:
-        """``logprobs``, ``entropy`` and statistics; with ``calculator.source=actor`` also rank metrics."""
+        """``logprobs``, ``entropy`` and statistics; also rank metrics where they are measured here."""
         if self.calculator is None:
             return self.actor.compute_logprobs(batch, statistics=self.statistics)
         layers, measure = self.calculator.config.layers, self.calculator.measure
-        return self.actor.compute_logprobs(batch, layers, measure, self.statistics)
+        scored = self.actor.compute_logprobs(batch, layers, measure, self.statistics)
+        if not self.calculator.config.compare_versions:
+            return scored
+        beside = {TRAINER_RANK + name: values for name, values in scored.rank_metrics.items()}
+        return scored.columns("logprobs", "entropy", *self.statistics).fill(EPISODE, **beside)
 
     def compute_ref_logprobs(self, batch: Batch) -> Batch:
         """``logprobs`` under the reference policy, which with LoRA is the policy without its adapters."""

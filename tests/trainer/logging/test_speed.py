@@ -9,6 +9,7 @@ from transformers import Qwen2Config, Qwen3MoeConfig
 
 from verl.config.common import ModelConfig
 from verl.config.errors import ConfigError
+from verl.single_controller.failures import OutOfMemory
 from verl.single_controller.profiling import MemoryPeak
 from verl.trainer.logging import speed
 from verl.trainer.logging.speed import (
@@ -159,6 +160,8 @@ def test_a_phase_that_fails_is_counted_and_its_error_goes_on(clock: list[float])
         clock[0] += 3.0
         raise ZeroDivisionError
     assert timer.totals == {"save": 3.0}
+    with pytest.raises(OutOfMemory, match="^adv: the driver ran out of host memory"), timer.phase("adv"):
+        raise MemoryError
 
 
 def test_work_is_summed_by_phase():

@@ -85,7 +85,6 @@ def test_a_step_is_sampled_while_the_one_before_is_learned_from(small_config, ti
             assert batch.step.tolist() == [step] * GROUPS * N and batch.correct.all()
             # The first step finds nothing that was sampled ahead.
             assert set((step - 1 - batch.version).tolist()) == {int(step > 1)}
-            assert metrics["async/lag/max"] == int(step > 1)
             assert metrics["async/outstanding"] == GROUPS * (step < STEPS)
             seen.append((batch.group.tolist(), batch.response_lengths.tolist()))
             sampler.finish_ahead(timer)
@@ -127,7 +126,7 @@ def test_carry_over_goes_on_in_the_background(small_config, tiny_tokenizer, leng
                 parts = (sampler.config, tiny_tokenizer, None, sampler.policy, Verifiers(), [], sampler.method)
                 sampler.policy.engines = Pool()
                 sampler = AheadSampler(sampler, background, *parts, (), PROMPTS, STEPS)
-            prompts, steps = prompts_from(1), []
+            prompts, steps = prompts_from(1), list[Any]()
             for step in range(1, STEPS + 1):
                 batch, metrics = sampler.sample_step(prompts, step, timer)
                 sampler.finish_ahead(timer)

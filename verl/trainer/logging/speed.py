@@ -30,6 +30,7 @@ from verl.config.common import ModelConfig
 from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
 from verl.models.info import ModelInfo
+from verl.single_controller.failures import OutOfMemory, WorkerError, driver_memory_line, is_out_of_memory
 from verl.single_controller.profiling import MemoryPeak, resident_bytes
 from verl.single_controller.worker_group import WorkerGroup
 
@@ -123,12 +124,20 @@ class PhaseTimer:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count the time and the peak memory of the ``with`` block under ``name``."""
+        """Count the time and the peak memory of the ``with`` block under ``name``.
+
+        Raises:
+            OutOfMemory: this process has no memory left.
+        """
         self._on_enter(name)
         self._take_peak()  # drops the peak of work outside phases
         started = time.perf_counter()
         try:
             yield
+        except (MemoryError, RuntimeError) as error:
+            if isinstance(error, WorkerError) or not is_out_of_memory(error):
+                raise
+            raise OutOfMemory(driver_memory_line(error, name)) from error
         finally:
             elapsed = time.perf_counter() - started
             seconds, peaks = self._step.seconds, self._step.peaks

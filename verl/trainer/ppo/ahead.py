@@ -105,9 +105,7 @@ class AheadSampler(Sampler):
             version = self.config.version_sampling(step)
             num_tokens = int(batch.response_lengths.sum())
             batch.fill(version=torch.full((num_tokens,), version, dtype=torch.int32))
-            lag, later = float(step - 1 - version), step < self.total_steps
-            metrics |= {"async/lag/mean": lag, "async/lag/max": lag}
-            metrics["async/outstanding"] = float(self.config.data.train_batch_size if later else 0)
+            metrics["async/outstanding"] = float(self.config.data.train_batch_size if step < self.total_steps else 0)
         return SampledStep(batch, metrics, self.steps.dropped_scores)
 
     def _begin_engines(self) -> None:

@@ -27,6 +27,7 @@ from verl.single_controller.roles import RoleWorkers
 from verl.single_controller.worker_group import WorkerGroup
 from verl.trainer.logging.release_names import release_names
 from verl.trainer.logging.rollout_metrics import (
+    lag_metrics,
     length_metrics,
     metrics_by_source,
     policy_metrics,
@@ -267,11 +268,13 @@ class RayPPOTrainer(Trainer):
         self.metrics |= self.updates.update_actor(batch, rows, self.step, num_later)
 
     def _compare_policies(self, batch: Batch) -> None:
-        """Log how far the engine was from the policy, on what both did in this step."""
+        """Log how far the engine was from the policy, on what both did in this step, and what lag did."""
         actor, fresh = self.config.actor, batch.step == self.step
         if "logprobs" in batch and fresh.any():
             both = batch if fresh.all() else batch[fresh]
             self.metrics |= policy_metrics(both, actor.tis_level, actor.tis_cap)
+            if "version" in batch:
+                self.metrics |= lag_metrics(both, self.step, actor.tis_cap)
 
     def _update_baselines(self, sampled: Batch, batch: Batch) -> None:
         """From everything sampled for the step."""
@@ -336,7 +339,8 @@ class RayPPOTrainer(Trainer):
             manager = self.reward_manager
             metrics |= release_names(metrics, manager.config, manager.baselines, self.validator.sources)
         self.tracker.log(self.step, metrics)
-        self.display.step(self.step, metrics)
+        nothing = metrics.get("train/filler_groups") == self.config.data.train_batch_size
+        self.display.step(self.step, metrics, "no informative group, no update" if nothing else "")
         self.metrics = {}
 
 

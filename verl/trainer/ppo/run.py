@@ -26,13 +26,16 @@ from verl.trainer.ppo.sampling import Sampler
 from verl.workers.policy_loss import PolicyLoss
 
 COLUMNS = {
-    "reward": ("score/mean", "+.2f"),
+    "reward": ("critic/rewards/mean", "+.2f"),
     "pass@1": ("train/pass@1", ".0%"),
     "val": ("val/pass@1", ".0%"),
     "ER": ("cal/overall/layer_1/Effective Rank/mean", ".2f"),
     "ERV": ("cal/overall/layer_1/Effective Rank diff/mean", "+.3f"),
     "ERA": ("cal/overall/layer_1/Effective Rank diff 2/mean", "+.3f"),
     "tok/s": ("perf/throughput", ".0f"),
+    "open groups": ("async/outstanding", ".0f"),
+    "carried over": ("async/carried_over_tokens", ".0f"),
+    "lag": ("async/lag/mean", ".2f"),
 }
 
 

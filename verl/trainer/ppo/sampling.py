@@ -282,11 +282,7 @@ class Sampler:
             others.append(batch[~kept])
             missing -= int(kept.sum()) // n
             if limit <= 0 and missing == size and num_batches == MAX_FRUITLESS_BATCHES:
-                raise ConfigError(
-                    f"algorithm.filter_groups.metric={filtering.metric!r}: no prompt of {num_batches} batches has "
-                    "responses that differ, so there is nothing to learn from; use easier or harder prompts, or set "
-                    "algorithm.filter_groups.max_num_gen_batches"
-                )
+                raise nothing_to_learn(filtering.metric, num_batches)
         chosen, dropped = Batch.join(informative), Batch.join(others)
         metrics = edited_metrics(Batch.join([chosen, dropped]), n) if FIRST[0] in chosen else {}
         if missing:
@@ -342,6 +338,15 @@ class Sampler:
             "reward_model/score/std": scores.std(correction=0).item(),
             "reward_model/clip_ratio": too_long,
         }
+
+
+def nothing_to_learn(metric: str, num_batches: int) -> ConfigError:
+    """The error of dynamic sampling that finds nothing."""
+    return ConfigError(
+        f"algorithm.filter_groups.metric={metric!r}: no prompt of {num_batches} batches has responses that differ, so "
+        "there is nothing to learn from; use easier or harder prompts, or set "
+        "algorithm.filter_groups.max_num_gen_batches"
+    )
 
 
 def replace_groups(batch: Batch, places: Sequence[int], again: Batch, n: int) -> Batch:
