@@ -162,16 +162,8 @@ class WorkerGroup:
         size, calls = self._workers_per_world, []
         for rank, host in enumerate(self._workers):
             address, port = self._supervisor.identities[rank - rank % size].meeting_point
-            place = WorkerPlace(
-                rank % size,
-                size,
-                address,
-                port,
-                self.device_type,
-                threads[rank],
-                min(self.workers_per_node, size),
-                self._supervisor.options.collective_timeout_s,
-            )
+            own = (self.device_type, threads[rank], self._supervisor.options.collective_timeout_s)
+            place = WorkerPlace(rank % size, size, address, port, *own)
             calls.append(host.start.remote(worker, config, place, arguments))
         name: str = self._gather(calls, "start")[0]
         return name

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from verl.batch import EPISODE, TRAINER_RANK, Batch
-from verl.checkpoint.shards import Checkpointed, CheckpointWorker, TrainedPart
+from verl.checkpoint.shards import CheckpointWorker, TrainedPart
 from verl.config.ppo import PPOConfig
 from verl.models.fsdp import WeightDtype
 from verl.models.huggingface import checkpoint_parameters
@@ -21,7 +21,7 @@ from verl.workers.critic import Critic, RewardModel
 from verl.workers.rollout import Generating
 
 
-class HybridWorker(Checkpointed, Generating):
+class HybridWorker(CheckpointWorker, Generating):
     """One of the processes that together hold actor, reference, critic, reward model and the rollout engines, unless
     these have workers of their own.
 
@@ -65,7 +65,7 @@ class HybridWorker(Checkpointed, Generating):
         if self.critic is not None:
             learner, model = self.critic.learner, config.critic.model
             parts.append(TrainedPart("critic", learner, self.critic.parameters, model, self.tokenizer))
-        self.checkpoints = CheckpointWorker(parts, config.seed)
+        super().__init__(parts, config.seed)
 
     def start_generation(self) -> EngineRoom:
         """Give the engine weights if it has none; returns how much it can sample at once."""
@@ -79,13 +79,13 @@ class HybridWorker(Checkpointed, Generating):
             super().finish_generation()
 
     def save(self, folder: Path, background: bool, huggingface: bool) -> None:
-        """See :meth:`CheckpointWorker.start`. The engine frees its memory for what is loaded or gathered, and gets
+        """As :meth:`CheckpointWorker.save`. The engine frees its memory for what is loaded or gathered, and gets
         weights again when it generates."""
         self.finish_generation()
         super().save(folder, background, huggingface)
 
     def load(self, folder: Path, step: int) -> None:
-        """See :meth:`CheckpointWorker.load`. The new engine frees its memory as in :meth:`save`."""
+        """As :meth:`CheckpointWorker.load`. The new engine frees its memory as in :meth:`save`."""
         self.finish_generation()
         super().load(folder, step)
 
