@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException, _wrap_exception
 
-from verl.checkpoint.shards import Checkpointed
+from verl.checkpoint.shards import CheckpointWorker
 from verl.config import ConfigError, PPOConfig, SFTConfig
 from verl.config.load import option_names
 from verl.single_controller import profiling
@@ -101,7 +101,9 @@ def test_host_memory_that_runs_out_is_one_line():
 
 def test_every_phase_has_its_options():
     """A method of a worker without an entry would tell to use more workers, whatever it is."""
-    methods = {name for name in vars(HybridWorker) | vars(SFTWorker) | vars(Checkpointed) if not name.startswith("_")}
+    methods = {
+        name for name in vars(HybridWorker) | vars(SFTWorker) | vars(CheckpointWorker) if not name.startswith("_")
+    }
     assert methods - set(FIXES) == {"finish_generation", "finish_save"}
     options = {*option_names(PPOConfig, ""), *option_names(SFTConfig, "")}
     named = {option for fix in FIXES.values() for option in re.findall(r"[a-z_]+(?:\.[a-z_]+)+", fix)}

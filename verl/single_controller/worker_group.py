@@ -157,12 +157,7 @@ class WorkerGroup:
         """Make the workers; returns the name of worker 0's GPU, empty on a CPU."""
         (address, port), calls = meeting_point, []
         for rank, host in enumerate(self._workers):
-            own = (
-                self.device_type,
-                threads[rank],
-                self.workers_per_node,
-                self._supervisor.options.collective_timeout_s,
-            )
+            own = (self.device_type, threads[rank], self._supervisor.options.collective_timeout_s)
             place = WorkerPlace(rank, self.world_size, address, port, *own)
             calls.append(host.start.remote(worker, config, place, arguments))
         name: str = self._gather(calls, "start")[0]

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from verl.batch import EPISODE, TRAINER_RANK, Batch
-from verl.checkpoint.shards import Checkpointed, CheckpointWorker, TrainedPart
+from verl.checkpoint.shards import CheckpointWorker, TrainedPart
 from verl.config.ppo import PPOConfig
 from verl.models.huggingface import checkpoint_parameters
 from verl.models.lora import adapters_disabled
@@ -20,7 +20,7 @@ from verl.workers.actor import Actor
 from verl.workers.critic import Critic, RewardModel
 
 
-class HybridWorker(Checkpointed):
+class HybridWorker(CheckpointWorker):
     """One of the processes that together hold actor, reference, critic, reward model and the rollout engines.
 
     Every method is called on all workers at once: FSDP gathers parameters collectively. Models that the configuration
@@ -62,7 +62,7 @@ class HybridWorker(Checkpointed):
         if self.critic is not None:
             learner, model = self.critic.learner, config.critic.model
             parts.append(TrainedPart("critic", learner, self.critic.parameters, model, self.tokenizer))
-        self.checkpoints = CheckpointWorker(parts, config.seed)
+        super().__init__(parts, config.seed)
 
     def start_generation(self) -> EngineRoom:
         """Give the engine weights if it has none; returns how much it can sample at once."""
@@ -83,13 +83,13 @@ class HybridWorker(Checkpointed):
         self.rollout.sleep()
 
     def save(self, folder: Path, background: bool, huggingface: bool) -> None:
-        """See :meth:`CheckpointWorker.start`. The engine frees its memory for what is loaded or gathered, and gets
+        """As :meth:`CheckpointWorker.save`. The engine frees its memory for what is loaded or gathered, and gets
         weights again when it generates."""
         self.rollout.sleep()
         super().save(folder, background, huggingface)
 
     def load(self, folder: Path, step: int) -> None:
-        """See :meth:`CheckpointWorker.load`. The new engine frees its memory as in :meth:`save`."""
+        """As :meth:`CheckpointWorker.load`. The new engine frees its memory as in :meth:`save`."""
         self.rollout.sleep()
         super().load(folder, step)
 
