@@ -107,7 +107,7 @@ class RayPPOTrainer(Trainer):
             self._compute_outputs(batch)
             self._collect_verdicts(sampled, batch)
             rows = self._compute_advantages(batch)
-            self._update_critic(batch, rows)
+            self.metrics |= self.updates.update_critic(batch, rows, step)
             self._update_actor(batch, rows)
             self._compare_policies(batch)
             self.samples.keep("train", step, batch)
@@ -250,9 +250,6 @@ class RayPPOTrainer(Trainer):
         rewards, _ = self.sampler.rewards(greedy)
         self.metrics["train/greedy_score/mean"] = rewards.mean().item()
         return rewards.repeat_interleave(self.config.rollout.n)
-
-    def _update_critic(self, batch: Batch, rows: Tensor | None) -> None:
-        self.metrics |= self.updates.update_critic(batch, rows, self.step)
 
     def _update_actor(self, batch: Batch, rows: Tensor | None) -> None:
         """Update the policy, once the critic is warm."""
