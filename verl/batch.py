@@ -32,8 +32,9 @@ POLICY, ENVIRONMENT = 0, 1
 """Who wrote a token, in the column ``source``."""
 
 
-RANK, PREFIX = "rank/", "prefix/"
-"""Begin the names of the columns that hold rank metrics; see ``Batch.mean_states``."""
+RANK, PREFIX, TRAINER_RANK = "rank/", "prefix/", "trainer_rank/"
+"""Begin the names of the columns that hold rank metrics; see ``Batch.mean_states``. Those of the last are of the policy
+before the update where the others are the engine's, with ``calculator.compare_versions``."""
 
 
 class Batch:
@@ -309,7 +310,7 @@ class Batch:
 
         Position P is the first response token of every row.
         """
-        longest_prompt = int(self.prompt_lengths.max())
+        longest_prompt = int(self.prompt_lengths.max()) if len(self) else 0
         places = torch.arange(-longest_prompt, self.width, device=self.tokens.device)
         there = (places >= -self.prompt_lengths[:, None]) & (places < self.response_lengths[:, None])
         input_ids = torch.full(there.shape, pad_token_id, dtype=torch.int64, device=self.tokens.device)

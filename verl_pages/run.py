@@ -37,6 +37,7 @@ SECTIONS = {
     "shaping": "Rank shaping",
     "lengths": "Lengths",
     "updates": "Updates",
+    "lag": "Responses of older weights",
     "speed": "Time and memory",
     "others": "All other metrics",
 }

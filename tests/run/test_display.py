@@ -23,6 +23,10 @@ def test_without_a_terminal_each_step_is_one_line(capsys: pytest.CaptureFixture[
     assert first == "step 1/3  reward +0.12  pass@1 50%"
     assert second == "step 2/3  reward -1.00  pass@1 50%  val 25.0%"
     assert long.startswith("step 3/3  reward -1.00  ") and long.endswith("  column9 1.0000")
+    # An attempt after a restart shows its own figures alone.
+    display.begin(1)
+    display.step(2, {"score/mean": 0.5}, "no update")
+    assert capsys.readouterr().out == "step 2/3  reward +0.50  no update\n"
 
 
 def test_a_response_cannot_look_like_a_line_of_the_run(capsys: pytest.CaptureFixture[str]):

@@ -73,6 +73,15 @@ def test_a_run_ends_with_a_code_and_one_message(ending: str, capsys: pytest.Capt
     assert (caught.value.code, capsys.readouterr().err, cleaned) == (code, message, [1])
 
 
+def test_exhausted_memory_is_one_line():
+    with pytest.raises(
+        SystemExit, match=r"^error: start: the driver ran out of host memory at a peak of [\d.]+ GiB; lower "
+    ):
+        run_to_exit_code(failing(MemoryError()))
+    with pytest.raises(RuntimeError, match="^shapes differ$"):
+        run_to_exit_code(failing(RuntimeError("shapes differ")))
+
+
 WHILE_RAY_RUNS = """
 import os, signal, time
 from verl.run.exit_codes import run_to_exit_code

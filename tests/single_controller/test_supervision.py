@@ -73,16 +73,21 @@ def test_a_call_that_takes_too_long(supervised: Start, tmp_path: Path):
     assert "in rest" in (tmp_path / "logs" / "rank_1.stacks").read_text()
 
 
-def test_death_network_and_program(supervised: Start):
+def test_death_network_and_program(supervised: Start, tmp_path: Path):
     group = supervised()
     with pytest.raises(WorkerError, match="(?s)^worker 1 on .* failed in fail:.*shapes differ") as program:
         group.run("fail", RuntimeError("shapes differ"))
     assert not isinstance(program.value, MachineError)
-    with pytest.raises(MachineError, match="^worker 1 on .* lost its connection in fail:") as network:
+    # One line; what Ray and the worker say of it is in the worker's log.
+    line = (
+        r"^worker 1 on [^ ]+ lost its connection in fail: .*closed by peer \[10.0.0.2\]:4711; its log is .*rank_1.log$"
+    )
+    with pytest.raises(MachineError, match=line) as network:
         group.run("fail", RuntimeError("Connection closed by peer [10.0.0.2]:4711"))
     assert network.value.where == "worker 1 in fail"
+    assert "ray::_Host.call" in (tmp_path / "logs" / "rank_1.log").read_text()
     # The one that died explains the other's broken connection.
-    with pytest.raises(MachineError, match="^worker 0 on .* died in exit_or_fail"):
+    with pytest.raises(MachineError, match=r"^worker 0 on [^ ]+ died in exit_or_fail: .*; its log is .*rank_0\.log$"):
         group.run("exit_or_fail", NetworkError("worker 0 is gone"))
 
 

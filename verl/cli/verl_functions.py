@@ -1,5 +1,6 @@
 """What ``by`` in verl_options.yaml names: options of veRL's whose meaning depends on the rest of the command."""
 
+import math
 import re
 
 from verl.cli.tables import CommandLine, Option
@@ -74,6 +75,25 @@ def clip_ratio(option: Option, value: str, line: CommandLine) -> list[str]:
         return []
     sides = {"low": clip_ratio_low(option, value, line), "high": [f"actor.clip_ratio_high={same(value)}"]}
     return [o for side in sides for o in sides[side] if is_null(line.text(f"{ACTOR}.clip_ratio_{side}"))]
+
+
+def staleness_threshold(option: Option, value: str, line: CommandLine) -> list[str]:
+    text = unquoted(value)
+    try:
+        ahead = float(text)
+    except ValueError:
+        raise FlagError("must be a number") from None
+    if not ahead.is_integer():
+        raise FlagError(
+            "is a share of a batch that may be begun ahead, here whole batches are; set async_training.max_staleness, "
+            f"such as {math.ceil(ahead)}"
+        )
+    return option.assign(f"{ahead:.0f}")
+
+
+def trigger_parameter_sync_step(option: Option, value: str, line: CommandLine) -> list[str]:
+    sizes = (line.number("async_training.require_batches", 1), line.number(f"{ACTOR}.ppo_mini_batch_size", 256))
+    return option.assign(str(line.number(option.name, 4) * math.prod(sizes)))
 
 
 # Rejected responses.

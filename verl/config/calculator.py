@@ -29,6 +29,10 @@ class CalculatorConfig(Group):
     """Where hidden states come from: ``rollout``, the engine while it samples; or ``actor``, the forward pass that
     computes the policy's log-probabilities, for engines that cannot return hidden states. Validation then needs this
     extra pass. Evaluation supports ``rollout`` only."""
+    compare_versions: bool
+    """With ``source=rollout`` and responses of older weights (``async_training``), measure them under the policy that
+    learns from them, too, and log how far its effective rank, velocity and acceleration are from the engine's, by lag
+    (docs/metrics.md). Changes nothing that is learned. Costs the pass of ``source=actor``."""
     layers: Annotated[list[int], NAMES_ONE, NAMES_ONCE]
     """Layers whose hidden states are measured, counted from either end: -1 is the state after the final norm, any other
     the output of that decoder layer. Logged as ``layer_1``, ``layer_2``, ... in this order; Phi is their mean."""
@@ -96,9 +100,11 @@ class CalculatorConfig(Group):
 
     def measured_by(self, source: str) -> bool:
         """Whether rank metrics are measured, and by ``source``: ``rollout`` or ``actor``."""
-        return self.enable and self.source == source
+        return self.enable and (self.source == source or (self.compare_versions and source == "actor"))
 
     def check(self) -> None:
+        fix = "source=actor measures under the policy that learns already; set source=rollout, or this to false"
+        self.require(not self.compare_versions or self.source == "rollout", "compare_versions", fix)
         known = range(len(BASE_METRICS))
         fix = f"indices run from 0 to {known[-1]}: {BASE_METRICS}"
         self.require(set(self.metric_indices) <= set(known), "metric_indices", fix)

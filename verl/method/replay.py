@@ -74,7 +74,7 @@ class ReplayBuffer:
 def batch_state(batch: Batch, prompts: Sequence[PromptRecord]) -> dict[str, Any]:
     """A batch as tensors and what JSON holds; of its records only their places in ``prompts``, and what was edited."""
     columns = {name: getattr(batch, name) for name in batch.names}
-    columns["records"] = [_saved(record, prompts) for record in batch.records]
+    columns["records"] = [saved_record(record, prompts) for record in batch.records]
     return {
         "prompt_lengths": batch.prompt_lengths,
         "response_lengths": batch.response_lengths,
@@ -87,20 +87,20 @@ def batch_state(batch: Batch, prompts: Sequence[PromptRecord]) -> dict[str, Any]
 def batch_from_state(state: dict[str, Any], prompts: Sequence[PromptRecord]) -> Batch:
     """What :func:`batch_state` was given. Raises ``ConfigError`` if ``prompts`` are others."""
     columns = dict(state["columns"])
-    columns["records"] = [_restored(saved, prompts) for saved in columns["records"]]
+    columns["records"] = [restored_record(saved, prompts) for saved in columns["records"]]
     batch = Batch(state["prompt_lengths"], state["response_lengths"], state["width"])
     for name, values in columns.items():
         batch.fill(state["kinds"][name], **{name: values})
     return batch
 
 
-def _saved(record: PromptRecord, prompts: Sequence[PromptRecord]) -> dict[str, Any]:
+def saved_record(record: PromptRecord, prompts: Sequence[PromptRecord]) -> dict[str, Any]:
     """The place of a prompt in the training data, and what was edited of it."""
     edited = record is not prompts[record.uid]
     return {"uid": record.uid} | ({name: getattr(record, name) for name in EDITED} if edited else {})
 
 
-def _restored(saved: dict[str, Any], prompts: Sequence[PromptRecord]) -> PromptRecord:
+def restored_record(saved: dict[str, Any], prompts: Sequence[PromptRecord]) -> PromptRecord:
     uid, num = saved["uid"], len(prompts)
     if not 0 <= uid < num:
         raise ConfigError(

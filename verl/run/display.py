@@ -50,6 +50,12 @@ class RunDisplay:
             Live(Group(self._progress, self._figures), console=self.console) if self.console.is_terminal else None
         )
 
+    def begin(self, step: int) -> None:
+        """Begin an attempt, which goes on after ``step``: figures of an earlier one are no longer shown."""
+        self._shown.clear()
+        self._figures.plain = ""
+        self._progress.reset(self._task, completed=step)
+
     def __enter__(self) -> "RunDisplay":
         if self._live:
             self._live.start()
@@ -67,14 +73,15 @@ class RunDisplay:
         """Print a line above the bar."""
         self.console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Show a finished step."""
+    def step(self, step: int, metrics: Mapping[str, float], note: str = "") -> None:
+        """Show a finished step, with what is to be said of it."""
         self._shown.update(metrics)
         figures = "  ".join(
             f"{header} {self._shown[name]:{form}}"
             for header, (name, form) in self._columns.items()
             if name in self._shown
         )
+        figures += f"  {note}" if note else ""
         self._progress.update(self._task, completed=step)
         self._figures.plain = figures
         if self._live is None:

@@ -10,7 +10,7 @@ from types import FrameType
 from verl.checkpoint.attempts import StaleAttempt
 from verl.config.errors import ConfigError
 from verl.single_controller.environment import REPEATED_S, REQUEUE, SIGNALS
-from verl.single_controller.failures import RequeueError, WorkerError
+from verl.single_controller.failures import RequeueError, WorkerError, driver_memory_line, is_out_of_memory
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as in a shell."""
@@ -76,7 +76,7 @@ class Preemption:
 def run_to_exit_code(run: Callable[[], None], requeue: bool = False) -> None:
     """Call ``run`` and exit with a code and one message: 0 done, 1 failed, 130 Ctrl-C, 143 SIGTERM, 75 to be requeued.
 
-    Errors other than ``ConfigError``, ``StaleAttempt`` and ``WorkerError`` keep their traceback.
+    Errors other than ``ConfigError``, ``StaleAttempt``, ``WorkerError`` and exhausted memory keep their traceback.
 
     Args:
         requeue: SIGTERM and SIGUSR1 mean that the run shall go on elsewhere, so that the code is 75.
@@ -98,6 +98,10 @@ def run_to_exit_code(run: Callable[[], None], requeue: bool = False) -> None:
         sys.exit(REQUEUE)
     except (ConfigError, StaleAttempt, WorkerError) as error:
         sys.exit(f"error: {error}")
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        sys.exit(f"error: {driver_memory_line(error, 'start')}")
     except KeyboardInterrupt:
         print("interrupted; complete checkpoints are kept", file=sys.stderr)
         sys.exit(INTERRUPTED)

@@ -1,6 +1,10 @@
 """Failures of workers: of the program, which would come again; of machines, after which a run resumes; of memory."""
 
+import re
+import resource
+
 import torch
+from ray.exceptions import ObjectLostError
 from torch import distributed as dist
 
 from verl.config.errors import ConfigError
@@ -23,12 +27,15 @@ VALUES = "lower critic.micro_batch_size_per_gpu (ppo_max_token_len_per_gpu with 
 HOLD = "use more workers, or set model.fsdp.param_offload=true and model.fsdp.optimizer_offload=true"
 UPDATE = "set model.gradient_checkpointing=true and model.logits_chunk_size=1024, or use more workers"
 LEARNING = f"lower actor.micro_batch_size_per_gpu (ppo_max_token_len_per_gpu with use_dynamic_bsz); {UPDATE}"
+MEMORY_PAGE = "docs/memory.md tells what takes how much"
 FIXES = {
     "start": f"lower rollout.gpu_memory_utilization for the models, or raise it for the engine; {HOLD}",
     "start_generation": f"lower rollout.gpu_memory_utilization; {HOLD}",
     "advance": ENGINE,
     "cut": ENGINE,
     "sync_weights": f"lower rollout.gpu_memory_utilization; {HOLD}",
+    "publish_weights": f"lower rollout.update_weights_bucket_megabytes; {HOLD}",
+    "load_weights": "lower rollout.gpu_memory_utilization",
     "compute_logprobs": SCORING,
     "compute_ref_logprobs": f"{SCORING}, or set ref.param_offload=true",
     "compute_values": VALUES,
@@ -54,6 +61,9 @@ ENGINE_MESSAGES = (
     "is larger than the available KV cache memory",
 )
 """Parts of the messages of vLLM's ``ValueError`` when an engine finds too little memory."""
+
+RAY_REPORT = (r"actual memory used=([\d.]+)GB", r" was ([\d.]+)GB used / ([\d.]+)GB limit")
+"""What Ray says of a worker that it ended, and of its machine; its GB are GiB."""
 
 DRIVER_MESSAGES = ("can't allocate memory", "out of memory")
 """The same of ``RuntimeError``: of torch on a CPU, of CUDA, and of vLLM's warm-up."""
@@ -96,7 +106,8 @@ def is_network_error(error: BaseException) -> bool:
     """Whether an operation failed because of another worker, the network or a device."""
     seen: BaseException | None = error
     while seen is not None:
-        if isinstance(seen, dist.DistError | NetworkError):
+        # Ray has lost an object, such as weights, with the worker or the machine that held it.
+        if isinstance(seen, dist.DistError | NetworkError | ObjectLostError):
             return True
         if isinstance(seen, RuntimeError) and any(part in str(seen) for part in NETWORK_ERRORS):
             return True
@@ -133,8 +144,30 @@ def out_of_memory_line(error: Exception, method: str, rank: int, peak: MemoryPea
     device, of = "host", ""
     if device_type == "cuda":
         device, of = "GPU", f" of the GPU's {torch.cuda.mem_get_info()[1] / 2**30:.1f}"
-    reason = " ".join(str(error).split()) or type(error).__name__
     return (
         f"{PHASES.get(method, method)}: worker {rank} ran out of {device} memory at a peak of {peak.used / 2**30:.1f} "
-        f"GiB{of}; {FIXES.get(method, HOLD)}; docs/memory.md tells what takes how much ({reason[:200]})"
+        f"GiB{of}; {FIXES.get(method, HOLD)}; {MEMORY_PAGE} ({_reason(error)})"
     )
+
+
+def killed_for_memory_line(report: str, method: str) -> str:
+    """The same, after its name, for a worker that Ray ended when its machine's memory was exhausted.
+
+    ``report``: Ray's, which names what the worker and its machine used.
+    """
+    used, machine = (re.search(pattern, report) for pattern in RAY_REPORT)
+    peak = f" at {used[1]} GiB" if used else ""
+    full = f" as {machine[1]} of its machine's {machine[2]} GiB were in use" if machine else ""
+    phase, fix = PHASES.get(method, method), FIXES.get(method, HOLD)
+    return f"ran out of host memory in {phase}{peak}: Ray ended it{full}; {fix}; {MEMORY_PAGE}"
+
+
+def driver_memory_line(error: Exception, phase: str) -> str:
+    """The same for the driver, in a ``phase`` of the log."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    fix = "lower data.train_batch_size, data.val_batch_size, rollout.n or the longest response"
+    return f"{phase}: the driver ran out of host memory at a peak of {peak:.1f} GiB; {fix} ({_reason(error)})"
+
+
+def _reason(error: Exception) -> str:
+    return (" ".join(str(error).split()) or type(error).__name__)[:200]

@@ -39,6 +39,8 @@ class Supervision:
     """Time limit of collective operations; None: that of torch."""
     logs: Path | None = None
     """Folder of the workers' logs and stacks; None: Ray's own."""
+    kind: str = "worker"
+    """What a worker of the group is called in messages."""
     interrupt: Callable[[], None] = lambda: None
     """Called about once a second while the driver waits for workers; what it raises ends the wait."""
 
@@ -70,7 +72,7 @@ class Supervisor:
     def name(self, rank: int) -> str:
         """The name of a worker in messages."""
         on = f" on {self.identities[rank].host}" if rank < len(self.identities) else ""
-        return f"worker {rank}{on}"
+        return f"{self.options.kind} {rank}{on}"
 
     def check(self, method: str, seconds: float) -> None:
         """Called about once a second during a call of the workers that has lasted ``seconds`` so far.
@@ -83,22 +85,27 @@ class Supervisor:
         self._look_for_head()
         if lost := self.heartbeat.lost():
             (rank, what), *_ = lost.items()
-            raise self.failure(rank, what, method)
+            raise self.failure(rank, f"{what} in {method}", method)
         limit = self.options.phase_timeout_s
         if limit and seconds > limit:
             stacks = f"; the workers' stacks are in {self.options.logs}" if self.options.logs else ""
             message = f"{method} has taken longer than trainer.phase_timeout_s={limit:g}{stacks}"
             raise MachineError(message, f"{method} hangs" if self._write_stacks() else "")
 
-    def failure(self, rank: int, what: str, method: str, details: str = "") -> MachineError:
-        """The error of a worker that was lost; the others, which may wait for it for ever, write their stacks."""
+    def failure(self, rank: int, what: str, method: str, report: str = "") -> MachineError:
+        """The error of a worker that was lost in ``method``; the others, which may wait for it for ever, write their
+        stacks. ``report``: what Ray says of it, on many lines, which goes to the worker's log."""
         if not reachable(self._head, HEAD_S):
-            return HeadLost(f"{self.name(rank)} {what} in {method}: Ray's head at {self._head} is gone")
+            return HeadLost(f"{self.name(rank)} {what}: Ray's head at {self._head} is gone")
         answered = self._write_stacks()
         lives = rank < len(self.identities) and self.identities[rank].node_id in answered
-        log = f"; its log is {self.options.logs}/rank_{rank}.log" if self.options.logs else ""
-        message = f"{self.name(rank)} {what} in {method}{details}{log}"
-        return MachineError(message, f"worker {rank} in {method}" if lives else "")
+        message = f"{self.name(rank)} {what}"
+        if self.options.logs:
+            log = self.options.logs / f"rank_{rank}.log"
+            with suppress(OSError), log.open("a") as file:
+                file.write(f"{report}\n")
+            message += f"; its log is {log}"
+        return MachineError(message, f"{self.options.kind} {rank} in {method}" if lives else "")
 
     def _look_for_head(self) -> None:
         """Ray ends a driver that has lost its head, which then could not say so."""

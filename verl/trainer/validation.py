@@ -81,7 +81,7 @@ class Validator:
         config = self.sampler.config
         calculator = config.calculator
         batch = self.sampler.sample(records, config.rollout.val_kwargs, VALIDATION_STEP)
-        if calculator.measured_by("actor") or calculator.needs_policy:
+        if (calculator.enable and calculator.source == "actor") or calculator.needs_policy:
             # As in training, the engine makes room for the policy; further batches wake it.
             self.policy.finish_generation()
             batch.merge(self.policy.compute_logprobs(batch))

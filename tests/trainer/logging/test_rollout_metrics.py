@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 from conftest import rank_metrics
@@ -7,6 +9,7 @@ from verl.rewards.score import Score, Verdict, score_of
 from verl.trainer.logging.rollout_metrics import (
     dataset_scalars,
     filtered_length_metrics,
+    lag_metrics,
     learning_metrics,
     length_metrics,
     logged_sources,
@@ -147,6 +150,39 @@ def test_how_far_the_engine_was_from_the_policy():
     expected = {"rollout/logprob_abs_diff": 0.375, "rollout/logprob_abs_diff_max": 0.5, "actor/entropy": 1.5}
     assert {name: metrics[name] for name in expected} == expected
     assert [name for name in metrics if name.startswith("rollout_corr/")]
+
+
+def test_figures_by_lag():
+    engine = torch.tensor([-1.0, -1.0, -2.0, -1.0, -1.0])
+    batch = Batch(torch.tensor([1, 1]), torch.tensor([3, 2]), 3, rollout_logprobs=engine)
+    batch.fill(version=torch.tensor([3, 3, 4, 4, 4]), rewards=torch.tensor([1.0, 0.5]).double())
+    # Of the two tokens that are one version behind, one is twice as likely today.
+    batch.fill(logprobs=engine + torch.tensor([math.log(2), 0, 0, 0, 0]))
+    ranks = {"Effective Rank": ([3.0, 5.0], [3.5, 4.0]), "Curvature": ([1.0, 1.0], [2.0, 2.0])}
+    for name, (of_engine, of_trainer) in ranks.items():
+        pair = {f"rank/{name}": of_engine, f"trainer_rank/{name}": of_trainer}
+        batch.fill("episode", **{column: torch.tensor(values)[:, None] for column, values in pair.items()})
+    approx = {
+        "async/lag/mean": 0.4,
+        "async/lag/max": 1.0,
+        "async/lag_0/tokens": 0.6,
+        "async/lag_0/kl": 0.0,
+        "async/lag_0/eff_sample_size": 1.0,
+        "async/lag_0/capped": 0.0,
+        "async/lag_0/reward": 0.5,
+        "async/lag_0/response_length": 2.0,
+        # Of the last version that a response saw, which is that of both.
+        "async/lag_0/layer_1/Effective Rank/change": -0.25,
+        "async/lag_0/layer_1/Effective Rank/abs_change": 0.75,
+        "async/lag_1/tokens": 0.4,
+        "async/lag_1/kl": (1 - math.log(2)) / 2,
+        # Weights 1.5, where they are capped, and 1: 1.25^2 / 1.625.
+        "async/lag_1/eff_sample_size": 0.9615384,
+        "async/lag_1/capped": 0.5,
+        "async/lag_1/reward": 1.0,
+        "async/lag_1/response_length": 3.0,
+    }
+    assert lag_metrics(batch, 5, 1.5) == pytest.approx(approx, abs=1e-6)
 
 
 def test_only_several_sources_have_figures_of_their_own():

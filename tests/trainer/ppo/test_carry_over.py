@@ -1,7 +1,9 @@
 """Responses that outlive a step: the real scheduler over engines that only count steps, and real runs."""
 
+import itertools
 import json
 import shutil
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +20,7 @@ from verl.config.load import load_config
 from verl.data.prompt_rows import PromptRecord
 from verl.method.calls import MethodCalls
 from verl.rollout.requests import ResponseRequests
+from verl.single_controller.roles import PolicyWorkers
 from verl.trainer.logging.speed import PhaseTimer
 from verl.trainer.ppo.carry_over import CarryOverSampler
 from verl.utils.json_state import from_json, to_json
@@ -25,17 +28,33 @@ from verl.utils.json_state import from_json, to_json
 N, GROUPS, STEPS, ROUND = 2, 3, 7, 4
 """Responses to a prompt, groups of a step, steps of a run, engine steps of a round."""
 
-PROMPTS = [PromptRecord(uid, [5] * (1 + uid % 3), "arithmetic", "7", {}, [], False) for uid in range(GROUPS * STEPS)]
+PROMPTS = [
+    PromptRecord(uid, [5] * (1 + uid % 3), "arithmetic", "7", {"uid": uid}, [], False) for uid in range(GROUPS * STEPS)
+]
+
+POOL = ["rollout.nnodes=1", "rollout.n_gpus_per_node=1"]
 
 OPTIONS = ["async_training.partial_rollout=true", "actor.tis_level=token"]
 
 
 class Verifiers:
-    """In place of the pool: every response is right."""
+    """In place of the pool: every response is right, but to ``mixed`` prompts every other one only."""
 
-    def submit_batch(self, sources: list[str], *others: Any) -> Any:
+    def __init__(self, mixed: Sequence[int] = ()) -> None:
+        self.mixed = mixed
+        self.num_seen = Counter[int]()
+
+    def submit_batch(
+        self, sources: list[str], texts: list[str], truths: list[str], infos: list[dict[str, int]], *others: Any
+    ) -> Any:
+        right = []
+        for uid in [info["uid"] for info in infos]:
+            right.append(uid not in self.mixed or self.num_seen[uid] % 2 == 0)
+            self.num_seen[uid] += 1
+        verdicts = [{"score": float(r), "correctness": r, "reason": "exact", "reward_extra_info": {}} for r in right]
+
         class Pending:
-            done, result = (lambda _: True), (lambda _: [{"score": 1.0, "correctness": True} for _ in sources])
+            done, result = (lambda _: True), (lambda _: verdicts)
 
         return Pending()
 
@@ -90,16 +109,29 @@ class CountingEngines:
         )
 
 
-def sampler_of(config: PPOConfig, tokenizer: Any, engines: CountingEngines, staleness: int) -> CarryOverSampler:
+def sampler_of(
+    config: PPOConfig,
+    tokenizer: Any,
+    engines: CountingEngines,
+    staleness: int,
+    read_at_once: int = 0,
+    limit: int = 0,
+    pool: bool = False,
+) -> CarryOverSampler:
+    """With dynamic sampling where ``read_at_once``. ``pool``: engines of their own, which sample a step ahead."""
+    filtering = {"enable": True, "metric": "acc", "max_num_gen_batches": limit}
+    dynamic = {"algorithm": {"filter_groups": filtering}} if read_at_once else {}
     config = changed(
         config,
-        data={"train_batch_size": GROUPS, "max_response_length": 64},
-        rollout={"n": N},
+        data={"train_batch_size": GROUPS, "max_response_length": 64, "gen_batch_size": read_at_once or None},
+        **dynamic,
+        rollout={"n": N, "nnodes": int(pool), "n_gpus_per_node": int(pool)},
         actor={"tis_level": "token"},
         async_training={"max_staleness": staleness, "partial_rollout": True},
     )
     method = MethodCalls(config, tokenizer)
-    sampler = CarryOverSampler(config, tokenizer, None, None, Verifiers(), [], method, (), PROMPTS, STEPS)
+    policy = PolicyWorkers(None, config)
+    sampler = CarryOverSampler(config, tokenizer, None, policy, Verifiers(), [], method, (), PROMPTS, STEPS)
     sampler.policy.advance, sampler.policy.finish_generation = engines, engines.finish_generation
     return sampler
 
@@ -127,15 +159,17 @@ def test_a_step_does_not_depend_on_when_responses_are_measured(
 @given(
     lengths=st.lists(st.sampled_from([1, 2, 3, 5, 8, 40, 64]), min_size=2, max_size=9),
     slots=st.integers(1, 50),
-    staleness=st.integers(1, 4),
+    carried=st.integers(1, 4),
     stop=st.integers(1, STEPS - 1),
+    pool=st.booleans(),
 )
 def test_no_response_is_dropped_learned_from_twice_or_too_late(
-    small_config, tiny_tokenizer, lengths: list[int], slots: int, staleness: int, stop: int
+    small_config, tiny_tokenizer, lengths: list[int], slots: int, carried: int, stop: int, pool: bool
 ):
+    staleness = carried + pool
     engines = CountingEngines(lengths, slots)
     timer = PhaseTimer(lambda name: None)
-    sampler = sampler_of(small_config, tiny_tokenizer, engines, staleness)
+    sampler = sampler_of(small_config, tiny_tokenizer, engines, staleness, pool=pool)
     stream = iter([PROMPTS[start : start + GROUPS] for start in range(0, len(PROMPTS), GROUPS)])
     seen: list[int] = []
     for step in range(1, STEPS + 1):
@@ -146,30 +180,111 @@ def test_no_response_is_dropped_learned_from_twice_or_too_late(
         assert groups == sorted(groups) and groups[::N] == groups[1::N]
         seen += groups[::N]
         assert [record.uid for record in batch.records] == groups
-        # Every token was sampled; none by weights older than the bound, nor by weights that are not there yet.
+        # Every token was sampled; none by weights older than the bound, nor by weights that are not there yet. A pool
+        # samples a step while the models learn from the one before.
         assert batch.response_lengths.tolist() == [engines.length(int(s)) for s in batch.stream]
-        assert 0 <= int((step - 1 - batch.version).min()) and int((step - 1 - batch.version).max()) <= staleness
-        assert metrics["async/lag/max"] <= staleness and metrics["async/outstanding"] <= staleness * GROUPS
+        lag = step - 1 - batch.version
+        assert int(pool and step > 1) <= int(lag.min()) and int(lag.max()) <= staleness
+        assert metrics["async/outstanding"] <= carried * GROUPS
         assert len(batch.texts) == len(batch.verdicts) == len(batch) and batch.correct.all()
         if step == stop:
             # A resumed run has the open responses as they were.
             saved = json.loads(json.dumps(to_json(sampler.state())))
-            sampler = sampler_of(small_config, tiny_tokenizer, engines, staleness)
+            sampler = sampler_of(small_config, tiny_tokenizer, engines, staleness, pool=pool)
             sampler.load_state(from_json(saved))
     assert sorted(seen) == list(range(GROUPS * STEPS)) and next(stream, None) is None
     assert sampler.open is None and sampler.ready is None
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    lengths=st.lists(st.sampled_from([1, 2, 3, 5, 8, 40, 64]), min_size=2, max_size=9),
+    slots=st.integers(1, 50),
+    staleness=st.integers(1, 4),
+    stop=st.integers(1, STEPS - 1),
+    mixed=st.sets(st.sampled_from(range(len(PROMPTS))), min_size=6),
+    limit=st.sampled_from([0, 1, 3]),
+    read_at_once=st.sampled_from([1, GROUPS, GROUPS + 2]),
+)
+def test_dynamic_sampling_admits_others_for_groups_that_do_not_differ(
+    small_config,
+    tiny_tokenizer,
+    lengths: list[int],
+    slots: int,
+    staleness: int,
+    stop: int,
+    mixed: set[int],
+    limit: int,
+    read_at_once: int,
+):
+    engines, timer = CountingEngines(lengths, slots), PhaseTimer(lambda name: None)
+    verifiers = Verifiers(sorted(mixed))
+    made = (small_config, tiny_tokenizer, engines, staleness, read_at_once, limit * GROUPS)
+    # Drawn again and again: the data never end.
+    drawn = itertools.cycle(PROMPTS)
+    stream = iter(lambda: list(itertools.islice(drawn, read_at_once)), None)
+    sampler = sampler_of(*made)
+    sampler.verifiers = verifiers
+    trained: list[int] = []
+    total = Counter[str]()
+    for step in range(1, STEPS + 1):
+        batch, metrics = sampler.sample_step(stream, step, timer)
+        total.update({name: int(value) for name, value in metrics.items()})
+        assert len(batch) == GROUPS * N and batch.group[::N].equal(batch.group[1::N])
+        learned = batch[batch.learned]
+        assert int(metrics["train/filler_groups"]) == GROUPS - len(learned) // N <= (GROUPS if limit else 0)
+        # Those that are learned from differ, whole, in order and in time; those that fill up do not.
+        assert learned.group.tolist() == sorted(learned.group.tolist())
+        assert {record.uid for record in learned.records} <= mixed
+        assert not mixed & {record.uid for record in batch[~batch.learned].records}
+        assert learned.correct.view(-1, N).sum(dim=1).eq(N // 2).all()
+        assert len(learned) == 0 or int((step - 1 - learned.version).max()) <= staleness
+        trained += learned.group.tolist()[::N]
+        # Every group is somewhere.
+        outstanding = metrics["async/outstanding"]
+        assert total["async/admitted"] == len(trained) + total["async/filtered"] + outstanding
+        assert outstanding <= staleness * GROUPS
+        assert len(sampler.dropped_scores) // N == metrics["async/filtered"] - metrics["train/filler_groups"]
+        if step == stop:
+            saved = json.loads(json.dumps(to_json(sampler.state())))
+            sampler = sampler_of(*made)
+            sampler.verifiers = verifiers
+            sampler.load_state(from_json(saved))
+    assert len(set(trained)) == len(trained) and (limit or len(trained) == GROUPS * STEPS)
+    # Nothing is left at the end of a run, but where it had to fill up.
+    assert total["train/filler_groups"] or (sampler.open is None and sampler.ready is None)
+
+
+def test_dynamic_sampling_without_anything_to_learn_ends(small_config, tiny_tokenizer):
+    sampler = sampler_of(small_config, tiny_tokenizer, CountingEngines([3], 8), 1, GROUPS)
+    stream = itertools.repeat(PROMPTS[:GROUPS])
+    with pytest.raises(ConfigError, match="no prompt of 100 batches has responses that differ"):
+        sampler.sample_step(stream, 1, PhaseTimer(lambda name: None))
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
         (["async_training.max_staleness=1"], r"max_staleness=1: without partial_rollout"),
+        (["async_training.max_staleness=1", *POOL], "actor.tis_level='none': responses are up to .*=token"),
+        ([*OPTIONS, "async_training.max_staleness=1", *POOL], "max_staleness=1: engines of their own .*2 or more"),
+        (["rollout.nnodes=1"], "rollout.n_gpus_per_node=0: engines of their own .*rollout.nnodes above 0"),
+        (["rollout.name=hf", *POOL], "rollout.nnodes=1: rollout.name=hf samples with the trainer's policy"),
+        (["rollout.tensor_parallel_size=2", *POOL], "tensor_parallel_size=2: must divide rollout.n_gpus_per_node=1"),
         (["async_training.max_staleness=-1"], "must be 0 or more"),
         (["async_training.partial_rollout=true"], "partial_rollout=True: responses that are carried over are behind"),
         (["async_training.max_staleness=1", OPTIONS[0]], "actor.tis_level='none': responses are up to .*=token"),
-        ([*OPTIONS, "async_training.max_staleness=1", "algorithm=remax"], "adv_estimator='remax': with async"),
+        (
+            ["calculator.compare_versions=true"],
+            "compare_versions=True: with async_training.max_staleness=0 the versions",
+        ),
+        (["calculator.compare_versions=true", "calculator.source=actor"], "source=actor measures .* already"),
+        (
+            [*OPTIONS, "async_training.max_staleness=1", "actor.bypass_mode=true", "actor.policy_loss=gpg"],
+            "bypass_mode=True: .*set it to false",
+        ),
+        ([*OPTIONS, "async_training.max_staleness=1", "algorithm=remax"], "adv_estimator='remax': remax compares"),
         ([*OPTIONS, "async_training.max_staleness=1", "rollout.name=hf"], "rollout.name='hf': .*set rollout.name=vllm"),
-        ([*OPTIONS, "async_training.max_staleness=1", "experiment=dapo"], "filter_groups.enable=True: does not go"),
     ],
 )
 def test_refusals(overrides: list[str], message: str):
@@ -184,6 +299,8 @@ def test_a_run_with_open_responses_resumes_to_the_bit(arithmetic_prompts, tmp_pa
     overrides = [
         *small_overrides(ROOT / "data/tiny_model", arithmetic_prompts, folder),
         *("data.max_response_length=96", "async_training.max_staleness=2", *OPTIONS),
+        *("algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=score"),
+        "calculator.compare_versions=true",
         *("trainer.total_training_steps=5", "trainer.except_save=[3]", "trainer.save_hf_model=false"),
         *("trainer.val_before_train=false", "trainer.test_freq=4", "actor.optim.lr=1e-4"),
     ]
@@ -193,7 +310,14 @@ def test_a_run_with_open_responses_resumes_to_the_bit(arithmetic_prompts, tmp_pa
     assert [record["step"] for record in whole] == [1, 2, 3, 4, 5]
     assert whole[2]["async/carried_over_tokens"] > 0 and whole[3]["async/reread_tokens"] > 0
     assert whole[0]["async/lag/max"] == 0 and 1 <= max(record["async/lag/max"] for record in whole) <= 2
-    assert whole[0]["async/outstanding"] == 8 and whole[4]["async/outstanding"] == 0
+    # Every group that was admitted is learned from, four a step, or was left out; one at least was.
+    admitted, filtered = (int(sum(record[f"async/{name}"] for record in whole)) for name in ("admitted", "filtered"))
+    assert admitted == 4 * 5 + filtered > 4 * 5 and whole[0]["async/outstanding"] <= 8
+    assert whole[4]["async/outstanding"] == 0 and not any(record["train/filler_groups"] for record in whole)
+    # Under the same weights the engine's rank metrics are the trainer's.
+    for record in whole:
+        assert 0 < record["async/lag_0/layer_1/Effective Rank/abs_change"] < 1e-3
+        assert record["async/lag_0/kl"] < 1e-6 and record.get("async/lag_1/kl", 1) > record["async/lag_0/kl"]
     # Of the same version, engine and trainer agree; of an older one they need not.
     assert whole[0]["rollout/logprob_abs_diff"] < 1e-3 < max(record["rollout/logprob_abs_diff"] for record in whole)
 

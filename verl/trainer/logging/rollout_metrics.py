@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from verl.algorithms.rollout_correction import mismatch_metrics
-from verl.batch import Batch, by_layer
+from verl.batch import TRAINER_RANK, Batch, by_layer
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rewards import Score
 from verl.rewards.custom import extra_metrics
@@ -153,6 +153,53 @@ def policy_metrics(batch: Batch, tis_level: str, tis_cap: float) -> dict[str, fl
         **with_prefix("rollout_corr", mismatch_metrics(*pair, mask, level, tis_cap)),
         "actor/entropy": (batch.padded("entropy").double().sum() / mask.sum()).item(),
     }
+
+
+def lag_metrics(batch: Batch, step: int, tis_cap: float) -> dict[str, float]:
+    """What the lag of responses does to learning, ``async/lag/{mean,max}`` and ``async/lag_<k>/...``; docs/metrics.md.
+
+    A token is as many versions behind as the weights that learn from it have learned since they sampled it.
+
+    Args:
+        batch: of ``step``, with ``version``, ``rollout_logprobs``, ``logprobs`` of the policy before the update, and
+            ``rewards``.
+    """
+    lags = step - 1 - batch.version.long()
+    ends = batch.response_lengths.cumsum(dim=0)
+    # Versions only rise along a response, and its rank metrics are of the last.
+    oldest, last = lags[ends - batch.response_lengths], lags[ends - 1]
+    metrics = {"async/lag/mean": lags.double().mean().item(), "async/lag/max": float(lags.max())}
+    for lag in lags.unique().tolist():
+        of_tokens, of_responses, measured = lags == lag, oldest == lag, last == lag
+        pair = (batch.logprobs[of_tokens][None], batch.rollout_logprobs[of_tokens][None])
+        distance = mismatch_metrics(*pair, torch.ones_like(pair[0]), "token", tis_cap)
+        figures = {
+            "tokens": of_tokens.double().mean().item(),
+            "kl": distance["k3_kl"],
+            "eff_sample_size": distance["rollout_is_eff_sample_size"],
+            "capped": distance["rollout_is_ratio_fraction_high"],
+        }
+        if of_responses.any():
+            figures["reward"] = batch.rewards[of_responses].mean().item()
+            figures["response_length"] = batch.response_lengths[of_responses].double().mean().item()
+        metrics |= with_prefix(f"async/lag_{lag}", figures | version_metrics(batch[measured]))
+    return metrics
+
+
+def version_metrics(batch: Batch) -> dict[str, float]:
+    """With ``calculator.compare_versions`` how far effective rank, velocity and acceleration under the policy before
+    the update are from the engine's: ``<layer>/<metric>/change``, the mean, and ``abs_change``, the mean distance."""
+    metrics = {}
+    for name, engine in batch.rank_metrics.items():
+        if not (name.startswith("Effective Rank") and TRAINER_RANK + name in batch):
+            continue
+        changes = getattr(batch, TRAINER_RANK + name) - engine
+        for layer, change in enumerate(changes.unbind(dim=1), start=1):
+            change = change[change.isfinite()]
+            if len(change):
+                metrics[f"layer_{layer}/{name}/change"] = change.mean().item()
+                metrics[f"layer_{layer}/{name}/abs_change"] = change.abs().mean().item()
+    return metrics
 
 
 # --- Verdicts ---

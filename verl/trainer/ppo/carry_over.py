@@ -1,8 +1,9 @@
 """Responses that outlive a step: prompts are admitted ahead, and what has not ended waits for newer weights.
 
 A group is a prompt and its n responses. Groups are admitted while those that are not learned from yet are at most
-``max_staleness`` + 1 batches. A step ends when the oldest complete groups fill its batch; the engines then give back
-what has not ended, and go on with it after the update. Nothing is dropped. With ``trainer.deterministic`` everything
+``carried_steps`` + 1 batches. A step ends when the oldest complete groups fill its batch; the engines then give back
+what has not ended, and go on with it after the update. Nothing is dropped; with ``algorithm.filter_groups`` complete
+groups without a difference leave, and others are admitted in their place. With ``trainer.deterministic`` everything
 depends on the lengths of responses, counted in steps of the engines.
 """
 
@@ -15,15 +16,18 @@ from torch import Tensor
 
 from verl.batch import EPISODE, Batch
 from verl.data.prompt_rows import PromptRecord
-from verl.method.replay import batch_from_state, batch_state
+from verl.method.replay import batch_from_state, batch_state, restored_record, saved_record
 from verl.rollout.requests import ResponseRequests, response_stream
-from verl.trainer.logging.rollout_metrics import score_tensors
+from verl.trainer.logging.rollout_metrics import groups_that_differ, score_tensors, verdict_metrics
 from verl.trainer.logging.speed import PhaseTimer, Work
-from verl.trainer.ppo.sampling import Sampler, Verification
+from verl.trainer.ppo.sampling import MAX_FRUITLESS_BATCHES, Sampler, Verification, data_sources, nothing_to_learn
 
 KEPT = ("records", "group", "step", "stream")
 """Columns of a response that engines do not see: ``step`` is the one in which it was admitted, ``stream`` [B] int64 its
 random numbers (:func:`verl.rollout.requests.response_stream`)."""
+
+ADMITTED = 1 << 31
+"""Added to the number of a group in the seed of its responses, so that a prompt drawn twice gets new ones."""
 
 
 class CarryOverSampler(Sampler):
@@ -33,6 +37,8 @@ class CarryOverSampler(Sampler):
     """Responses that have not ended, as far as they are."""
     ready: Batch | None = None
     """Responses that have ended, with their verdicts, and are not learned from yet."""
+    waiting: Sequence[PromptRecord] = ()
+    """Prompts that were read from the data and are not admitted yet."""
     num_admitted = 0
     """Groups so far."""
 
@@ -44,34 +50,53 @@ class CarryOverSampler(Sampler):
     def sample_step(
         self, prompts: Iterator[list[PromptRecord]], step: int, timer: PhaseTimer
     ) -> tuple[Batch, dict[str, float]]:
-        """The oldest complete groups, and metrics; the engines' memory is free afterwards."""
-        self._admit(prompts, step)
-        metrics = self._advance(step, timer) if self.open is not None else {}
+        """The oldest complete groups, and metrics; the engines' memory is free afterwards.
+
+        Raises:
+            ConfigError: ``algorithm.filter_groups`` leaves nothing to learn from.
+        """
+        filtering, known, admitted = self.config.algorithm.filter_groups, set(self._complete()), self.num_admitted
+        filtered, reread, num_compared = list[Batch](), 0.0, 0
+        while True:
+            self._admit(prompts, step)
+            reread += self._advance(step, timer) if self.open is not None else 0.0
+            if not filtering.enable:
+                break
+            # What was complete before this step has been compared.
+            new = [group for group in self._complete() if group not in known]
+            known |= set(new)
+            num_compared += len(new)
+            with timer.phase("reward"):
+                filtered += self._filter(new)
+            if self._have_to_end(num_compared):
+                break
         with timer.phase("gen"):
             self.policy.finish_generation()
-        batch = self._take_oldest()
-        lag = step - 1 - batch.version.double()
+        batch, metrics = self._filled(self._take(self._complete()[: self.batch_size]), filtered)
         metrics |= {
-            "async/lag/mean": lag.mean().item(),
-            "async/lag/max": lag.max().item(),
-            "async/outstanding": float(self.num_admitted - step * self.batch_size),
+            "async/admitted": float(self.num_admitted - admitted),
+            "async/outstanding": float(len(self._outstanding())),
             "async/carried_over_tokens": 0.0 if self.open is None else float(self.open.response_lengths.sum()),
+            "async/reread_tokens": reread,
         }
-        columns = {"step": torch.full((len(batch),), step), "learned": torch.ones(len(batch), dtype=torch.bool)}
-        return batch.widened(self.config.data.max_response_length).fill(**columns), metrics
+        batch.fill(step=torch.full((len(batch),), step))
+        return batch.widened(self.config.data.max_response_length), metrics
 
     def _admit(self, prompts: Iterator[list[PromptRecord]], step: int) -> None:
         """Open groups until so many are outstanding as may be, but no more than the run's steps learn from."""
-        last = min(step + self.config.async_training.max_staleness, self.total_steps)
-        while self.num_admitted < last * self.batch_size:
-            self.open = joined(self.open, self._new(self.method.choose_prompts(next(prompts)), step))
+        num_batches = min(self.config.carried_steps + 1, self.total_steps + 1 - step)
+        while (missing := num_batches * self.batch_size - len(self._outstanding())) > 0:
+            records = self.waiting or self.method.choose_prompts(next(prompts))
+            self.open = joined(self.open, self._new(records[:missing], step))
+            self.waiting = records[missing:]
 
     def _new(self, records: Sequence[PromptRecord], step: int) -> Batch:
         """Open responses to these prompts."""
-        n, seed = self.config.rollout.n, (self.config.seed << 32) + step
+        n, first = self.config.rollout.n, self.num_admitted
         asked = [record for record in records for _ in range(n)]
-        streams = [response_stream(seed, record.uid, i % n) for i, record in enumerate(asked)]
-        groups = self.num_admitted + torch.arange(len(records)).repeat_interleave(n)
+        groups = first + torch.arange(len(records)).repeat_interleave(n)
+        seeds = ((self.config.seed << 32) + ADMITTED + groups).tolist()
+        streams = [response_stream(seeds[i], record.uid, i % n) for i, record in enumerate(asked)]
         self.num_admitted += len(records)
         batch = Batch.of(
             [record.input_ids for record in asked],
@@ -85,12 +110,15 @@ class CarryOverSampler(Sampler):
         # The same 64 bits as a signed number.
         return batch.fill(EPISODE, stream=torch.tensor([s - (s >> 63 << 64) for s in streams]))
 
-    def _advance(self, step: int, timer: PhaseTimer) -> dict[str, float]:
-        """Have the engines go on with what is open until the step has its groups; returns metrics."""
+    def _advance(self, step: int, timer: PhaseTimer) -> float:
+        """Have the engines go on with what is open until the step has its groups; returns the tokens read again."""
         assert self.open is not None
         asked, parts = self.open, list[Batch]()
         verification = Verification(asked.records, self.tokenizer, self.stop_strings, self.verifiers)
-        admitted = self._outstanding()
+        admitted, needed = self._outstanding(), self._needed()
+
+        def enough(ended: Sequence[int]) -> bool:
+            return self._suffice(step, admitted, needed, asked.group, ended)
 
         def take(part: Batch) -> None:
             parts.append(part)
@@ -102,10 +130,10 @@ class CarryOverSampler(Sampler):
             streams=asked.stream.tolist(),
             sampling=self.config.rollout.train_kwargs,
             begun=asked.columns("tokens", "rollout_logprobs", "version"),
-            version=step - 1,
+            version=self.config.version_sampling(step),
         )
         with timer.phase("gen"):
-            cut = self.policy.advance(requests, take, lambda ended: self._suffice(step, admitted, asked.group, ended))
+            cut = self.policy.advance(requests, take, enough)
         verification.submit()
         self.open = described(cut, asked)
         ended = described(parts, asked)
@@ -127,7 +155,47 @@ class CarryOverSampler(Sampler):
         timer.count("gen", Work.of(after, before))
         if self.open is not None:
             self.open = self.open.without("request")
-        return {"async/reread_tokens": float(before[begun].sum())}
+        return float(before[begun].sum())
+
+    def _filter(self, groups: Sequence[int]) -> list[Batch]:
+        """Those of these complete groups whose responses do not differ, which are then no longer ready."""
+        compared = self._take(groups)
+        if compared is None:
+            return []
+        differ = groups_that_differ(self._filter_values(compared), self.config.rollout.n)
+        rows = differ.repeat_interleave(self.config.rollout.n)
+        if rows.any():
+            self.ready = joined(self.ready, compared[rows])
+        return [] if rows.all() else [compared[~rows]]
+
+    def _have_to_end(self, num_compared: int) -> bool:
+        """Whether there are groups enough to learn from, or ``num_compared`` of this step are as many as may be.
+
+        Raises:
+            ConfigError: there is no limit, and ``MAX_FRUITLESS_BATCHES`` held nothing to learn from.
+        """
+        filtering, num_batches = self.config.algorithm.filter_groups, num_compared // self.config.data.prompts_per_batch
+        num_ready = len(self._complete())
+        if filtering.max_num_gen_batches > 0:
+            return num_ready >= self.batch_size or num_batches >= filtering.max_num_gen_batches
+        if num_ready == 0 and num_batches >= MAX_FRUITLESS_BATCHES:
+            raise nothing_to_learn(filtering.metric, num_batches)
+        return num_ready >= self.batch_size
+
+    def _filled(self, batch: Batch | None, filtered: Sequence[Batch]) -> tuple[Batch, dict[str, float]]:
+        """The batch of a step, with filtered groups where it lacks some, which teach nothing; and metrics of both."""
+        n = self.config.rollout.n
+        sampled = Batch.join([*([] if batch is None else [batch]), *filtered])
+        num_learned = 0 if batch is None else len(batch)
+        chosen = sampled[: self.batch_size * n]
+        chosen.fill(learned=torch.arange(len(chosen)) < num_learned)
+        self.dropped_scores = sampled.scores[len(chosen) :]
+        if not self.config.algorithm.filter_groups.enable:
+            return chosen, {}
+        return chosen, verdict_metrics(sampled.verdicts, n, data_sources(sampled), self.sources) | {
+            "async/filtered": float((len(sampled) - num_learned) // n),
+            "train/filler_groups": float((len(chosen) - num_learned) // n),
+        }
 
     def _outstanding(self) -> dict[int, int]:
         """Groups that are not learned from yet, the oldest first, with the steps in which they were admitted."""
@@ -139,11 +207,19 @@ class CarryOverSampler(Sampler):
         }
         return dict(sorted(pairs.items()))
 
-    def _suffice(self, step: int, admitted: dict[int, int], groups: Tensor, ended: Sequence[int]) -> bool:
+    def _needed(self) -> int:
+        """Complete groups with which the engines may stop.
+
+        Of further ones that are compared, a quarter of a batch at least: to stop means to read what is open again.
+        """
+        ready = len(self._complete())
+        return max(self.batch_size, ready + self.batch_size // 4 if ready < self.batch_size else 0)
+
+    def _suffice(self, step: int, admitted: dict[int, int], needed: int, groups: Tensor, ended: Sequence[int]) -> bool:
         """Whether the step may end: there are enough complete groups, and what it leaves can be learned from in time.
 
-        A group is learned from at most ``max_staleness`` steps after that in which it was admitted, so of those due
-        within the next j steps j batches at most may be left.
+        A group is learned from at most :attr:`PPOConfig.carried_steps` steps after that in which it was admitted, so of
+        those due within the next j steps j batches at most may be left.
 
         Args:
             admitted: the outstanding groups, with the steps in which they were admitted.
@@ -153,21 +229,27 @@ class CarryOverSampler(Sampler):
         left = Counter(groups.tolist())
         left.subtract(groups[list(ended)].tolist())
         complete = [group for group in admitted if not left[group]]
-        taken = set(complete[: self.batch_size])
-        if len(taken) < self.batch_size:
+        if len(complete) < needed:
             return False
-        staleness = self.config.async_training.max_staleness
-        due = Counter(admitted[group] + staleness - step for group in admitted if group not in taken)
+        # With filter_groups some of these leave unlearned, and later ones may leave too.
+        taken = set(complete[: self.batch_size])
+        carried = self.config.carried_steps
+        due = Counter(admitted[group] + carried - step for group in admitted if group not in taken)
         return all(
-            sum(count for steps, count in due.items() if steps <= j) <= j * self.batch_size for j in range(staleness)
+            sum(count for steps, count in due.items() if steps <= j) <= j * self.batch_size for j in range(carried)
         )
 
-    def _take_oldest(self) -> Batch:
-        """Of what is ready, the groups of one step, which it then no longer holds."""
-        assert self.ready is not None, "a step ends when its groups are complete"
-        still_open = set() if self.open is None else set(self.open.group.tolist())
-        complete = sorted(set(self.ready.group.tolist()) - still_open)[: self.batch_size]
-        taken = torch.isin(self.ready.group, torch.tensor(complete))
+    def _complete(self) -> list[int]:
+        """The groups of which every response is ready, the oldest first."""
+        ready, still_open = (set() if part is None else set(part.group.tolist()) for part in (self.ready, self.open))
+        return sorted(ready - still_open)
+
+    def _take(self, groups: Sequence[int]) -> Batch | None:
+        """These complete groups, n neighbours each, in their order, which then are no longer ready."""
+        if not groups:
+            return None
+        assert self.ready is not None
+        taken = torch.isin(self.ready.group, torch.tensor(groups))
         rows = taken.nonzero().flatten()
         batch = self.ready[rows[self.ready.group[rows].argsort(stable=True)]]
         self.ready = None if taken.all() else self.ready[~taken]
@@ -177,11 +259,13 @@ class CarryOverSampler(Sampler):
         """What has been admitted and is not learned from yet, as JSON and tensors."""
         parts = {"open": self.open, "ready": self.ready}
         saved = {name: batch_state(part, self.prompts) for name, part in parts.items() if part is not None}
-        return {"num_admitted": self.num_admitted} | saved
+        waiting = [saved_record(record, self.prompts) for record in self.waiting]
+        return {"num_admitted": self.num_admitted, "waiting": waiting} | saved
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state` returned."""
         self.num_admitted = state["num_admitted"]
+        self.waiting = [restored_record(saved, self.prompts) for saved in state["waiting"]]
         self.open, self.ready = (
             batch_from_state(state[name], self.prompts) if name in state else None for name in ("open", "ready")
         )

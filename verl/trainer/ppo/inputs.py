@@ -1,10 +1,14 @@
 """What a run is made from, loaded and checked before Ray starts."""
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from torchdata.stateful_dataloader import StatefulDataLoader
 from transformers import PreTrainedTokenizerBase
 
 from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
+from verl.config.rewards import RewardScoreConfig
 from verl.data.prompt_rows import PromptRecord
 from verl.data.prompts import PromptDataset, train_loader, val_batches
 from verl.data.templates import stop_strings
@@ -17,6 +21,7 @@ from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.reward_manager import RewardManager
 from verl.rank.token_metrics import check_token_metrics
 from verl.rewards import use_custom_functions
+from verl.rewards.pool import VerifierPool
 from verl.rollout import check_engine_model, end_tokens
 from verl.run.sinks import check_trackers
 from verl.single_controller.cluster import resolve_device
@@ -57,6 +62,8 @@ class RunInputs:
             val_set = PromptDataset(data.val_files, self.tokenizer, data)
             notes += [f"validation: {line}" for line in val_set.notes]
             self.held_out = val_batches(val_set, data, config.seed)
+        held_out = [record for batch in self.held_out for record in batch]
+        notes += try_reward_functions(rewards, [*self.train_set.records, *held_out])
         self.reward_tokenizer = self._reward_tokenizer() if config.uses_reward_model else None
         """The reward model's; None without one."""
         check_policy_loss(config)
@@ -102,6 +109,42 @@ class RunInputs:
         return tokenizer
 
 
+def try_reward_functions(config: RewardScoreConfig, records: Sequence[PromptRecord]) -> list[str]:
+    """Call the custom function of each data source on its first record, as training will: with an empty response, and
+    with the ground truth. Returns a warning for each call that exceeded the limits.
+
+    Raises:
+        ConfigError: a function raised or returned no score, or no record has its data source.
+    """
+    custom = config.paths_of_custom_functions()
+    if not custom:
+        return []
+    firsts: dict[str, PromptRecord] = {}
+    for record in records:
+        firsts.setdefault(record.data_source, record)
+    if unused := sorted(custom.keys() - firsts.keys() - {"*"}):
+        entry = f"{unused[0]}={custom[unused[0]]}"
+        raise ConfigError(
+            f"reward_score.custom_functions={entry!r}: no prompt has the data_source {unused[0]!r}; the data have "
+            f"{', '.join(sorted(firsts)):.500}"
+        )
+    scored = [record for source, record in firsts.items() if source in custom or "*" in custom]
+    tries = [(record, text) for record in scored for text in ("", str(record.ground_truth))]
+    with VerifierPool(replace(config, num_workers=1)) as verifiers:
+        verdicts = verifiers.score_batch(
+            [record.data_source for record, _ in tries],
+            [text for _, text in tries],
+            [record.ground_truth for record, _ in tries],
+            [record.extra_info for record, _ in tries],
+        )
+    return [
+        f"reward_score.custom_functions: the function of data_source={record.data_source!r} scored the response "
+        f"{text!r:.100} 0 for {verdict['reason']}, tried on the first record"
+        for (record, text), verdict in zip(tries, verdicts, strict=True)
+        if verdict["reason"] not in ("custom", "error")
+    ]
+
+
 def start_warnings(config: PPOConfig, method: MethodCalls) -> list[str]:
     """Warnings for options that are valid but probably a mistake."""
     lines, actor = [], config.actor
@@ -114,6 +157,15 @@ def start_warnings(config: PPOConfig, method: MethodCalls) -> list[str]:
         lines.append(
             f"{method.where}: overrides sampling, so responses come from other distributions than that at "
             "rollout.temperature, which is learned; set actor.tis_level=token, which weights them"
+        )
+    num_updates, staleness = config.actor_updates(1), config.async_training.max_staleness
+    if staleness > 0 and num_updates > 1:
+        lines.append(
+            f"async_training.max_staleness={staleness}: a step makes {num_updates} updates of the policy "
+            f"(actor.ppo_mini_batch_size={actor.ppo_mini_batch_size}, actor.ppo_epochs={actor.ppo_epochs}), so its "
+            f"last learns from tokens that are up to {staleness * num_updates + num_updates - 1} updates old; set "
+            f"actor.ppo_mini_batch_size={config.data.train_batch_size} and actor.ppo_epochs=1, or watch "
+            "async/lag_<k>/kl"
         )
     if actor.clips_nothing:
         lines.append(

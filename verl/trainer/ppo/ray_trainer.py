@@ -22,10 +22,12 @@ from verl.rank.reward_manager import RewardManager
 from verl.rank.token_metrics import fill_token_metrics
 from verl.run.session import TrainingRun
 from verl.run.tracking import Tracker
-from verl.single_controller.roles import PolicyWorkers, RoleWorkers
+from verl.single_controller.profiling import MemoryPeak
+from verl.single_controller.roles import RoleWorkers
 from verl.single_controller.worker_group import WorkerGroup
 from verl.trainer.logging.release_names import release_names
 from verl.trainer.logging.rollout_metrics import (
+    lag_metrics,
     length_metrics,
     metrics_by_source,
     policy_metrics,
@@ -74,7 +76,7 @@ class RayPPOTrainer(Trainer):
         self.calculator = calculator
         self.samples = samples
         self.loss = PolicyLoss(config.actor)
-        self.policy = PolicyWorkers(workers, config, self.loss.needs.whole_groups)
+        self.policy = sampler.policy
         copies, critic = self.policy.copies, config.critic
         self.reference = RoleWorkers(workers, copies, self.policy.balance) if config.uses_reference else None
         copies = critic.model.ulysses_sequence_parallel_size
@@ -83,7 +85,8 @@ class RayPPOTrainer(Trainer):
         self.advantages = AdvantageEstimation(config, self.reward_manager)
         self.updates = Updates(config, self.policy, self.critic, self.loss, self.timer)
         self.validator = Validator(held_out, sampler, self.policy, calculator, self.reward_manager)
-        self.step_metrics = step_metrics(config, workers.world_size, workers.device_name)
+        pool_size = 0 if self.policy.pool is None else self.policy.pool.world_size
+        self.step_metrics = step_metrics(config, workers.world_size, workers.device_name, pool_size)
 
     def fit(self) -> None:
         """Train from the step after the one reached, 0 at first, to the last."""
@@ -104,13 +107,14 @@ class RayPPOTrainer(Trainer):
             self._compute_outputs(batch)
             self._collect_verdicts(sampled, batch)
             rows = self._compute_advantages(batch)
-            self._update_critic(batch, rows)
+            self.metrics |= self.updates.update_critic(batch, rows, step)
             self._update_actor(batch, rows)
             self._compare_policies(batch)
             self.samples.keep("train", step, batch)
             self._update_baselines(sampled, batch)
-            self._after_step(sampled)
             self._sync_weights()
+            self.sampler.finish_ahead(self.timer)
+            self._after_step(sampled)
             self.profiler.end(step)
             if self._due(trainer.test_freq):
                 self._validate()
@@ -247,9 +251,6 @@ class RayPPOTrainer(Trainer):
         self.metrics["train/greedy_score/mean"] = rewards.mean().item()
         return rewards.repeat_interleave(self.config.rollout.n)
 
-    def _update_critic(self, batch: Batch, rows: Tensor | None) -> None:
-        self.metrics |= self.updates.update_critic(batch, rows, self.step)
-
     def _update_actor(self, batch: Batch, rows: Tensor | None) -> None:
         """Update the policy, once the critic is warm."""
         if self.step <= self.config.trainer.critic_warmup:
@@ -264,11 +265,13 @@ class RayPPOTrainer(Trainer):
         self.metrics |= self.updates.update_actor(batch, rows, self.step, num_later)
 
     def _compare_policies(self, batch: Batch) -> None:
-        """Log how far the engine was from the policy, on what both did in this step."""
+        """Log how far the engine was from the policy, on what both did in this step, and what lag did."""
         actor, fresh = self.config.actor, batch.step == self.step
         if "logprobs" in batch and fresh.any():
             both = batch if fresh.all() else batch[fresh]
             self.metrics |= policy_metrics(both, actor.tis_level, actor.tis_cap)
+            if "version" in batch:
+                self.metrics |= lag_metrics(both, self.step, actor.tis_cap)
 
     def _update_baselines(self, sampled: Batch, batch: Batch) -> None:
         """From everything sampled for the step."""
@@ -284,6 +287,14 @@ class RayPPOTrainer(Trainer):
         self.method.after_step(outcome)
         if isinstance(sampler, CustomSampler):
             sampler.update(outcome)
+
+    def _take_peak(self) -> MemoryPeak | None:
+        """Also of engines with workers of their own, unless another thread has them sample."""
+        peak, pool = super()._take_peak(), self.policy.pool
+        if pool is None or self.config.samples_ahead:
+            return peak
+        engines = pool.take_peak_memory()
+        return peak if engines is None else engines.joined(peak)
 
     def _sync_weights(self) -> None:
         with self.timer.phase("update_weights"):
@@ -325,7 +336,8 @@ class RayPPOTrainer(Trainer):
             manager = self.reward_manager
             metrics |= release_names(metrics, manager.config, manager.baselines, self.validator.sources)
         self.tracker.log(self.step, metrics)
-        self.display.step(self.step, metrics)
+        nothing = metrics.get("train/filler_groups") == self.config.data.train_batch_size
+        self.display.step(self.step, metrics, "no informative group, no update" if nothing else "")
         self.metrics = {}
 
 
@@ -335,6 +347,7 @@ def prompt_order(config: PPOConfig, method: MethodCalls) -> str:
     candidates = f"{method.where} with {num} candidates a prompt" if num > 1 else ""
     ahead = config.async_training.max_staleness
     admitted = f"async_training.max_staleness={ahead}" if ahead else ""
+    admitted += " with rollout.nnodes" if config.samples_ahead else ""
     return " ".join(filter(None, (candidates, config.data.order, admitted)))
 
 
