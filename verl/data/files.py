@@ -17,24 +17,11 @@ from verl.config.errors import ConfigError
 
 Row = dict[str, Any]
 
-UNREADABLE_PARQUET = (pa.ArrowException, OSError, ValueError, OverflowError, TypeError, KeyError, MemoryError)
-"""What pyarrow raises for damaged files."""
-
 MOST_BYTES, MOST_TIMES = 1 << 28, 200
 """Most bytes that the rows of a parquet file take in memory: the larger of this and this many times its size."""
 BYTES_PER_ROW = 100
 """Least bytes of a row in memory, whatever is in it."""
 ROWS_AT_A_TIME = 4096
-
-OTHER_KINDS = {
-    b"\x1f\x8b": "it is packed by gzip; unpack it",
-    b"\x28\xb5\x2f\xfd": "it is packed by zstd; unpack it",
-    b"PK": "it is a zip archive; unpack it",
-    b"PAR1": "it is a parquet file; give it the suffix .parquet",
-    b"\xff\xfe": "it is UTF-16; write it in UTF-8",
-    b"\xfe\xff": "it is UTF-16; write it in UTF-8",
-}
-"""First bytes of files that are often taken for text -> what to do."""
 
 _FIX = "correct or remove it"
 
@@ -92,12 +79,12 @@ def _read_parquet(path: Path) -> list[Row]:
                 if needed > most:
                     break
                 rows += batch.to_pylist()
-    except UNREADABLE_PARQUET as error:
-        # Also text that is not UTF-8, damaged pages, and dates that Python does not have.
+    # Damaged pages, text that is not UTF-8, dates that Python does not have.
+    except (pa.ArrowException, OSError, ValueError, OverflowError, TypeError, KeyError, MemoryError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise ConfigError(
-            f"{path}: cannot be read as parquet: {reason:.200} (after row {len(rows)}); get or write the file again "
-            "(scripts/prepare_data.py writes such files)"
+            f"{path}: cannot be read as parquet: {reason:.200}; get or write the file again (scripts/prepare_data.py "
+            "writes such files)"
         ) from error
     if needed > most:
         raise ConfigError(
@@ -164,11 +151,11 @@ def _text(path: Path) -> str:
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        kind = next((kind for mark, kind in OTHER_KINDS.items() if content.startswith(mark)), None)
         line = content.count(b"\n", 0, error.start) + 1
-        place = path if kind else f"{path}, line {line}"
-        fix = kind or "write the file in UTF-8"
-        raise ConfigError(f"{place}: is not UTF-8 text: {error.reason} at byte {error.start}; {fix}") from error
+        raise ConfigError(
+            f"{path}, line {line}: is not UTF-8 text: {error.reason} at byte {error.start}; unpack it, or write it in "
+            "UTF-8"
+        ) from error
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
