@@ -27,6 +27,7 @@ def test_rows_are_padded_left_and_right() -> None:
     input_ids, attention_mask = batch().rows(pad_token_id=9)
     assert input_ids.tolist() == [[9, 1, 2, 10, 11, 12], [9, 9, 3, 13, 9, 9], [4, 5, 70000, 14, 15, 9]]
     assert attention_mask.tolist() == [[0, 1, 1, 1, 1, 1], [0, 0, 1, 1, 0, 0], [1, 1, 1, 1, 1, 0]]
+    assert [rows.shape for rows in batch()[:0].rows()] == [(0, 3), (0, 3)]
 
 
 def test_columns_are_padded_and_flattened() -> None:

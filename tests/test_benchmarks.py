@@ -10,6 +10,7 @@ import bench_report
 import bench_sampler
 import bench_spectral
 import bench_step
+import bench_verdicts
 import measure_spectral_accuracy as accuracy
 import pytest
 import shapes
@@ -25,6 +26,7 @@ PAGES = {
     **dict.fromkeys(("studies/rank_shaping", "studies/recipes"), study_page.page),
     "sampler": bench_sampler.page,
     "spectral": bench_spectral.page,
+    "verdicts": bench_verdicts.page,
 }
 
 

@@ -310,7 +310,7 @@ class Batch:
 
         Position P is the first response token of every row.
         """
-        longest_prompt = int(self.prompt_lengths.max())
+        longest_prompt = int(self.prompt_lengths.max()) if len(self) else 0
         places = torch.arange(-longest_prompt, self.width, device=self.tokens.device)
         there = (places >= -self.prompt_lengths[:, None]) & (places < self.response_lengths[:, None])
         input_ids = torch.full(there.shape, pad_token_id, dtype=torch.int64, device=self.tokens.device)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from verl.batch import Batch
-from verl.checkpoint.shards import Checkpointed, CheckpointWorker, TrainedPart, training_state
+from verl.checkpoint.shards import CheckpointWorker, TrainedPart, training_state
 from verl.config import PPOConfig
 from verl.models.forward import LogprobForward, ValueForward
 from verl.models.fsdp import offloaded_parameters
@@ -24,7 +24,7 @@ from verl.utils.distributed import WorkerPlace, join_world, seed_everything
 TOTAL_STEPS = 10
 
 
-class LearningWorker(Checkpointed):
+class LearningWorker(CheckpointWorker):
     """An actor and a critic on fixed tokens. The critic's head has one row, so that all ranks but the first hold none
     of it."""
 
@@ -43,7 +43,7 @@ class LearningWorker(Checkpointed):
             TrainedPart(name, learner, offloaded_parameters(learner.model, False), config.model, tokenizer)
             for name, learner in self.learners.items()
         ]
-        self.checkpoints = CheckpointWorker(parts, config.seed)
+        super().__init__(parts, config.seed)
 
     def learn(self, batch: Tensor, steps: int, names: list[str]) -> list[dict[str, float]]:
         """Optimizer steps on ``batch`` [B, S] of tokens, of which every rank takes its share; what each reports."""
@@ -79,13 +79,13 @@ class LearningWorker(Checkpointed):
 
     def limit(self) -> float:
         """Seconds that the messages of a checkpoint may take."""
-        return self.checkpoints._group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+        return self._group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
 
     def export_in_files_of(self, num_bytes: int) -> None:
         """Cut exports into smaller files, of which there are then several."""
-        for name, files in self.checkpoints._exports.items():
-            self.checkpoints._exports[name] = WeightFiles(files.model, num_bytes)
+        for name, files in self._exports.items():
+            self._exports[name] = WeightFiles(files.model, num_bytes)
 
     def stop_writing(self) -> None:
         """Let nothing be written from now on."""
-        self.checkpoints._write = Mock(side_effect=OSError(28, "No space left on device"))
+        self._write = Mock(side_effect=OSError(28, "No space left on device"))

@@ -50,7 +50,7 @@ def test_the_entry_point_takes_verls_options(tmp_path: Path):
     [
         ("main_ppo", "trainer.critic_warmup=2", "trainer.critic_warmup=2: grpo has no critic; set it to 0"),
         ("main_ppo", "data.shufle=1", "data.shufle: unknown key; did you mean data.shuffle?"),
-        ("main_ppo", "ref=5", "ref=5: is a group of options; set one of ref.param_offload"),
+        ("main_ppo", "ref=5", "ref=5: must be a group of options: param_offload"),
         ("main_ppo", "--rolout_n=4", "--rolout_n: unknown flag; did you mean --rollout_n?"),
         (
             "main_ppo",

@@ -41,13 +41,7 @@ def test_json(tmp_path: Path, name: str, text: str):
         ("a.jsonl", '{"prompt": 1}\n{"p": 1}', "{path}, row 1: lacks the columns ['prompt']; it has ['p']; set data.x"),
         ("a.parquet", '{"prompt": 1}', "{path}: cannot be read as parquet: Could not open Parquet"),
         ("a.csv", "prompt\n1", "{path}: must end in .parquet, .jsonl, .json, or name a hub set, owner/name:config:spl"),
-        ("a.jsonl", b'{"prompt": 1}\n\xff', "{path}, line 2: is not UTF-8 text: invalid start byte at byte 14; write"),
-        (
-            "a.jsonl",
-            b"\x1f\x8b\x08\x00",
-            "{path}: is not UTF-8 text: invalid start byte at byte 1; it is packed by gzip",
-        ),
-        ("a.json", "[{}]".encode("utf-16"), "{path}: is not UTF-8 text: invalid start byte at byte 0; it is UTF-16"),
+        ("a.jsonl", b'{"prompt": 1}\n\xff', "{path}, line 2: is not UTF-8 text: invalid start byte at byte 14; unpa"),
         ("a.jsonl", '{"prompt": 1}\n\0\0', "{path}, line 2: is not JSON: Expecting value, column 1; correct or remove"),
         ("a.jsonl", "[" * 100_000, "{path}, line 1: is nested too deeply; correct or remove it"),
         (
@@ -71,7 +65,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, text: str | byt
         read_rows(str(path), ["prompt"], "data.x")
 
 
-def test_a_damaged_parquet_file_is_one_line_with_its_rows(tmp_path: Path):
+def test_a_damaged_parquet_file_is_one_line(tmp_path: Path):
     path = tmp_path / "a.parquet"
     parts = [pa.py_buffer(b"\0\0\0\0\1\0\0\0\2\0\0\0"), pa.py_buffer(b"x\xff")]
     not_text = pa.table({"good": ["x", "x"], "bad": pa.Array.from_buffers(pa.string(), 2, [None, *parts])})
@@ -80,15 +74,13 @@ def test_a_damaged_parquet_file_is_one_line_with_its_rows(tmp_path: Path):
         "days=1073741824; must": pa.table({"a": pa.array([0, 2**30], pa.date32())}),
     }.items():
         pq.write_table(table, path)
-        with pytest.raises(
-            ConfigError, match=f"^{path}: cannot be read as parquet: {reason}.*rows 0 to 1.*; get or wri"
-        ):
+        with pytest.raises(ConfigError, match=f"^{path}: cannot be read as parquet: {reason}.*; get or wri"):
             read_rows(str(path))
     entries = {"good": ["x"] * 20, "bad": [f"entry {i}" for i in range(20)]}
     options = {"compression": "none", "use_dictionary": False, "write_page_checksum": True, "row_group_size": 10}
     pq.write_table(pa.table(entries), path, **options)  # type: ignore[arg-type]
     path.write_bytes(path.read_bytes().replace(b"entry 17", b"entry 71", 1))
-    with pytest.raises(ConfigError, match=r"cannot be read as parquet: .*\(rows 10 to 19\)"):
+    with pytest.raises(ConfigError, match="cannot be read as parquet: "):
         read_rows(str(path))
 
 

@@ -55,6 +55,12 @@ def test_a_macro_average_gives_every_benchmark_the_same_weight():
     (estimate,) = macro_estimates(values, [1, 2])
     assert estimate.value == 0.75
     assert (estimate.low, estimate.high) == pytest.approx((0.701, 0.799), abs=5e-3)
+    # Shares that are the same for all problems: Wilson's interval of 0 of 12, z^2 / (12 + z^2), and of 12 of 12.
+    found = macro_estimates([torch.tensor([[0.0, 1.0]]).expand(12, 2)], [0], shares=True)
+    assert [(e.low, e.high) for e in found] == [(0.0, pytest.approx(0.242494)), (pytest.approx(0.757506), 1.0)]
+    # In an average the parts' widths add up in squares: 0.2425 / 2 upwards of the one, 0.049 of the other.
+    (estimate,) = macro_estimates([values[0], torch.zeros(12, 1)], [1, 2], shares=True)
+    assert (estimate.low, estimate.high) == pytest.approx((0.201, 0.25 + math.hypot(0.121247, 0.049)), abs=5e-3)
     # One problem has no interval.
     (estimate,) = macro_estimates([torch.tensor([[0.25]]), torch.tensor([[0.5], [1.0]])], [0, 0])
     assert estimate.value == 0.5 and math.isnan(estimate.low) and math.isnan(estimate.high)

@@ -149,27 +149,17 @@ def time_limits() -> list[float]:
     return [backend.options._timeout.total_seconds() for backend in backends]
 
 
-def loaded(config: ModelConfig) -> tuple[dict[str, Tensor], list[int]]:
-    """Buffers of a loaded model, which are no shards, and the elements of its parameters that this rank holds."""
-    model = load_sharded_model(config, mesh(), trainable=False)
-    return dict(model.named_buffers()), [p.to_local().numel() for p in model.parameters()]
-
-
-def loaded_on_two_machines(config: ModelConfig, scale: float) -> tuple[list[str], float]:
-    """Where this rank built the model, and how far its weights are from the file's. The second machine's file holds
-    a head ``scale`` times as large."""
+def loaded(config: ModelConfig) -> tuple[list[str], dict[str, Tensor], dict[str, Tensor], list[int]]:
+    """Where this rank built a model, its weights and buffers, and the elements of its parameters that it holds."""
     built: list[str] = []
 
     def build(device: str) -> Any:
         built.append(device)
-        model = AutoModelForCausalLM.from_pretrained(config.path, **pretrained_options(config, device))
-        if device == "cpu" and dist.get_rank() >= dist.get_world_size() // 2:
-            model.lm_head.weight.data.mul_(scale)
-        return model
+        return AutoModelForCausalLM.from_pretrained(config.path, **pretrained_options(config, device))
 
     model = load_and_shard(build, config, mesh(), trainable=False)
-    expected = dict(AutoModelForCausalLM.from_pretrained(config.path, dtype=torch.float32).named_parameters())
-    return built, max(float((value - expected[name]).abs().max()) for name, value in full_parameters(model))
+    weights = {name: value.clone() for name, value in full_parameters(model)}
+    return built, weights, dict(model.named_buffers()), [p.to_local().numel() for p in model.parameters()]
 
 
 def offloaded(config: ModelConfig) -> dict[str, Any]:

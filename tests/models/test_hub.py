@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import shutil
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -105,9 +104,13 @@ def test_what_is_missing_is_downloaded_once_whoever_asks(fake_hub, fetched: bool
     assert dict(fake_hub.requests) == asked
 
 
-def test_a_model_with_the_older_format_of_weights(fake_hub):
-    fake_hub.files["pytorch_model.bin"] = fake_hub.files.pop("model.safetensors")
-    assert (Path(local_folder("org/model")) / "pytorch_model.bin").is_file()
+def test_weights_in_the_older_format_are_fetched_only_where_there_are_no_others(fake_hub, monkeypatch):
+    fake_hub.files |= {"pytorch_model.bin.index.json": b'{"weight_map": {"a": "pytorch_model-1.bin"}}'}
+    fake_hub.files |= {"pytorch_model-1.bin": b""}
+    assert {path.suffix for path in Path(local_folder("org/model")).iterdir()} == {".json", ".safetensors"}
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", f"{constants.HF_HUB_CACHE}_2")
+    del fake_hub.files["model.safetensors"]
+    assert (Path(local_folder("org/model")) / "pytorch_model-1.bin").is_file()
 
 
 OFFLINE = "HF_HUB_OFFLINE is set, and the cache has no complete copy of the model"
@@ -149,15 +152,6 @@ def test_without_a_network_the_cache_will_do(fake_hub, monkeypatch):
         local_folder("org/model")
 
 
-def test_a_cache_that_cannot_be_written_will_do(fake_hub):
-    folder = local_folder("org/model")
-    locks = Path(constants.HF_HUB_CACHE) / ".locks"
-    shutil.rmtree(locks)
-    locks.write_text("")
-    fetch_model("org/model", "model.path")
-    assert local_folder("org/model") == folder
-
-
 @pytest.mark.parametrize("path", ["./missing/model", "~/model", "runs/a/model", "missing/", "a b"])
 def test_a_path_that_is_neither_a_folder_nor_a_name_of_the_hub(fake_hub, path):
     with pytest.raises(
@@ -165,9 +159,3 @@ def test_a_path_that_is_neither_a_folder_nor_a_name_of_the_hub(fake_hub, path):
     ):
         fetch_model(path, "model.path")
     assert not fake_hub.requests
-
-
-def test_the_older_of_two_formats_of_weights_is_not_needed(fake_hub):
-    fake_hub.files["pytorch_model.bin.index.json"] = b'{"weight_map": {"a": "pytorch_model-1.bin"}}'
-    fake_hub.files["pytorch_model-1.bin"] = b""
-    assert {path.suffix for path in Path(local_folder("org/model")).iterdir()} == {".json", ".safetensors"}

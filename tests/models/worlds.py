@@ -23,18 +23,15 @@ class World:
 
 
 @contextmanager
-def world(size: int, num_machines: int = 1) -> Iterator[World]:
-    """A world of ``size`` processes, forks of one that has imported what tests run, which takes seconds.
-
-    They are told that they run on ``num_machines``.
-    """
+def world(size: int) -> Iterator[World]:
+    """A world of ``size`` processes, forks of one that has imported what tests run, which takes seconds."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.models.sharding_cases", "tests.models.models_in_worlds"])
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
     with ExitStack() as stack:
-        places = [WorkerPlace(rank, size, "127.0.0.1", port, "cpu", 1, size // num_machines) for rank in range(size)]
+        places = [WorkerPlace(rank, size, "127.0.0.1", port, "cpu", 1) for rank in range(size)]
         yield World(
             [
                 stack.enter_context(ProcessPoolExecutor(1, mp_context=context, initializer=_join, initargs=(place,)))

@@ -128,7 +128,7 @@ def test_an_engine_that_fails_to_start_leaves_no_shared_memory(tmp_path, monkeyp
     monkeypatch.setattr(cpu_communicator, "_CPUSHMDistributed", Memory)
     of_another = tmp_path / "verl-2-ident-tp:0-[0-1]-cpushm_0"
     of_another.touch()
-    place = WorkerPlace(0, 2, "127.0.0.1", 1, "cpu", cpu_threads=1, workers_per_machine=2)
+    place = WorkerPlace(0, 2, "127.0.0.1", 1, "cpu", cpu_threads=1)
     with pytest.raises(RuntimeError, match="a worker was killed"), private_shared_memory(place):
         cpu_communicator._CPUSHMDistributed()
     assert Memory.make_group_name("tp:0") == "/ident-tp:0-[0-1]-cpushm"

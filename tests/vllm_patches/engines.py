@@ -2,10 +2,9 @@
 
 import asyncio
 import gc
-import itertools
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from vllm import LLM, AsyncEngineArgs, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.sampling_params import RequestOutputKind
@@ -79,23 +77,6 @@ def settings(path: Path, capture: dict[str, Any] | None, **options: Any) -> dict
 
 
 @contextmanager
-def preemptions() -> Iterator[list[str]]:
-    """The requests that engines of this process preempt."""
-    preempted: list[str] = []
-    original = Scheduler._preempt_request
-
-    def preempt(self: Scheduler, request: Any, *args: Any, **kwargs: Any) -> None:
-        preempted.append(request.request_id)
-        original(self, request, *args, **kwargs)
-
-    Scheduler._preempt_request = preempt  # type: ignore[method-assign]
-    try:
-        yield preempted
-    finally:
-        Scheduler._preempt_request = original  # type: ignore[method-assign]
-
-
-@contextmanager
 def engine(path: Path, capture: dict[str, Any] | None, **options: Any) -> Iterator[LLM]:
     """An engine, stopped at the end so thoroughly that this process can start the next one."""
     llm = LLM(**settings(path, capture, **options))
@@ -133,6 +114,23 @@ def memory(llm: LLM) -> dict[str, int]:
     """What captured states take."""
     (held,) = [reply for reply in llm.collective_rpc("hidden_states_memory") if reply is not None]
     return held
+
+
+@contextmanager
+def preemptions() -> Iterator[list[str]]:
+    """The requests that this process's engines preempt within the block."""
+    preempted: list[str] = []
+    original = Scheduler._preempt_request
+
+    def preempt(self: Scheduler, request: Any, *args: Any, **kwargs: Any) -> None:
+        preempted.append(request.request_id)
+        original(self, request, *args, **kwargs)
+
+    Scheduler._preempt_request = preempt  # type: ignore[method-assign]
+    try:
+        yield preempted
+    finally:
+        Scheduler._preempt_request = original  # type: ignore[method-assign]
 
 
 def in_tight_quarters(path: Path, capture: dict[str, Any] | None, prompts: list[list[int]], **options: Any) -> Outcome:
@@ -382,25 +380,33 @@ def streamed(path: Path, capture: dict[str, Any], prompt: list[int]) -> dict[str
     return asyncio.run(run())
 
 
-def one_of_two_ranks(rank: int, port: int, path: Path, capture: dict[str, Any], prompts: list[list[int]]) -> Outcome:
+def generate_twice(path: Path, capture: dict[str, Any], prompts: list[list[int]], **options: Any) -> Outcome:
+    """Two responses a prompt."""
+    with engine(path, capture, skip_tokenizer_init=True, **options) as llm:
+        return Outcome(ask(llm, prompts, n=2, temperature=1.0))
+
+
+def one_of_two_ranks(rank: int, port: int, function: Callable[..., Outcome], *arguments: Any) -> Outcome:
     """Tensor parallelism the trainer's way: every rank has an engine of its own and runs the same requests."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    parallel = {"tensor_parallel_size": 2, "distributed_executor_backend": "external_launcher"}
-    with engine(path, capture, skip_tokenizer_init=True, **parallel) as llm:
-        return Outcome(ask(llm, prompts, n=2, temperature=1.0), {"threads": torch.get_num_threads()})
+    return function(*arguments, tensor_parallel_size=2, distributed_executor_backend="external_launcher")
 
 
-def from_streams(path: Path, asked: list[tuple[list[int], dict[str, Any]]], **options: Any) -> Outcome:
-    """Tokens and their log-probabilities for prompts with sampling options, from an engine that draws from streams."""
+Asked = list[tuple[list[int], dict[str, Any]]]
+"""Prompts with sampling options."""
+
+
+def from_streams(path: Path, *batches: Asked, **options: Any) -> Outcome:
+    """Tokens and their log-probabilities, of one batch after the other, from an engine that draws from streams."""
     streams = {"additional_config": {"sampling_streams": True}, "skip_tokenizer_init": True}
-    room = {"logprobs_mode": "processed_logprobs"} | streams | options
-    with preemptions() as preempted, engine(path, None, **room) as llm:
-        prompts = [{"prompt_token_ids": prompt} for prompt, _ in asked]
-        outputs = llm.generate(prompts, [sampling(logprobs=0, **kwargs) for _, kwargs in asked], use_tqdm=False)
-        config = llm.llm_engine.vllm_config
-        facts = {"preempted": len(preempted), "asynchronous": config.scheduler_config.async_scheduling}
-    return Outcome([drawn_of(output) for output in outputs], facts)
+    options = {"logprobs_mode": "processed_logprobs"} | streams | options
+    with preemptions() as preempted, engine(path, None, **options) as llm:
+        outputs = []
+        for asked in batches:
+            prompts = [{"prompt_token_ids": prompt} for prompt, _ in asked]
+            outputs += llm.generate(prompts, [sampling(logprobs=0, **given) for _, given in asked], use_tqdm=False)
+    return Outcome([drawn_of(output) for output in outputs], {"preempted": len(preempted)})
 
 
 def drawn_of(output: Any) -> Answer:
@@ -411,47 +417,6 @@ def drawn_of(output: Any) -> Answer:
         logprobs = [at[token].logprob for token, at in zip(tokens, completion.logprobs, strict=True)]
         responses.append(Response(tokens, logprobs, completion.finish_reason))
     return Answer(list(output.prompt_token_ids), None, output.num_cached_tokens, responses)
-
-
-def operations_per_step(path: Path, prompt: list[int], option: str) -> list[int]:
-    """How many operations of torch sample a step of 2, and one of 16 requests; ``option``: how they are told apart."""
-    with engine(path, None, additional_config={"sampling_streams": True}, skip_tokenizer_init=True) as llm:
-        runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
-        sample, counts = runner._sample, []
-
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            with Counting() as counting:
-                result = sample(*args, **kwargs)
-            counts.append(counting.count)
-            return result
-
-        runner._sample = counted
-        for size in (2, 16):
-            named = [{"seed": i} if option == "seed" else {"extra_args": {"stream": i}} for i in range(size)]
-            parameters = [sampling(max_tokens=3, temperature=1.0, top_p=0.9, **name) for name in named]
-            llm.generate([{"prompt_token_ids": prompt}] * size, parameters, use_tqdm=False)
-            counts.append(-1)
-    # The last step of each.
-    return [count for count, following in itertools.pairwise(counts) if following == -1]
-
-
-class Counting(TorchDispatchMode):
-    """Counts operations."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += 1
-        return function(*args, **(kwargs or {}))
-
-
-def one_of_two_ranks_from_streams(rank: int, port: int, path: Path, asked: list[Any]) -> Outcome:
-    """As :func:`one_of_two_ranks`."""
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    return from_streams(path, asked, tensor_parallel_size=2, distributed_executor_backend="external_launcher")
 
 
 @dataclass

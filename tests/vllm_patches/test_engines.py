@@ -1,14 +1,9 @@
 """Real engines on CPU: every response's states are those that transformers computes for the same tokens."""
 
 import json
-import os
 import re
 import shutil
-import socket
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
-from multiprocessing import get_context
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,65 +12,12 @@ import torch
 from transformers import OPTConfig, OPTForCausalLM, PreTrainedModel
 
 from tests.vllm_patches import engines, zoo
+from tests.vllm_patches.conftest import IN_PROCESS, Run, on_two_ranks, process
 
 IN_EVERY_ROUND = {"gemma2", "mixtral", "olmo2", "qwen3"}
 """Sliding windows and soft caps, experts, and a model that runs through transformers; the others are nightly."""
 
 TOLERANCE = 1e-4
-
-QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "TORCHDYNAMO_DISABLE": "1"}
-IN_PROCESS = QUIET | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-ALONE = QUIET | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-
-Run = Callable[..., Any]
-
-
-def start(environment: dict[str, str]) -> None:
-    os.environ.update(environment)
-
-
-@contextmanager
-def process(environment: dict[str, str], count: int = 1) -> Iterator[ProcessPoolExecutor]:
-    """Processes without memory of this one, in which engines may start."""
-    with ProcessPoolExecutor(count, get_context("spawn"), start, (environment,)) as pool:
-        yield pool
-
-
-@pytest.fixture(scope="module")
-def inside() -> Iterator[Run]:
-    """Calls functions in one process that is also the engine's."""
-    with process(IN_PROCESS) as pool:
-        yield lambda function, *args, **options: pool.submit(function, *args, **options).result()
-
-
-@pytest.fixture(scope="module")
-def outside() -> Iterator[Run]:
-    """Calls functions in one process whose engines have processes of their own."""
-    with process(ALONE) as pool:
-        yield lambda function, *args, **options: pool.submit(function, *args, **options).result()
-
-
-@pytest.fixture(scope="module")
-def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of a model of the zoo."""
-    return lambda name: zoo.build(name, tmp_path_factory.mktemp("zoo") / name)
-
-
-@pytest.fixture(scope="module")
-def qwen(build: Callable[[str], Path]) -> Path:
-    return build("qwen2")
-
-
-@pytest.fixture(scope="module")
-def reference(qwen: Path) -> PreTrainedModel:
-    return zoo.load(qwen)
-
-
-@pytest.fixture(scope="module")
-def prompts() -> list[list[int]]:
-    """From 3 tokens to several times the step's budget."""
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randint(128, (length,), generator=generator).tolist() for length in (3, 70, 40, 100, 9, 64)]
 
 
 def error(answers: list[engines.Answer], model: PreTrainedModel, layers: list[int]) -> float:
@@ -284,14 +226,8 @@ def test_two_tensor_parallel_workers(outside: Run, qwen: Path, reference: PreTra
 
 
 def test_two_tensor_parallel_engines(qwen: Path, reference: PreTrainedModel, prompts: list[list[int]]):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with process(IN_PROCESS | {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}, count=2) as pool:
-        ranks = [
-            pool.submit(engines.one_of_two_ranks, rank, port, qwen, {"layers": [1, -1]}, prompts) for rank in (0, 1)
-        ]
-        first, second = [rank.result().answers for rank in ranks]
+    outcomes = on_two_ranks(engines.generate_twice, qwen, {"layers": [1, -1]}, prompts)
+    first, second = [outcome.answers for outcome in outcomes]
     assert error(first, reference, [1, -1]) < TOLERANCE
     for a, b in zip(first, second, strict=True):
         for x, y in zip(a.responses, b.responses, strict=True):

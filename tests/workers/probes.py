@@ -10,15 +10,10 @@ from torch import Tensor
 
 from verl.batch import Batch
 from verl.config.calculator import CalculatorConfig
-from verl.config.ppo import PPOConfig
 from verl.models.fsdp import full_parameters
 from verl.models.packing import position_ids
 from verl.rank.calculator import RepresentationMetricsCalculator
-from verl.rollout.base import Rollout, RolloutSetup
 from verl.rollout.decoding import StopStrings
-from verl.utils.distributed import WorkerPlace
-from verl.workers import hybrid
-from verl.workers.actor import Actor
 from verl.workers.hybrid import HybridWorker
 
 
@@ -105,37 +100,3 @@ class ProbeWorker(HybridWorker):
             ids = torch.cat([ids, logits[:, -1:].argmax(dim=-1)], dim=1)
             mask = torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1)
         return ids[:, -num_tokens:]
-
-
-class NotingWorker(ProbeWorker):
-    """Notes how many parameters have optimizer state when the engine starts, runs and sleeps."""
-
-    def __init__(self, config: PPOConfig, place: WorkerPlace, *arguments: Any) -> None:
-        self.notes: list[tuple[str, int]] = []
-        start_engine = hybrid.make_rollout
-
-        def make_rollout(setup: RolloutSetup, actor: Actor) -> Rollout:
-            self.note("engine starts")
-            rollout = start_engine(setup, actor)
-            self.note("engine runs")
-            sleep = rollout.sleep
-            rollout.sleep = lambda: (self.note("engine sleeps"), sleep())[1]
-            return rollout
-
-        hybrid.make_rollout = make_rollout
-        super().__init__(config, place, *arguments)
-
-    def note(self, event: str) -> None:
-        learners = [model.learner for model in (self.actor, self.critic) if model is not None]
-        self.notes.append((event, sum(len(learner.optimizer.state) for learner in learners)))
-
-    def noted(self) -> list[tuple[str, int]]:
-        self.note("now")
-        return self.notes
-
-    def step(self) -> None:
-        """A step of each model on the sum of its weights."""
-        for model in (self.actor, self.critic):
-            if model is not None:
-                loss = sum(parameter.sum() for parameter in model.learner.model.parameters())
-                model.learner.step([loss], lambda loss: (loss, {"none": torch.zeros(())}))

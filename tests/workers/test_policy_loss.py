@@ -77,13 +77,16 @@ def test_what_a_run_can_give_is_accepted(tmp_path):
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        ("inputs.logprobs", r"returned a tensor \[2, 3\]; it returns a tensor of losses and a dict"),
-        ("(inputs.logprobs.mean(), {})", r"returned losses \[\]; they are \[b, R\]=\[2, 3\], or \[b\]"),
-        ("(inputs.logprobs.mean(dim=0), {})", r"returned losses \[3\]"),
+        ("inputs.logprobs", r"returned a Tensor; expected a tensor of losses and a dict"),
+        ("(inputs.logprobs.mean(dim=0), {})", r"returned shape \[3\]; expected a tensor of shape \[2, 3\] or \[2\]"),
         ("(inputs.advantages, {})", "its losses have no gradient; compute them from inputs.logprobs"),
-        ("(inputs.logprobs / 0, {})", "a loss is not finite"),
+        ("(inputs.logprobs / 0, {})", "its losses: returned NaN or infinity in row 0"),
         ("(inputs.logprobs, {'a': inputs.logprobs})", r"its metric 'a' is \[2, 3\]; it is a scalar, or \[b\]"),
         ("(inputs.logprobs, {'pg_loss': 1})", "its metric 'pg_loss' has the name of one of the update's; rename it"),
+        (
+            "(inputs.advantagse, {})",
+            r"has no attribute 'advantagse'; did you mean 'advantages'\? \(.*mine.py, line 4\)",
+        ),
         (
             "(inputs.rewards + 1, {})",
             r"the call with a micro-batch of 2 responses raised TypeError: .*mine.py, line 4\)",
@@ -132,7 +135,7 @@ def test_prepare_sees_the_mini_batch_and_its_columns_travel(tmp_path):
             taken.prepared(mini, size)
     wrong = PolicyLoss(config_of(tmp_path, "@policy_loss(prepare=lambda m, **_: {'a': 1})\n" + LOSS).actor)
     with pytest.raises(
-        ConfigError, match=r"its prepare returned {a: int}; it returns a dict of tensors, each \[B, R\]"
+        ConfigError, match=r"its prepare, a: returned int; expected a tensor of shape \[1, 2\] or \[1\]"
     ):
         wrong.prepared(mini, size)
 

@@ -67,8 +67,9 @@ def _require_run_folder(trainer: RunConfig) -> None:
     A run that ended before its first checkpoint has nothing to overwrite.
     """
     folder = Path(trainer.default_local_dir)
-    require_folder("trainer.default_local_dir", trainer.default_local_dir)
-    if not folder.exists() or (folder.is_dir() and all(map(_is_temporary, folder.iterdir()))):
+    if not os.path.exists(folder) or (  # noqa: PTH110  # a name that no file can have is the lock's to refuse
+        folder.is_dir() and all(map(_is_temporary, folder.iterdir()))
+    ):
         return
     field = f"trainer.default_local_dir={trainer.default_local_dir!r}"
     fix = "name another folder or remove it"
@@ -84,31 +85,6 @@ def _require_run_folder(trainer: RunConfig) -> None:
             f"{field}: already holds a run other than that of trainer.resume_from_path={trainer.resume_from_path!r}; "
             "name another folder, or resume this run with trainer.resume_mode=auto trainer.resume_from_path=null"
         )
-
-
-def require_folder(field: str, path: str) -> None:
-    """Raise ``ConfigError`` for a folder that could not be made, or not be written into; makes nothing itself."""
-    fix = "name a folder that can be made and written"
-    if not path.strip():
-        raise ConfigError(f"{field}={path!r}: is empty; {fix}")
-    try:
-        # The nearest part that is there decides.
-        existing = next(part for part in [Path(path).absolute(), *Path(path).absolute().parents] if _is_there(part))
-    except OSError as error:
-        raise ConfigError(f"{field}={path!r:.200}: {error.strerror}; {fix}") from error
-    if not existing.is_dir():
-        raise ConfigError(f"{field}={path!r:.200}: {existing} is a file; {fix}")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise ConfigError(f"{field}={path!r:.200}: {existing} cannot be written; {fix}")
-
-
-def _is_there(path: Path) -> bool:
-    """As ``exists``, but raises ``OSError`` for names that no file can have."""
-    try:
-        path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return True
 
 
 def is_requeued(trainer: RunConfig) -> bool:

@@ -63,12 +63,12 @@ class TrainedPart:
 
 
 class CheckpointWorker:
-    """Writes and reads one worker's part of checkpoints. Every method is called on all workers at once."""
+    """A worker that writes and reads its part of checkpoints. Every method is called on all workers at once."""
 
     def __init__(self, parts: Sequence[TrainedPart], seed: int) -> None:
         """``seed``: that of the run; seeds the generators if another number of workers wrote the checkpoint."""
-        self.parts = parts
-        self.seed = seed
+        self._parts = parts
+        self._seed = seed
         # A separate group: messages of the background thread must not mix with those of training.
         self._group = dist.new_group(backend="gloo", timeout=collective_timeout())
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -76,8 +76,8 @@ class CheckpointWorker:
         self._exports = {part.name: WeightFiles(empty_model(part.name, ModelInfo.of(part.model))) for part in parts}
         self._buffers = {part.name: persistent_buffers(part.learner.model) for part in parts}
 
-    def start(self, folder: Path, background: bool, huggingface: bool) -> None:
-        """Begin to write into ``folder``; :meth:`finish` waits for the end.
+    def save(self, folder: Path, background: bool, huggingface: bool) -> None:
+        """Begin to write into ``folder``; :meth:`finish_save` waits for the end.
 
         Args:
             background: copy everything to the host's memory first, so that training can continue at once.
@@ -87,7 +87,7 @@ class CheckpointWorker:
         assert self._writing is None or self._writing.done(), "the checkpoint before was not finished"
         shards, weights, counts = {}, {}, {}
         records: dict[str, FileRecord] = {}
-        for part in self.parts:
+        for part in self._parts:
             with part.parameters.loaded(), part.learner.optimizer_state.loaded():
                 state = training_state(part.learner)
                 # Offloaded tensors leave the device again when this method ends.
@@ -103,7 +103,7 @@ class CheckpointWorker:
         generators = json.dumps(to_json(generator_states()))
         self._writing = self._thread.submit(self._write, folder, shards, weights, counts, generators, records)
 
-    def finish(self, wait: bool) -> dict[str, FileRecord] | None:
+    def finish_save(self, wait: bool) -> dict[str, FileRecord] | None:
         """Records of this worker's share of the files; None while still writing. All workers together list all files.
 
         Raises:
@@ -123,7 +123,7 @@ class CheckpointWorker:
         Raises:
             ConfigError: the models have another architecture.
         """
-        for part in self.parts:
+        for part in self._parts:
             with part.parameters.loaded(), part.learner.optimizer_state.loaded():
                 load_training_state(part.learner, folder / part.name / "shards", self._group)
             schedule = json.loads((folder / part.name / "scheduler.json").read_text())
@@ -132,7 +132,7 @@ class CheckpointWorker:
         if len(files) == dist.get_world_size():
             set_generator_states(from_json(json.loads(files[dist.get_rank()].read_text())))
         else:
-            seed_everything((self.seed + step) % 2**32)
+            seed_everything((self._seed + step) % 2**32)
 
     def _write(
         self,
@@ -146,7 +146,7 @@ class CheckpointWorker:
         """``records``, to which those of the other files that this worker wrote are added."""
         rank = dist.get_rank()
         attempt_of(folder).check(folder)
-        for part in self.parts:
+        for part in self._parts:
             target = folder / part.name
             writer = HuggingFaceStorageWriter(str(target / "shards"), save_distributed=True)
             writer.fs = files = RecordingFiles()
@@ -207,24 +207,6 @@ class RecordingFiles(FileSystem):
         with RecordedFile(Path(path)) as stream:
             yield stream
         self.records[Path(path).name] = stream.record
-
-
-class Checkpointed:
-    """The methods of a worker by which the driver saves and loads checkpoints; :attr:`checkpoints` does the work."""
-
-    checkpoints: CheckpointWorker
-
-    def save(self, folder: Path, background: bool, huggingface: bool) -> None:
-        """See :meth:`CheckpointWorker.start`."""
-        self.checkpoints.start(folder, background, huggingface)
-
-    def finish_save(self, wait: bool) -> dict[str, FileRecord] | None:
-        """See :meth:`CheckpointWorker.finish`."""
-        return self.checkpoints.finish(wait)
-
-    def load(self, folder: Path, step: int) -> None:
-        """See :meth:`CheckpointWorker.load`."""
-        self.checkpoints.load(folder, step)
 
 
 def training_state(learner: Learner) -> dict[str, Tensor]:

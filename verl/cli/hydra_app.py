@@ -44,7 +44,7 @@ def run_hydra(
     # Without this, Hydra prints its own message and exits.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     try:
-        check_group_values(schema, CONFIG_DIR, sys.argv[1:])
+        check_group_values(sys.argv[1:])
         hydra.main(config_path=str(CONFIG_DIR), config_name=name, version_base="1.3")(task)()
     except ConfigError as error:
         raise SystemExit(f"error: {error}") from None

@@ -212,9 +212,9 @@ class MachineOptions(Group):
     of them, and then once more for ``min_nnodes`` of them."""
     object_store_mb: Annotated[int, rule(lambda mb: mb == 0 or mb >= 75, "Ray needs at least 75; 0 sizes it itself")]
     """Shared memory for what travels between driver and workers, MiB per machine, at least 75. 0: two training or
-    validation batches of the longest prompts and responses, at least 256 and at most four fifths of /dev/shm. Used only
-    where the run starts Ray itself; ``ray start --object-store-memory`` sets it elsewhere. What does not fit goes to
-    disk."""
+    validation batches of the longest prompts and responses, and for engines of their own two copies of the weights, at
+    least 256 and at most four fifths of /dev/shm. Used only where the run starts Ray itself; ``ray start
+    --object-store-memory`` sets it elsewhere. What does not fit goes to disk."""
     env: list[str]
     """Names of environment variables that workers on all machines get besides NCCL_*, GLOO_*, UCX_*, HF_*, TORCH_*,
     CUDA_*, PYTORCH_*, VLLM_* and OMP_*; ``*`` stands for any characters. Their values come from the environment of the

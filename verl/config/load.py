@@ -1,7 +1,7 @@
 """From Hydra's untyped tree to the frozen dataclasses: the only place where a config is parsed and checked."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import is_dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -9,7 +9,6 @@ from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from hydra import compose, initialize_config_dir
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
@@ -50,7 +49,7 @@ def compose_config(schema: type, name: str, overrides: Sequence[str] = ()) -> Di
     Raises:
         ConfigError: for an override that does not fit.
     """
-    check_group_values(schema, CONFIG_DIR, overrides)
+    check_group_values(overrides)
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
         try:
             return compose(name, overrides=list(overrides))
@@ -101,7 +100,9 @@ class _Parser:
         prefix, hints = f"{path}." if path else "", get_type_hints(group)
         for key, value in values.items():
             if key not in hints:
-                self._refuse(f"{prefix}{key}", value, hints)
+                name = f"{prefix}{key}"
+                near = nearest_option(self.schema, name.removeprefix(self.above), above=self.above)
+                raise ConfigError(f"{' '.join(name.splitlines())}={value!r:.200}: unknown key; {near}")
         for key in hints:
             if key not in values:
                 raise ConfigError(f"{prefix}{key}: {_NO_VALUE}")
@@ -110,14 +111,6 @@ class _Parser:
             return group(**converted)
         except ConfigError as error:  # names an option within its group
             raise ConfigError(f"{prefix}{error}") from error
-
-    def _refuse(self, name: str, value: Any, siblings: Iterable[str]) -> None:
-        fix = (
-            unsupported(name, value)
-            or nearest_option(self.schema, name.removeprefix(self.above), above=self.above)
-            or f"known here: {', '.join(siblings)}"
-        )
-        raise ConfigError(f"{' '.join(name.splitlines())}={value!r:.200}: unknown key; {fix}")
 
     def _convert(self, hint: Any, value: Any, path: str) -> Any:
         """Check ``value`` against the type ``hint``; an integer passes as a float, one element as a list of one."""
@@ -161,38 +154,6 @@ def _scalar(kind: Any, value: Any, path: str) -> Any:
 
 # Overrides that do not fit the schema, explained in one line.
 
-VERL_NAMES = {"data.val_max_samples": "val_sample_size"}
-"""veRL's name of an option -> ours, where the nearest name is that of another option."""
-
-_ONE_TURN = (
-    "is not supported: a response is one turn, sampled to its end before the update. Put earlier turns into the "
-    "prompt's messages, or train with veRL or another framework that has agents"
-)
-NOT_SUPPORTED = {
-    "rollout.multi_turn": f"multi-turn rollout with tools {_ONE_TURN}",
-    "rollout.agent": f"rollout by agents {_ONE_TURN}",
-    "rollout.mode": "asynchronous rollout is not supported: all responses of a step are sampled with its weights (sync "
-    "in veRL), in the workers that train; leave it out",
-    "data.tool_config_path": f"rollout with tools {_ONE_TURN}",
-    "async_training": "asynchronous training is not supported: each step learns from responses of its own weights; "
-    "leave it out",
-}
-"""veRL's options of what is not here -> what is."""
-
-VERL_GROUP = "actor_rollout_ref"
-"""veRL's group of what are the groups model, actor, ref and rollout here."""
-
-
-def unsupported(name: str, value: Any = None) -> str | None:
-    """Why the unknown option ``name`` of veRL, or the group with this ``value``, is not here; None if not known."""
-    inner = value.items() if isinstance(value, dict) else ()
-    plain = f"{name.removeprefix(f'{VERL_GROUP}.')}."
-    reasons = [reason for known, reason in NOT_SUPPORTED.items() if plain.startswith(f"{known}.")]
-    reasons += filter(None, (unsupported(f"{name}.{key}", entry) for key, entry in inner))
-    if not reasons and name == VERL_GROUP:
-        return f"its groups stand alone here: model, actor, ref, rollout; leave out {VERL_GROUP}"
-    return reasons[0] if reasons else None
-
 
 def explain(error: HydraException, schema: type) -> str:
     """The unknown key with the nearest known one, or Hydra's own message in one line."""
@@ -203,16 +164,13 @@ def explain(error: HydraException, schema: type) -> str:
     # Hydra names the first part that is unknown; the whole name is in its message.
     found = re.search(r"Could not override '([^']+)'", str(error))
     whole = found[1] if found and found[1].startswith(key) else key
-    if reason := unsupported(whole) or unsupported(key):
-        return f"{whole}: unknown key; {reason}"
     known = list(option_names(schema, ""))
     if key in known:
         return f"{key}: must be {_form(schema, key)}"
     group = key.rpartition(".")[0]
-    siblings = [name.rpartition(".")[2] for name in known if name.rpartition(".")[0] == group]
-    if not siblings:
+    if group in known and not any(name.startswith(f"{group}.") for name in known):
         return f"{key}: unknown key; a new entry of {group} needs a plus: +{key}=..."
-    return f"{key}: unknown key; {nearest_option(schema, key, whole) or 'known here: ' + ', '.join(siblings)}"
+    return f"{key}: unknown key; {nearest_option(schema, key, whole)}"
 
 
 def _form(schema: Any, key: str) -> str:
@@ -224,39 +182,19 @@ def _form(schema: Any, key: str) -> str:
     return "a mapping, {name: value}" if mapping else "a list, [a,b]" if get_origin(hint) is list else "a single value"
 
 
-def check_group_values(schema: Any, folder: Path, words: Sequence[str]) -> None:
-    """Raise ``ConfigError`` for a group that is set to a number, a list or null, of which Hydra has no clear message.
-
-    Args:
-        folder: the config files, a folder for each group that can be chosen.
-        words: overrides in any spelling, and perhaps other arguments.
-    """
-    hints = get_type_hints(schema)
-    choices = {path.name: sorted(file.stem for file in path.glob("*.yaml")) for path in folder.iterdir()}
+def check_group_values(words: Sequence[str]) -> None:
+    """Raise ``ConfigError`` for a group of files that is set to a number, a list or null, for which Hydra has no clear
+    message. ``words``: overrides, and perhaps other arguments."""
     for word in words:
-        group, has_value, _ = word.lstrip("+~").partition("=")
-        group, name = group.partition("@")[0], group
-        files = choices.get(group, [])
-        is_group = bool(files) or is_dataclass(hints.get(group))
-        if not has_value or not is_group or word.startswith(("-", "~")):
-            continue
-        try:
-            override = OverridesParser.create().parse_override(word)
-        except HydraException:
-            continue  # Hydra names what it cannot read
-        value = None if override.is_sweep_override() else override.value()
-        text = word.partition("=")[2]
-        fits = isinstance(value, str | dict) or (value is None and (group == "experiment" or not files))
-        if override.is_sweep_override() or fits:
-            continue
-        if value is None or not is_dataclass(hints.get(group)) or name != group:
-            raise ConfigError(f"{name}={text}: must be one of {', '.join(files)}")
-        options = ", ".join(f"{group}.{option}" for option in get_type_hints(hints[group]))
-        raise ConfigError(f"{group}={text}: is a group of options; set one of {options}")
+        group, _, value = word.lstrip("+").partition("=")
+        files = sorted(path.stem for path in (CONFIG_DIR / group.partition("@")[0]).glob("*.yaml"))
+        names_none = re.fullmatch(r"null|true|false|[-+.\d]+|\[.*", value) and (group, value) != ("experiment", "null")
+        if group and files and names_none:
+            raise ConfigError(f"{group}={value}: must be one of {', '.join(files)}")
 
 
-def nearest_option(schema: type, key: str, whole: str = "", above: str = "") -> str | None:
-    """Which option of ``schema`` the unknown ``key`` may stand for; None if none is like it.
+def nearest_option(schema: type, key: str, whole: str = "", above: str = "") -> str:
+    """Which option of ``schema`` the unknown ``key`` may stand for, or those of its group.
 
     One of the same name elsewhere comes before one of a similar name in the same group.
 
@@ -264,21 +202,17 @@ def nearest_option(schema: type, key: str, whole: str = "", above: str = "") -> 
         whole: the whole option, if its group ``key`` is what is unknown.
         above: what comes before the names of ``schema``.
     """
-    if key in VERL_NAMES:
-        return f"did you mean {key.rpartition('.')[0]}.{VERL_NAMES[key]}?"
     known, name = list(option_names(schema, "")), whole or key
     group, _, leaf = key.rpartition(".")
-    same = [option for option in known if f".{option}".endswith(f".{name}")]
-    same = same or [option for option in known if option.replace(".", "_") == name.replace(".", "_")]
+    siblings = [option.rpartition(".")[2] for option in known if option.rpartition(".")[0] == group]
+    same = [o for o in known if f".{o}".endswith(f".{name}") or o.replace(".", "_") == name.replace(".", "_")]
     if not same and name == key:
         same = [option for option in known if option.rpartition(".")[2] == leaf]
     if not same:
-        siblings = [option.rpartition(".")[2] for option in known if option.rpartition(".")[0] == group]
-        near = get_close_matches(leaf, siblings, n=1)
-        if near:
-            return f"did you mean {above}{group}.{near[0]}?" if group else f"did you mean {above}{near[0]}?"
-        same = [option for option in known if option.rpartition(".")[2] == name.rpartition(".")[2]]
-    return f"did you mean {' or '.join(above + option for option in same[:4])}?" if same else None
+        same = [f"{group}.{near}".lstrip(".") for near in get_close_matches(leaf, siblings, n=1)]
+    if not same:
+        return f"known here: {', '.join(siblings)}"
+    return f"did you mean {' or '.join(above + option for option in same[:4])}?"
 
 
 def option_names(schema: Any, prefix: str) -> Iterator[str]:

@@ -17,19 +17,6 @@ from verl.config.errors import ConfigError
 
 Row = dict[str, Any]
 
-UNREADABLE_PARQUET = (pa.ArrowException, OSError, ValueError, OverflowError, TypeError, KeyError, MemoryError)
-"""What pyarrow raises for damaged files."""
-
-OTHER_KINDS = {
-    b"\x1f\x8b": "it is packed by gzip; unpack it",
-    b"\x28\xb5\x2f\xfd": "it is packed by zstd; unpack it",
-    b"PK": "it is a zip archive; unpack it",
-    b"PAR1": "it is a parquet file; give it the suffix .parquet",
-    b"\xff\xfe": "it is UTF-16; write it in UTF-8",
-    b"\xfe\xff": "it is UTF-16; write it in UTF-8",
-}
-"""First bytes of files that are often taken for text -> what to do."""
-
 _FIX = "correct or remove it"
 
 
@@ -75,30 +62,14 @@ def _read_parquet(path: Path) -> list[Row]:
     _require_file(path)
     try:
         rows: list[Row] = pq.read_table(path, page_checksum_verification=True).to_pylist()
-    except UNREADABLE_PARQUET as error:
-        # Also text that is not UTF-8, damaged pages, and dates that Python does not have.
+    # Damaged pages, text that is not UTF-8, dates that Python does not have.
+    except (pa.ArrowException, OSError, ValueError, OverflowError, TypeError, KeyError, MemoryError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise ConfigError(
-            f"{path}: cannot be read as parquet: {reason:.200}{_unreadable_rows(path)}; get or write the file again "
-            "(scripts/prepare_data.py writes such files)"
+            f"{path}: cannot be read as parquet: {reason:.200}; get or write the file again (scripts/prepare_data.py "
+            "writes such files)"
         ) from error
     return rows
-
-
-def _unreadable_rows(path: Path) -> str:
-    """The first row group of a parquet file that cannot be read; empty if that is not known."""
-    try:
-        file, first = pq.ParquetFile(path, page_checksum_verification=True), 0
-        for group in range(file.num_row_groups):
-            end = first + file.metadata.row_group(group).num_rows
-            try:
-                file.read_row_group(group).to_pylist()
-            except UNREADABLE_PARQUET:
-                return f" (rows {first} to {end - 1})"
-            first = end
-    except UNREADABLE_PARQUET:
-        pass  # the file as a whole
-    return ""
 
 
 def read_json_lines(path: Path) -> list[tuple[int, Row]]:
@@ -141,11 +112,11 @@ def _text(path: Path) -> str:
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        kind = next((kind for mark, kind in OTHER_KINDS.items() if content.startswith(mark)), None)
         line = content.count(b"\n", 0, error.start) + 1
-        place = path if kind else f"{path}, line {line}"
-        fix = kind or "write the file in UTF-8"
-        raise ConfigError(f"{place}: is not UTF-8 text: {error.reason} at byte {error.start}; {fix}") from error
+        raise ConfigError(
+            f"{path}, line {line}: is not UTF-8 text: {error.reason} at byte {error.start}; unpack it, or write it in "
+            "UTF-8"
+        ) from error
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from verl.checkpoint.attempts import run_lock
-from verl.checkpoint.run_start import require_folder
 from verl.config.errors import ConfigError
 from verl.config.evaluation import EvaluationConfig
 from verl.evaluation.benchmarks import Problem
@@ -121,7 +120,6 @@ def prepare(
         return None
     default = Path(config.runs_dir, kind, trainer.experiment_name, folder_name)
     folder = Path(trainer.default_local_dir or default).resolve()
-    require_folder("trainer.default_local_dir", str(folder))
     display.say(
         f"{', '.join(target.label for target in tokenizers)} on {', '.join(benchmarks)}: {config.n_sampling} samples "
         f"for each of {sum(map(len, benchmarks.values()))} problems, into {folder}"

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from statistics import fmean
+from statistics import NormalDist, fmean
 
 import torch
 from torch import Tensor
@@ -46,7 +46,7 @@ _WORD = re.compile(r"[^\W\u3040-\u30ff\u3400-\u9fff]+|\S")
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over problems and its bootstrap interval; the bounds are NaN if there was only one problem."""
+    """A mean over problems and its interval; the bounds are NaN if there was only one problem."""
 
     value: float
     low: float
@@ -207,7 +207,7 @@ def _scores(result: TaskResult, label: str, seed: int) -> _Scores:
     columns = [pass_at_k(n, correct, k) for k in ks]
     columns += [torch.tensor([majority_at_k(*vote, k) for vote in votes], dtype=torch.float64) for k in ks]
     values = torch.stack(columns, dim=1) if ks else torch.zeros(0, 0, dtype=torch.float64)
-    estimates = mean_estimates(values, seed=_seed_of(result.benchmark, seed)) if ks else []
+    estimates = macro_estimates([values], [_seed_of(result.benchmark, seed)], shares=True) if ks else []
     responses = [sample for sample in samples if sample.reason != PROMPT_TOO_LONG]
     reasons = Counter(sample.reason for sample in samples)
     row = SummaryRow(
@@ -281,7 +281,7 @@ def _average(label: str, pairs: Sequence[tuple[_Scores, _Scores | None]], seed: 
     rows = [scores.row for scores in parts]
     ks = _shared_ks(parts)
     seeds = [_seed_of(row.benchmark, seed) for row in rows]
-    estimates = macro_estimates([scores.columns(ks) for scores in parts], seeds)
+    estimates = macro_estimates([scores.columns(ks) for scores in parts], seeds, shares=True)
     row = SummaryRow(
         label=label,
         benchmark=AVERAGE,
@@ -321,11 +321,17 @@ def mean_estimates(values: Tensor, num_draws: int = DRAWS, seed: int = 0) -> lis
     return macro_estimates([values], [seed], num_draws)
 
 
-def macro_estimates(benchmarks: Sequence[Tensor], seeds: Sequence[int], num_draws: int = DRAWS) -> list[Estimate]:
+def macro_estimates(
+    benchmarks: Sequence[Tensor], seeds: Sequence[int], num_draws: int = DRAWS, shares: bool = False
+) -> list[Estimate]:
     """The mean over benchmarks of the means over their problems, ``[P, K]`` each, with its interval for each column.
 
     Problems are drawn within each benchmark, by its seed. The spread within a benchmark of one problem is unknown, so
     its average has no interval.
+
+    Args:
+        shares: values lie in [0, 1]. Where those of a benchmark's problems are all the same, as with 0 of 12 correct,
+            draws do not vary: its part of the interval is then Wilson's.
     """
     means = torch.stack([values.double().mean(dim=0) for values in benchmarks]).mean(dim=0)
     if any(len(values) == 1 for values in benchmarks):
@@ -333,7 +339,25 @@ def macro_estimates(benchmarks: Sequence[Tensor], seeds: Sequence[int], num_draw
     draws = [bootstrap_means(values, num_draws, seed) for values, seed in zip(benchmarks, seeds, strict=True)]
     ends = torch.tensor([(1 - LEVEL) / 2, (1 + LEVEL) / 2], dtype=torch.float64)
     low, high = torch.stack(draws).mean(dim=0).quantile(ends, dim=0)
+    for values in benchmarks if shares else ():
+        constant = values.amax(dim=0) == values.amin(dim=0)
+        # Independent parts of an average add up in squares (Zou and Donner 2008, Statistics in Medicine 27:1693).
+        parts = [(values[0].double() - bound) / len(benchmarks) for bound in wilson_interval(values[0], len(values))]
+        low, high = (
+            torch.where(constant, means + torch.hypot(end - means, part) * side, end)
+            for end, part, side in zip((low, high), parts, (-1, 1), strict=True)
+        )
     return [Estimate(*row) for row in torch.stack([means, low, high], dim=1).tolist()]
+
+
+def wilson_interval(share: Tensor, num_problems: int) -> tuple[Tensor, Tensor]:
+    """Wilson's score interval of a share ``[K]`` of ``num_problems`` (JASA 1927, 22:209), at ``LEVEL``."""
+    z = NormalDist().inv_cdf((1 + LEVEL) / 2)
+    scale = 1 + z**2 / num_problems
+    centre = (share.double() + z**2 / (2 * num_problems)) / scale
+    half = z * (share.double() * (1 - share.double()) / num_problems + z**2 / (4 * num_problems**2)).sqrt() / scale
+    # Exact at both ends, where rounding would leave 1e-17.
+    return (centre - half).clamp(min=0), (centre + half).clamp(max=1)
 
 
 def repetition_rate(text: str, length: int = REPEATED_WORDS) -> float:

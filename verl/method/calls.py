@@ -27,15 +27,8 @@ from verl.utils.user_code import check_finite, check_signature, check_tensor, lo
 
 FIELD = "trainer.method"
 
-PLACES = {
-    "choose_prompts": ["candidates"],
-    "sampling": ["records"],
-    "judged": ["batch", "round"],
-    "learn_from": ["batch"],
-    "change_rewards": ["batch", "rewards"],
-    "after_step": ["outcome"],
-}
-"""Methods that a subclass may override -> what they are called with."""
+PLACES = ("choose_prompts", "sampling", "judged", "learn_from", "change_rewards", "after_step")
+"""Methods that a subclass may override."""
 
 MAX_ROUNDS = 7
 """How often at most a prompt is sampled again in a step."""
@@ -73,7 +66,8 @@ class MethodCalls:
         self.method.prompts, self.method.total_steps = prompts, total_steps
         with user_code(f"{self.where}: {kind.__name__}(**{FIELD}_kwargs)"):
             self.method.__init__(**kwargs)  # type: ignore[misc]  # it has its attributes before __init__
-        for name, inputs in PLACES.items():
+        for name in PLACES:
+            inputs = list(inspect.signature(getattr(Method, name)).parameters)[1:]
             check_signature(f"{self.where}: its {name}", getattr(self.method, name), inputs, {})
         if path is not None and not any(map(self.overrides, PLACES)):
             raise ConfigError(f"{self.where}: overrides none of {', '.join(PLACES)}")
@@ -231,12 +225,19 @@ class MethodCalls:
                 f"rollout.seeded=False: {self.where} overrides sampling, which the project's own sampler obeys; set it "
                 "to true"
             )
+        staleness = self.config.async_training.max_staleness
         for name in ("judged", "sampling"):
-            if self.config.async_training.partial_rollout and self.overrides(name):
+            if staleness and self.overrides(name):
                 raise ConfigError(
-                    f"async_training.partial_rollout=True: {self.where} overrides {name}, which would see responses of "
-                    "several steps; set it to false"
+                    f"async_training.max_staleness={staleness}: {self.where} overrides {name}, which would see "
+                    "responses of several steps; set it to 0"
                 )
+        learns = [name for name in ("learn_from", "change_rewards") if self.overrides(name)]
+        if self.config.samples_ahead and self.overrides("choose_prompts") and learns:
+            raise ConfigError(
+                f"async_training.max_staleness={staleness}: {self.where} overrides choose_prompts and {learns[0]}, and "
+                "engines of their own sample while the models learn; set it to 0"
+            )
         if self.method.candidates_per_prompt < 1:
             raise ConfigError(f"{self.where}: candidates_per_prompt={self.method.candidates_per_prompt}: at least 1")
 
@@ -261,14 +262,8 @@ def response_settings(settings: Any, num_prompts: int, config: PPOConfig, where:
 def _overrides(fields: Mapping[str, Any], num_prompts: int, base: SamplingConfig, where: str) -> list[SamplingConfig]:
     """The settings of each response; equal ones are one object."""
     made: dict[tuple[Any, ...], SamplingConfig] = {}
-    columns, shape = [], (num_prompts, base.n)
-    for name, values in fields.items():
-        array = _numbers(f"{where}: {name}", values, f"[G, n]={list(shape)}")
-        try:
-            columns.append(np.broadcast_to(array, shape).ravel().tolist())
-        except ValueError as error:
-            fix = f"it must broadcast to [G, n]={list(shape)}"
-            raise ConfigError(f"{where}: {name} is {str(values):.80}; {fix}") from error
+    shape = (num_prompts, base.n)
+    columns = [_numbers(f"{where}: {name}", values, shape).ravel().tolist() for name, values in fields.items()]
     rows = list(zip(*columns, strict=True))
     for row in set(rows):
         values = dict(zip(fields, row, strict=True))
@@ -287,17 +282,18 @@ def _overrides(fields: Mapping[str, Any], num_prompts: int, base: SamplingConfig
 
 def _table(values: Any, max_positions: int, where: str) -> NDArray[np.float32]:
     """Temperatures [T] float32, T at most ``max_positions``."""
-    array = _numbers(f"{where}: {TABLE}", values, "[T]")
-    if array.ndim != 1 or not 1 <= len(array) <= max_positions:
-        raise ConfigError(f"{where}: {TABLE} has the shape {list(array.shape)}; give 1 to {max_positions} positions")
-    table = array.astype(np.float32)
-    if not (np.isfinite(table) & (table >= 0.01) & (table <= 1000)).all():
-        raise ConfigError(f"{where}: {TABLE} must be from 0.01 to 1000")
+    table = _numbers(f"{where}: {TABLE}", values).astype(np.float32)
+    if table.ndim != 1 or not 1 <= len(table) <= max_positions or not ((table >= 0.01) & (table <= 1000)).all():
+        shape = list(table.shape)
+        raise ConfigError(f"{where}: {TABLE} of shape {shape} must be 1 to {max_positions} numbers from 0.01 to 1000")
     return table
 
 
-def _numbers(what: str, values: Any, shape: str) -> NDArray[np.float64]:
+def _numbers(what: str, values: Any, shape: tuple[int, int] | None = None) -> NDArray[np.float64]:
+    """``values`` as an array, of ``shape`` = [G, n] if there is one."""
     try:
-        return np.asarray(values, dtype=np.float64)
+        array = np.asarray(values, dtype=np.float64)
+        return array if shape is None else np.broadcast_to(array, shape)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{what} is {str(values):.80}; it must be numbers of the shape {shape}") from error
+        must = "numbers" if shape is None else f"numbers that broadcast to [G, n]={list(shape)}"
+        raise ConfigError(f"{what} is {str(values):.80}; it must be {must}") from error

@@ -1,12 +1,9 @@
 """Models of the Hugging Face hub: one download per machine, and one clear line where there can be none."""
 
 import json
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import huggingface_hub
-from filelock import FileLock
 from huggingface_hub import constants
 from huggingface_hub.errors import (
     GatedRepoError,
@@ -32,31 +29,27 @@ def fetch_model(path: str, field: str) -> None:
     Raises:
         ConfigError: the hub has no such model or does not hand it out, or cannot be reached; ``field`` names it.
     """
-    if is_local(path):
-        return
-    with _machine_lock(path):
+    if not is_local(path):
         _download(path, field)
 
 
 def local_folder(path: str) -> str:
     """The model's folder on this machine: ``path`` itself, or where the cache has the model of this hub id.
 
-    Only on a machine that does not have it anything is downloaded, by the first of its processes that asks; the others
-    wait.
+    On a machine that does not have it the first process that asks downloads it; the others wait, file by file.
 
     Raises:
         ConfigError: as :func:`fetch_model`.
     """
     if is_local(path):
         return path
-    with _machine_lock(path):
-        try:
-            folder = huggingface_hub.snapshot_download(
-                path, allow_patterns=FILES, ignore_patterns=COPIES, local_files_only=True
-            )
-        except LocalEntryNotFoundError:
-            return _download(path, "model.path")
-        return folder if is_complete(Path(folder)) else _download(path, "model.path")
+    try:
+        folder = huggingface_hub.snapshot_download(
+            path, allow_patterns=FILES, ignore_patterns=COPIES, local_files_only=True
+        )
+    except LocalEntryNotFoundError:
+        return _download(path, "model.path")
+    return folder if is_complete(Path(folder)) else _download(path, "model.path")
 
 
 def is_local(path: str) -> bool:
@@ -77,23 +70,11 @@ def is_complete(folder: Path) -> bool:
             try:
                 names = set(json.loads((folder / index).read_text())["weight_map"].values())
                 return all((folder / name).is_file() for name in names)
-            except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-                return False  # the file may hold anything
+            except Exception:  # the file may hold anything
+                return False
         if any(folder.glob(weights)):
             return True
     return False
-
-
-@contextmanager
-def _machine_lock(path: str) -> Iterator[None]:
-    """Let one process of this machine at a time into the block; all of them at once where the cache is read-only."""
-    folder = Path(constants.HF_HUB_CACHE) / ".locks"
-    lock = FileLock(folder / f"verl--{path.replace('/', '--')}.lock")
-    with ExitStack() as held:
-        with suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
-            held.enter_context(lock)
-        yield
 
 
 def _download(path: str, field: str) -> str:

@@ -225,7 +225,7 @@ def check_weights(info: ModelInfo, where: str) -> None:
     shapes: dict[str, list[int]] = {}
     expected = _expected(info)
     for file, names in files.items():
-        found = _shapes(folder / file, where)
+        found = tensor_shapes(folder / file, where)
         # The index of some models also names tensors that nothing reads, such as a head that is the embedding.
         if lacking := sorted((names - found.keys()) & expected.keys()):
             raise ConfigError(f"{where}: {file} lacks {lacking[0]}, which {INDEX} names; fetch the model again")
@@ -257,15 +257,17 @@ def _files(folder: Path, where: str) -> dict[str, set[str]]:
     return {}
 
 
-def _shapes(file: Path, where: str) -> dict[str, list[int]]:
-    """The shape of each tensor; the header says how long the file is, too."""
-    fix = "fetch or copy the model again"
+def tensor_shapes(file: Path, where: str) -> dict[str, list[int]]:
+    """The shape of each tensor in a file of weights, by its header, which says how long the file is, too.
+
+    Raises ``ConfigError``, which begins with ``where``, if the file is missing or broken.
+    """
     try:
         with safe_open(file, framework="pt") as tensors:
             return {name: list(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         reason = "is missing" if not file.exists() else f"is broken or cut short ({in_one_line(error)})"
-        raise ConfigError(f"{where}: {file.name} {reason}; {fix}") from error
+        raise ConfigError(f"{where}: {file.name} {reason}; fetch or copy it again") from error
 
 
 def _expected(info: ModelInfo) -> dict[str, list[int]]:

@@ -1,11 +1,9 @@
 """Loading language models and value models onto shards.
 
-Only the first rank of each machine reads a checkpoint. The others build the model on the meta device and get their
-shards by broadcast, parameter by parameter, so that a machine's memory holds a model once and not once per worker.
+Rank 0 alone reads a checkpoint. The others build the model on the meta device and get their shards by broadcast,
+parameter by parameter, so that memory holds a whole model once, and all machines have the same weights.
 """
 
-import hashlib
-import socket
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from functools import partial
@@ -30,7 +28,6 @@ from verl.models.info import VALUE_HEAD, ModelInfo
 from verl.models.lora import add_adapters
 from verl.models.offload import local_part, require_loaded, reshard
 from verl.models.onednn import multiply_by_onednn
-from verl.utils.distributed import Machine, this_machine
 
 SMALL = 50_000_000
 """Parameters of a model up to which each worker has its own copy unless ``fsdp_size`` says otherwise."""
@@ -136,17 +133,14 @@ def load_and_shard(
     model = build_complete("meta")
     if mesh.device_type == "cpu":
         multiply_by_onednn(model)
-    machine = this_machine()
-    reads = dist.get_rank() == machine.leader and source is None
+    reads = dist.get_rank() == 0 and source is None
     state = dict(_named_tensors(build_complete("cpu"))) if reads else {}
-    if machine.group is not None and source is None:
-        _check_same_weights(state if reads else None, config.path)
     copy_size = config.fsdp.fsdp_size
     if copy_size is None:
         copy_size = 1 if sum(parameter.numel() for parameter in model.parameters()) <= SMALL else -1
     shard_model(model, config, sharding_mesh(mesh, copy_size), trainable)
     if source is None:
-        _broadcast(model, state, machine, mesh.device_type)
+        _broadcast(model, state, mesh.device_type)
     else:
         _copy(model, source, mesh.device_type)
     # Dropout would make log-probabilities of one policy differ between two forward passes.
@@ -154,39 +148,16 @@ def load_and_shard(
     return model
 
 
-def _check_same_weights(state: dict[str, Tensor] | None, path: str) -> None:
-    """Raise ``ConfigError`` on all ranks unless those that give a ``state`` give the same."""
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, None if state is None else (socket.gethostname(), _fingerprint(state)))
-    (first, expected), *others = [pair for pair in found if pair is not None]
-    differing = [host for host, fingerprint in others if fingerprint != expected]
-    if differing:
-        raise ConfigError(
-            f"{path!r}: the files on {', '.join(differing)} hold other weights than those on {first}; every machine "
-            "needs the same model under this path"
-        )
-
-
-def _fingerprint(state: dict[str, Tensor]) -> str:
-    """Differs, but for rare chance, where names, shapes or values do."""
-    digest = hashlib.sha256()
-    for name, value in state.items():
-        words = value.detach().contiguous().view(-1)
-        words = words.view(torch.int32 if words.element_size() % 4 == 0 else torch.uint8)
-        digest.update(f"{name} {tuple(value.shape)} {int(words.sum(dtype=torch.int64))}\n".encode())
-    return digest.hexdigest()
-
-
 @torch.no_grad()
-def _broadcast(model: nn.Module, state: dict[str, Tensor], machine: Machine, device: str) -> None:
-    """Move ``model`` from the meta device to ``device`` with the values in the leader's ``state``, which is used up."""
+def _broadcast(model: nn.Module, state: dict[str, Tensor], device: str) -> None:
+    """Move ``model`` from the meta device to ``device`` with the values in rank 0's ``state``, which is used up."""
     model.to_empty(device=device)
     for name, target in _named_tensors(model):
-        if dist.get_rank() == machine.leader:
+        if dist.get_rank() == 0:
             value = state.pop(name).detach().to(device, target.dtype).contiguous()
         else:
             value = torch.empty(target.shape, dtype=target.dtype, device=device)
-        dist.broadcast(value, src=machine.leader, group=machine.group)
+        dist.broadcast(value, src=0)
         if isinstance(target, DTensor):
             # Every rank has the full tensor, and cuts its own part out without asking the others.
             value = distribute_tensor(value, target.device_mesh, target.placements, src_data_rank=None)

@@ -8,13 +8,12 @@ Legend: G workers of a group, H heads, t tokens of this worker, T = G t tokens o
 
 import math
 from functools import cache
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
+from torch.distributed.nn.functional import all_to_all_single
 
 from verl.utils.distributed import collective_timeout
 
@@ -64,19 +63,7 @@ def gather_tokens(values: Tensor, group: ProcessGroup) -> Tensor:
 
 
 def _exchange(parts: Tensor, group: ProcessGroup) -> Tensor:
-    """Send ``parts[g]`` to worker g; returns what each worker sent, in their order."""
-    return _Exchange.apply(parts, group)  # type: ignore[no-any-return, no-untyped-call]  # torch's
-
-
-class _Exchange(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, parts: Tensor, group: ProcessGroup) -> Tensor:
-        ctx.group = group
-        received = torch.empty_like(parts, memory_format=torch.contiguous_format)
-        dist.all_to_all_single(received, parts.contiguous(), group=group)
-        return received
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _exchange(gradient, ctx.group), None
+    """Send ``parts[g]`` to worker g; returns what each worker sent, in their order. Differentiable."""
+    parts = parts.contiguous()
+    received: Tensor = all_to_all_single(torch.empty_like(parts), parts, group=group)
+    return received

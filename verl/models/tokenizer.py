@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jinja2 import TemplateError, TemplateSyntaxError
+from jinja2 import TemplateError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from verl.batch import Batch
@@ -31,23 +31,9 @@ def load_tokenizer(
     if lacks_template or tokenizer.eos_token_id is None:
         wanted = "a chat template and an end-of-sequence token" if needs_chat_template else "an end-of-sequence token"
         raise ConfigError(f"{field}={path!r}: its tokenizer needs {wanted}")
-    _check_template_syntax(tokenizer, f"{field}={path!r}")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
-
-
-def _check_template_syntax(tokenizer: PreTrainedTokenizerBase, where: str) -> None:
-    """Raise ``ConfigError`` for a chat template that no chat could be rendered by."""
-    if tokenizer.chat_template is None:
-        return
-    try:
-        tokenizer.apply_chat_template([{"role": "user", "content": "1"}], tokenize=False, add_generation_prompt=True)
-    except TemplateSyntaxError as error:
-        line = f"line {error.lineno}: {in_one_line(error)}"
-        raise ConfigError(f"{where}: its chat template (chat_template.jinja) is broken, {line}; restore it") from error
-    except Exception:  # noqa: S110  # a program of the model's, which may refuse this chat and take those of the data
-        pass
 
 
 def check_reads_tokens(model: ModelConfig, field: str, tokenizer: PreTrainedTokenizerBase) -> None:

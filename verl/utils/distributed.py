@@ -6,7 +6,6 @@ import random
 import socket
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -30,22 +29,10 @@ class WorkerPlace:
     """``cpu`` or ``cuda``."""
     cpu_threads: int
     """Threads for CPU kernels: the machine's cores divided by its workers."""
-    workers_per_machine: int
-    """Workers on each machine, neighbours in rank."""
     timeout_s: float | None = None
     """Time limit of collective operations; None: torch's."""
 
 
-class Machine(NamedTuple):
-    """The workers of one machine."""
-
-    leader: int
-    """The first of their ranks."""
-    group: dist.ProcessGroup | None
-    """They alone; None where they are the whole world."""
-
-
-_machine: Machine | None = None
 _timeout: timedelta | None = None
 
 
@@ -67,13 +54,10 @@ def join_world(place: WorkerPlace) -> DeviceMesh:
         torch.set_num_threads(place.cpu_threads)
         keep_freed_memory()
     backend = "cpu:gloo,cuda:nccl" if place.device_type == "cuda" else "gloo"
-    global _machine, _timeout
+    global _timeout
     _timeout = timeout = None if place.timeout_s is None else timedelta(seconds=place.timeout_s)
     store = _meet(place, timeout or default_pg_timeout)
     dist.init_process_group(backend, store=store, rank=place.rank, world_size=place.world_size, timeout=timeout)
-    size = place.workers_per_machine
-    group = None if size == place.world_size else dist.new_subgroups(size, timeout=timeout)[0]
-    _machine = Machine(place.rank - place.rank % size, group)
     return init_device_mesh(place.device_type, (place.world_size,), mesh_dim_names=("dp",))
 
 
@@ -122,11 +106,6 @@ def listening_socket(host: str, port: int) -> socket.socket:
         listener.close()
         raise
     return listener
-
-
-def this_machine() -> Machine:
-    """The workers of this machine; the whole world where it was not joined by :func:`join_world`."""
-    return _machine or Machine(0, None)
 
 
 def seed_everything(seed: int) -> None:

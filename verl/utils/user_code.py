@@ -13,6 +13,7 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -109,7 +110,11 @@ def raised(error: BaseException) -> str:
     # Often it is a library, called with something wrong, that raises.
     frames = [frame for frame in frames if not frame.filename.startswith(LIBRARIES)] or frames
     place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-    return f"raised {type(error).__name__}: {error}".partition("\n")[0] + place
+    text = f"raised {type(error).__name__}: {error}".partition("\n")[0]
+    if isinstance(error, AttributeError) and error.name and "did you mean" not in text:
+        near = get_close_matches(error.name, dir(error.obj), n=1)
+        text += f"; did you mean {near[0]!r}?" if near else ""
+    return text + place
 
 
 class UserFunction:

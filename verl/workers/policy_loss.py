@@ -18,7 +18,7 @@ from verl.config.actor import ActorConfig
 from verl.config.checks import require
 from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
-from verl.utils.user_code import check_signature, is_import_path, load_code, user_code
+from verl.utils.user_code import check_finite, check_signature, check_tensor, is_import_path, load_code, user_code
 
 LOGGED = ("pg_loss", "entropy_loss", "kl_loss", "tis_weight", "tis_capped", "grad_norm", "lr", "skipped_updates")
 """Metrics of the update, whose names a user's loss may not take."""
@@ -56,23 +56,19 @@ class PolicyLoss:
         prepare = self.needs.prepare
         if prepare is None:
             return mini
-        with user_code(f"{self.where}: its prepare(mini_batch)"):
-            found = prepare(self.inputs(mini, size), **self.options)
-        shapes = [(len(mini), mini.width), (len(mini),)]
-        if not isinstance(found, Mapping) or not all(
-            isinstance(v, Tensor) and v.shape in shapes for v in found.values()
-        ):
-            raise ConfigError(
-                f"{self.where}: its prepare returned {_described(found)}; it returns a dict of tensors, each [B, R]="
-                f"{list(shapes[0])} or [B]"
-            )
-        if taken := [name for name in found if name in Batch.KINDS or hasattr(mini, name)]:
-            raise ConfigError(f"{self.where}: its prepare returned {taken[0]!r}, a name of the batch's own; rename it")
+        where = f"{self.where}: its prepare"
+        with user_code(f"{where}(mini_batch)"):
+            columns = prepare(self.inputs(mini, size), **self.options)
+        if not isinstance(columns, Mapping):
+            raise ConfigError(f"{where} returned {type(columns).__name__}; expected a dict of tensors, [B, R] or [B]")
         # A new batch: the columns are this mini-batch's, while its other tensors are shared with the step's.
-        mini = mini.columns(*mini.names)
-        for name, values in found.items():
-            mini.fill(EPISODE if values.dim() == 1 else None, **{name: values})
-        return mini
+        prepared = mini.columns(*mini.names)
+        for name, values in columns.items():
+            if name in Batch.KINDS or hasattr(mini, name):
+                raise ConfigError(f"{where} returned {name!r}, a name of the batch's own; rename it")
+            check_tensor(f"{where}, {name}", values, (len(mini), mini.width), (len(mini),))
+            prepared.fill(EPISODE if values.dim() == 1 else None, **{name: values})
+        return prepared
 
     def inputs(self, batch: Batch, size: StepSize, scored: Batch | None = None) -> LossInputs:
         """What the user's functions are given of a batch.
@@ -134,32 +130,22 @@ class PolicyLoss:
     def _called(self, inputs: LossInputs, check: bool) -> tuple[Tensor, dict[str, Tensor]]:
         assert self.own is not None, "only a loss of the user's own is called"
         with user_code(f"{self.where}: the call with a micro-batch of {len(inputs.logprobs)} responses"):
-            found: Any = self.own(inputs, **self.options)
-        pair = isinstance(found, tuple) and len(found) == 2
-        named = pair and isinstance(found[1], Mapping) and all(isinstance(name, str) for name in found[1])
-        if not (named and isinstance(found[0], Tensor)):
-            raise ConfigError(
-                f"{self.where}: returned {_described(found)}; it returns a tensor of losses and a dict of metrics"
-            )
-        losses, metrics = found
+            returned: Any = self.own(inputs, **self.options)
+        if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping)):
+            kind = type(returned).__name__
+            raise ConfigError(f"{self.where}: returned a {kind}; expected a tensor of losses and a dict of metrics")
+        losses, metrics = returned
         if check:
             self._check_losses(losses, inputs)
         return losses, {name: self._total(name, value, inputs) for name, value in metrics.items()}
 
     def _check_losses(self, losses: Tensor, inputs: LossInputs) -> None:
-        mask = inputs.response_mask
-        if losses.shape not in (mask.shape, mask.shape[:1]):
-            raise ConfigError(
-                f"{self.where}: returned losses {list(losses.shape)}; they are [b, R]={list(mask.shape)}, or [b] with "
-                "one number a response"
-            )
+        where, mask = f"{self.where}: its losses", inputs.response_mask
+        check_tensor(where, losses, mask.shape, mask.shape[:1])
         if not losses.requires_grad:
-            raise ConfigError(f"{self.where}: its losses have no gradient; compute them from inputs.logprobs")
+            raise ConfigError(f"{where} have no gradient; compute them from inputs.logprobs")
         learned = mask if losses.dim() == 2 else mask.any(dim=1)
-        if not losses.detach()[learned].isfinite().all():
-            raise ConfigError(
-                f"{self.where}: a loss is not finite; log-probabilities and advantages that it was given are"
-            )
+        check_finite(where, torch.where(learned, losses.detach(), 0.0))
 
     def _total(self, name: str, value: Any, inputs: LossInputs) -> Tensor:
         """A metric as a sum that is divided by the tokens of the mini-batch."""
@@ -205,14 +191,3 @@ def check_policy_loss(config: PPOConfig) -> None:
 
 def _in_float32(values: Tensor) -> Tensor:
     return values.float() if values.is_floating_point() else values
-
-
-def _described(value: Any) -> str:
-    """The shape of a tensor or dict of tensors, else the type."""
-    if isinstance(value, Tensor):
-        return f"a tensor {list(value.shape)}"
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{name}: {_described(part)}' for name, part in value.items())}}}"
-    if isinstance(value, tuple):
-        return f"({', '.join(_described(part) for part in value)})"
-    return type(value).__name__

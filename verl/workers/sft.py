@@ -5,7 +5,7 @@ from torch import Tensor
 
 from verl.algorithms.losses import token_mean
 from verl.batch import EPISODE, Batch
-from verl.checkpoint.shards import Checkpointed, CheckpointWorker, TrainedPart
+from verl.checkpoint.shards import CheckpointWorker, TrainedPart
 from verl.config.sft import SFTConfig
 from verl.models.learner import Learner
 from verl.models.micro_batches import MicroBatching
@@ -15,7 +15,7 @@ from verl.models.tokenizer import load_tokenizer
 from verl.utils.distributed import WorkerPlace, join_world, seed_everything
 
 
-class SFTWorker(Checkpointed):
+class SFTWorker(CheckpointWorker):
     """One of the processes that hold the model. Every method is called on all workers at once."""
 
     def __init__(self, config: SFTConfig, place: WorkerPlace, total_steps: int) -> None:
@@ -28,7 +28,7 @@ class SFTWorker(Checkpointed):
         offload, sequence = config.model.fsdp.optimizer_offload, config.model.ulysses_sequence_parallel_size
         self.learner = Learner(self.policy.model, config.optim, total_steps, offload, sequence)
         part = TrainedPart("actor", self.learner, self.policy.parameters, config.model, self.tokenizer)
-        self.checkpoints = CheckpointWorker([part], config.seed)
+        super().__init__([part], config.seed)
 
     def train_step(self, batch: Batch, num_tokens: int) -> dict[str, float]:
         """One optimizer step on this worker's share; ``num_tokens`` counts the learned tokens of all shares."""

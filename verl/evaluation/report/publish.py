@@ -9,7 +9,7 @@ from verl.config.evaluation import EvaluationConfig
 from verl.evaluation.progress import EvaluationDisplay
 from verl.evaluation.report.figures import draw_plots, write_figures
 from verl.evaluation.report.page import make_page
-from verl.evaluation.report.tables import console_table, csv_text, markdown
+from verl.evaluation.report.tables import csv_text, markdown, overview_table
 from verl.evaluation.results import PROMPT_TOO_LONG, TaskResult, row_labels, write_result
 from verl.evaluation.statistics import Summary, SummaryRow, summarise
 from verl.run.tracking import Tracker, drop_records, write_summary
@@ -38,7 +38,7 @@ def publish(folder: Path, results: Sequence[TaskResult], config: EvaluationConfi
         for result, row in _rows_of(results, summary)
     ]
     record(folder, config, figures, display.errors, UPLOADED)
-    display.console.print(console_table(summary))
+    display.console.print(overview_table(summary).on_terminal())
     display.say(f"page: {folder}/index.html")
     display.say(f"tables: {folder}/results.md, {folder}/results.csv")
 

@@ -24,14 +24,12 @@ from verl.utils.portable import printable
 
 UP, DOWN, NOTHING = "▲", "▼", "–"
 
-MAX_LABEL = 24
-"""Shorter labels are not folded on a terminal."""
-
 LEGEND = (
-    f"Figures are percentages, with {LEVEL:.0%} bootstrap intervals over problems. Signed figures are differences from "
-    f"the baseline in percentage points, on the problems that both runs have. {UP} and {DOWN} mark differences outside "
-    f"the noise: the paired bootstrap interval excludes 0, and at least {MIN_CHANGED} problems differ. If two runs are "
-    f"equally good, about one difference in {round(1 / (1 - LEVEL))} is marked by chance."
+    f"Figures are percentages, with {LEVEL:.0%} bootstrap intervals over problems (Wilson's where all problems have "
+    "the same figure). Signed figures are differences from the baseline in percentage points, on the problems that "
+    f"both runs have. {UP} and {DOWN} mark differences outside the noise: the paired bootstrap interval excludes 0, "
+    f"and at least {MIN_CHANGED} problems differ. If two runs are equally good, about one difference in "
+    f"{round(1 / (1 - LEVEL))} is marked by chance."
 )
 
 DEFINITIONS = (
@@ -55,6 +53,16 @@ class Table:
         alignment = ["---"] * self.num_names + ["---:"] * (len(self.headers) - self.num_names)
         lines = [self.headers, alignment, *self.rows]
         return "\n".join("| " + " | ".join(escape_markdown(cell) for cell in line) + " |" for line in lines)
+
+    def on_terminal(self) -> RichTable:
+        """Narrow enough for 80 columns with names of usual length; longer names are folded."""
+        shown = RichTable(title=self.title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+        for place, header in enumerate(self.headers):
+            name = place < self.num_names
+            shown.add_column(header, overflow="fold", justify="left" if name else "right", no_wrap=not name)
+        for row in self.rows:
+            shown.add_row(*(Text(printable(cell)) for cell in row))
+        return shown
 
 
 def escape_markdown(text: str) -> str:
@@ -93,10 +101,7 @@ def comparison_table(summary: Summary, k: int) -> Table:
 
     def cell(label: str, benchmark: str) -> str:
         row = summary.row(label, benchmark)
-        if row is None or k not in row.pass_at_k:
-            return NOTHING
-        difference = signed(row.differences.get(k))
-        return percent(row.pass_at_k[k].value) + (f" ({difference})" if difference else "")
+        return NOTHING if row is None else _with_difference(row, k)
 
     labels, benchmarks = summary.labels, summary.benchmarks + [AVERAGE] * bool(summary.averages)
     if len(labels) > len(benchmarks):
@@ -104,6 +109,14 @@ def comparison_table(summary: Summary, k: int) -> Table:
         return Table(f"pass@{k}", ["run", *benchmarks], rows)
     rows = [[benchmark, *(cell(label, benchmark) for label in labels)] for benchmark in benchmarks]
     return Table(f"pass@{k}", ["benchmark", *labels], rows)
+
+
+def _with_difference(row: SummaryRow, k: int) -> str:
+    """pass@k and in brackets its difference from the baseline, if there is one."""
+    if k not in row.pass_at_k:
+        return NOTHING
+    difference = signed(row.differences.get(k))
+    return percent(row.pass_at_k[k].value) + (f" ({difference})" if difference else "")
 
 
 def _estimates_table(name: str, ks: Sequence[int], summary: Summary) -> Table:
@@ -212,46 +225,20 @@ def _bounds(name: str, estimate: Estimate | None) -> dict[str, float]:
     return {name: value, f"{name}_low": low, f"{name}_high": high}
 
 
-def console_table(summary: Summary) -> RichTable:
-    """The overview on a terminal: pass@1 and pass@n with differences, maj@n, mean length, share of cut responses."""
-    sentence = printable(baseline_sentence(summary)) if len(summary.labels) <= 4 else ""
-    table = RichTable(
-        title="Evaluation (percent)",
-        title_justify="left",
-        caption=f"{sentence} {UP} {DOWN}: outside the noise." if sentence else "",
-        caption_justify="left",
-        # Narrow enough for 80 columns with names of usual length.
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-    )
+def overview_table(summary: Summary) -> Table:
+    """What the terminal shows: pass@1 and pass@n with differences, maj@n, mean length, share of cut responses."""
     ks = comparison_ks(summary)
-    table.add_column("benchmark", overflow="fold", min_width=9)
-    table.add_column("run", overflow="fold", min_width=min(MAX_LABEL, max(map(len, summary.labels), default=0)))
-    headers = [header for k in ks for header in (f"pass@{k}", "diff")] + [f"maj@{k}" for k in ks if k > 1]
-    for header in [*headers, "tokens", "cut"]:
-        table.add_column(header, justify="right", no_wrap=True)
-    previous = None
-    for row in summary.all_rows:
-        name = "average" if row.benchmark == AVERAGE else printable(row.benchmark)
-        if row.benchmark == previous:
-            name = ""
-        elif previous is not None:
-            table.add_section()
-        previous = row.benchmark
-        cells: list[str | Text] = [Text(name), Text(printable(row.label))]
-        for k in ks:
-            estimate = row.pass_at_k.get(k)
-            cells += [percent(estimate.value) if estimate else NOTHING, _coloured(row.differences.get(k))]
-        cells += [percent(row.maj_at_k[k].value) if k in row.maj_at_k else NOTHING for k in ks if k > 1]
-        cells += [plain(row.mean_tokens, ".0f"), percent(row.truncation_rate)]
-        table.add_row(*cells)
-    return table
-
-
-def _coloured(difference: Difference | None) -> Text:
-    text = Text(signed(difference))
-    if difference is not None and difference.outside_noise:
-        # Blue and orange are distinct for every kind of colour vision; the marks say the same without colour.
-        text.stylize("bold blue" if difference.estimate.value > 0 else "bold dark_orange")
-    return text
+    votes = [k for k in ks if k > 1]
+    rows = [
+        [
+            row.benchmark,
+            row.label,
+            *(_with_difference(row, k) for k in ks),
+            *(percent(row.maj_at_k[k].value) if k in row.maj_at_k else NOTHING for k in votes),
+            plain(row.mean_tokens, ".0f"),
+            percent(row.truncation_rate),
+        ]
+        for row in summary.all_rows
+    ]
+    headers = ["benchmark", "run", *(f"pass@{k}" for k in ks), *(f"maj@{k}" for k in votes), "tokens", "cut"]
+    return Table("Evaluation (percent)", headers, rows, num_names=2)
