@@ -17,7 +17,7 @@ from typing import Any
 
 from verl.checkpoint.attempts import Attempt
 from verl.config.errors import ConfigError
-from verl.utils.files import FileRecord, file_record, flush, replace_text, write_recorded
+from verl.utils.files import FileRecord, file_record, flush, replace_text, unreadable, write_recorded
 from verl.utils.process import available_cores
 
 POINTER = "latest_checkpointed_iteration.txt"
@@ -103,6 +103,8 @@ def verify_checkpoint(folder: Path) -> None:
         DamagedCheckpoint: a file is missing, has another size or content, or cannot be read.
         ConfigError: a file that a resumption would read is not listed.
     """
+    if reason := unreadable(sorted(folder.rglob("*"))):
+        raise DamagedCheckpoint(reason)
     expected = _read_files(folder / MANIFEST)
     for name, record in expected.items():
         path = folder / name

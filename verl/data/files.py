@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,12 @@ from verl.config.data import FILE_SUFFIXES, HubSet, hub_set
 from verl.config.errors import ConfigError
 
 Row = dict[str, Any]
+
+MOST_BYTES, MOST_TIMES = 1 << 28, 200
+"""Most bytes that the rows of a parquet file take in memory: the larger of this and this many times its size."""
+BYTES_PER_ROW = 100
+"""Least bytes of a row in memory, whatever is in it."""
+ROWS_AT_A_TIME = 4096
 
 _FIX = "correct or remove it"
 
@@ -60,8 +66,19 @@ def _read_hub(name: str, published: HubSet) -> list[Row]:
 
 def _read_parquet(path: Path) -> list[Row]:
     _require_file(path)
+    rows: list[Row] = []
     try:
-        rows: list[Row] = pq.read_table(path, page_checksum_verification=True).to_pylist()
+        file, size = pq.ParquetFile(path, page_checksum_verification=True), path.stat().st_size
+        groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
+        most = max(MOST_BYTES, MOST_TIMES * size)
+        needed = max(sum(group.total_byte_size for group in groups), BYTES_PER_ROW * file.metadata.num_rows)
+        if needed <= most:
+            needed = 0
+            for batch in _batches(file, most):
+                needed += batch.nbytes
+                if needed > most:
+                    break
+                rows += batch.to_pylist()
     # Damaged pages, text that is not UTF-8, dates that Python does not have.
     except (pa.ArrowException, OSError, ValueError, OverflowError, TypeError, KeyError, MemoryError) as error:
         reason = str(error).strip().partition("\n")[0]
@@ -69,7 +86,29 @@ def _read_parquet(path: Path) -> list[Row]:
             f"{path}: cannot be read as parquet: {reason:.200}; get or write the file again (scripts/prepare_data.py "
             "writes such files)"
         ) from error
+    if needed > most:
+        raise ConfigError(
+            f"{path}: its {size} bytes stand for {file.metadata.num_rows} rows, which take more than {most / 1e9:.1f} "
+            "GB; write the file again with the rows that it should have"
+        )
     return rows
+
+
+def _batches(file: pq.ParquetFile, most: int) -> Iterator[pa.Table]:
+    """The rows of a file, so many at a time that they take at most ``most`` bytes for each column."""
+    # One value may stand in all rows of its group, and is at most as large as that.
+    sizes = [file.metadata.row_group(i).total_byte_size for i in range(file.num_row_groups)]
+    at_a_time = max(1, min(ROWS_AT_A_TIME, most // max(1, *sizes, 1)))
+    schema = pa.schema([field.with_type(_decoded(field.type)) for field in file.schema_arrow])
+    for group in range(file.num_row_groups):
+        for batch in file.iter_batches(at_a_time, row_groups=[group]):
+            # The values themselves, as often as they occur, are what rows will take.
+            yield pa.Table.from_batches([batch]).cast(schema)
+
+
+def _decoded(kind: pa.DataType) -> pa.DataType:
+    """A type whose values stand for themselves, instead of being entries of a dictionary."""
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def read_json_lines(path: Path) -> list[tuple[int, Row]]:
