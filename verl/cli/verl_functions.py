@@ -96,6 +96,14 @@ def trigger_parameter_sync_step(option: Option, value: str, line: CommandLine) -
     return option.assign(str(line.number(option.name, 4) * math.prod(sizes)))
 
 
+def hybrid_engine(option: Option, value: str, line: CommandLine) -> list[str]:
+    apart, together = line.number("rollout.nnodes", 0) > 0, same(value).lower() == "true"
+    if together == apart:
+        fix = "0: engines share the trainer's workers" if together else "1 or more: engines of their own need machines"
+        raise FlagError(f"set rollout.nnodes={fix}")
+    return []
+
+
 # Rejected responses.
 
 RATIO_RULES = {"token": "token_k1", "sequence": "seq_sum_k1", "geometric": "seq_mean_k1"}
