@@ -14,6 +14,7 @@ from verl.config.data import DataConfig, hub_set
 from verl.config.errors import ConfigError
 from verl.config.load import parse_config
 from verl.config.run_file import RUN_CONFIG, read_run_config, run_option
+from verl.utils.files import unreadable
 
 ConfigT = TypeVar("ConfigT")
 
@@ -73,6 +74,8 @@ def _require_run_folder(trainer: RunConfig) -> None:
         return
     field = f"trainer.default_local_dir={trainer.default_local_dir!r}"
     fix = "name another folder or remove it"
+    if reason := unreadable(sorted(folder.iterdir())):
+        raise ConfigError(f"{field}: {reason}; {fix}")
     if trainer.resume_mode == "disable":
         raise ConfigError(f"{field}: already holds a run; {fix}")
     if not (folder / "config.yaml").is_file():
@@ -112,6 +115,8 @@ def require_model(field: str, path: str) -> None:
     hub_id = len(folder.parts) == 2 and not folder.is_absolute() and not folder.parent.exists()
     hub_id = hub_id and not _in_data(folder)
     _refuse_shards_of_verl(field, folder)
+    if folder.is_dir() and (reason := unreadable(sorted(folder.iterdir()))):
+        raise ConfigError(f"{field}={path!r}: {reason}; name a folder saved by save_pretrained")
     if not hub_id and not (folder / "config.json").is_file():
         shipped = "restore the shipped model with `git checkout data`, or " if _in_data(folder) else ""
         raise ConfigError(

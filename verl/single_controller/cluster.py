@@ -43,12 +43,13 @@ LONGEST_FOLDER = 107 - len("/ray/session_2026-01-01_00-00-00_000000_4194304/sock
 """Characters of the private folder: the system allows 107 for the path of a socket."""
 
 
-def store_megabytes(num_rows: int, num_tokens: int) -> int:
+def store_megabytes(num_rows: int, num_tokens: int, weight_bytes: int = 0) -> int:
     """Shared memory for two batches of ``num_rows`` rows of ``num_tokens``, MiB: one that is sent, one that returns.
 
-    Only tokens and numbers of them cross processes. More than the machine has would be taken from its disk.
+    Only tokens and numbers of them cross processes; and ``weight_bytes`` of weights, twice: the last ones may not have
+    gone when the next come. More than the machine has would be taken from its disk.
     """
-    needed = 2 * num_rows * num_tokens * BYTES_PER_TOKEN >> 20
+    needed = 2 * (num_rows * num_tokens * BYTES_PER_TOKEN + weight_bytes) >> 20
     there = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else sys.maxsize
     return max(SMALLEST_STORE_MB, min(needed, there * 4 // 5 >> 20))
 

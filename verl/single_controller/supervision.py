@@ -39,6 +39,8 @@ class Supervision:
     """Time limit of collective operations; None: that of torch."""
     logs: Path | None = None
     """Folder of the workers' logs and stacks; None: Ray's own."""
+    kind: str = "worker"
+    """What a worker of the group is called in messages."""
     interrupt: Callable[[], None] = lambda: None
     """Called about once a second while the driver waits for workers; what it raises ends the wait."""
 
@@ -70,7 +72,7 @@ class Supervisor:
     def name(self, rank: int) -> str:
         """The name of a worker in messages."""
         on = f" on {self.identities[rank].host}" if rank < len(self.identities) else ""
-        return f"worker {rank}{on}"
+        return f"{self.options.kind} {rank}{on}"
 
     def check(self, method: str, seconds: float) -> None:
         """Called about once a second during a call of the workers that has lasted ``seconds`` so far.
@@ -103,7 +105,7 @@ class Supervisor:
             with suppress(OSError), log.open("a") as file:
                 file.write(f"{report}\n")
             message += f"; its log is {log}"
-        return MachineError(message, f"worker {rank} in {method}" if lives else "")
+        return MachineError(message, f"{self.options.kind} {rank} in {method}" if lives else "")
 
     def _look_for_head(self) -> None:
         """Ray ends a driver that has lost its head, which then could not say so."""

@@ -76,6 +76,8 @@ class WorkerGroup:
         survey: looks at the machines of the placement group before workers start there; None: all of them are like
             this one.
         supervision: how the workers are watched.
+        workers_per_world: neighbours in rank that form a ``torch.distributed`` world; None: all of them do.
+        options: the group of options with ``nnodes`` and ``n_gpus_per_node``, for messages.
         check_devices: given the memory of each worker's GPU in bytes, on a CPU 0, before the workers load anything;
             what it raises ends them.
 
@@ -94,12 +96,15 @@ class WorkerGroup:
         survey: Callable[[PlacementGroup], list[MachineSetup]] | None = None,
         supervision: Supervision | None = None,
         check_devices: Callable[[list[int]], None] = lambda sizes: None,
+        workers_per_world: int | None = None,
+        options: str = "trainer",
     ) -> None:
         self.workers_per_node = workers_per_node
         self.device_type = device_type
         self.world_size = nnodes * workers_per_node
+        self._workers_per_world = workers_per_world or self.world_size
         self._peak: MemoryPeak | None = None
-        self._placement = self._reserve(nnodes)
+        self._placement = self._reserve(nnodes, options)
         try:
             machines = survey(self._placement) if survey else [MachineSetup(available_cores(), {})] * nnodes
         except BaseException:
@@ -125,13 +130,13 @@ class WorkerGroup:
         try:
             identities = self._supervisor.identities = self._prepare(hidden)
             check_devices([identity.device_memory for identity in identities])
-            self.device_name = self._start(worker, config, arguments, identities[0].meeting_point, threads)
+            self.device_name = self._start(worker, config, arguments, threads)
         except BaseException:
             # The other workers may wait for the one that failed, and would keep their share of the machine.
             self.close()
             raise
 
-    def _reserve(self, nnodes: int) -> PlacementGroup:
+    def _reserve(self, nnodes: int, options: str) -> PlacementGroup:
         """Room on every machine. One bundle each, ranks in machine order: neighbours in rank share a machine."""
         resource, per_node = RESOURCES[self.device_type], float(self.workers_per_node)
         bundle = {"CPU": per_node, resource: per_node}
@@ -141,7 +146,8 @@ class WorkerGroup:
             remove_placement_group(placement)
             raise NoRoom(
                 f"{nnodes} machines with {self.workers_per_node} free {resource}s each are needed; the Ray cluster has "
-                f"{ray.cluster_resources().get(resource, 0):g} in all. Lower trainer.n_gpus_per_node or trainer.nnodes"
+                f"{ray.cluster_resources().get(resource, 0):g} in all. Lower {options}.n_gpus_per_node or "
+                f"{options}.nnodes"
             )
         return placement
 
@@ -151,20 +157,22 @@ class WorkerGroup:
         calls = [host.prepare.remote(rank, *setup) for rank, host in enumerate(self._workers)]
         return self._wait(calls, "start")
 
-    def _start(
-        self, worker: str, config: Any, arguments: tuple[Any, ...], meeting_point: tuple[str, int], threads: list[int]
-    ) -> str:
+    def _start(self, worker: str, config: Any, arguments: tuple[Any, ...], threads: list[int]) -> str:
         """Make the workers; returns the name of worker 0's GPU, empty on a CPU."""
-        (address, port), calls = meeting_point, []
+        size, calls = self._workers_per_world, []
         for rank, host in enumerate(self._workers):
+            address, port = self._supervisor.identities[rank - rank % size].meeting_point
             own = (self.device_type, threads[rank], self._supervisor.options.collective_timeout_s)
-            place = WorkerPlace(rank, self.world_size, address, port, *own)
+            place = WorkerPlace(rank % size, size, address, port, *own)
             calls.append(host.start.remote(worker, config, place, arguments))
         name: str = self._gather(calls, "start")[0]
         return name
 
     def run(self, method: str, *arguments: Any) -> list[Any]:
         """Call ``method`` with the same arguments on every worker; returns the results in rank order.
+
+        What a method yields stays in Ray's object store: the result is :class:`Stored`, which stands for it as an
+        argument of other methods.
 
         Raises:
             WorkerError: if a worker raises or dies.
@@ -291,6 +299,13 @@ def _broke_network(error: RayError) -> bool:
     return isinstance(error, RayTaskError) and isinstance(error.cause, NetworkError)
 
 
+class Stored(NamedTuple):
+    """What a worker's method yielded. It goes from worker to worker without the driver, and is kept as long as this."""
+
+    parts: list[Any]
+    """References to Ray's objects."""
+
+
 class _Reply(NamedTuple):
     """A call's result and its peak memory, which travels along so that it costs no further call."""
 
@@ -316,6 +331,7 @@ class _Host:
     ) -> Identity:
         """Work in the driver's working directory, to which paths are relative, take the secrets, write output to the
         folder ``logs``, exit if the driver is lost, and say where this is."""
+        self.rank = rank
         restore_umask()
         if os.path.isdir(folder):
             os.chdir(folder)
@@ -342,7 +358,10 @@ class _Host:
         # In the worker's log: what it is doing, or was when it hung.
         print(f"{time.strftime('%X')} {method}", flush=True)
         with record_function(method), self._naming_errors(method):
-            result = getattr(self.worker, method)(*arguments)
+            read = [map(ray.get, each.parts) if isinstance(each, Stored) else each for each in arguments]
+            result = getattr(self.worker, method)(*read)
+            if isinstance(result, Iterator):
+                result = Stored([ray.put(part) for part in result])
         print(f"{time.strftime('%X')} {method}: done", flush=True)
         return _Reply(result if sends else None, self.memory.read())
 
@@ -357,7 +376,7 @@ class _Host:
             if not isinstance(error, Exception) or not is_out_of_memory(error):
                 raise
             peak, place = self.memory.read(), self.place
-            raise OutOfMemory(out_of_memory_line(error, method, place.rank, peak, place.device_type)) from error
+            raise OutOfMemory(out_of_memory_line(error, method, self.rank, peak, place.device_type)) from error
 
     def start_profile(self) -> None:
         self.profiler = profile()

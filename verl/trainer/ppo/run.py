@@ -1,6 +1,7 @@
 """One run of the main job, from a checked config to ``summary.json``."""
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,12 +15,15 @@ from verl.rollout import engine_environment
 from verl.run.display import RunDisplay
 from verl.run.samples import SampleStore
 from verl.run.session import TrainingRun
+from verl.single_controller.roles import PolicyWorkers
 from verl.trainer.logging.rollout_metrics import logged_sources
+from verl.trainer.ppo.ahead import AheadSampler
 from verl.trainer.ppo.carry_over import CarryOverSampler
 from verl.trainer.ppo.inputs import RunInputs
 from verl.trainer.ppo.ray_trainer import BEST_BY, RayPPOTrainer, prompt_order
 from verl.trainer.ppo.samples import SampleKeeper
 from verl.trainer.ppo.sampling import Sampler
+from verl.workers.policy_loss import PolicyLoss
 
 COLUMNS = {
     "reward": ("critic/rewards/mean", "+.2f"),
@@ -91,12 +95,21 @@ def _train(run: TrainingRun, inputs: RunInputs) -> RayPPOTrainer:
     config, trainer = inputs.config, inputs.config.trainer
     tokenizer, strings = inputs.tokenizer, inputs.stop_strings
     verifiers = run.resources.enter_context(VerifierPool(config.reward_score, run.busy_cores))
+    # It ends once the workers have.
+    background = run.resources.enter_context(ThreadPoolExecutor(1, "sampling"))
     environment = engine_environment(inputs.device_type, config.rollout.name)
     tracker, workers = run.start("verl.workers.hybrid:HybridWorker", (inputs.steps, strings), environment)
     method, sources = inputs.new_method(), logged_sources(record.data_source for record in inputs.train_set.records)
+    pool, parallel = None, config.rollout.tensor_parallel_size
+    if config.rollout.has_pool:
+        pool = run.start_engines("verl.workers.rollout:RolloutWorker", (strings,), environment, parallel)
+    policy = PolicyWorkers(workers, config, PolicyLoss(config.actor).needs.whole_groups, pool)
     kind = CarryOverSampler if config.async_training.partial_rollout else Sampler
-    data = sources, inputs.train_set.records, inputs.steps
-    sampler = kind(config, tokenizer, inputs.reward_tokenizer, workers, verifiers, strings, method, *data)
+    models = (config, tokenizer, inputs.reward_tokenizer, policy)
+    parts = (*models, verifiers, strings, method, sources, inputs.train_set.records, inputs.steps)
+    sampler = kind(*parts)
+    if config.samples_ahead:
+        sampler = AheadSampler(sampler, background, *parts)
     store = run.resources.enter_context(SampleStore(run.folder, trainer.samples, run.attempt, run.display.say))
     samples = SampleKeeper(store, trainer.log_samples, tokenizer, tracker, run.display)
     prompts, held_out = inputs.new_loader(), inputs.held_out

@@ -1,0 +1,135 @@
+"""Sampling one step ahead, over engines that only count steps; and runs with engines of their own."""
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from conftest import changed
+
+from tests.trainer.ppo.test_carry_over import GROUPS, PROMPTS, STEPS, CountingEngines, N, Verifiers, sampler_of
+from verl.batch import Batch
+from verl.config.ppo import PPOConfig
+from verl.config.rollout import SamplingConfig
+from verl.data.prompt_rows import PromptRecord
+from verl.method.calls import MethodCalls
+from verl.rollout.requests import response_stream
+from verl.single_controller.roles import PolicyWorkers
+from verl.trainer.logging.speed import PhaseTimer
+from verl.trainer.ppo.ahead import AheadSampler
+from verl.trainer.ppo.sampling import Sampler
+from verl.utils.json_state import from_json, to_json
+
+
+class Pool:
+    """In place of the pool's worker group and of what samples with it; notes the threads that use it."""
+
+    world_size = 1
+
+    def __init__(self) -> None:
+        self.threads: list[str] = []
+
+    def run(self, method: str) -> list[None]:
+        assert method == "weight_dtype"
+        return [None]
+
+    def take_peak_memory(self) -> None:
+        self.threads.append(threading.current_thread().name)
+
+    def generate(
+        self, records: list[PromptRecord], sampling: SamplingConfig, seed: int, on_finished: Any, settings: Any
+    ) -> Batch:
+        """Responses that say by what they were drawn."""
+        self.threads.append(threading.current_thread().name)
+        assert settings is None
+        asked = [(record, i) for record in records for i in range(sampling.n)]
+        batch = Batch.of(
+            [record.input_ids for record, _ in asked],
+            [[6] * (1 + response_stream(seed, record.uid, i) % 9) for record, i in asked],
+            request=torch.arange(len(asked)),
+            truncated=torch.zeros(len(asked), dtype=torch.bool),
+        )
+        on_finished(batch)
+        return batch.fill(rollout_logprobs=torch.zeros(int(batch.response_lengths.sum()))).without("request")
+
+
+def ahead_of(config: PPOConfig, tokenizer: Any, background: Any, pool: Pool) -> AheadSampler:
+    config = changed(
+        config,
+        data={"train_batch_size": GROUPS},
+        rollout={"n": N, "nnodes": 1, "n_gpus_per_node": 1},
+        actor={"tis_level": "token"},
+        async_training={"max_staleness": 1},
+    )
+    policy = PolicyWorkers(None, config, pool=pool)
+    policy.generate = pool.generate
+    method = MethodCalls(config, tokenizer)
+    parts = (config, tokenizer, None, policy, Verifiers(), [], method, (), PROMPTS, STEPS)
+    return AheadSampler(Sampler(*parts), background, *parts)
+
+
+def prompts_from(step: int) -> Any:
+    return iter([PROMPTS[start : start + GROUPS] for start in range((step - 1) * GROUPS, len(PROMPTS), GROUPS)])
+
+
+@pytest.mark.parametrize("stop", [None, 1, 4])
+def test_a_step_is_sampled_while_the_one_before_is_learned_from(small_config, tiny_tokenizer, stop: int | None):
+    pool, timer, seen = Pool(), PhaseTimer(lambda name: None), []
+    with ThreadPoolExecutor(1, "sampling") as background:
+        sampler = ahead_of(small_config, tiny_tokenizer, background, pool)
+        prompts = prompts_from(1)
+        for step in range(1, STEPS + 1):
+            batch, metrics = sampler.sample_step(prompts, step, timer)
+            assert batch.step.tolist() == [step] * GROUPS * N and batch.correct.all()
+            # The first step finds nothing that was sampled ahead.
+            assert set((step - 1 - batch.version).tolist()) == {int(step > 1)}
+            assert metrics["async/outstanding"] == GROUPS * (step < STEPS)
+            seen.append((batch.group.tolist(), batch.response_lengths.tolist()))
+            sampler.finish_ahead(timer)
+            record = timer.take_step()
+            # What engines do beside an update is no part of its time.
+            assert ("gen" in record.seconds, "gen" in record.beside) == (step == 1, step < STEPS)
+            if step == stop:
+                # A checkpoint holds the next step's responses.
+                saved = json.loads(json.dumps(to_json(sampler.state())))
+                sampler, prompts = ahead_of(small_config, tiny_tokenizer, background, pool), prompts_from(step + 2)
+                sampler.load_state(from_json(saved))
+    assert [sorted(set(groups)) for groups, _ in seen] == [
+        list(range(first, first + GROUPS)) for first in range(0, GROUPS * STEPS, GROUPS)
+    ]
+    assert [name.startswith("sampling") for name in pool.threads].count(False) == 1
+    # By their seeds alone, as in a run whose engines wait.
+    plain = Sampler(*([sampler.config, tiny_tokenizer, None, sampler.policy, Verifiers(), [], sampler.method]))
+    prompts = prompts_from(1)
+    batches = [plain.sample_step(prompts, step, timer)[0] for step in range(1, STEPS + 1)]
+    assert seen == [(batch.group.tolist(), batch.response_lengths.tolist()) for batch in batches]
+
+
+def test_what_sampling_raises_ends_the_step(small_config, tiny_tokenizer):
+    pool, timer = Pool(), PhaseTimer(lambda name: None)
+    with ThreadPoolExecutor(1) as background:
+        sampler = ahead_of(small_config, tiny_tokenizer, background, pool)
+        sampler.sample_step(iter([PROMPTS[:GROUPS], [None] * GROUPS]), 1, timer)
+        with pytest.raises(AttributeError, match="input_ids"):
+            sampler.finish_ahead(timer)
+
+
+@pytest.mark.parametrize("lengths", [[1, 40, 3, 64, 8]])
+def test_carry_over_goes_on_in_the_background(small_config, tiny_tokenizer, lengths: list[int]):
+    timer, runs = PhaseTimer(lambda name: None), []
+    for ahead in (False, True):
+        sampler: Sampler = sampler_of(small_config, tiny_tokenizer, CountingEngines(lengths, 6), 3, pool=True)
+        with ThreadPoolExecutor(1) as background:
+            if ahead:
+                parts = (sampler.config, tiny_tokenizer, None, sampler.policy, Verifiers(), [], sampler.method)
+                sampler.policy.engines = Pool()
+                sampler = AheadSampler(sampler, background, *parts, (), PROMPTS, STEPS)
+            prompts, steps = prompts_from(1), list[Any]()
+            for step in range(1, STEPS + 1):
+                batch, metrics = sampler.sample_step(prompts, step, timer)
+                sampler.finish_ahead(timer)
+                steps.append((batch.group.tolist(), batch.version.tolist(), metrics))
+        runs.append(steps)
+    assert runs[0] == runs[1]
