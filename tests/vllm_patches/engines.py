@@ -429,58 +429,56 @@ class Continued:
     states: Tensor | None
 
 
-def cut_and_continued(
-    path: Path,
-    asked: list[tuple[list[int], int]],
-    cuts: list[int],
-    weights: list[dict[str, Tensor]] | None = None,
-    params: dict[str, Any] | None = None,
-    **options: Any,
-) -> list[Continued]:
-    """Responses to prompts, each drawn from its stream, of an engine that is emptied after ``cuts[i]`` further steps.
+@dataclass
+class Cuts:
+    """How responses are cut: the engine is emptied after ``after[i]`` further steps, for the i-th time."""
 
-    ``weights``: what it gets after each cut; None: it keeps its own.
-    """
-    capture: dict[str, Any] = {"layers": [0, -1]}
-    additional = {"hidden_states": capture, "sampling_streams": True}
+    after: list[int]
+    weights: list[dict[str, Tensor]] = field(default_factory=list)
+    """What the engine gets after each cut; of none it keeps its own."""
+    params: dict[str, Any] = field(default_factory=dict)
+    """Of sampling."""
+
+
+def cut_and_continued(
+    path: Path, asked: list[tuple[list[int], int]], plans: list[Cuts], layers: list[int], **options: Any
+) -> tuple[list[list[Continued]], int]:
+    """Responses to prompts, each drawn from its stream, for each plan; and how often any was preempted."""
+    additional = {"hidden_states": {"layers": layers}, "sampling_streams": True}
     room: dict[str, Any] = {"block_size": 32, "logprobs_mode": "processed_logprobs", "additional_config": additional}
+    with preemptions() as preempted, engine(path, None, **room | options) as llm:
+        return [_continued(llm, asked, plan) for plan in plans], len(preempted)
+
+
+def _continued(llm: LLM, asked: list[tuple[list[int], int]], plan: Cuts) -> list[Continued]:
+    core, weights = llm.llm_engine, list(plan.weights)
     ended: dict[int, Continued] = {}
-    with engine(path, None, **room | options) as llm:
-        core = llm.llm_engine
-        begun: dict[int, tuple[list[int], list[float]]] = {i: ([], []) for i in range(len(asked))}
-        for count in [*cuts, 1000]:
-            for i, (tokens, _) in begun.items():
-                prompt, stream = asked[i]
-                extra = {streams.KEY: stream} | response_cuts.going_on(len(tokens))
-                sampled = {"max_tokens": 24 - len(tokens), "logprobs": 0, "skip_reading_prefix_cache": bool(tokens)}
-                given = sampling(**sampled | (params or {}), temperature=1.0, extra_args=extra)
-                core.add_request(str(i), {"prompt_token_ids": prompt + tokens}, given)
-            for _ in range(count):
-                if not core.has_unfinished_requests():
-                    break
-                for output in core.step():
-                    if output.finished:
-                        i, (completion,) = int(output.request_id), output.outputs
-                        logprobs = begun[i][1] + sampled_logprobs(completion.token_ids, completion.logprobs)
-                        ended[i] = Continued(
-                            list(output.prompt_token_ids),
-                            list(completion.token_ids),
-                            logprobs,
-                            completion.hidden_states,
-                        )
-            begun = {
-                int(o.request_id): (
-                    o.token_ids,
-                    begun[int(o.request_id)][1] + sampled_logprobs(o.token_ids, o.logprobs),
-                )
-                for o in response_cuts.cut(core)
-            }
-            if weights:
-                core.model_executor.driver_worker.worker.model_runner.reload_weights(
-                    weights_iterator=iter(weights.pop(0).items())
-                )
-                assert llm.reset_prefix_cache()
-        assert not begun
+    begun: dict[int, tuple[list[int], list[float]]] = {i: ([], []) for i in range(len(asked))}
+    for count in [*plan.after, 1000]:
+        for i, (tokens, _) in begun.items():
+            prompt, stream = asked[i]
+            extra = {streams.KEY: stream} | response_cuts.going_on(len(tokens))
+            sampled = {"max_tokens": 24 - len(tokens), "logprobs": 0, "skip_reading_prefix_cache": bool(tokens)}
+            given = sampling(**sampled | plan.params, temperature=1.0, extra_args=extra)
+            core.add_request(str(i), {"prompt_token_ids": prompt + tokens}, given)
+        for _ in range(count):
+            if not core.has_unfinished_requests():
+                break
+            for output in core.step():
+                if output.finished:
+                    i, (completion,) = int(output.request_id), output.outputs
+                    logprobs = begun[i][1] + sampled_logprobs(completion.token_ids, completion.logprobs)
+                    tokens = list(completion.token_ids)
+                    ended[i] = Continued(list(output.prompt_token_ids), tokens, logprobs, completion.hidden_states)
+        begun = {
+            int(o.request_id): (o.token_ids, begun[int(o.request_id)][1] + sampled_logprobs(o.token_ids, o.logprobs))
+            for o in response_cuts.cut(core)
+        }
+        if weights:
+            runner = core.model_executor.driver_worker.worker.model_runner
+            runner.reload_weights(weights_iterator=iter(weights.pop(0).items()))
+            assert llm.reset_prefix_cache()
+    assert not begun and llm.reset_prefix_cache()
     return [ended[i] for i in range(len(asked))]
 
 

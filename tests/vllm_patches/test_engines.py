@@ -274,36 +274,38 @@ def teacher_forced(model: PreTrainedModel, answer: engines.Continued) -> torch.T
     return logits.log_softmax(dim=-1).gather(1, torch.tensor(answer.tokens)[:, None])[:, 0]
 
 
-def test_a_response_cut_at_every_token_is_the_response_that_was_not_cut(
-    inside: Run, qwen: Path, reference: PreTrainedModel, siblings: list[tuple[list[int], int]]
-):
-    options = {"skip_tokenizer_init": True}
-    whole = inside(engines.cut_and_continued, qwen, siblings, [], **options)
-    cut = inside(engines.cut_and_continued, qwen, siblings, [1] * 24, **options)
-    assert [answer.tokens for answer in cut] == [answer.tokens for answer in whole]
-    assert [len(answer.tokens) for answer in whole] == [24] * len(siblings)
-    for before, after in zip(whole, cut, strict=True):
-        assert before.prompt == after.prompt
-        torch.testing.assert_close(after.logprobs, before.logprobs, atol=1e-5, rtol=0)
-        expected = zoo.reference_states(reference, after.prompt + after.tokens, [0, -1])
-        torch.testing.assert_close(after.states, expected[len(after.prompt) - 1 : -1], atol=TOLERANCE, rtol=0)
-
-
 @pytest.mark.parametrize(
-    "name", ["qwen3", *(pytest.param(n, marks=pytest.mark.nightly) for n in ("llama", "gemma2", "qwen2"))]
+    "name",
+    ["qwen2", *(pytest.param(n, marks=pytest.mark.nightly) for n in ("llama", "gemma2", "mixtral", "phi3", "qwen3"))],
 )
-def test_states_after_new_weights_are_all_of_these(
+def test_responses_that_are_cut_and_continued(
     name: str, inside: Run, build: Callable[[str], Path], siblings: list[tuple[list[int], int]]
 ):
-    """Chunked prompts, prefix caches and preemptions included; each token's log-probability is of its own weights."""
+    """With chunked prompts, prefix caches and preemptions."""
     path = build(name)
     models = [zoo.load(path) for _ in range(3)]
     for scale, model in zip((1.0, 1.05, 1.1), models, strict=True):
         model.load_state_dict({key: scale * value for key, value in model.state_dict().items()})
-    weights = [dict(model.state_dict()) for model in models[1:]]
-    answers = inside(engines.cut_and_continued, path, siblings, [9, 8], weights, **engines.TIGHT)
-    for answer in answers:
-        expected = zoo.reference_states(models[-1], answer.prompt + answer.tokens, [0, -1])
+    weights = [dict(model.named_parameters()) for model in models[1:]]
+    params = {"repetition_penalty": 1.3, "stop_token_ids": list(range(0, 128, 8))}
+    plans = [
+        *(engines.Cuts(after, [], settings) for settings in ({}, params) for after in ([], [1] * 24)),
+        engines.Cuts([9, 8], weights),
+    ]
+    layers = [-1] if name in zoo.WITHOUT_INTERMEDIATE_LAYERS else [0, -1]
+    answers, num_preempted = inside(engines.cut_and_continued, path, siblings, plans, layers, **engines.TIGHT)
+    assert num_preempted > 0
+    # 1. Under the same weights, cut at every token: the response that was not cut, with all its states.
+    whole, cut, whole_and_ended, cut_and_ended, renewed = answers
+    assert {len(answer.tokens) for answer in whole} == {24} < {len(answer.tokens) for answer in whole_and_ended}
+    for before, after in zip(whole + whole_and_ended, cut + cut_and_ended, strict=True):
+        assert (after.prompt, after.tokens) == (before.prompt, before.tokens)
+        torch.testing.assert_close(after.logprobs, before.logprobs, atol=1e-5, rtol=0)
+        expected = zoo.reference_states(models[0], after.prompt + after.tokens, layers)
+        torch.testing.assert_close(after.states, expected[len(after.prompt) - 1 : -1], atol=TOLERANCE, rtol=0)
+    # 2. Under new weights: all states are of the last, and each log-probability of the weights that sampled the token.
+    for answer in renewed:
+        expected = zoo.reference_states(models[-1], answer.prompt + answer.tokens, layers)
         torch.testing.assert_close(answer.states, expected[len(answer.prompt) - 1 : -1], atol=3 * TOLERANCE, rtol=0)
         forced = torch.stack([teacher_forced(model, answer) for model in models])
         nearest = (forced - torch.tensor(answer.logprobs)).abs().min(dim=0)

@@ -21,13 +21,13 @@ from verl.config.errors import ConfigError
 from verl.data.files import read_rows
 from verl.data.prompt_rows import as_mapping, read_extra_info, read_messages
 from verl.evaluation.benchmarks import Problem
-from verl.evaluation.evaluate import Job, in_one_line, prepare
+from verl.evaluation.evaluate import in_one_line
 from verl.evaluation.generation import generate_target
 from verl.evaluation.progress import displayed
 from verl.evaluation.scoring import score_batches
 from verl.evaluation.store import SampleKey, SampleStore
 from verl.evaluation.targets import Target
-from verl.evaluation.tasks import EvaluationTask
+from verl.evaluation.tasks import EvaluationTask, Job, prepare
 from verl.models.info import ModelInfo, resolve_layers
 from verl.rank.own_metrics import own_measures
 from verl.rewards import Score, check_ground_truth

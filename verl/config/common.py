@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from verl.config.checks import (
     NAMES_ONE,
+    FolderName,
     Group,
     NotNegativeFloat,
     NotNegativeInt,
@@ -198,8 +199,8 @@ _VARIABLE = re.compile(r"[A-Za-z_*][\w*]*")
 class MachineOptions(Group):
     """The machines of a run (docs/multinode.md), and where it is logged."""
 
-    project_name: str
-    """Name of the project in trackers."""
+    project_name: FolderName
+    """Name of the project in trackers; letters, digits and ``. _ + -``."""
     logger: list[Logger]
     """Trackers besides ``metrics.jsonl``, which is always written (docs/metrics.md#trackers): ``console``,
     ``tensorboard``, ``wandb``; ``mlflow`` and ``swanlab``, whose packages you install; ``file``, which writes the file
@@ -230,8 +231,8 @@ class MachineOptions(Group):
 class RunConfig(MachineOptions):
     """Length of a run, its workers, and its outputs."""
 
-    experiment_name: str
-    """Name of the run in trackers."""
+    experiment_name: FolderName
+    """Name of the run in trackers; letters, digits and ``. _ + -``."""
     default_local_dir: str
     """Folder for everything that the run writes. If it holds an unfinished run, ``resume_mode`` decides."""
     n_gpus_per_node: WorkersPerMachine

@@ -95,10 +95,14 @@ class Supervisor:
             message = f"{method} has taken longer than trainer.phase_timeout_s={limit:g}{stacks}"
             raise MachineError(message, f"{method} hangs" if self._write_stacks() else "")
 
+    def head_answers(self) -> bool:
+        """Whether Ray's head accepts a connection."""
+        return reachable(self._head, HEAD_S)
+
     def failure(self, rank: int, what: str, method: str, report: str = "") -> MachineError:
         """The error of a worker that was lost in ``method``; the others, which may wait for it for ever, write their
         stacks. ``report``: what Ray says of it, on many lines, which goes to the worker's log."""
-        if not reachable(self._head, HEAD_S):
+        if not self.head_answers():
             return HeadLost(f"{self.name(rank)} {what}: Ray's head at {self._head} is gone")
         answered = self._write_stacks()
         lives = rank < len(self.identities) and self.identities[rank].node_id in answered

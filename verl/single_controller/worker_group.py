@@ -236,9 +236,12 @@ class WorkerGroup:
     def close(self) -> None:
         """Stop the workers."""
         try:
-            for worker in self._workers:
-                ray.kill(worker)
-            remove_placement_group(self._placement)
+            # A cluster without its head, which would be asked for a minute, has nothing left to give back.
+            if self._supervisor.head_answers():
+                for worker in self._workers:
+                    ray.kill(worker)
+                with suppress(RayError):
+                    remove_placement_group(self._placement)
         finally:
             self._supervisor.close()
 
