@@ -138,9 +138,10 @@ def run_engines(
     rooms = workers.run("start_generation")[::copies]
     queue = RequestQueue(len(requests.rows), rooms)
     ended: list[int] = []
+    nothing = requests.of(())
 
     def message(places: Sequence[int]) -> tuple[ResponseRequests, int]:
-        return requests.of(places), STEPS_PER_CALL
+        return (requests.of(places) if places else nothing), STEPS_PER_CALL
 
     def take(reply: EngineReply) -> tuple[int, int]:
         if reply.finished is not None:
