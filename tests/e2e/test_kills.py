@@ -63,6 +63,7 @@ def _kill_once(run: Run, kind: str, folder: Path, moment: float) -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(0)  # each process has a limit of its own
 def test_a_process_that_is_killed_costs_no_number(
     tmp_path: Path, tiny_model: Path, arithmetic_prompts: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -79,7 +79,10 @@ def wrong(data_source, solution_str, ground_truth, extra_info=None):
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ("*={}:wrong", r"{}:wrong on data_source='arithmetic' returned a dict of \['acc'\]; .* \({}, line 2\)$"),
+        pytest.param(
+            *("*={}:wrong", r"{}:wrong on data_source='arithmetic' returned a dict of \['acc'\]; .* \({}, line 2\)$"),
+            marks=pytest.mark.slow,
+        ),
         ("gsm8k={}:wrong", "no prompt has the data_source 'gsm8k'; the data have arithmetic$"),
     ],
 )
@@ -231,7 +234,7 @@ ALONE = "rollout.n=1: {} compares the responses to a prompt"
             "trainer.method='verl.recipes.ead:Annealed': overrides sampling, so responses come from other distr",
         ),
         ("experiment=ead", None),
-        ("experiment=verl_grpo_async actor.ppo_mini_batch_size=64", None),
+        ("experiment=verl_grpo_async actor.ppo_mini_batch_size=48", None),
         (
             "experiment=verl_grpo_async actor.ppo_mini_batch_size=32",
             "async_training.max_staleness=1: a step makes 2 updates of the policy (actor.ppo_mini_batch_size=32, "
