@@ -80,11 +80,14 @@ class Engines:
         self.held: list[dict[int, Response]] = [{} for _ in range(num_engines)]
         self._seconds = [0.0] * num_engines
         self._replies: dict[int, EngineReply] = {}
+        self.living = list(range(num_engines))
 
     def run(self, method: str) -> list[Any]:
         if method == "cut":
             return [EngineReply(None, 0, open=joined(self._emptied(held))) for held in self.held]
         return [EngineRoom(SLOTS, SLOTS)] * self.world_size
+
+    run_living = run
 
     def call(self, rank: int, method: str, arguments: tuple[ResponseRequests, int]) -> int:
         self._replies[rank] = self._advance(rank, arguments[0])

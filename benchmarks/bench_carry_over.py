@@ -41,6 +41,7 @@ class Engine:
     """In place of a worker group: one engine in this process."""
 
     world_size = 1
+    living = [0]
 
     def __init__(self) -> None:
         # vLLM reads the environment when it is imported.
@@ -62,6 +63,8 @@ class Engine:
 
     def run(self, method: str) -> list[Any]:
         return [getattr(self.worker, method)()]
+
+    run_living = run
 
     def call(self, rank: int, method: str, arguments: tuple[Any, ...]) -> int:
         self.reply: EngineReply = getattr(self.worker, method)(*arguments)

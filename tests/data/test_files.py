@@ -130,6 +130,7 @@ def test_what_has_the_name_of_a_file_and_is_none(tmp_path: Path, suffix: str):
         ("openai/gsm8k:test", HubSet("openai/gsm8k", "", "test")),
         ("openai/gsm8k:main:test", HubSet("openai/gsm8k", "main", "test")),
         ("openai/gsm8k::train[:100]", HubSet("openai/gsm8k", "", "train[:100]")),
+        ("a/b@refs/convert/parquet:validation", HubSet("a/b", "", "validation", "refs/convert/parquet")),
         ("mine/train.parquet", None),
         ("data/arithmetic", None),
         ("/data/gsm8k", None),

@@ -113,6 +113,16 @@ def test_opening_a_tracker_deletes_nothing_and_a_resumed_run_what_it_will_record
     assert (recorded / "metrics.jsonl.1").read_text() == "\n".join(lines)
 
 
+def test_a_full_disk_is_an_error_that_names_the_file(tmp_path: Path):
+    if not Path("/dev/full").exists():
+        pytest.skip("only Linux has a device that is always full")
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    tracker = make_tracker(tmp_path, [])
+    with pytest.raises(OSError, match=r"No space left on device: '.*/metrics\.jsonl'"):
+        tracker.log(1, {"a": 1.0})
+    tracker.close()  # what was not written does not come again
+
+
 DAMAGED_LINES = [b"\xff\xfe", b"[1]", b'{"step": true}', b"7" * 5000, b"[" * 9999]
 
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from omegaconf import DictConfig
 
 from verl.checkpoint.attempts import ATTEMPT, LOCK
+from verl.checkpoint.folders import checkpoints
 from verl.config.common import RunConfig
 from verl.config.data import DataConfig, hub_set
 from verl.config.errors import ConfigError
@@ -99,6 +100,20 @@ def is_requeued(trainer: RunConfig) -> bool:
     except ConfigError:
         return False
     return bool(run_option(saved, "trainer", "resume_from_path") == trainer.resume_from_path)
+
+
+def resume_line(trainer: RunConfig) -> str:
+    """The options that resume a run which has ended, for the user."""
+    folder = Path(trainer.default_local_dir)
+    if (folder / "summary.json").is_file():  # written last
+        return f"the run is complete: {folder}/summary.json"
+    latest = max(checkpoints(folder), default=None)
+    purpose = "start again (there is no checkpoint yet)" if latest is None else f"resume from step {latest}"
+    options = [f"trainer.default_local_dir={trainer.default_local_dir}"]
+    # Without a checkpoint of its own, the run starts again from the one that was named.
+    if trainer.resume_mode == "disable" or (trainer.resume_mode == "path" and latest is not None):
+        options += ["trainer.resume_mode=auto", "trainer.resume_from_path=null"]
+    return f"to {purpose}, run the same command with {' '.join(options)}"
 
 
 def _is_temporary(path: Path) -> bool:

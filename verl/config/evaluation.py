@@ -64,6 +64,11 @@ class BenchmarkDataConfig(Group):
     few_shot: bool
     """Put worked examples before each question, in the benchmarks where this is usual for base models."""
 
+    @property
+    def limit(self) -> int | None:
+        """``max_problems`` as the end of a slice."""
+        return None if self.max_problems == -1 else self.max_problems
+
 
 @dataclass(frozen=True)
 class EvaluationEngineConfig(EngineConfig):

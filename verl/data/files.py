@@ -54,7 +54,8 @@ def read_rows(name: str, columns: Sequence[str] = (), field: str = "") -> list[R
 
 def _read_hub(name: str, published: HubSet) -> list[Row]:
     try:
-        rows = load_dataset(published.hub_id, published.config or None, split=published.split)
+        hub_id, config, split, revision = published
+        rows = load_dataset(hub_id, config or None, split=split, revision=revision or None)
     except (OSError, ValueError, RuntimeError, DatasetsError, HfHubHTTPError) as error:
         reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}" if str(error) else type(error).__name__
         raise ConfigError(

@@ -204,20 +204,23 @@ def count_workers(config: EvaluationConfig, device_type: str) -> int:
 
 
 def load_problems(name: str, config: EvaluationConfig) -> list[Problem]:
-    """The first ``data.max_problems`` problems of a benchmark.
-
-    Raises ``ConfigError`` as ``load_benchmark``, and for an answer that no response could be compared with.
-    """
+    """The first ``data.max_problems`` problems of a benchmark. Raises ``ConfigError`` as ``load_benchmark`` and
+    ``check_answers``."""
     folder = config.data.benchmark_dir
     problems = load_benchmark(name, Path(folder) if folder else None, config.data.fields.get(name))
-    problems = problems[: None if config.data.max_problems == -1 else config.data.max_problems]
+    problems = problems[: config.data.limit]
+    check_answers(problems, config)
+    return problems
+
+
+def check_answers(problems: Sequence[Problem], config: EvaluationConfig) -> None:
+    """Raise ``ConfigError`` for an answer that no response could be compared with, or a source that nothing scores."""
     custom = config.reward_score.paths_of_custom_functions()
     for problem in problems:
         try:
             check_ground_truth(problem.data_source, problem.answer, custom, problem.extra_info)
         except ConfigError as error:
-            raise ConfigError(f"benchmark {name}, problem {problem.index}: {problem.place}: {error}") from error
-    return problems
+            raise ConfigError(f"{problem.place}: {error}") from error
 
 
 def load_target_tokenizer(target: Target, trust_remote_code: bool) -> PreTrainedTokenizerBase:

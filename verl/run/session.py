@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 import ray
 from ray.exceptions import RayError, RayTaskError
@@ -29,9 +29,10 @@ from verl.run.memory import ENGINE_ITEMSIZE, GB, memory_warning
 from verl.run.page import PageWriter
 from verl.run.tracking import Tracker, drop_records, set_aside_records, steps_done, write_summary
 from verl.single_controller.cluster import ray_cluster, store_megabytes
+from verl.single_controller.engine_pool import EnginePool
 from verl.single_controller.environment import REQUEUE, passed_variables
 from verl.single_controller.failures import HeadLost, MachineError, NoRoom, OutOfMemory, RequeueError, WorkerError
-from verl.single_controller.machines import gather_machines, wait_for_machines
+from verl.single_controller.machines import gather_machines, wait_for_machines, wait_for_room
 from verl.single_controller.network import LOOPBACK, loopback_interface
 from verl.single_controller.probe import INTERFACES, survey
 from verl.single_controller.ray_head import cluster_address
@@ -95,6 +96,12 @@ class RaySession(ExitStack):
             num_workers = self.world_size + math.prod(self.pool)
             self.resources.enter_context(ray_cluster(num_workers, self.device_type, store_mb))
 
+    def wait_for_pool(self, say: Callable[[str], None], interrupt: Callable[[], None]) -> None:
+        """Wait for machines with room for both groups, if there is a second one. Raises ``NoRoom``."""
+        if self.pool[0]:
+            groups = [(self.nnodes, self.workers_per_node), self.pool]
+            wait_for_room(groups, self.device_type, self.machines.machines_timeout_s, say, interrupt)
+
     def start_workers(
         self,
         worker: str,
@@ -104,34 +111,34 @@ class RaySession(ExitStack):
         models: Sequence[str] = (),
         supervision: Supervision | None = None,
         check_devices: Callable[[list[int]], None] = lambda sizes: None,
-        workers_per_engine: int = 0,
+        **pool: Any,
     ) -> WorkerGroup:
         """Start a group that loads ``models``, to be closed by the caller; ``check_devices`` as for a group.
 
         Args:
-            workers_per_engine: of engines in the second group, which is then started; 0: start the first one.
+            pool: of an :class:`EnginePool`, which is then started as the second group; none: start the first one.
 
         Raises:
             WorkerError: a worker fails to start.
             ConfigError: machines are missing, or lack something; one line for each names it.
         """
         self.start_ray()
-        place = (*(self.pool if workers_per_engine else (self.nnodes, self.workers_per_node)), self.device_type)
-        watched: dict[str, Any] = {"supervision": supervision, "check_devices": check_devices}
-        if workers_per_engine:
-            watched |= {"workers_per_world": workers_per_engine, "options": "rollout"}
+        place = (*(self.pool if pool else (self.nnodes, self.workers_per_node)), self.device_type)
+        watched: dict[str, Any] = {"supervision": supervision, "check_devices": check_devices, **pool}
+        group = EnginePool if pool else WorkerGroup
         if not cluster_address():
             lo = loopback_interface()
             network = dict.fromkeys(INTERFACES, lo) | {"VLLM_HOST_IP": LOOPBACK}
             environment = {name: os.environ.get(name, value) for name, value in network.items()} | environment
-            return WorkerGroup(worker, config, arguments, *place, environment, **watched)
+            return group(worker, config, arguments, *place, environment, **watched)
         interrupt = (supervision or Supervision()).interrupt
         if not self.machines_gathered:
             say = partial(print, file=sys.stderr, flush=True)
             wait_for_machines(*place, self.machines.machines_timeout_s, say, interrupt)
+            self.wait_for_pool(say, interrupt)
         environment = passed_variables(self.machines.env) | environment
         look = partial(survey, folder=self.folder, models=models, files=self.files, interrupt=interrupt)
-        return WorkerGroup(worker, config, arguments, *place, environment, look, **watched)
+        return group(worker, config, arguments, *place, environment, look, **watched)
 
 
 class TrainingRun(RaySession):
@@ -232,12 +239,13 @@ class TrainingRun(RaySession):
 
     def start_engines(
         self, worker: str, arguments: tuple[Any, ...], environment: dict[str, str], workers_per_engine: int
-    ) -> WorkerGroup:
+    ) -> EnginePool:
         """After :meth:`start`, start the engines that have devices of their own."""
-        watched = self._supervision(engines=True)
-        models = [self.config.model.path]
-        started = (worker, self.config, arguments, environment, models, watched)
-        group = self.start_workers(*started, workers_per_engine=workers_per_engine)
+        config: Any = self.config
+        started = (worker, config, arguments, environment, [config.model.path], self._supervision(engines=True))
+        goes_on = not config.trainer.deals_by_counts(self.device_type)
+        pool: dict[str, Any] = {"workers_per_world": workers_per_engine, "goes_on": goes_on, "say": self.display.say}
+        group = cast(EnginePool, self.start_workers(*started, **pool))
         self.resources.callback(group.close)
         return group
 
@@ -326,6 +334,10 @@ class TrainingRun(RaySession):
         fewest = self.nnodes if trainer.min_nnodes is None else trainer.min_nnodes
         place = (self.workers_per_node, self.device_type, trainer.machines_timeout_s)
         self.nnodes = gather_machines(self.nnodes, fewest, *place, self.display.say, self.preemption.check)
+        try:
+            self.wait_for_pool(self.display.say, self.preemption.check)
+        except NoRoom as error:
+            raise RequeueError(str(error)) from error
         # One that is lost again from here on is a failure like others, not a mistake in the options.
         self.machines_gathered = True
         self.display.say(f"restart {self.restarts} of at most {trainer.max_restarts}")

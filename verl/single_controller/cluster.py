@@ -90,8 +90,8 @@ def gpus_per_machine() -> int:
 def ray_cluster(world_size: int, device_type: str, object_store_mb: int = SMALLEST_STORE_MB) -> Iterator[None]:
     """A Ray cluster for the ``with`` block: the one of :func:`cluster_address`, or a local one.
 
-    A local cluster ends with the block and leaves no processes, and no token in the home folder. Its shared memory has
-    ``object_store_mb``.
+    A local cluster ends with the block and leaves no processes, no token in the home folder and, if the block raised
+    nothing, no files. Its shared memory has ``object_store_mb``.
 
     Raises:
         ConfigError: the cluster does not answer, or refuses the token.
@@ -122,12 +122,19 @@ def ray_cluster(world_size: int, device_type: str, object_store_mb: int = SMALLE
     if threading.current_thread() is threading.main_thread():
         # Ray's own handler prints a stack trace and aborts the process.
         signal.signal(signal.SIGTERM, on_terminate)
+    node: Any = ray._private.worker._global_node
+    session = None if address else Path(node.get_session_dir_path())
     try:
         yield
+    except BaseException:
+        session = None  # its logs may tell why
+        raise
     finally:
         ray.shutdown()
         if own_token:
             del os.environ["RAY_AUTH_TOKEN"]
+        if session is not None:
+            shutil.rmtree(session, ignore_errors=True)
 
 
 @contextmanager

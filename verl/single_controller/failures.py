@@ -79,11 +79,13 @@ class MachineError(WorkerError):
     Args:
         where: the worker and its method, if its machine is still alive: should the next attempt end with the same
             failure in the same step, the program is at fault after all. Empty for a machine that was lost.
+        rank: of the worker that was lost; None where it was not one alone.
     """
 
-    def __init__(self, message: str, where: str = "") -> None:
+    def __init__(self, message: str, where: str = "", rank: int | None = None) -> None:
         super().__init__(message)
         self.where = where
+        self.rank = rank
 
 
 class HeadLost(MachineError):

@@ -16,6 +16,7 @@ from verl.config.rollout import SamplingConfig
 from verl.data.prompt_rows import PromptRecord
 from verl.models.micro_batches import rows_by_value
 from verl.rollout.requests import ResponseRequests, ResponseSettings
+from verl.single_controller.engine_pool import EnginePool
 from verl.single_controller.generation import generate_responses, run_engines
 from verl.single_controller.worker_group import Stored, WorkerGroup
 
@@ -155,7 +156,7 @@ class PolicyWorkers(RoleWorkers):
     """The policy, and the engines that sample from it, in its own workers or in a pool."""
 
     def __init__(
-        self, workers: WorkerGroup, config: PPOConfig, whole_groups: bool = False, pool: WorkerGroup | None = None
+        self, workers: WorkerGroup, config: PPOConfig, whole_groups: bool = False, pool: EnginePool | None = None
     ) -> None:
         """
         Args:
@@ -166,7 +167,7 @@ class PolicyWorkers(RoleWorkers):
         self.config = config
         self.whole_groups = whole_groups
         self.pool = pool
-        self.engines = workers if pool is None else pool
+        self.engines: WorkerGroup = workers if pool is None else pool
         self._dtype = None if pool is None else pool.run("weight_dtype")[0]
         self._weights: Stored | None = None
         """The policy's newest, for the pool."""
@@ -248,6 +249,6 @@ class PolicyWorkers(RoleWorkers):
             return
         if self._weights is None:
             self.sync_weights()
-        if not self._pulled:
-            self.pool.run("load_weights", self._weights)
+        if self.pool.mend() or not self._pulled:
+            self.pool.run_living("load_weights", self._weights)
             self._pulled = True

@@ -79,7 +79,10 @@ def wrong(data_source, solution_str, ground_truth, extra_info=None):
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ("*={}:wrong", r"{}:wrong on data_source='arithmetic' returned a dict of \['acc'\]; .* \({}, line 2\)$"),
+        pytest.param(
+            *("*={}:wrong", r"{}:wrong on data_source='arithmetic' returned a dict of \['acc'\]; .* \({}, line 2\)$"),
+            marks=pytest.mark.slow,
+        ),
         ("gsm8k={}:wrong", "no prompt has the data_source 'gsm8k'; the data have arithmetic$"),
     ],
 )

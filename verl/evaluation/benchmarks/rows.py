@@ -64,13 +64,9 @@ class Benchmark:
     """One benchmark, an entry of ``published.yaml``."""
 
     name: str
-    hub_id: str | None = None
-    """Data set on the Hugging Face hub; None if no copy there is known, see ``home``."""
-    hub_split: str = "test"
-    hub_config: str | None = None
-    """Configuration on the hub; None for the default."""
-    hub_revision: str | None = None
-    """Branch on the hub; None for ``main``."""
+    hub: str = ""
+    """Data set on the Hugging Face hub, as ``verl.config.data.hub_set`` reads its name; empty if no copy there is
+    known, see ``home``."""
     home: str = ""
     """Where to get ``<name>/test.jsonl`` if not from the hub."""
     fields: Mapping[str, str] | None = None

@@ -233,7 +233,6 @@ class StepMetrics:
     def __init__(
         self,
         world_size: int,
-        batch_phase: str,
         passes: Mapping[str, tuple[ModelCost, int]],
         peak: float | None,
         pool_size: int = 0,
@@ -241,14 +240,12 @@ class StepMetrics:
         """
         Args:
             world_size: number of workers that hold the models.
-            batch_phase: what every token of the step's batch is counted under once; a phase, or work of no phase.
             passes: for each phase whose operations are counted, the model and how often its matrices are passed.
             peak: 10^12 operations a second of one worker's device; None where that is not known.
             pool_size: workers whose engines sample; 0: those of the models.
         """
         self._pool_size = pool_size
         self._world_size = world_size
-        self._batch_phase = batch_phase
         self._passes = dict(passes)
         self._peak = peak
 
@@ -269,8 +266,8 @@ class StepMetrics:
                 metrics[f"perf/tflops/{name}"] = tflops
                 if self._peak is not None:
                     metrics[f"perf/mfu/{MFU_NAMES.get(name, name)}"] = tflops / self._peak
-        if self._batch_phase in record.work:
-            tokens = record.work[self._batch_phase].tokens
+        if BATCH in record.work:
+            tokens = record.work[BATCH].tokens
             num_workers = self._world_size + self._pool_size
             metrics |= {"perf/total_num_tokens": tokens, "perf/throughput": tokens / step_seconds / num_workers}
         return metrics | self._memory(record)
@@ -297,7 +294,7 @@ def step_metrics(config: PPOConfig, world_size: int, device_name: str, pool_size
         passes["values"] = (critic, FORWARD)
         passes["update_critic"] = (critic, UPDATE_LORA if model.trains_adapters else UPDATE)
     peak = peak_tflops(config.trainer.peak_tflops, device_name, config.model.param_dtype)
-    return StepMetrics(world_size, BATCH, passes, peak, pool_size)
+    return StepMetrics(world_size, passes, peak, pool_size)
 
 
 def check_profile_steps(steps: Sequence[int], total_steps: int) -> None:
