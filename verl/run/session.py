@@ -32,7 +32,7 @@ from verl.single_controller.cluster import ray_cluster, store_megabytes
 from verl.single_controller.engine_pool import EnginePool
 from verl.single_controller.environment import REQUEUE, passed_variables
 from verl.single_controller.failures import HeadLost, MachineError, NoRoom, OutOfMemory, RequeueError, WorkerError
-from verl.single_controller.machines import gather_machines, wait_for_machines
+from verl.single_controller.machines import gather_machines, wait_for_machines, wait_for_room
 from verl.single_controller.network import LOOPBACK, loopback_interface
 from verl.single_controller.probe import INTERFACES, survey
 from verl.single_controller.ray_head import cluster_address
@@ -96,6 +96,12 @@ class RaySession(ExitStack):
             num_workers = self.world_size + math.prod(self.pool)
             self.resources.enter_context(ray_cluster(num_workers, self.device_type, store_mb))
 
+    def wait_for_pool(self, say: Callable[[str], None], interrupt: Callable[[], None]) -> None:
+        """Wait for machines with room for both groups, if there is a second one. Raises ``NoRoom``."""
+        if self.pool[0]:
+            groups = [(self.nnodes, self.workers_per_node), self.pool]
+            wait_for_room(groups, self.device_type, self.machines.machines_timeout_s, say, interrupt)
+
     def start_workers(
         self,
         worker: str,
@@ -129,6 +135,7 @@ class RaySession(ExitStack):
         if not self.machines_gathered:
             say = partial(print, file=sys.stderr, flush=True)
             wait_for_machines(*place, self.machines.machines_timeout_s, say, interrupt)
+            self.wait_for_pool(say, interrupt)
         environment = passed_variables(self.machines.env) | environment
         look = partial(survey, folder=self.folder, models=models, files=self.files, interrupt=interrupt)
         return group(worker, config, arguments, *place, environment, look, **watched)
@@ -327,6 +334,10 @@ class TrainingRun(RaySession):
         fewest = self.nnodes if trainer.min_nnodes is None else trainer.min_nnodes
         place = (self.workers_per_node, self.device_type, trainer.machines_timeout_s)
         self.nnodes = gather_machines(self.nnodes, fewest, *place, self.display.say, self.preemption.check)
+        try:
+            self.wait_for_pool(self.display.say, self.preemption.check)
+        except NoRoom as error:
+            raise RequeueError(str(error)) from error
         # One that is lost again from here on is a failure like others, not a mistake in the options.
         self.machines_gathered = True
         self.display.say(f"restart {self.restarts} of at most {trainer.max_restarts}")

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -36,6 +37,8 @@ class EnginePool(WorkerGroup):
 
     def __init__(self, *arguments: Any, goes_on: bool, say: Callable[[str], None], **options: Any) -> None:
         self._goes_on, self._say = goes_on, say
+        self.background = ThreadPoolExecutor(1, "sampling")
+        """The thread that has the engines sample beside the trainer; it ends with them."""
         self._restarts: dict[int, _Restart] = {}
         """By the engine's first rank."""
         super().__init__(*arguments, **options)
@@ -109,4 +112,8 @@ class EnginePool(WorkerGroup):
         for restart in self._restarts.values():
             for host in restart.hosts:
                 ray.kill(host)
-        super().close()
+        try:
+            super().close()
+        finally:
+            # What it waits for raises now.
+            self.background.shutdown()

@@ -34,7 +34,8 @@ class Pool:
 
     world_size = 1
 
-    def __init__(self) -> None:
+    def __init__(self, background: Any) -> None:
+        self.background = background
         self.threads: list[str] = []
 
     def run(self, method: str) -> list[None]:
@@ -61,7 +62,7 @@ class Pool:
         return batch.fill(rollout_logprobs=torch.zeros(int(batch.response_lengths.sum()))).without("request")
 
 
-def ahead_of(config: PPOConfig, tokenizer: Any, background: Any, pool: Pool) -> AheadSampler:
+def ahead_of(config: PPOConfig, tokenizer: Any, pool: Pool) -> AheadSampler:
     config = changed(
         config,
         data={"train_batch_size": GROUPS},
@@ -73,7 +74,7 @@ def ahead_of(config: PPOConfig, tokenizer: Any, background: Any, pool: Pool) -> 
     policy.generate = pool.generate
     method = MethodCalls(config, tokenizer)
     parts = (config, tokenizer, None, policy, Verifiers(), [], method, (), PROMPTS, STEPS)
-    return AheadSampler(Sampler(*parts), background, *parts)
+    return AheadSampler(Sampler(*parts), pool, *parts)
 
 
 def prompts_from(step: int) -> Any:
@@ -82,9 +83,10 @@ def prompts_from(step: int) -> Any:
 
 @pytest.mark.parametrize("stop", [None, 1, 4])
 def test_a_step_is_sampled_while_the_one_before_is_learned_from(small_config, tiny_tokenizer, stop: int | None):
-    pool, timer, seen = Pool(), PhaseTimer(lambda name: None), []
+    timer, seen = PhaseTimer(lambda name: None), []
     with ThreadPoolExecutor(1, "sampling") as background:
-        sampler = ahead_of(small_config, tiny_tokenizer, background, pool)
+        pool = Pool(background)
+        sampler = ahead_of(small_config, tiny_tokenizer, pool)
         prompts = prompts_from(1)
         for step in range(1, STEPS + 1):
             batch, metrics = sampler.sample_step(prompts, step, timer)
@@ -100,7 +102,7 @@ def test_a_step_is_sampled_while_the_one_before_is_learned_from(small_config, ti
             if step == stop:
                 # A checkpoint holds the next step's responses.
                 saved = json.loads(json.dumps(to_json(sampler.state())))
-                sampler, prompts = ahead_of(small_config, tiny_tokenizer, background, pool), prompts_from(step + 2)
+                sampler, prompts = ahead_of(small_config, tiny_tokenizer, pool), prompts_from(step + 2)
                 sampler.load_state(from_json(saved))
     assert [sorted(set(groups)) for groups, _ in seen] == [
         list(range(first, first + GROUPS)) for first in range(0, GROUPS * STEPS, GROUPS)
@@ -114,9 +116,9 @@ def test_a_step_is_sampled_while_the_one_before_is_learned_from(small_config, ti
 
 
 def test_what_sampling_raises_ends_the_step(small_config, tiny_tokenizer):
-    pool, timer = Pool(), PhaseTimer(lambda name: None)
+    timer = PhaseTimer(lambda name: None)
     with ThreadPoolExecutor(1) as background:
-        sampler = ahead_of(small_config, tiny_tokenizer, background, pool)
+        sampler = ahead_of(small_config, tiny_tokenizer, Pool(background))
         sampler.sample_step(iter([PROMPTS[:GROUPS], [None] * GROUPS]), 1, timer)
         with pytest.raises(AttributeError, match="input_ids"):
             sampler.finish_ahead(timer)
@@ -130,8 +132,7 @@ def test_carry_over_goes_on_in_the_background(small_config, tiny_tokenizer, leng
         with ThreadPoolExecutor(1) as background:
             if ahead:
                 parts = (sampler.config, tiny_tokenizer, None, sampler.policy, Verifiers(), [], sampler.method)
-                sampler.policy.engines = Pool()
-                sampler = AheadSampler(sampler, background, *parts, (), PROMPTS, STEPS)
+                sampler = AheadSampler(sampler, Pool(background), *parts, (), PROMPTS, STEPS)
             prompts, steps = prompts_from(1), list[Any]()
             for step in range(1, STEPS + 1):
                 batch, metrics = sampler.sample_step(prompts, step, timer)
@@ -155,16 +156,16 @@ ENGINES = ("rollout.nnodes=1", "rollout.n_gpus_per_node=2")
 @pytest.mark.slow
 def test_engines_of_their_own_give_the_colocated_runs_numbers(arithmetic_prompts, tmp_path):
     runs = []
-    for name, pool in (("colocated", ()), ("pool", ENGINES)):
+    for name, pool in (("colocated", ()), ("pool", ("rollout.nnodes=1", "rollout.n_gpus_per_node=1"))):
         run = Run(
-            overrides_of(arithmetic_prompts, tmp_path / name, "trainer.n_gpus_per_node=2", *pool),
+            overrides_of(arithmetic_prompts, tmp_path / name, *pool),
             tmp_path / f"{name}.log",
         )
         assert run.finish() == 0, run.log.read_text()
         runs.append(records(tmp_path / name))
         run.assert_nothing_left(tmp_path / name)
     assert runs[0] == runs[1] and [record["step"] for record in runs[0]] == [0, 1, 2]
-    assert len(list((tmp_path / "pool/logs/attempt_1/engines").glob("rank_*.log"))) == 2
+    assert len(list((tmp_path / "pool/logs/attempt_1/engines").glob("rank_*.log"))) == 1
 
 
 def kill_engine(folder: Path) -> None:

@@ -7,7 +7,7 @@ it reads or writes is used by the loop meanwhile, so that nothing depends on whi
 
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +18,7 @@ from verl.config.rollout import SamplingConfig
 from verl.data.prompt_rows import PromptRecord
 from verl.method.replay import batch_from_state, batch_state
 from verl.rollout.requests import ResponseSettings
+from verl.single_controller.engine_pool import EnginePool
 from verl.trainer.logging.speed import PhaseTimer, StepRecord
 from verl.trainer.ppo.sampling import Sampler
 
@@ -33,16 +34,15 @@ class SampledStep(NamedTuple):
 class AheadSampler(Sampler):
     """Has another sampler sample the step after the one in progress; validation samples by itself."""
 
-    def __init__(self, steps: Sampler, background: Executor, *arguments: Any) -> None:
+    def __init__(self, steps: Sampler, pool: EnginePool, *arguments: Any) -> None:
         """
         Args:
             steps: samples the steps.
-            background: the thread.
+            pool: its engines.
             arguments: of :class:`Sampler`.
         """
         super().__init__(*arguments)
-        self.steps = steps
-        self.background = background
+        self.steps, self.pool = steps, pool
         self._running: Future[tuple[SampledStep, StepRecord]] | None = None
         self._next: SampledStep | None = None
         self._step = 0
@@ -60,7 +60,7 @@ class AheadSampler(Sampler):
             self._begin_engines()
             timer.add_beside(StepRecord({"engine_wait": self._idle_s}, {}, {}, {}))
             self._idle_s = 0.0
-            self._running = self.background.submit(self._sample_beside, prompts, step + 1)
+            self._running = self.pool.background.submit(self._sample_beside, prompts, step + 1)
         return sampled.batch, sampled.metrics
 
     def finish_ahead(self, timer: PhaseTimer) -> None:
@@ -89,7 +89,7 @@ class AheadSampler(Sampler):
 
     def _sample_beside(self, prompts: Iterator[list[PromptRecord]], step: int) -> tuple[SampledStep, StepRecord]:
         """In the background: the responses of ``step``, and what that took."""
-        timer = PhaseTimer(lambda name: None, self.policy.engines.take_peak_memory)
+        timer = PhaseTimer(lambda name: None, self.pool.take_peak_memory)
         if self.method.overrides("choose_prompts"):
             self.method.begin_step(step)
         sampled = self._sample_step(prompts, step, timer)

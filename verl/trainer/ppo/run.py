@@ -1,7 +1,6 @@
 """One run of the main job, from a checked config to ``summary.json``."""
 
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
@@ -95,8 +94,6 @@ def _train(run: TrainingRun, inputs: RunInputs) -> RayPPOTrainer:
     config, trainer = inputs.config, inputs.config.trainer
     tokenizer, strings = inputs.tokenizer, inputs.stop_strings
     verifiers = run.resources.enter_context(VerifierPool(config.reward_score, run.busy_cores))
-    # It ends once the workers have.
-    background = run.resources.enter_context(ThreadPoolExecutor(1, "sampling"))
     environment = engine_environment(inputs.device_type, config.rollout.name)
     tracker, workers = run.start("verl.workers.hybrid:HybridWorker", (inputs.steps, strings), environment)
     method, sources = inputs.new_method(), logged_sources(record.data_source for record in inputs.train_set.records)
@@ -108,8 +105,8 @@ def _train(run: TrainingRun, inputs: RunInputs) -> RayPPOTrainer:
     models = (config, tokenizer, inputs.reward_tokenizer, policy)
     parts = (*models, verifiers, strings, method, sources, inputs.train_set.records, inputs.steps)
     sampler = kind(*parts)
-    if config.samples_ahead:
-        sampler = AheadSampler(sampler, background, *parts)
+    if pool is not None and config.samples_ahead:
+        sampler = AheadSampler(sampler, pool, *parts)
     store = run.resources.enter_context(SampleStore(run.folder, trainer.samples, run.attempt, run.display.say))
     samples = SampleKeeper(store, trainer.log_samples, tokenizer, tracker, run.display)
     prompts, held_out = inputs.new_loader(), inputs.held_out
