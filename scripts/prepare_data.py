@@ -19,6 +19,15 @@ from verl.data.records import RL_SCHEMA, SFT_SCHEMA, rl_record, sft_record, writ
 DIGITS = {kind: getattr(ArithmeticTask, f"{kind}_digits") for kind in ("sum", "difference", "product")}
 """Kind of problem -> fewest and most digits, by default."""
 
+SETS = {
+    "gsm8k": ("openai/gsm8k", "main"),
+    "math": ("DigitalLearningGmbH/MATH-lighteval", None),
+    "simplerl-zoo": ("hkust-nlp/SimpleRL-Zoo-Data", None),
+}
+"""Published set -> its id on the Hugging Face hub, which also names its verifier, and its configuration there. Prompts
+of SimpleRL-Zoo already contain a template, so they are built again from the questions; to train on them as they are,
+read the files themselves with ``data.template=raw``."""
+
 BOXED_INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
 
 
@@ -50,12 +59,54 @@ def prepare_arithmetic(args: argparse.Namespace) -> None:
 
 
 def prepare_math_set(args: argparse.Namespace) -> None:
-    """Write train and test of a published set of mathematical problems."""
-    # The hub's client takes seconds to import, and the arithmetic command does not need it.
-    from verl.data.math_sets import load_math_set
+    """Write train and test of a published set of mathematical problems, whose rows are read like a benchmark's.
 
+    Rows without a question or an answer are left out; ``index`` counts them all the same. A prompt is the question and,
+    on a new line, the instruction, as the templates of the evaluation join them.
+    """
+    # The hub's client takes seconds to import, and the arithmetic command does not need it.
+    from datasets import load_dataset
+
+    from verl.config.data import FILE_SUFFIXES
+    from verl.data.files import read_rows
+    from verl.evaluation.benchmarks.rows import Benchmark, read_problem, recognise_fields
+
+    hub_id, config = SETS[args.command]
+    subset = getattr(args, "subset", "")
     for split in ("train", "test"):
-        records = load_math_set(args.command, split, args.local_dir, args.instruction, getattr(args, "subset", ""))
+        if args.local_dir:
+            # A file as published comes before its conversion.
+            paths = [args.local_dir / f"{split}{suffix}" for suffix in reversed(FILE_SUFFIXES)]
+            found = [path for path in paths if path.exists()]
+            if not found:
+                names = ", ".join(path.name for path in paths)
+                raise SystemExit(f"error: --local-dir {args.local_dir}: needs one of {names}")
+            rows: Any = read_rows(str(found[0]))
+        else:
+            files = {"data_files": {split: f"{subset}/{split}.parquet"}} if subset else {}
+            rows = load_dataset(hub_id, config, split=split, **files)
+        fields = recognise_fields(rows, None, args.command, f"{args.command} {split}")
+        records, left_out = [], []
+        for index, row in enumerate(rows):
+            try:
+                problem = read_problem(row, index, fields, Benchmark(args.command))
+            except ValueError as error:
+                left_out.append(f"row {index} {error}")
+                continue
+            records.append(
+                rl_record(
+                    data_source=hub_id,
+                    question=problem.question,
+                    ground_truth=problem.answer,
+                    split=split,
+                    index=index,
+                    instruction=args.instruction,
+                    solution=problem.solution or "",
+                    category="" if row.get("level") is None else str(row["level"]),
+                )
+            )
+        if left_out:
+            print(f"left out {len(left_out)} of {len(rows)} rows of {split}; the first: {left_out[0]}")
         _write(args.out / f"{split}.parquet", records, RL_SCHEMA)
 
 

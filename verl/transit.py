@@ -1,5 +1,7 @@
-"""Columns of a batch as they travel between processes."""
+"""Columns of a batch, and weights, as they travel between processes."""
 
+import warnings
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,3 +69,42 @@ class Packed(NamedTuple):
         """Bytes of the arrays."""
         arrays = [self.values[0] if isinstance(self.values, tuple) else self.values, self.high]
         return sum(array.nbytes for array in arrays if isinstance(array, np.ndarray))
+
+
+class PackedWeight(NamedTuple):
+    """A weight in transit, which a reader need not copy."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    values: Any
+    """Its bytes, [n] uint8: numpy has no bfloat16."""
+
+    @classmethod
+    def of(cls, name: str, value: Tensor) -> "PackedWeight":
+        """A copy of ``value`` on the CPU."""
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        return cls(name, value.dtype, tuple(value.shape), flat.view(torch.uint8).numpy())
+
+    def restore(self) -> Tensor:
+        """The weight, not to be written into: its memory may be shared."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+            return torch.from_numpy(self.values).view(self.dtype).reshape(self.shape)
+
+
+def weight_buckets(weights: Iterable[tuple[str, Tensor]], num_bytes: int) -> Iterator[list[PackedWeight]]:
+    """Weights in messages of at most ``num_bytes``; a larger one has a message of its own."""
+    bucket: list[PackedWeight] = []
+    size = 0
+    for name, value in weights:
+        packed = PackedWeight.of(name, value)
+        # Free this weight before the next one is gathered.
+        del value
+        if bucket and size + packed.values.nbytes > num_bytes:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(packed)
+        size += packed.values.nbytes
+    if bucket:
+        yield bucket

@@ -15,7 +15,7 @@ import psutil
 from verl.config.errors import ConfigError
 from verl_pages import PAGE
 from verl_pages.run import write_page
-from verl_pages.serve import HOST, make_server
+from verl_pages.serve import make_server
 
 MEMORY_BYTES = 4 << 30
 """Memory that making a page may take: a file of a few kilobytes may unpack to any size."""
@@ -59,7 +59,7 @@ def serve(folders: list[Path], port: int) -> None:
         raise SystemExit(f"error: {error}") from None
     except OSError as error:
         raise SystemExit(f"error: --port {port}: {error.strerror}; name another, or 0 for a free one") from None
-    print(f"page: http://{HOST}:{server.server_port}/ (Ctrl-C ends it)", flush=True)
+    print(f"page: {server.url} (Ctrl-C ends it; who has the address sees the page)", flush=True)
     try:
         server.serve_forever()
     except KeyboardInterrupt:

@@ -96,9 +96,3 @@ def test_histograms_of_correct_and_wrong_responses_have_the_same_bins():
     top = figure.subfigs[0].axes[1]
     first, second = ([bar.get_x() for bar in container] for container in top.containers)
     assert first == second and len(first) == 24
-
-
-def test_a_dollar_in_a_name_is_no_formula(tmp_path: Path):
-    figure = Figure()
-    figure.suptitle(r"$\frac{$ on $x")
-    assert write_figures(tmp_path, iter([NamedFigure("a", figure, "b")])) == [("a", "b")]

@@ -77,10 +77,6 @@ class LearningWorker(CheckpointWorker):
         """What the global generators give next."""
         return [random.random(), float(np.random.random()), float(torch.rand(()))]
 
-    def limit(self) -> float:
-        """Seconds that the messages of a checkpoint may take."""
-        return self._group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
-
     def export_in_files_of(self, num_bytes: int) -> None:
         """Cut exports into smaller files, of which there are then several."""
         for name, files in self._exports.items():

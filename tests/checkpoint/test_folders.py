@@ -99,6 +99,15 @@ def create(path: Path) -> None:
     path.write_text("new")
 
 
+def make_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def make_huge(path: Path) -> None:
+    os.truncate(path, 1 << 40)
+
+
 def list_file(manifest: Path, name: str) -> None:
     content = json.loads(manifest.read_text())
     content["files"][name] = {"size": 3, "sha256": "0"}
@@ -119,6 +128,9 @@ def list_file(manifest: Path, name: str) -> None:
         ("manifest.json", lambda path: path.write_bytes(b"\xff"), r"manifest\.json is damaged$"),
         ("manifest.json", lambda path: list_file(path, "/etc/passwd"), r"^/etc/passwd has \d+ bytes instead of the 3"),
         ("manifest.json", lambda path: list_file(path, "actor/../../x"), r"actor/../../x is missing$"),
+        ("manifest.json", make_pipe, r"manifest\.json is not a regular file$"),
+        (MODEL, make_pipe, r"model\.safetensors is not a regular file$"),
+        ("trainer_state.json", make_huge, r"trainer_state\.json has 1099511627776 bytes, too many for a \.json file$"),
         ("actor/shards/more.safetensors", create, r"/more\.safetensors is not listed in manifest\.json, so it does"),
         ("actor/.more.safetensors", create, r"/actor/\.more\.safetensors is not listed in manifest\.json"),
         ("generators/rank_00001.json", create, r"/generators/rank_00001\.json is not listed in manifest\.json"),

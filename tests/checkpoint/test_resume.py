@@ -51,22 +51,16 @@ def test_the_latest_intact_checkpoint_is_used_and_damaged_ones_are_named(small_c
     assert (tmp_path / "global_step_8.damaged_2").is_dir()
 
 
-ALIASES = "a: &a [1, 1]\nb: &b [*a, *a]\nc: [*b, *b]"
-
-
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
         (b"\xff\xfe\x00", "is damaged: "),
-        (b"just text", "is damaged: it is not a mapping"),
-        (ALIASES.encode(), "is damaged: holds an alias"),
+        (b"a: &a [1]\nb: *a", "is damaged: holds an alias"),
         (b"a: !!python/object/apply:os.system ['true']", "is damaged: could not determine a constructor for the tag"),
-        (b"a: !!timestamp x", "is damaged: 'NoneType' object has no attribute"),
         (b"a: 1" + b":59" * 4000, "is damaged: holds an integer of more than 100 characters"),
-        (b"{a: " * 2000, "is damaged: maximum recursion depth exceeded"),
         (b"#" * (1 << 17) + b"#", "is damaged: it has more than 131072 bytes"),
     ],
-    ids=lambda value: repr(value[:12]),
+    ids=["binary", "alias", "object", "long integer", "large"],
 )
 def test_a_damaged_config_costs_a_warning(small_config, tmp_path, content: bytes, reason: str):
     save(tmp_path, 4)

@@ -1,5 +1,7 @@
 """What must be in place before a run starts: its model, its data, and a folder that it may write."""
 
+import os
+import shutil
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -97,3 +99,17 @@ def test_a_run_does_not_overwrite_another(run_tree, tmp_path: Path, mode, source
     refused = pytest.raises(ConfigError, match=rf"^trainer\.default_local_dir='.*/run': {message}")
     with refused if message else nullcontext():
         assert parse_run_config(SFTConfig, run_tree).trainer.resume_mode == mode
+
+
+@pytest.mark.parametrize("place", ["model/tokenizer.json", "run/metrics.jsonl", "run/.attempt"])
+def test_a_pipe_among_the_files_of_a_folder_is_refused(run_tree, tmp_path: Path, place: str):
+    folder = tmp_path / Path(place).parent
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    (folder / "config.yaml").write_text("")
+    (folder / "config.json").write_text("{}")
+    os.mkfifo(tmp_path / place)
+    if folder.name == "model":
+        run_tree.model.path = str(folder)
+    with pytest.raises(ConfigError, match=f"{place} is not a regular file; name a"):
+        parse_run_config(SFTConfig, run_tree)

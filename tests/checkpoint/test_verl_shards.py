@@ -103,12 +103,6 @@ def last(harm: Callable[[Path], object]) -> Callable[[Path], object]:
     return lambda folder: harm(folder / "model_world_size_2_rank_1.pt")
 
 
-def renumber(folder: Path) -> None:
-    for path in folder.glob("*.pt"):
-        path.unlink()
-    (folder / "model_world_size_999999999999_rank_0.pt").touch()
-
-
 def rename_adapters(state: dict, rank: int) -> None:
     state.clear()
     state["base_model.model.x"] = torch.ones(2)
@@ -126,7 +120,6 @@ NORM = "model.norm.weight"
         (last(lambda path: path.write_bytes(path.read_bytes()[:1000])), rf"rank_1.pt: is damaged, .*{MERGE}"),
         (last(lambda path: torch.save({"a": 1}, path)), "rank_1.pt: is not a state dict of tensors"),
         (lambda folder: (folder / "model_world_size_3_rank_0.pt").touch(), r"has shards of \[2, 3\] workers; leave"),
-        (renumber, r"model_world_size_999999999999_rank_1.pt: is missing"),
         (tensors(rename_adapters), r"has no model.embed_tokens.weight, or under another name \(adapters\?\)"),
         (tensors(lambda state, rank: rank and state.pop(NORM)), r"has no model.norm.weight, or under another name"),
         (

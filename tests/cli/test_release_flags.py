@@ -78,7 +78,7 @@ def test_arguments_become_overrides(arguments: str, translated: str, capsys: pyt
 
 @pytest.mark.parametrize("name", ["a b", "it's", 'say "x"', "a,b", "[a]", "x=1", "4", "back\\slash\\", "\\'", "ä{}"])
 def test_any_text_reaches_the_config_as_it_is(name: str):
-    assert config_of("--exp_name", name).trainer.experiment_name == name
+    assert config_of("--model_name", name).model.path == name
 
 
 @pytest.mark.parametrize(

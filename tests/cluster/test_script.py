@@ -127,6 +127,7 @@ def test_the_end_of_a_job_is_announced_to_every_process(machines, shared):
     assert [path.name for path in (shared / "cluster").iterdir()] == ["mine.txt"]
 
 
+@pytest.mark.nightly
 def test_a_machine_that_waits_can_be_stopped(machines, shared):
     _, two = machines
     second = start(two, shared, 1)

@@ -23,7 +23,6 @@ def test_every_yaml_loads():
     assert load_config(SFTConfig, "sft").data.messages_key == "messages"
 
 
-RELEASED = ("released_code", "released_code_later")
 CORRECTION = "algorithm.rollout_correction.rollout_rs"
 VETO = "algorithm.rollout_correction.rollout_token_veto_threshold"
 
@@ -49,26 +48,6 @@ def test_the_released_code_differs_from_the_shipped_signal_in_its_known_defects(
         pairs = zip(side.w_explore, side.w_exploit, strict=True)
         assert dict(zip(side.indicator_names, pairs, strict=True)) == weights
     assert differing("actor") == differing("algorithm") == differing("rollout") == {}
-
-
-def test_the_later_released_code_differs_from_the_first():
-    first, later = (load_config(PPOConfig, "ppo_trainer", [f"experiment={name}"]) for name in RELEASED)
-    differing = partial(difference, first, later)
-    token_metrics = ["avg_log_probs", "avg_response_entropy", "avg_logits_entropy"]
-    assert differing("calculator") == {
-        "diff_stride": 128,
-        "max_seq_len": None,
-        "prefix_rule": "after_stride_and_whole",
-        "metric_indices_add": token_metrics,
-    }
-    assert differing("reward_manager") == {
-        "phi_without_reward": True,
-        "indicator_names": [*first.reward_manager.indicator_names, *token_metrics[:2]],
-        "guidance_metric": "Effective Rank diff 2",
-        "w_explore": [0.0, 0.0, 1.0, 0.0, 0.0],
-        "w_exploit": [0.0, 1.0, 0.0, 0.0, 0.0],
-    }
-    assert differing("actor") == differing("algorithm") == differing("rollout") == differing("reward_score") == {}
 
 
 @pytest.mark.parametrize("override", ["data.val_files=[]", "trainer.test_freq=-1"])

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -39,15 +40,9 @@ def test_json(tmp_path: Path, name: str, text: str):
         ("a.jsonl", "[1]", "{path}, line 1: must be an object with the columns of a record, not list"),
         ("a.json", '[{"prompt": 1}, 2]', "{path}, entry 1: must be an object with the columns of a record, not int"),
         ("a.jsonl", '{"prompt": 1}\n{"p": 1}', "{path}, row 1: lacks the columns ['prompt']; it has ['p']; set data.x"),
-        ("a.parquet", '{"prompt": 1}', "{path}: cannot be read as parquet: Could not open Parquet"),
+        ("a.parquet", '{"prompt": 1}', "{path}: cannot be read as parquet: Parquet magic bytes not"),
         ("a.csv", "prompt\n1", "{path}: must end in .parquet, .jsonl, .json, or name a hub set, owner/name:config:spl"),
-        ("a.jsonl", b'{"prompt": 1}\n\xff', "{path}, line 2: is not UTF-8 text: invalid start byte at byte 14; write"),
-        (
-            "a.jsonl",
-            b"\x1f\x8b\x08\x00",
-            "{path}: is not UTF-8 text: invalid start byte at byte 1; it is packed by gzip",
-        ),
-        ("a.json", "[{}]".encode("utf-16"), "{path}: is not UTF-8 text: invalid start byte at byte 0; it is UTF-16"),
+        ("a.jsonl", b'{"prompt": 1}\n\xff', "{path}, line 2: is not UTF-8 text: invalid start byte at byte 14; unpa"),
         ("a.jsonl", '{"prompt": 1}\n\0\0', "{path}, line 2: is not JSON: Expecting value, column 1; correct or remove"),
         ("a.jsonl", "[" * 100_000, "{path}, line 1: is nested too deeply; correct or remove it"),
         (
@@ -71,7 +66,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, text: str | byt
         read_rows(str(path), ["prompt"], "data.x")
 
 
-def test_a_damaged_parquet_file_is_one_line_with_its_rows(tmp_path: Path):
+def test_a_damaged_parquet_file_is_one_line(tmp_path: Path):
     path = tmp_path / "a.parquet"
     parts = [pa.py_buffer(b"\0\0\0\0\1\0\0\0\2\0\0\0"), pa.py_buffer(b"x\xff")]
     not_text = pa.table({"good": ["x", "x"], "bad": pa.Array.from_buffers(pa.string(), 2, [None, *parts])})
@@ -80,16 +75,41 @@ def test_a_damaged_parquet_file_is_one_line_with_its_rows(tmp_path: Path):
         "days=1073741824; must": pa.table({"a": pa.array([0, 2**30], pa.date32())}),
     }.items():
         pq.write_table(table, path)
-        with pytest.raises(
-            ConfigError, match=f"^{path}: cannot be read as parquet: {reason}.*rows 0 to 1.*; get or wri"
-        ):
+        with pytest.raises(ConfigError, match=f"^{path}: cannot be read as parquet: {reason}.*; get or wri"):
             read_rows(str(path))
     entries = {"good": ["x"] * 20, "bad": [f"entry {i}" for i in range(20)]}
     options = {"compression": "none", "use_dictionary": False, "write_page_checksum": True, "row_group_size": 10}
     pq.write_table(pa.table(entries), path, **options)  # type: ignore[arg-type]
     path.write_bytes(path.read_bytes().replace(b"entry 17", b"entry 71", 1))
-    with pytest.raises(ConfigError, match=r"cannot be read as parquet: .*\(rows 10 to 19\)"):
+    with pytest.raises(ConfigError, match="cannot be read as parquet: "):
         read_rows(str(path))
+
+
+@pytest.mark.parametrize(
+    ("column", "rows"),
+    [
+        (lambda: pa.DictionaryArray.from_arrays(pa.array([0] * 500_000), pa.array(["x" * 160_000])), 500_000),
+        (lambda: pa.nulls(3_000_000, pa.string()), 3_000_000),
+        (lambda: pa.array(["y" * 300_000_000]), 1),
+    ],
+    ids=["one text in every row, 80 GB", "rows of nothing", "one long text"],
+)
+def test_a_small_file_does_not_fill_the_memory(tmp_path: Path, column: Callable[[], pa.Array], rows: int):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"prompt": column()}), path, compression="zstd", row_group_size=10_000_000)
+    size = path.stat().st_size
+    assert size < 20_000
+    with pytest.raises(
+        ConfigError, match=f"^{path}: its {size} bytes stand for {rows} rows, which take more than 0.3 GB"
+    ):
+        read_rows(str(path))
+
+
+def test_a_column_of_few_values_is_read_as_its_values(tmp_path: Path):
+    names = pa.array(["a", "b", "a"]).dictionary_encode()
+    pq.write_table(pa.table({"name": names, "list": [[1], None, [2, 3]]}), tmp_path / "a.parquet", row_group_size=2)
+    read = [{"name": "a", "list": [1]}, {"name": "b", "list": None}, {"name": "a", "list": [2, 3]}]
+    assert read_rows(str(tmp_path / "a.parquet")) == read
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".jsonl", ".json"])
@@ -110,6 +130,7 @@ def test_what_has_the_name_of_a_file_and_is_none(tmp_path: Path, suffix: str):
         ("openai/gsm8k:test", HubSet("openai/gsm8k", "", "test")),
         ("openai/gsm8k:main:test", HubSet("openai/gsm8k", "main", "test")),
         ("openai/gsm8k::train[:100]", HubSet("openai/gsm8k", "", "train[:100]")),
+        ("a/b@refs/convert/parquet:validation", HubSet("a/b", "", "validation", "refs/convert/parquet")),
         ("mine/train.parquet", None),
         ("data/arithmetic", None),
         ("/data/gsm8k", None),

@@ -156,7 +156,7 @@ def test_the_hub_is_asked_for_published_names(
         asked.append((path, name, options))
         return [{"question": "Q?", "problem": "Q?", "answer": "#### 1", "solution": r"\boxed{1}", "gt_answer": "1"}]
 
-    monkeypatch.setattr("verl.data.math_sets.load_dataset", load_dataset)
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
     main([*command, "--out", str(tmp_path)])
     for (path, name, options), split in zip(asked, ("train", "test"), strict=True):
         expected = {"split": split} | ({"data_files": {split: files.format(split)}} if files else {})
@@ -165,5 +165,5 @@ def test_the_hub_is_asked_for_published_names(
 
 
 def test_missing_local_file_is_named(tmp_path: Path):
-    with pytest.raises(ValueError, match="needs one of train.jsonl, train.json, train.parquet"):
+    with pytest.raises(SystemExit, match="needs one of train.json, train.jsonl, train.parquet"):
         main(["gsm8k", "--out", str(tmp_path), "--local-dir", str(tmp_path)])

@@ -131,8 +131,6 @@ def test_a_base_model_needs_a_template_of_ours(tmp_path: Path, base_tokenizer):
         "data.template='chat': the model's tokenizer has no chat template; set data.template=raw for prompts that are "
         "already in the model's form, or one of raw, plain, plain-boxed, question-answer, "
     )
-    with pytest.raises(ConfigError, match="^data.template='able': no such template; did you mean 'abel'"):
-        PromptDataset([path], CHAT, config_of(template="able"))
 
 
 def test_the_whole_chat_is_for_the_tokenizers_template(tmp_path: Path):
@@ -362,9 +360,7 @@ def test_a_data_set_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             "data.custom_cls.name='Numbers': its record 0 lacks ['data_source', 'prompt', 'reward_model']",
         ),
         (path, "Quits", f"data.custom_cls.name='Quits': its iterator raised SystemExit: 0 ({path}, line 19)"),
-        (path, "Other", f"data.custom_cls.name='Other': {path} has no class of this name"),
         ("nowhere.py", "Sums", "data.custom_cls.path='nowhere.py': no such file; name a .py file or a module"),
-        ("nowhere", "Sums", "data.custom_cls.path='nowhere': importing it raised"),
     ]:
         with pytest.raises(ConfigError, match="^" + re.escape(message)):
             PromptDataset(["1"], CHAT, config_of(custom_cls=CustomDatasetConfig(place, name)))

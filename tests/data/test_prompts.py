@@ -40,22 +40,12 @@ def uids(batches: list[list[PromptRecord]]) -> list[int]:
     return [record.uid for batch in batches for record in batch]
 
 
-def test_prompts_are_tokenised(tmp_path: Path):
-    dataset = PromptDataset([write_prompts(tmp_path / "a.parquet", ["1", "1+2"])], TOKENIZER, data_config())
-    (records,) = val_batches(dataset, data_config(), seed=0)
-    assert [record.input_ids for record in records] == [SHORT, LONG]
-
-
-def test_uids_count_over_all_files(tmp_path: Path):
-    files = [write_prompts(tmp_path / "a.parquet", ["1", "2"]), write_prompts(tmp_path / "b.parquet", ["3"])]
-    dataset = PromptDataset(files, TOKENIZER, data_config())
-    (records,) = val_batches(dataset, data_config(), seed=0)
-    assert uids([records]) == [0, 1, 2]
-    assert [(r.uid, r.data_source, r.ground_truth) for r in records] == [
-        (0, "arithmetic", "=1"),
-        (1, "arithmetic", "=2"),
-        (2, "arithmetic", "=3"),
-    ]
+def test_prompts_are_tokenised_and_their_uids_count_over_all_files(tmp_path: Path):
+    files = [write_prompts(tmp_path / "a.parquet", ["1", "1+2"]), write_prompts(tmp_path / "b.parquet", ["3"])]
+    (records,) = val_batches(PromptDataset(files, TOKENIZER, data_config()), data_config(), seed=0)
+    assert [record.input_ids for record in records[:2]] == [SHORT, LONG]
+    found = [(record.uid, record.data_source, record.ground_truth) for record in records]
+    assert found == [(0, "arithmetic", "=1"), (1, "arithmetic", "=1+2"), (2, "arithmetic", "=3")]
     assert records[2].extra_info["question"] == "3"
 
 

@@ -41,39 +41,13 @@ def rendered(template: str, question: str, demonstrations: list[tuple[str, str]]
     [
         ("plain", "What is {1}?\n"),
         ("raw", "What is {1}?"),
-        ("plain-boxed", f"What is {{1}}?\n{BOXED}\n"),
         (
             "qwen-boxed",
             "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
             f"<|im_start|>user\nWhat is {{1}}?\n{BOXED}<|im_end|>\n<|im_start|>assistant\n",
         ),
-        (
-            "qwen25",
-            "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
-            "<|im_start|>user\nWhat is {1}?<|im_end|>\n<|im_start|>assistant\n",
-        ),
-        (
-            "qwen25-math-cot",
-            f"<|im_start|>system\n{BOXED}<|im_end|>\n"
-            "<|im_start|>user\nWhat is {1}?<|im_end|>\n<|im_start|>assistant\n",
-        ),
-        ("abel", "Question:\nWhat is {1}?\nAnswer:\nLet's think step by step.\n"),
         ("deepseek-r1", f"<｜User｜>What is {{1}}?\n{BOXED}<｜Assistant｜><think>\n"),
-        (
-            "r1-zero",
-            "A conversation between User and Assistant. The user asks a question, and the Assistant solves it. "
-            "The assistant first thinks about the reasoning process in the mind and then provides the user with the "
-            "answer. The reasoning process and answer are enclosed within <think> </think> and <answer> </answer> "
-            "tags, respectively, i.e., <think> reasoning process here </think> <answer> answer here </answer>. "
-            "User: What is {1}?. Assistant:",
-        ),
         ("mistral", f"[INST] What is {{1}}?\n{BOXED} [/INST]"),
-        ("mathstral", f"What is {{1}}?\n{BOXED}"),
-        (
-            "llama-boxed",
-            f"<|start_header_id|>user<|end_header_id|>\n\nWhat is {{1}}?\n{BOXED}<|eot_id|>"
-            "<|start_header_id|>assistant<|end_header_id|>\n\n",
-        ),
     ],
 )
 def test_prompts(template: str, prompt: str):
@@ -121,6 +95,9 @@ def test_every_template_holds_the_question_once(name: str):
     assert text.count("What is 3 + 4?") == text.count("What is 1 + 1?") == 1
     assert text.index("1 + 1") < text.index("3 + 4")
     assert "{" not in text.replace("boxed{}", "")
+    # Texts of our own templates are recognised, but for a question with an instruction and nothing more.
+    bare = name in ("raw", "plain", "plain-boxed", "mathstral")
+    assert (template_marker(rendered(name, "What is 3 + 4?")) is None) == bare
 
 
 def test_a_beginning_that_the_text_has_is_not_doubled():
@@ -144,12 +121,6 @@ def test_a_beginning_that_the_text_has_is_not_doubled():
 )
 def test_marks_of_a_template(text: str, marker: str | None):
     assert template_marker(text) == marker
-
-
-@pytest.mark.parametrize("name", [name for name in TEMPLATES if name not in ("raw", "plain", "chat", "chat-boxed")])
-def test_the_templates_own_texts_are_recognised(name: str):
-    plain = {"plain-boxed", "mathstral"}  # a question with an instruction, nothing more
-    assert (template_marker(rendered(name, "What is 3 + 4?")) is None) == (name in plain)
 
 
 def test_stops_that_are_tokens_of_the_model(tiny_tokenizer: PreTrainedTokenizerBase):

@@ -53,6 +53,12 @@ class Job:
         )
         STARTED.append(self)
 
+    @property
+    def driver(self) -> int:
+        """The process that works; the one that was started waits for it (verl/run/guard.py)."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return int(children[0]) if children else self.process.pid
+
     def wait_for_line(self, text: str) -> None:
         """Until the output holds ``text``."""
         self.wait_until(lambda: text in self.log.read_text())

@@ -65,17 +65,25 @@ def whole(tiny_model: Path, benchmarks: Path, tmp_path_factory: pytest.TempPathF
     return folder / "out"
 
 
-def test_a_killed_evaluation_resumes_and_generates_nothing_twice(tiny_model, benchmarks, whole, tmp_path):
+@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["cut", "killed"])
+def test_an_evaluation_resumes_and_generates_nothing_twice(killed: bool, tiny_model, benchmarks, whole, tmp_path):
     folder = tmp_path / "out"
-    run = Evaluation(overrides(tiny_model, benchmarks, folder), tmp_path / "first.log")
 
     def samples() -> list[Path]:
         return list(folder.glob("*/step_0/sums/T1/samples.jsonl"))
 
-    run.wait_until(lambda: any(p.read_bytes().count(b"\n") >= PROBLEMS * N // 4 for p in samples()), timeout_s=120)
-    run.process.send_signal(signal.SIGKILL)
-    run.finish()
-    (path,) = samples()
+    if killed:
+        run = Evaluation(overrides(tiny_model, benchmarks, folder), tmp_path / "first.log")
+        run.wait_until(lambda: any(p.read_bytes().count(b"\n") >= PROBLEMS * N // 4 for p in samples()), timeout_s=120)
+        run.process.send_signal(signal.SIGKILL)
+        run.finish()
+        (path,) = samples()
+    else:  # what a kill would have left
+        shutil.copytree(whole, folder)
+        (path,) = samples()
+        path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[: PROBLEMS * N // 2]))
+        (path.parent / "results.json").unlink()
+        (folder / "metrics.jsonl").unlink()
     kept = path.read_bytes()
     count = kept.count(b"\n")
     assert PROBLEMS * N // 4 <= count < PROBLEMS * N
@@ -86,7 +94,7 @@ def test_a_killed_evaluation_resumes_and_generates_nothing_twice(tiny_model, ben
     again = Evaluation(overrides(tiny_model, benchmarks, folder), tmp_path / "second.log")
     assert again.finish() == 0, again.log.read_text()
     assert f"{count - 1} of {PROBLEMS * N} samples already exist" in again.log.read_text()
-    assert run.survivors(RAY_AGENTS) == [] == again.survivors(RAY_AGENTS)
+    assert again.survivors(RAY_AGENTS) == [] and (not killed or run.survivors(RAY_AGENTS) == [])
     # The samples of the first one are unchanged, and the others follow them.
     complete = kept[: kept[:-20].rfind(b"\n") + 1]
     assert path.read_bytes().startswith(complete)

@@ -1,9 +1,8 @@
-"""Trainings of a base model, whose tokenizer has no chat template, on files as other projects write them."""
+"""Training of a base model, whose tokenizer has no chat template, on files as other projects write them."""
 
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from conftest import small_overrides
@@ -12,7 +11,7 @@ from tests.data.test_prompt_layouts import ABEL, COUNTDOWN, GSM8K, QWEN, simpler
 from tests.e2e.runs import Run, records
 from verl.checkpoint.folders import read_state
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 OWN_CODE = """
 class Easiest:
@@ -43,39 +42,26 @@ def countdown(data_source, solution_str, ground_truth, extra_info=None):
 """
 
 
-@pytest.fixture(scope="module")
-def base_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("base") / "model"
-    shutil.copytree(tiny_model, folder)
-    (folder / "chat_template.jinja").unlink()
-    return folder
-
-
-def train(base_model: Path, tmp_path: Path, rows: list[dict[str, Any]], *overrides: str) -> tuple[Run, Path]:
-    """A run of two steps on these rows."""
-    prompts, folder = tmp_path / "prompts.jsonl", tmp_path / "run"
-    prompts.write_text("".join(json.dumps(entry) + "\n" for entry in rows))
-    (tmp_path / "own_code.py").write_text(OWN_CODE)
-    longer = ["data.max_prompt_length=256", "rollout.max_num_batched_tokens=256", "calculator.layers=[-1]"]
-    run = Run([*small_overrides(base_model, prompts, folder), *longer, *overrides], tmp_path / "log")
-    assert run.finish() == 0, run.log.read_text()
-    assert [record["step"] for record in records(folder)] == [0, 1, 2]
-    return run, folder
-
-
-def test_a_base_model_learns_from_files_that_are_templated_already(base_model, tmp_path, monkeypatch):
+def test_a_base_model_learns_from_files_that_are_templated_already(tiny_model, tmp_path, monkeypatch):
+    base_model = Path(shutil.copytree(tiny_model, tmp_path / "model"))
+    (base_model / "chat_template.jinja").unlink()
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     wrong = {"reward_model": {"ground_truth": "987654", "style": "rule"}}  # which no untrained model says
     rows = [entry | wrong for entry in (simplerl_zoo(ABEL), simplerl_zoo("x" * 300), simplerl_zoo(QWEN), GSM8K)]
     rows.append(COUNTDOWN)
-    run, folder = train(
-        base_model,
-        tmp_path,
-        rows,
+    prompts, folder = tmp_path / "prompts.jsonl", tmp_path / "run"
+    prompts.write_text("".join(json.dumps(entry) + "\n" for entry in rows))
+    (tmp_path / "own_code.py").write_text(OWN_CODE)
+    overrides = [
+        *small_overrides(base_model, prompts, folder),
+        *("data.max_prompt_length=256", "rollout.max_num_batched_tokens=256", "calculator.layers=[-1]"),
         *("data.template=raw", "data.filter_overlong_prompts=true", "data.train_batch_size=2"),
         *(f"data.sampler.class_path={tmp_path}/own_code.py", "data.sampler.class_name=Easiest"),
         'reward_score.custom_functions=["countdown=own_code:countdown"]',
-    )
+    ]
+    run = Run(overrides, tmp_path / "log")
+    assert run.finish() == 0, run.log.read_text()
+    assert [record["step"] for record in records(folder)] == [0, 1, 2]
     said = run.log.read_text()
     assert f"the first of 4 training prompts: {ABEL!r}" in said
     assert (

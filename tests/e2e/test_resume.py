@@ -74,14 +74,14 @@ def test_a_paused_driver_that_goes_on_after_another_took_over_writes_nothing(tin
     overrides += ["trainer.async_save=true", "trainer.max_restarts=3", "trainer.detection_s=5"]
     paused = Run(overrides, tmp_path / "paused.log")
     paused.wait_until(lambda: bool(list(folder.glob(".global_step_*.unfinished"))))
-    os.kill(paused.process.pid, signal.SIGSTOP)
+    os.kill(paused.driver, signal.SIGSTOP)
     # As over NFS, where the lock of a machine that is not heard of is given away.
     (folder / ".lock").unlink()
     run = Run(overrides, tmp_path / "log")
     assert run.finish() == 0, run.log.read_text()
     before, found = records(folder), list(checkpoints(folder))
     assert paused.workers() == []  # they lost their driver
-    os.kill(paused.process.pid, signal.SIGCONT)
+    os.kill(paused.driver, signal.SIGCONT)
     assert paused.finish() == 1
     assert "since attempt 2 has taken over" in paused.log.read_text()
     assert records(folder) == before and list(checkpoints(folder)) == found and len(before) == 6
@@ -91,7 +91,7 @@ def test_a_paused_driver_that_goes_on_after_another_took_over_writes_nothing(tin
 
 STOPS = {
     # To every process of the group, vLLM's included, which brings signal handlers of its own.
-    "ctrl-c": ("vllm", lambda run: os.killpg(run.process.pid, signal.SIGINT), 130, "interrupted"),
+    "ctrl-c": ("vllm", lambda run: os.killpg(run.driver, signal.SIGINT), 130, "interrupted"),
     "preemption": (
         "hf",
         lambda run: run.process.send_signal(signal.SIGTERM),

@@ -49,8 +49,8 @@ def test_a_run_that_is_killed_again_and_again_resumes_to_the_bit(trained, tiny_m
     # 1. The driver is killed while it saves, and a damaged file in the newest checkpoint costs one step more.
     run = Run(overrides, tmp_path / "driver.log")
     run.wait_until(lambda: len(checkpoints(folder)) > 1 and bool(list(folder.glob(".global_step_*.unfinished"))))
-    os.kill(run.process.pid, signal.SIGKILL)
-    assert run.finish() == -signal.SIGKILL
+    os.kill(run.driver, signal.SIGKILL)
+    assert run.finish() == 128 + signal.SIGKILL
     _, newest = max(checkpoints(folder).items())
     shard = next((newest / "actor" / "shards").iterdir())
     shard.write_bytes(shard.read_bytes()[:-1])

@@ -18,8 +18,9 @@ from verl.config import ConfigError
 from verl.config.evaluation import EvaluationConfig
 from verl.evaluation import evaluate as evaluate_module
 from verl.evaluation import generation
-from verl.evaluation.evaluate import count_workers, run_evaluation
+from verl.evaluation.evaluate import run_evaluation
 from verl.evaluation.progress import EvaluationDisplay
+from verl.evaluation.tasks import count_workers
 from verl.rewards.pool import VerifierPool
 from verl.rollout.queue import EngineRoom
 from verl.rollout.requests import EngineModel, sample_stream

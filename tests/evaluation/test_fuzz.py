@@ -1,7 +1,6 @@
 """Hostile benchmarks and damaged records: one line that names the file, and nothing is lost."""
 
 import io
-import json
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -25,7 +24,6 @@ from verl.evaluation.statistics import summarise
 from verl.evaluation.store import RecordFile, SampleStore, StoredSample, parse_record
 from verl.evaluation.targets import newest_run, select_targets
 from verl.evaluation.tasks import load_problems
-from verl.run.tracking import drop_records
 
 TOKENIZER = make_tiny_tokenizer()
 ROW: dict[str, Any] = {"question": "1 + 1?", "answer": "2"}
@@ -110,23 +108,6 @@ def verdicts(folder: Path, damage: list):
     error_of(read, path)
 
 
-@fuzz(50, damage=DAMAGE, last_step=st.integers(0, 9))
-def metrics(folder: Path, damage: list, last_step: int):
-    for path in folder.glob("metrics.jsonl*"):
-        path.unlink()
-    path = folder / "metrics.jsonl"
-    whole = json_lines([{"step": step, "loss": 0.5} for step in range(9)])
-    content = damaged(whole, damage)
-    path.write_bytes(content)
-    notes = drop_records(folder, last_step)
-    kept = [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
-    assert all(record["step"] <= last_step for record in kept)
-    # Every intact record up to that step is there still, and with a damaged line the whole file.
-    intact = [line for line in content.split(b"\n") if line in whole.split(b"\n")[: min(last_step + 1, 9)]]
-    assert set(filter(None, intact)) <= set(path.read_bytes().split(b"\n"))
-    assert [copy.read_bytes() for copy in folder.glob("*.damaged")] == [content] * len(notes)
-
-
 CONFIG = b"model: {path: base, override_config: {}}\ntrainer:\n  experiment_name: mine\n  resume_from_path: null\n"
 
 
@@ -148,5 +129,4 @@ test_benchmark_rows, test_many_benchmark_rows = benchmark_rows
 test_benchmark_files, test_many_benchmark_files = benchmark_files
 test_samples, test_many_samples = samples
 test_verdicts, test_many_verdicts = verdicts
-test_metrics, test_many_metrics = metrics
 test_run_configs, test_many_run_configs = run_configs

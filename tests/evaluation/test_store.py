@@ -1,7 +1,6 @@
 """Samples on disk: what a killed process leaves, and which samples may share a folder."""
 
 import json
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,22 +85,6 @@ def test_other_settings_are_refused_and_named(tmp_path: Path):
         reopen(tmp_path, temperature=1.0, stop=[])
     # Values that JSON writes alike are alike.
     reopen(tmp_path, stop=("</s>",))
-
-
-@pytest.mark.parametrize(
-    ("calculator", "accepted"),
-    [
-        ({"enable": True}, True),  # diff_stride is an option of an earlier version
-        ({"enable": True, "diff_stride": 40}, False),
-        ({"enable": True, "diff_stride": 20, "layers": None}, False),
-        (None, False),
-    ],
-)
-def test_a_group_of_settings_may_lose_options_and_nothing_else(calculator: object, accepted: bool, tmp_path: Path):
-    reopen(tmp_path)
-    refused = pytest.raises(ConfigError, match="holds samples made with calculator=")
-    with nullcontext() if accepted else refused:
-        reopen(tmp_path, calculator=calculator)
 
 
 def test_other_prompts_are_refused_and_further_ones_are_added(tmp_path: Path):

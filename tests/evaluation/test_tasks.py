@@ -4,6 +4,8 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tiny_tokenizer import make_tiny_tokenizer
@@ -15,11 +17,11 @@ from verl.evaluation.progress import EvaluationDisplay
 from verl.evaluation.targets import Target
 from verl.evaluation.tasks import (
     EvaluationTask,
+    Job,
     engine_model,
     few_shot_examples,
     load_problems,
     load_target_tokenizer,
-    make_tasks,
     model_digest,
 )
 
@@ -33,6 +35,11 @@ def configure(tmp_path: Path) -> Callable[..., EvaluationConfig]:
     return lambda *more: evaluation_config("benchmarks=[mine]", f"data.benchmark_dir={tmp_path}", fields, *more)
 
 
+def job_of(config: EvaluationConfig, folder: Path, benchmarks: Any, tokenizers: Any, device: str = "cpu") -> Job:
+    session: Any = SimpleNamespace(device_type=device)
+    return Job(config, EvaluationDisplay(), folder, session, benchmarks, tokenizers)
+
+
 @pytest.fixture
 def tasks_of(tiny_model: Path, tmp_path: Path) -> Callable[..., list[EvaluationTask]]:
     """The tasks of a target with the tiny model."""
@@ -43,7 +50,7 @@ def tasks_of(tiny_model: Path, tmp_path: Path) -> Callable[..., list[EvaluationT
         target = Target("run", 80, str(tiny_model), template, length)
         tokenizer = load_target_tokenizer(target, trust_remote_code=False)
         problems = {name: load_problems("mine", config)}
-        return make_tasks(target, tokenizer, problems, config, tmp_path / "out", device, EvaluationDisplay())
+        return job_of(config, tmp_path / "out", problems, {target: tokenizer}, device).tasks_of(target)
 
     return make
 
@@ -60,9 +67,7 @@ def test_an_answer_that_cannot_be_compared_is_named_before_anything_is_generated
     rows = [{"question": "?", "answer": answer, "kind": "countdown"} for answer in ('{"target":1,"numbers":[1]}', "24")]
     (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     options = [f"data.benchmark_dir={tmp_path}", "+data.fields.sums.verifier=kind"]
-    with pytest.raises(
-        ConfigError, match=r"^benchmark sums, problem 1: \S+sums.jsonl, line 2: .*: '24' must give a target and"
-    ):
+    with pytest.raises(ConfigError, match=r"^\S+sums.jsonl, line 2: .*: '24' must give a target and"):
         load_problems("sums", evaluation_config(*options))
     assert len(load_problems("sums", evaluation_config(*options, "data.max_problems=1"))) == 1
     own = "reward_score.custom_functions=['countdown=my_rewards:score']"
@@ -98,7 +103,7 @@ def test_arguments_of_the_chat_template_are_part_of_the_settings(configure, tiny
     target = Target("run", 80, str(tiny_model), "chat", 24, {"think": "no"})
     config = configure("data.max_problems=1")
     problems = {"mine": load_problems("mine", config)}
-    (task,) = make_tasks(target, tokenizer, problems, config, tmp_path, "cpu", EvaluationDisplay())
+    (task,) = job_of(config, tmp_path, problems, {target: tokenizer}).tasks_of(target)
     assert tokenizer.decode(task.prompts[0]) == "What is 0 + 1? no"
     assert task.settings["apply_chat_template_kwargs"] == {"think": "no"}
     assert {target: 1}[replace(target)] == 1

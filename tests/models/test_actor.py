@@ -53,20 +53,3 @@ def test_with_bypass_mode_a_response_s_weight_is_that_of_all_it_sampled(small_co
     batch.learn_mask[1] = False
     metrics = actor.update(batch, *counts(batch))
     assert metrics["actor/tis_weight"] == pytest.approx(1.0, rel=1e-4)
-
-
-def test_statistics_before_the_update_are_those_of_the_update(small_config, model_config, single_mesh):
-    options = {"policy_loss": "verl.recipes.rover:rover_loss", "use_kl_loss": False, "micro_batch_size_per_gpu": 3}
-    config = changed(small_config.actor, **options, log_prob_micro_batch_size_per_gpu=5)
-    actor = Actor(config, model_config, single_mesh, 0.8, 10, max_response_length=9)
-    batch = example()
-    scored = actor.compute_logprobs(batch, statistics=["mean_logprob", "logsumexp"])
-    assert {"mean_logprob", "logsumexp"} < set(scored.names)
-    # Of tokens that are nearly equally likely, the logarithm of the mean probability is a little above.
-    likely = -math.log(actor.model.config.vocab_size)
-    assert (scored.mean_logprob < likely).all() and (scored.mean_logprob > likely - 1).all()
-    batch.fill(old_logprobs=scored.logprobs, mean_logprob=scored.mean_logprob)
-    # Q and the values of the next tokens are 0, and what is left is the reward.
-    metrics = actor.update(batch, *counts(batch))
-    assert metrics["actor/pg_loss"] == pytest.approx(batch.advantages.square().mean().item(), rel=1e-4)
-    assert metrics["actor/rover_next_value"] == pytest.approx(0, abs=1e-5)

@@ -28,7 +28,7 @@ from verl.checkpoint.attempts import Attempt
 from verl.checkpoint.export import export_checkpoint
 from verl.checkpoint.folders import begin_checkpoint, complete_checkpoint
 from verl.models import huggingface
-from verl.models.huggingface import WeightFiles, empty_model, persistent_buffers, write_architecture, write_huggingface
+from verl.models.huggingface import WeightFiles, empty_model, saved_buffers, write_architecture, write_huggingface
 from verl.models.info import ModelInfo
 from verl.utils.files import file_record
 
@@ -85,9 +85,9 @@ def test_an_export_has_the_tensors_that_are_no_parameters(tiny_tokenizer, tmp_pa
     state = {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}
     writer = HuggingFaceStorageWriter(str(folder / "actor" / "shards"), save_distributed=True)
     dcp.save(state, storage_writer=writer, no_dist=True)
-    assert persistent_buffers(model).keys() == {name}
+    assert saved_buffers(model).keys() == {name}
     shell = empty_model("actor", ModelInfo.read(str(tmp_path / "model"), False))
-    write_architecture(shell, tiny_tokenizer, folder / "actor" / "architecture", persistent_buffers(model))
+    write_architecture(shell, tiny_tokenizer, folder / "actor" / "architecture", saved_buffers(model))
     final = complete_checkpoint(folder, 1, "{}")
     out = export_checkpoint(final, tmp_path / "out", "actor", False)
     again = AutoModelForCausalLM.from_pretrained(out).state_dict()

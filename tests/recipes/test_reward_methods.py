@@ -7,7 +7,7 @@ from conftest import changed
 from tests.method.batches import batch_of
 from verl.config import ConfigError, PPOConfig, load_config
 from verl.method import Method
-from verl.recipes.laser import Laser, LaserD, band_of, target_length
+from verl.recipes.laser import Laser, LaserD, band_of, right_responses, target_length
 from verl.recipes.noisy_verifier import Backward
 from verl.recipes.rlsp import Exploring
 from verl.recipes.rubric_anchors import Rubrics
@@ -18,7 +18,7 @@ EXTRAS = [{"style": 1.0, "care": 0.5}, {"style": 0.5, "care": 0.0}, {"style": 0.
 
 
 def rewards_of(method: Method, scores, **fields) -> list[float]:
-    method.config = changed(load_config(PPOConfig, "ppo_trainer"), data={"max_response_length": 16})
+    method.config = changed(load_config(PPOConfig, "ppo_trainer"), data={"max_response_length": 16}, rollout={"n": 8})
     batch = batch_of(scores, **fields)
     return method.change_rewards(batch, batch.scores.double()).tolist()
 
@@ -42,6 +42,13 @@ def test_laser():
 )
 def test_laser_d_targets(lengths, expected_of, target):
     assert target_length(lengths, expected_of, longest=16) == target
+
+
+@pytest.mark.parametrize(
+    ("n", "expected"), [(2, (1, 0, 1)), (4, (1, 1, 2)), (8, (1, 2, 5)), (16, (1, 5, 10)), (32, (1, 10, 21))]
+)
+def test_laser_d_counts_on_the_least_right_responses_of_a_band(n: int, expected: tuple[int, int, int]):
+    assert right_responses(n) == expected
 
 
 def test_laser_d_follows_its_bands_and_resumes():

@@ -16,11 +16,12 @@ RIGHT = json.dumps(TRUTH)
         (RIGHT, 1.0),
         (f"```json\n{RIGHT}\n```", 1.0),
         (json.dumps(dict(reversed(TRUTH.items()))), 1.0),
-        (RIGHT.replace("31", "32"), 0.2 + 0.3 + 0.5 * 3 / 4),
-        (RIGHT.replace("31", '"31"'), 0.2),  # a text is no number
-        (RIGHT.replace("31", "31.0"), 0.2),
-        (RIGHT.replace('"city"', '"town"'), 0.2),
-        (f"Here it is: {RIGHT}", 0.0),
+        (RIGHT.replace("31", "32"), 0.2 + 0.1 + 0.2 + 0.5 * 3 / 4),
+        (RIGHT.replace("31", '"31"'), 0.2 + 0.1),  # a text is no number
+        (RIGHT.replace("31", "31.0"), 0.2 + 0.1),
+        (RIGHT.replace('"city"', '"town"'), 0.2 + 0.1),
+        (f"Here it is: {RIGHT}", 0.2 + 0.2 + 0.5),  # valid and right, but not in the format
+        (f"Here it is: {RIGHT} or {RIGHT}", 0.0),  # no object from the first brace to the last
         (RIGHT[:-1], 0.0),
         ("[1, 2]", 0.0),
         ('{"age": 1, "age": 31}', 0.0),
@@ -30,7 +31,7 @@ RIGHT = json.dumps(TRUTH)
         (RIGHT + " " * 20000, 0.0),
     ],
 )
-def test_layers_are_rewarded_from_the_outside_in(response, reward):
+def test_layers_are_rewarded_one_by_one(response, reward):
     found = score("json_task", response, TRUTH)
     assert found["score"] == pytest.approx(reward)
     assert found["correctness"] is (reward == 1.0)

@@ -68,13 +68,24 @@ def test_drive_keeps_the_prompts_that_fail_most():
 def test_ead_lets_the_temperature_fall_along_the_response():
     table = in_run(Annealed(), step=5, length=4000).sampling([])["temperatures"]
     assert table.shape == (4000,)
-    # d = 25 + 5 * 5 = 50, and 20 d = 1000: the first ten tokens have 2.2 - 1.
-    assert table[:11].tolist() == [pytest.approx(1.2)] * 11
-    assert table[510] == pytest.approx(2.2 - math.exp(0.5))
-    assert table[1010] == 0.1 and table[3999] == 0.1  # 2.2 - e < 0
+    # d = 25 + 5 * 5 = 50, and 20 d = 1000. The first ten tokens have 1; t is counted from the first all the same.
+    assert table[:10].tolist() == [1.0] * 10
+    assert table[10] == pytest.approx(2.2 - math.exp(0.01)) and table[500] == pytest.approx(2.2 - math.exp(0.5))
+    assert table[1000] == 0.1 and table[3999] == 0.1  # 2.2 - e < 0
     # As the paper writes it: d at its limit of 40, at once annealed.
     table = in_run(Annealed(scale=1.0, first=0, d_max=40.0), step=5, length=4000).sampling([])["temperatures"]
     assert table[20] == pytest.approx(2.2 - math.exp(0.5)) and table[0] == pytest.approx(1.2)
+
+
+@pytest.mark.parametrize(
+    ("experiment", "clip"),
+    [("ead", (0.2, 0.28)), ("w_reinforce", (0.2, 0.2)), ("nsr", (0.2, 0.2)), ("psr", (0.2, 0.2))],
+)
+def test_recipes_without_a_kl_loss(experiment: str, clip: tuple[float, float]):
+    """As their authors' scripts have it: EAD-RLVR's run_annealed_sampling.sh, RLVR-Decomposed's ..._psr_nsr.sh."""
+    config = load_config(PPOConfig, "ppo_trainer", [f"experiment={experiment}"])
+    assert (config.actor.use_kl_loss, config.algorithm.use_kl_in_reward) == (False, False)
+    assert config.actor.clip_range == clip
 
 
 @pytest.mark.parametrize(
@@ -82,7 +93,8 @@ def test_ead_lets_the_temperature_fall_along_the_response():
     [
         ("12345678", 0.25, "12"),
         ("12345678", 0.75, "123456"),
-        ("one two three four", 0.5, "one two"),  # not "one two t"
+        ("one two three four", 0.5, "one two t"),
+        ("12345", 0.5, "12"),  # round(2.5)
         ("one two three four", 1.0, "one two three four"),
         ("7", 0.25, ""),
     ],
@@ -93,6 +105,7 @@ def test_ghpo_hint(solution, share, expected):
 
 def test_ghpo_gives_unsolved_prompts_a_longer_hint_in_each_round():
     method = in_run(GuidedHints())
+    method.config = changed(method.config, data={"max_prompt_length": 118})
     solutions = ["abcdefgh", "ABCDEFGH", "x" * 80]
     chat = [{"role": "user", "content": "Q?"}]
     records = [replace(RECORDS[i], extra_info={"solution": s}, messages=chat) for i, s in enumerate(solutions)]
@@ -103,10 +116,13 @@ def test_ghpo_gives_unsolved_prompts_a_longer_hint_in_each_round():
     def edits(round: int) -> dict[int, str]:
         return {place: bytes(record.input_ids).decode() for place, record in method.judged(batch, round).items()}
 
-    # The first prompt is solved, and the third would not fit into 40 tokens.
-    assert edits(1) == {1: "Q? The solution begins with: AB"}
-    assert edits(2) == {1: "Q? The solution begins with: ABCD"}
-    assert edits(3) == {1: "Q? The solution begins with: ABCDEF"}
+    # The first prompt is solved, and the third would not fit into 118 tokens. In the words of the authors' code.
+    words = (
+        "\n The following text is the beginning part of the answer, which you can refer to for solving the problem:\n"
+    )
+    assert edits(1) == {1: f"Q?{words}AB"}
+    assert edits(2) == {1: f"Q?{words}ABCD"}
+    assert edits(3) == {1: f"Q?{words}ABCDEF"}
     assert edits(4) == {}
 
 

@@ -1,5 +1,6 @@
 """How weights are handed to a vLLM engine, with a stand-in for it."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ from vllm.platforms import current_platform
 from verl.config import ConfigError
 from verl.rollout.vllm_engine import check_engine_kwargs
 from verl.rollout.vllm_rollout import check_native_class
-from verl.rollout.weight_sync import EngineDtype, reload_weights
+from verl.rollout.weight_sync import engine_dtype, reload_weights
 
 
 class Model(nn.Linear):
@@ -78,7 +79,7 @@ def test_weights_travel_as_the_engine_holds_them():
     runner.model = nn.ModuleDict(
         {"moe": nn.ModuleDict({"gate": nn.Linear(4, 2)}), "up_proj": nn.Linear(4, 2).bfloat16()}
     )
-    dtype = EngineDtype(engine_with(runner))
+    dtype = engine_dtype(engine_with(runner))
     wanted = {
         ("model.layers.0.mlp.up_proj.weight", (2, 4)): torch.bfloat16,
         ("model.layers.0.mlp.experts.gate_up_proj", (3, 2, 4)): torch.bfloat16,
@@ -91,8 +92,10 @@ def test_weights_travel_as_the_engine_holds_them():
     assert {key: dtype(key[0], torch.zeros(key[1])) for key in wanted} == wanted
     # What is narrower already stays so, also for an engine in float32.
     assert dtype("a.up_proj.weight", torch.zeros(2, 4, dtype=torch.bfloat16)) == torch.bfloat16
-    dtype.dtype = torch.float32
-    assert dtype("a.up_proj.weight", torch.zeros(2, 4, dtype=torch.bfloat16)) == torch.bfloat16
+    assert (
+        replace(dtype, dtype=torch.float32)("a.up_proj.weight", torch.zeros(2, 4, dtype=torch.bfloat16))
+        == torch.bfloat16
+    )
 
 
 def test_models_that_vllm_borrows_from_transformers_are_refused():

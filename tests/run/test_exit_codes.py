@@ -1,3 +1,4 @@
+import errno
 import signal
 import subprocess
 import sys
@@ -53,6 +54,11 @@ ENDINGS = {
     "exit": (failing(SystemExit(7)), 7, ""),
     "preempted": (failing(Preempted("SIGUSR1: step 3 is saved")), 75, f"SIGUSR1: step 3 is saved; {AGAIN}"),
     "too few machines": (failing(RequeueError("1 of 2 machines")), 75, f"1 of 2 machines; {AGAIN}"),
+    "full disk": (
+        failing(OSError(errno.ENOSPC, "No space left on device", "/runs/mine/metrics.jsonl")),
+        "error: /runs/mine/metrics.jsonl: No space left on device; make room, and resume the run",
+        "",
+    ),
     "overtaken": (failing(StaleAttempt("global_step_2: not written")), "error: global_step_2: not written", ""),
 }
 

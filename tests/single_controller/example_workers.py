@@ -56,9 +56,6 @@ class ExampleWorker:
         shown = ray.get_runtime_context().runtime_env["env_vars"]
         return {name: os.environ[name] for name in names}, {name: shown[name] for name in names if name in shown}
 
-    def multiply(self) -> None:
-        torch.ones(8, 8) @ torch.ones(8, 8)
-
 
 class MeetingWorker:
     """Meets the others, and says what it was told of the network and how it creates files."""

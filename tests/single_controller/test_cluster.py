@@ -1,6 +1,9 @@
 import os
+import shutil
 import socket
 import stat
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -115,6 +118,30 @@ def test_on_one_machine_nothing_can_be_reached_from_others(start: Callable[..., 
         assert group.run("umask") == [own, own]
     finally:
         group.close()
+
+
+CLUSTER = """
+from pathlib import Path
+import ray
+from verl.single_controller.cluster import ray_cluster
+
+with ray_cluster(1, "cpu"):
+    session = Path(ray._private.worker._global_node.get_session_dir_path())
+    assert session.is_dir()
+    print(session, flush=True)
+    FAIL
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_files_of_a_cluster_are_removed_after_a_clean_end(fails: bool):
+    code = CLUSTER.replace("FAIL", "1 / 0" if fails else "")
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    session = Path(ended.stdout.strip())
+    assert ended.returncode == fails and session.name.startswith("session_20"), ended.stderr
+    assert session.exists() is fails
+    shutil.rmtree(session, ignore_errors=True)
 
 
 def mode(path: Path) -> int:

@@ -23,6 +23,8 @@ class SimulatedEngines:
         self.dealt: list[list[int]] = [[] for _ in speeds]
         self.ends = [0.0] * len(speeds)
         self._replies: dict[int, tuple[list[int], int]] = {}
+        self.lost_at: dict[int, float] = {}
+        """When engines are lost, by their clocks."""
 
     @property
     def busy(self) -> bool:
@@ -47,7 +49,11 @@ class SimulatedEngines:
         self.ends[engine] = self.clocks[engine] if finished else self.ends[engine]
         self._replies[engine] = (finished, len(waiting))
 
-    def receive(self, from_all: bool) -> list[tuple[int, tuple[list[int], int]]]:
+    def receive(self, from_all: bool) -> list[tuple[int, tuple[list[int], int] | None]]:
+        for engine in self._replies:
+            if self.clocks[engine] >= self.lost_at.get(engine, math.inf):
+                del self._replies[engine]
+                return [(engine, None)]
         engines = sorted(self._replies) if from_all else [min(self._replies, key=lambda e: (self.clocks[e], e))]
         if from_all:
             # All wait for the last.
@@ -137,6 +143,25 @@ def test_work_is_taken_ahead_while_much_is_left():
     assert queue.take(0) == range(30, 35)
     queue.finish(1, 12, 0)
     assert queue.take(1) == range(35, 42) and queue.left == 4
+
+
+def test_others_get_what_a_lost_engine_has_not_returned():
+    engines = SimulatedEngines(skewed(400, seed=0), 16, [1.0] * 3)
+    engines.lost_at = {1: 100.0, 2: 2000.0}
+    finished: list[int] = []
+    queue = RequestQueue(400, [EngineRoom(16, 1 << 30)] * 3)
+
+    def take(reply: tuple[list[int], int]) -> tuple[int, int]:
+        finished.extend(reply[0])
+        return len(reply[0]), reply[1]
+
+    def lose(engine: int) -> list[int]:
+        return [request for request in queue.dealt[engine] if request not in finished]
+
+    serve(queue, engines, lambda rows: (list(rows),), take, False, lose=lose)
+    assert sorted(finished) == list(range(400)) and queue.left == 0 and queue.held == [0, 0, 0]
+    # Nothing more was dealt to those that were lost.
+    assert engines.clocks[0] > 2000 > engines.clocks[1] and not queue.take(1)
 
 
 @pytest.mark.parametrize("copies", [1, 2, 4])

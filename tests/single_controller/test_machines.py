@@ -12,7 +12,7 @@ import ray
 from verl.config import ConfigError
 from verl.single_controller import machines, probe
 from verl.single_controller.cluster_script import wait
-from verl.single_controller.failures import RequeueError
+from verl.single_controller.failures import NoRoom, RequeueError
 from verl.single_controller.machines import gather_machines, wait_for_machines
 from verl.single_controller.probe import ROOM, look, room_for_checkpoint
 
@@ -143,3 +143,32 @@ def test_the_room_for_a_checkpoint_is_that_of_the_latest(tmp_path: Path, sizes: 
         with (tmp_path / f"global_step_{step}" / "actor" / "shard").open("wb") as file:
             file.truncate(size)
     assert room_for_checkpoint(tmp_path) == room
+
+
+@pytest.mark.parametrize(
+    ("sizes", "groups", "fits"),
+    [
+        # On one machine, on two, and on a smaller one beside a larger one.
+        ([8], [(1, 4), (1, 4)], True),
+        ([8], [(1, 4), (1, 5)], False),
+        ([4, 4], [(1, 4), (1, 4)], True),
+        ([4, 4], [(2, 4), (1, 4)], False),
+        ([8, 2], [(1, 2), (1, 8)], True),
+        # Each of two machines holds a worker of the second group.
+        ([3, 3], [(1, 2), (2, 1)], True),
+        ([2, 2], [(2, 2), (2, 1)], False),
+    ],
+)
+def test_room_for_two_groups(sizes: list[int], groups: list[tuple[int, int]], fits: bool):
+    assert machines.fit(sizes, groups) is fits
+
+
+def test_a_pool_waits_for_its_machines(monkeypatch: pytest.MonkeyPatch):
+    states = [[machine(0, 8)], [machine(0, 8), machine(1, 4)]]
+    monkeypatch.setattr(ray, "nodes", lambda: states.pop(0) if len(states) > 1 else states[0])
+    monkeypatch.setattr("verl.single_controller.machines.LOOK_S", 0.0)
+    said: list[str] = []
+    machines.wait_for_room([(1, 8), (1, 4)], "cuda", 60.0, said.append, lambda: None)
+    assert said == ["waiting for machines with room for rollout.nnodes"]
+    with pytest.raises(NoRoom, match="8 GPUs each for the trainer and 2 with 4 for rollout.nnodes were"):
+        machines.wait_for_room([(1, 8), (2, 4)], "cuda", 0.0, said.append, lambda: None)

@@ -6,6 +6,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from itertools import count
 from pathlib import Path
 
@@ -14,25 +15,26 @@ import pytest
 from tests.chromium import READY, press, until, value
 from tests.verl_pages.example_runs import metrics_of, write_run
 from verl_pages import serve
-from verl_pages.serve import LivePage, make_server
+from verl_pages.serve import LivePage, Server, make_server
 
 
 @pytest.fixture
-def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, int]]:
-    """A run's folder and the port that shows it."""
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Path, Server]]:
+    """A run's folder and the server that shows it."""
     monkeypatch.setattr(serve, "REBUILT_EVERY", 0.0)
     folder = write_run(tmp_path / "run")
     server = make_server([folder], 0)
     assert server.server_address[0] == "127.0.0.1"
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
-    yield folder, server.server_port
+    yield folder, server
     server.shutdown()
     server.server_close()
     thread.join()
 
 
-def ask(port: int, path: str, host: str = "", method: str = "GET") -> tuple[int, str]:
+def ask(server: Server, path: str, host: str = "", method: str = "GET") -> tuple[int, str]:
+    port = server.server_port
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     connection.request(method, path, headers={"Host": host or f"127.0.0.1:{port}"})
     answer = connection.getresponse()
@@ -46,39 +48,65 @@ def go_on(folder: Path) -> None:
         file.write(json.dumps(metrics_of(7)) + "\n")
 
 
-def test_the_page_and_its_version_alone_are_served(served: tuple[Path, int], capfd: pytest.CaptureFixture[str]):
-    _, port = served
-    code, page = ask(port, "/")
+def test_the_page_and_its_version_alone_are_served(served: tuple[Path, Server], capfd: pytest.CaptureFixture[str]):
+    _, server = served
+    port, home = server.server_port, server.path
+    code, page = ask(server, home)
     assert code == 200 and '"steps":6,' in page and "connect-src 'self'" in page
-    assert ask(port, "/version")[0] == 200
-    for path in ("/metrics.jsonl", "/../config.yaml", "/samples/", "/version/../../etc/passwd"):
-        assert ask(port, path)[0] == 404
-    assert ask(port, "/", host=f"example.org:{port}")[0] == 403
-    assert ask(port, "/", host=f"localhost:{port}")[0] == 200
-    assert ask(port, "/", method="POST")[0] == 501
+    assert ask(server, f"{home}version")[0] == 200
+    for path in ("metrics.jsonl", "../config.yaml", "samples/", "version/../../etc/passwd"):
+        assert ask(server, f"{home}{path}")[0] == 404
+    assert ask(server, home, host=f"example.org:{port}")[0] == 403
+    assert ask(server, home, host=f"localhost:{port}")[0] == 200
+    assert ask(server, home, method="POST")[0] == 501
+    # Another account of this machine, which knows the port alone.
+    for path in ("/", "/version", "/%s/version" % ("A" * 32), home.rstrip("/"), home[:-2] + "/"):
+        assert ask(server, path)[0] == 404
+    assert server.url == f"http://127.0.0.1:{port}{home}" and len(home) == 34
     # A browser that goes away before the end of an answer is not worth a line.
     for _ in range(3):
         with socket.create_connection(("127.0.0.1", port)) as connection:
             # Closing with unread data resets the connection.
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             connection.sendall(b"GET / HTTP/1.0\r\nHost: 127.0.0.1:%d\r\n" % port)
-    assert ask(port, "/")[0] == 200 and capfd.readouterr().err == ""
+    assert ask(server, home)[0] == 200 and capfd.readouterr().err == ""
 
 
-def test_the_page_changes_when_the_run_goes_on_and_stays_when_it_is_gone(served: tuple[Path, int]):
-    folder, port = served
-    page, version = ask(port, "/"), ask(port, "/version")
-    assert ask(port, "/version") == version
+def test_half_sent_requests_hold_a_bounded_number_of_threads_for_a_bounded_time(
+    served: tuple[Path, Server], monkeypatch: pytest.MonkeyPatch
+):
+    _, server = served
+    before = threading.active_count()
+    with ExitStack() as opened:
+        half = [opened.enter_context(socket.create_connection(server.server_address)) for _ in range(100)]  # type: ignore[arg-type]
+        for connection in half:
+            connection.settimeout(30)
+            with suppress(OSError):  # closed already
+                connection.sendall(b"GET / HTTP/1.0\r\n")
+        assert threading.active_count() - before <= serve.MAX_CONNECTIONS
+        monkeypatch.setattr(serve, "LONGEST_REQUEST_S", 0.0)
+        for connection in half:
+            with suppress(ConnectionResetError):
+                assert connection.recv(1) == b""
+    monkeypatch.undo()
+    assert ask(server, server.path)[0] == 200
+
+
+def test_the_page_changes_when_the_run_goes_on_and_stays_when_it_is_gone(served: tuple[Path, Server]):
+    folder, server = served
+    home, version_path = server.path, f"{server.path}version"
+    page, version = ask(server, home), ask(server, version_path)
+    assert ask(server, version_path) == version
     folder.rename(folder.with_name("moved"))
-    assert ask(port, "/") == page and page[0] == 200
+    assert ask(server, home) == page and page[0] == 200
     folder.with_name("moved").rename(folder)
     go_on(folder)
-    assert ask(port, "/version") != version and '"steps":7,' in ask(port, "/")[1]
+    assert ask(server, version_path) != version and '"steps":7,' in ask(server, home)[1]
 
 
 @pytest.mark.slow
-def test_a_browser_follows_the_run(served: tuple[Path, int], browser, monkeypatch: pytest.MonkeyPatch):
-    folder, port = served
+def test_a_browser_follows_the_run(served: tuple[Path, Server], browser, monkeypatch: pytest.MonkeyPatch):
+    folder, server = served
     asked = count(1)
     version = LivePage.version
 
@@ -108,4 +136,4 @@ def test_a_browser_follows_the_run(served: tuple[Path, int], browser, monkeypatc
         until("document.querySelector('#learning .panel')?.className === 'panel wide'"),
         until(f"{samples}?.getBoundingClientRect().top < 200"),
     ]
-    assert browser(f"http://127.0.0.1:{port}/", follow)[0] == "6, not finished"
+    assert browser(server.url, follow)[0] == "6, not finished"

@@ -2,10 +2,9 @@
 
 import asyncio
 import gc
-import itertools
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from vllm import LLM, AsyncEngineArgs, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 from vllm.sampling_params import RequestOutputKind
@@ -118,8 +116,9 @@ def memory(llm: LLM) -> dict[str, int]:
     return held
 
 
-def in_tight_quarters(path: Path, capture: dict[str, Any] | None, prompts: list[list[int]], **options: Any) -> Outcome:
-    """Four responses a prompt under ``TIGHT`` conditions."""
+@contextmanager
+def preemptions() -> Iterator[list[str]]:
+    """The requests that this process's engines preempt within the block."""
     preempted: list[str] = []
     original = Scheduler._preempt_request
 
@@ -128,12 +127,19 @@ def in_tight_quarters(path: Path, capture: dict[str, Any] | None, prompts: list[
         original(self, request, *args, **kwargs)
 
     Scheduler._preempt_request = preempt  # type: ignore[method-assign]
-    with engine(path, capture, **TIGHT | options) as llm:
+    try:
+        yield preempted
+    finally:
+        Scheduler._preempt_request = original  # type: ignore[method-assign]
+
+
+def in_tight_quarters(path: Path, capture: dict[str, Any] | None, prompts: list[list[int]], **options: Any) -> Outcome:
+    """Four responses a prompt under ``TIGHT`` conditions."""
+    with preemptions() as preempted, engine(path, capture, **TIGHT | options) as llm:
         # Not one seed a request: with that, vLLM cannot chunk prompts on CPU.
         answers = ask(llm, prompts, n=4, temperature=1.0)
         held = memory(llm) if capture is not None else {}
         mode = llm.llm_engine.vllm_config.compilation_config.mode
-    Scheduler._preempt_request = original  # type: ignore[method-assign]
     return Outcome(answers, {"preempted": len(preempted), "compiled": mode > 0} | held)
 
 
@@ -374,33 +380,33 @@ def streamed(path: Path, capture: dict[str, Any], prompt: list[int]) -> dict[str
     return asyncio.run(run())
 
 
-def one_of_two_ranks(rank: int, port: int, path: Path, capture: dict[str, Any], prompts: list[list[int]]) -> Outcome:
+def generate_twice(path: Path, capture: dict[str, Any], prompts: list[list[int]], **options: Any) -> Outcome:
+    """Two responses a prompt."""
+    with engine(path, capture, skip_tokenizer_init=True, **options) as llm:
+        return Outcome(ask(llm, prompts, n=2, temperature=1.0))
+
+
+def one_of_two_ranks(rank: int, port: int, function: Callable[..., Outcome], *arguments: Any) -> Outcome:
     """Tensor parallelism the trainer's way: every rank has an engine of its own and runs the same requests."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    parallel = {"tensor_parallel_size": 2, "distributed_executor_backend": "external_launcher"}
-    with engine(path, capture, skip_tokenizer_init=True, **parallel) as llm:
-        return Outcome(ask(llm, prompts, n=2, temperature=1.0), {"threads": torch.get_num_threads()})
+    return function(*arguments, tensor_parallel_size=2, distributed_executor_backend="external_launcher")
 
 
-def from_streams(path: Path, asked: list[tuple[list[int], dict[str, Any]]], **options: Any) -> Outcome:
-    """Tokens and their log-probabilities for prompts with sampling options, from an engine that draws from streams."""
-    preempted: list[str] = []
-    original = Scheduler._preempt_request
+Asked = list[tuple[list[int], dict[str, Any]]]
+"""Prompts with sampling options."""
 
-    def preempt(self: Scheduler, request: Any, *args: Any, **kwargs: Any) -> None:
-        preempted.append(request.request_id)
-        original(self, request, *args, **kwargs)
 
-    Scheduler._preempt_request = preempt  # type: ignore[method-assign]
+def from_streams(path: Path, *batches: Asked, **options: Any) -> Outcome:
+    """Tokens and their log-probabilities, of one batch after the other, from an engine that draws from streams."""
     streams = {"additional_config": {"sampling_streams": True}, "skip_tokenizer_init": True}
-    with engine(path, None, **{"logprobs_mode": "processed_logprobs"} | streams | options) as llm:
-        prompts = [{"prompt_token_ids": prompt} for prompt, _ in asked]
-        outputs = llm.generate(prompts, [sampling(logprobs=0, **kwargs) for _, kwargs in asked], use_tqdm=False)
-        config = llm.llm_engine.vllm_config
-        facts = {"preempted": len(preempted), "asynchronous": config.scheduler_config.async_scheduling}
-    Scheduler._preempt_request = original  # type: ignore[method-assign]
-    return Outcome([drawn_of(output) for output in outputs], facts)
+    options = {"logprobs_mode": "processed_logprobs"} | streams | options
+    with preemptions() as preempted, engine(path, None, **options) as llm:
+        outputs = []
+        for asked in batches:
+            prompts = [{"prompt_token_ids": prompt} for prompt, _ in asked]
+            outputs += llm.generate(prompts, [sampling(logprobs=0, **given) for _, given in asked], use_tqdm=False)
+    return Outcome([drawn_of(output) for output in outputs], {"preempted": len(preempted)})
 
 
 def drawn_of(output: Any) -> Answer:
@@ -413,47 +419,6 @@ def drawn_of(output: Any) -> Answer:
     return Answer(list(output.prompt_token_ids), None, output.num_cached_tokens, responses)
 
 
-def operations_per_step(path: Path, prompt: list[int], option: str) -> list[int]:
-    """How many operations of torch sample a step of 2, and one of 16 requests; ``option``: how they are told apart."""
-    with engine(path, None, additional_config={"sampling_streams": True}, skip_tokenizer_init=True) as llm:
-        runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
-        sample, counts = runner._sample, []
-
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            with Counting() as counting:
-                result = sample(*args, **kwargs)
-            counts.append(counting.count)
-            return result
-
-        runner._sample = counted
-        for size in (2, 16):
-            named = [{"seed": i} if option == "seed" else {"extra_args": {"stream": i}} for i in range(size)]
-            parameters = [sampling(max_tokens=3, temperature=1.0, top_p=0.9, **name) for name in named]
-            llm.generate([{"prompt_token_ids": prompt}] * size, parameters, use_tqdm=False)
-            counts.append(-1)
-    # The last step of each.
-    return [count for count, following in itertools.pairwise(counts) if following == -1]
-
-
-class Counting(TorchDispatchMode):
-    """Counts operations."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += 1
-        return function(*args, **(kwargs or {}))
-
-
-def one_of_two_ranks_from_streams(rank: int, port: int, path: Path, asked: list[Any]) -> Outcome:
-    """As :func:`one_of_two_ranks`."""
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    return from_streams(path, asked, tensor_parallel_size=2, distributed_executor_backend="external_launcher")
-
-
 @dataclass
 class Continued:
     """A response that was cut some times and went on."""
@@ -464,58 +429,56 @@ class Continued:
     states: Tensor | None
 
 
-def cut_and_continued(
-    path: Path,
-    asked: list[tuple[list[int], int]],
-    cuts: list[int],
-    weights: list[dict[str, Tensor]] | None = None,
-    params: dict[str, Any] | None = None,
-    **options: Any,
-) -> list[Continued]:
-    """Responses to prompts, each drawn from its stream, of an engine that is emptied after ``cuts[i]`` further steps.
+@dataclass
+class Cuts:
+    """How responses are cut: the engine is emptied after ``after[i]`` further steps, for the i-th time."""
 
-    ``weights``: what it gets after each cut; None: it keeps its own.
-    """
-    capture: dict[str, Any] = {"layers": [0, -1]}
-    additional = {"hidden_states": capture, "sampling_streams": True}
+    after: list[int]
+    weights: list[dict[str, Tensor]] = field(default_factory=list)
+    """What the engine gets after each cut; of none it keeps its own."""
+    params: dict[str, Any] = field(default_factory=dict)
+    """Of sampling."""
+
+
+def cut_and_continued(
+    path: Path, asked: list[tuple[list[int], int]], plans: list[Cuts], layers: list[int], **options: Any
+) -> tuple[list[list[Continued]], int]:
+    """Responses to prompts, each drawn from its stream, for each plan; and how often any was preempted."""
+    additional = {"hidden_states": {"layers": layers}, "sampling_streams": True}
     room: dict[str, Any] = {"block_size": 32, "logprobs_mode": "processed_logprobs", "additional_config": additional}
+    with preemptions() as preempted, engine(path, None, **room | options) as llm:
+        return [_continued(llm, asked, plan) for plan in plans], len(preempted)
+
+
+def _continued(llm: LLM, asked: list[tuple[list[int], int]], plan: Cuts) -> list[Continued]:
+    core, weights = llm.llm_engine, list(plan.weights)
     ended: dict[int, Continued] = {}
-    with engine(path, None, **room | options) as llm:
-        core = llm.llm_engine
-        begun: dict[int, tuple[list[int], list[float]]] = {i: ([], []) for i in range(len(asked))}
-        for count in [*cuts, 1000]:
-            for i, (tokens, _) in begun.items():
-                prompt, stream = asked[i]
-                extra = {streams.KEY: stream} | response_cuts.going_on(len(tokens))
-                sampled = {"max_tokens": 24 - len(tokens), "logprobs": 0, "skip_reading_prefix_cache": bool(tokens)}
-                given = sampling(**sampled | (params or {}), temperature=1.0, extra_args=extra)
-                core.add_request(str(i), {"prompt_token_ids": prompt + tokens}, given)
-            for _ in range(count):
-                if not core.has_unfinished_requests():
-                    break
-                for output in core.step():
-                    if output.finished:
-                        i, (completion,) = int(output.request_id), output.outputs
-                        logprobs = begun[i][1] + sampled_logprobs(completion.token_ids, completion.logprobs)
-                        ended[i] = Continued(
-                            list(output.prompt_token_ids),
-                            list(completion.token_ids),
-                            logprobs,
-                            completion.hidden_states,
-                        )
-            begun = {
-                int(o.request_id): (
-                    o.token_ids,
-                    begun[int(o.request_id)][1] + sampled_logprobs(o.token_ids, o.logprobs),
-                )
-                for o in response_cuts.cut(core)
-            }
-            if weights:
-                core.model_executor.driver_worker.worker.model_runner.reload_weights(
-                    weights_iterator=iter(weights.pop(0).items())
-                )
-                assert llm.reset_prefix_cache()
-        assert not begun
+    begun: dict[int, tuple[list[int], list[float]]] = {i: ([], []) for i in range(len(asked))}
+    for count in [*plan.after, 1000]:
+        for i, (tokens, _) in begun.items():
+            prompt, stream = asked[i]
+            extra = {streams.KEY: stream} | response_cuts.going_on(len(tokens))
+            sampled = {"max_tokens": 24 - len(tokens), "logprobs": 0, "skip_reading_prefix_cache": bool(tokens)}
+            given = sampling(**sampled | plan.params, temperature=1.0, extra_args=extra)
+            core.add_request(str(i), {"prompt_token_ids": prompt + tokens}, given)
+        for _ in range(count):
+            if not core.has_unfinished_requests():
+                break
+            for output in core.step():
+                if output.finished:
+                    i, (completion,) = int(output.request_id), output.outputs
+                    logprobs = begun[i][1] + sampled_logprobs(completion.token_ids, completion.logprobs)
+                    tokens = list(completion.token_ids)
+                    ended[i] = Continued(list(output.prompt_token_ids), tokens, logprobs, completion.hidden_states)
+        begun = {
+            int(o.request_id): (o.token_ids, begun[int(o.request_id)][1] + sampled_logprobs(o.token_ids, o.logprobs))
+            for o in response_cuts.cut(core)
+        }
+        if weights:
+            runner = core.model_executor.driver_worker.worker.model_runner
+            runner.reload_weights(weights_iterator=iter(weights.pop(0).items()))
+            assert llm.reset_prefix_cache()
+    assert not begun and llm.reset_prefix_cache()
     return [ended[i] for i in range(len(asked))]
 
 

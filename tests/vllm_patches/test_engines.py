@@ -1,81 +1,24 @@
 """Real engines on CPU: every response's states are those that transformers computes for the same tokens."""
 
 import json
-import os
 import re
 import shutil
-import socket
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
-from multiprocessing import get_context
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import OPTConfig, OPTForCausalLM, PreTrainedModel
 
 from tests.vllm_patches import engines, zoo
+from tests.vllm_patches.conftest import IN_PROCESS, Run, on_two_ranks, process
 
 IN_EVERY_ROUND = {"gemma2", "mixtral", "olmo2", "qwen3"}
 """Sliding windows and soft caps, experts, and a model that runs through transformers; the others are nightly."""
 
 TOLERANCE = 1e-4
-
-QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "TORCHDYNAMO_DISABLE": "1"}
-IN_PROCESS = QUIET | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-ALONE = QUIET | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-
-Run = Callable[..., Any]
-
-
-def start(environment: dict[str, str]) -> None:
-    os.environ.update(environment)
-
-
-@contextmanager
-def process(environment: dict[str, str], count: int = 1) -> Iterator[ProcessPoolExecutor]:
-    """Processes without memory of this one, in which engines may start."""
-    with ProcessPoolExecutor(count, get_context("spawn"), start, (environment,)) as pool:
-        yield pool
-
-
-@pytest.fixture(scope="module")
-def inside() -> Iterator[Run]:
-    """Calls functions in one process that is also the engine's."""
-    with process(IN_PROCESS) as pool:
-        yield lambda function, *args, **options: pool.submit(function, *args, **options).result()
-
-
-@pytest.fixture(scope="module")
-def outside() -> Iterator[Run]:
-    """Calls functions in one process whose engines have processes of their own."""
-    with process(ALONE) as pool:
-        yield lambda function, *args, **options: pool.submit(function, *args, **options).result()
-
-
-@pytest.fixture(scope="module")
-def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of a model of the zoo."""
-    return lambda name: zoo.build(name, tmp_path_factory.mktemp("zoo") / name)
-
-
-@pytest.fixture(scope="module")
-def qwen(build: Callable[[str], Path]) -> Path:
-    return build("qwen2")
-
-
-@pytest.fixture(scope="module")
-def reference(qwen: Path) -> PreTrainedModel:
-    return zoo.load(qwen)
-
-
-@pytest.fixture(scope="module")
-def prompts() -> list[list[int]]:
-    """From 3 tokens to several times the step's budget."""
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randint(128, (length,), generator=generator).tolist() for length in (3, 70, 40, 100, 9, 64)]
 
 
 def error(answers: list[engines.Answer], model: PreTrainedModel, layers: list[int]) -> float:
@@ -284,14 +227,8 @@ def test_two_tensor_parallel_workers(outside: Run, qwen: Path, reference: PreTra
 
 
 def test_two_tensor_parallel_engines(qwen: Path, reference: PreTrainedModel, prompts: list[list[int]]):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with process(IN_PROCESS | {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}, count=2) as pool:
-        ranks = [
-            pool.submit(engines.one_of_two_ranks, rank, port, qwen, {"layers": [1, -1]}, prompts) for rank in (0, 1)
-        ]
-        first, second = [rank.result().answers for rank in ranks]
+    outcomes = on_two_ranks(engines.generate_twice, qwen, {"layers": [1, -1]}, prompts)
+    first, second = [outcome.answers for outcome in outcomes]
     assert error(first, reference, [1, -1]) < TOLERANCE
     for a, b in zip(first, second, strict=True):
         for x, y in zip(a.responses, b.responses, strict=True):
@@ -338,36 +275,42 @@ def teacher_forced(model: PreTrainedModel, answer: engines.Continued) -> torch.T
     return logits.log_softmax(dim=-1).gather(1, torch.tensor(answer.tokens)[:, None])[:, 0]
 
 
-def test_a_response_cut_at_every_token_is_the_response_that_was_not_cut(
-    inside: Run, qwen: Path, reference: PreTrainedModel, siblings: list[tuple[list[int], int]]
-):
-    options = {"skip_tokenizer_init": True}
-    whole = inside(engines.cut_and_continued, qwen, siblings, [], **options)
-    cut = inside(engines.cut_and_continued, qwen, siblings, [1] * 24, **options)
-    assert [answer.tokens for answer in cut] == [answer.tokens for answer in whole]
-    assert [len(answer.tokens) for answer in whole] == [24] * len(siblings)
-    for before, after in zip(whole, cut, strict=True):
-        assert before.prompt == after.prompt
-        torch.testing.assert_close(after.logprobs, before.logprobs, atol=1e-5, rtol=0)
-        expected = zoo.reference_states(reference, after.prompt + after.tokens, [0, -1])
-        torch.testing.assert_close(after.states, expected[len(after.prompt) - 1 : -1], atol=TOLERANCE, rtol=0)
-
-
 @pytest.mark.parametrize(
-    "name", ["qwen3", *(pytest.param(n, marks=pytest.mark.nightly) for n in ("llama", "gemma2", "qwen2"))]
+    "name",
+    ["qwen2", *(pytest.param(n, marks=pytest.mark.nightly) for n in ("llama", "gemma2", "mixtral", "phi3", "qwen3"))],
 )
-def test_states_after_new_weights_are_all_of_these(
-    name: str, inside: Run, build: Callable[[str], Path], siblings: list[tuple[list[int], int]]
+def test_responses_that_are_cut_and_continued(
+    name: str, inside: Run, build: Callable[[str], Path], siblings: list[tuple[list[int], int]], tmp_path: Path
 ):
-    """Chunked prompts, prefix caches and preemptions included; each token's log-probability is of its own weights."""
+    """With chunked prompts, prefix caches and preemptions."""
     path = build(name)
     models = [zoo.load(path) for _ in range(3)]
     for scale, model in zip((1.0, 1.05, 1.1), models, strict=True):
         model.load_state_dict({key: scale * value for key, value in model.state_dict().items()})
-    weights = [dict(model.state_dict()) for model in models[1:]]
-    answers = inside(engines.cut_and_continued, path, siblings, [9, 8], weights, **engines.TIGHT)
-    for answer in answers:
-        expected = zoo.reference_states(models[-1], answer.prompt + answer.tokens, [0, -1])
+    weights = []
+    for number, model in enumerate(models[1:]):
+        # By the names of files, which a mixture's experts have in memory no longer.
+        model.save_pretrained(tmp_path / str(number))
+        weights.append(load_file(tmp_path / str(number) / "model.safetensors"))
+    params = {"repetition_penalty": 1.3, "stop_token_ids": list(range(0, 128, 8))}
+    plans = [
+        *(engines.Cuts(after, [], settings) for settings in ({}, params) for after in ([], [1] * 24)),
+        engines.Cuts([9, 8], weights),
+    ]
+    layers = [-1] if name in zoo.WITHOUT_INTERMEDIATE_LAYERS else [0, -1]
+    answers, num_preempted = inside(engines.cut_and_continued, path, siblings, plans, layers, **engines.TIGHT)
+    assert num_preempted > 0
+    # 1. Under the same weights, cut at every token: the response that was not cut, with all its states.
+    whole, cut, whole_and_ended, cut_and_ended, renewed = answers
+    assert {len(answer.tokens) for answer in whole} == {24} < {len(answer.tokens) for answer in whole_and_ended}
+    for before, after in zip(whole + whole_and_ended, cut + cut_and_ended, strict=True):
+        assert (after.prompt, after.tokens) == (before.prompt, before.tokens)
+        torch.testing.assert_close(after.logprobs, before.logprobs, atol=1e-5, rtol=0)
+        expected = zoo.reference_states(models[0], after.prompt + after.tokens, layers)
+        torch.testing.assert_close(after.states, expected[len(after.prompt) - 1 : -1], atol=TOLERANCE, rtol=0)
+    # 2. Under new weights: all states are of the last, and each log-probability of the weights that sampled the token.
+    for answer in renewed:
+        expected = zoo.reference_states(models[-1], answer.prompt + answer.tokens, layers)
         torch.testing.assert_close(answer.states, expected[len(answer.prompt) - 1 : -1], atol=3 * TOLERANCE, rtol=0)
         forced = torch.stack([teacher_forced(model, answer) for model in models])
         nearest = (forced - torch.tensor(answer.logprobs)).abs().min(dim=0)

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from tests.vllm_patches import engines, zoo
-from tests.vllm_patches.test_engines import IN_PROCESS, error, process
+from tests.vllm_patches.conftest import IN_PROCESS, process
+from tests.vllm_patches.test_engines import error
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -17,12 +18,6 @@ COMPILED = {"TORCHDYNAMO_DISABLE": "0", "TRITON_F32_DEFAULT": "ieee"}
 TOLERANCE = 2e-2
 """Of states up to 17: a hundred times what is left in float32, and far below what another token's states would give."""
 FULL_SPEED: dict[str, Any] = {"enforce_eager": False, "gpu_memory_utilization": 0.2}
-
-
-@pytest.fixture(scope="module")
-def prompts() -> list[list[int]]:
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randint(128, (length,), generator=generator).tolist() for length in (3, 70, 40, 100, 9, 64)]
 
 
 @pytest.mark.parametrize("runner", ["0", "1"])

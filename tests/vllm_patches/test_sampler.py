@@ -1,6 +1,5 @@
 """Real engines on CPU that draw from streams: the right distribution, and the same tokens wherever a request runs."""
 
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -8,23 +7,12 @@ import pytest
 import torch
 
 from tests.vllm_patches import engines
-from tests.vllm_patches.test_engines import (  # noqa: F401
-    IN_PROCESS,
-    Run,
-    build,
-    inside,
-    outside,
-    process,
-    prompts,
-    qwen,
-    reference,
-)
+from tests.vllm_patches.conftest import Run, on_two_ranks
+from tests.vllm_patches.engines import Asked
 from vllm_patches.streams import substream
 
 TABLE = [1.5, 0.3, 2.0, 0.7]
 """Temperatures of the first positions of a response."""
-
-Asked = list[tuple[list[int], dict[str, Any]]]
 
 
 def named(stream: int, table: list[float] | None = None, **options: Any) -> dict[str, Any]:
@@ -38,7 +26,7 @@ def tokens(outcome: engines.Outcome) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def asked(prompts: list[list[int]]) -> Asked:  # noqa: F811
+def asked(prompts: list[list[int]]) -> Asked:
     """Four responses to each prompt, some from truncated distributions, some at temperatures of their positions."""
     kinds: list[dict[str, Any]] = [{}, {"top_p": 0.8}, {"top_k": 20}, {"min_p": 0.05, "temperature": 0.7}]
     return [
@@ -49,7 +37,7 @@ def asked(prompts: list[list[int]]) -> Asked:  # noqa: F811
 
 
 @pytest.fixture(scope="module")
-def drawn(inside: Run, qwen: Path, asked: Asked) -> list[list[int]]:  # noqa: F811
+def drawn(inside: Run, qwen: Path, asked: Asked) -> list[list[int]]:
     """What they are, all in one batch."""
     found = tokens(inside(engines.from_streams, qwen, asked))
     assert len({tuple(response) for response in found}) == len(asked)
@@ -57,88 +45,76 @@ def drawn(inside: Run, qwen: Path, asked: Asked) -> list[list[int]]:  # noqa: F8
 
 
 @pytest.mark.parametrize("options", [{"max_num_seqs": 3}, {"logprobs_mode": "raw_logprobs"}], ids=str)
-def test_draws_do_not_depend_on_the_batch(inside: Run, qwen: Path, asked: Asked, drawn, options):  # noqa: F811
+def test_draws_do_not_depend_on_the_batch(inside: Run, qwen: Path, asked: Asked, drawn, options):
     assert tokens(inside(engines.from_streams, qwen, asked[::-1], **options))[::-1] == drawn
 
 
-def test_draws_do_not_depend_on_chunks_preemptions_and_caches(inside: Run, qwen: Path, asked: Asked, drawn):  # noqa: F811
+def test_draws_do_not_depend_on_chunks_preemptions_and_caches(inside: Run, qwen: Path, asked: Asked, drawn):
     found = inside(engines.from_streams, qwen, asked, **engines.TIGHT)
     assert found.facts["preempted"] > 0 and max(answer.num_cached for answer in found.answers) > 0
     assert tokens(found) == drawn
 
 
-def test_draws_do_not_depend_on_the_engine(inside: Run, qwen: Path, asked: Asked, drawn):  # noqa: F811
-    assert [tokens(inside(engines.from_streams, qwen, asked[part::2])) for part in (0, 1)] == [drawn[::2], drawn[1::2]]
-
-
-def test_samples_of_a_request_have_streams_of_their_own(inside: Run, qwen: Path, prompts, drawn, asked):  # noqa: F811
-    params = [asked[4 * uid][1] for uid in range(len(prompts))]
-    extra = [given["extra_args"] | {"stream": substream(3, uid)} for uid, given in enumerate(params)]
-    groups = [(prompt, params[uid] | {"n": 4, "extra_args": extra[uid]}) for uid, prompt in enumerate(prompts)]
-    assert tokens(inside(engines.from_streams, qwen, groups)) == drawn
-
-
 @pytest.mark.nightly
-def test_two_processes_of_vllms_own_draw_alike(outside: Run, qwen: Path, asked: Asked, drawn):  # noqa: F811
+def test_two_processes_of_vllms_own_draw_alike(outside: Run, qwen: Path, asked: Asked, drawn):
     assert tokens(outside(engines.from_streams, qwen, asked, tensor_parallel_size=2)) == drawn
 
 
 @pytest.mark.nightly
-def test_two_tensor_parallel_engines_draw_alike(qwen: Path, asked: Asked, drawn):  # noqa: F811
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with process(IN_PROCESS | {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}, count=2) as pool:
-        ranks = [pool.submit(engines.one_of_two_ranks_from_streams, rank, port, qwen, asked) for rank in (0, 1)]
-        assert [tokens(rank.result()) for rank in ranks] == [drawn, drawn]
+def test_two_tensor_parallel_engines_draw_alike(qwen: Path, asked: Asked, drawn):
+    assert list(map(tokens, on_two_ranks(engines.from_streams, qwen, asked))) == [drawn, drawn]
 
 
-def test_other_requests_of_a_batch_are_drawn_as_ever(inside: Run, qwen: Path, asked: Asked, drawn, prompts):  # noqa: F811
+def test_draws_do_not_depend_on_the_engine_or_its_other_requests(inside: Run, qwen: Path, asked: Asked, drawn, prompts):
     kinds: list[dict[str, Any]] = [{"temperature": 0.0}, {"temperature": 1.0, "seed": 5, "top_p": 0.8}]
     others = [(prompt, kind) for prompt in prompts for kind in kinds]
     without = tokens(inside(engines.from_streams, qwen, others, additional_config={}))
     chance = [(prompts[0], {"temperature": 1.0})] * 2
-    found = tokens(inside(engines.from_streams, qwen, [*others, *asked, *chance]))
-    assert found[: len(others)] == without
-    assert found[len(others) : -2] == drawn
-    assert found[-2] != found[-1]
+    # Samples of one request draw from streams of their own, named as those of requests of their own.
+    groups = [
+        (prompt, given | {"n": 4, "extra_args": given["extra_args"] | {"stream": substream(3, uid)}})
+        for uid, (prompt, given) in enumerate(asked[::4])
+    ]
+    found = tokens(inside(engines.from_streams, qwen, [*others, *asked, *chance], groups, asked[::2]))
+    num, count = len(others), len(drawn)
+    assert found[:num] == without and found[num : num + count] == drawn
+    assert found[num + count] != found[num + count + 1]
+    assert found[num + count + 2 :] == drawn + drawn[::2]
 
 
 SIZE = 4000
+DISTRIBUTIONS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.6},
+    {"top_p": 0.7},
+    {"top_k": 10},
+    {"min_p": 0.2},
+    {"top_p": 0.9, "top_k": 30, "min_p": 0.05},
+]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"temperature": 0.6},
-        {"top_p": 0.7},
-        {"top_k": 10},
-        {"min_p": 0.2},
-        {"top_p": 0.9, "top_k": 30, "min_p": 0.05},
-    ],
-    ids=str,
-)
-def test_draws_follow_the_distribution(inside: Run, qwen: Path, reference, prompts, options):  # noqa: F811
+def test_draws_follow_the_distribution(inside: Run, qwen: Path, reference, prompts):
     prompt = prompts[0]
     with torch.no_grad():
         logits = reference(torch.tensor([prompt])).logits[0, -1].double()
-    expected = truncated(logits, **options)
-    asked = [(prompt, named(substream(8, i), max_tokens=1, **options)) for i in range(SIZE)]
-    answers = inside(engines.from_streams, qwen, asked).answers
-    found = torch.tensor([answer.responses[0].tokens[0] for answer in answers])
-    # What training uses: log-probabilities of the distribution that was drawn from.
-    logprobs = torch.tensor([answer.responses[0].states[0] for answer in answers], dtype=torch.float64)
-    torch.testing.assert_close(logprobs, expected.log()[found], rtol=0, atol=1e-4)
-    counts = torch.bincount(found, minlength=len(expected)).double()
-    assert counts[expected == 0].sum() == 0
-    often = expected * SIZE >= 5
-    counts = torch.cat([counts[often], counts[~often].sum()[None]])
-    wanted = torch.cat([expected[often], expected[~often].sum()[None]]).clamp(min=1e-9) * SIZE
-    freedom = len(wanted) - 1
-    assert freedom >= 3
-    # The square is within four standard deviations of its mean: the draws are fixed, and so is the outcome.
-    assert ((counts - wanted) ** 2 / wanted).sum() < freedom + 4 * (2 * freedom) ** 0.5
+    batches = [[(prompt, named(substream(8, i), max_tokens=1, **kind)) for i in range(SIZE)] for kind in DISTRIBUTIONS]
+    answers = inside(engines.from_streams, qwen, *batches).answers
+    for number, options in enumerate(DISTRIBUTIONS):
+        expected = truncated(logits, **options)
+        responses = [answer.responses[0] for answer in answers[number * SIZE :][:SIZE]]
+        found = torch.tensor([response.tokens[0] for response in responses])
+        # What training uses: log-probabilities of the distribution that was drawn from.
+        logprobs = torch.tensor([response.states[0] for response in responses], dtype=torch.float64)
+        torch.testing.assert_close(logprobs, expected.log()[found], rtol=0, atol=1e-4)
+        counts = torch.bincount(found, minlength=len(expected)).double()
+        assert counts[expected == 0].sum() == 0, options
+        often = expected * SIZE >= 5
+        counts = torch.cat([counts[often], counts[~often].sum()[None]])
+        wanted = torch.cat([expected[often], expected[~often].sum()[None]]).clamp(min=1e-9) * SIZE
+        freedom = len(wanted) - 1
+        assert freedom >= 3, options
+        # The square is within four standard deviations of its mean: the draws are fixed, and so is the outcome.
+        assert ((counts - wanted) ** 2 / wanted).sum() < freedom + 4 * (2 * freedom) ** 0.5, options
 
 
 def truncated(
@@ -155,13 +131,6 @@ def truncated(
     return torch.zeros_like(ordered).scatter(0, order, ordered / ordered.sum())
 
 
-def test_the_number_of_operations_does_not_depend_on_the_number_of_rows(inside: Run, qwen: Path):  # noqa: F811
-    few, many = inside(engines.operations_per_step, qwen, [5, 6, 7], "stream")
-    assert few == many
-    few, many = inside(engines.operations_per_step, qwen, [5, 6, 7], "seed")
-    assert many >= few + 14
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -175,6 +144,6 @@ def test_the_number_of_operations_does_not_depend_on_the_number_of_rows(inside: 
         ),
     ],
 )
-def test_what_cannot_be_drawn_from_streams_is_refused(inside: Run, qwen: Path, options, message):  # noqa: F811
+def test_what_cannot_be_drawn_from_streams_is_refused(inside: Run, qwen: Path, options, message):
     refused = inside(engines.refusal, qwen, None, skip_tokenizer_init=True, **options)
     assert message.replace("\\", "") in refused

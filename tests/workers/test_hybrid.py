@@ -49,7 +49,7 @@ def test_the_engine_makes_room_for_checkpoints(tmp_path, monkeypatch):
     for name in ("save", "load"):
         monkeypatch.setattr(CheckpointWorker, name, lambda *_, name=name: calls.append(name))
     worker = HybridWorker.__new__(HybridWorker)
-    worker.rollout = SimpleNamespace(sleep=lambda: calls.append("sleep"))
+    worker.has_engine, worker.rollout = True, SimpleNamespace(sleep=lambda: calls.append("sleep"))
     worker.save(tmp_path, False, True)
     worker.load(tmp_path, 3)
     assert calls == ["sleep", "save", "sleep", "load"]

@@ -89,7 +89,7 @@ def test_what_a_run_can_give_is_accepted(tmp_path):
         ),
         (
             "(inputs.rewards + 1, {})",
-            r"the call with a micro-batch of 2 responses raised TypeError: .*mine.py, line 4\)",
+            r"mine.py:loss': raised TypeError: .*mine.py, line 4\)",
         ),
     ],
 )

@@ -21,16 +21,16 @@ from verl.config.errors import ConfigError
 from verl.data.files import read_rows
 from verl.data.prompt_rows import as_mapping, read_extra_info, read_messages
 from verl.evaluation.benchmarks import Problem
-from verl.evaluation.evaluate import Job, in_one_line, prepare
+from verl.evaluation.evaluate import in_one_line
 from verl.evaluation.generation import generate_target
 from verl.evaluation.progress import displayed
 from verl.evaluation.scoring import score_batches
 from verl.evaluation.store import SampleKey, SampleStore
 from verl.evaluation.targets import Target
-from verl.evaluation.tasks import EvaluationTask
+from verl.evaluation.tasks import EvaluationTask, Job, check_answers, prepare
 from verl.models.info import ModelInfo, resolve_layers
 from verl.rank.own_metrics import own_measures
-from verl.rewards import Score, check_ground_truth
+from verl.rewards import Score
 from verl.rewards.pool import VerifierPool
 from verl.rollout.requests import MeasuredPrompt
 from verl.run.tracking import SUMMARY
@@ -82,8 +82,7 @@ def read_prompt_file(path: str, config: AnalysisConfig) -> tuple[str, list[Probl
     Raises:
         ConfigError: it cannot be read, a prompt is more than one user turn, or no verifier can score it.
     """
-    limit, custom = config.data.max_problems, config.reward_score.paths_of_custom_functions()
-    rows = read_rows(path, ["data_source", "prompt", "reward_model"])[: None if limit == -1 else limit]
+    rows = read_rows(path, ["data_source", "prompt", "reward_model"])[: config.data.limit]
     problems = []
     for index, row in enumerate(rows):
         where = f"{path}, row {index}"
@@ -94,13 +93,10 @@ def read_prompt_file(path: str, config: AnalysisConfig) -> tuple[str, list[Probl
             )
         truth: Any = as_mapping(row["reward_model"]).get("ground_truth")
         extra_info = read_extra_info(row.get("extra_info"))
-        try:
-            check_ground_truth(row["data_source"], truth, custom, extra_info)
-        except ConfigError as error:
-            raise ConfigError(f"{where}: {error}") from error
-        problems.append(Problem(index, messages[0]["content"], truth, row["data_source"], extra_info, None))
+        problems.append(Problem(index, messages[0]["content"], truth, row["data_source"], extra_info, None, where))
     if not problems:
         raise ConfigError(f"{path}: holds no prompt at all")
+    check_answers(problems, config)
     return Path(path).stem, problems
 
 

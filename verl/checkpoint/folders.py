@@ -17,7 +17,7 @@ from typing import Any
 
 from verl.checkpoint.attempts import Attempt
 from verl.config.errors import ConfigError
-from verl.utils.files import FileRecord, file_record, flush, replace_text, write_recorded
+from verl.utils.files import FileRecord, file_record, flush, replace_text, unreadable, write_recorded
 from verl.utils.process import available_cores
 
 POINTER = "latest_checkpointed_iteration.txt"
@@ -96,17 +96,15 @@ def complete_checkpoint(folder: Path, step: int, state: str, records: Mapping[st
     return final
 
 
-def verify_checkpoint(folder: Path, threads: int | None = None) -> None:
-    """Compare every file with the manifest.
-
-    Args:
-        threads: files that are read at a time, since checksums are computed without Python's lock; None: one for each
-            core.
+def verify_checkpoint(folder: Path) -> None:
+    """Compare every file with the manifest, as many at a time as there are cores.
 
     Raises:
         DamagedCheckpoint: a file is missing, has another size or content, or cannot be read.
         ConfigError: a file that a resumption would read is not listed.
     """
+    if reason := unreadable(sorted(folder.rglob("*"))):
+        raise DamagedCheckpoint(reason)
     expected = _read_files(folder / MANIFEST)
     for name, record in expected.items():
         path = folder / name
@@ -119,19 +117,21 @@ def verify_checkpoint(folder: Path, threads: int | None = None) -> None:
     if foreign is not None:
         raise ConfigError(f"{foreign} is not listed in {MANIFEST}, so it does not belong to this checkpoint; remove it")
     # Sizes first: they cost nothing, while the checksums read everything.
-    readers = ThreadPoolExecutor(threads or available_cores(), thread_name_prefix="verify")
+    readers = ThreadPoolExecutor(available_cores(), thread_name_prefix="verify")
     try:
-        records = {name: readers.submit(file_record, folder / name) for name in expected}
-        for name, record in expected.items():
-            path = folder / name
-            try:
-                altered = records[name].result() != record
-            except OSError as error:
-                raise DamagedCheckpoint(f"{path} cannot be read: {error.strerror}") from error
-            if altered:
-                raise DamagedCheckpoint(f"{path} was altered: its checksum differs from the manifest")
+        for damage in readers.map(_damage, [folder / name for name in expected], expected.values()):
+            if damage:
+                raise DamagedCheckpoint(damage)
     finally:
         readers.shutdown(cancel_futures=True)
+
+
+def _damage(path: Path, record: FileRecord) -> str:
+    """Why a file is not what was written; empty if it is."""
+    try:
+        return "" if file_record(path) == record else f"{path} was altered: its checksum differs from the manifest"
+    except OSError as error:
+        return f"{path} cannot be read: {error.strerror}"
 
 
 def check_format(folder: Path) -> None:

@@ -20,7 +20,7 @@ from verl.checkpoint.folders import (
     step_of,
     verify_checkpoint,
 )
-from verl.checkpoint.run_start import is_requeued
+from verl.checkpoint.run_start import is_requeued, resume_line
 from verl.checkpoint.shards import check_same_architecture, saved_shapes
 from verl.config.common import ModelConfig, RunConfig
 from verl.config.errors import ConfigError
@@ -211,11 +211,5 @@ def resume_hint(trainer: RunConfig) -> Iterator[None]:
     except ConfigError:
         raise
     except BaseException:
-        latest = max(checkpoints(Path(trainer.default_local_dir)), default=None)
-        purpose = "start again (there is no checkpoint yet)" if latest is None else f"resume from step {latest}"
-        options = [f"trainer.default_local_dir={trainer.default_local_dir}"]
-        # Without a checkpoint of its own, the run starts again from the one that was named.
-        if trainer.resume_mode == "disable" or (trainer.resume_mode == "path" and latest is not None):
-            options += ["trainer.resume_mode=auto", "trainer.resume_from_path=null"]
-        print(f"to {purpose}, run the same command with {' '.join(options)}", file=sys.stderr, flush=True)
+        print(resume_line(trainer), file=sys.stderr, flush=True)
         raise

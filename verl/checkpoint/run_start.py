@@ -9,11 +9,13 @@ from typing import Any, TypeVar
 from omegaconf import DictConfig
 
 from verl.checkpoint.attempts import ATTEMPT, LOCK
+from verl.checkpoint.folders import checkpoints
 from verl.config.common import RunConfig
 from verl.config.data import DataConfig, hub_set
 from verl.config.errors import ConfigError
 from verl.config.load import parse_config
 from verl.config.run_file import RUN_CONFIG, read_run_config, run_option
+from verl.utils.files import unreadable
 
 ConfigT = TypeVar("ConfigT")
 
@@ -73,6 +75,8 @@ def _require_run_folder(trainer: RunConfig) -> None:
         return
     field = f"trainer.default_local_dir={trainer.default_local_dir!r}"
     fix = "name another folder or remove it"
+    if reason := unreadable(sorted(folder.iterdir())):
+        raise ConfigError(f"{field}: {reason}; {fix}")
     if trainer.resume_mode == "disable":
         raise ConfigError(f"{field}: already holds a run; {fix}")
     if not (folder / "config.yaml").is_file():
@@ -98,6 +102,20 @@ def is_requeued(trainer: RunConfig) -> bool:
     return bool(run_option(saved, "trainer", "resume_from_path") == trainer.resume_from_path)
 
 
+def resume_line(trainer: RunConfig) -> str:
+    """The options that resume a run which has ended, for the user."""
+    folder = Path(trainer.default_local_dir)
+    if (folder / "summary.json").is_file():  # written last
+        return f"the run is complete: {folder}/summary.json"
+    latest = max(checkpoints(folder), default=None)
+    purpose = "start again (there is no checkpoint yet)" if latest is None else f"resume from step {latest}"
+    options = [f"trainer.default_local_dir={trainer.default_local_dir}"]
+    # Without a checkpoint of its own, the run starts again from the one that was named.
+    if trainer.resume_mode == "disable" or (trainer.resume_mode == "path" and latest is not None):
+        options += ["trainer.resume_mode=auto", "trainer.resume_from_path=null"]
+    return f"to {purpose}, run the same command with {' '.join(options)}"
+
+
 def _is_temporary(path: Path) -> bool:
     """Whether an entry of a run's folder is its lock or attempt, or was being written when the run was killed."""
     return path.name in (LOCK, ATTEMPT) or (path.name.startswith(".") and path.name.endswith(".unfinished"))
@@ -112,6 +130,8 @@ def require_model(field: str, path: str) -> None:
     hub_id = len(folder.parts) == 2 and not folder.is_absolute() and not folder.parent.exists()
     hub_id = hub_id and not _in_data(folder)
     _refuse_shards_of_verl(field, folder)
+    if folder.is_dir() and (reason := unreadable(sorted(folder.iterdir()))):
+        raise ConfigError(f"{field}={path!r}: {reason}; name a folder saved by save_pretrained")
     if not hub_id and not (folder / "config.json").is_file():
         shipped = "restore the shipped model with `git checkout data`, or " if _in_data(folder) else ""
         raise ConfigError(

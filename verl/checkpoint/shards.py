@@ -30,7 +30,7 @@ from verl.checkpoint.folders import EXPORTED, attempt_of
 from verl.config.common import ModelConfig
 from verl.config.errors import ConfigError
 from verl.models.fsdp import full_parameters
-from verl.models.huggingface import WeightFiles, empty_model, persistent_buffers, write_architecture
+from verl.models.huggingface import WeightFiles, empty_model, saved_buffers, write_architecture
 from verl.models.info import ModelInfo
 from verl.models.learner import Learner
 from verl.models.lora import export_adapters
@@ -74,7 +74,7 @@ class CheckpointWorker:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[dict[str, FileRecord]] | None = None
         self._exports = {part.name: WeightFiles(empty_model(part.name, ModelInfo.of(part.model))) for part in parts}
-        self._buffers = {part.name: persistent_buffers(part.learner.model) for part in parts}
+        self._buffers = {part.name: _on_host(saved_buffers(part.learner.model)) for part in parts}
 
     def save(self, folder: Path, background: bool, huggingface: bool) -> None:
         """Begin to write into ``folder``; :meth:`finish_save` waits for the end.
@@ -92,7 +92,7 @@ class CheckpointWorker:
                 state = training_state(part.learner)
                 # Offloaded tensors leave the device again when this method ends.
                 copied = background or part.parameters.enabled or part.learner.optimizer_state.enabled
-                shards[part.name] = {n: t.to("cpu", copy=True) for n, t in state.items()} if copied else state
+                shards[part.name] = _on_host(state) if copied else state
                 if huggingface:
                     weights[part.name] = self._gather_share(part)
                 if part.model.trains_adapters:
@@ -291,6 +291,11 @@ def set_generator_states(states: Mapping[str, Any]) -> None:
     torch.set_rng_state(states["torch"])
     if "cuda" in states and torch.cuda.is_available():
         torch.cuda.set_rng_state(states["cuda"])
+
+
+def _on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies in the host's memory."""
+    return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
 def _within(folder: str, records: Mapping[str, FileRecord]) -> dict[str, FileRecord]:

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Shard
 from transformers import PreTrainedModel
 
 from verl.config.errors import ConfigError
-from verl.models.huggingface import empty_model
+from verl.models.huggingface import empty_model, saved_buffers
 from verl.models.info import ModelInfo
 
 SHARD = re.compile(r"model_world_size_([1-9]\d*)_rank_(\d+)\.pt")
@@ -41,8 +41,7 @@ def merge_verl_shards(folder: Path, trust_remote_code: bool) -> tuple[PreTrained
     model = empty_model(part, info)
     model.to(torch.bfloat16)  # type: ignore[arg-type]  # transformers wraps nn.Module.to
     model.config.dtype = torch.bfloat16
-    saved = model.state_dict().keys()
-    expected = dict(model.named_parameters()) | {n: buffer for n, buffer in model.named_buffers() if n in saved}
+    expected = dict(model.named_parameters()) | saved_buffers(model)
     missing = [name for state in states for name in expected if name not in state]
     if missing:
         raise ConfigError(f"{folder}: has no {missing[0]}, or under another name (adapters?); {_elsewhere(folder)}")

@@ -4,14 +4,13 @@ A command with an option that only the release has is the release's as a whole: 
 ``preset=paper``, as with its flags. Its options that veRL has too are left to :mod:`verl.cli.verl_options`.
 """
 
-import re
 from collections.abc import Sequence
 from pathlib import PurePath
 
 from verl.cli.tables import CommandLine, Option, load_table, plain
-from verl.cli.values import FlagError, note, override_key, quoted, unquoted
+from verl.cli.values import FlagError, note, override_key, unquoted
+from verl.cli.verl_functions import ACTOR, ROLLOUT, plain_name
 
-ACTOR, ENGINE = "actor_rollout_ref.actor", "actor_rollout_ref.rollout.name"
 PRESET = "preset=paper"
 
 LORA = {"rank": ("lora_r", "8"), "alpha": ("lora_alpha", "32"), "dropout": ("lora_dropout", "0.05")}
@@ -41,16 +40,7 @@ def except_save(option: Option, value: str, line: CommandLine) -> list[str]:
     return option.assign(value.replace("\\", "").replace("'", "").replace('"', ""))  # the script writes \'10,20\'
 
 
-def plain_name(option: Option, value: str, line: CommandLine) -> list[str]:
-    """The release's script begins the name with the hub's of the model, such as ``mistralai/...``."""
-    name = unquoted(value)
-    legal = re.sub(r"[^\w.+-]+", "_", name, flags=re.ASCII).lstrip("._+-")
-    if legal != name:
-        note(f"{option.name}: {legal}")
-    return [f"{option.to[0]}={quoted(legal)}"]
-
-
-OPTIONS = load_table("release_options.yaml", globals(), "unquoted")
+OPTIONS = load_table("release_options.yaml", globals() | {"plain_name": plain_name}, "unquoted")
 """The release's Hydra option -> what becomes of it."""
 MARKS = frozenset(name for name, option in OPTIONS.items() if option.section == "marks")
 
@@ -64,7 +54,7 @@ def release_words(arguments: Sequence[str]) -> list[str]:
         FlagError: an option has a value that is not supported.
     """
     line = CommandLine({}, [word for word in arguments if not word.startswith("-") and "=" in word], [])
-    if not MARKS & line.options.keys() and line.text(ENGINE) != "hidden_vllm":
+    if not MARKS & line.options.keys() and line.text(f"{ROLLOUT}.name") != "hidden_vllm":
         return list(arguments)
     words: list[str] = []
     notes: dict[str, list[str]] = {}

@@ -1,9 +1,10 @@
 """What ``by`` in verl_options.yaml names: options of veRL's whose meaning depends on the rest of the command."""
 
 import math
+import re
 
 from verl.cli.tables import CommandLine, Option
-from verl.cli.values import FlagError, elements, is_null, path, quoted, same, unquoted
+from verl.cli.values import FlagError, elements, is_null, note, path, quoted, same, unquoted
 from verl.config.actor import SEQUENCE_LOSSES
 
 ACTOR, ROLLOUT = (f"actor_rollout_ref.{group}" for group in ("actor", "rollout"))
@@ -93,6 +94,14 @@ def staleness_threshold(option: Option, value: str, line: CommandLine) -> list[s
 def trigger_parameter_sync_step(option: Option, value: str, line: CommandLine) -> list[str]:
     sizes = (line.number("async_training.require_batches", 1), line.number(f"{ACTOR}.ppo_mini_batch_size", 256))
     return option.assign(str(line.number(option.name, 4) * math.prod(sizes)))
+
+
+def hybrid_engine(option: Option, value: str, line: CommandLine) -> list[str]:
+    apart, together = line.number("rollout.nnodes", 0) > 0, same(value).lower() == "true"
+    if together == apart:
+        fix = "0: engines share the trainer's workers" if together else "1 or more: engines of their own need machines"
+        raise FlagError(f"set rollout.nnodes={fix}")
+    return []
 
 
 # Rejected responses.
@@ -206,6 +215,17 @@ def save_contents(option: Option, value: str, line: CommandLine) -> list[str]:
 
 def resume_from_path(option: Option, value: str, line: CommandLine) -> list[str]:
     return option.assign(path(value)) if line.text("trainer.resume_mode") in ("resume_path", "path") else []
+
+
+def plain_name(option: Option, value: str, line: CommandLine) -> list[str]:
+    """A name of any characters, such as one that begins with a model's hub id, as one that a folder may have."""
+    name = unquoted(value)
+    if "${" in name:
+        return option.assign(value)
+    legal = re.sub(r"[^\w.+-]+", "_", name, flags=re.ASCII).lstrip("._+-")
+    if legal != name:
+        note(f"{option.name}: {legal}")
+    return [f"{option.to[0]}={quoted(legal)}"]
 
 
 def custom_function(option: Option, value: str, line: CommandLine) -> list[str]:

@@ -18,9 +18,10 @@ from verl.config.checks import (
 from verl.config.common import OptimConfig
 from verl.config.signal import KL_TYPES
 
-CLIP_RANGES = {"gspo": (3e-4, 4e-4), "gmpo": (0.4, 0.4)}
+CLIP_RANGES = {"gspo": (3e-4, 4e-4), "gmpo": (0.4, 0.4), "cispo": (1.0, 0.2)}
 """``actor.policy_loss`` -> lower and upper clip range: of GSPO (arXiv 2507.18071, section 5.1), whose ratio is that of
-a mean over tokens, and of GMPO (arXiv 2507.20673), in log-ratios. The others have PPO's (arXiv 1707.06347)."""
+a mean over tokens, of GMPO (arXiv 2507.20673), in log-ratios, and of CISPO (arXiv 2506.13585), without a lower
+bound. The others have PPO's (arXiv 1707.06347)."""
 
 LOSS_OPTIONS: dict[str, tuple[str, ...]] = {
     "ppo_clip": ("clip_low", "clip_high", "clip_ratio_c"),
@@ -85,7 +86,8 @@ class ActorConfig(LearnerConfig):
     """Further keyword arguments of a policy loss of your own."""
     clip_ratio_low: float | None
     """Lower clip of the probability ratio: 1 - ``clip_ratio_low``, in (0, 1]; of its logarithm with ``gmpo``, any above
-    0. Null: what suits ``policy_loss``, 3e-4 for ``gspo``, 0.4 for ``gmpo`` and 0.2 for the others."""
+    0. Null: what suits ``policy_loss``, 3e-4 for ``gspo``, 0.4 for ``gmpo``, 1 for ``cispo``, which is no bound, and
+    0.2 for the others."""
     clip_ratio_high: PositiveFloat | None
     """Upper clip of the probability ratio: 1 + ``clip_ratio_high``. Null: 4e-4 for ``gspo``, 0.4 for ``gmpo`` and 0.2
     for the others."""

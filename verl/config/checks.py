@@ -3,6 +3,7 @@
 Each error names the field, the value and the fix.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -91,6 +92,11 @@ Step = Annotated[int, rule(lambda value: value > 0, "steps are counted from 1")]
 # Timers of the system take about 300 times as much as a year.
 Seconds = Annotated[float, rule(lambda value: 0 < value <= _YEAR_S, f"must be greater than 0, {_TIME}")]
 SecondsOrZero = Annotated[float, rule(lambda value: 0 <= value <= _YEAR_S, f"must be at least 0, {_TIME}")]
+IS_FOLDER_NAME = rule(
+    lambda name: re.fullmatch(r"[A-Za-z0-9][\w.+-]*", name, re.ASCII) is not None,
+    "must name a folder: only letters, digits and . _ + -",
+)
+FolderName = Annotated[str, IS_FOLDER_NAME]
 NAMES_ONE = rule(lambda values: len(values) > 0, "name at least one")
 NAMES_ONCE = rule(lambda values: len(set(values)) == len(values), "name each once")
 

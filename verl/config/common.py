@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from verl.config.checks import (
     NAMES_ONE,
+    FolderName,
     Group,
     NotNegativeFloat,
     NotNegativeInt,
@@ -198,8 +199,8 @@ _VARIABLE = re.compile(r"[A-Za-z_*][\w*]*")
 class MachineOptions(Group):
     """The machines of a run (docs/multinode.md), and where it is logged."""
 
-    project_name: str
-    """Name of the project in trackers."""
+    project_name: FolderName
+    """Name of the project in trackers; letters, digits and ``. _ + -``."""
     logger: list[Logger]
     """Trackers besides ``metrics.jsonl``, which is always written (docs/metrics.md#trackers): ``console``,
     ``tensorboard``, ``wandb``; ``mlflow`` and ``swanlab``, whose packages you install; ``file``, which writes the file
@@ -212,9 +213,9 @@ class MachineOptions(Group):
     of them, and then once more for ``min_nnodes`` of them."""
     object_store_mb: Annotated[int, rule(lambda mb: mb == 0 or mb >= 75, "Ray needs at least 75; 0 sizes it itself")]
     """Shared memory for what travels between driver and workers, MiB per machine, at least 75. 0: two training or
-    validation batches of the longest prompts and responses, at least 256 and at most four fifths of /dev/shm. Used only
-    where the run starts Ray itself; ``ray start --object-store-memory`` sets it elsewhere. What does not fit goes to
-    disk."""
+    validation batches of the longest prompts and responses, and for engines of their own two copies of the weights, at
+    least 256 and at most four fifths of /dev/shm. Used only where the run starts Ray itself; ``ray start
+    --object-store-memory`` sets it elsewhere. What does not fit goes to disk."""
     env: list[str]
     """Names of environment variables that workers on all machines get besides NCCL_*, GLOO_*, UCX_*, HF_*, TORCH_*,
     CUDA_*, PYTORCH_*, VLLM_* and OMP_*; ``*`` stands for any characters. Their values come from the environment of the
@@ -230,8 +231,8 @@ class MachineOptions(Group):
 class RunConfig(MachineOptions):
     """Length of a run, its workers, and its outputs."""
 
-    experiment_name: str
-    """Name of the run in trackers."""
+    experiment_name: FolderName
+    """Name of the run in trackers; letters, digits and ``. _ + -``."""
     default_local_dir: str
     """Folder for everything that the run writes. If it holds an unfinished run, ``resume_mode`` decides."""
     n_gpus_per_node: WorkersPerMachine

@@ -11,7 +11,7 @@ from verl.config.checks import NAMES_ONE, CountOrAll, Group, NotNegativeFloat, P
 FILE_SUFFIXES = (".parquet", ".jsonl", ".json")
 """Kinds of data files that are read."""
 
-_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+_HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(@[\w./-]+)?")
 _HUB_CONFIG = re.compile(r"[\w.-]*")
 
 CHAT_ARGUMENTS = {
@@ -29,19 +29,23 @@ class HubSet(NamedTuple):
     config: str
     """Empty: the only or the default one."""
     split: str
+    revision: str = ""
+    """Branch, tag or commit; empty: ``main``."""
 
 
 def hub_set(name: str) -> HubSet | None:
     """What ``owner/name``, ``owner/name:split`` or ``owner/name:config:split`` names; None for the path of a file.
 
-    Without a split it is ``train``. A name below ``data/`` is a file even if that is missing.
+    A branch follows the name, ``owner/name@branch``. Without a split it is ``train``. A name below ``data/`` is a file
+    even if that is missing.
     """
     hub_id, *rest = name.split(":", 2)
     config, split = (["", "train"], ["", *rest], rest)[len(rest)]
     is_file = hub_id.endswith(FILE_SUFFIXES) or Path(name).is_file() or hub_id.startswith("data/")
     if is_file or not (_HUB_ID.fullmatch(hub_id) and _HUB_CONFIG.fullmatch(config)):
         return None
-    return HubSet(hub_id, config, split)
+    hub_id, _, revision = hub_id.partition("@")
+    return HubSet(hub_id, config, split, revision)
 
 
 def _check_chat_arguments(field: str, arguments: dict[str, Any]) -> None:

@@ -1,24 +1,27 @@
 """Configuration of ``verl.trainer.main_eval``: the schema of ``configs/evaluation.yaml``."""
 
-import re
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 
 from verl.config.calculator import CalculatorConfig
-from verl.config.checks import NAMES_ONCE, NAMES_ONE, CountOrAll, Group, PositiveInt, require, rule
+from verl.config.checks import (
+    IS_FOLDER_NAME,
+    NAMES_ONCE,
+    NAMES_ONE,
+    CountOrAll,
+    FolderName,
+    Group,
+    PositiveInt,
+    require,
+    rule,
+)
 from verl.config.common import Device, MachineOptions, Seed, Temperature, WorkersPerMachine, check_divides
 from verl.config.data import ChatArguments
 from verl.config.load import parse_config
 from verl.config.rewards import RewardScoreConfig
 from verl.config.rollout import EngineConfig, SamplingFilters
-
-_is_folder_name = rule(
-    lambda name: re.fullmatch(r"[A-Za-z0-9][\w.+-]*", name) is not None,
-    "must name a folder: only letters, digits and . _ + -",
-)
-FolderName = Annotated[str, _is_folder_name]
 
 LAST = -1
 """Stands for a run's newest checkpoint in ``steps``."""
@@ -60,6 +63,11 @@ class BenchmarkDataConfig(Group):
     """Number of problems to evaluate of each benchmark, from its first; -1: all."""
     few_shot: bool
     """Put worked examples before each question, in the benchmarks where this is usual for base models."""
+
+    @property
+    def limit(self) -> int | None:
+        """``max_problems`` as the end of a slice."""
+        return None if self.max_problems == -1 else self.max_problems
 
 
 @dataclass(frozen=True)
@@ -130,7 +138,7 @@ class EvaluationConfig(SamplingFilters):
         fix = "an evaluation measures hidden states only; set []"
         self.require(not self.calculator.metric_indices_add, "calculator.metric_indices_add", fix)
         for alias, run in self.runs.items():
-            _is_folder_name("runs", alias)
+            IS_FOLDER_NAME("runs", alias)
             require(run.path is not None, f"runs.{alias}.path", None, "name a training run or a model")
         named = bool(self.runs) or self.model.path is not None or self.model.base is not None
         self.require(named, "model.path", "name a training run or a model")

@@ -130,6 +130,21 @@ class PPOConfig(Group):
         return self.reward_model.enable
 
     @property
+    def samples_ahead(self) -> bool:
+        """Whether the responses of a step are sampled while the models learn from those of the step before."""
+        return self.rollout.has_pool and self.async_training.max_staleness > 0
+
+    @property
+    def carried_steps(self) -> int:
+        """How many steps after that which admitted it a response may be learned from. The versions between are
+        ``async_training.max_staleness``, one of them already behind where sampling is a step ahead."""
+        return self.async_training.max_staleness - self.samples_ahead
+
+    def version_sampling(self, step: int) -> int:
+        """The version of the weights, counted in steps, that samples what ``step`` begins with."""
+        return max(0, step - 1 - self.samples_ahead)
+
+    @property
     def max_sequence_length(self) -> int:
         """Tokens of the longest prompt plus the longest response."""
         return self.data.max_prompt_length + self.data.max_response_length
@@ -192,8 +207,9 @@ class PPOConfig(Group):
 
     def _check_models(self) -> None:
         """Check what is loaded against the number of workers."""
-        parallel, per_machine = self.rollout.tensor_parallel_size, self.trainer.n_gpus_per_node
-        check_divides("rollout.tensor_parallel_size", parallel, "trainer.n_gpus_per_node", per_machine)
+        parallel, holder = self.rollout.tensor_parallel_size, "rollout" if self.rollout.has_pool else "trainer"
+        per_machine = attrgetter(f"{holder}.n_gpus_per_node")(self)
+        check_divides("rollout.tensor_parallel_size", parallel, f"{holder}.n_gpus_per_node", per_machine)
         fix = "rollout.name=hf has no tensor parallelism; set it to 1"
         self.require(self.rollout.name == "vllm" or parallel == 1, "rollout.tensor_parallel_size", fix)
         for prefix, model in self.models.items():
@@ -222,17 +238,31 @@ class PPOConfig(Group):
 
     def _check_carry_over(self) -> None:
         """Check what must go with responses of older weights."""
-        fix = "with async_training.max_staleness=0 the versions are the same; raise that, or set this to false"
-        compares = self.calculator.compare_versions
-        self.require(self.async_training.max_staleness > 0 or not compares, "calculator.compare_versions", fix)
-        if not self.async_training.partial_rollout:
+        staleness, partial = self.async_training.max_staleness, self.async_training.partial_rollout
+        field = "async_training.max_staleness"
+        fix = (
+            "without partial_rollout, or engines of their own (rollout.nnodes), every response is sampled in its own "
+            "step; set either, or this to 0"
+        )
+        self.require(partial or self.rollout.has_pool or staleness == 0, field, fix)
+        fix = "engines of their own sample one version behind, and partial_rollout more; set it to 2 or more"
+        self.require(not partial or self.carried_steps > 0, field, fix)
+        fix = "the machines of rollout.nnodes would count as the trainer's; leave it null"
+        self.require(not self.rollout.has_pool or self.trainer.min_nnodes is None, "trainer.min_nnodes", fix)
+        fix = f"with {field}=0 the versions are the same; raise that, or set this to false"
+        self.require(staleness > 0 or not self.calculator.compare_versions, "calculator.compare_versions", fix)
+        if not staleness:
             return
-        stale = f"responses are up to async_training.max_staleness={self.async_training.max_staleness} versions behind"
+        stale = f"responses are up to {field}={staleness} versions behind"
         fix = f"{stale}; set actor.tis_level=token, which weighs their tokens by how likely they are today"
         self.require(self.actor.tis_level == "token", "actor.tis_level", fix)
         self.require(not self.actor.bypass_mode, "actor.bypass_mode", f"{stale}; set it to false")
-        with_step = "with async_training.partial_rollout a step has no batch of its own to compare with; choose another"
+        with_step = f"remax compares with responses of this step, which {field} lets be older; choose another"
         self.require(self.algorithm.adv_estimator != "remax", "algorithm.adv_estimator", with_step)
+        fix = f"the reward model is busy with the update while engines sample ({field}={staleness}); set acc or score"
+        filtering = self.algorithm.filter_groups
+        scores = filtering.enable and filtering.metric not in ("acc", "score") and self.uses_reward_model
+        self.require(not (self.samples_ahead and scores), "algorithm.filter_groups.metric", fix)
         fix = "async_training.partial_rollout needs an engine that can be stopped; set rollout.name=vllm"
         self.require(self.rollout.name == "vllm", "rollout.name", fix)
 

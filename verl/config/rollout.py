@@ -123,6 +123,17 @@ class RolloutConfig(SamplingConfig, EngineConfig):
     learned from; the text that is scored ends before the string. Such a response is not truncated."""
     val_kwargs: SamplingConfig
     """Sampling at validation."""
+    nnodes: NotNegativeInt
+    """Machines whose engines have devices of their own, apart from the trainer's (docs/async.md); 0: the engines are
+    inside the trainer's workers. A machine with enough GPUs may hold both."""
+    n_gpus_per_node: NotNegativeInt
+    """Workers of those engines on each of the machines: one per GPU, or this many CPU processes; 0 without
+    ``nnodes``."""
+
+    @property
+    def has_pool(self) -> bool:
+        """Whether the engines have workers of their own."""
+        return self.nnodes > 0
 
     @property
     def train_kwargs(self) -> SamplingConfig:
@@ -142,6 +153,11 @@ class RolloutConfig(SamplingConfig, EngineConfig):
         fix = "rollout.name=hf draws from streams alone; set it to true"
         self.require(self.seeded or not hf, "seeded", fix)
         self.require(self.temperature > 0, "temperature", "training needs sampling; set it above 0")
+        fix = "engines of their own need machines and workers on each; set it and rollout.{} above 0, or both to 0"
+        self.require(self.nnodes > 0 or not self.n_gpus_per_node, "nnodes", fix.format("n_gpus_per_node"))
+        self.require(self.n_gpus_per_node > 0 or not self.nnodes, "n_gpus_per_node", fix.format("nnodes"))
+        fix = "rollout.name=hf samples with the trainer's policy itself; set it to 0"
+        self.require(not (hf and self.nnodes), "nnodes", fix)
 
 
 @dataclass(frozen=True)
@@ -150,13 +166,12 @@ class AsyncTrainingConfig(Group):
 
     max_staleness: Annotated[int, rule(lambda steps: steps >= 0, "must be 0 or more")]
     """How many versions of the weights a response may be behind when it is learned from; 0: every response is sampled
-    in its own step."""
+    in its own step. Above 0 it needs ``partial_rollout``, or engines of their own (``rollout.nnodes``), which then
+    sample a step while the models learn from the one before."""
     partial_rollout: bool
     """End a step as soon as enough groups are complete; what has not ended goes on under newer weights. Needs a
-    ``max_staleness`` of at least 1."""
+    ``max_staleness`` of at least 1, and with engines of their own of at least 2."""
 
     def check(self) -> None:
         fix = "responses that are carried over are behind; set async_training.max_staleness=1 or more"
         self.require(not self.partial_rollout or self.max_staleness > 0, "partial_rollout", fix)
-        fix = "without partial_rollout every response is sampled in its own step; set that to true, or this to 0"
-        self.require(self.partial_rollout or self.max_staleness == 0, "max_staleness", fix)

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +17,11 @@ from verl.config.errors import ConfigError
 
 Row = dict[str, Any]
 
-UNREADABLE_PARQUET = (pa.ArrowException, OSError, ValueError, OverflowError, TypeError, KeyError, MemoryError)
-"""What pyarrow raises for damaged files."""
-
-OTHER_KINDS = {
-    b"\x1f\x8b": "it is packed by gzip; unpack it",
-    b"\x28\xb5\x2f\xfd": "it is packed by zstd; unpack it",
-    b"PK": "it is a zip archive; unpack it",
-    b"PAR1": "it is a parquet file; give it the suffix .parquet",
-    b"\xff\xfe": "it is UTF-16; write it in UTF-8",
-    b"\xfe\xff": "it is UTF-16; write it in UTF-8",
-}
-"""First bytes of files that are often taken for text -> what to do."""
+MOST_BYTES, MOST_TIMES = 1 << 28, 200
+"""Most bytes that the rows of a parquet file take in memory: the larger of this and this many times its size."""
+BYTES_PER_ROW = 100
+"""Least bytes of a row in memory, whatever is in it."""
+ROWS_AT_A_TIME = 4096
 
 _FIX = "correct or remove it"
 
@@ -61,7 +54,8 @@ def read_rows(name: str, columns: Sequence[str] = (), field: str = "") -> list[R
 
 def _read_hub(name: str, published: HubSet) -> list[Row]:
     try:
-        rows = load_dataset(published.hub_id, published.config or None, split=published.split)
+        hub_id, config, split, revision = published
+        rows = load_dataset(hub_id, config or None, split=split, revision=revision or None)
     except (OSError, ValueError, RuntimeError, DatasetsError, HfHubHTTPError) as error:
         reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}" if str(error) else type(error).__name__
         raise ConfigError(
@@ -73,32 +67,49 @@ def _read_hub(name: str, published: HubSet) -> list[Row]:
 
 def _read_parquet(path: Path) -> list[Row]:
     _require_file(path)
+    rows: list[Row] = []
     try:
-        rows: list[Row] = pq.read_table(path, page_checksum_verification=True).to_pylist()
-    except UNREADABLE_PARQUET as error:
-        # Also text that is not UTF-8, damaged pages, and dates that Python does not have.
+        file, size = pq.ParquetFile(path, page_checksum_verification=True), path.stat().st_size
+        groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
+        most = max(MOST_BYTES, MOST_TIMES * size)
+        needed = max(sum(group.total_byte_size for group in groups), BYTES_PER_ROW * file.metadata.num_rows)
+        if needed <= most:
+            needed = 0
+            for batch in _batches(file, most):
+                needed += batch.nbytes
+                if needed > most:
+                    break
+                rows += batch.to_pylist()
+    # Damaged pages, text that is not UTF-8, dates that Python does not have.
+    except (pa.ArrowException, OSError, ValueError, OverflowError, TypeError, KeyError, MemoryError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise ConfigError(
-            f"{path}: cannot be read as parquet: {reason:.200}{_unreadable_rows(path)}; get or write the file again "
-            "(scripts/prepare_data.py writes such files)"
+            f"{path}: cannot be read as parquet: {reason:.200}; get or write the file again (scripts/prepare_data.py "
+            "writes such files)"
         ) from error
+    if needed > most:
+        raise ConfigError(
+            f"{path}: its {size} bytes stand for {file.metadata.num_rows} rows, which take more than {most / 1e9:.1f} "
+            "GB; write the file again with the rows that it should have"
+        )
     return rows
 
 
-def _unreadable_rows(path: Path) -> str:
-    """The first row group of a parquet file that cannot be read; empty if that is not known."""
-    try:
-        file, first = pq.ParquetFile(path, page_checksum_verification=True), 0
-        for group in range(file.num_row_groups):
-            end = first + file.metadata.row_group(group).num_rows
-            try:
-                file.read_row_group(group).to_pylist()
-            except UNREADABLE_PARQUET:
-                return f" (rows {first} to {end - 1})"
-            first = end
-    except UNREADABLE_PARQUET:
-        pass  # the file as a whole
-    return ""
+def _batches(file: pq.ParquetFile, most: int) -> Iterator[pa.Table]:
+    """The rows of a file, so many at a time that they take at most ``most`` bytes for each column."""
+    # One value may stand in all rows of its group, and is at most as large as that.
+    sizes = [file.metadata.row_group(i).total_byte_size for i in range(file.num_row_groups)]
+    at_a_time = max(1, min(ROWS_AT_A_TIME, most // max(1, *sizes, 1)))
+    schema = pa.schema([field.with_type(_decoded(field.type)) for field in file.schema_arrow])
+    for group in range(file.num_row_groups):
+        for batch in file.iter_batches(at_a_time, row_groups=[group]):
+            # The values themselves, as often as they occur, are what rows will take.
+            yield pa.Table.from_batches([batch]).cast(schema)
+
+
+def _decoded(kind: pa.DataType) -> pa.DataType:
+    """A type whose values stand for themselves, instead of being entries of a dictionary."""
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def read_json_lines(path: Path) -> list[tuple[int, Row]]:
@@ -141,11 +152,11 @@ def _text(path: Path) -> str:
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        kind = next((kind for mark, kind in OTHER_KINDS.items() if content.startswith(mark)), None)
         line = content.count(b"\n", 0, error.start) + 1
-        place = path if kind else f"{path}, line {line}"
-        fix = kind or "write the file in UTF-8"
-        raise ConfigError(f"{place}: is not UTF-8 text: {error.reason} at byte {error.start}; {fix}") from error
+        raise ConfigError(
+            f"{path}, line {line}: is not UTF-8 text: {error.reason} at byte {error.start}; unpack it, or write it in "
+            "UTF-8"
+        ) from error
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 

@@ -44,8 +44,22 @@ class PromptRecord:
     """Whether it ends in ``<think>``."""
 
 
+NOTES = {
+    "left_out": "left out {count} that are longer than data.max_prompt_length={config.max_prompt_length}, the longest "
+    "with {longest} tokens (the first: {first})",
+    "cut": "cut {count} to data.max_prompt_length={config.max_prompt_length} tokens with "
+    "data.truncation={config.truncation}, the longest has {longest}",
+    "marked": "{count} already hold a template, and data.template={config.template} is added to it (the first: "
+    "{first}); data.template=raw takes prompts as they are",
+    "asked_twice": "{count} already ask for an answer in a box, and data.template={config.template} asks again (the "
+    "first: {first})",
+    "repeated": "{count} occur more than once (the first: {first})",
+}
+"""What the user should know of some prompts."""
+
+
 class PromptReader:
-    """Reads rows one after another, and counts what the user should know of them."""
+    """Reads rows one after another, and notes what the user should know of them."""
 
     def __init__(self, config: DataConfig, tokenizer: PreTrainedTokenizerBase) -> None:
         check_template(config.template, tokenizer, "data.template")
@@ -53,11 +67,10 @@ class PromptReader:
         self.tokenizer = tokenizer
         self.records: list[PromptRecord] = []
         self.num_read = 0
-        self._lengths: list[int] = []
-        self._too_long: list[str] = []
-        self._marked: list[str] = []
-        self._asked_twice: list[str] = []
-        self._repeated: list[str] = []
+        self._noted: dict[str, list[str]] = {kind: [] for kind in NOTES}
+        """Kind of note -> the rows that it is about."""
+        self._too_long: list[int] = []
+        """Lengths above ``max_prompt_length``."""
         self._first_at: dict[int, str] = {}
 
     def add(self, row: Mapping[str, Any], where: str) -> None:
@@ -68,15 +81,15 @@ class PromptReader:
         messages = read_messages(row, where, config.prompt_key)
         ids = self._render(messages, where)
         if len(ids) > config.max_prompt_length:
-            self._lengths.append(len(ids))
+            self._too_long.append(len(ids))
+            self._noted["left_out" if config.filters else "cut"].append(where)
             if config.filters:
-                self._too_long.append(where)
                 return
             ids = truncate(ids, config.max_prompt_length, config.truncation, where)
         # A hash is enough for a note, and the tokens of millions of prompts are not held twice.
         first = self._first_at.setdefault(hash(tuple(ids)), where)
         if first != where:
-            self._repeated.append(f"{where} repeats {first}")
+            self._noted["repeated"].append(f"{where} repeats {first}")
         self.records.append(
             PromptRecord(
                 uid=len(self.records),
@@ -91,13 +104,12 @@ class PromptReader:
 
     def _render(self, messages: list[dict[str, Any]], where: str) -> list[int]:
         config = self.config
-        name, form = config.template, find_template(config.template)
         text = "\n".join(str(message["content"]) for message in messages)
-        marker = template_marker(text)
-        if name != "raw" and marker is not None:
-            self._marked.append(f"{where} has {marker!r}")
-        if form.instruction and form.instruction in text:
-            self._asked_twice.append(where)
+        marker, instruction = template_marker(text), find_template(config.template).instruction
+        if config.template != "raw" and marker is not None:
+            self._noted["marked"].append(f"{where} has {marker!r}")
+        if instruction and instruction in text:
+            self._noted["asked_twice"].append(where)
         try:
             return render(messages, config, self.tokenizer)
         except ConfigError as error:
@@ -105,46 +117,24 @@ class PromptReader:
 
     def check_any_left(self, files: Sequence[str]) -> None:
         """Raise ``ConfigError`` if there is nothing to train on."""
-        limit = self.config.max_prompt_length
         if not self.num_read:
             raise ConfigError(f"{list(files)}: the files contain no prompts; add some")
         if not self.records:
             raise ConfigError(
-                f"data.max_prompt_length={limit}: all {self.num_read} prompts of {list(files)} are longer, of "
-                f"{min(self._lengths)} to {max(self._lengths)} tokens; raise it"
+                f"data.max_prompt_length={self.config.max_prompt_length}: all {self.num_read} prompts of {list(files)} "
+                f"are longer, of {min(self._too_long)} to {max(self._too_long)} tokens; raise it"
             )
 
     def notes(self) -> list[str]:
         """What the user should know, one line each."""
-        config, name = self.config, self.config.template
-        notes = []
-        if self._too_long:
-            notes.append(
-                f"left out {self._of_all(self._too_long)} that are longer than data.max_prompt_length="
-                f"{config.max_prompt_length}, the longest with {max(self._lengths)} tokens (the first: "
-                f"{self._too_long[0]})"
+        longest = max(self._too_long, default=0)
+        return [
+            NOTES[kind].format(
+                count=f"{len(rows)} of {self.num_read} prompts", config=self.config, longest=longest, first=rows[0]
             )
-        elif self._lengths:
-            notes.append(
-                f"cut {self._of_all(self._lengths)} to data.max_prompt_length={config.max_prompt_length} tokens with "
-                f"data.truncation={config.truncation}, the longest has {max(self._lengths)}"
-            )
-        if self._marked:
-            notes.append(
-                f"{self._of_all(self._marked)} already hold a template, and data.template={name} is added to it (the "
-                f"first: {self._marked[0]}); data.template=raw takes prompts as they are"
-            )
-        if self._asked_twice:
-            notes.append(
-                f"{self._of_all(self._asked_twice)} already ask for an answer in a box, and data.template={name} asks "
-                f"again (the first: {self._asked_twice[0]})"
-            )
-        if self._repeated:
-            notes.append(f"{self._of_all(self._repeated)} occur more than once (the first: {self._repeated[0]})")
-        return notes
-
-    def _of_all(self, some: Sequence[object]) -> str:
-        return f"{len(some)} of {self.num_read} prompts"
+            for kind, rows in self._noted.items()
+            if rows
+        ]
 
 
 def render(messages: list[dict[str, Any]], config: DataConfig, tokenizer: PreTrainedTokenizerBase) -> list[int]:

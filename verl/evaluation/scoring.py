@@ -109,7 +109,7 @@ def score_batches(
                 [problem.extra_info for problem in problems],
                 [task.opens_thought] * len(batch),
             )
-        # CustomFunctionError is a RuntimeError, and so is what the pool raises if its processes keep dying.
+        # A user's function raises a ValueError; if its processes keep dying, the pool raises a RuntimeError.
         except (ValueError, RuntimeError) as error:
             raise ConfigError(f"{task.benchmark}: cannot be scored: {error}") from error
         yield dict(zip(batch, scores, strict=True))

@@ -192,7 +192,7 @@ class SampleStore(AppendFile):
                 old_settings = old_digests = None
             if not isinstance(old_settings, dict) or not isinstance(old_digests, list):
                 raise ConfigError(f"{path} is damaged; {FIX}")
-            names = [n for n in {**old_settings, **settings} if not _same(old_settings.get(n), settings.get(n))]
+            names = [n for n in {**old_settings, **settings} if old_settings.get(n) != settings.get(n)]
             if names:
                 changes = ", ".join(f"{n}={old_settings.get(n)!r}, now {settings.get(n)!r}" for n in names)
                 raise ConfigError(f"{self.folder}: holds samples made with {changes}; {FIX}")
@@ -207,13 +207,6 @@ class SampleStore(AppendFile):
         elif (self.folder / SAMPLES_FILE).exists():
             raise ConfigError(f"{self.folder}: holds {SAMPLES_FILE} without {SETTINGS_FILE}; {FIX}")
         replace_text(path, json.dumps({"settings": settings, "prompts": digests}, indent=1) + "\n")
-
-
-def _same(old: Any, new: Any) -> bool:
-    """Whether a setting is unchanged. Of a group, options that only earlier versions had do not count."""
-    if isinstance(old, dict) and isinstance(new, dict):
-        return all(name in old and old[name] == value for name, value in new.items())
-    return bool(old == new)
 
 
 def _digest(ids: Sequence[int]) -> str:

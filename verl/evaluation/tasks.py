@@ -1,7 +1,10 @@
-"""Tasks of an evaluation: one model on one benchmark at one temperature, with its prompts and its folder."""
+"""The job of an evaluation or an analysis, and its tasks: one model on one benchmark at one temperature, with its
+prompts and its folder."""
 
 import hashlib
+import os
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,12 +26,18 @@ from verl.evaluation.benchmarks import BENCHMARKS, Problem, load_benchmark
 from verl.evaluation.progress import EvaluationDisplay
 from verl.evaluation.results import PROMPT_TOO_LONG, result_folder
 from verl.evaluation.store import SampleStore
-from verl.evaluation.targets import Target
+from verl.evaluation.targets import Target, select_targets
 from verl.models.hub import fetch_model
 from verl.models.info import ModelInfo, check_weights
 from verl.models.tokenizer import load_tokenizer
 from verl.rewards import check_ground_truth
 from verl.rollout.requests import EngineModel, resolve_dtype
+from verl.run.session import RaySession
+from verl.run.sinks import check_trackers
+from verl.single_controller.cluster import gpus_per_machine, resolve_device
+
+CPU_WORKERS = 2
+"""Worker processes on a CPU that has as many cores, if the config does not set their number."""
 
 WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
 DIGESTED_CONFIGS = {"config.json", "generation_config.json"}
@@ -67,21 +76,151 @@ class EvaluationTask:
         return SampleStore(self.folder, self.settings, self.prompts, self.unanswered)
 
 
-def load_problems(name: str, config: EvaluationConfig) -> list[Problem]:
-    """The first ``data.max_problems`` problems of a benchmark.
+@dataclass(frozen=True)
+class Job:
+    """An evaluation or an analysis, checked and loaded before its engines start."""
 
-    Raises ``ConfigError`` as ``load_benchmark``, and for an answer that no response could be compared with.
+    config: EvaluationConfig
+    """How responses are sampled."""
+    display: EvaluationDisplay
+    folder: Path
+    """Folder of the results."""
+    session: RaySession
+    benchmarks: Mapping[str, list[Problem]]
+    tokenizers: Mapping[Target, PreTrainedTokenizerBase]
+    """Tokenizer of each target."""
+
+    def tasks_of(self, target: Target) -> list[EvaluationTask]:
+        """The target's tasks: every benchmark at every temperature.
+
+        Benchmarks with a question that the model's template refuses are left out, and prompts that leave no room for a
+        response are not answered; ``display`` says so.
+
+        Raises:
+            ConfigError: the model was removed.
+        """
+        config, tokenizer, tasks = self.config, self.tokenizers[target], []
+        settings = _settings(target, tokenizer, config, self.session.device_type)
+        limit = ModelInfo.read(target.path, config.rollout.trust_remote_code).max_length
+        for name, problems in self.benchmarks.items():
+            examples = few_shot_examples(name) if config.data.few_shot else []
+            prompts: list[list[int]] = []
+            with self.display.recorded(f"{target.label} on {name}"):
+                prompts = [_prompt(problem, target, tokenizer, examples) for problem in problems]
+            if not prompts:
+                continue
+            unanswered = {i: len(ids) for i, ids in enumerate(prompts) if limit is not None and len(ids) >= limit}
+            if unanswered:
+                first = min(unanswered)
+                self.display.say(
+                    f"warning: {target.label} on {name}: {len(unanswered)} of {len(prompts)} prompts are longer than "
+                    f"the model takes, {limit} tokens with the response (the first: problem {problems[first].index}, "
+                    f"{unanswered[first]} tokens; the longest: {max(unanswered.values())}); they count as unanswered, "
+                    f"{PROMPT_TOO_LONG}"
+                )
+            tasks += [
+                EvaluationTask(
+                    target=target,
+                    benchmark=name,
+                    temperature=temperature,
+                    problems=problems,
+                    prompts=prompts,
+                    opens_thought=opens_thought(prompts[0], tokenizer),
+                    folder=result_folder(self.folder, target.run, target.step, name, temperature),
+                    settings=settings | {"temperature": temperature},
+                    unanswered=unanswered,
+                )
+                for temperature in config.temperatures
+            ]
+        return tasks
+
+    def open_stores(self, tasks: Sequence[EvaluationTask], stack: ExitStack) -> dict[EvaluationTask, SampleStore]:
+        """The stores of the tasks whose folders hold no other samples."""
+        stores = {}
+        for task in tasks:
+            with self.display.recorded(task.label):
+                stores[task] = stack.enter_context(task.open_store())
+        return stores
+
+
+def prepare(
+    config: EvaluationConfig,
+    kind: str,
+    display: EvaluationDisplay,
+    more_benchmarks: Mapping[str, list[Problem]] | None = None,
+) -> Job | None:
+    """Load everything that can be wrong before engines start; None if nothing is left to do.
+
+    Args:
+        kind: ``evaluation`` or ``analysis``, the folder below ``runs_dir``.
+        more_benchmarks: beside those that the config names.
     """
+    trainer = config.trainer
+    check_trackers(trainer.logger)
+    machines = (trainer.nnodes, trainer.n_gpus_per_node or 1, trainer.machines_timeout_s)
+    device_type = resolve_device(config.device, *machines)
+    workers_per_node = count_workers(config, device_type)
+    targets, folder_name = select_targets(config, display)
+    benchmarks: dict[str, list[Problem]] = {}
+    for name in config.benchmarks:
+        with display.recorded():
+            benchmarks[name] = load_problems(name, config)
+    display.missing_benchmarks += [name for name in config.benchmarks if name not in benchmarks]
+    benchmarks |= more_benchmarks or {}
+    tokenizers = {}
+    for target in targets:
+        with display.recorded(target.label):
+            tokenizers[target] = load_target_tokenizer(target, config.rollout.trust_remote_code)
+    if not benchmarks or not tokenizers:
+        return None
+    default = Path(config.runs_dir, kind, trainer.experiment_name, folder_name)
+    folder = Path(trainer.default_local_dir or default).resolve()
+    display.say(
+        f"{', '.join(target.label for target in tokenizers)} on {', '.join(benchmarks)}: {config.n_sampling} samples "
+        f"for each of {sum(map(len, benchmarks.values()))} problems, into {folder}"
+    )
+    session = RaySession(trainer.nnodes, workers_per_node, device_type, trainer, folder)
+    return Job(config, display, folder, session, benchmarks, tokenizers)
+
+
+def count_workers(config: EvaluationConfig, device_type: str) -> int:
+    """Workers per machine: as configured, or as many as this machine has GPUs or cores for, in whole engines.
+
+    Raises:
+        ConfigError: an engine needs more GPUs than this machine has.
+    """
+    if config.trainer.n_gpus_per_node is not None:
+        return config.trainer.n_gpus_per_node
+    size = config.rollout.tensor_parallel_size
+    if device_type == "cpu":
+        return max(size, min(CPU_WORKERS, os.cpu_count() or 1) // size * size)
+    available = gpus_per_machine()
+    if available < size:
+        raise ConfigError(
+            f"rollout.tensor_parallel_size={size}: this machine has {available} GPUs; lower it, or for engines that "
+            "span machines set trainer.n_gpus_per_node and trainer.nnodes"
+        )
+    return available // size * size
+
+
+def load_problems(name: str, config: EvaluationConfig) -> list[Problem]:
+    """The first ``data.max_problems`` problems of a benchmark. Raises ``ConfigError`` as ``load_benchmark`` and
+    ``check_answers``."""
     folder = config.data.benchmark_dir
     problems = load_benchmark(name, Path(folder) if folder else None, config.data.fields.get(name))
-    problems = problems[: None if config.data.max_problems == -1 else config.data.max_problems]
+    problems = problems[: config.data.limit]
+    check_answers(problems, config)
+    return problems
+
+
+def check_answers(problems: Sequence[Problem], config: EvaluationConfig) -> None:
+    """Raise ``ConfigError`` for an answer that no response could be compared with, or a source that nothing scores."""
     custom = config.reward_score.paths_of_custom_functions()
     for problem in problems:
         try:
             check_ground_truth(problem.data_source, problem.answer, custom, problem.extra_info)
         except ConfigError as error:
-            raise ConfigError(f"benchmark {name}, problem {problem.index}: {problem.place}: {error}") from error
-    return problems
+            raise ConfigError(f"{problem.place}: {error}") from error
 
 
 def load_target_tokenizer(target: Target, trust_remote_code: bool) -> PreTrainedTokenizerBase:
@@ -94,59 +233,6 @@ def load_target_tokenizer(target: Target, trust_remote_code: bool) -> PreTrained
     check_weights(info, f"model.path={target.path!r}")
     info.end_tokens(tokenizer)  # raises for one that the model does not have
     return tokenizer
-
-
-def make_tasks(
-    target: Target,
-    tokenizer: PreTrainedTokenizerBase,
-    benchmarks: Mapping[str, Sequence[Problem]],
-    config: EvaluationConfig,
-    folder: Path,
-    device_type: str,
-    display: EvaluationDisplay,
-) -> list[EvaluationTask]:
-    """The target's tasks: every benchmark at every temperature.
-
-    Benchmarks with a question that the model's template refuses are left out, and prompts that leave no room for a
-    response are not answered; ``display`` says so.
-
-    Raises:
-        ConfigError: the model was removed.
-    """
-    tasks = []
-    settings = _settings(target, tokenizer, config, device_type)
-    limit = ModelInfo.read(target.path, config.rollout.trust_remote_code).max_length
-    for name, problems in benchmarks.items():
-        examples = few_shot_examples(name) if config.data.few_shot else []
-        prompts: list[list[int]] = []
-        with display.recorded(f"{target.label} on {name}"):
-            prompts = [_prompt(problem, target, tokenizer, examples) for problem in problems]
-        if not prompts:
-            continue
-        unanswered = {i: len(ids) for i, ids in enumerate(prompts) if limit is not None and len(ids) >= limit}
-        if unanswered:
-            first = min(unanswered)
-            display.say(
-                f"warning: {target.label} on {name}: {len(unanswered)} of {len(prompts)} prompts are longer than the "
-                f"model takes, {limit} tokens with the response (the first: problem {problems[first].index}, "
-                f"{unanswered[first]} tokens; the longest: {max(unanswered.values())}); they count as unanswered, "
-                f"{PROMPT_TOO_LONG}"
-            )
-        for temperature in config.temperatures:
-            tasks.append(
-                EvaluationTask(
-                    target=target,
-                    benchmark=name,
-                    temperature=temperature,
-                    problems=list(problems),
-                    prompts=prompts,
-                    opens_thought=opens_thought(prompts[0], tokenizer),
-                    folder=result_folder(folder, target.run, target.step, name, temperature),
-                    settings=settings | {"temperature": temperature},
-                    unanswered=unanswered,
-                )
-            )
-    return tasks
 
 
 def _settings(

@@ -225,12 +225,19 @@ class MethodCalls:
                 f"rollout.seeded=False: {self.where} overrides sampling, which the project's own sampler obeys; set it "
                 "to true"
             )
+        staleness = self.config.async_training.max_staleness
         for name in ("judged", "sampling"):
-            if self.config.async_training.partial_rollout and self.overrides(name):
+            if staleness and self.overrides(name):
                 raise ConfigError(
-                    f"async_training.partial_rollout=True: {self.where} overrides {name}, which would see responses of "
-                    "several steps; set it to false"
+                    f"async_training.max_staleness={staleness}: {self.where} overrides {name}, which would see "
+                    "responses of several steps; set it to 0"
                 )
+        learns = [name for name in ("learn_from", "change_rewards") if self.overrides(name)]
+        if self.config.samples_ahead and self.overrides("choose_prompts") and learns:
+            raise ConfigError(
+                f"async_training.max_staleness={staleness}: {self.where} overrides choose_prompts and {learns[0]}, and "
+                "engines of their own sample while the models learn; set it to 0"
+            )
         if self.method.candidates_per_prompt < 1:
             raise ConfigError(f"{self.where}: candidates_per_prompt={self.method.candidates_per_prompt}: at least 1")
 

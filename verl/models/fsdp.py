@@ -5,6 +5,7 @@ Legend: W ranks that hold one copy of the model together.
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import NamedTuple
 
@@ -30,6 +31,30 @@ WeightDtype = Callable[[str, Tensor], torch.dtype]
 def keep_dtype(name: str, value: Tensor) -> torch.dtype:
     """The :data:`WeightDtype` that changes nothing."""
     return value.dtype
+
+
+@dataclass(frozen=True)
+class EngineDtype:
+    """A :data:`WeightDtype`: weights travel as an engine will hold them, where that is narrower.
+
+    Only matrices and stacks of them are cast; vectors weigh nothing, and some, such as a state-space model's, are
+    computed with before they are rounded.
+    """
+
+    dtype: torch.dtype
+    exact: frozenset[str]
+    """What the engine keeps in higher precision than the rest, such as the router of some mixtures, by
+    :func:`name_tail`."""
+
+    def __call__(self, name: str, value: Tensor) -> torch.dtype:
+        is_matrix = value.dim() > 2 or (value.dim() == 2 and name.endswith(".weight"))
+        narrower = self.dtype.itemsize < value.dtype.itemsize
+        return self.dtype if is_matrix and narrower and name_tail(name) not in self.exact else value.dtype
+
+
+def name_tail(name: str) -> str:
+    """The last two parts of a parameter's name: engine and file may call the module around it differently."""
+    return ".".join(name.split(".")[-2:])
 
 
 ALIGNMENT = 16

@@ -61,7 +61,9 @@ def is_complete(folder: Path) -> bool:
     """Whether the folder has a model's config and all files of its weights."""
     if not (folder / "config.json").is_file():
         return False
-    # Where a model has both, its safetensors are read.
+    # In the order in which transformers looks for them.
+    if (folder / "model.safetensors").is_file():
+        return True
     for index, weights in (
         ("model.safetensors.index.json", "*.safetensors"),
         ("pytorch_model.bin.index.json", "*.bin"),

@@ -57,18 +57,13 @@ def empty_model(part: str, info: ModelInfo) -> PreTrainedModel:
     return model
 
 
-def persistent_buffers(model: torch.nn.Module) -> dict[str, Tensor]:
-    """Copies on the CPU of the tensors that belong to the model's weights without being parameters, by name.
+def saved_buffers(model: torch.nn.Module) -> dict[str, Tensor]:
+    """The tensors that belong to the model's weights without being parameters, by name.
 
     Most models have none; the mixtures of GLM 4 and DeepSeek V3 have one for each router. No step changes them.
     """
-    return {name: buffer.to("cpu", copy=True) for name, buffer in saved_buffers(model)}
-
-
-def saved_buffers(model: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of :func:`persistent_buffers` themselves."""
     saved = model.state_dict().keys()
-    return ((name, buffer) for name, buffer in model.named_buffers() if name in saved)
+    return {name: buffer for name, buffer in model.named_buffers() if name in saved}
 
 
 def checkpoint_parameters(
@@ -81,7 +76,7 @@ def checkpoint_parameters(
     """
     names = [base_parameter_name(name) for name in model.state_dict() if not is_adapter(name)]
     parameters = full_parameters(model, dtype, bucket_bytes)
-    return in_checkpoint_format(model, names, chain(parameters, saved_buffers(model)))
+    return in_checkpoint_format(model, names, chain(parameters, saved_buffers(model).items()))
 
 
 def in_checkpoint_format(
@@ -127,7 +122,7 @@ def write_architecture(
 ) -> None:
     """Write what ``folder`` needs besides parameters.
 
-    Configurations, tokenizer, the code that the model came with, and its ``buffers``, by :func:`persistent_buffers`.
+    Configurations, tokenizer, the code that the model came with, and its ``buffers``, by :func:`saved_buffers`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     config = model.config
@@ -154,7 +149,7 @@ class WeightFiles:
         """``model``: the architecture on the meta device, from :func:`empty_model`."""
         self.model = model
         parameters = dict(model.named_parameters())
-        self.shapes = parameters | dict(saved_buffers(model))
+        self.shapes = parameters | saved_buffers(model)
         """By name, the tensors to be written; of tied ones the first."""
         own = model.config.dtype
         assert isinstance(own, torch.dtype), own

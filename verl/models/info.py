@@ -26,16 +26,12 @@ from transformers import (
 
 from verl.config.common import ModelConfig
 from verl.config.errors import ConfigError, in_one_line
-from verl.models.hub import local_folder
+from verl.models.hub import is_complete, local_folder
 
 VALUE_HEAD = "score"
 """The head of a value model."""
 
 GENERATION = "generation_config.json"
-
-INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
-OLDER = ("pytorch_model.bin", "pytorch_model.bin.index.json")
-"""Weight files whose header cannot be read separately."""
 
 ROPE = "rope_parameters"
 """What ``transformers`` calls the options of rotary embeddings."""
@@ -215,46 +211,25 @@ def resolve_layers(layers: Sequence[int], depth: int) -> list[int]:
 
 
 def check_weights(info: ModelInfo, where: str) -> None:
-    """Raise ``ConfigError`` if the files of the weights are missing, cut short, or of other shapes than the config's.
+    """Raise ``ConfigError`` if files of the weights are missing, cut short, or of other shapes than the config's.
+
+    Of weights in an older form than safetensors nothing but their presence is checked.
 
     Args:
         where: the option that names the model, with its value.
     """
     folder = Path(local_folder(info.path))
-    files = _files(folder, where)
+    if not is_complete(folder):
+        raise ConfigError(f"{where}: files of its weights are missing; name a folder saved by save_pretrained")
     shapes: dict[str, list[int]] = {}
-    expected = _expected(info)
-    for file, names in files.items():
-        found = tensor_shapes(folder / file, where)
-        # The index of some models also names tensors that nothing reads, such as a head that is the embedding.
-        if lacking := sorted((names - found.keys()) & expected.keys()):
-            raise ConfigError(f"{where}: {file} lacks {lacking[0]}, which {INDEX} names; fetch the model again")
-        shapes |= found
-    for name, shape in expected.items():
+    for file in sorted(folder.glob("*.safetensors")):
+        shapes |= tensor_shapes(file, where)
+    for name, shape in _expected(info).items():
         if name in shapes and shapes[name] != shape:
             raise ConfigError(
                 f"{where}: {name} has shape {shapes[name]} in its files, and {shape} by its config.json "
                 "(vocab_size, hidden_size, ...); restore that file, or name a complete model"
             )
-
-
-def _files(folder: Path, where: str) -> dict[str, set[str]]:
-    """The safetensors of the model -> the tensors that the index says they hold; none for weights in an older form."""
-    if (folder / SINGLE).exists():
-        return {SINGLE: set()}
-    if (folder / INDEX).exists():
-        try:
-            weight_map = json.loads((folder / INDEX).read_text())["weight_map"]
-            files = {file: {name for name, of in weight_map.items() if of == file} for file in weight_map.values()}
-        except Exception as error:  # the file may hold anything
-            raise ConfigError(f"{where}: cannot read {INDEX}: {in_one_line(error)}; fetch the model again") from error
-        outside = [file for file in files if not isinstance(file, str) or Path(file).name != file]
-        if outside:
-            raise ConfigError(f"{where}: {INDEX} names {outside[0]!r}, which is no file of the folder")
-        return files
-    if not any((folder / name).exists() for name in OLDER):
-        raise ConfigError(f"{where}: there are no weights ({SINGLE}); name a folder saved by save_pretrained")
-    return {}
 
 
 def tensor_shapes(file: Path, where: str) -> dict[str, list[int]]:

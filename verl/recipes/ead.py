@@ -1,9 +1,9 @@
 """EAD (arXiv 2510.05251): explore early tokens, exploit late ones, by a temperature that falls along the response.
 
-    tau_t = max(1 + tau_max - exp((t - first) / (scale d_s)), tau_min)    d_s = min(d_0 + 5 s, d_max) at step s
+    tau_t = max(1 + tau_max - exp(t / (scale d_s)), tau_min)    d_s = min(d_0 + 5 s, d_max) at step s
 
-with tau_max at the first tokens. The paper's formula has no ``scale``; its code divides by 20 d, which is the default
-here. Assumed: "not annealed" means tau_max for the first ``first`` tokens.
+for tokens t, counted from 0, from the ``first``-th on; the tokens before have 1. The paper's formula has no ``scale``;
+its code samples with 20 d, which is the default here.
 """
 
 from collections.abc import Mapping
@@ -38,8 +38,9 @@ class Annealed(Method):
 
     def sampling(self, records: list[PromptRecord]) -> Mapping[str, Any]:
         """The temperature at each position of every response."""
-        t = np.maximum(np.arange(self.max_response_length) - self.first, 0)
+        t = np.arange(self.max_response_length)
         d = min(self.d0 + 5 * self.step, self.d_max)
         # Where the exponential is above, the temperature is tau_min anyway.
         growth = np.exp(np.minimum(t / (self.scale * d), 50.0))
-        return {"temperatures": np.maximum(1 + self.tau_max - growth, self.tau_min)}
+        annealed = np.maximum(1 + self.tau_max - growth, self.tau_min)
+        return {"temperatures": np.where(t < self.first, 1.0, annealed)}

@@ -1,7 +1,6 @@
 """GHPO (arXiv 2507.10628): prompts that no response solves are sampled again with a growing part of the solution.
 
-Assumed, where the paper leaves it open: the part is one of the solution's characters, cut back to the end of a word
-where there are words, and follows the question in the wording of ``text``.
+As in its code, the part is one of the solution's characters, and follows the question in the wording of ``text``.
 """
 
 from collections.abc import Sequence
@@ -10,6 +9,8 @@ from verl.batch import Batch
 from verl.data.prompt_rows import PromptRecord
 from verl.method import Method
 
+WORDING = "\n The following text is the beginning part of the answer, which you can refer to for solving the problem:\n"
+
 
 class GuidedHints(Method):
     """Adds 25, 50 and 75 % of the reference solution, a larger share in each round that leaves a prompt unsolved."""
@@ -17,7 +18,7 @@ class GuidedHints(Method):
     def __init__(
         self,
         shares: Sequence[float] = (0.25, 0.5, 0.75),
-        text: str = " The solution begins with: {hint}",
+        text: str = WORDING + "{hint}",
         solution: str = "solution",
         rounds: int = 3,
     ) -> None:
@@ -55,9 +56,5 @@ class GuidedHints(Method):
 
 
 def hint(solution: str, share: float) -> str:
-    """The first ``share`` of a solution's characters, without a word that was cut."""
-    length = int(len(solution) * share)
-    part = solution[:length]
-    cut = length < len(solution) and not solution[length].isspace()
-    words = part.rstrip().rpartition(" ")[0] if cut and " " in part else part
-    return words.rstrip()
+    """The first ``share`` of a solution's characters."""
+    return solution[: round(len(solution) * share)]

@@ -4,8 +4,9 @@
 
 LASER has one target length L. LASER-D has one for each band of difficulty, by the share of correct responses to the
 prompt: hard up to 1/3, medium up to 2/3, easy above. Let coverage(L) be the share of a band's responses of at most L
-tokens. The target is the smallest L of a grid with floor(c coverage(L)) >= 1, c = 5 for easy, 2 for medium and 1 for
-hard prompts: the length at which one complete response can be expected of c. The grid is that of the paper's code in
+tokens. The target is the smallest L of a grid with floor(c coverage(L)) >= 1, where c = int(2n/3) for easy, int(n/3)
+for medium and 1 for hard prompts, of n responses: of so many right ones, at least one can be expected to be complete.
+With c = 0, as at n = 2, it is the maximal length. The grid is that of the paper's code in
 units of the maximal length: 1/8, 3/16, 1/4, ..., 1.
 
 Assumed: L of LASER is half of the maximal length, and the targets of LASER-D, which the paper finds on a set of prompts
@@ -23,8 +24,7 @@ from verl.algorithms.advantages.groups import group_means
 from verl.batch import Batch
 from verl.method import Method
 
-EXPECTED_OF = {"hard": 1, "medium": 2, "easy": 5}
-"""c of each band."""
+BANDS = ("hard", "medium", "easy")
 
 
 class Laser(Method):
@@ -45,7 +45,7 @@ class LaserD(Method):
     def __init__(self, every: int) -> None:
         self.every = every
         self.targets: dict[str, int] = {}
-        self.lengths: dict[str, list[int]] = {band: [] for band in EXPECTED_OF}
+        self.lengths: dict[str, list[int]] = {band: [] for band in BANDS}
 
     def change_rewards(self, batch: Batch, rewards: Tensor) -> Tensor:
         """[B]."""
@@ -55,9 +55,10 @@ class LaserD(Method):
         for band, length in zip(bands, lengths.tolist(), strict=True):
             self.lengths[band].append(length)
         if self.step % self.every == 0:
-            latest = {band: target_length(self.lengths[band], c, longest) for band, c in EXPECTED_OF.items()}
+            expected_of = dict(zip(BANDS, right_responses(self.config.rollout.n), strict=True))
+            latest = {band: target_length(self.lengths[band], c, longest) for band, c in expected_of.items()}
             self.targets |= {band: target for band, target in latest.items() if target is not None}
-            self.lengths = {band: [] for band in EXPECTED_OF}
+            self.lengths = {band: [] for band in BANDS}
         return stepped(batch.correct, lengths, targets)
 
     def state_dict(self) -> dict[str, Any]:
@@ -73,6 +74,11 @@ def stepped(correct: Tensor, lengths: Tensor, targets: Tensor) -> Tensor:
     """The rewards [B] of responses that are ``correct [B]``, of ``lengths [B]``, with ``targets [B]`` in tokens."""
     base = torch.where(correct, 1.0, -0.5).double()
     return base + 0.5 * (correct & (lengths <= targets)).double()
+
+
+def right_responses(n: int) -> tuple[int, int, int]:
+    """c of the hard, medium and easy band: least right responses to a prompt of the band, of ``n``."""
+    return 1, n // 3, 2 * n // 3
 
 
 def band_of(accuracy: float) -> str:

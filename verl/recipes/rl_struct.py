@@ -1,9 +1,9 @@
 """Structured output: a generated JSON task, and a verifier that rewards its layers one by one (arXiv 2512.00319).
 
-The paper rewards, from the outside in, that the output parses, has the format that was asked for, and the right
-content. Assumed, as its weights could not be read: 0.2 for a JSON object, 0.3 for the fields asked for with values of
-their types, 0.5 times the share of right values. A layer counts only where those around it hold, and nothing but the
-object, in a code fence or not, may be in the response.
+The paper's layers are structural integrity, format correctness, validity and content accuracy. Here: the response holds
+a JSON object (validity, 0.2) and nothing else, but for a code fence (format, 0.1), the object has the fields asked for
+with values of their types (structure, 0.2), and the share of right values (content, 0.5). Structure and content count
+only in what is valid, content only in what has the structure. The weights are assumed: the paper's could not be read.
 
 ``python -m verl.recipes.rl_struct FOLDER`` writes ``train.jsonl`` and ``test.jsonl``: prompts such as ``Write as JSON:
 name is Ada, age is 31, tags are red and blue.`` with the object as the answer.
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 DATA_SOURCE = "json_task"
-WEIGHTS = {"structure": 0.2, "format": 0.3, "content": 0.5}
+WEIGHTS = {"validity": 0.2, "format": 0.1, "structure": 0.2, "content": 0.5}
 
 LONGEST = 10_000
 """Characters of a response that are read; longer ones are wrong, whatever they hold."""
@@ -29,13 +29,21 @@ TAGS = ("black", "blue", "green", "red", "white")
 
 def score(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> dict[str, Any]:
     """The reward of one response, for ``reward_score.custom_functions``; correct if it is all right."""
-    found = parsed(solution_str)
-    layers = {"structure": float(found is not None), "format": 0.0, "content": 0.0}
+    whole = parsed(solution_str)
+    found = parsed(_object_in(solution_str)) if whole is None else whole
+    layers = dict.fromkeys(WEIGHTS, 0.0)
+    if found is not None:
+        layers |= {"validity": 1.0, "format": float(whole is not None)}
     if found is not None and kinds(found) == kinds(ground_truth):
-        layers["format"] = 1.0
+        layers["structure"] = 1.0
         layers["content"] = sum(found[name] == value for name, value in ground_truth.items()) / len(ground_truth)
     total = sum(WEIGHTS[layer] * value for layer, value in layers.items())
-    return {"score": total, "correctness": layers["content"] == 1.0, **layers}
+    return {"score": total, "correctness": all(value == 1.0 for value in layers.values()), **layers}
+
+
+def _object_in(text: str) -> str:
+    """From the first opening brace of ``text`` to the last closing one; empty if it is too long."""
+    return "" if len(text) > LONGEST else text[text.find("{") : text.rfind("}") + 1]
 
 
 def parsed(text: str) -> dict[str, Any] | None:

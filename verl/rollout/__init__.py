@@ -24,8 +24,8 @@ NOT_WITH_VLLM = {"gpt_oss": "samples with wrong experts after a weight sync into
 writes into its parameters directly, which a reload does not see."""
 
 
-def make_rollout(setup: RolloutSetup, policy: Policy) -> Rollout:
-    """The engine that ``rollout.name`` selects; ``policy`` is the one that this worker trains."""
+def make_rollout(setup: RolloutSetup, policy: Policy | None) -> Rollout:
+    """The engine that ``rollout.name`` selects; ``policy`` is the one that this worker trains, if it does."""
     rollout: Rollout = pkgutil.resolve_name(ROLLOUTS[setup.config.rollout.name])(setup, policy)
     return rollout
 

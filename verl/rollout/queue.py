@@ -28,6 +28,10 @@ class RequestQueue:
         self.num_requests = num_requests
         self.held = [0] * len(engines)
         """Unfinished requests of each engine."""
+        self.dealt: list[list[int]] = [[] for _ in engines]
+        """Requests that each engine was ever given."""
+        self._again: list[int] = []
+        """Requests of engines that were lost."""
         self._slots = [engine.slots for engine in engines]
         self._room = [min(engine) for engine in engines]
         self._full = [False] * len(engines)
@@ -36,9 +40,9 @@ class RequestQueue:
     @property
     def left(self) -> int:
         """Requests that no engine has yet."""
-        return self.num_requests - self._next
+        return self.num_requests - self._next + len(self._again)
 
-    def first(self) -> list[range]:
+    def first(self) -> list[Sequence[int]]:
         """What each engine begins with."""
         size, num_engines = self.num_requests, len(self.held)
         bounds = [size * engine // num_engines for engine in range(num_engines + 1)]
@@ -49,7 +53,7 @@ class RequestQueue:
             for engine, share in enumerate(equal)
         ]
 
-    def take(self, engine: int) -> range:
+    def take(self, engine: int) -> Sequence[int]:
         """The requests that ``engine`` gets now; none if it has no room, or none are left."""
         room = self._room[engine] + self._ahead(engine, self.left) - self.held[engine]
         return self._deal(engine, 0 if self._full[engine] else min(max(0, room), self.left))
@@ -64,6 +68,11 @@ class RequestQueue:
             # Responses may turn out shorter than the cache allows for.
             self._room[engine] = min(self._slots[engine], self._room[engine] + self._room[engine] // 2 + 1)
 
+    def lose(self, engine: int, unfinished: Sequence[int]) -> None:
+        """``engine`` is gone; the others get these of its requests."""
+        self._again += unfinished
+        self.held[engine] = self._room[engine] = self._slots[engine] = 0
+
     def _ahead(self, engine: int, left: int) -> int:
         """Requests that ``engine`` may hold besides those it decodes, so that no slot idles until its next reply.
 
@@ -72,8 +81,11 @@ class RequestQueue:
         slots = self._slots[engine]
         return min(slots, left // (2 * len(self.held))) if self._room[engine] == slots else 0
 
-    def _deal(self, engine: int, count: int) -> range:
-        dealt = range(self._next, self._next + count)
-        self._next += count
+    def _deal(self, engine: int, count: int) -> Sequence[int]:
+        again, self._again = self._again[:count], self._again[count:]
+        new = range(self._next, self._next + count - len(again))
+        self._next += len(new)
         self.held[engine] += count
+        dealt: Sequence[int] = [*again, *new] if again else new
+        self.dealt[engine] += dealt
         return dealt

@@ -21,7 +21,7 @@ from verl.rollout.queue import EngineRoom
 from verl.rollout.requests import ResponseRequests
 from verl.rollout.sleep import EngineSleep
 from verl.rollout.vllm_engine import engine_room, from_stream, num_waiting, rank_columns, run_steps, start_engine
-from verl.rollout.weight_sync import EngineDtype, reload_weights
+from verl.rollout.weight_sync import engine_dtype, reload_weights
 from vllm_patches import begun
 from vllm_patches.temperatures import KEY as TEMPERATURES
 
@@ -33,7 +33,7 @@ class VLLMRollout:
     the same prompts, all make the same decisions and sample the same responses.
     """
 
-    def __init__(self, setup: RolloutSetup, policy: Policy) -> None:
+    def __init__(self, setup: RolloutSetup, policy: Policy | None = None) -> None:
         """``policy``: not used; the engine starts with weights of no meaning, and gets the policy's later.
 
         Raises:
@@ -43,7 +43,7 @@ class VLLMRollout:
         self.setup = setup
         self.max_response_length = setup.config.data.max_response_length
         self.is_first = place.rank % config.tensor_parallel_size == 0
-        sleeps = config.free_cache_engine and place.device_type == "cuda"
+        sleeps = config.free_cache_engine and not config.has_pool and place.device_type == "cuda"
         self.engine = start_engine(
             model.path,
             place,
@@ -62,7 +62,7 @@ class VLLMRollout:
         check_native_class(self.engine, model.path)
         self.seeded = config.seeded
         self.memory = EngineSleep(self.engine, sleeps)
-        self.weight_dtype: WeightDtype = EngineDtype(self.engine)
+        self.weight_dtype: WeightDtype = engine_dtype(self.engine)
         self._has_weights = False
         self._begun: dict[str, tuple[list[float], list[int]]] = {}
         """Log-probabilities and versions of the tokens with which a request began."""

@@ -9,33 +9,16 @@ from vllm import LLM
 from vllm.config import set_current_vllm_config
 from vllm.platforms import current_platform
 
-
-class EngineDtype:
-    """A :data:`verl.models.fsdp.WeightDtype`: weights travel as the engine will hold them, where that is narrower.
-
-    Only matrices and stacks of them are cast; vectors weigh nothing, and some, such as a state-space model's, are
-    computed with before they are rounded. What the engine keeps in higher precision than the rest, such as the router
-    of some mixtures, is not cast either. Such a parameter is known by the last two parts of its name, because engine
-    and file may call the module around it differently.
-    """
-
-    def __init__(self, engine: LLM) -> None:
-        runner = _runner(engine)
-        self.dtype: torch.dtype = runner.vllm_config.model_config.dtype
-        self.exact = {
-            _tail(name)
-            for name, parameter in runner.get_model().named_parameters()
-            if parameter.is_floating_point() and parameter.dtype.itemsize > self.dtype.itemsize
-        }
-
-    def __call__(self, name: str, value: Tensor) -> torch.dtype:
-        is_matrix = value.dim() > 2 or (value.dim() == 2 and name.endswith(".weight"))
-        narrower = self.dtype.itemsize < value.dtype.itemsize
-        return self.dtype if is_matrix and narrower and _tail(name) not in self.exact else value.dtype
+from verl.models.fsdp import EngineDtype, name_tail
 
 
-def _tail(name: str) -> str:
-    return ".".join(name.split(".")[-2:])
+def engine_dtype(engine: LLM) -> EngineDtype:
+    """How weights travel to this engine."""
+    runner = _runner(engine)
+    dtype: torch.dtype = runner.vllm_config.model_config.dtype
+    parameters = runner.get_model().named_parameters()
+    wider = [name for name, p in parameters if p.is_floating_point() and p.dtype.itemsize > dtype.itemsize]
+    return EngineDtype(dtype, frozenset(map(name_tail, wider)))
 
 
 def _runner(engine: LLM) -> Any:

@@ -1,5 +1,6 @@
 """How a run ends: preempted between two steps with a checkpoint, or with a last message; and its exit code."""
 
+import errno
 import signal
 import sys
 import time
@@ -16,6 +17,10 @@ INTERRUPTED = 130
 """Exit code after Ctrl-C, as in a shell."""
 TERMINATED = 143
 """Exit code after SIGTERM."""
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a disk, or a share of one, that is full."""
 
 
 class Preempted(Exception):
@@ -76,7 +81,8 @@ class Preemption:
 def run_to_exit_code(run: Callable[[], None], requeue: bool = False) -> None:
     """Call ``run`` and exit with a code and one message: 0 done, 1 failed, 130 Ctrl-C, 143 SIGTERM, 75 to be requeued.
 
-    Errors other than ``ConfigError``, ``StaleAttempt``, ``WorkerError`` and exhausted memory keep their traceback.
+    Errors other than ``ConfigError``, ``StaleAttempt``, ``WorkerError``, a full disk and exhausted memory keep their
+    traceback.
 
     Args:
         requeue: SIGTERM and SIGUSR1 mean that the run shall go on elsewhere, so that the code is 75.
@@ -98,6 +104,10 @@ def run_to_exit_code(run: Callable[[], None], requeue: bool = False) -> None:
         sys.exit(REQUEUE)
     except (ConfigError, StaleAttempt, WorkerError) as error:
         sys.exit(f"error: {error}")
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        sys.exit(f"error: {error.filename or 'a file of the run'}: {error.strerror}; make room, and resume the run")
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise

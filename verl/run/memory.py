@@ -215,8 +215,10 @@ def _syncing(config: PPOConfig, shape: Shape) -> float:
 
 
 def _generating(config: PPOConfig, shape: Shape, gpu_gb: float) -> Parts:
-    """Holders of memory of the rollout engine while it samples."""
+    """Holders of memory of the rollout engine while it samples; none where it has GPUs of its own."""
     rollout = config.rollout
+    if rollout.has_pool:
+        return {}
     if rollout.name == "hf":
         itemsize = ITEMSIZE[config.model.param_dtype]
         tokens = rollout.max_num_seqs * config.max_sequence_length

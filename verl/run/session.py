@@ -1,5 +1,6 @@
 """The skeleton of a run: what training and evaluation set up alike, and end in the reverse order."""
 
+import math
 import os
 import sys
 import threading
@@ -8,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 import ray
 from ray.exceptions import RayError, RayTaskError
@@ -20,15 +21,18 @@ from verl.config.common import MachineOptions, ModelConfig
 from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
 from verl.config.sft import SFTConfig
+from verl.models.info import ModelInfo
+from verl.rollout.requests import resolve_dtype
 from verl.run.display import Columns, RunDisplay, share_rows
 from verl.run.exit_codes import Preemption
-from verl.run.memory import GB, memory_warning
+from verl.run.memory import ENGINE_ITEMSIZE, GB, memory_warning
 from verl.run.page import PageWriter
 from verl.run.tracking import Tracker, drop_records, set_aside_records, steps_done, write_summary
 from verl.single_controller.cluster import ray_cluster, store_megabytes
+from verl.single_controller.engine_pool import EnginePool
 from verl.single_controller.environment import REQUEUE, passed_variables
 from verl.single_controller.failures import HeadLost, MachineError, NoRoom, OutOfMemory, RequeueError, WorkerError
-from verl.single_controller.machines import gather_machines, wait_for_machines
+from verl.single_controller.machines import gather_machines, wait_for_machines, wait_for_room
 from verl.single_controller.network import LOOPBACK, loopback_interface
 from verl.single_controller.probe import INTERFACES, survey
 from verl.single_controller.ray_head import cluster_address
@@ -65,6 +69,10 @@ class RaySession(ExitStack):
         self.machines, self.folder, self.files = machines, folder, files
         self.largest_batch = (0, 0)
         """Rows, and tokens of each, that travel at once."""
+        self.pool = (0, 0)
+        """Machines, and workers on each, of a second group beside that of the session's size."""
+        self.weight_bytes = 0
+        """Of the weights that travel to it."""
         self.machines_gathered = False
         """The machines have been waited for already."""
         self.resources: ExitStack = self
@@ -84,8 +92,15 @@ class RaySession(ExitStack):
     def start_ray(self) -> None:
         """Start Ray or connect to it, unless that was done before."""
         if not ray.is_initialized():
-            store_mb = self.machines.object_store_mb or store_megabytes(*self.largest_batch)
-            self.resources.enter_context(ray_cluster(self.world_size, self.device_type, store_mb))
+            store_mb = self.machines.object_store_mb or store_megabytes(*self.largest_batch, self.weight_bytes)
+            num_workers = self.world_size + math.prod(self.pool)
+            self.resources.enter_context(ray_cluster(num_workers, self.device_type, store_mb))
+
+    def wait_for_pool(self, say: Callable[[str], None], interrupt: Callable[[], None]) -> None:
+        """Wait for machines with room for both groups, if there is a second one. Raises ``NoRoom``."""
+        if self.pool[0]:
+            groups = [(self.nnodes, self.workers_per_node), self.pool]
+            wait_for_room(groups, self.device_type, self.machines.machines_timeout_s, say, interrupt)
 
     def start_workers(
         self,
@@ -96,28 +111,34 @@ class RaySession(ExitStack):
         models: Sequence[str] = (),
         supervision: Supervision | None = None,
         check_devices: Callable[[list[int]], None] = lambda sizes: None,
+        **pool: Any,
     ) -> WorkerGroup:
         """Start a group that loads ``models``, to be closed by the caller; ``check_devices`` as for a group.
+
+        Args:
+            pool: of an :class:`EnginePool`, which is then started as the second group; none: start the first one.
 
         Raises:
             WorkerError: a worker fails to start.
             ConfigError: machines are missing, or lack something; one line for each names it.
         """
         self.start_ray()
-        place = (self.nnodes, self.workers_per_node, self.device_type)
-        watched: dict[str, Any] = {"supervision": supervision, "check_devices": check_devices}
+        place = (*(self.pool if pool else (self.nnodes, self.workers_per_node)), self.device_type)
+        watched: dict[str, Any] = {"supervision": supervision, "check_devices": check_devices, **pool}
+        group = EnginePool if pool else WorkerGroup
         if not cluster_address():
             lo = loopback_interface()
             network = dict.fromkeys(INTERFACES, lo) | {"VLLM_HOST_IP": LOOPBACK}
             environment = {name: os.environ.get(name, value) for name, value in network.items()} | environment
-            return WorkerGroup(worker, config, arguments, *place, environment, **watched)
+            return group(worker, config, arguments, *place, environment, **watched)
         interrupt = (supervision or Supervision()).interrupt
         if not self.machines_gathered:
             say = partial(print, file=sys.stderr, flush=True)
             wait_for_machines(*place, self.machines.machines_timeout_s, say, interrupt)
+            self.wait_for_pool(say, interrupt)
         environment = passed_variables(self.machines.env) | environment
         look = partial(survey, folder=self.folder, models=models, files=self.files, interrupt=interrupt)
-        return WorkerGroup(worker, config, arguments, *place, environment, look, **watched)
+        return group(worker, config, arguments, *place, environment, look, **watched)
 
 
 class TrainingRun(RaySession):
@@ -138,6 +159,11 @@ class TrainingRun(RaySession):
             training *= 1 if config.trainer.method is None else 2
             rows = max(config.data.prompts_per_batch * training, config.data.val_batch_size * validation)
             self.largest_batch = (rows, config.max_sequence_length)
+            self.pool = (config.rollout.nnodes, config.rollout.n_gpus_per_node)
+            if config.rollout.has_pool:
+                itemsize = ENGINE_ITEMSIZE.get(resolve_dtype(config.rollout.dtype, device_type == "cpu"), 2)
+                parameters = ModelInfo.of(config.model).causal_model.parameters()
+                self.weight_bytes = itemsize * sum(parameter.numel() for parameter in parameters)
         self.steps = steps
         self.display = RunDisplay(trainer.experiment_name, steps, columns)
         self.resumption: Resumption | None = None
@@ -202,16 +228,33 @@ class TrainingRun(RaySession):
         self.resources.callback(tracker.close)
         # After Ray has ended: until then, workers may still be writing.
         self.resources.callback(remove_unfinished, self.folder, self.attempt.number)
-        logs = self.folder / "logs" / f"attempt_{self.attempt.number}"
-        times = (trainer.detection_s, trainer.phase_timeout_s, trainer.nccl_timeout_s)
-        watched = (Supervision(*times, logs, self.preemption.check), self._check_devices)
         config = self.config
         models = [*config.models.values()] if isinstance(config, PPOConfig) else [config.model]
+        watched = (self._supervision(engines=False), self._check_devices)
         group = self.start_workers(worker, config, arguments, environment, [m.path for m in models], *watched)
         self.resources.callback(group.close)
         self.display.begin(last_step or 0)
         self.resources.enter_context(self.display)
         return tracker, group
+
+    def start_engines(
+        self, worker: str, arguments: tuple[Any, ...], environment: dict[str, str], workers_per_engine: int
+    ) -> EnginePool:
+        """After :meth:`start`, start the engines that have devices of their own."""
+        config: Any = self.config
+        started = (worker, config, arguments, environment, [config.model.path], self._supervision(engines=True))
+        goes_on = not config.trainer.deals_by_counts(self.device_type)
+        pool: dict[str, Any] = {"workers_per_world": workers_per_engine, "goes_on": goes_on, "say": self.display.say}
+        group = cast(EnginePool, self.start_workers(*started, **pool))
+        self.resources.callback(group.close)
+        return group
+
+    def _supervision(self, engines: bool) -> Supervision:
+        """Of the workers, or of the engines beside them."""
+        trainer, logs = self.config.trainer, self.folder / "logs" / f"attempt_{self.attempt.number}"
+        times = (trainer.detection_s, trainer.phase_timeout_s, trainer.nccl_timeout_s)
+        kind, logs = ("engine worker", logs / "engines") if engines else ("worker", logs)
+        return Supervision(*times, logs, kind, self.preemption.check)
 
     def _check_devices(self, sizes: list[int]) -> None:
         """Warn if the models may not fit GPUs of these bytes; 0 stands for a CPU."""
@@ -291,6 +334,10 @@ class TrainingRun(RaySession):
         fewest = self.nnodes if trainer.min_nnodes is None else trainer.min_nnodes
         place = (self.workers_per_node, self.device_type, trainer.machines_timeout_s)
         self.nnodes = gather_machines(self.nnodes, fewest, *place, self.display.say, self.preemption.check)
+        try:
+            self.wait_for_pool(self.display.say, self.preemption.check)
+        except NoRoom as error:
+            raise RequeueError(str(error)) from error
         # One that is lost again from here on is a failure like others, not a mistake in the options.
         self.machines_gathered = True
         self.display.say(f"restart {self.restarts} of at most {trainer.max_restarts}")

@@ -10,6 +10,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -157,11 +158,18 @@ def _lines(path: Path, mode: str, record: Callable[[int, dict[str, float | None]
     def log(step: int, metrics: Metrics) -> None:
         # JSON has no NaN and no infinity.
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-        file.write(json.dumps(record(step, finite)) + "\n")
-        # The record must be on the disk before the checkpoint of its step.
-        os.fsync(file.fileno())
+        try:
+            file.write(json.dumps(record(step, finite)) + "\n")
+            # The record must be on the disk before the checkpoint of its step.
+            os.fsync(file.fileno())
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from None
 
-    return Sink(log, file.close)
+    def close() -> None:
+        with suppress(OSError):  # what could not be written was an error before
+            file.close()
+
+    return Sink(log, close)
 
 
 def _tensorboard_sink(run: RunInfo) -> Sink:

@@ -43,12 +43,13 @@ LONGEST_FOLDER = 107 - len("/ray/session_2026-01-01_00-00-00_000000_4194304/sock
 """Characters of the private folder: the system allows 107 for the path of a socket."""
 
 
-def store_megabytes(num_rows: int, num_tokens: int) -> int:
+def store_megabytes(num_rows: int, num_tokens: int, weight_bytes: int = 0) -> int:
     """Shared memory for two batches of ``num_rows`` rows of ``num_tokens``, MiB: one that is sent, one that returns.
 
-    Only tokens and numbers of them cross processes. More than the machine has would be taken from its disk.
+    Only tokens and numbers of them cross processes; and ``weight_bytes`` of weights, twice: the last ones may not have
+    gone when the next come. More than the machine has would be taken from its disk.
     """
-    needed = 2 * num_rows * num_tokens * BYTES_PER_TOKEN >> 20
+    needed = 2 * (num_rows * num_tokens * BYTES_PER_TOKEN + weight_bytes) >> 20
     there = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else sys.maxsize
     return max(SMALLEST_STORE_MB, min(needed, there * 4 // 5 >> 20))
 
@@ -89,8 +90,8 @@ def gpus_per_machine() -> int:
 def ray_cluster(world_size: int, device_type: str, object_store_mb: int = SMALLEST_STORE_MB) -> Iterator[None]:
     """A Ray cluster for the ``with`` block: the one of :func:`cluster_address`, or a local one.
 
-    A local cluster ends with the block and leaves no processes, and no token in the home folder. Its shared memory has
-    ``object_store_mb``.
+    A local cluster ends with the block and leaves no processes, no token in the home folder and, if the block raised
+    nothing, no files. Its shared memory has ``object_store_mb``.
 
     Raises:
         ConfigError: the cluster does not answer, or refuses the token.
@@ -121,12 +122,19 @@ def ray_cluster(world_size: int, device_type: str, object_store_mb: int = SMALLE
     if threading.current_thread() is threading.main_thread():
         # Ray's own handler prints a stack trace and aborts the process.
         signal.signal(signal.SIGTERM, on_terminate)
+    node: Any = ray._private.worker._global_node
+    session = None if address else Path(node.get_session_dir_path())
     try:
         yield
+    except BaseException:
+        session = None  # its logs may tell why
+        raise
     finally:
         ray.shutdown()
         if own_token:
             del os.environ["RAY_AUTH_TOKEN"]
+        if session is not None:
+            shutil.rmtree(session, ignore_errors=True)
 
 
 @contextmanager

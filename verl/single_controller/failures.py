@@ -4,6 +4,7 @@ import re
 import resource
 
 import torch
+from ray.exceptions import ObjectLostError
 from torch import distributed as dist
 
 from verl.config.errors import ConfigError
@@ -33,6 +34,8 @@ FIXES = {
     "advance": ENGINE,
     "cut": ENGINE,
     "sync_weights": f"lower rollout.gpu_memory_utilization; {HOLD}",
+    "publish_weights": f"lower rollout.update_weights_bucket_megabytes; {HOLD}",
+    "load_weights": "lower rollout.gpu_memory_utilization",
     "compute_logprobs": SCORING,
     "compute_ref_logprobs": f"{SCORING}, or set ref.param_offload=true",
     "compute_values": VALUES,
@@ -76,11 +79,13 @@ class MachineError(WorkerError):
     Args:
         where: the worker and its method, if its machine is still alive: should the next attempt end with the same
             failure in the same step, the program is at fault after all. Empty for a machine that was lost.
+        rank: of the worker that was lost; None where it was not one alone.
     """
 
-    def __init__(self, message: str, where: str = "") -> None:
+    def __init__(self, message: str, where: str = "", rank: int | None = None) -> None:
         super().__init__(message)
         self.where = where
+        self.rank = rank
 
 
 class HeadLost(MachineError):
@@ -103,7 +108,8 @@ def is_network_error(error: BaseException) -> bool:
     """Whether an operation failed because of another worker, the network or a device."""
     seen: BaseException | None = error
     while seen is not None:
-        if isinstance(seen, dist.DistError | NetworkError):
+        # Ray has lost an object, such as weights, with the worker or the machine that held it.
+        if isinstance(seen, dist.DistError | NetworkError | ObjectLostError):
             return True
         if isinstance(seen, RuntimeError) and any(part in str(seen) for part in NETWORK_ERRORS):
             return True

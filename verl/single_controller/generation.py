@@ -12,6 +12,7 @@ from verl.data.prompt_rows import PromptRecord
 from verl.rollout.base import EngineReply
 from verl.rollout.queue import RequestQueue
 from verl.rollout.requests import ResponseRequests, ResponseSettings, response_stream
+from verl.single_controller.failures import MachineError
 from verl.single_controller.worker_group import WorkerGroup
 
 STEPS_PER_CALL = 32
@@ -29,6 +30,7 @@ class Exchange:
 
     def __init__(self, workers: WorkerGroup, method: str, copies: int) -> None:
         self.workers, self.method, self.copies = workers, method, copies
+        self._ranks = workers.living.copy()
         self._calls: dict[int, list[Any]] = {}
         self._results: dict[Any, Any] = {}
         self._started = time.monotonic()
@@ -41,26 +43,35 @@ class Exchange:
     def send(self, engine: int, *arguments: Any) -> None:
         """Give ``engine``, which must be idle, a message."""
         assert engine not in self._calls, f"engine {engine} is busy"
-        ranks = range(engine * self.copies, (engine + 1) * self.copies)
+        ranks = self._ranks[engine * self.copies : (engine + 1) * self.copies]
         self._calls[engine] = [self.workers.call(rank, self.method, arguments) for rank in ranks]
 
     def receive(self, from_all: bool) -> list[tuple[int, Any]]:
-        """The engines that have replied, in their order, with their replies: one at least, or all that are busy.
+        """The engines that have replied, in their order, with their replies: one at least, or all that are busy. None
+        in place of a reply says that the engine was lost.
 
         Raises:
-            WorkerError: a worker raised or died.
+            WorkerError: a worker raised; or it was lost, and the others cannot go on.
         """
+        engines = {call: engine for engine, calls in self._calls.items() for call in calls}
         ranks = {
-            call: engine * self.copies + copy
+            call: self._ranks[engine * self.copies + copy]
             for engine, calls in self._calls.items()
             for copy, call in enumerate(calls)
             if call not in self._results
         }
-        for call, result in self.workers.completed(ranks, self.method, self._started):
-            self._results[call] = result
-            if not from_all and self._has_replied(ranks[call] // self.copies):
-                break
-        return [(engine, self._reply(engine)) for engine in sorted(self._calls) if self._has_replied(engine)]
+        lost: list[tuple[int, Any]] = []
+        try:
+            for call, result in self.workers.completed(ranks, self.method, self._started):
+                self._results[call] = result
+                if not from_all and self._has_replied(engines[call]):
+                    break
+        except MachineError as error:
+            engine = self._ranks.index(self.workers.leave_out(error)) // self.copies
+            del self._calls[engine]
+            lost.append((engine, None))
+        replied = [engine for engine in sorted(self._calls) if self._has_replied(engine)]
+        return lost + [(engine, self._reply(engine)) for engine in replied]
 
     def _has_replied(self, engine: int) -> bool:
         return all(call in self._results for call in self._calls[engine])
@@ -135,29 +146,41 @@ def run_engines(
     Returns:
         The responses that were cut, and those that no engine has begun, as ``requests`` has them, by ``request``.
     """
-    rooms = workers.run("start_generation")[::copies]
+    rooms = workers.run_living("start_generation")[::copies]
     queue = RequestQueue(len(requests.rows), rooms)
     ended: list[int] = []
+    nothing = requests.of(())
+    left = set(range(len(requests.rows)))
+    """Those that no engine has returned."""
 
     def message(places: Sequence[int]) -> tuple[ResponseRequests, int]:
-        return requests.of(places), STEPS_PER_CALL
+        return (requests.of(places) if places else nothing), STEPS_PER_CALL
 
     def take(reply: EngineReply) -> tuple[int, int]:
         if reply.finished is not None:
+            left.difference_update(reply.finished.request.tolist())
             on_finished(reply.finished)
         ended.extend(reply.ended)
         return len(reply.ended), reply.num_waiting
 
+    def lose(engine: int) -> list[int]:
+        unfinished = [place for place in queue.dealt[engine] if place in left]
+        # They may have ended without having been returned.
+        ended[:] = [place for place in ended if place not in unfinished]
+        return unfinished
+
     stop = None if enough is None else lambda: enough(ended)
-    serve(queue, Exchange(workers, "advance", copies), message, take, deterministic, stop)
+    serve(queue, Exchange(workers, "advance", copies), message, take, deterministic, stop, lose)
     if enough is None:
         return []
     cut: list[Batch] = []
     for reply in workers.run("cut")[::copies]:
         take(reply)
-        cut += [] if reply.open is None else [reply.open]
-    if queue.left and requests.begun is not None:
-        rows = list(range(queue.num_requests - queue.left, queue.num_requests))
+        if reply.open is not None:
+            cut.append(reply.open)
+            left.difference_update(reply.open.request.tolist())
+    if left and requests.begun is not None:
+        rows = sorted(left)
         cut.append(requests.begun[rows].fill(request=torch.tensor(rows)))
     return cut
 
@@ -169,6 +192,7 @@ def serve(
     take: Callable[[Any], tuple[int, int]],
     deterministic: bool,
     enough: Callable[[], bool] | None = None,
+    lose: Callable[[int], Sequence[int]] = lambda engine: [],
 ) -> None:
     """Give engines requests from the queue as they have room, until all are finished.
 
@@ -180,17 +204,24 @@ def serve(
             engine gets more as soon as it replies.
         enough: asked after replies; once it says so, engines get no further message. With ``deterministic`` it is asked
             when all have replied.
+        lose: called when an engine was lost; returns those of its requests that others are given.
     """
+    idle: set[int] = set()
     for engine, requests in enumerate(queue.first()):
         # Even none: engines may have to begin together.
         engines.send(engine, *message(requests))
     while engines.busy:
         replies = engines.receive(from_all=deterministic and (queue.left > 0 or enough is not None))
         for engine, reply in replies:
+            if reply is None:
+                queue.lose(engine, lose(engine))
+                continue
             queue.finish(engine, *take(reply))
+            idle.add(engine)
         if enough is not None and enough():
             continue
-        for engine, _ in replies:
+        for engine in sorted(idle):
             requests = queue.take(engine)
             if queue.held[engine]:
+                idle.remove(engine)
                 engines.send(engine, *message(requests))

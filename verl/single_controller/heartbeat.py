@@ -114,6 +114,7 @@ class Heartbeat:
                 token, number = hello.read(TOKEN_BYTES), hello.read(4)
             if len(number) == 4 and hmac.compare_digest(token, self.pulse.token):
                 rank = int.from_bytes(number, "big")
+                self._closed.pop(rank, None)  # it takes the place of one that was lost
                 for seconds in _beats(connection, self.pulse.detection_s):
                     self._silent[rank] = seconds
         self._connections.discard(connection)

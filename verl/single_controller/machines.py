@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import ray
@@ -10,7 +10,7 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from verl.config.errors import ConfigError
-from verl.single_controller.failures import RequeueError
+from verl.single_controller.failures import NoRoom, RequeueError
 
 LOOK_S = 1.0
 """Seconds between two counts of machines."""
@@ -137,6 +137,46 @@ def gather_machines(
         if waited >= 2 * limit_s:
             raise RequeueError(f"{there} of {nnodes} machines are left after {waited:.0f} s; {min_nnodes} are needed")
     return nnodes
+
+
+def wait_for_room(
+    groups: Sequence[tuple[int, int]],
+    device_type: str,
+    limit_s: float,
+    say: Callable[[str], None],
+    interrupt: Callable[[], None],
+) -> None:
+    """Wait until the cluster has room for groups of so many machines, and workers on each, beside each other.
+
+    Raises:
+        NoRoom: it has none ``limit_s`` later.
+    """
+    resource = RESOURCES[device_type]
+
+    def room() -> int:
+        return int(fit([int(each.resources.get(resource, 0)) for each in living_machines().values()], groups))
+
+    for _, waited in _counts(room, 1, lambda _: say("waiting for machines with room for rollout.nnodes"), interrupt):
+        if waited > limit_s:
+            (nnodes, per_node), (pool_nnodes, pool_per_node) = groups
+            raise NoRoom(
+                f"{nnodes} machines with {per_node} {resource}s each for the trainer and {pool_nnodes} with "
+                f"{pool_per_node} for rollout.nnodes were not there within trainer.machines_timeout_s={limit_s:g}: "
+                f"{_describe(0, resource)}"
+            )
+
+
+def fit(sizes: Sequence[int], groups: Sequence[tuple[int, int]]) -> bool:
+    """Whether machines with so many devices have room for groups, (machines, devices on each), beside each other. Each
+    group takes the machines with the least room that is enough."""
+    free = list(sizes)
+    for nnodes, per_node in sorted(groups, key=lambda group: -group[1]):
+        chosen = sorted((left, i) for i, left in enumerate(free) if left >= per_node)[:nnodes]
+        if len(chosen) < nnodes:
+            return False
+        for _, i in chosen:
+            free[i] -= per_node
+    return True
 
 
 def _counts(

@@ -16,8 +16,9 @@ from verl.config.rollout import SamplingConfig
 from verl.data.prompt_rows import PromptRecord
 from verl.models.micro_batches import rows_by_value
 from verl.rollout.requests import ResponseRequests, ResponseSettings
+from verl.single_controller.engine_pool import EnginePool
 from verl.single_controller.generation import generate_responses, run_engines
-from verl.single_controller.worker_group import WorkerGroup
+from verl.single_controller.worker_group import Stored, WorkerGroup
 
 
 def balanced_order(lengths: Tensor, num_shares: int) -> Tensor:
@@ -152,13 +153,25 @@ def _unlearned(batch: Batch, copied: Tensor) -> Batch:
 
 
 class PolicyWorkers(RoleWorkers):
-    """The policy, and the engines that sample from it."""
+    """The policy, and the engines that sample from it, in its own workers or in a pool."""
 
-    def __init__(self, workers: WorkerGroup, config: PPOConfig, whole_groups: bool = False) -> None:
-        """``whole_groups``: the policy loss needs all responses to a prompt in one micro-batch."""
+    def __init__(
+        self, workers: WorkerGroup, config: PPOConfig, whole_groups: bool = False, pool: EnginePool | None = None
+    ) -> None:
+        """
+        Args:
+            whole_groups: the policy loss needs all responses to a prompt in one micro-batch.
+            pool: of class :class:`verl.workers.rollout.RolloutWorker`; None: the engines are in ``workers``.
+        """
         super().__init__(workers, config.model.ulysses_sequence_parallel_size, config.actor.use_dynamic_bsz)
         self.config = config
         self.whole_groups = whole_groups
+        self.pool = pool
+        self.engines: WorkerGroup = workers if pool is None else pool
+        self._dtype = None if pool is None else pool.run("weight_dtype")[0]
+        self._weights: Stored | None = None
+        """The policy's newest, for the pool."""
+        self._pulled = False
 
     def _to_learn(self, batch: Batch) -> tuple[Batch, Tensor]:
         """With ``whole_groups`` each stays together, and copies are in none: their ``group`` is -1."""
@@ -177,14 +190,15 @@ class PolicyWorkers(RoleWorkers):
         settings: ResponseSettings | None = None,
     ) -> Batch:
         """See :func:`verl.single_controller.generation.generate_responses`."""
+        self._pull_weights()
         return generate_responses(
-            self.workers,
+            self.engines,
             self.config.rollout.tensor_parallel_size,
             records,
             sampling,
             seed,
             self.config.data.max_response_length,
-            self.config.trainer.deals_by_counts(self.workers.device_type),
+            self.config.trainer.deals_by_counts(self.engines.device_type),
             on_finished,
             settings,
         )
@@ -193,13 +207,15 @@ class PolicyWorkers(RoleWorkers):
         self, requests: ResponseRequests, on_finished: Callable[[Batch], None], enough: Callable[[Sequence[int]], bool]
     ) -> list[Batch]:
         """See :func:`verl.single_controller.generation.run_engines`."""
-        deterministic = self.config.trainer.deals_by_counts(self.workers.device_type)
+        self._pull_weights()
+        deterministic = self.config.trainer.deals_by_counts(self.engines.device_type)
         copies = self.config.rollout.tensor_parallel_size
-        return run_engines(self.workers, copies, requests, deterministic, on_finished, enough)
+        return run_engines(self.engines, copies, requests, deterministic, on_finished, enough)
 
     def finish_generation(self) -> None:
-        """Free the engines' memory until they generate again or get new weights."""
-        self.workers.run("finish_generation")
+        """Free the engines' memory for the models in the same workers, until they generate or get new weights."""
+        if self.pool is None:
+            self.workers.run("finish_generation")
 
     def compute_logprobs(self, batch: Batch) -> Batch:
         """The same episodes with ``logprobs``, ``entropy``, the statistics that an estimator or a loss asks for, and,
@@ -219,5 +235,20 @@ class PolicyWorkers(RoleWorkers):
         return self.run_scoring_update("update_actor_on_policy", batch, num_tokens, num_sequences)
 
     def sync_weights(self) -> None:
-        """Give the engines the policy's weights."""
-        self.workers.run("sync_weights")
+        """Give the engines the policy's weights; those of a pool pull them when they generate next."""
+        if self.pool is None:
+            self.workers.run("sync_weights")
+            return
+        # Not two versions at a time.
+        self._weights = None
+        self._weights, self._pulled = self.workers.run("publish_weights", self._dtype)[0], False
+
+    def _pull_weights(self) -> None:
+        """Let the engines of a pool have the newest weights."""
+        if self.pool is None:
+            return
+        if self._weights is None:
+            self.sync_weights()
+        if self.pool.mend() or not self._pulled:
+            self.pool.run_living("load_weights", self._weights)
+            self._pulled = True

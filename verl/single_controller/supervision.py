@@ -39,6 +39,8 @@ class Supervision:
     """Time limit of collective operations; None: that of torch."""
     logs: Path | None = None
     """Folder of the workers' logs and stacks; None: Ray's own."""
+    kind: str = "worker"
+    """What a worker of the group is called in messages."""
     interrupt: Callable[[], None] = lambda: None
     """Called about once a second while the driver waits for workers; what it raises ends the wait."""
 
@@ -62,6 +64,8 @@ class Supervisor:
         self.options = options
         self.identities: list[Identity] = []
         """By rank, once the workers have reported them."""
+        self.left_out: set[int] = set()
+        """Workers that are no longer watched."""
         self.heartbeat = Heartbeat(ray.util.get_node_ip_address(), options.detection_s)
         self._head = ray.get_runtime_context().gcs_address
         self._looked = time.monotonic()
@@ -70,7 +74,7 @@ class Supervisor:
     def name(self, rank: int) -> str:
         """The name of a worker in messages."""
         on = f" on {self.identities[rank].host}" if rank < len(self.identities) else ""
-        return f"worker {rank}{on}"
+        return f"{self.options.kind} {rank}{on}"
 
     def check(self, method: str, seconds: float) -> None:
         """Called about once a second during a call of the workers that has lasted ``seconds`` so far.
@@ -81,8 +85,9 @@ class Supervisor:
         """
         self.options.interrupt()
         self._look_for_head()
-        if lost := self.heartbeat.lost():
-            (rank, what), *_ = lost.items()
+        lost = self.heartbeat.lost()
+        if watched := [rank for rank in lost if rank not in self.left_out]:
+            rank, what = watched[0], lost[watched[0]]
             raise self.failure(rank, f"{what} in {method}", method)
         limit = self.options.phase_timeout_s
         if limit and seconds > limit:
@@ -90,10 +95,14 @@ class Supervisor:
             message = f"{method} has taken longer than trainer.phase_timeout_s={limit:g}{stacks}"
             raise MachineError(message, f"{method} hangs" if self._write_stacks() else "")
 
+    def head_answers(self) -> bool:
+        """Whether Ray's head accepts a connection."""
+        return reachable(self._head, HEAD_S)
+
     def failure(self, rank: int, what: str, method: str, report: str = "") -> MachineError:
         """The error of a worker that was lost in ``method``; the others, which may wait for it for ever, write their
         stacks. ``report``: what Ray says of it, on many lines, which goes to the worker's log."""
-        if not reachable(self._head, HEAD_S):
+        if not self.head_answers():
             return HeadLost(f"{self.name(rank)} {what}: Ray's head at {self._head} is gone")
         answered = self._write_stacks()
         lives = rank < len(self.identities) and self.identities[rank].node_id in answered
@@ -103,7 +112,7 @@ class Supervisor:
             with suppress(OSError), log.open("a") as file:
                 file.write(f"{report}\n")
             message += f"; its log is {log}"
-        return MachineError(message, f"worker {rank} in {method}" if lives else "")
+        return MachineError(message, f"{self.options.kind} {rank} in {method}" if lives else "", rank)
 
     def _look_for_head(self) -> None:
         """Ray ends a driver that has lost its head, which then could not say so."""

@@ -5,7 +5,7 @@ import pkgutil
 import random
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +22,7 @@ from verl.batch import Batch
 from verl.config.errors import ConfigError
 from verl.single_controller.environment import is_secret
 from verl.single_controller.failures import (
+    MachineError,
     NetworkError,
     NoRoom,
     OutOfMemory,
@@ -76,11 +77,15 @@ class WorkerGroup:
         survey: looks at the machines of the placement group before workers start there; None: all of them are like
             this one.
         supervision: how the workers are watched.
+        workers_per_world: neighbours in rank that form a ``torch.distributed`` world; None: all of them do.
         check_devices: given the memory of each worker's GPU in bytes, on a CPU 0, before the workers load anything;
             what it raises ends them.
 
     On a CPU each worker computes with :func:`cpu_threads` threads.
     """
+
+    options = "trainer"
+    """The group of options with ``nnodes`` and ``n_gpus_per_node``, for messages."""
 
     def __init__(
         self,
@@ -94,10 +99,14 @@ class WorkerGroup:
         survey: Callable[[PlacementGroup], list[MachineSetup]] | None = None,
         supervision: Supervision | None = None,
         check_devices: Callable[[list[int]], None] = lambda sizes: None,
+        workers_per_world: int | None = None,
     ) -> None:
         self.workers_per_node = workers_per_node
         self.device_type = device_type
         self.world_size = nnodes * workers_per_node
+        self._workers_per_world = workers_per_world or self.world_size
+        self.living = list(range(self.world_size))
+        """The ranks that are called."""
         self._peak: MemoryPeak | None = None
         self._placement = self._reserve(nnodes)
         try:
@@ -106,26 +115,23 @@ class WorkerGroup:
             remove_placement_group(self._placement)
             raise
         setups = [machines[rank // workers_per_node] for rank in range(self.world_size)]
-        threads = [cpu_threads(workers_per_node, setup.cores) for setup in setups]
+        self._threads = [cpu_threads(workers_per_node, setup.cores) for setup in setups]
         shown = {name: value for name, value in environment.items() if not is_secret(name)}
-        hidden = {name: value for name, value in environment.items() if is_secret(name)}
-        actor_class: Any = ray.remote(_Host)
-        self._workers: list[Any] = [
-            actor_class.options(
-                num_cpus=1,
-                num_gpus=1 if device_type == "cuda" else 0,
-                scheduling_strategy=PlacementGroupSchedulingStrategy(self._placement, rank // workers_per_node),
-                runtime_env={
-                    "env_vars": dict.fromkeys(THREAD_VARIABLES, str(threads[rank])) | setups[rank].environment | shown
-                },
-            ).remote()
-            for rank in range(self.world_size)
+        self._hidden = {name: value for name, value in environment.items() if is_secret(name)}
+        self._variables = [
+            dict.fromkeys(THREAD_VARIABLES, str(self._threads[rank])) | setups[rank].environment | shown
+            for rank in self.living
         ]
+        self._made_from = (worker, config, arguments)
+        self._workers: list[Any] = [self._new_process(rank) for rank in self.living]
         self._supervisor = Supervisor(supervision or Supervision())
         try:
-            identities = self._supervisor.identities = self._prepare(hidden)
+            identities = self._wait([self._prepare(rank, self._workers[rank]) for rank in self.living], "start")
+            self._supervisor.identities = identities
             check_devices([identity.device_memory for identity in identities])
-            self.device_name = self._start(worker, config, arguments, identities[0].meeting_point, threads)
+            starts = [self._start(rank, self._workers[rank], identities) for rank in self.living]
+            self.device_name: str = self._gather(starts, "start")[0]
+            """Of worker 0's GPU; empty on a CPU."""
         except BaseException:
             # The other workers may wait for the one that failed, and would keep their share of the machine.
             self.close()
@@ -141,35 +147,52 @@ class WorkerGroup:
             remove_placement_group(placement)
             raise NoRoom(
                 f"{nnodes} machines with {self.workers_per_node} free {resource}s each are needed; the Ray cluster has "
-                f"{ray.cluster_resources().get(resource, 0):g} in all. Lower trainer.n_gpus_per_node or trainer.nnodes"
+                f"{ray.cluster_resources().get(resource, 0):g} in all. Lower {self.options}.n_gpus_per_node or "
+                f"{self.options}.nnodes"
             )
         return placement
 
-    def _prepare(self, secrets: dict[str, str]) -> list[Identity]:
-        options, pulse = self._supervisor.options, self._supervisor.heartbeat.pulse
-        setup = (os.getcwd(), secrets, pulse, options.logs, self.device_type)
-        calls = [host.prepare.remote(rank, *setup) for rank, host in enumerate(self._workers)]
-        return self._wait(calls, "start")
+    def _new_process(self, rank: int) -> Any:
+        """A Ray actor for a worker."""
+        actor_class: Any = ray.remote(_Host)
+        return actor_class.options(
+            num_cpus=1,
+            num_gpus=1 if self.device_type == "cuda" else 0,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(self._placement, rank // self.workers_per_node),
+            runtime_env={"env_vars": self._variables[rank]},
+        ).remote()
 
-    def _start(
-        self, worker: str, config: Any, arguments: tuple[Any, ...], meeting_point: tuple[str, int], threads: list[int]
-    ) -> str:
-        """Make the workers; returns the name of worker 0's GPU, empty on a CPU."""
-        (address, port), calls = meeting_point, []
-        for rank, host in enumerate(self._workers):
-            own = (self.device_type, threads[rank], self._supervisor.options.collective_timeout_s)
-            place = WorkerPlace(rank, self.world_size, address, port, *own)
-            calls.append(host.start.remote(worker, config, place, arguments))
-        name: str = self._gather(calls, "start")[0]
-        return name
+    def _prepare(self, rank: int, host: Any) -> Any:
+        """Begin to prepare a process; its result is its :class:`Identity`."""
+        options, pulse = self._supervisor.options, self._supervisor.heartbeat.pulse
+        return host.prepare.remote(rank, os.getcwd(), self._hidden, pulse, options.logs, self.device_type)
+
+    def _start(self, rank: int, host: Any, identities: Sequence[Identity]) -> Any:
+        """Begin to make a worker; its result is the name of its GPU, empty on a CPU."""
+        (worker, config, arguments), size = self._made_from, self._workers_per_world
+        address, port = identities[rank - rank % size].meeting_point
+        own = (self.device_type, self._threads[rank], self._supervisor.options.collective_timeout_s)
+        return host.start.remote(worker, config, WorkerPlace(rank % size, size, address, port, *own), arguments)
 
     def run(self, method: str, *arguments: Any) -> list[Any]:
         """Call ``method`` with the same arguments on every worker; returns the results in rank order.
 
+        What a method yields stays in Ray's object store: the result is :class:`Stored`, which stands for it as an
+        argument of other methods.
+
         Raises:
             WorkerError: if a worker raises or dies.
         """
-        return self._gather([worker.call.remote(method, arguments) for worker in self._workers], method)
+        return self._gather([self.call(rank, method, arguments) for rank in self.living], method)
+
+    def run_living(self, method: str, *arguments: Any) -> list[Any]:
+        """As :meth:`run`, of the workers that have not been lost when it ends. Here none may be."""
+        return self.run(method, *arguments)
+
+    def leave_out(self, error: MachineError) -> int:
+        """Go on without the worker that was lost and those of its world; returns its rank. Here ``error`` is raised:
+        the others cannot."""
+        raise error
 
     def run_split(self, method: str, batch: Batch, *arguments: Any, copies: int = 1) -> list[Any]:
         """As ``run``, with ``batch`` cut into one contiguous share per worker, in rank order.
@@ -213,9 +236,12 @@ class WorkerGroup:
     def close(self) -> None:
         """Stop the workers."""
         try:
-            for worker in self._workers:
-                ray.kill(worker)
-            remove_placement_group(self._placement)
+            # A cluster without its head, which would be asked for a minute, has nothing left to give back.
+            if self._supervisor.head_answers():
+                for worker in self._workers:
+                    ray.kill(worker)
+                with suppress(RayError):
+                    remove_placement_group(self._placement)
         finally:
             self._supervisor.close()
 
@@ -230,7 +256,7 @@ class WorkerGroup:
 
     def _wait(self, calls: list[Any], method: str) -> list[Any]:
         """The results of the calls, one per worker."""
-        ranks = {call: rank for rank, call in enumerate(calls)}
+        ranks = dict(zip(calls, self.living, strict=True))
         results = dict(self.completed(ranks, method, time.monotonic()))
         return [results[call] for call in calls]
 
@@ -291,6 +317,13 @@ def _broke_network(error: RayError) -> bool:
     return isinstance(error, RayTaskError) and isinstance(error.cause, NetworkError)
 
 
+class Stored(NamedTuple):
+    """What a worker's method yielded. It goes from worker to worker without the driver, and is kept as long as this."""
+
+    parts: list[Any]
+    """References to Ray's objects."""
+
+
 class _Reply(NamedTuple):
     """A call's result and its peak memory, which travels along so that it costs no further call."""
 
@@ -316,6 +349,7 @@ class _Host:
     ) -> Identity:
         """Work in the driver's working directory, to which paths are relative, take the secrets, write output to the
         folder ``logs``, exit if the driver is lost, and say where this is."""
+        self.rank = rank
         restore_umask()
         if os.path.isdir(folder):
             os.chdir(folder)
@@ -342,7 +376,10 @@ class _Host:
         # In the worker's log: what it is doing, or was when it hung.
         print(f"{time.strftime('%X')} {method}", flush=True)
         with record_function(method), self._naming_errors(method):
-            result = getattr(self.worker, method)(*arguments)
+            read = [map(ray.get, each.parts) if isinstance(each, Stored) else each for each in arguments]
+            result = getattr(self.worker, method)(*read)
+            if isinstance(result, Iterator):
+                result = Stored([ray.put(part) for part in result])
         print(f"{time.strftime('%X')} {method}: done", flush=True)
         return _Reply(result if sends else None, self.memory.read())
 
@@ -357,7 +394,7 @@ class _Host:
             if not isinstance(error, Exception) or not is_out_of_memory(error):
                 raise
             peak, place = self.memory.read(), self.place
-            raise OutOfMemory(out_of_memory_line(error, method, place.rank, peak, place.device_type)) from error
+            raise OutOfMemory(out_of_memory_line(error, method, self.rank, peak, place.device_type)) from error
 
     def start_profile(self) -> None:
         self.profiler = profile()

@@ -15,17 +15,22 @@ from verl.cli.release_options import release_words
 from verl.cli.values import FlagError
 from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
+from verl.run.guard import guarded
 from verl.utils.process import loading
 
 
 def run(config: PPOConfig) -> None:
     """Train."""
-    # Late, so that --help, --cfg and a wrong config answer at once.
-    with loading():
-        from verl.run.exit_codes import run_to_exit_code
-        from verl.trainer.ppo.run import run_ppo
 
-    run_to_exit_code(lambda: run_ppo(config), requeue=True)
+    def work() -> None:
+        # Late, so that --help, --cfg and a wrong config answer at once.
+        with loading():
+            from verl.run.exit_codes import run_to_exit_code
+            from verl.trainer.ppo.run import run_ppo
+
+        run_to_exit_code(lambda: run_ppo(config), requeue=True)
+
+    guarded(work, config.trainer)
 
 
 def main() -> None:

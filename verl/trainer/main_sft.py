@@ -3,17 +3,22 @@
 from verl.checkpoint.run_start import parse_run_config
 from verl.cli.hydra_app import run_hydra
 from verl.config.sft import SFTConfig
+from verl.run.guard import guarded
 from verl.utils.process import loading
 
 
 def run(config: SFTConfig) -> None:
     """Train."""
-    # Late, so that --help, --cfg and a wrong config answer at once.
-    with loading():
-        from verl.run.exit_codes import run_to_exit_code
-        from verl.trainer.sft_trainer import run_sft
 
-    run_to_exit_code(lambda: run_sft(config), requeue=True)
+    def work() -> None:
+        # Late, so that --help, --cfg and a wrong config answer at once.
+        with loading():
+            from verl.run.exit_codes import run_to_exit_code
+            from verl.trainer.sft_trainer import run_sft
+
+        run_to_exit_code(lambda: run_sft(config), requeue=True)
+
+    guarded(work, config.trainer)
 
 
 def main() -> None:

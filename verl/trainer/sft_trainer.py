@@ -19,6 +19,7 @@ from verl.single_controller.cluster import resolve_device
 from verl.single_controller.roles import RoleWorkers
 from verl.single_controller.worker_group import WorkerGroup
 from verl.trainer.logging.speed import (
+    BATCH,
     UPDATE,
     UPDATE_LORA,
     ModelCost,
@@ -60,7 +61,7 @@ class SFTTrainer(Trainer):
         self.model = RoleWorkers(workers, config.model.ulysses_sequence_parallel_size)
         peak = peak_tflops(config.trainer.peak_tflops, workers.device_name, config.model.param_dtype)
         passes = {"train": (ModelCost.of(config.model), UPDATE_LORA if config.model.trains_adapters else UPDATE)}
-        self.step_metrics = StepMetrics(workers.world_size, "train", passes, peak)
+        self.step_metrics = StepMetrics(workers.world_size, passes, peak)
         self.skipped = SkippedUpdates("train", "optim", config.optim)
 
     def _train(self) -> None:
@@ -72,7 +73,8 @@ class SFTTrainer(Trainer):
             with self.timer.phase("train"):
                 update = self.model.run_update("train_step", batch, int(batch.learn_mask.sum()))
                 self.metrics = self.skipped.summarise([update], self.step)
-            self.timer.count("train", Work.of(batch.lengths))
+            for name in (BATCH, "train"):
+                self.timer.count(name, Work.of(batch.lengths))
             self.profiler.end(self.step)
             if self._due(self.config.trainer.test_freq) and self.held_out is not None:
                 self._validate(self.held_out)

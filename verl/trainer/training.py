@@ -13,6 +13,7 @@ from verl.config.ppo import PPOConfig
 from verl.config.sft import SFTConfig
 from verl.run.session import TrainingRun
 from verl.run.tracking import Tracker
+from verl.single_controller.profiling import MemoryPeak
 from verl.single_controller.worker_group import WorkerGroup
 from verl.trainer.logging.speed import PhaseTimer, StepProfiler
 from verl.utils.json_state import from_json, to_json
@@ -42,7 +43,7 @@ class Trainer:
         self.tracker = tracker
         self.display = run.display
         self.preemption = run.preemption
-        self.timer = PhaseTimer(run.display.phase, workers.take_peak_memory)
+        self.timer = PhaseTimer(run.display.phase, self._take_peak)
         self.profiler = StepProfiler(workers, trainer.profile_steps, run.folder, run.display.say)
         self.total_steps = trainer.num_steps(len(loader))
         self.step = 0
@@ -82,6 +83,10 @@ class Trainer:
             "validations": self.validations,
             "seconds_by_phase": self.timer.totals,
         }
+
+    def _take_peak(self) -> MemoryPeak | None:
+        """See :meth:`WorkerGroup.take_peak_memory`."""
+        return self.workers.take_peak_memory()
 
     def _due(self, frequency: int) -> bool:
         return is_due(self.step, self.total_steps, frequency)

@@ -3,7 +3,8 @@
 import hashlib
 import io
 import os
-from collections.abc import Iterator
+import stat
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -59,6 +60,30 @@ def file_record(path: Path) -> FileRecord:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return FileRecord(path.stat().st_size, digest)
+
+
+LARGEST_TEXT = 1 << 29
+"""Bytes of the largest file of ``TEXT_SUFFIXES`` that is read, which is read as a whole."""
+TEXT_SUFFIXES = (".json", ".txt", ".yaml", ".jinja", ".model", ".py")
+
+
+def unreadable(paths: Iterable[Path]) -> str:
+    """Why one of the files that somebody handed over must not be opened; empty if all may be.
+
+    Opening a pipe waits for its writer for ever, a device has no end, and text of any size would fill the memory.
+    """
+    for path in paths:
+        try:
+            status = path.stat()
+        except OSError:
+            continue  # a link to nothing; what needs it says that it is missing
+        if stat.S_ISDIR(status.st_mode):
+            continue
+        if not stat.S_ISREG(status.st_mode):
+            return f"{path} is not a regular file"
+        if path.suffix in TEXT_SUFFIXES and status.st_size > LARGEST_TEXT:
+            return f"{path} has {status.st_size} bytes, too many for a {path.suffix} file"
+    return ""
 
 
 def flush(path: Path) -> None:

@@ -1,27 +1,29 @@
 """The hybrid worker: all models of a run and the rollout engine in one process per device."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from verl.batch import EPISODE, TRAINER_RANK, Batch
 from verl.checkpoint.shards import CheckpointWorker, TrainedPart
 from verl.config.ppo import PPOConfig
+from verl.models.fsdp import WeightDtype
 from verl.models.huggingface import checkpoint_parameters
 from verl.models.lora import adapters_disabled
 from verl.models.policy import Policy, scoring_batches
 from verl.models.tokenizer import load_tokenizer
 from verl.rank.calculator import RepresentationMetricsCalculator
-from verl.rollout import end_tokens, make_rollout
-from verl.rollout.base import EngineReply, RolloutSetup
 from verl.rollout.queue import EngineRoom
-from verl.rollout.requests import ResponseRequests
+from verl.transit import PackedWeight, weight_buckets
 from verl.utils.distributed import WorkerPlace, join_world, seed_everything
 from verl.workers.actor import Actor
 from verl.workers.critic import Critic, RewardModel
+from verl.workers.rollout import Generating
 
 
-class HybridWorker(CheckpointWorker):
-    """One of the processes that together hold actor, reference, critic, reward model and the rollout engines.
+class HybridWorker(CheckpointWorker, Generating):
+    """One of the processes that together hold actor, reference, critic, reward model and the rollout engines, unless
+    these have workers of their own.
 
     Every method is called on all workers at once: FSDP gathers parameters collectively. Models that the configuration
     does not use are not loaded; an offloaded model is on the device only within the methods that need it.
@@ -31,6 +33,7 @@ class HybridWorker(CheckpointWorker):
         """``stop_strings``: what ends a response in training and validation, besides tokens."""
         seed_everything(config.seed)
         mesh = join_world(place)
+        self.is_first = place.rank == 0
         path, trust = config.model.path, config.model.trust_remote_code
         self.tokenizer = load_tokenizer(path, trust, needs_chat_template=False)
         temperature = config.rollout.temperature
@@ -54,9 +57,9 @@ class HybridWorker(CheckpointWorker):
         self.statistics = list(dict.fromkeys([*estimated, *self.actor.loss.needs.old_statistics]))
         measures = config.calculator.measured_by("actor")
         self.calculator = RepresentationMetricsCalculator(config.calculator) if measures else None
-        ends = end_tokens(config, self.tokenizer)
-        setup = RolloutSetup(config, place, self.tokenizer.pad_token_id, ends, self.tokenizer, stop_strings)
-        self.rollout = make_rollout(setup, self.actor)
+        self.has_engine = not config.rollout.has_pool
+        if self.has_engine:
+            self.start_engine(config, place, self.tokenizer, stop_strings, self.actor)
         self.bucket_bytes = config.rollout.update_weights_bucket_megabytes << 20
         parts = [TrainedPart("actor", self.actor.learner, self.actor.parameters, config.model, self.tokenizer)]
         if self.critic is not None:
@@ -68,29 +71,22 @@ class HybridWorker(CheckpointWorker):
         """Give the engine weights if it has none; returns how much it can sample at once."""
         if self.rollout.needs_weights:
             self.sync_weights()
-        return self.rollout.room
-
-    def advance(self, requests: ResponseRequests, max_steps: int) -> EngineReply:
-        """See :meth:`verl.rollout.base.Rollout.advance`; the workers of one engine get the same requests."""
-        return self.rollout.advance(requests, max_steps)
-
-    def cut(self) -> EngineReply:
-        """See :meth:`verl.rollout.base.Rollout.cut`."""
-        return self.rollout.cut()
+        return super().start_generation()
 
     def finish_generation(self) -> None:
         """Free the engine's memory until ``sync_weights`` or the next ``start_generation``."""
-        self.rollout.sleep()
+        if self.has_engine:
+            super().finish_generation()
 
     def save(self, folder: Path, background: bool, huggingface: bool) -> None:
         """As :meth:`CheckpointWorker.save`. The engine frees its memory for what is loaded or gathered, and gets
         weights again when it generates."""
-        self.rollout.sleep()
+        self.finish_generation()
         super().save(folder, background, huggingface)
 
     def load(self, folder: Path, step: int) -> None:
         """As :meth:`CheckpointWorker.load`. The new engine frees its memory as in :meth:`save`."""
-        self.rollout.sleep()
+        self.finish_generation()
         super().load(folder, step)
 
     def compute_logprobs(self, batch: Batch) -> Batch:
@@ -142,3 +138,16 @@ class HybridWorker(CheckpointWorker):
         with self.actor.parameters.loaded():
             weights = checkpoint_parameters(self.actor.model, self.rollout.weight_dtype, self.bucket_bytes)
             self.rollout.load_weights(weights)
+
+    def publish_weights(self, dtype: WeightDtype) -> Iterator[list[PackedWeight]]:
+        """The policy's weights for engines elsewhere, in messages of the first worker; all iterate over it together.
+
+        Args:
+            dtype: the precision in which those engines take each parameter.
+        """
+        with self.actor.parameters.loaded():
+            weights = checkpoint_parameters(self.actor.model, dtype, self.bucket_bytes)
+            if self.is_first:
+                yield from weight_buckets(weights, self.bucket_bytes)
+            for _ in weights:
+                """The others only help to gather."""

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from verl.algorithms.losses import LossInputs, LossNeeds, OwnLoss, StepSize
+from verl.algorithms.losses import LossInputs, LossNeeds, StepSize
 from verl.algorithms.losses.own import COLUMNS
 from verl.batch import EPISODE, Batch
 from verl.config.actor import ActorConfig
 from verl.config.checks import require
 from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
-from verl.utils.user_code import check_finite, check_signature, check_tensor, is_import_path, load_code, user_code
+from verl.utils.user_code import UserFunction, check_finite, check_signature, check_tensor, is_import_path, user_code
 
 LOGGED = ("pg_loss", "entropy_loss", "kl_loss", "tis_weight", "tis_capped", "grad_norm", "lr", "skipped_updates")
 """Metrics of the update, whose names a user's loss may not take."""
@@ -36,13 +36,11 @@ class PolicyLoss:
     def __init__(self, config: ActorConfig) -> None:
         self.where = f"actor.policy_loss={config.policy_loss!r}"
         self.options = config.policy_loss_kwargs
-        self.own: OwnLoss | None = None
+        self.own: UserFunction | None = None
         self.needs = LossNeeds()
         if is_import_path(config.policy_loss):
-            self.own = load_code(config.policy_loss, "actor.policy_loss")
-            marked = getattr(self.own, "needs", None)
-            self.needs = marked if isinstance(marked, LossNeeds) else self.needs
-            check_signature(self.where, self.own, ["inputs"], self.options, KWARGS)
+            self.own = UserFunction("actor.policy_loss", config.policy_loss, ["inputs"], self.options)
+            self.needs = getattr(self.own.function, "needs", self.needs)
             if self.needs.prepare is not None:
                 check_signature(self.where, self.needs.prepare, ["mini_batch"], self.options, KWARGS)
 
@@ -129,8 +127,7 @@ class PolicyLoss:
 
     def _called(self, inputs: LossInputs, check: bool) -> tuple[Tensor, dict[str, Tensor]]:
         assert self.own is not None, "only a loss of the user's own is called"
-        with user_code(f"{self.where}: the call with a micro-batch of {len(inputs.logprobs)} responses"):
-            returned: Any = self.own(inputs, **self.options)
+        returned = self.own(inputs)
         if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping)):
             kind = type(returned).__name__
             raise ConfigError(f"{self.where}: returned a {kind}; expected a tensor of losses and a dict of metrics")

@@ -52,7 +52,7 @@ async function recall() {
 
 async function watch() {
   try {
-    const version = await (await fetch("/version", { cache: "no-store" })).text();
+    const version = await (await fetch("version", { cache: "no-store" })).text();
     if (follows && version !== data.version && byId("tip").hidden && !document.activeElement.closest("input[type=search]")) {
       remember();
       location.reload();

@@ -43,7 +43,7 @@ def test_registry():
         assert benchmark.language in ("en", "zh")
         assert benchmark.licence
         # One can be had from the hub, or it is said where else.
-        assert (benchmark.hub_id is None) == bool(benchmark.home)
+        assert bool(benchmark.hub) != bool(benchmark.home)
     elsewhere = {name for name, benchmark in BENCHMARKS.items() if benchmark.home == RELEASE}
     gaokao = {"gaokao2024_I", "gaokao2024_II", "gaokao2024_mix"}
     assert elsewhere == {"math24o", "tabmwp", "carp_en", "cn_middle_school", *gaokao}
@@ -67,7 +67,7 @@ def test_the_hub_is_asked_if_there_is_no_local_file(monkeypatch: pytest.MonkeyPa
         asked.append((args, kwargs))
         return [{"query": "Which? (A) 1 (B) 2", "choices": ["(A)1", "(B)2"], "gold": [1]}]
 
-    monkeypatch.setattr(loader, "load_dataset", load_dataset)
+    monkeypatch.setattr("verl.data.files.load_dataset", load_dataset)
     write(tmp_path / "gsm8k.jsonl", ROW)
     assert load_benchmark("gsm8k", tmp_path)[0].data_source == "gsm8k" and asked == []
     assert load_benchmark("gaokao_math_qa", tmp_path)[0].answer == "B"
@@ -79,11 +79,11 @@ def test_the_hub_is_asked_if_there_is_no_local_file(monkeypatch: pytest.MonkeyPa
 
 
 def test_no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr(loader, "load_dataset", raising(ConnectionError("Couldn't reach the Hub\nat all")))
-    assert message_of("gsm8k", tmp_path) == (
-        "benchmark gsm8k: cannot load openai/gsm8k: Couldn't reach the Hub; "
-        "or put it into data.benchmark_dir as gsm8k/test.jsonl"
-    )
+    monkeypatch.setattr("verl.data.files.load_dataset", raising(ConnectionError("Couldn't reach the Hub\nat all")))
+    message = message_of("gsm8k", tmp_path)
+    reason = "no such file, and the hub's set cannot be loaded: ConnectionError: Couldn't reach the Hub; "
+    assert message.startswith(f"benchmark gsm8k: openai/gsm8k:main:test: {reason}")
+    assert message.endswith("; or put it into data.benchmark_dir as gsm8k/test.jsonl")
     assert message_of("tabmwp", tmp_path) == (
         "benchmark tabmwp: no copy on the hub is known; get tabmwp/test.jsonl from "
         "https://github.com/hf618/VERL/tree/main/examples/simplelr_math_eval/data and put it into data.benchmark_dir "

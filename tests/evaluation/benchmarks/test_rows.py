@@ -6,7 +6,7 @@ from verl.config.errors import ConfigError
 from verl.evaluation.benchmarks import Benchmark, Problem
 from verl.evaluation.benchmarks.rows import inline_options, read_problem, recognise_fields
 
-OWN = Benchmark("own", hub_id=None)
+OWN = Benchmark("own")
 UNKNOWN, MAP, FIELDS = "cannot tell which field holds the", "map them: +data.fields.own", "its fields are"
 ROLES = "context, question, options, answer, solution, tolerance, verifier"
 
@@ -102,7 +102,7 @@ def test_several_answers_and_tolerances_reach_the_verifier():
     assert read({"question": "x?", "final_answer": ["1", "2"]}).answer == "1, 2"
     row = {"question": "r?", "final_answer": ["4.2"], "error": "1e-1", "unit": "%"}
     assert read(row).extra_info == {"tolerance": "1e-1"}
-    loose = Benchmark("loose", hub_id=None, relative_tolerance=0.01)
+    loose = Benchmark("loose", relative_tolerance=0.01)
     assert read({"question": "r?", "answer": "4.2"}, benchmark=loose).extra_info == {"relative_tolerance": 0.01}
 
 

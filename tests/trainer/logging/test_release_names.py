@@ -88,11 +88,8 @@ def test_terms_of_phi_are_those_of_the_first_layer():
     expected = {f"reward_manager/relative_deviation_{name}_mean": value for name, value in deviations.items()}
     expected |= {"cal/base_v/Effective Rank": 31.5, "reward_manager/percentage_deviation_mean": 0.0}
     assert release_names(metrics, SHAPING, {"Effective Rank": 31.5}, []) == expected
-    # A validation alone has no terms of Phi.
+    # A validation alone has no terms of Phi, and the guide need not be an indicator.
     assert release_names({"val/pass@1": 1.0}, SHAPING, {"Effective Rank": 31.5}, []) == {}
-
-
-def test_the_guide_need_not_be_an_indicator():
     shaping = replace(SHAPING, guidance_metric="avg_log_probs")
     metrics = {"reward_manager/phi_mean": 0.0, "reward_manager/layer_1/avg_log_probs/deviation": 4.0}
     assert release_names(metrics, shaping, {}, []) == {"reward_manager/percentage_deviation_mean": 4.0}

@@ -195,7 +195,9 @@ def test_only_several_sources_have_figures_of_their_own():
 def test_rows_of_each_source():
     sources = ["b", "a", "b", "c"]
     metrics = metrics_by_source(
-        sources, ["a", "b", "absent"], lambda rows: {"rows": float((rows * 2 ** torch.arange(4)).sum())}
+        sources,
+        ["a", "b", "absent"],
+        lambda rows: {"rows": float((rows * 2 ** torch.arange(4)).sum()), "rows/max": 1.0, "rows/min": 0.0},
     )
     assert metrics == {"a/rows": 2.0, "b/rows": 5.0}
 

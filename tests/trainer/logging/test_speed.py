@@ -79,15 +79,16 @@ def test_peak_speed_by_name(name, peak):
 
 RECORD = StepRecord(
     seconds={"gen": 2.0, "old_log_prob": 1.0, "reward": 0.5, "update_actor": 4.5},
-    work={"gen": Work(100, 0), "old_log_prob": Work(160, 1600), "update_actor": Work(160, 1600)},
+    work={name: Work(160, 1600) for name in ("batch", "old_log_prob", "update_actor")} | {"gen": Work(100, 0)},
     peaks={"gen": MemoryPeak(2 * 10**9, 3 * 10**9), "update_actor": MemoryPeak(10**9, 10**9)},
+    beside={},
 )
 
 
 def test_a_step_in_the_log():
     cost = ModelCost(1e9, 10**6)
     passes = {"gen": (cost, FORWARD), "old_log_prob": (cost, FORWARD), "update_actor": (cost, UPDATE)}
-    metrics = StepMetrics(2, "old_log_prob", passes, peak=0.5)(RECORD)
+    metrics = StepMetrics(2, passes, peak=0.5)(RECORD)
     driver = metrics.pop("perf/memory/driver_gb")
     assert 0.05 < driver < 50
     # 160 tokens of 2e9 operations, and 4e6 for each of 1600 pairs of tokens, on two workers.
@@ -103,17 +104,26 @@ def test_a_step_in_the_log():
 
 
 def test_what_is_not_known_is_not_logged():
-    metrics = StepMetrics(1, "old_log_prob", {"update_actor": (ModelCost(1e9, 1), UPDATE)}, peak=None)(RECORD)
+    metrics = StepMetrics(1, {"update_actor": (ModelCost(1e9, 1), UPDATE)}, peak=None)(RECORD)
     assert "perf/tflops/update_actor" in metrics and "perf/tflops/old_log_prob" not in metrics
     assert not [name for name in metrics if "mfu" in name]
-    # With actor.bypass_mode no phase reads the batch once; its tokens are counted by themselves.
-    record = StepRecord({"gen": 2.0}, {"gen": Work(10, 0), "batch": Work(160, 0)}, {})
-    metrics = StepMetrics(2, "batch", {}, None)(record)
-    assert (metrics["perf/total_num_tokens"], metrics["perf/throughput"]) == (160, 40.0)
     assert not [name for name in metrics if "perf/batch" in name]
     # A validation alone reads no training batch.
-    metrics = StepMetrics(1, "old_log_prob", {}, None)(StepRecord({"testing": 2.0}, {}, {}))
+    metrics = StepMetrics(1, {}, None)(StepRecord({"testing": 2.0}, {}, {}, {}))
     assert "perf/throughput" not in metrics and metrics["timing_s/step"] == 2.0
+
+
+def test_what_ran_beside_a_step_is_no_part_of_its_time():
+    timer = PhaseTimer(lambda name: None)
+    timer.add_beside(StepRecord({"gen": 3.0}, {"gen": Work(90, 0)}, {"gen": MemoryPeak(10**9, 10**9)}, {}))
+    timer.count("batch", Work(160, 0))
+    record = timer.take_step()
+    record.seconds["update_actor"] = 4.0
+    metrics = StepMetrics(1, {}, None, pool_size=3)(record)
+    assert (metrics["timing_s/step"], metrics["timing_s/gen"]) == (4.0, 3.0) and not timer.totals
+    # 90 tokens in 3 s on three engines; 160 in 4 s on these and the trainer's worker.
+    assert (metrics["perf/gen_throughput"], metrics["perf/throughput"]) == (10.0, 10.0)
+    assert metrics["perf/memory/gen_gb"] == 1.0
 
 
 @pytest.fixture
@@ -136,7 +146,7 @@ def test_phases_add_up_by_step_and_in_total(clock: list[float]):
     with timer.phase("update"):
         clock[0] += 4.0
     assert timer.take_step().seconds == {"update": 4.0}
-    assert timer.take_step() == ({}, {}, {})
+    assert timer.take_step() == ({}, {}, {}, {})
     assert timer.totals == {"generate": 2.5, "update": 5.0}
 
 

@@ -20,6 +20,7 @@ from verl.config.load import load_config
 from verl.data.prompt_rows import PromptRecord
 from verl.method.calls import MethodCalls
 from verl.rollout.requests import ResponseRequests
+from verl.single_controller.roles import PolicyWorkers
 from verl.trainer.logging.speed import PhaseTimer
 from verl.trainer.ppo.carry_over import CarryOverSampler
 from verl.utils.json_state import from_json, to_json
@@ -30,6 +31,8 @@ N, GROUPS, STEPS, ROUND = 2, 3, 7, 4
 PROMPTS = [
     PromptRecord(uid, [5] * (1 + uid % 3), "arithmetic", "7", {"uid": uid}, [], False) for uid in range(GROUPS * STEPS)
 ]
+
+POOL = ["rollout.nnodes=1", "rollout.n_gpus_per_node=1"]
 
 OPTIONS = ["async_training.partial_rollout=true", "actor.tis_level=token"]
 
@@ -107,21 +110,28 @@ class CountingEngines:
 
 
 def sampler_of(
-    config: PPOConfig, tokenizer: Any, engines: CountingEngines, staleness: int, read_at_once: int = 0, limit: int = 0
+    config: PPOConfig,
+    tokenizer: Any,
+    engines: CountingEngines,
+    staleness: int,
+    read_at_once: int = 0,
+    limit: int = 0,
+    pool: bool = False,
 ) -> CarryOverSampler:
-    """With dynamic sampling where ``read_at_once``."""
+    """With dynamic sampling where ``read_at_once``. ``pool``: engines of their own, which sample a step ahead."""
     filtering = {"enable": True, "metric": "acc", "max_num_gen_batches": limit}
     dynamic = {"algorithm": {"filter_groups": filtering}} if read_at_once else {}
     config = changed(
         config,
         data={"train_batch_size": GROUPS, "max_response_length": 64, "gen_batch_size": read_at_once or None},
         **dynamic,
-        rollout={"n": N},
+        rollout={"n": N, "nnodes": int(pool), "n_gpus_per_node": int(pool)},
         actor={"tis_level": "token"},
         async_training={"max_staleness": staleness, "partial_rollout": True},
     )
     method = MethodCalls(config, tokenizer)
-    sampler = CarryOverSampler(config, tokenizer, None, None, Verifiers(), [], method, (), PROMPTS, STEPS)
+    policy = PolicyWorkers(None, config)
+    sampler = CarryOverSampler(config, tokenizer, None, policy, Verifiers(), [], method, (), PROMPTS, STEPS)
     sampler.policy.advance, sampler.policy.finish_generation = engines, engines.finish_generation
     return sampler
 
@@ -149,15 +159,17 @@ def test_a_step_does_not_depend_on_when_responses_are_measured(
 @given(
     lengths=st.lists(st.sampled_from([1, 2, 3, 5, 8, 40, 64]), min_size=2, max_size=9),
     slots=st.integers(1, 50),
-    staleness=st.integers(1, 4),
+    carried=st.integers(1, 4),
     stop=st.integers(1, STEPS - 1),
+    pool=st.booleans(),
 )
 def test_no_response_is_dropped_learned_from_twice_or_too_late(
-    small_config, tiny_tokenizer, lengths: list[int], slots: int, staleness: int, stop: int
+    small_config, tiny_tokenizer, lengths: list[int], slots: int, carried: int, stop: int, pool: bool
 ):
+    staleness = carried + pool
     engines = CountingEngines(lengths, slots)
     timer = PhaseTimer(lambda name: None)
-    sampler = sampler_of(small_config, tiny_tokenizer, engines, staleness)
+    sampler = sampler_of(small_config, tiny_tokenizer, engines, staleness, pool=pool)
     stream = iter([PROMPTS[start : start + GROUPS] for start in range(0, len(PROMPTS), GROUPS)])
     seen: list[int] = []
     for step in range(1, STEPS + 1):
@@ -168,15 +180,17 @@ def test_no_response_is_dropped_learned_from_twice_or_too_late(
         assert groups == sorted(groups) and groups[::N] == groups[1::N]
         seen += groups[::N]
         assert [record.uid for record in batch.records] == groups
-        # Every token was sampled; none by weights older than the bound, nor by weights that are not there yet.
+        # Every token was sampled; none by weights older than the bound, nor by weights that are not there yet. A pool
+        # samples a step while the models learn from the one before.
         assert batch.response_lengths.tolist() == [engines.length(int(s)) for s in batch.stream]
-        assert 0 <= int((step - 1 - batch.version).min()) and int((step - 1 - batch.version).max()) <= staleness
-        assert metrics["async/outstanding"] <= staleness * GROUPS
+        lag = step - 1 - batch.version
+        assert int(pool and step > 1) <= int(lag.min()) and int(lag.max()) <= staleness
+        assert metrics["async/outstanding"] <= carried * GROUPS
         assert len(batch.texts) == len(batch.verdicts) == len(batch) and batch.correct.all()
         if step == stop:
             # A resumed run has the open responses as they were.
             saved = json.loads(json.dumps(to_json(sampler.state())))
-            sampler = sampler_of(small_config, tiny_tokenizer, engines, staleness)
+            sampler = sampler_of(small_config, tiny_tokenizer, engines, staleness, pool=pool)
             sampler.load_state(from_json(saved))
     assert sorted(seen) == list(range(GROUPS * STEPS)) and next(stream, None) is None
     assert sampler.open is None and sampler.ready is None
@@ -252,6 +266,11 @@ def test_dynamic_sampling_without_anything_to_learn_ends(small_config, tiny_toke
     ("overrides", "message"),
     [
         (["async_training.max_staleness=1"], r"max_staleness=1: without partial_rollout"),
+        (["async_training.max_staleness=1", *POOL], "actor.tis_level='none': responses are up to .*=token"),
+        ([*OPTIONS, "async_training.max_staleness=1", *POOL], "max_staleness=1: engines of their own .*2 or more"),
+        (["rollout.nnodes=1"], "rollout.n_gpus_per_node=0: engines of their own .*rollout.nnodes above 0"),
+        (["rollout.name=hf", *POOL], "rollout.nnodes=1: rollout.name=hf samples with the trainer's policy"),
+        (["rollout.tensor_parallel_size=2", *POOL], "tensor_parallel_size=2: must divide rollout.n_gpus_per_node=1"),
         (["async_training.max_staleness=-1"], "must be 0 or more"),
         (["async_training.partial_rollout=true"], "partial_rollout=True: responses that are carried over are behind"),
         (["async_training.max_staleness=1", OPTIONS[0]], "actor.tis_level='none': responses are up to .*=token"),
@@ -260,8 +279,11 @@ def test_dynamic_sampling_without_anything_to_learn_ends(small_config, tiny_toke
             "compare_versions=True: with async_training.max_staleness=0 the versions",
         ),
         (["calculator.compare_versions=true", "calculator.source=actor"], "source=actor measures .* already"),
-        ([*OPTIONS, "async_training.max_staleness=1", "actor.bypass_mode=true"], "bypass_mode=True: .*set it to false"),
-        ([*OPTIONS, "async_training.max_staleness=1", "algorithm=remax"], "adv_estimator='remax': with async"),
+        (
+            [*OPTIONS, "async_training.max_staleness=1", "actor.bypass_mode=true", "actor.policy_loss=gpg"],
+            "bypass_mode=True: .*set it to false",
+        ),
+        ([*OPTIONS, "async_training.max_staleness=1", "algorithm=remax"], "adv_estimator='remax': remax compares"),
         ([*OPTIONS, "async_training.max_staleness=1", "rollout.name=hf"], "rollout.name='hf': .*set rollout.name=vllm"),
     ],
 )

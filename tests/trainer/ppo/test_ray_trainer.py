@@ -1,3 +1,4 @@
+import re
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -93,8 +94,6 @@ def integers(batch):
 def wide(batch):
     return torch.ones(4, 2)
 
-def infinite(batch):
-    return 1 / batch.rewards
 """
 
 
@@ -117,15 +116,13 @@ def test_a_users_estimator_gives_one_number_a_response_or_a_token(tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("integers", "returned torch.int64; expected floating point numbers"),
-        ("wide", "returned shape [4, 2]; expected a tensor of shape [4] or [4, 3]"),
-        ("infinite", "returned NaN or infinity in row 3; expected finite numbers"),
+        ("integers", "returned torch.int64; expected floating"),
+        ("wide", "[4, 2]; expected a tensor of shape [4] or [4, 3]"),
     ],
 )
 def test_what_an_estimator_returns_is_checked(tmp_path, name, message):
-    with pytest.raises(ValueError) as raised:
+    with pytest.raises(ValueError, match=f"^algorithm.adv_estimator='.*mine.py:{name}': .*{re.escape(message)}"):
         estimated(tmp_path, name)
-    assert str(raised.value) == f"algorithm.adv_estimator='{tmp_path}/mine.py:{name}': {message}"
 
 
 def test_the_variances_of_weighted_tokens():

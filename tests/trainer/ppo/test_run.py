@@ -79,7 +79,10 @@ def wrong(data_source, solution_str, ground_truth, extra_info=None):
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
-        ("*={}:wrong", r"{}:wrong on data_source='arithmetic' returned a dict of \['acc'\]; .* \({}, line 2\)$"),
+        pytest.param(
+            *("*={}:wrong", r"{}:wrong on data_source='arithmetic' returned a dict of \['acc'\]; .* \({}, line 2\)$"),
+            marks=pytest.mark.slow,
+        ),
         ("gsm8k={}:wrong", "no prompt has the data_source 'gsm8k'; the data have arithmetic$"),
     ],
 )
@@ -128,25 +131,14 @@ TENSOR, SEQUENCE = (
 @pytest.mark.parametrize(
     ("machines", "options"),
     [
-        (2, ""),
-        (4, "experiment=dapo"),
-        (8, ""),
         (2, f"experiment=verl_ppo {TENSOR}8"),
-        (4, f"{SEQUENCE}4"),
+        (4, f"experiment=dapo {SEQUENCE}4"),
         (8, f"experiment=verl_ppo {TENSOR}2 {SEQUENCE}4"),
     ],
 )
 def test_any_batch_fits_any_world(reach, machines: int, options: str):
     """48 prompts, mini-batches of 24 and 30 validation prompts on 16, 32 and 64 GPUs."""
     assert reach(f"trainer.nnodes={machines}", *options.split()) == 8 * machines
-
-
-@pytest.mark.parametrize("size", [3, 16])
-def test_an_engine_is_on_one_machine(size: int):
-    options = ["preset=paper", "trainer=gpus8", "trainer.nnodes=4", f"rollout.tensor_parallel_size={size}"]
-    message = rf"^rollout\.tensor_parallel_size={size}: must divide trainer\.n_gpus_per_node=8"
-    with pytest.raises(ConfigError, match=message):
-        load_config(PPOConfig, "ppo_trainer", options)
 
 
 def test_other_models_need_the_policys_vocabulary_or_a_tokenizer(refused, tiny_model, tmp_path):
@@ -242,10 +234,10 @@ ALONE = "rollout.n=1: {} compares the responses to a prompt"
             "trainer.method='verl.recipes.ead:Annealed': overrides sampling, so responses come from other distr",
         ),
         ("experiment=ead", None),
-        ("experiment=verl_grpo_async actor.ppo_mini_batch_size=64", None),
+        ("experiment=verl_grpo_async actor.ppo_mini_batch_size=48", None),
         (
-            "experiment=verl_grpo_async actor.ppo_mini_batch_size=32",
-            "async_training.max_staleness=1: a step makes 2 updates of the policy (actor.ppo_mini_batch_size=32, "
+            "experiment=verl_grpo_async",
+            "async_training.max_staleness=1: a step makes 2 updates of the policy (actor.ppo_mini_batch_size=24, "
             "actor.ppo_epochs=1), so its last learns from tokens that are up to 3 updates old; set ",
         ),
     ],

@@ -12,6 +12,7 @@ from verl.config import ConfigError, PPOConfig
 from verl.data.prompt_rows import PromptRecord
 from verl.method.calls import MethodCalls
 from verl.rewards.pool import VerifierPool
+from verl.single_controller.roles import PolicyWorkers
 from verl.trainer.logging.speed import PhaseTimer, Work
 from verl.trainer.ppo.sampling import REFILL_STEP, Sampler, data_sources
 
@@ -68,7 +69,8 @@ def make_sampler(config: PPOConfig, tokenizer, pool, answers: dict[int, list[str
         algorithm=replace(config.algorithm, filter_groups=filtering),
     )
     workers = ScriptedWorkers(tokenizer, answers)
-    sampler = Sampler(config, tokenizer, tokenizer, workers, pool, [], MethodCalls(config, tokenizer))
+    policy = PolicyWorkers(workers, config)
+    sampler = Sampler(config, tokenizer, tokenizer, policy, pool, [], MethodCalls(config, tokenizer))
     sampler.policy.generate = workers.generate
     return sampler
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from verl.algorithms.losses.aggregate import response_mean, sequence_mean, sequence_sum, token_mean
-from verl.algorithms.losses.own import LossInputs, LossNeeds, OwnLoss, StepSize, policy_loss
+from verl.algorithms.losses.own import LossInputs, LossNeeds, StepSize, policy_loss
 from verl.algorithms.losses.per_token import (
     cispo_loss,
     clip_cov_loss,
@@ -48,7 +48,6 @@ __all__ = [
     "POLICY_LOSSES",
     "LossInputs",
     "LossNeeds",
-    "OwnLoss",
     "StepSize",
     "policy_loss",
     "ppo_clip_loss",

@@ -1,4 +1,10 @@
-"""A policy loss of the user's own: what it may ask for, and what it is given.
+"""A policy loss of the user's own, f(LossInputs, **policy_loss_kwargs) -> (losses, metrics): what it may ask for, and
+what it is given.
+
+Losses are [b, R], aggregated by ``actor.loss_agg_mode`` as those of the built-in ones, or one number a response, [b],
+whose mean is taken over all responses of the mini-batch that have tokens to learn from. Metrics are scalars, sums over
+tokens, which are logged as means over the tokens of the mini-batch; or [b], logged as means over the same responses.
+Their names must be the same in every call.
 
 Legend: b responses of a micro-batch, B of a mini-batch, R response columns.
 """
@@ -172,13 +178,3 @@ class LossInputs:
         assert self.group_ids is not None, "ask for the column group_ids, or whole_groups=True"
         groups: Tensor = self.group_ids.unique(return_inverse=True)[1]
         return groups
-
-
-OwnLoss = Callable[..., tuple[Tensor, dict[str, Tensor]]]
-"""f(LossInputs, **policy_loss_kwargs) -> (losses, metrics).
-
-Losses are [b, R], aggregated by ``actor.loss_agg_mode`` as those of the built-in ones, or one number a response, [b],
-whose mean is taken over all responses of the mini-batch that have tokens to learn from. Metrics are scalars, sums over
-tokens, which are logged as means over the tokens of the mini-batch; or [b], logged as means over the same responses.
-Their names must be the same in every call.
-"""

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from datasets import load_dataset
-from datasets.exceptions import DatasetsError
 
 from verl.config.errors import ConfigError
 from verl.config.load import CONFIG_DIR
@@ -45,14 +43,14 @@ def load_benchmark(name: str, folder: Path | None, fields: Mapping[str, str] | N
     path = local_file(name, folder)
     if path is None and name not in BENCHMARKS:
         raise ConfigError(_unknown(name, folder))
-    benchmark = BENCHMARKS.get(name, Benchmark(name, hub_id=None))
+    benchmark = BENCHMARKS.get(name, Benchmark(name))
     numbered: Sequence[tuple[int, Row]]
     if path is not None:
         where, numbered = str(path), read_json_lines(path)
     elif name == "arithmetic":
         where, numbered = str(ARITHMETIC), _read_arithmetic()
     else:
-        where, numbered = f"benchmark {name} from {benchmark.hub_id}", _read_hub(benchmark)
+        where, numbered = f"benchmark {name} from {benchmark.hub}", _read_hub(benchmark)
     if not numbered:
         raise ConfigError(f"{where}: holds no problem at all")
     columns = recognise_fields([row for _, row in numbered], fields or benchmark.fields, name, where)
@@ -102,17 +100,12 @@ def _read_arithmetic() -> list[tuple[int, Row]]:
 def _read_hub(benchmark: Benchmark) -> list[tuple[int, Row]]:
     """The rows with their numbers, from 1."""
     fix = f"put it into data.benchmark_dir as {benchmark.name}/test.jsonl"
-    if benchmark.hub_id is None:
+    if not benchmark.hub:
         raise ConfigError(
             f"benchmark {benchmark.name}: no copy on the hub is known; get {benchmark.name}/test.jsonl from "
             f"{benchmark.home} and {fix}"
         )
     try:
-        rows: Any = load_dataset(
-            benchmark.hub_id, benchmark.hub_config, split=benchmark.hub_split, revision=benchmark.hub_revision
-        )
-    # `datasets` raises many types of errors without a network or for an unknown data set, all of these kinds.
-    except (OSError, ValueError, RuntimeError, DatasetsError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ConfigError(f"benchmark {benchmark.name}: cannot load {benchmark.hub_id}: {reason}; or {fix}") from error
-    return list(enumerate(rows, start=1))
+        return list(enumerate(read_rows(benchmark.hub), start=1))
+    except ConfigError as error:
+        raise ConfigError(f"benchmark {benchmark.name}: {error}; or {fix}") from error

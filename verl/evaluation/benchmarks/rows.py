@@ -5,7 +5,6 @@ All rules hold for all benchmarks: the meaning of a row follows from its field n
 
 import math
 import re
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -65,13 +64,9 @@ class Benchmark:
     """One benchmark, an entry of ``published.yaml``."""
 
     name: str
-    hub_id: str | None = None
-    """Data set on the Hugging Face hub; None if no copy there is known, see ``home``."""
-    hub_split: str = "test"
-    hub_config: str | None = None
-    """Configuration on the hub; None for the default."""
-    hub_revision: str | None = None
-    """Branch on the hub; None for ``main``."""
+    hub: str = ""
+    """Data set on the Hugging Face hub, as ``verl.config.data.hub_set`` reads its name; empty if no copy there is
+    known, see ``home``."""
     home: str = ""
     """Where to get ``<name>/test.jsonl`` if not from the hub."""
     fields: Mapping[str, str] | None = None
@@ -200,23 +195,18 @@ def read_problem(row: Row, index: int, fields: Mapping[str, Sequence[str]], benc
 
 def inline_options(question: str) -> dict[str, str]:
     """Letter -> text of the options at the end of a question, ``A. 1 B. 2`` or ``(A) 1 (B) 2``; may be empty."""
-    labels = [(match.group(match.lastindex or 0), match) for match in _INLINE_LABEL.finditer(question)]
-    places: dict[str, list[int]] = {}
-    for place, (letter, _) in enumerate(labels):
-        places.setdefault(letter, []).append(place)
+    labels = list(_INLINE_LABEL.finditer(question))
     for order in _LABEL_ORDERS:
         # From the last A backwards, because the question itself may mention a point A.
-        for start in reversed(places.get(order[0], [])):
-            chain = [start]
-            for letter in order[1:]:
-                later = places.get(letter, [])
-                if (next_one := bisect_right(later, chain[-1])) == len(later):
-                    break
-                chain.append(later[next_one])
-            if len(chain) >= 2:
-                matches = [labels[place][1] for place in chain]
-                ends = [match.start() for match in matches[1:]] + [len(question)]
-                texts = [_option_text(question[a.end() : b]) for a, b in zip(matches, ends, strict=True)]
+        chains: dict[str, list[re.Match[str]]] = {}
+        for label in reversed(labels):
+            if (place := order.find(label[label.lastindex or 0])) < 0:
+                continue
+            # The nearest label of the next letter goes on from here.
+            chain = chains[order[place]] = [label, *chains.get(order[place + 1 : place + 2], [])]
+            if place == 0 and len(chain) >= 2:
+                ends = [later.start() for later in chain[1:]] + [len(question)]
+                texts = [_option_text(question[a.end() : b]) for a, b in zip(chain, ends, strict=True)]
                 return dict(zip(order, texts, strict=False))
     return {}
 

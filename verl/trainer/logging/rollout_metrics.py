@@ -20,7 +20,7 @@ from verl.rewards.majority import answer_classes, majority_at_k
 from verl.rewards.pass_at_k import best_at_k, k_grid, pass_at_k
 
 MAX_SOURCES = 16
-"""Data sources with figures of their own. Each has about a hundred."""
+"""Data sources with figures of their own. Each has some dozens."""
 
 # --- Lengths and rank metrics ---
 
@@ -293,7 +293,7 @@ def logged_sources(sources: Iterable[str]) -> list[str]:
 def metrics_by_source(
     sources: Sequence[str], logged: Sequence[str], describe: Callable[[Tensor], Mapping[str, float]]
 ) -> dict[str, float]:
-    """Metrics of each source of ``logged`` that is there, ``<source>/<name>``.
+    """Metrics of each source of ``logged`` that is there, ``<source>/<name>``, without the largest and smallest values.
 
     Args:
         sources: the data source of each response, B.
@@ -303,7 +303,8 @@ def metrics_by_source(
     for source in logged:
         rows = torch.tensor([name == source for name in sources])
         if rows.any():
-            metrics |= with_prefix(source, describe(rows))
+            means = {name: v for name, v in describe(rows).items() if not name.endswith(("/max", "/min"))}
+            metrics |= with_prefix(source, means)
     return metrics
 
 

@@ -2,7 +2,9 @@
 
 Names are veRL's where it has one; ``<phase>`` is ``gen``, ``old_log_prob``, ``update_actor`` and so on.
 
-- ``timing_s/<phase>``, ``timing_s/step`` (their sum, also ``perf/time_per_step``): seconds
+- ``timing_s/<phase>``, ``timing_s/step`` (their sum, also ``perf/time_per_step``): seconds. Where engines have devices
+  of their own, what they do while the models learn is no part of that sum; ``timing_s/trainer_wait``, which is, says
+  how long the models waited for the engines, and ``timing_s/engine_wait`` how long the engines had nothing to do
 - ``perf/<phase>_throughput``: tokens a second and worker; of ``gen`` the sampled tokens, of all others prompt and
   response, each as often as it is read
 - ``perf/total_num_tokens``: prompt and response tokens of the step's batch; ``perf/throughput``: these a second of the
@@ -94,6 +96,14 @@ class StepRecord(NamedTuple):
     """Over all workers; phases that read or write no tokens are left out."""
     peaks: dict[str, MemoryPeak]
     """Of the worker that used most; phases without workers are left out."""
+    beside: dict[str, float]
+    """Seconds of phases that ran beside the others, on devices of their own; they are no part of the step's time."""
+
+    @property
+    def busy(self) -> dict[str, float]:
+        """Seconds of every phase, wherever it ran."""
+        names = dict.fromkeys([*self.seconds, *self.beside])
+        return {name: self.seconds.get(name, 0.0) + self.beside.get(name, 0.0) for name in names}
 
 
 class PhaseTimer:
@@ -109,7 +119,7 @@ class PhaseTimer:
     ) -> None:
         self._on_enter = on_enter
         self._take_peak = take_peak
-        self._step = StepRecord({}, {}, {})
+        self._step = StepRecord({}, {}, {}, {})
         self.totals: dict[str, float] = {}
 
     @contextmanager
@@ -141,9 +151,18 @@ class PhaseTimer:
         before = self._step.work.get(name, Work(0.0, 0.0))
         self._step.work[name] = Work(before.tokens + work.tokens, before.context + work.context)
 
+    def add_beside(self, record: StepRecord) -> None:
+        """Add what another timer counted beside this one's phases."""
+        for name, seconds in record.seconds.items():
+            self._step.beside[name] = self._step.beside.get(name, 0.0) + seconds
+        for name, work in record.work.items():
+            self.count(name, work)
+        for name, peak in record.peaks.items():
+            self._step.peaks[name] = peak.joined(self._step.peaks.get(name))
+
     def take_step(self) -> StepRecord:
         """What was counted since the last call."""
-        step, self._step = self._step, StepRecord({}, {}, {})
+        step, self._step = self._step, StepRecord({}, {}, {}, {})
         return step
 
 
@@ -212,29 +231,34 @@ class StepMetrics:
     """Turns what a :class:`PhaseTimer` counted into the scalars that this module's first lines list."""
 
     def __init__(
-        self, world_size: int, batch_phase: str, passes: Mapping[str, tuple[ModelCost, int]], peak: float | None
+        self,
+        world_size: int,
+        passes: Mapping[str, tuple[ModelCost, int]],
+        peak: float | None,
+        pool_size: int = 0,
     ) -> None:
         """
         Args:
-            world_size: number of workers.
-            batch_phase: what every token of the step's batch is counted under once; a phase, or work of no phase.
+            world_size: number of workers that hold the models.
             passes: for each phase whose operations are counted, the model and how often its matrices are passed.
             peak: 10^12 operations a second of one worker's device; None where that is not known.
+            pool_size: workers whose engines sample; 0: those of the models.
         """
+        self._pool_size = pool_size
         self._world_size = world_size
-        self._batch_phase = batch_phase
         self._passes = dict(passes)
         self._peak = peak
 
     def __call__(self, record: StepRecord) -> dict[str, float]:
         """The scalars of one step."""
-        step_seconds = sum(record.seconds.values())
-        metrics = {f"timing_s/{name}": seconds for name, seconds in record.seconds.items()}
+        step_seconds, busy = sum(record.seconds.values()), record.busy
+        metrics = {f"timing_s/{name}": seconds for name, seconds in busy.items()}
         metrics |= {"timing_s/step": step_seconds, "perf/time_per_step": step_seconds}
         for name, work in record.work.items():
-            if name not in record.seconds:
+            if name not in busy:
                 continue
-            worker_seconds = record.seconds[name] * self._world_size
+            num_workers = self._pool_size if self._pool_size and name == "gen" else self._world_size
+            worker_seconds = busy[name] * num_workers
             metrics[f"perf/{name}_throughput"] = work.tokens / worker_seconds
             if name in self._passes:
                 cost, passes = self._passes[name]
@@ -242,9 +266,10 @@ class StepMetrics:
                 metrics[f"perf/tflops/{name}"] = tflops
                 if self._peak is not None:
                     metrics[f"perf/mfu/{MFU_NAMES.get(name, name)}"] = tflops / self._peak
-        if self._batch_phase in record.work:
-            tokens = record.work[self._batch_phase].tokens
-            metrics |= {"perf/total_num_tokens": tokens, "perf/throughput": tokens / step_seconds / self._world_size}
+        if BATCH in record.work:
+            tokens = record.work[BATCH].tokens
+            num_workers = self._world_size + self._pool_size
+            metrics |= {"perf/total_num_tokens": tokens, "perf/throughput": tokens / step_seconds / num_workers}
         return metrics | self._memory(record)
 
     @staticmethod
@@ -257,7 +282,7 @@ class StepMetrics:
         return metrics
 
 
-def step_metrics(config: PPOConfig, world_size: int, device_name: str) -> StepMetrics:
+def step_metrics(config: PPOConfig, world_size: int, device_name: str, pool_size: int) -> StepMetrics:
     """How the speed of the phases of a run on so many workers is counted."""
     policy = ModelCost.of(config.model)
     update = UPDATE_LORA if config.model.trains_adapters else UPDATE
@@ -269,7 +294,7 @@ def step_metrics(config: PPOConfig, world_size: int, device_name: str) -> StepMe
         passes["values"] = (critic, FORWARD)
         passes["update_critic"] = (critic, UPDATE_LORA if model.trains_adapters else UPDATE)
     peak = peak_tflops(config.trainer.peak_tflops, device_name, config.model.param_dtype)
-    return StepMetrics(world_size, BATCH, passes, peak)
+    return StepMetrics(world_size, passes, peak, pool_size)
 
 
 def check_profile_steps(steps: Sequence[int], total_steps: int) -> None:

@@ -7,23 +7,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from verl.algorithms.advantages import AdvantageEstimate
+from verl.algorithms.advantages import ADVANTAGE_ESTIMATORS, AdvantageEstimate, EstimatorOptions
+from verl.algorithms.advantages.estimators import token_variances
 from verl.algorithms.advantages.groups import on_response_tokens
-from verl.algorithms.kl import KLController
-from verl.algorithms.rollout_correction import rejection_mask
+from verl.algorithms.kl import KLController, kl_penalised_rewards
+from verl.algorithms.rollout_correction import rejection_mask, rollout_weights
 from verl.algorithms.scores import resampled_rows
 from verl.batch import ENVIRONMENT, POLICY, Batch
 from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
 from verl.rank.reward_manager import RewardManager
 from verl.trainer.logging.rollout_metrics import learning_metrics, with_prefix
-from verl.trainer.ppo.core_algos import (
-    ADVANTAGE_ESTIMATORS,
-    EstimatorOptions,
-    kl_penalised_rewards,
-    rollout_weights,
-    token_variances,
-)
 from verl.utils.user_code import UserFunction, check_finite, check_tensor, is_import_path, kl_estimator
 
 

@@ -1,7 +1,7 @@
 """Responses that outlive a step: prompts are admitted ahead, and what has not ended waits for newer weights.
 
 A group is a prompt and its n responses. Groups are admitted while those that are not learned from yet are at most
-``max_staleness`` + 1 batches. A step ends when the oldest complete groups fill its batch; the engines then give back
+``carried_steps`` + 1 batches. A step ends when the oldest complete groups fill its batch; the engines then give back
 what has not ended, and go on with it after the update. Nothing is dropped; with ``algorithm.filter_groups`` complete
 groups without a difference leave, and others are admitted in their place. With ``trainer.deterministic`` everything
 depends on the lengths of responses, counted in steps of the engines.
@@ -84,7 +84,7 @@ class CarryOverSampler(Sampler):
 
     def _admit(self, prompts: Iterator[list[PromptRecord]], step: int) -> None:
         """Open groups until so many are outstanding as may be, but no more than the run's steps learn from."""
-        num_batches = min(self.config.async_training.max_staleness + 1, self.total_steps + 1 - step)
+        num_batches = min(self.config.carried_steps + 1, self.total_steps + 1 - step)
         while (missing := num_batches * self.batch_size - len(self._outstanding())) > 0:
             records = self.waiting or self.method.choose_prompts(next(prompts))
             self.open = joined(self.open, self._new(records[:missing], step))
@@ -130,7 +130,7 @@ class CarryOverSampler(Sampler):
             streams=asked.stream.tolist(),
             sampling=self.config.rollout.train_kwargs,
             begun=asked.columns("tokens", "rollout_logprobs", "version"),
-            version=step - 1,
+            version=self.config.version_sampling(step),
         )
         with timer.phase("gen"):
             cut = self.policy.advance(requests, take, enough)
@@ -218,8 +218,8 @@ class CarryOverSampler(Sampler):
     def _suffice(self, step: int, admitted: dict[int, int], needed: int, groups: Tensor, ended: Sequence[int]) -> bool:
         """Whether the step may end: there are enough complete groups, and what it leaves can be learned from in time.
 
-        A group is learned from at most ``max_staleness`` steps after that in which it was admitted, so of those due
-        within the next j steps j batches at most may be left.
+        A group is learned from at most :attr:`PPOConfig.carried_steps` steps after that in which it was admitted, so of
+        those due within the next j steps j batches at most may be left.
 
         Args:
             admitted: the outstanding groups, with the steps in which they were admitted.
@@ -233,10 +233,10 @@ class CarryOverSampler(Sampler):
             return False
         # With filter_groups some of these leave unlearned, and later ones may leave too.
         taken = set(complete[: self.batch_size])
-        staleness = self.config.async_training.max_staleness
-        due = Counter(admitted[group] + staleness - step for group in admitted if group not in taken)
+        carried = self.config.carried_steps
+        due = Counter(admitted[group] + carried - step for group in admitted if group not in taken)
         return all(
-            sum(count for steps, count in due.items() if steps <= j) <= j * self.batch_size for j in range(staleness)
+            sum(count for steps, count in due.items() if steps <= j) <= j * self.batch_size for j in range(carried)
         )
 
     def _complete(self) -> list[int]:

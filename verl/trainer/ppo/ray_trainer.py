@@ -22,7 +22,8 @@ from verl.rank.reward_manager import RewardManager
 from verl.rank.token_metrics import fill_token_metrics
 from verl.run.session import TrainingRun
 from verl.run.tracking import Tracker
-from verl.single_controller.roles import PolicyWorkers, RoleWorkers
+from verl.single_controller.profiling import MemoryPeak
+from verl.single_controller.roles import RoleWorkers
 from verl.single_controller.worker_group import WorkerGroup
 from verl.trainer.logging.release_names import release_names
 from verl.trainer.logging.rollout_metrics import (
@@ -75,7 +76,7 @@ class RayPPOTrainer(Trainer):
         self.calculator = calculator
         self.samples = samples
         self.loss = PolicyLoss(config.actor)
-        self.policy = PolicyWorkers(workers, config, self.loss.needs.whole_groups)
+        self.policy = sampler.policy
         copies, critic = self.policy.copies, config.critic
         self.reference = RoleWorkers(workers, copies, self.policy.balance) if config.uses_reference else None
         copies = critic.model.ulysses_sequence_parallel_size
@@ -84,7 +85,8 @@ class RayPPOTrainer(Trainer):
         self.advantages = AdvantageEstimation(config, self.reward_manager)
         self.updates = Updates(config, self.policy, self.critic, self.loss, self.timer)
         self.validator = Validator(held_out, sampler, self.policy, calculator, self.reward_manager)
-        self.step_metrics = step_metrics(config, workers.world_size, workers.device_name)
+        pool_size = 0 if self.policy.pool is None else self.policy.pool.world_size
+        self.step_metrics = step_metrics(config, workers.world_size, workers.device_name, pool_size)
 
     def fit(self) -> None:
         """Train from the step after the one reached, 0 at first, to the last."""
@@ -105,13 +107,14 @@ class RayPPOTrainer(Trainer):
             self._compute_outputs(batch)
             self._collect_verdicts(sampled, batch)
             rows = self._compute_advantages(batch)
-            self._update_critic(batch, rows)
+            self.metrics |= self.updates.update_critic(batch, rows, step)
             self._update_actor(batch, rows)
             self._compare_policies(batch)
             self.samples.keep("train", step, batch)
             self._update_baselines(sampled, batch)
-            self._after_step(sampled)
             self._sync_weights()
+            self.sampler.finish_ahead(self.timer)
+            self._after_step(sampled)
             self.profiler.end(step)
             if self._due(trainer.test_freq):
                 self._validate()
@@ -248,9 +251,6 @@ class RayPPOTrainer(Trainer):
         self.metrics["train/greedy_score/mean"] = rewards.mean().item()
         return rewards.repeat_interleave(self.config.rollout.n)
 
-    def _update_critic(self, batch: Batch, rows: Tensor | None) -> None:
-        self.metrics |= self.updates.update_critic(batch, rows, self.step)
-
     def _update_actor(self, batch: Batch, rows: Tensor | None) -> None:
         """Update the policy, once the critic is warm."""
         if self.step <= self.config.trainer.critic_warmup:
@@ -287,6 +287,14 @@ class RayPPOTrainer(Trainer):
         self.method.after_step(outcome)
         if isinstance(sampler, CustomSampler):
             sampler.update(outcome)
+
+    def _take_peak(self) -> MemoryPeak | None:
+        """Also of engines with workers of their own, unless another thread has them sample."""
+        peak, pool = super()._take_peak(), self.policy.pool
+        if pool is None or self.config.samples_ahead:
+            return peak
+        engines = pool.take_peak_memory()
+        return peak if engines is None else engines.joined(peak)
 
     def _sync_weights(self) -> None:
         with self.timer.phase("update_weights"):
@@ -339,6 +347,7 @@ def prompt_order(config: PPOConfig, method: MethodCalls) -> str:
     candidates = f"{method.where} with {num} candidates a prompt" if num > 1 else ""
     ahead = config.async_training.max_staleness
     admitted = f"async_training.max_staleness={ahead}" if ahead else ""
+    admitted += " with rollout.nnodes" if config.samples_ahead else ""
     return " ".join(filter(None, (candidates, config.data.order, admitted)))
 
 

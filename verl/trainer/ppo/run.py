@@ -14,12 +14,15 @@ from verl.rollout import engine_environment
 from verl.run.display import RunDisplay
 from verl.run.samples import SampleStore
 from verl.run.session import TrainingRun
+from verl.single_controller.roles import PolicyWorkers
 from verl.trainer.logging.rollout_metrics import logged_sources
+from verl.trainer.ppo.ahead import AheadSampler
 from verl.trainer.ppo.carry_over import CarryOverSampler
 from verl.trainer.ppo.inputs import RunInputs
 from verl.trainer.ppo.ray_trainer import BEST_BY, RayPPOTrainer, prompt_order
 from verl.trainer.ppo.samples import SampleKeeper
 from verl.trainer.ppo.sampling import Sampler
+from verl.workers.policy_loss import PolicyLoss
 
 COLUMNS = {
     "reward": ("critic/rewards/mean", "+.2f"),
@@ -94,9 +97,16 @@ def _train(run: TrainingRun, inputs: RunInputs) -> RayPPOTrainer:
     environment = engine_environment(inputs.device_type, config.rollout.name)
     tracker, workers = run.start("verl.workers.hybrid:HybridWorker", (inputs.steps, strings), environment)
     method, sources = inputs.new_method(), logged_sources(record.data_source for record in inputs.train_set.records)
+    pool, parallel = None, config.rollout.tensor_parallel_size
+    if config.rollout.has_pool:
+        pool = run.start_engines("verl.workers.rollout:RolloutWorker", (strings,), environment, parallel)
+    policy = PolicyWorkers(workers, config, PolicyLoss(config.actor).needs.whole_groups, pool)
     kind = CarryOverSampler if config.async_training.partial_rollout else Sampler
-    data = sources, inputs.train_set.records, inputs.steps
-    sampler = kind(config, tokenizer, inputs.reward_tokenizer, workers, verifiers, strings, method, *data)
+    models = (config, tokenizer, inputs.reward_tokenizer, policy)
+    parts = (*models, verifiers, strings, method, sources, inputs.train_set.records, inputs.steps)
+    sampler = kind(*parts)
+    if pool is not None and config.samples_ahead:
+        sampler = AheadSampler(sampler, pool, *parts)
     store = run.resources.enter_context(SampleStore(run.folder, trainer.samples, run.attempt, run.display.say))
     samples = SampleKeeper(store, trainer.log_samples, tokenizer, tracker, run.display)
     prompts, held_out = inputs.new_loader(), inputs.held_out

@@ -24,7 +24,6 @@ from verl.rewards import Score
 from verl.rewards.pool import PendingScores, VerifierPool
 from verl.rollout.requests import ResponseSettings
 from verl.single_controller.roles import PolicyWorkers, RoleWorkers
-from verl.single_controller.worker_group import WorkerGroup
 from verl.trainer.logging.rollout_metrics import groups_that_differ, score_tensors, verdict_metrics
 from verl.trainer.logging.speed import PhaseTimer, Work
 
@@ -111,7 +110,7 @@ class Sampler:
         config: PPOConfig,
         tokenizer: PreTrainedTokenizerBase,
         reward_tokenizer: PreTrainedTokenizerBase | None,
-        workers: WorkerGroup,
+        policy: PolicyWorkers,
         verifiers: VerifierPool,
         stop_strings: Sequence[str],
         method: MethodCalls,
@@ -130,8 +129,8 @@ class Sampler:
         self.config = config
         self.tokenizer = tokenizer
         self.reward_tokenizer = reward_tokenizer
-        self.policy = PolicyWorkers(workers, config)
-        self.reward_model = RoleWorkers(workers, config.reward_model.model.ulysses_sequence_parallel_size)
+        self.policy = policy
+        self.reward_model = RoleWorkers(policy.workers, config.reward_model.model.ulysses_sequence_parallel_size)
         self.verifiers = verifiers
         self.stop_strings = stop_strings
         self.method = method
@@ -203,6 +202,9 @@ class Sampler:
         with timer.phase("gen"):
             self.policy.finish_generation()
         return batch, metrics
+
+    def finish_ahead(self, timer: PhaseTimer) -> None:
+        """At the end of a step: wait for what is sampled ahead of the next one. Nothing is, here."""
 
     def _sample_timed(
         self,

@@ -4,13 +4,14 @@ from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
+from verl.algorithms.losses import StepSize
+from verl.algorithms.rollout_correction import mean_rollout_weight
 from verl.batch import Batch
 from verl.config.actor import ActorConfig
 from verl.config.ppo import CriticConfig, PPOConfig
 from verl.single_controller.roles import PolicyWorkers, RoleWorkers
 from verl.trainer.logging.rollout_metrics import filtered_length_metrics
 from verl.trainer.logging.speed import PhaseTimer, Work
-from verl.trainer.ppo.core_algos import StepSize, mean_rollout_weight
 from verl.trainer.training import SkippedUpdates
 from verl.workers.policy_loss import PolicyLoss
 

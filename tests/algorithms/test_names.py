@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from verl.algorithms import kl, losses
+from verl.algorithms.advantages import ADVANTAGE_ESTIMATORS, EstimatorOptions
 from verl.algorithms.advantages import estimators as advantages
 from verl.config.actor import LOSS_OPTIONS, ActorConfig
 from verl.config.signal import ADV_ESTIMATORS, KL_TYPES
-from verl.trainer.ppo import core_algos
 
 REWARDS = torch.tensor([[0.0, 1.0], [0.0, 3.0], [2.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
 MASK = torch.tensor([[1, 1], [1, 1], [1, 0], [1, 1]])
@@ -15,7 +15,7 @@ GROUPS = torch.tensor([7, 7, 8, 8])
 VALUES = torch.tensor([[0.5, 1.0], [0.0, 2.0], [1.0, 9.0], [0.0, -1.0]], dtype=torch.float64)
 GREEDY = torch.tensor([1.0, 1.0, 0.5, 0.5], dtype=torch.float64)
 LEARNED = torch.tensor([[1, 1], [0, 0], [1, 0], [1, 1]])
-OPTIONS = core_algos.EstimatorOptions(
+OPTIONS = EstimatorOptions(
     norm_by_std=False,
     gamma=0.5,
     lam=0.9,
@@ -36,13 +36,13 @@ GAE, RETURNS = advantages.gae_advantages(REWARDS, VALUES, MASK, 0.5, 0.9)
 
 def test_what_the_config_names_is_implemented():
     (aggregations, _) = get_args(get_type_hints(ActorConfig)["loss_agg_mode"])
-    assert sorted(core_algos.LOSS_AGGREGATIONS) == sorted(get_args(aggregations))
-    assert sorted(core_algos.ADVANTAGE_ESTIMATORS) == sorted(ADV_ESTIMATORS)
-    assert sorted(core_algos.KL_ESTIMATORS) == sorted(KL_TYPES)
-    assert {name: loss.__name__ for name, loss in core_algos.POLICY_LOSSES.items()} == {
+    assert sorted(losses.LOSS_AGGREGATIONS) == sorted(get_args(aggregations))
+    assert sorted(ADVANTAGE_ESTIMATORS) == sorted(ADV_ESTIMATORS)
+    assert sorted(kl.KL_ESTIMATORS) == sorted(KL_TYPES)
+    assert {name: loss.__name__ for name, loss in losses.POLICY_LOSSES.items()} == {
         name: f"{name}_loss" for name in LOSS_OPTIONS
     }
-    assert core_algos.KL_ESTIMATORS["low_var_kl"] is kl.low_var_kl
+    assert kl.KL_ESTIMATORS["low_var_kl"] is kl.low_var_kl
 
 
 @pytest.mark.parametrize(
@@ -62,14 +62,14 @@ def test_what_the_config_names_is_implemented():
     ],
 )
 def test_estimators_by_name(name, expected):
-    estimate = core_algos.ADVANTAGE_ESTIMATORS[name](REWARDS, MASK, GROUPS, OPTIONS)
+    estimate = ADVANTAGE_ESTIMATORS[name](REWARDS, MASK, GROUPS, OPTIONS)
     assert torch.equal(estimate.advantages, expected)
     assert torch.equal(estimate.returns, RETURNS) if name == "gae" else estimate.returns is None
 
 
 @pytest.mark.parametrize("name", ["gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline"])
 def test_what_is_not_learned_from_shifts_no_whitened_advantage(name):
-    estimate = core_algos.ADVANTAGE_ESTIMATORS[name](REWARDS, MASK, GROUPS, OPTIONS).advantages
+    estimate = ADVANTAGE_ESTIMATORS[name](REWARDS, MASK, GROUPS, OPTIONS).advantages
     learned = estimate[LEARNED.bool()]
     assert abs(learned.mean()) < 1e-12 and abs(learned.std() - 1) < 1e-6
     assert (estimate[1] == 0).all()
@@ -79,6 +79,6 @@ def test_aggregations_by_name():
     # Three responses of 2, 2 and 1 tokens in a step of 10 tokens and 4 responses of at most 8 tokens.
     loss, mask = REWARDS[:3], MASK[:3]
     size = losses.StepSize(num_tokens=10, num_sequences=4, max_length=8)
-    results = {name: float(reduce(loss, mask, size)) for name, reduce in core_algos.LOSS_AGGREGATIONS.items()}
+    results = {name: float(reduce(loss, mask, size)) for name, reduce in losses.LOSS_AGGREGATIONS.items()}
     expected = {"token-mean": 6 / 10, "seq-mean-token-mean": (0.5 + 1.5 + 2.0) / 4}
     assert results == expected | {"seq-mean-token-sum": 6 / 4, "seq-mean-token-sum-norm": 6 / 32}

@@ -1,0 +1,209 @@
+"""Sampling one step ahead, over engines that only count steps; and runs with engines of their own."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import ROOT, changed, small_overrides
+
+from tests.e2e.runs import Run, records
+from tests.trainer.ppo.test_carry_over import GROUPS, PROMPTS, STEPS, CountingEngines, N, Verifiers, sampler_of
+from verl.batch import Batch
+from verl.config.ppo import PPOConfig
+from verl.config.rollout import SamplingConfig
+from verl.data.prompt_rows import PromptRecord
+from verl.method.calls import MethodCalls
+from verl.rollout.requests import response_stream
+from verl.single_controller.roles import PolicyWorkers
+from verl.trainer.logging.speed import PhaseTimer
+from verl.trainer.ppo.ahead import AheadSampler
+from verl.trainer.ppo.sampling import Sampler
+from verl.utils.json_state import from_json, to_json
+
+
+class Pool:
+    """In place of the pool's worker group and of what samples with it; notes the threads that use it."""
+
+    world_size = 1
+
+    def __init__(self, background: Any) -> None:
+        self.background = background
+        self.threads: list[str] = []
+
+    def run(self, method: str) -> list[None]:
+        assert method == "weight_dtype"
+        return [None]
+
+    def take_peak_memory(self) -> None:
+        self.threads.append(threading.current_thread().name)
+
+    def generate(
+        self, records: list[PromptRecord], sampling: SamplingConfig, seed: int, on_finished: Any, settings: Any
+    ) -> Batch:
+        """Responses that say by what they were drawn."""
+        self.threads.append(threading.current_thread().name)
+        assert settings is None
+        asked = [(record, i) for record in records for i in range(sampling.n)]
+        batch = Batch.of(
+            [record.input_ids for record, _ in asked],
+            [[6] * (1 + response_stream(seed, record.uid, i) % 9) for record, i in asked],
+            request=torch.arange(len(asked)),
+            truncated=torch.zeros(len(asked), dtype=torch.bool),
+        )
+        on_finished(batch)
+        return batch.fill(rollout_logprobs=torch.zeros(int(batch.response_lengths.sum()))).without("request")
+
+
+def ahead_of(config: PPOConfig, tokenizer: Any, pool: Pool) -> AheadSampler:
+    config = changed(
+        config,
+        data={"train_batch_size": GROUPS},
+        rollout={"n": N, "nnodes": 1, "n_gpus_per_node": 1},
+        actor={"tis_level": "token"},
+        async_training={"max_staleness": 1},
+    )
+    policy = PolicyWorkers(None, config, pool=pool)
+    policy.generate = pool.generate
+    method = MethodCalls(config, tokenizer)
+    parts = (config, tokenizer, None, policy, Verifiers(), [], method, (), PROMPTS, STEPS)
+    return AheadSampler(Sampler(*parts), pool, *parts)
+
+
+def prompts_from(step: int) -> Any:
+    return iter([PROMPTS[start : start + GROUPS] for start in range((step - 1) * GROUPS, len(PROMPTS), GROUPS)])
+
+
+@pytest.mark.parametrize("stop", [None, 1, 4])
+def test_a_step_is_sampled_while_the_one_before_is_learned_from(small_config, tiny_tokenizer, stop: int | None):
+    timer, seen = PhaseTimer(lambda name: None), []
+    with ThreadPoolExecutor(1, "sampling") as background:
+        pool = Pool(background)
+        sampler = ahead_of(small_config, tiny_tokenizer, pool)
+        prompts = prompts_from(1)
+        for step in range(1, STEPS + 1):
+            batch, metrics = sampler.sample_step(prompts, step, timer)
+            assert batch.step.tolist() == [step] * GROUPS * N and batch.correct.all()
+            # The first step finds nothing that was sampled ahead.
+            assert set((step - 1 - batch.version).tolist()) == {int(step > 1)}
+            assert metrics["async/outstanding"] == GROUPS * (step < STEPS)
+            seen.append((batch.group.tolist(), batch.response_lengths.tolist()))
+            sampler.finish_ahead(timer)
+            record = timer.take_step()
+            # What engines do beside an update is no part of its time.
+            assert ("gen" in record.seconds, "gen" in record.beside) == (step == 1, step < STEPS)
+            if step == stop:
+                # A checkpoint holds the next step's responses.
+                saved = json.loads(json.dumps(to_json(sampler.state())))
+                sampler, prompts = ahead_of(small_config, tiny_tokenizer, pool), prompts_from(step + 2)
+                sampler.load_state(from_json(saved))
+    assert [sorted(set(groups)) for groups, _ in seen] == [
+        list(range(first, first + GROUPS)) for first in range(0, GROUPS * STEPS, GROUPS)
+    ]
+    assert [name.startswith("sampling") for name in pool.threads].count(False) == 1
+    # By their seeds alone, as in a run whose engines wait.
+    plain = Sampler(*([sampler.config, tiny_tokenizer, None, sampler.policy, Verifiers(), [], sampler.method]))
+    prompts = prompts_from(1)
+    batches = [plain.sample_step(prompts, step, timer)[0] for step in range(1, STEPS + 1)]
+    assert seen == [(batch.group.tolist(), batch.response_lengths.tolist()) for batch in batches]
+
+
+def test_what_sampling_raises_ends_the_step(small_config, tiny_tokenizer):
+    timer = PhaseTimer(lambda name: None)
+    with ThreadPoolExecutor(1) as background:
+        sampler = ahead_of(small_config, tiny_tokenizer, Pool(background))
+        sampler.sample_step(iter([PROMPTS[:GROUPS], [None] * GROUPS]), 1, timer)
+        with pytest.raises(AttributeError, match="input_ids"):
+            sampler.finish_ahead(timer)
+
+
+@pytest.mark.parametrize("lengths", [[1, 40, 3, 64, 8]])
+def test_carry_over_goes_on_in_the_background(small_config, tiny_tokenizer, lengths: list[int]):
+    timer, runs = PhaseTimer(lambda name: None), []
+    for ahead in (False, True):
+        sampler: Sampler = sampler_of(small_config, tiny_tokenizer, CountingEngines(lengths, 6), 3, pool=True)
+        with ThreadPoolExecutor(1) as background:
+            if ahead:
+                parts = (sampler.config, tiny_tokenizer, None, sampler.policy, Verifiers(), [], sampler.method)
+                sampler = AheadSampler(sampler, Pool(background), *parts, (), PROMPTS, STEPS)
+            prompts, steps = prompts_from(1), list[Any]()
+            for step in range(1, STEPS + 1):
+                batch, metrics = sampler.sample_step(prompts, step, timer)
+                sampler.finish_ahead(timer)
+                steps.append((batch.group.tolist(), batch.version.tolist(), metrics))
+        runs.append(steps)
+    assert runs[0] == runs[1]
+
+
+def overrides_of(prompts: Path, folder: Path, *more: str) -> list[str]:
+    """Of a run of the shipped model with longer responses, in which every step changes the weights."""
+    return [
+        *small_overrides(ROOT / "data/tiny_model", prompts, folder),
+        *("data.max_response_length=48", "actor.optim.lr=1e-3", "trainer.save_hf_model=false", *more),
+    ]
+
+
+ENGINES = ("rollout.nnodes=1", "rollout.n_gpus_per_node=2")
+
+
+@pytest.mark.slow
+def test_engines_of_their_own_give_the_colocated_runs_numbers(arithmetic_prompts, tmp_path):
+    runs = []
+    for name, pool in (("colocated", ()), ("pool", ("rollout.nnodes=1", "rollout.n_gpus_per_node=1"))):
+        run = Run(
+            overrides_of(arithmetic_prompts, tmp_path / name, *pool),
+            tmp_path / f"{name}.log",
+        )
+        assert run.finish() == 0, run.log.read_text()
+        runs.append(records(tmp_path / name))
+        run.assert_nothing_left(tmp_path / name)
+    assert runs[0] == runs[1] and [record["step"] for record in runs[0]] == [0, 1, 2]
+    assert len(list((tmp_path / "pool/logs/attempt_1/engines").glob("rank_*.log"))) == 1
+
+
+def kill_engine(folder: Path) -> None:
+    log = (folder / "logs/attempt_1/engines/rank_1.log").read_text()
+    os.kill(int(re.search(r"process (\d+)", log)[1]), signal.SIGKILL)
+
+
+@pytest.mark.nightly
+def test_an_engine_that_dies_costs_an_attempt_and_no_bit(arithmetic_prompts, tmp_path):
+    folder = tmp_path / "run"
+    options = (*ENGINES, "async_training.max_staleness=1", "actor.tis_level=token", "trainer.save_freq=1")
+    overrides = overrides_of(arithmetic_prompts, folder, *options, "trainer.total_training_steps=5")
+    run = Run(overrides, tmp_path / "whole.log")
+    assert run.finish() == 0, run.log.read_text()
+    whole = records(folder)
+    assert [record.get("async/lag/max") for record in whole] == [None, 0, 1, 1, 1, 1]
+    shutil.rmtree(folder)
+
+    run = Run(overrides, tmp_path / "killed.log")
+    run.wait_until(lambda: len(records(folder)) == 3)
+    kill_engine(folder)
+    assert run.finish() == 0, run.log.read_text()
+    assert "attempt 1 ended: engine worker 1 on " in run.log.read_text()
+    assert records(folder) == whole
+    run.assert_nothing_left(folder)
+
+
+@pytest.mark.nightly
+def test_a_run_goes_on_without_an_engine(arithmetic_prompts, tmp_path):
+    folder = tmp_path / "run"
+    options = ("async_training.max_staleness=3", "async_training.partial_rollout=true", "actor.tis_level=token")
+    overrides = overrides_of(arithmetic_prompts, folder, *ENGINES, *options, "trainer.deterministic=false")
+    run = Run([*overrides, "trainer.total_training_steps=10", "trainer.test_freq=-1"], tmp_path / "run.log")
+    run.wait_until(lambda: len(records(folder)) == 3)
+    kill_engine(folder)
+    assert run.finish() == 0, run.log.read_text()
+    assert "going on with 1 engines" in run.log.read_text() and "attempt 1 ended" not in run.log.read_text()
+    steps = records(folder)[1:]
+    # Each group is learned from once, and none is left.
+    assert sum(step["async/admitted"] for step in steps) == 10 * 4 and steps[-1]["async/outstanding"] == 0
+    run.assert_nothing_left(folder)
