@@ -149,11 +149,12 @@ def run_engines(
     rooms = workers.run_living("start_generation")[::copies]
     queue = RequestQueue(len(requests.rows), rooms)
     ended: list[int] = []
+    nothing = requests.of(())
     left = set(range(len(requests.rows)))
     """Those that no engine has returned."""
 
     def message(places: Sequence[int]) -> tuple[ResponseRequests, int]:
-        return requests.of(places), STEPS_PER_CALL
+        return (requests.of(places) if places else nothing), STEPS_PER_CALL
 
     def take(reply: EngineReply) -> tuple[int, int]:
         if reply.finished is not None:

@@ -236,8 +236,8 @@ ALONE = "rollout.n=1: {} compares the responses to a prompt"
         ("experiment=ead", None),
         ("experiment=verl_grpo_async actor.ppo_mini_batch_size=48", None),
         (
-            "experiment=verl_grpo_async actor.ppo_mini_batch_size=32",
-            "async_training.max_staleness=1: a step makes 2 updates of the policy (actor.ppo_mini_batch_size=32, "
+            "experiment=verl_grpo_async",
+            "async_training.max_staleness=1: a step makes 2 updates of the policy (actor.ppo_mini_batch_size=24, "
             "actor.ppo_epochs=1), so its last learns from tokens that are up to 3 updates old; set ",
         ),
     ],
