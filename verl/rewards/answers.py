@@ -31,7 +31,7 @@ SENTENCE_END = re.compile(r"\n|。|\.(?=\s|$)")
 _BOX_OR_BRACE = re.compile(r"\\(?:boxed|fbox|framebox)[ \t\n]*\{|\\[{}]|[{}]")
 _AFTER_HASHES = re.compile(r"[\s$]*+(-?)\$?([0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)[ \t.]*(?:\n|\Z)")
 _ANSWER_IS = re.compile(r"answer[ \t]*(?:is|:|=)|答案[ \t]*(?:[是为][ \t]*[:：]?|[:：])", re.IGNORECASE)
-_REJECTED = re.compile(r",\s(?:and |but )?not\b")
+_REJECTED = re.compile(r"(?:,\s|\s\()(?:and |but )?not\b")
 """After an answer: "18, not 17"."""
 
 _NEGATIVE = re.compile(r"\A(?:negative|minus)\s{1,3}(?=[$0-9])", re.IGNORECASE)
@@ -160,7 +160,7 @@ def extract_stated(text: str) -> str | None:
     if not stated:
         return None
     start = end = stated[0].end()
-    answer = SENTENCE_END.split(tail[end:], maxsplit=1)[0]
+    answer = SENTENCE_END.split(tail[end:].lstrip(" \t\n:=*"), maxsplit=1)[0]
     if not is_stated(tail, start, end):
         return None
     return _NEGATIVE.sub("-", _REJECTED.split(answer, maxsplit=1)[0].strip().strip(" \t:=*").strip()) or None

@@ -31,7 +31,7 @@ _TOKEN = re.compile(r"[0-9]+|[-+*/()]")
 _WRAPPING = re.compile(r"\\(?:left|right)(?![A-Za-z])|\\[()\[\],;!]|\\?\$|`|\A\s*\*\*|\*\*\s*\Z|\.\s*\Z")
 _FRACTION = re.compile(r"\\[dt]?frac\s?\{([^{}]*)\}\s?\{([^{}]*)\}")
 _COMMANDS = {"\\times": "*", "\\cdot": "*", "\\div": "/"}
-_PLAIN = str.maketrans("[]×·÷−–", "()**/--") | {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
+_PLAIN = str.maketrans("[]×x·÷−–", "()***/--") | {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
 _OPERATORS: dict[type[ast.AST], Callable[..., Fraction]] = {
     **{ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv},
     **{ast.UAdd: operator.pos, ast.USub: operator.neg},
@@ -56,10 +56,10 @@ def verify_countdown(
     if answer is None:
         return Verdict(False, False, "missing")
     plain = _WRAPPING.sub("", answer[: MAX_CHARS + 1].translate(_PLAIN))
-    # 4 * 6 = 24, or 24 = 4 * 6
-    left, equals, right = (part.strip() for part in plain.partition("="))
-    sides = [left] if not equals else [side for side, value in ((left, right), (right, left)) if value == str(target)]
-    tokens = tokenise(sides[0]) if sides and len(answer) <= MAX_CHARS else None
+    # 4 * 6 = 24, or 24 = 4 * 6: of the sides all but one are the target.
+    sides = [side.strip() for side in plain.split("=")]
+    rest = [side for side in sides if side != str(target)] or sides[:1]
+    tokens = tokenise(rest[0]) if len(rest) == 1 and len(answer) <= MAX_CHARS else None
     if tokens is None:
         return Verdict(False, bool(marked), "unparsed", answer)
     # Before the evaluation: it bounds how large a value can become.

@@ -65,7 +65,8 @@ def verify_gsm8k(
     if not answer or equal is not None:
         return decide(answer, boxed, equal)
     if not boxed:
-        answer = _REASON.split(answer, maxsplit=1)[0].rstrip("! ")
+        reasoned = _REASON.split(answer, maxsplit=1)[0]
+        answer = (reasoned if re.search("[0-9]", reasoned) else answer).rstrip("! ")
     answer = _THOUSANDS.sub(" thousand", answer)
     if numerals_in(answer) or modifiers_in(answer) != modifiers_in(ground_truth):
         return decide(answer, boxed, False)

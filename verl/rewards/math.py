@@ -186,7 +186,8 @@ def _same(answer: str, truth: str, tolerance: Tolerance) -> bool | None:
         theirs, ordered = split_answers(truth, thousands)
         if len(ours) == len(theirs) and 2 <= len(ours) <= MAX_LISTED:
             return _same_list(ours, theirs, ordered, tolerance)
-        if thousands and len(ours) > len(theirs) == 1 and not _SEVERAL.search(truth):
+        inner = split_answers(answer.strip("()[]{}\\ "), thousands)[0] if answer.strip()[-1:] in ")]}" else ours
+        if thousands and len(inner) > len(theirs) == 1 and not _SEVERAL.search(truth):
             return False
     return _same_single(answer, truth, tolerance)
 

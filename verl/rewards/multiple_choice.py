@@ -187,7 +187,7 @@ def _find_unboxed(solution: str, options: Mapping[str, str]) -> tuple[str | None
         return called_right[-1], frozenset(called_right[-1])
     line_start = tail.rfind("\n") + 1
     last_line = tail[line_start:]
-    if not is_stated(tail, max(line_start, len(tail) - 3), len(tail), choice=True):
+    if not is_stated(tail, max(line_start, len(tail) - 1), len(tail), choice=True):
         return (stated[-1] if stated else None), frozenset()
     letters = letters_in(last_line, {}) or _last_letter(last_line)
     if letters:

@@ -19,7 +19,7 @@ _WORDS = (
 )
 _SIGNS = (
     r"[−√∛∜_≠≤≥±¬]\s{0,3}|(?<=\S)\s[<>]\s{0,3}|(?<=[a-z])\s-\s{1,3}|=\s{0,2}-\s{1,2}|(?:(?<=[\s=$({])|^)[‐‑‒–—﹣－⁻˗➖]"
-    r"|\\(?:n?eq?|pm|mp|not|neg|sqrt|[dtc]?frac|l[nog]{1,2}|[hv]?phantom)\s?(?:\[[0-9]\])?\s?\{?|[\^}_]\{"
+    r"|\\(?:n?eq?|pm|mp|not|neg|sqrt|[dtc]?frac|sin|cos|tan|exp|l[nog]{1,2}(?:_\{?[0-9a-z]{1,3}\}?)?|[hv]?phantom)\s?(?:\[[0-9]\])?\s?\{?|[\^}_]\{"
 )
 _TERM = r"(?:[0-9.,]{0,20}[0-9)}\]]|(?<![A-Za-z\\'])[A-Za-z])"
 _OPERATOR = r"(?:[*/^×·÷+]|\s[*/×·÷+]\s|\s?\\(?:times|cdot|div)\s?)"
@@ -41,12 +41,12 @@ _AFTER = (
     r"(?:\*\*|\$)?(?:\s|~|\\[,;: ]){0,3}(?:\\text\s?\{\s?)?"
     r"(?i:(?:million|billion|trillion|thousand|hundred|dozen|lakh|crore"
     r"|squared|cubed|factorial|(?:is|was)\s(?:wrong|not|incorrect|false|impossible))(?![A-Za-z])|万|亿)"
-    r"|(?:[kKMBbnxyz](?![A-Za-z0-9])|bn|mn|[π√²³½¼¾‰]|\^\s?\{?\s?[0-9A-Za-z]|\\(?:pi|sqrt|cdot|times)(?![A-Za-z]))"
+    r"|(?:[kKMBbnxyz](?![A-Za-z0-9])|bn|mn|[π√²³½¼¾‰]|\^\s?\{?\s?[0-9A-Za-z]|\\sqrt\s?(?:[0-9]|\{[^{}]{1,20}\})|\\(?:pi|sqrt|cdot|times)(?![A-Za-z]))"
     r"|\s?[-+*×·/^]\s?[nxyz](?![A-Za-z])|[\s$]{0,3}(?:\\text\s?\{\s?)?or[\s}$]{1,4}-?[0-9]"
 )
 _AFTER_NUMBER = re.compile(_AFTER)
 _AFTER_BOX = re.compile(
-    rf"{_AFTER}|\\?%|i(?![A-Za-z])|\s?(?:[-+*×·/^÷]|\\(?:times|cdot|div)(?![A-Za-z]))[\s$]{{0,3}}(?:[0-9(]|\\[df]?frac|\\sqrt|\\pi)[0-9^]*|:\s?[0-9]"
+    rf"{_AFTER}|\\?%|!(?=\s?(?:\$|\\[)\]]))|i(?![A-Za-z])|\s?(?:[-+*×·/^÷]|\\(?:times|cdot|div)(?![A-Za-z]))[\s$]{{0,3}}(?:[0-9(]|\\[df]?frac|\\sqrt|\\pi)[0-9^]*|:\s?[0-9]"
 )
 _ONLY_MINUS = re.compile(rf"(?:=\s{{0,2}})?[-−‐‑‒–—﹣－⁻˗➖]\s{{0,3}}{_GAP}|negative\s{{1,3}}", re.I)
 
@@ -63,7 +63,7 @@ _ASKS = re.compile(
 )
 _LISTED_BEFORE = re.compile(
     r"[0-9][ \t$]{0,3}(?:,?[ \t$]{0,3}(?:or|and|\.\.\.|…|\\l?dots))?[ \t$]{1,3}\Z"
-    r"|(?:(?:[0-9]{1,9}|\.\.\.|…|\\l?dots)[ \t$]{0,3},[ \t$]{1,3}){2}\Z"
+    r"|(?:(?:[0-9]{1,9}|\.\.\.|…|\\l?dots)[ \t$]{0,3},[ \t$]{0,3}){2}\Z"
 )
 _WORDS_ONLY = re.compile("[^0-9]*")
 _NUMBER_OF = re.compile(r"(?<![A-Za-z])(?:page|step|question|problem|chapter|exercise|figure|line)\s{1,3}#?\Z", re.I)
@@ -101,7 +101,7 @@ def is_stated(text: str, start: int, end: int, choice: bool = False) -> bool:
         or _UNSURE.search(before)
         or (choice and _CHOICE.search(before))
         or _TAKEN_BACK.search(after)
-        or _GIVEN_UP.search(rest)
+        or _GIVEN_UP.search(before + rest)
     )
 
 
