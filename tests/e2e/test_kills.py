@@ -34,7 +34,8 @@ ENDINGS: dict[str, dict[int, tuple[str, ...]]] = {
     # The run itself starts another attempt.
     "worker": {0: ("page: ", "metrics: ")},
     "raylet": {REQUEUE: (RESUME, "to start again", COMPLETE), 0: ("page: ", "metrics: ")},
-    "gcs": {REQUEUE: (RESUME, "to start again", COMPLETE), 0: ("page: ", "metrics: ")},
+    # The line before says how to resume it.
+    "gcs": {REQUEUE: ("error: Ray's head at ", RESUME, "to start again", COMPLETE), 0: ("page: ", "metrics: ")},
     "verifier": {0: ("page: ", "metrics: ")},
 }
 """What is killed -> exit code -> how the last line begins."""

@@ -53,7 +53,7 @@ ENDINGS = {
     "sigterm in ray": (terminated_while_ray_waits, 143, ""),
     "exit": (failing(SystemExit(7)), 7, ""),
     "preempted": (failing(Preempted("SIGUSR1: step 3 is saved")), 75, f"SIGUSR1: step 3 is saved; {AGAIN}"),
-    "too few machines": (failing(RequeueError("1 of 2 machines")), 75, f"1 of 2 machines; {AGAIN}"),
+    "too few machines": (failing(RequeueError("1 of 2 machines")), 75, f"error: 1 of 2 machines; {AGAIN}"),
     "full disk": (
         failing(OSError(errno.ENOSPC, "No space left on device", "/runs/mine/metrics.jsonl")),
         "error: /runs/mine/metrics.jsonl: No space left on device; make room, and resume the run",

@@ -140,10 +140,6 @@ class PPOConfig(Group):
         ``async_training.max_staleness``, one of them already behind where sampling is a step ahead."""
         return self.async_training.max_staleness - self.samples_ahead
 
-    def version_sampling(self, step: int) -> int:
-        """The version of the weights, counted in steps, that samples what ``step`` begins with."""
-        return max(0, step - 1 - self.samples_ahead)
-
     @property
     def max_sequence_length(self) -> int:
         """Tokens of the longest prompt plus the longest response."""

@@ -100,7 +100,8 @@ def run_to_exit_code(run: Callable[[], None], requeue: bool = False) -> None:
     try:
         run()
     except (Preempted, RequeueError) as error:
-        print(f"{error}; exit code {REQUEUE}: start it again", file=sys.stderr)
+        kind = "error: " if isinstance(error, RequeueError) else ""
+        print(f"{kind}{error}; exit code {REQUEUE}: start it again", file=sys.stderr)
         sys.exit(REQUEUE)
     except (ConfigError, StaleAttempt, WorkerError) as error:
         sys.exit(f"error: {error}")

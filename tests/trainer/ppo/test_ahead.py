@@ -135,6 +135,8 @@ def test_carry_over_goes_on_in_the_background(small_config, tiny_tokenizer, leng
                 sampler = AheadSampler(sampler, Pool(background), *parts, (), PROMPTS, STEPS)
             prompts, steps = prompts_from(1), list[Any]()
             for step in range(1, STEPS + 1):
+                if not ahead:
+                    sampler.behind = int(step > 1)
                 batch, metrics = sampler.sample_step(prompts, step, timer)
                 sampler.finish_ahead(timer)
                 steps.append((batch.group.tolist(), batch.version.tolist(), metrics))

@@ -173,6 +173,7 @@ def test_no_response_is_dropped_learned_from_twice_or_too_late(
     stream = iter([PROMPTS[start : start + GROUPS] for start in range(0, len(PROMPTS), GROUPS)])
     seen: list[int] = []
     for step in range(1, STEPS + 1):
+        sampler.behind = int(pool and step > 1)
         batch, metrics = sampler.sample_step(stream, step, timer)
         assert len(batch) == GROUPS * N and batch.step.tolist() == [step] * len(batch)
         groups = batch.group.tolist()

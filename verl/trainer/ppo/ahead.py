@@ -89,6 +89,7 @@ class AheadSampler(Sampler):
 
     def _sample_beside(self, prompts: Iterator[list[PromptRecord]], step: int) -> tuple[SampledStep, StepRecord]:
         """In the background: the responses of ``step``, and what that took."""
+        self.steps.behind = 1
         timer = PhaseTimer(lambda name: None, self.pool.take_peak_memory)
         if self.method.overrides("choose_prompts"):
             self.method.begin_step(step)
@@ -102,8 +103,7 @@ class AheadSampler(Sampler):
         with timer.phase("reward"):
             self.steps.collect_verdicts()
         if "version" not in batch:
-            version = self.config.version_sampling(step)
-            num_tokens = int(batch.response_lengths.sum())
+            version, num_tokens = step - 1 - self.steps.behind, int(batch.response_lengths.sum())
             batch.fill(version=torch.full((num_tokens,), version, dtype=torch.int32))
             metrics["async/outstanding"] = float(self.config.data.train_batch_size if step < self.total_steps else 0)
         return SampledStep(batch, metrics, self.steps.dropped_scores)

@@ -130,7 +130,7 @@ class CarryOverSampler(Sampler):
             streams=asked.stream.tolist(),
             sampling=self.config.rollout.train_kwargs,
             begun=asked.columns("tokens", "rollout_logprobs", "version"),
-            version=self.config.version_sampling(step),
+            version=step - 1 - self.behind,
         )
         with timer.phase("gen"):
             cut = self.policy.advance(requests, take, enough)

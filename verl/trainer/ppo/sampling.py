@@ -105,6 +105,9 @@ class Verification:
 class Sampler:
     """Drives rollout engines, verifiers and the reward model."""
 
+    behind = 0
+    """Versions that the weights which sample for a step are behind those that learn from it: 1 a step ahead."""
+
     def __init__(
         self,
         config: PPOConfig,
