@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from verl.rewards import compute_score
-from verl.rewards.open_answer import Tolerance
+from verl.rewards.math import Tolerance
 from verl.rewards.registry import Job, find_scorer
 
 
@@ -125,7 +125,7 @@ def test_long_answers_are_equal_as_text_alone():
 
 
 def test_an_exponent_beyond_all_limits_is_within_no_tolerance():
-    tolerance = Tolerance({"tolerance": 0.1, "relative_tolerance": 0.1})
+    tolerance = Tolerance(extra_info={"tolerance": 0.1, "relative_tolerance": 0.1})
     for value in ("1e999999999999", "-1e999999999999", "1.5e10000000"):
         assert not tolerance.allows(Decimal(value), Decimal("0.5"))
         assert not tolerance.allows(Decimal("0.5"), Decimal(value))

@@ -11,12 +11,12 @@ from decimal import Decimal
 from typing import Any
 
 from math_verify import LatexExtractionConfig, parse, verify
-from sympy import Basic, Eq, Expr, Float
+from sympy import Basic, Eq, Expr, Float, I, Symbol
 from sympy.core.relational import Relational
 
 from verl.rewards.agreement import agree, numbers_agree, relations
 from verl.rewards.equations import unwrap_equations
-from verl.rewards.lexicon import TEXT, arcs_in, is_unit, modifiers_in, numerals_in, units_in, with_factors
+from verl.rewards.lexicon import TEXT, is_unit, marks_in, modifiers_in, numerals_in, units_in, with_factors
 
 # math-verify warns once per process that its own time limit is off. That limit needs SIGALRM in the main thread and
 # does not interrupt long C calls; the pool's limit does.
@@ -82,7 +82,22 @@ def compare_latex(
 
 def _parse(latex: str) -> list[Any]:
     expressions: list[Any] = parse(f"${latex.replace('$', '')}$", extraction_config=_LATEX, parsing_timeout=None)
-    return expressions
+    return [_with_imaginary_unit(reading) if isinstance(reading, Basic) else reading for reading in expressions]
+
+
+def _with_imaginary_unit(reading: Basic) -> Basic:
+    """``reading`` with the imaginary unit for a free ``i``, which is a variable to math-verify. Beside it all other
+    variables are real."""
+    if isinstance(reading, Relational):  # x = 2i is false to sympy, for real x
+        sides = (_with_imaginary_unit(side) for side in reading.args)
+        equation: Basic = reading.func(*sides, evaluate=False)
+        return equation
+    names = {symbol: symbol.name for symbol in reading.free_symbols if isinstance(symbol, Symbol)}
+    if "i" not in names.values():
+        return reading
+    units = {symbol: I if name == "i" else Symbol(name, real=True) for symbol, name in names.items()}
+    complex_reading: Basic = reading.subs(units)
+    return complex_reading
 
 
 def _is_identity(reading: Any) -> bool:
@@ -123,7 +138,7 @@ def measures_differ(answer: str, truth: str) -> bool:
         return True
     if ("=" in answer) == ("=" in truth) and _names_differ(answer, truth):
         return True
-    measures = [[find(text) for text in (answer, truth)] for find in (units_in, arcs_in, _HALF_OF_DAY.findall)]
+    measures = [[find(text) for text in (answer, truth)] for find in (units_in, marks_in, _HALF_OF_DAY.findall)]
     measures.append([[base for _, base in pairs] for pairs in numerals])
     return any(ours and theirs and ours != theirs for ours, theirs in measures)
 
@@ -157,7 +172,7 @@ def keep_variable(latex: str, short: bool = False) -> str:
     """
     latex = _CONSTANT.sub(r" \1 ", latex)
     match = _LAST_LETTERS.search(latex)
-    if match is None:
+    if match is None or match[1] == "i":
         return latex
     letters, rest = match[1], latex[: match.start()].rstrip()
     if not rest or is_unit(letters, short and not has_variables(rest) and not _SUM.search(rest)):

@@ -10,17 +10,15 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import NamedTuple
 
-from verl.rewards.equations import last_equation
-from verl.rewards.surroundings import in_place
+from verl.rewards.equations import last_equation, leaves_open
+from verl.rewards.lexicon import plain_number
+from verl.rewards.surroundings import in_place, is_one_number, is_stated
 
 MAX_ALGEBRA_CHARS = 400
 """Longer answers are compared only as text; ground truths are much shorter."""
 
 MAX_RAW_CHARS = 2000
 """The same for answers before presentation is removed, because algebra reads them whole."""
-
-MAX_NUMBER_CHARS = 64
-"""Longer digit strings are compared as text."""
 
 TAIL_CHARS = 4096
 """An unboxed answer is searched for in this many characters at the end of a response."""
@@ -33,13 +31,17 @@ SENTENCE_END = re.compile(r"\n|。|\.(?=\s|$)")
 _BOX_OR_BRACE = re.compile(r"\\(?:boxed|fbox|framebox)[ \t\n]*\{|\\[{}]|[{}]")
 _AFTER_HASHES = re.compile(r"[\s$]*+(-?)\$?([0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)[ \t.]*(?:\n|\Z)")
 _ANSWER_IS = re.compile(r"answer[ \t]*(?:is|:|=)|答案[ \t]*(?:[是为][ \t]*[:：]?|[:：])", re.IGNORECASE)
+_REJECTED = re.compile(r",\s(?:and |but )?not\b")
+"""After an answer: "18, not 17"."""
+
+_NEGATIVE = re.compile(r"\A(?:negative|minus)\s{1,3}(?=[$0-9])", re.IGNORECASE)
 NUMBER = re.compile(
     r"(?<![0-9.])(?:(?<![0-9A-Za-z_)])-)?(?:[0-9]{1,3}(?:\{?,\}?[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?"
 )
+WIDE_DIGITS = {0xFF10 + digit: str(digit) for digit in range(10)}
 SEPARATORS = str.maketrans("", "", "{},")
 """Removes the separators of thousands from what ``NUMBER`` matches."""
 
-_PLAIN_NUMBER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|[+-]?\.[0-9]+")
 _IGNORED = re.compile(
     # A decimal comma is not ignored, nor is any space between two digits.
     r"\\left(?![a-zA-Z])|\\right(?![a-zA-Z])|\\[!,;: ]|\\?\$|\{,\}(?=[0-9]{3}(?![0-9]))|~"
@@ -74,15 +76,26 @@ def extract_answer(text: str, equation: bool = False) -> tuple[str | None, bool]
     boxed = boxed_in_place(text)
     if boxed is not None:
         return boxed, True
-    answer = extract_gsm8k(text) or extract_stated(text)
+    answer = extract_gsm8k(text)
     if answer is None:
-        tail = text[-TAIL_CHARS:]
-        number = deque(NUMBER.finditer(tail), maxlen=1)
-        if number:
-            match = number[0]
-            answer = last_equation(tail, match.end()) if equation else None
-            answer = answer or in_place(tail, match.start(), match.end(), match.group().translate(SEPARATORS))
+        answer = extract_stated(text) if _ANSWER_IS.search(text[-TAIL_CHARS:]) else extract_number(text, equation)
     return answer, False
+
+
+def extract_number(text: str, equation: bool = False) -> str | None:
+    """The last number of the final ``TAIL_CHARS`` characters, with what changes its meaning; None if there is none, or
+    if it is not stated (``is_stated``, ``is_one_number``)."""
+    tail = text[-TAIL_CHARS:].translate(WIDE_DIGITS)
+    number = deque(NUMBER.finditer(tail), maxlen=1)
+    if not number:
+        return None
+    start, end = number[0].span()
+    if not (is_stated(tail, start, end) and is_one_number(tail, start, end)):
+        return None
+    chain = last_equation(tail, end)
+    if chain and (equation or leaves_open(chain)):
+        return chain
+    return in_place(tail, start, end, number[0].group().translate(SEPARATORS))
 
 
 class Box(NamedTuple):
@@ -135,7 +148,7 @@ def extract_gsm8k(text: str) -> str | None:
     position = text.rfind("####")
     if position < 0:
         return None
-    match = _AFTER_HASHES.match(text, position + 4)
+    match = _AFTER_HASHES.match(text[position + 4 : position + 4 + TAIL_CHARS].translate(WIDE_DIGITS))
     return match.group(1) + match.group(2).replace(",", "") if match else None
 
 
@@ -143,10 +156,14 @@ def extract_stated(text: str) -> str | None:
     """The rest of the sentence after the last "answer is" (or "answer:") of the final ``TAIL_CHARS`` characters; None
     if blank or absent."""
     tail = text[-TAIL_CHARS:]
-    ends = [stated.end() for stated in _ANSWER_IS.finditer(tail)]
-    if not ends:
+    stated = deque(_ANSWER_IS.finditer(tail), maxlen=1)
+    if not stated:
         return None
-    return SENTENCE_END.split(tail[ends[-1] :], maxsplit=1)[0].strip().strip(" \t:=*").strip() or None
+    start = end = stated[0].end()
+    answer = SENTENCE_END.split(tail[end:], maxsplit=1)[0]
+    if not is_stated(tail, start, end):
+        return None
+    return _NEGATIVE.sub("-", _REJECTED.split(answer, maxsplit=1)[0].strip().strip(" \t:=*").strip()) or None
 
 
 def extract_tagged(text: str, tag: str) -> str | None:
@@ -166,13 +183,6 @@ def normalise(answer: str) -> str:
     """
     text = _FRACTION.sub(r"\\frac", _IGNORED.sub("", answer)).rstrip(".")
     return text.removesuffix("%").removesuffix("\\")
-
-
-def plain_number(text: str) -> Decimal | None:
-    """The value of a plain decimal integer or fraction (thousands separators allowed); None for anything else."""
-    if len(text) > MAX_NUMBER_CHARS or not _PLAIN_NUMBER.fullmatch(text):
-        return None
-    return Decimal(text.replace(",", ""))
 
 
 def quick_equal(answer: str, ground_truth: str) -> bool | None:

@@ -30,8 +30,8 @@ MAX_NESTED = 16
 _TOKEN = re.compile(r"[0-9]+|[-+*/()]")
 _WRAPPING = re.compile(r"\\(?:left|right)(?![A-Za-z])|\\[()\[\],;!]|\\?\$|`|\A\s*\*\*|\*\*\s*\Z|\.\s*\Z")
 _FRACTION = re.compile(r"\\[dt]?frac\s?\{([^{}]*)\}\s?\{([^{}]*)\}")
-_SIGNS = {"\\times": "*", "\\cdot": "*", "×": "*", "·": "*", "\\div": "/", "÷": "/", "−": "-", "–": "-"}
-_BRACKETS = str.maketrans("[]", "()")
+_COMMANDS = {"\\times": "*", "\\cdot": "*", "\\div": "/"}
+_PLAIN = str.maketrans("[]×·÷−–", "()**/--") | {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
 _OPERATORS: dict[type[ast.AST], Callable[..., Fraction]] = {
     **{ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv},
     **{ast.UAdd: operator.pos, ast.USub: operator.neg},
@@ -55,9 +55,11 @@ def verify_countdown(
     answer = marked or extract_stated(solution)
     if answer is None:
         return Verdict(False, False, "missing")
-    plain = _WRAPPING.sub("", answer[: MAX_CHARS + 1]).translate(_BRACKETS)
-    expression, _, value = (part.strip() for part in plain.partition("="))
-    tokens = tokenise(expression) if len(answer) <= MAX_CHARS and value in ("", str(target)) else None
+    plain = _WRAPPING.sub("", answer[: MAX_CHARS + 1].translate(_PLAIN))
+    # 4 * 6 = 24, or 24 = 4 * 6
+    left, equals, right = (part.strip() for part in plain.partition("="))
+    sides = [left] if not equals else [side for side, value in ((left, right), (right, left)) if value == str(target)]
+    tokens = tokenise(sides[0]) if sides and len(answer) <= MAX_CHARS else None
     if tokens is None:
         return Verdict(False, bool(marked), "unparsed", answer)
     # Before the evaluation: it bounds how large a value can become.
@@ -114,14 +116,21 @@ def _whole(value: Any) -> int | None:
 
 
 def tokenise(expression: str) -> list[str] | None:
-    """Numbers, operators and brackets; None if there is anything else."""
+    """Numbers, operators and brackets, with ``*`` where it is left out; None if there is anything else."""
     for _ in range(MAX_NESTED):
         expression = _FRACTION.sub(r"((\1)/(\2))", expression)
-    for sign, plain in _SIGNS.items():
-        expression = expression.replace(sign, plain)
+    for command, sign in _COMMANDS.items():
+        expression = expression.replace(command, sign)
     tokens = _TOKEN.findall(expression)
-    blank = sum(map(len, tokens)) + sum(map(str.isspace, expression))
-    return tokens if tokens and blank == len(expression) else None
+    if not tokens or sum(map(len, tokens)) + sum(map(str.isspace, expression)) < len(expression):
+        return None
+    pairs = zip(["+", *tokens], tokens, strict=False)
+    return [part for before, token in pairs for part in (["*", token] if _is_product(before, token) else [token])]
+
+
+def _is_product(before: str, token: str) -> bool:
+    """Whether a sign of multiplication is left out between two tokens: 4(6), (4)(6), (4)6."""
+    return (before[-1].isdigit() and token == "(") or (before == ")" and (token == "(" or token.isdigit()))
 
 
 def evaluate(tokens: Iterable[str]) -> Fraction:
@@ -142,4 +151,4 @@ def _value(node: ast.expr) -> Fraction:
             return _OPERATORS[type(op)](_value(operand))
         case ast.BinOp(left, op, right):
             return _OPERATORS[type(op)](_value(left), _value(right))
-    raise ValueError("two values side by side")  # a call, 3(3)
+    raise ValueError("not an expression of the four operations")

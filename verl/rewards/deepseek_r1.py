@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from verl.rewards.answers import after_thinking, boxed_in_place, extract_stated, extract_tagged
+from verl.rewards.answers import after_thinking, boxed_in_place, extract_gsm8k, extract_stated, extract_tagged
 from verl.rewards.math import decide_math
 from verl.rewards.score import Verdict
 
@@ -23,7 +23,8 @@ def verify_deepseek_r1(
     """
     well_formed = has_r1_form(solution)
     content = extract_tagged(after_thinking(solution), "answer")
-    answer = content and (boxed_in_place(content) or extract_stated(content) or _MARKUP.sub("", content).strip())
+    marked = content and (boxed_in_place(content) or extract_gsm8k(content) or extract_stated(content))
+    answer = marked or (content and _MARKUP.sub("", content).strip())
     return decide_math(answer, well_formed, ground_truth, quick)
 
 

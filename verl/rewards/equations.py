@@ -28,6 +28,10 @@ _WORDS = re.compile(r"[A-Za-z]{4,20}|(?:[A-Za-z]{1,20}[ -]){1,9}[A-Za-z]{1,20}|(
 
 _BEFORE_EQUATION = re.compile(r"[\n,;:$。，；]|\.(?=\s)|\\[()\[\]]|(?<![\\A-Za-z])[A-Za-z]{2,30}\s(?=\s{0,9}[^\s=])")
 _AROUND = re.compile(r"\s*(?:\\left)?\\?([({\[])(.*[^\\])\\?([)}\]])\s*", re.DOTALL)
+_MULTIPLE_OF_VARIABLE = re.compile(
+    r"[0-9.]{1,9}\s?[*·]?\s?[A-Za-z](?:\s?[-+/]\s?[0-9.]{1,9})?|[A-Za-z]\s?(?:[-+*/^]|\\cdot)\s?[0-9.]{1,9}"
+)
+_LETTER = re.compile("[A-Za-z]")
 _COMMAND = re.compile(r"\\[A-Za-z]{1,30}")
 _MULTIPLE = re.compile(
     r"(?<![A-Za-z])(?:twice|thrice|double|triple|half|third|quarter|squared?|cubed?|root|power|times|minus|plus|negative|not|log"
@@ -85,13 +89,16 @@ def unwrap_equations(text: str) -> tuple[str, bool]:
         return text[: around.start(2)] + inner + text[around.end(2) :], left
     parts: list[str] = []
     depth = start = 0
-    first, last, left = -1, -1, False
+    first, after_first, last, left = -1, -1, -1, False
 
     def finish(end: int) -> None:
         nonlocal left
         named = first >= 0 and is_name(text[start:first])
         left = left or (first >= 0 and not named)
-        parts.append(text[last if named else start : end])
+        # Numbers between the name and the last side must equal it: x = 4 = 5 gives no value.
+        chain = named and last > after_first and not _LETTER.search(_COMMAND.sub("", text[after_first:end]))
+        left = left or chain
+        parts.append(text[after_first if chain else last if named else start : end])
 
     for token in _TOKEN.finditer(text):
         if token.lastgroup == "open":
@@ -99,11 +106,12 @@ def unwrap_equations(text: str) -> tuple[str, bool]:
         elif token.lastgroup == "close":
             depth -= 1
         elif depth == 0 and token.lastgroup == "sign":
-            first, last = (token.start() if first < 0 else first), token.end()
+            first, after_first = (first, after_first) if first >= 0 else token.span()
+            last = token.end()
         elif depth == 0:
             finish(token.start())
             parts.append(token.group())
-            start, first, last = token.end(), -1, -1
+            start, first, after_first, last = token.end(), -1, -1, -1
     finish(len(text))
     return "".join(parts), left
 
@@ -117,3 +125,8 @@ def last_equation(text: str, end: int) -> str | None:
     start = max((match.end() for match in _BEFORE_EQUATION.finditer(line, 0, sign)), default=0)
     chain = line[start:].strip(" $*")
     return None if chain.startswith("=") else chain
+
+
+def leaves_open(chain: str) -> bool:
+    """Whether an equation gives the value of a multiple or a sum of a variable, as ``2x = 18`` does."""
+    return _MULTIPLE_OF_VARIABLE.fullmatch(chain.partition("=")[0].strip(" $")) is not None

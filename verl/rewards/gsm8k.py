@@ -3,13 +3,12 @@
 import re
 import unicodedata
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
-from verl.rewards.algebra import compare_latex
-from verl.rewards.answers import NUMBER, SEPARATORS, extract_answer, quick_equal
+from verl.rewards.answers import NUMBER, SEPARATORS, WIDE_DIGITS, extract_answer, quick_equal
 from verl.rewards.equations import is_name
 from verl.rewards.lexicon import SHORT_UNITS, UNITS, is_unit, modifiers_in, numerals_in, with_factors
+from verl.rewards.math import decide_math
 from verl.rewards.score import Verdict, decide
 
 MAX_CHARS = 1000
@@ -19,7 +18,7 @@ _WRAPPER = re.compile(
     r"\\(?:text(?:bf|rm|it)?|mathrm|mathbf|mbox|boldsymbol|bm|underline)\s{0,3}(?=\{)|\\(?:text)?color\{[a-z]{1,12}\}"
     r"|\\(?:left|right|bf|rm|displaystyle|large|Large|huge|q?quad|checkmark|approx)(?![A-Za-z])"
     r"|\\[!,;: ()\[\]]|\\(?=[$%&])"
-    r"|[≈`]|(?<=[a-z][a-z])[²³]"
+    r"|[≈`]|(?<=[a-z][a-z])[²³]|(?<=°)\s?[CF](?![A-Za-z])"
 )
 _BEFORE = re.compile(r"[A-Za-zÀ-ɏ\u4e00-\u9fff\s$£€¥:,.*_~'\"()\[{}-]*\+?")
 _AFTER = re.compile(r"[A-Za-zÀ-ɏ\u4e00-\u9fff\s$£€¥:,.*_~'\")\]}{%°/?&(-]*!?")
@@ -32,11 +31,11 @@ _DROPPED = {"So": set("➖➕✖➗❌❎🚫⛔✗✘👎"), "Pi": set(), "Pf":
 """Categories of characters that say nothing, such as ticks and quotation marks -> those of them that do."""
 
 _VARIANTS = "\ufe0e\ufe0f\u20e3"
-_WIDE_DIGITS = {0xFF10 + digit: str(digit) for digit in range(10)}
 _SPACED = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:[ \u00a0\u202f][0-9]{3})+(?![0-9])")
 _DASH = re.compile(r"\s[-–—]\s(?!(?:sin|cos|tan|log|sqrt)(?![A-Za-z]))(?=[A-Za-z]{3})")
 """18 - good luck."""
 
+_THOUSANDS = re.compile("(?<=[0-9])k(?![A-Za-z])")
 _REASON = re.compile(r",?\s(?:since|because|as|so)\s|\s\([-0-9\s+*/×÷·=.$]{1,80}\)$")
 """What explains a stated answer."""
 
@@ -46,7 +45,7 @@ _NUMERAL = (
 )
 _NUMERAL_BEFORE = re.compile(rf"(?<![A-Za-z-]){_NUMERAL}\W+(?:(?:or|to|from|and)\W+)?\Z", re.IGNORECASE)
 _CHANGED_AFTER = re.compile(
-    rf"\A[^\w(]*(?:(?:or|and|to|over|by)\W+)?{_NUMERAL}(?![A-Za-z-])|\A\s?(?:st|nd|rd|th)s|\A\s*grand(?![A-Za-z])"
+    rf"\A[^\w(]*(?:(?:or|and|to|over|by)\W+)?{_NUMERAL}(?![A-Za-z-])|\A\s?(?:st|nd|rd|th)s?(?![A-Za-z])|\A\s*grand(?![A-Za-z])"
     rf"|(?:%|percent)\s+of\s+{_NUMERAL}(?![A-Za-z-])|\?(?=[^A-Za-z?]*+[A-Za-z])|(?<![A-Za-z])below\Z"
     r"|(?<![A-Za-z])is\s+(?:less|more|greater|smaller|larger|fewer|above|below|under|over)(?![A-Za-z])|\A[\s)\]}*]*!",
     re.IGNORECASE,
@@ -63,20 +62,22 @@ def verify_gsm8k(
     """
     answer, boxed = extract_answer(solution, equation="=" in ground_truth)
     equal = quick_equal(answer or "", ground_truth)
-    if answer and equal is None:
-        if not boxed:
-            answer = _REASON.split(answer, maxsplit=1)[0].rstrip("! ")
-        if numerals_in(answer) or modifiers_in(answer) != modifiers_in(ground_truth):
-            equal = False
-        else:
-            number = _only_number(answer)
-            equal = None if number is None else quick_equal(number, ground_truth)
-            if number is None and "=" in answer:
-                # 3 * 6 = 18 dollars: algebra decides whether the equation is true.
-                sides, _, last = answer.rpartition("=")
-                number = _only_number(last) if re.search("[0-9]", sides) else None
-                answer = answer if not number else f"{_WRAPPER.sub('', sides).replace('$', '')}={number}"
-    return decide(answer, boxed, equal, quick, partial(compare_latex, ground_truth=ground_truth))
+    if not answer or equal is not None:
+        return decide(answer, boxed, equal)
+    if not boxed:
+        answer = _REASON.split(answer, maxsplit=1)[0].rstrip("! ")
+    answer = _THOUSANDS.sub(" thousand", answer)
+    if numerals_in(answer) or modifiers_in(answer) != modifiers_in(ground_truth):
+        return decide(answer, boxed, False)
+    number = _only_number(answer)
+    if number is not None:
+        return decide(answer, boxed, quick_equal(number, ground_truth) is True)
+    if "=" in answer:
+        # 3 * 6 = 18 dollars: algebra decides whether the equation is true.
+        sides, _, last = answer.rpartition("=")
+        number = _only_number(last) if re.search("[0-9]", sides) else None
+        answer = answer if not number else f"{_WRAPPER.sub('', sides).replace('$', '')}={number}"
+    return decide_math(answer, boxed, ground_truth, quick)
 
 
 def _only_number(answer: str) -> str | None:
@@ -87,7 +88,7 @@ def _only_number(answer: str) -> str | None:
     """
     if len(answer) > MAX_CHARS:
         return None
-    text = "".join(map(_plain, _WRAPPER.sub("", answer).translate(_WIDE_DIGITS)))
+    text = "".join(map(_plain, _WRAPPER.sub("", answer).translate(WIDE_DIGITS)))
     text = _SPACED.sub(lambda match: "".join(re.findall("[0-9]", match[0])), text)
     numbers = list(NUMBER.finditer(text))
     if len(numbers) != 1 or with_factors(answer) != answer or with_factors(text) != text or _CHANGING.search(text):

@@ -35,6 +35,8 @@ _RETRACTED = re.compile(
 )
 """A sentence that takes back what was said before it: "This is false.", "Not!"."""
 
+_UNSETTLED = re.compile(rf"(?<![\w])(?:{'|'.join(WORDS['statements']['unsettled'])})(?!\w)", re.IGNORECASE)
+_HEADING = re.compile(r"[\s*]*:")
 _BREAK = r"[\n;]|\.(?=\s|$)"
 _PLAIN = frozenset(WORDS["statements"]["plain"].split())
 _BETWEEN_NAMES = re.compile(r"[\s,&*]*+(?:(?:and|nor)[\s*]++)?", re.IGNORECASE)
@@ -57,7 +59,8 @@ def verify_knights_and_knaves(
     conclusions = [] if marked else [match.end() for match in _CONCLUSION.finditer(solution)]
     if marked or conclusions:
         answer = marked or solution[conclusions[-1] :].strip()
-        statements = read_statements(answer[-MAX_ANSWER_CHARS:], truth)
+        end = answer[-MAX_ANSWER_CHARS:]
+        statements = [] if _UNSETTLED.search(end) else read_statements(end, truth)
     else:
         # A proof makes assumptions before it concludes, so only its end is the answer.
         answer = solution[-TAIL_CHARS:]
@@ -128,7 +131,7 @@ def read_statements(text: str, people: Iterable[str]) -> list[tuple[str, str]]:
     names = "|".join(re.escape(name) for name in sorted(people, key=len, reverse=True))
     token = re.compile(
         rf"(?<!\w)(?:(?P<name>{names})|(?P<either>{_EITHER})|(?P<denied>{_DENIED})|(?P<not>{_NOT})|(?P<supposed>{_SUPPOSED})"
-        rf"|(?P<quoted>{_QUOTED})|(?P<role>knight|knave)s?)(?!\w)|(?P<sign>{_NOT_SIGN})|(?P<cross>{_CROSS})|(?P<break>{_BREAK})"
+        rf"|(?P<quoted>{_QUOTED})|(?P<too>so\s{{1,9}}(?:is|are))|(?P<role>knight|knave)s?)(?!\w)|(?P<sign>{_NOT_SIGN})|(?P<cross>{_CROSS})|(?P<break>{_BREAK})"
         r"|(?P<asked>\?)|(?P<stop>[!)\]])|(?P<word>\w+)",
         re.IGNORECASE,
     )
@@ -149,6 +152,7 @@ def _read_sentence(tokens: Iterable["re.Match[str]"]) -> list[tuple[str, str]]:
     negated = denied = ignored = either = quoted = False
     clear = True
     name_end = negation_end = 0
+    heading: str | None = None  # the role of a list, Knights: Alice, Bob
     for match in tokens:
         kind, word, text = match.lastgroup, match[0].lower(), match.string
         # A "not" at the end of a bracket or sentence denies what was said before it.
@@ -171,7 +175,16 @@ def _read_sentence(tokens: Iterable["re.Match[str]"]) -> list[tuple[str, str]]:
                 subjects = {}
             subjects[word] = None
             ignored = ignored or either
+            if heading and not (negated or denied or ignored):
+                statements.append((word, heading))
+                num_said, negated, clear, name_end = num_said + 1, False, True, match.end()
+                continue
             negated, clear, num_said, name_end = False, True, 0, match.end()
+        elif kind == "role" and _HEADING.match(text, match.end()) and (heading or not subjects):
+            heading = None if negated or denied or quoted else match["role"].lower()
+            num_said = 0
+        elif kind == "too" and num_said:
+            heading = statements[-1][1]
         elif kind == "role":
             said = clear and not ignored and not quoted
             role = KNIGHT if (match["role"].lower() == KNIGHT) != (negated != denied) else KNAVE

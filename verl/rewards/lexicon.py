@@ -11,9 +11,10 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from verl.rewards.answers import plain_number
-
-TEXT = r"\\(?:text(?:bf|rm|it|normal|sf)?|mbox|hbox|math(?:rm|bf|it|sf|normal)|operatorname|boldsymbol|bm)\*?\s{0,3}"
+TEXT = (
+    r"\\(?:text(?:bf|rm|it|normal|sf)?|mbox|hbox|math(?:rm|bf|it|sf|normal)|operatorname|boldsymbol|bm|underline|emph)"
+    r"\*?\s{0,3}"
+)
 """A LaTeX command that sets its argument as text, up to the opening brace."""
 
 WORDS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
@@ -104,6 +105,18 @@ def modifiers_in(text: str) -> list[str]:
 
 # Numbers with units
 
+MAX_NUMBER_CHARS = 64
+"""Longer digit strings are compared as text."""
+
+_PLAIN_NUMBER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|[+-]?\.[0-9]+")
+
+
+def plain_number(text: str) -> Decimal | None:
+    """The value of a plain decimal integer or fraction (thousands separators allowed); None for anything else."""
+    if len(text) > MAX_NUMBER_CHARS or not _PLAIN_NUMBER.fullmatch(text):
+        return None
+    return Decimal(text.replace(",", ""))
+
 
 class Quantity(NamedTuple):
     """A plain number with its unit."""
@@ -163,13 +176,22 @@ _SPACING = re.compile(r"\\[,;:! ]|\\cdot(?![A-Za-z])")
 _UNIT_TEXT = re.compile(rf"{TEXT}\{{([^{{}}]{{0,99}})\}}\s{{0,3}}(?:\^\s{{0,3}}\{{?\s{{0,3}}(-?[1-9])\s{{0,3}}\}}?)?")
 _UNIT_TOKEN = re.compile(r"(?P<word>[A-Za-zµΩÅ]+)\.?(?:\^?\{?(?P<power>-?[1-9])\}?)?|(?P<slash>/)|(?P<other>[^\s~.·])")
 _PARTS = re.compile(r"[,;+]|\\text\s{0,3}\{\s{0,3}(?:and|or)\s{0,3}\}")
-_ARC = re.compile(r"(?<=[0-9}])\s{0,3}(?:(\^\s?\{?\s?\\circ|°)|\^?\{?((?:'|′|\\prime\s?){1,2}))")
+_ARC = re.compile(r"(?<=[0-9}])\s{0,3}\^?\{?((?:'|′|\\prime\s?){1,2})")
+_PRIME_SIGN = re.compile(r"'|′|\\prime")
+_MARKS = re.compile(
+    r"(?P<degrees>°|\\circ(?![A-Za-z])|\\degree|(?<![A-Za-z])degrees?(?![A-Za-z]))|(?P<percent>%|percent)"
+    r"|(?<![A-Za-z])(?:(?P<radians>rad(?:ian)?s?)|(?P<cents>cents?)|(?P<dollars>dollars?|USD))(?![A-Za-z])"
+    r"|(?P<dollar_sign>\\\$)|(?P<cent_sign>¢)"
+)
 
 _NUMERALS = "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen".split()
 _DROPPED_IN_BASE = re.compile(rf"{TEXT}|\\(?:left|right)(?![A-Za-z])|\\[!,;: ]|[\s{{}}()~$,]")
 _BASE = re.compile(
     rf"([0-9][0-9A-F]{{0,40}})(?:_(?:base)?|base-?)([0-9]{{1,2}}|{'|'.join(_NUMERALS)})(?![0-9A-Za-z])", re.I
 )
+MAX_NUMERAL = 200
+"""Longer text is not one number with a base."""
+
 _SUBSCRIPT = re.compile("[₀-₉]+")
 _SUBSCRIPT_DIGITS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 
@@ -204,9 +226,11 @@ def units_in(latex: str) -> set[tuple[tuple[str, int], ...]]:
     return units
 
 
-def arcs_in(latex: str) -> list[int]:
-    """Whether angles in ``latex`` are in degrees (0), minutes (1) or seconds (2), in order."""
-    return [0 if degrees else len(re.findall(r"'|′|\\prime", primes)) for degrees, primes in _ARC.findall(latex)]
+def marks_in(latex: str) -> set[str]:
+    """The kinds of quantity that signs and words in ``latex`` name, of which it can have one: degrees, arc minutes, arc
+    seconds, radians, percent, dollars, cents."""
+    marks = {(match.lastgroup or "").replace("_sign", "s") for match in _MARKS.finditer(latex)}
+    return marks | {["minutes", "seconds"][len(_PRIME_SIGN.findall(primes)) - 1] for primes in _ARC.findall(latex)}
 
 
 def numerals_in(latex: str) -> list[tuple[str, int]]:
@@ -216,3 +240,9 @@ def numerals_in(latex: str) -> list[tuple[str, int]]:
     bases = [(digits, int(name) if name.isdigit() else _NUMERALS.index(name) + 2) for digits, name in pairs]
     # 3E_2 is three times E_2, 3E_{16} a number.
     return [(digits, base) for digits, base in bases if base > 1 and (digits.isdigit() or base > 10)]
+
+
+def numeral_of(latex: str) -> tuple[str, int] | None:
+    """Digits and base of ``latex`` if it is one number with a base."""
+    match = _BASE.fullmatch(_DROPPED_IN_BASE.sub("", latex)) if len(latex) <= MAX_NUMERAL else None
+    return numerals_in(latex)[0] if match and numerals_in(latex) else None

@@ -9,7 +9,8 @@ from typing import Protocol
 
 import numpy as np
 
-from verl.rewards.answers import normalise, plain_number
+from verl.rewards.answers import normalise
+from verl.rewards.lexicon import plain_number
 
 DRAWS = 4096
 """Most votes per problem and k. The standard error of one problem is at most 0.008, far below that of its samples."""

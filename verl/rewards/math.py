@@ -1,32 +1,234 @@
-"""Verifier of mathematical answers: equal text, equal numbers, or the same expression according to math-verify."""
+"""Verifier of mathematical answers: numbers with units, expressions, sets, intervals, lists of answers, words.
 
+For English and Chinese. math-verify decides what text, numbers and units do not, so run it in a ``VerifierPool``.
+"""
+
+import re
 from collections.abc import Mapping
+from decimal import Decimal
 from functools import partial
 from typing import Any
 
 from verl.rewards.algebra import compare_latex
-from verl.rewards.answers import extract_answer, normalise, plain_number, quick_equal
-from verl.rewards.lexicon import modifiers_in, read_quantity
-from verl.rewards.notation import unify
+from verl.rewards.answers import MAX_ALGEBRA_CHARS, Box, boxes_in, extract_answer, normalise, quick_equal
+from verl.rewards.lexicon import (
+    Quantity,
+    marks_in,
+    modifiers_in,
+    numeral_of,
+    plain_number,
+    read_quantity,
+    units_in,
+    with_factors,
+)
+from verl.rewards.notation import split_answers, squeeze, unify, words_in
 from verl.rewards.score import Verdict, decide
+from verl.rewards.truths import read_tolerance
+
+MAX_CHARS = 2000
+"""Longer answers are correct only if their text is that of the ground truth."""
+
+MAX_LISTED = 12
+"""Longer lists of answers are compared as one expression."""
+
+_LABEL = re.compile(r"[A-Za-z][A-Za-z0-9_]*=")
+_BETWEEN_BOXES = re.compile(
+    r"[\s$,;.、，；()\\]{0,20}(?:(and|or|和|或|与)[\s$]{0,5})?(?:\\?[A-Za-z][A-Za-z0-9_{}]{0,10}\s{0,3}=\s{0,3})?[\s$]{0,5}"
+)
+_SEVERAL = re.compile(r"\A\s*\\?[({\[]|\\pm|[<>,]|\\(?:[lg]eq?|in|cup|neq)(?![A-Za-z])|\\begin")
+"""A single truth that may also be written as a list: a set, a tuple, conditions."""
+
+
+class Tolerance:
+    """How far a number may be off."""
+
+    def __init__(self, rounding: str = "1e-6", extra_info: Mapping[str, Any] | None = None) -> None:
+        """``rounding`` is the largest relative error of a decimal fraction; whole numbers must be exact."""
+        info = extra_info or {}
+        self.rounding = Decimal(rounding)
+        self.relative = read_tolerance(info, "relative_tolerance") or Decimal(0)
+        self.absolute = read_tolerance(info, "tolerance") or Decimal(0)
+
+    def allows(self, value: Decimal, truth: Decimal) -> bool:
+        """Whether ``value`` is close enough to ``truth``."""
+        try:
+            error = abs(value - truth)
+            whole = truth == truth.to_integral_value() and value == value.to_integral_value()
+            relative = max(self.relative, Decimal(0) if whole else self.rounding)
+            return error <= self.absolute or error <= relative * abs(truth)
+        except ArithmeticError:  # an exponent beyond Decimal's
+            return False
+
+
+EXACT = Tolerance()
 
 
 def verify_math(
     solution: str, ground_truth: str, extra_info: Mapping[str, Any] | None = None, quick: bool = False
 ) -> Verdict | None:
     """The verdict on a response; with ``quick``, None if it needs algebra. ``extra_info`` is not used."""
-    answer, boxed = extract_answer(solution, equation="=" in ground_truth)
-    return decide_math(answer, boxed, ground_truth, quick)
+    return decide_math(*find_answer(solution, ground_truth), ground_truth, quick)
 
 
-def decide_math(answer: str | None, boxed: bool, ground_truth: str, quick: bool) -> Verdict | None:
-    """The verdict on an answer, which is compared as text or number, else by algebra.
+def decide_math(
+    answer: str | None, boxed: bool, ground_truth: str, quick: bool, tolerance: Tolerance = EXACT
+) -> Verdict | None:
+    """The verdict on an answer, which is compared as text, words, numbers and units, else by algebra.
 
-    A number with a unit, ``5 dollars``, also counts as the number if the truth has no unit.
+    A missing unit, wrappers such as ``\\text{}``, full-width signs and the order of a list's entries do not matter.
+    Different units of measure do, and so does the order of answers that the ground truth separates with semicolons.
     """
-    equal = quick_equal(answer or "", ground_truth)
-    if answer and equal is None and plain_number(normalise(ground_truth)) is not None:
-        quantity = read_quantity(unify(answer))
-        if quantity and quantity.known and quantity.unit != "%" and not modifiers_in(answer):
-            equal = quick_equal(str(quantity.value), ground_truth)
-    return decide(answer, boxed, equal, quick, partial(compare_latex, ground_truth=ground_truth))
+    equal = _quick_same(answer, ground_truth, tolerance) if answer else None
+    return decide(answer, boxed, equal, quick, partial(_same_by_algebra, truth=ground_truth, tolerance=tolerance))
+
+
+def find_answer(solution: str, ground_truth: str) -> tuple[str | None, bool]:
+    """As ``extract_answer``; if the ground truth is a list, the answer is all boxes side by side at the end, and boxes
+    with an "or" between them are one answer."""
+    answer, boxed = extract_answer(solution, equation="=" in ground_truth)
+    if not boxed or answer is None or len(answer) > MAX_CHARS or len(ground_truth) > MAX_CHARS:
+        return answer, boxed
+    spans = sorted(boxes_in(solution))
+    if len(spans) == 1:
+        return answer, True
+    wanted = len(split_answers(unify(ground_truth))[0])
+    listed = wanted > 1 and len(split_answers(unify(answer))[0]) == 1
+    first = len(spans) - 1
+    while first:
+        between = _BETWEEN_BOXES.fullmatch(solution, spans[first - 1].end, spans[first].start)
+        if not between or not (
+            listed or (between[1] in ("or", "或") and _differ(solution, *spans[first - 1 : first + 1]))
+        ):
+            break
+        first -= 1
+    if first == len(spans) - 1:
+        return answer, True
+    return "; ".join(solution[span.content : span.end - 1] for span in spans[first:]), True
+
+
+def _differ(solution: str, a: Box, b: Box) -> bool:
+    """Whether two boxes hold different numbers."""
+    return quick_equal(solution[a.content : a.end - 1], solution[b.content : b.end - 1]) is False
+
+
+def _quick_same(answer: str, ground_truth: str, tolerance: Tolerance) -> bool | None:
+    """Whether the two are the same by text, words, numbers and units; None if these do not decide it."""
+    equal = quick_equal(answer, ground_truth)
+    if "%" not in answer + ground_truth and (equal or (equal is False and tolerance is EXACT)):
+        return equal
+    if len(answer) > MAX_CHARS or len(ground_truth) > MAX_CHARS:
+        return False
+    marks = [marks_in(text) for text in (answer, ground_truth)]
+    if equal or (all(marks) and marks[0] != marks[1]):
+        return equal is True and (not all(marks) or marks[0] == marks[1])
+    numerals = [numeral_of(text) for text in (answer, ground_truth)]
+    if all(numerals):
+        return numerals[0] == numerals[1]
+    if numerals[0] and numerals[0][1] != 10 and plain_number(normalise(ground_truth)) is not None:
+        return False
+    equal = _plainly_same(unify(answer), unify(ground_truth), tolerance)
+    if equal is None and max(len(answer), len(ground_truth)) > MAX_ALGEBRA_CHARS:
+        return False
+    return equal
+
+
+def _plainly_same(answer: str, truth: str, tolerance: Tolerance) -> bool | None:
+    """As ``_quick_same``, for unified text."""
+    if not answer or not truth:
+        return False
+    if squeeze(answer) == squeeze(truth):
+        return True
+    if _labels_differ(answer, truth):
+        return None
+    b = read_quantity(truth)
+    a = read_quantity(answer, short=b is not None)
+    if a and b:
+        return _same_quantity(a, b, tolerance) and modifiers_in(answer) == modifiers_in(truth)
+    words = words_in(truth)
+    if words is not None and b is None and with_factors(truth) == truth:
+        return words_in(answer) == words
+    return None
+
+
+def _labels_differ(answer: str, truth: str) -> bool:
+    """Whether one is the value of x and the other that of y."""
+    labels = [_LABEL.match(squeeze(text)) for text in (answer, truth)]
+    return all(labels) and len({label.group() for label in labels if label}) > 1
+
+
+def _same_quantity(a: Quantity, b: Quantity, tolerance: Tolerance) -> bool:
+    percent = [a.unit == "%", b.unit == "%"]
+    if a.known and b.known and a.unit != b.unit and not any(percent):
+        return False
+    if tolerance.allows(a.value, b.value):
+        return True
+    # 25% is 0.25, whichever of the two is the ground truth.
+    if percent == [True, False]:
+        return tolerance.allows(a.value / 100, b.value)
+    return percent == [False, True] and tolerance.allows(a.value, b.value / 100)
+
+
+def _same_by_algebra(answer: str, truth: str, tolerance: Tolerance) -> bool | None:
+    """Whether the two mean the same; None if the answer cannot be parsed. May take forever."""
+    unified = unify(answer)
+    equal = _same(unified, unify(truth), tolerance)
+    if not equal and units_in(answer) and len(split_answers(unified)[0]) == 1:
+        # Without its \\text{}, a unit after an expression would be a product of variables.
+        equal = compare_latex(answer, truth, tolerance.allows) or equal
+    return equal
+
+
+def _same(answer: str, truth: str, tolerance: Tolerance) -> bool | None:
+    """As ``_same_by_algebra``, for unified text."""
+    answer, truth = _both_signs(answer), _both_signs(truth)
+    for thousands in (True, False):
+        ours, _ = split_answers(answer, thousands)
+        theirs, ordered = split_answers(truth, thousands)
+        if len(ours) == len(theirs) and 2 <= len(ours) <= MAX_LISTED:
+            return _same_list(ours, theirs, ordered, tolerance)
+        if thousands and len(ours) > len(theirs) == 1 and not _SEVERAL.search(truth):
+            return False
+    return _same_single(answer, truth, tolerance)
+
+
+def _both_signs(text: str) -> str:
+    """The two answers of one with plus or minus, and any other as it is."""
+    if text.count(r"\pm") != 1 or r"\mp" in text:
+        return text
+    return ", ".join(text.replace(r"\pm", sign) for sign in "+-")
+
+
+def _same_list(ours: list[str], theirs: list[str], ordered: bool, tolerance: Tolerance) -> bool | None:
+    if ordered:
+        verdicts = [_same_single(a, b, tolerance) for a, b in zip(ours, theirs, strict=True)]
+        return all(verdicts) or (None if None in verdicts and False not in verdicts else False)
+    labels = [[_LABEL.match(squeeze(part)) for part in parts] for parts in (ours, theirs)]
+    left = list(ours)
+    for truth in theirs:
+        # If all entries are labelled (x=1, y=2), x is compared with x.
+        named = all(map(all, labels)) and squeeze(truth).partition("=")[0] + "="
+        candidates = [a for a in left if not named or squeeze(a).startswith(named)]
+        # Text first: algebra on every pair would be quadratic in the length of the list.
+        match = next((a for a in candidates if squeeze(a) == squeeze(truth)), None)
+        match = match or next((a for a in candidates if _same_single(a, truth, tolerance)), None)
+        if match is None:
+            return False
+        left.remove(match)
+    return True
+
+
+def _same_single(answer: str, truth: str, tolerance: Tolerance) -> bool | None:
+    equal = _plainly_same(answer, truth, tolerance)
+    if equal is not None:
+        return equal
+    if _labels_differ(answer, truth):
+        return compare_latex(answer, truth, tolerance.allows)
+    if answer.count(":") != truth.count(":") and ":" in answer and ":" in truth:
+        return False
+    a, b = read_quantity(answer), read_quantity(truth)
+    # Algebra gets the number without its unit: math-verify knows fewer units, and 9% is 9 to it.
+    percents = [text.endswith("%") for text in (answer, truth)]
+    answer, truth = (str(x.value) if x else text.rstrip("%") for x, text in ((a, answer), (b, truth)))
+    if percents[0] != percents[1]:
+        answer, truth = (f"\\frac{{{x}}}{{100}}" if p else x for x, p in zip((answer, truth), percents, strict=True))
+    return compare_latex(answer, truth, tolerance.allows)

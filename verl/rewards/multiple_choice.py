@@ -8,17 +8,19 @@ from verl.rewards.algebra import compare_latex
 from verl.rewards.answers import SENTENCE_END, TAIL_CHARS, boxed_in_place, quick_equal
 from verl.rewards.math import verify_math
 from verl.rewards.score import Verdict, decide
+from verl.rewards.surroundings import is_stated
 
 MAX_LETTERS_CHARS = 200
 """Longer text is not a list of letters."""
 
 _MARKUP = re.compile(
-    r"\\(?:text|textbf|textrm|textit|mathrm|mathbf|mathit|rm|bf|boxed|fbox)(?![A-Za-z])"
-    r"|\\(?:left|right)(?![A-Za-z])|\\[()\[\],;:! ]|[*$_{}~]"
+    r"\\(?:text)?color\s?\{[A-Za-z]{1,20}\}|\\(?:text|textbf|textrm|textit|mathrm|mathbf|mathit|rm|bf|boxed|fbox)(?![A-Za-z])"
+    r"|\\(?:left|right)(?![A-Za-z])|\\[()\[\],;:! {}]|[*$_{}~]"
 )
 _WRAPPED = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf)\s*\{([^{}]*)\}")
 _WIDE = str.maketrans("（）．：，、。ＡＢＣＤＥ", "().:,,.ABCDE")
 _LETTERS = re.compile(r"\(?[A-Z]\)?(?:(?:(?:[\s,;/&]|and\b|or\b|和|或)+|(?<=\)))\(?[A-Z]\)?)*")
+_OR = re.compile("or|或")
 _LOWER_LETTER = re.compile(r"\(?[a-z]\)?")
 _LABEL = re.compile(r"\(([A-Z])\)|(?<![A-Za-z0-9\\(])([A-Z])\s*[).:]")
 _STATED = re.compile(
@@ -30,7 +32,7 @@ _LEADING = re.compile(
     re.IGNORECASE,
 )
 _CALLED_RIGHT = re.compile(r"(?<![A-Za-z0-9])\(?([A-Z])\)?\s+is\s+(?:the\s+|a\s+)?(?:correct|right|best|answer)\b")
-_LAST_LETTER = re.compile(r"(?:^|[\s:=>(,.])(\(?)([A-Z])(\)?)$")
+_LAST_LETTER = re.compile(r"(?:^|(?<!%)[\s:=>(,.])(\(?)([A-Z])(\)?)$")
 _NAMED = re.compile(r"(?:\bans|answer|option|choice)[:.]?$", re.IGNORECASE)
 _REJECTED = re.compile(r",?\s(?:and |but )?not\b.*")
 _DENIED = re.compile(
@@ -49,6 +51,9 @@ _NAMES_OPTION = re.compile(
     r"\A\s{0,3}(?:(?:the\s)?(?:final\s|correct\s)?(?:answer|option|choice))[\s:]{1,3}(?:is[\s:]{1,3})?", re.I
 )
 _GOES_ON = re.compile(r"\s+(?!(?:because|since|as|which)\b)[A-Za-z]")
+
+OR = "or"
+"""Stands among the letters of an answer that leaves a choice."""
 
 WORDS = "AI"
 """Letters that are English words: without brackets they count only if no sentence continues after them."""
@@ -75,11 +80,15 @@ def verify_multiple_choice(
     if content is None:
         answer, letters = _find_unboxed(solution, options)
     else:
-        answer, letters = content, letters_in(_NAMES_OPTION.sub("", content, 1), options)
+        plain = _plain(content)
+        named = _NAMES_OPTION.sub("", plain, 1)
+        answer, letters = content, letters_in(content if named == plain else named, options)
     matching = _matching(answer or "", options)
     right = "".join(sorted(truth))
     equal: bool | None = False
-    if letters and not (matching and len(letters) > 1):
+    if len(truth) > 1 and sorted(_plain(answer or "")) == sorted(truth):
+        equal = True  # CA for AC
+    elif letters and not (matching and len(letters) > 1):
         equal = letters == truth
     elif matching:
         # Two options with the same text are both correct.
@@ -135,7 +144,9 @@ def letters_in(text: str, options: Mapping[str, str]) -> frozenset[str]:
     # "ACD" may be three options, "BAD" is a word.
     if len(plain) <= MAX_LETTERS_CHARS and (_LETTERS.fullmatch(plain) or _ascends(plain)):
         named = frozenset(re.findall("[A-Z]", plain))
-        return named if not options or named <= options.keys() else frozenset()
+        # A or C are neither A nor both.
+        offered = frozenset({OR} if _OR.search(plain) else ())
+        return named | offered if not options or named <= options.keys() else frozenset()
     label = _LABEL.match(plain)
     if label is None or (options and _letter(label) not in options):
         return frozenset()
@@ -163,6 +174,7 @@ def _find_unboxed(solution: str, options: Mapping[str, str]) -> tuple[str | None
         _first_sentence(tail[match.end() :])
         for match in _STATED.finditer(tail)
         if not _DENIED_BEFORE.search(tail[max(0, match.start() - 20) : match.start()])
+        and is_stated(tail, match.end(), match.end(), choice=True)
     ]
     # "The answer is a" at the end of a line was cut off.
     stated = [sentence for sentence in stated if sentence not in ("", "a", "i")]
@@ -173,7 +185,10 @@ def _find_unboxed(solution: str, options: Mapping[str, str]) -> tuple[str | None
     called_right = _CALLED_RIGHT.findall(_plain(tail))
     if called_right:
         return called_right[-1], frozenset(called_right[-1])
-    last_line = tail[tail.rfind("\n") + 1 :]
+    line_start = tail.rfind("\n") + 1
+    last_line = tail[line_start:]
+    if not is_stated(tail, max(line_start, len(tail) - 3), len(tail), choice=True):
+        return (stated[-1] if stated else None), frozenset()
     letters = letters_in(last_line, {}) or _last_letter(last_line)
     if letters:
         return last_line, letters

@@ -20,11 +20,16 @@ _REWRITES = [(re.compile(pattern), replacement) for pattern, replacement in WORD
 _LEADING = re.compile(r"\A[:\s]*+(?:,(?!\d)[:,\s]*+)?")
 """A comma before a digit is a decimal one."""
 
+_REPEATING = re.compile(r"(?<![\d.])(\d{0,15})\.(\d{0,15})\\(?:overline|bar|dot)\s?\{(\d{1,15})\}")
+"""0.1\\overline{6}"""
+
 _SET_OF_REALS = re.compile(
     r"(?:\\mathbb\s*\{R\}|R|all real(?: number)?s?|\(-\\infty\s*,\s*\\infty\s*\)|全体实数|实数集R?)\.?", re.I
 )
 _NOTHING = re.compile(
-    r"(?:no (?:real )?solutions?\s*+(?::\s*+)?(?:\\emptyset)?|\\emptyset|\\\{\s*\\\}|none|无解|空集)", re.IGNORECASE
+    r"(?:no (?:real )?solutions?\s*+(?::\s*+)?(?:\\emptyset)?|(?:the )?(?:empty|null) set"
+    r"|\\emptyset|\\\{\s*\\\}|none|无解|空集)",
+    re.IGNORECASE,
 )
 _BUILDER = re.compile(r"\\?\{\s*+([A-Za-z])\s*+(?:\\in\s*+\S+?\s*+)?[|:]\s*+([^|]*?)\\?\}")
 
@@ -36,6 +41,7 @@ def unify(text: str) -> str:
         text = WRAPPER.sub(_unwrapped, text)
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
+    text = _REPEATING.sub(_as_fraction, text)
     text = text.strip().strip("*").rstrip(".,;: ")
     text = _LEADING.sub("", text, 1)
     if _SET_OF_REALS.fullmatch(text):
@@ -56,6 +62,12 @@ def _unwrapped(match: re.Match[str]) -> str:
     if content.lower() in SHORT_UNITS and before.rstrip(" ~\\,$")[-1:].isdigit():
         return f" ({content}) "
     return f" {content} "
+
+
+def _as_fraction(match: re.Match[str]) -> str:
+    whole, fixed, repeated = match.groups()
+    digits = int(f"0{whole}{fixed}{repeated}") - int(f"0{whole}{fixed}")
+    return rf"\frac{{{digits}}}{{{'9' * len(repeated)}{'0' * len(fixed)}}}"
 
 
 def squeeze(text: str) -> str:

@@ -1,10 +1,15 @@
-"""What stands directly before and after an answer and makes another one of it: the minus of ``−5``, the root of ``√5``,
-the words of "not 5" and "5 million", the sign of ``-\\boxed{5}``."""
+"""What stands around an answer: signs and words that make another answer of it (the minus of ``−5``, "5 million", the
+factor of ``2\\boxed{5}``), and words that show that nothing is stated ("perhaps 5", "Is it 5?")."""
 
 import re
 
-BEFORE_CHARS, AFTER_CHARS = 48, 32
+from verl.rewards.lexicon import WORDS
+
+BEFORE_CHARS, AFTER_CHARS = 48, 48
 """Characters before and after an answer that are looked at."""
+
+SENTENCE_CHARS = 400
+"""The same for words that say how sure a statement is."""
 
 _GAP = r"(?:\\?[$£€]\s?|\*\*|\\text\s?\{|[\u200b-\u200d\u2060\ufeff])*"
 _WORDS = (
@@ -13,38 +18,95 @@ _WORDS = (
     r"|(?:is|are|was|were|ca|could|would)n['’]?t(?:\sbe)?)(?:\s(?:equal\sto|an?|the))?\s{1,3}"
 )
 _SIGNS = (
-    r"[−√∛∜_≠≤≥±¬]\s{0,3}|(?<=\S)\s[<>]\s{0,3}|=\s{0,2}-\s{1,2}|(?:(?<=[\s=$({])|^)[‐‑‒–—﹣－⁻˗➖]"
-    r"|\\(?:n?eq?|pm|mp|not|neg|sqrt|[dtc]?frac|l[nog]{1,2})\s?(?:\[[0-9]\])?\s?\{?|[\^}_]\{"
+    r"[−√∛∜_≠≤≥±¬]\s{0,3}|(?<=\S)\s[<>]\s{0,3}|(?<=[a-z])\s-\s{1,3}|=\s{0,2}-\s{1,2}|(?:(?<=[\s=$({])|^)[‐‑‒–—﹣－⁻˗➖]"
+    r"|\\(?:n?eq?|pm|mp|not|neg|sqrt|[dtc]?frac|l[nog]{1,2}|[hv]?phantom)\s?(?:\[[0-9]\])?\s?\{?|[\^}_]\{"
 )
-_TERM = r"(?:[0-9.,]{0,20}[0-9)}\]]|(?<![A-Za-z\\'])[A-Za-z])(?:[*/^×·÷+]|\s[*/×·÷+]\s|\s?\\(?:times|cdot|div)\s?)"
+_TERM = r"(?:[0-9.,]{0,20}[0-9)}\]]|(?<![A-Za-z\\'])[A-Za-z])"
+_OPERATOR = r"(?:[*/^×·÷+]|\s[*/×·÷+]\s|\s?\\(?:times|cdot|div)\s?)"
 _LETTER = r"(?<![A-Za-z\\])[A-Za-z]"
 _MINUS = r"(?:(?<=[\s=$({*])|^)-"
 
 _BEFORE_NUMBER = re.compile(
-    rf"(?:{_WORDS}|{_SIGNS}|{_TERM}|[0-9.,]{{0,20}}[0-9)]-|{_LETTER}(?!\$)|{_MINUS}(?=\\?[$£€*])){_GAP}\Z"
+    rf"(?:{_WORDS}|{_SIGNS}|{_TERM}{_OPERATOR}|[0-9.,]{{0,20}}[0-9)]-|{_LETTER}(?!\$)|{_MINUS}(?=\\?[$£€*])){_GAP}\Z"
 )
-_BEFORE_BOX = re.compile(rf"(?:{_WORDS}|{_SIGNS}|{_MINUS}){_GAP}\Z")
-_FILLED_IN = re.compile(r"[\s$]{0,5}(?:\\[,;: ]){0,3}(?:[+*×=<>-]|\\(?:times|cdot|leq?|geq?)(?![A-Za-z]))")
-"""After a box inside a formula: 2 + \boxed{3} = 5."""
+_BEFORE_BOX = re.compile(
+    rf"(?:{_WORDS}|{_SIGNS}|{_TERM}{_OPERATOR}|[0-9.,]{{0,20}}[0-9](?:\s?-\s?)?|{_LETTER}(?!\$)|{_MINUS}){_GAP}\Z"
+)
+_FILLED_IN = re.compile(
+    r"[\s$]{0,5}(?:\\[,;: ]){0,3}(?:(?:[+*×/-]|\\(?:times|cdot))[^=<>\n$]{0,32})?(?:[=<>]|\\[lg]eq?(?![A-Za-z]))"
+)
+"""After a box inside an equation: 2 + \boxed{3} = 5."""
 
-_AFTER = re.compile(
+_AFTER = (
     r"(?:\*\*|\$)?(?:\s|~|\\[,;: ]){0,3}(?:\\text\s?\{\s?)?"
     r"(?i:(?:million|billion|trillion|thousand|hundred|dozen|lakh|crore"
     r"|squared|cubed|factorial|(?:is|was)\s(?:wrong|not|incorrect|false|impossible))(?![A-Za-z])|万|亿)"
     r"|(?:[kKMBbnxyz](?![A-Za-z0-9])|bn|mn|[π√²³½¼¾‰]|\^\s?\{?\s?[0-9A-Za-z]|\\(?:pi|sqrt|cdot|times)(?![A-Za-z]))"
-    r"|\s?[-+*×·/^]\s?[nxyz](?![A-Za-z])"
+    r"|\s?[-+*×·/^]\s?[nxyz](?![A-Za-z])|[\s$]{0,3}(?:\\text\s?\{\s?)?or[\s}$]{1,4}-?[0-9]"
 )
-_ONLY_MINUS = re.compile(rf"(?:=\s{{0,2}})?[-−‐‑‒–—﹣－⁻˗➖]\s{{0,3}}{_GAP}")
+_AFTER_NUMBER = re.compile(_AFTER)
+_AFTER_BOX = re.compile(
+    rf"{_AFTER}|\\?%|i(?![A-Za-z])|\s?(?:[-+*×·/^÷]|\\(?:times|cdot|div)(?![A-Za-z]))[\s$]{{0,3}}(?:[0-9(]|\\[df]?frac|\\sqrt|\\pi)[0-9^]*|:\s?[0-9]"
+)
+_ONLY_MINUS = re.compile(rf"(?:=\s{{0,2}})?[-−‐‑‒–—﹣－⁻˗➖]\s{{0,3}}{_GAP}|negative\s{{1,3}}", re.I)
+
+_SENTENCE_END = re.compile(r"[\n。？！]|[.?!](?=\s|$)")
+
+
+def _any_of(kind: str) -> re.Pattern[str]:
+    return re.compile(rf"(?<![A-Za-z])(?:{'|'.join(WORDS['unsure'][kind])})(?![A-Za-z])", re.IGNORECASE)
+
+
+_UNSURE, _CHOICE, _TAKEN_BACK, _GIVEN_UP = (_any_of(kind) for kind in ("before", "choice", "after", "given_up"))
+_ASKS = re.compile(
+    r"[\s*]*(?:is|are|was|were|do|does|did|can|could|will|would|should|what|which|how)(?![A-Za-z])", re.I
+)
+_LISTED_BEFORE = re.compile(
+    r"[0-9][ \t$]{0,3}(?:,?[ \t$]{0,3}(?:or|and|\.\.\.|…|\\l?dots))?[ \t$]{1,3}\Z"
+    r"|(?:(?:[0-9]{1,9}|\.\.\.|…|\\l?dots)[ \t$]{0,3},[ \t$]{1,3}){2}\Z"
+)
+_WORDS_ONLY = re.compile("[^0-9]*")
+_NUMBER_OF = re.compile(r"(?<![A-Za-z])(?:page|step|question|problem|chapter|exercise|figure|line)\s{1,3}#?\Z", re.I)
+_NO_NUMBER = re.compile(r"(?:st|nd|rd|th)(?![A-Za-z])|[\s$]{0,5}=\s{0,5}\Z|:[0-9]")
+"""After a number that is an ordinal, or whose equation goes on."""
 
 
 def in_place(text: str, start: int, end: int, answer: str, boxed: bool = False) -> str:
     """``answer``, which stands from ``start`` to ``end`` in ``text``, with what changes its meaning there."""
     rest = text[end : end + AFTER_CHARS]
     before = (_BEFORE_BOX if boxed else _BEFORE_NUMBER).search(text[max(0, start - BEFORE_CHARS) : start])
-    after = _AFTER.match(rest)
+    after = (_AFTER_BOX if boxed else _AFTER_NUMBER).match(rest)
     if (before is None and after is None) or (boxed and _FILLED_IN.match(rest)):
         return answer
     prefix = before.group() if before else ""
-    whole = f"({answer})" if boxed and not (answer.isdigit() and not prefix[-1:].isdigit()) else answer
+    suffix = after.group() if after else ""
+    stands_alone = not boxed or (answer.replace(".", "").isdigit() and not prefix[-1:].isalnum())
+    whole = answer if stands_alone else f"({answer})"
     sign = "-" if _ONLY_MINUS.fullmatch(prefix) else prefix
-    return f"{sign}{whole}{after.group() if after else ''}".strip()
+    return f"{sign}{whole}{suffix}".strip()
+
+
+def is_stated(text: str, start: int, end: int, choice: bool = False) -> bool:
+    """Whether the sentence of the answer from ``start`` to ``end`` states it, and nothing takes it back: it is no
+    question, assumption or guess. With ``choice`` the answer is a letter, of which none may be left open."""
+    before = text[max(0, start - SENTENCE_CHARS) : start]
+    before = before[max((match.end() for match in _SENTENCE_END.finditer(before)), default=0) :]
+    rest = text[end : end + SENTENCE_CHARS]
+    stop = _SENTENCE_END.search(rest)
+    after = rest[: stop.start()] if stop else rest
+    if start == end:  # what "the answer is" begins
+        before += _WORDS_ONLY.match(after).group()  # type: ignore[union-attr]
+    return not (
+        (stop and stop.group() in "?？" and (choice or start == end or _ASKS.match(before)))
+        or _UNSURE.search(before)
+        or (choice and _CHOICE.search(before))
+        or _TAKEN_BACK.search(after)
+        or _GIVEN_UP.search(rest)
+    )
+
+
+def is_one_number(text: str, start: int, end: int) -> bool:
+    """Whether the number from ``start`` to ``end`` stands for an amount: it is not one of a list, no ordinal, not the
+    number of a page, and no equation goes on after it."""
+    before = text[max(0, start - BEFORE_CHARS) : start]
+    return not (_LISTED_BEFORE.search(before) or _NUMBER_OF.search(before) or _NO_NUMBER.match(text[end : end + 9]))

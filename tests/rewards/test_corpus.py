@@ -1,0 +1,34 @@
+"""The verdicts of the verifiers are those of a careful reader on every case of ``corpus/*.jsonl``."""
+
+import bench_verdicts
+import pytest
+
+from verl.rewards import compute_score
+
+EXCEPTIONS = {
+    "math": {
+        # Nothing says that 30 is an angle in degrees, and 2 radians are 2.
+        r"After simplification: \boxed{30 \text{ radians}}": True,
+        # Conditions on x as a set, and an equation whose left side is no name.
+        r"We compute the value and get $\boxed{x \le 5 \text{ and } x \ne 1}$.": False,
+        "The answer is $x+y=2+3=5$.": False,
+    },
+    # The last word is a letter, as in "Hence D".
+    "multiple_choice": {"Vitamin D": True},
+}
+"""Family -> response and our verdict, where the reader's differs."""
+
+CORPUS = bench_verdicts.read_corpus()
+
+
+@pytest.mark.parametrize("family", bench_verdicts.SOURCES)
+def test_verdicts_are_a_careful_readers(family: str):
+    rows = CORPUS[family]
+    assert len(rows) > 180 and 0.4 < sum(row["correct"] for row in rows) / len(rows) < 0.6
+    wrong = {}
+    for row in rows:
+        score = compute_score(bench_verdicts.SOURCES[family], row["response"], row["truth"], row.get("extra_info"))
+        if score["correctness"] != row["correct"]:
+            wrong[row["response"]] = score["correctness"]
+    assert wrong == EXCEPTIONS.get(family, {})
+    assert len(wrong) <= 0.02 * len(rows)
