@@ -116,7 +116,8 @@ SETTING = f"""\
 A vLLM engine with the shipped model and {SLOTS} slots; {GROUPS} prompts a step with {N} responses each, whose lengths
 are lognormal: median {MEDIAN} tokens, the longest {LONGEST}. Sampling and rank metrics alone: no update, no verifier.
 Tokens are those of the batches that would be learned from, seconds the process's CPU time with one thread, so that
-other work on the machine counts little."""
+other work on the machine counts little; the machine was shared, though. A GPU, on which a decoding step takes hardly
+longer for more responses and reading a token again is cheap, was not measured."""
 
 
 def main(argv: Sequence[str]) -> None:

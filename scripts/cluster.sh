@@ -122,6 +122,9 @@ make_token() { # a token of this cluster alone, which only this user may read; A
   if [[ -z ${RAY_AUTH_TOKEN:-}${RAY_AUTH_TOKEN_PATH:-} ]]; then
     (
       umask 077
+      # Whoever may write there may have put a link to a file of theirs under this name.
+      rm -f "$cluster_folder/token.new"
+      set -C
       "$python" -c 'import secrets; print(secrets.token_hex(32), end="")' >"$cluster_folder/token.new"
     )
     mv "$cluster_folder/token.new" "$cluster_folder/token"

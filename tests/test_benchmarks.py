@@ -5,6 +5,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import bench_async
+import bench_carry_over
 import bench_hidden_states
 import bench_report
 import bench_sampler
@@ -24,6 +26,8 @@ PAGES = {
     **dict.fromkeys(HIDDEN_STATES, bench_hidden_states.page),
     **dict.fromkeys(("step_cpu", "step_cpu_apart", "shaping_cpu"), bench_step.page),
     **dict.fromkeys(("studies/rank_shaping", "studies/recipes"), study_page.page),
+    "async": bench_async.page,
+    "carry_over": bench_carry_over.page,
     "sampler": bench_sampler.page,
     "spectral": bench_spectral.page,
     "verdicts": bench_verdicts.page,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from verl.config.errors import ConfigError
+from verl.config.errors import ConfigError, visible
 from verl_pages import PAGE
 from verl_pages.run import write_page
 from verl_pages.serve import make_server
@@ -41,7 +41,7 @@ def write(folders: list[Path], out: Path | None) -> None:
     out = out or (folders[0] / PAGE if len(folders) == 1 else Path(PAGE))
     try:
         for line in write_page(folders, out):
-            print(f"warning: {line}", file=sys.stderr)
+            print(f"warning: {visible(line)}", file=sys.stderr)
     except ConfigError as error:
         raise SystemExit(f"error: {error}") from None
     except OSError as error:

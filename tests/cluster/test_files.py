@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -79,3 +80,19 @@ def test_slurm_is_asked_to_requeue(tmp_path: Path, code: int, requeued: str):
     ended = subprocess.run(["bash", ROOT / "scripts" / "slurm" / "train.sbatch"], env=os.environ | slurm)
     asked = tmp_path / "asked"
     assert (ended.returncode, asked.read_text().strip() if asked.exists() else "") == (code, requeued)
+
+
+def test_a_link_under_the_tokens_name_does_not_get_it(tmp_path: Path):
+    theirs = tmp_path / "theirs"
+    theirs.touch(mode=0o666)
+    (tmp_path / "token.new").symlink_to(theirs)
+    command = (
+        f"source {shlex.quote(str(ROOT / 'scripts/cluster.sh'))}; cluster_folder=$PWD MASTER_PORT=6379; make_token h"
+    )
+    environment = {**os.environ, "python": sys.executable}
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        environment.pop(name, None)
+    subprocess.run(["bash", "-c", command], cwd=tmp_path, env=environment, check=True)
+    token = tmp_path / "token"
+    assert theirs.read_text() == "" and not token.is_symlink()
+    assert (len(token.read_text()), token.stat().st_mode & 0o777) == (64, 0o600)

@@ -24,6 +24,7 @@ def test_a_buffer_is_bounded_and_comes_back_to_the_bit():
     buffer.add(batch_of([0.0, 0.0, 1.0, 0.0], uids=[0, 0, 1, 1], extras=[{"a": 1.0}] * 4))
     edited = replace(RECORDS[2], input_ids=[1, 9], messages=[{"role": "user", "content": "hint"}])
     second = batch_of([1.0, 0.0], lengths=[2, 3], uids=[2, 2], step=2)
+    second.tokens[1] = 9
     buffer.add(second.fill(records=[edited, RECORDS[2]], texts=["\ud800\x00", "ü"]))
     # Six of two each: the oldest group falls out as a whole.
     assert len(buffer) == 4 and buffer.batch.step.tolist() == [1, 1, 2, 2]
@@ -41,6 +42,10 @@ def test_a_buffer_is_bounded_and_comes_back_to_the_bit():
         assert torch.equal(before, after) and before.dtype == after.dtype
     with pytest.raises(ConfigError, match=r"^data.train_files: the checkpoint has responses to prompts"):
         restored(buffer.state_dict(), RECORDS[:2])
+    # Other data of the same size, or another template, would be taken for what the responses answer.
+    others = [replace(record, input_ids=[1, 99]) for record in RECORDS]
+    with pytest.raises(ConfigError, match=r"^data.train_files: prompt 1 is not the one whose response the checkpoint"):
+        restored(buffer.state_dict(), others)
     # Once it is empty, it is as a new one.
     buffer.take(torch.ones(3, dtype=torch.bool))
     assert len(buffer) == 0 and buffer.state_dict() == {}

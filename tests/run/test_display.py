@@ -34,6 +34,8 @@ def test_a_response_cannot_look_like_a_line_of_the_run(capsys: pytest.CaptureFix
     display.sample({"answer": "1\nstep 9/9  reward +1.00", "reason": "x" * 1000}, "What?", "a:b:c\nstep 9/9\x1b[2J")
     facts, *texts = capsys.readouterr().out.splitlines()
     assert facts.startswith("answer 1\\nstep 9/9  reward +1.00 | reason xxx") and len(facts) < 300
+    display.say("data.a: was \x1b]0;x\x07")
+    assert capsys.readouterr().out == "data.a: was \\x1b]0;x\\x07\n"
     # A name between colons stays what it is.
     assert texts == ["    What?", "    > a:b:c", "    step 9/9\\x1b[2J"]
 

@@ -113,10 +113,10 @@ def test_opening_a_tracker_deletes_nothing_and_a_resumed_run_what_it_will_record
     assert (recorded / "metrics.jsonl.1").read_text() == "\n".join(lines)
 
 
-def test_a_full_disk_is_an_error_that_names_the_file(tmp_path: Path):
+def test_a_full_disk_is_an_error_that_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     if not Path("/dev/full").exists():
         pytest.skip("only Linux has a device that is always full")
-    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    monkeypatch.setattr("verl.run.sinks.open_to_write", lambda path, flags: os.open("/dev/full", flags))
     tracker = make_tracker(tmp_path, [])
     with pytest.raises(OSError, match=r"No space left on device: '.*/metrics\.jsonl'"):
         tracker.log(1, {"a": 1.0})

@@ -28,6 +28,10 @@ def test_other_values_and_what_is_refused():
     state = {"a": (1, 2.5, True, None, "text"), "b": {"c": []}, "d": np.float32(0.5), "e": np.int64(3)}
     back = {"a": [1, 2.5, True, None, "text"], "b": {"c": []}, "d": 0.5, "e": 3}
     assert from_json(json.loads(json.dumps(to_json(state)))) == back
+    # What a response made a reward function return may look like a tensor.
+    for name in ("__tensor__", "__mapping__"):
+        hostile = {"pred": {name: 1}, "deep": {name: {name: {"dtype": "int8"}}}}
+        assert from_json(json.loads(json.dumps(to_json(hostile)))) == hostile
     array = np.array([1, 2**32 - 1], dtype=np.uint32)
     assert (from_json(to_json(array)).numpy() == array).all()
     # As JSON, 3 and "3" would be one key.

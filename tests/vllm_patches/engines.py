@@ -18,6 +18,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from verl.rollout.weight_sync import reload_weights
 from vllm_patches import begun as response_cuts
 from vllm_patches import frontend, slices, streams
 
@@ -475,9 +476,7 @@ def _continued(llm: LLM, asked: list[tuple[list[int], int]], plan: Cuts) -> list
             for o in response_cuts.cut(core)
         }
         if weights:
-            runner = core.model_executor.driver_worker.worker.model_runner
-            runner.reload_weights(weights_iterator=iter(weights.pop(0).items()))
-            assert llm.reset_prefix_cache()
+            reload_weights(llm, weights.pop(0).items())
     assert not begun and llm.reset_prefix_cache()
     return [ended[i] for i in range(len(asked))]
 

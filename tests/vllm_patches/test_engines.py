@@ -302,7 +302,8 @@ def test_responses_that_are_cut_and_continued(
     assert num_preempted > 0
     # 1. Under the same weights, cut at every token: the response that was not cut, with all its states.
     whole, cut, whole_and_ended, cut_and_ended, renewed = answers
-    assert {len(answer.tokens) for answer in whole} == {24} < {len(answer.tokens) for answer in whole_and_ended}
+    assert {len(answer.tokens) for answer in whole} == {24}
+    assert len({len(answer.tokens) for answer in whole_and_ended}) > 4
     for before, after in zip(whole + whole_and_ended, cut + cut_and_ended, strict=True):
         assert (after.prompt, after.tokens) == (before.prompt, before.tokens)
         torch.testing.assert_close(after.logprobs, before.logprobs, atol=1e-5, rtol=0)

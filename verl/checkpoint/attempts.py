@@ -7,13 +7,14 @@ lost its network or was paused; whatever it then writes carries its attempt's nu
 
 import errno
 import fcntl
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from verl.config.errors import ConfigError
-from verl.utils.files import replace_text
+from verl.utils.files import open_to_write, replace_text
 
 LOCK = ".lock"
 """Empty file by which a process locks a run's folder; a folder with nothing but this and ``ATTEMPT`` is free."""
@@ -83,7 +84,7 @@ def run_lock(folder: Path) -> Iterator[None]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / LOCK).open("w")
+        lock = os.fdopen(open_to_write(folder / LOCK, os.O_WRONLY), "wb")
     except OSError as error:
         raise _unwritable(folder, error) from error
     with lock as file:

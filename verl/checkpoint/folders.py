@@ -152,6 +152,8 @@ def _read_files(manifest: Path) -> dict[str, FileRecord]:
         raise DamagedCheckpoint(f"{manifest} cannot be read: {error.strerror}") from error
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise DamagedCheckpoint(f"{manifest} is damaged") from error
+    if outside := next((name for name in expected if ".." in Path(name).parts or Path(name).is_absolute()), None):
+        raise DamagedCheckpoint(f"{manifest} is damaged: it lists {outside}, which is elsewhere")
     if STATE not in expected:
         raise DamagedCheckpoint(f"{manifest} is damaged: it does not list {STATE}")
     return expected

@@ -69,14 +69,14 @@ def _require_run_folder(trainer: RunConfig) -> None:
     A run that ended before its first checkpoint has nothing to overwrite.
     """
     folder = Path(trainer.default_local_dir)
-    if not os.path.exists(folder) or (  # noqa: PTH110  # a name that no file can have is the lock's to refuse
-        folder.is_dir() and all(map(_is_temporary, folder.iterdir()))
-    ):
+    if not os.path.exists(folder):  # noqa: PTH110  # a name that no file can have is the lock's to refuse
         return
     field = f"trainer.default_local_dir={trainer.default_local_dir!r}"
     fix = "name another folder or remove it"
-    if reason := unreadable(sorted(folder.iterdir())):
+    if folder.is_dir() and (reason := unreadable(sorted(folder.iterdir()))):
         raise ConfigError(f"{field}: {reason}; {fix}")
+    if folder.is_dir() and all(map(_is_temporary, folder.iterdir())):
+        return
     if trainer.resume_mode == "disable":
         raise ConfigError(f"{field}: already holds a run; {fix}")
     if not (folder / "config.yaml").is_file():

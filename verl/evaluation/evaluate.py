@@ -19,6 +19,7 @@ from verl.evaluation.tasks import Job, prepare
 from verl.rank.own_metrics import own_measures
 from verl.rewards.pool import VerifierPool
 from verl.single_controller.failures import WorkerError
+from verl.utils.files import replace_text
 
 ENGINE_ERROR = "engine_error.log"
 
@@ -73,5 +74,5 @@ def in_one_line(error: Exception, log: Path) -> str:
     lines = [line for line in str(error).splitlines() if line.strip()]
     if len(lines) == 1:
         return lines[0]
-    log.write_text(f"{error}\n")
+    replace_text(log, f"{error}\n")
     return f"{lines[0]} {lines[-1]}; its traceback is in {log}"

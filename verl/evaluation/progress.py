@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from verl.config.errors import ConfigError
+from verl.config.errors import ConfigError, visible
 from verl.run.exit_codes import INTERRUPTED
 
 SECONDS_BETWEEN_LINES = 15.0
@@ -54,8 +54,8 @@ class EvaluationDisplay:
             self._progress.stop()
 
     def say(self, text: str) -> None:
-        """Print a line above the bar."""
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        """Print a line above the bar. What a terminal would obey is shown: values come from files of others too."""
+        self.console.print(visible(text), highlight=False, markup=False, soft_wrap=True)
 
     def fail(self, error: Exception | str, what: str = "") -> None:
         """Print and keep an error; ``what``: the model or benchmark that is not evaluated because of it."""

@@ -11,13 +11,14 @@ readers drop that line.
 
 import hashlib
 import json
+import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self, TypeVar, get_args, get_origin, get_type_hints
 
 from verl.config.errors import ConfigError
-from verl.utils.files import replace_text
+from verl.utils.files import open_to_write, replace_text
 
 SETTINGS_FILE = "generation.json"
 SAMPLES_FILE = "samples.jsonl"
@@ -36,10 +37,10 @@ def read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     Raises:
         ConfigError: the file cannot be read, or a complete line is not a JSON object.
     """
-    if not path.exists():
+    if not os.path.lexists(path):
         return
     try:
-        with path.open("r+b") as file:
+        with os.fdopen(open_to_write(path, os.O_RDWR), "r+b") as file:
             content = file.read()
             complete = content.rfind(b"\n") + 1
             if complete < len(content):
@@ -85,7 +86,8 @@ class AppendFile:
 
     def __init__(self, path: Path) -> None:
         # A response may hold half of a surrogate pair, which strict UTF-8 refuses.
-        self._file = path.open("a", encoding="utf-8", errors="surrogatepass")
+        handle = open_to_write(path, os.O_WRONLY | os.O_APPEND)
+        self._file = os.fdopen(handle, "a", encoding="utf-8", errors="surrogatepass")
 
     def __enter__(self) -> Self:
         return self

@@ -91,6 +91,13 @@ def batch_from_state(state: dict[str, Any], prompts: Sequence[PromptRecord]) -> 
     batch = Batch(state["prompt_lengths"], state["response_lengths"], state["width"])
     for name, values in columns.items():
         batch.fill(state["kinds"][name], **{name: values})
+    prompts_held = batch.tokens[~batch.in_response].split(batch.prompt_lengths.tolist())
+    for record, held in zip(batch.records, prompts_held, strict=True):
+        if record.input_ids != held.tolist():
+            raise ConfigError(
+                f"data.train_files: prompt {record.uid} is not the one whose response the checkpoint holds; set it, "
+                "and what makes prompts of it (data.template, model.path), back to those of that run"
+            )
     return batch
 
 

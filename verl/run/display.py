@@ -70,8 +70,8 @@ class RunDisplay:
         self._progress.update(self._task, phase=name)
 
     def say(self, text: str) -> None:
-        """Print a line above the bar."""
-        self.console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
+        """Print a line above the bar. What a terminal would obey is shown: values come from files of others too."""
+        self.console.print(visible(text), highlight=False, markup=False, emoji=False, soft_wrap=True)
 
     def step(self, step: int, metrics: Mapping[str, float], note: str = "") -> None:
         """Show a finished step, with what is to be said of it."""

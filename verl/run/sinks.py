@@ -14,10 +14,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from verl.config.errors import ConfigError, in_one_line
-from verl.utils.files import damaged_name, replace_text
+from verl.utils.files import damaged_name, open_to_write, replace_text
 
 WANDB_ID = "wandb_id.txt"
 """File in a run's folder by which a resumed run finds its wandb run."""
@@ -137,7 +137,8 @@ def _step_of(line: bytes) -> int | None:
 
 def jsonl_sink(path: Path) -> Sink:
     """A line per step, the names beside ``step``."""
-    return _lines(path, "a", lambda step, metrics: {"step": step, **metrics})
+    file = os.fdopen(open_to_write(path, os.O_WRONLY | os.O_APPEND), "a", buffering=1)
+    return _lines(path, file, lambda step, metrics: {"step": step, **metrics})
 
 
 def _file_sink(run: RunInfo) -> Sink:
@@ -149,12 +150,11 @@ def _file_sink(run: RunInfo) -> Sink:
     mode = "w" if run.last_step is None else "a"
     if run.last_step is not None and Path(path).is_file():
         keep_records(Path(path), run.last_step)
-    return _lines(Path(path), mode, lambda step, metrics: {"step": step, "data": metrics})
+    file = Path(path).open(mode, buffering=1)
+    return _lines(Path(path), file, lambda step, metrics: {"step": step, "data": metrics})
 
 
-def _lines(path: Path, mode: str, record: Callable[[int, dict[str, float | None]], dict[str, Any]]) -> Sink:
-    file = path.open(mode, buffering=1)
-
+def _lines(path: Path, file: IO[str], record: Callable[[int, dict[str, float | None]], dict[str, Any]]) -> Sink:
     def log(step: int, metrics: Metrics) -> None:
         # JSON has no NaN and no infinity.
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}

@@ -1,6 +1,7 @@
 """Where a run's metrics go: always ``metrics.jsonl``, and the trackers of ``trainer.logger``."""
 
 import json
+import os
 import platform
 import shutil
 import subprocess
@@ -102,7 +103,7 @@ def drop_records(folder: Path, last_step: int | None) -> list[str]:
         shutil.rmtree(folder / "tensorboard", ignore_errors=True)
         for name in (WANDB_ID, MLFLOW_ID, METRICS):
             (folder / name).unlink(missing_ok=True)
-    elif path.exists() and (copy := keep_records(path, last_step)):
+    elif os.path.lexists(path) and (copy := keep_records(path, last_step)):
         return [f"{path}: lines of it are damaged; the others are kept, and {copy.name} is what it was"]
     return []
 

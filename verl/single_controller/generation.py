@@ -68,7 +68,8 @@ class Exchange:
                     break
         except MachineError as error:
             engine = self._ranks.index(self.workers.leave_out(error)) // self.copies
-            del self._calls[engine]
+            # It may have had nothing to do.
+            self._calls.pop(engine, None)
             lost.append((engine, None))
         replied = [engine for engine in sorted(self._calls) if self._has_replied(engine)]
         return lost + [(engine, self._reply(engine)) for engine in replied]

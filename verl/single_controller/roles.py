@@ -169,9 +169,11 @@ class PolicyWorkers(RoleWorkers):
         self.pool = pool
         self.engines: WorkerGroup = workers if pool is None else pool
         self._dtype = None if pool is None else pool.run("weight_dtype")[0]
+        self._newest: Stored | None = None
+        """The policy's weights, for a pool."""
         self._weights: Stored | None = None
-        """The policy's newest, for the pool."""
-        self._pulled = False
+        """Those that the pool samples with, and whether its engines have them."""
+        self._pulled = self._held = False
 
     def _to_learn(self, batch: Batch) -> tuple[Batch, Tensor]:
         """With ``whole_groups`` each stays together, and copies are in none: their ``group`` is -1."""
@@ -239,16 +241,34 @@ class PolicyWorkers(RoleWorkers):
         if self.pool is None:
             self.workers.run("sync_weights")
             return
-        # Not two versions at a time.
-        self._weights = None
-        self._weights, self._pulled = self.workers.run("publish_weights", self._dtype)[0], False
+        # Not two versions at a time, where nothing samples with the one before.
+        self._newest = None
+        if not self._held:
+            self._weights = None
+        self._newest = self.workers.run("publish_weights", self._dtype)[0]
+
+    def hold_weights(self) -> None:
+        """Until :meth:`release_weights`, have a pool sample with the weights that are the newest now, whatever is
+        published meanwhile."""
+        self._take_newest()
+        self._held = True
+
+    def release_weights(self) -> None:
+        """Have the pool sample with the newest weights again."""
+        self._held = False
+
+    def _take_newest(self) -> None:
+        if self._newest is None:
+            self.sync_weights()
+        if self._weights is not self._newest:
+            self._weights, self._pulled = self._newest, False
 
     def _pull_weights(self) -> None:
-        """Let the engines of a pool have the newest weights."""
+        """Let the engines of a pool have the weights that they are to sample with."""
         if self.pool is None:
             return
-        if self._weights is None:
-            self.sync_weights()
+        if not self._held:
+            self._take_newest()
         if self.pool.mend() or not self._pulled:
             self.pool.run_living("load_weights", self._weights)
             self._pulled = True

@@ -1,5 +1,6 @@
 """Atomic file writes, and checksums of files."""
 
+import errno
 import hashlib
 import io
 import os
@@ -86,6 +87,21 @@ def unreadable(paths: Iterable[Path]) -> str:
     return ""
 
 
+def open_to_write(path: Path, flags: int) -> int:
+    """A descriptor of the regular file ``path``, made if it is missing; ``flags``: how ``os.open`` opens it.
+
+    In a folder that somebody handed over, a link of that name would lead to another file, and a pipe have no end.
+
+    Raises:
+        OSError: it is something else than a regular file.
+    """
+    handle = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "Not a regular file", str(path))
+    return handle
+
+
 def flush(path: Path) -> None:
     """Write a file, or the entries of a folder, to disk now, so that a full disk is noticed before a rename."""
     handle = os.open(path, os.O_RDONLY)
@@ -99,6 +115,8 @@ def flush(path: Path) -> None:
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary path beside ``path``, which it replaces at the end unless an error is raised."""
     temporary = path.with_name(f".{path.name}.unfinished")
+    # A link of that name, in a folder from elsewhere, would lead to another file.
+    temporary.unlink(missing_ok=True)
     try:
         yield temporary
         flush(temporary)

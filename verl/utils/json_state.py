@@ -11,6 +11,8 @@ from verl.config.errors import ConfigError
 from verl.utils.user_code import user_code
 
 _TENSOR = "__tensor__"
+_MAPPING = "__mapping__"
+"""The only key of a mapping that stands for a tensor, or for a mapping whose only key is one of these."""
 
 
 def to_json(value: Any) -> Any:
@@ -31,7 +33,8 @@ def to_json(value: Any) -> Any:
         for key in value:
             if not isinstance(key, str):
                 raise TypeError(f"{key!r}: a key of a mapping in JSON is text, not {type(key).__name__}")
-        return {key: to_json(entry) for key, entry in value.items()}
+        entries = {key: to_json(entry) for key, entry in value.items()}
+        return {_MAPPING: entries} if len(entries) == 1 and entries.keys() & {_TENSOR, _MAPPING} else entries
     if isinstance(value, list | tuple):
         return [to_json(entry) for entry in value]
     if value is None or isinstance(value, str | bool | int | float):
@@ -46,6 +49,8 @@ def from_json(value: Any) -> Any:
             stored = value[_TENSOR]
             array = np.frombuffer(base64.b64decode(stored["data"]), dtype=np.dtype(stored["dtype"]))
             return torch.from_numpy(array.reshape(stored["shape"]).copy())
+        if set(value) == {_MAPPING}:
+            value = value[_MAPPING]
         return {key: from_json(entry) for key, entry in value.items()}
     return [from_json(entry) for entry in value] if isinstance(value, list) else value
 

@@ -1,5 +1,6 @@
 """Sampling one step ahead, over engines that only count steps; and runs with engines of their own."""
 
+import itertools
 import json
 import os
 import re
@@ -22,6 +23,7 @@ from verl.config.rollout import SamplingConfig
 from verl.data.prompt_rows import PromptRecord
 from verl.method.calls import MethodCalls
 from verl.rollout.requests import response_stream
+from verl.single_controller import roles
 from verl.single_controller.roles import PolicyWorkers
 from verl.trainer.logging.speed import PhaseTimer
 from verl.trainer.ppo.ahead import AheadSampler
@@ -32,11 +34,20 @@ from verl.utils.json_state import from_json, to_json
 class Pool:
     """In place of the pool's worker group and of what samples with it; notes the threads that use it."""
 
-    world_size = 1
+    world_size, device_type = 1, "cpu"
 
     def __init__(self, background: Any) -> None:
         self.background = background
         self.threads: list[str] = []
+        self.loaded: int | None = None
+        """The version of the engines' weights."""
+
+    def mend(self) -> bool:
+        return False
+
+    def run_living(self, method: str, weights: int) -> None:
+        assert method == "load_weights"
+        self.loaded = weights
 
     def run(self, method: str) -> list[None]:
         assert method == "weight_dtype"
@@ -62,6 +73,18 @@ class Pool:
         return batch.fill(rollout_logprobs=torch.zeros(int(batch.response_lengths.sum()))).without("request")
 
 
+class Trainer:
+    """In place of the models' worker group, which publishes weights."""
+
+    world_size, device_type = 1, "cpu"
+    version = -1
+
+    def run(self, method: str, dtype: None) -> list[int]:
+        assert method == "publish_weights"
+        self.version += 1
+        return [self.version]
+
+
 def ahead_of(config: PPOConfig, tokenizer: Any, pool: Pool) -> AheadSampler:
     config = changed(
         config,
@@ -70,7 +93,7 @@ def ahead_of(config: PPOConfig, tokenizer: Any, pool: Pool) -> AheadSampler:
         actor={"tis_level": "token"},
         async_training={"max_staleness": 1},
     )
-    policy = PolicyWorkers(None, config, pool=pool)
+    policy = PolicyWorkers(Trainer(), config, pool=pool)
     policy.generate = pool.generate
     method = MethodCalls(config, tokenizer)
     parts = (config, tokenizer, None, policy, Verifiers(), [], method, (), PROMPTS, STEPS)
@@ -124,6 +147,44 @@ def test_what_sampling_raises_ends_the_step(small_config, tiny_tokenizer):
             sampler.finish_ahead(timer)
 
 
+@pytest.mark.parametrize("publishes_first", [False, True])
+def test_weights_stay_as_they_are_while_a_step_is_sampled(
+    small_config, tiny_tokenizer, monkeypatch, publishes_first: bool
+):
+    """With dynamic sampling engines begin several times a step, and the trainer may publish between two of these."""
+    published, used = threading.Event(), list[tuple[int, int | None]]()
+    engines = CountingEngines([1, 40, 3, 64, 8], 6)
+    steps = sampler_of(small_config, tiny_tokenizer, engines, 3, read_at_once=GROUPS, pool=True)
+    drawn = itertools.cycle(PROMPTS)
+    prompts = iter(lambda: list(itertools.islice(drawn, GROUPS)), None)
+    timer = PhaseTimer(lambda name: None)
+
+    with ThreadPoolExecutor(1, "sampling") as background:
+        pool = Pool(background)
+
+        def run_engines(workers: Any, copies: int, requests: Any, deterministic: bool, take: Any, enough: Any) -> Any:
+            used.append((requests.version, pool.loaded))
+            cut = engines(requests, take, enough)
+            if publishes_first and threading.current_thread().name.startswith("sampling"):
+                assert published.wait(60)
+            return cut
+
+        monkeypatch.setattr(roles, "run_engines", run_engines)
+        policy = steps.policy = PolicyWorkers(Trainer(), steps.config, pool=pool)
+        steps.verifiers = Verifiers(range(0, len(PROMPTS), 2))
+        parts = (steps.config, tiny_tokenizer, None, policy, steps.verifiers, [], steps.method)
+        sampler = AheadSampler(steps, pool, *parts, (), PROMPTS, STEPS)
+        for step in range(1, STEPS + 1):
+            published.clear()
+            sampler.sample_step(prompts, step, timer)
+            if sampler._running is not None and not publishes_first:
+                sampler._running.exception()
+            policy.sync_weights()
+            published.set()
+            sampler.finish_ahead(timer)
+    assert len(used) > STEPS and all(stamped == loaded for stamped, loaded in used), used
+
+
 @pytest.mark.parametrize("lengths", [[1, 40, 3, 64, 8]])
 def test_carry_over_goes_on_in_the_background(small_config, tiny_tokenizer, lengths: list[int]):
     timer, runs = PhaseTimer(lambda name: None), []
@@ -133,6 +194,7 @@ def test_carry_over_goes_on_in_the_background(small_config, tiny_tokenizer, leng
             if ahead:
                 parts = (sampler.config, tiny_tokenizer, None, sampler.policy, Verifiers(), [], sampler.method)
                 sampler = AheadSampler(sampler, Pool(background), *parts, (), PROMPTS, STEPS)
+                sampler.policy.hold_weights = sampler.policy.release_weights = lambda: None
             prompts, steps = prompts_from(1), list[Any]()
             for step in range(1, STEPS + 1):
                 if not ahead:

@@ -23,6 +23,7 @@ from verl.rollout.requests import ResponseRequests
 from verl.single_controller.roles import PolicyWorkers
 from verl.trainer.logging.speed import PhaseTimer
 from verl.trainer.ppo.carry_over import CarryOverSampler
+from verl.trainer.ppo.ray_trainer import prompt_order
 from verl.utils.json_state import from_json, to_json
 
 N, GROUPS, STEPS, ROUND = 2, 3, 7, 4
@@ -291,6 +292,20 @@ def test_dynamic_sampling_without_anything_to_learn_ends(small_config, tiny_toke
 def test_refusals(overrides: list[str], message: str):
     with pytest.raises(ConfigError, match=message):
         load_config(PPOConfig, "ppo_trainer", overrides)
+
+
+def test_what_open_responses_depend_on_is_compared_on_resume(small_config, tiny_tokenizer):
+    config = sampler_of(small_config, tiny_tokenizer, CountingEngines([1], 1), 2).config
+    orders = [prompt_order(config, MethodCalls(config, tiny_tokenizer))]
+    for options in (
+        {"rollout": {"n": 4}},
+        {"data": {"train_batch_size": 2}},
+        {"data": {"max_response_length": 32}},
+        {"async_training": {"partial_rollout": False}, "rollout": {"nnodes": 1, "n_gpus_per_node": 1}},
+    ):
+        other = changed(config, **options)
+        orders.append(prompt_order(other, MethodCalls(other, tiny_tokenizer)))
+    assert len(set(orders)) == 5
 
 
 @pytest.mark.slow

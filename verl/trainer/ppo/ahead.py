@@ -2,7 +2,8 @@
 those of the step before, under the newest weights that there were when that began.
 
 The thread that has them sample runs between the start of a step and its end, where the loop waits for it. Nothing that
-it reads or writes is used by the loop meanwhile, so that nothing depends on which of the two is faster.
+it reads or writes is used by the loop meanwhile, and the weights it samples with are held, so that nothing depends on
+which of the two is faster.
 """
 
 import time
@@ -60,6 +61,7 @@ class AheadSampler(Sampler):
             self._begin_engines()
             timer.add_beside(StepRecord({"engine_wait": self._idle_s}, {}, {}, {}))
             self._idle_s = 0.0
+            self.policy.hold_weights()
             self._running = self.pool.background.submit(self._sample_beside, prompts, step + 1)
         return sampled.batch, sampled.metrics
 
@@ -70,6 +72,7 @@ class AheadSampler(Sampler):
         with timer.phase("trainer_wait"):
             self._next, record = self._running.result()
         self._running = None
+        self.policy.release_weights()
         timer.add_beside(record)
         self.method.begin_step(self._step)
 

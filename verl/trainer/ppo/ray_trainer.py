@@ -342,11 +342,17 @@ class RayPPOTrainer(Trainer):
 
 
 def prompt_order(config: PPOConfig, method: MethodCalls) -> str:
-    """What decides the order of training prompts besides ``data.shuffle``; empty if nothing does."""
+    """What decides the order of training prompts besides ``data.shuffle``, and which responses a checkpoint holds;
+    empty if nothing does."""
     num = method.candidates_per_prompt
     candidates = f"{method.where} with {num} candidates a prompt" if num > 1 else ""
     ahead = config.async_training.max_staleness
-    admitted = f"async_training.max_staleness={ahead}" if ahead else ""
+    sizes = (
+        f" async_training.partial_rollout={config.async_training.partial_rollout} rollout.n={config.rollout.n}"
+        f" data.train_batch_size={config.data.train_batch_size}"
+        f" data.max_response_length={config.data.max_response_length}"
+    )
+    admitted = f"async_training.max_staleness={ahead}{sizes}" if ahead else ""
     admitted += " with rollout.nnodes" if config.samples_ahead else ""
     return " ".join(filter(None, (candidates, config.data.order, admitted)))
 
