@@ -99,8 +99,8 @@ def page(facts: dict[str, Any], rows: list[dict[str, Any]]) -> str:
         head("Verdicts beside a careful reader's", facts)
         + "Share of the reader's verdicts that each has; in brackets, wrong answers called right and right answers "
         + "called wrong.\n\nThe cases are older than the fixes, but the fixes were made with them at hand: `after` "
-        + "says that they hold, not how many verdicts on other responses are right. Of 164 hard shapes that were written "
-        + "afterwards, 25 were wrong at first and 8 still are.\n\n"
+        + "says that they hold, not how many verdicts on other responses are right. Of 164 hard shapes that were "
+        + "written afterwards, 25 were wrong at first and 8 still are.\n\n"
         + table(
             ["Family", "Cases:", *(f"{label}:" for label in labels)],
             [[name, str(size), *(cells.get((name, label), "") for label in labels)] for name, size in sizes.items()],
