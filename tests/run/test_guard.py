@@ -66,9 +66,11 @@ def test_how_a_run_ended_is_said(tmp_path: Path, code: str, exit_code: int, firs
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_signals_reach_the_run_once(tmp_path: Path, number: signal.Signals):
     code = f"""
-signal.signal({number}, lambda *_: print("caught", flush=True))
+caught = []
+signal.signal({number}, lambda *_: caught.append(print("caught", flush=True)))
 print("ready", flush=True)
-signal.pause(); time.sleep(0.5); sys.exit(7)"""
+while not caught: time.sleep(0.01)
+time.sleep(0.5); sys.exit(7)"""
     process = started(tmp_path, code)
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     process.send_signal(number)
