@@ -66,7 +66,7 @@ def test_how_a_run_ended_is_said(tmp_path: Path, code: str, exit_code: int, firs
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_signals_reach_the_run_once(tmp_path: Path, number: signal.Signals):
     code = f"""
-caught = []
+global caught; caught = []
 signal.signal({number}, lambda *_: caught.append(print("caught", flush=True)))
 print("ready", flush=True)
 while not caught: time.sleep(0.01)
