@@ -85,6 +85,7 @@ def test_a_run_that_is_killed_again_and_again_resumes_to_the_bit(trained, tiny_m
     assert json.loads((folder / "summary.json").read_text())["after"] == summaries[0]["after"]
 
 
+@pytest.mark.nightly
 def test_a_policy_that_generates_itself(trained, arithmetic_prompts, tmp_path):
     folder = tmp_path / "run"
     # What a run exports is a model like any other. Both workers share the sequences that it learns from, with adapters

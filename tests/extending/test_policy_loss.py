@@ -11,6 +11,7 @@ from tests.extending.examples import example
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_the_policy_loss(tiny_model, arithmetic_prompts, tmp_path: Path):
     file, folder = example(tmp_path, "listwise.py"), tmp_path / "run"
     overrides = [
