@@ -125,7 +125,7 @@ def _quick_same(answer: str, ground_truth: str, tolerance: Tolerance) -> bool | 
     marks = [marks_in(text) for text in (answer, ground_truth)]
     if equal or (all(marks) and marks[0] != marks[1]):
         return equal is True and (not all(marks) or marks[0] == marks[1])
-    if marks == [{"radians"}, set()] and abs(plain_number(normalise(ground_truth)) or 0) > FULL_TURN:
+    if marks == [{"radians"}, set()] and abs(plain_number(normalise(ground_truth)) or Decimal(0)) > FULL_TURN:
         return False
     numerals = [numeral_of(text) for text in (answer, ground_truth)]
     if all(numerals):
