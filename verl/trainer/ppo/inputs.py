@@ -15,7 +15,7 @@ from verl.data.templates import stop_strings
 from verl.method.calls import MethodCalls
 from verl.models.checks import check_length, check_model, check_sequence_fits, check_value_architecture
 from verl.models.hub import fetch_model
-from verl.models.info import ModelInfo, resolve_layers
+from verl.models.info import ModelInfo, override_notes, resolve_layers
 from verl.models.tokenizer import check_embeds_tokens, check_reads_tokens, check_reward_model_template, load_tokenizer
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.reward_manager import RewardManager
@@ -85,6 +85,7 @@ class RunInputs:
         """In its first state."""
         check_method_and_loss(config, self.method)
         notes += [f"training: {self.method.note}"] if self.method.note else []
+        notes += override_notes(policy)
         self.warnings = notes + start_warnings(config, self.method)
 
     @property
