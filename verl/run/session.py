@@ -260,8 +260,8 @@ class TrainingRun(RaySession):
         if count <= cores:
             return []
         return [
-            f"{option}: {count} workers on {cores} core{'s' * (cores > 1)}, each a process with models and an engine of "
-            f"its own, which may take minutes to start and all memory; set trainer.n_gpus_per_node={max(1, cores)}"
+            f"{option}: {count} workers on {cores} core{'s' * (cores > 1)}, each a process with models and an engine "
+            f"of its own: minutes to start, and perhaps all memory; set trainer.n_gpus_per_node={max(1, cores)}"
         ]
 
     def _supervision(self, engines: bool) -> Supervision:
