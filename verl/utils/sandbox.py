@@ -73,7 +73,8 @@ def run_python(code: str, stdin: str = "", seconds: float = 10.0, memory_mb: int
     Raises ``RuntimeError`` if bubblewrap cannot make the sandbox; see :func:`require_sandbox`.
     """
     with ExitStack() as files:
-        script, given, filters = (_file(files, data) for data in (code.encode(), stdin.encode(), _filter()))
+        script, given = (_file(files, text.encode(errors="replace")) for text in (code, stdin))
+        filters = _file(files, _filter())
         stdout, stderr, status = (_file(files) for _ in range(3))
         process = subprocess.Popen(
             _command(script, filters, status, seconds, memory_mb),
@@ -159,11 +160,18 @@ def _command(script: int, filters: int, status: int, seconds: float, memory_mb: 
     limits |= {"fsize": MAX_FILE_BYTES, "core": 0, "msgqueue": 0, "memlock": 0}
     command = [*_mounts(), "--perms", "0444", "--ro-bind-data", str(script), "/main.py", "--remount-ro", "/"]
     command += ["--chdir", "/tmp", "--seccomp", str(filters), "--json-status-fd", str(status), "--"]
-    if os.geteuid() == 0:
+    if _is_root():
         # A user id of its own: root is not bound by the number of processes, and owns files that others cannot read.
         user = str(FIRST_UID + secrets.randbelow(NUM_UIDS))
         command += ["setpriv", "--reuid", user, "--regid", user, "--clear-groups"]
     return [*command, "prlimit", *(f"--{name}={value}" for name, value in limits.items()), sys.executable, "/main.py"]
+
+
+@cache
+def _is_root() -> bool:
+    """Whether this process may take any user id. Root of a user namespace may often not, and counts as a user."""
+    mapped = sum(int(line.split()[2]) for line in Path("/proc/self/uid_map").read_text().splitlines())
+    return os.geteuid() == 0 and mapped >= FIRST_UID + NUM_UIDS
 
 
 @cache
@@ -174,7 +182,7 @@ def _mounts() -> tuple[str, ...]:
         raise ConfigError("bubblewrap is missing: apt-get install bubblewrap, or dnf install bubblewrap")
     command = [bwrap, "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
     command += [f"--unshare-{name}" for name in ("ipc", "pid", "net", "uts", "cgroup-try")]
-    if os.geteuid() == 0:
+    if _is_root():
         command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     else:
         # Bubblewrap's own first process would belong to the program's user, and has no filter.
@@ -281,7 +289,7 @@ def _remedy(error: str) -> str:
         return "bubblewrap 0.7 or newer is needed"
     for name, (value, remedy) in SWITCHES.items():
         file = Path("/proc/sys") / name
-        if os.geteuid() != 0 and file.exists() and file.read_text().strip() == value:
+        if not _is_root() and file.exists() and file.read_text().strip() == value:
             return remedy
     return (
         "in a container, start it with --security-opt seccomp=unconfined --security-opt apparmor=unconfined "
