@@ -195,6 +195,10 @@ install_cpu_torch() {
   quietly "$pip" install "torch==$torch" || fail "torch $torch: failed"
 }
 
+driver_version() { # of NVIDIA, if nvidia-smi lists a GPU; otherwise nothing
+  [[ $(nvidia-smi -L 2>/dev/null || true) != GPU* ]] || nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -n 1
+}
+
 check_environment() {
   # Otherwise a wrong build of torch, or a plugin that vLLM does not see, would show only later, in a run.
   local check='
@@ -211,13 +215,19 @@ if sys.argv[1] == "cpu":
 else:
     # If pip sees both builds it may prefer +cpu, as a local version label sorts higher.
     assert torch.version.cuda or torch.version.hip, f"torch {torch.__version__} is a CPU build"
+    # The machine that makes an image for GPUs may have none.
+    if sys.argv[3] and not torch.cuda.is_available():
+        sys.path.append(sys.argv[2])
+        import check_environment
+
+        sys.exit(check_environment.gpu_problem(torch.__version__, torch.version.cuda, sys.argv[3]))
 plugins = entry_points(group="vllm.general_plugins").names
 assert "verl_hidden_states" in plugins, f"vLLM plugins: {plugins}"
 print(f"torch {torch.__version__}, vllm {vllm.__version__}, ray {ray.__version__}, hydra {hydra.__version__}")
 '
   say "checking that it imports"
   # Isolated (-I), so that only installed packages are found.
-  quietly "$venv/bin/python" -I -c "$check" "$mode" || fail "import check: failed"
+  quietly "$venv/bin/python" -I -c "$check" "$mode" "$root/scripts" "$(driver_version)" || fail "import check: failed"
   say "$(tail -n 1 "$log")"
 }
 
