@@ -374,7 +374,14 @@ class TrainingRun(RaySession):
         self.display.table("Time by phase", ["phase", "seconds", "share"], share_rows(seconds_by_phase))
         checkpoint = latest_checkpoint(self.folder)
         if checkpoint is not None:
-            exported = checkpoint / "actor" / "huggingface"
+            exported, adapters = (checkpoint / "actor" / name for name in ("huggingface", "lora_adapter"))
             self.display.say(f"model: {exported if exported.is_dir() else checkpoint}")
+            if not exported.is_dir():
+                self.display.say(
+                    "to have it as transformers and vLLM load it: python -m verl.trainer.main_export "
+                    f"{checkpoint} --out NEW_FOLDER"
+                )
+            if adapters.is_dir():
+                self.display.say(f"adapters: {adapters}")
         self.display.say(f"metrics: {self.folder}/metrics.jsonl")
         self.page.finish()
