@@ -22,6 +22,9 @@ from verl.single_controller.environment import REQUEUE
 SEED = int(os.environ.get("VERL_RECOVERY_SEED", "17"))
 KILLS = int(os.environ.get("VERL_KILLS", "5"))
 
+PATIENCE_S = 600
+"""For a run with its restarts, on a busy machine."""
+
 ENGINE, IN_LOAD_WEIGHTS = "engine", "engine in load_weights"
 
 KINDS: dict[str, Callable[[Run, Path], list[int]]] = {
@@ -60,10 +63,11 @@ def plain(model: Path, prompts: Path, folder: Path) -> list[str]:
 
 
 def asynchronous(model: Path, prompts: Path, folder: Path) -> list[str]:
-    """Engines of their own that sample a step ahead and leave responses open; the shipped model's are long enough."""
+    """Engines of their own that sample a step ahead. They have few slots, so that a step leaves responses open."""
     return [
         *small_overrides(ROOT / "data/tiny_model", prompts, folder),
-        *("rollout.nnodes=1", "rollout.n_gpus_per_node=2", "data.max_response_length=96"),
+        *("rollout.nnodes=1", "rollout.n_gpus_per_node=2", "rollout.max_num_seqs=4"),
+        "data.max_response_length=96",
         *("async_training.max_staleness=2", "async_training.partial_rollout=true", "actor.tis_level=token"),
         *("reward_manager.add_reward=true", "actor.optim.lr=1e-4", "trainer.total_training_steps=6"),
         *("trainer.save_freq=1", "trainer.max_ckpt_to_keep=2", "trainer.save_hf_model=false", "trainer.test_freq=4"),
@@ -118,24 +122,25 @@ def test_a_process_that_is_killed_costs_no_number(
     kinds: tuple[str, ...],
 ):
     whole, made_from = tmp_path / "whole", (tiny_model, arithmetic_prompts)
-    assert Run(command(*made_from, whole), tmp_path / "whole.log").finish() == 0
+    assert Run(command(*made_from, whole), tmp_path / "whole.log").finish(PATIENCE_S) == 0
     expected, draw = records(whole), random.Random(SEED)
     assert len(expected) == 7
     if command is asynchronous:
         # Wherever it is killed, there are half-finished responses.
-        assert all(step["async/carried_over_tokens"] > 0 for step in expected[1:5])
+        assert [step["async/carried_over_tokens"] > 0 for step in expected[1:]] == [True] * 5 + [False]
         assert max(step["async/lag/max"] for step in expected[1:]) == 2
     for number, kind in enumerate(islice(cycle(kinds), KILLS)):
         folder, log = tmp_path / f"{number}", tmp_path / f"{number}.log"
         run = Run(command(*made_from, folder), log)
         moment = draw.uniform(1, 6)
         _kill_once(run, kind, folder, moment)
-        code = run.finish()
+        code = run.finish(PATIENCE_S)
         last = log.read_text().rstrip().splitlines()[-1]
         agents = RAY_AGENTS if kind in ("driver", "raylet", "gcs") else ()
         assert run.survivors(agents) == []
-        again = Run(command(*made_from, folder), tmp_path / f"{number}.again.log")
-        assert again.finish() == 0, again.log.read_text()
+        if code:
+            again = Run(command(*made_from, folder), tmp_path / f"{number}.again.log")
+            assert again.finish(PATIENCE_S) == 0, again.log.read_text()
         assert_checkpoints_complete(folder)
         same = records(folder) == expected
         row = (kind, f"{moment:.2f}", code, last.replace(str(folder), "RUN"), same)

@@ -165,7 +165,7 @@ def _init_ray(**options: Any) -> None:
 
 def _command(process: psutil.Process) -> list[str]:
     try:
-        return process.cmdline()
+        return list(process.cmdline())
     except psutil.NoSuchProcess:
         return []
 

@@ -98,7 +98,7 @@ function makeSections() {
     const table = section === "speed" ? phaseTable() : null;
     if (!panels.length && !stacked && !table) continue;
     const grid = el("div", { class: "panels" }, stacked ? shapingPanels() : null, ...panels.map(([i, panel]) =>
-      el("div", { class: "panel", "data-panel": i }, headOf(panel), el("div", { class: "waiting" }))));
+      el("div", { class: "panel", "data-panel": i }, headOf(panel), el("div", { class: "waiting" }))), ...(section === "speed" ? timelines() : []));
     const head = el("h2", { id: `${section}-title` }, title);
     const parts = section === "others" ? [foldedPanels(panels, head, grid)] : [head, table, grid];
     byId("sections").append(el("section", { id: section, "aria-labelledby": `${section}-title` }, ...parts));
