@@ -205,3 +205,14 @@ def test_a_stale_attempt_takes_nothing_back(small_config, tmp_path, events):
             run.write_summary({})
     assert (tmp_path / ".attempt").read_text() == "2\n" and not (tmp_path / "summary.json").exists()
     assert (tmp_path / ".global_step_1.attempt_2.abc.unfinished").is_dir()
+
+
+def test_more_workers_than_cores_are_warned_of(small_config, tmp_path, events, monkeypatch, capsys):
+    monkeypatch.setattr(session_module, "available_cores", lambda: 2)
+    line = "warning: trainer.n_gpus_per_node=8: 8 workers on 2 cores, each a process with models and an engine of its "
+    for workers in (8, 2):
+        folder = tmp_path / str(workers)
+        with training_run(small_config, folder, n_gpus_per_node=workers) as run:
+            run.start("workers", (), {})
+        told = [text for text in capsys.readouterr().out.splitlines() if text.startswith("warning: trainer.n_gpus")]
+        assert [text[: len(line)] for text in told] == ([line] if workers == 8 else [])

@@ -37,6 +37,22 @@ def test_the_device(monkeypatch: pytest.MonkeyPatch):
         assert [resolve_device(device) for device in ("auto", "cpu", "cuda")[: len(expected)]] == expected
 
 
+def test_a_gpu_that_torch_cannot_use_is_no_reason_for_a_run_on_the_cpu(monkeypatch, tmp_path: Path):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(cluster, "DEVICE_FILES", tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    (tmp_path / "nvidiactl").touch()
+    assert resolve_device("auto") == "cpu"
+    (tmp_path / "nvidia0").touch()
+    with pytest.raises(
+        ConfigError, match=r"^device='auto': this machine has a GPU \(.*nvidia0\) that torch .* set device=cpu$"
+    ):
+        resolve_device("auto")
+    assert resolve_device("cpu") == "cpu"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert resolve_device("auto") == "cpu"
+
+
 @pytest.mark.parametrize(
     ("address", "arguments", "line"),
     [

@@ -26,6 +26,11 @@ LARGEST_NUMBER = 3.4e38
 _NO_VALUE = "has no value; set it in the YAML or on the command line"
 _TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
 
+# What files may make of lengths: ``${share_of:0.2,${length}}`` is a share of a length, at least 1;
+# ``${at_least:16384,${a},${b}}`` is the number, or the sum of the lengths if that is more.
+OmegaConf.register_new_resolver("share_of", lambda share, length: max(1, int(share * length)), replace=True)
+OmegaConf.register_new_resolver("at_least", lambda least, *lengths: max(least, sum(lengths)), replace=True)
+
 
 def parse_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
     """Convert a composed Hydra tree into an instance of the dataclass ``schema``.

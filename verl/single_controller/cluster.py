@@ -46,6 +46,7 @@ KILL_S = 10.0
 """Seconds for such a process to end."""
 
 PRIVATE = 0o077
+DEVICE_FILES = Path("/dev")
 LONGEST_FOLDER = 107 - len("/ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
 """Characters of the private folder: the system allows 107 for the path of a socket."""
 
@@ -64,10 +65,13 @@ def store_megabytes(num_rows: int, num_tokens: int, weight_bytes: int = 0) -> in
 def resolve_device(device: str, nnodes: int = 1, workers_per_node: int = 1, timeout_s: float = 60.0) -> str:
     """``cuda`` or ``cpu``; ``auto`` is ``cuda`` where there is a GPU.
 
+    A GPU that torch cannot use is an error: a run on the CPU would take days before anyone looks.
+
     A run on a cluster looks for it on the cluster's machines, which this one need not resemble.
 
     Raises:
-        ConfigError: ``device`` is ``cuda`` and torch sees no GPU; or there is no cluster for ``nnodes`` machines.
+        ConfigError: torch sees no GPU, though ``device`` is ``cuda`` or this machine has one; or there is no cluster
+            for ``nnodes`` machines.
     """
     if not cluster_address():
         if nnodes > 1:
@@ -75,6 +79,11 @@ def resolve_device(device: str, nnodes: int = 1, workers_per_node: int = 1, time
         available = torch.cuda.is_available()
         if device == "cuda" and not available:
             raise ConfigError("device='cuda': torch sees no GPU; set device=auto or cpu")
+        if device == "auto" and not available and (gpu := unused_gpu()):
+            raise ConfigError(
+                f"device='auto': this machine has a GPU ({gpu}) that torch {torch.__version__} cannot use; install the "
+                "build of torch for its driver (`bash scripts/setup.sh --gpu` says what is wrong), or set device=cpu"
+            )
         return ("cuda" if available else "cpu") if device == "auto" else device
     if device != "auto":
         return device
@@ -82,6 +91,18 @@ def resolve_device(device: str, nnodes: int = 1, workers_per_node: int = 1, time
         # Machines with GPUs may join later than one without.
         wait_for_machines(nnodes, 0, "cpu", timeout_s, lambda text: None)
         return "cuda" if machines_with(1, "cuda") else "cpu"
+
+
+def unused_gpu() -> str:
+    """The device file of a GPU of NVIDIA that this process may open and is not told to leave alone; empty if none."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1", "NoDevFiles"):
+        return ""
+    for path in sorted(DEVICE_FILES.glob("nvidia[0-9]*")):
+        # A container or a job may see the file of a GPU that it was not given.
+        with suppress(OSError):
+            os.close(os.open(path, os.O_RDWR))
+            return str(path)
+    return ""
 
 
 def gpus_per_machine() -> int:

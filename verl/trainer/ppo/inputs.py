@@ -15,13 +15,14 @@ from verl.data.templates import stop_strings
 from verl.method.calls import MethodCalls
 from verl.models.checks import check_length, check_model, check_sequence_fits, check_value_architecture
 from verl.models.hub import fetch_model
-from verl.models.info import ModelInfo, resolve_layers
+from verl.models.info import ModelInfo, override_notes, resolve_layers
 from verl.models.tokenizer import check_embeds_tokens, check_reads_tokens, check_reward_model_template, load_tokenizer
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.reward_manager import RewardManager
 from verl.rank.token_metrics import check_token_metrics
 from verl.rewards import use_custom_functions
 from verl.rewards.pool import VerifierPool
+from verl.rewards.registry import rewards_boxes
 from verl.rollout import check_engine_model, end_tokens
 from verl.run.sinks import check_trackers
 from verl.single_controller.cluster import resolve_device
@@ -29,6 +30,9 @@ from verl.trainer.logging.speed import check_profile_steps
 from verl.trainer.ppo.advantages import AdvantageEstimation
 from verl.utils.user_code import kl_estimator
 from verl.workers.policy_loss import PolicyLoss, check_policy_loss
+
+TRIED_PROMPTS = 16
+"""Prompts of each data source whose form is looked at before the start."""
 
 
 class RunInputs:
@@ -64,6 +68,7 @@ class RunInputs:
             self.held_out = val_batches(val_set, data, config.seed)
         held_out = [record for batch in self.held_out for record in batch]
         notes += try_reward_functions(rewards, [*self.train_set.records, *held_out])
+        notes += form_warnings(rewards.mode, self.train_set.records, self.tokenizer)
         self.reward_tokenizer = self._reward_tokenizer() if config.uses_reward_model else None
         """The reward model's; None without one."""
         check_policy_loss(config)
@@ -85,6 +90,7 @@ class RunInputs:
         """In its first state."""
         check_method_and_loss(config, self.method)
         notes += [f"training: {self.method.note}"] if self.method.note else []
+        notes += override_notes(policy)
         self.warnings = notes + start_warnings(config, self.method)
 
     @property
@@ -143,6 +149,30 @@ def try_reward_functions(config: RewardScoreConfig, records: Sequence[PromptReco
         for (record, text), verdict in zip(tries, verdicts, strict=True)
         if verdict["reason"] not in ("custom", "error")
     ]
+
+
+def form_warnings(mode: str, records: Sequence[PromptRecord], tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """A line for each data source whose first prompts ask for no form of the answer that ``reward_score.mode`` rewards.
+
+    Custom functions and verifiers of other forms than a box are left out.
+    """
+    firsts: dict[str, list[PromptRecord]] = {}
+    for record in records if mode == "independent" else ():
+        firsts.setdefault(record.data_source, []).append(record)
+    lines = []
+    for source, rows in firsts.items():
+        if not rewards_boxes(source):
+            continue
+        texts = [tokenizer.decode(row.input_ids) for row in rows[:TRIED_PROMPTS]]
+        bare = [text for text, row in zip(texts, rows, strict=False) if "boxed" not in text and not row.asks_for_hashes]
+        if bare:
+            asked = "ask for <answer> ... </answer>" if "<answer>" in bare[0] else "ask for no form of the answer"
+            lines.append(
+                f"reward_score.mode='independent': {len(bare)} of the first {len(texts)} prompts of "
+                f"data_source={source!r} {asked}, and a right answer scores 1 in \\boxed{{}} and 0.5 without; let the "
+                "prompts ask for a box (data.template=qwen-boxed does), or set reward_score.mode=mix"
+            )
+    return lines
 
 
 def start_warnings(config: PPOConfig, method: MethodCalls) -> list[str]:

@@ -92,6 +92,7 @@ class RayPPOTrainer(Trainer):
         """Train from the step after the one reached, 0 at first, to the last."""
         trainer = self.config.trainer
         if self.validator.prompts and (trainer.val_only or (trainer.val_before_train and self.step == 0)):
+            self.display.stage(f"step {self.step}: validating")
             self._validate()
             self._log()
         if not trainer.val_only:
