@@ -19,6 +19,7 @@ from verl_pages.options import differences, group_names, option_rows, run_names,
 from verl_pages.run_folder import SAMPLES, RunFolder, is_run, read_run
 from verl_pages.sample_files import CHANGES, FIGURES, METRIC_PREFIX, GatheredSamples, gather_samples
 from verl_pages.samples import Limits, PromptSamples, pack_samples
+from verl_pages.timeline import timeline
 
 MAX_PAGE_BYTES = 24 << 20
 """Samples are left out to keep the page within this size; curves and options stay."""
@@ -117,6 +118,7 @@ def build_page(runs: Sequence[RunFolder], max_bytes: int = MAX_PAGE_BYTES, versi
         "options": len(chunks) - 1,
         "shaping": {"bounds": CHANGES, "runs": [_thinned(rows) for rows in samples.shaping]},
         "phases": [_phases(run) for run in runs],
+        "timelines": [timeline(run) for run in runs],
         "version": version,
     }
     title = f"Run: {runs[0].name}" if len(runs) == 1 else f"{len(runs)} runs"
@@ -124,7 +126,7 @@ def build_page(runs: Sequence[RunFolder], max_bytes: int = MAX_PAGE_BYTES, versi
     formulas = has_formulas(text for prompt in samples.prompts for text in prompt.texts())
 
     def text(chunks: Sequence[str]) -> str:
-        scripts = (*BROWSER_SCRIPTS, "run", *(["live"] if version else []))
+        scripts = (*BROWSER_SCRIPTS, "timeline", "run", *(["live"] if version else []))
         connect = "'self'" if version else "'none'"
         return render("run.html", title, ("base", "pages"), scripts, index, chunks, connect, formulas)
 

@@ -43,6 +43,25 @@ class Page(PageText):
         return self.chunk(self.index["options"])
 
 
+@pytest.mark.parametrize(
+    ("seconds", "engines", "trainer"),
+    [
+        # Taking turns: sampling, learning, validation.
+        ({"step": 10, "gen": 6, "update_actor": 3, "testing": 1}, [(0, 6), (9, 10)], [(6, 9)]),
+        # Engines of their own sample the next step meanwhile; the trainer waits for them, or they for it.
+        ({"step": 10, "gen": 10, "update_actor": 7, "trainer_wait": 3, "engine_wait": 0}, [(0, 10)], [(0, 7)]),
+        ({"step": 10, "gen": 4, "update_actor": 10, "trainer_wait": 0, "engine_wait": 6}, [(0, 4)], [(0, 10)]),
+        # In the first step also that step itself, before the trainer begins.
+        ({"step": 10, "gen": 9, "update_actor": 6, "trainer_wait": 0, "engine_wait": 0}, [(0, 9)], [(4, 10)]),
+    ],
+)
+def test_who_was_busy_in_a_step(tmp_path: Path, seconds, engines, trainer):
+    write_metrics(tmp_path, [{"step": 3} | {f"timing_s/{name}": value for name, value in seconds.items()}])
+    (shown,) = Page(tmp_path).index["timelines"]
+    assert shown["steps"] == [[3, 10, *([list(span) for span in spans] for spans in (engines, trainer))]]
+    assert shown["busy"] == [sum(stop - start for start, stop in spans) / 10 for spans in (engines, trainer)]
+
+
 def test_the_page_has_curves_options_times_and_samples(tmp_path: Path):
     page = Page(write_run(tmp_path / "grpo"))
     assert page.troubles == [] and page.scripts["data"].isascii()
@@ -200,6 +219,7 @@ def test_the_page_works_in_a_browser(browser, tmp_path: Path):
             value("[...document.querySelectorAll('#option-table tbody th')].map((e) => e.textContent)"),
             value("[...document.querySelectorAll('#phases tbody th')].map((e) => e.textContent)"),
             value("document.querySelectorAll('#shaping [data-shaping] path.bar').length > 6"),
+            value("document.querySelector('#speed .timeline svg').getAttribute('aria-label')"),
             press("Home", "document.querySelector('#learning svg[role]')"),
             value(f"{TIP}[0]"),
             press("ArrowLeft", "document.querySelector('#shaping [data-shaping] svg[role]')"),
@@ -222,7 +242,8 @@ def test_the_page_works_in_a_browser(browser, tmp_path: Path):
     assert values[0] == "8 of 8 prompts"
     assert values[1] == ["actor.optim.lr", "trainer.default_local_dir", "trainer.experiment_name"]
     assert values[2:4] == [["gen", "update_actor"], True]
-    for shown in (["step 4", "unchanged", "50.0%"], "step 0", 1, ["0", "8", "6", "7"]):
+    busy = "engines busy 66.7% of the time, trainer busy 33.3% of the time"
+    for shown in (busy, ["step 4", "unchanged", "50.0%"], "step 0", 1, ["0", "8", "6", "7"]):
         assert shown in values
     assert ["After 0 steps it is \\boxed{8}.", "After 6 steps it is \\boxed{7}."] in values
     assert values[-1] == ["ER, layer 1", "20", "26", "+6"]

@@ -136,7 +136,7 @@ function makeSections() {
     const table = section === "speed" ? phaseTable() : null;
     if (!panels.length && !stacked && !table) continue;
     const grid = el("div", { class: "panels" }, stacked ? shapingPanels() : null, ...panels.map(([i, panel]) =>
-      el("div", { class: "panel waiting", "data-panel": i }, panelHead(headOf(panel), null))));
+      el("div", { class: "panel waiting", "data-panel": i }, panelHead(headOf(panel), null))), ...(section === "speed" ? timelines() : []));
     const head = el("h2", { id: `${section}-title` }, title);
     const parts = section === "others" ? [foldedPanels(panels, head, grid)] : [head, table, grid];
     byId("sections").append(el("section", { id: section, "aria-labelledby": `${section}-title` }, ...parts));
