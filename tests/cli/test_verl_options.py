@@ -57,6 +57,9 @@ def test_the_preset_holds_what_verl_does_without_an_option():
     found = leaves(composed("preset=verl"))
     assert (found["data.template"], found["reward_model.rule_weight"]) == ("chat", 0.0)
     assert (found["reward_manager.add_adv"], found["reward_manager.add_reward"]) == (False, False)
+    # The release measures Traditional Rank too; veRL knows neither, and nothing reads it.
+    assert found["calculator.metric_indices"] == [1]
+    assert leaves(composed("preset=paper"))["calculator.metric_indices"] == [1, 2]
     assert config_of("preset=verl").model.path == f"{HOME}/models/deepseek-llm-7b-chat"
 
 
