@@ -36,7 +36,7 @@ BASE_IMPORTS = {
     "spectral": set(),
     "algorithms": set(),
     "rewards": {"config", "utils"},
-    "batch": {"transit"},
+    "batch": {"transit", "utils"},
     "transit": set(),
     "utils": {"config"},
 }
