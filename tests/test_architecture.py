@@ -33,7 +33,7 @@ FLOORS = {unit: floor for floor, units in enumerate(STOREYS) for unit in units.s
 
 BASE_IMPORTS = {
     "config": set(),
-    "spectral": set(),
+    "spectral": {"utils"},
     "algorithms": set(),
     "rewards": {"config", "utils"},
     "batch": {"transit", "utils"},

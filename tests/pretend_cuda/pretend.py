@@ -286,7 +286,10 @@ class Event:
         pass
 
     def synchronize(self) -> None:
-        GPU.running().wait("event.synchronize")
+        gpu = GPU.running()
+        # Who has seen what flew arrive knows that the event has happened.
+        if not self._flying or any(copy is flying for copy in self._flying for flying in gpu.flying):
+            gpu.wait("event.synchronize")
 
     def elapsed_time(self, _: "Event") -> float:
         return 0.0
