@@ -8,8 +8,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datasets import load_dataset
-from datasets.exceptions import DatasetsError
 from huggingface_hub.errors import HfHubHTTPError
 
 from verl.config.data import FILE_SUFFIXES, HubSet, hub_set
@@ -53,6 +51,10 @@ def read_rows(name: str, columns: Sequence[str] = (), field: str = "") -> list[R
 
 
 def _read_hub(name: str, published: HubSet) -> list[Row]:
+    # Late: files need none of it, and it takes half a second of every start.
+    from datasets import load_dataset
+    from datasets.exceptions import DatasetsError
+
     try:
         hub_id, config, split, revision = published
         rows = load_dataset(hub_id, config or None, split=split, revision=revision or None)

@@ -1,6 +1,7 @@
 """Which verifier or custom function scores which data source."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
@@ -8,7 +9,7 @@ from typing import Any, NamedTuple
 from verl.config.checks import require_choice
 from verl.config.errors import ConfigError
 from verl.rewards import code, countdown, knights_and_knaves, truths
-from verl.rewards.answers import after_thinking
+from verl.rewards.answers import after_thinking, extract_gsm8k
 from verl.rewards.custom import CUSTOM_KWARGS, custom_verdict, load_function
 from verl.rewards.score import Score, Verdict, score_of
 from verl.utils.sandbox import require_sandbox
@@ -51,6 +52,9 @@ TRUTH_READERS = {_path(module): read for module, (_, read) in FAMILIES.items()}
 """Verifier -> from a ground truth to what the verifier is called with, once for every answer that counts as right.
 They raise ``ValueError`` for a ground truth that the verifier cannot compare with; one that is not listed gets the
 value as it is."""
+
+BOXED = tuple(_path(module) for module in ("gsm8k", "math", "open_answer"))
+"""Verifiers whose well-formed answers are in a box."""
 
 WITH_THOUGHTS = (_path("deepseek_r1"),)
 """Verifiers that get the whole response, because they judge the form of its thoughts too."""
@@ -106,6 +110,11 @@ def find_scorer(data_source: str, custom: Mapping[str, str] = CUSTOM_FUNCTIONS) 
     return Scorer(VERIFIERS[name], is_custom=False)
 
 
+def rewards_boxes(data_source: str) -> bool:
+    """Whether a verifier scores it whose verdict asks for ``\\boxed{}``."""
+    return find_scorer(data_source).path in BOXED
+
+
 class Job(NamedTuple):
     """One response and what scores it, as it is sent to a verifier process."""
 
@@ -114,6 +123,8 @@ class Job(NamedTuple):
     solution: str
     ground_truth: Any
     extra_info: Mapping[str, Any] | None = None
+    takes_hashes: bool = False
+    """Whether the answer after ``####`` is as well-formed as one in a box, because the prompt asks for it."""
 
     def verdict(self, quick: bool = False) -> Verdict | None:
         """The verdict, however long it takes; with ``quick`` only if it is quick, else None.
@@ -125,13 +136,16 @@ class Job(NamedTuple):
         """
         path, is_custom = self.scorer
         if is_custom:
-            return None if quick else custom_verdict(path, *self[1:])
+            source, solution, truth, info = self[1:5]
+            return None if quick else custom_verdict(path, source, solution, truth, info)
         graded = self.solution if path in WITH_THOUGHTS else after_thinking(self.solution)
         verdicts = []
         for truth in self.scorer.accepted(self.ground_truth):
             verdict: Verdict | None = load_verifier(path)(graded, truth, self.extra_info, quick=quick)
             if verdict is None and not quick:
                 raise TypeError(f"{path} returned None with quick=False; return a Verdict")
+            if verdict is not None and self.takes_hashes and extract_gsm8k(graded) is not None:
+                verdict = replace(verdict, boxed=True)
             if verdict is not None and verdict.correct:
                 return verdict
             verdicts.append(verdict)

@@ -47,6 +47,17 @@ def _words(file: Path) -> list[str]:
         return []
 
 
+class Stage:
+    """What a process that starts is doing, for whoever waits for it."""
+
+    name = ""
+
+
+def set_stage(name: str) -> None:
+    """Say what this process does from now on; a worker's heartbeats carry it to the driver."""
+    Stage.name = name
+
+
 @contextmanager
 def loading() -> Iterator[None]:
     """For imports and objects that stay as long as the process: no garbage collection within the block, and what exists
