@@ -115,6 +115,22 @@ finish_if_up_to_date() {
   fi
 }
 
+refuse_foreign() { # before anything is written: it would end up in what another checkout uses
+  local target owner
+  owner=$(stamped root)
+  [[ $owner != "$root" ]] || return 0
+  target=$(readlink -f "$venv" || true)
+  if [[ -L $venv ]]; then
+    die "$venv is a link to $target, which is not this checkout's; to use it as it is, set VERL_ENV=$target, or remove" \
+      "the link to have an environment made"
+  fi
+  # A checkout that was moved brings its environment along.
+  if [[ -n $owner && -e $owner/scripts/setup.sh ]]; then
+    die "$venv belongs to the checkout $owner; to use it as it is, set VERL_ENV=$target, or choose another --venv"
+  fi
+}
+
+refuse_foreign
 choose_mode
 requirements=$(cat requirements.txt requirements/*.txt setup.py | cksum)
 finish_if_up_to_date

@@ -49,6 +49,26 @@ def test_setup_refuses_in_one_line(args: list[str], python: str | None, words: l
     assert sorted(files) == ["thesis", "thesis/thesis.tex"]
 
 
+@pytest.mark.parametrize("kind", ["link", "folder"])
+def test_the_environment_of_another_checkout_is_left_alone(kind: str, tmp_path: Path):
+    other = tmp_path / "other"
+    (other / "scripts").mkdir(parents=True)
+    (other / "scripts" / "setup.sh").touch()
+    (other / ".venv").mkdir()
+    stamp = f"mode=cpu\ndev=no\nroot={other}\npython=3.11\nrequirements=1 2\n"
+    (other / ".venv" / ".verl-setup").write_text(stamp)
+    venv = other / ".venv"
+    if kind == "link":
+        venv = tmp_path / "venv"
+        venv.symlink_to(other / ".venv")
+    result = run_setup("--cpu", "--venv", str(venv))
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    assert f"VERL_ENV={other}/.venv" in line and line.startswith(f"setup.sh: {venv} ")
+    assert [path.name for path in (other / ".venv").iterdir()] == [".verl-setup"]
+    assert (other / ".venv" / ".verl-setup").read_text() == stamp
+
+
 def test_failed_installation_does_not_look_complete(tmp_path: Path):
     venv = tmp_path / "venv"
     offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull, "VERL_PYTHON": sys.executable}

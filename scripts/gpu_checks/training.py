@@ -205,7 +205,8 @@ def whole_steps(context: Context) -> Outcome:
     # A random model samples evenly, so that one of these ends a response after a geometric number of tokens.
     stops = SHAPES[name]["vocab_size"] * MEAN_LENGTH_SHARE // length
     overrides = [*overrides_of(context), *sizes_of(context, length), f"trainer.total_training_steps={steps}"]
-    overrides += [f"model.path={context.out / 'model'}", f"rollout.stop_token_ids={[*range(1000, 1000 + stops)]}"]
+    overrides += ["preset=embedded", f"model.path={context.out / 'model'}"]
+    overrides += [f"rollout.stop_token_ids={[*range(1000, 1000 + stops)]}"]
     if context.stage == "step-packed":
         tokens = 4 * (32 + length)
         overrides += ["model.use_remove_padding=true", "actor.use_dynamic_bsz=true"]

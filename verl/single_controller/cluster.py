@@ -10,17 +10,18 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 import torch
 
 from verl.config.errors import ConfigError
 from verl.single_controller.machines import machines_with, wait_for_machines
 from verl.single_controller.network import LOOPBACK
-from verl.single_controller.ray_head import check_head, cluster_address, has_token, on_loopback
+from verl.single_controller.ray_head import check_head, cluster_address, few_processes, has_token, on_loopback
 from verl.utils.process import UMASK
 
 ALONE = (
@@ -37,6 +38,12 @@ advantage (:class:`verl.transit.Packed`)."""
 
 SHARED_MEMORY = Path("/dev/shm")
 
+START_TRIES = 4
+"""How often a local cluster is started before that is an error."""
+SLOW_START = "timed out during startup"
+"""Part of the message with which Ray gives up, after half a minute, the wait for its own processes."""
+KILL_S = 10.0
+"""Seconds for such a process to end."""
 
 PRIVATE = 0o077
 DEVICE_FILES = Path("/dev")
@@ -138,8 +145,11 @@ def ray_cluster(world_size: int, device_type: str, object_store_mb: int = SMALLE
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     on_terminate = signal.getsignal(signal.SIGTERM)
     make_private(Path.home() / ".ray" / "auth_token")
-    with _deaf_children(), private_files(), nullcontext() if address else on_loopback():
-        ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+    with _deaf_children(), private_files(), ExitStack() as local:
+        if not address:
+            local.enter_context(on_loopback())
+            local.enter_context(few_processes())
+        _init_ray(**options)
     if threading.current_thread() is threading.main_thread():
         # Ray's own handler prints a stack trace and aborts the process.
         signal.signal(signal.SIGTERM, on_terminate)
@@ -156,6 +166,32 @@ def ray_cluster(world_size: int, device_type: str, object_store_mb: int = SMALLE
             del os.environ["RAY_AUTH_TOKEN"]
         if session is not None:
             shutil.rmtree(session, ignore_errors=True)
+
+
+def _init_ray(**options: Any) -> None:
+    """``ray.init``, again where a local cluster does not come up within the half minute that Ray allows it: on a busy
+    machine, where the processes of the attempt before may still be ending."""
+    for tries_left in reversed(range(START_TRIES)):
+        before = set(psutil.Process().children(recursive=True))
+        try:
+            ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+            return
+        except Exception as error:
+            if SLOW_START not in str(error) or not tries_left:
+                raise
+            # Ray leaves what it has started so far to the end of this process.
+            started = [each for each in psutil.Process().children(recursive=True) if each not in before]
+            for process in [each for each in started if options["_temp_dir"] in " ".join(_command(each))]:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+                    process.wait(KILL_S)
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return list(process.cmdline())
+    except psutil.NoSuchProcess:
+        return []
 
 
 @contextmanager

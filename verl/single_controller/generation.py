@@ -142,7 +142,8 @@ def run_engines(
     Args:
         on_finished: gets responses soon after they have ended.
         enough: asked whenever engines have replied, with the responses that have ended so far, measured or not; once it
-            says so, the others are cut. None: all are finished.
+            says so, the others are cut. None: all are finished. Of an engine that is lost as they are cut, some that
+            were counted are not returned.
 
     Returns:
         The responses that were cut, and those that no engine has begun, as ``requests`` has them, by ``request``.
@@ -175,7 +176,8 @@ def run_engines(
     if enough is None:
         return []
     cut: list[Batch] = []
-    for reply in workers.run("cut")[::copies]:
+    # What an engine that is lost here had not returned is left, as far as it was before.
+    for reply in workers.run_living("cut")[::copies]:
         take(reply)
         if reply.open is not None:
             cut.append(reply.open)

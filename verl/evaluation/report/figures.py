@@ -18,7 +18,8 @@ from matplotlib.ticker import FuncFormatter, PercentFormatter
 from verl.evaluation.results import safe_name
 from verl.evaluation.statistics import AVERAGE, Summary, SummaryRow
 from verl.utils.portable import printable
-from verl_pages.colours import COLOURS, lighter
+from verl_pages.colours import COLOURS, CORRECT, WRONG, lighter
+from verl_pages.names import metric_name
 
 STYLE = Path(__file__).with_name("figures.mplstyle")
 MARKERS = "osD^vPX*"
@@ -48,8 +49,8 @@ class Verdict:
 
 
 VERDICTS = (
-    Verdict("correct", 1.0, "#0072b2", "o", "#0072b2", "-"),
-    Verdict("wrong", 0.0, "#d55e00", "s", "none", (0, (4, 2))),
+    Verdict("correct", 1.0, CORRECT, "o", CORRECT, "-"),
+    Verdict("wrong", 0.0, WRONG, "s", "none", (0, (4, 2))),
 )
 
 
@@ -229,7 +230,7 @@ def metric_figure(summary: Summary, metric: str) -> Figure:
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}"))
     width, height = figure.get_size_inches()
     figure.set_size_inches(max(6.4, width), max(2.2, height))
-    heading(figure, f"{printable(metric)}: median and middle half")
+    heading(figure, f"{printable(metric_name(metric))}: median and middle half")
     bottom_legend(figure, [Line2D([], [], color=v.colour, label=f"{v.name} responses") for v in VERDICTS])
     return figure
 
