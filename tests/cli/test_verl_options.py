@@ -162,6 +162,26 @@ def test_a_preset_of_the_users_stays_and_our_own_commands_are_left_alone(capsys:
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        (
+            "rollout.mode=async",
+            f"rollout.mode: is {ROLLOUT}.mode of veRL's, which has no effect here: all responses of a",
+        ),
+        (
+            "data.val_max_samples=10",
+            "data.val_max_samples: is a name of veRL's; here: data.val_sample_size",
+        ),
+        ("rollout.tensor_model_parallel_size=2", "of veRL's; here: rollout.tensor_parallel_size"),
+    ],
+)
+def test_a_name_of_verls_in_a_command_of_ours_is_told_with_what_it_is(argument: str, message: str):
+    with pytest.raises(FlagError) as error:
+        translate([argument, "trainer.test_freq=5"])
+    assert message in str(error.value)
+
+
 def test_one_line_says_why_an_option_has_no_effect(capsys: pytest.CaptureFixture[str]):
     translate(
         [MODEL, f"{ROLLOUT}.layered_summon=True", "data.use_shm=True", f"{ROLLOUT}.mode=async", f"{ACTOR}.ppo_epochs=1"]
