@@ -51,7 +51,7 @@ setup(
         "verl.evaluation.benchmarks": ["*.yaml"],
         "verl.evaluation.report": ["*.mplstyle"],
         "verl.rewards": ["*.toml"],
-        "verl_pages": ["assets/*"],
+        "verl_pages": ["assets/*", "assets/katex/*", "assets/katex/fonts/*"],
     },
     cmdclass={"build_py": BuildWithConfigs},
     # What CPU and GPU share; torch and vLLM are installed beforehand, in the build that fits.

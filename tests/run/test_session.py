@@ -216,3 +216,28 @@ def test_more_workers_than_cores_are_warned_of(small_config, tmp_path, events, m
             run.start("workers", (), {})
         told = [text for text in capsys.readouterr().out.splitlines() if text.startswith("warning: trainer.n_gpus")]
         assert [text[: len(line)] for text in told] == ([line] if workers == 8 else [])
+
+
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        (["huggingface"], ["model: {actor}/huggingface"]),
+        # As with the defaults of veRL, whose checkpoints hold no export.
+        (
+            ["shards"],
+            ["model: {step}", "to have it as transformers and vLLM load it: {export} {step} --out NEW_FOLDER"],
+        ),
+        (["huggingface", "lora_adapter"], ["model: {actor}/huggingface", "adapters: {actor}/lora_adapter"]),
+    ],
+)
+def test_the_last_lines_say_where_the_model_is(small_config, tmp_path, monkeypatch, capsys, parts, told):
+    step = tmp_path / "global_step_4"
+    for part in parts:
+        (step / "actor" / part).mkdir(parents=True)
+    monkeypatch.setattr(session_module, "latest_checkpoint", lambda folder: step)
+    training_run(small_config, tmp_path).report({"gen": 1.0})
+    export = "python -m verl.trainer.main_export"
+    lines = [
+        line for line in capsys.readouterr().out.splitlines() if line.startswith(("model:", "to have", "adapters"))
+    ]
+    assert lines == [line.format(actor=step / "actor", step=step, export=export) for line in told]

@@ -20,7 +20,7 @@ from verl.single_controller import cluster
 from verl.single_controller.cluster import private_folder, resolve_device
 from verl.single_controller.environment import is_secret, passed_variables
 from verl.single_controller.network import address_towards, interface_towards, reachable
-from verl.single_controller.ray_head import cluster_address
+from verl.single_controller.ray_head import check_head, cluster_address
 from verl.single_controller.worker_group import WorkerGroup
 from verl.utils.distributed import listening_socket
 
@@ -253,3 +253,17 @@ def test_a_socket_listens_on_one_address_alone():
     # Behind a translation of addresses: an address of no interface here.
     with listening_socket("192.0.2.77", 0) as listener:
         assert listener.getsockname()[0] == "0.0.0.0"  # noqa: S104
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_cluster_that_was_found_can_be_ignored(named: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    if named:
+        monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    with pytest.raises(ConfigError) as raised:
+        check_head("127.0.0.1:1")
+    found = "a running Ray cluster was found at 127.0.0.1:1: nothing answers there"
+    assert str(raised.value).startswith("RAY_ADDRESS=127.0.0.1:1: nothing answers" if named else found)
+    assert str(raised.value).endswith(
+        "head:6379" if named else "RAY_ADDRESS=local ignores it, and the run starts a cluster of its own"
+    )

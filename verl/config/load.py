@@ -13,7 +13,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from verl.config.errors import ConfigError, in_one_line
+from verl.config.errors import ConfigError, Mistakes, in_one_line
+from verl.config.paths import find_path
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 CONFIG_DIR = (_PACKAGE if (_PACKAGE / "configs").is_dir() else _PACKAGE.parent) / "configs"
@@ -89,7 +90,7 @@ def _with_full_paths(config: Any) -> Any:
 def full_path(path: str) -> str:
     """The import path of the user's code with the full path of its file; a name or a module stays as it is."""
     file, colon, attribute = path.rpartition(":")
-    return f"{Path(file).resolve()}:{attribute}" if colon and file.endswith(".py") else path
+    return f"{Path(find_path(file)).resolve()}:{attribute}" if colon and file.endswith(".py") else path
 
 
 class _Parser:
@@ -111,11 +112,15 @@ class _Parser:
         for key in hints:
             if key not in values:
                 raise ConfigError(f"{prefix}{key}: {_NO_VALUE}")
-        converted = {key: self._convert(hint, values[key], f"{prefix}{key}") for key, hint in hints.items()}
+        converted, mistakes = {}, Mistakes()
+        for key, hint in hints.items():
+            with mistakes.collected():
+                converted[key] = self._convert(hint, values[key], f"{prefix}{key}")
+        mistakes.raise_all()
         try:
             return group(**converted)
-        except ConfigError as error:  # names an option within its group
-            raise ConfigError(f"{prefix}{error}") from error
+        except ConfigError as error:  # names options within its group
+            raise ConfigError("\n".join(f"{prefix}{line}" for line in str(error).splitlines())) from error
 
     def _convert(self, hint: Any, value: Any, path: str) -> Any:
         """Check ``value`` against the type ``hint``; an integer passes as a float, one element as a list of one."""

@@ -92,7 +92,9 @@ class RaySession(ExitStack):
     def start_ray(self, say_stage: Callable[[str], None] = lambda stage: None) -> None:
         """Start Ray or connect to it, unless that was done before."""
         if not ray.is_initialized():
-            say_stage("starting Ray")
+            address = cluster_address()
+            found = " found on this machine (RAY_ADDRESS=local ignores it)" if not os.environ.get("RAY_ADDRESS") else ""
+            say_stage(f"joining the Ray cluster at {address}{found}" if address else "starting Ray")
             store_mb = self.machines.object_store_mb or store_megabytes(*self.largest_batch, self.weight_bytes)
             num_workers = self.world_size + math.prod(self.pool)
             self.resources.enter_context(ray_cluster(num_workers, self.device_type, store_mb))
@@ -374,7 +376,14 @@ class TrainingRun(RaySession):
         self.display.table("Time by phase", ["phase", "seconds", "share"], share_rows(seconds_by_phase))
         checkpoint = latest_checkpoint(self.folder)
         if checkpoint is not None:
-            exported = checkpoint / "actor" / "huggingface"
+            exported, adapters = (checkpoint / "actor" / name for name in ("huggingface", "lora_adapter"))
             self.display.say(f"model: {exported if exported.is_dir() else checkpoint}")
+            if not exported.is_dir():
+                self.display.say(
+                    "to have it as transformers and vLLM load it: python -m verl.trainer.main_export "
+                    f"{checkpoint} --out NEW_FOLDER"
+                )
+            if adapters.is_dir():
+                self.display.say(f"adapters: {adapters}")
         self.display.say(f"metrics: {self.folder}/metrics.jsonl")
         self.page.finish()

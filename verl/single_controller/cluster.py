@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import torch
 from verl.config.errors import ConfigError
 from verl.single_controller.machines import machines_with, wait_for_machines
 from verl.single_controller.network import LOOPBACK
-from verl.single_controller.ray_head import check_head, cluster_address, has_token, on_loopback
+from verl.single_controller.ray_head import check_head, cluster_address, few_processes, has_token, on_loopback
 from verl.utils.process import UMASK
 
 ALONE = (
@@ -145,7 +145,10 @@ def ray_cluster(world_size: int, device_type: str, object_store_mb: int = SMALLE
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     on_terminate = signal.getsignal(signal.SIGTERM)
     make_private(Path.home() / ".ray" / "auth_token")
-    with _deaf_children(), private_files(), nullcontext() if address else on_loopback():
+    with _deaf_children(), private_files(), ExitStack() as local:
+        if not address:
+            local.enter_context(on_loopback())
+            local.enter_context(few_processes())
         _init_ray(**options)
     if threading.current_thread() is threading.main_thread():
         # Ray's own handler prints a stack trace and aborts the process.

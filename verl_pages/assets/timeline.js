@@ -17,7 +17,7 @@ function timelines() {
         const used = spans.reduce((sum, [from, to]) => sum + to - from, 0);
         const title = `step ${count(step)}, ${duration(seconds)}: ${names[i]} busy ${duration(used)}`;
         picture.append(bar(begin, begin + seconds, top, "var(--line)", title));
-        picture.append(...spans.map(([from, to]) => bar(begin + from, begin + to, top, i ? "var(--bad)" : "var(--good)", title)));
+        picture.append(...spans.map(([from, to]) => bar(begin + from, begin + to, top, i ? "var(--low)" : "var(--high)", title)));
       });
       picture.append(svg("path", { d: `M${xOf(begin).toFixed(2)},${gap - 4}V${2 * (lane + gap) + 4}`, class: "axis" }));
       begin += seconds;
@@ -25,7 +25,7 @@ function timelines() {
     const [first, last] = [steps[0][0], steps[steps.length - 1][0]];
     picture.append(svg("text", { x: left, y: 2 * (lane + gap) + 20 }, `step ${count(first)}`), svg("text", { x: width - 8, y: 2 * (lane + gap) + 20, "text-anchor": "end" }, `end of step ${count(last)}`));
     const of = data.runs.length > 1 ? `: ${data.runs[r].name}` : "";
-    return [el("div", { class: "panel timeline" }, el("h3", {}, `Engines and trainer over time${of}`), picture,
-      el("p", { class: "quiet" }, `Steps ${count(first)} to ${count(last)}: ${shares}; grey: they waited.`))];
+    return [el("div", { class: "panel timeline" },
+      panelHead({ title: `Engines and trainer over time${of}`, about: `Steps ${count(first)} to ${count(last)}: ${shares}; grey: they waited.` }), picture)];
   });
 }

@@ -221,6 +221,18 @@ ALONE = "rollout.n=1: {} compares the responses to a prompt"
     [
         (f"{KL}k1", f"{KL}k1: as a loss its gradient vanishes in expectation"),
         (f"{KL}kl", f"{KL}kl: as a loss its gradient vanishes in expectation"),
+        (
+            "calculator.diff_stride=80",
+            "calculator.diff_stride=80: even a response of data.max_response_length=160 tokens has 1 prefix, so "
+            "velocity (ERV) and acceleration (ERA) are 0; set calculator.diff_stride=19 or less",
+        ),
+        (
+            "calculator.diff_stride=79",
+            "calculator.diff_stride=79: even a response of data.max_response_length=160 tokens",
+        ),
+        ("calculator.diff_stride=53", None),
+        ("calculator.diff_stride=79 calculator.prefix_rule=after_stride_and_whole", None),
+        ("calculator.diff_stride=80 calculator.compute_diff=false reward_manager=unshaped", None),
         (f"{KL}k1 actor.use_unbiased_kl=true", None),
         (f"{KL}k1 actor.kl_loss_coef=0", None),
         (f"{KL}k1 actor.use_kl_loss=false", None),

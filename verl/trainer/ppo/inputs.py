@@ -6,7 +6,7 @@ from dataclasses import replace
 from torchdata.stateful_dataloader import StatefulDataLoader
 from transformers import PreTrainedTokenizerBase
 
-from verl.config.errors import ConfigError
+from verl.config.errors import ConfigError, Mistakes
 from verl.config.ppo import PPOConfig
 from verl.config.rewards import RewardScoreConfig
 from verl.data.prompt_rows import PromptRecord
@@ -54,7 +54,16 @@ class RunInputs:
             ModelInfo.of(model)  # before its tokenizer, which reads config.json too
         policy = config.model
         self.tokenizer = load_tokenizer(policy.path, policy.trust_remote_code, needs_chat_template=False)
-        self.train_set = PromptDataset(data.train_files, self.tokenizer, data, data.train_max_samples, config.seed)
+        mistakes = Mistakes()
+        with mistakes.collected():
+            check_policy_loss(config)
+        with mistakes.collected():
+            check_models(config, self.tokenizer, self.device_type)
+        with mistakes.collected():
+            self.train_set = PromptDataset(data.train_files, self.tokenizer, data, data.train_max_samples, config.seed)
+        with mistakes.collected():
+            val_set = PromptDataset(data.val_files, self.tokenizer, data) if data.val_files else None
+        mistakes.raise_all()
         # How many steps there are depends on how many candidates the method asks for.
         self.steps = 0
         self.method = self.new_method()
@@ -62,8 +71,7 @@ class RunInputs:
         notes = [f"training: {line}" for line in self.train_set.notes]
         self.held_out: list[list[PromptRecord]] = []
         """The validation prompts, in batches."""
-        if data.val_files:
-            val_set = PromptDataset(data.val_files, self.tokenizer, data)
+        if val_set is not None:
             notes += [f"validation: {line}" for line in val_set.notes]
             self.held_out = val_batches(val_set, data, config.seed)
         held_out = [record for batch in self.held_out for record in batch]
@@ -71,8 +79,6 @@ class RunInputs:
         notes += form_warnings(rewards.mode, self.train_set.records, self.tokenizer)
         self.reward_tokenizer = self._reward_tokenizer() if config.uses_reward_model else None
         """The reward model's; None without one."""
-        check_policy_loss(config)
-        check_models(config, self.tokenizer, self.device_type)
         self.calculator = RepresentationMetricsCalculator(config.calculator) if config.calculator.enable else None
         """None without rank metrics."""
         AdvantageEstimation(config, RewardManager(config.reward_manager))  # raises for functions that cannot be used
@@ -188,6 +194,7 @@ def start_warnings(config: PPOConfig, method: MethodCalls) -> list[str]:
             f"{method.where}: overrides sampling, so responses come from other distributions than that at "
             "rollout.temperature, which is learned; set actor.tis_level=token, which weights them"
         )
+    lines += few_prefixes(config)
     num_updates, staleness = config.actor_updates(1), config.async_training.max_staleness
     if staleness > 0 and num_updates > 1:
         lines.append(
@@ -208,6 +215,22 @@ def start_warnings(config: PPOConfig, method: MethodCalls) -> list[str]:
             "the policy is not held to the reference; set it to k1+, k2, k3 or k3+, or set actor.use_unbiased_kl=true"
         )
     return lines
+
+
+def few_prefixes(config: PPOConfig) -> list[str]:
+    """A line if even the longest response has too few prefixes for an acceleration, which is then 0."""
+    calculator, longest = config.calculator, config.data.max_response_length
+    if not (calculator.enable and calculator.compute_diff):
+        return []
+    whole = calculator.prefix_rule != "after_stride"
+    count, stride = (longest - 1) // calculator.diff_stride + whole, calculator.diff_stride
+    if count >= 3:
+        return []
+    zero = "acceleration (ERA) is" if count == 2 else "velocity (ERV) and acceleration (ERA) are"
+    return [
+        f"calculator.diff_stride={stride}: even a response of data.max_response_length={longest} tokens has {count} "
+        f"prefix{'es' * (count != 1)}, so {zero} 0; set calculator.diff_stride={max(1, (longest - 1) // 8)} or less"
+    ]
 
 
 def check_method_and_loss(config: PPOConfig, method: MethodCalls) -> None:

@@ -75,6 +75,7 @@ class RayPPOTrainer(Trainer):
         self.method: MethodCalls = sampler.method
         self.calculator = calculator
         self.samples = samples
+        self.told_of_prefixes = False
         self.loss = PolicyLoss(config.actor)
         self.policy = sampler.policy
         copies, critic = self.policy.copies, config.critic
@@ -337,9 +338,24 @@ class RayPPOTrainer(Trainer):
             manager = self.reward_manager
             metrics |= release_names(metrics, manager.config, manager.baselines, self.validator.sources)
         self.tracker.log(self.step, metrics)
+        if not self.told_of_prefixes and (note := prefix_note(metrics, self.config.calculator.diff_stride)):
+            self.told_of_prefixes = True
+            self.display.say(note)
         nothing = metrics.get("train/filler_groups") == self.config.data.train_batch_size
         self.display.step(self.step, metrics, "no informative group, no update" if nothing else "")
         self.metrics = {}
+
+
+def prefix_note(metrics: Mapping[str, float], stride: int) -> str:
+    """A line if the responses were too short for velocity or acceleration, which are 0 then; empty otherwise."""
+    for where in ("", "val/"):
+        velocity, acceleration = (
+            metrics.get(f"{where}cal/overall/layer_1/Effective Rank {name}/mean") for name in ("diff", "diff 2")
+        )
+        if acceleration == 0:
+            what, needed = ("ERV and ERA are", "two") if velocity == 0 else ("ERA is", "three")
+            return f"note: {what} 0: no response has {needed} prefixes, calculator.diff_stride={stride} tokens apart"
+    return ""
 
 
 def prompt_order(config: PPOConfig, method: MethodCalls) -> str:
