@@ -179,17 +179,17 @@ def _init_ray(**options: Any) -> None:
         except Exception as error:
             if SLOW_START not in str(error):
                 raise
-            if not tries_left:
-                busy = (
-                    f"Ray's processes did not start within half a minute, {START_TRIES} times: this machine is too busy"
-                )
-                raise ConfigError(f"{busy}; free some of it, and start the same command again") from error
             # Ray leaves what it has started so far to the end of this process.
             started = [each for each in psutil.Process().children(recursive=True) if each not in before]
             for process in [each for each in started if options["_temp_dir"] in " ".join(_command(each))]:
-                with suppress(psutil.NoSuchProcess):
+                with suppress(psutil.Error):
                     process.kill()
                     process.wait(KILL_S)
+            if not tries_left:
+                raise ConfigError(
+                    f"Ray's processes did not start within half a minute, {START_TRIES} times: this machine is too "
+                    "busy; free some of it, and start the same command again"
+                ) from error
 
 
 def _command(process: psutil.Process) -> list[str]:
