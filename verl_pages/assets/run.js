@@ -1,4 +1,4 @@
-// The page of runs: overview, sections of curves that are drawn when they come into view, time by phase, options.
+// The page of runs: overview, sections of curves, time by phase, options.
 const shown = { runs: new Set(data.runs.keys()), together: data.groups.length < data.runs.length, layer: "", smoothing: 0 };
 const severalRuns = data.runs.length > 1;
 // What gives a run its colour.
