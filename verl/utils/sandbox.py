@@ -276,6 +276,8 @@ def require_sandbox() -> None:
     """Raise ``ConfigError`` with one line that says what to install or to set, unless :func:`run_python` works."""
     if sys.platform != "linux" or platform.machine() not in ARCHITECTURES:
         raise ConfigError(f"the sandbox for programs needs Linux on {' or '.join(ARCHITECTURES)}")
+    if not Path(f"/proc/self/task/{os.getpid()}/children").exists():
+        raise ConfigError("the sandbox for programs needs a Linux kernel with CONFIG_PROC_CHILDREN")
     try:
         trial = run_python("import json; print(json.dumps(42))", seconds=60)
     except RuntimeError as error:
