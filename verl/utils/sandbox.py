@@ -36,7 +36,7 @@ TMP_BYTES = 64 << 20
 """Size of its temporary folder."""
 
 MAX_OPEN_FILES = 64
-POLL_S = 0.02
+POLL_MS = 20
 """Time between two looks at the memory of a run."""
 
 FIRST_UID, NUM_UIDS = 61184, 4336
@@ -88,7 +88,7 @@ def run_python(code: str, stdin: str = "", seconds: float = 10.0, memory_mb: int
         try:
             killed = _watch(process, status, time.monotonic() + seconds, memory_mb << 20)
         finally:
-            process.kill()  # no more than a formality, except for KeyboardInterrupt
+            process.kill()  # after KeyboardInterrupt; otherwise it has ended
             process.wait()
         written = [os.pread(file, MAX_FILE_BYTES, 0) for file in (stdout, stderr)]
         ended = _status(status).get("exit-code")
@@ -113,9 +113,10 @@ def _file(files: ExitStack, data: bytes | None = None) -> int:
 
 def _watch(process: subprocess.Popen[bytes], status: int, deadline: float, max_bytes: int) -> Ending | None:
     """Wait for the end of a run; what it was killed for, if it was."""
-    ended = os.pidfd_open(process.pid)
+    ended, poller = os.pidfd_open(process.pid), select.poll()
+    poller.register(ended, select.POLLIN)
     try:
-        while not select.select([ended], [], [], POLL_S)[0]:
+        while not poller.poll(POLL_MS):
             first = _status(status).get("child-pid")
             late = time.monotonic() > deadline
             if late or (first is not None and _memory(first) > max_bytes):
@@ -131,7 +132,7 @@ def _watch(process: subprocess.Popen[bytes], status: int, deadline: float, max_b
 def _status(file: int) -> dict[str, int]:
     """What bubblewrap has reported: ``child-pid``, and at the end ``exit-code``."""
     entries: dict[str, int] = {}
-    for line in os.pread(file, 4096, 0).splitlines():
+    for line in os.pread(file, 4096, 0).split(b"\n")[:-1]:
         entries |= json.loads(line)
     return entries
 
