@@ -1,4 +1,5 @@
-"""Processes of a run are killed at random moments: exit code, last line, and the numbers of the run that resumes.
+"""Runs are stopped, or one of their processes killed, at random moments: exit code, last line, and the numbers of the
+run that resumes.
 
 ``VERL_KILLS=20`` kills more of each kind. The table that is printed has a row for each.
 """
@@ -17,6 +18,7 @@ import pytest
 from conftest import ROOT, small_overrides
 
 from tests.e2e.runs import RAY_AGENTS, Run, assert_checkpoints_complete, records, six_steps
+from verl.checkpoint.folders import checkpoints
 from verl.single_controller.environment import REQUEUE
 
 SEED = int(os.environ.get("VERL_RECOVERY_SEED", "17"))
@@ -38,6 +40,13 @@ KINDS: dict[str, Callable[[Run, Path], list[int]]] = {
 }
 """The processes of a kind, by the logs of an attempt."""
 
+STOPS: dict[str, Callable[[Run], None]] = {
+    "preemption": lambda run: run.process.send_signal(signal.SIGTERM),
+    # To every process of the group, vLLM's included, which brings signal handlers of its own.
+    "Ctrl-C": lambda run: os.killpg(run.driver, signal.SIGINT),
+}
+"""What stops a run."""
+
 RESUME, COMPLETE = "to resume from step ", "the run is complete: "
 RESTARTED: dict[int, tuple[str, ...]] = {0: ("page: ", "metrics: ")}
 """The run itself starts another attempt."""
@@ -50,6 +59,8 @@ ENDINGS: dict[str, dict[int, tuple[str, ...]]] = {
     # The line before says how to resume it.
     "gcs": {REQUEUE: ("error: Ray's head at ", RESUME, "to start again", COMPLETE), **RESTARTED},
     "verifier": RESTARTED,
+    "preemption": {REQUEUE: (RESUME, COMPLETE)},
+    "Ctrl-C": {130: (RESUME, "to start again", COMPLETE)},
 }
 """What is killed -> exit code -> how the last line begins."""
 
@@ -88,7 +99,7 @@ def _logged_process(log: Path) -> int:
 
 
 def _kill_once(run: Run, kind: str, folder: Path, moment: float) -> None:
-    """Kill one process of the kind: after ``moment`` of the steps, a fraction of one included."""
+    """Stop the run, or kill one process of the kind: after ``moment`` of the steps, a fraction of one included."""
     run.wait_until(lambda: len(records(folder)) >= int(moment))
     logs = folder / "logs/attempt_1"
     if kind == IN_LOAD_WEIGHTS:
@@ -97,6 +108,8 @@ def _kill_once(run: Run, kind: str, folder: Path, moment: float) -> None:
         run.wait_until(lambda: (logs / "engines/rank_0.log").read_text().endswith("load_weights: done\n"))
     else:
         time.sleep(moment % 1 * 2)
+    if kind in STOPS:
+        return STOPS[kind](run)
     found = KINDS[kind](run, logs)
     assert found or run.process.poll() is not None, f"no {kind} in {run.processes()}"
     for pid in found[:1]:
@@ -110,7 +123,7 @@ def _kill_once(run: Run, kind: str, folder: Path, moment: float) -> None:
     ("command", "kinds"),
     [
         (plain, ("driver", "worker", "raylet", "gcs", "verifier")),
-        (asynchronous, ("driver", IN_LOAD_WEIGHTS, "worker", ENGINE)),
+        (asynchronous, ("driver", IN_LOAD_WEIGHTS, "preemption", "worker", ENGINE, "Ctrl-C")),
     ],
 )
 def test_a_process_that_is_killed_costs_no_number(
@@ -138,6 +151,8 @@ def test_a_process_that_is_killed_costs_no_number(
         last = log.read_text().rstrip().splitlines()[-1]
         agents = RAY_AGENTS if kind in ("driver", "raylet", "gcs") else ()
         assert run.survivors(agents) == []
+        if kind == "preemption":
+            assert max(checkpoints(folder)) == records(folder)[-1]["step"]
         if code:
             again = Run(command(*made_from, folder), tmp_path / f"{number}.again.log")
             assert again.finish(PATIENCE_S) == 0, again.log.read_text()

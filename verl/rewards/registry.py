@@ -105,7 +105,8 @@ def find_scorer(data_source: str, custom: Mapping[str, str] = CUSTOM_FUNCTIONS) 
             return Scorer(custom[name], is_custom=True)
     families = (name for name in VERIFIERS if name.endswith("*") and data_source.startswith(name[:-1]))
     name = data_source if data_source in VERIFIERS else next(families, data_source)
-    configured = f"; reward_score.custom_functions has {', '.join(custom)}" if custom else ""
+    own = f"has {', '.join(custom)}" if custom else f"may name your own: ['{data_source}=file.py:function']"
+    configured = f"; reward_score.custom_functions {own}"
     require_choice("data_source", name, [*VERIFIERS, *custom], configured)
     return Scorer(VERIFIERS[name], is_custom=False)
 
