@@ -90,6 +90,7 @@ def run_python(code: str, stdin: str = "", seconds: float = 10.0, memory_mb: int
         finally:
             process.kill()  # after KeyboardInterrupt; otherwise it has ended
             process.wait()
+            _wait_for(_status(status).get("child-pid"))
         written = [os.pread(file, MAX_FILE_BYTES, 0) for file in (stdout, stderr)]
         ended = _status(status).get("exit-code")
     texts = [data.decode(errors="replace") for data in written]
@@ -127,6 +128,18 @@ def _watch(process: subprocess.Popen[bytes], status: int, deadline: float, max_b
         return None
     finally:
         os.close(ended)
+
+
+def _wait_for(first: int | None) -> None:
+    """Wait until the first process of the namespace, and so every other, has ended: bubblewrap may end before it, which
+    kills it."""
+    try:
+        ended, poller = os.pidfd_open(first or 0), select.poll()
+    except (OSError, ValueError):  # it has ended, or there was none
+        return
+    poller.register(ended, select.POLLIN)
+    poller.poll(10_000)
+    os.close(ended)
 
 
 def _status(file: int) -> dict[str, int]:
