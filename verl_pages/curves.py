@@ -95,8 +95,8 @@ def _panels_of(section: str, kind: Mapping[str, Any], names: Sequence[str]) -> l
             parts |= {"short": metric_name(metric), "series": metric_name(parts["series"])}
             parts["metric"] = ", ".join(RANK_NAMES.get(metric, (metric_name(metric),)))
             title = _filled(kind["title"], parts)
-            if kind["title"].startswith("<split>"):
-                title = title.capitalize()
+            if not kind["title"].startswith("<source>"):
+                title = title[:1].upper() + title[1:]
             looks = kind.get("percent", False), parts["layer"], kind.get("log", False), _filled(kind["about"], parts)
             panel = panels.get(order, Panel(section, title, (), *looks))
             panels[order] = replace(panel, series=(*panel.series, (match[0], _filled(label, parts))))

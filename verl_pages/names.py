@@ -18,10 +18,11 @@ OTHERS = {
     "phi": "Phi",
     "avg_log_probs": "log-probability, mean",
     "avg_logits_entropy": "entropy, mean",
-    "response_entropy": "entropy of token frequencies",
+    "response_entropy": "entropy of frequencies",
     "response_confidence": "confidence",
     "n_gram_repetition_rate": "repetition of n-grams",
     "reflection_words": "reflection words",
+    "exploration_token_jsd": "divergence of tokens",
     "correctness": "share correct",
     "correctness_avg": "share correct",
 }

@@ -22,17 +22,12 @@ def seed_groups(runs: Sequence[RunFolder]) -> list[int]:
 
 
 def group_names(runs: Sequence[RunFolder], groups: Sequence[int]) -> list[str]:
-    """A name for each group: the common prefix of its runs' names, or the name of its first run."""
+    """A name for each group: that of its first run, without the seed."""
     names = []
     for number in range(max(groups, default=-1) + 1):
         members = [run.name for run, group in zip(runs, groups, strict=True) if group == number]
-        common = members[0]
-        while not all(name.startswith(common) for name in members):
-            common = common[:-1]
-        stem = common.rstrip("_-./ 0123456789") if len(members) > 1 else common
-        names.append(
-            f"{stem if len(stem) > 2 else members[0]} ({len(members)} runs)" if len(members) > 1 else members[0]
-        )
+        first = members[0].partition(", seed=")[0]
+        names.append(f"{first} ({len(members)} runs)" if len(members) > 1 else members[0])
     return names
 
 

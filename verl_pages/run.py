@@ -17,7 +17,7 @@ from verl_pages.html import BROWSER_SCRIPTS, CHUNK_BYTES, ascii_json, has_formul
 from verl_pages.names import metric_name
 from verl_pages.options import differences, group_names, option_rows, run_names, seed_groups
 from verl_pages.run_folder import SAMPLES, RunFolder, is_run, read_run
-from verl_pages.sample_files import CHANGES, FIGURES, METRIC_PREFIX, GatheredSamples, gather_samples
+from verl_pages.sample_files import FIGURES, METRIC_PREFIX, GatheredSamples, gather_samples, shaping_metrics
 from verl_pages.samples import Limits, PromptSamples, pack_samples
 from verl_pages.timeline import timeline
 
@@ -100,6 +100,8 @@ def build_page(runs: Sequence[RunFolder], max_bytes: int = MAX_PAGE_BYTES, versi
     With a ``version`` it asks the server that it comes from for another one.
     """
     samples = gather_samples(runs)
+    for run, rows in zip(runs, samples.shaping, strict=True):
+        run.metrics |= shaping_metrics(rows)
     groups, width = seed_groups(runs), bucket_steps(runs)
     panels, chunks = _pack_panels(make_panels(runs), runs, width)
     chunks.append(pack(ascii_json(option_rows(runs))))
@@ -111,12 +113,10 @@ def build_page(runs: Sequence[RunFolder], max_bytes: int = MAX_PAGE_BYTES, versi
         "groups": [{"name": printable(name), **_style(place)} for place, name in enumerate(group_names(runs, groups))],
         "styles": [_style(place) for place in range(len(COLOURS))],
         "width": width,
-        # Samples may be there without metrics.
-        "last": max([*(run.last_step for run in runs), *(rows[-1][0] for rows in samples.shaping if rows)], default=0),
+        "last": max((run.last_step for run in runs), default=0),
         "sections": SECTIONS,
         "panels": panels,
         "options": len(chunks) - 1,
-        "shaping": {"bounds": CHANGES, "runs": [_thinned(rows) for rows in samples.shaping]},
         "phases": [_phases(run) for run in runs],
         "timelines": [timeline(run) for run in runs],
         "version": version,
@@ -228,12 +228,6 @@ def _pack_panels(
             chunks.append(pack(f"[{','.join(held)}]"))
             held = []
     return index, chunks
-
-
-def _thinned(rows: list[list[Any]]) -> list[list[Any]]:
-    """At most 400 of the rows, evenly spaced."""
-    places = np.linspace(0, len(rows) - 1, min(len(rows), 400)).round().astype(int)
-    return [rows[place] for place in places]
 
 
 def _run(run: RunFolder, group: int, place: int) -> dict[str, Any]:

@@ -227,6 +227,9 @@ def test_the_program_ends_with_whoever_started_it():
     wait_for(lambda: not running(mark))
 
 
+MAX_NAMESPACES = "/proc/sys/user/max_user_namespaces"
+
+
 def wait_for(condition: Callable[[], Any]) -> None:
     end = time.monotonic() + 60
     while not condition():
@@ -257,10 +260,43 @@ if __name__ == "__main__":
     assert run_python(code, stdin="é\n", seconds=60) == Run("ok", "[1, 2] 1.0 {7: 1, 13: 1}\nthread\n1 é\n", "")
 
 
-def test_missing_bubblewrap_is_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("PATH", "/nowhere")
+def test_all_of_this_as_an_ordinary_user():
+    """These tests once more, by a user who may read Python's folders."""
+    if os.geteuid() != 0:
+        pytest.skip("this run is one by an ordinary user")
+    prefixes = {Path(sys.prefix), Path(sys.base_prefix).resolve(), ROOT}
+    command = ["bwrap", "--dev-bind", "/", "/"]
+    command += ["--perms", "1777", "--tmpfs", "/tmp", "--perms", "0755", "--tmpfs", "/root"]
+    for prefix in sorted(prefixes):
+        for parent in list(prefix.parents)[-2::-1]:
+            command += ["--dir", str(parent)] if parent.is_relative_to("/root") else []
+        command += ["--ro-bind", str(prefix), str(prefix)]
+    command += ["--chdir", str(ROOT), "setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
+    command += ["env", "HOME=/tmp", "TMPDIR=/tmp", sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run([*command, __file__], capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert "2 skipped" in done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "message"),
+    [
+        (["env", "PATH=/nowhere"], "bubblewrap is missing: apt-get install bubblewrap, or dnf install bubblewrap"),
+        (
+            ["unshare", "--user", "--map-root-user", "sh", "-c", f'echo 0 >{MAX_NAMESPACES}; exec "$@"', "sh"],
+            "sysctl -w user.max_user_namespaces=15000",
+        ),
+        (
+            ["setpriv", "--bounding-set=-all"],
+            "--security-opt systempaths=unconfined and, for root, --cap-add SYS_ADMIN",
+        ),
+    ],
+    ids=["bubblewrap", "user namespaces", "capabilities"],
+)
+def test_what_is_missing_is_named(wrapper: list[str], message: str):
+    if wrapper[0] == "setpriv" and os.geteuid() != 0:
+        pytest.skip("an ordinary user has no capabilities to lose")
     check = "from verl.utils.sandbox import require_sandbox as check; check()"
-    done = subprocess.run([sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True)
-    assert done.stderr.endswith(
-        "ConfigError: bubblewrap is missing: apt-get install bubblewrap, or dnf install bubblewrap\n"
-    )
+    done = subprocess.run([*wrapper, sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1].startswith("verl.config.errors.ConfigError: bubblewrap")
+    assert done.stderr.splitlines()[-1].endswith(message)

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 
 from verl.config.checks import require_choice
 from verl.config.errors import ConfigError
-from verl.rewards import countdown, knights_and_knaves, truths
+from verl.rewards import code, countdown, knights_and_knaves, truths
 from verl.rewards.answers import after_thinking, extract_gsm8k
 from verl.rewards.custom import CUSTOM_KWARGS, custom_verdict, load_function
 from verl.rewards.score import Score, Verdict, score_of
+from verl.utils.sandbox import require_sandbox
 
 FAMILIES: dict[str, tuple[str, Callable[[Any], list[Any]]]] = {
     "arithmetic": ("arithmetic", truths.any_of),
@@ -30,6 +31,7 @@ FAMILIES: dict[str, tuple[str, Callable[[Any], list[Any]]]] = {
         lambda truth: [knights_and_knaves.read_truth(truth)],
     ),
     "countdown": ("countdown", lambda truth: [countdown.read_truth(truth)._asdict()]),
+    "code": ("code codecontests apps codeforces taco", lambda truth: [code.read_tests(truth)]),
 }
 """Module with the function ``verify_<module>`` -> its data sources, and the reader of its ground truths."""
 
@@ -103,7 +105,8 @@ def find_scorer(data_source: str, custom: Mapping[str, str] = CUSTOM_FUNCTIONS) 
             return Scorer(custom[name], is_custom=True)
     families = (name for name in VERIFIERS if name.endswith("*") and data_source.startswith(name[:-1]))
     name = data_source if data_source in VERIFIERS else next(families, data_source)
-    configured = f"; reward_score.custom_functions has {', '.join(custom)}" if custom else ""
+    own = f"has {', '.join(custom)}" if custom else f"may name your own: ['{data_source}=file.py:function']"
+    configured = f"; reward_score.custom_functions {own}"
     require_choice("data_source", name, [*VERIFIERS, *custom], configured)
     return Scorer(VERIFIERS[name], is_custom=False)
 
@@ -142,7 +145,7 @@ class Job(NamedTuple):
             verdict: Verdict | None = load_verifier(path)(graded, truth, self.extra_info, quick=quick)
             if verdict is None and not quick:
                 raise TypeError(f"{path} returned None with quick=False; return a Verdict")
-            if verdict is not None and self.takes_hashes and extract_gsm8k(graded) is not None:
+            if verdict is not None and self.takes_hashes and path in BOXED and extract_gsm8k(graded) is not None:
                 verdict = replace(verdict, boxed=True)
             if verdict is not None and verdict.correct:
                 return verdict
@@ -159,8 +162,8 @@ def compute_score(
 ) -> Score:
     """Score one response in this process, without limits on time or memory; see ``VerifierPool`` for limits.
 
-    ``mode`` is ``independent`` (+1 correct and boxed, +0.5 correct unboxed, -0.5 wrong boxed, -1 wrong unboxed) or
-    ``mix`` (1 or 0); a custom function gives its own score. Raises ``ConfigError`` for an unknown data source or mode.
+    ``mode`` is that of ``RewardScoreConfig``; a custom function gives its own score. Raises ``ConfigError`` for an
+    unknown data source or mode.
     """
     verdict = Job(find_scorer(data_source), data_source, solution_str, ground_truth, extra_info).verdict()
     assert verdict is not None, "a verdict that may take its time"
@@ -175,7 +178,8 @@ def check_ground_truth(
 ) -> None:
     """Raise ``ConfigError`` unless the scorer of ``data_source`` can compare responses with ``ground_truth``.
 
-    A verifier is tried on an empty response. A custom function may be given any JSON value.
+    A verifier is tried on an empty response; that of programs needs a sandbox on this machine. A custom function may be
+    given any JSON value.
     """
     scorer = find_scorer(data_source, custom)
     truths.require_shallow(ground_truth, "reward_model.ground_truth")
@@ -184,6 +188,8 @@ def check_ground_truth(
         return
     if scorer.path == _path("open_answer"):
         truths.check_tolerances(extra_info or {})
+    if scorer.path == _path("code"):
+        require_sandbox()
     try:
         if truths.is_missing(ground_truth):
             raise ValueError(f"{ground_truth!r}: no answer to check against; remove the row")

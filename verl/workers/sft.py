@@ -59,6 +59,6 @@ class SFTWorker(CheckpointWorker):
 
     def _score(self, micro: Batch) -> tuple[Tensor, Tensor]:
         """Log-probabilities [B, R] of the tokens to learn, 0 elsewhere, and their mask [B, R]."""
-        micro = micro.trimmed().to(self.policy.device)
+        micro = micro.trimmed()
         scored = self.policy.forward.logprobs(micro, Scoring(temperature=1.0), micro.learn_mask)
-        return scored.padded("logprobs"), micro.padded("learn_mask")
+        return scored.padded("logprobs"), micro.to(self.policy.device).padded("learn_mask")

@@ -1,11 +1,11 @@
-// Charts: lines with bands over an axis, and shares as bars one above the other; values under the pointer or by arrow keys.
+// Charts: lines with bands over an axis; values under the pointer or by arrow keys.
 // A picture consists of paths and texts alone, so that `canvasOf` can draw it again.
 const SMALL = { width: 380, height: 220, left: 68, right: 14, top: 10, bottom: 26 };
 const DASHES = [null, "6 3", "2 3", "9 3 2 3", "12 4", "1 4", "4 2 1 2 1 2", "3 6"];
 // Correct and wrong look the same on every chart, in colour, line and marker.
 const GOOD = { colour: "var(--good)", shape: "circle", dash: null };
 const BAD = { colour: "var(--bad)", shape: "square", dash: DASHES[1] };
-const MEANINGS = { correct: GOOD, incorrect: BAD, wrong: BAD };
+const MEANINGS = { __proto__: null, correct: GOOD, exact: GOOD, equivalent: { ...GOOD, shape: "diamond", dash: DASHES[3] }, incorrect: BAD, wrong: BAD, different: BAD };
 
 function marker(shape, x, y, colour, hollow) {
   const colours = { fill: hollow ? "var(--card)" : colour, stroke: hollow ? colour : "var(--card)", "stroke-width": hollow ? 1.6 : 1 };
@@ -145,30 +145,6 @@ function within(line, { from, to }) {
   return { ...line, x: keep(line.x), mean: keep(line.mean), low: keep(line.low), high: keep(line.high), smooth: keep(line.smooth) };
 }
 
-// Shares that add up to one, each row [step, share, ...], as bars one above the other.
-function stackedChart(title, all, names, colours, axis, frame = SMALL) {
-  const rows = all.filter(([step]) => step >= axis.from && step <= axis.to);
-  const height = frame.height - frame.top - frame.bottom;
-  const y = (v) => frame.top + height * (1 - v);
-  const picture = axes(title, { ticks: [0, 0.5, 1], label: (v) => `${100 * v}%`, y }, axis, frame);
-  const last = rows[rows.length - 1] || all[all.length - 1];
-  picture.setAttribute("aria-label", `${title}: at the last step ${names.map((name, i) => `${name} ${percent(last[i + 1])}%`).join(", ")}`);
-  const gap = rows.slice(1).reduce((least, [step], i) => Math.min(least, step - rows[i][0]), rows.length > 1 ? Infinity : 1);
-  const width = Math.max(1, Math.min(18, picture.xOf(axis.from + gap) - picture.xOf(axis.from) - 1));
-  for (const [step, ...shares] of rows) {
-    let below = 0;
-    shares.forEach((share, i) => {
-      if (share > 0) picture.append(svg("path", { class: "bar", d: `M${picture.xOf(step) - width / 2},${y(below + share)}h${width}v${height * share}h${-width}z`, fill: colours[i] }));
-      below += share;
-    });
-  }
-  addCursor(picture, rows.map(([step]) => step), axis, (step) => {
-    const [, ...shares] = rows.find((row) => row[0] === step);
-    return names.map((name, i) => el("div", {}, block(colours[i]), name, el("strong", {}, `${percent(shares[i])}%`)));
-  });
-  return picture;
-}
-
 // Calls `rows(place)` for what the tooltip says of the place under the pointer, or where the arrow keys are.
 function addCursor(picture, places, { tipTitle }, rows) {
   const { xOf, frame } = picture;
@@ -210,5 +186,4 @@ function swatch({ colour, shape, dash, marks }) {
   if (marks) picture.append(marker(shape, 15, 6, colour, Boolean(dash)));
   return picture;
 }
-const block = (colour) => svg("svg", { width: 12, height: 12, "aria-hidden": "true" }, svg("path", { d: "M0,0h12v12h-12z", fill: colour }));
-const legend = (lines, mark = swatch) => el("div", { class: "keysOf" }, ...lines.map((line) => el("span", {}, mark(line), line.name)));
+const legend = (lines) => el("div", { class: "keysOf" }, ...lines.map((line) => el("span", {}, swatch(line), line.name)));

@@ -74,10 +74,8 @@ function curvePanel(benchmark) {
   });
   const title = benchmarkName(benchmark);
   return panelOf({
-    title, note: benchmark === AVERAGE ? "" : plural(Math.max(...rows.map((row) => row.problems)), "problem"), axis, lines: true,
-    draw: (shown, frame, { log = false }) => lineChart({ title: `pass@k on ${title}`, percent: true, log }, lines, shown, frame),
-    legend: (large) => (large ? legend(lines) : null),
-    rows: () => rowsOf("k", lines),
+    title, note: benchmark === AVERAGE ? "" : plural(Math.max(...rows.map((row) => row.problems)), "problem"),
+    about: "Chance that at least one of k samples is correct.", axis, percent: true, log: false, lines: () => lines, keys: (_, large) => (large ? lines : []),
   });
 }
 

@@ -1,31 +1,32 @@
 // Panels: a chart with its title, what it shows and its legend; and the window that one of them is enlarged in.
-// A view is {title, note, about, names, axis, log, smooth, lines(settings), draw(axis, frame, settings), legend, rows()}:
-// `lines` and `smooth` are there where the window offers a logarithmic axis and smoothing.
+// A view is {title, note, about, names, axis, percent, log, lines(smoothing), smooth, keys(lines, large)}; without lines, it says so.
+const chartOf = (view, axis, frame, log, smoothing) =>
+  lineChart({ title: view.title, percent: view.percent, log, exact: frame !== SMALL }, view.lines(smoothing), axis, frame);
 
-function panelOf(view, attributes = {}) {
-  return el("div", { class: "panel", ...attributes }, ...panelParts(view));
-}
+const panelOf = (view) => el("div", { class: "panel" }, ...panelParts(view));
 
 function panelParts(view) {
+  const lines = view.lines();
+  if (!lines.length) return [panelHead(view), el("p", { class: "empty" }, "No run that is shown has this figure.")];
   const button = el("button", { type: "button", class: "enlarge", "aria-label": `Enlarge ${view.title}`, title: "Enlarge: zoom, logarithm, smoothing, PNG, CSV" }, "⤢");
   button.addEventListener("click", () => enlarge(view));
-  return [panelHead(view, view.draw ? button : null), view.draw ? view.draw(view.axis, SMALL, {}) : null, view.legend ? view.legend() : null];
+  return [panelHead(view, button), chartOf(view, view.axis, SMALL, view.log), legend(view.keys(lines, false))];
 }
 
-function panelHead({ title, note, about }, button) {
+function panelHead({ title, note, about }, button = null) {
   const head = el("h3", {}, button, title, note ? " " : null, note ? el("small", {}, note) : null);
   return el("div", { class: "panel-head" }, head, about ? el("p", { class: "about" }, about) : null);
 }
 
 // The window: drag over the chart to zoom, double click to see the whole.
 function enlarge(view) {
-  const settings = { log: Boolean(view.log), smoothing: Number(byId("smoothing")?.value || 0), axis: view.axis };
+  const settings = { axis: view.axis, log: view.log, smoothing: view.smooth };
   const place = el("div", { class: "large-chart" });
   const box = el("dialog", { class: "large", "aria-label": view.title });
   const draw = () => {
     const width = Math.max(320, place.clientWidth);
     const frame = { width, height: Math.max(240, Math.min(window.innerHeight * 0.56, width * 0.7)), left: 96, right: 20, top: 12, bottom: 48 };
-    const picture = view.draw(settings.axis, frame, settings);
+    const picture = chartOf(view, settings.axis, frame, settings.log, settings.smoothing);
     place.replaceChildren(picture);
     zoomBy(picture, (from, to) => { settings.axis = from === null ? view.axis : { ...view.axis, from, to }; draw(); });
   };
@@ -43,12 +44,12 @@ function enlarge(view) {
   const name = view.title.replace(/[^\p{L}\p{N}@.-]+/gu, "_").slice(0, 80);
   box.append(
     el("div", { class: "head" }, el("h2", {}, view.title), button("Close", () => box.close())),
-    view.about ? el("p", { class: "quiet" }, view.about) : "", place, view.legend ? view.legend(true) : "",
-    el("div", { class: "filters large-tools" }, view.lines ? el("label", { class: "check" }, el("span", {}, log, " logarithm")) : "",
-      view.smooth ? el("label", { class: "check" }, el("span", {}, "Smoothing ", smoothing)) : "",
+    view.about ? el("p", { class: "quiet" }, view.about) : "", place, legend(view.keys(view.lines(), true)),
+    el("div", { class: "filters large-tools" }, el("label", { class: "check" }, el("span", {}, log, " logarithm")),
+      view.smooth !== undefined ? el("label", { class: "check" }, el("span", {}, "Smoothing ", smoothing)) : "",
       button("Whole range", () => { settings.axis = view.axis; draw(); }),
       button("PNG", () => canvasOf(place.firstChild).toBlob((blob) => save(blob, `${name}.png`))),
-      button("CSV", () => save(new Blob([csvOf(view.rows())], { type: "text/csv" }), `${name}.csv`))),
+      button("CSV", () => save(new Blob([csvOf(rowsOf(view.axis.name, view.lines()))], { type: "text/csv" }), `${name}.csv`))),
     el("p", { class: "quiet" }, "Drag over the chart to zoom; a double click shows the whole. ", view.names ? `In metrics.jsonl: ${view.names.join(", ")}` : ""));
   document.body.append(box);
   // What is outside of a modal window is below it.

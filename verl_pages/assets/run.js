@@ -1,4 +1,4 @@
-// The page of runs: overview, sections of curves that are drawn when they come into view, time by phase, options.
+// The page of runs: overview, sections of curves, time by phase, options.
 const shown = { runs: new Set(data.runs.keys()), together: data.groups.length < data.runs.length, layer: "", smoothing: 0 };
 const severalRuns = data.runs.length > 1;
 // What gives a run its colour.
@@ -64,35 +64,22 @@ function smoothed(values, window) {
 const unpackedCurves = [];
 
 function viewOf(panel) {
-  const lines = linesOf(panel, shown.smoothing);
-  const head = headOf(panel);
-  if (!lines.length) return { ...head, legend: () => el("p", { class: "empty" }, "No run that is shown has this figure.") };
   // With several runs the colours are in the bar above; the panel itself says what its dashes are.
-  const dashes = panel.series.map((name, s) => ({ name, ...lookOf(panel, s, { colour: "var(--quiet)" }) }));
-  const short = panel.series.length > 1 ? (severalRuns ? dashes : lines.map((line) => ({ ...line, marks: false }))) : [];
+  const dashes = () => panel.series.map((name, s) => ({ name, ...lookOf(panel, s, { colour: "var(--quiet)" }) }));
   return {
-    ...head, axis: stepAxis(), log: panel.log, lines: true, smooth: true,
-    draw: (axis, frame, { log = panel.log && isWide(lines), smoothing = shown.smoothing }) =>
-      lineChart({ ...panel, log, exact: frame !== SMALL }, linesOf(panel, smoothing), axis, frame),
-    legend: (large) => legend(large && severalRuns ? lines : short),
-    rows: () => rowsOf("step", lines),
+    ...headOf(panel), axis: stepAxis(), percent: panel.percent, smooth: shown.smoothing, log: panel.log,
+    lines: (smoothing = shown.smoothing) => linesOf(panel, smoothing),
+    keys: (lines, large) => (panel.series.length < 2 && !(large && severalRuns) ? [] : severalRuns && !large ? dashes() : lines.map((line) => ({ ...line, marks: false }))),
   };
 }
 
 const headOf = ({ title, about, names, nonfinite }) => ({ title, about, names, note: nonfinite ? `${plural(nonfinite, "value")} not finite` : "" });
-// A logarithmic axis is worth it.
-function isWide(lines) {
-  const values = lines.flatMap(({ mean }) => mean);
-  return Math.min(...values) > 0 && Math.max(...values) / Math.min(...values) > 8;
-}
-
-const drawPanel = (figure) => figure.replaceChildren(...panelParts(viewOf(data.panels[Number(figure.dataset.panel)])).filter(Boolean));
+const drawPanel = (figure) => figure.replaceChildren(...panelParts(viewOf(data.panels[Number(figure.dataset.panel)])));
 
 // Draws every panel that can be seen, those in the window first, without keeping the page busy for long.
 let drawRound = 0;
 async function redraw() {
   const round = ++drawRound;
-  for (const slot of document.querySelectorAll("[data-shaping]")) slot.replaceWith(shapingPanels());
   const waiting = [];
   for (const figure of document.querySelectorAll("[data-panel]")) {
     const { layer } = data.panels[Number(figure.dataset.panel)];
@@ -102,7 +89,8 @@ async function redraw() {
   }
   const away = (figure) => Math.max(0, Math.abs(figure.getBoundingClientRect().top) - window.innerHeight);
   const order = waiting.map((figure) => [away(figure), figure]).sort((a, b) => a[0] - b[0]);
-  for (const id of new Set(waiting.map((figure) => data.panels[Number(figure.dataset.panel)].chunk))) unpackedCurves[id] ||= await chunk(id);
+  const chunks = new Set(waiting.map((figure) => data.panels[Number(figure.dataset.panel)].chunk));
+  await Promise.all([...chunks].map(async (id) => { unpackedCurves[id] ||= await chunk(id); }));
   let since = performance.now();
   for (const [, figure] of order) {
     if (round !== drawRound) return;
@@ -132,11 +120,10 @@ function makeSections() {
   const links = [["overview", "Overview"]];
   for (const [section, title] of Object.entries(data.sections)) {
     const panels = [...data.panels.entries()].filter(([, panel]) => panel.section === section);
-    const stacked = section === "shaping" && data.shaping.runs.some((rows) => rows.length);
     const table = section === "speed" ? phaseTable() : null;
-    if (!panels.length && !stacked && !table) continue;
-    const grid = el("div", { class: "panels" }, stacked ? shapingPanels() : null, ...panels.map(([i, panel]) =>
-      el("div", { class: "panel waiting", "data-panel": i }, panelHead(headOf(panel), null))), ...(section === "speed" ? timelines() : []));
+    if (!panels.length && !table) continue;
+    const grid = el("div", { class: "panels" }, ...panels.map(([i, panel]) =>
+      el("div", { class: "panel waiting", "data-panel": i }, panelHead(headOf(panel)))), ...(section === "speed" ? timelines() : []));
     const head = el("h2", { id: `${section}-title` }, title);
     const parts = section === "others" ? [foldedPanels(panels, head, grid)] : [head, table, grid];
     byId("sections").append(el("section", { id: section, "aria-labelledby": `${section}-title` }, ...parts));
@@ -158,24 +145,6 @@ function foldedPanels(panels, head, grid) {
   const box = el("details", {}, el("summary", {}, head, " ", el("span", { class: "quiet" }, plural(panels.length, "metric"))), form, grid);
   box.addEventListener("toggle", redraw);
   return box;
-}
-
-function shapingPanels() {
-  const bounds = data.shaping.bounds;
-  const names = ["unchanged", ...bounds.slice(1).map((b) => `up to ${percent0(b)}`), `above ${percent0(bounds[bounds.length - 1])}`];
-  const colours = names.map((_, i) => `color-mix(in oklab, var(--much) ${25 * i}%, var(--line))`);
-  const slot = el("div", { class: "panels inner", "data-shaping": "" });
-  data.shaping.runs.forEach((rows, r) => {
-    if (!rows.length || !shown.runs.has(r)) return;
-    const title = `Responses by the change of their advantage${severalRuns ? `: ${data.runs[r].name}` : ""}`;
-    slot.append(panelOf({
-      title, about: "Share of the responses whose advantage rank shaping changed by so much.", axis: { ...stepAxis(), tipTitle: (step) => `step ${count(step)}` },
-      draw: (axis, frame) => stackedChart(title, rows, names, colours, axis, frame),
-      legend: () => legend(names.map((name, i) => ({ name, colour: colours[i] })), ({ colour }) => block(colour)),
-      rows: () => [["step", ...names], ...rows],
-    }));
-  });
-  return slot;
 }
 
 function startTools() {
@@ -229,7 +198,7 @@ const TEXTS = ["seed", "estimator", "model", "version"].map((key) => [key, (run)
 function showOverview() {
   const same = severalRuns ? TEXTS.filter(([key]) => data.runs.every((run) => run[key] && run[key] === data.runs[0][key])) : [];
   const columns = [["steps", stepsOf], ...COLUMNS, ...TEXTS.filter((one) => !same.includes(one))].filter(([, cell]) => data.runs.some((run) => cell(run)));
-  const heads = data.runs.map((run) => el("div", { class: "run-name" }, el("span", { class: "owner" }, severalRuns ? swatch(ownerOf(run)) : null, run.name), run.differs ? el("small", {}, run.differs) : null));
+  const heads = data.runs.map((run) => el("div", { class: "run-name" }, el("span", { class: "owner" }, severalRuns ? swatch(ownerOf(run)) : null, run.name), run.differs && !run.name.includes(run.differs) ? el("small", {}, run.differs) : null));
   const across = data.runs.length <= 4;
   const rows = across ? columns.map(([name, cell]) => el("tr", {}, rowName(name), ...data.runs.map((run) => cellOf(cell(run) || "–"))))
     : data.runs.map((run, r) => el("tr", {}, rowName(heads[r]), ...columns.map(([, cell]) => cellOf(cell(run) || "–"))));

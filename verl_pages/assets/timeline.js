@@ -26,6 +26,6 @@ function timelines() {
     picture.append(svg("text", { x: left, y: 2 * (lane + gap) + 20 }, `step ${count(first)}`), svg("text", { x: width - 8, y: 2 * (lane + gap) + 20, "text-anchor": "end" }, `end of step ${count(last)}`));
     const of = data.runs.length > 1 ? `: ${data.runs[r].name}` : "";
     return [el("div", { class: "panel timeline" },
-      panelHead({ title: `Engines and trainer over time${of}`, about: `Steps ${count(first)} to ${count(last)}: ${shares}; grey: they waited.` }, null), picture)];
+      panelHead({ title: `Engines and trainer over time${of}`, about: `Steps ${count(first)} to ${count(last)}: ${shares}; grey: they waited.` }), picture)];
   });
 }

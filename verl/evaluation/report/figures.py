@@ -88,15 +88,18 @@ def write_figures(
 
 
 def panels(
-    figure: Figure, names: Sequence[str], width: float, height: float, shared: bool = False
+    figure: Figure, names: Sequence[str], width: float, height: float, shared: bool = False, most: int = MAX_COLUMNS
 ) -> Iterator[tuple[Axes, str]]:
-    """An axes of ``width`` x ``height`` inches for each name, titled with it; ``shared``: all have the same ranges."""
-    columns = len(names) if len(names) <= 3 else min(MAX_COLUMNS, math.ceil(math.sqrt(len(names))))
+    """An axes of ``width`` x ``height`` inches for each name, titled with what pages call it.
+
+    ``shared``: all have the same ranges; ``most``: panels beside each other.
+    """
+    columns = min(most, len(names) if len(names) <= 3 else math.ceil(math.sqrt(len(names))))
     lines = -(-len(names) // columns)
     figure.set_size_inches(width * columns + 0.4, height * lines + 0.8)
     axes = list(figure.subplots(lines, columns, squeeze=False, sharex=shared, sharey=shared).flat)
     for panel, name in zip(axes, names, strict=False):
-        panel.set_title(name, fontsize=10)
+        panel.set_title(metric_name(name), fontsize=10)
         yield panel, name
     for panel in axes[len(names) :]:
         panel.set_visible(False)
