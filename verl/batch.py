@@ -32,6 +32,9 @@ POLICY, ENVIRONMENT = 0, 1
 """Who wrote a token, in the column ``source``."""
 
 
+TURN_RANK = "turn_rank/"
+"""Begins the names of the columns that hold the rank metrics of single turns, [B, K, L] float64 of the first K turns of
+conversations, NaN where there are fewer."""
 RANK, PREFIX, TRAINER_RANK = "rank/", "prefix/", "trainer_rank/"
 """Begin the names of the columns that hold rank metrics; see ``Batch.mean_states``. Those of the last are of the policy
 before the update where the others are the engine's, with ``calculator.compare_versions``."""
@@ -59,6 +62,15 @@ class Batch:
     NaN where it was not measured (``prefix_metrics``)."""
     group: PerEpisode
     """[B] int64, equal for the responses to one prompt. Sampler."""
+    turns: PerEpisode
+    """[B] int64, turns of the policy. Conversations, like the next three columns; not filled for responses of one turn.
+    """
+    environment_rewards: PerEpisode
+    """[B] float64, the sum of the environment's rewards."""
+    call_counts: PerEpisode
+    """[B, 5] int64, :data:`verl.rollout.environments.COUNTS`: calls of tools and what became of them."""
+    environment_states: EpisodeList
+    """B texts, the environment's state as JSON, between two turns; "" before the first."""
     step: PerEpisode
     """[B] int64, the training step in which the response was sampled. Sampler."""
     learned: PerEpisode
@@ -180,6 +192,22 @@ class Batch:
         return torch.arange(self.width, device=self.response_lengths.device) < self.response_lengths[:, None]
 
     @property
+    def policy_mask(self) -> Tensor:
+        """[B, R] bool, true on response tokens that the policy sampled: all but those of an environment."""
+        return self.mask if "source" not in self else self.pad(self.source == POLICY, False)
+
+    @property
+    def by_policy(self) -> Tensor:
+        """[M] bool, whether the policy sampled a response token."""
+        num = int(self.response_lengths.sum())
+        return self.source == POLICY if "source" in self else torch.ones(num, dtype=torch.bool)
+
+    @property
+    def policy_lengths(self) -> Tensor:
+        """[B] int64, tokens of each response that the policy sampled."""
+        return self.policy_mask.sum(dim=1)
+
+    @property
     def in_response(self) -> Tensor:
         """[N] bool, whether a token is after its prompt."""
         lengths = torch.stack([self.prompt_lengths, self.response_lengths], dim=1).flatten()
@@ -286,6 +314,11 @@ class Batch:
     def rank_metrics(self) -> dict[str, Tensor]:
         """Metric name -> [B, L], in the order the calculator gives them; none where nothing is captured."""
         return {name.removeprefix(RANK): v for name, v in self._columns.items() if name.startswith(RANK)}
+
+    @property
+    def turn_metrics(self) -> dict[str, Tensor]:
+        """Metric name -> [B, K, L], of the first K turns of conversations; none of other responses."""
+        return {n.removeprefix(TURN_RANK): v for n, v in self._columns.items() if n.startswith(TURN_RANK)}
 
     @property
     def prefix_metrics(self) -> dict[str, Tensor]:
@@ -427,7 +460,7 @@ Batch.FEW = {name for name, hint in Batch.__annotations__.items() if hint is Few
 
 def _declared(name: str) -> str | None:
     """What a column has one entry for by its name; None where its owner says it."""
-    in_family = RESPONSE_TOKEN if name.startswith(PREFIX) else EPISODE if name.startswith(RANK) else None
+    in_family = RESPONSE_TOKEN if name.startswith(PREFIX) else EPISODE if name.startswith((RANK, TURN_RANK)) else None
     return Batch.KINDS.get(name, in_family)
 
 
@@ -435,6 +468,12 @@ def by_layer(metrics: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
     """Name -> [B, L] as name -> [B] for each layer."""
     layers = max((values.shape[1] for values in metrics.values()), default=0)
     return [{name: values[:, layer] for name, values in metrics.items()} for layer in range(layers)]
+
+
+def turn_lengths(source: Tensor) -> list[int]:
+    """Tokens of each turn of the policy in one response, whose ``source [n]`` is given; one turn without any."""
+    runs, sizes = source.unique_consecutive(return_counts=True)
+    return [int(size) for size in sizes[runs == POLICY]]
 
 
 def spans(lengths: Tensor, rows: Tensor) -> Tensor:

@@ -73,8 +73,12 @@ class CountingEngines:
         pass
 
     def __call__(
-        self, requests: ResponseRequests, take: Callable[[Batch], None], enough: Callable[[Sequence[int]], bool]
-    ) -> list[Batch]:
+        self,
+        requests: ResponseRequests,
+        take: Callable[[Batch], None],
+        enough: Callable[[Sequence[int]], bool],
+        _: None,
+    ) -> tuple[list[Batch], None]:
         begun = requests.begun
         assert begun is not None and len(begun) == len(requests.rows)
         made = begun.response_lengths.tolist()
@@ -92,7 +96,7 @@ class CountingEngines:
             rows = [row for row in rows if row not in ended]
         for part in measured:
             take(part)
-        return [self.response(requests, row, made[row]) for row in rows]
+        return [self.response(requests, row, made[row]) for row in rows], None
 
     def length(self, stream: int) -> int:
         return self.lengths[stream % len(self.lengths)]

@@ -1,7 +1,8 @@
 """What a run is made from, loaded and checked before Ray starts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from torchdata.stateful_dataloader import StatefulDataLoader
 from transformers import PreTrainedTokenizerBase
@@ -9,9 +10,10 @@ from transformers import PreTrainedTokenizerBase
 from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
 from verl.config.rewards import RewardScoreConfig
+from verl.data.bridges import Bridges
 from verl.data.prompt_rows import PromptRecord
 from verl.data.prompts import PromptDataset, train_loader, val_batches
-from verl.data.templates import stop_strings
+from verl.data.templates import find_template, stop_strings
 from verl.method.calls import MethodCalls
 from verl.models.checks import check_length, check_model, check_sequence_fits, check_value_architecture
 from verl.models.hub import fetch_model
@@ -23,6 +25,9 @@ from verl.rank.token_metrics import check_token_metrics
 from verl.rewards import use_custom_functions
 from verl.rewards.pool import VerifierPool
 from verl.rollout import check_engine_model, end_tokens
+from verl.rollout.conversations import ConversationSetup
+from verl.rollout.environments import EnvironmentPool, load_environment
+from verl.rollout.tools import tool_schemas
 from verl.run.sinks import check_trackers
 from verl.single_controller.cluster import resolve_device
 from verl.trainer.logging.speed import check_profile_steps
@@ -50,6 +55,8 @@ class RunInputs:
             ModelInfo.of(model)  # before its tokenizer, which reads config.json too
         policy = config.model
         self.tokenizer = load_tokenizer(policy.path, policy.trust_remote_code, needs_chat_template=False)
+        data = replace(data, apply_chat_template_kwargs=self.chat_arguments)
+        check_conversations(config, self.tokenizer, self.chat_arguments)
         self.train_set = PromptDataset(data.train_files, self.tokenizer, data, data.train_max_samples, config.seed)
         # How many steps there are depends on how many candidates the method asks for.
         self.steps = 0
@@ -88,6 +95,17 @@ class RunInputs:
         self.warnings = notes + start_warnings(config, self.method)
 
     @property
+    def chat_arguments(self) -> dict[str, Any]:
+        """Of the chat template: those of the data, and what the model is told of tools."""
+        options, arguments = self.config.rollout.multi_turn, self.config.data.apply_chat_template_kwargs
+        return arguments | {"tools": tool_schemas(options)} if options.enable and options.has_tools else arguments
+
+    def conversations(self, pool: EnvironmentPool) -> ConversationSetup:
+        """How responses have several turns, with environments in ``pool``."""
+        options, limit = self.config.rollout.multi_turn, self.config.data.max_response_length
+        return ConversationSetup(options, limit, self.tokenizer, self.chat_arguments, self.stop_strings, pool)
+
+    @property
     def stop_strings(self) -> list[str]:
         """Strings that end a response."""
         return [*self.config.rollout.stop, *stop_strings(self.config.data.template, self.tokenizer)]
@@ -107,6 +125,23 @@ class RunInputs:
         chats = [record.messages for record in self.train_set.records]
         check_reward_model_template(chats, tokenizer, f"reward_model.model.path={judge.path!r}")
         return tokenizer
+
+
+def check_conversations(
+    config: PPOConfig, tokenizer: PreTrainedTokenizerBase, chat_arguments: Mapping[str, Any]
+) -> None:
+    """Raise ``ConfigError`` for an environment that cannot be used, or a template that cannot write its messages."""
+    options = config.rollout.multi_turn
+    if not options.enable:
+        return
+    field = "rollout.multi_turn.enable=True"
+    if not find_template(config.data.template).chat or tokenizer.chat_template is None:
+        raise ConfigError(
+            f"data.template={config.data.template!r}: {field} needs the chat template of the model's tokenizer; set "
+            "data.template=chat"
+        )
+    load_environment(options)
+    Bridges(tokenizer, chat_arguments, "tool" if options.has_tools else "user", field)
 
 
 def try_reward_functions(config: RewardScoreConfig, records: Sequence[PromptRecord]) -> list[str]:

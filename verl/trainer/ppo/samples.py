@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -154,8 +155,9 @@ def _places(group_ids: Sequence[int]) -> tuple[list[int], list[int]]:
 
 
 def _row_means(batch: Batch, name: str) -> Any:
-    """The mean of a column over the tokens of each response, float64."""
-    return (batch.padded(name).double().sum(dim=1) / batch.response_lengths).numpy()
+    """The mean of a column over the tokens of each response that the policy sampled, float64."""
+    sums = torch.where(batch.policy_mask, batch.padded(name).double(), 0.0).sum(dim=1)
+    return (sums / batch.policy_lengths).numpy()
 
 
 def _token_lists(values: Tensor, mask: Tensor) -> pa.Array:
