@@ -10,6 +10,7 @@ from transformers.utils.chat_template_utils import get_json_schema
 from verl.config.errors import ConfigError
 from verl.config.rollout import MultiTurnConfig
 from verl.data.prompt_rows import PromptRecord
+from verl.rollout.verl_tools import verl_tools
 from verl.utils.user_code import load_code, raised, user_code
 
 FIELD = "rollout.multi_turn.tools"
@@ -81,9 +82,11 @@ def _text(value: Any) -> str:
 def load_tools(options: MultiTurnConfig) -> dict[str, Tool]:
     """Name of each tool -> the tool. Raises ``ConfigError`` for one that cannot be loaded, and for two of a name."""
     tools: list[Tool] = [FunctionTool(load_code(path, FIELD), f"{FIELD}={path!r}") for path in options.tools]
+    if options.tool_config_path is not None:
+        tools += verl_tools(options.tool_config_path)
     by_name = {str(tool.schema["function"]["name"]): tool for tool in tools}
     if len(by_name) < len(tools):
-        raise ConfigError(f"{FIELD}={options.tools}: two functions have the same name; rename one")
+        raise ConfigError(f"{FIELD}={options.tools}: two tools have the same name; rename one")
     return by_name
 
 
