@@ -159,6 +159,11 @@ class MultiTurnConfig(Group):
         """Whether the environment is that of tools."""
         return self.environment is None
 
+    @property
+    def calls_tools(self) -> bool:
+        """Whether there are conversations, with tools."""
+        return self.enable and self.has_tools
+
     def check(self) -> None:
         if not self.enable:
             return

@@ -12,13 +12,15 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from verl.batch import ENVIRONMENT, POLICY, Batch
+from verl.config.errors import ConfigError
 from verl.config.rollout import MultiTurnConfig
 from verl.data.bridges import Bridges
 from verl.data.prompt_rows import PromptRecord
 from verl.data.responses import decode_responses
+from verl.data.templates import find_template
 from verl.rank.turns import spread_measured
-from verl.rollout.environments import COUNTS, Answer, EnvironmentPool, Step
-from verl.rollout.tools import Call, Turn
+from verl.rollout.environments import COUNTS, Answer, EnvironmentPool, Step, load_environment
+from verl.rollout.tools import Call, Turn, tool_schemas
 
 TOLD = ("environment_states", "environment_rewards", "turns", "call_counts")
 """Columns that the driver keeps of a conversation, beside what the engine returned of its last turn."""
@@ -48,6 +50,25 @@ class ConversationSetup:
     def begin(self, records: Sequence[PromptRecord], begun: Batch | None) -> "Conversations":
         """Conversations about these prompts, B; ``begun``: what there is of each, None where all are new."""
         return Conversations(self, records, new_conversations(records) if begun is None else begun)
+
+
+def check_conversations(
+    options: MultiTurnConfig, tokenizer: PreTrainedTokenizerBase, template: str, chat_arguments: Mapping[str, Any]
+) -> None:
+    """Raise ``ConfigError`` for an environment that cannot be used, or a template that cannot write its messages.
+
+    Args:
+        template: of prompts, a name.
+        chat_arguments: of the chat template, without tools.
+    """
+    if not options.enable:
+        return
+    field = "rollout.multi_turn.enable=True"
+    if not find_template(template).chat or tokenizer.chat_template is None:
+        raise ConfigError(f"template={template!r}: {field} needs the tokenizer's chat template; set it to chat")
+    load_environment(options)
+    arguments = dict(chat_arguments) | ({"tools": tool_schemas(options)} if options.has_tools else {})
+    Bridges(tokenizer, arguments, "tool" if options.has_tools else "user", field)
 
 
 def new_conversations(records: Sequence[PromptRecord]) -> Batch:

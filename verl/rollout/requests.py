@@ -71,6 +71,8 @@ class SampleRequest:
     stream: int
     """This response's stream of random numbers; see :func:`sample_stream`."""
     temperature: float
+    num_begun: int = 0
+    """Tokens at the end of ``prompt_ids`` that count towards the longest response: the conversation so far."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,9 @@ class FinishedSample:
     metrics: dict[str, float]
     """Rank metrics by name, or by ``layer_1/<name>`` if several layers are captured. Only finite values."""
     token_ids: list[int] = field(default_factory=list)
-    """The generated tokens, with ``keep_tokens`` alone."""
+    """The generated tokens, with ``keep_tokens`` or conversations alone."""
+    calls: dict[str, Any] = field(default_factory=dict)
+    """Of a turn of a conversation, as :meth:`verl.rollout.turns.Turns.calls`."""
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,18 @@
 """What an engine keeps of conversations between their turns: the hidden states of the tokens that it sampled."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from verl.batch import POLICY, Batch, turn_lengths
 from verl.config.calculator import CalculatorConfig
+from verl.config.rollout import MultiTurnConfig
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.turns import measure_turns
+from verl.rollout.tool_parser import ToolCallReader
 
 
 class Beginning(NamedTuple):
@@ -30,28 +33,29 @@ def trailing_policy_tokens(source: Tensor) -> int:
     return len(source) - (int(written[-1]) + 1 if len(written) else 0)
 
 
-class CallReader(Protocol):
-    """Finds the calls of tools in the tokens of a turn."""
-
-    def read(self, tokens: list[int]) -> dict[str, object]:
-        """``calls``, (name, arguments) each, and whether one is ``malformed``."""
-
-
 class Turns:
     """The turns of one engine's conversations. States are on the CPU, None on workers that keep none."""
 
     def __init__(
-        self, calculator: CalculatorConfig | None, max_turns: int | None, reader: CallReader | None, device: str
+        self,
+        options: MultiTurnConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        end_tokens: Sequence[int],
+        calculator: CalculatorConfig | None,
+        device: str,
     ) -> None:
         """
         Args:
+            end_tokens: that end a turn.
             calculator: how the engine measures hidden states; None where it does not.
-            max_turns: ``rollout.multi_turn.max_assistant_turns``.
-            reader: of calls; None with an environment of the user's own.
             device: where states are measured.
+
+        Raises:
+            ConfigError: as :class:`ToolCallReader`.
         """
         self.calculator = None if calculator is None else RepresentationMetricsCalculator(calculator)
-        self.max_turns, self.reader, self.device = max_turns, reader, device
+        self.max_turns, self.device = options.max_assistant_turns, device
+        self.reader = ToolCallReader(options.format, tokenizer, end_tokens) if options.has_tools else None
         self._held: dict[str, tuple[list[Tensor | None], list[int]]] = {}
         """Of each conversation the states of what the policy said, and the tokens of each of its turns."""
 
@@ -80,8 +84,8 @@ class Turns:
         for request_id in request_ids:
             self._held.pop(request_id, None)
 
-    def calls(self, tokens: list[int]) -> dict[str, object]:
-        """The calls in the tokens of a turn."""
+    def calls(self, tokens: list[int]) -> dict[str, Any]:
+        """``calls`` of tools in the tokens of a turn, (name, arguments) each, and whether one is ``malformed``."""
         return {"calls": [], "malformed": False} if self.reader is None else self.reader.read(tokens)
 
     def measured(self) -> Batch | None:

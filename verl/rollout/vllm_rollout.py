@@ -20,7 +20,6 @@ from verl.rollout.base import EngineReply, RolloutSetup
 from verl.rollout.queue import EngineRoom
 from verl.rollout.requests import ResponseRequests
 from verl.rollout.sleep import EngineSleep
-from verl.rollout.tool_parser import ToolCallReader
 from verl.rollout.turns import Beginning, Turns, trailing_policy_tokens
 from verl.rollout.vllm_engine import engine_room, from_stream, num_waiting, rank_columns, run_steps, start_engine
 from verl.rollout.weight_sync import engine_dtype, reload_weights
@@ -72,12 +71,9 @@ class VLLMRollout:
         self._version = -1
         """Of the weights; negative where no response is cut."""
         self.turns: Turns | None = None
-        multi_turn = config.multi_turn
-        if multi_turn.enable:
-            reader = (
-                ToolCallReader(multi_turn.format, setup.tokenizer, setup.end_tokens) if multi_turn.has_tools else None
-            )
-            self.turns = Turns(setup.calculator, multi_turn.max_assistant_turns, reader, place.device_type)
+        if config.multi_turn.enable:
+            ends = setup.end_tokens
+            self.turns = Turns(config.multi_turn, setup.tokenizer, ends, setup.calculator, place.device_type)
 
     @property
     def room(self) -> EngineRoom:

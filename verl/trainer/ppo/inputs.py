@@ -1,6 +1,6 @@
 """What a run is made from, loaded and checked before Ray starts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,10 +10,9 @@ from transformers import PreTrainedTokenizerBase
 from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
 from verl.config.rewards import RewardScoreConfig
-from verl.data.bridges import Bridges
 from verl.data.prompt_rows import PromptRecord
 from verl.data.prompts import PromptDataset, train_loader, val_batches
-from verl.data.templates import find_template, stop_strings
+from verl.data.templates import stop_strings
 from verl.method.calls import MethodCalls
 from verl.models.checks import check_length, check_model, check_sequence_fits, check_value_architecture
 from verl.models.hub import fetch_model
@@ -25,8 +24,8 @@ from verl.rank.token_metrics import check_token_metrics
 from verl.rewards import use_custom_functions
 from verl.rewards.pool import VerifierPool
 from verl.rollout import check_engine_model, end_tokens
-from verl.rollout.conversations import ConversationSetup
-from verl.rollout.environments import EnvironmentPool, load_environment
+from verl.rollout.conversations import ConversationSetup, check_conversations
+from verl.rollout.environments import EnvironmentPool
 from verl.rollout.tools import tool_schemas
 from verl.run.sinks import check_trackers
 from verl.single_controller.cluster import resolve_device
@@ -56,7 +55,9 @@ class RunInputs:
         policy = config.model
         self.tokenizer = load_tokenizer(policy.path, policy.trust_remote_code, needs_chat_template=False)
         data = replace(data, apply_chat_template_kwargs=self.chat_arguments)
-        check_conversations(config, self.tokenizer, self.chat_arguments)
+        check_conversations(
+            config.rollout.multi_turn, self.tokenizer, data.template, config.data.apply_chat_template_kwargs
+        )
         self.train_set = PromptDataset(data.train_files, self.tokenizer, data, data.train_max_samples, config.seed)
         # How many steps there are depends on how many candidates the method asks for.
         self.steps = 0
@@ -98,7 +99,7 @@ class RunInputs:
     def chat_arguments(self) -> dict[str, Any]:
         """Of the chat template: those of the data, and what the model is told of tools."""
         options, arguments = self.config.rollout.multi_turn, self.config.data.apply_chat_template_kwargs
-        return arguments | {"tools": tool_schemas(options)} if options.enable and options.has_tools else arguments
+        return arguments | {"tools": tool_schemas(options)} if options.calls_tools else arguments
 
     def conversations(self, pool: EnvironmentPool) -> ConversationSetup:
         """How responses have several turns, with environments in ``pool``."""
@@ -125,23 +126,6 @@ class RunInputs:
         chats = [record.messages for record in self.train_set.records]
         check_reward_model_template(chats, tokenizer, f"reward_model.model.path={judge.path!r}")
         return tokenizer
-
-
-def check_conversations(
-    config: PPOConfig, tokenizer: PreTrainedTokenizerBase, chat_arguments: Mapping[str, Any]
-) -> None:
-    """Raise ``ConfigError`` for an environment that cannot be used, or a template that cannot write its messages."""
-    options = config.rollout.multi_turn
-    if not options.enable:
-        return
-    field = "rollout.multi_turn.enable=True"
-    if not find_template(config.data.template).chat or tokenizer.chat_template is None:
-        raise ConfigError(
-            f"data.template={config.data.template!r}: {field} needs the chat template of the model's tokenizer; set "
-            "data.template=chat"
-        )
-    load_environment(options)
-    Bridges(tokenizer, chat_arguments, "tool" if options.has_tools else "user", field)
 
 
 def try_reward_functions(config: RewardScoreConfig, records: Sequence[PromptRecord]) -> list[str]:
