@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.conftest import shipped_config
+from tests.conftest import ROOT, shipped_config
 from verl.config.errors import ConfigError
 from verl.config.rollout import MultiTurnConfig
 from verl.data.prompt_rows import PromptRecord
@@ -182,3 +182,31 @@ def test_async_tools_wait_together(file: Path):
     assert texts == ["done"] * 60 + ["Error: no answer within 5 s"]
     # One after another they would take a minute.
     assert time.monotonic() - started < 45
+
+
+def documented(name: str, folder: Path) -> Path:
+    """The example of docs/conversations.md that holds ``name``, as a file."""
+    text = (ROOT / "docs" / "conversations.md").read_text()
+    (block,) = [part.partition("```")[0] for part in text.split("```python\n")[1:] if name in part.partition("```")[0]]
+    path = folder / "example.py"
+    path.write_text(block)
+    return path
+
+
+def test_the_documented_environment_plays(tmp_path: Path):
+    path = documented("class GuessTheNumber", tmp_path)
+    assert len(path.read_text().strip().splitlines()) <= 30
+    environment = load_environment(options(path, environment=f"{path}:GuessTheNumber"))
+    state, heard = "", []
+    for said in ("I guess 50", "hm", "20", "7!"):
+        answer = asyncio.run(take_step(environment, Step(RECORD, state, Turn(said, [1], [], False))))
+        state = answer.state
+        heard.append((contents(answer), answer.done, answer.reward))
+    lower = (["It is lower."], False, 0.0)
+    assert heard == [lower, (["Guess a number."], False, -0.1), lower, ([], True, 1.0)]
+
+
+def test_the_documented_tool_is_the_embedded_tasks(tmp_path: Path):
+    path = documented("def multiply", tmp_path)
+    shipped = options(ROOT / "data" / "arithmetic_tools" / "calculator.py", "multiply")
+    assert tool_schemas(options(path, "multiply")) == tool_schemas(shipped)
