@@ -1,5 +1,5 @@
 # Shortcuts; each target is one or two plain commands that can be typed by hand.
-.PHONY: setup checks docs quick test nightly train eval clean
+.PHONY: setup checks docs quick test pretend-cuda nightly train eval clean
 
 BIN := .venv/bin
 
@@ -24,6 +24,10 @@ quick:
 
 test:
 	bash scripts/test.sh
+
+# The code for GPUs, without one; with -m nightly the wheels of vLLM too (docs/gpu.md).
+pretend-cuda:
+	bash scripts/test.sh tests/pretend_cuda
 
 nightly:
 	bash scripts/test.sh -m nightly

@@ -55,6 +55,7 @@ METRIC_STRIDE=20        # tokens from one prefix to the next in these metrics
 USE_WANDB=false
 # =====================================================================================================================
 
+export VERL_SHELL_FOLDER=$PWD # relative paths may mean this folder
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
 die() {

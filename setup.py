@@ -51,12 +51,12 @@ setup(
         "verl.evaluation.benchmarks": ["*.yaml"],
         "verl.evaluation.report": ["*.mplstyle"],
         "verl.rewards": ["*.toml"],
-        "verl_pages": ["assets/*"],
+        "verl_pages": ["assets/*", "assets/katex/*", "assets/katex/fonts/*"],
     },
     cmdclass={"build_py": BuildWithConfigs},
     # What CPU and GPU share; torch and vLLM are installed beforehand, in the build that fits.
     install_requires=read_requirements("common.txt"),
-    extras_require={"analysis": read_requirements("analysis.txt")},
+    extras_require={name: read_requirements(f"{name}.txt") for name in ("analysis", "flash-attn")},
     entry_points={
         "console_scripts": [
             "verl-train = verl.trainer.main_ppo:main",

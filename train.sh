@@ -9,6 +9,7 @@
 #   bash train.sh --model_name Qwen/Qwen2.5-1.5B --dataset_name gsm8k --rollout_n 4
 # On several machines: docs/multinode.md.
 set -euo pipefail
+export VERL_SHELL_FOLDER=$PWD # relative paths may mean this folder
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
 source scripts/environment.sh

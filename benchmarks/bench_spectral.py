@@ -251,7 +251,9 @@ class Bench:
             "eigvalsh_over_nested": eigvalsh / nested if eigvalsh and nested else None,
             "floor_s": floor,
             "nested_over_floor": nested / floor if nested else None,
-            "auto": cheapest_method(lengths, prefix_rows(lengths, stride), shape.width, self.nodes),
+            "auto": cheapest_method(
+                lengths, prefix_rows(lengths, stride), shape.width, self.nodes, device=self.device.type
+            ),
         }
 
     def metadata(self, argv: Sequence[str]) -> dict[str, Any]:

@@ -77,7 +77,11 @@ def trl_python() -> str:
 def ours(name: str, options: argparse.Namespace, model: Path, folder: Path, checkout: Path = ROOT) -> Player:
     """A training of this project, or of another ``checkout`` of it, by its command."""
     overrides = [
-        *(f"model.path={model}", f"model.param_dtype={'float32' if options.device == 'cpu' else 'bfloat16'}"),
+        *(
+            "preset=embedded",
+            f"model.path={model}",
+            f"model.param_dtype={'float32' if options.device == 'cpu' else 'bfloat16'}",
+        ),
         *(f"data.train_files=[{TRAIN_FILE}]", "data.val_files=[]", f"data.train_batch_size={options.prompts}"),
         *(f"data.sampler.class_path={HERE}/turns.py", "data.sampler.class_name=TurnSampler"),
         f"data.max_response_length={options.tokens}",

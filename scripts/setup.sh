@@ -2,7 +2,8 @@
 # Makes the virtual environment for train.sh, eval.sh and scripts/test.sh.
 #
 # An environment is complete if and only if it holds the file .verl-setup, which is written last and names what the
-# environment was made from. Until then .verl-setup.unfinished takes its place, and the next run starts again.
+# environment was made from. Until then .verl-setup.unfinished takes its place, and the next run starts again; with
+# an update of a complete one it goes on.
 set -euo pipefail
 
 usage() {
@@ -98,7 +99,15 @@ choose_python() { # sets $python
 }
 
 fits() { # the environment is complete and of the wanted kind, whatever the versions in it
-  [[ -f $stamp && ! -f $unfinished && $(stamped mode) == "$mode" && $(stamped root) == "$root" ]] || return 1
+  [[ -f $stamp && ! -f $unfinished ]] && of_this_kind
+}
+
+was_updated() { # it was complete before an update that was interrupted: pip goes on from whatever is there
+  [[ ! -f $stamp && -s $unfinished ]] && of_this_kind
+}
+
+of_this_kind() {
+  [[ $(stamped mode) == "$mode" && $(stamped root) == "$root" ]] || return 1
   local version
   version=$(python_version "$venv/bin/python") && [[ $version == "$(stamped python)" ]] || return 1
   [[ -z ${VERL_PYTHON:-} || $(python_version "$VERL_PYTHON") == "$version" ]]
@@ -115,6 +124,22 @@ finish_if_up_to_date() {
   fi
 }
 
+refuse_foreign() { # before anything is written: it would end up in what another checkout uses
+  local target owner
+  owner=$(stamped root)
+  [[ $owner != "$root" ]] || return 0
+  target=$(readlink -f "$venv" || true)
+  if [[ -L $venv ]]; then
+    die "$venv is a link to $target, which is not this checkout's; to use it as it is, set VERL_ENV=$target, or remove" \
+      "the link to have an environment made"
+  fi
+  # A checkout that was moved brings its environment along.
+  if [[ -n $owner && -e $owner/scripts/setup.sh ]]; then
+    die "$venv belongs to the checkout $owner; to use it as it is, set VERL_ENV=$target, or choose another --venv"
+  fi
+}
+
+refuse_foreign
 choose_mode
 requirements=$(cat requirements.txt requirements/*.txt setup.py | cksum)
 finish_if_up_to_date
@@ -153,9 +178,9 @@ fail() { # print the end of the log, then one line that says what failed
 }
 
 make_environment() {
-  if fits; then
+  if fits || was_updated; then
     [[ $(stamped dev) == no ]] || dev=yes
-    mv "$stamp" "$unfinished"
+    [[ ! -f $stamp ]] || mv "$stamp" "$unfinished"
     : >"$log"
     say "bringing $venv up to date ($mode)"
     return
@@ -195,6 +220,10 @@ install_cpu_torch() {
   quietly "$pip" install "torch==$torch" || fail "torch $torch: failed"
 }
 
+driver_version() { # of NVIDIA, if nvidia-smi lists a GPU; otherwise nothing
+  [[ $(nvidia-smi -L 2>/dev/null || true) != GPU* ]] || nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -n 1
+}
+
 check_environment() {
   # Otherwise a wrong build of torch, or a plugin that vLLM does not see, would show only later, in a run.
   local check='
@@ -211,13 +240,19 @@ if sys.argv[1] == "cpu":
 else:
     # If pip sees both builds it may prefer +cpu, as a local version label sorts higher.
     assert torch.version.cuda or torch.version.hip, f"torch {torch.__version__} is a CPU build"
+    # The machine that makes an image for GPUs may have none.
+    if sys.argv[3] and not torch.cuda.is_available():
+        sys.path.append(sys.argv[2])
+        import check_environment
+
+        sys.exit(check_environment.gpu_problem(torch.__version__, torch.version.cuda, sys.argv[3]))
 plugins = entry_points(group="vllm.general_plugins").names
 assert "verl_hidden_states" in plugins, f"vLLM plugins: {plugins}"
 print(f"torch {torch.__version__}, vllm {vllm.__version__}, ray {ray.__version__}, hydra {hydra.__version__}")
 '
   say "checking that it imports"
   # Isolated (-I), so that only installed packages are found.
-  quietly "$venv/bin/python" -I -c "$check" "$mode" || fail "import check: failed"
+  quietly "$venv/bin/python" -I -c "$check" "$mode" "$root/scripts" "$(driver_version)" || fail "import check: failed"
   say "$(tail -n 1 "$log")"
 }
 

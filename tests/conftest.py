@@ -95,6 +95,7 @@ def rank_columns(*layers: dict[str, Tensor], mean_states: Tensor | None = None) 
 def small_overrides(model: Path, prompts: Path, folder: Path) -> list[str]:
     """Command-line overrides of that config."""
     return [
+        "preset=embedded",
         f"model.path={model}",
         f"data.train_files={prompts}",
         f"data.val_files={prompts}",

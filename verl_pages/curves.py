@@ -9,6 +9,7 @@ import numpy as np
 import yaml
 
 from verl_pages.html import ASSETS
+from verl_pages.names import RANK_NAMES, metric_name
 from verl_pages.run_folder import RunFolder, Series
 
 MAX_POINTS = 400
@@ -16,13 +17,6 @@ MAX_POINTS = 400
 
 MAX_OTHERS = 600
 """Most panels of metrics that ``panels.yaml`` does not name."""
-
-RANK_NAMES = {
-    "Effective Rank": "ER, effective rank",
-    "Effective Rank diff": "ERV, its velocity",
-    "Effective Rank diff 2": "ERA, its acceleration",
-}
-"""The metrics of the paper, which stand first."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +31,8 @@ class Panel:
     layer: str = ""
     """Shown if this layer is chosen; empty: always."""
     log: bool = False
+    about: str = ""
+    """What the chart shows."""
 
 
 PARTS = {"split": "(?:val/)?", "layer": r"layer_\d+", "metric": ".+", "series": ".+", "source": ".+"}
@@ -96,24 +92,19 @@ def _panels_of(section: str, kind: Mapping[str, Any], names: Sequence[str]) -> l
             first = list(RANK_NAMES).index(metric) if metric in RANK_NAMES else len(RANK_NAMES)
             order = (_by_number(parts["layer"]), first, metric, parts["split"], parts["source"])
             parts["split"] = "validation" if parts["split"] else "training"
-            parts |= {"short": _short(metric), "series": _short(parts["series"])}
-            parts["metric"] = RANK_NAMES.get(metric, metric)
+            parts |= {"short": metric_name(metric), "series": metric_name(parts["series"])}
+            parts["metric"] = ", ".join(RANK_NAMES.get(metric, (metric_name(metric),)))
             title = _filled(kind["title"], parts)
-            if kind["title"].startswith("<split>"):
-                title = title.capitalize()
-            panel = Panel(section, title, (), kind.get("percent", False), parts["layer"], kind.get("log", False))
-            panel = panels.get(order, panel)
+            if not kind["title"].startswith("<source>"):
+                title = title[:1].upper() + title[1:]
+            looks = kind.get("percent", False), parts["layer"], kind.get("log", False), _filled(kind["about"], parts)
+            panel = panels.get(order, Panel(section, title, (), *looks))
             panels[order] = replace(panel, series=(*panel.series, (match[0], _filled(label, parts))))
     return [panels[order] for order in sorted(panels)]
 
 
 def _filled(template: str, parts: Mapping[str, str]) -> str:
     return re.sub(r"<(\w+)>", lambda match: parts[match[1]], template)
-
-
-def _short(metric: str) -> str:
-    """ER, ERV and ERA for the metrics of the paper."""
-    return RANK_NAMES[metric].partition(",")[0] if metric in RANK_NAMES else metric
 
 
 def _by_number(text: str) -> tuple[tuple[bool, int, str], ...]:

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl_pages.html import BROWSER_SCRIPTS, render
+from verl_pages.html import BROWSER_SCRIPTS, has_formulas, render
+from verl_pages.names import metric_name
 from verl_pages.samples import Limits, PackedSamples, PromptSamples, pack_all
 
 MAX_PAGE_BYTES = 64 << 20
@@ -44,7 +45,7 @@ def build_page(
         "noun": "problem",
         "truth": "Reference answer",
         "order": "place",
-        "figures": figures,
+        "figures": [metric_name(name) for name in figures],
         "prefixes": [],
         "verdicts": verdicts,
         "files": "samples.parquet",
@@ -53,11 +54,15 @@ def build_page(
         "limits": "",
     }
 
+    formulas = has_formulas(text for prompt in prompts for text in prompt.texts())
+
     def text(chunks: Sequence[str]) -> str:
         links = [("results", "Results"), ("curves", "Curves"), ("responses", "Responses"), ("samples", "Problems")]
         scripts = (*BROWSER_SCRIPTS, "evaluation")
         whole = {**index, "samples": samples}
-        return render("evaluation.html", title, ("base", "pages"), scripts, whole, chunks, links=links)
+        return render(
+            "evaluation.html", title, ("base", "pages"), scripts, whole, chunks, formulas=formulas, links=links
+        )
 
     packed = pack_all(prompts, figures, LIMITS, 0, max_bytes - len(text(())) - 4096)
     samples["limits"] = _sentence(packed) if prompts else ""

@@ -8,8 +8,9 @@ escaped by the template, and the page's policy forbids all other scripts and all
 import base64
 import hashlib
 import json
+import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,14 @@ from verl.utils.portable import finite_or_null, printable
 CHUNK_BYTES = 1 << 19
 """Uncompressed size at which a chunk is closed. A page unpacks a chunk when something in it is opened."""
 
-BROWSER_SCRIPTS = ("base", "list", "charts", "diff", "tokens", "samples")
+BROWSER_SCRIPTS = ("base", "list", "charts", "panels", "diff", "text", "tokens", "samples")
 """Scripts of pages with charts and the browser of responses."""
 
 ASSETS = Path(__file__).parent / "assets"
+KATEX = ASSETS / "katex"
+
+FORMULA = re.compile(r"\\[(\[]|\\begin\{|\$[^$\n]*[\\^_=+*/<>-][^$\n]*\$|\$\$")
+"""What may begin a formula, or be one; ``text.js`` decides."""
 
 TEMPLATES = Environment(
     loader=FileSystemLoader(ASSETS), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -39,6 +44,7 @@ def render(
     index: Mapping[str, Any] | None = None,
     chunks: Sequence[str] = (),
     connect: str = "'none'",
+    formulas: bool = False,
     **values: Any,
 ) -> str:
     """The text of a page.
@@ -51,14 +57,20 @@ def render(
         index: what the scripts read at once.
         chunks: what they unpack when it is needed, as :func:`pack` returns it.
         connect: source of a content security policy that the scripts may connect to.
+        formulas: KaTeX is part of the page.
         values: what else the template needs.
     """
-    style = _read(styles, "css")
+    style = _read(styles, "css") + (_katex_style() if formulas else "")
     script = '"use strict";\n(() => {\n' + _read(scripts, "js") + "\n})();\n" if scripts else ""
+    if formulas:
+        script = f"/* KaTeX. {' '.join((KATEX / 'LICENSE').read_text('utf-8').split())} */\n" + (
+            (KATEX / "katex.min.js").read_text("utf-8") + script
+        )
     policy = f"default-src 'none'; style-src {_digest(style)}; base-uri 'none'; form-action 'none'; " + (
         f"script-src {_digest(script)}; connect-src {connect}" if scripts else "img-src data:"
     )
-    parts = {"links": [], **values, "policy": Markup(policy), "title": printable(title)}
+    fonts = _katex_fonts() if formulas else []
+    parts = {"links": [], **values, "fonts": fonts, "policy": Markup(policy), "title": printable(title)}
     inline = {"style": style, "script": script, "data": ascii_json(index)}
     trusted = {name: Markup(text) for name, text in inline.items()}
     return TEMPLATES.get_template(template).render(**parts, **trusted, chunks=[Markup(chunk) for chunk in chunks])
@@ -73,6 +85,26 @@ def ascii_json(value: Any) -> str:
 def pack(text: str) -> str:
     """ASCII ``text``, compressed and in base64."""
     return base64.b64encode(zlib.compress(text.encode("ascii"), 6)).decode("ascii")
+
+
+def has_formulas(texts: Iterable[str]) -> bool:
+    """Whether a page of these texts needs KaTeX."""
+    return any(FORMULA.search(text) for text in texts)
+
+
+def _katex_style() -> str:
+    """Without the addresses of fonts: ``text.js`` loads these from the page itself."""
+    return re.sub(r"@font-face\{[^}]*\}", "", (KATEX / "katex.min.css").read_text("utf-8"))
+
+
+def _katex_fonts() -> list[tuple[str, str, str, Markup]]:
+    """Family, weight, style and the file in base64 of each font."""
+    fonts = []
+    for path in sorted((KATEX / "fonts").iterdir()):
+        family, _, face = path.stem.rpartition("-")
+        text = Markup(base64.b64encode(path.read_bytes()).decode("ascii"))
+        fonts.append((family, "bold" if "Bold" in face else "normal", "italic" if "Italic" in face else "normal", text))
+    return fonts
 
 
 def _read(names: Sequence[str], suffix: str) -> str:

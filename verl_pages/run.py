@@ -11,13 +11,15 @@ import numpy as np
 from verl.config.errors import ConfigError
 from verl.utils.files import replace_text
 from verl.utils.portable import printable
-from verl_pages.colours import COLOURS, SHAPES, lighter
+from verl_pages.colours import COLOURS, SHAPES, page_colour
 from verl_pages.curves import Panel, bucket_steps, make_panels, thin
-from verl_pages.html import BROWSER_SCRIPTS, CHUNK_BYTES, ascii_json, pack, render
-from verl_pages.options import group_names, option_rows, seed_groups
+from verl_pages.html import BROWSER_SCRIPTS, CHUNK_BYTES, ascii_json, has_formulas, pack, render
+from verl_pages.names import metric_name
+from verl_pages.options import differences, group_names, option_rows, run_names, seed_groups
 from verl_pages.run_folder import SAMPLES, RunFolder, is_run, read_run
-from verl_pages.sample_files import CHANGES, FIGURES, METRIC_PREFIX, GatheredSamples, gather_samples
+from verl_pages.sample_files import FIGURES, METRIC_PREFIX, GatheredSamples, gather_samples, shaping_metrics
 from verl_pages.samples import Limits, PromptSamples, pack_samples
+from verl_pages.timeline import timeline
 
 MAX_PAGE_BYTES = 24 << 20
 """Samples are left out to keep the page within this size; curves and options stay."""
@@ -26,6 +28,9 @@ LIMITS = Limits(characters=12_000, responses=16)
 MAX_PROMPTS = 20_000
 
 MAX_RUNS = 32
+
+MAX_DIFFERENCES = 5
+"""Options in which a run differs that the overview names; the others are under Configuration."""
 
 LAST_STEPS = 10
 """The overview shows means over this many last steps, because single batches are noisy."""
@@ -82,10 +87,11 @@ def read_runs(folders: Sequence[Path]) -> list[RunFolder]:
     while depth < 6 and len({path.parts[-depth:] for path in paths}) < len(paths):
         depth += 1
     names = [printable("/".join(path.parts[-depth:]))[-80:] for path in paths]
-    return [
-        read_run(folder, name if names.count(name) == 1 else f"{name} ({place + 1})")
-        for place, (folder, name) in enumerate(zip(folders, names, strict=True))
-    ]
+    runs = [read_run(folder, name) for folder, name in zip(folders, names, strict=True)]
+    names = [printable(name)[-80:] for name in run_names(runs)]
+    for place, (run, name) in enumerate(zip(runs, names, strict=True)):
+        run.name = name if names.count(name) == 1 else f"{name} ({place + 1})"
+    return runs
 
 
 def build_page(runs: Sequence[RunFolder], max_bytes: int = MAX_PAGE_BYTES, version: str = "") -> str:
@@ -94,28 +100,35 @@ def build_page(runs: Sequence[RunFolder], max_bytes: int = MAX_PAGE_BYTES, versi
     With a ``version`` it asks the server that it comes from for another one.
     """
     samples = gather_samples(runs)
+    for run, rows in zip(runs, samples.shaping, strict=True):
+        run.metrics |= shaping_metrics(rows)
     groups, width = seed_groups(runs), bucket_steps(runs)
     panels, chunks = _pack_panels(make_panels(runs), runs, width)
     chunks.append(pack(ascii_json(option_rows(runs))))
     index: dict[str, Any] = {
-        "runs": [_run(run, groups[place], place) for place, run in enumerate(runs)],
+        "runs": [
+            _run(run, groups[place], place) | {"differs": _listed(differs)}
+            for place, (run, differs) in enumerate(zip(runs, differences(runs), strict=True))
+        ],
         "groups": [{"name": printable(name), **_style(place)} for place, name in enumerate(group_names(runs, groups))],
         "styles": [_style(place) for place in range(len(COLOURS))],
         "width": width,
-        # Samples may be there without metrics.
-        "last": max([*(run.last_step for run in runs), *(rows[-1][0] for rows in samples.shaping if rows)], default=0),
+        "last": max((run.last_step for run in runs), default=0),
         "sections": SECTIONS,
         "panels": panels,
         "options": len(chunks) - 1,
-        "shaping": {"bounds": CHANGES, "runs": [_thinned(rows) for rows in samples.shaping]},
         "phases": [_phases(run) for run in runs],
+        "timelines": [timeline(run) for run in runs],
         "version": version,
     }
     title = f"Run: {runs[0].name}" if len(runs) == 1 else f"{len(runs)} runs"
 
+    formulas = has_formulas(text for prompt in samples.prompts for text in prompt.texts())
+
     def text(chunks: Sequence[str]) -> str:
-        scripts = (*BROWSER_SCRIPTS, "run", *(["live"] if version else []))
-        return render("run.html", title, ("base", "pages"), scripts, index, chunks, "'self'" if version else "'none'")
+        scripts = (*BROWSER_SCRIPTS, "timeline", "run", *(["live"] if version else []))
+        connect = "'self'" if version else "'none'"
+        return render("run.html", title, ("base", "pages"), scripts, index, chunks, connect, formulas)
 
     index["samples"], packed = _samples(samples, len(chunks), max_bytes - len(text(chunks)) - 4096)
     # Reading samples may have added lines.
@@ -133,8 +146,10 @@ def _samples(samples: GatheredSamples, first: int, room: int) -> tuple[dict[str,
         "truth": "Ground truth",
         "order": "steps",
         "prompts": packed.count,
-        "figures": [name.removeprefix(METRIC_PREFIX) for name in figures],
-        "prefixes": samples.prefixes,
+        "figures": [printable(metric_name(name.removeprefix(METRIC_PREFIX))) for name in figures],
+        "prefixes": [
+            [printable(metric_name(name + kind)) for kind in ("", " diff", " diff 2")] for name in samples.prefixes
+        ],
         "verdicts": {"c": "correct", "w": "incorrect"},
         "files": f"{SAMPLES}/",
         "none": "There are no samples. Reinforcement learning keeps those of every step with trainer.samples.freq=1; "
@@ -172,8 +187,7 @@ def _by_use(prompts: Sequence[PromptSamples]) -> list[PromptSamples]:
 
 
 def _style(place: int) -> dict[str, str]:
-    colour = COLOURS[place % len(COLOURS)]
-    return {"light": colour, "dark": lighter(colour, 0.35), "shape": SHAPES[place % len(SHAPES)]}
+    return {"colour": page_colour(COLOURS[place % len(COLOURS)]), "shape": SHAPES[place % len(SHAPES)]}
 
 
 def _pack_panels(
@@ -198,6 +212,7 @@ def _pack_panels(
                 "percent": panel.percent,
                 "layer": panel.layer,
                 "log": panel.log,
+                "about": printable(panel.about),
                 "nonfinite": sum(
                     int(np.isnan(run.metrics[name].values).sum())
                     for name, _ in panel.series
@@ -213,12 +228,6 @@ def _pack_panels(
             chunks.append(pack(f"[{','.join(held)}]"))
             held = []
     return index, chunks
-
-
-def _thinned(rows: list[list[Any]]) -> list[list[Any]]:
-    """At most 400 of the rows, evenly spaced."""
-    places = np.linspace(0, len(rows) - 1, min(len(rows), 400)).round().astype(int)
-    return [rows[place] for place in places]
 
 
 def _run(run: RunFolder, group: int, place: int) -> dict[str, Any]:
@@ -241,6 +250,11 @@ def _run(run: RunFolder, group: int, place: int) -> dict[str, Any]:
     }
 
 
+def _listed(differences: Sequence[str]) -> str:
+    more = len(differences) - MAX_DIFFERENCES
+    return printable(", ".join(differences[:MAX_DIFFERENCES]) + (f" and {more} more" if more > 0 else ""))
+
+
 def _figures(run: RunFolder) -> Iterator[tuple[str, Any]]:
     def values(name: str) -> Any:
         series = run.metrics.get(name)
@@ -248,6 +262,7 @@ def _figures(run: RunFolder) -> Iterator[tuple[str, Any]]:
 
     for label, name in {
         "score": "score/mean",
+        "reward": "critic/rewards/mean",
         "training": "train/pass@1",
         "tokens": "response_length/mean",
         "er": "cal/overall/layer_1/Effective Rank/mean",

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from verl_pages.run_folder import SAMPLES, RunFolder, SampleFile
+from verl_pages.run_folder import SAMPLES, RunFolder, SampleFile, Series
 from verl_pages.samples import PromptSamples, Row
 
 MAX_RAW_BYTES = 64 << 20
@@ -68,6 +68,8 @@ NEEDED = {"uid", "prompt", "response", "correct"}
 
 CHANGES = (1e-6, 0.05, 0.2, 0.5)
 """Bounds of the classes of relative change by rank shaping; the last class has no bound."""
+
+CHANGE_NAMES = ("unchanged", "up to 5%", "up to 20%", "up to 50%", "above 50%")
 
 
 @dataclass
@@ -134,6 +136,13 @@ def gather_samples(runs: Sequence[RunFolder], max_raw: int = MAX_RAW_BYTES) -> G
             run.troubles.append(f"{SAMPLES}: {len(lines) - 3} more files cannot be read")
     gathered.prompts = list(prompts.values())
     return gathered
+
+
+def shaping_metrics(rows: Sequence[Sequence[Any]]) -> dict[str, Series]:
+    """The classes of ``GatheredSamples.shaping`` of a run as metrics, ``samples/advantages/unchanged`` and so on."""
+    steps, *shares = np.array(rows, dtype=np.float64).reshape(len(rows), len(CHANGE_NAMES) + 1).T
+    named = zip(CHANGE_NAMES, shares, strict=True) if rows else ()
+    return {f"samples/advantages/{name}": Series(steps.astype(np.int64), values) for name, values in named}
 
 
 def _spread_files(files: Sequence[SampleFile]) -> list[SampleFile]:

@@ -35,6 +35,12 @@ class PromptSamples:
     cells: dict[tuple[int, int], list[Row]] = field(default_factory=dict)
     """(run, step) -> its responses, in order."""
 
+    def texts(self) -> Iterator[str]:
+        """The prompt and all responses to it."""
+        yield self.prompt
+        for rows in self.cells.values():
+            yield from (row["response"] for row in rows)
+
 
 @dataclass(frozen=True)
 class Limits:

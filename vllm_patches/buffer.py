@@ -6,6 +6,7 @@ host. Rows are stored in segments of fixed size; a segment is freed when its las
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -73,7 +74,7 @@ class RowBuffer:
                 row_of[places[inside]] = rows[inside]
                 filled = np.flatnonzero(row_of >= 0)
                 found[filled] = True
-                pieces.append((filled, segment.read(row_of[filled]).to(self.device)))
+                pieces.append((filled, segment.read(row_of[filled])))
         if len(pieces) == 1 and found.all():
             return pieces[0][1], found
         gathered = torch.full((count, *self.row_shape), torch.nan, dtype=self.dtype, device=self.device)
@@ -139,7 +140,9 @@ class _Segment:
         self.positions = np.zeros(size, dtype=np.int64)
         self.num_needed = 0
         self.spilled = False
+        self._device = device
         self._rows = torch.empty((size, *row_shape), dtype=dtype, device=device)
+        self._arrived: Any = None
         self._used = 0
         self._sorted: tuple[np.ndarray, np.ndarray] | None = None
 
@@ -179,16 +182,31 @@ class _Segment:
         self.num_needed -= len(rows)
 
     def read(self, rows: np.ndarray) -> Tensor:
-        return self._rows[_index(rows, self._rows.device)]
+        """Rows of these indices, on the device."""
+        if self._arrived is None:
+            return self._rows[_index(rows, self._rows.device)]
+        if not self._arrived.query():
+            self._arrived.synchronize()
+        chosen = torch.empty((len(rows), *self._rows.shape[1:]), dtype=self._rows.dtype, pin_memory=True)
+        torch.index_select(self._rows, 0, torch.from_numpy(rows), out=chosen)
+        return chosen.to(self._device, non_blocking=True)
 
     def spill(self) -> None:
-        """Move the needed rows to host memory; no more rows are added."""
+        """Move the rows to host memory; no more rows are added."""
+        self.spilled = True
+        if self._device.type == "cuda":
+            # As they are, by a copy that nothing waits for: the device's next steps come after it.
+            held = torch.empty(self._rows.shape, dtype=self._rows.dtype, pin_memory=True)
+            self._rows = held.copy_(self._rows, non_blocking=True)
+            self._arrived = torch.cuda.Event()
+            self._arrived.record()
+            self._used = len(self.owners)
+            return
         needed = np.flatnonzero(self.owners != NOBODY)
         self._rows = self._rows.cpu()[_index(needed, torch.device("cpu"))]
         self.owners, self.positions = self.owners[needed], self.positions[needed]
         self._used = len(needed)
         self._sorted = None
-        self.spilled = True
 
 
 def _index(rows: np.ndarray, device: torch.device) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vllm_patches.buffer import NOBODY, RowBuffer
 from vllm_patches.options import CaptureOptions
-from vllm_patches.slices import Slices, beside, finish
+from vllm_patches.slices import Slices, beside, finish, to_host
 
 STATES = "states"
 PROMPT = "prompt"
@@ -191,7 +191,9 @@ class HiddenStateCapture:
             if self.options.keeps_prompts and request is not None:
                 result[PROMPT] = self.buffer.gather(request.owner, 0, request.prompt_length)[0]
         if self.options.device == "cpu":
-            results = [{name: value.cpu() for name, value in result.items()} for result in results]
+            fetched = yield from to_host([value for result in results for value in result.values()])
+            values = iter(fetched)
+            results = [{name: next(values) for name in result} for result in results]
         return results
 
     def _held(self, request_id: str) -> _Request | None:

@@ -169,6 +169,10 @@ class StateCollector:
             self._job = outputs, self._begin(_handles(outputs))
         outputs, job = self._job
         results = [] if job is None else reply(job, seconds)
+        if job is not None:
+            # What a GPU spent on it, decoding lacked.
+            self._credit -= job.unpaid
+            job.unpaid = 0.0
         if results is None:
             return
         self._job = None

@@ -28,7 +28,7 @@ from gpu_checks.common import (
 )
 from verl.checkpoint.folders import checkpoints
 from verl.config import PPOConfig, load_config
-from verl.run.memory import Shape, estimate
+from verl.run.memory import Shape, Shapes, estimate
 
 AGREEMENT = 0.03
 """Largest mean distance between the log-probabilities of engine and trainer in any step, nats."""
@@ -205,7 +205,8 @@ def whole_steps(context: Context) -> Outcome:
     # A random model samples evenly, so that one of these ends a response after a geometric number of tokens.
     stops = SHAPES[name]["vocab_size"] * MEAN_LENGTH_SHARE // length
     overrides = [*overrides_of(context), *sizes_of(context, length), f"trainer.total_training_steps={steps}"]
-    overrides += [f"model.path={context.out / 'model'}", f"rollout.stop_token_ids={[*range(1000, 1000 + stops)]}"]
+    overrides += ["preset=embedded", f"model.path={context.out / 'model'}"]
+    overrides += [f"rollout.stop_token_ids={[*range(1000, 1000 + stops)]}"]
     if context.stage == "step-packed":
         tokens = 4 * (32 + length)
         overrides += ["model.use_remove_padding=true", "actor.use_dynamic_bsz=true"]
@@ -246,7 +247,8 @@ def memory(context: Context, overrides: list[str], records: list[Record]) -> Rec
     """Peak of each phase, measured and estimated, in GB."""
     config = load_config(PPOConfig, "ppo_trainer", [item.replace(" ", "") for item in overrides])
     total = torch.cuda.get_device_properties(0).total_memory / GB if context.on_gpu else 80.0
-    phases = estimate(config, Shape.of(AutoConfig.from_pretrained(config.model.path)), total)
+    shape = Shape.of(AutoConfig.from_pretrained(config.model.path))
+    phases = estimate(config, Shapes(shape), total)
     # CUDA's context is not among what torch allocates.
     sums = {name: sum(parts.values()) - parts["context"] for name, parts in phases.items()}
     names = [name for name in PHASES if any(f"perf/memory/{name}_gb" in record for record in records)]

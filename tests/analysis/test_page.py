@@ -82,7 +82,7 @@ def test_what_is_published(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     interval = f"[{row['pearson_low']:.2f}, {row['pearson_high']:.2f}]"
     scatter = (tmp_path / "figures" / f"{names[0]}.svg").read_text()
     assert f"r = {row['pearson']:.2f} {interval}" in scatter
-    assert "Effective Rank  (exploration)" in scatter and "correct responses" in scatter
+    assert "ER  (exploration)" in scatter and "correct responses" in scatter
     page = (tmp_path / "index.html").read_text()
     assert page.count("<img ") == 11 and "<script" not in page and "http" not in page.replace("http-equiv", "")
     assert "a&lt;b@0 on sums" in page and "a<b" not in page and f"{row['pearson']:.2f}<br>{interval}" in page

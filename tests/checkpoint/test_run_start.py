@@ -6,10 +6,12 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from conftest import small_overrides
 from omegaconf import OmegaConf
 
 from verl.checkpoint.run_start import parse_run_config
-from verl.config import CONFIG_DIR, ConfigError, SFTConfig
+from verl.config import CONFIG_DIR, ConfigError, PPOConfig, SFTConfig
+from verl.config.load import compose_config
 
 
 @pytest.fixture
@@ -35,7 +37,7 @@ def test_a_missing_data_file_is_named(run_tree, field: str):
     run_tree.data[field] = ["nowhere/x.parquet"]
     with pytest.raises(
         ConfigError,
-        match=rf"^data\.{field}='nowhere/x\.parquet': no such file; name a parquet, jsonl or json file, or a hub",
+        match=rf"^data\.{field}='nowhere/x\.parquet': no such file \(.*/nowhere/x\.parquet\); name a parquet, jsonl or",
     ):
         parse_run_config(SFTConfig, run_tree)
 
@@ -45,14 +47,14 @@ def test_a_hub_id_passes_and_a_relative_folder_does_not(run_tree, tmp_path: Path
     run_tree.model.path = "Qwen/Qwen2.5-1.5B"
     assert parse_run_config(SFTConfig, run_tree).model.path == "Qwen/Qwen2.5-1.5B"
     run_tree.model.path = str(tmp_path)
-    with pytest.raises(ConfigError, match=r"^model\.path='.*': no config\.json there; .* or a hub id such as"):
+    with pytest.raises(ConfigError, match=r"^model\.path='.*': no config\.json there \(/.*\); .* or a hub id such as"):
         parse_run_config(SFTConfig, run_tree)
     # The same spelling is a folder as soon as its parent exists here; data/ is one even if it was deleted.
     (tmp_path / "Qwen").mkdir()
     for path in ("Qwen/Qwen2.5-1.5B", "data/tiny_model"):
         run_tree.model.path = path
         restore = "restore the shipped model with `git checkout data`, or " if path.startswith("data/") else ""
-        message = rf"^model\.path='{path}': no config\.json there; {restore}name a folder"
+        message = rf"^model\.path='{path}': no config\.json there \({tmp_path}/{path}\); {restore}name a folder"
         with pytest.raises(ConfigError, match=message):
             parse_run_config(SFTConfig, run_tree)
 
@@ -113,3 +115,22 @@ def test_a_pipe_among_the_files_of_a_folder_is_refused(run_tree, tmp_path: Path,
         run_tree.model.path = str(folder)
     with pytest.raises(ConfigError, match=f"{place} is not a regular file; name a"):
         parse_run_config(SFTConfig, run_tree)
+
+
+def test_a_relative_path_may_be_that_of_the_shell(tiny_model, arithmetic_prompts, tmp_path, monkeypatch):
+    (tmp_path / "mine").mkdir()
+    shutil.copy(arithmetic_prompts, tmp_path / "mine" / "rows.parquet")
+    shutil.copytree(tiny_model, tmp_path / "mine" / "model")
+    monkeypatch.setenv("VERL_SHELL_FOLDER", str(tmp_path / "mine"))
+    fixed = [*small_overrides(Path("model"), arithmetic_prompts, tmp_path / "run"), "data.train_files=rows.parquet"]
+    tree = compose_config(PPOConfig, "ppo_trainer", fixed)
+    config = parse_run_config(PPOConfig, tree)
+    assert config.data.train_files == [f"{tmp_path}/mine/rows.parquet"]
+    assert config.model.path == f"{tmp_path}/mine/model"
+    assert config.data.val_files == [str(arithmetic_prompts)]
+    # All that is missing, with the full paths.
+    gone = ["data.train_files=gone.parquet", "data.val_files=lost.parquet"]
+    with pytest.raises(ConfigError) as raised:
+        parse_run_config(PPOConfig, compose_config(PPOConfig, "ppo_trainer", [*fixed, *gone]))
+    for line, name in zip(str(raised.value).splitlines(), ("gone", "lost"), strict=True):
+        assert f"({Path.cwd()}/{name}.parquet, nor {tmp_path}/mine/{name}.parquet)" in line

@@ -151,3 +151,29 @@ def test_data_and_models_are_found_below_the_releases_folders(tmp_path: Path, mo
 def test_the_releases_modes_of_validation_are_explained(arguments: str, said: str, capsys: pytest.CaptureFixture[str]):
     translate(arguments.split())
     assert capsys.readouterr().err[: len(said) or None] == said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "preset"),
+    [
+        ("", None),
+        ("experiment=dapo trainer.test_freq=5", None),
+        ("model.path=data/tiny_model", None),
+        ("model.path='data/tiny_model/'", None),
+        ("model=tiny", None),
+        ("model.path=Qwen/Qwen2.5-0.5B", "foreign"),
+        ("model=qwen2.5_1.5b --rollout_n 4", "foreign"),
+        ("model.path=my/folder preset=small", "small"),
+        ("model.path=my/folder preset=embedded", "embedded"),
+        # A translated command comes before it, and an explicit preset before that.
+        ("--model_name my/folder", "paper"),
+        ("actor_rollout_ref.model.path=my/folder actor_rollout_ref.rollout.n=4", "verl"),
+        ("actor_rollout_ref.model.path=my/folder preset=small", "small"),
+        ("--model_name my/folder preset=small", "small"),
+    ],
+)
+def test_a_model_that_is_not_ours_has_settings_of_its_own(arguments, preset, capsys: pytest.CaptureFixture[str]):
+    words = translate(shlex.split(arguments, posix=False))
+    assert [word for word in words if word.startswith("preset=")] == ([f"preset={preset}"] if preset else [])
+    told = [line for line in capsys.readouterr().err.splitlines() if "preset=foreign" in line]
+    assert len(told) == (preset == "foreign")

@@ -57,6 +57,9 @@ def test_the_preset_holds_what_verl_does_without_an_option():
     found = leaves(composed("preset=verl"))
     assert (found["data.template"], found["reward_model.rule_weight"]) == ("chat", 0.0)
     assert (found["reward_manager.add_adv"], found["reward_manager.add_reward"]) == (False, False)
+    # The release measures Traditional Rank too; veRL knows neither, and nothing reads it.
+    assert found["calculator.metric_indices"] == [1]
+    assert leaves(composed("preset=paper"))["calculator.metric_indices"] == [1, 2]
     assert config_of("preset=verl").model.path == f"{HOME}/models/deepseek-llm-7b-chat"
 
 
@@ -157,6 +160,26 @@ def test_a_preset_of_the_users_stays_and_our_own_commands_are_left_alone(capsys:
     assert translate(ours) == ours
     assert translate(["trainer.save_freq=0"]) == ["trainer.save_freq=0"]  # ours: after the last step
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        (
+            "rollout.mode=async",
+            f"rollout.mode: is {ROLLOUT}.mode of veRL's, which has no effect here: all responses of a",
+        ),
+        (
+            "data.val_max_samples=10",
+            "data.val_max_samples: is a name of veRL's; here: data.val_sample_size",
+        ),
+        ("rollout.tensor_model_parallel_size=2", "of veRL's; here: rollout.tensor_parallel_size"),
+    ],
+)
+def test_a_name_of_verls_in_a_command_of_ours_is_told_with_what_it_is(argument: str, message: str):
+    with pytest.raises(FlagError) as error:
+        translate([argument, "trainer.test_freq=5"])
+    assert message in str(error.value)
 
 
 def test_one_line_says_why_an_option_has_no_effect(capsys: pytest.CaptureFixture[str]):

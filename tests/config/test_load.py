@@ -168,3 +168,26 @@ experiment=grpo calculator.enable=false"""
 @pytest.mark.parametrize("overrides", ALLOWED.splitlines())
 def test_what_a_similar_config_may_do(overrides: str):
     load_config(PPOConfig, "ppo_trainer", overrides.split())
+
+
+def test_mistakes_that_have_nothing_to_do_with_each_other_are_told_together():
+    wrong = ["actor.optim.lr=-1", "rollout.n=0", "data.train_batch_size=x", "trainer.nnodes=0"]
+    with pytest.raises(ConfigError) as raised:
+        load_config(PPOConfig, "ppo_trainer", wrong)
+    told = str(raised.value).splitlines()
+    assert [line.partition(":")[0] for line in told] == [
+        "data.train_batch_size='x'",
+        "actor.optim.lr=-1.0",
+        "rollout.n=0",
+        "trainer.nnodes=0",
+    ]
+    # Between options, too.
+    with pytest.raises(ConfigError) as raised:
+        load_config(PPOConfig, "ppo_trainer", ["actor.ppo_mini_batch_size=64", "trainer.critic_warmup=1"])
+    assert len(str(raised.value).splitlines()) == 1
+    with pytest.raises(ConfigError) as raised:
+        load_config(PPOConfig, "ppo_trainer", ["actor.ppo_mini_batch_size=64", "rollout.tensor_parallel_size=3"])
+    assert [line.partition("=")[0] for line in str(raised.value).splitlines()] == [
+        "actor.ppo_mini_batch_size",
+        "rollout.tensor_parallel_size",
+    ]

@@ -16,6 +16,8 @@ def load(*overrides: str) -> PPOConfig:
 # and critic's learning rate, steps, score mode, precision; then entropy and loss aggregation, where no experiment sets
 # them, and responses per prompt of the group estimators.
 PRESETS = {
+    "foreign": ((1024, 32, 204, 1e-6, 1e-5, 80, "mix", "bfloat16"), 0.0, "token-mean", 8),
+    "small": ((256, 8, 51, 1e-6, 1e-5, 80, "mix", "float32"), 0.0, "token-mean", 8),
     "embedded": ((160, 8, 32, 2e-4, 5e-4, 80, "mix", "float32"), 0.0, "token-mean", 8),
     "paper": ((1536, 40, 307, 5e-7, 1e-5, 160, "independent", "bfloat16"), 0.001, "seq-mean-token-mean", 4),
     "paper_4096": ((4096, 128, 819, 5e-7, 1e-5, 160, "independent", "bfloat16"), 0.001, "seq-mean-token-mean", 4),
@@ -66,6 +68,33 @@ def test_every_experiment_with_every_preset(experiment: str, preset: str):
     assert (sets.get("entropy", entropy), sets.get("n", n)) == (actor.entropy_coeff, config.rollout.n)
     assert sets.get("aggregation", aggregation) == actor.loss_aggregation
     assert config.trainer.experiment_name == experiment
+
+
+@pytest.mark.parametrize(
+    ("overrides", "lengths", "micro_batches", "stride", "buffer"),
+    [
+        ("preset=foreign", (512, 1024), (16384, 32768), 32, 204),
+        ("preset=foreign data.max_response_length=20000", (512, 20000), (20512, 32768), 625, 4000),
+        ("preset=small", (256, 256), (2048, 4096), 8, 51),
+        ("preset=small data.max_response_length=4000", (256, 4000), (4256, 4256), 125, 800),
+        ("experiment=dapo data.max_response_length=16", (32, 16), (16384, 16384), 8, 3),
+        ("experiment=dapo data.max_response_length=3", (32, 3), (16384, 16384), 8, 1),
+    ],
+)
+def test_sizes_go_with_the_longest_response(overrides, lengths, micro_batches, stride, buffer):
+    config = load(*overrides.split())
+    actor = config.actor
+    assert (config.data.max_prompt_length, config.data.max_response_length) == lengths
+    assert (actor.ppo_max_token_len_per_gpu, actor.log_prob_max_token_len_per_gpu) == micro_batches
+    assert (config.calculator.diff_stride, config.reward_score.overlong_buffer.len) == (stride, buffer)
+
+
+def test_a_pretrained_models_settings():
+    foreign, small = load("preset=foreign"), load("preset=small")
+    assert foreign.model.gradient_checkpointing and foreign.actor.use_dynamic_bsz and small.actor.use_dynamic_bsz
+    assert (small.rollout.kv_cache_memory_mb, small.data.train_batch_size, small.actor.ppo_mini_batch_size) == (
+        *(1024, 16, 16),
+    )
 
 
 def test_the_papers_settings():

@@ -85,14 +85,25 @@ def test_a_damaged_parquet_file_is_one_line(tmp_path: Path):
         read_rows(str(path))
 
 
+def repeated(times: int, size: int) -> pa.Array:
+    """A column of ``times`` equal texts of ``size`` characters."""
+    return pa.DictionaryArray.from_arrays(pa.array([0] * times), pa.array(["x" * size]))
+
+
 @pytest.mark.parametrize(
     ("column", "rows"),
     [
-        (lambda: pa.DictionaryArray.from_arrays(pa.array([0] * 500_000), pa.array(["x" * 160_000])), 500_000),
+        (lambda: repeated(500_000, 160_000), 500_000),
         (lambda: pa.nulls(3_000_000, pa.string()), 3_000_000),
         (lambda: pa.array(["y" * 300_000_000]), 1),
+        (lambda: pa.ListArray.from_arrays([0, 10_000], repeated(10_000, 1_000_000)), 1),
     ],
-    ids=["one text in every row, 80 GB", "rows of nothing", "one long text"],
+    ids=[
+        "one text in every row, 80 GB",
+        "rows of nothing",
+        "one long text",
+        "one text in a list, 10 GB",
+    ],
 )
 def test_a_small_file_does_not_fill_the_memory(tmp_path: Path, column: Callable[[], pa.Array], rows: int):
     path = tmp_path / "a.parquet"
@@ -102,6 +113,15 @@ def test_a_small_file_does_not_fill_the_memory(tmp_path: Path, column: Callable[
     with pytest.raises(
         ConfigError, match=f"^{path}: its {size} bytes stand for {rows} rows, which take more than 0.3 GB"
     ):
+        read_rows(str(path))
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json"])
+def test_a_file_of_holes_that_is_larger_than_the_memory(tmp_path: Path, suffix: str):
+    path = tmp_path / f"a{suffix}"
+    with path.open("wb") as file:
+        file.truncate(1 << 43)
+    with pytest.raises(ConfigError, match=f"^{path}: has 8796093022208 bytes, but [0-9]+ bytes of memory are avai"):
         read_rows(str(path))
 
 

@@ -1,10 +1,12 @@
-"""Each process of a run is killed at a random moment: exit code, last line, and the numbers of the run that resumes.
+"""Runs are stopped, or one of their processes killed, at random moments: exit code, last line, and the numbers of the
+run that resumes.
 
-``VERL_KILLS=20`` kills more than one of each kind, and prints the table.
+``VERL_KILLS=20`` kills more of each kind. The table that is printed has a row for each.
 """
 
 import os
 import random
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -13,32 +15,75 @@ from itertools import cycle, islice
 from pathlib import Path
 
 import pytest
+from conftest import ROOT, small_overrides
 
 from tests.e2e.runs import RAY_AGENTS, Run, assert_checkpoints_complete, records, six_steps
+from verl.checkpoint.folders import checkpoints
 from verl.single_controller.environment import REQUEUE
 
 SEED = int(os.environ.get("VERL_RECOVERY_SEED", "17"))
 KILLS = int(os.environ.get("VERL_KILLS", "5"))
 
-KINDS: dict[str, Callable[[Run, dict[int, str]], list[int]]] = {
-    "driver": lambda run, living: [pid for pid in living if _parent(pid) == run.process.pid],
-    "worker": lambda run, living: [pid for pid, command in living.items() if command.startswith("ray::_Host")],
-    "raylet": lambda run, living: [pid for pid, command in living.items() if "/raylet/raylet" in command.split()[0]],
-    "gcs": lambda run, living: [pid for pid, command in living.items() if "gcs_server" in command.split()[0]],
-    "verifier": lambda run, living: [pid for pid, command in living.items() if "spawn_main" in command],
+PATIENCE_S = 600
+"""For a run with its restarts, on a busy machine."""
+
+ENGINE, IN_LOAD_WEIGHTS = "engine", "engine in load_weights"
+
+KINDS: dict[str, Callable[[Run, Path], list[int]]] = {
+    "driver": lambda run, logs: [pid for pid in run.processes() if _parent(pid) == run.process.pid],
+    "worker": lambda run, logs: [_logged_process(logs / "rank_0.log")],
+    ENGINE: lambda run, logs: [_logged_process(logs / "engines/rank_1.log")],
+    IN_LOAD_WEIGHTS: lambda run, logs: [_logged_process(logs / "engines/rank_1.log")],
+    "raylet": lambda run, logs: [pid for pid, name in run.processes().items() if "/raylet/raylet" in name.split()[0]],
+    "gcs": lambda run, logs: [pid for pid, name in run.processes().items() if "gcs_server" in name.split()[0]],
+    "verifier": lambda run, logs: [pid for pid, name in run.processes().items() if "spawn_main" in name],
 }
+"""The processes of a kind, by the logs of an attempt."""
+
+STOPS: dict[str, Callable[[Run], None]] = {
+    "preemption": lambda run: run.process.send_signal(signal.SIGTERM),
+    # To every process of the group, vLLM's included, which brings signal handlers of its own.
+    "Ctrl-C": lambda run: os.killpg(run.driver, signal.SIGINT),
+}
+"""What stops a run."""
 
 RESUME, COMPLETE = "to resume from step ", "the run is complete: "
+RESTARTED: dict[int, tuple[str, ...]] = {0: ("page: ", "metrics: ")}
+"""The run itself starts another attempt."""
 ENDINGS: dict[str, dict[int, tuple[str, ...]]] = {
     "driver": {137: (RESUME, "to start again", COMPLETE)},
-    # The run itself starts another attempt.
-    "worker": {0: ("page: ", "metrics: ")},
-    "raylet": {REQUEUE: (RESUME, "to start again", COMPLETE), 0: ("page: ", "metrics: ")},
+    "worker": RESTARTED,
+    ENGINE: RESTARTED,
+    IN_LOAD_WEIGHTS: RESTARTED,
+    "raylet": {REQUEUE: (RESUME, "to start again", COMPLETE), **RESTARTED},
     # The line before says how to resume it.
-    "gcs": {REQUEUE: ("error: Ray's head at ", RESUME, "to start again", COMPLETE), 0: ("page: ", "metrics: ")},
-    "verifier": {0: ("page: ", "metrics: ")},
+    "gcs": {REQUEUE: ("error: Ray's head at ", RESUME, "to start again", COMPLETE), **RESTARTED},
+    "verifier": RESTARTED,
+    "preemption": {REQUEUE: (RESUME, COMPLETE)},
+    "Ctrl-C": {130: (RESUME, "to start again", COMPLETE)},
 }
 """What is killed -> exit code -> how the last line begins."""
+
+Command = Callable[[Path, Path, Path], list[str]]
+"""Options of a run by model, prompts and folder."""
+
+
+def plain(model: Path, prompts: Path, folder: Path) -> list[str]:
+    options = [o for o in six_steps(model, prompts, folder) if not o.startswith("trainer.max_restarts")]
+    return [*options, "rollout.name=hf", "trainer.detection_s=5", "trainer.max_restarts=3"]
+
+
+def asynchronous(model: Path, prompts: Path, folder: Path) -> list[str]:
+    """Engines of their own that sample a step ahead. They have few slots, so that a step leaves responses open."""
+    return [
+        *small_overrides(ROOT / "data/tiny_model", prompts, folder),
+        *("rollout.nnodes=1", "rollout.n_gpus_per_node=2", "rollout.max_num_seqs=4"),
+        "data.max_response_length=96",
+        *("async_training.max_staleness=2", "async_training.partial_rollout=true", "actor.tis_level=token"),
+        *("reward_manager.add_reward=true", "actor.optim.lr=1e-4", "trainer.total_training_steps=6"),
+        *("trainer.save_freq=1", "trainer.max_ckpt_to_keep=2", "trainer.save_hf_model=false", "trainer.test_freq=4"),
+        *("trainer.detection_s=10", "trainer.max_restarts=3"),
+    ]
 
 
 def _parent(pid: int) -> int:
@@ -47,16 +92,25 @@ def _parent(pid: int) -> int:
     return 0
 
 
-def _command(folder: Path, model: Path, prompts: Path) -> list[str]:
-    fast = ("rollout.name=hf", "trainer.detection_s=5", "trainer.max_restarts=3")
-    return [*(o for o in six_steps(model, prompts, folder) if not o.startswith("trainer.max_restarts")), *fast]
+def _logged_process(log: Path) -> int:
+    match = re.match(r"worker \d+ on \S+, process (\d+)", log.read_text())
+    assert match, log
+    return int(match[1])
 
 
 def _kill_once(run: Run, kind: str, folder: Path, moment: float) -> None:
-    """Kill one process of the kind: after ``moment`` of the steps, a fraction of one included."""
+    """Stop the run, or kill one process of the kind: after ``moment`` of the steps, a fraction of one included."""
     run.wait_until(lambda: len(records(folder)) >= int(moment))
-    time.sleep(moment % 1 * 2)
-    found = KINDS[kind](run, run.processes())
+    logs = folder / "logs/attempt_1"
+    if kind == IN_LOAD_WEIGHTS:
+        # Between two steps, while the checkpoint is written, engines are idle; they then take the new weights.
+        os.kill(_logged_process(logs / "engines/rank_1.log"), signal.SIGSTOP)
+        run.wait_until(lambda: (logs / "engines/rank_0.log").read_text().endswith("load_weights: done\n"))
+    else:
+        time.sleep(moment % 1 * 2)
+    if kind in STOPS:
+        return STOPS[kind](run)
+    found = KINDS[kind](run, logs)
     assert found or run.process.poll() is not None, f"no {kind} in {run.processes()}"
     for pid in found[:1]:
         with suppress(ProcessLookupError):
@@ -65,28 +119,49 @@ def _kill_once(run: Run, kind: str, folder: Path, moment: float) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(0)  # each process has a limit of its own
+@pytest.mark.parametrize(
+    ("command", "kinds"),
+    [
+        (plain, ("driver", "worker", "raylet", "gcs", "verifier")),
+        (asynchronous, ("driver", IN_LOAD_WEIGHTS, "preemption", "worker", ENGINE, "Ctrl-C")),
+    ],
+)
 def test_a_process_that_is_killed_costs_no_number(
-    tmp_path: Path, tiny_model: Path, arithmetic_prompts: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    tiny_model: Path,
+    arithmetic_prompts: Path,
+    capsys: pytest.CaptureFixture[str],
+    command: Command,
+    kinds: tuple[str, ...],
 ):
-    whole = tmp_path / "whole"
-    assert Run(_command(whole, tiny_model, arithmetic_prompts), tmp_path / "whole.log").finish() == 0
-    expected, draw, table = records(whole), random.Random(SEED), []
+    whole, made_from = tmp_path / "whole", (tiny_model, arithmetic_prompts)
+    assert Run(command(*made_from, whole), tmp_path / "whole.log").finish(PATIENCE_S) == 0
+    expected, draw = records(whole), random.Random(SEED)
     assert len(expected) == 7
-    for number, kind in enumerate(islice(cycle(KINDS), KILLS)):
+    if command is asynchronous:
+        # Wherever it is killed, there are half-finished responses.
+        assert [step["async/carried_over_tokens"] > 0 for step in expected[1:]] == [True] * 5 + [False]
+        assert max(step["async/lag/max"] for step in expected[1:]) == 2
+    for number, kind in enumerate(islice(cycle(kinds), KILLS)):
         folder, log = tmp_path / f"{number}", tmp_path / f"{number}.log"
-        run = Run(_command(folder, tiny_model, arithmetic_prompts), log)
+        run = Run(command(*made_from, folder), log)
         moment = draw.uniform(1, 6)
         _kill_once(run, kind, folder, moment)
-        code = run.finish()
+        code = run.finish(PATIENCE_S)
         last = log.read_text().rstrip().splitlines()[-1]
         agents = RAY_AGENTS if kind in ("driver", "raylet", "gcs") else ()
         assert run.survivors(agents) == []
-        again = Run(_command(folder, tiny_model, arithmetic_prompts), tmp_path / f"{number}.again.log")
-        assert again.finish() == 0, again.log.read_text()
+        if kind == "preemption":
+            assert max(checkpoints(folder)) == records(folder)[-1]["step"]
+        if code:
+            again = Run(command(*made_from, folder), tmp_path / f"{number}.again.log")
+            assert again.finish(PATIENCE_S) == 0, again.log.read_text()
         assert_checkpoints_complete(folder)
         same = records(folder) == expected
-        table.append((kind, f"{moment:.2f}", code, last.replace(str(folder), "RUN"), same))
+        row = (kind, f"{moment:.2f}", code, last.replace(str(folder), "RUN"), same)
         with capsys.disabled():
-            print("\n| {} | {} | {} | {} | {} |".format(*table[-1]), end="", flush=True)
-        assert same, f"seed {SEED}, kill {number}: {table[-1]}"
-        assert last.startswith(ENDINGS[kind].get(code, ())), f"seed {SEED}, kill {number}: {table[-1]}"
+            print("\n| {} | {} | {} | {} | {} |".format(*row), end="", flush=True)
+        assert same, f"seed {SEED}, kill {number}: {row}"
+        assert last.startswith(ENDINGS[kind].get(code, ())), f"seed {SEED}, kill {number}: {row}"
+        if kind == IN_LOAD_WEIGHTS:
+            assert "attempt 1 ended: engine worker 1 on " in log.read_text() and " in load_weights" in log.read_text()

@@ -189,7 +189,11 @@ def test_a_checkpoint_that_vanishes_does_not_stop_the_others(engines, evaluate, 
         return generate(self, *arguments)
 
     monkeypatch.setattr(Started, "run", run)
-    runs = {"a": f"path: {tiny_model}", "b": f"path: {tmp_path}/run, steps: [5]", "c": f"path: {tiny_model}"}
+    runs = {
+        "a": f"path: {tiny_model}",
+        "b": f"path: {tmp_path}/run, steps: [5]",
+        "c": f"path: {tiny_model}, max_response_length: 8",
+    }
     code, errors, output = evaluate(*(f"+runs.{name}={{{run}}}" for name, run in runs.items()))
     assert errors == [f"error: b@5: {model}: the model cannot be read: No such file or directory; was it removed?"]
     assert (code, len(engines)) == (1, 2) and "c@0" in output
@@ -288,3 +292,13 @@ def test_workers_are_as_many_as_the_machine_has_in_whole_engines(monkeypatch):
     with pytest.raises(ConfigError, match=r"rollout\.tensor_parallel_size=8: this machine has 5 GPUs; lower it"):
         count_workers(evaluation_config("rollout.tensor_parallel_size=8"), "cuda")
     assert count_workers(evaluation_config("trainer.n_gpus_per_node=3"), "cuda") == 3
+
+
+def test_the_base_of_two_runs_is_sampled_once(engines, evaluate, tiny_model, tmp_path):
+    runs = {"a": "", "b": ", template: qwen-boxed", "c": ""}
+    code, errors, output = evaluate(*(f"+runs.{run}={{path: {tiny_model}{more}}}" for run, more in runs.items()))
+    assert (code, errors) == (0, [])
+    # b asks in another way; c is a under another name.
+    assert len(engines) == 2 and "c@0 is the model of a@0, whose samples are used again" in output
+    a, c = (next(tmp_path.glob(f"outputs/**/{run}/step_0/mine/T1/samples.jsonl")).read_bytes() for run in "ac")
+    assert a == c and len(a.splitlines()) == 6

@@ -198,8 +198,8 @@ def test_k_is_on_a_scale_of_doublings():
 
 def test_steps_of_a_run_share_a_colour_that_deepens():
     styles = label_styles(["a@0", "a@10", "a@20", "b@20", "c@d@5 T=0.6", "no step"])
-    assert styles["a@20"]["color"] == "#0072b2"
-    assert styles["a@10"]["color"] == lighter("#0072b2", 0.275)
+    assert styles["a@20"]["color"] == "#009e73"
+    assert styles["a@10"]["color"] == lighter("#009e73", 0.275)
     assert styles["a@0"]["linestyle"] != "-" and styles["a@20"]["linestyle"] == "-"
     assert styles["a@20"]["marker"] != styles["b@20"]["marker"]
     assert len({style["color"] for style in styles.values()}) == 6

@@ -54,6 +54,20 @@ def check(model_config: ModelConfig, tmp_path: Path):
     return check
 
 
+def test_an_empty_package_is_not_a_kernel(check, monkeypatch, tmp_path: Path):
+    package = tmp_path / "site"
+    package.mkdir()
+    (package / "flash_attn_interface.py").write_text('"""A placeholder."""\n')
+    monkeypatch.syspath_prepend(package)
+    half = FLASH3 | {"param_dtype": "bfloat16"}
+    with pytest.raises(
+        ConfigError, match="flash-attn-3 is not installed; .* or set it to sdpa, which needs no package$"
+    ):
+        check("qwen2", half, "cuda")
+    (package / "flash_attn_interface.py").write_text("def flash_attn_varlen_func(): ...\n")
+    check("qwen2", half, "cuda")
+
+
 def test_what_a_model_supports_is_accepted(check):
     adapted = lora("q_proj", "down_proj") | {"gradient_checkpointing": True}
     for changes in ({}, adapted, lora("all-linear"), PACKED | {"ulysses_sequence_parallel_size": 4}):
@@ -92,14 +106,14 @@ def test_what_a_model_or_a_cpu_does_not_support_is_refused(check, model, changes
     ("changes", "installed", "message"),
     [
         (LIGER, False, "use_liger=True: liger-kernel is not installed; `pip install liger-kernel`, or set"),
-        (FLASH2, False, "attn_impl.*_2': flash-attn is not installed; `pip install flash-attn`, or set it to sdpa"),
+        (FLASH2, False, "attn_impl.*_2': flash-attn is not installed; compile it .* or set it to sdpa"),
         (FLASH3, False, "attn_implementation='flash_attention_3': flash-attn-3 is not installed; build it from"),
         (FLASH2 | FLOAT32, True, r"attn_impl.*_2': does not support float32; set critic\.model\.param_dtype=bfloat16$"),
         (LIGER, True, "use_liger=True: liger-kernel has no kernels for qwen2; set it to false"),
     ],
 )
 def test_kernels_of_gpus_need_their_package_and_its_support(check, monkeypatch, changes, installed, message):
-    monkeypatch.setattr(checks, "find_spec", lambda name: installed or None)
+    monkeypatch.setattr(checks, "_has_symbol", lambda *_: installed)
     kernels = ModuleType("liger_kernel.transformers.monkey_patch")
     kernels.MODEL_TYPE_TO_APPLY_LIGER_FN = {"llama": None}
     for module in (ModuleType("liger_kernel"), ModuleType("liger_kernel.transformers"), kernels):

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, T5Config
 from verl.config import ConfigError
 from verl.models.checks import check_length
 from verl.models.hub import is_complete
-from verl.models.info import ModelInfo, check_weights, override_engine_config
+from verl.models.info import ModelInfo, check_weights, override_engine_config, override_notes
 from verl.models.tokenizer import load_tokenizer
 
 
@@ -103,9 +103,23 @@ def test_values_over_a_models_config(model_config, tmp_path):
     assert (theirs.rope_parameters, theirs.max_position_embeddings) == (YARN | {"rope_theta": 5e5}, 256)
 
 
+def test_dropout_of_0_that_the_architecture_does_not_have_is_a_note(model_config):
+    # The lines of veRL's DAPO recipe: GPT-2's names beside that of the others.
+    rates = {"attention_dropout": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
+    model = replace(model_config, override_config=rates)
+    assert "resid_pdrop" not in ModelInfo.of(model).config.to_dict()
+    assert override_notes(model) == [
+        "model.override_config: no effect of embd_pdrop, resid_pdrop=0: qwen2 has no such dropout"
+    ]
+    engine = override_engine_config(model, AutoConfig.from_pretrained(model.path))
+    assert engine.attention_dropout == 0.0 and not hasattr(engine, "resid_pdrop")
+    assert override_notes(replace(model, override_config={"attention_dropout": 0.0})) == []
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
+        ({"resid_pdrop": 0.1}, r"\.resid_pdrop=0.1: qwen2 at .* has no such option; a model keeps its .*"),
         ({"max_position_embedings": 9}, r"\.max_position_embedings=9: qwen2 at .* no such option; did you mean max_p"),
         ({"model_type": "llama"}, r"\.model_type='llama': .* a model keeps its architecture's options$"),
         ({"hidden_size": "wide"}, r"=\{'hidden_size': 'wide'\}: qwen2 refuses it: .*'hidden_size' expected int.*$"),

@@ -7,14 +7,10 @@ from verl.rewards import compute_score
 
 EXCEPTIONS = {
     "math": {
-        # Nothing says that 30 is an angle in degrees, and 2 radians are 2.
-        r"After simplification: \boxed{30 \text{ radians}}": True,
         # Conditions on x as a set, and an equation whose left side is no name.
         r"We compute the value and get $\boxed{x \le 5 \text{ and } x \ne 1}$.": False,
         "The answer is $x+y=2+3=5$.": False,
     },
-    # The last word is a letter, as in "Hence D".
-    "multiple_choice": {"Vitamin D": True},
 }
 """Family -> response and our verdict, where the reader's differs."""
 

@@ -14,6 +14,7 @@ from verl.rewards.registry import (
     Job,
     find_scorer,
 )
+from verl.rewards.score import score_of
 
 
 @pytest.mark.parametrize(
@@ -41,7 +42,10 @@ def test_no_variant_of_a_family(source: str):
 
 
 def test_unknown_source_names_the_known_ones():
-    with pytest.raises(ValueError, match=r"data_source='gsm9k': must be one of arithmetic, .*; did you mean 'gsm8k'"):
+    own = r"reward_score.custom_functions may name your own: \['gsm9k=file.py:function'\]"
+    with pytest.raises(
+        ValueError, match=rf"data_source='gsm9k': must be one of arithmetic, .*; {own}; did you mean 'gsm8k'"
+    ):
         compute_score("gsm9k", "1", "1")
 
 
@@ -193,3 +197,23 @@ def test_the_longest_countdown_is_quick():
         assert job.verdict(quick=True).reason == "different"
     # Well under a millisecond each; the bound leaves room for a loaded machine.
     assert (time.perf_counter() - started) / 20 < 0.01
+
+
+@pytest.mark.parametrize(
+    ("response", "asked", "other"),
+    [
+        # Of a prompt that asks for ####, and of any other.
+        ("8 * 9 is 72\n#### 72", 1.0, 0.5),
+        (r"\boxed{72}", 1.0, 1.0),
+        ("junk 72", 0.5, 0.5),
+        ("#### 71", -0.5, -1.0),
+        ("#### 2. Solve it\n72", 0.5, 0.5),
+        ("71", -1.0, -1.0),
+    ],
+)
+def test_the_form_that_the_prompt_asks_for_is_well_formed(response: str, asked: float, other: float):
+    scores = []
+    for takes_hashes in (True, False):
+        job = Job(find_scorer("gsm8k"), "gsm8k", response, "72", None, takes_hashes)
+        scores.append(score_of(job.verdict(), "independent")["score"])
+    assert scores == [asked, other]

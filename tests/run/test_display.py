@@ -1,3 +1,6 @@
+import re
+from io import StringIO
+
 import pytest
 
 from verl.run.display import RunDisplay, share_rows
@@ -27,6 +30,27 @@ def test_without_a_terminal_each_step_is_one_line(capsys: pytest.CaptureFixture[
     display.begin(1)
     display.step(2, {"score/mean": 0.5}, "no update")
     assert capsys.readouterr().out == "step 2/3  reward +0.50  no update\n"
+
+
+def test_what_the_start_does_is_a_line_each(capsys: pytest.CaptureFixture[str]):
+    display = RunDisplay("run", 3, {})
+    for stage in ("starting Ray", "loading the model on 2 workers"):
+        display.stage(stage)
+    assert capsys.readouterr().out == "starting Ray\nloading the model on 2 workers\n"
+
+
+def test_on_a_terminal_the_start_has_a_spinner_until_the_bar_comes(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    display = RunDisplay("run", 3, {})
+    display.console.file = shown = StringIO()
+    display.stage("starting vllm on 2 workers")
+    display.say("a warning")
+    with display:
+        display.stage("step 0: validating")
+        display.step(1, {})
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.getvalue())
+    assert "starting vllm on 2 workers" in lines and "a warning\n" in lines
+    assert lines.rindex("starting vllm") < lines.index("step 0: validating") and "1/3" in lines
 
 
 def test_a_response_cannot_look_like_a_line_of_the_run(capsys: pytest.CaptureFixture[str]):

@@ -205,3 +205,39 @@ def test_a_stale_attempt_takes_nothing_back(small_config, tmp_path, events):
             run.write_summary({})
     assert (tmp_path / ".attempt").read_text() == "2\n" and not (tmp_path / "summary.json").exists()
     assert (tmp_path / ".global_step_1.attempt_2.abc.unfinished").is_dir()
+
+
+def test_more_workers_than_cores_are_warned_of(small_config, tmp_path, events, monkeypatch, capsys):
+    monkeypatch.setattr(session_module, "available_cores", lambda: 2)
+    line = "warning: trainer.n_gpus_per_node=8: 8 workers on 2 cores, each a process with models and an engine of its "
+    for workers in (8, 2):
+        folder = tmp_path / str(workers)
+        with training_run(small_config, folder, n_gpus_per_node=workers) as run:
+            run.start("workers", (), {})
+        told = [text for text in capsys.readouterr().out.splitlines() if text.startswith("warning: trainer.n_gpus")]
+        assert [text[: len(line)] for text in told] == ([line] if workers == 8 else [])
+
+
+@pytest.mark.parametrize(
+    ("parts", "told"),
+    [
+        (["huggingface"], ["model: {actor}/huggingface"]),
+        # As with the defaults of veRL, whose checkpoints hold no export.
+        (
+            ["shards"],
+            ["model: {step}", "to have it as transformers and vLLM load it: {export} {step} --out NEW_FOLDER"],
+        ),
+        (["huggingface", "lora_adapter"], ["model: {actor}/huggingface", "adapters: {actor}/lora_adapter"]),
+    ],
+)
+def test_the_last_lines_say_where_the_model_is(small_config, tmp_path, monkeypatch, capsys, parts, told):
+    step = tmp_path / "global_step_4"
+    for part in parts:
+        (step / "actor" / part).mkdir(parents=True)
+    monkeypatch.setattr(session_module, "latest_checkpoint", lambda folder: step)
+    training_run(small_config, tmp_path).report({"gen": 1.0})
+    export = "python -m verl.trainer.main_export"
+    lines = [
+        line for line in capsys.readouterr().out.splitlines() if line.startswith(("model:", "to have", "adapters"))
+    ]
+    assert lines == [line.format(actor=step / "actor", step=step, export=export) for line in told]

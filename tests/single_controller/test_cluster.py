@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -19,7 +20,7 @@ from verl.single_controller import cluster
 from verl.single_controller.cluster import private_folder, resolve_device
 from verl.single_controller.environment import is_secret, passed_variables
 from verl.single_controller.network import address_towards, interface_towards, reachable
-from verl.single_controller.ray_head import cluster_address
+from verl.single_controller.ray_head import check_head, cluster_address
 from verl.single_controller.worker_group import WorkerGroup
 from verl.utils.distributed import listening_socket
 
@@ -34,6 +35,22 @@ def test_the_device(monkeypatch: pytest.MonkeyPatch):
     for gpu, expected in ((True, ["cuda", "cpu", "cuda"]), (False, ["cpu", "cpu"])):
         monkeypatch.setattr(torch.cuda, "is_available", lambda gpu=gpu: gpu)
         assert [resolve_device(device) for device in ("auto", "cpu", "cuda")[: len(expected)]] == expected
+
+
+def test_a_gpu_that_torch_cannot_use_is_no_reason_for_a_run_on_the_cpu(monkeypatch, tmp_path: Path):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(cluster, "DEVICE_FILES", tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    (tmp_path / "nvidiactl").touch()
+    assert resolve_device("auto") == "cpu"
+    (tmp_path / "nvidia0").touch()
+    with pytest.raises(
+        ConfigError, match=r"^device='auto': this machine has a GPU \(.*nvidia0\) that torch .* set device=cpu$"
+    ):
+        resolve_device("auto")
+    assert resolve_device("cpu") == "cpu"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert resolve_device("auto") == "cpu"
 
 
 @pytest.mark.parametrize(
@@ -59,6 +76,34 @@ def test_the_store_holds_two_batches_but_not_more_than_there_is(monkeypatch):
     assert cluster.store_megabytes(4096, 33792) == 4224
     monkeypatch.setattr(cluster.shutil, "disk_usage", lambda _: SimpleNamespace(free=2000 << 20))
     assert cluster.store_megabytes(4096, 33792) == 1600
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slow_starts", [2, 4])
+def test_a_cluster_that_starts_slowly_is_started_again(monkeypatch, tmp_path, slow_starts: int):
+    folder, started, left = str(tmp_path / "ray"), list[subprocess.Popen[bytes]](), [slow_starts]
+    other = subprocess.Popen(["sleep", "60"])
+
+    def init(**options: Any) -> None:
+        if left[0]:
+            left[0] -= 1
+            started.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", folder]))
+            raise Exception("The current node timed out during startup. This could happen because some")
+
+    monkeypatch.setattr(ray, "init", init)
+    try:
+        if slow_starts == 2:
+            cluster._init_ray(_temp_dir=folder)
+        else:
+            with pytest.raises(ConfigError, match="did not start within half a minute, 4 times: this machine is too"):
+                cluster._init_ray(_temp_dir=folder)
+        # Its processes of the tries that failed are gone; those of others are not.
+        assert [process.poll() is None for process in [*started, other]] == [False] * slow_starts + [True]
+        assert left == [0]
+    finally:
+        for process in [*started, other]:
+            process.kill()
+            process.wait()
 
 
 def test_what_reaches_the_workers(monkeypatch: pytest.MonkeyPatch):
@@ -208,3 +253,17 @@ def test_a_socket_listens_on_one_address_alone():
     # Behind a translation of addresses: an address of no interface here.
     with listening_socket("192.0.2.77", 0) as listener:
         assert listener.getsockname()[0] == "0.0.0.0"  # noqa: S104
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_cluster_that_was_found_can_be_ignored(named: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    if named:
+        monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    with pytest.raises(ConfigError) as raised:
+        check_head("127.0.0.1:1")
+    found = "a running Ray cluster was found at 127.0.0.1:1: nothing answers there"
+    assert str(raised.value).startswith("RAY_ADDRESS=127.0.0.1:1: nothing answers" if named else found)
+    assert str(raised.value).endswith(
+        "head:6379" if named else "RAY_ADDRESS=local ignores it, and the run starts a cluster of its own"
+    )

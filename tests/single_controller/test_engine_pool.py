@@ -50,3 +50,5 @@ def test_an_engine_is_lost_and_replaced(ray_session, tmp_path):
             pool.run_living("take_as_long", 0.5)
     finally:
         pool.close()
+    # Of those that are missing none is started any more.
+    assert not pool.mend() and not pool._restarts

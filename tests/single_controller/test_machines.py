@@ -11,7 +11,7 @@ import ray
 
 from verl.config import ConfigError
 from verl.single_controller import machines, probe
-from verl.single_controller.cluster_script import wait
+from verl.single_controller.cluster_script import lead, wait
 from verl.single_controller.failures import NoRoom, RequeueError
 from verl.single_controller.machines import gather_machines, wait_for_machines
 from verl.single_controller.probe import ROOM, look, room_for_checkpoint
@@ -81,6 +81,18 @@ def test_a_machine_0_that_gave_up_is_believed_for_a_while(tmp_path: Path, age_s:
     os.utime(mark, (time.time() - age_s,) * 2)
     with pytest.raises(ConfigError, match=said):
         wait("127.0.0.1", "6379", str(tmp_path), "0.1")
+
+
+@pytest.mark.parametrize("mode", [0o775, 0o702, 0o1777])
+def test_a_folder_that_others_can_write_is_refused(tmp_path: Path, mode: int):
+    folder = tmp_path / "cluster"
+    folder.mkdir()
+    (folder / "address").write_text("10.0.0.9:6379")
+    folder.chmod(mode)
+    said = f"^VERL_CLUSTER_DIR={folder}: other accounts can write there .*; chmod go-w it, or "
+    for command in (lambda: lead("127.0.0.1", "1", str(folder)), lambda: wait("127.0.0.1", "1", str(folder), "1")):
+        with pytest.raises(ConfigError, match=said):
+            command()
 
 
 def test_a_token_that_is_in_a_folder_of_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -19,6 +19,7 @@ from verl.single_controller.generation import Exchange
 from verl.single_controller.heartbeat import Heartbeat, Pulse
 from verl.single_controller.supervision import Supervision, Supervisor
 from verl.single_controller.worker_group import WorkerGroup
+from verl.utils.process import Stage
 
 Start = Callable[..., WorkerGroup]
 
@@ -199,3 +200,29 @@ def test_a_head_that_does_not_answer_any_more_is_lost(monkeypatch: pytest.Monkey
             time.sleep(0.05)
     assert time.monotonic() - started > 0.3
     supervisor.close()
+
+
+def test_what_workers_do_while_they_start_is_said_once_each(ray_session: None, monkeypatch: pytest.MonkeyPatch):
+    said: list[str] = []
+    supervisor = Supervisor(Supervision(say_stage=said.append))
+    try:
+        for rank, beats in ((0, b"\n\nimporting libr"), (0, b"importing libraries\n"), (1, b"importing libraries\n.")):
+            supervisor.heartbeat._hear(rank, beats)
+            supervisor.check("start", 1.0)
+        supervisor.heartbeat._hear(1, b"importing libraries\nloading the model\n")
+        supervisor.check("start", 1.0)
+        supervisor.check("start", 2.0)
+        assert said == ["importing libraries on 1 worker", "loading the model on 2 workers"]
+    finally:
+        supervisor.close()
+
+
+def test_a_beat_carries_what_the_process_does(heartbeat, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Stage, "name", "starting vllm")
+    with greet(heartbeat.pulse, 0) as worker:
+        deadline = time.monotonic() + 20
+        while heartbeat.stages != {0: "loading the model"} and time.monotonic() < deadline:
+            worker.sendall(b"loading the model\n")
+            time.sleep(0.05)
+        assert heartbeat.stages == {0: "loading the model"}
+        assert worker.recv(100).startswith(b"starting vllm\n")

@@ -1,5 +1,7 @@
+import base64
 import json
 import math
+import zlib
 
 import numpy as np
 import pytest
@@ -22,6 +24,13 @@ def test_a_tensor_comes_back_to_the_bit(name: str):
     back = from_json(json.loads(json.dumps(to_json({"a": [value, None]}))))["a"][0]
     assert back.dtype == value.dtype and back.shape == value.shape
     assert back.numpy().tobytes() == value.contiguous().numpy().tobytes()
+
+
+def test_tensors_of_earlier_versions_and_hostile_ones():
+    assert from_json({"__tensor__": {"dtype": "int16", "shape": [2], "data": "AQD//w=="}}).tolist() == [1, -1]
+    bomb = base64.b64encode(zlib.compress(bytes(1 << 24))).decode()
+    with pytest.raises(ValueError, match=r"cannot reshape array of size 3 into shape \(2,\)"):
+        from_json({"__tensor__": {"dtype": "int8", "shape": [2], "zlib": bomb}})
 
 
 def test_other_values_and_what_is_refused():

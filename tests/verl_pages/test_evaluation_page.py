@@ -48,7 +48,7 @@ def test_the_page_holds_everything():
     assert (record["prompt"], record["truth"], page.index["samples"]["figures"]) == (
         "What is problem 0?",
         "7",
-        ["num_tokens", "Effective Rank"],
+        ["tokens", "ER"],
     )
     last = {"text": ["So it is \\boxed{}.", ""], "left": 0, "truncated": 1, "answer": "", "reason": ""}
     assert record["cells"][0][3] == last | {"figures": [10.0, 3.0]}
@@ -137,7 +137,7 @@ def test_the_page_works_in_a_browser(browser):
         [
             value(COUNT),
             value("document.querySelector('#results-table tbody tr:last-child').innerText.split(/\\s+/)"),
-            value("document.querySelectorAll('#curves-grid svg polyline').length"),
+            value("document.querySelectorAll('#curves-grid svg .line').length"),
             press("Home", "document.querySelector('#curves-grid svg[role]')"),
             value("document.getElementById('tip').innerText.split('\\n')"),
             *(*filtered("source", "amc23", 2), *filtered("source", "", 5), *filtered("verdict", "is:t", 1)),

@@ -21,7 +21,7 @@ COUNT = "document.getElementById('count').textContent"
 HEADING = "document.querySelector('#detail h3').textContent"
 TEXTS = "[...document.querySelectorAll('.response')].map((e) => e.textContent)"
 TIP = "document.getElementById('tip').innerText.split('\\n')"
-DRAWN = until("document.querySelectorAll('section:not(#others) .panel:not([hidden]) > .waiting').length === 0")
+DRAWN = until("document.querySelectorAll('section:not(#others) .panel.waiting:not([hidden])').length === 0")
 
 
 class Page(PageText):
@@ -43,6 +43,25 @@ class Page(PageText):
         return self.chunk(self.index["options"])
 
 
+@pytest.mark.parametrize(
+    ("seconds", "engines", "trainer"),
+    [
+        # Taking turns: sampling, learning, validation.
+        ({"step": 10, "gen": 6, "update_actor": 3, "testing": 1}, [(0, 6), (9, 10)], [(6, 9)]),
+        # Engines of their own sample the next step meanwhile; the trainer waits for them, or they for it.
+        ({"step": 10, "gen": 10, "update_actor": 7, "trainer_wait": 3, "engine_wait": 0}, [(0, 10)], [(0, 7)]),
+        ({"step": 10, "gen": 4, "update_actor": 10, "trainer_wait": 0, "engine_wait": 6}, [(0, 4)], [(0, 10)]),
+        # In the first step also that step itself, before the trainer begins.
+        ({"step": 10, "gen": 9, "update_actor": 6, "trainer_wait": 0, "engine_wait": 0}, [(0, 9)], [(4, 10)]),
+    ],
+)
+def test_who_was_busy_in_a_step(tmp_path: Path, seconds, engines, trainer):
+    write_metrics(tmp_path, [{"step": 3} | {f"timing_s/{name}": value for name, value in seconds.items()}])
+    (shown,) = Page(tmp_path).index["timelines"]
+    assert shown["steps"] == [[3, 10, *([list(span) for span in spans] for spans in (engines, trainer))]]
+    assert shown["busy"] == [sum(stop - start for start, stop in spans) / 10 for spans in (engines, trainer)]
+
+
 def test_the_page_has_curves_options_times_and_samples(tmp_path: Path):
     page = Page(write_run(tmp_path / "grpo"))
     assert page.troubles == [] and page.scripts["data"].isascii()
@@ -59,7 +78,8 @@ def test_the_page_has_curves_options_times_and_samples(tmp_path: Path):
     assert page.index["phases"] == [{"gen": 12.0, "update_actor": 6.0}]
     assert ["actor.optim.lr", 0, ["0.0001"]] in page.options()
     # advantages of uid 0, 1, 2, 3 change by 0, 10, 20 and 0 %: steps 2, 4 and 6
-    assert page.index["shaping"]["runs"] == [[[step, 0.5, 0.0, 0.5, 0.0, 0.0] for step in (2, 4, 6)]]
+    shares = page.curves("Responses by the change of their advantage")
+    assert [curve[0] for curve in shares] == [[[2, 4, 6], [share] * 3] for share in (0.5, 0.0, 0.5, 0.0, 0.0)]
     assert page.index["samples"]["prompts"] == 8
     (place,) = (place for place, entry in enumerate(page.entries) if entry[:2] == ["val", 1])
     assert page.entries[place][4] == [[0, 0, "w", 0], [0, 2, "c", 0], [0, 4, "c", 0], [0, 6, "c", 0]]
@@ -72,7 +92,7 @@ def test_seeds_are_together_and_options_that_differ_are_marked(tmp_path: Path):
     runs = [write_run(tmp_path / f"grpo_s{seed}", seed=seed) for seed in (0, 1)]
     page = Page(*runs, write_run(tmp_path / "other", lr=1.0))
     assert [run["group"] for run in page.index["runs"]] == [0, 0, 1]
-    assert [group["name"] for group in page.index["groups"]] == ["grpo_s (2 runs)", "other"]
+    assert [group["name"] for group in page.index["groups"]] == ["grpo_s0 (2 runs)", "other"]
     assert ["actor.optim.lr", 1, ["0.0001", "0.0001", "1.0"]] in page.options()
     assert ["trainer.total_training_steps", 0, ["6"]] in page.options()
 
@@ -122,7 +142,7 @@ def test_options_are_cut_or_refused_and_samples_need_no_metrics(tmp_path: Path):
     (folder / "config.yaml").write_text("\n".join(f"x{i}: 1" for i in range(6000)))
     page = Page(folder)
     assert any("more than 5000 options" in line for line in page.troubles) and len(page.options()) == 5000
-    assert page.index["last"] == 6 and page.index["shaping"]["runs"][0][-1][0] == 6
+    assert page.index["last"] == 6
     (folder / "config.yaml").write_text("a: &a {x: 1}\nb: {c: *a}\n")
     page = Page(folder)
     assert any("config.yaml: is damaged: holds an alias; the options of this run" in line for line in page.troubles)
@@ -176,7 +196,7 @@ def test_tokens_and_prefixes_are_kept_for_those_that_are_shown(tmp_path: Path):
     write_samples(folder, "val", 0, [response(0, 0, True, **columns), short])
     page = Page(folder)
     first, second = sorted((page.record(place)["cells"][0][0] for place in (0, 1)), key=lambda r: r["text"][0])
-    assert page.index["samples"]["prefixes"] == ["layer_1/Effective Rank"]
+    assert page.index["samples"]["prefixes"] == [["ER, layer 1", "ERV, layer 1", "ERA, layer 1"]]
     shown = first["tokens"]
     # 6,000 characters at each end: 3 + 2 + 1199 words, and 1199 words + 3
     places = shown["lengths"][:3], shown["head"], shown["skipped"], len(shown["lengths"])
@@ -194,21 +214,17 @@ def test_the_page_works_in_a_browser(browser, tmp_path: Path):
         make_page(runs)[0],
         [
             value(COUNT),
-            until("document.querySelectorAll('#learning polyline').length === 6"),
+            until("document.querySelectorAll('#learning path.line').length === 6"),
             # what nobody has scrolled to is drawn too
             DRAWN,
             value("[...document.querySelectorAll('#option-table tbody th')].map((e) => e.textContent)"),
             value("[...document.querySelectorAll('#phases tbody th')].map((e) => e.textContent)"),
-            value("document.querySelectorAll('#shaping [data-shaping] rect').length > 6"),
-            value("document.querySelector('#learning .enlarge').click()"),
-            value("document.querySelector('#learning .panel').className"),
+            value("document.querySelector('#speed .timeline svg').getAttribute('aria-label')"),
             press("Home", "document.querySelector('#learning svg[role]')"),
             value(f"{TIP}[0]"),
-            press("ArrowLeft", "document.querySelector('#shaping [data-shaping] svg[role]')"),
-            value(f"{TIP}.slice(0, 3)"),
             # a run is left out
             value("document.querySelectorAll('#runs button')[1].click()"),
-            until("document.querySelectorAll('#learning polyline').length === 3"),
+            until("document.querySelectorAll('#learning path.line').length === 3"),
             choose("layer", "layer_2"),
             value("document.querySelectorAll('#rank [data-panel]:not([hidden])').length"),
             *(choose("filter-split", "val"), shows(COUNT, "4 of 8 prompts")),
@@ -223,11 +239,65 @@ def test_the_page_works_in_a_browser(browser, tmp_path: Path):
     )
     assert values[0] == "8 of 8 prompts"
     assert values[1] == ["actor.optim.lr", "trainer.default_local_dir", "trainer.experiment_name"]
-    assert values[2:4] == [["gen", "update_actor"], True]
-    for shown in (["step 4", "unchanged", "50.0%"], "panel wide", "step 0", 1, ["0", "8", "6", "7"]):
+    assert values[2] == ["gen", "update_actor"]
+    busy = "engines busy 66.7% of the time, trainer busy 33.3% of the time"
+    for shown in (busy, "step 0", 1, ["0", "8", "6", "7"]):
         assert shown in values
     assert ["After 0 steps it is \\boxed{8}.", "After 6 steps it is \\boxed{7}."] in values
     assert values[-1] == ["ER, layer 1", "20", "26", "+6"]
+
+
+@pytest.mark.slow
+def test_a_chart_is_enlarged(browser, tmp_path: Path):
+    folder = write_run(tmp_path / "run", samples=False)
+    records = [{"step": s, "actor/pg_loss": 10.0 ** (s - 5), "response_length/mean": 10.0} for s in range(1, 11)]
+    write_metrics(folder, records)
+    panel = "[...document.querySelectorAll('#updates .panel')].find((e) => e.innerText.includes('{}'))"
+    chart, texts = "document.querySelector('dialog svg')", "[...document.querySelectorAll('dialog svg text')]"
+    labels = value(f"{texts}.map((e) => e.textContent)")
+    box = f"{chart}.getBoundingClientRect()"
+    place = f"{{{{clientX: {box}.left + {{}} * {box}.width, clientY: {box}.top + 50}}}}"
+    pointer = f"{chart}.dispatchEvent(new PointerEvent('pointer{{}}', {place}))"
+    button = "[...document.querySelectorAll('dialog button')].find((e) => e.textContent === '{}').click()"
+    steps = [
+        DRAWN,
+        # A constant has room around it, and labels that differ.
+        value("[...document.querySelectorAll('#lengths svg[role] text')].map((e) => e.textContent)"),
+        value("(window.made = [], URL.createObjectURL = (blob) => (made.push(blob), '#made'), 0)"),
+        value(f"{panel.format('Policy loss')}.querySelector('.enlarge').click()"),
+        labels,
+        value("document.getElementById('large-log').click()"),
+        labels,
+        *(value(pointer.format(kind, at)) for kind, at in (("down", 0.5), ("move", 0.8), ("up", 0.8))),
+        labels,
+        value(f"({button.format('CSV')}, {button.format('PNG')}, 0)"),
+        until("made.length === 2"),
+        value("made.map((blob) => blob.type)"),
+        value("(made[0].text().then((text) => { window.csv = text; }), 0)"),
+        until("window.csv !== undefined"),
+        value("window.csv.split('\\r\\n').slice(0, 3)"),
+        value(f"({button.format('Close')}, document.querySelectorAll('dialog').length)"),
+    ]
+    constant, whole, log, zoomed, kinds, csv = (
+        shown for shown in browser(make_page([folder])[0], steps) if isinstance(shown, list)
+    )
+    assert constant == ["9", "9.5", "10", "10.5", "11", "0", "2", "4", "6", "8", "10"]
+    # Both axes are named, and the part that is left has ticks of its own.
+    assert whole[:3] == ["0", "20,000", "40,000"] and whole[-2:] == ["training step", "Policy loss"]
+    assert log[:3] == ["1e−4", "0.01", "1"] and zoomed[0] == "1" and zoomed[-5:-2] == ["5", "6", "7"]
+    assert kinds == ["text/csv", "image/png"] and csv == ['"training step","loss"', "1,0.0001", "2,0.001"]
+
+
+@pytest.mark.slow
+def test_who_prints_at_once_gets_every_chart(browser, tmp_path: Path):
+    panels = "[...document.querySelectorAll('section:not(#others) .panel[data-panel]:not([hidden])')]"
+    steps = [
+        DRAWN,
+        value(f"({panels}.forEach((e) => {{ e.classList.add('waiting'); e.replaceChildren(); }}), {panels}.length)"),
+        value("(window.dispatchEvent(new Event('beforeprint')), 0)"),
+        value(f"{panels}.filter((e) => e.querySelector('svg path.line')).length"),
+    ]
+    assert browser(make_page([write_run(tmp_path / "run")])[0], steps) == [10, 0, 10]
 
 
 @pytest.mark.slow
@@ -243,7 +313,7 @@ def test_the_figures_of_an_axis_are_seen_whole(browser, tmp_path: Path):
     steps = [
         value(f"{texts}.filter((e) => ((b) => b.x < 0 || b.x + b.width > 380)(e.getBBox())).map((e) => e.textContent)"),
         value(f"{texts}.map((e) => e.textContent).filter((t) => t.includes('e−') || t.startsWith('−'))"),
-        value(f"new Set([...{panel}.querySelectorAll('polyline')].{strokes}).size"),
+        value(f"new Set([...{panel}.querySelectorAll('path.line')].{strokes}).size"),
     ]
     # None is outside of its panel. Rates are never below zero.
     assert browser(make_page([folder])[0], [DRAWN, *steps]) == [[], ["−0.01", "−0.005", "2e−7", "4e−7"], 9]
@@ -252,7 +322,7 @@ def test_the_figures_of_an_axis_are_seen_whole(browser, tmp_path: Path):
 @pytest.mark.slow
 def test_seeds_are_one_line_with_a_band(browser, tmp_path: Path):
     runs = [write_run(tmp_path / f"grpo_s{seed}", seed=seed) for seed in (0, 1, 2)]
-    lines, bands = (f"document.querySelectorAll('#learning {shape}').length" for shape in ("polyline", "polygon"))
+    lines, bands = (f"document.querySelectorAll('#learning {shape}').length" for shape in ("path.line", "path.band"))
     steps = [
         until(f"{lines} === 3 && {bands} === 3"),
         press("End", "document.querySelector('#learning svg[role]')"),
@@ -294,7 +364,7 @@ def test_tokens_are_coloured_by_what_is_known_of_them(browser, tmp_path: Path):
     hover = "new PointerEvent('pointermove', {bubbles: true, clientX: 300, clientY: 300})"
     measure = "document.getElementById('measure')"
     steps = [value(f"[...{measure}.options].map((o) => o.textContent)")]
-    for key in ("logprob", "layer_1/Effective Rank/0", "layer_1/Effective Rank/1", "layer_1/Effective Rank/2"):
+    for key in ("logprob", "ER, layer 1/0", "ER, layer 1/1", "ER, layer 1/2"):
         steps += [
             value(f"({measure}.value = {json.dumps(key)}, {measure}.dispatchEvent(new Event('change')), 0)"),
             until(f"{measure}.value === {json.dumps(key)} && {fifth} !== null"),
@@ -302,7 +372,7 @@ def test_tokens_are_coloured_by_what_is_known_of_them(browser, tmp_path: Path):
         ]
     steps += [value(f"({fifth}.dispatchEvent({hover}), 0)"), value(TIP)]
     names, *strengths, tip = (shown for shown in browser(make_page([folder])[0], steps) if shown != 0)
-    assert names == ["nothing", "log-probability", "entropy", "ER", "ERV", "ERA"]
+    assert names == ["nothing", "log-probability", "entropy", "ER, layer 1", "ERV, layer 1", "ERA, layer 1"]
     assert strengths == [
         ["0%", "14%", "29%", "43%", "58%", "72%"],
         # ER of the first prefix with the token: 1, 1, 4, 4, 6, and none for the sixth token
@@ -327,3 +397,70 @@ def test_hostile_text_is_text_in_a_browser(browser, tmp_path: Path):
     values = browser(make_page([hostile_run(tmp_path / "run")])[0], steps)
     assert len([texts for texts in values if isinstance(texts, list) and len(texts) == 2]) == len(HOSTILE)
     assert values[-2:] == ["undefined", 0]
+
+
+FORMULAS = {
+    "inline": ("so $x^2 - 5x + 6 = 0$ holds", 1),
+    "display": ("\\[\\sum_{i=1}^n i = \\frac{n(n+1)}{2}\\]", 1),
+    "parentheses": ("\\(\\mathbb{R}\\) and $$\\sqrt{2}$$", 2),
+    "environment": ("\\begin{align*}a &= b\\\\ c &= d\\end{align*}", 1),
+    "money": ("It costs $5 and $6, or 7$ in all.", 0),
+    "address": ("$\\href{javascript:alert(1)}{x}$ $\\url{https://example.org}$ $\\htmlClass{badge}{x}$", 0),
+    "image": ("$\\includegraphics{https://example.org/x.png}$", 0),
+    "macro bomb": ("$\\def\\a{\\a\\a}\\a$ $\\newcommand{\\b}{x}\\b$", 0),
+    "out of its place": ("$\\kern-90em x$ $\\hspace{-3cm}x$ $\\llap{x}$ $\\raisebox{9em}{x}$", 0),
+    "unseen": ("$\\color{white}{x}$ $\\phantom{x+y}$ $x % y$", 0),
+    "damaged": ("$\\frac{1}$ $\\left( x$", 0),
+    "too long": ("$" + "x+" * 600 + "y$", 0),
+}
+
+
+@pytest.mark.slow
+def test_formulas_are_typeset_and_hostile_ones_shown_as_their_source(browser, tmp_path: Path):
+    folder = write_run(tmp_path / "run", samples=False)
+    prompt = "<|im_start|>user\nWhat is $\\frac{1}{2}$?<|im_end|>\n<|im_start|>assistant\n"
+    rows = [response(i, 0, True, response=text, prompt=prompt) for i, (text, _) in enumerate(FORMULAS.values())]
+    write_samples(folder, "val", 0, rows)
+    page = make_page([folder])[0]
+    shown = "document.querySelector('.response')"
+    steps: list[dict] = [choose("filter-order", "place")]
+    for place in range(len(FORMULAS)):
+        steps += [
+            shows(HEADING, f"gsm8k · validation prompt {place}"),
+            value(f"[{shown}.querySelectorAll('.formula').length, {shown}.textContent]"),
+            press("j"),
+        ]
+    steps += [
+        value("[...document.querySelectorAll('.prompt summary')].map((e) => e.dataset.role)"),
+        value("document.querySelectorAll('.prompt .formula .katex-html').length"),
+        value("[...document.fonts].map((font) => font.status)"),
+        value("document.querySelectorAll('#detail :is(a, img, iframe, script, style)').length"),
+        press("f"),
+        until("document.querySelectorAll('.formula').length === 0"),
+    ]
+    values = [shown for shown in browser(page, steps) if not isinstance(shown, bool)]
+    found = [shown for shown in values if isinstance(shown, list)]
+    for (name, (text, number)), (typeset, content) in zip(FORMULAS.items(), found, strict=False):
+        assert typeset == number, name
+        assert number or content == text, name
+    assert values[-4:] == [["user", "assistant"], 1, ["loaded"] * 9, 0]
+
+
+def test_katex_is_on_pages_with_formulas_alone(tmp_path: Path):
+    plain = write_run(tmp_path / "plain")
+    assert "KaTeX" not in make_page([plain])[0]
+    write_samples(plain, "val", 0, [response(0, 0, True, response="so $x^2$")])
+    page = Page(plain)
+    page.check_inert()
+    assert "MIT License" in page.text and len([name for name, _ in page.attributes if name == "data-font"]) == 9
+    (policy,) = (text for name, text in page.attributes if name == "content" and "default-src" in text)
+    # Formulas loosen nothing.
+    assert [part.split(" ")[0] for part in policy.split("; ")] == [
+        "default-src",
+        "style-src",
+        "base-uri",
+        "form-action",
+        "script-src",
+        "connect-src",
+    ]
+    assert policy.count("'sha256-") == 2 and "unsafe" not in policy

@@ -128,12 +128,10 @@ def test_a_browser_follows_the_run(served: tuple[Path, Server], browser, monkeyp
         until(f"{heading} !== window.name"),
         # A window keeps its name.
         value(f"window.name = {heading}"),
-        value("document.querySelector('#learning .enlarge').click()"),
         value(f"{samples}.scrollIntoView({{behavior: 'instant'}})"),
         until(f"{steps} === '7, not finished'"),
         READY,
         until(f"{heading} === window.name && {smoothing}?.value === '5'"),
-        until("document.querySelector('#learning .panel')?.className === 'panel wide'"),
         until(f"{samples}?.getBoundingClientRect().top < 200"),
     ]
     assert browser(server.url, follow)[0] == "6, not finished"

@@ -86,7 +86,10 @@ def test_vllm_and_the_export_have_the_merged_weights(workers, config, tiny_token
     assert (found - logprobs).abs().max() < 1e-5
     for name in ("actor", "critic"):
         assert (folder / name / "lora_adapter" / "adapter_model.safetensors").is_file()
-        merged = load_file(export_checkpoint(folder, tmp_path / name, name, False) / "model.safetensors")
+        out = export_checkpoint(folder, tmp_path / name, name, False)
+        merged = load_file(out / "model.safetensors")
+        for file in ("adapter_config.json", "adapter_model.safetensors"):
+            assert (out / "lora_adapter" / file).read_bytes() == (folder / name / "lora_adapter" / file).read_bytes()
         written = load_file(folder / name / "huggingface" / "model.safetensors")
         assert merged.keys() == written.keys()
         assert max((merged[key] - written[key]).abs().max() for key in merged) < 1e-6

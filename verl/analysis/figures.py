@@ -27,12 +27,16 @@ from verl.evaluation.report.figures import (
 )
 from verl.evaluation.results import safe_name
 from verl.evaluation.statistics import mean_estimates
+from verl_pages.names import metric_name
 
 MAX_POINTS = 2000
 """Points of a scatter; of more, a random sample is drawn."""
 
 MIN_ALIVE = 5
 """A curve along the response ends where fewer responses continue."""
+
+COLUMNS = 2
+"""Panels beside each other: a figure is read on a phone, and two fit beside each other on a screen."""
 
 DRAWS = 500
 """Bootstrap draws of the bands."""
@@ -89,12 +93,10 @@ def scatter_figure(
     rows: pd.DataFrame, pairs: Sequence[Sequence[str]], correlations: pd.DataFrame, colour: str, title: str
 ) -> Figure:
     """Exploration (x) against exploitation (y) for each pair, with the histograms of both at the margins."""
-    columns = min(2, len(pairs))
-    lines = -(-len(pairs) // columns)
-    figure = Figure(figsize=(4.8 * columns, 4.3 * lines + 0.7), layout="constrained")
+    figure = Figure(figsize=(4.8, 4.3 * len(pairs) + 0.7), layout="constrained")
     points = rows.sample(MAX_POINTS, random_state=0) if len(rows) > MAX_POINTS else rows
     by_verdict = colour == "correctness"
-    for part, (x, y) in zip(figure.subfigures(lines, columns, squeeze=False).flat, pairs, strict=False):
+    for part, (x, y) in zip(figure.subfigures(len(pairs), 1, squeeze=False).flat, pairs, strict=True):
         grid = part.add_gridspec(2, 2, width_ratios=(5, 1), height_ratios=(1, 5), wspace=0.04, hspace=0.04)
         axes = part.add_subplot(grid[1, 0])
         top, right = part.add_subplot(grid[0, 0], sharex=axes), part.add_subplot(grid[1, 1], sharey=axes)
@@ -112,11 +114,11 @@ def scatter_figure(
             _histograms(top, right, rows, x, y, edges, "#4d4d4d")
         for margin in (top, right):
             margin.axis("off")
-        axes.set_xlabel(f"{x}  (exploration)")
-        axes.set_ylabel(f"{y}  (exploitation)")
+        axes.set_xlabel(f"{metric_name(x)}  (exploration)")
+        axes.set_ylabel(f"{metric_name(y)}  (exploitation)")
         top.set_title(_correlation_line(correlations, x, y), fontsize=8.5, fontweight="normal")
         if drawn is not None:
-            part.colorbar(drawn, ax=right, label=colour, location="right")
+            part.colorbar(drawn, ax=right, label=metric_name(colour), location="right")
     heading(figure, title)
     if by_verdict:
         looks = [{"color": v.colour, "marker": v.marker, "markerfacecolor": v.fill, "linestyle": ""} for v in VERDICTS]
@@ -127,7 +129,7 @@ def scatter_figure(
 def correctness_figure(rows: pd.DataFrame, metrics: Sequence[str], title: str) -> Figure:
     """The distribution of each metric over correct and over wrong responses."""
     figure = Figure(layout="constrained")
-    for axes, name in panels(figure, metrics, 2.4, 1.9):
+    for axes, name in panels(figure, metrics, 2.4, 1.9, most=COLUMNS):
         for place, verdict in enumerate(VERDICTS):
             values = rows.loc[rows["correctness"] == verdict.correctness, name].dropna()
             if len(values):
@@ -147,7 +149,7 @@ def course_figure(courses: pd.DataFrame, metrics: Sequence[str], title: str) -> 
     # The last point of a response is its end, wherever that falls: positions that all responses share are kept.
     whole = courses.groupby(["prompt_id", "rollout_id"])["tokens"].transform("max")
     shared = courses[courses["tokens"] < whole]
-    for axes, name in panels(figure, metrics, 3.0, 2.3):
+    for axes, name in panels(figure, metrics, 3.0, 2.3, most=COLUMNS):
         for verdict in VERDICTS:
             groups = shared[shared["correctness"] == verdict.correctness].groupby("tokens")
             alive = {int(tokens): part for tokens, part in groups if part[name].count() >= MIN_ALIVE}
@@ -164,7 +166,7 @@ def layer_figure(config: AnalysisConfig, rows: pd.DataFrame, title: str) -> Figu
     # From the first layer to the last, whatever their order in the config.
     places = sorted(range(len(layers)), key=lambda place: (layers[place] < 0, layers[place]))
     figure = Figure(layout="constrained")
-    for axes, name in panels(figure, config.calculator.metric_names, 3.0, 2.3):
+    for axes, name in panels(figure, config.calculator.metric_names, 3.0, 2.3, most=COLUMNS):
         for verdict in VERDICTS:
             part = rows[rows["correctness"] == verdict.correctness]
             frames = [(part, column(config, place, name)) for place in places]
@@ -180,7 +182,7 @@ def checkpoint_figure(responses: pd.DataFrame, metrics: Sequence[str]) -> Figure
     """The mean of each metric over training steps, a line for each run, benchmark and temperature."""
     figure = Figure(layout="constrained")
     lines = list(responses.groupby(["run", "benchmark", "temperature"], sort=False))
-    for axes, name in panels(figure, metrics, 2.4, 2.1):
+    for axes, name in panels(figure, metrics, 2.4, 2.1, most=COLUMNS):
         for number, (_, part) in enumerate(lines):
             style = line_style(number)
             by_step = part.groupby("step")

@@ -23,7 +23,8 @@ from verl.models.tokenizer import load_tokenizer
 def export_checkpoint(
     source: Path, out: Path | None, part: str, trust_remote_code: bool, dtype: torch.dtype | None = None
 ) -> Path:
-    """Write the model of a checkpoint as ``transformers`` and vLLM load it; returns the folder.
+    """Write the model of a checkpoint as ``transformers`` and vLLM load it; returns the folder. LoRA adapters are
+    merged, and also written into its ``lora_adapter/``.
 
     Args:
         source: a checkpoint, or a run's folder, whose latest checkpoint is used. Or one of veRL, whose shards are
@@ -56,25 +57,37 @@ def export_checkpoint(
     architecture = folder / part / "architecture"
     model = empty_model(part, ModelInfo.read(str(architecture), trust_remote_code))
     model.config.dtype = dtype or model.config.dtype
-    if (folder / part / ADAPTERS).is_dir():
-        weights = merged_parameters(folder / part / ADAPTERS, part, trust_remote_code)
+    adapters = folder / part / ADAPTERS if (folder / part / ADAPTERS).is_dir() else None
+    if adapters:
+        weights = merged_parameters(adapters, part, trust_remote_code)
     else:
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         weights = read_parameters(folder / part / "shards", shapes)
     weights |= read_buffers(architecture)
-    return _write(model, weights, architecture, target, trust_remote_code)
+    return _write(model, weights, architecture, target, trust_remote_code, adapters)
 
 
 def _write(
-    model: PreTrainedModel, weights: dict[str, Tensor], architecture: Path, target: Path, trust_remote_code: bool
+    model: PreTrainedModel,
+    weights: dict[str, Tensor],
+    architecture: Path,
+    target: Path,
+    trust_remote_code: bool,
+    adapters: Path | None = None,
 ) -> Path:
-    """Write ``target``, with the tokenizer in ``architecture``; renamed to its final name once it is complete."""
+    """Write ``target``, with the tokenizer in ``architecture``; renamed to its final name once it is complete.
+
+    ``adapters``: those that ``weights`` hold already. They go into a folder below: ``transformers`` would apply
+    adapters beside the weights once more.
+    """
     if target.exists():
         raise ConfigError(f"{target}: already exists; name another folder")
     unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.unfinished")
     try:
         tokenizer = load_tokenizer(str(architecture), trust_remote_code, needs_chat_template=False)
         write_huggingface(model, weights, tokenizer, unfinished)
+        if adapters:
+            shutil.copytree(adapters, unfinished / ADAPTERS)
         unfinished.rename(target)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)

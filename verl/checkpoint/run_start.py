@@ -12,8 +12,9 @@ from verl.checkpoint.attempts import ATTEMPT, LOCK
 from verl.checkpoint.folders import checkpoints
 from verl.config.common import RunConfig
 from verl.config.data import DataConfig, hub_set
-from verl.config.errors import ConfigError
+from verl.config.errors import ConfigError, Mistakes
 from verl.config.load import parse_config
+from verl.config.paths import find_path, places
 from verl.config.run_file import RUN_CONFIG, read_run_config, run_option
 from verl.utils.files import unreadable
 
@@ -27,22 +28,39 @@ def parse_run_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
         ConfigError: as ``parse_config``; a file or model is missing; the folder holds something this run cannot resume.
     """
     config: Any = parse_config(schema, tree)
-    require_model("model.path", config.model.path)
+    mistakes = Mistakes()
+    config = replace(config, model=_found(config.model), data=_found_files(config.data))
+    with mistakes.collected():
+        require_model("model.path", config.model.path)
     # A class of your own may read anything.
     own_reader = isinstance(config.data, DataConfig) and config.data.custom_cls.path is not None
-    if not own_reader:
-        _require_files("data.train_files", config.data.train_files)
-        _require_files("data.val_files", config.data.val_files)
-    _require_run_folder(config.trainer)
+    for name in () if own_reader else ("train_files", "val_files"):
+        with mistakes.collected():
+            _require_files(f"data.{name}", getattr(config.data, name))
+    with mistakes.collected():
+        _require_run_folder(config.trainer)
     # Workers on a cluster have working directories of their own.
     folder = str(Path(config.trainer.default_local_dir).resolve())
     config = replace(config, model=_absolute(config.model), trainer=replace(config.trainer, default_local_dir=folder))
     for group in ("critic", "reward_model"):
         if getattr(config, f"uses_{group}", False):
             part = getattr(config, group)
-            require_model(f"{group}.model.path", part.model.path)
+            part = replace(part, model=_found(part.model))
+            with mistakes.collected():
+                require_model(f"{group}.model.path", part.model.path)
             config = replace(config, **{group: replace(part, model=_absolute(part.model))})
+    mistakes.raise_all()
     return config  # type: ignore[no-any-return]
+
+
+def _found(model: Any) -> Any:
+    """The model's config with the full path of a folder that the shell stands beside."""
+    return replace(model, path=find_path(model.path))
+
+
+def _found_files(data: Any) -> Any:
+    """The same for the files of data."""
+    return replace(data, **{name: [*map(find_path, getattr(data, name))] for name in ("train_files", "val_files")})
 
 
 def _absolute(model: Any) -> Any:
@@ -58,8 +76,8 @@ def _require_files(field: str, paths: Sequence[str]) -> None:
                 "restore the shipped data with `git checkout data`, or " if Path(path).parts[:1] == ("data",) else ""
             )
             raise ConfigError(
-                f"{field}={path!r}: no such file; {shipped}name a parquet, jsonl or json file, or a hub set such as "
-                "owner/name:config:split"
+                f"{field}={path!r}: no such file ({places(path)}); {shipped}name a parquet, jsonl or json file, or "
+                "a hub set such as owner/name:config:split"
             )
 
 
@@ -135,8 +153,8 @@ def require_model(field: str, path: str) -> None:
     if not hub_id and not (folder / "config.json").is_file():
         shipped = "restore the shipped model with `git checkout data`, or " if _in_data(folder) else ""
         raise ConfigError(
-            f"{field}={path!r}: no config.json there; {shipped}name a folder saved by save_pretrained or a hub id such "
-            "as Qwen/Qwen2.5-1.5B"
+            f"{field}={path!r}: no config.json there ({places(path)}); {shipped}name a folder saved by "
+            "save_pretrained or a hub id such as Qwen/Qwen2.5-1.5B"
         )
 
 

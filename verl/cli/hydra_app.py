@@ -9,10 +9,11 @@ import hydra
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 
-from verl.config.errors import ConfigError
+from verl.config.errors import ConfigError, error_lines
 from verl.config.load import CONFIG_DIR, check_group_values, explain, option_names
 
 ConfigT = TypeVar("ConfigT")
+
 
 RUN_FOLDER = "trainer.default_local_dir"
 """The option that names a run's folder."""
@@ -33,7 +34,7 @@ def run_hydra(
         try:
             config = parse(tree)
         except ConfigError as error:
-            raise SystemExit(f"error: {error}") from None
+            raise SystemExit(error_lines(error)) from None
         run(config)
 
     if {"-m", "--multirun"} & set(sys.argv) and RUN_FOLDER in option_names(schema, ""):
@@ -47,6 +48,6 @@ def run_hydra(
         check_group_values(sys.argv[1:])
         hydra.main(config_path=str(CONFIG_DIR), config_name=name, version_base="1.3")(task)()
     except ConfigError as error:
-        raise SystemExit(f"error: {error}") from None
+        raise SystemExit(error_lines(error)) from None
     except HydraException as error:
         raise SystemExit(f"error: {explain(error, schema)}") from None

@@ -12,7 +12,7 @@ from pathlib import Path
 from omegaconf import DictConfig, ListConfig
 
 from verl.cli.tables import CommandLine, Option, load_table, plain
-from verl.cli.values import FlagError, literal, nearest, note, override_key, quoted
+from verl.cli.values import FlagError, literal, nearest, note, override_key, quoted, unquoted
 from verl.cli.verl_options import translate_verl
 from verl.config.calculator import BASE_METRICS
 from verl.config.errors import ConfigError
@@ -32,6 +32,8 @@ HYDRA_FLAGS = {
     *("--help", "-h", "--hydra-help", "--version", "--resolve", "--run", "-r", "--info", "-i"),
     *("--shell-completion", "-sc"),
 }
+
+EMBEDDED_MODEL = CONFIG_DIR.parent / "data" / "tiny_model"
 
 
 # Flags whose meaning depends on others: what ``by`` in release_flags.yaml names.
@@ -160,6 +162,21 @@ def _with_log_effective_rank(overrides: Sequence[str]) -> list[str]:
     return [*(o for o in overrides if override_key(o) != key), f"{key}={literal(list(dict.fromkeys(wanted)))}"]
 
 
+def _with_preset(overrides: list[str]) -> list[str]:
+    """``overrides`` with the preset for a model that is not the embedded one, where no other is named."""
+    options = {override_key(override): override.partition("=")[2] for override in overrides}
+    name, model = unquoted(options.get("model", "tiny")), options.get("model.path")
+    embedded = name == "tiny" if model is None else Path(unquoted(model)).resolve() == EMBEDDED_MODEL.resolve()
+    if "preset" in options or embedded:
+        return overrides
+    note(
+        f"{f'model.path={model}' if model else f'model={name}'} is not the embedded model: its settings are "
+        "preset=foreign, with a learning rate of 1e-6; name another preset: small for up to 0.6B parameters on a CPU, "
+        "or embedded for the embedded model's settings"
+    )
+    return ["preset=foreign", *overrides]
+
+
 def translate(arguments: Sequence[str]) -> list[str]:
     """The Hydra command line for the arguments of ``train.sh``: overrides, then Hydra's own flags.
 
@@ -188,7 +205,7 @@ def translate(arguments: Sequence[str]) -> list[str]:
     merged = [*(o for key, o in overrides.items() if key not in line.options), *line.overrides]
     if line.flags.get("compute_log_effective_rank", "").lower() == "true":
         merged = _with_log_effective_rank(merged)
-    return [*merged, *line.hydra]
+    return [*_with_preset(merged), *line.hydra]
 
 
 def sort_arguments(arguments: Sequence[str]) -> CommandLine:

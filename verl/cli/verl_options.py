@@ -82,6 +82,8 @@ def translate_verl(line: CommandLine) -> CommandLine:
         FlagError: an option of veRL's that is refused, or one that neither veRL nor this project has.
     """
     if not is_verl(line.overrides):
+        for override in line.overrides:
+            _name_ours(override_key(override))
         return line
     line = replace(line, overrides=[_resolved(override, line.options) for override in line.overrides])
     translated: list[str] = []
@@ -100,6 +102,19 @@ def translate_verl(line: CommandLine) -> CommandLine:
         note(f"a command of veRL's: options that it leaves out have veRL's defaults, {PRESET}")
         translated.insert(0, PRESET)
     return replace(line, overrides=translated, hydra=_hydra_flags(line.hydra))
+
+
+def _name_ours(key: str) -> None:
+    """Raise ``FlagError`` for a name of veRL's in a command of ours, with what it is here: ``rollout.mode``."""
+    if "." not in key or key in SCHEMA or _ours(key):
+        return
+    option = OPTIONS.get(key) or OPTIONS.get(f"actor_rollout_ref.{key}")
+    if option is None:
+        return
+    if option.accepted:
+        raise FlagError(f"{key}: is {option.name} of veRL's, which has no effect here: {plain(option.accepted)}")
+    name = "a name" if option.name == key else option.name
+    raise FlagError(f"{key}: is {name} of veRL's; here: {plain(option.describe())}")
 
 
 def _resolved(text: str, values: Mapping[str, str]) -> str:

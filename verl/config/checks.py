@@ -12,7 +12,7 @@ from operator import attrgetter
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from verl.config.errors import ConfigError
+from verl.config.errors import ConfigError, Mistakes
 
 
 def require(condition: bool, field: str, value: object, fix: str) -> None:
@@ -111,8 +111,11 @@ class Group:
 
     def __post_init__(self) -> None:
         group: Any = type(self)
+        mistakes = Mistakes()
         for option, hint in _annotations(group).items():
-            _check_value(hint, getattr(self, option), option)
+            with mistakes.collected():
+                _check_value(hint, getattr(self, option), option)
+        mistakes.raise_all()
         for kind in reversed(group.__mro__):
             if "check" in vars(kind):
                 vars(kind)["check"](self)

@@ -73,7 +73,8 @@ class CustomDatasetConfig(Group):
 @dataclass(frozen=True)
 class SamplerConfig(Group):
     """A class of your own that chooses the order of training prompts, such as a curriculum; docs/data.md has its
-    protocol."""
+    protocol. With ``async_training.max_staleness`` above 0 prompts are drawn before it is told of the steps in
+    between."""
 
     class_path: str | None
     """Its file or its module. Null: prompts come in random order, or with ``data.shuffle=false`` in that of the

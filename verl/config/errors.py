@@ -1,6 +1,8 @@
 """The error for everything that a user can fix by changing an option or a file."""
 
 import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
 """Unicode categories of characters that a terminal would obey, or could not write."""
@@ -20,6 +22,33 @@ def _is_hidden(character: str) -> bool:
     return not character.isprintable() and character != "\n" and unicodedata.category(character) in HIDDEN
 
 
+class Mistakes:
+    """Collects mistakes that have nothing to do with each other, so that the user hears of all at once."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    @contextmanager
+    def collected(self) -> Iterator[None]:
+        """Keep a ``ConfigError`` that is raised within, and go on after it."""
+        try:
+            yield
+        except ConfigError as error:
+            self.lines += str(error).splitlines()
+
+    def raise_all(self) -> None:
+        """Raise a ``ConfigError`` with a line for each mistake, if there was any.
+
+        The critic's model and others take over options of ``model``; a mistake in these is told of ``model`` alone.
+        """
+        told: list[str] = []
+        for line in self.lines:
+            if not any(line == other or line.endswith(f".{other}") for other in told):
+                told.append(line)
+        if told:
+            raise ConfigError("\n".join(told))
+
+
 class ConfigError(ValueError):
     """A config that cannot be run; the message names the field, the value and the fix.
 
@@ -28,3 +57,8 @@ class ConfigError(ValueError):
 
     def __init__(self, message: str) -> None:
         super().__init__(visible(message))
+
+
+def error_lines(error: ConfigError) -> str:
+    """What the user reads: a line for each mistake."""
+    return "\n".join(f"error: {line}" for line in str(error).splitlines())

@@ -13,7 +13,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from verl.config.errors import ConfigError, in_one_line
+from verl.config.errors import ConfigError, Mistakes, in_one_line
+from verl.config.paths import find_path
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 CONFIG_DIR = (_PACKAGE if (_PACKAGE / "configs").is_dir() else _PACKAGE.parent) / "configs"
@@ -25,6 +26,11 @@ LARGEST_INTEGER = 2**32 - 1
 LARGEST_NUMBER = 3.4e38
 _NO_VALUE = "has no value; set it in the YAML or on the command line"
 _TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
+
+# What files may make of lengths: ``${share_of:0.2,${length}}`` is a share of a length, at least 1;
+# ``${at_least:16384,${a},${b}}`` is the number, or the sum of the lengths if that is more.
+OmegaConf.register_new_resolver("share_of", lambda share, length: max(1, int(share * length)), replace=True)
+OmegaConf.register_new_resolver("at_least", lambda least, *lengths: max(least, sum(lengths)), replace=True)
 
 
 def parse_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
@@ -84,7 +90,7 @@ def _with_full_paths(config: Any) -> Any:
 def full_path(path: str) -> str:
     """The import path of the user's code with the full path of its file; a name or a module stays as it is."""
     file, colon, attribute = path.rpartition(":")
-    return f"{Path(file).resolve()}:{attribute}" if colon and file.endswith(".py") else path
+    return f"{Path(find_path(file)).resolve()}:{attribute}" if colon and file.endswith(".py") else path
 
 
 class _Parser:
@@ -106,11 +112,15 @@ class _Parser:
         for key in hints:
             if key not in values:
                 raise ConfigError(f"{prefix}{key}: {_NO_VALUE}")
-        converted = {key: self._convert(hint, values[key], f"{prefix}{key}") for key, hint in hints.items()}
+        converted, mistakes = {}, Mistakes()
+        for key, hint in hints.items():
+            with mistakes.collected():
+                converted[key] = self._convert(hint, values[key], f"{prefix}{key}")
+        mistakes.raise_all()
         try:
             return group(**converted)
-        except ConfigError as error:  # names an option within its group
-            raise ConfigError(f"{prefix}{error}") from error
+        except ConfigError as error:  # names options within its group
+            raise ConfigError("\n".join(f"{prefix}{line}" for line in str(error).splitlines())) from error
 
     def _convert(self, hint: Any, value: Any, path: str) -> Any:
         """Check ``value`` against the type ``hint``; an integer passes as a float, one element as a list of one."""

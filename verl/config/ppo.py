@@ -12,6 +12,7 @@ from verl.config.calculator import CalculatorConfig, name_of
 from verl.config.checks import Group, PositiveFloat, require
 from verl.config.common import Device, ModelConfig, Seed, check_divides, check_workers
 from verl.config.data import DataConfig
+from verl.config.errors import Mistakes
 from verl.config.rewards import RewardManagerConfig, RewardModelConfig, RewardScoreConfig
 from verl.config.rollout import AsyncTrainingConfig, RolloutConfig
 from verl.config.signal import GROUP_ESTIMATORS, TOKEN_BASELINES, AlgorithmConfig
@@ -64,13 +65,19 @@ class PPOConfig(Group):
     trainer: TrainerConfig
 
     def check(self) -> None:
-        self._check_batches()
-        self._check_filtering()
-        self._check_rewards()
-        self._check_models()
-        self._check_token_budgets()
-        self._check_rank_signal()
-        self._check_carry_over()
+        mistakes = Mistakes()
+        for check in (
+            self._check_batches,
+            self._check_filtering,
+            self._check_rewards,
+            self._check_models,
+            self._check_token_budgets,
+            self._check_rank_signal,
+            self._check_carry_over,
+        ):
+            with mistakes.collected():
+                check()
+        mistakes.raise_all()
 
     @property
     def compares_nothing(self) -> bool:

@@ -16,7 +16,7 @@ from verl.config.checks import (
 )
 from verl.config.common import ModelConfig
 
-ScoreMode = Literal["independent", "mix"]
+ScoreMode = Literal["independent", "mix", "partial"]
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,9 @@ class RewardScoreConfig(Group):
     """How verifiers turn a response into a score."""
 
     mode: ScoreMode
-    """``independent``: 1 correct and boxed, 0.5 correct unboxed, -0.5 wrong boxed, -1 wrong unboxed; ``mix``: 1 or
-    0."""
+    """``independent``: 1 correct and boxed, 0.5 correct unboxed, -0.5 wrong boxed, -1 wrong unboxed; ``mix``: 1 or 0;
+    ``partial``: a program scores the share of its tests that it passes, other responses 1 or 0. Where a prompt asks for
+    the answer after ``####`` and not for a box, that counts as boxed."""
     num_workers: Annotated[int, within("[0, 4096]")]
     """Verifier processes, at most 4096. 0: as many as this machine's cores leave beside the workers, at least 1 and at
     most 32; a worker on a GPU counts as one core, one on a CPU as its threads."""

@@ -6,19 +6,21 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datasets import load_dataset
-from datasets.exceptions import DatasetsError
 from huggingface_hub.errors import HfHubHTTPError
 
 from verl.config.data import FILE_SUFFIXES, HubSet, hub_set
 from verl.config.errors import ConfigError
+from verl.utils.process import memory_limit
 
 Row = dict[str, Any]
 
 MOST_BYTES, MOST_TIMES = 1 << 28, 200
 """Most bytes that the rows of a parquet file take in memory: the larger of this and this many times its size."""
+OVERHEAD = 4
+"""Most bytes that reading takes, as a multiple of that."""
 BYTES_PER_ROW = 100
 """Least bytes of a row in memory, whatever is in it."""
 ROWS_AT_A_TIME = 4096
@@ -53,6 +55,10 @@ def read_rows(name: str, columns: Sequence[str] = (), field: str = "") -> list[R
 
 
 def _read_hub(name: str, published: HubSet) -> list[Row]:
+    # Late: files need none of it, and it takes half a second of every start.
+    from datasets import load_dataset
+    from datasets.exceptions import DatasetsError
+
     try:
         hub_id, config, split, revision = published
         rows = load_dataset(hub_id, config or None, split=split, revision=revision or None)
@@ -67,19 +73,12 @@ def _read_hub(name: str, published: HubSet) -> list[Row]:
 
 def _read_parquet(path: Path) -> list[Row]:
     _require_file(path)
-    rows: list[Row] = []
     try:
         file, size = pq.ParquetFile(path, page_checksum_verification=True), path.stat().st_size
         groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
         most = max(MOST_BYTES, MOST_TIMES * size)
         needed = max(sum(group.total_byte_size for group in groups), BYTES_PER_ROW * file.metadata.num_rows)
-        if needed <= most:
-            needed = 0
-            for batch in _batches(file, most):
-                needed += batch.nbytes
-                if needed > most:
-                    break
-                rows += batch.to_pylist()
+        rows = _rows_in(file, most) if needed <= most else None
     # Damaged pages, text that is not UTF-8, dates that Python does not have.
     except (pa.ArrowException, OSError, ValueError, OverflowError, TypeError, KeyError, MemoryError) as error:
         reason = str(error).strip().partition("\n")[0]
@@ -87,11 +86,28 @@ def _read_parquet(path: Path) -> list[Row]:
             f"{path}: cannot be read as parquet: {reason:.200}; get or write the file again (scripts/prepare_data.py "
             "writes such files)"
         ) from error
-    if needed > most:
+    if rows is None:
         raise ConfigError(
             f"{path}: its {size} bytes stand for {file.metadata.num_rows} rows, which take more than {most / 1e9:.1f} "
             "GB; write the file again with the rows that it should have"
         )
+    return rows
+
+
+def _rows_in(file: pq.ParquetFile, most: int) -> list[Row] | None:
+    """The rows of a file; None if they take more than ``most`` bytes."""
+    rows: list[Row] = []
+    needed = 0
+    try:
+        # One row may hold any number of values, and what the file says of itself need not be true.
+        with memory_limit(OVERHEAD * most):
+            for batch in _batches(file, most):
+                needed += batch.nbytes
+                if needed > most:
+                    return None
+                rows += batch.to_pylist()
+    except MemoryError:
+        return None
     return rows
 
 
@@ -145,6 +161,9 @@ def _require_file(path: Path) -> None:
 
 def _text(path: Path) -> str:
     _require_file(path)
+    size, available = path.stat().st_size, psutil.virtual_memory().available
+    if size > available:  # a sparse file can have any size
+        raise ConfigError(f"{path}: has {size} bytes, but {available} bytes of memory are available; give a part of it")
     try:
         content = path.read_bytes()
     except OSError as error:

@@ -45,6 +45,12 @@ class PromptRecord:
     opens_thought: bool
     """Whether it ends in ``<think>``."""
 
+    @property
+    def asks_for_hashes(self) -> bool:
+        """Whether it asks for the answer after ``####``, as GSM8K's solutions have it, and not for a box."""
+        text = "\n".join(str(message["content"]) for message in self.messages)
+        return "####" in text and "boxed" not in text
+
 
 NOTES = {
     "left_out": "left out {count} that are longer than data.max_prompt_length={config.max_prompt_length}, the longest "

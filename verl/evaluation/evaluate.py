@@ -14,8 +14,9 @@ from verl.evaluation.progress import displayed
 from verl.evaluation.report.publish import publish
 from verl.evaluation.results import TaskResult
 from verl.evaluation.scoring import score_samples
+from verl.evaluation.store import copy_samples
 from verl.evaluation.targets import Target
-from verl.evaluation.tasks import Job, prepare
+from verl.evaluation.tasks import EvaluationTask, Job, prepare
 from verl.rank.own_metrics import own_measures
 from verl.rewards.pool import VerifierPool
 from verl.single_controller.failures import WorkerError
@@ -41,18 +42,29 @@ def run_evaluation(config: EvaluationConfig) -> None:
             results: list[TaskResult] = []
             # The verifiers' processes start with the first sample to score.
             with session, closing(VerifierPool(config.reward_score, session.busy_cores)) as verifiers:
+                earlier: dict[Target, list[EvaluationTask]] = {}
                 for place, target in enumerate(job.tokenizers, start=1):
                     title = f"{target.label} ({place}/{count})" if count > 1 else target.label
                     with display.recorded(target.label):
-                        results += _evaluate_target(job, target, title, verifiers)
+                        results += _evaluate_target(job, target, title, verifiers, earlier)
             if results:
                 publish(job.folder, results, config, display)
 
 
-def _evaluate_target(job: Job, target: Target, title: str, verifiers: VerifierPool) -> list[TaskResult]:
-    """Generate the missing samples of one model and score all; the results of the tasks that succeeded."""
+def _evaluate_target(
+    job: Job, target: Target, title: str, verifiers: VerifierPool, earlier: dict[Target, list[EvaluationTask]]
+) -> list[TaskResult]:
+    """Generate the missing samples of one model and score all; the results of the tasks that succeeded.
+
+    The same model under another name, such as the base of two runs, is among the ``earlier`` ones with its tasks: what
+    it sampled is what this one would.
+    """
     config, display, results = job.config, job.display, []
-    tasks = job.tasks_of(target)
+    earlier[target] = tasks = job.tasks_of(target)
+    twin = next(other for other in earlier if other.same_model(target))
+    copied = [copy_samples(of.folder, task.folder) for of, task in zip(earlier[twin], tasks, strict=True)]
+    if any(copied):
+        display.say(f"{target.label} is the model of {twin.label}, whose samples are used again")
     with ExitStack() as stack:
         stores = job.open_stores(tasks, stack)
         try:

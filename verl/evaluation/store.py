@@ -12,6 +12,8 @@ readers drop that line.
 import hashlib
 import json
 import os
+import shutil
+import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
@@ -79,6 +81,21 @@ def _fits(value: Any, hint: Any) -> bool:
     if get_origin(hint) is list:
         return isinstance(value, list) and all(_fits(entry, get_args(hint)[0]) for entry in value)
     return type(value) is hint or (hint is float and type(value) is int)
+
+
+def copy_samples(source: Path, folder: Path) -> bool:
+    """Copy samples and their settings into ``folder``, unless that is there already; returns whether it was done."""
+    if folder.exists() or not (source / SAMPLES_FILE).is_file():
+        return False
+    unfinished = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.unfinished")
+    unfinished.mkdir(parents=True)
+    try:
+        for name in (SETTINGS_FILE, SAMPLES_FILE):
+            shutil.copyfile(source / name, unfinished / name)
+        unfinished.rename(folder)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return True
 
 
 class AppendFile:

@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from verl.checkpoint.folders import POINTER, checkpoints, step_of
 from verl.checkpoint.run_start import require_model
 from verl.config.errors import ConfigError
 from verl.config.evaluation import LAST, EvaluationConfig, TargetConfig
+from verl.config.paths import find_path
 from verl.config.run_file import RUN_CONFIG, read_run_config, run_option
 from verl.evaluation.progress import EvaluationDisplay
 
@@ -38,6 +39,10 @@ class Target:
     @property
     def label(self) -> str:
         return f"{self.run}@{self.step}"
+
+    def same_model(self, other: "Target") -> bool:
+        """Whether both are the same model, asked in the same way, under two names."""
+        return replace(other, run=self.run, step=self.step) == self and self.chat_arguments == other.chat_arguments
 
 
 def select_targets(config: EvaluationConfig, display: EvaluationDisplay) -> tuple[list[Target], str]:
@@ -87,6 +92,7 @@ def _targets_of(alias: str, path: str, entry: TargetConfig, display: EvaluationD
         ConfigError: ``path`` is neither a model nor a training run.
     """
     option = f"runs.{alias}" if alias else "model"
+    path = find_path(path)
     root, steps = Path(path), entry.steps
 
     def target(run: str, step: int, model: str) -> Target:

@@ -27,12 +27,22 @@ from transformers.modeling_flash_attention_utils import _flash_attention_forward
 
 from verl.config.common import ModelConfig
 from verl.config.errors import ConfigError
-from verl.models.packing import Rows, SharedPrompts, tokens_seen
+from verl.models.packing import NO_MASK, Rows, SharedPrompts, tokens_seen
 from verl.models.sequence_parallel import gather_heads, split_heads
+
+
+def fused_mask(*, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
+    """``transformers``' mask for ``sdpa``. It leaves the mask away where no token is padding, and to know that on a GPU
+    the host would wait: there the mask is made."""
+    if attention_mask is not None and attention_mask.is_cuda:
+        kwargs["allow_is_causal_skip"] = False
+    made: Tensor | None = sdpa_mask(attention_mask=attention_mask, **kwargs)
+    return made
+
 
 MASK_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "eager": eager_mask,
-    "sdpa": sdpa_mask,
+    "sdpa": fused_mask,
     "flash_attention_2": flash_attention_mask,
     "flash_attention_3": flash_attention_mask,
 }
@@ -103,7 +113,8 @@ def packed_attention(
     Args:
         query: [B, H, T, D]; with packed rows B is 1, and with ``sequence_group`` T counts this worker's tokens only.
         key, value: [B, K, T, D].
-        attention_mask: of padded rows, as the implementation expects it; None for packed ones.
+        attention_mask: of padded rows, as the implementation expects it; for packed ones None, or of the shape
+            ``NO_MASK``.
         sliding_window: None: as the module has it in its mask.
         cu_seq_lens_q: [rows + 1] int32, where rows start and end; None: the rows are padded.
         max_length_q: longest row.
@@ -119,6 +130,8 @@ def packed_attention(
     assert dropout == 0.0, "models score and learn without dropout"
     window = window_in_mask(module) if sliding_window is None else sliding_window
     options = Options(implementation, scaling, window, softcap)
+    if attention_mask is not None and attention_mask.shape == NO_MASK:
+        attention_mask = None
     masked = attention_mask is not None and (cu_seq_lens_q is not None or shared_prompts is not None)
     _check_supported(module, options, masked, others)
     if shared_prompts is not None:
@@ -310,6 +323,7 @@ def _mask_of_padded_rows(make: Callable[..., Tensor | None], *args: Any, **kwarg
     return None if kwargs.get("attention_mask") is None else make(*args, **kwargs)
 
 
+AttentionMaskInterface.register("sdpa", fused_mask)
 for _implementation, _make in MASK_FUNCTIONS.items():
     AttentionInterface.register(packed_name(_implementation), partial(packed_attention, implementation=_implementation))
     AttentionMaskInterface.register(packed_name(_implementation), partial(_mask_of_padded_rows, _make))

@@ -1,6 +1,7 @@
 """What is checked of a model before a run starts: whether its files are sound, and it supports the options."""
 
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
@@ -16,15 +17,18 @@ MODALITIES = ("vision_config", "audio_config", "video_config")
 """Parts of the config of a model that reads more than text."""
 
 GPU_PACKAGES = {
-    "flash_attention_2": ("flash_attn", "flash-attn", "`pip install flash-attn`"),
+    "flash_attention_2": (
+        *("flash_attn", "flash_attn_varlen_func", "flash-attn"),
+        "compile it (minutes to hours) with `pip install --no-build-isolation flash-attn`",
+    ),
     "flash_attention_3": (
-        "flash_attn_interface",
-        "flash-attn-3",
+        *("flash_attn_interface", "flash_attn_varlen_func", "flash-attn-3"),
         "build it from https://github.com/Dao-AILab/flash-attention, folder hopper",
     ),
-    "liger": ("liger_kernel", "liger-kernel", "`pip install liger-kernel`"),
+    "liger": ("liger_kernel", "", "liger-kernel", "`pip install liger-kernel`"),
 }
-"""What runs on GPUs only -> the module that it needs, the package that has it, and how that is installed."""
+"""What runs on GPUs only -> the module that it needs, a name that its source must have (package indexes hold an empty
+package of the same name), the package that has it, and how that is installed."""
 
 PACKABLE_LAYERS = {"full_attention", "sliding_attention"}
 """Kinds of layers that can keep packed rows apart."""
@@ -103,11 +107,20 @@ def _check_attention_name(name: str, info: ModelInfo, field: str, device_type: s
 
 def _require_gpu_package(field: str, name: str, device_type: str, otherwise: str) -> None:
     """``otherwise``: the value of ``field`` that does not need the package."""
-    module, package, how = GPU_PACKAGES[name]
+    module, symbol, package, how = GPU_PACKAGES[name]
     if device_type != "cuda":
         raise ConfigError(f"{field}: runs on GPUs only; set it to {otherwise}")
-    if find_spec(module) is None:
-        raise ConfigError(f"{field}: {package} is not installed; {how}, or set it to {otherwise}")
+    if not _has_symbol(module, symbol):
+        more = ", which needs no package" if otherwise == "sdpa" else ""
+        raise ConfigError(f"{field}: {package} is not installed; {how}, or set it to {otherwise}{more}")
+
+
+def _has_symbol(module: str, symbol: str) -> bool:
+    """Whether the module is there and its source has ``symbol``; it is not imported, which may need a GPU."""
+    spec = find_spec(module)
+    if spec is None:
+        return False
+    return not symbol or (spec.origin is not None and symbol in Path(spec.origin).read_text(errors="replace"))
 
 
 def _check_packing(config: ModelConfig, info: ModelInfo, prefix: str) -> None:

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from verl.batch import Batch
 from verl.config.common import ModelConfig
 from verl.config.errors import ConfigError
+from verl.models.attention import attention_name
 from verl.models.info import resolve_layers
 from verl.models.output_head import (
     Scoring,
@@ -30,8 +31,9 @@ from verl.models.output_head import (
     compute_logits_in_float32,
     logprobs_and_entropy,
 )
-from verl.models.packing import LEAST_SHARED, Layout, packed_layout, padded_layout, shared_prompt_layout
+from verl.models.packing import LEAST_SHARED, NO_MASK, Layout, packed_layout, padded_layout, shared_prompt_layout
 from verl.models.sequence_parallel import sequence_group
+from verl.utils.device import to_device
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
 """Largest mean difference of a row between two ways to the same numbers, by precision of the products."""
@@ -54,6 +56,15 @@ class ForwardPass:
                 return layout
         return packed_layout(batch, self.group) if self.config.use_remove_padding else padded_layout(batch)
 
+    def _inputs(self, layout: Layout) -> dict[str, Any]:
+        """Keyword arguments of the model for a layout."""
+        inputs = layout.on(self.device)
+        # Only our own attention knows what it means, and of other layers some would take it for a mask.
+        ours = self.model.config._attn_implementation == attention_name(self.config)
+        if "attention_mask" not in inputs and ours and self.model._supports_attention_backend:
+            inputs["attention_mask"] = torch.ones(NO_MASK, dtype=torch.bool, device=self.device)
+        return inputs
+
     @torch.no_grad()
     def _check_equal(self, ways: Callable[[Batch], Iterator[tuple[str, Tensor]]]) -> None:
         """Compare several ways to read a few tokens.
@@ -69,7 +80,7 @@ class ForwardPass:
         # The last row continues the beginning of the first in another way.
         rows[2, :4] = rows[0, :4]
         prompts = [rows[0, :4].tolist(), rows[1, 3:4].tolist(), rows[2, :4].tolist()]
-        batch = Batch.of(prompts, rows[:, 4:].tolist()).to(self.device)
+        batch = Batch.of(prompts, rows[:, 4:].tolist())
         (_, first), *others = ways(batch)
         if isinstance(self.model, FSDPModule):
             self.model.reshard()
@@ -106,8 +117,8 @@ class LogprobForward(ForwardPass):
         """Log-probability of each response token, and the entropy it was drawn with.
 
         Args:
-            batch: a micro-batch with ``tokens``; every prompt has a token.
-            wanted: [M] bool, the tokens to score, the others get 0; None: all.
+            batch: a micro-batch with ``tokens``, on the CPU; every prompt has a token.
+            wanted: [M] bool on the CPU, the tokens to score, the others get 0; None: all.
             layers: layers whose hidden states are returned too, see :func:`record_states`.
 
         Returns:
@@ -115,15 +126,16 @@ class LogprobForward(ForwardPass):
             :func:`verl.models.output_head.by_statistic`); with ``layers`` also ``states``, for each response of n
             tokens the hidden states [n, L, D] that these are drawn from.
         """
-        batch = batch.columns("tokens").to(self.device)
-        wanted = None if wanted is None else wanted.to(self.device)
+        batch = batch.columns("tokens")
         layout = self._layout(batch, share_prompts=True)
         with record_states(self.model, layers) as recorded:
             logprobs, entropy, *further = self._score(layout, batch, wanted, scoring)
         entropy = entropy if scoring.differentiable_entropy else entropy.detach()
-        scored = batch.columns().fill(logprobs=logprobs, entropy=entropy, **by_statistic(further, scoring))
+        scored = (
+            batch.columns().to(self.device).fill(logprobs=logprobs, entropy=entropy, **by_statistic(further, scoring))
+        )
         if recorded:
-            places, _ = layout.find(batch.predictors)
+            places = to_device(layout.find(batch.predictors)[0], self.device)
             read = torch.stack([layer.flatten(0, 1)[places] for layer in recorded], dim=1)
             states = layout.collect(read, batch.predictors)
             scored.fill(states=list(states.split(batch.response_lengths.tolist())))
@@ -141,22 +153,25 @@ class LogprobForward(ForwardPass):
         if nothing:
             # Every worker must reach the head, forward and backward, or the others wait for its weights.
             places, targets = places.new_zeros(1), targets.new_zeros(1)
+        inputs, places, targets = self._inputs(layout), *(to_device(part, self.device) for part in (places, targets))
         if self.config.logits_chunk_size:
-            values = self.model(**layout.inputs, use_cache=False, targets=ScoringTargets(places, targets, scoring))
+            values = self.model(**inputs, use_cache=False, targets=ScoringTargets(places, targets, scoring))
         else:
-            logits = self.model(**layout.inputs, use_cache=False, logits_to_keep=places).logits[0]
+            logits = self.model(**inputs, use_cache=False, logits_to_keep=places).logits[0]
             values = logprobs_and_entropy(logits, targets, scoring)
         found = torch.stack(values, dim=1)
         scored = layout.collect(found[:0] if nothing else found, tokens)
         if wanted is not None:
-            scored = scored.new_zeros(len(wanted), scored.shape[1]).index_copy(0, wanted.nonzero().flatten(), scored)
+            rows = to_device(wanted.nonzero().flatten(), self.device)
+            scored = scored.new_zeros(len(wanted), scored.shape[1]).index_copy(0, rows, scored)
         return scored.unbind(1)
 
     def _score_rows(self, layout: Layout, batch: Batch, wanted: Tensor | None, scoring: Scoring) -> tuple[Tensor, ...]:
         """By the model's own forward pass over padded rows, as ``transformers`` has it."""
-        batch = batch.trimmed()
-        logits = self.model(**layout.inputs, use_cache=False, logits_to_keep=batch.width + 1).logits[:, :-1]
-        values = (value[batch.mask] for value in logprobs_and_entropy(logits, batch.padded("response_tokens"), scoring))
+        batch = batch.trimmed().to(self.device)
+        logits = self.model(**self._inputs(layout), use_cache=False, logits_to_keep=batch.width + 1).logits[:, :-1]
+        values = map(batch.flat, logprobs_and_entropy(logits, batch.padded("response_tokens"), scoring))
+        wanted = None if wanted is None else to_device(wanted, self.device)
         return tuple(value if wanted is None else torch.where(wanted, value, 0.0) for value in values)
 
     def _all_ways(self, batch: Batch) -> Iterator[tuple[str, Tensor]]:
@@ -182,24 +197,25 @@ class ValueForward(ForwardPass):
             self._check_equal(self._states_both_ways)
 
     def values(self, batch: Batch) -> Tensor:
-        """The number that the model gives at each token, [N] float32 on the device."""
-        batch = batch.columns("tokens").to(self.device)
+        """The number that the model gives at each token of a batch on the CPU, [N] float32 on the device."""
+        batch = batch.columns("tokens")
         # A policy with more rows of padding than this model may sample their numbers, which no tokenizer has.
         rows = self.model.config.get_text_config().vocab_size
         layout = self._layout(batch.fill(tokens=batch.tokens.clamp(max=rows - 1)))
-        logits: Tensor = self.model(**layout.inputs, use_cache=False).logits
+        logits: Tensor = self.model(**self._inputs(layout), use_cache=False).logits
         return self._at_all_tokens(layout, logits.squeeze(-1).float())
 
     def _at_all_tokens(self, layout: Layout, values: Tensor) -> Tensor:
         """[N, ...] from what the model gave, [B, S, ...] or [1, T, ...]."""
-        every = torch.arange(len(layout.places), device=self.device)
-        return layout.collect(values.flatten(0, 1)[layout.find(every)[0]], every)
+        every = torch.arange(len(layout.places))
+        return layout.collect(values.flatten(0, 1)[to_device(layout.find(every)[0], self.device)], every)
 
     def _states_both_ways(self, batch: Batch) -> Iterator[tuple[str, Tensor]]:
         """Last hidden states of responses in units of their mean size, because a new head gives 0 for everything."""
         for layout in (padded_layout(batch), self._layout(batch)):
-            states = self.model(**layout.inputs, use_cache=False, output_hidden_states=True).hidden_states[-1]
-            states = self._at_all_tokens(layout, states.float())[batch.in_response]
+            inputs = self._inputs(layout)
+            states = self.model(**inputs, use_cache=False, output_hidden_states=True).hidden_states[-1]
+            states = self._at_all_tokens(layout, states.float())[to_device(batch.in_response, self.device)]
             yield "use_remove_padding=false in its options", states / states.abs().mean()
 
 

@@ -1,7 +1,7 @@
 """Facts about a model, read once per process from the files beside its weights, and whether these fit them."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -163,14 +163,16 @@ def _overridden(config: PreTrainedConfig, path: str, overrides: dict[str, Any]) 
     values = config.to_dict()
     # What a class reads from its file without being asked to, such as older names, counts as known.
     known = sorted({*values, *PreTrainedConfig().to_dict(), *config.attribute_map, *OLDER_NAMES})
+    without_effect = _without_effect(config, overrides)
     for name, value in overrides.items():
-        if name == "model_type" or (name not in known and not hasattr(config, name)):
+        if name == "model_type" or (name not in known and not hasattr(config, name) and name not in without_effect):
             near = get_close_matches(name, known, n=1)
             fix = f"did you mean {near[0]}?" if near and near[0] != name else "a model keeps its architecture's options"
             raise ConfigError(
                 f"model.override_config.{name}={value!r}: {config.model_type} at {path!r} has no such option; {fix}"
             )
-    given, overrides = overrides, dict(overrides)
+    given = overrides
+    overrides = {name: value for name, value in overrides.items() if name not in without_effect}
     rope = values.get(ROPE)
     if isinstance(rope, dict) and not any(isinstance(value, dict) for value in rope.values()):
         # The newer name holds the base of the embedding too, which the older ones leave as it is.
@@ -184,10 +186,39 @@ def _overridden(config: PreTrainedConfig, path: str, overrides: dict[str, Any]) 
         raise ConfigError(f"model.override_config={given!r}: {config.model_type} refuses it: {reason}") from error
 
 
+def _without_effect(config: PreTrainedConfig, overrides: Mapping[str, Any]) -> list[str]:
+    """Names of rates of dropout that the architecture does not have and that are 0, as it has them.
+
+    veRL's commands set those of several architectures at once. A misspelt name of a rate that the model does have, and
+    that is not 0, is not among them.
+    """
+    values = config.to_dict()
+
+    def rate(name: str) -> Any:
+        near = get_close_matches(name, values, n=1)
+        return values[near[0]] if near else 0
+
+    return [
+        name
+        for name, value in overrides.items()
+        if "drop" in name and value == 0 and not hasattr(config, name) and rate(name) in (0, None)
+    ]
+
+
+def override_notes(model: ModelConfig) -> list[str]:
+    """A line on the values of ``model.override_config`` that change nothing; none without them."""
+    info = ModelInfo.read(model.path, model.trust_remote_code)
+    names = _without_effect(info.config, model.override_config)
+    kind = info.config.model_type
+    return [f"model.override_config: no effect of {', '.join(names)}=0: {kind} has no such dropout"] if names else []
+
+
 def override_engine_config(model: ModelConfig, config: PreTrainedConfig) -> PreTrainedConfig:
     """Put ``model.override_config`` over the config that vLLM has read; what its ``hf_overrides`` calls."""
     wanted = ModelInfo.of(model).config
     for name in model.override_config:
+        if not hasattr(wanted, name) and name not in OLDER_NAMES:
+            continue  # without effect
         name = ROPE if name in OLDER_NAMES and hasattr(wanted, ROPE) else name
         setattr(config, name, deepcopy(getattr(wanted, name)))
     return config

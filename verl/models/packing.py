@@ -4,12 +4,14 @@ The responses of a group have their prompt in common, and what a causal model co
 depend on what follows. Packed, its tokens can therefore stand in the sequence once, before all responses. The attention
 alone knows which prompt a response continues: its tokens see the prompt's and those before them.
 
+A layout is computed on the host, from tokens that are still there, and then sent: on a GPU nothing waits for it.
+
 Legend: B episodes, N tokens of them all, T tokens as the model of this worker reads them; G different prompts, P and Q
 tokens of the longest prompt and response.
 """
 
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +20,7 @@ from torch.distributed import ProcessGroup
 
 from verl.batch import Batch, positions_within
 from verl.models.sequence_parallel import gather_tokens
+from verl.utils.device import to_device
 
 ROUND_TO = 128
 """Sequences with shared prompts are filled up to a multiple of this many tokens. Buffers then come in a few sizes and
@@ -25,6 +28,10 @@ are used again; new sizes mean new memory, and on a CPU asking for it takes as l
 
 LEAST_SHARED = 0.05
 """Smallest share of a micro-batch's tokens that must be saved; for less, rows are packed whole."""
+
+NO_MASK = (1, 1, 1, 1)
+"""The shape of a mask that stands for none. Without any, ``transformers`` would look for rows in the positions, and the
+host would wait to see whether there are several."""
 
 _NOWHERE = torch.iinfo(torch.int64).max
 """The position of a key that nothing sees."""
@@ -36,12 +43,21 @@ class Layout:
     def __init__(self, inputs: dict[str, Any], places: Tensor, group: ProcessGroup | None = None) -> None:
         """
         Args:
-            inputs: keyword arguments of the model.
-            places: [N] int64, the place of each token in the sequence that the workers of ``group`` read together; in
-                padded rows, in these rows flattened.
+            inputs: keyword arguments of the model, on the CPU.
+            places: [N] int64 on the CPU, the place of each token in the sequence that the workers of ``group`` read
+                together; in padded rows, in these rows flattened.
             group: workers that each read a slice of the sequence, all of one length; None: this worker reads all.
         """
         self.inputs, self.places, self.group = inputs, places, group
+
+    def on(self, device: str) -> dict[str, Any]:
+        """Keyword arguments of the model on the device where it is."""
+        inputs: dict[str, Any] = {
+            name: to_device(v, device) if isinstance(v, Tensor) else v for name, v in self.inputs.items()
+        }
+        if "shared_prompts" in inputs:
+            inputs["shared_prompts"] = inputs["shared_prompts"].on(device)
+        return inputs
 
     def find(self, tokens: Tensor) -> tuple[Tensor, Tensor | slice]:
         """Which of ``tokens [n]``, as indices of the N, this worker reads.
@@ -64,7 +80,8 @@ class Layout:
         if self.group is None:
             return values
         read = values.new_zeros(self.inputs["input_ids"].shape[1], *values.shape[1:])
-        return gather_tokens(read.index_copy(0, self.find(tokens)[0], values), self.group)[self.places[tokens]]
+        here, places = (to_device(found, values.device) for found in (self.find(tokens)[0], self.places[tokens]))
+        return gather_tokens(read.index_copy(0, here, values), self.group)[places]
 
 
 def padded_layout(batch: Batch) -> Layout:
@@ -90,7 +107,7 @@ def packed_layout(batch: Batch, group: ProcessGroup | None = None) -> Layout:
     inputs |= {"cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds, "max_length_q": longest, "max_length_k": longest}
     if group is not None:
         inputs["sequence_group"] = group
-    return Layout(inputs, torch.arange(num_tokens, device=batch.tokens.device), group)
+    return Layout(inputs, torch.arange(num_tokens), group)
 
 
 def position_ids(attention_mask: Tensor) -> Tensor:
@@ -108,16 +125,20 @@ class Rows(NamedTuple):
 
 
 class SharedPrompts:
-    """Where prompts and responses stand in the sequence: prompts first, then the responses of row 0, 1, ..."""
+    """Where prompts and responses stand in the sequence: prompts first, then the responses of row 0, 1, ...
+
+    All that it says is on one device, and computed on the host, from where it is sent when it is first asked for.
+    """
 
     def __init__(self, prompt_lengths: Tensor, response_lengths: Tensor, prompt_of: Tensor) -> None:
         """
         Args:
-            prompt_lengths: [G] int64, tokens.
-            response_lengths: [B] int64, tokens.
-            prompt_of: [B] int64, the prompt of each row.
+            prompt_lengths: [G] int64 on the CPU, tokens.
+            response_lengths: [B] int64 on the CPU, tokens.
+            prompt_of: [B] int64 on the CPU, the prompt of each row.
         """
-        self.prompt_lengths, self.response_lengths, self.prompt_of = prompt_lengths, response_lengths, prompt_of
+        self.prompt_lengths, self.response_lengths, self._prompt_of = prompt_lengths, response_lengths, prompt_of
+        self.device = "cpu"
         lengths = torch.cat([prompt_lengths, response_lengths])
         starts = (lengths.cumsum(dim=0) - lengths).split([len(prompt_lengths), len(response_lengths)])
         self.num_tokens = int(lengths.sum())
@@ -125,60 +146,71 @@ class SharedPrompts:
         self.longest_prompt = max(1, int(prompt_lengths.max()))
         self.longest_response = max(1, int(response_lengths.max()))
         self._seen: dict[int | None, Tensor] = {}
+        self._masks = _within(prompt_lengths, self.longest_prompt), _within(response_lengths, self.longest_response)
+        self._of_prompts = self._tokens(self.prompt_starts, self.longest_prompt)
+        self._of_responses = self._tokens(self.response_starts, self.longest_response)
+
+    def on(self, device: str) -> Self:
+        """The same on a device."""
+        moved = type(self)(self.prompt_lengths, self.response_lengths, self._prompt_of)
+        moved.device = device
+        return moved
+
+    @cached_property
+    def prompt_of(self) -> Tensor:
+        """[B] int64, the prompt of each row."""
+        return to_device(self._prompt_of, self.device)
 
     @cached_property
     def prompt_tokens(self) -> Tensor:
         """[G, P], the tokens of each prompt; any beyond its length."""
-        return self._tokens(self.prompt_starts, self.longest_prompt)
+        return to_device(self._of_prompts, self.device)
 
     @cached_property
     def response_tokens(self) -> Tensor:
         """[B, Q], the tokens of each response; any beyond its length."""
-        return self._tokens(self.response_starts, self.longest_response)
+        return to_device(self._of_responses, self.device)
 
     def _tokens(self, starts: Tensor, longest: int) -> Tensor:
-        return (starts[:, None] + torch.arange(longest, device=starts.device)).clamp(max=self.num_tokens - 1)
-
-    @cached_property
-    def masks(self) -> tuple[Tensor, Tensor]:
-        """[G, P] and [B, Q] bool, where the blocks of prompts and of responses have a token."""
-        return _within(self.prompt_lengths, self.longest_prompt), _within(self.response_lengths, self.longest_response)
+        return (starts[:, None] + torch.arange(longest)).clamp(max=self.num_tokens - 1)
 
     @cached_property
     def in_blocks(self) -> Tensor:
         """[T], where each token is in the blocks [G, P] and [B, Q], joined and flattened."""
-        return torch.cat([mask.flatten() for mask in self.masks]).nonzero().flatten()
+        return to_device(torch.cat([mask.flatten() for mask in self._masks]).nonzero().flatten(), self.device)
 
     def seen(self, window: int | None) -> Tensor:
         """[B, 1, Q, P + Q] bool, what the tokens of responses see; ``window``: at most so many, themselves included."""
         if window not in self._seen:  # the same in all layers of a kind
-            device = self.prompt_of.device
-            queries = self.prompt_lengths[self.prompt_of][:, None] + torch.arange(self.longest_response, device=device)
-            of_prompts = torch.arange(self.longest_prompt, device=device).expand(len(queries), -1)
+            queries = self.prompt_lengths[self._prompt_of][:, None] + torch.arange(self.longest_response)
+            of_prompts = torch.arange(self.longest_prompt).expand(len(queries), -1)
             # Beyond its end a prompt's positions are those of no token.
-            of_prompts = of_prompts.masked_fill(~self.masks[0][self.prompt_of], _NOWHERE)
-            self._seen[window] = tokens_seen(queries, torch.cat([of_prompts, queries], dim=1), window)[:, None]
+            of_prompts = of_prompts.masked_fill(~self._masks[0][self._prompt_of], _NOWHERE)
+            keys = torch.cat([of_prompts, queries], dim=1)
+            queries, keys = (to_device(positions, self.device) for positions in (queries, keys))
+            self._seen[window] = tokens_seen(queries, keys, window)[:, None]
         return self._seen[window]
 
     @cached_property
     def rows(self) -> Rows:
         """Each prompt, and then each response; keys in the order of :attr:`keys`."""
-        whole = self.prompt_lengths[self.prompt_of] + self.response_lengths
-        queries = _bounds(torch.cat([self.prompt_lengths, self.response_lengths]))
+        whole = self.prompt_lengths[self._prompt_of] + self.response_lengths
         most = max(self.longest_prompt, self.longest_response), max(self.longest_prompt, int(whole.max()))
-        return Rows(queries, _bounds(torch.cat([self.prompt_lengths, whole])), *most)
+        lengths = (torch.cat([self.prompt_lengths, rows]) for rows in (self.response_lengths, whole))
+        queries, keys = (to_device(_bounds(rows), self.device) for rows in lengths)
+        return Rows(queries, keys, *most)
 
     @cached_property
     def keys(self) -> Tensor:
         """[N], the tokens that each prompt, and then each response, sees: its prompt's and its own."""
-        tokens = torch.cat([self.prompt_tokens[self.prompt_of], self.response_tokens], dim=1)
-        mask = torch.cat([self.masks[0][self.prompt_of], self.masks[1]], dim=1)
-        return torch.cat([self.prompt_tokens[self.masks[0]], tokens[mask]])
+        tokens = torch.cat([self._of_prompts[self._prompt_of], self._of_responses], dim=1)
+        mask = torch.cat([self._masks[0][self._prompt_of], self._masks[1]], dim=1)
+        return to_device(torch.cat([self._of_prompts[self._masks[0]], tokens[mask]]), self.device)
 
 
 def _within(lengths: Tensor, longest: int) -> Tensor:
     """[N, longest] bool, whether there is a token, for ``lengths [N]``."""
-    return torch.arange(longest, device=lengths.device) < lengths[:, None]
+    return torch.arange(longest) < lengths[:, None]
 
 
 def _bounds(lengths: Tensor) -> Tensor:
@@ -202,16 +234,16 @@ def shared_prompt_layout(batch: Batch) -> tuple[Layout, float]:
     # Sums of gradients depend on the order: that of the prompts must not depend on that of the rows.
     different = sorted({tuple(prompt) for prompt in prompts}, key=lambda prompt: (len(prompt), prompt))
     number = {prompt: place for place, prompt in enumerate(different)}
-    device, responses = batch.tokens.device, batch.response_lengths
-    prompt_of = torch.tensor([number[tuple(prompt)] for prompt in prompts], device=device)
-    lengths = torch.tensor([len(prompt) for prompt in different], device=device)
+    responses = batch.response_lengths
+    prompt_of = torch.tensor([number[tuple(prompt)] for prompt in prompts])
+    lengths = torch.tensor([len(prompt) for prompt in different])
     shared = SharedPrompts(lengths, responses, prompt_of)
     fillers = -shared.num_tokens % ROUND_TO
     # Where each token of the rows is read: at its place within the prompt or response that it belongs to.
     first = torch.stack([shared.prompt_starts[prompt_of], shared.response_starts], dim=1).flatten()
     sizes = torch.stack([batch.prompt_lengths, responses], dim=1).flatten()
     places = first.repeat_interleave(sizes) + positions_within(sizes)
-    ids = torch.tensor([token for prompt in different for token in prompt], device=device, dtype=torch.int64)
+    ids = torch.tensor([token for prompt in different for token in prompt], dtype=torch.int64)
     positions = [positions_within(lengths), positions_within(batch.lengths)[is_response]]
     inputs = {
         "input_ids": F.pad(torch.cat([ids, batch.tokens[is_response]]), (0, fillers))[None],

@@ -22,6 +22,7 @@ from verl.rank.own_metrics import own_measures
 from verl.spectral import SpectralOptions
 from verl.spectral.bounds import workspace_bound
 from verl.spectral.slices import Slices, finish
+from verl.utils.device import to_device
 
 RANKS = ("Effective Rank", "Log Effective Rank", "Traditional Rank")
 """Metrics that ``calculator.metrics_dtype`` rounds."""
@@ -73,7 +74,7 @@ class RepresentationMetricsCalculator:
                 f"hidden_states {tuple(hidden_states.shape)} and attention_mask {tuple(attention_mask.shape)}: "
                 "expected [B, T, L, D] and [B, T]"
             )
-        lengths = _lengths(attention_mask.to(hidden_states.device))
+        lengths = _lengths(attention_mask.cpu())
         compute_diff = self.config.compute_diff if compute_diff is None else compute_diff
         stride = self.config.diff_stride if diff_stride is None else diff_stride
         layers, _ = finish(self._measure(hidden_states, lengths, compute_diff, stride))
@@ -117,16 +118,16 @@ class RepresentationMetricsCalculator:
             responses = states[start : start + at_once]
             # A single one, however long, is not copied.
             padded = responses[0][None] if len(responses) == 1 else pad_sequence(responses, batch_first=True)
-            lengths = torch.tensor([len(response) for response in responses], device=padded.device)
+            lengths = torch.tensor([len(response) for response in responses])
             layers, prefixes = yield from self._measure(padded, lengths, config.compute_diff, config.diff_stride)
             columns = {RANK + name: values for name, values in _stacked(layers).items()}
             if config.keep_prefixes:
-                valid = torch.arange(padded.shape[1], device=padded.device) < lengths[:, None]
+                valid = torch.arange(padded.shape[1]) < lengths[:, None]
+                places = to_device(valid.flatten().nonzero()[:, 0], padded.device)
                 by_token = {PREFIX + name: values.transpose(1, 2) for name, values in _stacked(prefixes).items()}
-                columns |= {name: values[valid].float() for name, values in by_token.items()}
+                columns |= {name: values.flatten(0, 1)[places].float() for name, values in by_token.items()}
             columns["mean_states"] = torch.stack([_mean(response) for response in responses])
-            sizes = torch.tensor([len(response) for response in responses])
-            parts.append(Batch(torch.zeros_like(sizes), sizes).fill(**columns))
+            parts.append(Batch(torch.zeros_like(lengths), lengths).fill(**columns))
         return Batch.join(parts)
 
     def dataset_metrics(self, mean_states: Tensor, diff_stride: int) -> dict[str, float]:
@@ -151,7 +152,7 @@ class RepresentationMetricsCalculator:
         elif config.on_nonfinite == "raise" and not bool(finite.all()):
             first = int((~finite).nonzero()[0])
             raise ValueError(f"mean_states[{first}]: holds NaN or infinity; check the model's weights and the capture")
-        lengths = torch.tensor([len(mean_states)], device=mean_states.device)
+        lengths = torch.tensor([len(mean_states)])
         cumulative = config.compute_cumulative_global_metrics
         (metrics,), _ = finish(self._measure(mean_states[None, :, None, :], lengths, cumulative, diff_stride))
         wanted = {f"global/{name}": name for name in config.base_names if config.compute_global_metrics}
@@ -197,6 +198,7 @@ class RepresentationMetricsCalculator:
         last_rows = torch.where(rows > 0, rows + before[:, None], 0)
         courses = self._courses(measured, torch.cat([last_rows, lengths[:, None]], dim=1), hidden)
         # 4. Velocity and acceleration.
+        counts, lengths, kept_lengths = (to_device(n, hidden.device) for n in (counts, lengths, kept_lengths))
         metrics: dict[str, Tensor] = {}
         for name in names:
             metrics[name] = whole[name][:, 0]
@@ -216,6 +218,7 @@ class RepresentationMetricsCalculator:
             return {}
         # A column before the first token takes what is absent.
         tokens = torch.full((len(hidden), hidden.shape[1] + 1), torch.nan, dtype=torch.float64, device=hidden.device)
+        rows = to_device(rows, hidden.device)
         return {name: tokens.scatter(1, rows, by_row.double())[:, 1:] for name, by_row in values.items()}
 
 
@@ -305,7 +308,7 @@ def _kept_rows(hidden: Tensor, lengths: Tensor, most: int | None, end: str) -> t
     if end == "start":
         return hidden, lengths.clamp(max=most)
     first = (lengths - most).clamp(min=0)
-    at = first[:, None] + torch.arange(most, device=hidden.device)
+    at = to_device(first[:, None] + torch.arange(most), hidden.device)
     return hidden.gather(1, at[:, :, None].expand(-1, -1, hidden.shape[2])), lengths - first
 
 

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from verl.spectral import SpectralMeasure, SpectralOptions
 from verl.spectral.prefixes import sliced_functionals, sliced_measures
-from verl.spectral.responses import Chunk, check_hidden, chunks, largest_entries
+from verl.spectral.responses import Chunk, check_hidden, chunks, largest_entries, masked_rows
 from verl.spectral.slices import Slices, finish
+from verl.utils.device import to_device
 
 _FUNCTIONALS = {
     "Response Entropy 1": "response_entropy",
@@ -114,11 +115,11 @@ def curvature(hidden: Tensor, lengths: Tensor, rows: Tensor, on_nonfinite: str =
 
 
 def _sliced_curvature(hidden: Tensor, lengths: Tensor, rows: Tensor, on_nonfinite: str) -> Slices[Tensor]:
+    lengths, rows = lengths.cpu(), rows.cpu()
     check_hidden(hidden, lengths)
-    largest = largest_entries(hidden, lengths, on_nonfinite)
+    largest = yield from largest_entries(hidden, lengths, on_nonfinite)
     result = torch.zeros(rows.shape, dtype=torch.float64, device=hidden.device)
-    result[largest.isnan()] = torch.nan
-    rows = rows.to(hidden.device)
+    result[masked_rows(largest, hidden.device)] = torch.nan
     for chunk in chunks(hidden, lengths, largest, lambda n: 8 * 4 * n * hidden.shape[2], _CURVATURE_BYTES):
         if chunk.longest < 3:
             continue
@@ -132,10 +133,10 @@ def _sliced_curvature(hidden: Tensor, lengths: Tensor, rows: Tensor, on_nonfinit
         sums = torch.where(defined, angles, 0.0).cumsum(1)
         counts = defined.cumsum(1)
         # A prefix of k rows holds the first k - 2 angles.
-        wanted = rows[chunk.which]
+        wanted = to_device(rows[chunk.which], hidden.device)
         last = (wanted - 3).clamp(min=0)
         mean = sums.gather(1, last) / counts.gather(1, last).clamp(min=1)
-        result[chunk.which] = torch.where(wanted >= 3, mean, 0.0)
+        result[chunk.index] = torch.where(wanted >= 3, mean, 0.0)
     return result
 
 

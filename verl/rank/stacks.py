@@ -49,10 +49,10 @@ class StackedResponses:
         first = (self._rows - self._extra) // stride + 1 if self._rows > self._extra else 1
         ends = [j * stride + self._extra for j in range(first, (last - self._extra) // stride + 1)]
         ends = ends if self.config.compute_diff else []
-        at = torch.tensor([1 + before.shape[1] + end - self._rows for end in [*ends, last]], device=rows.device)
+        at = torch.tensor([1 + before.shape[1] + end - self._rows for end in [*ends, last]])
         # 2. Rows that have these contrasts.
         virtual = _rows_of(contrasts)
-        lengths = torch.full((len(rows),), virtual.shape[1], device=rows.device)
+        lengths = torch.full((len(rows),), virtual.shape[1])
         measured = base_metrics(virtual, lengths, at.expand(len(rows), -1), self.names, self._options)
         for name, values in measured.items():
             self._prefixes[name].append(values[:, :-1].cpu())

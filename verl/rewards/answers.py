@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from verl.rewards.equations import last_equation, leaves_open
 from verl.rewards.lexicon import plain_number
-from verl.rewards.surroundings import in_place, is_one_number, is_stated
+from verl.rewards.surroundings import formula_before, in_place, is_one_number, is_stated
 
 MAX_ALGEBRA_CHARS = 400
 """Longer answers are compared only as text; ground truths are much shorter."""
@@ -49,19 +49,25 @@ _IGNORED = re.compile(
 )
 _FRACTION = re.compile(r"\\[dt]frac(?![a-zA-Z])")
 
+_STRUCK = re.compile(
+    r"(?<![^\s(>*:])~~(?=\S)[^~]{1,400}~~(?![A-Za-z0-9\\])|<(del|strike)>[^<]{0,400}</\1>"
+    r"|\\(?:[bx]?cancel|sout)\s?\{(?:[^{}]|\{(?:[^{}]|\{[^{}]{0,99}+\}){0,99}+\}){0,400}+\}",
+)
+"""What an author has struck through. Two ``~`` between formulas are spaces."""
 
 THINK, END_OF_THINK = "<think>", "</think>"
 """Between them reasoning models think. Templates may write the first at the end of the prompt."""
 
 
 def after_thinking(text: str) -> str:
-    """The part of a response that is graded: what follows its last ``</think>``, or all of it if nothing is thought.
+    """The part of a response that is graded: what follows its last ``</think>``, or all of it if nothing is thought,
+    without what is struck through.
 
     Empty if the last thought does not end, so that such a response has no answer.
     """
     end = text.rfind(END_OF_THINK)
     rest = text if end < 0 else text[end + len(END_OF_THINK) :]
-    return "" if THINK in rest else rest
+    return "" if THINK in rest else _STRUCK.sub(" ", rest)
 
 
 def extract_answer(text: str, equation: bool = False) -> tuple[str | None, bool]:
@@ -90,10 +96,13 @@ def extract_number(text: str, equation: bool = False) -> str | None:
     if not number:
         return None
     start, end = number[0].span()
-    if not (is_stated(tail, start, end) and is_one_number(tail, start, end)):
+    formula = formula_before(tail, start, end)
+    if not is_stated(tail, start, end) or not (formula or is_one_number(tail, start, end)):
         return None
+    if formula and not re.search("[A-Za-z]", formula):
+        return f"{formula} = {number[0].group()}"
     chain = last_equation(tail, end)
-    if chain and (equation or leaves_open(chain)):
+    if chain and (equation or leaves_open(tail[:end], chain)):
         return chain
     return in_place(tail, start, end, number[0].group().translate(SEPARATORS))
 

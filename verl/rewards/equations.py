@@ -31,6 +31,7 @@ _AROUND = re.compile(r"\s*(?:\\left)?\\?([({\[])(.*[^\\])\\?([)}\]])\s*", re.DOT
 _MULTIPLE_OF_VARIABLE = re.compile(
     r"[0-9.]{1,9}\s?[*·]?\s?[A-Za-z](?:\s?[-+/]\s?[0-9.]{1,9})?|[A-Za-z]\s?(?:[-+*/^]|\\cdot)\s?[0-9.]{1,9}"
 )
+_SAID_OF = re.compile(r"(?<!equation\s)(?<![A-Za-z])(?:is|are|was|were|be|equals?|equal\sto)[\s$]{1,3}\Z")
 _LETTER = re.compile("[A-Za-z]")
 _COMMAND = re.compile(r"\\[A-Za-z]{1,30}")
 _MULTIPLE = re.compile(
@@ -127,6 +128,12 @@ def last_equation(text: str, end: int) -> str | None:
     return None if chain.startswith("=") else chain
 
 
-def leaves_open(chain: str) -> bool:
-    """Whether an equation gives the value of a multiple or a sum of a variable, as ``2x = 18`` does."""
-    return _MULTIPLE_OF_VARIABLE.fullmatch(chain.partition("=")[0].strip(" $")) is not None
+def leaves_open(text: str, chain: str) -> bool:
+    """Whether an equation that ends ``text`` gives the value of a multiple or a sum of a variable, as ``2x = 18`` does.
+
+    "She makes 2x = 2 * 9 = 18" and "her wins are 2x = 18" say whose value it is.
+    """
+    first, *middle, _ = (side.strip(" $") for side in chain.split("="))
+    computed = any(re.search(r"[0-9]\s?[-+*/×]", side) for side in middle)
+    said = _SAID_OF.search(text, max(0, len(text) - len(chain) - MAX_NAME), len(text) - len(chain))
+    return not computed and not said and _MULTIPLE_OF_VARIABLE.fullmatch(first) is not None

@@ -36,7 +36,9 @@ _RETRACTED = re.compile(
 """A sentence that takes back what was said before it: "This is false.", "Not!"."""
 
 _UNSETTLED = re.compile(rf"(?<![\w])(?:{'|'.join(WORDS['statements']['unsettled'])})(?!\w)", re.IGNORECASE)
-_HEADING = re.compile(r"[\s*]*:")
+_HEADING = re.compile(r"[\s*]*(?::|(?:[=(→]|[-–—]+>?\s|(?:is|are)\s)[\s*]*(?=[A-Z]))")
+"""After a role: the names that have it follow."""
+
 _BREAK = r"[\n;]|\.(?=\s|$)"
 _PLAIN = frozenset(WORDS["statements"]["plain"].split())
 _BETWEEN_NAMES = re.compile(r"[\s,&*]*+(?:(?:and|nor)[\s*]++)?", re.IGNORECASE)
@@ -64,7 +66,8 @@ def verify_knights_and_knaves(
     else:
         # A proof makes assumptions before it concludes, so only its end is the answer.
         answer = solution[-TAIL_CHARS:]
-        statements = read_statements(answer, truth)[-len(truth) :]
+        unsettled = _UNSETTLED.search(answer, answer.lower().rfind("kn"))
+        statements = [] if unsettled else read_statements(answer, truth)[-len(truth) :]
     if not statements:
         return Verdict(False, bool(marked), "missing")
     correct = set(statements) == set(truth.items())

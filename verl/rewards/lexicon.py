@@ -88,11 +88,12 @@ def with_factors(latex: str) -> str:
 # Words that make another number of the one beside them
 
 
-def _modifiers(where: str) -> re.Pattern[str]:
-    return re.compile(rf"(?<![A-Za-z\\])(?:{'|'.join(WORDS['modifiers'][where])})(?![A-Za-z])", re.IGNORECASE)
+def _modifiers(*where: str) -> re.Pattern[str]:
+    words = "|".join(word for kind in where for word in WORDS["modifiers"][kind])
+    return re.compile(rf"(?<![A-Za-z\\])(?:{words})(?![A-Za-z])", re.IGNORECASE)
 
 
-_CHANGES = _modifiers("beside")
+_CHANGES = _modifiers("beside", "bound")
 _CHANGES_NEXT = _modifiers("after")
 _DIGIT = re.compile("[0-9]")
 

@@ -3,6 +3,7 @@
 For English and Chinese. math-verify decides what text, numbers and units do not, so run it in a ``VerifierPool``.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from decimal import Decimal
@@ -30,6 +31,9 @@ MAX_CHARS = 2000
 
 MAX_LISTED = 12
 """Longer lists of answers are compared as one expression."""
+
+FULL_TURN = 2 * math.pi
+"""Radians. Larger angles without a unit are meant in degrees."""
 
 _LABEL = re.compile(r"[A-Za-z][A-Za-z0-9_]*=")
 _BETWEEN_BOXES = re.compile(
@@ -121,6 +125,8 @@ def _quick_same(answer: str, ground_truth: str, tolerance: Tolerance) -> bool | 
     marks = [marks_in(text) for text in (answer, ground_truth)]
     if equal or (all(marks) and marks[0] != marks[1]):
         return equal is True and (not all(marks) or marks[0] == marks[1])
+    if marks == [{"radians"}, set()] and abs(plain_number(normalise(ground_truth)) or Decimal(0)) > FULL_TURN:
+        return False
     numerals = [numeral_of(text) for text in (answer, ground_truth)]
     if all(numerals):
         return numerals[0] == numerals[1]

@@ -33,6 +33,15 @@ _LEADING = re.compile(
 )
 _CALLED_RIGHT = re.compile(r"(?<![A-Za-z0-9])\(?([A-Z])\)?\s+is\s+(?:the\s+|a\s+)?(?:correct|right|best|answer)\b")
 _LAST_LETTER = re.compile(r"(?:^|(?<!%)[\s:=>(,.])(\(?)([A-Z])(\)?)$")
+_SET_OFF = re.compile(r"[\[\"“‘'`]{1,2}([A-Z])[]\"”’'`]{1,2}")
+"""A letter in brackets or quotation marks of any kind."""
+
+_CORRECTED = re.compile(
+    r"(?<![A-Za-z])(?i:(?<!is\s)no|wait|sorry|actually|correction|rather|i meant?|make that)(?![A-Za-z])"
+    r"(?:(?!not|n['’]t)[^\n.]){0,30}?(?<![A-Za-z0-9])\(?([A-Z])\)?(?=[.!*]*\s*\Z)"
+)
+"""After an answer: No, C."""
+
 _NAMED = re.compile(r"(?:\bans|answer|option|choice)[:.]?$", re.IGNORECASE)
 _REJECTED = re.compile(r",?\s(?:and |but )?not\b.*")
 _DENIED = re.compile(
@@ -41,6 +50,13 @@ _DENIED = re.compile(
     r"|(?:is|are|was|were|ca|could|do|does|did|wo|would)n['’]?t)(?![A-Za-z])",
     re.IGNORECASE,
 )
+_BEFORE_LETTER = re.compile(
+    r"(?:\A|[^A-Za-z\s]|(?<![A-Za-z])(?:hence|so|thus|therefore|then|is|be|are|answers?|ans|options?|choices?|letter|choose"
+    r"|chose|pick|select|with|namely|get|have|gives?|only|and|but|say|[a-z]{3,12}ly))\Z",
+    re.IGNORECASE,
+)
+"""Before a letter that names an option; after any other word it is part of a name, as in Vitamin D."""
+
 _CLAUSE_END = re.compile(r"[.!?;,](?=\s)|(?<!anything )(?<!everything )(?<!all )but(?![A-Za-z])")
 _DENIED_BEFORE = re.compile(r"(?<![A-Za-z])(?:wrong|incorrect|false|worst)\s{1,3}\Z", re.IGNORECASE)
 _DENIED_AFTER = re.compile(
@@ -178,6 +194,9 @@ def _find_unboxed(solution: str, options: Mapping[str, str]) -> tuple[str | None
     ]
     # "The answer is a" at the end of a line was cut off.
     stated = [sentence for sentence in stated if sentence not in ("", "a", "i")]
+    corrected = _CORRECTED.search(tail) if stated else None
+    if corrected:
+        return corrected[0], frozenset(corrected[1])
     for sentence in reversed(stated):
         letters = letters_in(sentence, options) or _matching(sentence, options) or _leading_letter(sentence)
         if letters:
@@ -223,6 +242,8 @@ def _last_letter(line: str) -> frozenset[str]:
     clause = _CLAUSE_END.split(plain[: match.start(2)][-MAX_LETTERS_CHARS:])
     if _DENIED.search(clause[-1]) or re.search("(?i)neither|none of", ",".join(clause[-3:])):
         return frozenset()
+    if not (opened and closing) and not _BEFORE_LETTER.search(before):
+        return frozenset()
     is_sure = letter not in WORDS or opened or closing or line.rstrip("*$ ").endswith(".") or _NAMED.search(before)
     return frozenset(letter) if is_sure else frozenset()
 
@@ -238,7 +259,7 @@ def _letter(label: re.Match[str]) -> str:
 
 def _plain(text: str) -> str:
     """``text`` without markup; letters and their brackets remain."""
-    return _MARKUP.sub("", text.translate(_WIDE)).strip().rstrip(". \t")
+    return _SET_OFF.sub(r"(\1)", _MARKUP.sub("", text.translate(_WIDE))).strip().rstrip(". \t")
 
 
 def _unwrap(text: str) -> str:

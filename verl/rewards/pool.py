@@ -94,11 +94,12 @@ class VerifierPool(KillablePool):
         ground_truths: Sequence[Any],
         extra_infos: Sequence[Mapping[str, Any] | None] | None = None,
         in_thought: Sequence[bool] | None = None,
+        takes_hashes: Sequence[bool] | None = None,
     ) -> PendingScores:
         """Start scoring a batch: for each response its data source, text, ground truth and extra information.
 
         ``in_thought`` says which responses begin in a thought that their prompt opened: without ``</think>`` they have
-        no answer. A custom function gets the response alone.
+        no answer. A custom function gets the response alone. ``takes_hashes``: as of :class:`Job`, for each response.
 
         Returns immediately. Raises ``ValueError`` for an unknown data source, a ground truth that its verifier cannot
         compare with, values too deep to be sent, or sequences of unequal length; ``RuntimeError`` if the pool is
@@ -106,16 +107,17 @@ class VerifierPool(KillablePool):
         """
         infos = [None] * len(solutions) if extra_infos is None else extra_infos
         opened = [False] * len(solutions) if in_thought is None else in_thought
-        lengths = [len(data_sources), len(solutions), len(ground_truths), len(infos), len(opened)]
+        hashes = [False] * len(solutions) if takes_hashes is None else takes_hashes
+        lengths = [len(data_sources), len(solutions), len(ground_truths), len(infos), len(opened), len(hashes)]
         require(len(set(lengths)) == 1, "batch", lengths, "needs one entry of each kind per response")
         self.check_open()
         scorers = {source: find_scorer(source, self._custom) for source in set(data_sources)}
         jobs = []
-        for source, solution, truth, info, thinks in zip(
-            data_sources, solutions, ground_truths, infos, opened, strict=True
+        for source, solution, truth, info, thinks, in_hashes in zip(
+            data_sources, solutions, ground_truths, infos, opened, hashes, strict=True
         ):
             text = THINK + solution if thinks and not scorers[source].is_custom else solution
-            jobs.append(Job(scorers[source], source, text, truth, info))
+            jobs.append(Job(scorers[source], source, text, truth, info, in_hashes))
         # Responses to one prompt share these values.
         for job in {(id(job.ground_truth), id(job.extra_info)): job for job in jobs}.values():
             require_shallow(job.ground_truth, "ground_truth")

@@ -1,16 +1,18 @@
 """Which verifier or custom function scores which data source."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 from verl.config.checks import require_choice
 from verl.config.errors import ConfigError
-from verl.rewards import countdown, knights_and_knaves, truths
-from verl.rewards.answers import after_thinking
+from verl.rewards import code, countdown, knights_and_knaves, truths
+from verl.rewards.answers import after_thinking, extract_gsm8k
 from verl.rewards.custom import CUSTOM_KWARGS, custom_verdict, load_function
 from verl.rewards.score import Score, Verdict, score_of
+from verl.utils.sandbox import require_sandbox
 
 FAMILIES: dict[str, tuple[str, Callable[[Any], list[Any]]]] = {
     "arithmetic": ("arithmetic", truths.any_of),
@@ -29,6 +31,7 @@ FAMILIES: dict[str, tuple[str, Callable[[Any], list[Any]]]] = {
         lambda truth: [knights_and_knaves.read_truth(truth)],
     ),
     "countdown": ("countdown", lambda truth: [countdown.read_truth(truth)._asdict()]),
+    "code": ("code codecontests apps codeforces taco", lambda truth: [code.read_tests(truth)]),
 }
 """Module with the function ``verify_<module>`` -> its data sources, and the reader of its ground truths."""
 
@@ -49,6 +52,9 @@ TRUTH_READERS = {_path(module): read for module, (_, read) in FAMILIES.items()}
 """Verifier -> from a ground truth to what the verifier is called with, once for every answer that counts as right.
 They raise ``ValueError`` for a ground truth that the verifier cannot compare with; one that is not listed gets the
 value as it is."""
+
+BOXED = tuple(_path(module) for module in ("gsm8k", "math", "open_answer"))
+"""Verifiers whose well-formed answers are in a box."""
 
 WITH_THOUGHTS = (_path("deepseek_r1"),)
 """Verifiers that get the whole response, because they judge the form of its thoughts too."""
@@ -99,9 +105,15 @@ def find_scorer(data_source: str, custom: Mapping[str, str] = CUSTOM_FUNCTIONS) 
             return Scorer(custom[name], is_custom=True)
     families = (name for name in VERIFIERS if name.endswith("*") and data_source.startswith(name[:-1]))
     name = data_source if data_source in VERIFIERS else next(families, data_source)
-    configured = f"; reward_score.custom_functions has {', '.join(custom)}" if custom else ""
+    own = f"has {', '.join(custom)}" if custom else f"may name your own: ['{data_source}=file.py:function']"
+    configured = f"; reward_score.custom_functions {own}"
     require_choice("data_source", name, [*VERIFIERS, *custom], configured)
     return Scorer(VERIFIERS[name], is_custom=False)
+
+
+def rewards_boxes(data_source: str) -> bool:
+    """Whether a verifier scores it whose verdict asks for ``\\boxed{}``."""
+    return find_scorer(data_source).path in BOXED
 
 
 class Job(NamedTuple):
@@ -112,6 +124,8 @@ class Job(NamedTuple):
     solution: str
     ground_truth: Any
     extra_info: Mapping[str, Any] | None = None
+    takes_hashes: bool = False
+    """Whether the answer after ``####`` is as well-formed as one in a box, because the prompt asks for it."""
 
     def verdict(self, quick: bool = False) -> Verdict | None:
         """The verdict, however long it takes; with ``quick`` only if it is quick, else None.
@@ -123,13 +137,16 @@ class Job(NamedTuple):
         """
         path, is_custom = self.scorer
         if is_custom:
-            return None if quick else custom_verdict(path, *self[1:])
+            source, solution, truth, info = self[1:5]
+            return None if quick else custom_verdict(path, source, solution, truth, info)
         graded = self.solution if path in WITH_THOUGHTS else after_thinking(self.solution)
         verdicts = []
         for truth in self.scorer.accepted(self.ground_truth):
             verdict: Verdict | None = load_verifier(path)(graded, truth, self.extra_info, quick=quick)
             if verdict is None and not quick:
                 raise TypeError(f"{path} returned None with quick=False; return a Verdict")
+            if verdict is not None and self.takes_hashes and extract_gsm8k(graded) is not None:
+                verdict = replace(verdict, boxed=True)
             if verdict is not None and verdict.correct:
                 return verdict
             verdicts.append(verdict)
@@ -145,8 +162,8 @@ def compute_score(
 ) -> Score:
     """Score one response in this process, without limits on time or memory; see ``VerifierPool`` for limits.
 
-    ``mode`` is ``independent`` (+1 correct and boxed, +0.5 correct unboxed, -0.5 wrong boxed, -1 wrong unboxed) or
-    ``mix`` (1 or 0); a custom function gives its own score. Raises ``ConfigError`` for an unknown data source or mode.
+    ``mode`` is that of ``RewardScoreConfig``; a custom function gives its own score. Raises ``ConfigError`` for an
+    unknown data source or mode.
     """
     verdict = Job(find_scorer(data_source), data_source, solution_str, ground_truth, extra_info).verdict()
     assert verdict is not None, "a verdict that may take its time"
@@ -161,7 +178,8 @@ def check_ground_truth(
 ) -> None:
     """Raise ``ConfigError`` unless the scorer of ``data_source`` can compare responses with ``ground_truth``.
 
-    A verifier is tried on an empty response. A custom function may be given any JSON value.
+    A verifier is tried on an empty response; that of programs needs a sandbox on this machine. A custom function may be
+    given any JSON value.
     """
     scorer = find_scorer(data_source, custom)
     truths.require_shallow(ground_truth, "reward_model.ground_truth")
@@ -170,6 +188,8 @@ def check_ground_truth(
         return
     if scorer.path == _path("open_answer"):
         truths.check_tolerances(extra_info or {})
+    if scorer.path == _path("code"):
+        require_sandbox()
     try:
         if truths.is_missing(ground_truth):
             raise ValueError(f"{ground_truth!r}: no answer to check against; remove the row")

@@ -27,7 +27,9 @@ class Verdict:
     score: float | None = None
     """The score if a user's function set it; None if it follows from ``correct`` and ``boxed``."""
     extras: Mapping[str, Any] = field(default_factory=dict)
-    """What else a user's function returned (``verl.rewards.custom``)."""
+    """What else a user's function returned (``verl.rewards.custom``), or a verifier counted."""
+    share: float | None = None
+    """Share of its tests that a program passed; None for other responses."""
 
 
 class Score(TypedDict):
@@ -69,14 +71,16 @@ def decide(
 
 
 def score_of(verdict: Verdict, mode: str) -> Score:
-    """The score of ``verdict``: its own, or by ``mode``, ``independent`` or ``mix`` as in ``RewardScoreConfig.mode``.
+    """The score of ``verdict``: its own, or by ``mode`` as in ``RewardScoreConfig.mode``.
 
     Raises ``ConfigError`` for another mode.
     """
     require_choice("mode", mode, get_args(ScoreMode))
     if verdict.score is not None:
         value = verdict.score
-    elif mode == "mix":
+    elif mode == "partial" and verdict.share is not None:
+        value = verdict.share
+    elif mode in ("mix", "partial"):
         value = 1.0 if verdict.correct else 0.0
     elif verdict.correct:
         value = 1.0 if verdict.boxed else 0.5

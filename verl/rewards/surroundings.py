@@ -40,7 +40,8 @@ _FILLED_IN = re.compile(
 _AFTER = (
     r"(?:\*\*|\$)?(?:\s|~|\\[,;: ]){0,3}(?:\\text\s?\{\s?)?"
     r"(?i:(?:million|billion|trillion|thousand|hundred|dozen|lakh|crore"
-    r"|squared|cubed|factorial|(?:is|was)\s(?:wrong|not|incorrect|false|impossible))(?![A-Za-z])|万|亿)"
+    r"|squared|cubed|factorial|(?:is|was)\s(?:wrong|not|incorrect|false|impossible)|rad(?:ian)?s?"
+    rf"|{'|'.join(WORDS['modifiers']['bound'])})(?![A-Za-z])|万|亿|\+(?=[\s$*]*(?:\n|\Z)))"
     r"|(?:[kKMBbnxyz](?![A-Za-z0-9])|bn|mn|[π√²³½¼¾‰]|\^\s?\{?\s?[0-9A-Za-z]|\\sqrt\s?(?:[0-9]|\{[^{}]{1,20}\})|\\(?:pi|sqrt|cdot|times)(?![A-Za-z]))"
     r"|\s?[-+*×·/^]\s?[nxyz](?![A-Za-z])|[\s$]{0,3}(?:\\text\s?\{\s?)?or[\s}$]{1,4}-?[0-9]"
 )
@@ -67,8 +68,13 @@ _LISTED_BEFORE = re.compile(
 )
 _WORDS_ONLY = re.compile("[^0-9]*")
 _NUMBER_OF = re.compile(r"(?<![A-Za-z])(?:page|step|question|problem|chapter|exercise|figure|line)\s{1,3}#?\Z", re.I)
-_NO_NUMBER = re.compile(r"(?:st|nd|rd|th)(?![A-Za-z])|[\s$]{0,5}=\s{0,5}\Z|:[0-9]")
-"""After a number that is an ordinal, or whose equation goes on."""
+_NO_NUMBER = re.compile(r"(?:st|nd|rd|th)(?![A-Za-z]|\s[a-z]{3})|[\s$]{0,5}=\s{0,5}\Z|:[0-9]")
+"""After a number that is a date (the 18th, not the 18th show), or whose equation goes on."""
+
+_FORMULA = re.compile(
+    r"(?<![0-9.])((?:[0-9.,A-Za-z]{1,20}\s?[-+*/×÷]\s?\$?){1,9}[0-9.,]{0,20}[0-9]|0?\.[0-9]{1,9})\sor\s\$?\Z"
+)
+"""Before a number that restates its value: $30 + $160 or $190, 0.6 or 60%, 5A/5 or 20."""
 
 
 def in_place(text: str, start: int, end: int, answer: str, boxed: bool = False) -> str:
@@ -110,3 +116,11 @@ def is_one_number(text: str, start: int, end: int) -> bool:
     number of a page, and no equation goes on after it."""
     before = text[max(0, start - BEFORE_CHARS) : start]
     return not (_LISTED_BEFORE.search(before) or _NUMBER_OF.search(before) or _NO_NUMBER.match(text[end : end + 9]))
+
+
+def formula_before(text: str, start: int, end: int) -> str | None:
+    """The formula with which the number from ``start`` to ``end`` must agree, as it restates it; None if there is
+    none."""
+    match = _FORMULA.search(text[max(0, start - BEFORE_CHARS) : start])
+    formula = match[1].replace("$", "") if match else None
+    return f"100*{formula}" if formula and text[end : end + 1] == "%" else formula

@@ -123,7 +123,7 @@ def decode(
         if stops is not None:
             open_rows = (~(ended | ends_here)).nonzero().flatten()
             ends_here[open_rows] = stops.matches(token_ids[open_rows, : step + 1]).to(device)
-        lengths[ends_here] = step + 1
+        lengths = torch.where(ends_here, step + 1, lengths)
         ended |= ends_here
         if ended.all():
             break

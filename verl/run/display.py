@@ -45,6 +45,7 @@ class RunDisplay:
         )
         self._task = self._progress.add_task(title, total=total_steps, phase="")
         self._figures = Text()
+        self._spinner = self.console.status("")
         # Without a terminal, no line can be redrawn: every step prints its own.
         self._live = (
             Live(Group(self._progress, self._figures), console=self.console) if self.console.is_terminal else None
@@ -56,7 +57,22 @@ class RunDisplay:
         self._figures.plain = ""
         self._progress.reset(self._task, completed=step)
 
+    def stage(self, text: str) -> None:
+        """Say what the start of the run is doing: beside a spinner on a terminal, as a line elsewhere."""
+        if self._live is None:
+            self.say(text)
+        elif self._live.is_started:
+            self.phase(text)
+        else:
+            self._spinner.update(visible(text))
+            self._spinner.start()
+
+    def end_stages(self) -> None:
+        """Remove the spinner."""
+        self._spinner.stop()
+
     def __enter__(self) -> "RunDisplay":
+        self.end_stages()
         if self._live:
             self._live.start()
         return self

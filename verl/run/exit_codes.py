@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from verl.checkpoint.attempts import StaleAttempt
-from verl.config.errors import ConfigError
+from verl.config.errors import ConfigError, error_lines
 from verl.single_controller.environment import REPEATED_S, REQUEUE, SIGNALS
 from verl.single_controller.failures import RequeueError, WorkerError, driver_memory_line, is_out_of_memory
 
@@ -103,7 +103,9 @@ def run_to_exit_code(run: Callable[[], None], requeue: bool = False) -> None:
         kind = "error: " if isinstance(error, RequeueError) else ""
         print(f"{kind}{error}; exit code {REQUEUE}: start it again", file=sys.stderr)
         sys.exit(REQUEUE)
-    except (ConfigError, StaleAttempt, WorkerError) as error:
+    except ConfigError as error:
+        sys.exit(error_lines(error))
+    except (StaleAttempt, WorkerError) as error:
         sys.exit(f"error: {error}")
     except OSError as error:
         if error.errno not in FULL:

@@ -89,9 +89,12 @@ class RaySession(ExitStack):
         on_gpu = self.device_type == "cuda"
         return self.workers_per_node * (1 if on_gpu else cpu_threads(self.workers_per_node, available_cores()))
 
-    def start_ray(self) -> None:
+    def start_ray(self, say_stage: Callable[[str], None] = lambda stage: None) -> None:
         """Start Ray or connect to it, unless that was done before."""
         if not ray.is_initialized():
+            address = cluster_address()
+            found = " found on this machine (RAY_ADDRESS=local ignores it)" if not os.environ.get("RAY_ADDRESS") else ""
+            say_stage(f"joining the Ray cluster at {address}{found}" if address else "starting Ray")
             store_mb = self.machines.object_store_mb or store_megabytes(*self.largest_batch, self.weight_bytes)
             num_workers = self.world_size + math.prod(self.pool)
             self.resources.enter_context(ray_cluster(num_workers, self.device_type, store_mb))
@@ -122,7 +125,7 @@ class RaySession(ExitStack):
             WorkerError: a worker fails to start.
             ConfigError: machines are missing, or lack something; one line for each names it.
         """
-        self.start_ray()
+        self.start_ray(supervision.say_stage if supervision else lambda stage: None)
         place = (*(self.pool if pool else (self.nnodes, self.workers_per_node)), self.device_type)
         watched: dict[str, Any] = {"supervision": supervision, "check_devices": check_devices, **pool}
         group = EnginePool if pool else WorkerGroup
@@ -211,8 +214,11 @@ class TrainingRun(RaySession):
     ) -> tuple[Tracker, WorkerGroup]:
         """Begin an attempt: drop the records of steps that will be repeated, open the tracker and start the workers."""
         trainer = self.config.trainer
-        workers = f"{self.world_size} {self.device_type} workers"
+        workers = f"{self.world_size} {self.device_type} worker{'s' * (self.world_size > 1)}"
         self.display.say(f"{trainer.experiment_name}: {self.steps} steps on {workers}, into {self.folder}")
+        if self.device_type == "cpu" and not cluster_address():
+            for line in self._crowding(available_cores()):
+                self.display.say(f"warning: {line}")
         if trainer.saves_nothing(self.steps):
             self.display.say(
                 "warning: trainer.save_freq=-1: the model is lost when the run ends; set it to 0 to keep it"
@@ -228,6 +234,7 @@ class TrainingRun(RaySession):
         self.resources.callback(tracker.close)
         # After Ray has ended: until then, workers may still be writing.
         self.resources.callback(remove_unfinished, self.folder, self.attempt.number)
+        self.resources.callback(self.display.end_stages)
         config = self.config
         models = [*config.models.values()] if isinstance(config, PPOConfig) else [config.model]
         watched = (self._supervision(engines=False), self._check_devices)
@@ -249,12 +256,22 @@ class TrainingRun(RaySession):
         self.resources.callback(group.close)
         return group
 
+    def _crowding(self, cores: int) -> list[str]:
+        """A line if this machine has fewer cores than the run has workers, each a process with a model of its own."""
+        count, option = self.world_size + math.prod(self.pool), f"trainer.n_gpus_per_node={self.workers_per_node}"
+        if count <= cores:
+            return []
+        return [
+            f"{option}: {count} workers on {cores} core{'s' * (cores > 1)}, each a process with models and an engine "
+            f"of its own: minutes to start, and perhaps all memory; set trainer.n_gpus_per_node={max(1, cores)}"
+        ]
+
     def _supervision(self, engines: bool) -> Supervision:
         """Of the workers, or of the engines beside them."""
         trainer, logs = self.config.trainer, self.folder / "logs" / f"attempt_{self.attempt.number}"
         times = (trainer.detection_s, trainer.phase_timeout_s, trainer.nccl_timeout_s)
         kind, logs = ("engine worker", logs / "engines") if engines else ("worker", logs)
-        return Supervision(*times, logs, kind, self.preemption.check)
+        return Supervision(*times, logs, kind, self.display.stage, self.preemption.check)
 
     def _check_devices(self, sizes: list[int]) -> None:
         """Warn if the models may not fit GPUs of these bytes; 0 stands for a CPU."""
@@ -359,7 +376,14 @@ class TrainingRun(RaySession):
         self.display.table("Time by phase", ["phase", "seconds", "share"], share_rows(seconds_by_phase))
         checkpoint = latest_checkpoint(self.folder)
         if checkpoint is not None:
-            exported = checkpoint / "actor" / "huggingface"
+            exported, adapters = (checkpoint / "actor" / name for name in ("huggingface", "lora_adapter"))
             self.display.say(f"model: {exported if exported.is_dir() else checkpoint}")
+            if not exported.is_dir():
+                self.display.say(
+                    "to have it as transformers and vLLM load it: python -m verl.trainer.main_export "
+                    f"{checkpoint} --out NEW_FOLDER"
+                )
+            if adapters.is_dir():
+                self.display.say(f"adapters: {adapters}")
         self.display.say(f"metrics: {self.folder}/metrics.jsonl")
         self.page.finish()

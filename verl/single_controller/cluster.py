@@ -10,17 +10,18 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 import torch
 
 from verl.config.errors import ConfigError
 from verl.single_controller.machines import machines_with, wait_for_machines
 from verl.single_controller.network import LOOPBACK
-from verl.single_controller.ray_head import check_head, cluster_address, has_token, on_loopback
+from verl.single_controller.ray_head import check_head, cluster_address, few_processes, has_token, on_loopback
 from verl.utils.process import UMASK
 
 ALONE = (
@@ -37,8 +38,15 @@ advantage (:class:`verl.transit.Packed`)."""
 
 SHARED_MEMORY = Path("/dev/shm")
 
+START_TRIES = 4
+"""How often a local cluster is started before that is an error."""
+SLOW_START = "timed out during startup"
+"""Part of the message with which Ray gives up, after half a minute, the wait for its own processes."""
+KILL_S = 10.0
+"""Seconds for such a process to end."""
 
 PRIVATE = 0o077
+DEVICE_FILES = Path("/dev")
 LONGEST_FOLDER = 107 - len("/ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
 """Characters of the private folder: the system allows 107 for the path of a socket."""
 
@@ -57,10 +65,13 @@ def store_megabytes(num_rows: int, num_tokens: int, weight_bytes: int = 0) -> in
 def resolve_device(device: str, nnodes: int = 1, workers_per_node: int = 1, timeout_s: float = 60.0) -> str:
     """``cuda`` or ``cpu``; ``auto`` is ``cuda`` where there is a GPU.
 
+    A GPU that torch cannot use is an error: a run on the CPU would take days before anyone looks.
+
     A run on a cluster looks for it on the cluster's machines, which this one need not resemble.
 
     Raises:
-        ConfigError: ``device`` is ``cuda`` and torch sees no GPU; or there is no cluster for ``nnodes`` machines.
+        ConfigError: torch sees no GPU, though ``device`` is ``cuda`` or this machine has one; or there is no cluster
+            for ``nnodes`` machines.
     """
     if not cluster_address():
         if nnodes > 1:
@@ -68,6 +79,11 @@ def resolve_device(device: str, nnodes: int = 1, workers_per_node: int = 1, time
         available = torch.cuda.is_available()
         if device == "cuda" and not available:
             raise ConfigError("device='cuda': torch sees no GPU; set device=auto or cpu")
+        if device == "auto" and not available and (gpu := unused_gpu()):
+            raise ConfigError(
+                f"device='auto': this machine has a GPU ({gpu}) that torch {torch.__version__} cannot use; install the "
+                "build of torch for its driver (`bash scripts/setup.sh --gpu` says what is wrong), or set device=cpu"
+            )
         return ("cuda" if available else "cpu") if device == "auto" else device
     if device != "auto":
         return device
@@ -75,6 +91,18 @@ def resolve_device(device: str, nnodes: int = 1, workers_per_node: int = 1, time
         # Machines with GPUs may join later than one without.
         wait_for_machines(nnodes, 0, "cpu", timeout_s, lambda text: None)
         return "cuda" if machines_with(1, "cuda") else "cpu"
+
+
+def unused_gpu() -> str:
+    """The device file of a GPU of NVIDIA that this process may open and is not told to leave alone; empty if none."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1", "NoDevFiles"):
+        return ""
+    for path in sorted(DEVICE_FILES.glob("nvidia[0-9]*")):
+        # A container or a job may see the file of a GPU that it was not given.
+        with suppress(OSError):
+            os.close(os.open(path, os.O_RDWR))
+            return str(path)
+    return ""
 
 
 def gpus_per_machine() -> int:
@@ -94,7 +122,7 @@ def ray_cluster(world_size: int, device_type: str, object_store_mb: int = SMALLE
     nothing, no files. Its shared memory has ``object_store_mb``.
 
     Raises:
-        ConfigError: the cluster does not answer, or refuses the token.
+        ConfigError: the cluster does not answer, or refuses the token; a local one does not start.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -117,8 +145,11 @@ def ray_cluster(world_size: int, device_type: str, object_store_mb: int = SMALLE
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     on_terminate = signal.getsignal(signal.SIGTERM)
     make_private(Path.home() / ".ray" / "auth_token")
-    with _deaf_children(), private_files(), nullcontext() if address else on_loopback():
-        ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+    with _deaf_children(), private_files(), ExitStack() as local:
+        if not address:
+            local.enter_context(on_loopback())
+            local.enter_context(few_processes())
+        _init_ray(**options)
     if threading.current_thread() is threading.main_thread():
         # Ray's own handler prints a stack trace and aborts the process.
         signal.signal(signal.SIGTERM, on_terminate)
@@ -135,6 +166,37 @@ def ray_cluster(world_size: int, device_type: str, object_store_mb: int = SMALLE
             del os.environ["RAY_AUTH_TOKEN"]
         if session is not None:
             shutil.rmtree(session, ignore_errors=True)
+
+
+def _init_ray(**options: Any) -> None:
+    """``ray.init``, again where a local cluster does not come up within the half minute that Ray allows it: on a busy
+    machine, where the processes of the attempt before may still be ending. Raises ``ConfigError`` if it never does."""
+    for tries_left in reversed(range(START_TRIES)):
+        before = set(psutil.Process().children(recursive=True))
+        try:
+            ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+            return
+        except Exception as error:
+            if SLOW_START not in str(error):
+                raise
+            # Ray leaves what it has started so far to the end of this process.
+            started = [each for each in psutil.Process().children(recursive=True) if each not in before]
+            for process in [each for each in started if options["_temp_dir"] in " ".join(_command(each))]:
+                with suppress(psutil.Error):
+                    process.kill()
+                    process.wait(KILL_S)
+            if not tries_left:
+                raise ConfigError(
+                    f"Ray's processes did not start within half a minute, {START_TRIES} times: this machine is too "
+                    "busy; free some of it, and start the same command again"
+                ) from error
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return list(process.cmdline())
+    except psutil.NoSuchProcess:
+        return []
 
 
 @contextmanager

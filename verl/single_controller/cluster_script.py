@@ -8,6 +8,7 @@ The exit code of a run travels through the cluster itself, so that the machines 
 import os
 import signal
 import socket
+import stat
 import sys
 import time
 from contextlib import suppress
@@ -53,8 +54,9 @@ def lead(host: str, port: str, folder: str) -> str:
     """The address of machine 0, which this is, once it is clear that there is no other.
 
     Raises:
-        ConfigError: another cluster has the port, or the folder.
+        ConfigError: another cluster has the port, or the folder; others may write into the folder.
     """
+    _require_private(folder)
     own, deadline = address(host), time.monotonic() + GOODBYE_S
     head = f"{own}:{port}"
     with suppress(OSError):
@@ -73,12 +75,17 @@ def lead(host: str, port: str, folder: str) -> str:
 
 
 def wait(host: str, port: str, folder: str, limit_s: str) -> str:
-    """Wait until the head answers and takes the token; returns its ``address:port``."""
+    """Wait until the head answers and takes the token; returns its ``address:port``.
+
+    Raises:
+        ConfigError: it did not come, or gave up; others may write into the folder.
+    """
     deadline, announced = time.monotonic() + float(limit_s), False
     problem, parent = "unknown", os.getppid()
     mark = Path(folder) / "failed"
     before = _time_of(mark)
     while time.monotonic() < deadline and os.getppid() == parent:
+        _require_private(folder)
         # One that was there before is an earlier start's, unless it is new: the machines' clocks may differ.
         made = _time_of(mark)
         if made and (made != before or time.time() - made < FAILED_S):
@@ -94,6 +101,18 @@ def wait(host: str, port: str, folder: str, limit_s: str) -> str:
             announced = True
         time.sleep(0.5)
     raise ConfigError(f"machine 0 at {host}:{port} was not there within {float(limit_s):g} s: {problem}")
+
+
+def _require_private(folder: str) -> None:
+    """Raise ``ConfigError`` if other accounts may write into the folder: token and address could be theirs, and so the
+    code that the cluster runs."""
+    with suppress(FileNotFoundError):
+        status = os.stat(folder)
+        if status.st_uid not in (os.getuid(), 0) or status.st_mode & 0o022:
+            raise ConfigError(
+                f"VERL_CLUSTER_DIR={folder}: other accounts can write there ({stat.filemode(status.st_mode)}, owner "
+                f"{status.st_uid}); chmod go-w it, or name a folder of your own"
+            )
 
 
 def _time_of(path: Path) -> float:

@@ -1,5 +1,6 @@
 """Engines with devices of their own: one may be lost, and another takes its place."""
 
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -41,6 +42,8 @@ class EnginePool(WorkerGroup):
         """The thread that has the engines sample beside the trainer; it ends with them."""
         self._restarts: dict[int, _Restart] = {}
         """By the engine's first rank."""
+        self._mending = threading.Lock()
+        self._closed = False
         super().__init__(*arguments, **options)
 
     def run_living(self, method: str, *arguments: Any) -> list[Any]:
@@ -73,6 +76,10 @@ class EnginePool(WorkerGroup):
     def mend(self) -> bool:
         """Take in engines that have started in the place of lost ones, and have others start; whether there are new
         ones, which have no weights yet. Waits for nothing."""
+        with self._mending:
+            return not self._closed and self._mend()
+
+    def _mend(self) -> bool:
         size, before = self._workers_per_world, len(self.living)
         for first in {self._world_of(rank).start for rank in self._supervisor.left_out}:
             restart = self._restarts.pop(first, None)
@@ -109,9 +116,12 @@ class EnginePool(WorkerGroup):
 
     def close(self) -> None:
         """Stop the workers."""
-        for restart in self._restarts.values():
-            for host in restart.hosts:
-                ray.kill(host)
+        with self._mending:
+            # The thread that has the engines sample may be about to start new ones.
+            self._closed = True
+            for restart in self._restarts.values():
+                for host in restart.hosts:
+                    ray.kill(host)
         try:
             super().close()
         finally:

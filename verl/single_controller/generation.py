@@ -149,7 +149,8 @@ def run_engines(
     Args:
         on_finished: gets responses soon after they have ended.
         enough: asked whenever engines have replied, with the responses that have ended so far, measured or not; once it
-            says so, the others are cut. None: all are finished.
+            says so, the others are cut. None: all are finished. Of an engine that is lost as they are cut, some that
+            were counted are not returned.
         conversations: those that the requests are; None: a response has one turn.
 
     Returns:
@@ -211,7 +212,8 @@ def run_engines(
     if enough is None:
         return [], measured
     cut: list[Batch] = []
-    for reply in workers.run("cut")[::copies]:
+    # What an engine that is lost here had not returned is left, as far as it was before.
+    for reply in workers.run_living("cut")[::copies]:
         take(reply)
         if reply.open is not None:
             if conversations is not None:

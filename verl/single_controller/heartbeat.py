@@ -15,12 +15,14 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 from verl.single_controller.environment import REQUEUE
 from verl.utils.distributed import listening_socket
+from verl.utils.process import Stage
 
 TOKEN_BYTES = 32
 LAST_RESORT_S = 45.0
@@ -40,8 +42,12 @@ def interval(detection_s: float) -> float:
     return min(1.0, detection_s / 5)
 
 
-def _beats(connection: socket.socket, detection_s: float) -> Iterator[float]:
+def _beats(
+    connection: socket.socket, detection_s: float, hear: Callable[[bytes], None] = lambda beats: None
+) -> Iterator[float]:
     """Exchange beats until the other side hangs up; yields the seconds of its silence again and again.
+
+    A beat is a line with the :class:`Stage` of the process that sends it; ``hear`` gets them.
 
     Raises:
         OSError: the connection broke.
@@ -51,13 +57,15 @@ def _beats(connection: socket.socket, detection_s: float) -> Iterator[float]:
     heard = last = time.monotonic()
     while True:
         with suppress(TimeoutError):
-            if not connection.recv(4096):
+            beats = connection.recv(4096)
+            if not beats:
                 return
+            hear(beats)
             heard = time.monotonic()
             time.sleep(every / 2)
         # A full buffer means that the other side does not read; its silence is noticed anyway.
         with suppress(TimeoutError):
-            connection.send(b".")
+            connection.send(f"{Stage.name}\n".encode())
         now = time.monotonic()
         if now - last > detection_s / 2:
             heard += now - last  # this process was paused, and could hear nobody
@@ -78,6 +86,8 @@ class Heartbeat:
         self._connections: set[socket.socket] = set()
         self._silent: dict[int, float] = {}
         self._closed: dict[int, float] = {}
+        self.stages: dict[int, str] = {}
+        """What each worker said last that it is doing."""
         threading.Thread(target=self._accept, name="heartbeat", daemon=True).start()
 
     def lost(self) -> dict[int, str]:
@@ -115,11 +125,17 @@ class Heartbeat:
             if len(number) == 4 and hmac.compare_digest(token, self.pulse.token):
                 rank = int.from_bytes(number, "big")
                 self._closed.pop(rank, None)  # it takes the place of one that was lost
-                for seconds in _beats(connection, self.pulse.detection_s):
+                for seconds in _beats(connection, self.pulse.detection_s, partial(self._hear, rank)):
                     self._silent[rank] = seconds
         self._connections.discard(connection)
         if rank is not None:
             self._closed[rank] = time.monotonic()
+
+    def _hear(self, rank: int, beats: bytes) -> None:
+        """Take the last whole line of what a worker sent."""
+        *_, last, _ = ("\n" + beats.decode(errors="replace")).split("\n")
+        if last:
+            self.stages[rank] = last
 
 
 def follow(pulse: Pulse, rank: int) -> None:

@@ -5,10 +5,12 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
 import psutil
-from ray._private import ray_constants
+from ray._private import parameter, ray_constants, services
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 from ray._private.utils import get_ray_address_file  # type: ignore[attr-defined]
 from ray._raylet import AuthenticationTokenLoader, GcsClient  # type: ignore[attr-defined]
@@ -80,8 +82,11 @@ def check_head(address: str, patience_s: float = 0.0) -> None:
     Args:
         patience_s: how long the token may be wrong before that is an error.
     """
+    named = os.environ.get("RAY_ADDRESS", "") not in ("", "auto")
+    where = f"RAY_ADDRESS={address}" if named else f"a running Ray cluster was found at {address}"
+    ignored = "" if named else "; RAY_ADDRESS=local ignores it, and the run starts a cluster of its own"
     if not reachable(address, timeout_s=10):
-        raise ConfigError(f"RAY_ADDRESS={address}: nothing answers there; it is the head's name and port, head:6379")
+        raise ConfigError(f"{where}: nothing answers there; it is the head's name and port, head:6379{ignored}")
     # Ray looks for a token by itself only where it finds the address by itself.
     maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
     deadline = time.monotonic() + patience_s
@@ -92,10 +97,10 @@ def check_head(address: str, patience_s: float = 0.0) -> None:
             return
         except AuthenticationError:
             if time.monotonic() >= deadline:
-                line = f"RAY_ADDRESS={address}: the cluster refuses the token of {_source()}; {TOKEN_FIX}"
+                line = f"{where}: the cluster refuses the token of {_source()}; {TOKEN_FIX}{ignored}"
                 raise ConfigError(line) from None
         except RpcError as error:
-            raise ConfigError(f"RAY_ADDRESS={address}: does not answer as a Ray cluster ({error})") from None
+            raise ConfigError(f"{where}: does not answer as a Ray cluster ({error}){ignored}") from None
         time.sleep(1)
         AuthenticationTokenLoader.instance().reset_cache()
 
@@ -113,6 +118,24 @@ def on_loopback() -> Iterator[None]:
         yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+@contextmanager
+def few_processes() -> Iterator[None]:
+    """A cluster that starts within the block has none of Ray's processes that a run does not need: its dashboard, the
+    monitor of its autoscaler, and that of its logs, which together take about two seconds of a core to start."""
+    ours: dict[tuple[Any, str], Any] = {
+        (services, "start_api_server"): lambda *_, **__: ("", None),
+        (parameter, "RayParams"): partial(parameter.RayParams, no_monitor=True, include_log_monitor=cast(Any, False)),
+    }
+    rays = {place: getattr(*place) for place in ours}
+    for place, value in ours.items():
+        setattr(*place, value)
+    try:
+        yield
+    finally:
+        for place, value in rays.items():
+            setattr(*place, value)
 
 
 @contextmanager

@@ -10,8 +10,10 @@ import shlex
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from types import FrameType
 
+from aiohttp import ClientError
 from ray.exceptions import RayError
 from ray.job_submission import JobStatus, JobSubmissionClient
 
@@ -26,17 +28,31 @@ ENDED = {JobStatus.SUCCEEDED: 0, JobStatus.FAILED: 1, JobStatus.STOPPED: 1}
 def main() -> None:
     """The command line."""
     address, folder, script, *arguments = sys.argv[1:]
+    job = ""
     try:
         client = JobSubmissionClient(address)
-    except (ConnectionError, RuntimeError, RayError) as error:
-        reason = str(error).splitlines()[0]
-        raise SystemExit(f"error: RAY_ADDRESS={address}: no job can be submitted there: {reason}") from None
+        job = _submit(client, folder, script, arguments)
+        print(f"submitted as {job} to {address}", flush=True)
+        sys.exit(_follow_to_the_end(client, job))
+    # Of requests, of aiohttp, of Ray, and of an answer that is not Ray's.
+    except (OSError, ClientError, RuntimeError, RayError, ValueError, TypeError, KeyError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        what = f"lost sight of {job}, which may still run" if job else "no job can be submitted there"
+        raise SystemExit(f"error: RAY_ADDRESS={address}: {what}: {reason:.300}") from None
+
+
+def _submit(client: JobSubmissionClient, folder: str, script: str, arguments: Sequence[str]) -> str:
+    """The name of the job."""
     variables = {name: value for name, value in passed_variables(ALSO).items() if not is_secret(name)}
     inside = shlex.join(["bash", script, *arguments])
     missing = f"error: the head of the cluster has no checkout at {folder}; name its folder there with VERL_REMOTE_DIR"
     entrypoint = f"cd {shlex.quote(folder)} || {{ echo {shlex.quote(missing)} >&2; exit 1; }}; exec {inside}"
-    job = client.submit_job(entrypoint=entrypoint, runtime_env={"env_vars": variables})
-    print(f"submitted as {job} to {address}", flush=True)
+    job: str = client.submit_job(entrypoint=entrypoint, runtime_env={"env_vars": variables})
+    return job
+
+
+def _follow_to_the_end(client: JobSubmissionClient, job: str) -> int:
+    """The exit code of the job, whose output is printed."""
     stopped = 0
 
     def stop(signum: int, frame: FrameType | None) -> None:
@@ -52,7 +68,7 @@ def main() -> None:
     while (status := client.get_job_status(job)) not in ENDED:
         time.sleep(0.2)
     code = client.get_job_info(job).driver_exit_code
-    sys.exit(stopped or (ENDED[status] if code is None or code < 0 else code))
+    return stopped or (ENDED[status] if code is None or code < 0 else int(code))
 
 
 async def _follow(client: JobSubmissionClient, job: str) -> None:

@@ -41,6 +41,8 @@ class Supervision:
     """Folder of the workers' logs and stacks; None: Ray's own."""
     kind: str = "worker"
     """What a worker of the group is called in messages."""
+    say_stage: Callable[[str], None] = lambda stage: None
+    """Told what the workers do while they start, whenever the first of them begins something else."""
     interrupt: Callable[[], None] = lambda: None
     """Called about once a second while the driver waits for workers; what it raises ends the wait."""
 
@@ -69,6 +71,7 @@ class Supervisor:
         self.heartbeat = Heartbeat(ray.util.get_node_ip_address(), options.detection_s)
         self._head = ray.get_runtime_context().gcs_address
         self._looked = time.monotonic()
+        self._stages_said: list[str] = []
         self._head_silent = 0.0
 
     def name(self, rank: int) -> str:
@@ -84,6 +87,7 @@ class Supervisor:
             HeadLost: Ray's head is gone.
         """
         self.options.interrupt()
+        self._say_stages()
         self._look_for_head()
         lost = self.heartbeat.lost()
         if watched := [rank for rank in lost if rank not in self.left_out]:
@@ -94,6 +98,13 @@ class Supervisor:
             stacks = f"; the workers' stacks are in {self.options.logs}" if self.options.logs else ""
             message = f"{method} has taken longer than trainer.phase_timeout_s={limit:g}{stacks}"
             raise MachineError(message, f"{method} hangs" if self._write_stacks() else "")
+
+    def _say_stages(self) -> None:
+        for stage in self.heartbeat.stages.copy().values():
+            if stage not in self._stages_said:
+                self._stages_said.append(stage)
+                workers = len(self.identities) or len(self.heartbeat.stages)
+                self.options.say_stage(f"{stage} on {workers} {self.options.kind}{'s' * (workers > 1)}")
 
     def head_answers(self) -> bool:
         """Whether Ray's head accepts a connection."""

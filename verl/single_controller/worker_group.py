@@ -37,7 +37,7 @@ from verl.single_controller.machines import RESOURCES
 from verl.single_controller.profiling import MemoryPeak, PeakMemory
 from verl.single_controller.supervision import Identity, Supervision, Supervisor, log_to
 from verl.utils.distributed import WorkerPlace
-from verl.utils.process import available_cores, loading, restore_umask
+from verl.utils.process import available_cores, loading, restore_umask, set_stage
 
 POLL_S = 0.5
 """Seconds between two looks at everything that may have happened while workers compute."""
@@ -363,6 +363,7 @@ class _Host:
 
     def start(self, worker: str, config: Any, place: WorkerPlace, arguments: tuple[Any, ...]) -> _Reply:
         self.place, self.memory = place, PeakMemory(place.device_type)
+        set_stage("importing libraries")
         with self._naming_errors("start"), loading():
             self.worker = pkgutil.resolve_name(worker)(config, place, *arguments)
         name = torch.cuda.get_device_name() if place.device_type == "cuda" else ""

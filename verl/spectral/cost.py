@@ -6,7 +6,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from verl.spectral.bounds import MAX_BYTES, block_rows, factor_operations
-from verl.spectral.factor import PANEL, device_kind
+from verl.spectral.factor import PANEL
 
 
 class Rates(NamedTuple):
@@ -32,13 +32,14 @@ RATES = {
 }
 
 
-def cheapest_method(lengths: Tensor, prefixes: Tensor, width: int, shifts: int, max_bytes: int = MAX_BYTES) -> str:
+def cheapest_method(
+    lengths: Tensor, prefixes: Tensor, width: int, shifts: int, max_bytes: int = MAX_BYTES, device: str = "cpu"
+) -> str:
     """The faster method, ``nested`` or ``eigh``, for responses of ``lengths [B]`` and D = ``width``.
 
     ``prefixes [B, P]`` are the rows of each prefix, ``shifts`` the number of nodes of the fit, ``max_bytes`` the bound
-    on the memory of one response.
+    on the memory of one response, and ``device`` (``cpu`` or ``cuda``) is where the states are.
     """
-    device = device_kind(prefixes.device)
     rates = RATES[device]
     # nested: one factorisation per response and shift, whatever the prefixes.
     sizes, counts = (part.tolist() for part in lengths[lengths >= 2].unique(return_counts=True))

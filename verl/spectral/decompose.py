@@ -17,6 +17,7 @@ from verl.spectral.bounds import BLOCK_ROWS
 from verl.spectral.functions import SpectralFunction, traditional_rank
 from verl.spectral.responses import Chunk
 from verl.spectral.slices import Slices, add_product
+from verl.utils.device import to_device
 
 
 def noise_share(rows: int) -> float:
@@ -31,6 +32,8 @@ def noise_share(rows: int) -> float:
 class Spectra(NamedTuple):
     """Spectra of n prefixes of k rows each."""
 
+    rows: int
+    """k."""
     response: Tensor
     """``[n]`` positions in the chunk."""
     column: Tensor
@@ -44,18 +47,19 @@ def spectra(chunk: Chunk, prefixes: Tensor, method: str, svd_rank: int | None) -
 
     Args:
         chunk: b responses.
-        prefixes: ``[b, P]`` rows k of each prefix.
+        prefixes: ``[b, P]`` rows k of each prefix, on the CPU.
         method: ``svd`` or ``eigh``.
         svd_rank: number of the largest singular values to return; None for all.
     """
     leading, longer = {"svd": (_centred, _triangular), "eigh": (_gram, _scatter)}[method]
+    device = chunk.hidden.device
     sizes = [k for k in prefixes.unique().tolist() if k >= 2]
     narrow = [k for k in sizes if k <= chunk.width]
 
     def having(k: int) -> slice | Tensor:
         """The responses that have the prefix of k rows; usually all of them, and then nothing is copied."""
         present = (prefixes == k).any(dim=1)
-        return slice(None) if bool(present.all()) else present.nonzero()[:, 0]
+        return slice(None) if bool(present.all()) else to_device(present.nonzero()[:, 0], device)
 
     for kind, some in ((leading, narrow), (longer, sizes[len(narrow) :])):
         for part in kind(chunk, some, having) if some else ():
@@ -65,7 +69,8 @@ def spectra(chunk: Chunk, prefixes: Tensor, method: str, svd_rank: int | None) -
             k, singular_values = part
             response, column = (prefixes == k).nonzero(as_tuple=True)
             inverse = response.unique(return_inverse=True)[1]
-            yield Spectra(response, column, singular_values[inverse, :svd_rank])
+            response, column, inverse = (to_device(part, device) for part in (response, column, inverse))
+            yield Spectra(k, response, column, singular_values[inverse, :svd_rank])
 
 
 _Having = Callable[[int], slice | Tensor]
@@ -153,7 +158,7 @@ def decomposed_sums(
         if part is None:
             continue
         at = part.response, part.column
-        ranks[at] = traditional_rank(part.singular_values, prefixes[at], chunk.width, eps)
+        ranks[at] = traditional_rank(part.singular_values, part.rows, chunk.width, eps)
         largest = part.singular_values[:, 0]
         scale[at] = torch.where(largest > 0, largest, 1.0)
         scaled = part.singular_values / scale[at][:, None]

@@ -68,7 +68,7 @@ def response_entropy(singular_values: Tensor) -> Tensor:
     return _entropy((singular_values / torch.where(top > 0, top, 1.0)).square())
 
 
-def traditional_rank(singular_values: Tensor, rows: Tensor | int, width: int, eps: float) -> Tensor:
+def traditional_rank(singular_values: Tensor, rows: int, width: int, eps: float) -> Tensor:
     """Number of singular values above ``s_max * max(rows, width) * eps``, the usual numerical rank.
 
     ``singular_values [..., N]`` of a ``rows x width`` matrix -> float64 ``[...]``; ``eps`` is the relative
@@ -76,8 +76,7 @@ def traditional_rank(singular_values: Tensor, rows: Tensor | int, width: int, ep
     """
     if singular_values.shape[-1] == 0:
         return singular_values.new_zeros(singular_values.shape[:-1], dtype=torch.float64)
-    larger = torch.as_tensor(rows, dtype=torch.float64, device=singular_values.device).clamp(min=width)
-    threshold = singular_values.amax(-1, keepdim=True) * (larger[..., None] * eps)
+    threshold = singular_values.amax(-1, keepdim=True) * (float(max(rows, width)) * eps)
     return (singular_values > threshold).sum(-1).double()
 
 

@@ -25,7 +25,8 @@ from verl.spectral.bounds import BLOCK_ROWS, block_elements, block_rows, shift_e
 from verl.spectral.factor import factor_columns, log_pivots
 from verl.spectral.nodes import NodeSet
 from verl.spectral.responses import Chunk
-from verl.spectral.slices import Slices, add_product
+from verl.spectral.slices import Slices, add_product, fetch
+from verl.utils.device import to_device
 
 SMALLEST_TRACE = 1e-270
 """Traces below this are too near the end of float64's range; the largest entry of the rows is about 1."""
@@ -71,7 +72,7 @@ def nested_sums(chunk: Chunk, prefixes: Tensor, nodes: NodeSet, workspace_bytes:
 
     Args:
         chunk: b responses of n rows.
-        prefixes: ``[b, P]`` rows k of each prefix, at most the response's length; P is at least 1.
+        prefixes: ``[b, P]`` on the CPU, rows k of each prefix, at most the response's length; P is at least 1.
         nodes: the fit of F functions.
         workspace_bytes: bound on the matrices of several responses, blocks or shifts; those of a single one may exceed
             it.
@@ -82,11 +83,11 @@ def nested_sums(chunk: Chunk, prefixes: Tensor, nodes: NodeSet, workspace_bytes:
     lost = yield from lost_to_underflow(chunk)
     scatter = yield from _scatter(chunk, block_rows(chunk.longest, chunk.width, max_bytes), workspace_bytes)
     # 2. The scale of each prefix, and from which shift it starts to read.
-    window = _window(scatter, prefixes, nodes)
+    window = _window(scatter, to_device(prefixes, chunk.hidden.device), nodes)
     # 3. The log-determinants of every prefix at every shift (eq. 2). The Gram matrix stays beside the factors.
     if scatter.gram is not None:
         workspace_bytes = min(workspace_bytes, max_bytes - scatter.gram.nbytes)
-    logs, failed = yield from _prefix_logs(chunk, scatter, window, nodes, workspace_bytes)
+    logs, failed = yield from _prefix_logs(chunk, scatter, window, prefixes, nodes, workspace_bytes)
     # 4. The weighted sum over the shifts that each prefix reads (eq. 5).
     return Sums(window.sums(logs, nodes), window.scale, failed | lost)
 
@@ -143,7 +144,7 @@ def _window(scatter: Scatter, prefixes: Tensor, nodes: NodeSet) -> _Window:
 
 
 def _prefix_logs(
-    chunk: Chunk, scatter: Scatter, window: _Window, nodes: NodeSet, workspace_bytes: int
+    chunk: Chunk, scatter: Scatter, window: _Window, prefixes: Tensor, nodes: NodeSet, workspace_bytes: int
 ) -> Slices[tuple[Tensor, Tensor]]:
     """Log-determinants of each prefix (eq. 2) at all shifts, ``[b, Q, P]``, and failures ``[b]``.
 
@@ -151,7 +152,8 @@ def _prefix_logs(
     failed if a pivot within the rows that a shift serves was not positive.
     """
     # 1. The rows that each shift has to cover.
-    serves = _rows_served(window, len(nodes.shifts))
+    offset, present = yield from fetch(torch.stack([window.offset, window.present.long()]))
+    serves = _rows_served(prefixes * present, offset, len(nodes.shifts))
     needed = serves.amax(0).tolist()
     # 2. The shifts of each response, in its own units: the largest is t_0 times the square of its largest scale.
     square = torch.where(window.present, window.scale.square(), 0.0).amax(1, keepdim=True)
@@ -165,19 +167,19 @@ def _prefix_logs(
     # 4. The determinants at the last row of each prefix.
     at = (window.rows - 1).clamp(min=0)
     logs = pivots.cumsum_(-1).gather(2, at[:, None].expand(-1, len(needed), -1))
-    return logs, (valid < serves).any(1)
+    return logs, (valid < to_device(serves, valid.device)).any(1)
 
 
-def _rows_served(window: _Window, count: int) -> Tensor:
+def _rows_served(rows: Tensor, offset: Tensor, count: int) -> Tensor:
     """Rows of the longest prefix of each response that reads shift q: ``[b, Q]``.
 
+    ``rows [b, P]`` of the prefixes, 0 of those without a spectrum, and ``offset`` as in :class:`_Window`, on the CPU.
     The first ``count`` shifts, those of the fit, serve all prefixes; a later shift q serves those with an offset of at
     least q - count + 1.
     """
     # The longest prefix with exactly each offset, then with at least that offset.
-    rows = window.rows * window.present
-    longest = rows.new_zeros(len(rows), int(window.offset.max()) + 1)
-    longest.scatter_reduce_(1, window.offset, rows, "amax")
+    longest = rows.new_zeros(len(rows), int(offset.max()) + 1)
+    longest.scatter_reduce_(1, offset, rows, "amax")
     longest = longest.flip(1).cummax(1).values.flip(1)
     shift = torch.arange(count + longest.shape[1] - 1, device=rows.device)
     return longest[:, (shift - count + 1).clamp(min=0)]

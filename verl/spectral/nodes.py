@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from verl.spectral.functions import SpectralFunction
+from verl.utils.device import to_device
 
 MAX_CONDITION = 1e6
 """Largest ratio of singular values that may be requested; beyond it the rounding of their squares dominates."""
@@ -50,7 +51,7 @@ class NodeSet(NamedTuple):
         This subtracts the fit's error at the spectrum of one eigenvalue N. Such a spectrum is exact, and an entropy
         near 0 keeps its digits.
         """
-        weights, slopes, shifts = (part.to(logs.device) for part in (self.weights, self.slopes, self.shifts))
+        weights, slopes, shifts = (to_device(part, logs.device) for part in (self.weights, self.slopes, self.shifts))
         # The fit's terms, and f itself, at the single eigenvalue N.
         single = (norm[:, None] / shifts[:, None]).log1p()
         exact = torch.stack([function(norm.sqrt()) for function in self.functions])

@@ -36,8 +36,9 @@ from verl.spectral.functions import (
 )
 from verl.spectral.nested import lost_to_underflow, nested_sums
 from verl.spectral.nodes import NodeSet, node_set
-from verl.spectral.responses import WORKSPACE_BYTES, check_hidden, chunks, largest_entries
-from verl.spectral.slices import Slices, finish
+from verl.spectral.responses import WORKSPACE_BYTES, check_hidden, chunks, largest_entries, masked_rows
+from verl.spectral.slices import Slices, fetch, finish
+from verl.utils.device import to_device
 
 METHODS = ("auto", "nested", "eigh", "svd")
 
@@ -103,7 +104,7 @@ class _Piece(NamedTuple):
     """Results of the b responses of a chunk."""
 
     which: Tensor
-    """``[b]`` positions in the batch."""
+    """``[b]`` positions in the batch, on the device of the states."""
     prefixes: Tensor
     """``[b, P]`` rows of each prefix."""
     sums: Tensor
@@ -218,17 +219,17 @@ def prefix_singular_values(
     singular values, is an error.
     """
     options = _decomposing(options)
-    prefix_rows, largest = _checked(hidden, lengths, prefix_rows, options)
+    lengths, prefix_rows, largest = finish(_checked(hidden, lengths, prefix_rows, options))
     most = min(hidden.shape[1:])
     result = torch.zeros((*prefix_rows.shape, most), dtype=torch.float64, device=hidden.device)
-    result[largest.isnan()] = torch.nan
+    result[masked_rows(largest, hidden.device)] = torch.nan
     limit = _workspace_bytes(options, hidden.device)
     for chunk in chunks(hidden, lengths, largest, partial(decomposition_bytes, width=hidden.shape[2]), limit):
         for part in spectra(chunk, prefix_rows[chunk.which], options.method, options.svd_rank):
             if part is None:
                 continue
             values = part.singular_values * chunk.scale[part.response, None]
-            result[chunk.which[part.response], part.column, : values.shape[1]] = values
+            result[chunk.index[part.response], part.column, : values.shape[1]] = values
     return result
 
 
@@ -246,10 +247,10 @@ def sliced_measures(
     or of equal rows, is never measured: it has 0. A response that is masked has NaN.
     """
     options = _decomposing(options)
-    prefix_rows, largest = _checked(hidden, lengths, prefix_rows, options)
+    lengths, prefix_rows, largest = yield from _checked(hidden, lengths, prefix_rows, options)
     results = [torch.zeros(prefix_rows.shape, dtype=torch.float64, device=hidden.device) for _ in measures]
     for result in results:
-        result[largest.isnan()] = torch.nan
+        result[masked_rows(largest, hidden.device)] = torch.nan
     width, limit = hidden.shape[2], _workspace_bytes(options, hidden.device)
     for chunk in chunks(hidden, lengths, largest, partial(decomposition_bytes, width=width), limit):
         prefixes = prefix_rows[chunk.which]
@@ -257,14 +258,14 @@ def sliced_measures(
             yield
             if part is None:
                 continue
-            spread = part.singular_values[:, 0] > 0
+            spread = yield from fetch(part.singular_values[:, 0] > 0)
             if not bool(spread.any()):
                 continue
-            response, column = part.response[spread], part.column[spread]
-            values = part.singular_values[spread] * chunk.scale[response, None]
-            batch = SpectrumBatch(values, int(prefixes[response[0], column[0]]), width)
+            chosen = to_device(spread.nonzero()[:, 0], hidden.device)
+            response, column = part.response[chosen], part.column[chosen]
+            batch = SpectrumBatch(part.singular_values[chosen] * chunk.scale[response, None], part.rows, width)
             for result, measure in zip(results, measures, strict=True):
-                result[chunk.which[response], column] = measure(batch)
+                result[chunk.index[response], column] = measure(batch)
     return results
 
 
@@ -276,20 +277,21 @@ def _pieces(
     options: SpectralOptions,
 ) -> Slices[list[_Piece]]:
     """Sums chunk by chunk. Responses without rows are left out; masked ones get NaN."""
-    prefix_rows, largest = _checked(hidden, lengths, prefix_rows, options)
+    lengths, prefix_rows, largest = yield from _checked(hidden, lengths, prefix_rows, options)
     pieces: list[_Piece] = []
     if prefix_rows.numel() == 0:
         return pieces
     width = hidden.shape[2]
     # 1. Responses that hold NaN or infinity.
-    masked = largest.isnan().nonzero()[:, 0]
+    masked = masked_rows(largest, hidden.device)
     if len(masked):
         nan = torch.full((len(masked), prefix_rows.shape[1]), torch.nan, dtype=torch.float64, device=hidden.device)
         nans = nan.expand(len(functions), -1, -1)
-        pieces.append(_Piece(masked, prefix_rows[masked], nans, torch.ones_like(nan), nan))
+        rows = to_device(prefix_rows[largest.isnan()], hidden.device)
+        pieces.append(_Piece(masked, rows, nans, torch.ones_like(nan), nan))
     # 2. The method, and the memory that it takes per response.
     limit = _workspace_bytes(options, hidden.device)
-    method, nodes = _method_and_nodes(lengths, prefix_rows, width, functions, options)
+    method, nodes = _method_and_nodes(lengths, prefix_rows, hidden, functions, options)
     if nodes is not None:
         bytes_for = partial(_nested_bytes, width=width, shifts=len(nodes.shifts), max_bytes=options.max_bytes)
     else:
@@ -299,7 +301,7 @@ def _pieces(
     for chunk in chunks(hidden, lengths, largest, bytes_for, limit):
         prefixes = prefix_rows[chunk.which]
         ranks: Tensor | None = None
-        failed = torch.zeros(len(chunk), dtype=torch.bool, device=hidden.device)
+        failed = torch.zeros(len(chunk), dtype=torch.bool)
         if nodes is not None:
             sums, scale, failed = yield from nested_sums(chunk, prefixes, nodes, limit, options.max_bytes)
         else:
@@ -307,12 +309,15 @@ def _pieces(
             if method == "eigh":
                 failed = yield from lost_to_underflow(chunk)
         # 4. Responses on which the squares failed: their singular values themselves.
+        failed = yield from fetch(failed)
         if bool(failed.any()):
             exact = yield from decomposed(chunk.select(failed), prefixes[failed], method="svd")
-            sums[:, failed], scale[failed] = exact.sums, exact.scale
+            at = to_device(failed.nonzero()[:, 0], hidden.device)
+            sums[:, at], scale[at] = exact.sums, exact.scale
             if ranks is not None:
-                ranks[failed] = exact.ranks
-        pieces.append(_Piece(chunk.which, prefixes, sums, scale * chunk.scale[:, None], ranks))
+                ranks[at] = exact.ranks
+        rows = to_device(prefixes, hidden.device)
+        pieces.append(_Piece(chunk.index, rows, sums, scale * chunk.scale[:, None], ranks))
         yield
     return pieces
 
@@ -320,12 +325,12 @@ def _pieces(
 def _method_and_nodes(
     lengths: Tensor,
     prefix_rows: Tensor,
-    width: int,
+    hidden: Tensor,
     functions: tuple[SpectralFunction, ...],
     options: SpectralOptions,
 ) -> tuple[str, NodeSet | None]:
     """The method, never ``auto``, and its nodes if it is ``nested``."""
-    method = options.method
+    method, width = options.method, hidden.shape[2]
     if method == "auto" and options.svd_rank is not None:
         method = "eigh"
     if method not in ("auto", "nested"):
@@ -335,21 +340,26 @@ def _method_and_nodes(
     if method == "auto" and decomposition_bytes(longest, width) > options.max_bytes:
         method = "nested"
     if method == "auto":
-        method = cheapest_method(lengths, prefix_rows, width, len(nodes.shifts), options.max_bytes)
+        device = device_kind(hidden.device)
+        method = cheapest_method(lengths, prefix_rows, width, len(nodes.shifts), options.max_bytes, device)
     return method, nodes if method == "nested" else None
 
 
-def _checked(hidden: Tensor, lengths: Tensor, prefix_rows: Tensor, options: SpectralOptions) -> tuple[Tensor, Tensor]:
-    """Prefixes on the device of ``hidden`` and the largest entry of each response; raises ``ValueError``."""
+def _checked(
+    hidden: Tensor, lengths: Tensor, prefix_rows: Tensor, options: SpectralOptions
+) -> Slices[tuple[Tensor, Tensor, Tensor]]:
+    """Lengths, prefixes and the largest entry of each response, on the CPU; raises ``ValueError``."""
+    lengths, prefix_rows = lengths.cpu(), prefix_rows.cpu()
     check_hidden(hidden, lengths)
     batch = hidden.shape[0]
     integers = not prefix_rows.is_floating_point() and prefix_rows.dtype != torch.bool
     if prefix_rows.dim() != 2 or prefix_rows.shape[0] != batch or not integers:
         raise ValueError(f"prefix_rows: expected integers [{batch}, P], got {prefix_rows.dtype} {prefix_rows.shape}")
-    prefix_rows = prefix_rows.to(hidden.device).long()
-    if bool(((prefix_rows < 0) | (prefix_rows > lengths.to(hidden.device)[:, None])).any()):
+    prefix_rows = prefix_rows.long()
+    if bool(((prefix_rows < 0) | (prefix_rows > lengths[:, None])).any()):
         raise ValueError("prefix_rows: every prefix must have between 0 rows and the response's length")
-    return prefix_rows, largest_entries(hidden, lengths, options.on_nonfinite)
+    largest = yield from largest_entries(hidden, lengths, options.on_nonfinite)
+    return lengths, prefix_rows, largest
 
 
 def _decomposing(options: SpectralOptions) -> SpectralOptions:

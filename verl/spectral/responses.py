@@ -5,11 +5,14 @@ Shapes: B responses, T padded rows, D hidden size; a chunk holds b responses of 
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from verl.spectral.bounds import BLOCK_ROWS
+from verl.spectral.slices import Slices, fetch
+from verl.utils.device import to_device
 
 WORKSPACE_BYTES = {"cpu": 24 * 2**20, "cuda": 2**30}
 """Bound on the float64 matrices of several responses or shifts held at once, by device type; those of a single one may
@@ -27,9 +30,9 @@ class Chunk:
     hidden: Tensor
     """``[B, T, D]``, the whole batch."""
     which: Tensor
-    """``[b]`` positions in the batch."""
+    """``[b]`` positions in the batch, on the CPU."""
     lengths: Tensor
-    """``[b]`` valid rows, at least 1."""
+    """``[b]`` valid rows, at least 1, on the CPU."""
     scale: Tensor
     """float64 ``[b]`` powers of 2, so that the division is exact; the entries of ``hidden / scale`` are at most 1."""
     longest: int
@@ -43,9 +46,19 @@ class Chunk:
         """D."""
         return self.hidden.shape[2]
 
+    @cached_property
+    def index(self) -> Tensor:
+        """``which``, on the device of the states."""
+        return to_device(self.which, self.hidden.device)
+
+    @cached_property
+    def _ends(self) -> Tensor:
+        return to_device(self.lengths, self.hidden.device)
+
     def select(self, mask: Tensor) -> "Chunk":
-        """The responses of the bool ``mask [b]``."""
-        return replace(self, which=self.which[mask], lengths=self.lengths[mask], scale=self.scale[mask])
+        """The responses of the bool ``mask [b]`` on the CPU."""
+        scale = self.scale[to_device(mask.nonzero()[:, 0], self.scale.device)]
+        return replace(self, which=self.which[mask], lengths=self.lengths[mask], scale=scale)
 
     def rows(self, start: int, stop: int) -> Tensor:
         """float64 ``[b, stop - start, D]``: ``hidden / scale`` minus its first row; unspecified past the length.
@@ -54,8 +67,8 @@ class Chunk:
         rounding stay within the prefix's extent, however far from the origin it lies.
         """
         scale = self.scale[:, None, None]
-        rows = self.hidden[self.which, start:stop].double().div_(scale)
-        return rows.sub_(self.hidden[self.which, :1].double().div_(scale))
+        rows = self.hidden[self.index, start:stop].double().div_(scale)
+        return rows.sub_(self.hidden[self.index, :1].double().div_(scale))
 
     def contrasts(self, size: int = BLOCK_ROWS, stop: int | None = None) -> Iterator[Tensor]:
         """Helmert contrasts of the first ``stop`` rows (all), in blocks ``[b, size, D]``; the last may be shorter.
@@ -77,7 +90,7 @@ class Chunk:
             later.sub_(sums[:, : later.shape[1]].div_(count)).mul_((count / (count + 1)).sqrt())
             if start == 0:
                 rows[:, 0] = 0.0
-            past_end = torch.arange(start, start + rows.shape[1], device=rows.device) >= self.lengths[:, None]
+            past_end = torch.arange(start, start + rows.shape[1], device=rows.device) >= self._ends[:, None]
             yield rows.masked_fill_(past_end[:, :, None], 0.0)
 
     def all_contrasts(self, stop: int | None = None) -> Tensor:
@@ -104,8 +117,9 @@ def check_hidden(hidden: Tensor, lengths: Tensor) -> None:
         raise ValueError(f"lengths={lengths.tolist()}: must be between 0 and the {padded_rows} padded rows")
 
 
-def largest_entries(hidden: Tensor, lengths: Tensor, on_nonfinite: str) -> Tensor:
-    """Largest absolute entry of each response's valid rows: float64 ``[B]``; 0 without rows, NaN if not finite.
+def largest_entries(hidden: Tensor, lengths: Tensor, on_nonfinite: str) -> Slices[Tensor]:
+    """Largest absolute entry of each response's valid rows: float64 ``[B]`` on the CPU; 0 without rows, NaN if not
+    finite.
 
     Raises:
         ValueError: ``on_nonfinite`` is ``raise`` and a response holds NaN or infinity (names the first such response),
@@ -114,11 +128,11 @@ def largest_entries(hidden: Tensor, lengths: Tensor, on_nonfinite: str) -> Tenso
     if on_nonfinite not in ("raise", "mask"):
         raise ValueError(f"on_nonfinite={on_nonfinite!r}: must be 'raise' or 'mask'")
     if hidden.numel() == 0:
-        return torch.zeros(hidden.shape[0], dtype=torch.float64, device=hidden.device)
+        return torch.zeros(hidden.shape[0], dtype=torch.float64)
     low, high = torch.aminmax(hidden, dim=2)
-    valid = torch.arange(hidden.shape[1], device=hidden.device) < lengths.to(hidden.device)[:, None]
+    valid = torch.arange(hidden.shape[1], device=hidden.device) < to_device(lengths, hidden.device)[:, None]
     largest = torch.where(valid, torch.maximum(low.abs(), high.abs()), 0.0).amax(1).double()
-    largest = torch.where(largest.isfinite(), largest, torch.nan)
+    largest = yield from fetch(torch.where(largest.isfinite(), largest, torch.nan))
     if on_nonfinite == "raise" and bool(largest.isnan().any()):
         first = int(largest.isnan().nonzero()[0])
         raise ValueError(
@@ -128,16 +142,21 @@ def largest_entries(hidden: Tensor, lengths: Tensor, on_nonfinite: str) -> Tenso
     return largest
 
 
+def masked_rows(largest: Tensor, device: torch.device) -> Tensor:
+    """Positions on ``device`` of the responses that :func:`largest_entries` found not to be finite."""
+    return to_device(largest.isnan().nonzero()[:, 0], device)
+
+
 def chunks(
     hidden: Tensor, lengths: Tensor, largest: Tensor, bytes_for: Callable[[int], float], bytes_limit: int
 ) -> Iterator[Chunk]:
     """Split a batch into chunks of similar length, longest responses first.
 
     Responses without rows and those whose ``largest`` entry is NaN are left out. ``bytes_for(n)`` is the memory that
-    one response of n rows takes; a chunk stays within ``bytes_limit`` unless a single response exceeds it.
+    one response of n rows takes; a chunk stays within ``bytes_limit`` unless a single response exceeds it. ``lengths``
+    and ``largest`` are on the CPU.
     """
     # 1. Longest first; skipped responses have length 0 and come last.
-    lengths = lengths.to(hidden.device)
     sorted_lengths, order = torch.where(largest.isnan(), 0, lengths).sort(descending=True, stable=True)
     host_lengths = sorted_lengths.tolist()
     end = sum(length > 0 for length in host_lengths)
@@ -150,5 +169,5 @@ def chunks(
         # 3. Scale each response by a power of 2, e with |x| < 2^e from frexp; 2^1024 exceeds float64.
         exponent = torch.frexp(torch.where(largest[index] > 0, largest[index], 0.5)).exponent.clamp(max=1023)
         scale = torch.ldexp(torch.ones_like(largest[index]), exponent)
-        yield Chunk(hidden, index, lengths[index], scale, longest)
+        yield Chunk(hidden, index, lengths[index], to_device(scale, hidden.device), longest)
         start = stop

@@ -5,12 +5,14 @@ One inside another is ``result = yield from inner(...)``.
 """
 
 from collections.abc import Generator
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 T = TypeVar("T")
-Slices = Generator[None, None, T]
+Slices = Generator[Any, None, T]
+"""Yields None, or the event of a GPU that must have happened before it goes on."""
 
 SLICE_OPERATIONS = 2.0**28
 """Most floating-point operations of one product on a CPU between two pauses, unless 16 rows of it exceed them: a few
@@ -25,6 +27,20 @@ def finish(slices: Slices[T]) -> T:
         except StopIteration as end:
             result: T = end.value
             return result
+
+
+def fetch(values: Tensor) -> Slices[Tensor]:
+    """``values`` on the host.
+
+    On a GPU it pauses while they travel: a caller who comes back when the GPU has done its work does not wait.
+    """
+    if values.device.type == "cpu":
+        return values
+    fetched, event = values.to("cpu", non_blocking=True), torch.cuda.Event()
+    event.record()
+    yield event
+    event.synchronize()
+    return fetched
 
 
 def add_product(out: Tensor, left: Tensor, right: Tensor, lower: bool = False) -> Slices[None]:

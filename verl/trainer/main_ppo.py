@@ -23,6 +23,7 @@ def run(config: PPOConfig) -> None:
     """Train."""
 
     def work() -> None:
+        print("importing libraries, reading data and checking options", flush=True)
         # Late, so that --help, --cfg and a wrong config answer at once.
         with loading():
             from verl.run.exit_codes import run_to_exit_code

@@ -11,6 +11,7 @@ def run(config: SFTConfig) -> None:
     """Train."""
 
     def work() -> None:
+        print("importing libraries, reading data and checking options", flush=True)
         # Late, so that --help, --cfg and a wrong config answer at once.
         with loading():
             from verl.run.exit_codes import run_to_exit_code

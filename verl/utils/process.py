@@ -4,9 +4,13 @@ import ctypes
 import gc
 import math
 import os
+import resource
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import psutil
 
 CGROUPS = Path("/sys/fs/cgroup")
 
@@ -47,6 +51,17 @@ def _words(file: Path) -> list[str]:
         return []
 
 
+class Stage:
+    """What a process that starts is doing, for whoever waits for it."""
+
+    name = ""
+
+
+def set_stage(name: str) -> None:
+    """Say what this process does from now on; a worker's heartbeats carry it to the driver."""
+    Stage.name = name
+
+
 @contextmanager
 def loading() -> Iterator[None]:
     """For imports and objects that stay as long as the process: no garbage collection within the block, and what exists
@@ -64,6 +79,22 @@ def loading() -> Iterator[None]:
         gc.freeze()
         if was_on:
             gc.enable()
+
+
+@contextmanager
+def memory_limit(more: int) -> Iterator[None]:
+    """Within the block the process may take ``more`` bytes of address space than now; an allocation beyond that fails,
+    in Python with ``MemoryError``. Without effect where the system does not count address space (macOS)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    wanted = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
+    limit = min([psutil.Process().memory_info().vms + more, *wanted])
+    if sys.platform == "linux":
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    try:
+        yield
+    finally:
+        if sys.platform == "linux":
+            resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def keep_freed_memory() -> bool:

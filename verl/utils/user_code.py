@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from verl.config.errors import ConfigError
+from verl.config.paths import find_path, places
 
 HERE = Path(__file__)
 LIBRARIES = (
@@ -187,8 +188,9 @@ def kl_estimator(name: str, field: str, kwargs: Mapping[str, Any]) -> str | Call
 
 
 def _load_module(path: str, where: str) -> ModuleType:
+    path = find_path(path) if is_file(path) else path
     if is_file(path) and not Path(path).is_file():
-        raise ConfigError(f"{where}: no such file; name a .py file or a module")
+        raise ConfigError(f"{where}: no such file ({places(path)}); name a .py file or a module")
     hint = "" if is_file(path) else "; is its folder on PYTHONPATH? A file is named by its path, which ends in .py"
     try:
         return _import_file(Path(path)) if is_file(path) else importlib.import_module(path)

@@ -103,10 +103,11 @@ class Actor(Policy):
         # all it sampled, while some of its tokens may have been rejected.
         of_responses = config.bypass_mode and config.tis_level == "sequence"
         whole = scored_before is not None or self.loss.own is not None or of_responses
-        micro = micro.trimmed().to(self.device)
+        micro = micro.trimmed()
         with_gradient = config.entropy_coeff > 0 or "entropy" in needs.statistics
         scoring = Scoring(self.temperature, with_gradient, self.loss.statistics, needs.top_k)
         scored = self.forward.logprobs(micro, scoring, None if whole else micro.learn_mask)
+        micro = micro.to(self.device)
         logprobs, entropy, mask = scored.padded("logprobs"), scored.padded("entropy"), micro.padded("learn_mask")
         if scored_before is not None:
             now = {"logprobs": scored.logprobs.detach(), "entropy": scored.entropy.detach()}

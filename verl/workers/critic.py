@@ -14,6 +14,7 @@ from verl.models.fsdp import offloaded_parameters
 from verl.models.learner import Learner
 from verl.models.loading import load_sharded_value_model
 from verl.models.micro_batches import MicroBatching, join_parts
+from verl.utils.device import to_device
 
 
 class ValueModel:
@@ -67,8 +68,9 @@ class Critic(ValueModel):
         return {f"critic/{name}": value for name, value in (metrics | state).items()}
 
     def _loss(self, micro: Batch, num_tokens: int) -> tuple[Tensor, dict[str, Tensor]]:
-        micro = micro.trimmed().to(self.device)
-        values, mask = micro.pad(self._values(micro)), micro.padded("learn_mask")
+        micro = micro.trimmed()
+        values, micro = micro.pad(self._values(micro)), micro.to(self.device)
+        mask = micro.padded("learn_mask")
         old_values, returns = micro.padded("values"), micro.padded("returns")
         per_token, sums = value_loss(values, old_values, returns, mask, self.config.cliprange_value)
         loss = token_mean(per_token, mask, num_tokens)
@@ -76,7 +78,7 @@ class Critic(ValueModel):
 
     def _values(self, micro: Batch) -> Tensor:
         """[M]. As with logits, the value before a token is computed at the one before it."""
-        return self.forward.values(micro)[micro.predictors.to(self.device)]
+        return self.forward.values(micro)[to_device(micro.predictors, self.device)]
 
 
 class RewardModel(ValueModel):
@@ -94,12 +96,14 @@ class RewardModel(ValueModel):
     @torch.no_grad()
     def compute_scores(self, batch: Batch) -> Batch:
         """The same texts on the CPU with ``scores`` [B] float32."""
-        micros = (micro.to(self.device) for micro in batch.split(self.micro_batch_size))
+        micros = batch.split(self.micro_batch_size)
         with self.parameters.loaded():
-            return Batch.join([micro.columns().fill(scores=self._scores(micro)) for micro in micros]).to("cpu")
+            parts = [micro.columns().to(self.device).fill(scores=self._scores(micro)) for micro in micros]
+            return Batch.join(parts).to("cpu")
 
     def _scores(self, micro: Batch) -> Tensor:
-        values, tokens = micro.pad(self.forward.values(micro)), micro.padded("response_tokens")
+        values, micro = micro.pad(self.forward.values(micro)), micro.to(self.device)
+        tokens = micro.padded("response_tokens")
         return values.gather(1, scored_positions(tokens, micro.mask, self.pad_token_id)).squeeze(1)
 
 

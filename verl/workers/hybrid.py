@@ -18,6 +18,7 @@ from verl.rank.turns import measure_responses
 from verl.rollout.queue import EngineRoom
 from verl.transit import PackedWeight, weight_buckets
 from verl.utils.distributed import WorkerPlace, join_world, seed_everything
+from verl.utils.process import set_stage
 from verl.workers.actor import Actor
 from verl.workers.critic import Critic, RewardModel
 from verl.workers.rollout import Generating
@@ -33,6 +34,7 @@ class HybridWorker(CheckpointWorker, Generating):
 
     def __init__(self, config: PPOConfig, place: WorkerPlace, total_steps: int, stop_strings: list[str]) -> None:
         """``stop_strings``: what ends a response in training and validation, besides tokens."""
+        set_stage("loading the model")
         seed_everything(config.seed)
         mesh = join_world(place)
         self.is_first = place.rank == 0

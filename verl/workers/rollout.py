@@ -15,6 +15,7 @@ from verl.rollout.queue import EngineRoom
 from verl.rollout.requests import ResponseRequests
 from verl.transit import PackedWeight
 from verl.utils.distributed import WorkerPlace, join_world, seed_everything
+from verl.utils.process import set_stage
 
 
 class Generating:
@@ -31,6 +32,7 @@ class Generating:
         policy: Policy | None = None,
     ) -> None:
         """Make the engine, which has no weights yet; ``policy`` is the one that this worker trains, if it does."""
+        set_stage(f"starting {config.rollout.name}")
         ends = end_tokens(config, tokenizer)
         setup = RolloutSetup(config, place, tokenizer.pad_token_id, ends, tokenizer, stop_strings)
         self.rollout = make_rollout(setup, policy)

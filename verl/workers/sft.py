@@ -13,12 +13,14 @@ from verl.models.output_head import Scoring
 from verl.models.policy import Policy
 from verl.models.tokenizer import load_tokenizer
 from verl.utils.distributed import WorkerPlace, join_world, seed_everything
+from verl.utils.process import set_stage
 
 
 class SFTWorker(CheckpointWorker):
     """One of the processes that hold the model. Every method is called on all workers at once."""
 
     def __init__(self, config: SFTConfig, place: WorkerPlace, total_steps: int) -> None:
+        set_stage("loading the model")
         seed_everything(config.seed)
         mesh = join_world(place)
         self.micro_batch_size = config.data.micro_batch_size_per_gpu
@@ -57,6 +59,6 @@ class SFTWorker(CheckpointWorker):
 
     def _score(self, micro: Batch) -> tuple[Tensor, Tensor]:
         """Log-probabilities [B, R] of the tokens to learn, 0 elsewhere, and their mask [B, R]."""
-        micro = micro.trimmed().to(self.policy.device)
+        micro = micro.trimmed()
         scored = self.policy.forward.logprobs(micro, Scoring(temperature=1.0), micro.learn_mask)
-        return scored.padded("logprobs"), micro.padded("learn_mask")
+        return scored.padded("logprobs"), micro.to(self.policy.device).padded("learn_mask")

@@ -80,14 +80,11 @@ function chunk(id) {
 }
 
 async function unpack(id) {
-  const packed = atob(byId(`chunk-${id}`).textContent);
-  const bytes = new Uint8Array(packed.length);
-  for (let i = 0; i < packed.length; i++) bytes[i] = packed.charCodeAt(i);
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  const stream = new Blob([bytesOf(byId(`chunk-${id}`).textContent)]).stream().pipeThrough(new DecompressionStream("deflate"));
   return new Response(stream).json();
 }
 
-const dark = window.matchMedia("(prefers-color-scheme: dark)");
+const bytesOf = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
 
 function placeTip(x, y) {
   const tip = byId("tip");

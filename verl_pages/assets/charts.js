@@ -1,8 +1,11 @@
-// Charts: lines with bands over an axis, and shares as bars one above the other; values under the pointer or by arrow keys.
-const CHART = { width: 380, height: 220, left: 68, right: 14, top: 10, bottom: 26 };
+// Charts: lines with bands over an axis; values under the pointer or by arrow keys.
+// A picture consists of paths and texts alone, so that `canvasOf` can draw it again.
+const SMALL = { width: 380, height: 220, left: 68, right: 14, top: 10, bottom: 26 };
 const DASHES = [null, "6 3", "2 3", "9 3 2 3", "12 4", "1 4", "4 2 1 2 1 2", "3 6"];
-const INNER = { width: CHART.width - CHART.left - CHART.right, height: CHART.height - CHART.top - CHART.bottom };
-const paint = (style) => style[dark.matches ? "dark" : "light"];
+// Correct and wrong look the same on every chart, in colour, line and marker.
+const GOOD = { colour: "var(--good)", shape: "circle", dash: null };
+const BAD = { colour: "var(--bad)", shape: "square", dash: DASHES[1] };
+const MEANINGS = { correct: GOOD, exact: GOOD, equivalent: { ...GOOD, shape: "diamond", dash: DASHES[3] }, incorrect: BAD, wrong: BAD, different: BAD };
 
 function marker(shape, x, y, colour, hollow) {
   const colours = { fill: hollow ? "var(--card)" : colour, stroke: hollow ? colour : "var(--card)", "stroke-width": hollow ? 1.6 : 1 };
@@ -15,43 +18,56 @@ function marker(shape, x, y, colour, hollow) {
   return svg("path", { d: paths[shape], ...colours });
 }
 
-// Ticks at round numbers.
+// Ticks at round numbers, and their labels: as many digits as tell neighbours apart.
 function niceTicks(low, high, number) {
   const raw = (high - low) / number || 1;
-  const power = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 2.5, 5, 10].map((m) => m * power).find((size) => size >= raw * 0.999);
+  const power = Math.floor(Math.log10(raw));
+  const factor = [1, 2, 2.5, 5, 10].find((m) => m * 10 ** power >= raw * 0.999);
+  const step = factor * 10 ** power;
   const ticks = [];
   for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) ticks.push(i === 0 ? 0 : i * step);
-  return ticks;
+  const size = Math.max(Math.abs(low), Math.abs(high));
+  const digits = (factor === 2.5 ? 1 : 0) - power;
+  const label = (v) => {
+    if (v === 0) return "0";
+    if (size >= 1e6 || size < 1e-3) return exponent(v, Math.max(0, digits + Math.floor(Math.log10(Math.abs(v)))));
+    return Number(v.toFixed(Math.max(0, digits))).toLocaleString("en", { maximumFractionDigits: 12 }).replace("-", "−");
+  };
+  return { ticks, label };
 }
+const exponent = (v, digits) => Number(v.toExponential(Math.min(12, digits))).toExponential().replace("e+", "e").replaceAll("-", "−");
 
-// The vertical axis: its ticks, their labels, and the place of a value.
-function scaleOf({ percent: rate, log }, lines) {
-  const values = lines.flatMap((line) => [...line.mean, ...(line.low || []), ...(line.high || [])]);
-  let low = values.reduce((a, b) => Math.min(a, b), Infinity);
-  let high = values.reduce((a, b) => Math.max(a, b), -Infinity);
-  if (log && low > 0 && high / low > 8) {
-    const [from, to] = [Math.floor(Math.log10(low)), Math.ceil(Math.log10(high))];
-    const every = Math.ceil((to - from) / 5);
-    const ticks = Array.from({ length: Math.floor((to - from) / every) + 1 }, (_, i) => 10 ** (from + i * every));
-    return { ticks, label: (v) => v.toExponential(0).replace("e+", "e").replace("-", "−"), y: (v) => CHART.top + INNER.height * (1 - (Math.log10(v) - from) / (to - from)) };
+// The vertical axis of `frame`: its ticks, their labels, and the place of a value.
+function scaleOf({ percent: rate, log, exact }, lines, frame) {
+  const values = lines.flatMap((line) => [...line.mean, ...(line.low || []), ...(line.high || [])]).filter((v) => !log || v > 0);
+  const height = frame.height - frame.top - frame.bottom;
+  const low = values.reduce((a, b) => Math.min(a, b), Infinity);
+  const high = values.reduce((a, b) => Math.max(a, b), -Infinity);
+  if (log && values.length) {
+    const [from, to] = [Math.floor(Math.log10(low)), Math.max(Math.ceil(Math.log10(high)), Math.floor(Math.log10(low)) + 1)];
+    const every = Math.ceil((to - from) / 6);
+    const decades = Array.from({ length: Math.floor((to - from) / every) + 1 }, (_, i) => 10 ** (from + i * every));
+    const ticks = to - from > 2 ? decades : decades.flatMap((v) => [v, 2 * v, 5 * v]).filter((v) => v <= 10 ** to);
+    return { ticks, label: (v) => (rate ? `${short(100 * v)}%` : short(v)), y: (v) => frame.top + height * (1 - (Math.log10(v) - from) / (to - from)) };
   }
-  // Rates start at zero; a value that hardly moves is not blown up to fill the panel.
-  if (rate && low >= 0) low = 0;
-  else if (low > 0 && low < 0.4 * high) low = 0;
-  const least = Math.max(Math.abs(high), Math.abs(low)) * 1e-3 || 1;
-  if (low === 0 && high < least) high = least;
-  else if (high - low < least) [low, high] = [low - least / 2, high + least / 2];
-  if (low !== 0) low -= 0.04 * (high - low);
-  high += 0.04 * (high - low);
-  const label = rate ? (v) => `${Number((100 * v).toPrecision(3))}%` : (v) => short(Math.abs(v) < 1e-12 * Math.abs(high) ? 0 : v);
-  return { ticks: niceTicks(low, high, 5), label, y: (v) => CHART.top + INNER.height * (1 - (v - low) / (high - low)) };
+  let [bottom, top] = values.length ? [low, high] : [0, 1];
+  // Rates start at zero; a value that hardly moves is not blown up to fill a small panel.
+  if (!exact && ((rate && bottom >= 0) || (bottom > 0 && bottom < 0.4 * top))) bottom = 0;
+  const size = Math.max(Math.abs(top), Math.abs(bottom));
+  if (top - bottom <= size * (exact ? 1e-9 : 1e-3)) [bottom, top] = size ? [bottom && bottom - size / 10, top && top + size / 10] : [0, 1];
+  const space = 0.04 * (top - bottom);
+  if (bottom !== 0) bottom -= space;
+  top += space;
+  const { ticks, label } = niceTicks((rate ? 100 : 1) * bottom, (rate ? 100 : 1) * top, frame === SMALL ? 5 : 8);
+  return { ticks: rate ? ticks.map((v) => v / 100) : ticks, label: rate ? (v) => `${label(100 * v)}%` : label, y: (v) => frame.top + height * (1 - (v - bottom) / (top - bottom)) };
 }
 
-// The horizontal axis from step 0 to the last.
+// The horizontal axis over training steps.
 const stepAxis = () => ({
-  xOf: (step) => CHART.left + (step / Math.max(1, data.last)) * INNER.width,
-  xTicks: niceTicks(0, data.last || 1, 5).filter((step) => Number.isInteger(step)),
+  name: "training step",
+  from: 0,
+  to: Math.max(1, data.last),
+  ticks: (low, high, number) => niceTicks(low, high, number).ticks.filter((step) => Number.isInteger(step)),
   tipTitle: (step) => {
     const first = Math.floor(step / data.width) * data.width;
     return data.width > 1 ? `steps ${count(first)} to ${count(Math.min(first + data.width - 1, data.last))}` : `step ${count(step)}`;
@@ -59,42 +75,60 @@ const stepAxis = () => ({
   near: data.width,
 });
 
-// An empty picture with its axes.
-function axes(label, { ticks, label: text, y }, { xOf, xTicks }) {
-  const picture = svg("svg", { viewBox: `0 0 ${CHART.width} ${CHART.height}`, role: "img", tabindex: 0, "aria-label": label });
-  const across = (name, at) => svg("line", { class: name, x1: CHART.left, x2: CHART.width - CHART.right, y1: at, y2: at });
-  for (const tick of ticks) picture.append(across("grid", y(tick)), svg("text", { x: CHART.left - 6, y: y(tick) + 4, "text-anchor": "end" }, text(tick)));
-  for (const tick of xTicks) {
-    const x = Math.min(xOf(tick), CHART.width - 3 - 3.6 * count(tick).length);
-    picture.append(svg("text", { x, y: CHART.height - 8, "text-anchor": "middle" }, count(tick)));
+// An empty picture with its axes, which are named where there is room.
+function axes(title, { ticks, label, y }, axis, frame) {
+  const picture = svg("svg", { viewBox: `0 0 ${frame.width} ${frame.height}`, role: "img", tabindex: 0, "aria-label": title });
+  const [left, right, bottom] = [frame.left, frame.width - frame.right, frame.height - frame.bottom];
+  const inset = axis.inset || 0;
+  const place = axis.log2 ? Math.log2 : Number;
+  const [first, last] = [place(axis.from), place(axis.to)];
+  const xOf = (x) => left + inset + (last > first ? (place(x) - first) / (last - first) : 0.5) * (right - left - 2 * inset);
+  const valueAt = (x) => {
+    const value = first + ((x - left - inset) / (right - left - 2 * inset)) * (last - first);
+    return axis.log2 ? 2 ** value : value;
+  };
+  const across = (name, at) => svg("path", { class: name, d: `M${left},${at}H${right}` });
+  for (const tick of ticks) picture.append(across("grid", y(tick)), svg("text", { x: left - 6, y: y(tick) + 4, "text-anchor": "end" }, label(tick)));
+  for (const tick of axis.ticks(axis.from, axis.to, frame === SMALL ? 5 : 10)) {
+    const x = Math.min(xOf(tick), frame.width - 3 - 3.6 * count(tick).length);
+    picture.append(svg("text", { x, y: bottom + 18, "text-anchor": "middle" }, count(tick)));
   }
-  picture.append(across("axis", CHART.height - CHART.bottom));
-  return picture;
+  picture.append(across("axis", bottom));
+  if (frame !== SMALL) {
+    picture.append(svg("text", { x: (left + right) / 2, y: frame.height - 8, "text-anchor": "middle" }, axis.name));
+    picture.append(svg("text", { transform: `translate(16 ${(frame.top + bottom) / 2}) rotate(-90)`, "text-anchor": "middle" }, title.slice(0, 80)));
+  }
+  return Object.assign(picture, { xOf, valueAt, frame });
 }
 
-// A chart of lines {name, style, dash, x, mean, low, high, smooth, marks}. `axis` is as that of stepAxis; `panel` may be percent or log.
-function lineChart(panel, lines, axis) {
-  const scale = scaleOf(panel, lines);
+// A chart of lines {name, colour, shape, dash, x, mean, low, high, smooth, marks}; `panel` may be percent, log, or exact.
+function lineChart(panel, all, axis, frame = SMALL) {
+  const lines = all.map((line) => within(line, axis));
+  const scale = scaleOf(panel, lines, frame);
   const text = (value) => (panel.percent ? `${tenths(100 * value)}%` : short(value));
-  const summary = lines.slice(0, 8).map((line) => `${line.name} ${text(line.mean[0])} to ${text(line.mean[line.mean.length - 1])}`).join("; ");
-  const picture = axes(`${panel.title}: ${summary}`, scale, axis);
-  const at = (x, value) => `${axis.xOf(x).toFixed(1)},${scale.y(value).toFixed(1)}`;
-  const bands = lines.filter((line) => line.low);
-  for (const { x, low, high, style } of bands.length <= 6 ? bands : []) {
+  const picture = axes(panel.title, scale, axis, frame);
+  const summary = lines.filter(({ x }) => x.length).slice(0, 8).map((line) => `${line.name} ${text(line.mean[0])} to ${text(line.mean[line.mean.length - 1])}`).join("; ");
+  picture.setAttribute("aria-label", `${panel.title}: ${summary}`);
+  const at = (x, value) => `${picture.xOf(x).toFixed(1)},${scale.y(panel.log && value <= 0 ? Number.MIN_VALUE : value).toFixed(1)}`;
+  const bands = lines.filter((line) => line.low && !panel.log);
+  for (const { x, low, high, colour } of bands.length <= 6 ? bands : []) {
     const edge = [...x.map((one, i) => at(one, high[i])), ...x.map((one, i) => at(one, low[i])).reverse()];
-    picture.append(svg("polygon", { points: edge.join(" "), fill: paint(style), opacity: 0.15 }));
+    if (edge.length) picture.append(svg("path", { class: "band", d: `M${edge.join("L")}z`, fill: colour, opacity: 0.15 }));
   }
-  for (const { x, mean, smooth, style, dash, marks } of lines) {
-    const colour = paint(style);
-    const stroke = (values, more) => svg("polyline", { points: x.map((one, i) => at(one, values[i])).join(" "), fill: "none", stroke: colour, "stroke-width": 1.8, "stroke-linejoin": "round", ...(dash ? { "stroke-dasharray": dash } : {}), ...more });
-    if (smooth) picture.append(stroke(mean, { opacity: 0.28, "stroke-width": 1 }));
-    picture.append(stroke(smooth || mean, {}));
-    if (marks) picture.append(...x.map((one, i) => marker(style.shape, axis.xOf(one), scale.y((smooth || mean)[i]), colour, Boolean(dash))));
+  for (const { x, mean, smooth, colour, shape, dash, marks } of lines) {
+    const drawn = (values) => x.flatMap((one, i) => (panel.log && values[i] <= 0 ? [] : [at(one, values[i])]));
+    const stroke = (values, more) => {
+      const points = drawn(values);
+      if (points.length) picture.append(svg("path", { class: "line", d: `M${points.join("L")}`, stroke: colour, "stroke-width": 1.8, ...(dash ? { "stroke-dasharray": dash } : {}), ...more }));
+    };
+    if (smooth) stroke(mean, { class: "behind", opacity: 0.28, "stroke-width": 1 });
+    stroke(smooth || mean, {});
+    if (marks) picture.append(...drawn(smooth || mean).map((point) => marker(shape, ...point.split(",").map(Number), colour, Boolean(dash))));
   }
   const places = [...new Set(lines.flatMap((line) => line.x))].sort((a, b) => a - b);
   addCursor(picture, places, axis, (place) => {
     const rows = [];
-    for (const line of lines) {
+    for (const line of lines.filter(({ x }) => x.length)) {
       const i = line.x.reduce((best, x, number) => (Math.abs(x - place) < Math.abs(line.x[best] - place) ? number : best), 0);
       if (Math.abs(line.x[i] - place) > axis.near) continue;
       const range = line.low && line.low[i] !== line.high[i] ? `${text(line.low[i])} to ${text(line.high[i])}` : "";
@@ -105,36 +139,21 @@ function lineChart(panel, lines, axis) {
   return picture;
 }
 
-// Shares that add up to one, each row [step, share, ...], as bars one above the other.
-function stackedChart(title, rows, names, colours, axis) {
-  const y = (v) => CHART.top + INNER.height * (1 - v);
-  const last = rows[rows.length - 1];
-  const label = `${title}: at the last step ${names.map((name, i) => `${name} ${percent(last[i + 1])}%`).join(", ")}`;
-  const picture = axes(label, { ticks: [0, 0.5, 1], label: (v) => `${100 * v}%`, y }, axis);
-  const gap = rows.slice(1).reduce((least, [step], i) => Math.min(least, step - rows[i][0]), rows.length > 1 ? Infinity : 1);
-  const width = Math.max(1, Math.min(18, axis.xOf(gap) - axis.xOf(0) - 1));
-  for (const [step, ...shares] of rows) {
-    let below = 0;
-    shares.forEach((share, i) => {
-      if (share > 0) picture.append(svg("rect", { x: axis.xOf(step) - width / 2, width, y: y(below + share), height: INNER.height * share, fill: colours[i] }));
-      below += share;
-    });
-  }
-  addCursor(picture, rows.map(([step]) => step), axis, (step) => {
-    const [, ...shares] = rows.find((row) => row[0] === step);
-    return names.map((name, i) => el("div", {}, block(colours[i]), name, el("strong", {}, `${percent(shares[i])}%`)));
-  });
-  return picture;
+// The part of a line that the axis shows.
+function within(line, { from, to }) {
+  const keep = (values) => values && values.filter((_, i) => line.x[i] >= from && line.x[i] <= to);
+  return { ...line, x: keep(line.x), mean: keep(line.mean), low: keep(line.low), high: keep(line.high), smooth: keep(line.smooth) };
 }
 
 // Calls `rows(place)` for what the tooltip says of the place under the pointer, or where the arrow keys are.
-function addCursor(picture, places, { xOf, tipTitle }, rows) {
-  const cursor = svg("line", { class: "axis", y1: CHART.top, y2: CHART.height - CHART.bottom, visibility: "hidden", "stroke-dasharray": "2 2" });
+function addCursor(picture, places, { tipTitle }, rows) {
+  const { xOf, frame } = picture;
+  const cursor = svg("path", { class: "axis cursor", visibility: "hidden", "stroke-dasharray": "2 2" });
   picture.append(cursor);
   let at = -1;
   const show = (index, left, top) => {
     at = Math.max(0, Math.min(index, places.length - 1));
-    for (const side of ["x1", "x2"]) cursor.setAttribute(side, xOf(places[at]));
+    cursor.setAttribute("d", `M${xOf(places[at])},${frame.top}V${frame.height - frame.bottom}`);
     cursor.setAttribute("visibility", "visible");
     byId("tip").replaceChildren(el("div", {}, tipTitle(places[at])), ...rows(places[at]));
     placeTip(left, top);
@@ -143,8 +162,9 @@ function addCursor(picture, places, { xOf, tipTitle }, rows) {
     cursor.setAttribute("visibility", "hidden");
     byId("tip").hidden = true;
   };
+  if (!places.length) return;
   picture.addEventListener("pointermove", (event) => {
-    const { x } = new DOMPoint(event.clientX, event.clientY).matrixTransform(picture.getScreenCTM().inverse());
+    const x = pictureX(picture, event);
     show(places.reduce((best, place, i) => (Math.abs(xOf(place) - x) < Math.abs(xOf(places[best]) - x) ? i : best), 0), event.clientX, event.clientY);
   });
   picture.addEventListener("pointerleave", hide);
@@ -158,19 +178,12 @@ function addCursor(picture, places, { xOf, tipTitle }, rows) {
     show((at < 0 ? places.length - 1 : at) + moves[event.key], box.left + box.width / 3, box.top);
   });
 }
+const pictureX = (picture, event) => new DOMPoint(event.clientX, event.clientY).matrixTransform(picture.getScreenCTM().inverse()).x;
 
-// The title of a panel, with a button that makes it as wide as the page.
-function panelHead(title, note = "", hint = null) {
-  const button = el("button", { type: "button", class: "enlarge", "aria-label": `Enlarge ${title}`, "aria-pressed": "false" }, "⤢");
-  button.addEventListener("click", () => button.setAttribute("aria-pressed", String(button.closest(".panel").classList.toggle("wide"))));
-  return el("h3", { title: hint }, button, title, note && " ", note && el("small", {}, note));
-}
-
-function swatch({ style, dash, marks }) {
+function swatch({ colour, shape, dash, marks }) {
   const picture = svg("svg", { width: 30, height: 12, "aria-hidden": "true" },
-    svg("line", { x1: 1, x2: 29, y1: 6, y2: 6, stroke: paint(style), "stroke-width": 2.2, ...(dash ? { "stroke-dasharray": dash } : {}) }));
-  if (marks) picture.append(marker(style.shape, 15, 6, paint(style), Boolean(dash)));
+    svg("path", { class: "key", d: "M1,6H29", stroke: colour, "stroke-width": 2.2, ...(dash ? { "stroke-dasharray": dash } : {}) }));
+  if (marks) picture.append(marker(shape, 15, 6, colour, Boolean(dash)));
   return picture;
 }
-const block = (colour) => svg("svg", { width: 12, height: 12, "aria-hidden": "true" }, svg("rect", { width: 12, height: 12, rx: 2, fill: colour }));
-const legend = (lines, mark = swatch) => el("div", { class: "keysOf" }, ...lines.map((line) => el("span", {}, mark(line), line.name)));
+const legend = (lines) => el("div", { class: "keysOf" }, ...lines.map((line) => el("span", {}, swatch(line), line.name)));

@@ -63,27 +63,26 @@ function figureButtons() {
 function curvePanel(benchmark) {
   const rows = data.rows.filter((row) => row.benchmark === benchmark && row.pass.length);
   const ks = allKs(rows);
-  const span = Math.log2(ks[ks.length - 1] / ks[0]);
   const axis = {
-    xOf: (k) => CHART.left + 8 + (span ? Math.log2(k / ks[0]) / span : 0.5) * (INNER.width - 16),
-    xTicks: ks.filter((_, i) => ks.length <= 7 || i % 2 === (ks.length - 1) % 2),
+    name: "k, samples per problem", from: ks[0], to: ks[ks.length - 1], log2: true, inset: 8, near: 0,
+    ticks: (low, high) => ks.filter((k, i) => k >= low && k <= high && (ks.length <= 7 || i % 2 === (ks.length - 1) % 2)),
     tipTitle: (k) => `pass@${k}`,
-    near: 0,
   };
   const lines = rows.map((row) => {
     const [x, mean, low, high] = [0, 1, 2, 3].map((place) => row.pass.map((entry) => entry[place]));
-    return { ...labelLine(data.labels[row.label]), x, mean, ...(low.includes(null) ? {} : { low, high }) };
+    return { ...data.labels[row.label], marks: true, x, mean, ...(low.includes(null) ? {} : { low, high }) };
   });
   const title = benchmarkName(benchmark);
-  const size = benchmark === AVERAGE ? "" : plural(Math.max(...rows.map((row) => row.problems)), "problem");
-  return el("div", { class: "panel" }, panelHead(title, size), lineChart({ title: `pass@k on ${title}`, percent: true }, lines, axis));
+  return panelOf({
+    title, note: benchmark === AVERAGE ? "" : plural(Math.max(...rows.map((row) => row.problems)), "problem"),
+    axis, percent: true, log: false, lines: () => lines, keys: (_, large) => (large ? lines : []),
+  });
 }
-const labelLine = (label) => ({ name: label.name, style: label, dash: label.dashed ? "5 3" : null, marks: true });
 
 function showCurves() {
   const order = withAverage((b) => data.rows.some((row) => row.benchmark === b && row.pass.length));
   byId("curves").hidden = !order.length;
-  byId("curves-legend").replaceChildren(legend(data.labels.map(labelLine)));
+  byId("curves-legend").replaceChildren(legend(data.labels.map((label) => ({ ...label, marks: true }))));
   byId("curves-grid").replaceChildren(...[...order.slice(-1), ...order.slice(0, -1)].map(curvePanel));
 }
 
@@ -118,5 +117,4 @@ byId("legend").append(...data.legend.map((text) => el("span", {}, text)));
 figureButtons();
 showResponses();
 showCurves();
-dark.addEventListener("change", () => { showCurves(); drawPrompt(); });
 whenReady(startSamples);

@@ -4,7 +4,7 @@ let follows = true;
 
 // What was chosen, for the page after this one.
 function remember() {
-  const fields = [...document.querySelectorAll("select[id], input[id]")].filter(({ id }) => !["measure", "marks", "side-0", "side-1"].includes(id));
+  const fields = [...document.querySelectorAll("select[id], input[id]")].filter(({ id }) => !["measure", "marks", "formulas", "side-0", "side-1"].includes(id));
   const entry = browse.matches[prompts.chosen];
   const section = [...document.querySelectorAll("section")].findLast((one) => one.getBoundingClientRect().top < 200);
   history.scrollRestoration = "manual";
@@ -12,9 +12,8 @@ function remember() {
     fields: fields.map((field) => [field.id, field.type === "checkbox" ? field.checked : field.value]),
     hidden: data.runs.flatMap(({ name }, r) => (shown.runs.has(r) ? [] : [name])),
     open: [...document.querySelectorAll("details")].map((one) => one.open),
-    wide: [...document.querySelectorAll(".panel.wide[data-panel]")].map(({ dataset }) => data.panels[dataset.panel].title),
     section: section && [section.id, section.getBoundingClientRect().top], inside: byId("detail").scrollTop,
-    entry: entry && [entry.split, entry.uid, entry.text], sides: browse.sides, samples: browse.samples, marks: browse.marks, measure: browse.measure,
+    entry: entry && [entry.split, entry.uid, entry.text], sides: browse.sides, samples: browse.samples, marks: browse.marks, formulas: browse.formulas, measure: browse.measure,
   }));
 }
 
@@ -31,7 +30,7 @@ async function recall() {
     field[field.type === "checkbox" ? "checked" : "value"] = value;
     field.dispatchEvent(new Event("input", { bubbles: true }));
   }
-  Object.assign(browse, { marks: kept.marks, measure: kept.measure });
+  Object.assign(browse, { marks: kept.marks, formulas: kept.formulas, measure: kept.measure });
   const place = browse.matches.findIndex(({ split, uid, text }) => kept.entry && split === kept.entry[0] && uid === kept.entry[1] && text === kept.entry[2]);
   if (place >= 0) {
     await prompts.choose(place);
@@ -42,9 +41,6 @@ async function recall() {
     byId("detail").scrollTop = kept.inside;
   }
   document.querySelectorAll("details").forEach((one, i) => { one.open = kept.open[i]; });
-  for (const panel of document.querySelectorAll("[data-panel]")) {
-    if (kept.wide.includes(data.panels[panel.dataset.panel].title)) panel.querySelector(".enlarge").click();
-  }
   // By the section in view: what is above it may have another height now.
   const [id, top] = kept.section || [];
   if (id && byId(id)) window.scrollBy({ top: byId(id).getBoundingClientRect().top - top, behavior: "instant" });
@@ -53,7 +49,7 @@ async function recall() {
 async function watch() {
   try {
     const version = await (await fetch("version", { cache: "no-store" })).text();
-    if (follows && version !== data.version && byId("tip").hidden && !document.activeElement.closest("input[type=search]")) {
+    if (follows && version !== data.version && byId("tip").hidden && !document.querySelector("dialog") && !document.activeElement.closest("input[type=search]")) {
       remember();
       location.reload();
       return;

@@ -6,26 +6,34 @@ const ownerOf = (run) => (shown.together ? data.groups[run.group] : run);
 const groupMembers = (g) => [...data.runs.keys()].filter((r) => data.runs[r].group === g);
 
 // What is drawn: a line per run, or per group of seeds, and series.
-function linesOf(panel, curves) {
+function linesOf(panel, smoothing) {
+  const curves = unpackedCurves[panel.chunk][panel.place];
   const lines = [];
   panel.series.forEach((_, s) => {
     const pointsOf = (runs) => runs.filter((r) => shown.runs.has(r)).map((r) => curves[s][r]).filter((points) => points && points[0].length);
-    const owners = shown.together ? data.groups.map((group, g) => [group, groupMembers(g)]) : data.runs.map((run, r) => [run, [r]]);
-    for (const [owner, runs] of owners) {
+    for (const [owner, runs] of owners()) {
       const members = pointsOf(runs);
-      if (members.length) lines.push(lineOf(panel, s, owner, members.length > 1 ? joined(members) : members[0]));
+      if (members.length) lines.push(lineOf(panel, s, owner, members.length > 1 ? joined(members) : members[0], smoothing));
     }
   });
   const few = panel.series.length * (severalRuns ? shown.runs.size : 1) <= 6;
   return lines.map((line) => ({ ...line, marks: few && line.x.length <= 24 }));
 }
 
-function lineOf(panel, s, owner, [x, mean, low, high]) {
-  // With several runs a colour is a run and a dash a series; with one, a colour is a series.
-  const style = severalRuns ? owner : data.styles[panel.series.length > 1 ? s % data.styles.length : 0];
-  const dash = DASHES[(severalRuns ? s : Math.floor(s / data.styles.length)) % DASHES.length];
+const owners = () => (shown.together ? data.groups.map((group, g) => [group, groupMembers(g)]) : data.runs.map((run, r) => [run, [r]]));
+
+// With several runs a colour is a run and a dash a series; with one, a colour is a series. Correct and wrong have their own.
+function lookOf(panel, s, owner) {
+  const meaning = MEANINGS[panel.series[s]];
+  const place = panel.series.slice(0, s).filter((name) => !MEANINGS[name]).length + (severalRuns && panel.series.some((name) => MEANINGS[name]) ? 2 : 0);
+  const turn = severalRuns ? place : Math.floor(place / data.styles.length);
+  const look = { dash: DASHES[turn % DASHES.length], ...(severalRuns ? {} : data.styles[place % data.styles.length]), ...meaning };
+  return severalRuns ? { ...look, ...owner } : look;
+}
+
+function lineOf(panel, s, owner, [x, mean, low, high], smoothing) {
   const name = [severalRuns ? owner.name : "", panel.series[s]].filter(Boolean).join(": ") || panel.title;
-  return { name, style, dash, x, mean, low, high, smooth: smoothed(mean, shown.smoothing) };
+  return { ...lookOf(panel, s, owner), name, x, mean, low, high, smooth: smoothed(mean, smoothing) };
 }
 
 // Seeds: the mean of runs at each point, and the lowest and highest of them.
@@ -52,36 +60,60 @@ function smoothed(values, window) {
   });
 }
 
-const headOf = (panel) => panelHead(panel.title, panel.nonfinite ? `${plural(panel.nonfinite, "value")} not finite` : "", panel.names.join("\n"));
+// The curves by chunk, once they are unpacked.
+const unpackedCurves = [];
 
-async function drawPanel(figure) {
-  const panel = data.panels[Number(figure.dataset.panel)];
-  const lines = linesOf(panel, (await chunk(panel.chunk))[panel.place]);
-  if (!lines.length) return figure.replaceChildren(headOf(panel), el("p", { class: "empty" }, "No run that is shown has this figure."));
+function viewOf(panel) {
   // With several runs the colours are in the bar above; the panel itself says what its dashes are.
-  const grey = { light: "#62676d", dark: "#9aa1a9" };
-  const keys = severalRuns ? panel.series.map((name, s) => ({ name, style: grey, dash: DASHES[s % DASHES.length] })) : lines.map((line) => ({ ...line, marks: false }));
-  return figure.replaceChildren(headOf(panel), lineChart(panel, lines, stepAxis()), legend(panel.series.length > 1 ? keys : []));
+  const dashes = () => panel.series.map((name, s) => ({ name, ...lookOf(panel, s, { colour: "var(--quiet)" }) }));
+  return {
+    ...headOf(panel), axis: stepAxis(), percent: panel.percent, smooth: shown.smoothing, log: panel.log && isWide(linesOf(panel, 0)),
+    lines: (smoothing = shown.smoothing) => linesOf(panel, smoothing),
+    keys: (lines, large) => (panel.series.length < 2 && !(large && severalRuns) ? [] : severalRuns && !large ? dashes() : lines.map((line) => ({ ...line, marks: false }))),
+  };
 }
 
-const watcher = new IntersectionObserver((entries) => {
-  for (const { isIntersecting, target } of entries) {
-    if (!isIntersecting) continue;
-    watcher.unobserve(target);
-    drawPanel(target);
-  }
-}, { rootMargin: "600px" });
+const headOf = ({ title, about, names, nonfinite }) => ({ title, about, names, note: nonfinite ? `${plural(nonfinite, "value")} not finite` : "" });
+// A logarithmic axis is worth it.
+function isWide(lines) {
+  const values = lines.flatMap(({ mean }) => mean);
+  return Math.min(...values) > 0 && Math.max(...values) / Math.min(...values) > 8;
+}
 
-// Those in view now, the others when they come into view.
-function redraw() {
+const drawPanel = (figure) => figure.replaceChildren(...panelParts(viewOf(data.panels[Number(figure.dataset.panel)])));
+
+// Draws every panel that can be seen, those in the window first, without keeping the page busy for long.
+let drawRound = 0;
+async function redraw() {
+  const round = ++drawRound;
+  const waiting = [];
   for (const figure of document.querySelectorAll("[data-panel]")) {
     const { layer } = data.panels[Number(figure.dataset.panel)];
     figure.hidden = Boolean(layer) && layer !== shown.layer;
-    watcher.unobserve(figure);
-    if (!figure.hidden) watcher.observe(figure);
+    figure.classList.add("waiting");
+    if (!figure.hidden && !figure.closest("details:not([open])")) waiting.push(figure);
   }
-  for (const slot of document.querySelectorAll("[data-shaping]")) slot.replaceWith(shapingPanels());
+  const away = (figure) => Math.max(0, Math.abs(figure.getBoundingClientRect().top) - window.innerHeight);
+  const order = waiting.map((figure) => [away(figure), figure]).sort((a, b) => a[0] - b[0]);
+  const chunks = new Set(waiting.map((figure) => data.panels[Number(figure.dataset.panel)].chunk));
+  await Promise.all([...chunks].map(async (id) => { unpackedCurves[id] ||= await chunk(id); }));
+  let since = performance.now();
+  for (const [, figure] of order) {
+    if (round !== drawRound) return;
+    drawWaiting(figure);
+    if (performance.now() - since < 30) continue;
+    await new Promise((resume) => { setTimeout(resume); });
+    since = performance.now();
+  }
 }
+
+function drawWaiting(figure) {
+  if (!figure.classList.contains("waiting") || figure.hidden || !unpackedCurves[data.panels[Number(figure.dataset.panel)].chunk]) return;
+  drawPanel(figure);
+  figure.classList.remove("waiting");
+}
+// Whoever prints at once gets the whole page.
+window.addEventListener("beforeprint", () => document.querySelectorAll("[data-panel]").forEach(drawWaiting));
 
 function redrawAll() {
   runChips();
@@ -94,11 +126,10 @@ function makeSections() {
   const links = [["overview", "Overview"]];
   for (const [section, title] of Object.entries(data.sections)) {
     const panels = [...data.panels.entries()].filter(([, panel]) => panel.section === section);
-    const stacked = section === "shaping" && data.shaping.runs.some((rows) => rows.length);
     const table = section === "speed" ? phaseTable() : null;
-    if (!panels.length && !stacked && !table) continue;
-    const grid = el("div", { class: "panels" }, stacked ? shapingPanels() : null, ...panels.map(([i, panel]) =>
-      el("div", { class: "panel", "data-panel": i }, headOf(panel), el("div", { class: "waiting" }))));
+    if (!panels.length && !table) continue;
+    const grid = el("div", { class: "panels" }, ...panels.map(([i, panel]) =>
+      el("div", { class: "panel waiting", "data-panel": i }, panelHead(headOf(panel)))), ...(section === "speed" ? timelines() : []));
     const head = el("h2", { id: `${section}-title` }, title);
     const parts = section === "others" ? [foldedPanels(panels, head, grid)] : [head, table, grid];
     byId("sections").append(el("section", { id: section, "aria-labelledby": `${section}-title` }, ...parts));
@@ -117,21 +148,9 @@ function foldedPanels(panels, head, grid) {
     const words = field.value.trim().toLowerCase();
     [...grid.children].forEach((figure, i) => figure.classList.toggle("filtered", !panels[i][1].title.toLowerCase().includes(words)));
   });
-  return el("details", {}, el("summary", {}, head, " ", el("span", { class: "quiet" }, plural(panels.length, "metric"))), form, grid);
-}
-
-function shapingPanels() {
-  const bounds = data.shaping.bounds;
-  const names = ["unchanged", ...bounds.slice(1).map((b) => `up to ${percent0(b)}`), `above ${percent0(bounds[bounds.length - 1])}`];
-  const colours = dark.matches ? ["#4a4f57", "#34506a", "#3f78a6", "#56b4e9", "#f28e4b"] : ["#d5d8dc", "#bcdcf0", "#6bb1dc", "#0072b2", "#d55e00"];
-  const slot = el("div", { class: "panels inner", "data-shaping": "" });
-  data.shaping.runs.forEach((rows, r) => {
-    if (!rows.length || !shown.runs.has(r)) return;
-    const title = `Responses by the change of their advantage${severalRuns ? `: ${data.runs[r].name}` : ""}`;
-    const keys = names.map((name, i) => ({ name, colour: colours[i] }));
-    slot.append(el("div", { class: "panel" }, panelHead(title), stackedChart(title, rows, names, colours, { ...stepAxis(), tipTitle: (step) => `step ${count(step)}` }), legend(keys, ({ colour }) => block(colour))));
-  });
-  return slot;
+  const box = el("details", {}, el("summary", {}, head, " ", el("span", { class: "quiet" }, plural(panels.length, "metric"))), form, grid);
+  box.addEventListener("toggle", redraw);
+  return box;
 }
 
 function startTools() {
@@ -148,9 +167,8 @@ function startTools() {
 // What the colours are; a click leaves a run, or a group of seeds, out.
 function runChips() {
   if (!severalRuns) return;
-  const owners = shown.together ? data.groups.map((group, g) => [group, groupMembers(g)]) : data.runs.map((run, r) => [run, [r]]);
-  byId("runs").replaceChildren(...owners.map(([owner, members]) => {
-    const button = el("button", { type: "button", class: "owner", "aria-pressed": String(members.some((r) => shown.runs.has(r))) }, swatch({ style: owner }), owner.name);
+  byId("runs").replaceChildren(...owners().map(([owner, members]) => {
+    const button = el("button", { type: "button", class: "owner", title: owner.differs, "aria-pressed": String(members.some((r) => shown.runs.has(r))) }, swatch(owner), owner.name);
     button.addEventListener("click", () => {
       const on = members.some((r) => shown.runs.has(r));
       for (const r of members) shown.runs[on ? "delete" : "add"](r);
@@ -175,20 +193,25 @@ function stepsOf(run) {
 
 const atStep = ([value, step]) => el("span", {}, `${percent(value)}% `, el("small", {}, `step ${count(step)}`));
 const COLUMNS = [
-  ["training pass@1", "training", (value) => `${percent(value)}%`],
-  ["validation, first", "first", atStep], ["last", "last", atStep], ["best", "best", atStep],
+  ["reward that is learned from", "reward", short], ["verifiers' score", "score", short], ["pass@1 in training", "training", (value) => `${percent(value)}%`],
+  ["validation, first", "first", atStep], ["validation, last", "last", atStep], ["validation, best", "best", atStep],
   ["tokens of a response", "tokens", short], ["ER", "er", short], ["ERV", "erv", short], ["ERA", "era", short],
   ["loss", "loss", short], ["a step", "seconds", duration], ["all steps", "total", duration], ["tokens/s", "throughput", short],
 ].map(([name, key, shownAs]) => [name, ({ figures }) => (figures[key] === undefined ? null : shownAs(figures[key]))]);
-COLUMNS.unshift(["steps", stepsOf]);
-COLUMNS.push(...["seed", "estimator", "model", "version"].map((key) => [key, (run) => run[key]]));
+const TEXTS = ["seed", "estimator", "model", "version"].map((key) => [key, (run) => run[key]]);
 
+// Up to four runs stand beside each other, more below each other; what is the same for all is said once.
 function showOverview() {
-  const columns = COLUMNS.filter(([, cell]) => data.runs.some((run) => cell(run)));
-  const rows = data.runs.map((run) => el("tr", {}, rowName(el("span", { class: "owner" }, swatch({ style: ownerOf(run) }), run.name)),
-    ...columns.map(([, cell]) => cellOf(cell(run) || "–"))));
-  byId("overview-table").replaceChildren(tableOf(["run", ...columns.map(([name]) => name)], 1, rows));
+  const same = severalRuns ? TEXTS.filter(([key]) => data.runs.every((run) => run[key] && run[key] === data.runs[0][key])) : [];
+  const columns = [["steps", stepsOf], ...COLUMNS, ...TEXTS.filter((one) => !same.includes(one))].filter(([, cell]) => data.runs.some((run) => cell(run)));
+  const heads = data.runs.map((run) => el("div", { class: "run-name" }, el("span", { class: "owner" }, severalRuns ? swatch(ownerOf(run)) : null, run.name), run.differs ? el("small", {}, run.differs) : null));
+  const across = data.runs.length <= 4;
+  const rows = across ? columns.map(([name, cell]) => el("tr", {}, rowName(name), ...data.runs.map((run) => cellOf(cell(run) || "–"))))
+    : data.runs.map((run, r) => el("tr", {}, rowName(heads[r]), ...columns.map(([, cell]) => cellOf(cell(run) || "–"))));
+  byId("overview-table").classList.add(severalRuns ? (across ? "across" : "down") : "tiles");
+  byId("overview-table").replaceChildren(tableOf(across ? ["", ...heads] : ["run", ...columns.map(([name]) => name)], 1, rows));
   const parts = ["Figures of training are means over its last 10 steps."];
+  if (same.length) parts.push(`All runs: ${same.map(([key]) => `${key} ${data.runs[0][key]}`).join(", ")}.`);
   if (data.width > 1) parts.push(`Each point of a curve is the mean of ${data.width} steps; where it is one line per run, the band reaches from their lowest to their highest value, so that no peak is lost.`);
   else parts.push("Curves show every step.");
   if (data.groups.length < data.runs.length) parts.push("Runs that differ in nothing but their seed and their names are seeds of one setting: their line is the mean over them, and the band reaches from the lowest to the highest.");
@@ -225,14 +248,6 @@ async function showOptions() {
   byId("option-table").hidden = !drawn.length;
 }
 
-// The panels that nobody has scrolled to, one after the other while nothing else happens: for printing, and for searching.
-function drawTheRest() {
-  const next = document.querySelector("section:not(#others) > .panels > [data-panel]:not([hidden]) > .waiting");
-  if (!next) return;
-  watcher.unobserve(next.parentElement);
-  drawPanel(next.parentElement).then(() => requestIdleCallback(drawTheRest));
-}
-
 byId("troubles").hidden = !data.troubles.length;
 byId("troubles-count").textContent = `${plural(data.troubles.length, "thing")} could not be read`;
 byId("troubles-list").append(...data.troubles.map((line) => el("li", {}, line)));
@@ -244,6 +259,4 @@ redraw();
 byId("differing-tool").hidden = !severalRuns;
 byId("option-filters").addEventListener("input", showOptions);
 byId("option-filters").addEventListener("submit", (event) => event.preventDefault());
-dark.addEventListener("change", redrawAll);
 const ready = whenReady(showOptions, startSamples);
-ready.then(() => requestIdleCallback(drawTheRest));

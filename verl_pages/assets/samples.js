@@ -1,5 +1,5 @@
 // The browser of responses: a list of prompts, and the responses to one of them at two places (run and step) side by side.
-const browse = { entries: [], matches: [], sides: [null, null], samples: [0, 0], marks: true, measure: "" };
+const browse = { entries: [], matches: [], sides: [null, null], samples: [0, 0], marks: true, formulas: true, measure: "" };
 const measures = measuresOf();
 const SPLITS = { val: "validation ", train: "training " };
 const GLYPHS = { c: "✓", w: "×", n: "–", u: "?", t: "T", m: "M", x: "C" };
@@ -88,7 +88,7 @@ async function promptItem(place) {
   const tally = entry.shares.some((shares) => shares.length > 1) ? `${mean((shares) => shares[0])} → ${last}` : last;
   return el("div", { class: "item" },
     el("div", { class: "where" }, el("span", {}, titleOf(entry)), el("span", { class: "tally", title: "correct responses at the first and the last step" }, tally)),
-    el("div", { class: "text", dir: "auto" }, visible(entry.text) || `(no ${data.samples.noun})`));
+    el("div", { class: "text", dir: "auto" }, visible(entry.text.replace(TEMPLATE, " ").trim()) || `(no ${data.samples.noun})`));
 }
 
 async function openPrompt() {
@@ -132,9 +132,9 @@ async function drawPrompt() {
   const focus = keptFocus(detail);
   detail.replaceChildren(
     el("h3", {}, titleOf(entry)),
-    el("p", { class: "prose prompt", dir: "auto" }, visible(record.prompt) || `(no ${data.samples.noun})`),
+    el("p", { class: "prose prompt", dir: "auto" }, ...(record.prompt ? richText(record.prompt) : [`(no ${data.samples.noun})`])),
     el("p", { class: "facts" }, el("span", {}, `${data.samples.truth} `, el("b", {}, visible(record.truth) || "none"))),
-    placeStrip(entry), tools(responses, colours, marks === null, single),
+    placeStrip(entry), tools(record, responses, colours, marks === null, single),
     el("div", { class: `panes ${single ? "single" : ""}` }, ...panes), figureTable(responses, single));
   focus();
 }
@@ -158,7 +158,7 @@ function placeStrip(entry) {
     const cells = entry.cells.filter((cell) => cell[0] === r);
     if (!cells.length) continue;
     const row = el("div", { class: "steps", role: "group", "aria-label": `Steps of ${run.name}` });
-    if (severalRuns) row.append(el("span", { class: "owner" }, swatch({ style: ownerOf(run) }), run.name));
+    if (severalRuns) row.append(el("span", { class: "owner" }, swatch(ownerOf(run)), run.name));
     for (const cell of cells) {
       const sides = browse.sides.map((side) => sameCell(cell, side));
       const name = `Step ${count(cell[1])}: ${correctIn(cell)} of ${cell[2].length} correct`;
@@ -179,12 +179,17 @@ function show(side, cell) {
   return drawPrompt();
 }
 
-function tools(responses, colours, tooDifferent, single) {
-  const box = el("input", { type: "checkbox", id: "marks" });
-  box.checked = browse.marks;
-  box.addEventListener("change", () => { browse.marks = box.checked; drawPrompt(); });
+function toggle(name, text) {
+  const box = el("input", { type: "checkbox", id: name });
+  box.checked = browse[name];
+  box.addEventListener("change", () => { browse[name] = box.checked; drawPrompt(); });
+  return el("label", {}, box, ` ${text}`);
+}
+
+function tools(record, responses, colours, tooDifferent, single) {
+  const typeset = [record.prompt, ...responses.map((r) => (r ? r.text.join("") : ""))].some(hasFormulas);
   const known = measures.filter((one) => responses.some((r) => r && r.tokens && one.values(r.tokens)));
-  const parts = [single ? null : el("label", {}, box, " mark differences")];
+  const parts = [single ? null : toggle("marks", "mark differences"), typeset ? toggle("formulas", "typeset formulas") : null];
   if (known.length) {
     const select = el("select", { id: "measure" }, option("", "nothing"), ...known.map(({ key, name }) => option(key, name)));
     select.value = known.some(({ key }) => key === browse.measure) ? browse.measure : "";
@@ -192,7 +197,7 @@ function tools(responses, colours, tooDifferent, single) {
     parts.push(el("label", {}, "Colour tokens by ", select));
   } else if (data.samples.hint) parts.push(el("span", { class: "quiet" }, data.samples.hint));
   if (tooDifferent) parts.push(el("span", { class: "quiet" }, "The responses differ too much to mark the differences."));
-  return el("div", {}, el("div", { class: "pane-tools" }, ...parts), colours && colours.scale ? tokenLegend(colours.measure, colours.scale) : null);
+  return el("div", {}, el("div", { class: "pane-tools" }, ...parts.filter(Boolean)), colours && colours.scale ? tokenLegend(colours.measure, colours.scale) : null);
 }
 
 const verdictName = (code, reason) => (data.samples.verdicts[code] || "other").replaceAll("_", " ") + (reason ? ` (${visible(reason)})` : "");
@@ -227,21 +232,13 @@ function responseView(code, response, marks, colours) {
   return [facts, text];
 }
 
-const FIGURE_NAMES = { num_tokens: "tokens", logprob: "log-probability, mean", entropy: "entropy, mean", advantage_0: "advantage before shaping", phi: "Phi" };
-const RANK_NAMES = { "Effective Rank": "ER", "Effective Rank diff": "ERV", "Effective Rank diff 2": "ERA" };
-
-function figureName(name) {
-  const [, layer, metric] = name.match(/^layer_(\d+)\/(.*)$/s) || [];
-  return metric ? `${RANK_NAMES[metric] || visible(metric)}, layer ${layer}` : FIGURE_NAMES[name] || visible(name);
-}
-
 function figureTable(responses, single) {
   const rows = data.samples.figures.flatMap((name, f) => {
     const values = responses.map((r) => (r ? r.figures[f] : null));
     if (values.every((v) => v === null)) return [];
     const change = values.includes(null) ? null : Number((values[1] - values[0]).toPrecision(4));
     const beside = single ? [] : [cellOf(short(values[1])), cellOf((change > 0 ? "+" : "") + short(change))];
-    return [el("tr", {}, rowName(figureName(name)), cellOf(short(values[0])), ...beside)];
+    return [el("tr", {}, rowName(visible(name)), cellOf(short(values[0])), ...beside)];
   });
   if (!rows.length) return "";
   return el("div", { class: "figures" }, tableOf(single ? ["figure", "value"] : ["figure", "left", "right", "right − left"], 1, rows));
@@ -283,6 +280,7 @@ const sampleKeys = shortcuts({
   ArrowLeft: () => moveSide(1, -1),
   ArrowRight: () => moveSide(1, 1),
   d: () => { browse.marks = !browse.marks; drawPrompt(); },
+  f: () => { browse.formulas = !browse.formulas; drawPrompt(); },
   c: nextMeasure,
   "/": () => byId("filter-text").focus(),
 });

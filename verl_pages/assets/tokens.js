@@ -6,15 +6,13 @@ function measuresOf() {
     { key: "logprob", name: "log-probability", unit: "nats", values: (t) => t.logprobs, about: "log-probability of the token under the policy; strong colour: improbable", low: true },
     { key: "entropy", name: "entropy", unit: "nats", values: (t) => t.entropies, about: "entropy of the policy where the token was sampled; strong colour: undecided" },
   ];
-  data.samples.prefixes.forEach((name, p) => {
-    const called = data.samples.prefixes.length > 1 ? ` (${name})` : "";
-    const metric = name.endsWith("/Effective Rank") ? ["ER", "ERV", "ERA"] : [name, `velocity of ${name}`, `acceleration of ${name}`];
+  data.samples.prefixes.forEach((names, p) => {
     const kinds = [
-      [metric[0] + called, "value of the first measured prefix that contains the token", false],
-      [metric[1] + called, "value of that prefix less the mean of the prefixes before it, a term of the response's velocity", true],
-      [metric[2] + called, "change of that difference from the prefix before, a term of the response's acceleration", true],
+      ["value of the first measured prefix that contains the token", false],
+      ["value of that prefix less the mean of the prefixes before it, a term of the response's velocity", true],
+      ["change of that difference from the prefix before, a term of the response's acceleration", true],
     ];
-    kinds.forEach(([label, about, signed], order) => found.push({ key: `${name}/${order}`, name: label, about, signed, values: (t) => alongPrefixes(t, p, order) }));
+    kinds.forEach(([about, signed], order) => found.push({ key: `${names[0]}/${order}`, name: names[order], about, signed, values: (t) => alongPrefixes(t, p, order) }));
   });
   return found;
 }
@@ -98,15 +96,20 @@ function fillText(pre, response, marks, colours) {
     }, 0);
   }
   for (const [from, to] of marks || []) ends.add(from).add(to);
-  const cuts = [...ends].filter((end) => end > 0 && end <= text.length).sort((a, b) => a - b);
+  // What is not shown as it is stays whole, unless tokens are coloured or the gap is in it.
+  const special = new Map(values ? [] : specialRanges(text).filter(([a, b]) => !response.left || b <= response.text[0].length || a >= response.text[0].length).map((range) => [range[0], range]));
+  for (const [start, end] of special.values()) ends.add(start).add(end);
+  const inside = (end) => [...special.values()].some(([a, b]) => a < end && end < b);
+  const cuts = [...ends].filter((end) => end > 0 && end <= text.length && !inside(end)).sort((a, b) => a - b);
+  const make = specialMaker();
   const parts = [];
   let from = 0;
   let mark = 0;
   for (const end of cuts) {
     while (marks && mark < marks.length && marks[mark][1] <= from) mark++;
-    const differs = marks && mark < marks.length && marks[mark][0] <= from;
+    const differs = marks && mark < marks.length && marks[mark][0] < end;
     const token = tokenAt.get(from);
-    const shownText = visible(text.slice(from, end));
+    const shownText = special.has(from) ? make(text.slice(from, end), special.get(from)[2]) : visible(text.slice(from, end));
     if (differs || token !== undefined) {
       const span = el(differs ? "mark" : "span", { "data-token": token }, shownText);
       if (token !== undefined && values[token] !== null) colourSpan(span, strength(measure, scale, values[token]));

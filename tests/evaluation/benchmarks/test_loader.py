@@ -67,7 +67,7 @@ def test_the_hub_is_asked_if_there_is_no_local_file(monkeypatch: pytest.MonkeyPa
         asked.append((args, kwargs))
         return [{"query": "Which? (A) 1 (B) 2", "choices": ["(A)1", "(B)2"], "gold": [1]}]
 
-    monkeypatch.setattr("verl.data.files.load_dataset", load_dataset)
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
     write(tmp_path / "gsm8k.jsonl", ROW)
     assert load_benchmark("gsm8k", tmp_path)[0].data_source == "gsm8k" and asked == []
     assert load_benchmark("gaokao_math_qa", tmp_path)[0].answer == "B"
@@ -79,7 +79,7 @@ def test_the_hub_is_asked_if_there_is_no_local_file(monkeypatch: pytest.MonkeyPa
 
 
 def test_no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr("verl.data.files.load_dataset", raising(ConnectionError("Couldn't reach the Hub\nat all")))
+    monkeypatch.setattr("datasets.load_dataset", raising(ConnectionError("Couldn't reach the Hub\nat all")))
     message = message_of("gsm8k", tmp_path)
     reason = "no such file, and the hub's set cannot be loaded: ConnectionError: Couldn't reach the Hub; "
     assert message.startswith(f"benchmark gsm8k: openai/gsm8k:main:test: {reason}")

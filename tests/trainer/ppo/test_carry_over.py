@@ -63,11 +63,13 @@ class Verifiers:
 class CountingEngines:
     """In place of :meth:`PolicyWorkers.advance`: a response ends at the length that its stream gives it.
 
-    With ``late``, none has been measured before all have stopped.
+    With ``late``, none has been measured before all have stopped. In the calls ``losses``, counted from 1, an engine is
+    lost as responses are cut, with every other one that was not returned before.
     """
 
-    def __init__(self, lengths: list[int], slots: int, late: bool = False) -> None:
+    def __init__(self, lengths: list[int], slots: int, late: bool = False, losses: set[int] | None = None) -> None:
         self.lengths, self.slots, self.late = lengths, slots, late
+        self.losses, self.num_calls = losses or set(), 0
 
     def finish_generation(self) -> None:
         pass
@@ -94,9 +96,14 @@ class CountingEngines:
                 take(measured.pop(0))
             all_ended += ended
             rows = [row for row in rows if row not in ended]
+        self.num_calls += 1
+        lost = set(range(0, len(made), 2)) if self.num_calls in self.losses else set()
+        returned = [self.response(requests, row, made[row]) for row in rows if row not in lost]
         for part in measured:
-            take(part)
-        return [self.response(requests, row, made[row]) for row in rows], None
+            if part.request.item() not in lost:
+                take(part)
+        lost &= {*rows, *(part.request.item() for part in measured)}
+        return returned + [begun[[row]].fill(request=torch.tensor([row])) for row in sorted(lost)], None
 
     def length(self, stream: int) -> int:
         return self.lengths[stream % len(self.lengths)]
@@ -167,12 +174,13 @@ def test_a_step_does_not_depend_on_when_responses_are_measured(
     carried=st.integers(1, 4),
     stop=st.integers(1, STEPS - 1),
     pool=st.booleans(),
+    losses=st.sets(st.integers(1, 2 * STEPS), max_size=3),
 )
 def test_no_response_is_dropped_learned_from_twice_or_too_late(
-    small_config, tiny_tokenizer, lengths: list[int], slots: int, carried: int, stop: int, pool: bool
+    small_config, tiny_tokenizer, lengths: list[int], slots: int, carried: int, stop: int, pool: bool, losses: set[int]
 ):
     staleness = carried + pool
-    engines = CountingEngines(lengths, slots)
+    engines = CountingEngines(lengths, slots, late=bool(losses), losses=losses)
     timer = PhaseTimer(lambda name: None)
     sampler = sampler_of(small_config, tiny_tokenizer, engines, staleness, pool=pool)
     stream = iter([PROMPTS[start : start + GROUPS] for start in range(0, len(PROMPTS), GROUPS)])
@@ -211,6 +219,7 @@ def test_no_response_is_dropped_learned_from_twice_or_too_late(
     mixed=st.sets(st.sampled_from(range(len(PROMPTS))), min_size=6),
     limit=st.sampled_from([0, 1, 3]),
     read_at_once=st.sampled_from([1, GROUPS, GROUPS + 2]),
+    losses=st.sets(st.integers(1, 2 * STEPS), max_size=3),
 )
 def test_dynamic_sampling_admits_others_for_groups_that_do_not_differ(
     small_config,
@@ -222,8 +231,10 @@ def test_dynamic_sampling_admits_others_for_groups_that_do_not_differ(
     mixed: set[int],
     limit: int,
     read_at_once: int,
+    losses: set[int],
 ):
-    engines, timer = CountingEngines(lengths, slots), PhaseTimer(lambda name: None)
+    engines = CountingEngines(lengths, slots, late=bool(losses), losses=losses)
+    timer = PhaseTimer(lambda name: None)
     verifiers = Verifiers(sorted(mixed))
     made = (small_config, tiny_tokenizer, engines, staleness, read_at_once, limit * GROUPS)
     # Drawn again and again: the data never end.

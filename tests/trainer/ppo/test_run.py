@@ -20,13 +20,14 @@ from verl.checkpoint.folders import begin_checkpoint, complete_checkpoint
 from verl.checkpoint.resume import Resumption
 from verl.config import PPOConfig, load_config
 from verl.config.errors import ConfigError
+from verl.data.prompt_rows import PromptRecord
 from verl.data.records import rl_record
 from verl.method.calls import MethodCalls
 from verl.rank.reward_manager import RewardManager
 from verl.run.session import TrainingRun
 from verl.trainer.ppo import inputs as inputs_module
 from verl.trainer.ppo import run as run_module
-from verl.trainer.ppo.inputs import check_method_and_loss, start_warnings
+from verl.trainer.ppo.inputs import check_method_and_loss, form_warnings, start_warnings
 from verl.trainer.ppo.run import run_ppo
 
 LENGTH = r"^data.max_prompt_length\+data.max_response_length"
@@ -220,6 +221,18 @@ ALONE = "rollout.n=1: {} compares the responses to a prompt"
     [
         (f"{KL}k1", f"{KL}k1: as a loss its gradient vanishes in expectation"),
         (f"{KL}kl", f"{KL}kl: as a loss its gradient vanishes in expectation"),
+        (
+            "calculator.diff_stride=80",
+            "calculator.diff_stride=80: even a response of data.max_response_length=160 tokens has 1 prefix, so "
+            "velocity (ERV) and acceleration (ERA) are 0; set calculator.diff_stride=19 or less",
+        ),
+        (
+            "calculator.diff_stride=79",
+            "calculator.diff_stride=79: even a response of data.max_response_length=160 tokens",
+        ),
+        ("calculator.diff_stride=53", None),
+        ("calculator.diff_stride=79 calculator.prefix_rule=after_stride_and_whole", None),
+        ("calculator.diff_stride=80 calculator.compute_diff=false reward_manager=unshaped", None),
         (f"{KL}k1 actor.use_unbiased_kl=true", None),
         (f"{KL}k1 actor.kl_loss_coef=0", None),
         (f"{KL}k1 actor.use_kl_loss=false", None),
@@ -260,3 +273,34 @@ def test_a_loss_that_a_composed_batch_does_not_serve(loss: str, message: str):
     config = load_config(PPOConfig, "ppo_trainer", ["experiment=rorecomp", f"actor.policy_loss={loss}"])
     with pytest.raises(ConfigError, match=f"^trainer.method='.*': overrides learn_from, but .*{message}"):
         check_method_and_loss(config, MethodCalls(config, None))
+
+
+@pytest.mark.parametrize(
+    ("mode", "source", "prompts", "beginning"),
+    [
+        ("independent", "gsm8k", ["How many? Put it into \\boxed{}."], None),
+        ("independent", "gsm8k", ["How many? Answer after ####."], None),
+        (
+            "independent",
+            "gsm8k",
+            ["How many?", "Which box? \\boxed{}"],
+            "1 of the first 2 prompts of data_source='gsm8k'",
+        ),
+        (
+            "independent",
+            "math",
+            ["Answer in <answer></answer>."],
+            "1 of the first 1 prompts of data_source='math' ask for <",
+        ),
+        ("independent", "countdown", ["How many?"], None),
+        ("mix", "gsm8k", ["How many?"], None),
+    ],
+)
+def test_prompts_that_ask_for_another_form_than_the_score_rewards(tiny_tokenizer, mode, source, prompts, beginning):
+    records = [
+        PromptRecord(i, tiny_tokenizer.encode(text), source, "7", {}, [{"role": "user", "content": text}], False)
+        for i, text in enumerate(prompts)
+    ]
+    lines = form_warnings(mode, records, tiny_tokenizer)
+    assert len(lines) == (beginning is not None)
+    assert all(line.startswith(f"reward_score.mode='independent': {beginning}") for line in lines)

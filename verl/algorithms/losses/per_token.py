@@ -13,7 +13,6 @@ over micro-batches and ranks: ``ppo_kl`` (k1 estimate old - new, Schulman 2020),
 """
 
 import math
-from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -183,13 +182,9 @@ def clip_cov_loss(
     # 1. The candidates.
     covariance = covariances(logprobs, advantages, mask)
     candidates = mask & ~clipped & (covariance > clip_cov_lb) & (covariance < clip_cov_ub)
-    positions = candidates.flatten().nonzero().flatten()
-    num_drawn = max(int(clip_cov_ratio * int(mask.sum())), 1)
-    # 2. A draw among them, seeded by what the micro-batch holds.
-    contents = torch.stack([t[mask].detach().float().cpu() for t in (old_logprobs, advantages)])
-    generator = torch.Generator().manual_seed(crc32(contents.numpy().tobytes()))
-    order = torch.randperm(len(positions), generator=generator).to(positions.device)
-    drawn = _at(positions[order[:num_drawn]], mask)
+    # 2. A draw among them: of keys that follow from what the micro-batch holds, the smallest. All on the device.
+    keys = _random_keys(mask, old_logprobs, advantages).where(candidates, torch.iinfo(torch.int64).max)
+    drawn = candidates & _smallest(keys, _share_of(mask, clip_cov_ratio))
     return torch.where(drawn, 0.0, losses), _token_sums(log_ratio, mask, pg_clipfrac=drawn)
 
 
@@ -210,11 +205,9 @@ def kl_cov_loss(
     """
     mask, log_ratio, advantages = _masked_tokens(logprobs, old_logprobs, advantages, response_mask)
     losses = -_probability_ratio(log_ratio) * advantages
-    num_tokens = int(mask.sum())
-    if num_tokens:
-        covariance = torch.where(mask, covariances(logprobs, advantages, mask), -torch.inf)
-        largest = covariance.flatten().topk(max(1, int(num_tokens * kl_cov_ratio))).indices
-        losses = losses + torch.where(_at(largest, mask), ppo_kl_coef * log_ratio.abs(), 0.0)
+    covariance = torch.where(mask, covariances(logprobs, advantages, mask), -torch.inf)
+    largest = mask & _smallest(-covariance, _share_of(mask, kl_cov_ratio))
+    losses = losses + torch.where(largest, ppo_kl_coef * log_ratio.abs(), 0.0)
     return losses, _token_sums(log_ratio, mask)
 
 
@@ -252,9 +245,36 @@ def covariances(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, first * second, 0.0)
 
 
-def _at(positions: Tensor, mask: Tensor) -> Tensor:
-    """Bool in the shape of ``mask [B, R]``, true at ``positions`` in the flattened tokens."""
-    return torch.zeros_like(mask).flatten().index_fill(0, positions, True).view_as(mask)
+def _share_of(mask: Tensor, ratio: float) -> Tensor:
+    """``ratio`` of the number of tokens in the mask, rounded down, at least 1; a tensor, which nobody waits for."""
+    return (mask.sum() * torch.tensor(ratio, dtype=torch.float64)).floor().clamp(min=1)
+
+
+def _smallest(keys: Tensor, count: Tensor) -> Tensor:
+    """Bool in the shape of ``keys [B, R]``, true at the ``count`` smallest of all."""
+    order = keys.flatten().argsort(stable=True)
+    ranks = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+    return (ranks < count).view_as(keys)
+
+
+def _random_keys(mask: Tensor, *contents: Tensor) -> Tensor:
+    """Numbers [B, R] int64, at least 0, for the tokens of the mask: random, and decided by what these hold in float32.
+
+    A token's place among those of the mask is what counts, so padding does not. Sums of integers do not depend on the
+    order in which a device adds.
+    """
+    places = mask.flatten().cumsum(0).view_as(mask)
+    held = places
+    for values in contents:
+        held = _scrambled(held ^ values.detach().float().contiguous().view(torch.int32))
+    return _scrambled(held.where(mask, 0).sum() + places)
+
+
+def _scrambled(values: Tensor) -> Tensor:
+    """Each of ``values``, int64, at random in [0, 2^63): multiplications and shifts as in SplitMix64."""
+    for shift, factor in ((30, 0x3F58476D1CE4E5B9), (27, 0x14D049BB133111EB), (31, 1)):
+        values = (values ^ (values >> shift)) * factor & torch.iinfo(torch.int64).max
+    return values
 
 
 def _masked_tokens(

@@ -18,7 +18,8 @@ from matplotlib.ticker import FuncFormatter, PercentFormatter
 from verl.evaluation.results import safe_name
 from verl.evaluation.statistics import AVERAGE, Summary, SummaryRow
 from verl.utils.portable import printable
-from verl_pages.colours import COLOURS, lighter
+from verl_pages.colours import COLOURS, CORRECT, WRONG, lighter
+from verl_pages.names import metric_name
 
 STYLE = Path(__file__).with_name("figures.mplstyle")
 MARKERS = "osD^vPX*"
@@ -48,8 +49,8 @@ class Verdict:
 
 
 VERDICTS = (
-    Verdict("correct", 1.0, "#0072b2", "o", "#0072b2", "-"),
-    Verdict("wrong", 0.0, "#d55e00", "s", "none", (0, (4, 2))),
+    Verdict("correct", 1.0, CORRECT, "o", CORRECT, "-"),
+    Verdict("wrong", 0.0, WRONG, "s", "none", (0, (4, 2))),
 )
 
 
@@ -87,15 +88,18 @@ def write_figures(
 
 
 def panels(
-    figure: Figure, names: Sequence[str], width: float, height: float, shared: bool = False
+    figure: Figure, names: Sequence[str], width: float, height: float, shared: bool = False, most: int = MAX_COLUMNS
 ) -> Iterator[tuple[Axes, str]]:
-    """An axes of ``width`` x ``height`` inches for each name, titled with it; ``shared``: all have the same ranges."""
-    columns = len(names) if len(names) <= 3 else min(MAX_COLUMNS, math.ceil(math.sqrt(len(names))))
+    """An axes of ``width`` x ``height`` inches for each name, titled with what pages call it.
+
+    ``shared``: all have the same ranges; ``most``: panels beside each other.
+    """
+    columns = min(most, len(names) if len(names) <= 3 else math.ceil(math.sqrt(len(names))))
     lines = -(-len(names) // columns)
     figure.set_size_inches(width * columns + 0.4, height * lines + 0.8)
     axes = list(figure.subplots(lines, columns, squeeze=False, sharex=shared, sharey=shared).flat)
     for panel, name in zip(axes, names, strict=False):
-        panel.set_title(name, fontsize=10)
+        panel.set_title(metric_name(name), fontsize=10)
         yield panel, name
     for panel in axes[len(names) :]:
         panel.set_visible(False)
@@ -229,7 +233,7 @@ def metric_figure(summary: Summary, metric: str) -> Figure:
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}"))
     width, height = figure.get_size_inches()
     figure.set_size_inches(max(6.4, width), max(2.2, height))
-    heading(figure, f"{printable(metric)}: median and middle half")
+    heading(figure, f"{printable(metric_name(metric))}: median and middle half")
     bottom_legend(figure, [Line2D([], [], color=v.colour, label=f"{v.name} responses") for v in VERDICTS])
     return figure
 

@@ -9,8 +9,9 @@ from verl.evaluation.report.tables import DEFINITIONS, LEGEND, baseline_sentence
 from verl.evaluation.results import PROMPT_TOO_LONG, ScoredSample, TaskResult, metric_names, row_labels
 from verl.evaluation.statistics import AVERAGE, GROUPS, Estimate, Summary, SummaryRow
 from verl.utils.portable import finite_or_null, printable
-from verl_pages.colours import COLOURS, SHAPES, lighter
+from verl_pages.colours import COLOURS, SHAPES, page_colour
 from verl_pages.evaluation import MAX_PAGE_BYTES, build_page
+from verl_pages.names import metric_name
 from verl_pages.samples import PromptSamples, Row
 
 VERDICT_CODES = {
@@ -35,7 +36,9 @@ def make_page(
     names = [*VERDICT_CODES, *sorted(set(summary.reasons()) - VERDICT_CODES.keys())]
     runs, prompts = _gather(summary, results)
     index = {
-        "runs": [{"name": printable(run), **_colour(COLOURS[i % len(COLOURS)])} for i, run in enumerate(runs)],
+        "runs": [
+            {"name": printable(run), "colour": page_colour(COLOURS[i % len(COLOURS)])} for i, run in enumerate(runs)
+        ],
         "labels": [_label(label, style) for label, style in label_styles(summary.labels).items()],
         "benchmarks": [printable(name) for name in summary.benchmarks],
         "rows": [_row(row, summary) for row in summary.all_rows],
@@ -77,15 +80,11 @@ def _response(sample: ScoredSample) -> Row:
     }
 
 
-def _colour(colour: str) -> dict[str, str]:
-    return {"light": colour, "dark": lighter(colour, 0.3)}
-
-
 def _label(label: str, style: Mapping[str, Any]) -> dict[str, Any]:
     """A label with its line as in :func:`label_styles`."""
     shape = SHAPES[MARKERS.index(style["marker"]) % len(SHAPES)]
-    look = {"dashed": style["linestyle"] != "-", "shape": shape}
-    return {"name": printable(label), **_colour(style["color"]), **look}
+    dash = None if style["linestyle"] == "-" else "5 3"
+    return {"name": printable(label), "colour": page_colour(style["color"]), "shape": shape, "dash": dash}
 
 
 def _row(row: SummaryRow, summary: Summary) -> dict[str, Any]:
@@ -105,7 +104,9 @@ def _row(row: SummaryRow, summary: Summary) -> dict[str, Any]:
         "truncated": row.truncation_rate,
         "repetition": row.repetition_rate,
         "reasons": dict(row.reasons),
-        "metrics": {name: [groups[group].mean for group in GROUPS] for name, groups in row.metrics.items()},
+        "metrics": {
+            metric_name(name): [groups[group].mean for group in GROUPS] for name, groups in row.metrics.items()
+        },
     }
 
 

@@ -64,15 +64,20 @@ class CarryOverSampler(Sampler):
         while True:
             self._admit(prompts, step)
             reread += self._advance(step, timer) if self.open is not None else 0.0
-            if not filtering.enable:
-                break
-            # What was complete before this step has been compared.
-            new = [group for group in self._complete() if group not in known]
-            known |= set(new)
-            num_compared += len(new)
-            with timer.phase("reward"):
-                filtered += self._filter(new)
-            if self._have_to_end(num_compared):
+            at_least = self.batch_size
+            if filtering.enable:
+                # What was complete before this step has been compared.
+                new = [group for group in self._complete() if group not in known]
+                known |= set(new)
+                num_compared += len(new)
+                with timer.phase("reward"):
+                    filtered += self._filter(new)
+                if not self._have_to_end(num_compared):
+                    continue
+                at_least = 0
+            # Not so where an engine was lost with responses that had been counted.
+            ongoing = torch.zeros(0) if self.open is None else self.open.group
+            if self._suffice(step, self._outstanding(), at_least, ongoing, ()):
                 break
         with timer.phase("gen"):
             self.policy.finish_generation()
@@ -155,7 +160,7 @@ class CarryOverSampler(Sampler):
                 texts=[verification.texts[row] for row in rows], verdicts=verdicts, scores=scores, correct=correct
             )
             self.ready = joined(self.ready, ended.without("request"))
-        before, begun = asked.lengths, asked.response_lengths > 0
+        before = asked.lengths
         after = before.clone()
         for part in (self.open, ended):
             if part is not None:
@@ -164,6 +169,8 @@ class CarryOverSampler(Sampler):
         timer.count("gen", Work.of(after, before))
         if self.open is not None:
             self.open = self.open.without("request")
+        # No engine got to the others.
+        begun = (asked.response_lengths > 0) & (after > before)
         return float(before[begun].sum())
 
     def _filter(self, groups: Sequence[int]) -> list[Batch]:

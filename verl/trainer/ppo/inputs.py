@@ -7,7 +7,7 @@ from typing import Any
 from torchdata.stateful_dataloader import StatefulDataLoader
 from transformers import PreTrainedTokenizerBase
 
-from verl.config.errors import ConfigError
+from verl.config.errors import ConfigError, Mistakes
 from verl.config.ppo import PPOConfig
 from verl.config.rewards import RewardScoreConfig
 from verl.data.prompt_rows import PromptRecord
@@ -16,13 +16,14 @@ from verl.data.templates import stop_strings
 from verl.method.calls import MethodCalls
 from verl.models.checks import check_length, check_model, check_sequence_fits, check_value_architecture
 from verl.models.hub import fetch_model
-from verl.models.info import ModelInfo, resolve_layers
+from verl.models.info import ModelInfo, override_notes, resolve_layers
 from verl.models.tokenizer import check_embeds_tokens, check_reads_tokens, check_reward_model_template, load_tokenizer
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.reward_manager import RewardManager
 from verl.rank.token_metrics import check_token_metrics
 from verl.rewards import use_custom_functions
 from verl.rewards.pool import VerifierPool
+from verl.rewards.registry import rewards_boxes
 from verl.rollout import check_engine_model, end_tokens
 from verl.rollout.conversations import ConversationSetup, check_conversations
 from verl.rollout.environments import EnvironmentPool
@@ -33,6 +34,9 @@ from verl.trainer.logging.speed import check_profile_steps
 from verl.trainer.ppo.advantages import AdvantageEstimation
 from verl.utils.user_code import kl_estimator
 from verl.workers.policy_loss import PolicyLoss, check_policy_loss
+
+TRIED_PROMPTS = 16
+"""Prompts of each data source whose form is looked at before the start."""
 
 
 class RunInputs:
@@ -55,10 +59,19 @@ class RunInputs:
         policy = config.model
         self.tokenizer = load_tokenizer(policy.path, policy.trust_remote_code, needs_chat_template=False)
         data = replace(data, apply_chat_template_kwargs=self.chat_arguments)
-        check_conversations(
-            config.rollout.multi_turn, self.tokenizer, data.template, config.data.apply_chat_template_kwargs
-        )
-        self.train_set = PromptDataset(data.train_files, self.tokenizer, data, data.train_max_samples, config.seed)
+        mistakes = Mistakes()
+        with mistakes.collected():
+            check_policy_loss(config)
+        with mistakes.collected():
+            check_models(config, self.tokenizer, self.device_type)
+        with mistakes.collected():
+            arguments = config.data.apply_chat_template_kwargs
+            check_conversations(config.rollout.multi_turn, self.tokenizer, data.template, arguments)
+        with mistakes.collected():
+            self.train_set = PromptDataset(data.train_files, self.tokenizer, data, data.train_max_samples, config.seed)
+        with mistakes.collected():
+            val_set = PromptDataset(data.val_files, self.tokenizer, data) if data.val_files else None
+        mistakes.raise_all()
         # How many steps there are depends on how many candidates the method asks for.
         self.steps = 0
         self.method = self.new_method()
@@ -66,16 +79,14 @@ class RunInputs:
         notes = [f"training: {line}" for line in self.train_set.notes]
         self.held_out: list[list[PromptRecord]] = []
         """The validation prompts, in batches."""
-        if data.val_files:
-            val_set = PromptDataset(data.val_files, self.tokenizer, data)
+        if val_set is not None:
             notes += [f"validation: {line}" for line in val_set.notes]
             self.held_out = val_batches(val_set, data, config.seed)
         held_out = [record for batch in self.held_out for record in batch]
         notes += try_reward_functions(rewards, [*self.train_set.records, *held_out])
+        notes += form_warnings(rewards.mode, self.train_set.records, self.tokenizer)
         self.reward_tokenizer = self._reward_tokenizer() if config.uses_reward_model else None
         """The reward model's; None without one."""
-        check_policy_loss(config)
-        check_models(config, self.tokenizer, self.device_type)
         self.calculator = RepresentationMetricsCalculator(config.calculator) if config.calculator.enable else None
         """None without rank metrics."""
         AdvantageEstimation(config, RewardManager(config.reward_manager))  # raises for functions that cannot be used
@@ -93,6 +104,7 @@ class RunInputs:
         """In its first state."""
         check_method_and_loss(config, self.method)
         notes += [f"training: {self.method.note}"] if self.method.note else []
+        notes += override_notes(policy)
         self.warnings = notes + start_warnings(config, self.method)
 
     @property
@@ -164,6 +176,30 @@ def try_reward_functions(config: RewardScoreConfig, records: Sequence[PromptReco
     ]
 
 
+def form_warnings(mode: str, records: Sequence[PromptRecord], tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """A line for each data source whose first prompts ask for no form of the answer that ``reward_score.mode`` rewards.
+
+    Custom functions and verifiers of other forms than a box are left out.
+    """
+    firsts: dict[str, list[PromptRecord]] = {}
+    for record in records if mode == "independent" else ():
+        firsts.setdefault(record.data_source, []).append(record)
+    lines = []
+    for source, rows in firsts.items():
+        if not rewards_boxes(source):
+            continue
+        texts = [tokenizer.decode(row.input_ids) for row in rows[:TRIED_PROMPTS]]
+        bare = [text for text, row in zip(texts, rows, strict=False) if "boxed" not in text and not row.asks_for_hashes]
+        if bare:
+            asked = "ask for <answer> ... </answer>" if "<answer>" in bare[0] else "ask for no form of the answer"
+            lines.append(
+                f"reward_score.mode='independent': {len(bare)} of the first {len(texts)} prompts of "
+                f"data_source={source!r} {asked}, and a right answer scores 1 in \\boxed{{}} and 0.5 without; let the "
+                "prompts ask for a box (data.template=qwen-boxed does), or set reward_score.mode=mix"
+            )
+    return lines
+
+
 def start_warnings(config: PPOConfig, method: MethodCalls) -> list[str]:
     """Warnings for options that are valid but probably a mistake."""
     lines, actor = [], config.actor
@@ -177,6 +213,7 @@ def start_warnings(config: PPOConfig, method: MethodCalls) -> list[str]:
             f"{method.where}: overrides sampling, so responses come from other distributions than that at "
             "rollout.temperature, which is learned; set actor.tis_level=token, which weights them"
         )
+    lines += few_prefixes(config)
     num_updates, staleness = config.actor_updates(1), config.async_training.max_staleness
     if staleness > 0 and num_updates > 1:
         lines.append(
@@ -197,6 +234,22 @@ def start_warnings(config: PPOConfig, method: MethodCalls) -> list[str]:
             "the policy is not held to the reference; set it to k1+, k2, k3 or k3+, or set actor.use_unbiased_kl=true"
         )
     return lines
+
+
+def few_prefixes(config: PPOConfig) -> list[str]:
+    """A line if even the longest response has too few prefixes for an acceleration, which is then 0."""
+    calculator, longest = config.calculator, config.data.max_response_length
+    if not (calculator.enable and calculator.compute_diff):
+        return []
+    whole = calculator.prefix_rule != "after_stride"
+    count, stride = (longest - 1) // calculator.diff_stride + whole, calculator.diff_stride
+    if count >= 3:
+        return []
+    zero = "acceleration (ERA) is" if count == 2 else "velocity (ERV) and acceleration (ERA) are"
+    return [
+        f"calculator.diff_stride={stride}: even a response of data.max_response_length={longest} tokens has {count} "
+        f"prefix{'es' * (count != 1)}, so {zero} 0; set calculator.diff_stride={max(1, (longest - 1) // 8)} or less"
+    ]
 
 
 def check_method_and_loss(config: PPOConfig, method: MethodCalls) -> None:

@@ -75,6 +75,7 @@ class RayPPOTrainer(Trainer):
         self.method: MethodCalls = sampler.method
         self.calculator = calculator
         self.samples = samples
+        self.told_of_prefixes = False
         self.loss = PolicyLoss(config.actor)
         self.policy = sampler.policy
         copies, critic = self.policy.copies, config.critic
@@ -92,6 +93,7 @@ class RayPPOTrainer(Trainer):
         """Train from the step after the one reached, 0 at first, to the last."""
         trainer = self.config.trainer
         if self.validator.prompts and (trainer.val_only or (trainer.val_before_train and self.step == 0)):
+            self.display.stage(f"step {self.step}: validating")
             self._validate()
             self._log()
         if not trainer.val_only:
@@ -336,9 +338,28 @@ class RayPPOTrainer(Trainer):
             manager = self.reward_manager
             metrics |= release_names(metrics, manager.config, manager.baselines, self.validator.sources)
         self.tracker.log(self.step, metrics)
-        nothing = metrics.get("train/filler_groups") == self.config.data.train_batch_size
-        self.display.step(self.step, metrics, "no informative group, no update" if nothing else "")
+        if not self.told_of_prefixes and (note := prefix_note(metrics, self.config.calculator.diff_stride)):
+            self.told_of_prefixes = True
+            self.display.say(note)
+        self.display.step(self.step, metrics, step_note(metrics, self.config.data.train_batch_size))
         self.metrics = {}
+
+
+def step_note(metrics: Mapping[str, float], batch_size: int) -> str:
+    """What is to be said of a step of dynamic sampling whose groups are all filler."""
+    return "no informative group, no update" if metrics.get("train/filler_groups") == batch_size else ""
+
+
+def prefix_note(metrics: Mapping[str, float], stride: int) -> str:
+    """A line if the responses were too short for velocity or acceleration, which are 0 then; empty otherwise."""
+    for where in ("", "val/"):
+        velocity, acceleration = (
+            metrics.get(f"{where}cal/overall/layer_1/Effective Rank {name}/mean") for name in ("diff", "diff 2")
+        )
+        if acceleration == 0:
+            what, needed = ("ERV and ERA are", "two") if velocity == 0 else ("ERA is", "three")
+            return f"note: {what} 0: no response has {needed} prefixes, calculator.diff_stride={stride} tokens apart"
+    return ""
 
 
 def prompt_order(config: PPOConfig, method: MethodCalls) -> str:

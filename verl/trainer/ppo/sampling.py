@@ -102,6 +102,7 @@ class Verification:
             [record.ground_truth for record in records],
             [record.extra_info for record in records],
             [record.opens_thought for record in records],
+            [record.asks_for_hashes for record in records],
         )
         self._submitted.append((rows, pending))
 

@@ -1,0 +1,219 @@
+"""The verifier of programs: layouts of ground truths, partial credit, and programs that try to pass without solving."""
+
+import json
+import os
+from typing import Any
+
+import pytest
+from conftest import scoring
+
+from verl.config.errors import ConfigError
+from verl.rewards import check_ground_truth, compute_score
+from verl.rewards.code import extract_program, read_tests, same_output
+from verl.rewards.pool import VerifierPool
+from verl.utils.sandbox import require_sandbox
+
+
+@pytest.fixture(scope="module")
+def sandbox():
+    try:
+        require_sandbox()
+    except ConfigError as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(str(error))
+
+
+def fenced(program: str) -> str:
+    return f"So:\n```python\n{program}\n```\nThat is it."
+
+
+SQUARES = {
+    "tests": [
+        "assert square(2) == 4",
+        "import math\nassert math.isclose(square(0.5), 0.25)",
+        "assert all(square(n) == n * n for n in range(3))",
+        "from solution import square as f\nassert sorted([f(3), f(-2)]) == [4, 9], 'no'",
+    ]
+}
+TREE = {"tests": ["t = Tree()\nt.add(3)\nt.add(1)\nassert list(t) == [1, 3]\nassert t.root.value == 3 and len(t) == 2"]}
+SUM = {"inputs": ["1\n2\n", ["3", "4"]], "outputs": ["3\n", ["7"]]}
+PAIRS = {"tests": [{"input": "1\n2", "output": "3"}, ["3\n4", "7"]]}
+CALLS = {"inputs": ["[1, 2]\n1", [[3], 2]], "outputs": ["[1, 2, 1]", [[3, 2]]], "fn_name": "append"}
+READS = "print(int(input()) + int(input()))"
+APPENDS = "def append(items, item): return (*items, item)"
+ADDS = """
+class Tree:
+    def __init__(self): self.root = None; self.values = []
+    def add(self, value): self.values.append(value); self.root = self.root or type("Node", (), {"value": value})
+    def __iter__(self): return iter(sorted(self.values))
+    def __len__(self): return len(self.values)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("truth", "program", "share"),
+    [
+        (SQUARES, "def square(x): return x * x", 1),
+        (SQUARES, "def square(x): return 4", 0.25),
+        (SQUARES, "import numpy\ndef square(x): return numpy.square(x)", 1),
+        (SQUARES, "def square(x):\n    print('0 4')\n    return input() if x < 0 else x * x", 0.75),
+        (SQUARES, "def square(x) return x", 0),
+        ({"tests": ["assert sum([1, 2]) == 4"]}, "def sum(numbers): return 4", 1),
+        ({"tests": ["assert sum([1, 2]) == 3"]}, "def total(numbers): return 4", 1),
+        (
+            {"tests": ["assert f() == {1: [(), float('inf'), None, 'é\\ud800', {2}]}"]},
+            "def f(): return " + "{1: [(), 1e999, None, 'é\\ud800', {2}]}",
+            1,
+        ),
+        ({"tests": ["assert f() == {'a': 2}"]}, "from collections import Counter\ndef f(): return Counter('aa')", 1),
+        ({"tests": ["x = [2, 1]\nsort(x)\nassert x == [1, 2]"]}, "def sort(x): x.sort()", 1),
+        ({"tests": ["assert f() == 10 ** 9999"]}, "def f(): return 10 ** 9999", 1),
+        (TREE, ADDS, 1),
+        (SUM, READS, 1),
+        (json.dumps(SUM), READS, 1),
+        (PAIRS, READS, 1),
+        (SUM, "print(3)", 0.5),
+        (SUM, READS + "\n1/0", 0),
+        ({"tests": ["assert list(f(3)) == [0, 1, 2]"]}, "def f(n): yield from range(n)", 1),
+        (CALLS, APPENDS, 1),
+        (CALLS, "class Solution:\n    " + APPENDS.replace("(", "(self, ", 1), 1),
+        (CALLS, "def append(items, item): return [3, 2]", 0.5),
+    ],
+)
+def test_shares(sandbox, truth: Any, program: str, share: float):
+    check_ground_truth("code", truth)
+    score = compute_score("code", fenced(program), truth, mode="partial")
+    assert score["score"] == share
+    assert score["correctness"] is (share == 1)
+    assert compute_score("code", fenced(program), truth)["score"] == (1 if share == 1 else -0.5)
+
+
+CHEATS = {
+    "exits": "import os\nos._exit(0)",
+    "exits, with an output": "print('[true, true]', flush=True); print(4, flush=True)\nraise SystemExit",
+    "equals everything": """
+class All:
+    __eq__ = lambda *_: True
+    __lt__ = __bool__ = __eq__
+def square(x): return All()
+append = square
+""",
+    "an int that equals everything": """
+class All(int): __eq__ = lambda *_: True
+def square(x): return All(7)
+append = square
+""",
+    "a list that equals everything": """
+class All(list): __eq__ = lambda *_: True
+def append(*_): return All()
+square = append
+""",
+    "built-in functions": "import builtins, math\nbuiltins.all = builtins.sorted = math.isclose = lambda *_: True",
+    "prints values": """
+import os
+for fd in range(9):
+    try: os.write(fd, b"".join(b"%d True\\n" % i for i in range(9)))
+    except OSError: pass
+""",
+    "a value that is code": """
+class All(str): __repr__ = lambda _: "__import__('os')"
+def square(x): return All()
+append = square
+""",
+    "prints what is in the sandbox": """
+for path in ("/main.py", "/proc/self/cmdline", "/proc/self/environ"):
+    print(open(path).read())
+""",
+    "breaks the parser": """
+import os
+for fd in (1, 3, 4, 5):
+    try: os.write(fd, b"0 " + b"(" * 10**6 + b"\\n")
+    except OSError: pass
+""",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", CHEATS.values(), ids=CHEATS)
+def test_cheats_pass_no_test(sandbox, program: str):
+    tests = [SQUARES["tests"][0], SQUARES["tests"][1]]
+    for truth in ({"tests": tests}, CALLS, {"inputs": ["1\n2"], "outputs": ["3"]}):
+        score = compute_score("code", fenced(program), truth, mode="partial")
+        assert score["reward_extra_info"]["tests_passed"] == 0
+
+
+@pytest.mark.slow
+def test_in_the_pool(sandbox):
+    """A bomb costs its own score alone, within the limits of the sandbox."""
+    programs = [
+        "def square(x): return x * x",
+        "while True: pass",
+        "import os\nwhile True: os.fork()",
+        "bytearray(10**10)",
+    ]
+    truth = {"tests": SQUARES["tests"][:1]}
+    with VerifierPool(scoring(mode="partial", num_workers=2, timeout_s=30.0, memory_limit_mb=512)) as pool:
+        scores = pool.score_batch(["apps"] * 4, [fenced(program) for program in programs], [truth] * 4)
+    assert [(score["score"], score["reason"]) for score in scores] == [
+        (1, "exact"),
+        (0, "timeout"),
+        (0, "different"),
+        (0, "different"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "program"),
+    [
+        ("```python\na\n```", "a\n"),
+        ("```python\na\n```\n```py\nb\n```\nprints\n```\n3\n```", "b\n"),
+        ("```\na\n```\n ```\nb\n ```", "b\n"),
+        ("```cpp\na\n```", None),
+        ("```python\na", None),
+        ("print(1)", None),
+    ],
+)
+def test_the_last_fenced_block(text: str, program: str | None):
+    assert extract_program(text) == program
+    assert program or compute_score("code", text, SUM)["reason"] == "missing"
+
+
+@pytest.mark.parametrize(
+    ("printed", "expected", "same"),
+    [
+        ("1 2 \n3\n\n", "1 2\n3", True),
+        ("1 2 3", "1 2\n3", False),
+        ("1\n\n2", "1\n2", False),
+        ("0.3333333", "0.33333333", True),
+        ("0.333", "0.3333", False),
+        ("2.0", "2", False),
+        ("2", "2.0", True),
+        ("1", "1 1", False),
+        ("nan", "0.5", False),
+        ("", "", True),
+        ("x" * 10**6, "0." + "3" * 10**6, False),
+    ],
+)
+def test_outputs(printed: str, expected: str, same: bool):
+    assert same_output(printed, expected) is same
+
+
+@pytest.mark.parametrize(
+    ("truth", "message"),
+    [
+        ({}, "has no tests; remove the row"),
+        ([1], "must be a mapping with tests, or with inputs and outputs"),
+        ({"inputs": ["1"], "outputs": []}, "has 1 inputs and 0 outputs"),
+        ({"inputs": ["1"], "outputs": ["1"], "fn_name": "f()"}, "must be the name of a function"),
+        ({"tests": ["assert"]}, "is no Python: invalid syntax"),
+        ({"tests": ["f(2)"]}, "has no assert statement outside a function"),
+        ({"tests": ["assert 1 + 1 == 2"]}, "assert 1 + 1 == 2 tests nothing of the program"),
+        ({"tests": [{"input": "1"}]}, "must be assertions, or an input and an output"),
+        ({"tests": [["1"]]}, "must be assertions, or an input and an output"),
+    ],
+)
+def test_ground_truths_without_tests_are_refused(truth: Any, message: str):
+    with pytest.raises(ValueError, match=message.replace("(", r"\(").replace(")", r"\)").replace("+", r"\+")):
+        read_tests(truth)

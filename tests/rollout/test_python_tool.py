@@ -1,0 +1,80 @@
+"""The Python tool, as a model's call reaches it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers.utils import get_json_schema
+
+from verl.config.errors import ConfigError
+from verl.utils.user_code import load_code
+
+pytestmark = pytest.mark.slow
+
+PATH = "verl.rollout.python_tool:python"
+
+
+@pytest.fixture(scope="module")
+def python():
+    try:
+        return load_code(PATH, "rollout.multi_turn.tools")
+    except ConfigError as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(str(error))
+
+
+def test_schema(python):
+    assert get_json_schema(python)["function"] == {
+        "name": "python",
+        "description": "Run a Python program and read what it prints. Nothing is kept from one call to the next.",
+        "parameters": {
+            "type": "object",
+            "properties": {"code": {"type": "string", "description": "The program. Print what you want to know."}},
+            "required": ["code"],
+        },
+        "return": {"type": "string", "description": "What it printed, and the end of the traceback if it failed."},
+    }
+
+
+@pytest.mark.parametrize(
+    ("code", "result"),
+    [
+        ("print(2**10)", "1024"),
+        ("x = 1", "(nothing was printed)"),
+        (
+            "print('so far')\n1/0",
+            'so far\nTraceback (most recent call last):\n  File "/main.py", line 2, in <module>\n    1/0\n    ~^~\n'
+            "ZeroDivisionError: division by zero",
+        ),
+        ("def f(n):\n  f(n + 1)\nf(0)", "  [Previous line repeated 996 more times]"),
+        ("print('a' * 5000 + 'b' * 5000)", "\n... 2000 characters left out ...\nbbbb"),
+        (
+            "print('x', flush=True)\nwhile True: print(end='y' * 9999)",
+            "OSError: stopped, as it printed more than 16 MiB",
+        ),
+        ("import sys; sys.exit('no')", "no"),
+        ("x = ", "SyntaxError: invalid syntax"),
+        ("\ud800", "(nothing was printed)"),
+    ],
+)
+def test_results(python, code: str, result: str):
+    assert result in python(code)
+    assert len(python(code)) <= 8100
+
+
+def test_where_programs_cannot_be_run_it_is_refused_with_the_line_that_helps():
+    load = f"from verl.utils.user_code import load_code; load_code({PATH!r}, 'rollout.multi_turn.tools')"
+    done = subprocess.run(
+        [sys.executable, "-c", load],
+        cwd=Path(__file__).parents[2],
+        env={"PATH": "/nowhere"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stderr.splitlines()[-1].startswith(
+        f"verl.config.errors.ConfigError: rollout.multi_turn.tools={PATH!r}: importing it raised ConfigError: "
+        "bubblewrap is missing: apt-get install bubblewrap"
+    )

@@ -1,0 +1,297 @@
+"""Runs Python code that nobody has read, a model's, under bubblewrap. SECURITY.md says what that protects from.
+
+The program runs in namespaces of its own: it sees ``/usr``, Python's environment and a temporary folder of its
+own, has no network, no environment variables and no capabilities, and a seccomp filter refuses what namespaces leave
+open. Its input and outputs are anonymous files, so there is nobody to talk to. Started by root, it is another user.
+"""
+
+import errno
+import fcntl
+import json
+import os
+import platform
+import resource
+import secrets
+import select
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from verl.config.errors import ConfigError
+
+MAX_PROCESSES = 32
+"""Processes and threads of one run."""
+
+MAX_FILE_BYTES = 16 << 20
+"""Largest file that a program can write, standard output and standard error included."""
+
+TMP_BYTES = 64 << 20
+"""Size of its temporary folder."""
+
+MAX_OPEN_FILES = 64
+POLL_S = 0.02
+"""Time between two looks at the memory of a run."""
+
+FIRST_UID, NUM_UIDS = 61184, 4336
+"""User ids for programs that root runs: those that systemd keeps for short-lived users, so that no one owns them."""
+
+ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin",
+    "HOME": "/tmp",
+    "LANG": "C.UTF-8",
+    "PYTHONHASHSEED": "0",  # the order of sets is the same each time
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+}
+
+Ending = Literal["ok", "error", "timeout", "memory", "output"]
+
+
+class Run(NamedTuple):
+    """What a program did."""
+
+    ending: Ending
+    """``error``: a status other than 0, or a signal; ``timeout``, ``memory``: killed at that limit; ``output``: it
+    wrote more than ``MAX_FILE_BYTES``, and the rest is lost."""
+    stdout: str
+    stderr: str
+
+
+def run_python(code: str, stdin: str = "", seconds: float = 10.0, memory_mb: int = 1024) -> Run:
+    """Run ``code`` as a program; everything that it started has ended when this returns.
+
+    ``memory_mb`` bounds the address space of each process, and the resident memory of all together.
+
+    Raises ``RuntimeError`` if bubblewrap cannot make the sandbox; see :func:`require_sandbox`.
+    """
+    with ExitStack() as files:
+        script, given = (_file(files, text.encode(errors="replace")) for text in (code, stdin))
+        filters = _file(files, _filter())
+        stdout, stderr, status = (_file(files) for _ in range(3))
+        process = subprocess.Popen(
+            _command(script, filters, status, seconds, memory_mb),
+            stdin=given,
+            stdout=stdout,
+            stderr=stderr,
+            pass_fds=(script, filters, status),
+            env=ENVIRONMENT,  # bubblewrap's own could be read in /proc
+            cwd="/",
+        )
+        try:
+            killed = _watch(process, status, time.monotonic() + seconds, memory_mb << 20)
+        finally:
+            process.kill()  # no more than a formality, except for KeyboardInterrupt
+            process.wait()
+        written = [os.pread(file, MAX_FILE_BYTES, 0) for file in (stdout, stderr)]
+        ended = _status(status).get("exit-code")
+    texts = [data.decode(errors="replace") for data in written]
+    if killed is None and ended is None:
+        raise RuntimeError(f"bubblewrap: no sandbox: {texts[1].strip() or process.returncode}")
+    full = any(len(data) == MAX_FILE_BYTES for data in written)
+    return Run(killed or ("output" if full else "ok" if ended == 0 else "error"), *texts)
+
+
+def _file(files: ExitStack, data: bytes | None = None) -> int:
+    """A descriptor of an anonymous file: an empty one, or one with ``data`` that nobody can change."""
+    file = os.memfd_create("sandbox", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    files.callback(os.close, file)
+    if data is not None:
+        with open(file, "wb", closefd=False) as stream:
+            stream.write(data)
+        os.lseek(file, 0, os.SEEK_SET)
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+    return file
+
+
+def _watch(process: subprocess.Popen[bytes], status: int, deadline: float, max_bytes: int) -> Ending | None:
+    """Wait for the end of a run; what it was killed for, if it was."""
+    ended = os.pidfd_open(process.pid)
+    try:
+        while not select.select([ended], [], [], POLL_S)[0]:
+            first = _status(status).get("child-pid")
+            late = time.monotonic() > deadline
+            if late or (first is not None and _memory(first) > max_bytes):
+                # The first process of a namespace takes all others with it.
+                os.kill(first or process.pid, signal.SIGKILL)
+                process.wait()
+                return "timeout" if late else "memory"
+        return None
+    finally:
+        os.close(ended)
+
+
+def _status(file: int) -> dict[str, int]:
+    """What bubblewrap has reported: ``child-pid``, and at the end ``exit-code``."""
+    entries: dict[str, int] = {}
+    for line in os.pread(file, 4096, 0).splitlines():
+        entries |= json.loads(line)
+    return entries
+
+
+def _memory(first: int) -> int:
+    """Bytes of private resident memory of a process and all below it; what is shared after a fork counts for each."""
+    pages, family = 0, [first]
+    for pid in family:
+        try:
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                family += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
+            _, resident, shared, *_ = map(int, Path(f"/proc/{pid}/statm").read_text().split())
+            pages += resident - shared
+        except (FileNotFoundError, ProcessLookupError):  # it has just ended
+            continue
+    return pages * resource.getpagesize()
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+def _command(script: int, filters: int, status: int, seconds: float, memory_mb: int) -> list[str]:
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    address_space = memory_mb << 20 if hard == resource.RLIM_INFINITY else min(memory_mb << 20, hard)
+    limits = {"as": address_space, "cpu": int(seconds) + 1, "nproc": MAX_PROCESSES, "nofile": MAX_OPEN_FILES}
+    limits |= {"fsize": MAX_FILE_BYTES, "core": 0, "msgqueue": 0, "memlock": 0}
+    command = [*_mounts(), "--perms", "0444", "--ro-bind-data", str(script), "/main.py", "--remount-ro", "/"]
+    command += ["--chdir", "/tmp", "--seccomp", str(filters), "--json-status-fd", str(status), "--"]
+    if _is_root():
+        # A user id of its own: root is not bound by the number of processes, and owns files that others cannot read.
+        user = str(FIRST_UID + secrets.randbelow(NUM_UIDS))
+        command += ["setpriv", "--reuid", user, "--regid", user, "--clear-groups"]
+    return [*command, "prlimit", *(f"--{name}={value}" for name, value in limits.items()), sys.executable, "/main.py"]
+
+
+@cache
+def _is_root() -> bool:
+    """Whether this process may take any user id. Root of a user namespace may often not, and counts as a user."""
+    mapped = sum(int(line.split()[2]) for line in Path("/proc/self/uid_map").read_text().splitlines())
+    return os.geteuid() == 0 and mapped >= FIRST_UID + NUM_UIDS
+
+
+@cache
+def _mounts() -> tuple[str, ...]:
+    """The start of bubblewrap's command line: namespaces, and the file system but for the program."""
+    bwrap = shutil.which("bwrap")
+    if bwrap is None:
+        raise ConfigError("bubblewrap is missing: apt-get install bubblewrap, or dnf install bubblewrap")
+    command = [bwrap, "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+    command += [f"--unshare-{name}" for name in ("ipc", "pid", "net", "uts", "cgroup-try")]
+    if _is_root():
+        command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    else:
+        # Bubblewrap's own first process would belong to the program's user, and has no filter.
+        command += ["--unshare-user", "--as-pid-1"]
+    command += ["--ro-bind", "/usr", "/usr", "--dir", "/etc"]
+    for name in ("/bin", "/sbin", "/lib", "/lib32", "/lib64"):
+        if os.path.islink(name):
+            command += ["--symlink", os.readlink(name), name]
+        elif os.path.isdir(name):
+            command += ["--ro-bind", name, name]
+    for name in ("/etc/ld.so.cache", "/etc/alternatives"):
+        command += ["--ro-bind-try", name, name]
+    prefixes = {Path(prefix) for prefix in (sys.prefix, sys.base_prefix)}
+    for prefix in sorted(prefixes | {prefix.resolve() for prefix in prefixes}):
+        if not prefix.is_relative_to("/usr"):
+            for parent in list(prefix.parents)[-2::-1]:  # otherwise bubblewrap makes them for itself alone
+                command += ["--dir", str(parent)]
+            command += ["--ro-bind", str(prefix), str(prefix)]
+    command += ["--proc", "/proc", "--dev", "/dev"]
+    for folder in ("/dev/shm", "/tmp"):
+        command += ["--perms", "1777", "--size", str(TMP_BYTES), "--tmpfs", folder]
+    return (*command, "--remount-ro", "/dev")
+
+
+# --- the filter ------------------------------------------------------------------------------------------------------
+
+ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
+"""Machine -> its column in the tables below, and its number in the Linux audit interface."""
+
+REFUSED = {
+    # Namespaces, in which a program has capabilities again.
+    **{"unshare": (272, 97), "setns": (308, 268)},
+    # Every network and Unix socket but pairs.
+    "socket": (41, 198),
+    # Memory that belongs to no process.
+    **{"memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194), "msgget": (68, 186)},
+    **{"semget": (64, 190), "io_setup": (206, 0), "io_uring_setup": (425, 425)},
+    # What is shared with the rest of the machine: keys and the kernel's log.
+    **{"add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219), "syslog": (103, 116)},
+    # What no program needs and has opened the kernel before.
+    **{"bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282), "ptrace": (101, 117)},
+}
+"""System calls that fail with EPERM: the number on each architecture."""
+
+CLONE, CLONE3, PRCTL = (56, 220), (435, 435), (157, 167)
+NEW_NAMESPACES = 0x7E020080
+"""All ``CLONE_NEW*`` flags."""
+PR_SET_PDEATHSIG = 1
+LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+"""Codes of classic BPF: load a word of the call, jumps, and the end."""
+ALLOW, KILL, FAIL = 0x7FFF0000, 0x80000000, 0x00050000
+NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16
+"""Offsets in ``struct seccomp_data``; an argument is 8 bytes, the low word first."""
+
+
+@cache
+def _filter() -> bytes:
+    """The seccomp filter, as bubblewrap reads it: ``struct sock_filter`` (code, jump if true, if false, operand)."""
+    column, audit = ARCHITECTURES[platform.machine()]
+    denied = (RETURN, 0, 0, FAIL | errno.EPERM)
+    program = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, audit), (RETURN, 0, 0, KILL), (LOAD, 0, 0, NUMBER)]
+    # x86-64 has a second set of numbers, for its 32-bit pointers.
+    program += [(AT_LEAST, 0, 1, 0x40000000), denied]
+    for numbers in REFUSED.values():
+        program += [(EQUAL, 0, 1, numbers[column]), denied]
+    # The flags of clone3 are in memory, out of sight: without it, callers use clone.
+    program += [(EQUAL, 0, 1, CLONE3[column]), (RETURN, 0, 0, FAIL | errno.ENOSYS)]
+    program += [(EQUAL, 0, 3, CLONE[column]), (LOAD, 0, 0, ARGUMENTS), (ANY_BIT, 0, 1, NEW_NAMESPACES), denied]
+    # Nobody calls off that the program dies with its parent. Here the number may be overwritten by clone's flags.
+    program += [(LOAD, 0, 0, NUMBER), (EQUAL, 0, 5, PRCTL[column]), (LOAD, 0, 0, ARGUMENTS)]
+    program += [(EQUAL, 0, 3, PR_SET_PDEATHSIG), (LOAD, 0, 0, ARGUMENTS + 8), (EQUAL, 1, 0, signal.SIGKILL), denied]
+    program += [(RETURN, 0, 0, ALLOW)]
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
+
+
+# --- whether it works here -------------------------------------------------------------------------------------------
+
+SWITCHES = {
+    "kernel/unprivileged_userns_clone": ("0", "sysctl -w kernel.unprivileged_userns_clone=1"),
+    "kernel/apparmor_restrict_unprivileged_userns": (
+        "1",
+        "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0, or give bwrap an AppArmor profile with userns",
+    ),
+    "user/max_user_namespaces": ("0", "sysctl -w user.max_user_namespaces=15000"),
+}
+"""Kernel settings that forbid user namespaces: file below /proc/sys -> its value then, and what changes it."""
+
+
+@cache
+def require_sandbox() -> None:
+    """Raise ``ConfigError`` with one line that says what to install or to set, unless :func:`run_python` works."""
+    if sys.platform != "linux" or platform.machine() not in ARCHITECTURES:
+        raise ConfigError(f"the sandbox for programs needs Linux on {' or '.join(ARCHITECTURES)}")
+    try:
+        trial = run_python("import json; print(json.dumps(42))", seconds=60)
+    except RuntimeError as error:
+        raise ConfigError(f"{error}; {_remedy(str(error))}") from error
+    if trial[:2] != ("ok", "42\n"):
+        raise ConfigError(f"the sandbox for programs does not run {sys.executable}: {trial.stderr.strip()[-200:]}")
+
+
+def _remedy(error: str) -> str:
+    if "Unknown option" in error:
+        return "bubblewrap 0.7 or newer is needed"
+    for name, (value, remedy) in SWITCHES.items():
+        file = Path("/proc/sys") / name
+        if not _is_root() and file.exists() and file.read_text().strip() == value:
+            return remedy
+    return (
+        "in a container, start it with --security-opt seccomp=unconfined --security-opt apparmor=unconfined "
+        "--security-opt systempaths=unconfined and, for root, --cap-add SYS_ADMIN"
+    )
