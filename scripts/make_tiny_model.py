@@ -2,9 +2,10 @@
 
 python scripts/make_tiny_model.py --out data/tiny_model --data data/arithmetic
 
-Without options this makes the model that data/tiny_model ships; data/tiny_tool_model's page has the command of that one. The warm start is the project's own supervised trainer,
-which stops as soon as sampling would solve the target share of held-out problems. The same seed gives the same model on
-the same kind of machine. OUT/README.md says how it was made, OUT/warm_start_metrics.jsonl holds the run's metrics.
+Without options this makes the model that data/tiny_model ships; the page of data/tiny_tool_model has the command of
+that one. The warm start is the project's own supervised trainer, which stops as soon as sampling would solve the target
+share of held-out problems. The same seed gives the same model on the same kind of machine. OUT/README.md says how it
+was made, OUT/warm_start_metrics.jsonl holds the run's metrics.
 """
 
 import argparse

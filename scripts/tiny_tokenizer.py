@@ -18,7 +18,8 @@ CHAT_TEMPLATE = (
 
 
 def make_tiny_tokenizer(tools: bool = False) -> Qwen2Tokenizer:
-    """The tokenizer, with ``tools`` that of a model which calls them: one token per byte of UTF-8, no token added by ``encode``.
+    """The tokenizer, with ``tools`` that of a model which calls them: one token per byte of UTF-8, no token added by
+    ``encode``.
 
     ``decode(encode(text)) == text`` for any text in Unicode's form NFC. The end of a turn, ``<|im_end|>``, is the
     end-of-sequence token. 262 tokens in all. The class is Qwen2's, without merges, because ``transformers`` loads the

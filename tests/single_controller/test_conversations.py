@@ -44,10 +44,11 @@ class Engines:
         self.messages, self.lost_after = 0, lost_after
 
     def run_living(self, method: str) -> list[Any]:
+        if method == "cut":
+            return self.cut()
         return [EngineRoom(self.slots, self.slots) if method == "start_generation" else None] * self.count
 
-    def run(self, method: str) -> list[EngineReply]:
-        assert method == "cut"
+    def cut(self) -> list[EngineReply]:
         replies = []
         for running in self.running:
             rows = [row.fill(request=torch.tensor([place])) for place, (row, _, _) in running.items()]
