@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from verl.transit import Packed
+from verl.transit import Packed, concat, positions_within, spans, take
 from verl.utils.device import to_device, to_host
 
 TOKEN, RESPONSE_TOKEN, EPISODE = "token", "response token", "episode"
@@ -37,8 +37,7 @@ POLICY, ENVIRONMENT = 0, 1
 
 
 TURN_RANK = "turn_rank/"
-"""Begins the names of the columns that hold the rank metrics of single turns, [B, K, L] float64 of the first K turns of
-conversations, NaN where there are fewer."""
+"""Begins the names of columns of rank metrics of the first K turns, [B, K, L] float64, NaN where there are fewer."""
 RANK, PREFIX, TRAINER_RANK = "rank/", "prefix/", "trainer_rank/"
 """Begin the names of the columns that hold rank metrics; see ``Batch.mean_states``. Those of the last are of the policy
 before the update where the others are the engine's, with ``calculator.compare_versions``."""
@@ -67,8 +66,7 @@ class Batch:
     group: PerEpisode
     """[B] int64, equal for the responses to one prompt. Sampler."""
     turns: PerEpisode
-    """[B] int64, turns of the policy. Conversations, like the next three columns; not filled for responses of one turn.
-    """
+    """[B] int64, turns of the policy. Filled, as the next three columns are, for conversations alone."""
     environment_rewards: PerEpisode
     """[B] float64, the sum of the environment's rewards."""
     call_counts: PerEpisode
@@ -206,8 +204,7 @@ class Batch:
     @property
     def by_policy(self) -> Tensor:
         """[M] bool, whether the policy sampled a response token."""
-        num = int(self.response_lengths.sum())
-        return self.source == POLICY if "source" in self else torch.ones(num, dtype=torch.bool)
+        return self.flat(self.policy_mask)
 
     @property
     def policy_lengths(self) -> Tensor:
@@ -397,7 +394,7 @@ class Batch:
             RESPONSE_TOKEN: spans(self.response_lengths, index),
             EPISODE: index,
         }
-        chosen = {name: _take(values, places[self._kinds[name]]) for name, values in self._columns.items()}
+        chosen = {name: take(values, places[self._kinds[name]]) for name, values in self._columns.items()}
         return self._like(self.prompt_lengths[index], self.response_lengths[index], chosen)
 
     def _between(self, start: int, stop: int) -> Self:
@@ -428,7 +425,7 @@ class Batch:
             raise ValueError(
                 f"Batch.join: some parts lack {', '.join(lacking)}; fill it in all, or leave it out with without()"
             )
-        columns = {name: _concat([part._columns[name] for part in parts]) for name in shared}
+        columns = {name: concat([part._columns[name] for part in parts]) for name in shared}
         joined = cls(
             torch.cat([part.prompt_lengths for part in parts]),
             torch.cat([part.response_lengths for part in parts]),
@@ -501,38 +498,3 @@ def _declared(name: str) -> str | None:
     """What a column has one entry for by its name; None where its owner says it."""
     in_family = RESPONSE_TOKEN if name.startswith(PREFIX) else EPISODE if name.startswith((RANK, TURN_RANK)) else None
     return Batch.KINDS.get(name, in_family)
-
-
-def by_layer(metrics: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-    """Name -> [B, L] as name -> [B] for each layer."""
-    layers = max((values.shape[1] for values in metrics.values()), default=0)
-    return [{name: values[:, layer] for name, values in metrics.items()} for layer in range(layers)]
-
-
-def turn_lengths(source: Tensor) -> list[int]:
-    """Tokens of each turn of the policy in one response, whose ``source [n]`` is given; one turn without any."""
-    runs, sizes = source.unique_consecutive(return_counts=True)
-    return [int(size) for size in sizes[runs == POLICY]]
-
-
-def spans(lengths: Tensor, rows: Tensor) -> Tensor:
-    """The indices, in a flat column with ``lengths [B]`` entries for each episode, of those of ``rows [b]``."""
-    starts, sizes = (lengths.cumsum(dim=0) - lengths)[rows], lengths[rows]
-    return starts.repeat_interleave(sizes) + positions_within(sizes)
-
-
-def positions_within(lengths: Tensor) -> Tensor:
-    """0, 1, ... for the entries of each episode, of which there are ``lengths [B]``, one after another."""
-    starts = lengths.cumsum(dim=0) - lengths
-    return torch.arange(int(lengths.sum()), device=lengths.device) - starts.repeat_interleave(lengths)
-
-
-def _take(values: Any, index: Tensor) -> Any:
-    return [values[i] for i in index.tolist()] if isinstance(values, list) else values[to_device(index, values.device)]
-
-
-def _concat(values: list[Any]) -> Any:
-    if isinstance(values[0], list):
-        return [value for part in values for value in part]
-    joined: Any = torch.cat(values)
-    return joined

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from verl.batch import POLICY, PREFIX, RANK, TURN_RANK, Batch, turn_lengths
+from verl.batch import POLICY, PREFIX, RANK, TURN_RANK, Batch
 from verl.rank.calculator import RepresentationMetricsCalculator
 
 MEASURED_TURNS = 8
@@ -77,3 +77,9 @@ def spread_measured(batch: Batch, measured: Batch) -> Batch:
             values = spread
         batch.fill(**{name: values})
     return batch
+
+
+def turn_lengths(source: Tensor) -> list[int]:
+    """Tokens of each turn of the policy in one response, whose ``source [n]`` is given; one turn without any."""
+    runs, sizes = source.unique_consecutive(return_counts=True)
+    return [int(size) for size in sizes[runs == POLICY]]

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from verl.batch import POLICY, Batch, turn_lengths
+from verl.batch import POLICY, Batch
 from verl.config.calculator import CalculatorConfig
 from verl.config.rollout import MultiTurnConfig
 from verl.rank.calculator import RepresentationMetricsCalculator
-from verl.rank.turns import measure_turns
+from verl.rank.turns import measure_turns, turn_lengths
 from verl.rollout.tool_parser import ToolCallReader
 
 

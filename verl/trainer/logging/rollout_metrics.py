@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from verl.algorithms.rollout_correction import mismatch_metrics
-from verl.batch import TRAINER_RANK, Batch, by_layer
+from verl.batch import TRAINER_RANK, Batch
 from verl.rank.calculator import RepresentationMetricsCalculator
+from verl.rank.dynamics import by_layer
 from verl.rewards import Score
 from verl.rewards.custom import extra_metrics
 from verl.rewards.majority import answer_classes, majority_at_k

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from verl.batch import Batch, by_layer
+from verl.batch import Batch
 from verl.data.responses import token_pieces
+from verl.rank.dynamics import by_layer
 from verl.rollout.environments import COUNTS
 from verl.run.display import RunDisplay
 from verl.run.samples import METRIC_PREFIX, PREFIX, SampleStore, Split
