@@ -37,7 +37,7 @@ BASE_IMPORTS = {
     "algorithms": set(),
     "rewards": {"config", "utils"},
     "batch": {"transit", "utils"},
-    "transit": set(),
+    "transit": {"utils"},
     "utils": {"config"},
 }
 """What each package of the base floor may import of verl besides itself."""
