@@ -2,7 +2,8 @@
 # Makes the virtual environment for train.sh, eval.sh and scripts/test.sh.
 #
 # An environment is complete if and only if it holds the file .verl-setup, which is written last and names what the
-# environment was made from. Until then .verl-setup.unfinished takes its place, and the next run starts again.
+# environment was made from. Until then .verl-setup.unfinished takes its place, and the next run starts again; with
+# an update of a complete one it goes on.
 set -euo pipefail
 
 usage() {
@@ -98,7 +99,15 @@ choose_python() { # sets $python
 }
 
 fits() { # the environment is complete and of the wanted kind, whatever the versions in it
-  [[ -f $stamp && ! -f $unfinished && $(stamped mode) == "$mode" && $(stamped root) == "$root" ]] || return 1
+  [[ -f $stamp && ! -f $unfinished ]] && of_this_kind
+}
+
+was_updated() { # it was complete before an update that was interrupted: pip goes on from whatever is there
+  [[ ! -f $stamp && -s $unfinished ]] && of_this_kind
+}
+
+of_this_kind() {
+  [[ $(stamped mode) == "$mode" && $(stamped root) == "$root" ]] || return 1
   local version
   version=$(python_version "$venv/bin/python") && [[ $version == "$(stamped python)" ]] || return 1
   [[ -z ${VERL_PYTHON:-} || $(python_version "$VERL_PYTHON") == "$version" ]]
@@ -169,9 +178,9 @@ fail() { # print the end of the log, then one line that says what failed
 }
 
 make_environment() {
-  if fits; then
+  if fits || was_updated; then
     [[ $(stamped dev) == no ]] || dev=yes
-    mv "$stamp" "$unfinished"
+    [[ ! -f $stamp ]] || mv "$stamp" "$unfinished"
     : >"$log"
     say "bringing $venv up to date ($mode)"
     return

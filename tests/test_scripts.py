@@ -81,6 +81,20 @@ def test_failed_installation_does_not_look_complete(tmp_path: Path):
         assert "No matching distribution found" in (venv / "setup.log").read_text()
 
 
+def test_an_interrupted_update_goes_on(tmp_path: Path):
+    (tmp_path / "venv" / "bin").mkdir(parents=True)
+    (tmp_path / "venv" / "bin" / "python").symlink_to(sys.executable)
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    stamp = f"mode=cpu\ndev=yes\nroot={ROOT}\npython={version}\nrequirements=1 2\n"
+    (tmp_path / "venv" / ".verl-setup.unfinished").write_text(stamp)
+    (tmp_path / "venv" / "lib").touch()
+    result = run_setup("--cpu", "--venv", str(tmp_path / "venv"), PIP_NO_INDEX="1", PIP_CONFIG_FILE=os.devnull)
+    assert result.returncode == 1 and "bringing" in result.stdout and "removing" not in result.stdout
+    # What was there stays, and so does the mark.
+    assert (tmp_path / "venv" / "lib").exists()
+    assert (tmp_path / "venv" / ".verl-setup.unfinished").read_text() == stamp
+
+
 def test_concurrent_setups_wait_for_each_other(tmp_path: Path):
     # What each asks of NFS: a lock on a descriptor that may write.
     lock = ROOT / "scripts" / "setup.sh"
@@ -128,6 +142,7 @@ def test_an_environment_that_lacks_packages(checkout: Path):
 FAKE_PYTHON = """#!/usr/bin/env bash
 # What it would run is only written down.
 printf '%s\\n' "$*" >>calls
+printf '%s' "$VERL_SHELL_FOLDER" >shell_folder
 """
 
 TRAIN, EVALUATE = "-m verl.trainer.main_ppo", "-m verl.trainer.main_eval"
@@ -175,6 +190,14 @@ def test_train_passes_its_arguments_on(checkout: Path):
     assert run(checkout / "train.sh", *arguments)[:2] == (0, [f"{TRAIN} {' '.join(arguments)}"])
     (checkout / "calls").unlink()
     assert run(checkout / "train.sh")[:2] == (0, [TRAIN])
+
+
+@pytest.mark.parametrize("script", ["train.sh", "eval.sh"])
+def test_the_folder_of_the_shell_is_passed_on(checkout: Path, script: str, monkeypatch: pytest.MonkeyPatch):
+    (checkout / "elsewhere").mkdir()
+    monkeypatch.chdir(checkout / "elsewhere")
+    assert run(checkout / script)[0] == 0
+    assert (checkout / "shell_folder").read_text() == f"{checkout}/elsewhere"
 
 
 RUNS = {

@@ -1,4 +1,5 @@
-"""Processes of a run are killed at random moments: exit code, last line, and the numbers of the run that resumes.
+"""Runs are stopped, or one of their processes killed, at random moments: exit code, last line, and the numbers of the
+run that resumes.
 
 ``VERL_KILLS=20`` kills more of each kind. The table that is printed has a row for each.
 """
@@ -17,6 +18,7 @@ import pytest
 from conftest import ROOT, small_overrides
 
 from tests.e2e.runs import RAY_AGENTS, Run, assert_checkpoints_complete, records, six_steps
+from verl.checkpoint.folders import checkpoints
 from verl.single_controller.environment import REQUEUE
 
 SEED = int(os.environ.get("VERL_RECOVERY_SEED", "17"))
@@ -38,6 +40,13 @@ KINDS: dict[str, Callable[[Run, Path], list[int]]] = {
 }
 """The processes of a kind, by the logs of an attempt."""
 
+STOPS: dict[str, Callable[[Run], None]] = {
+    "preemption": lambda run: run.process.send_signal(signal.SIGTERM),
+    # To every process of the group, vLLM's included, which brings signal handlers of its own.
+    "Ctrl-C": lambda run: os.killpg(run.driver, signal.SIGINT),
+}
+"""What stops a run."""
+
 RESUME, COMPLETE = "to resume from step ", "the run is complete: "
 RESTARTED: dict[int, tuple[str, ...]] = {0: ("page: ", "metrics: ")}
 """The run itself starts another attempt."""
@@ -50,6 +59,8 @@ ENDINGS: dict[str, dict[int, tuple[str, ...]]] = {
     # The line before says how to resume it.
     "gcs": {REQUEUE: ("error: Ray's head at ", RESUME, "to start again", COMPLETE), **RESTARTED},
     "verifier": RESTARTED,
+    "preemption": {REQUEUE: (RESUME, COMPLETE)},
+    "Ctrl-C": {130: (RESUME, "to start again", COMPLETE)},
 }
 """What is killed -> exit code -> how the last line begins."""
 
@@ -71,7 +82,7 @@ def asynchronous(model: Path, prompts: Path, folder: Path) -> list[str]:
         *("async_training.max_staleness=2", "async_training.partial_rollout=true", "actor.tis_level=token"),
         *("reward_manager.add_reward=true", "actor.optim.lr=1e-4", "trainer.total_training_steps=6"),
         *("trainer.save_freq=1", "trainer.max_ckpt_to_keep=2", "trainer.save_hf_model=false", "trainer.test_freq=4"),
-        *("trainer.detection_s=10", "trainer.max_restarts=3"),
+        *("trainer.detection_s=20", "trainer.max_restarts=3"),
     ]
 
 
@@ -88,15 +99,19 @@ def _logged_process(log: Path) -> int:
 
 
 def _kill_once(run: Run, kind: str, folder: Path, moment: float) -> None:
-    """Kill one process of the kind: after ``moment`` of the steps, a fraction of one included."""
-    run.wait_until(lambda: len(records(folder)) >= int(moment))
+    """Stop the run, or kill one process of the kind: after ``moment`` of the steps, a fraction of one included."""
+    # Where a step ends with a validation, the fourth here, engines have taken its weights before it is recorded.
+    num_records = 2 + int(moment) % 3 if kind == IN_LOAD_WEIGHTS else int(moment)
+    run.wait_until(lambda: len(records(folder)) >= num_records)
     logs = folder / "logs/attempt_1"
     if kind == IN_LOAD_WEIGHTS:
-        # Between two steps, while the checkpoint is written, engines are idle; they then take the new weights.
+        # While the checkpoint is written, engines are idle; they then take the new weights.
         os.kill(_logged_process(logs / "engines/rank_1.log"), signal.SIGSTOP)
         run.wait_until(lambda: (logs / "engines/rank_0.log").read_text().endswith("load_weights: done\n"))
     else:
         time.sleep(moment % 1 * 2)
+    if kind in STOPS:
+        return STOPS[kind](run)
     found = KINDS[kind](run, logs)
     assert found or run.process.poll() is not None, f"no {kind} in {run.processes()}"
     for pid in found[:1]:
@@ -110,7 +125,7 @@ def _kill_once(run: Run, kind: str, folder: Path, moment: float) -> None:
     ("command", "kinds"),
     [
         (plain, ("driver", "worker", "raylet", "gcs", "verifier")),
-        (asynchronous, ("driver", IN_LOAD_WEIGHTS, "worker", ENGINE)),
+        (asynchronous, ("driver", IN_LOAD_WEIGHTS, "preemption", "worker", ENGINE, "Ctrl-C")),
     ],
 )
 def test_a_process_that_is_killed_costs_no_number(
@@ -138,6 +153,8 @@ def test_a_process_that_is_killed_costs_no_number(
         last = log.read_text().rstrip().splitlines()[-1]
         agents = RAY_AGENTS if kind in ("driver", "raylet", "gcs") else ()
         assert run.survivors(agents) == []
+        if kind == "preemption":
+            assert max(checkpoints(folder)) == records(folder)[-1]["step"]
         if code:
             again = Run(command(*made_from, folder), tmp_path / f"{number}.again.log")
             assert again.finish(PATIENCE_S) == 0, again.log.read_text()

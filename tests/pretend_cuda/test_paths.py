@@ -16,9 +16,8 @@ from typing import Any
 
 import pytest
 
-from tests.pretend_cuda import stub
+from tests.conftest import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 WAITS = Path(__file__).with_name("waits.tsv")
 COLUMNS = "path\tfile\tfunction\twait\tcount"
 NAMES = [line.partition("\t")[0] for line in WAITS.read_text().splitlines()[1:]]
@@ -26,17 +25,6 @@ NAMES = [line.partition("\t")[0] for line in WAITS.read_text().splitlines()[1:]]
 pytestmark = [pytest.mark.slow, pytest.mark.pretend_cuda]
 
 Results = dict[str, dict[str, Any]]
-
-
-@pytest.fixture(scope="session")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of a process that has the stub device."""
-    try:
-        library = stub.compile_stub(tmp_path_factory.mktemp("stub"))
-    except (OSError, subprocess.CalledProcessError) as error:
-        what = f"the stub of a CUDA device does not compile: {getattr(error, 'stderr', '') or error}"
-        pytest.fail(what) if os.environ.get("CI") else pytest.skip(what)
-    return os.environ | {stub.STUB: str(library), "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
 
 
 @pytest.fixture(scope="session")

@@ -2,12 +2,16 @@
 
 import json
 import os
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import scoring
+from conftest import ROOT, data_options, scoring
+from tiny_tokenizer import make_tiny_tokenizer
 
 from verl.config.errors import ConfigError
+from verl.data.prompts import PromptDataset
 from verl.rewards import check_ground_truth, compute_score
 from verl.rewards.code import extract_program, read_tests, same_output
 from verl.rewards.pool import VerifierPool
@@ -150,6 +154,18 @@ for fd in (1, 3, 4, 5):
     except OSError: pass
 """,
 }
+
+
+@pytest.mark.slow
+def test_the_training_set_of_the_docs(sandbox, tmp_path: Path):
+    page = (ROOT / "docs" / "rewards.md").read_text()
+    (lines,) = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "my_programs.jsonl").write_text(lines)
+    config = data_options(train_files=[str(tmp_path / "my_programs.jsonl")], max_prompt_length=64)
+    records = PromptDataset(config.train_files, make_tiny_tokenizer(), config).records
+    programs = ["def add(a, b): return a + b", READS, READS, "def add(a, b): return a + b"]
+    for record, program in zip(records, programs, strict=True):
+        assert compute_score(record.data_source, fenced(program), record.ground_truth)["score"] == 1
 
 
 @pytest.mark.slow

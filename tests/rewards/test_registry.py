@@ -42,7 +42,10 @@ def test_no_variant_of_a_family(source: str):
 
 
 def test_unknown_source_names_the_known_ones():
-    with pytest.raises(ValueError, match=r"data_source='gsm9k': must be one of arithmetic, .*; did you mean 'gsm8k'"):
+    own = r"reward_score.custom_functions may name your own: \['gsm9k=file.py:function'\]"
+    with pytest.raises(
+        ValueError, match=rf"data_source='gsm9k': must be one of arithmetic, .*; {own}; did you mean 'gsm8k'"
+    ):
         compute_score("gsm9k", "1", "1")
 
 

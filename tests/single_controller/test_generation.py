@@ -4,12 +4,17 @@ import math
 import random
 from collections.abc import Sequence
 from statistics import NormalDist
+from typing import Any
 
 import pytest
+import torch
 
+from verl.batch import Batch
+from verl.rollout.base import EngineReply
 from verl.rollout.queue import EngineRoom, RequestQueue
+from verl.rollout.requests import ResponseRequests
 from verl.single_controller.failures import WorkerError
-from verl.single_controller.generation import STEPS_PER_CALL, Exchange, serve
+from verl.single_controller.generation import STEPS_PER_CALL, Exchange, run_engines, serve
 
 
 class SimulatedEngines:
@@ -162,6 +167,52 @@ def test_others_get_what_a_lost_engine_has_not_returned():
     assert sorted(finished) == list(range(400)) and queue.left == 0 and queue.held == [0, 0, 0]
     # Nothing more was dealt to those that were lost.
     assert engines.clocks[0] > 2000 > engines.clocks[1] and not queue.take(1)
+
+
+class LosesAnEngineInCut:
+    """In place of a pool of two engines, of which the second is lost as responses are cut. Response i has i tokens."""
+
+    def __init__(self) -> None:
+        self.living, self.given = [0, 1], dict[int, list[int]]()
+
+    def call(self, rank: int, method: str, arguments: tuple[ResponseRequests, int]) -> tuple[int, int]:
+        assert method == "advance"
+        self.given.setdefault(rank, []).extend(arguments[0].rows)
+        return rank, len(self.given)
+
+    def completed(self, calls: dict[Any, int], method: str, started: float) -> Any:
+        # Of each engine the first has ended; the second's is still being measured.
+        for call, rank in calls.items():
+            first = self.given[rank][0]
+            yield call, EngineReply(episodes([first]) if rank == 0 else None, 0, [first])
+
+    def received(self, reply: EngineReply) -> EngineReply:
+        return reply
+
+    def run_living(self, method: str) -> list[Any]:
+        if method == "start_generation":
+            return [EngineRoom(4, 4)] * 2
+        assert method == "cut"
+        self.living = [0]
+        return [EngineReply(None, 0, open=episodes(self.given[0][1:], more=3))]
+
+
+def episodes(rows: list[int], more: int = 0) -> Batch:
+    return Batch.of([[5]] * len(rows), [[6] * (row + more) for row in rows], request=torch.tensor(rows))
+
+
+def test_what_a_lost_engine_was_to_cut_is_left_as_it_was():
+    pool, finished = LosesAnEngineInCut(), list[int]()
+    requests = ResponseRequests(range(6), [[5]] * 6, [0] * 6, sampling=None, begun=episodes([*range(6)]))
+    cut = run_engines(
+        pool, 1, requests, True, lambda part: finished.extend(part.request.tolist()), lambda ended: len(ended) == 2
+    )
+    assert pool.given == {0: [0, 1, 2], 1: [3, 4, 5]} and finished == [0]
+    left = {
+        int(row): int(length) for part in cut for row, length in torch.stack([part.request, part.response_lengths], 1)
+    }
+    # The first engine's go on; of the second's also the one that had ended begins where it was.
+    assert left == {1: 4, 2: 5, 3: 3, 4: 4, 5: 5}
 
 
 @pytest.mark.parametrize("copies", [1, 2, 4])

@@ -220,9 +220,9 @@ def test_what_workers_do_while_they_start_is_said_once_each(ray_session: None, m
 def test_a_beat_carries_what_the_process_does(heartbeat, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Stage, "name", "starting vllm")
     with greet(heartbeat.pulse, 0) as worker:
-        worker.sendall(b"loading the model\n")
         deadline = time.monotonic() + 20
         while heartbeat.stages != {0: "loading the model"} and time.monotonic() < deadline:
+            worker.sendall(b"loading the model\n")
             time.sleep(0.05)
         assert heartbeat.stages == {0: "loading the model"}
         assert worker.recv(100).startswith(b"starting vllm\n")

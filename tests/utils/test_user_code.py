@@ -64,7 +64,7 @@ def test_a_module_and_a_file(file: Path):
         ("math:nothing", "f='math:nothing': math has no function or class 'nothing'"),
         ("math:pi", "f='math:pi': math has no function or class 'pi'"),
         ("no_such_module:f", "f='no_such_module:f': importing it raised ModuleNotFoundError: No module named"),
-        ("gone.py:f", "f='gone.py:f': no such file; name a .py file or a module"),
+        ("gone.py:f", f"f='gone.py:f': no such file ({Path.cwd()}/gone.py); name a .py file or a module"),
     ],
 )
 def test_missing_code(path: str, message: str):

@@ -15,6 +15,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 # Triton multiplies float32 in TF32 by default. Of these models that moves states by up to 0.03, and where a router is
 # undecided, by 2.
 COMPILED = {"TORCHDYNAMO_DISABLE": "0", "TRITON_F32_DEFAULT": "ieee"}
+NO_WAITS = {"VLLM_GPU_SYNC_CHECK": "error"}
+"""From 0.28 on, vLLM then fails where a step waits for the GPU, the plugin's part of it included."""
 TOLERANCE = 2e-2
 """Of states up to 17: a hundred times what is left in float32, and far below what another token's states would give."""
 FULL_SPEED: dict[str, Any] = {"enforce_eager": False, "gpu_memory_utilization": 0.2}
@@ -27,7 +29,7 @@ def test_compiled_engines_with_cuda_graphs(name: str, runner: str, tmp_path: Pat
     model = zoo.load(path)
     layers = [-1] if name == "gemma2" else [2, 0, -1]
     capture = {"layers": layers, "phase": "both", "max_bytes": 40_000}
-    with process(IN_PROCESS | COMPILED | {"VLLM_USE_V2_MODEL_RUNNER": runner}) as pool:
+    with process(IN_PROCESS | COMPILED | NO_WAITS | {"VLLM_USE_V2_MODEL_RUNNER": runner}) as pool:
         outcome = pool.submit(engines.in_tight_quarters, path, capture, prompts, **FULL_SPEED).result()
     assert error(outcome.answers, model, layers) < TOLERANCE
     assert outcome.facts["compiled"] and outcome.facts["preempted"] > 0
@@ -40,7 +42,7 @@ def test_draws_from_streams_do_not_depend_on_the_batch(runner: str, tmp_path: Pa
     path = zoo.build("qwen2", tmp_path / "qwen2")
     asked = [(prompt, {"temperature": 1.0, "n": 4, "extra_args": {"stream": i}}) for i, prompt in enumerate(prompts)]
     found = []
-    with process(IN_PROCESS | COMPILED | {"VLLM_USE_V2_MODEL_RUNNER": runner}) as pool:
+    with process(IN_PROCESS | COMPILED | NO_WAITS | {"VLLM_USE_V2_MODEL_RUNNER": runner}) as pool:
         for options in ({}, {"max_num_seqs": 3}, {"async_scheduling": False}, engines.TIGHT):
             outcome = pool.submit(engines.from_streams, path, asked, **FULL_SPEED | options).result()
             found.append([response.tokens for answer in outcome.answers for response in answer.responses])

@@ -37,9 +37,16 @@ class Mistakes:
             self.lines += str(error).splitlines()
 
     def raise_all(self) -> None:
-        """Raise a ``ConfigError`` with a line for each mistake, if there was any."""
-        if self.lines:
-            raise ConfigError("\n".join(dict.fromkeys(self.lines)))
+        """Raise a ``ConfigError`` with a line for each mistake, if there was any.
+
+        The critic's model and others take over options of ``model``; a mistake in these is told of ``model`` alone.
+        """
+        told: list[str] = []
+        for line in self.lines:
+            if not any(line == other or line.endswith(f".{other}") for other in told):
+                told.append(line)
+        if told:
+            raise ConfigError("\n".join(told))
 
 
 class ConfigError(ValueError):

@@ -106,7 +106,8 @@ class Method:
         return rewards
 
     def after_step(self, outcome: StepOutcome) -> None:
-        """Called at the end of each step."""
+        """Called at the end of each step; with ``async_training.max_staleness`` above 0, prompts of later steps have
+        been chosen by then."""
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds."""

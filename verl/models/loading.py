@@ -1,18 +1,22 @@
 """Loading language models and value models onto shards.
 
 Rank 0 alone reads a checkpoint. The others build the model on the meta device and get their shards by broadcast,
-parameter by parameter, so that memory holds a whole model once, and all machines have the same weights.
+parameter by parameter, so that all machines have the same weights. Where the files hold the parameters as the model
+has them, rank 0 reads each when its turn comes; where ``transformers`` renames, joins or makes some (experts, adapters,
+a new head), its memory holds the whole model once, in float32.
 """
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import transformers
+from safetensors import safe_open
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -24,6 +28,7 @@ from verl.config.errors import ConfigError
 from verl.models.attention import attention_name
 from verl.models.fsdp import shard_model, sharding_mesh
 from verl.models.hub import local_folder
+from verl.models.huggingface import names_in_files
 from verl.models.info import VALUE_HEAD, ModelInfo
 from verl.models.lora import add_adapters
 from verl.models.offload import local_part, require_loaded, reshard
@@ -134,13 +139,15 @@ def load_and_shard(
     if mesh.device_type == "cpu":
         multiply_by_onednn(model)
     reads = dist.get_rank() == 0 and source is None
-    state = dict(_named_tensors(build_complete("cpu"))) if reads else {}
+    values: Callable[[str], Tensor] | None = None
+    if reads:
+        values = tensors_in_files(model, config.path) or dict(_named_tensors(build_complete("cpu"))).pop
     copy_size = config.fsdp.fsdp_size
     if copy_size is None:
         copy_size = 1 if sum(parameter.numel() for parameter in model.parameters()) <= SMALL else -1
     shard_model(model, config, sharding_mesh(mesh, copy_size), trainable)
     if source is None:
-        _broadcast(model, state, mesh.device_type)
+        _broadcast(model, values, mesh.device_type)
     else:
         _copy(model, source, mesh.device_type)
     # Dropout would make log-probabilities of one policy differ between two forward passes.
@@ -148,13 +155,44 @@ def load_and_shard(
     return model
 
 
+def tensors_in_files(model: PreTrainedModel, path: str) -> Callable[[str], Tensor] | None:
+    """Reads parameters and buffers of ``model``, on the meta device, by name from the safetensors files in ``path``.
+
+    None where a parameter is not in them under its name and with its shape, or there are buffers that must be computed
+    besides those of rotary embeddings, which their config decides.
+    """
+    files: dict[str, tuple[Path, tuple[int, ...]]] = {}
+    for file in sorted(Path(local_folder(path)).glob("*.safetensors")):
+        with safe_open(file, framework="pt") as tensors:
+            files |= {name: (file, tuple(tensors.get_slice(name).get_shape())) for name in tensors.keys()}  # noqa: SIM118
+    computed: dict[str, Tensor] = {}
+    for place, module in model.named_modules():
+        if type(module).__name__.endswith("RotaryEmbedding") and hasattr(module, "config"):
+            fresh: nn.Module = type(module)(module.config)
+            computed |= {f"{place}.{name}": buffer for name, buffer in fresh.named_buffers(recurse=False)}
+    needed = {name: tuple(value.shape) for name, value in _named_tensors(model) if name not in computed}
+    names = names_in_files(model, needed)
+    if any(names[name] != name or name not in files or files[name][1] != shape for name, shape in needed.items()):
+        return None
+
+    def read(name: str) -> Tensor:
+        if name in computed:
+            return computed[name]
+        with safe_open(files[name][0], framework="pt") as tensors:
+            value: Tensor = tensors.get_tensor(name)
+            return value
+
+    return read
+
+
 @torch.no_grad()
-def _broadcast(model: nn.Module, state: dict[str, Tensor], device: str) -> None:
-    """Move ``model`` from the meta device to ``device`` with the values in rank 0's ``state``, which is used up."""
+def _broadcast(model: nn.Module, values: Callable[[str], Tensor] | None, device: str) -> None:
+    """Move ``model`` from the meta device to ``device`` with rank 0's ``values``, each of which is asked for once."""
     model.to_empty(device=device)
     for name, target in _named_tensors(model):
         if dist.get_rank() == 0:
-            value = state.pop(name).detach().to(device, target.dtype).contiguous()
+            assert values is not None
+            value = values(name).detach().to(device, target.dtype).contiguous()
         else:
             value = torch.empty(target.shape, dtype=target.dtype, device=device)
         dist.broadcast(value, src=0)

@@ -105,7 +105,8 @@ def find_scorer(data_source: str, custom: Mapping[str, str] = CUSTOM_FUNCTIONS) 
             return Scorer(custom[name], is_custom=True)
     families = (name for name in VERIFIERS if name.endswith("*") and data_source.startswith(name[:-1]))
     name = data_source if data_source in VERIFIERS else next(families, data_source)
-    configured = f"; reward_score.custom_functions has {', '.join(custom)}" if custom else ""
+    own = f"has {', '.join(custom)}" if custom else f"may name your own: ['{data_source}=file.py:function']"
+    configured = f"; reward_score.custom_functions {own}"
     require_choice("data_source", name, [*VERIFIERS, *custom], configured)
     return Scorer(VERIFIERS[name], is_custom=False)
 
@@ -144,7 +145,7 @@ class Job(NamedTuple):
             verdict: Verdict | None = load_verifier(path)(graded, truth, self.extra_info, quick=quick)
             if verdict is None and not quick:
                 raise TypeError(f"{path} returned None with quick=False; return a Verdict")
-            if verdict is not None and self.takes_hashes and extract_gsm8k(graded) is not None:
+            if verdict is not None and self.takes_hashes and path in BOXED and extract_gsm8k(graded) is not None:
                 verdict = replace(verdict, boxed=True)
             if verdict is not None and verdict.correct:
                 return verdict

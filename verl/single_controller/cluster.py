@@ -122,7 +122,7 @@ def ray_cluster(world_size: int, device_type: str, object_store_mb: int = SMALLE
     nothing, no files. Its shared memory has ``object_store_mb``.
 
     Raises:
-        ConfigError: the cluster does not answer, or refuses the token.
+        ConfigError: the cluster does not answer, or refuses the token; a local one does not start.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -170,21 +170,26 @@ def ray_cluster(world_size: int, device_type: str, object_store_mb: int = SMALLE
 
 def _init_ray(**options: Any) -> None:
     """``ray.init``, again where a local cluster does not come up within the half minute that Ray allows it: on a busy
-    machine, where the processes of the attempt before may still be ending."""
+    machine, where the processes of the attempt before may still be ending. Raises ``ConfigError`` if it never does."""
     for tries_left in reversed(range(START_TRIES)):
         before = set(psutil.Process().children(recursive=True))
         try:
             ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
             return
         except Exception as error:
-            if SLOW_START not in str(error) or not tries_left:
+            if SLOW_START not in str(error):
                 raise
             # Ray leaves what it has started so far to the end of this process.
             started = [each for each in psutil.Process().children(recursive=True) if each not in before]
             for process in [each for each in started if options["_temp_dir"] in " ".join(_command(each))]:
-                with suppress(psutil.NoSuchProcess):
+                with suppress(psutil.Error):
                     process.kill()
                     process.wait(KILL_S)
+            if not tries_left:
+                raise ConfigError(
+                    f"Ray's processes did not start within half a minute, {START_TRIES} times: this machine is too "
+                    "busy; free some of it, and start the same command again"
+                ) from error
 
 
 def _command(process: psutil.Process) -> list[str]:

@@ -37,7 +37,7 @@ TMP_BYTES = 64 << 20
 """Size of its temporary folder."""
 
 MAX_OPEN_FILES = 64
-POLL_S = 0.02
+POLL_MS = 20
 """Time between two looks at the memory of a run."""
 
 FIRST_UID, NUM_UIDS = 61184, 4336
@@ -89,8 +89,9 @@ def run_python(code: str, stdin: str = "", seconds: float = 10.0, memory_mb: int
         try:
             killed = _watch(process, status, time.monotonic() + seconds, memory_mb << 20)
         finally:
-            process.kill()  # no more than a formality, except for KeyboardInterrupt
+            process.kill()  # after KeyboardInterrupt; otherwise it has ended
             process.wait()
+            _wait_for(_status(status).get("child-pid"))
         written = [os.pread(file, MAX_FILE_BYTES, 0) for file in (stdout, stderr)]
         ended = _status(status).get("exit-code")
     texts = [data.decode(errors="replace") for data in written]
@@ -114,9 +115,10 @@ def _file(files: ExitStack, data: bytes | None = None) -> int:
 
 def _watch(process: subprocess.Popen[bytes], status: int, deadline: float, max_bytes: int) -> Ending | None:
     """Wait for the end of a run; what it was killed for, if it was."""
-    ended = os.pidfd_open(process.pid)
+    ended, poller = os.pidfd_open(process.pid), select.poll()
+    poller.register(ended, select.POLLIN)
     try:
-        while not select.select([ended], [], [], POLL_S)[0]:
+        while not poller.poll(POLL_MS):
             first = _status(status).get("child-pid")
             late = time.monotonic() > deadline
             if late or (first is not None and _memory(first) > max_bytes):
@@ -129,10 +131,22 @@ def _watch(process: subprocess.Popen[bytes], status: int, deadline: float, max_b
         os.close(ended)
 
 
+def _wait_for(first: int | None) -> None:
+    """Wait until the first process of the namespace, and so every other, has ended: bubblewrap may end before it, which
+    kills it."""
+    try:
+        ended, poller = os.pidfd_open(first or 0), select.poll()
+    except (OSError, ValueError):  # it has ended, or there was none
+        return
+    poller.register(ended, select.POLLIN)
+    poller.poll(10_000)
+    os.close(ended)
+
+
 def _status(file: int) -> dict[str, int]:
     """What bubblewrap has reported: ``child-pid``, and at the end ``exit-code``."""
     entries: dict[str, int] = {}
-    for line in os.pread(file, 4096, 0).splitlines():
+    for line in os.pread(file, 4096, 0).split(b"\n")[:-1]:
         entries |= json.loads(line)
     return entries
 
@@ -284,6 +298,8 @@ def require_sandbox() -> None:
     """Raise ``ConfigError`` with one line that says what to install or to set, unless :func:`run_python` works."""
     if sys.platform != "linux" or platform.machine() not in ARCHITECTURES:
         raise ConfigError(f"the sandbox for programs needs Linux on {' or '.join(ARCHITECTURES)}")
+    if not Path(f"/proc/self/task/{os.getpid()}/children").exists():
+        raise ConfigError("the sandbox for programs needs a Linux kernel with CONFIG_PROC_CHILDREN")
     try:
         trial = run_python("import json; print(json.dumps(42))", seconds=60)
     except RuntimeError as error:

@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -258,16 +259,21 @@ def test_an_engine_that_dies_costs_an_attempt_and_no_bit(arithmetic_prompts, tmp
 
 
 @pytest.mark.nightly
-def test_a_run_goes_on_without_an_engine(arithmetic_prompts, tmp_path):
-    folder = tmp_path / "run"
+def test_a_run_goes_on_without_an_engine_and_loses_no_group(arithmetic_prompts, tmp_path):
+    folder, steps = tmp_path / "run", 10
     options = ("async_training.max_staleness=3", "async_training.partial_rollout=true", "actor.tis_level=token")
-    overrides = overrides_of(arithmetic_prompts, folder, *ENGINES, *options, "trainer.deterministic=false")
-    run = Run([*overrides, "trainer.total_training_steps=10", "trainer.test_freq=-1"], tmp_path / "run.log")
+    filtering = ("algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=score")
+    overrides = overrides_of(arithmetic_prompts, folder, *ENGINES, *options, *filtering, "trainer.deterministic=false")
+    run = Run([*overrides, f"trainer.total_training_steps={steps}", "trainer.test_freq=-1"], tmp_path / "run.log")
     run.wait_until(lambda: len(records(folder)) == 3)
     kill_engine(folder)
     assert run.finish() == 0, run.log.read_text()
     assert "going on with 1 engines" in run.log.read_text() and "attempt 1 ended" not in run.log.read_text()
-    steps = records(folder)[1:]
-    # Each group is learned from once, and none is left.
-    assert sum(step["async/admitted"] for step in steps) == 10 * 4 and steps[-1]["async/outstanding"] == 0
+    trained, total = 0, Counter[str]()
+    for record in records(folder)[1:]:
+        trained += 4 - int(record["train/filler_groups"])
+        total.update({name: int(record[f"async/{name}"]) for name in ("admitted", "filtered")})
+        # Each group that was admitted is learned from once, was left out, or is still there.
+        assert total["admitted"] == trained + total["filtered"] + int(record["async/outstanding"])
+    assert trained == steps * 4 and total["filtered"] > 0 and records(folder)[-1]["async/outstanding"] == 0
     run.assert_nothing_left(folder)

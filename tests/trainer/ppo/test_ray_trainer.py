@@ -11,7 +11,7 @@ from verl.config import PPOConfig, load_config
 from verl.rank.reward_manager import RewardManager
 from verl.trainer.logging.speed import PhaseTimer
 from verl.trainer.ppo.advantages import AdvantageEstimation
-from verl.trainer.ppo.ray_trainer import RayPPOTrainer, prefix_note
+from verl.trainer.ppo.ray_trainer import RayPPOTrainer, prefix_note, step_note
 from verl.trainer.ppo.updates import Updates, mini_batches
 from verl.workers.policy_loss import PolicyLoss
 
@@ -310,3 +310,8 @@ def test_a_velocity_of_0_for_want_of_prefixes_is_told(velocity, acceleration, no
     name = "cal/overall/layer_1/Effective Rank diff"
     metrics = {} if velocity is None else {f"val/{name}/mean": velocity, f"val/{name} 2/mean": acceleration}
     assert prefix_note(metrics, 40) == note
+
+
+def test_a_step_without_an_informative_group_says_so():
+    assert step_note({"train/filler_groups": 48.0}, 48) == "no informative group, no update"
+    assert [step_note(metrics, 48) for metrics in ({"train/filler_groups": 47.0}, {})] == ["", ""]

@@ -341,9 +341,13 @@ class RayPPOTrainer(Trainer):
         if not self.told_of_prefixes and (note := prefix_note(metrics, self.config.calculator.diff_stride)):
             self.told_of_prefixes = True
             self.display.say(note)
-        nothing = metrics.get("train/filler_groups") == self.config.data.train_batch_size
-        self.display.step(self.step, metrics, "no informative group, no update" if nothing else "")
+        self.display.step(self.step, metrics, step_note(metrics, self.config.data.train_batch_size))
         self.metrics = {}
+
+
+def step_note(metrics: Mapping[str, float], batch_size: int) -> str:
+    """What is to be said of a step of dynamic sampling whose groups are all filler."""
+    return "no informative group, no update" if metrics.get("train/filler_groups") == batch_size else ""
 
 
 def prefix_note(metrics: Mapping[str, float], stride: int) -> str:

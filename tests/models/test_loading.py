@@ -1,0 +1,73 @@
+"""Reading a checkpoint parameter by parameter, without the whole model in memory."""
+
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    GPT2Config,
+    LlamaConfig,
+    Phi3Config,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3MoeConfig,
+)
+
+from tests.models.conftest import TINY
+from verl.models.loading import load_sharded_model, tensors_in_files
+
+ROPE = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+READ: dict[str, PreTrainedConfig] = {
+    "qwen2": Qwen2Config(**TINY),
+    "tied": Qwen2Config(**TINY, tie_word_embeddings=True),
+    "llama3": LlamaConfig(**TINY, rope_parameters=ROPE | {"original_max_position_embeddings": 64}),
+    "phi3": Phi3Config(**TINY),
+    "gpt2": GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=16),
+}
+NOT_READ: dict[str, PreTrainedConfig] = {
+    "experts that are joined": Qwen3MoeConfig(**TINY, **EXPERTS),
+    "a buffer that the model computes": Gemma2Config(**TINY),
+}
+
+
+def saved(config: PreTrainedConfig, folder: Path) -> str:
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(folder, max_shard_size="20KB")
+    return str(folder)
+
+
+@pytest.mark.parametrize("name", READ)
+def test_parameters_read_one_by_one_are_those_of_transformers(name: str, tmp_path: Path):
+    path = saved(READ[name], tmp_path)
+    whole = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    empty = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, device_map="meta")
+    read = tensors_in_files(empty, path)
+    assert read is not None
+    expected = dict(chain(whole.named_parameters(), whole.named_buffers()))
+    assert [place for place, _ in chain(empty.named_parameters(), empty.named_buffers())] == list(expected)
+    for place, value in expected.items():
+        assert torch.equal(read(place).to(value.dtype), value), place
+
+
+@pytest.mark.parametrize("name", NOT_READ)
+def test_what_transformers_makes_is_not_read_from_files(name: str, tmp_path: Path):
+    path = saved(NOT_READ[name], tmp_path)
+    assert tensors_in_files(AutoModelForCausalLM.from_pretrained(path, device_map="meta"), path) is None
+
+
+def test_the_whole_model_is_never_built_in_memory(model_config, single_mesh, tmp_path: Path):
+    path = saved(READ["qwen2"], tmp_path / "model")
+    with mock.patch.object(
+        AutoModelForCausalLM, "from_pretrained", wraps=AutoModelForCausalLM.from_pretrained
+    ) as build:
+        model = load_sharded_model(replace(model_config, path=path), single_mesh, trainable=True)
+    assert [call.kwargs.get("device_map") for call in build.call_args_list] == ["meta"]
+    whole = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    for (name, value), expected in zip(model.named_parameters(), whole.parameters(), strict=True):
+        assert torch.equal(value.full_tensor(), expected), name
