@@ -26,7 +26,7 @@ FLOAT_TOLERANCE = 1e-6
 REASONS = {"timeout": "timeout", "memory": "memory"}
 """How a program ended that failed -> the reason of its verdict, else ``different``."""
 
-_BLOCK = re.compile(r"^[ \t]*```[ \t]*([\w+.-]*)[^\n]*\n(.*?)^[ \t]*```", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"^[ \t]*+```[ \t]*+([\w+.-]*+)[^\n]*+\n(.*?)^[ \t]*+```", re.MULTILINE | re.DOTALL)
 _PYTHON = ("python", "py", "python3")
 
 
