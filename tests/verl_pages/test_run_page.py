@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,12 @@ import pytest
 
 from tests.chromium import PageText, choose, press, shows, until, value
 from tests.evaluation.example_results import HOSTILE
-from tests.verl_pages.example_runs import of_tokens, response, write_metrics, write_run, write_samples
+from tests.verl_pages.example_runs import ER, metrics_of, of_tokens, response, write_metrics, write_run, write_samples
 from verl.config.errors import ConfigError
 from verl.utils.portable import valid_unicode
+from verl_pages.options import differences, run_names
 from verl_pages.run import make_page
-from verl_pages.run_folder import read_run
+from verl_pages.run_folder import RunFolder, read_run
 from verl_pages.sample_files import gather_samples
 
 COUNT = "document.getElementById('count').textContent"
@@ -51,6 +53,8 @@ class Page(PageText):
         # Engines of their own sample the next step meanwhile; the trainer waits for them, or they for it.
         ({"step": 10, "gen": 10, "update_actor": 7, "trainer_wait": 3, "engine_wait": 0}, [(0, 10)], [(0, 7)]),
         ({"step": 10, "gen": 4, "update_actor": 10, "trainer_wait": 0, "engine_wait": 6}, [(0, 4)], [(0, 10)]),
+        # The last one's responses are there when it begins.
+        ({"step": 10, "update_actor": 6, "testing": 4, "gen": 0}, [(6, 10)], [(0, 6)]),
         # In the first step also that step itself, before the trainer begins.
         ({"step": 10, "gen": 9, "update_actor": 6, "trainer_wait": 0, "engine_wait": 0}, [(0, 9)], [(4, 10)]),
     ],
@@ -95,6 +99,19 @@ def test_seeds_are_together_and_options_that_differ_are_marked(tmp_path: Path):
     assert [group["name"] for group in page.index["groups"]] == ["grpo_s0 (2 runs)", "other"]
     assert ["actor.optim.lr", 1, ["0.0001", "0.0001", "1.0"]] in page.options()
     assert ["trainer.total_training_steps", 0, ["6"]] in page.options()
+
+
+def test_runs_are_called_by_their_experiment_and_by_what_differs():
+    def run(folder: str, experiment: str, lr: str) -> RunFolder:
+        options = {"trainer.experiment_name": json.dumps(experiment), "actor.optim.lr": lr, "seed": "0"}
+        return RunFolder(Path(folder), folder, options=options)
+
+    runs = [run("2026-01-01", "grpo", "0.1"), run("2026-01-02", "grpo", "0.2"), run("2026-01-03", "ppo", "0.1")]
+    assert run_names(runs) == ["grpo, optim.lr=0.1", "grpo, optim.lr=0.2", "ppo"]
+    assert differences(runs) == [["optim.lr=0.1"], ["optim.lr=0.2"], ["optim.lr=0.1"]]
+    # Nothing but the folder differs, or nothing is known.
+    assert run_names([runs[0], replace(runs[0], name="2026-01-02")]) == ["grpo 2026-01-01", "grpo 2026-01-02"]
+    assert run_names([RunFolder(Path("a"), "a"), runs[2]]) == ["a", "ppo"]
 
 
 def test_curves_of_many_steps_are_thinned_without_losing_peaks(tmp_path: Path):
@@ -286,6 +303,35 @@ def test_a_chart_is_enlarged(browser, tmp_path: Path):
     assert whole[:3] == ["0", "20,000", "40,000"] and whole[-2:] == ["training step", "Policy loss"]
     assert log[:3] == ["1e−4", "0.01", "1"] and zoomed[0] == "1" and zoomed[-5:-2] == ["5", "6", "7"]
     assert kinds == ["text/csv", "image/png"] and csv == ['"training step","loss"', "1,0.0001", "2,0.001"]
+
+
+@pytest.mark.slow
+def test_correct_and_wrong_have_colours_of_their_own(browser, tmp_path: Path):
+    folder = write_run(tmp_path / "run", samples=False)
+    verdicts = {"verifier/exact": 1.0, "verifier/different": 2.0, "verifier/timeout": 0.0}
+    lengths = {f"response_length/{group}/mean": 3.0 for group in ("correct", "incorrect")}
+    write_metrics(folder, [metrics_of(step) | verdicts | lengths for step in range(1, 5)])
+    keys = "[...document.querySelectorAll('.keysOf span')]"
+    look = "[e.textContent, ...['stroke', 'stroke-dasharray'].map((a) => e.querySelector('path').getAttribute(a))]"
+    looks = browser(make_page([folder])[0], [DRAWN, value(f"{keys}.map((e) => {look})")])[0]
+    meant = {tuple(look) for look in looks if "var(--" in look[1]}
+    good, bad = ("var(--good)", None), ("var(--bad)", "6 3")
+    assert meant == {("correct", *good), ("exact", *good), ("incorrect", *bad), ("different", *bad)}
+    assert {"timeout", "training", "gen"} <= {look[0] for look in looks}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 3, 7])
+def test_the_overview_is_seen_whole(browser, tmp_path: Path, count: int):
+    runs = [write_run(tmp_path / f"2026-01-0{i}_12-00-00", lr=i / 8, samples=False) for i in range(count)]
+    more = {"critic/rewards/mean": -0.875, "response_length/mean": 123.4, "perf/throughput": 1234.5, "score/mean": 0.5}
+    for order, name in enumerate(("", " diff", " diff 2")):
+        more[f"cal/overall/layer_1/{ER}{name}/mean"] = 12.34 / (1 + order)
+    for run in runs:
+        write_metrics(run, [metrics_of(step) | more for step in range(200)])
+    table = "document.getElementById('overview-table')"
+    steps = [value(f"{table}.scrollWidth <= {table}.clientWidth"), value(f"{table}.innerText.includes('−0.875')")]
+    assert browser(make_page(runs)[0], steps) == [True, True]
 
 
 @pytest.mark.slow

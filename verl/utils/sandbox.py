@@ -8,6 +8,7 @@ open. Its input and outputs are anonymous files, so there is nobody to talk to. 
 import errno
 import fcntl
 import json
+import mmap
 import os
 import platform
 import resource
@@ -36,7 +37,7 @@ TMP_BYTES = 64 << 20
 """Size of its temporary folder."""
 
 MAX_OPEN_FILES = 64
-POLL_S = 0.02
+POLL_MS = 20
 """Time between two looks at the memory of a run."""
 
 FIRST_UID, NUM_UIDS = 61184, 4336
@@ -88,8 +89,9 @@ def run_python(code: str, stdin: str = "", seconds: float = 10.0, memory_mb: int
         try:
             killed = _watch(process, status, time.monotonic() + seconds, memory_mb << 20)
         finally:
-            process.kill()  # no more than a formality, except for KeyboardInterrupt
+            process.kill()  # after KeyboardInterrupt; otherwise it has ended
             process.wait()
+            _wait_for(_status(status).get("child-pid"))
         written = [os.pread(file, MAX_FILE_BYTES, 0) for file in (stdout, stderr)]
         ended = _status(status).get("exit-code")
     texts = [data.decode(errors="replace") for data in written]
@@ -113,9 +115,10 @@ def _file(files: ExitStack, data: bytes | None = None) -> int:
 
 def _watch(process: subprocess.Popen[bytes], status: int, deadline: float, max_bytes: int) -> Ending | None:
     """Wait for the end of a run; what it was killed for, if it was."""
-    ended = os.pidfd_open(process.pid)
+    ended, poller = os.pidfd_open(process.pid), select.poll()
+    poller.register(ended, select.POLLIN)
     try:
-        while not select.select([ended], [], [], POLL_S)[0]:
+        while not poller.poll(POLL_MS):
             first = _status(status).get("child-pid")
             late = time.monotonic() > deadline
             if late or (first is not None and _memory(first) > max_bytes):
@@ -128,10 +131,22 @@ def _watch(process: subprocess.Popen[bytes], status: int, deadline: float, max_b
         os.close(ended)
 
 
+def _wait_for(first: int | None) -> None:
+    """Wait until the first process of the namespace, and so every other, has ended: bubblewrap may end before it, which
+    kills it."""
+    try:
+        ended, poller = os.pidfd_open(first or 0), select.poll()
+    except (OSError, ValueError):  # it has ended, or there was none
+        return
+    poller.register(ended, select.POLLIN)
+    poller.poll(10_000)
+    os.close(ended)
+
+
 def _status(file: int) -> dict[str, int]:
     """What bubblewrap has reported: ``child-pid``, and at the end ``exit-code``."""
     entries: dict[str, int] = {}
-    for line in os.pread(file, 4096, 0).splitlines():
+    for line in os.pread(file, 4096, 0).split(b"\n")[:-1]:
         entries |= json.loads(line)
     return entries
 
@@ -202,6 +217,8 @@ def _mounts() -> tuple[str, ...]:
                 command += ["--dir", str(parent)]
             command += ["--ro-bind", str(prefix), str(prefix)]
     command += ["--proc", "/proc", "--dev", "/dev"]
+    # Mapped and shared, /dev/zero is memory that no process is charged for.
+    command += ["--dev-bind", "/dev/null", "/dev/zero"]
     for folder in ("/dev/shm", "/tmp"):
         command += ["--perms", "1777", "--size", str(TMP_BYTES), "--tmpfs", folder]
     return (*command, "--remount-ro", "/dev")
@@ -219,7 +236,7 @@ REFUSED = {
     "socket": (41, 198),
     # Memory that belongs to no process.
     **{"memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194), "msgget": (68, 186)},
-    **{"semget": (64, 190), "io_setup": (206, 0), "io_uring_setup": (425, 425)},
+    **{"semget": (64, 190), "io_setup": (206, 0), "io_uring_setup": (425, 425), "vmsplice": (278, 75)},
     # What is shared with the rest of the machine: keys and the kernel's log.
     **{"add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219), "syslog": (103, 116)},
     # What no program needs and has opened the kernel before.
@@ -227,12 +244,13 @@ REFUSED = {
 }
 """System calls that fail with EPERM: the number on each architecture."""
 
-CLONE, CLONE3, PRCTL = (56, 220), (435, 435), (157, 167)
+CLONE, CLONE3, MMAP, PRCTL = (56, 220), (435, 435), (9, 222), (157, 167)
 NEW_NAMESPACES = 0x7E020080
 """All ``CLONE_NEW*`` flags."""
+SHARED_ANONYMOUS = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS
 PR_SET_PDEATHSIG = 1
-LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-"""Codes of classic BPF: load a word of the call, jumps, and the end."""
+LOAD, AND, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
+"""Codes of classic BPF: load a word of the call, mask it, jumps, and the end."""
 ALLOW, KILL, FAIL = 0x7FFF0000, 0x80000000, 0x00050000
 NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16
 """Offsets in ``struct seccomp_data``; an argument is 8 bytes, the low word first."""
@@ -251,7 +269,11 @@ def _filter() -> bytes:
     # The flags of clone3 are in memory, out of sight: without it, callers use clone.
     program += [(EQUAL, 0, 1, CLONE3[column]), (RETURN, 0, 0, FAIL | errno.ENOSYS)]
     program += [(EQUAL, 0, 3, CLONE[column]), (LOAD, 0, 0, ARGUMENTS), (ANY_BIT, 0, 1, NEW_NAMESPACES), denied]
-    # Nobody calls off that the program dies with its parent. Here the number may be overwritten by clone's flags.
+    # Shared memory without a file stays until its last page is unmapped, so that no process need count it. From here
+    # on the number may be overwritten by an argument.
+    program += [(LOAD, 0, 0, NUMBER), (EQUAL, 0, 4, MMAP[column]), (LOAD, 0, 0, ARGUMENTS + 24)]
+    program += [(AND, 0, 0, SHARED_ANONYMOUS), (EQUAL, 0, 1, SHARED_ANONYMOUS), denied]
+    # Nobody calls off that the program dies with its parent.
     program += [(LOAD, 0, 0, NUMBER), (EQUAL, 0, 5, PRCTL[column]), (LOAD, 0, 0, ARGUMENTS)]
     program += [(EQUAL, 0, 3, PR_SET_PDEATHSIG), (LOAD, 0, 0, ARGUMENTS + 8), (EQUAL, 1, 0, signal.SIGKILL), denied]
     program += [(RETURN, 0, 0, ALLOW)]
@@ -276,6 +298,8 @@ def require_sandbox() -> None:
     """Raise ``ConfigError`` with one line that says what to install or to set, unless :func:`run_python` works."""
     if sys.platform != "linux" or platform.machine() not in ARCHITECTURES:
         raise ConfigError(f"the sandbox for programs needs Linux on {' or '.join(ARCHITECTURES)}")
+    if not Path(f"/proc/self/task/{os.getpid()}/children").exists():
+        raise ConfigError("the sandbox for programs needs a Linux kernel with CONFIG_PROC_CHILDREN")
     try:
         trial = run_python("import json; print(json.dumps(42))", seconds=60)
     except RuntimeError as error:

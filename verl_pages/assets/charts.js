@@ -5,7 +5,7 @@ const DASHES = [null, "6 3", "2 3", "9 3 2 3", "12 4", "1 4", "4 2 1 2 1 2", "3 
 // Correct and wrong look the same on every chart, in colour, line and marker.
 const GOOD = { colour: "var(--good)", shape: "circle", dash: null };
 const BAD = { colour: "var(--bad)", shape: "square", dash: DASHES[1] };
-const MEANINGS = { correct: GOOD, exact: GOOD, equivalent: { ...GOOD, shape: "diamond", dash: DASHES[3] }, incorrect: BAD, wrong: BAD, different: BAD };
+const MEANINGS = { __proto__: null, correct: GOOD, exact: GOOD, equivalent: { ...GOOD, shape: "diamond", dash: DASHES[3] }, incorrect: BAD, wrong: BAD, different: BAD };
 
 function marker(shape, x, y, colour, hollow) {
   const colours = { fill: hollow ? "var(--card)" : colour, stroke: hollow ? colour : "var(--card)", "stroke-width": hollow ? 1.6 : 1 };

@@ -75,7 +75,7 @@ function curvePanel(benchmark) {
   const title = benchmarkName(benchmark);
   return panelOf({
     title, note: benchmark === AVERAGE ? "" : plural(Math.max(...rows.map((row) => row.problems)), "problem"),
-    axis, percent: true, log: false, lines: () => lines, keys: (_, large) => (large ? lines : []),
+    about: "Chance that at least one of k samples is correct.", axis, percent: true, log: false, lines: () => lines, keys: (_, large) => (large ? lines : []),
   });
 }
 

@@ -1,4 +1,4 @@
-// The page of runs: overview, sections of curves that are drawn when they come into view, time by phase, options.
+// The page of runs: overview, sections of curves, time by phase, options.
 const shown = { runs: new Set(data.runs.keys()), together: data.groups.length < data.runs.length, layer: "", smoothing: 0 };
 const severalRuns = data.runs.length > 1;
 // What gives a run its colour.
@@ -67,19 +67,13 @@ function viewOf(panel) {
   // With several runs the colours are in the bar above; the panel itself says what its dashes are.
   const dashes = () => panel.series.map((name, s) => ({ name, ...lookOf(panel, s, { colour: "var(--quiet)" }) }));
   return {
-    ...headOf(panel), axis: stepAxis(), percent: panel.percent, smooth: shown.smoothing, log: panel.log && isWide(linesOf(panel, 0)),
+    ...headOf(panel), axis: stepAxis(), percent: panel.percent, smooth: shown.smoothing, log: panel.log,
     lines: (smoothing = shown.smoothing) => linesOf(panel, smoothing),
     keys: (lines, large) => (panel.series.length < 2 && !(large && severalRuns) ? [] : severalRuns && !large ? dashes() : lines.map((line) => ({ ...line, marks: false }))),
   };
 }
 
 const headOf = ({ title, about, names, nonfinite }) => ({ title, about, names, note: nonfinite ? `${plural(nonfinite, "value")} not finite` : "" });
-// A logarithmic axis is worth it.
-function isWide(lines) {
-  const values = lines.flatMap(({ mean }) => mean);
-  return Math.min(...values) > 0 && Math.max(...values) / Math.min(...values) > 8;
-}
-
 const drawPanel = (figure) => figure.replaceChildren(...panelParts(viewOf(data.panels[Number(figure.dataset.panel)])));
 
 // Draws every panel that can be seen, those in the window first, without keeping the page busy for long.
@@ -204,7 +198,7 @@ const TEXTS = ["seed", "estimator", "model", "version"].map((key) => [key, (run)
 function showOverview() {
   const same = severalRuns ? TEXTS.filter(([key]) => data.runs.every((run) => run[key] && run[key] === data.runs[0][key])) : [];
   const columns = [["steps", stepsOf], ...COLUMNS, ...TEXTS.filter((one) => !same.includes(one))].filter(([, cell]) => data.runs.some((run) => cell(run)));
-  const heads = data.runs.map((run) => el("div", { class: "run-name" }, el("span", { class: "owner" }, severalRuns ? swatch(ownerOf(run)) : null, run.name), run.differs ? el("small", {}, run.differs) : null));
+  const heads = data.runs.map((run) => el("div", { class: "run-name" }, el("span", { class: "owner" }, severalRuns ? swatch(ownerOf(run)) : null, run.name), run.differs && !run.name.includes(run.differs) ? el("small", {}, run.differs) : null));
   const across = data.runs.length <= 4;
   const rows = across ? columns.map(([name, cell]) => el("tr", {}, rowName(name), ...data.runs.map((run) => cellOf(cell(run) || "–"))))
     : data.runs.map((run, r) => el("tr", {}, rowName(heads[r]), ...columns.map(([, cell]) => cellOf(cell(run) || "–"))));

@@ -23,8 +23,8 @@ function specialMaker() {
   let left = MAX_TYPESETTING_MS;
   return (text, kind) => {
     if (kind === "template") {
-      const role = [...text.matchAll(/(?:start|start_header_id|turn)\|?>(\w+)/g)].pop();
-      return el("details", { class: "template" }, el("summary", { "data-role": role ? role[1] : "…", title: "tokens of the template" }), visible(text));
+      const role = [...text.matchAll(/(?:start|start_header_id|turn)\|?>(\w+)|<[|｜](system|user|assistant|tool)/gi)].pop();
+      return el("details", { class: "template" }, el("summary", { "data-role": role ? role[1] || role[2] : "…", title: "tokens of the template" }), visible(text));
     }
     const start = performance.now();
     const made = left > 0 ? formula(text) : null;
