@@ -142,6 +142,7 @@ def test_an_environment_that_lacks_packages(checkout: Path):
 FAKE_PYTHON = """#!/usr/bin/env bash
 # What it would run is only written down.
 printf '%s\\n' "$*" >>calls
+printf '%s' "$VERL_SHELL_FOLDER" >shell_folder
 """
 
 TRAIN, EVALUATE = "-m verl.trainer.main_ppo", "-m verl.trainer.main_eval"
@@ -189,6 +190,14 @@ def test_train_passes_its_arguments_on(checkout: Path):
     assert run(checkout / "train.sh", *arguments)[:2] == (0, [f"{TRAIN} {' '.join(arguments)}"])
     (checkout / "calls").unlink()
     assert run(checkout / "train.sh")[:2] == (0, [TRAIN])
+
+
+@pytest.mark.parametrize("script", ["train.sh", "eval.sh"])
+def test_the_folder_of_the_shell_is_passed_on(checkout: Path, script: str, monkeypatch: pytest.MonkeyPatch):
+    (checkout / "elsewhere").mkdir()
+    monkeypatch.chdir(checkout / "elsewhere")
+    assert run(checkout / script)[0] == 0
+    assert (checkout / "shell_folder").read_text() == f"{checkout}/elsewhere"
 
 
 RUNS = {

@@ -30,7 +30,7 @@ def timeline(run: RunFolder) -> dict[str, Any]:
     }
     if not {"gen", "step"} <= seconds.keys():
         return {}
-    steps = [step for step in sorted(seconds["gen"]) if seconds["step"].get(step, 0.0) > 0][-NUM_STEPS:]
+    steps = [step for step, whole in sorted(seconds["step"].items()) if step and whole > 0][-NUM_STEPS:]
     rows = [_row(step, {name: values.get(step, 0.0) for name, values in seconds.items()}) for step in steps]
     total = sum(row[1] for row in rows)
     if not total:

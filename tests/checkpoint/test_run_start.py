@@ -133,4 +133,4 @@ def test_a_relative_path_may_be_that_of_the_shell(tiny_model, arithmetic_prompts
     with pytest.raises(ConfigError) as raised:
         parse_run_config(PPOConfig, compose_config(PPOConfig, "ppo_trainer", [*fixed, *gone]))
     for line, name in zip(str(raised.value).splitlines(), ("gone", "lost"), strict=True):
-        assert f"({Path.cwd()}/{name}.parquet, nor {tmp_path}/mine/{name}.parquet)" in line
+        assert f"(neither {Path.cwd()}/{name}.parquet nor {tmp_path}/mine/{name}.parquet)" in line

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from tests.tables import cases
-from verl.config import CONFIG_DIR, ConfigError, PPOConfig, SFTConfig, load_config
+from verl.config import CONFIG_DIR, ConfigError, PPOConfig, SFTConfig, checks, load_config
 from verl.config.load import compose_config, parse_config
 from verl.config.rewards import RewardManagerConfig
 from verl.config.signal import Rejection
@@ -191,3 +191,9 @@ def test_mistakes_that_have_nothing_to_do_with_each_other_are_told_together():
         "actor.ppo_mini_batch_size",
         "rollout.tensor_parallel_size",
     ]
+
+
+def test_a_name_that_is_known_is_compared_with_no_other(monkeypatch: pytest.MonkeyPatch):
+    # Each record of a data file names its source.
+    monkeypatch.setattr(checks, "get_close_matches", lambda *_, **__: pytest.fail("compared"))
+    checks.require_choice("data_source", "math", ["gsm8k", "math"])

@@ -49,6 +49,11 @@ COMMANDS = {
             f"{ACTOR}.ulysses_sequence_parallel_size": "1",
             f"{ACTOR}.fsdp_config.fsdp_size": "-1",
             "+actor_rollout_ref.model.override_config.max_position_embeddings": "256",
+            # Of the DAPO recipe's first script.
+            **{
+                f"+actor_rollout_ref.model.override_config.{name}": "0."
+                for name in ("attention_dropout", "resid_pdrop")
+            },
         },
         "train/overlong_penalty/mean",
     ),

@@ -82,7 +82,7 @@ def asynchronous(model: Path, prompts: Path, folder: Path) -> list[str]:
         *("async_training.max_staleness=2", "async_training.partial_rollout=true", "actor.tis_level=token"),
         *("reward_manager.add_reward=true", "actor.optim.lr=1e-4", "trainer.total_training_steps=6"),
         *("trainer.save_freq=1", "trainer.max_ckpt_to_keep=2", "trainer.save_hf_model=false", "trainer.test_freq=4"),
-        *("trainer.detection_s=10", "trainer.max_restarts=3"),
+        *("trainer.detection_s=20", "trainer.max_restarts=3"),
     ]
 
 
@@ -100,10 +100,12 @@ def _logged_process(log: Path) -> int:
 
 def _kill_once(run: Run, kind: str, folder: Path, moment: float) -> None:
     """Stop the run, or kill one process of the kind: after ``moment`` of the steps, a fraction of one included."""
-    run.wait_until(lambda: len(records(folder)) >= int(moment))
+    # Where a step ends with a validation, the fourth here, engines have taken its weights before it is recorded.
+    num_records = 2 + int(moment) % 3 if kind == IN_LOAD_WEIGHTS else int(moment)
+    run.wait_until(lambda: len(records(folder)) >= num_records)
     logs = folder / "logs/attempt_1"
     if kind == IN_LOAD_WEIGHTS:
-        # Between two steps, while the checkpoint is written, engines are idle; they then take the new weights.
+        # While the checkpoint is written, engines are idle; they then take the new weights.
         os.kill(_logged_process(logs / "engines/rank_1.log"), signal.SIGSTOP)
         run.wait_until(lambda: (logs / "engines/rank_0.log").read_text().endswith("load_weights: done\n"))
     else:

@@ -53,6 +53,8 @@ class Page(PageText):
         # Engines of their own sample the next step meanwhile; the trainer waits for them, or they for it.
         ({"step": 10, "gen": 10, "update_actor": 7, "trainer_wait": 3, "engine_wait": 0}, [(0, 10)], [(0, 7)]),
         ({"step": 10, "gen": 4, "update_actor": 10, "trainer_wait": 0, "engine_wait": 6}, [(0, 4)], [(0, 10)]),
+        # The last one's responses are there when it begins.
+        ({"step": 10, "update_actor": 6, "testing": 4, "gen": 0}, [(6, 10)], [(0, 6)]),
         # In the first step also that step itself, before the trainer begins.
         ({"step": 10, "gen": 9, "update_actor": 6, "trainer_wait": 0, "engine_wait": 0}, [(0, 9)], [(4, 10)]),
     ],

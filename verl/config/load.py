@@ -27,10 +27,20 @@ LARGEST_NUMBER = 3.4e38
 _NO_VALUE = "has no value; set it in the YAML or on the command line"
 _TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
 
-# What files may make of lengths: ``${share_of:0.2,${length}}`` is a share of a length, at least 1;
-# ``${at_least:16384,${a},${b}}`` is the number, or the sum of the lengths if that is more.
-OmegaConf.register_new_resolver("share_of", lambda share, length: max(1, int(share * length)), replace=True)
-OmegaConf.register_new_resolver("at_least", lambda least, *lengths: max(least, sum(lengths)), replace=True)
+
+def _share_of(share: float, length: Any) -> int:
+    """A share of a length, at least 1: ``${share_of:0.2,${data.max_response_length}}`` in a file."""
+    return max(1, int(share * length)) if type(length) is int else 1
+
+
+def _at_least(least: int, *lengths: Any) -> int:
+    """A number, or the sum of lengths if that is more: ``${at_least:16384,${a},${b}}`` in a file."""
+    return max(least, sum(length for length in lengths if type(length) is int))
+
+
+# A length of another type is refused where it is set.
+OmegaConf.register_new_resolver("share_of", _share_of, replace=True)
+OmegaConf.register_new_resolver("at_least", _at_least, replace=True)
 
 
 def parse_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:

@@ -24,6 +24,6 @@ def find_path(path: str) -> str:
 
 
 def places(path: str) -> str:
-    """The full paths that a missing ``path`` was looked for at, for a message."""
+    """Where a missing ``path`` was looked for, for a message."""
     here, there = Path.cwd() / path, _elsewhere(path)
-    return f"{here}, nor {there}" if there else f"{here}"
+    return f"neither {here} nor {there}" if there else f"{here}"

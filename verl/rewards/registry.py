@@ -145,7 +145,7 @@ class Job(NamedTuple):
             verdict: Verdict | None = load_verifier(path)(graded, truth, self.extra_info, quick=quick)
             if verdict is None and not quick:
                 raise TypeError(f"{path} returned None with quick=False; return a Verdict")
-            if verdict is not None and self.takes_hashes and extract_gsm8k(graded) is not None:
+            if verdict is not None and self.takes_hashes and path in BOXED and extract_gsm8k(graded) is not None:
                 verdict = replace(verdict, boxed=True)
             if verdict is not None and verdict.correct:
                 return verdict

@@ -63,7 +63,7 @@ class EnginePool(WorkerGroup):
         """Go on without the engine of the worker that was lost; returns the worker's rank. Raises ``error`` if it was
         the last one, or the run is to end."""
         rank = error.rank
-        if rank is None or not self._goes_on or len(self.living) == self._workers_per_world:
+        if rank is None or not self._goes_on or self._closed or len(self.living) == self._workers_per_world:
             raise error
         ranks = self._world_of(rank)
         self.living = [living for living in self.living if living not in ranks]
