@@ -13,6 +13,7 @@ from verl.data.conversations import (
     tokenize_conversation,
 )
 from verl.data.records import SFT_SCHEMA, write_parquet
+from verl.data.templates import render_chat
 
 TOKENIZER = make_tiny_tokenizer()
 # Ids: <|im_end|> 2, <|user|> 4, <|assistant|> 5, "1" 22, "2" 23, "3" 24, "4" 25.
@@ -122,3 +123,15 @@ def test_fewer_conversations_than_a_batch_are_an_error(tmp_path: Path):
         ConversationDataset([write_chats(tmp_path / "b.parquet", [])], TOKENIZER, data_config())
     with pytest.raises(ConfigError, match="^data.train_batch_size=2: there are only 1 conversations; lower it$"):
         conversation_loader(dataset, 2, seed=0)
+
+
+def test_turns_beyond_the_length_are_not_rendered_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    renders = []
+    monkeypatch.setattr(
+        "verl.data.conversations.render_chat",
+        lambda turns, *args, **options: renders.append(len(turns)) or render_chat(turns, *args, **options),
+    )
+    path = write_chats(tmp_path / "a.parquet", [chat(*"12" * 1000)])
+    ids, mask = ConversationDataset([path], TOKENIZER, data_config(12, "right"))[0]
+    assert (ids, mask) == (ONE_TURN * 2, [0, 0, 0, 0, 1, 1] * 2)
+    assert renders == [2000, 1, 2, 3, 4, 5]

@@ -163,6 +163,10 @@ BROKEN = {
     "config deep": (write("config.json", b"[" * 5000), "cannot read its config.json"),
     "config of other types": (lambda f: options(f, num_hidden_layers="two"), "cannot read its config.json"),
     "activation": (lambda f: options(f, hidden_act="none"), "its config.json describes no model"),
+    "kernels": (
+        lambda f: options(f, attn_implementation="someone/kernels:attend"),
+        "names code of the hub, someone/ker",
+    ),
     "vocabulary": (
         lambda f: options(f, vocab_size=1000),
         "model.embed_tokens.weight has shape [262, 128] in its files",
@@ -177,6 +181,7 @@ BROKEN = {
         "files of its weights are missing; name a folder saved by",
     ),
     "shard missing": (index(a="other.safetensors"), "files of its weights are missing"),
+    "shard elsewhere": (index(a="../model/part.safetensors"), "files of its weights are missing"),
     "index a list": (index(a=[1]), "files of its weights are missing"),
     "end token": (lambda f: options(f, GENERATION, eos_token_id=99999), "eos=99999: the model has tokens 0 to 261"),
     "negative": (lambda f: options(f, GENERATION, eos_token_id=[2, -5]), "eos=-5: the model has tokens 0 to 261"),

@@ -1,5 +1,6 @@
 """Conversations from files for supervised learning, tokenised with a mask on the assistant's turns."""
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,7 +40,7 @@ class ConversationDataset(Dataset[Conversation]):
                 messages = read_chat(row[key], where, key, "data.messages_key", "conversation")
                 if messages[0]["role"] == "assistant":
                     raise ConfigError(f"{where}: {key}: begins with the assistant; begin with what it answers")
-                ids, mask = tokenize_conversation(messages, tokenizer, f"{where}: {key}")
+                ids, mask = tokenize_conversation(messages, tokenizer, f"{where}: {key}", config.max_length)
                 if len(ids) > config.max_length and config.truncation == "error":
                     raise ConfigError(
                         f"data.max_length={config.max_length}: the conversation in {where} has {len(ids)} tokens; "
@@ -62,9 +63,10 @@ class ConversationDataset(Dataset[Conversation]):
 
 
 def tokenize_conversation(
-    messages: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, where: str
+    messages: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, where: str, max_length: int = sys.maxsize
 ) -> Conversation:
-    """Token ids of the whole conversation, and the mask of the assistant's turns with their end-of-turn tokens.
+    """Token ids of the whole conversation, and the mask of the assistant's turns with their end-of-turn tokens, as far
+    as they begin within ``max_length`` tokens: each turn takes the time of all before it.
 
     The tokens of a turn are those that the template appends when the turn is added. So every chat template works that
     does not change earlier turns when later ones follow.
@@ -82,12 +84,15 @@ def tokenize_conversation(
         if message["role"] != "assistant":
             continue
         before = render(messages[:i], generation_prompt=True)
+        if len(before) >= max_length:
+            break
         after = render(messages[: i + 1], generation_prompt=False)
         if whole[: len(after)] != after or after[: len(before)] != before:
             raise ConfigError(f"{where}: the chat template renders turn {i} differently once later turns follow")
         mask[len(before) : len(after)] = [1] * (len(after) - len(before))
-    if not any(mask):
-        raise ConfigError(f"{where}: has no assistant turn to learn from")
+    else:
+        if not any(mask):
+            raise ConfigError(f"{where}: has no assistant turn to learn from")
     return whole, mask
 
 

@@ -71,7 +71,8 @@ def is_complete(folder: Path) -> bool:
         if (folder / index).is_file():
             try:
                 names = set(json.loads((folder / index).read_text())["weight_map"].values())
-                return all((folder / name).is_file() for name in names)
+                # A path would lead out of the folder.
+                return all(name == Path(name).name and (folder / name).is_file() for name in names)
             except Exception:  # the file may hold anything
                 return False
         if any(folder.glob(weights)):

@@ -73,6 +73,11 @@ class ModelInfo:
             config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
         except Exception as error:  # a model's own file, which may hold anything, and of a hub model its own code
             raise ConfigError(f"model.path={path!r}: cannot read its config.json: {in_one_line(error)}") from error
+        if not trust_remote_code and (kernels := _hub_kernels(config)):
+            raise ConfigError(
+                f"model.path={path!r}: its config.json names code of the hub, {', '.join(kernels)} "
+                "(attn_implementation, experts_implementation); remove that, or set trust_remote_code if you trust it"
+            )
         overrides = json.loads(override_config)
         return cls(path, trust_remote_code, _overridden(config, path, overrides) if overrides else config)
 
@@ -271,9 +276,17 @@ def tensor_shapes(file: Path, where: str) -> dict[str, list[int]]:
     try:
         with safe_open(file, framework="pt") as tensors:
             return {name: list(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, MemoryError) as error:
         reason = "is missing" if not file.exists() else f"is broken or cut short ({in_one_line(error)})"
         raise ConfigError(f"{where}: {file.name} {reason}; fetch or copy it again") from error
+
+
+def _hub_kernels(config: PreTrainedConfig) -> list[str]:
+    """The repositories of the hub whose code transformers would run for the model's attention or experts."""
+    parts = [config, *(getattr(config, name, None) for name in config.sub_configs)]
+    names = ("_attn_implementation", "_experts_implementation")
+    found = (str(getattr(part, name, None)) for part in parts for name in names)
+    return sorted({name for name in found if "/" in name})
 
 
 def _expected(info: ModelInfo) -> dict[str, list[int]]:
