@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from torchdata.stateful_dataloader import StatefulDataLoader
 from transformers import PreTrainedTokenizerBase
@@ -24,6 +25,9 @@ from verl.rewards import use_custom_functions
 from verl.rewards.pool import VerifierPool
 from verl.rewards.registry import rewards_boxes
 from verl.rollout import check_engine_model, end_tokens
+from verl.rollout.conversations import ConversationSetup, check_conversations
+from verl.rollout.environments import EnvironmentPool
+from verl.rollout.tools import tool_schemas
 from verl.run.sinks import check_trackers
 from verl.single_controller.cluster import resolve_device
 from verl.trainer.logging.speed import check_profile_steps
@@ -55,7 +59,11 @@ class RunInputs:
         policy = config.model
         self.tokenizer = load_tokenizer(policy.path, policy.trust_remote_code, needs_chat_template=False)
         check_template(data.template, self.tokenizer, "data.template")
+        data = replace(data, apply_chat_template_kwargs=self.chat_arguments)
         mistakes = Mistakes()
+        with mistakes.collected():
+            arguments = config.data.apply_chat_template_kwargs
+            check_conversations(config.rollout.multi_turn, self.tokenizer, data.template, arguments)
         with mistakes.collected():
             self.train_set = PromptDataset(data.train_files, self.tokenizer, data, data.train_max_samples, config.seed)
         with mistakes.collected():
@@ -99,6 +107,17 @@ class RunInputs:
         notes += [f"training: {self.method.note}"] if self.method.note else []
         notes += override_notes(policy)
         self.warnings = notes + start_warnings(config, self.method)
+
+    @property
+    def chat_arguments(self) -> dict[str, Any]:
+        """Of the chat template: those of the data, and what the model is told of tools."""
+        options, arguments = self.config.rollout.multi_turn, self.config.data.apply_chat_template_kwargs
+        return arguments | {"tools": tool_schemas(options)} if options.calls_tools else arguments
+
+    def conversations(self, pool: EnvironmentPool) -> ConversationSetup:
+        """How responses have several turns, with environments in ``pool``."""
+        options, limit = self.config.rollout.multi_turn, self.config.data.max_response_length
+        return ConversationSetup(options, limit, self.tokenizer, self.chat_arguments, self.stop_strings, pool)
 
     @property
     def stop_strings(self) -> list[str]:
