@@ -155,7 +155,7 @@ def _require_file(path: Path) -> None:
     try:
         found = path.exists()
     except OSError as error:  # a folder of others, or too long a name
-        raise ConfigError(f"{path!s:.200}: cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     if not found:
         raise ConfigError(f"{path}: no such file")
     # Neither a folder nor a pipe, from which reading may never end.
