@@ -2,9 +2,10 @@
 
 python scripts/make_tiny_model.py --out data/tiny_model --data data/arithmetic
 
-Without options this makes the model that data/tiny_model ships. The warm start is the project's own supervised trainer,
-which stops as soon as sampling would solve the target share of held-out problems. The same seed gives the same model on
-the same kind of machine. OUT/README.md says how it was made, OUT/warm_start_metrics.jsonl holds the run's metrics.
+Without options this makes the model that data/tiny_model ships; the page of data/tiny_tool_model has the command of
+that one. The warm start is the project's own supervised trainer, which stops as soon as sampling would solve the target
+share of held-out problems. The same seed gives the same model on the same kind of machine. OUT/README.md says how it
+was made, OUT/warm_start_metrics.jsonl holds the run's metrics.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from verl.checkpoint.folders import latest_checkpoint
 METRICS = "warm_start_metrics.jsonl"
 
 CARD = """\
-# The embedded model
+# An embedded model
 
 A Qwen2 of 0.87 million parameters with a tokenizer of its own, warm-started on worked arithmetic by
 
@@ -37,9 +38,9 @@ that sampling at temperature 1 solves as written. `warm_start_metrics.jsonl` hol
 """
 
 
-def make_random_model(folder: Path, seed: int) -> None:
-    """Save a randomly initialised model with its tokenizer in ``folder``."""
-    tokenizer = make_tiny_tokenizer()
+def make_random_model(folder: Path, seed: int, tools: bool = False) -> None:
+    """Save a randomly initialised model with its tokenizer in ``folder``; with ``tools`` one that can call them."""
+    tokenizer = make_tiny_tokenizer(tools)
     config = Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=128,
@@ -67,6 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", type=Path, default=Path("data/arithmetic"), help="folder of sft_{train,val}.parquet")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--target", type=float, default=0.36, help="held-out sequence probability to stop at")
+    parser.add_argument("--tools", action="store_true", help="give the tokenizer the markers of tool calls")
     parser.add_argument("overrides", nargs="*", help="Hydra overrides of configs/sft.yaml")
     arguments = sys.argv[1:] if arguments is None else arguments
     args = parser.parse_args(arguments)
@@ -75,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args.out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=args.out.parent, prefix=f".{args.out.name}.") as temporary:
         random_model, run = Path(temporary, "random"), Path(temporary, "run")
-        make_random_model(random_model, args.seed)
+        make_random_model(random_model, args.seed, args.tools)
         training = [
             *(sys.executable, "-m", "verl.trainer.main_sft", f"model.path={random_model}", f"seed={args.seed}"),
             f"data.train_files=[{args.data / 'sft_train.parquet'}]",

@@ -1,19 +1,22 @@
 """Write training and test data as parquet files in the record layout that the trainers read.
 
 python scripts/prepare_data.py arithmetic --out data/arithmetic --train 4096 --test 256 --seed 0
+python scripts/prepare_data.py arithmetic-tools --out data/arithmetic_tools
 python scripts/prepare_data.py gsm8k --out data/gsm8k [--local-dir DIR]
 python scripts/prepare_data.py math --out data/math [--local-dir DIR]
 python scripts/prepare_data.py simplerl-zoo --out data/simplerl --subset simplelr_qwen_level3to5 [--local-dir DIR]
 """
 
 import argparse
+import json
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from verl.data.arithmetic import ArithmeticTask
+from verl.data.arithmetic import ArithmeticTask, split_of
 from verl.data.records import RL_SCHEMA, SFT_SCHEMA, rl_record, sft_record, write_parquet
 
 DIGITS = {kind: getattr(ArithmeticTask, f"{kind}_digits") for kind in ("sum", "difference", "product")}
@@ -56,6 +59,35 @@ def prepare_arithmetic(args: argparse.Namespace) -> None:
         problems = task.split(split, size, args.seed)
         records = [sft_record(problem.question, problem.solution) for problem in problems]
         _write(args.out / f"{split}.parquet", records, SFT_SCHEMA)
+
+
+def prepare_arithmetic_tools(args: argparse.Namespace) -> None:
+    """Write train, test, sft_train and sft_val of products that take a calculator; no question is in two of them.
+
+    Of the conversations in sft_train the share ``--calls`` has the call of ``multiply``; the others guess. Those in
+    sft_val all have it.
+    """
+    sizes = {"train": args.train, "test": args.test, "sft_train": args.sft_train, "sft_val": args.sft_val}
+    for split, size in sizes.items():
+        rng = random.Random(f"arithmetic_tools/{split}/{args.seed}")
+        records: dict[str, dict[str, Any]] = {}
+        while len(records) < size:
+            a, b = (rng.randint(100, 999) for _ in range(2))
+            question, answer = f"What is {a} * {b}?", str(a * b)
+            if split_of(question) != split:
+                continue
+            if not split.startswith("sft"):
+                same = {"data_source": "arithmetic", "split": split, "category": "product"}
+                records[question] = rl_record(question=question, ground_truth=answer, index=len(records), **same)
+                continue
+            call = {"name": "multiply", "arguments": {"a": a, "b": b}}
+            says = [("assistant", f"<tool_call>{json.dumps(call)}</tool_call>"), ("tool", answer)]
+            if split == "sft_train" and rng.random() >= args.calls:
+                says, answer = [], str(rng.randint(10_000, 998_001))
+            turns = [("user", question), *says, ("assistant", f"\\boxed{{{answer}}}")]
+            records[question] = {"messages": [{"role": role, "content": text} for role, text in turns]}
+        schema = SFT_SCHEMA if split.startswith("sft") else RL_SCHEMA
+        _write(args.out / f"{split}.parquet", list(records.values()), schema)
 
 
 def prepare_math_set(args: argparse.Namespace) -> None:
@@ -130,6 +162,15 @@ def build_parser() -> argparse.ArgumentParser:
     arithmetic.add_argument("--sft-train", type=int, default=8192, help="worked solutions for supervised training")
     arithmetic.add_argument("--sft-val", type=int, default=256, help="worked solutions for supervised validation")
     arithmetic.add_argument("--seed", type=int, default=0, help="the same seed gives the same problems")
+
+    tools = commands.add_parser("arithmetic-tools", help="products that take a calculator, without download")
+    tools.set_defaults(run=prepare_arithmetic_tools)
+    tools.add_argument("--train", type=int, default=2048, help="prompts for reinforcement learning")
+    tools.add_argument("--test", type=int, default=128, help="prompts for validation")
+    tools.add_argument("--sft-train", type=int, default=8192, help="conversations for supervised training")
+    tools.add_argument("--sft-val", type=int, default=128, help="conversations for supervised validation")
+    tools.add_argument("--calls", type=float, default=0.3, help="share of sft_train that calls the calculator")
+    tools.add_argument("--seed", type=int, default=0, help="the same seed gives the same problems")
 
     for kind, digits in DIGITS.items():
         text = f"digits of {'the first factor' if kind == 'product' else 'both operands'} of a {kind}"

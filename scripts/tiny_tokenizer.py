@@ -1,10 +1,13 @@
 """Byte-level tokenizer of the embedded arithmetic task and of the tiny models trained on it."""
 
-from tokenizers import pre_tokenizers
+from tokenizers import AddedToken, pre_tokenizers
 from transformers import Qwen2Tokenizer
 
 SPECIAL_TOKENS = ["<|pad|>", "<|im_start|>", "<|im_end|>", "<|system|>", "<|user|>", "<|assistant|>"]
 """Ids 0 to 5, in this order; the 256 bytes follow."""
+
+TOOL_TOKENS = {"<|tool|>": True, "<tool_call>": False, "</tool_call>": False}
+"""Tokens of models that call tools, behind the bytes -> whether they are special; calls are part of the text."""
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|im_end|>' }}{% endfor %}"
@@ -14,15 +17,16 @@ CHAT_TEMPLATE = (
 """
 
 
-def make_tiny_tokenizer() -> Qwen2Tokenizer:
-    """The tokenizer: one token per byte of UTF-8, no token added by ``encode``.
+def make_tiny_tokenizer(tools: bool = False) -> Qwen2Tokenizer:
+    """The tokenizer, with ``tools`` that of a model which calls them: one token per byte of UTF-8, no token added by
+    ``encode``.
 
     ``decode(encode(text)) == text`` for any text in Unicode's form NFC. The end of a turn, ``<|im_end|>``, is the
     end-of-sequence token. 262 tokens in all. The class is Qwen2's, without merges, because ``transformers`` loads the
     tokenizer of a Qwen2 model as that class, whatever it was saved as.
     """
     symbols = sorted(pre_tokenizers.ByteLevel.alphabet())
-    return Qwen2Tokenizer(
+    tokenizer = Qwen2Tokenizer(
         vocab={token: index for index, token in enumerate([*SPECIAL_TOKENS, *symbols])},
         merges=[],
         pad_token="<|pad|>",
@@ -34,3 +38,6 @@ def make_tiny_tokenizer() -> Qwen2Tokenizer:
         clean_up_tokenization_spaces=False,
         model_max_length=4096,
     )
+    if tools:
+        tokenizer.add_tokens([AddedToken(token, special=special) for token, special in TOOL_TOKENS.items()])
+    return tokenizer

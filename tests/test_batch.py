@@ -121,7 +121,7 @@ def test_joined_parts_are_the_whole() -> None:
         (
             lambda: batch().padded("q"),
             AttributeError,
-            "the batch has no column 'q'; the columns are advantages, correct",
+            "the batch has no column 'q'; the columns are advantages, call_counts, correct",
         ),
         (lambda: batch().columns("tokns"), ValueError, "the batch has no column 'tokns'; did you mean 'tokens'"),
         (lambda: batch()[0], TypeError, r"batch\[0\]: not a list, mask or slice of episodes; batch\[\[i\]\]"),

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from verl.transit import Packed
+from verl.transit import Packed, concat, positions_within, spans, take
 from verl.utils.device import to_device, to_host
 
 TOKEN, RESPONSE_TOKEN, EPISODE = "token", "response token", "episode"
@@ -36,6 +36,8 @@ POLICY, ENVIRONMENT = 0, 1
 """Who wrote a token, in the column ``source``."""
 
 
+TURN_RANK = "turn_rank/"
+"""Begins the names of columns of rank metrics of the first K turns, [B, K, L] float64, NaN where there are fewer."""
 RANK, PREFIX, TRAINER_RANK = "rank/", "prefix/", "trainer_rank/"
 """Begin the names of the columns that hold rank metrics; see ``Batch.mean_states``. Those of the last are of the policy
 before the update where the others are the engine's, with ``calculator.compare_versions``."""
@@ -63,6 +65,14 @@ class Batch:
     NaN where it was not measured (``prefix_metrics``)."""
     group: PerEpisode
     """[B] int64, equal for the responses to one prompt. Sampler."""
+    turns: PerEpisode
+    """[B] int64, turns of the policy. Filled, as the next three columns are, for conversations alone."""
+    environment_rewards: PerEpisode
+    """[B] float64, the sum of the environment's rewards."""
+    call_counts: PerEpisode
+    """[B, 5] int64, :data:`verl.rollout.environments.COUNTS`: calls of tools and what became of them."""
+    environment_states: EpisodeList
+    """B texts, the environment's state as JSON, between two turns; "" before the first."""
     step: PerEpisode
     """[B] int64, the training step in which the response was sampled. Sampler."""
     learned: PerEpisode
@@ -185,6 +195,21 @@ class Batch:
     def mask(self) -> Tensor:
         """[B, R] bool, true on response tokens."""
         return self._there("mask", torch.arange(self.width) < self.response_lengths[:, None])
+
+    @property
+    def policy_mask(self) -> Tensor:
+        """[B, R] bool, true on response tokens that the policy sampled: all but those of an environment."""
+        return self.mask if "source" not in self else self.pad(self.source == POLICY, False)
+
+    @property
+    def by_policy(self) -> Tensor:
+        """[M] bool, whether the policy sampled a response token."""
+        return self.flat(self.policy_mask)
+
+    @property
+    def policy_lengths(self) -> Tensor:
+        """[B] int64, tokens of each response that the policy sampled."""
+        return self.policy_mask.sum(dim=1)
 
     @property
     def in_response(self) -> Tensor:
@@ -312,6 +337,11 @@ class Batch:
         return {name.removeprefix(RANK): v for name, v in self._columns.items() if name.startswith(RANK)}
 
     @property
+    def turn_metrics(self) -> dict[str, Tensor]:
+        """Metric name -> [B, K, L], of the first K turns of conversations; none of other responses."""
+        return {n.removeprefix(TURN_RANK): v for n, v in self._columns.items() if n.startswith(TURN_RANK)}
+
+    @property
     def prefix_metrics(self) -> dict[str, Tensor]:
         """Metric name -> [M, L], of the response up to each token; none without ``calculator.keep_prefixes``."""
         return {name.removeprefix(PREFIX): v for name, v in self._columns.items() if name.startswith(PREFIX)}
@@ -364,7 +394,7 @@ class Batch:
             RESPONSE_TOKEN: spans(self.response_lengths, index),
             EPISODE: index,
         }
-        chosen = {name: _take(values, places[self._kinds[name]]) for name, values in self._columns.items()}
+        chosen = {name: take(values, places[self._kinds[name]]) for name, values in self._columns.items()}
         return self._like(self.prompt_lengths[index], self.response_lengths[index], chosen)
 
     def _between(self, start: int, stop: int) -> Self:
@@ -395,7 +425,7 @@ class Batch:
             raise ValueError(
                 f"Batch.join: some parts lack {', '.join(lacking)}; fill it in all, or leave it out with without()"
             )
-        columns = {name: _concat([part._columns[name] for part in parts]) for name in shared}
+        columns = {name: concat([part._columns[name] for part in parts]) for name in shared}
         joined = cls(
             torch.cat([part.prompt_lengths for part in parts]),
             torch.cat([part.response_lengths for part in parts]),
@@ -466,34 +496,5 @@ Batch.FEW = {name for name, hint in Batch.__annotations__.items() if hint is Few
 
 def _declared(name: str) -> str | None:
     """What a column has one entry for by its name; None where its owner says it."""
-    in_family = RESPONSE_TOKEN if name.startswith(PREFIX) else EPISODE if name.startswith(RANK) else None
+    in_family = RESPONSE_TOKEN if name.startswith(PREFIX) else EPISODE if name.startswith((RANK, TURN_RANK)) else None
     return Batch.KINDS.get(name, in_family)
-
-
-def by_layer(metrics: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-    """Name -> [B, L] as name -> [B] for each layer."""
-    layers = max((values.shape[1] for values in metrics.values()), default=0)
-    return [{name: values[:, layer] for name, values in metrics.items()} for layer in range(layers)]
-
-
-def spans(lengths: Tensor, rows: Tensor) -> Tensor:
-    """The indices, in a flat column with ``lengths [B]`` entries for each episode, of those of ``rows [b]``."""
-    starts, sizes = (lengths.cumsum(dim=0) - lengths)[rows], lengths[rows]
-    return starts.repeat_interleave(sizes) + positions_within(sizes)
-
-
-def positions_within(lengths: Tensor) -> Tensor:
-    """0, 1, ... for the entries of each episode, of which there are ``lengths [B]``, one after another."""
-    starts = lengths.cumsum(dim=0) - lengths
-    return torch.arange(int(lengths.sum()), device=lengths.device) - starts.repeat_interleave(lengths)
-
-
-def _take(values: Any, index: Tensor) -> Any:
-    return [values[i] for i in index.tolist()] if isinstance(values, list) else values[to_device(index, values.device)]
-
-
-def _concat(values: list[Any]) -> Any:
-    if isinstance(values[0], list):
-        return [value for part in values for value in part]
-    joined: Any = torch.cat(values)
-    return joined

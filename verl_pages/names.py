@@ -37,4 +37,5 @@ def metric_name(name: str) -> str:
         return RANK_NAMES[name][0]
     if match := re.fullmatch(r"(.+) diff( 2)?", name, re.DOTALL):
         return f"{'acceleration' if match[2] else 'velocity'} of {match[1]}"
-    return OTHERS.get(name, name)
+    of_prompts = OTHERS.get(name.removesuffix("_avg"))
+    return OTHERS.get(name) or (f"{of_prompts}, of prompts" if of_prompts else name)

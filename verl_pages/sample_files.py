@@ -1,5 +1,6 @@
 """The samples of runs, read for a page: the responses to some prompts, and what rank shaping did to all."""
 
+import json
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -34,8 +35,21 @@ METRIC_PREFIX = "metric/"
 PREFIX = "prefix/"
 """The same for lists of the rank metrics of every measured prefix of a response."""
 
-FIGURES = ("score", "num_tokens", "logprob", "entropy", "reward", "advantage_0", "advantage", "phi")
-TEXTS = ("prompt", "response", "data_source", "ground_truth", "answer", "reason", "reward_extra_info")
+FIGURES = (
+    "score",
+    "num_tokens",
+    "turns",
+    "calls",
+    "failures",
+    "environment_reward",
+    "logprob",
+    "entropy",
+    "reward",
+    "advantage_0",
+    "advantage",
+    "phi",
+)
+TEXTS = ("prompt", "response", "data_source", "ground_truth", "answer", "reason", "reward_extra_info", "conversation")
 PER_TOKEN = ("token_logprobs", "token_entropies")
 
 COLUMN_TYPES = {
@@ -200,6 +214,7 @@ def _row(values: Row) -> Row:
     return {
         **{name: value for name, value in values.items() if name.startswith(METRIC_PREFIX) or name in FIGURES},
         **{name: values.get(name) or "" for name in TEXTS},
+        "response": _spoken(values.get("conversation")) or values.get("response") or "",
         "uid": values["uid"] or 0,
         "verdict": "c" if values["correct"] else "w",
         "truncated": bool(values.get("truncated")),
@@ -209,6 +224,17 @@ def _row(values: Row) -> Row:
         "prefixes": prefixes,
         **per_token,
     }
+
+
+def _spoken(conversation: str | None) -> str:
+    """A conversation as text, with a frame around what the environment said; empty for any other form."""
+    try:
+        said = json.loads(conversation or "[]")
+        return "".join(
+            part["text"] if part["by"] == "policy" else f"\n┌ environment\n{part['text']}\n└\n" for part in said
+        )
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return ""
 
 
 def _shaping_shares(file: pq.ParquetFile) -> list[float] | None:

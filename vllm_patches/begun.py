@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from vllm import SamplingParams
 
-KEY = "begun_tokens"
-"""Name in ``extra_args``."""
+KEY, READ = "begun_tokens", "read_tokens"
+"""Names in ``extra_args``."""
 
 
 class OpenResponse(NamedTuple):
@@ -44,14 +44,23 @@ def cut(engine: Any) -> list[OpenResponse]:
     return found
 
 
-def going_on(num_tokens: int) -> dict[str, int]:
-    """``extra_args`` of a request whose prompt ends with ``num_tokens`` tokens of the response."""
-    return {KEY: num_tokens}
+def going_on(num_tokens: int, num_read: int | None = None) -> dict[str, int]:
+    """``extra_args`` of a request whose prompt ends with ``num_tokens`` tokens of the response.
+
+    ``num_read``: tokens at the end of the prompt, at least as many, whose hidden states are wanted too, in front of the
+    response's: those of earlier turns of a conversation; None: of no others.
+    """
+    return {KEY: num_tokens, READ: num_tokens if num_read is None else num_read}
 
 
 def num_begun(params: SamplingParams | None) -> int:
     """Tokens at the end of the prompt that belong to the response; 0 for an ordinary request."""
     return 0 if params is None or params.extra_args is None else int(params.extra_args.get(KEY, 0))
+
+
+def num_read(params: SamplingParams | None) -> int:
+    """Tokens at the end of the prompt whose hidden states are wanted as if they were the response's."""
+    return 0 if params is None or params.extra_args is None else int(params.extra_args.get(READ, num_begun(params)))
 
 
 def count_begun(state: Any, request: Any, tokenizer: Any) -> None:

@@ -24,7 +24,7 @@ from vllm.v1.engine.output_processor import OutputProcessor, RequestState
 from vllm.v1.engine.parallel_sampling import ParentRequest
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
-from vllm_patches.begun import count_begun
+from vllm_patches.begun import count_begun, num_begun, num_read
 from vllm_patches.buffer import RowBuffer
 from vllm_patches.capture import PROMPT, REDUCED, STATES
 from vllm_patches.compat import patch, require
@@ -51,7 +51,7 @@ class StateHandle:
     def __init__(self, request_id: str, abandoned: list[str]) -> None:
         """``abandoned`` collects the ids of requests whose states nobody collected."""
         self.request_id = request_id
-        self.num_tokens = 0
+        self.num_tokens = self.num_earlier = 0
         self.collected = False
         self.response: Tensor | dict[str, Tensor] | None = None
         self.prompt: Tensor | None = None
@@ -359,7 +359,9 @@ def _add_request(original: Callable[..., None], self: Any, request: Any, *args: 
     original(self, request, *args, **kwargs)
     count_begun(self.request_states[request.request_id], request, self.tokenizer)
     if collector is not None:
-        self.request_states[request.request_id].hidden_states_handle = collector.new_handle(request.request_id)
+        handle = collector.new_handle(request.request_id)
+        handle.num_earlier = num_read(request.sampling_params) - num_begun(request.sampling_params)
+        self.request_states[request.request_id].hidden_states_handle = handle
 
 
 def _new_completion_output(
@@ -369,7 +371,7 @@ def _new_completion_output(
     output = original(self, token_ids, finish_reason, *args, **kwargs)
     handle = getattr(self, "hidden_states_handle", None)
     if handle is not None and finish_reason is not None:
-        handle.num_tokens = self.detokenizer.num_output_tokens()
+        handle.num_tokens = handle.num_earlier + self.detokenizer.num_output_tokens()
         output.hidden_states_handle = handle
     return output
 

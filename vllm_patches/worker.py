@@ -17,7 +17,7 @@ from vllm.distributed import get_tp_group
 from vllm.model_executor.models.interfaces import supports_eagle3
 from vllm.v1.worker.gpu_worker import Worker
 
-from vllm_patches.begun import num_begun
+from vllm_patches.begun import num_read
 from vllm_patches.buffer import RowBuffer
 from vllm_patches.capture import HiddenStateCapture, reserved_bytes
 from vllm_patches.compat import patch, require
@@ -172,7 +172,7 @@ def attach(runner: Any, options: CaptureOptions) -> HiddenStateCapture | None:
             capture.finish(request_id)
         for new in scheduler_output.scheduled_new_reqs:
             prompt = new.prompt_embeds if new.prompt_token_ids is None else new.prompt_token_ids
-            capture.begin(new.req_id, len(prompt), num_begun(new.sampling_params))
+            capture.begin(new.req_id, len(prompt), num_read(new.sampling_params))
         if runner.execute_model_state is not None:
             with torch.inference_mode():
                 capture.record(read_step(runner, layers, is_v2))

@@ -12,6 +12,7 @@ from verl.config.load import compose_config
 SETS = {"FULL_PASS1": (32, 1), "SMALL_SAMPLES_PASS16": (11, 16), "LITTLE_SAMPLES_PASS32": (5, 32)} | {
     "TINY_SAMPLES_PASS256": (5, 256),
     "embedded": (1, 16),
+    "arithmetic_tools": (1, 4),
 }
 """Name -> number of benchmarks and samples."""
 
@@ -26,7 +27,7 @@ def test_named_sets(name: str):
     config = load(f"evaluation={name}", "model.path=some/model")
     assert (len(config.benchmarks), config.n_sampling) == SETS[name]
     assert config.trainer.experiment_name == name
-    released = name != "embedded"
+    released = name not in ("embedded", "arithmetic_tools")
     assert config.temperatures == [0.6 if released else 1.0] and config.top_p == (0.95 if released else 1.0)
     assert config.model.template == ("qwen-boxed" if released else "chat")
     assert {path.stem for path in (CONFIG_DIR / "evaluation").glob("*.yaml")} == set(SETS)

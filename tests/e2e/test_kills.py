@@ -59,8 +59,8 @@ ENDINGS: dict[str, dict[int, tuple[str, ...]]] = {
     # The line before says how to resume it.
     "gcs": {REQUEUE: ("error: Ray's head at ", RESUME, "to start again", COMPLETE), **RESTARTED},
     "verifier": RESTARTED,
-    "preemption": {REQUEUE: (RESUME, COMPLETE)},
-    "Ctrl-C": {130: (RESUME, "to start again", COMPLETE)},
+    "preemption": {REQUEUE: ("SIGTERM: step ",), **RESTARTED},
+    "Ctrl-C": {130: ("interrupted; complete checkpoints are kept",)},
 }
 """What is killed -> exit code -> how the last line begins."""
 
@@ -125,7 +125,7 @@ def _kill_once(run: Run, kind: str, folder: Path, moment: float) -> None:
     ("command", "kinds"),
     [
         (plain, ("driver", "worker", "raylet", "gcs", "verifier")),
-        (asynchronous, ("driver", IN_LOAD_WEIGHTS, "preemption", "worker", ENGINE, "Ctrl-C")),
+        (asynchronous, ("worker", ENGINE, IN_LOAD_WEIGHTS, "driver", "preemption", "Ctrl-C")),
     ],
 )
 def test_a_process_that_is_killed_costs_no_number(

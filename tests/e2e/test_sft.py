@@ -5,6 +5,8 @@ import json
 import shutil
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,23 +22,39 @@ from verl.data.records import SFT_SCHEMA, sft_record, write_parquet
 pytestmark = pytest.mark.slow
 
 
-def test_held_out_figures_are_those_of_the_exported_model(tiny_model, tiny_tokenizer, tmp_path):
-    task = ArithmeticTask()
-    files = {"train": (tmp_path / "train.parquet", task.split("sft_train", 8, 0))}
-    # 5 rows on 2 workers by 2: the shares differ, and so would the number of collective forward passes.
-    files["val"] = (tmp_path / "val.parquet", task.split("sft_val", 5, 0))
-    for path, problems in files.values():
-        write_parquet(path, [sft_record(p.question, p.solution) for p in problems], SFT_SCHEMA)
-    run = tmp_path / "run"
-    overrides = [
-        *(f"model.path={tiny_model}", f"data.train_files={files['train'][0]}", f"data.val_files={files['val'][0]}"),
+HELD_OUT = ArithmeticTask().split("sft_val", 5, 0)
+"""5 rows on 2 workers by 2: the shares differ, and so would the number of collective forward passes."""
+
+
+@pytest.fixture(scope="module")
+def command(tiny_model, tmp_path_factory) -> list[str]:
+    """A run of three steps, whose folder the last argument names."""
+    folder = tmp_path_factory.mktemp("sft")
+    for name, problems in {"train": ArithmeticTask().split("sft_train", 8, 0), "val": HELD_OUT}.items():
+        write_parquet(folder / f"{name}.parquet", [sft_record(p.question, p.solution) for p in problems], SFT_SCHEMA)
+    return [
+        *(sys.executable, "-m", "verl.trainer.main_sft", f"model.path={tiny_model}"),
+        *(f"data.train_files={folder}/train.parquet", f"data.val_files={folder}/val.parquet"),
         *("data.train_batch_size=8", "data.micro_batch_size_per_gpu=2", "trainer.total_training_steps=3"),
-        *("trainer.save_freq=1", "trainer.profile_steps=[2]", f"trainer.default_local_dir={run}", "device=cpu"),
+        *("trainer.save_freq=1", "trainer.profile_steps=[2]", "device=cpu"),
+        f"trainer.default_local_dir={folder / 'run'}",
     ]
-    command = [sys.executable, "-m", "verl.trainer.main_sft", *overrides]
+
+
+@pytest.fixture(scope="module")
+def run(command) -> Path:
+    """Its folder after the run."""
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert result.returncode == 0, result.stderr
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return Path(command[-1].partition("=")[2])
+
+
+def records_of(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_held_out_figures_are_those_of_the_exported_model(run, tiny_tokenizer):
+    records = records_of(run)
     assert [record["step"] for record in records] == [1, 2, 3]
     assert records[2]["train/loss"] < records[0]["train/loss"]
     assert "Loss (supervised)" in (run / "report.html").read_text()
@@ -50,7 +68,7 @@ def test_held_out_figures_are_those_of_the_exported_model(tiny_model, tiny_token
 
     model = AutoModelForCausalLM.from_pretrained(run / "global_step_3" / "actor" / "huggingface")
     logprob, num_tokens = 0.0, 0
-    for problem in files["val"][1]:
+    for problem in HELD_OUT:
         messages = sft_record(problem.question, problem.solution)["messages"]
         ids, mask = tokenize_conversation(messages, tiny_tokenizer, "here")
         with torch.no_grad():
@@ -60,7 +78,10 @@ def test_held_out_figures_are_those_of_the_exported_model(tiny_model, tiny_token
         num_tokens += int(learned.sum())
     assert records[2]["val/loss"] == pytest.approx(-logprob / num_tokens, abs=1e-4)
 
-    # One step back, and forward again.
+
+@pytest.mark.nightly
+def test_one_step_back_and_forward_again(run, command):
+    records = records_of(run)
     shutil.rmtree(run / "global_step_3")
     (run / "summary.json").unlink()
     result = subprocess.run(
@@ -68,7 +89,7 @@ def test_held_out_figures_are_those_of_the_exported_model(tiny_model, tiny_token
     )
     assert result.returncode == 0, result.stderr
     assert f"resuming from {run}/global_step_2\n  trainer.async_save: was None, is True\n" in result.stdout
-    again = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    again = records_of(run)
     for record in (*records, *again):
         for name in [name for name in record if name.startswith(TIMING_PREFIXES)]:
             del record[name]

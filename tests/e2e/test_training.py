@@ -42,6 +42,7 @@ def test_what_a_run_leaves(trained, tiny_model):
     assert any(not torch.equal(exported[name], initial[name]) for name in initial)
 
 
+@pytest.mark.nightly
 def test_a_run_that_is_killed_again_and_again_resumes_to_the_bit(trained, tiny_model, arithmetic_prompts, tmp_path):
     folder = tmp_path / "killed"
     overrides = [*six_steps(tiny_model, arithmetic_prompts, folder), "trainer.async_save=true"]

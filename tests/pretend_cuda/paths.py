@@ -6,6 +6,7 @@ Each path is a function of the device. It makes what it needs, lets ``gpu.waits`
 micro-batches, one batch of responses, one token of decoding.
 """
 
+import inspect
 import json
 import sys
 import time
@@ -300,6 +301,43 @@ def seeded_draws(gpu: GPU) -> None:
     same(draw(*device), draw(weights, numbers), 0.0, "tokens")
 
 
+def sampling_step(gpu: GPU) -> None:
+    """Five steps of vLLM's sampler of six requests, five of which have streams."""
+    # Imported late: vLLM takes seconds.
+    from vllm import SamplingParams
+    from vllm.v1.sample.logits_processor import LogitsProcessors
+    from vllm.v1.sample.metadata import SamplingMetadata
+    from vllm.v1.sample.sampler import Sampler
+
+    from vllm_patches.sampler import StreamSampler
+
+    def tokens(device: str, place: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        sampler, names = Sampler(logprobs_mode="processed_logprobs"), [str(i) for i in range(6)]
+        sampler.topk_topp_sampler.forward = sampler.topk_topp_sampler.forward_native
+        requests = {
+            name: SimpleNamespace(sampling_params=SamplingParams(extra_args={"stream": i + 7}), num_prompt_tokens=5)
+            for i, name in enumerate(names)
+        }
+        batch = SimpleNamespace(req_ids=names, num_reqs=6, num_computed_tokens_cpu=np.full(6, 5))
+        starts = SimpleNamespace(np=np.arange(7))
+        runner: Any = SimpleNamespace(sampler=sampler, requests=requests, input_batch=batch, query_start_loc=starts)
+        runner.device = torch.device(device)
+        given = {"temperature": place(torch.ones(6)), "all_greedy": False, "all_random": True, "no_penalties": True}
+        given |= {"max_num_logprobs": 0, "output_token_ids": [[] for _ in names], "generators": {}}
+        given |= {"logitsprocs": LogitsProcessors(), "bad_words_token_ids": {}}
+        absent = dict.fromkeys(inspect.signature(SamplingMetadata).parameters)
+        metadata = SamplingMetadata(**absent | given)
+        runner._sample = lambda logits, _: sampler.sample(logits, metadata)
+        StreamSampler(runner)
+        logits = torch.randn(5, 6, 700, generator=torch.Generator().manual_seed(0))
+        gpu.waits.clear()
+        return [runner._sample(place(step.clone()), None)[0] for step in logits]
+
+    expected = tokens("cpu", lambda values: values)
+    for found, on_cpu in zip(tokens("cuda", Pretend), expected, strict=True):
+        same(found, on_cpu, 0.0, "tokens")
+
+
 def decoding(gpu: GPU, **changes: Any) -> None:
     """Four responses of at most ten tokens by a model of transformers."""
     options: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
@@ -359,6 +397,7 @@ PATHS: dict[str, DevicePath] = {
     "capture, taken reduced": taking,
     "capture, taken whole": given(taking, reduced=False),
     "draws": seeded_draws,
+    "draws in vLLM's sampler": sampling_step,
     "decode": decoding,
     "decode, top p and k": given(decoding, temperature=0.7, top_p=0.9, top_k=20, min_p=0.01, repetition_penalty=1.1),
     "decode, greedy": given(decoding, temperature=0.0),

@@ -11,9 +11,10 @@ import torch
 from conftest import rank_columns
 
 from tests.rank.reference_loop import effective_rank, mask_of, terms, velocity_and_acceleration
-from verl.batch import Batch, by_layer
+from verl.batch import Batch
 from verl.config import ConfigError, PPOConfig, load_config
 from verl.rank.calculator import RepresentationMetricsCalculator, capture_options, reduce_states
+from verl.rank.dynamics import by_layer
 from verl.rank.own_metrics import own_measures
 from verl.rank.reward_manager import RewardManager
 from verl.rank.token_metrics import fill_token_metrics

@@ -15,7 +15,16 @@ from verl.workers.policy_loss import check_policy_loss
 
 EXPERIMENTS = sorted((ROOT / "configs" / "experiment").glob("*.yaml"))
 README = (ROOT / "configs" / "README.md").read_text()
-OURS = ("grpo", "ppo", "verl_grpo", "verl_grpo_async", "verl_ppo", "released_code", "released_code_later")
+OURS = (
+    "arithmetic_tools",
+    "grpo",
+    "ppo",
+    "verl_grpo",
+    "verl_grpo_async",
+    "verl_ppo",
+    "released_code",
+    "released_code_later",
+)
 
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)

@@ -46,6 +46,7 @@ PAIRS = {"tests": [{"input": "1\n2", "output": "3"}, ["3\n4", "7"]]}
 CALLS = {"inputs": ["[1, 2]\n1", [[3], 2]], "outputs": ["[1, 2, 1]", [[3, 2]]], "fn_name": "append"}
 READS = "print(int(input()) + int(input()))"
 APPENDS = "def append(items, item): return (*items, item)"
+SQUARE = "def f(n: Optional[int]) -> int: return n * n\ndef g(n):\n    while n: yield n; n -= 1"
 ADDS = """
 class Tree:
     def __init__(self): self.root = None; self.values = []
@@ -75,6 +76,21 @@ class Tree:
         ({"tests": ["x = [2, 1]\nsort(x)\nassert x == [1, 2]"]}, "def sort(x): x.sort()", 1),
         ({"tests": ["assert f() == 10 ** 9999"]}, "def f(): return 10 ** 9999", 1),
         (TREE, ADDS, 1),
+        ({"tests": ["assert all(isinstance(one, Tree) and len(one) == 0 for one in [Tree(), Tree()])"]}, ADDS, 1),
+        (
+            {"tests": ["for n, m in [(2, 4), (3, 9)]:\n    assert f(n) == m\n    assert f(n) > n\nassert f(0) == 0"]},
+            SQUARE,
+            1,
+        ),
+        ({"tests": ["for n, m in [(2, 4), (3, 9)]:\n    assert f(n) == m\nassert f(0) == 0"]}, "def f(n): return 0", 0),
+        ({"tests": ["close = lambda a, b: abs(a - b) < 1e-6\nn = 2\nm = n * n\nassert close(f(n), m)"]}, SQUARE, 1),
+        ({"tests": ["m = 4\nassert f(2) == m", "assert f(-2) == m", "m = 9\nassert f(3) == m"]}, SQUARE, 1),
+        ({"tests": ["assert all(value > 0 and f(value) == value ** 2 for value in g(3))"]}, SQUARE, 1),
+        (
+            {"tests": ["t = Tree()\nassert [x - 1 for x in t] == [] and not [1 for a, b in zip(t, [1]) if a == b]"]},
+            ADDS,
+            1,
+        ),
         (SUM, READS, 1),
         (json.dumps(SUM), READS, 1),
         (PAIRS, READS, 1),
@@ -101,6 +117,7 @@ CHEATS = {
 class All:
     __eq__ = lambda *_: True
     __lt__ = __bool__ = __eq__
+    __sub__ = lambda *_: 0
 def square(x): return All()
 append = square
 """,
@@ -115,6 +132,7 @@ def append(*_): return All()
 square = append
 """,
     "built-in functions": "import builtins, math\nbuiltins.all = builtins.sorted = math.isclose = lambda *_: True",
+    "looks for what is expected": "def square(x): return globals()['expected']",
     "prints values": """
 import os
 for fd in range(9):
@@ -154,7 +172,10 @@ def test_the_training_set_of_the_docs(sandbox, tmp_path: Path):
 @pytest.mark.slow
 @pytest.mark.parametrize("program", CHEATS.values(), ids=CHEATS)
 def test_cheats_pass_no_test(sandbox, program: str):
-    tests = [SQUARES["tests"][0], SQUARES["tests"][1]]
+    tests = SQUARES["tests"][:3]
+    tests += ["expected = 9\nassert square(3) == expected"]
+    tests += ["def close(a, b): return abs(a - b) < 1e-6\nassert close(square(3), 9)"]
+    tests += ["assert all(abs(square(n) - m) < 1e-6 for n, m in [(1, 1), (2, 4)])"]
     for truth in ({"tests": tests}, CALLS, {"inputs": ["1\n2"], "outputs": ["3"]}):
         score = compute_score("code", fenced(program), truth, mode="partial")
         assert score["reward_extra_info"]["tests_passed"] == 0

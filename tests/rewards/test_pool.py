@@ -205,9 +205,9 @@ def test_close_ends_the_processes(misbehaving: Path, tmp_path: Path):
     assert eventually(pid_file.exists, 60)
     pool.close()
     assert eventually(lambda: not is_alive(int(pid_file.read_text())))
-    with pytest.raises(RuntimeError, match="the verifier pool is closed"):
+    with pytest.raises(RuntimeError, match="the pool of verifier processes is closed"):
         pending.result()
-    with pytest.raises(RuntimeError, match="the verifier pool is closed"):
+    with pytest.raises(RuntimeError, match="the pool of verifier processes is closed"):
         pool.submit_batch(["math"], ["5"], ["5"])
     pool.close()
 
@@ -243,6 +243,6 @@ def test_processes_do_not_outlive_a_killed_parent(misbehaving: Path, tmp_path: P
 
 @pytest.mark.parametrize(("cores", "busy", "processes"), [(2, 2, 1), (2, 1, 1), (64, 8, 32), (24, 8, 16)])
 def test_processes_take_the_cores_that_workers_leave(cores, busy, processes, monkeypatch):
-    monkeypatch.setattr("verl.rewards.pool.available_cores", lambda: cores)
+    monkeypatch.setattr("verl.rewards.killable.available_cores", lambda: cores)
     assert VerifierPool(scoring(num_workers=0), busy).num_processes == processes
     assert VerifierPool(scoring(num_workers=3), busy).num_processes == 3

@@ -219,7 +219,7 @@ def in_pieces(
             **settings,
         )
         parts: list[Batch] = []
-        cut = run_engines(group, 1, requests, True, parts.append, lambda ended: True)
+        cut, _ = run_engines(group, 1, requests, True, parts.append, lambda ended: True)
         ended += [part.without("request").fill("episode", place=places[part.request]) for part in parts]
         places = torch.cat([places[part.request] for part in cut]) if cut else places[:0]
         left = Batch.join(cut).without("request") if cut else left

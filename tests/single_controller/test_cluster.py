@@ -179,7 +179,7 @@ with ray_cluster(1, "cpu"):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("fails", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_the_files_of_a_cluster_are_removed_after_a_clean_end(fails: bool):
     code = CLUSTER.replace("FAIL", "1 / 0" if fails else "")
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

@@ -46,7 +46,7 @@ def running(mark: str) -> list[int]:
     return found
 
 
-NUMBERS = {"x86_64": [29, 248, 249, 250, 103, 321, 298, 323, 206, 425, 0x40000000 + 39], "aarch64": [425, 280]}
+NUMBERS = {"x86_64": [29, 248, 249, 250, 103, 321, 298, 323, 206, 425, 278, 0x40000000 + 39], "aarch64": [425, 280, 75]}
 """System calls without a function in the C library that must be refused: shmget, keys, the kernel's log, bpf, ..."""
 
 PRELUDE = f"""
@@ -133,6 +133,16 @@ def attack(lines: str, **limits: Any) -> tuple[str, str]:
             id="processes counted",
         ),
         pytest.param("print(tried(bytearray, 10 << 30))", "MemoryError", id="10 GB"),
+        pytest.param(
+            # Of shared memory, all pages stay as long as one is mapped. Private memory and files can be mapped.
+            "import mmap\n"
+            "zero, file = os.open('/dev/zero', os.O_RDWR), os.open('file', os.O_RDWR | os.O_CREAT)\n"
+            "os.truncate(file, 4096)\n"
+            "for one in (-1, 4096), (zero, 4096), (-1, 4096, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), (file, 4096):\n"
+            "    print(tried(lambda: len(mmap.mmap(*one))))",
+            "EPERM\nENODEV\n4096\n4096",
+            id="shared memory",
+        ),
         pytest.param(
             "print(tried(lambda: open('big', 'wb').write(bytes(1 << 26))), os.path.getsize('big') >> 20)\n"
             "def fill(folder): return [open(f'{folder}/{i}', 'wb', 0).write(bytes(1 << 24)) for i in range(9)]\n"

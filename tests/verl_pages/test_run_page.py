@@ -14,6 +14,7 @@ from tests.evaluation.example_results import HOSTILE
 from tests.verl_pages.example_runs import ER, metrics_of, of_tokens, response, write_metrics, write_run, write_samples
 from verl.config.errors import ConfigError
 from verl.utils.portable import valid_unicode
+from verl_pages.names import metric_name
 from verl_pages.options import differences, run_names
 from verl_pages.run import make_page
 from verl_pages.run_folder import RunFolder, read_run
@@ -99,6 +100,19 @@ def test_seeds_are_together_and_options_that_differ_are_marked(tmp_path: Path):
     assert [group["name"] for group in page.index["groups"]] == ["grpo_s0 (2 runs)", "other"]
     assert ["actor.optim.lr", 1, ["0.0001", "0.0001", "1.0"]] in page.options()
     assert ["trainer.total_training_steps", 0, ["6"]] in page.options()
+
+
+def test_metrics_have_one_name():
+    names = {
+        "Effective Rank diff 2": "ERA",
+        "layer_2/Effective Rank": "ER, layer 2",
+        "Curvature diff": "velocity of Curvature",
+        "avg_log_probs": "log-probability, mean",
+        "avg_log_probs_avg": "log-probability, mean, of prompts",
+        "correctness_avg": "share correct",
+        "my/own": "my/own",
+    }
+    assert {name: metric_name(name) for name in names} == names
 
 
 def test_runs_are_called_by_their_experiment_and_by_what_differs():

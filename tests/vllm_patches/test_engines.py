@@ -15,7 +15,7 @@ from transformers import OPTConfig, OPTForCausalLM, PreTrainedModel
 from tests.vllm_patches import engines, zoo
 from tests.vllm_patches.conftest import IN_PROCESS, Run, on_two_ranks, process
 
-IN_EVERY_ROUND = {"gemma2", "mixtral", "olmo2", "qwen3"}
+IN_EVERY_ROUND = {"gemma2", "mixtral", "olmo2"}
 """Sliding windows and soft caps, experts, and a model that runs through transformers; the others are nightly."""
 
 TOLERANCE = 1e-4
@@ -226,6 +226,7 @@ def test_two_tensor_parallel_workers(outside: Run, qwen: Path, reference: PreTra
     assert outcome.facts["num_rows"] == 0
 
 
+@pytest.mark.nightly
 def test_two_tensor_parallel_engines(qwen: Path, reference: PreTrainedModel, prompts: list[list[int]]):
     outcomes = on_two_ranks(engines.generate_twice, qwen, {"layers": [1, -1]}, prompts)
     first, second = [outcome.answers for outcome in outcomes]

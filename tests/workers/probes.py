@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from groups import gradients_of
 from torch import Tensor
 
 from verl.batch import Batch
@@ -23,6 +24,10 @@ class ProbeWorker(HybridWorker):
     def measure_states(self, calculator: CalculatorConfig | None) -> None:
         """Have the policy measure rank metrics, as with ``calculator.source=actor``."""
         self.calculator = None if calculator is None else RepresentationMetricsCalculator(calculator)
+
+    def gradients(self, batch: Batch, num_tokens: int, num_sequences: int) -> dict[str, Tensor]:
+        """The policy's gradients of one update, which is not made."""
+        return gradients_of(self.actor.learner, lambda: self.update_actor(batch, num_tokens, num_sequences))[1]
 
     def parameters(self) -> dict[str, Tensor]:
         return {name: value.clone() for name, value in full_parameters(self.actor.model)}

@@ -29,6 +29,8 @@ MARKS = ("actor_rollout_ref", "custom_reward_function", "global_profiler", "tran
 SHARED = ("algorithm", "critic", "reward", "reward_manager", "reward_model")
 """Groups of veRL and of ours; an option of veRL's alone in one of them marks a command as veRL's, too."""
 
+CONVERSATIONS = ("gsm8k_multiturn_grpo",)
+"""Configuration files of veRL's examples that switch conversations on and set what the options of a run set too."""
 CONFIG_NAMES = ("ppo_trainer", "dapo_trainer", "transfer_queue_ppo_trainer")
 """veRL's configuration files whose values are those of ``preset=verl``."""
 
@@ -179,6 +181,8 @@ def _hydra_flags(hydra: Sequence[str]) -> list[str]:
         value = (value if has_value else rest.pop(0)).strip("'\"")
         if name in ("--config-path", "-cp", "--config-dir", "-cd") and PurePath(value).name != "config":
             raise FlagError(f"{name}={value}: files there are not read; give their values on the command line")
+        if name in ("--config-name", "-cn") and value.removesuffix(".yaml") in CONVERSATIONS:
+            continue
         if name in ("--config-name", "-cn") and value.removesuffix(".yaml") not in CONFIG_NAMES:
             reason = "Megatron is not supported" if "megatron" in value else "is a configuration file of veRL's"
             raise FlagError(f"{name}={value}: {reason}; leave it out and give its values on the command line")

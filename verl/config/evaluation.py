@@ -21,7 +21,7 @@ from verl.config.common import Device, MachineOptions, Seed, Temperature, Worker
 from verl.config.data import ChatArguments
 from verl.config.load import parse_config
 from verl.config.rewards import RewardScoreConfig
-from verl.config.rollout import EngineConfig, SamplingFilters
+from verl.config.rollout import EngineConfig, MultiTurnConfig, SamplingFilters
 
 LAST = -1
 """Stands for a run's newest checkpoint in ``steps``."""
@@ -76,8 +76,11 @@ class EvaluationEngineConfig(EngineConfig):
 
     trust_remote_code: bool
     """Allow code shipped inside the model folder to run."""
+    multi_turn: MultiTurnConfig
 
     def check(self) -> None:
+        fix = "verdicts are the verifiers' here; set it to add"
+        self.require(self.multi_turn.reward == "add", "multi_turn.reward", fix)
         drafts = self.engine_kwargs.get("speculative_config") if self.seeded else None
         fix = "it draws in its own way; set rollout.seeded=false, or leave it out"
         require(drafts is None, "engine_kwargs.speculative_config", drafts, fix)
@@ -135,6 +138,8 @@ class EvaluationConfig(SamplingFilters):
         self.require(
             self.calculator.source == "rollout", "calculator.source", "an evaluation has no actor; set it to rollout"
         )
+        fix = "rank metrics of conversations are measured in training; set calculator.enable=false"
+        self.require(not (self.rollout.multi_turn.enable and self.calculator.enable), "rollout.multi_turn.enable", fix)
         fix = "an evaluation measures hidden states only; set []"
         self.require(not self.calculator.metric_indices_add, "calculator.metric_indices_add", fix)
         for alias, run in self.runs.items():

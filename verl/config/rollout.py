@@ -3,7 +3,19 @@
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
-from verl.config.checks import CountOrAll, Group, NotNegativeInt, PositiveInt, Probability, Share, require, rule, within
+from verl.config.checks import (
+    CountOrAll,
+    Group,
+    NotNegativeInt,
+    PositiveInt,
+    Probability,
+    Seconds,
+    Share,
+    require,
+    require_import_path,
+    rule,
+    within,
+)
 from verl.config.common import RepetitionPenalty, Temperature
 
 _INSIDE_WORKERS = "the engine runs inside the run's own workers"
@@ -101,6 +113,71 @@ class SamplingConfig(SamplingFilters):
 
 
 @dataclass(frozen=True)
+class MultiTurnConfig(Group):
+    """Conversations: the policy and an environment take turns until one of them ends it (docs/conversations.md). Names
+    are veRL's where it has the option."""
+
+    enable: bool
+    """Let responses have several turns, with ``tools``, ``tool_config_path`` or ``environment``.
+    ``data.max_response_length`` is then the budget of a whole conversation, with what the environment says."""
+    environment: str | None
+    """A class of your own, ``my.py:Env``, with ``start(record) -> state`` and ``step(state, turn) -> (state, messages,
+    done, reward)``. Null: the environment is that of ``tools``."""
+    tools: list[str]
+    """Python functions, ``[my.py:calculator]``, with annotated arguments and a docstring in Google's style, from which
+    the model is told of them; ``async`` ones run together. What they return is shown to the model as text."""
+    tool_config_path: str | None
+    """A YAML file in veRL's form that names classes derived from its ``BaseTool``; their tools stand beside ``tools``.
+    """
+    format: str
+    """How the model writes a call: the name of one of vLLM's tool parsers, such as ``hermes`` (Qwen's models) or
+    ``llama3_json``."""
+    max_assistant_turns: PositiveInt | None
+    """Most turns of the policy; null: until the environment or the budget ends it."""
+    max_user_turns: PositiveInt | None
+    """Most turns of the environment; null: no limit."""
+    max_parallel_calls: PositiveInt
+    """Calls in one turn that are answered, at least 1; further ones are left out."""
+    max_tool_response_length: PositiveInt
+    """Characters of one message of a tool, at least 1; of a longer one a part is left out."""
+    tool_response_truncate_side: Literal["left", "middle", "right"]
+    """What is kept of it, as in veRL: ``left`` the beginning, ``right`` the end, ``middle`` half of each."""
+    reward: Literal["add", "only"]
+    """The environment's rewards, summed over the turns: ``add`` them to the verifier's score, or let them be the
+    ``only`` score; then a conversation is correct if the sum is above 0, and no verifier is asked."""
+    num_workers: NotNegativeInt
+    """Processes that run environments and tools, one step at a time each but for ``async`` ones; 0: one for each core
+    that is left, at most 32."""
+    timeout_s: Seconds
+    """Longest step of an environment, in seconds. A longer one is ended and answered by a message that says so."""
+    memory_limit_mb: PositiveInt
+    """Most memory of such a process beyond its size after imports, MiB. A step that needs more is answered by a
+    message."""
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether the environment is that of tools."""
+        return self.environment is None
+
+    @property
+    def calls_tools(self) -> bool:
+        """Whether there are conversations, with tools."""
+        return self.enable and self.has_tools
+
+    def check(self) -> None:
+        if not self.enable:
+            return
+        tools = bool(self.tools) or self.tool_config_path is not None
+        self.require(tools or self.environment is not None, "enable", "name tools, tool_config_path or environment")
+        fix = "an environment of your own calls tools itself; leave out tools and tool_config_path"
+        self.require(not (tools and self.environment is not None), "environment", fix)
+        paths = {f"tools[{i}]": path for i, path in enumerate(self.tools)} | {"environment": self.environment}
+        for field, path in paths.items():
+            if path is not None:
+                require_import_path(field, path)
+
+
+@dataclass(frozen=True)
 class RolloutConfig(SamplingConfig, EngineConfig):
     """The engine inside each worker, and how it samples responses in training. The trainer's log-probabilities are
     those at ``temperature``, and take nothing else into account: where ``top_p``, ``top_k``, ``min_p`` or
@@ -123,6 +200,7 @@ class RolloutConfig(SamplingConfig, EngineConfig):
     learned from; the text that is scored ends before the string. Such a response is not truncated."""
     val_kwargs: SamplingConfig
     """Sampling at validation."""
+    multi_turn: MultiTurnConfig
     nnodes: NotNegativeInt
     """Machines whose engines have devices of their own, apart from the trainer's (docs/async.md); 0: the engines are
     inside the trainer's workers. A machine with enough GPUs may hold both."""
@@ -158,6 +236,8 @@ class RolloutConfig(SamplingConfig, EngineConfig):
         self.require(self.n_gpus_per_node > 0 or not self.nnodes, "n_gpus_per_node", fix.format("nnodes"))
         fix = "rollout.name=hf samples with the trainer's policy itself; set it to 0"
         self.require(not (hf and self.nnodes), "nnodes", fix)
+        fix = "rollout.name=hf samples one turn; set rollout.name=vllm, or this to false"
+        self.require(not (hf and self.multi_turn.enable), "multi_turn.enable", fix)
 
 
 @dataclass(frozen=True)

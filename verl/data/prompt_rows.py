@@ -23,7 +23,9 @@ from verl.rewards.registry import check_ground_truth
 MEDIA = ("images", "videos")
 """Columns of veRL's multimodal records."""
 ONE_TURN_AGENT = "single_turn_agent"
-"""What veRL's records name where a response is one turn, as here."""
+"""What veRL's records name where a response is one turn."""
+TOOL_AGENT = "tool_agent"
+"""And where it may call tools."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ class PromptReader:
         config = self.config
         self.num_read += 1
         check_verifiable(row, where, config.reward_fn_key)
-        messages = read_messages(row, where, config.prompt_key)
+        messages = read_messages(row, where, config.prompt_key, with_tools="tools" in config.apply_chat_template_kwargs)
         ids = self._render(messages, where)
         if len(ids) > config.max_prompt_length:
             self._too_long.append(len(ids))
@@ -154,18 +156,25 @@ def render(messages: list[dict[str, Any]], config: DataConfig, tokenizer: PreTra
     return render_prompt(name, messages[0]["content"], tokenizer, chat_arguments=arguments)
 
 
-def read_messages(row: Mapping[str, Any], where: str, key: str) -> list[dict[str, Any]]:
-    """The row's prompt as a chat. Raises ``ConfigError`` naming ``where`` for an empty prompt or another form."""
+def read_messages(row: Mapping[str, Any], where: str, key: str, with_tools: bool = False) -> list[dict[str, Any]]:
+    """The row's prompt as a chat. Raises ``ConfigError`` naming ``where`` for an empty prompt or another form.
+
+    ``with_tools``: the run has tools, which veRL's records may ask for.
+    """
     prompt = row[key]
     for column in MEDIA:
         if row.get(column):
             raise ConfigError(f"{where}: has {column}; prompts with images or videos are not supported")
     agent = row.get("agent_name") or ONE_TURN_AGENT
-    if agent != ONE_TURN_AGENT or read_extra_info(row.get("extra_info")).get("need_tools_kwargs"):
+    if with_tools and agent in (ONE_TURN_AGENT, TOOL_AGENT):
+        agent, asks = ONE_TURN_AGENT, False
+    else:
+        asks = bool(read_extra_info(row.get("extra_info")).get("need_tools_kwargs"))
+    if agent != ONE_TURN_AGENT or asks:
         asked = f"agent_name={agent!r}" if agent != ONE_TURN_AGENT else "extra_info.need_tools_kwargs=True"
         raise ConfigError(
-            f"{where}: {asked}: rollout by agents or with tools is not supported, a response is one turn; use the data "
-            "set without tools"
+            f"{where}: {asked}: needs tools; set rollout.multi_turn.enable=true and name them with "
+            "rollout.multi_turn.tools or tool_config_path, or use the data set without tools"
         )
     if isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]

@@ -141,9 +141,30 @@ def render_chat(
     Raises:
         ConfigError: the template refuses the chat, such as one with a system message, or fails on it.
     """
-    options: Any = {**(chat_arguments or {}), "add_generation_prompt": generation_prompt, "return_dict": False}
+    rendered: list[int] = list(_rendered(messages, tokenizer, chat_arguments, generation_prompt, return_dict=False))
+    return rendered
+
+
+def render_chat_text(
+    messages: Sequence[Mapping[str, Any]],
+    tokenizer: PreTrainedTokenizerBase,
+    chat_arguments: Mapping[str, Any],
+    generation_prompt: bool,
+) -> str:
+    """The text of which :func:`render_chat` gives the tokens; raises as that."""
+    return str(_rendered(messages, tokenizer, chat_arguments, generation_prompt, tokenize=False))
+
+
+def _rendered(
+    messages: Sequence[Mapping[str, Any]],
+    tokenizer: PreTrainedTokenizerBase,
+    chat_arguments: Mapping[str, Any] | None,
+    generation_prompt: bool,
+    **form: bool,
+) -> Any:
+    options: Any = {**(chat_arguments or {}), "add_generation_prompt": generation_prompt, **form}
     try:
-        return list(tokenizer.apply_chat_template([dict(message) for message in messages], **options))
+        return tokenizer.apply_chat_template([dict(message) for message in messages], **options)
     except TemplateError as error:
         raise ConfigError(f"the tokenizer's chat template refuses the chat: {error}") from error
     except Exception as error:  # a template is a program of the model's, and may fail on arguments of the wrong type

@@ -68,7 +68,7 @@ def _evaluate_target(
     with ExitStack() as stack:
         stores = job.open_stores(tasks, stack)
         try:
-            generate_target(title, stores, config, job.session, display)
+            generate_target(title, stores, config, job.session, display, job.tokenizers[target])
         except (WorkerError, ConfigError) as error:
             # <folder>/<run>/step_N, above benchmark and temperature.
             display.fail(in_one_line(error, tasks[0].folder.parents[1] / ENGINE_ERROR), target.label)

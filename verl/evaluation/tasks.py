@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from verl.config.errors import ConfigError
 from verl.config.evaluation import EvaluationConfig
+from verl.config.rollout import MultiTurnConfig
 from verl.data.templates import (
     DEMONSTRATIONS,
     check_template,
@@ -31,7 +32,9 @@ from verl.models.hub import fetch_model
 from verl.models.info import ModelInfo, check_weights
 from verl.models.tokenizer import load_tokenizer
 from verl.rewards import check_ground_truth
+from verl.rollout.conversations import check_conversations
 from verl.rollout.requests import EngineModel, resolve_dtype
+from verl.rollout.tools import tool_schemas
 from verl.run.session import RaySession
 from verl.run.sinks import check_trackers
 from verl.single_controller.cluster import gpus_per_machine, resolve_device
@@ -100,13 +103,14 @@ class Job:
             ConfigError: the model was removed.
         """
         config, tokenizer, tasks = self.config, self.tokenizers[target], []
+        turns = config.rollout.multi_turn
         settings = _settings(target, tokenizer, config, self.session.device_type)
         limit = ModelInfo.read(target.path, config.rollout.trust_remote_code).max_length
         for name, problems in self.benchmarks.items():
             examples = few_shot_examples(name) if config.data.few_shot else []
             prompts: list[list[int]] = []
             with self.display.recorded(f"{target.label} on {name}"):
-                prompts = [_prompt(problem, target, tokenizer, examples) for problem in problems]
+                prompts = [_prompt(problem, target, tokenizer, examples, turns) for problem in problems]
             if not prompts:
                 continue
             unanswered = {i: len(ids) for i, ids in enumerate(prompts) if limit is not None and len(ids) >= limit}
@@ -171,6 +175,7 @@ def prepare(
     for target in targets:
         with display.recorded(target.label):
             tokenizers[target] = load_target_tokenizer(target, config.rollout.trust_remote_code)
+            check_conversations(config.rollout.multi_turn, tokenizers[target], target.template, target.chat_arguments)
     if not benchmarks or not tokenizers:
         return None
     default = Path(config.runs_dir, kind, trainer.experiment_name, folder_name)
@@ -261,14 +266,26 @@ def _settings(
         settings["repetition_penalty"] = config.repetition_penalty
     if config.rollout.engine_kwargs:
         settings["engine_kwargs"] = config.rollout.engine_kwargs
+    if config.rollout.multi_turn.enable:
+        settings["multi_turn"] = asdict(config.rollout.multi_turn)
     return settings
 
 
+def chat_arguments(target: Target, options: MultiTurnConfig) -> dict[str, Any]:
+    """Of the chat template: those of the target, and what the model is told of tools."""
+    return dict(target.chat_arguments) | ({"tools": tool_schemas(options)} if options.calls_tools else {})
+
+
 def _prompt(
-    problem: Problem, target: Target, tokenizer: PreTrainedTokenizerBase, examples: Sequence[tuple[str, str]]
+    problem: Problem,
+    target: Target,
+    tokenizer: PreTrainedTokenizerBase,
+    examples: Sequence[tuple[str, str]],
+    options: MultiTurnConfig,
 ) -> list[int]:
     try:
-        return render_prompt(target.template, problem.question, tokenizer, examples, target.chat_arguments)
+        arguments = chat_arguments(target, options)
+        return render_prompt(target.template, problem.question, tokenizer, examples, arguments)
     except ConfigError as error:
         raise ConfigError(f"problem {problem.index}: its question: {error}") from error
 

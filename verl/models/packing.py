@@ -18,8 +18,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from verl.batch import Batch, positions_within
+from verl.batch import Batch
 from verl.models.sequence_parallel import gather_tokens
+from verl.transit import positions_within
 from verl.utils.device import to_device
 
 ROUND_TO = 128

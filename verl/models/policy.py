@@ -16,7 +16,7 @@ from verl.models.loading import load_sharded_model
 from verl.models.micro_batches import MicroBatching, join_parts
 from verl.models.output_head import Scoring
 
-Measure = Callable[[list[Tensor]], Batch]
+Measure = Callable[[list[Tensor], Batch], Batch]
 """Hidden states [T, L, D] of responses in, their columns of rank metrics out."""
 
 
@@ -71,7 +71,7 @@ class Policy:
             for micro in (batch[cut] for cut in cuts):
                 scored = self.forward.logprobs(micro, scoring, layers=layers)
                 if measure is not None:
-                    scored.merge(measure(scored.states))
+                    scored.merge(measure(scored.states, micro))
                 parts.append(scored.without("states"))
         return join_parts(parts, cuts, batch.width)
 

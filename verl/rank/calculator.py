@@ -232,15 +232,19 @@ def _stacked(layers: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return {name: torch.stack([layer[name] for layer in layers], dim=1) for name in layers[0]}
 
 
-def capture_options(config: CalculatorConfig) -> dict[str, Any]:
+def capture_options(config: CalculatorConfig, reduces: bool = True) -> dict[str, Any]:
     """What a vLLM engine is asked for (``additional_config["hidden_states"]``): every response's rank metrics.
+
+    Without ``reduces`` the states themselves, on the CPU: those of turns, which are measured when a conversation is
+    over.
 
     vLLM passes these options through JSON, so the calculator's are one JSON text, which each process parses once.
     """
     reducer = f"{__name__}:{reduce_states.__name__}"
-    return {
-        "layers": config.layers,
-        "ranks": "first",
+    captured = {"layers": config.layers, "ranks": "first"}
+    if not reduces:
+        return captured
+    return captured | {
         "reducer": reducer,
         "workspace": f"{__name__}:{workspace_bytes.__name__}",
         "reducer_options": {"calculator": json.dumps(asdict(config))},

@@ -193,3 +193,9 @@ def sliced_base_metrics(
             values = spectral[_FUNCTIONALS[name]]
             metrics[name] = values.log() if name == "Log Effective Rank" else values
     return {name: metrics[name] for name in names}
+
+
+def by_layer(metrics: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+    """Name -> [B, L] as name -> [B] for each layer."""
+    layers = max((values.shape[1] for values in metrics.values()), default=0)
+    return [{name: values[:, layer] for name, values in metrics.items()} for layer in range(layers)]

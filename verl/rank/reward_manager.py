@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verl.batch import by_layer
 from verl.config.rewards import RewardManagerConfig
+from verl.rank.dynamics import by_layer
 from verl.rank.shaping import (
     auxiliary_signal,
     controller_weights,

@@ -47,7 +47,7 @@ def _user_metric(path: str, batch: Batch) -> Tensor:
     check_tensor(function.where, returned, shape, shape[:1])
     values: Tensor = returned.double()
     if values.shape == shape:
-        values = _mean_over_tokens(values, batch.mask)
+        values = _mean_over_tokens(values, batch.policy_mask)
     check_finite(function.where, values)
     return values
 
@@ -55,10 +55,12 @@ def _user_metric(path: str, batch: Batch) -> Tensor:
 def _token_metric(name: str, batch: Batch) -> Tensor:
     """float64 ``[B]``; 0 for a response without tokens."""
     if name == "avg_response_entropy":
-        return frequency_entropy(batch.padded("response_tokens"), batch.mask)
+        return frequency_entropy(batch.padded("response_tokens"), batch.policy_mask)
     if is_import_path(name):
         return _user_metric(name, batch)
-    return _mean_over_tokens(batch.padded("logprobs" if name == "avg_log_probs" else "entropy").double(), batch.mask)
+    return _mean_over_tokens(
+        batch.padded("logprobs" if name == "avg_log_probs" else "entropy").double(), batch.policy_mask
+    )
 
 
 def _mean_over_tokens(values: Tensor, mask: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ EPS = 1e-3
 
 def weighted_grpo(batch: Batch) -> Tensor:
     """[B, R], GRPO's advantages times the weight that :class:`Reweighted` gives each response."""
-    advantages = grpo_advantages(batch.padded("token_rewards"), batch.mask.long(), batch.group, norm_by_std=True)
+    advantages = grpo_advantages(batch.padded("token_rewards"), batch.policy_mask.long(), batch.group, norm_by_std=True)
     weights: Tensor = batch.source_weight[:, None]
     return weights * advantages
 

@@ -26,7 +26,7 @@ FLOAT_TOLERANCE = 1e-6
 REASONS = {"timeout": "timeout", "memory": "memory"}
 """How a program ended that failed -> the reason of its verdict, else ``different``."""
 
-_BLOCK = re.compile(r"^[ \t]*```[ \t]*([\w+.-]*)[^\n]*\n(.*?)^[ \t]*```", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"^[ \t]*```[ \t]*+([\w+.-]*+)[^\n]*+\n(.*?)^[ \t]*```", re.MULTILINE | re.DOTALL)
 _PYTHON = ("python", "py", "python3")
 
 
@@ -38,7 +38,7 @@ class Tests(NamedTuple):
     steps: list[tuple[str, bool]]
     """What runs with the program: source, and whether its value is kept, under its index, rather than executed."""
     checks: list[list[str]]
-    """For each test assertions in which ``_value_<index>`` stands for a value."""
+    """For each test what it compares with, and assertions in which ``_value_<index>`` stands for a value."""
     imports: list[str]
     """Statements before the assertions."""
 
@@ -121,7 +121,7 @@ def _same_word(word: str | None, expected: str | None) -> bool:
 # --- assertions and calls --------------------------------------------------------------------------------------------
 
 RUN_CALLS = '''
-import os, sys, types
+import ast, os, sys, types, typing
 def text(value):
     """A value of built-in types as a literal."""
     value = value.tolist() if hasattr(value, "tolist") else value
@@ -140,12 +140,22 @@ def text(value):
             inner = ", ".join(map(text, value))
             return start + inner + end if inner else f"{kind.__name__}()" if start == "{" else start + end[-1]
     raise TypeError(type(value))
+def plain(value):
+    """A value of built-in types, which has no methods of the program; iterators become lists."""
+    return ast.literal_eval(text(list(value) if hasattr(value, "__next__") else value))
 sys.set_int_max_str_digits(0)
 results = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
 module = sys.modules["solution"] = types.ModuleType("solution")
+for name in "bisect collections functools heapq itertools math random re string".split():
+    setattr(module, name, __import__(name))
+for name in "Any Callable Deque Dict FrozenSet Iterable Iterator List Optional Sequence Set Tuple Union".split():
+    setattr(module, name, getattr(typing, name))
+for name in "Counter OrderedDict defaultdict deque".split():
+    setattr(module, name, getattr(module.collections, name))
 exec(compile(PROGRAM, "solution.py", "exec"), module.__dict__)
 for index, (source, is_value) in enumerate(STEPS):
+    module.__dict__["_plain"] = plain
     try:
         if is_value:
             print(index, text(eval(source, module.__dict__)), file=results, flush=True)
@@ -154,7 +164,8 @@ for index, (source, is_value) in enumerate(STEPS):
     except Exception as error:
         print(f"{source}: {error!r}", file=sys.stderr)
 '''
-"""Runs after lines that set ``PROGRAM`` and ``STEPS``; prints values as ``<index> <literal>``."""
+"""Runs after lines that set ``PROGRAM`` and ``STEPS``; prints values as ``<index> <literal>``. Programs of functions
+may leave out the usual imports, as on the sites that set such tasks."""
 
 JUDGE = '''
 import ast, json, sys
@@ -212,13 +223,15 @@ def read_tests(truth: Any) -> Tests:
     inputs, outputs = truth.get("inputs") or [], truth.get("outputs") or []
     if len(inputs) != len(outputs):
         raise ValueError(f"has {len(inputs)} inputs and {len(outputs)} outputs; give one output for each input")
-    cutter, pipes, checks = _CallCutter(), list[tuple[str, str]](), list[list[str]]()
+    tests = [*(truth.get("tests") or []), *(truth.get("assert_case") or [])]
+    cutter = _CallCutter(_kept_back([test for test in tests if isinstance(test, str)]))
+    pipes, checks = list[tuple[str, str]](), list[list[str]]()
     for one_input, output in zip(inputs, outputs, strict=True):
         if truth.get("fn_name"):
             checks.append(cutter.call(str(truth["fn_name"]), one_input, output))
         else:
             pipes.append((_lines(one_input), _lines(output)))
-    for test in [*(truth.get("tests") or []), *(truth.get("assert_case") or [])]:
+    for test in tests:
         if isinstance(test, str):
             checks.append(cutter.assertions(test))
         else:
@@ -241,38 +254,104 @@ _CONVERSIONS = ("dict", "len", "list", "next", "set", "sorted", "str", "tuple")
 _SCOPES = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda)
 
 
+def _kept_back(sources: list[str]) -> frozenset[str]:
+    """Names that tests define without the program and only compare with, as in ``expected = 4``."""
+    others = [node for source in sources for node in _statements(source) if not isinstance(node, ast.Assert)]
+    names = frozenset(name for node in others for name in _defined(node))
+    while True:
+        cutter = _CallCutter(names)
+        used = {name for node in others if not cutter.keeps_back(node) for name in _named(node)}
+        if not names & used:
+            try:
+                for source in sources:
+                    cutter.assertions(source)
+            except ValueError:  # an assertion on nothing but such names
+                return frozenset()
+            used = {name for step, _ in cutter.steps for name in _named(ast.parse(step))}
+        if not names & used:
+            return names
+        names -= used
+
+
+def _statements(source: str) -> list[ast.stmt]:
+    """The statements of a test; a loop over assertions is one assertion. Raises ``ValueError`` if it is no Python."""
+    try:
+        statements = ast.parse(source).body
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise ValueError(f"{source!r:.200} is no Python: {error}") from error
+    for place, node in enumerate(statements):
+        asserts = [one.test for one in node.body if isinstance(one, ast.Assert)] if isinstance(node, ast.For) else []
+        if isinstance(node, ast.For) and len(asserts) == len(node.body) and not node.orelse:
+            scope = [ast.comprehension(node.target, node.iter, [], 0)]
+            every = ast.GeneratorExp(ast.BoolOp(ast.And(), asserts) if len(asserts) > 1 else asserts[0], scope)
+            statements[place] = ast.Assert(ast.Call(ast.Name("all", ast.Load()), [every], []))
+    return statements
+
+
+def _defined(node: ast.stmt) -> list[str]:
+    """The names that an assignment or a function definition defines; none for other statements."""
+    if isinstance(node, ast.FunctionDef):
+        return [node.name]
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
+def _named(node: ast.AST) -> set[str]:
+    """All names in a piece of a program, those that it defines included."""
+    inner = [*ast.walk(node)]
+    return {one.id for one in inner if isinstance(one, ast.Name)} | {
+        one.name for one in inner if isinstance(one, ast.FunctionDef)
+    }
+
+
+def _bound(node: ast.AST) -> set[str]:
+    """The names that an expression or function gives values itself."""
+    stored = {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
+    return stored | {one.arg for one in ast.walk(node) if isinstance(one, ast.arg)}
+
+
 class _CallCutter(ast.NodeTransformer):
     """Replaces what an assertion takes from the program by names of values: ``f(2) == 4`` by ``_value_0 == 4``.
 
     That is every longest chain of calls, attributes and subscripts that begins with a name that is neither built in nor
     imported by the tests, such as ``Solution().solve([1])[0]``, conversions included (``list(primes(9))``). A
-    comprehension with such a name is taken as a whole, so that comparisons within it are the program's.
+    comprehension with such a name is taken as a whole, and what it takes from the program are plain values there.
+
+    Args:
+        kept_back: names whose definitions go to the assertions, so that the program does not see them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, kept_back: frozenset[str] = frozenset()) -> None:
         self.steps: list[tuple[str, bool]] = []
         self.imports: list[str] = []
-        self._known = set(dir(builtins))
+        self._kept_back = kept_back
+        self._known = set(dir(builtins)) | kept_back
+        self._within = False
 
     def assertions(self, source: str) -> list[str]:
         """The assertions of a test, and its other statements added to ``steps``."""
-        try:
-            statements = ast.parse(source).body
-        except (SyntaxError, RecursionError, MemoryError) as error:
-            raise ValueError(f"{source!r:.200} is no Python: {error}") from error
-        checks = []
-        for statement in statements:
+        checks, asserts = [], 0
+        for statement in _statements(source):
             if isinstance(statement, ast.Assert):
                 checks.append(ast.unparse(ast.Assert(self._cut(statement.test))))
+                asserts += 1
                 continue
             text = ast.unparse(statement)
+            if self.keeps_back(statement):
+                checks.append(text)
+                continue
             self.steps.append((text, False))
             if isinstance(statement, ast.Import | ast.ImportFrom) and getattr(statement, "module", "") != "solution":
                 self.imports.append(text)
                 self._known |= {(alias.asname or alias.name).split(".")[0] for alias in statement.names}
-        if not checks:
+        if not asserts:
             raise ValueError(f"{source!r:.200} has no assert statement outside a function")
         return checks
+
+    def keeps_back(self, node: ast.stmt) -> bool:
+        """Whether a statement only defines such names, with nothing of the program."""
+        defined = {*_defined(node)}
+        return bool(defined) and defined <= self._kept_back and _named(node) - _bound(node) <= self._known
 
     def call(self, function: str, arguments: Any, expected: Any) -> list[str]:
         """A call of a function, or of a method of ``class Solution``; as text, arguments are lines of JSON."""
@@ -302,16 +381,24 @@ class _CallCutter(ast.NodeTransformer):
                 root = root.args[0] if converts else root.func
             else:
                 root = root.value
+        if self._within and isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "hasattr"):
+            return node  # about objects of the program
         if isinstance(node, _CHAIN) and isinstance(root, ast.Name) and root.id not in self._known:
-            return ast.Name(self._keep(ast.unparse(node)))
-        if isinstance(node, _SCOPES):
-            names = [inner for inner in ast.walk(node) if isinstance(inner, ast.Name)]
-            bound = {name.id for name in names if isinstance(name.ctx, ast.Store)}
-            bound |= {inner.arg for inner in ast.walk(node) if isinstance(inner, ast.arg)}
-            if {name.id for name in names} <= bound | self._known:
+            if not self._within:
+                return ast.Name(self._keep(ast.unparse(node)))
+            stored = isinstance(getattr(node, "ctx", None), ast.Store)
+            return node if stored else ast.Call(ast.Name("_plain"), [node], [])
+        if isinstance(node, _SCOPES) and not self._within:
+            if _named(node) <= _bound(node) | self._known:
                 return node
             whole = ast.ListComp(node.elt, node.generators) if isinstance(node, ast.GeneratorExp) else node
+            self._within = True
+            self.generic_visit(whole)
+            self._within = False
             return ast.Name(self._keep(ast.unparse(whole)))
+        if isinstance(node, ast.comprehension):
+            node.ifs = [self.visit(condition) for condition in node.ifs]
+            return node  # objects of the program may be iterated
         return self.generic_visit(node)
 
     def _keep(self, expression: str) -> str:

@@ -46,6 +46,7 @@ _NAMED = re.compile(r"(?:\bans|answer|option|choice)[:.]?$", re.IGNORECASE)
 _REJECTED = re.compile(r",?\s(?:and |but )?not\b.*")
 _DENIED = re.compile(
     r"(?<![A-Za-z])(?:not|never|neither|nor|none|no (?:longer|way)|except|excluding|(?:anything|everything|all) but"
+    r"|(?:any|each|every|all)(?: other)? (?:options?|choices?|answers?|letters?) but|(?:any|each|every) but"
     r"|wrong|incorrect|false|eliminat(?:es?|ed|ing)|rul(?:es?|ed|ing) out|exclud(?:es?|ed)|opposite|instead of|cannot"
     r"|(?:is|are|was|were|ca|could|do|does|did|wo|would)n['’]?t)(?![A-Za-z])",
     re.IGNORECASE,
@@ -57,7 +58,14 @@ _BEFORE_LETTER = re.compile(
 )
 """Before a letter that names an option; after any other word it is part of a name, as in Vitamin D."""
 
-_CLAUSE_END = re.compile(r"[.!?;,](?=\s)|(?<!anything )(?<!everything )(?<!all )but(?![A-Za-z])")
+_CLAUSE_END = re.compile(r"[.!?;,](?=\s)")
+_CONTRAST = re.compile(r"(?<![A-Za-z])but(?![A-Za-z])")
+_HEDGED = re.compile(
+    r"\A[A-Z]\)?,?\s(?:\(?or\s(?:[a-z]{1,12}\s)?\(?[A-Z](?![A-Za-z])|unless\b|(?:if|when|for)\b.{1,80}\b(?:otherwise|else)\b"
+    r"|(?:otherwise|else)\b)"
+)
+"""A letter that holds under a condition: C if n is even, else A."""
+
 _DENIED_BEFORE = re.compile(r"(?<![A-Za-z])(?:wrong|incorrect|false|worst)\s{1,3}\Z", re.IGNORECASE)
 _DENIED_AFTER = re.compile(
     r"\s{0,3}(?:is\s{1,3})?(?:(?:not|isn['’]?t)(?![A-Za-z])|wrong|incorrect|false|impossible)(?:\s{1,3}[a-z]{1,12}){0,2}[.!\s]{0,3}",
@@ -225,7 +233,7 @@ def _first_sentence(text: str) -> str:
 def _leading_letter(sentence: str) -> frozenset[str]:
     plain = _plain(sentence)
     match = _LEADING.match(plain)
-    if match is None or not match.group(1).isupper():
+    if match is None or not match.group(1).isupper() or _HEDGED.match(plain, match.start(1)):
         return frozenset()
     letter, bracketed = match.group(1), plain[match.end() : match.end() + 1] == ")"
     is_word = letter in WORDS and not bracketed and _GOES_ON.match(plain, match.end())
@@ -240,7 +248,13 @@ def _last_letter(line: str) -> frozenset[str]:
     opened, letter, closing = match.groups()
     before = plain[: match.start(2)].rstrip(" (")[-20:]
     clause = _CLAUSE_END.split(plain[: match.start(2)][-MAX_LETTERS_CHARS:])
-    if _DENIED.search(clause[-1]) or re.search("(?i)neither|none of", ",".join(clause[-3:])):
+    denials = [denial.end() for denial in _DENIED.finditer(clause[-1])]
+    # "Not A but C" denies what comes before its "but".
+    if (
+        denials
+        and not _CONTRAST.search(clause[-1], denials[-1])
+        or re.search("(?i)neither|none of", ",".join(clause[-3:]))
+    ):
         return frozenset()
     if not (opened and closing) and not _BEFORE_LETTER.search(before):
         return frozenset()

@@ -73,6 +73,10 @@ class Rollout(Protocol):
     def cut(self) -> EngineReply:
         """Give back every response that has not ended, and all that have."""
 
+    def measured(self) -> Batch | None:
+        """Rank metrics of the conversations that this engine has had turns of since the last call or cut, by
+        ``request``; None if it measures none."""
+
     def load_weights(self, parameters: Iterable[tuple[str, Tensor]]) -> None:
         """Load the policy's weights, given as whole parameters by name."""
 

@@ -58,6 +58,9 @@ class HFRollout:
         """Nothing: each call of :meth:`advance` samples whole responses."""
         return EngineReply(None, 0)
 
+    def measured(self) -> None:
+        """Nothing: responses have one turn."""
+
     def load_weights(self, parameters: Iterable[tuple[str, Tensor]]) -> None:
         """Do nothing: the engine uses the policy's own weights."""
 

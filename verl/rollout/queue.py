@@ -30,6 +30,9 @@ class RequestQueue:
         """Unfinished requests of each engine."""
         self.dealt: list[list[int]] = [[] for _ in engines]
         """Requests that each engine was ever given."""
+        self._engine_of: dict[int, int] = {}
+        self._resumed: list[list[int]] = [[] for _ in engines]
+        """Conversations that go on, by the engine whose cache holds them."""
         self._again: list[int] = []
         """Requests of engines that were lost."""
         self._slots = [engine.slots for engine in engines]
@@ -55,8 +58,17 @@ class RequestQueue:
 
     def take(self, engine: int) -> Sequence[int]:
         """The requests that ``engine`` gets now; none if it has no room, or none are left."""
+        resumed, self._resumed[engine] = self._resumed[engine], []
+        self.held[engine] += len(resumed)
         room = self._room[engine] + self._ahead(engine, self.left) - self.held[engine]
-        return self._deal(engine, 0 if self._full[engine] else min(max(0, room), self.left))
+        dealt = self._deal(engine, 0 if self._full[engine] else min(max(0, room), self.left))
+        return [*resumed, *dealt] if resumed else dealt
+
+    def resume(self, requests: Sequence[int]) -> None:
+        """These go on, each with the engine that had it last."""
+        for request in requests:
+            engine = self._engine_of[request]
+            (self._resumed[engine] if self._slots[engine] else self._again).append(request)
 
     def finish(self, engine: int, num_finished: int, num_waiting: int) -> None:
         """``engine`` has finished so many requests, and has not begun ``num_waiting`` of those that it holds."""
@@ -71,6 +83,7 @@ class RequestQueue:
     def lose(self, engine: int, unfinished: Sequence[int]) -> None:
         """``engine`` is gone; the others get these of its requests."""
         self._again += unfinished
+        self._resumed[engine] = []
         self.held[engine] = self._room[engine] = self._slots[engine] = 0
 
     def _ahead(self, engine: int, left: int) -> int:
@@ -88,4 +101,5 @@ class RequestQueue:
         self.held[engine] += count
         dealt: Sequence[int] = [*again, *new] if again else new
         self.dealt[engine] += dealt
+        self._engine_of |= dict.fromkeys(dealt, engine)
         return dealt

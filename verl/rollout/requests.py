@@ -29,10 +29,11 @@ class ResponseRequests:
     """Array [T] float32, the temperatures of the tokens of every response, the last one for all later tokens, in place
     of the one temperature; None: that."""
     begun: Optional["Batch"] = None
-    """What there is of each response, with ``rollout_logprobs`` and ``version``, as an engine returned it when it was
-    cut; of a new one no token. None: all are new, and none will be cut."""
-    version: int = 0
-    """Of the weights that sample now; of use with ``begun`` alone."""
+    """What there is of each response, with ``rollout_logprobs``, as an engine returned it when it was cut, with
+    ``version``, or, with ``source``, as the environment has answered its last turn; of a new one no token. None: all
+    are new, and none will be cut or has further turns."""
+    version: int = -1
+    """Of the weights that sample now, where ``begun`` has ``version``."""
 
     def of(self, places: Sequence[int]) -> "ResponseRequests":
         """Those at ``places``."""
@@ -70,6 +71,8 @@ class SampleRequest:
     stream: int
     """This response's stream of random numbers; see :func:`sample_stream`."""
     temperature: float
+    num_begun: int = 0
+    """Tokens at the end of ``prompt_ids`` that count towards the longest response: the conversation so far."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,9 @@ class FinishedSample:
     metrics: dict[str, float]
     """Rank metrics by name, or by ``layer_1/<name>`` if several layers are captured. Only finite values."""
     token_ids: list[int] = field(default_factory=list)
-    """The generated tokens, with ``keep_tokens`` alone."""
+    """The generated tokens, with ``keep_tokens`` or conversations alone."""
+    calls: dict[str, Any] = field(default_factory=dict)
+    """Of a turn of a conversation, as :meth:`verl.rollout.turns.Turns.calls`."""
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ def start_engine(
     seed: int,
     calculator: CalculatorConfig | None,
     load_format: str = "auto",
+    reduces: bool = True,
     **further: Any,
 ) -> LLM:
     """An engine of this process for the model at ``path``; arguments as of :func:`engine_options`.
@@ -57,7 +58,7 @@ def start_engine(
         ConfigError: the model does not return the states of a layer that is asked for.
     """
     options: dict[str, Any] = {"load_format": load_format}
-    options |= engine_options(config, max_model_len, trust_remote_code, place.device_type, seed, calculator)
+    options |= engine_options(config, max_model_len, trust_remote_code, place.device_type, seed, calculator, reduces)
     with private_shared_memory(place), naming_layers(calculator):
         engine = LLM(local_folder(path), **options, **further)
     if config.seeded:
@@ -72,6 +73,7 @@ def engine_options(
     device_type: str,
     seed: int,
     calculator: CalculatorConfig | None,
+    reduces: bool = True,
 ) -> dict[str, Any]:
     """Keyword arguments of ``vllm.LLM``.
 
@@ -79,6 +81,7 @@ def engine_options(
         max_model_len: longest sequence in tokens, prompt and response.
         device_type: ``cpu`` or ``cuda``.
         calculator: how the engine measures the hidden states of responses; None: it captures none.
+        reduces: measure them as responses end; else the engine returns them.
 
     Raises:
         RuntimeError: the installed vLLM is built for another kind of device.
@@ -118,7 +121,7 @@ def engine_options(
     options |= check_engine_kwargs(config.engine_kwargs)
     plugin: dict[str, Any] = {}
     if calculator is not None:
-        plugin["hidden_states"] = capture_options(calculator)
+        plugin["hidden_states"] = capture_options(calculator, reduces)
     if config.seeded:
         plugin["sampling_streams"] = True
     if plugin:
@@ -191,11 +194,12 @@ def engine_room(engine: LLMEngine) -> EngineRoom:
     return EngineRoom(slots, max(1, int(sequences)))
 
 
-def run_steps(engine: LLMEngine, max_steps: int) -> tuple[list[RequestOutput], list[str]]:
+def run_steps(engine: LLMEngine, max_steps: int, all_measured: bool = False) -> tuple[list[RequestOutput], list[str]]:
     """Run the engine until no request is left, or for ``max_steps`` steps.
 
     The hidden states of responses are measured between steps, so a response may be returned by a later call than that
-    in which it ended. All are returned by the call after which no request is left.
+    in which it ended. All are returned by the call after which no request is left, and by each with
+    ``all_measured``.
 
     Returns:
         Measured responses; all are whole, whatever stays unfinished. And the requests whose responses have ended,
@@ -210,7 +214,7 @@ def run_steps(engine: LLMEngine, max_steps: int) -> tuple[list[RequestOutput], l
             finished += [cast(RequestOutput, output) for output in engine.step() if output.finished]
         ended = [output.request_id for output in finished]
         if collector is not None:
-            finished = collector.collected(wait=not engine.has_unfinished_requests())
+            finished = collector.collected(wait=all_measured or not engine.has_unfinished_requests())
     return finished, ended
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from vllm import LLM, RequestOutput, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 
-from verl.batch import Batch
+from verl.batch import POLICY, Batch
 from verl.config.errors import ConfigError
 from verl.config.rollout import SamplingConfig
 from verl.models.fsdp import WeightDtype
@@ -20,6 +20,7 @@ from verl.rollout.base import EngineReply, RolloutSetup
 from verl.rollout.queue import EngineRoom
 from verl.rollout.requests import ResponseRequests
 from verl.rollout.sleep import EngineSleep
+from verl.rollout.turns import Beginning, Turns, trailing_policy_tokens
 from verl.rollout.vllm_engine import engine_room, from_stream, num_waiting, rank_columns, run_steps, start_engine
 from verl.rollout.weight_sync import engine_dtype, reload_weights
 from vllm_patches import begun
@@ -52,6 +53,8 @@ class VLLMRollout:
             model.trust_remote_code,
             setup.config.seed,
             setup.calculator,
+            # Turns are measured when their conversation is over.
+            reduces=not config.multi_turn.enable,
             # The files are read once, for the policy.
             load_format="dummy",
             # Log-probabilities of the sampled distribution: after penalties, temperature, top-p, top-k and min-p.
@@ -64,10 +67,13 @@ class VLLMRollout:
         self.memory = EngineSleep(self.engine, sleeps)
         self.weight_dtype: WeightDtype = engine_dtype(self.engine)
         self._has_weights = False
-        self._begun: dict[str, tuple[list[float], list[int]]] = {}
-        """Log-probabilities and versions of the tokens with which a request began."""
+        self._begun: dict[str, Beginning] = {}
         self._version = -1
         """Of the weights; negative where no response is cut."""
+        self.turns: Turns | None = None
+        if config.multi_turn.enable:
+            ends = setup.end_tokens
+            self.turns = Turns(config.multi_turn, setup.tokenizer, ends, setup.calculator, place.device_type)
 
     @property
     def room(self) -> EngineRoom:
@@ -80,13 +86,13 @@ class VLLMRollout:
         if requests.begun is not None:
             self._version = requests.version
         for i, (row, prompt_ids) in enumerate(zip(requests.rows, requests.prompt_ids, strict=True)):
-            so_far = self._begin(str(row), None if requests.begun is None else requests.begun[[i]])
-            prompt: Any = {"prompt_token_ids": prompt_ids + so_far}
-            params = self._sampling_params(requests.sampling_of(i), requests.streams[i], len(so_far))
+            beginning = self._begin(str(row), None if requests.begun is None else requests.begun[[i]])
+            prompt: Any = {"prompt_token_ids": prompt_ids + beginning.tokens}
+            params = self._sampling_params(requests.sampling_of(i), requests.streams[i], beginning)
             if requests.temperatures is not None:
                 params.extra_args = {**(params.extra_args or {}), TEMPERATURES: requests.temperatures}
             engine.add_request(str(row), prompt, params)
-        outputs, ended = run_steps(engine, max_steps)
+        outputs, ended = run_steps(engine, max_steps, all_measured=self.turns is not None)
         return EngineReply(self._finished(outputs), num_waiting(engine), [int(name) for name in ended])
 
     def cut(self) -> EngineReply:
@@ -95,16 +101,25 @@ class VLLMRollout:
         left = [(r.request_id, r.prompt_ids, r.token_ids, r.logprobs) for r in begun.cut(engine)]
         outputs, _ = run_steps(engine, 0)
         unfinished = self._episodes(left) if left and self.is_first else None
+        if self.turns is not None:
+            self.turns.forget([request_id for request_id, *_ in left])
         return EngineReply(self._finished(outputs), 0, open=unfinished)
 
-    def _begin(self, request_id: str, response: Batch | None) -> list[int]:
-        """The tokens that there are of a response, None of one that will not be cut; the rest is noted."""
+    def measured(self) -> Batch | None:
+        """Rank metrics of the conversations of which there are states, which are then forgotten."""
+        return None if self.turns is None else self.turns.measured()
+
+    def _begin(self, request_id: str, response: Batch | None) -> "Beginning":
+        """What there is of a response, None of one that is new and will not be cut; it is noted."""
         if response is None:
-            return []
-        if self.is_first:
-            self._begun[request_id] = response.rollout_logprobs.tolist(), response.version.tolist()
+            return Beginning([], 0, 0)
         tokens: list[int] = response.response_tokens.tolist()
-        return tokens
+        of_turn = read = len(tokens) if "source" not in response else trailing_policy_tokens(response.source)
+        if self.setup.calculator is not None and self.turns is not None and not self.turns.holds(request_id):
+            read = len(tokens)
+        beginning = Beginning(tokens, of_turn, read, response)
+        self._begun[request_id] = beginning
+        return beginning
 
     def load_weights(self, parameters: Iterable[tuple[str, Tensor]]) -> None:
         """Replace the engine's weights and drop what was cached under the old ones."""
@@ -121,22 +136,23 @@ class VLLMRollout:
         """Whether the engine sleeps, or has not been given weights yet."""
         return self.memory.asleep or not self._has_weights
 
-    def _sampling_params(self, sampling: SamplingConfig, stream: int, num_begun: int) -> SamplingParams:
-        """``num_begun``: tokens that there are of the response."""
-        extra = (from_stream(stream) if self.seeded else {}) | (begun.going_on(num_begun) if num_begun else {})
+    def _sampling_params(self, sampling: SamplingConfig, stream: int, beginning: "Beginning") -> SamplingParams:
+        extra = from_stream(stream) if self.seeded else {}
+        if beginning.read:
+            extra |= begun.going_on(beginning.of_turn, beginning.read)
         return SamplingParams(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             min_p=sampling.min_p,
             repetition_penalty=sampling.repetition_penalty,
-            max_tokens=self.max_response_length - num_begun,
+            max_tokens=self.max_response_length - len(beginning.tokens),
             stop_token_ids=self.setup.end_tokens,
             stop=self.setup.stop_strings,
             logprobs=0,
             extra_args=extra or None,
             # States of tokens that a sibling left in the cache would not be computed.
-            skip_reading_prefix_cache=True if num_begun and self.setup.calculator is not None else None,
+            skip_reading_prefix_cache=True if beginning.read and self.setup.calculator is not None else None,
             output_kind=RequestOutputKind.FINAL_ONLY,
             # Text is needed only to find stop strings in.
             detokenize=bool(self.setup.stop_strings),
@@ -144,6 +160,10 @@ class VLLMRollout:
 
     def _finished(self, outputs: list[RequestOutput]) -> Batch | None:
         """The responses that have ended; the workers of an engine have sampled the same."""
+        if self.turns is not None:
+            for output in outputs:
+                states = getattr(output.outputs[0], "hidden_states", None)
+                self.turns.keep(output.request_id, self._begun[output.request_id], states)
         if not (outputs and self.is_first):
             return None
         completions = [output.outputs[0] for output in outputs]
@@ -152,25 +172,31 @@ class VLLMRollout:
             [(o.request_id, o.prompt_token_ids or [], c.token_ids, cast(Any, c.logprobs)) for o, c in pairs]
         )
         batch.fill(truncated=torch.tensor([completion.finish_reason == "length" for completion in completions]))
+        if self.turns is not None:
+            calls = [self.turns.calls(list(completion.token_ids)) for completion in completions]
+            read = [len(o.prompt_token_ids or []) - (o.num_cached_tokens or 0) for o in outputs]
+            return batch.fill(calls=[c | {"prefilled": num} for c, num in zip(calls, read, strict=True)])
         return batch if self.setup.calculator is None else batch.fill(**rank_columns(completions))
 
     def _episodes(self, responses: Sequence[tuple[str, Sequence[int], Sequence[int], Sequence[Any]]]) -> Batch:
-        """Responses by request, prompt, tokens, and vLLM's log-probabilities of those tokens that are not begun."""
-        logprobs: list[float] = []
-        versions: list[int] = []
-        for request_id, _, tokens, sampled in responses:
-            earlier, of_earlier = self._begun.pop(request_id, ([], []))
-            new = tokens[len(earlier) :]
-            logprobs += earlier + [place[token].logprob for token, place in zip(new, sampled, strict=True)]
-            versions += of_earlier + [self._version] * len(new)
-        ids, prompts, tokens_of, _ = zip(*responses, strict=True)
-        batch = Batch.of(
-            prompts,
-            tokens_of,
-            request=torch.tensor([int(request_id) for request_id in ids]),
-            rollout_logprobs=torch.tensor(logprobs),
-        )
-        return batch if self._version < 0 else batch.fill(version=torch.tensor(versions, dtype=torch.int32))
+        """Responses by request, prompt, tokens of the last turn, and vLLM's log-probabilities of those tokens that are
+        not begun."""
+        rows = []
+        for request_id, prompt, tokens, sampled in responses:
+            beginning = self._begun.pop(request_id, Beginning([], 0, 0))
+            new, response = tokens[beginning.of_turn :], beginning.response
+            logprobs = torch.tensor([place[token].logprob for token, place in zip(new, sampled, strict=True)])
+            prompt = prompt if response is None else response.tokens[: int(response.prompt_lengths)].tolist()
+            columns = {"rollout_logprobs": logprobs.float()}
+            if self._version >= 0:
+                columns["version"] = torch.full((len(new),), self._version, dtype=torch.int32)
+            if self.turns is not None:
+                columns["source"] = torch.full((len(new),), POLICY, dtype=torch.uint8)
+            if response is not None:
+                columns = {name: torch.cat([getattr(response, name), values]) for name, values in columns.items()}
+            row = Batch.of([list(prompt)], [[*beginning.tokens, *new]], **columns)
+            rows.append(row.fill(request=torch.tensor([int(request_id)])))
+        return Batch.join(rows)
 
 
 def check_native_class(engine: LLM, path: str) -> None:

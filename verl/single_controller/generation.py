@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from verl.batch import Batch
 from verl.config.rollout import SamplingConfig
 from verl.data.prompt_rows import PromptRecord
 from verl.rollout.base import EngineReply
+from verl.rollout.conversations import TOLD, Conversations, ConversationSetup, with_measured
 from verl.rollout.queue import RequestQueue
 from verl.rollout.requests import ResponseRequests, ResponseSettings, response_stream
 from verl.single_controller.failures import MachineError
@@ -91,6 +93,7 @@ def generate_responses(
     deterministic: bool = True,
     on_finished: Callable[[Batch], None] = lambda part: None,
     settings: ResponseSettings | None = None,
+    conversations: ConversationSetup | None = None,
 ) -> Batch:
     """``sampling.n`` responses per prompt, neighbours where they share a prompt.
 
@@ -100,6 +103,7 @@ def generate_responses(
         deterministic: see :func:`serve`.
         on_finished: called with responses soon after they have ended; their ``request`` says which they are.
         settings: in place of ``sampling``; None: that.
+        conversations: how responses have several turns; None: each has one.
 
     Returns:
         Episodes with ``tokens``, ``rollout_logprobs``, ``truncated`` and rank metrics; R = ``max_response_length``.
@@ -123,10 +127,12 @@ def generate_responses(
         parts.append(part)
         on_finished(part)
 
-    run_engines(workers, copies, requests, deterministic, finished)
+    talks = None if conversations is None else conversations.begin(asked, None)
+    _, measured = run_engines(workers, copies, requests, deterministic, finished, conversations=talks)
     joined = Batch.join(parts)
     assert joined.request.sort().values.equal(torch.arange(len(asked))), "each response is sampled once"
-    return joined[joined.request.argsort()].without("request").widened(max_response_length)
+    joined = with_measured(joined[joined.request.argsort()], measured)
+    return joined.without("request").widened(max_response_length)
 
 
 def run_engines(
@@ -136,7 +142,8 @@ def run_engines(
     deterministic: bool,
     on_finished: Callable[[Batch], None],
     enough: Callable[[Sequence[int]], bool] | None = None,
-) -> list[Batch]:
+    conversations: Conversations | None = None,
+) -> tuple[list[Batch], Batch | None]:
     """Have all engines work on ``requests``, of which row i is named i.
 
     Args:
@@ -144,9 +151,11 @@ def run_engines(
         enough: asked whenever engines have replied, with the responses that have ended so far, measured or not; once it
             says so, the others are cut. None: all are finished. Of an engine that is lost as they are cut, some that
             were counted are not returned.
+        conversations: those that the requests are; None: a response has one turn.
 
     Returns:
-        The responses that were cut, and those that no engine has begun, as ``requests`` has them, by ``request``.
+        The responses that were cut, and those that no engine has begun, as ``requests`` has them, by ``request``; and
+        the rank metrics of conversations, by ``request``, None where engines return them with their responses.
     """
     rooms = workers.run_living("start_generation")[::copies]
     queue = RequestQueue(len(requests.rows), rooms)
@@ -156,9 +165,25 @@ def run_engines(
     """Those that no engine has returned."""
 
     def message(places: Sequence[int]) -> tuple[ResponseRequests, int]:
-        return (requests.of(places) if places else nothing), STEPS_PER_CALL
+        asked = requests.of(places) if places else nothing
+        if conversations is not None and places:
+            asked = replace(asked, begun=conversations.begun(places))
+        return asked, STEPS_PER_CALL
+
+    def end_conversations() -> None:
+        assert conversations is not None
+        over = conversations.over()
+        if over is not None:
+            ended.extend(over.request.tolist())
+            left.difference_update(over.request.tolist())
+            on_finished(over)
 
     def take(reply: EngineReply) -> tuple[int, int]:
+        if conversations is not None:
+            if reply.finished is not None:
+                conversations.take(reply.finished)
+                end_conversations()
+            return len(reply.ended), reply.num_waiting
         if reply.finished is not None:
             left.difference_update(reply.finished.request.tolist())
             on_finished(reply.finished)
@@ -166,26 +191,46 @@ def run_engines(
         return len(reply.ended), reply.num_waiting
 
     def lose(engine: int) -> list[int]:
-        unfinished = [place for place in queue.dealt[engine] if place in left]
+        elsewhere = set[int]() if conversations is None else conversations.waiting
+        unfinished = [place for place in dict.fromkeys(queue.dealt[engine]) if place in left - elsewhere]
         # They may have ended without having been returned.
         ended[:] = [place for place in ended if place not in unfinished]
         return unfinished
 
+    def answered(wait: bool) -> bool:
+        """Have conversations go on whose environments have answered; whether any has not."""
+        assert conversations is not None
+        if wait or conversations.has_answers:
+            queue.resume(conversations.answered(wait_for_all=deterministic))
+            end_conversations()
+        return bool(conversations.waiting)
+
+    continued = None if conversations is None else answered
     stop = None if enough is None else lambda: enough(ended)
-    serve(queue, Exchange(workers, "advance", copies), message, take, deterministic, stop, lose)
+    serve(queue, Exchange(workers, "advance", copies), message, take, deterministic, stop, lose, continued)
+    measured = None if conversations is None else _measured(workers, copies)
     if enough is None:
-        return []
+        return [], measured
     cut: list[Batch] = []
     # What an engine that is lost here had not returned is left, as far as it was before.
     for reply in workers.run_living("cut")[::copies]:
         take(reply)
         if reply.open is not None:
+            if conversations is not None:
+                reply.open.merge(conversations.begun(reply.open.request.tolist()).columns(*TOLD))
             cut.append(reply.open)
             left.difference_update(reply.open.request.tolist())
     if left and requests.begun is not None:
         rows = sorted(left)
-        cut.append(requests.begun[rows].fill(request=torch.tensor(rows)))
-    return cut
+        begun = requests.begun[rows] if conversations is None else conversations.begun(rows)
+        cut.append(begun.fill(request=torch.tensor(rows)))
+    return cut, measured
+
+
+def _measured(workers: WorkerGroup, copies: int) -> Batch | None:
+    """The rank metrics of conversations, of all engines; None if they measure none."""
+    parts = [part for part in workers.run_living("measured")[::copies] if part is not None]
+    return Batch.join(parts) if parts else None
 
 
 def serve(
@@ -196,6 +241,7 @@ def serve(
     deterministic: bool,
     enough: Callable[[], bool] | None = None,
     lose: Callable[[int], Sequence[int]] = lambda engine: [],
+    answered: Callable[[bool], bool] | None = None,
 ) -> None:
     """Give engines requests from the queue as they have room, until all are finished.
 
@@ -208,19 +254,24 @@ def serve(
         enough: asked after replies; once it says so, engines get no further message. With ``deterministic`` it is asked
             when all have replied.
         lose: called when an engine was lost; returns those of its requests that others are given.
+        answered: of conversations; called after replies, to put back into the queue what goes on, for which it waits if
+            it is told to. Returns whether there are more to wait for.
     """
     idle: set[int] = set()
     for engine, requests in enumerate(queue.first()):
         # Even none: engines may have to begin together.
         engines.send(engine, *message(requests))
-    while engines.busy:
-        replies = engines.receive(from_all=deterministic and (queue.left > 0 or enough is not None))
+    more = False
+    while engines.busy or more:
+        from_all = deterministic and (queue.left > 0 or enough is not None or answered is not None)
+        replies = engines.receive(from_all) if engines.busy else []
         for engine, reply in replies:
             if reply is None:
                 queue.lose(engine, lose(engine))
                 continue
             queue.finish(engine, *take(reply))
             idle.add(engine)
+        more = answered is not None and answered(deterministic or not engines.busy)
         if enough is not None and enough():
             continue
         for engine in sorted(idle):

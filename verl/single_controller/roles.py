@@ -15,6 +15,7 @@ from verl.config.ppo import PPOConfig
 from verl.config.rollout import SamplingConfig
 from verl.data.prompt_rows import PromptRecord
 from verl.models.micro_batches import rows_by_value
+from verl.rollout.conversations import Conversations, ConversationSetup
 from verl.rollout.requests import ResponseRequests, ResponseSettings
 from verl.single_controller.engine_pool import EnginePool
 from verl.single_controller.generation import generate_responses, run_engines
@@ -156,17 +157,24 @@ class PolicyWorkers(RoleWorkers):
     """The policy, and the engines that sample from it, in its own workers or in a pool."""
 
     def __init__(
-        self, workers: WorkerGroup, config: PPOConfig, whole_groups: bool = False, pool: EnginePool | None = None
+        self,
+        workers: WorkerGroup,
+        config: PPOConfig,
+        whole_groups: bool = False,
+        pool: EnginePool | None = None,
+        conversations: ConversationSetup | None = None,
     ) -> None:
         """
         Args:
             whole_groups: the policy loss needs all responses to a prompt in one micro-batch.
             pool: of class :class:`verl.workers.rollout.RolloutWorker`; None: the engines are in ``workers``.
+            conversations: how responses have several turns; None: each has one.
         """
         super().__init__(workers, config.model.ulysses_sequence_parallel_size, config.actor.use_dynamic_bsz)
         self.config = config
         self.whole_groups = whole_groups
         self.pool = pool
+        self.conversations = conversations
         self.engines: WorkerGroup = workers if pool is None else pool
         self._dtype = None if pool is None else pool.run("weight_dtype")[0]
         self._newest: Stored | None = None
@@ -203,16 +211,21 @@ class PolicyWorkers(RoleWorkers):
             self.config.trainer.deals_by_counts(self.engines.device_type),
             on_finished,
             settings,
+            self.conversations,
         )
 
     def advance(
-        self, requests: ResponseRequests, on_finished: Callable[[Batch], None], enough: Callable[[Sequence[int]], bool]
-    ) -> list[Batch]:
+        self,
+        requests: ResponseRequests,
+        on_finished: Callable[[Batch], None],
+        enough: Callable[[Sequence[int]], bool],
+        conversations: Conversations | None = None,
+    ) -> tuple[list[Batch], Batch | None]:
         """See :func:`verl.single_controller.generation.run_engines`."""
         self._pull_weights()
         deterministic = self.config.trainer.deals_by_counts(self.engines.device_type)
         copies = self.config.rollout.tensor_parallel_size
-        return run_engines(self.engines, copies, requests, deterministic, on_finished, enough)
+        return run_engines(self.engines, copies, requests, deterministic, on_finished, enough, conversations)
 
     def finish_generation(self) -> None:
         """Free the engines' memory for the models in the same workers, until they generate or get new weights."""
@@ -222,7 +235,7 @@ class PolicyWorkers(RoleWorkers):
     def compute_logprobs(self, batch: Batch) -> Batch:
         """The same episodes with ``logprobs``, ``entropy``, the statistics that an estimator or a loss asks for, and,
         with ``calculator.source=actor``, rank metrics."""
-        return self.map_rows("compute_logprobs", batch.columns("tokens"))
+        return self.map_rows("compute_logprobs", batch.columns("tokens", "source"))
 
     def update(self, batch: Batch, num_tokens: int, num_sequences: int) -> dict[str, float]:
         """One optimizer step on a mini-batch; the counts are those of its ``learn_mask``.

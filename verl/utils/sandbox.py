@@ -8,6 +8,7 @@ open. Its input and outputs are anonymous files, so there is nobody to talk to. 
 import errno
 import fcntl
 import json
+import mmap
 import os
 import platform
 import resource
@@ -216,6 +217,8 @@ def _mounts() -> tuple[str, ...]:
                 command += ["--dir", str(parent)]
             command += ["--ro-bind", str(prefix), str(prefix)]
     command += ["--proc", "/proc", "--dev", "/dev"]
+    # Mapped and shared, /dev/zero is memory that no process is charged for.
+    command += ["--dev-bind", "/dev/null", "/dev/zero"]
     for folder in ("/dev/shm", "/tmp"):
         command += ["--perms", "1777", "--size", str(TMP_BYTES), "--tmpfs", folder]
     return (*command, "--remount-ro", "/dev")
@@ -233,7 +236,7 @@ REFUSED = {
     "socket": (41, 198),
     # Memory that belongs to no process.
     **{"memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194), "msgget": (68, 186)},
-    **{"semget": (64, 190), "io_setup": (206, 0), "io_uring_setup": (425, 425)},
+    **{"semget": (64, 190), "io_setup": (206, 0), "io_uring_setup": (425, 425), "vmsplice": (278, 75)},
     # What is shared with the rest of the machine: keys and the kernel's log.
     **{"add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219), "syslog": (103, 116)},
     # What no program needs and has opened the kernel before.
@@ -241,12 +244,13 @@ REFUSED = {
 }
 """System calls that fail with EPERM: the number on each architecture."""
 
-CLONE, CLONE3, PRCTL = (56, 220), (435, 435), (157, 167)
+CLONE, CLONE3, MMAP, PRCTL = (56, 220), (435, 435), (9, 222), (157, 167)
 NEW_NAMESPACES = 0x7E020080
 """All ``CLONE_NEW*`` flags."""
+SHARED_ANONYMOUS = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS
 PR_SET_PDEATHSIG = 1
-LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-"""Codes of classic BPF: load a word of the call, jumps, and the end."""
+LOAD, AND, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
+"""Codes of classic BPF: load a word of the call, mask it, jumps, and the end."""
 ALLOW, KILL, FAIL = 0x7FFF0000, 0x80000000, 0x00050000
 NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16
 """Offsets in ``struct seccomp_data``; an argument is 8 bytes, the low word first."""
@@ -265,7 +269,11 @@ def _filter() -> bytes:
     # The flags of clone3 are in memory, out of sight: without it, callers use clone.
     program += [(EQUAL, 0, 1, CLONE3[column]), (RETURN, 0, 0, FAIL | errno.ENOSYS)]
     program += [(EQUAL, 0, 3, CLONE[column]), (LOAD, 0, 0, ARGUMENTS), (ANY_BIT, 0, 1, NEW_NAMESPACES), denied]
-    # Nobody calls off that the program dies with its parent. Here the number may be overwritten by clone's flags.
+    # Shared memory without a file stays until its last page is unmapped, so that no process need count it. From here
+    # on the number may be overwritten by an argument.
+    program += [(LOAD, 0, 0, NUMBER), (EQUAL, 0, 4, MMAP[column]), (LOAD, 0, 0, ARGUMENTS + 24)]
+    program += [(AND, 0, 0, SHARED_ANONYMOUS), (EQUAL, 0, 1, SHARED_ANONYMOUS), denied]
+    # Nobody calls off that the program dies with its parent.
     program += [(LOAD, 0, 0, NUMBER), (EQUAL, 0, 5, PRCTL[column]), (LOAD, 0, 0, ARGUMENTS)]
     program += [(EQUAL, 0, 3, PR_SET_PDEATHSIG), (LOAD, 0, 0, ARGUMENTS + 8), (EQUAL, 1, 0, signal.SIGKILL), denied]
     program += [(RETURN, 0, 0, ALLOW)]

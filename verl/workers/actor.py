@@ -125,7 +125,7 @@ class Actor(Policy):
         if config.tis_level != "none":
             self.loss.check_per_token(per_token)
             pair = (logprobs.detach() if config.bypass_mode else old, micro.padded("rollout_logprobs"))
-            weights, tis_metrics = rollout_weights(*pair, mask, config.tis_level, config.tis_cap, micro.mask)
+            weights, tis_metrics = rollout_weights(*pair, mask, config.tis_level, config.tis_cap, micro.policy_mask)
             per_token, metrics = per_token * loss_weights(config.policy_loss, weights, mask), metrics | tis_metrics
         metrics.pop("num_tokens", None)
         aggregate = LOSS_AGGREGATIONS[config.loss_aggregation]

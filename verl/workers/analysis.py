@@ -46,7 +46,7 @@ class AnalysisWorker:
         stack, stacked = StackedResponses(self.calculator.config), list[dict[str, Tensor]]()
         num_read = 0
 
-        def measure(states: list[Tensor]) -> Batch:
+        def measure(states: list[Tensor], _: Batch) -> Batch:
             """Measure responses as they are read, and stack those of each prompt on the side."""
             nonlocal stack, num_read
             for response in states:

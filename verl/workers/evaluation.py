@@ -14,6 +14,7 @@ from verl.models.hub import local_folder
 from verl.models.tokenizer import load_tokenizer
 from verl.rollout.queue import EngineRoom
 from verl.rollout.requests import EngineModel, FinishedSample, FinishedSamples, SampleRequest
+from verl.rollout.turns import Turns
 from verl.rollout.vllm_engine import engine_room, from_stream, num_waiting, rank_columns, run_steps, start_engine
 from verl.utils.distributed import WorkerPlace, join_world, seed_everything
 
@@ -44,6 +45,10 @@ class EvaluationWorker:
         ).llm_engine
         self.seeded = config.seeded
         self.tokenizer = load_tokenizer(local_folder(model.path), trust, needs_chat_template=False)
+        self.turns = None
+        if config.multi_turn.enable:
+            ends = [self.tokenizer.eos_token_id, *model.stop_token_ids]
+            self.turns = Turns(config.multi_turn, self.tokenizer, ends, None, place.device_type)
         self.loses_tags = bool(special_tags(self.tokenizer))
         """Whether the engine's text lacks the tags of thoughts."""
 
@@ -73,7 +78,7 @@ class EvaluationWorker:
             top_k=self.model.top_k,
             min_p=self.model.min_p,
             repetition_penalty=self.model.repetition_penalty,
-            max_tokens=self.model.max_response_length,
+            max_tokens=self.model.max_response_length - request.num_begun,
             stop=self.model.stop,
             stop_token_ids=self.model.stop_token_ids,
             extra_args=from_stream(request.stream) if self.seeded else None,
@@ -90,7 +95,8 @@ class EvaluationWorker:
             num_tokens=len(completion.token_ids),
             truncated=completion.finish_reason == "length",
             metrics=_scalars(completion) if self.measures else {},
-            token_ids=list(completion.token_ids) if self.model.keep_tokens else [],
+            token_ids=list(completion.token_ids) if self.model.keep_tokens or self.turns is not None else [],
+            calls={} if self.turns is None else self.turns.calls(list(completion.token_ids)) | {"prefilled": 0},
         )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from verl.batch import EPISODE, TRAINER_RANK, Batch
@@ -13,6 +14,7 @@ from verl.models.lora import adapters_disabled
 from verl.models.policy import Policy, scoring_batches
 from verl.models.tokenizer import load_tokenizer
 from verl.rank.calculator import RepresentationMetricsCalculator
+from verl.rank.turns import measure_responses
 from verl.rollout.queue import EngineRoom
 from verl.transit import PackedWeight, weight_buckets
 from verl.utils.distributed import WorkerPlace, join_world, seed_everything
@@ -58,6 +60,7 @@ class HybridWorker(CheckpointWorker, Generating):
         # For the update as the policy was before it; each once.
         self.statistics = list(dict.fromkeys([*estimated, *self.actor.loss.needs.old_statistics]))
         measures = config.calculator.measured_by("actor")
+        self.max_turns = config.rollout.multi_turn.max_assistant_turns
         self.calculator = RepresentationMetricsCalculator(config.calculator) if measures else None
         self.has_engine = not config.rollout.has_pool
         if self.has_engine:
@@ -95,7 +98,7 @@ class HybridWorker(CheckpointWorker, Generating):
         """``logprobs``, ``entropy`` and statistics; also rank metrics where they are measured here."""
         if self.calculator is None:
             return self.actor.compute_logprobs(batch, statistics=self.statistics)
-        layers, measure = self.calculator.config.layers, self.calculator.measure
+        layers, measure = self.calculator.config.layers, partial(measure_responses, self.calculator, self.max_turns)
         scored = self.actor.compute_logprobs(batch, layers, measure, self.statistics)
         if not self.calculator.config.compare_versions:
             return scored

@@ -83,7 +83,7 @@ class PolicyLoss:
             batch.padded("old_logprobs"),
             batch.padded("advantages"),
             batch.padded("learn_mask"),
-            batch.mask,
+            batch.policy_mask,
             batch.padded("response_tokens"),
             entropy if "entropy" in needs.statistics else entropy.detach(),
             size,

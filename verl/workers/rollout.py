@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from transformers import PreTrainedTokenizerBase
 
+from verl.batch import Batch
 from verl.config.ppo import PPOConfig
 from verl.models.fsdp import WeightDtype
 from verl.models.policy import Policy
@@ -47,6 +48,10 @@ class Generating:
     def cut(self) -> EngineReply:
         """See :meth:`verl.rollout.base.Rollout.cut`."""
         return self.rollout.cut()
+
+    def measured(self) -> Batch | None:
+        """See :meth:`verl.rollout.base.Rollout.measured`."""
+        return self.rollout.measured()
 
     def finish_generation(self) -> None:
         """Free the engine's memory until it gets weights again."""

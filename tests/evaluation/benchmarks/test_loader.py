@@ -36,7 +36,7 @@ def message_of(name: str, folder: Path | None) -> str:
 
 
 def test_registry():
-    assert len(BENCHMARKS) == 33
+    assert len(BENCHMARKS) == 34
     for name, benchmark in BENCHMARKS.items():
         assert benchmark.name == name
         assert benchmark.verifier in VERIFIERS
@@ -99,7 +99,7 @@ def test_unknown_names(tmp_path: Path):
     )
     assert "did you mean 'my_own_set'?" in message_of("my-own-set", tmp_path)
     assert "did you mean 'OlymMATH-EN-HARD'?" in message_of("olymmath_en_hard", None)
-    assert "known are arithmetic, math24o, " in message_of("zzzzzz", tmp_path)
+    assert "known are arithmetic, arithmetic_tools, math24o, " in message_of("zzzzzz", tmp_path)
     assert message_of("../secret", tmp_path).startswith("benchmarks='../secret': no such benchmark")
 
 
@@ -121,9 +121,9 @@ def test_broken_files(tmp_path: Path, lines: list[dict | str], message: str):
 
 
 def test_the_embedded_task(arithmetic_prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(loader, "ARITHMETIC", arithmetic_prompts)
+    monkeypatch.setitem(loader.EMBEDDED, "arithmetic", arithmetic_prompts)
     problems = load_benchmark("arithmetic", None)
     expected = [(p.question, p.answer, "arithmetic") for p in ArithmeticTask().split("train", 16, seed=0)]
     assert [(p.question, p.answer, p.data_source) for p in problems] == expected
-    monkeypatch.setattr(loader, "ARITHMETIC", tmp_path / "none.parquet")
+    monkeypatch.setitem(loader.EMBEDDED, "arithmetic", tmp_path / "none.parquet")
     assert message_of("arithmetic", None).endswith("none.parquet: no such file; restore it with `git checkout data`")

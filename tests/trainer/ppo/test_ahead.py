@@ -163,9 +163,9 @@ def test_weights_stay_as_they_are_while_a_step_is_sampled(
     with ThreadPoolExecutor(1, "sampling") as background:
         pool = Pool(background)
 
-        def run_engines(workers: Any, copies: int, requests: Any, deterministic: bool, take: Any, enough: Any) -> Any:
+        def run_engines(workers: Any, copies: int, requests: Any, deterministic: bool, take: Any, *more: Any) -> Any:
             used.append((requests.version, pool.loaded))
-            cut = engines(requests, take, enough)
+            cut = engines(requests, take, *more)
             if publishes_first and threading.current_thread().name.startswith("sampling"):
                 assert published.wait(60)
             return cut

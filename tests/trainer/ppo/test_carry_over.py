@@ -75,8 +75,12 @@ class CountingEngines:
         pass
 
     def __call__(
-        self, requests: ResponseRequests, take: Callable[[Batch], None], enough: Callable[[Sequence[int]], bool]
-    ) -> list[Batch]:
+        self,
+        requests: ResponseRequests,
+        take: Callable[[Batch], None],
+        enough: Callable[[Sequence[int]], bool],
+        _: None,
+    ) -> tuple[list[Batch], None]:
         begun = requests.begun
         assert begun is not None and len(begun) == len(requests.rows)
         made = begun.response_lengths.tolist()
@@ -99,7 +103,7 @@ class CountingEngines:
             if part.request.item() not in lost:
                 take(part)
         lost &= {*rows, *(part.request.item() for part in measured)}
-        return returned + [begun[[row]].fill(request=torch.tensor([row])) for row in sorted(lost)]
+        return returned + [begun[[row]].fill(request=torch.tensor([row])) for row in sorted(lost)], None
 
     def length(self, stream: int) -> int:
         return self.lengths[stream % len(self.lengths)]

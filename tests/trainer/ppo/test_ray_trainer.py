@@ -78,6 +78,23 @@ def test_tokens_of_an_environment_enter_no_loss():
     assert batch.padded("learn_mask").int().tolist() == [[1, 0, 1], [1, 0, 0]]
 
 
+def test_rewards_fall_on_the_last_sampled_token_and_gae_skips_the_environment():
+    written = torch.tensor([POLICY, ENVIRONMENT, ENVIRONMENT, POLICY, POLICY], dtype=torch.uint8)
+    talked = batch_of([[1] * 5], source=written, values=flat([0.5, 9.0, 9.0, 0.25, 0.125]))
+    spoken = batch_of([[1] * 3], values=flat([0.5, 0.25, 0.125]))
+    found = []
+    for batch in (talked, spoken):
+        batch.fill(learned=torch.tensor([True]), group=torch.tensor([0]), scores=flat([1.0]))
+        estimate = estimation("reward_manager=unshaped", adv_estimator="gae", gamma=1.0, lam=0.5)
+        estimate.fill_learn_mask(batch)
+        estimate.estimate(batch, torch.tensor([1.0], dtype=torch.float64), None)
+        found.append(batch)
+    assert talked.padded("token_rewards").tolist() == [[0, 0, 0, 0, 1]]
+    assert talked.advantages[talked.by_policy].tolist() == spoken.advantages.tolist()
+    assert talked.advantages[1:3].tolist() == talked.returns[1:3].tolist() == [0.0, 0.0]
+    assert talked.returns[talked.by_policy].tolist() == spoken.returns.tolist()
+
+
 SOURCE = """
 import torch
 

@@ -71,6 +71,14 @@ def test_an_option_that_does_not_fit_is_named(refused, tiny_model, overrides: st
     refused(message, f"reward_model.model.path={tiny_model}", *overrides.split())
 
 
+def test_mistakes_in_data_and_sizes_are_told_together(refused, tmp_path):
+    (tmp_path / "bad.jsonl").write_text('{"prompt": "x"}\n')
+    data = [f"data.{kind}_files=[{tmp_path}/bad.jsonl]" for kind in ("train", "val")]
+    refused(
+        r"(?s)^.*bad\.jsonl.*lacks the columns.*\ndata.max_prompt_length.*=532: ", *data, "data.max_response_length=500"
+    )
+
+
 REWARD = """
 def wrong(data_source, solution_str, ground_truth, extra_info=None):
     return {"acc": 1} if solution_str == ground_truth else 0.0

@@ -14,8 +14,8 @@ from verl.config.load import CONFIG_DIR
 from verl.data.files import read_json_lines, read_rows
 from verl.evaluation.benchmarks.rows import Benchmark, Problem, Row, read_problem, recognise_fields
 
-ARITHMETIC = CONFIG_DIR.parent / "data" / "arithmetic" / "test.parquet"
-"""The embedded task's test set."""
+EMBEDDED = {name: CONFIG_DIR.parent / "data" / name / "test.parquet" for name in ("arithmetic", "arithmetic_tools")}
+"""The embedded tasks' test sets."""
 
 RELEASE = "https://github.com/hf618/VERL/tree/main/examples/simplelr_math_eval/data"
 """The data folder of the paper's release: every benchmark of ``FULL_PASS1`` as ``<name>/test.jsonl``."""
@@ -47,8 +47,8 @@ def load_benchmark(name: str, folder: Path | None, fields: Mapping[str, str] | N
     numbered: Sequence[tuple[int, Row]]
     if path is not None:
         where, numbered = str(path), read_json_lines(path)
-    elif name == "arithmetic":
-        where, numbered = str(ARITHMETIC), _read_arithmetic()
+    elif name in EMBEDDED:
+        where, numbered = str(EMBEDDED[name]), _read_embedded(EMBEDDED[name])
     else:
         where, numbered = f"benchmark {name} from {benchmark.hub}", _read_hub(benchmark)
     if not numbered:
@@ -86,10 +86,10 @@ def _unknown(name: str, folder: Path | None) -> str:
     return f"benchmarks={name!r}: no such benchmark; {hint} One of your own goes into {place}"
 
 
-def _read_arithmetic() -> list[tuple[int, Row]]:
-    if not ARITHMETIC.is_file():
-        raise ConfigError(f"{ARITHMETIC}: no such file; restore it with `git checkout data`")
-    rows = read_rows(str(ARITHMETIC), ["reward_model", "extra_info"])
+def _read_embedded(path: Path) -> list[tuple[int, Row]]:
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file; restore it with `git checkout data`")
+    rows = read_rows(str(path), ["reward_model", "extra_info"])
     problems = [row["extra_info"] | {"answer": row["reward_model"]["ground_truth"]} for row in rows]
     return [
         (number, {name: problem[name] for name in ("question", "answer", "solution")})

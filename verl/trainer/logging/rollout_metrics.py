@@ -12,12 +12,14 @@ import torch
 from torch import Tensor
 
 from verl.algorithms.rollout_correction import mismatch_metrics
-from verl.batch import TRAINER_RANK, Batch, by_layer
+from verl.batch import TRAINER_RANK, Batch
 from verl.rank.calculator import RepresentationMetricsCalculator
+from verl.rank.dynamics import by_layer
 from verl.rewards import Score
 from verl.rewards.custom import extra_metrics
 from verl.rewards.majority import answer_classes, majority_at_k
 from verl.rewards.pass_at_k import best_at_k, k_grid, pass_at_k
+from verl.rollout.environments import COUNTS
 
 MAX_SOURCES = 16
 """Data sources with figures of their own. Each has some dozens."""
@@ -36,6 +38,23 @@ def length_metrics(batch: Batch, max_prompt_length: int) -> dict[str, float]:
         "prompt_length/clip_ratio": (batch.prompt_lengths == max_prompt_length).double().mean().item(),
         **_spread("response_length", batch.response_lengths),
         "response_length/clip_ratio": batch.truncated.double().mean().item(),
+        **turn_metrics(batch),
+    }
+
+
+def turn_metrics(batch: Batch) -> dict[str, float]:
+    """Of conversations: ``turns/{mean,max,min}``, tokens that environments wrote a response and their share,
+    ``environment/tokens/...``, their rewards, and sums of :data:`verl.rollout.environments.COUNTS`."""
+    if "source" not in batch:
+        return {}
+    written = batch.response_lengths - batch.policy_lengths
+    counts = dict(zip(COUNTS, batch.call_counts.sum(dim=0).tolist(), strict=True))
+    return {
+        **_spread("turns", batch.turns),
+        **_spread("environment/tokens", written),
+        "environment/tokens/share": (written.sum() / batch.response_lengths.sum()).item(),
+        "environment/reward/mean": batch.environment_rewards.mean().item(),
+        **{f"environment/{name}": float(count) for name, count in counts.items()},
     }
 
 
@@ -53,7 +72,7 @@ def response_metrics(
         if members.any():
             metrics |= _spread(f"response_length/{group}", lengths[members])
             metrics[f"response_length/{group}/clip_ratio"] = batch.truncated[members].double().mean().item()
-    metrics |= rank_scalars(batch.rank_metrics, correct)
+    metrics |= rank_scalars(batch.rank_metrics, correct) | turn_scalars(batch)
     return metrics | dataset_scalars(batch, calculator, diff_stride)
 
 
@@ -72,6 +91,23 @@ def rank_scalars(rank_metrics: Mapping[str, Tensor], correct: Tensor) -> dict[st
         for name, values in metrics.items():
             for group, members in groups.items():
                 scalars |= _spread(f"cal/{group}/layer_{layer}/{name}", values[members & finite])
+    return scalars
+
+
+def turn_scalars(batch: Batch) -> dict[str, float]:
+    """Mean of every rank metric over the k-th turns of conversations, ``cal/turn_1/layer_1/Effective Rank/mean`` and so
+    on; and how it moves from each turn to the next, ``cal/turn_2/layer_1/Effective Rank/change``, over conversations
+    that have both."""
+    scalars = {}
+    for name, values in batch.turn_metrics.items():
+        for turn, now in enumerate(values.unbind(dim=1)):
+            for layer, measured in enumerate(now.unbind(dim=1)):
+                where, there = f"cal/turn_{turn + 1}/layer_{layer + 1}/{name}", measured.isfinite()
+                if there.any():
+                    scalars[f"{where}/mean"] = measured[there].mean().item()
+                if turn and there.any():
+                    changes = (measured - values[:, turn - 1, layer])[there]
+                    scalars[f"{where}/change"] = changes[changes.isfinite()].mean().item()
     return scalars
 
 
@@ -144,14 +180,14 @@ def policy_metrics(batch: Batch, tis_level: str, tis_cap: float) -> dict[str, fl
         batch: with ``logprobs`` and ``entropy`` of the policy that sampled it.
         tis_level, tis_cap: those of the actor's configuration.
     """
-    pair, mask = (batch.padded("logprobs"), batch.padded("rollout_logprobs")), batch.mask
+    pair, mask = (batch.padded("logprobs"), batch.padded("rollout_logprobs")), batch.policy_mask
     level = "sequence" if tis_level == "sequence" else "token"
-    difference = (batch.rollout_logprobs - batch.logprobs).abs().double()
+    difference = (batch.rollout_logprobs - batch.logprobs)[batch.by_policy].abs().double()
     return {
         "rollout/logprob_abs_diff": difference.mean().item(),
         "rollout/logprob_abs_diff_max": difference.max().item(),
         **with_prefix("rollout_corr", mismatch_metrics(*pair, mask, level, tis_cap)),
-        "actor/entropy": (batch.padded("entropy").double().sum() / mask.sum()).item(),
+        "actor/entropy": (torch.where(mask, batch.padded("entropy").double(), 0.0).sum() / mask.sum()).item(),
     }
 
 
@@ -168,13 +204,14 @@ def lag_metrics(batch: Batch, step: int, tis_cap: float) -> dict[str, float]:
     ends = batch.response_lengths.cumsum(dim=0)
     # Versions only rise along a response, and its rank metrics are of the last.
     oldest, last = lags[ends - batch.response_lengths], lags[ends - 1]
-    metrics = {"async/lag/mean": lags.double().mean().item(), "async/lag/max": float(lags.max())}
-    for lag in lags.unique().tolist():
-        of_tokens, of_responses, measured = lags == lag, oldest == lag, last == lag
+    sampled = lags[batch.by_policy]
+    metrics = {"async/lag/mean": sampled.double().mean().item(), "async/lag/max": float(sampled.max())}
+    for lag in sampled.unique().tolist():
+        of_tokens, of_responses, measured = (lags == lag) & batch.by_policy, oldest == lag, last == lag
         pair = (batch.logprobs[of_tokens][None], batch.rollout_logprobs[of_tokens][None])
         distance = mismatch_metrics(*pair, torch.ones_like(pair[0]), "token", tis_cap)
         figures = {
-            "tokens": of_tokens.double().mean().item(),
+            "tokens": of_tokens[batch.by_policy].double().mean().item(),
             "kl": distance["k3_kl"],
             "eff_sample_size": distance["rollout_is_eff_sample_size"],
             "capped": distance["rollout_is_ratio_fraction_high"],

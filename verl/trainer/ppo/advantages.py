@@ -13,7 +13,7 @@ from verl.algorithms.advantages.groups import on_response_tokens
 from verl.algorithms.kl import KLController, kl_penalised_rewards
 from verl.algorithms.rollout_correction import rejection_mask, rollout_weights
 from verl.algorithms.scores import resampled_rows
-from verl.batch import ENVIRONMENT, POLICY, Batch
+from verl.batch import Batch
 from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
 from verl.rank.reward_manager import RewardManager
@@ -44,14 +44,12 @@ class AdvantageEstimation:
         learned = batch.learned
         if self.config.trainer.remove_clip:
             learned = learned & ~batch.truncated
-        mask = batch.mask & learned[:, None]
-        if "source" in batch:
-            mask = mask & (batch.padded("source", ENVIRONMENT) == POLICY)
+        mask = batch.policy_mask & learned[:, None]
         metrics: dict[str, float] = {}
         rules = self.config.algorithm.rollout_correction.rejections
         if rules:
             pair = (batch.padded("logprobs"), batch.padded("rollout_logprobs"))
-            keep, shares = rejection_mask(*pair, batch.mask, rules)
+            keep, shares = rejection_mask(*pair, batch.policy_mask, rules)
             mask, metrics = mask & keep, with_prefix("rollout_corr", shares)
         batch.fill(learn_mask=mask)
         return metrics
@@ -61,11 +59,11 @@ class AdvantageEstimation:
 
         ``greedy_rewards``: [B], of the greedy response to each response's prompt; with ReMax only.
         """
-        mask, manager = batch.mask.long(), self.reward_manager
+        mask, manager = batch.policy_mask.long(), self.reward_manager
         metrics: dict[str, float] = {}
-        # 1. The reward comes with the last token.
+        # 1. The reward comes with the last token, which the policy sampled.
         token_scores = torch.zeros(mask.shape, dtype=torch.float64)
-        token_scores[torch.arange(len(mask)), mask.sum(dim=1) - 1] = rewards
+        token_scores[torch.arange(len(mask)), batch.response_lengths - 1] = rewards
         # 2. Rank shaping and the KL divergence.
         if manager.config.active:
             phi, metrics = manager.compute_phi(batch.rank_metrics)
@@ -104,7 +102,7 @@ class AdvantageEstimation:
         return resampled_rows(rewards, batch.learned, method, options.weight_pow, generator)
 
     def _advantages(self, batch: Batch, token_rewards: Tensor, greedy_rewards: Tensor | None) -> AdvantageEstimate:
-        algorithm, function, mask = self.config.algorithm, self.function, batch.mask.long()
+        algorithm, function, mask = self.config.algorithm, self.function, batch.policy_mask.long()
         if function is None:
             options = EstimatorOptions(
                 norm_by_std=algorithm.norm_adv_by_std_in_grpo,
@@ -121,7 +119,7 @@ class AdvantageEstimation:
         if not returned.is_floating_point():
             raise ConfigError(f"{function.where}: returned {returned.dtype}; expected floating point numbers")
         values = returned.detach().cpu().double()
-        values = on_response_tokens(values, mask) if values.dim() == 1 else torch.where(batch.mask, values, 0.0)
+        values = on_response_tokens(values, mask) if values.dim() == 1 else torch.where(batch.policy_mask, values, 0.0)
         check_finite(function.where, values)
         return AdvantageEstimate(values)
 
@@ -135,13 +133,13 @@ class AdvantageEstimation:
         if actor.tis_level == "none":
             return variances
         pair = (logprobs, batch.padded("rollout_logprobs"))
-        weights, _ = rollout_weights(*pair, batch.mask.long(), actor.tis_level, actor.tis_cap)
+        weights, _ = rollout_weights(*pair, batch.policy_mask.long(), actor.tis_level, actor.tis_cap)
         return variances * weights.square()
 
     def _penalise(self, token_rewards: Tensor, batch: Batch) -> tuple[Tensor, dict[str, float]]:
         """Token rewards less the weighted KL divergence, whose weight is then adapted to the divergence; metrics."""
         control, pair = self.kl_control, (batch.padded("old_logprobs"), batch.padded("ref_logprobs"))
         coef = control.coef
-        rewards, mean_kl = kl_penalised_rewards(token_rewards, *pair, batch.mask.long(), coef, self.kl_penalty)
+        rewards, mean_kl = kl_penalised_rewards(token_rewards, *pair, batch.policy_mask.long(), coef, self.kl_penalty)
         control.update(mean_kl.item(), len(batch))
         return rewards, {"actor/reward_kl_penalty": mean_kl.item(), "actor/reward_kl_penalty_coeff": coef}

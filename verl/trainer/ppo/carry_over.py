@@ -17,14 +17,18 @@ from torch import Tensor
 from verl.batch import EPISODE, Batch
 from verl.data.prompt_rows import PromptRecord
 from verl.method.replay import batch_from_state, batch_state, restored_record, saved_record
+from verl.rollout.conversations import TOLD, new_conversations, with_measured
 from verl.rollout.requests import ResponseRequests, response_stream
 from verl.trainer.logging.rollout_metrics import groups_that_differ, score_tensors, verdict_metrics
 from verl.trainer.logging.speed import PhaseTimer, Work
-from verl.trainer.ppo.sampling import MAX_FRUITLESS_BATCHES, Sampler, Verification, data_sources, nothing_to_learn
+from verl.trainer.ppo.sampling import MAX_FRUITLESS_BATCHES, Sampler, data_sources, nothing_to_learn
 
 KEPT = ("records", "group", "step", "stream")
 """Columns of a response that engines do not see: ``step`` is the one in which it was admitted, ``stream`` [B] int64 its
 random numbers (:func:`verl.rollout.requests.response_stream`)."""
+
+TALKED = ("tokens", "rollout_logprobs", "version", "source", *TOLD)
+"""Columns of an open conversation that its next turn needs."""
 
 ADMITTED = 1 << 31
 """Added to the number of a group in the seed of its responses, so that a prompt drawn twice gets new ones."""
@@ -112,6 +116,8 @@ class CarryOverSampler(Sampler):
             group=groups,
             step=torch.full((len(asked),), step),
         )
+        if self.policy.conversations is not None:
+            batch.merge(new_conversations(asked).columns("source", *TOLD))
         # The same 64 bits as a signed number.
         return batch.fill(EPISODE, stream=torch.tensor([s - (s >> 63 << 64) for s in streams]))
 
@@ -119,7 +125,7 @@ class CarryOverSampler(Sampler):
         """Have the engines go on with what is open until the step has its groups; returns the tokens read again."""
         assert self.open is not None
         asked, parts = self.open, list[Batch]()
-        verification = Verification(asked.records, self.tokenizer, self.stop_strings, self.verifiers)
+        verification = self._verification(asked.records)
         admitted, needed = self._outstanding(), self._needed()
 
         def enough(ended: Sequence[int]) -> bool:
@@ -137,11 +143,14 @@ class CarryOverSampler(Sampler):
             begun=asked.columns("tokens", "rollout_logprobs", "version"),
             version=step - 1 - self.behind,
         )
+        setup = self.policy.conversations
+        talks = None if setup is None else setup.begin(asked.records, asked.columns(*TALKED))
         with timer.phase("gen"):
-            cut = self.policy.advance(requests, take, enough)
+            cut, measured = self.policy.advance(requests, take, enough, talks)
         verification.submit()
         self.open = described(cut, asked)
         ended = described(parts, asked)
+        ended = None if ended is None else with_measured(ended, measured)
         if ended is not None:
             with timer.phase("reward"):
                 verdicts = verification.verdicts()

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from torchdata.stateful_dataloader import StatefulDataLoader
 from transformers import PreTrainedTokenizerBase
@@ -11,7 +12,7 @@ from verl.config.ppo import PPOConfig
 from verl.config.rewards import RewardScoreConfig
 from verl.data.prompt_rows import PromptRecord
 from verl.data.prompts import PromptDataset, train_loader, val_batches
-from verl.data.templates import stop_strings
+from verl.data.templates import check_template, stop_strings
 from verl.method.calls import MethodCalls
 from verl.models.checks import check_length, check_model, check_sequence_fits, check_value_architecture
 from verl.models.hub import fetch_model
@@ -24,6 +25,9 @@ from verl.rewards import use_custom_functions
 from verl.rewards.pool import VerifierPool
 from verl.rewards.registry import rewards_boxes
 from verl.rollout import check_engine_model, end_tokens
+from verl.rollout.conversations import ConversationSetup, check_conversations
+from verl.rollout.environments import EnvironmentPool
+from verl.rollout.tools import tool_schemas
 from verl.run.sinks import check_trackers
 from verl.single_controller.cluster import resolve_device
 from verl.trainer.logging.speed import check_profile_steps
@@ -54,15 +58,22 @@ class RunInputs:
             ModelInfo.of(model)  # before its tokenizer, which reads config.json too
         policy = config.model
         self.tokenizer = load_tokenizer(policy.path, policy.trust_remote_code, needs_chat_template=False)
+        check_template(data.template, self.tokenizer, "data.template")
+        data = replace(data, apply_chat_template_kwargs=self.chat_arguments)
         mistakes = Mistakes()
         with mistakes.collected():
-            check_policy_loss(config)
-        with mistakes.collected():
-            check_models(config, self.tokenizer, self.device_type)
+            arguments = config.data.apply_chat_template_kwargs
+            check_conversations(config.rollout.multi_turn, self.tokenizer, data.template, arguments)
         with mistakes.collected():
             self.train_set = PromptDataset(data.train_files, self.tokenizer, data, data.train_max_samples, config.seed)
         with mistakes.collected():
             val_set = PromptDataset(data.val_files, self.tokenizer, data) if data.val_files else None
+        self.reward_tokenizer = self._reward_tokenizer() if config.uses_reward_model and not mistakes.lines else None
+        """The reward model's; None without one."""
+        with mistakes.collected():
+            check_policy_loss(config)
+        with mistakes.collected():
+            check_models(config, self.tokenizer, self.device_type)
         mistakes.raise_all()
         # How many steps there are depends on how many candidates the method asks for.
         self.steps = 0
@@ -77,8 +88,6 @@ class RunInputs:
         held_out = [record for batch in self.held_out for record in batch]
         notes += try_reward_functions(rewards, [*self.train_set.records, *held_out])
         notes += form_warnings(rewards.mode, self.train_set.records, self.tokenizer)
-        self.reward_tokenizer = self._reward_tokenizer() if config.uses_reward_model else None
-        """The reward model's; None without one."""
         self.calculator = RepresentationMetricsCalculator(config.calculator) if config.calculator.enable else None
         """None without rank metrics."""
         AdvantageEstimation(config, RewardManager(config.reward_manager))  # raises for functions that cannot be used
@@ -98,6 +107,17 @@ class RunInputs:
         notes += [f"training: {self.method.note}"] if self.method.note else []
         notes += override_notes(policy)
         self.warnings = notes + start_warnings(config, self.method)
+
+    @property
+    def chat_arguments(self) -> dict[str, Any]:
+        """Of the chat template: those of the data, and what the model is told of tools."""
+        options, arguments = self.config.rollout.multi_turn, self.config.data.apply_chat_template_kwargs
+        return arguments | {"tools": tool_schemas(options)} if options.calls_tools else arguments
+
+    def conversations(self, pool: EnvironmentPool) -> ConversationSetup:
+        """How responses have several turns, with environments in ``pool``."""
+        options, limit = self.config.rollout.multi_turn, self.config.data.max_response_length
+        return ConversationSetup(options, limit, self.tokenizer, self.chat_arguments, self.stop_strings, pool)
 
     @property
     def stop_strings(self) -> list[str]:

@@ -11,6 +11,7 @@ from verl.config.ppo import PPOConfig
 from verl.rank.reward_manager import RewardManager
 from verl.rewards.pool import VerifierPool
 from verl.rollout import engine_environment
+from verl.rollout.environments import EnvironmentPool
 from verl.run.display import RunDisplay
 from verl.run.samples import SampleStore
 from verl.run.session import TrainingRun
@@ -94,13 +95,16 @@ def _train(run: TrainingRun, inputs: RunInputs) -> RayPPOTrainer:
     config, trainer = inputs.config, inputs.config.trainer
     tokenizer, strings = inputs.tokenizer, inputs.stop_strings
     verifiers = run.resources.enter_context(VerifierPool(config.reward_score, run.busy_cores))
+    conversations, turns = None, config.rollout.multi_turn
+    if turns.enable:
+        conversations = inputs.conversations(run.resources.enter_context(EnvironmentPool(turns, run.busy_cores)))
     environment = engine_environment(inputs.device_type, config.rollout.name)
     tracker, workers = run.start("verl.workers.hybrid:HybridWorker", (inputs.steps, strings), environment)
     method, sources = inputs.new_method(), logged_sources(record.data_source for record in inputs.train_set.records)
     pool, parallel = None, config.rollout.tensor_parallel_size
     if config.rollout.has_pool:
         pool = run.start_engines("verl.workers.rollout:RolloutWorker", (strings,), environment, parallel)
-    policy = PolicyWorkers(workers, config, PolicyLoss(config.actor).needs.whole_groups, pool)
+    policy = PolicyWorkers(workers, config, PolicyLoss(config.actor).needs.whole_groups, pool, conversations)
     kind = CarryOverSampler if config.async_training.partial_rollout else Sampler
     models = (config, tokenizer, inputs.reward_tokenizer, policy)
     parts = (*models, verifiers, strings, method, sources, inputs.train_set.records, inputs.steps)

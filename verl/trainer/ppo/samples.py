@@ -11,16 +11,22 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from verl.batch import Batch, by_layer
+from verl.batch import Batch
 from verl.data.responses import token_pieces
+from verl.rank.dynamics import by_layer
+from verl.rollout.environments import COUNTS
 from verl.run.display import RunDisplay
 from verl.run.samples import METRIC_PREFIX, PREFIX, SampleStore, Split
 from verl.run.sinks import Table as SampleTable
 from verl.run.tracking import Tracker
 from verl.utils.portable import finite_or_null, valid_unicode
+
+SPEAKERS = ("policy", "environment")
+"""Who wrote a token, by its ``source``."""
 
 SHOWN = ("data_source", "prompt", "response", "ground_truth", "answer", "reason", "score", "advantage")
 """Columns of the tables in trackers, as far as they are there."""
@@ -104,6 +110,24 @@ class SampleKeeper:
             "prompt_tokens": np.array([len(record.input_ids) for record in records]),
             "num_tokens": batch.response_lengths.numpy(),
             "truncated": batch.truncated.numpy(),
+            **self._conversation_columns(batch),
+        }
+
+    def _conversation_columns(self, batch: Batch) -> dict[str, Any]:
+        """Of conversations: who said what, as JSON, and what became of it."""
+        if "source" not in batch:
+            return {}
+        said = []
+        for row in batch.split(1):
+            runs, sizes = row.source.unique_consecutive(return_counts=True)
+            parts = zip(runs.tolist(), row.response_tokens.split(sizes.tolist()), strict=True)
+            said.append([{"by": SPEAKERS[by], "text": str(self.tokenizer.decode(part.tolist()))} for by, part in parts])
+        return {
+            "conversation": _texts([valid_unicode(json.dumps(turns, ensure_ascii=False)) for turns in said]),
+            "turns": batch.turns.numpy(),
+            "policy_tokens": batch.policy_lengths.numpy(),
+            "environment_reward": batch.environment_rewards.numpy(),
+            **{name: counts.numpy() for name, counts in zip(COUNTS, batch.call_counts.unbind(dim=1), strict=True)},
         }
 
     def _token_columns(self, batch: Batch, logprobs: str) -> dict[str, Any]:
@@ -154,8 +178,9 @@ def _places(group_ids: Sequence[int]) -> tuple[list[int], list[int]]:
 
 
 def _row_means(batch: Batch, name: str) -> Any:
-    """The mean of a column over the tokens of each response, float64."""
-    return (batch.padded(name).double().sum(dim=1) / batch.response_lengths).numpy()
+    """The mean of a column over the tokens of each response that the policy sampled, float64."""
+    sums = torch.where(batch.policy_mask, batch.padded(name).double(), 0.0).sum(dim=1)
+    return (sums / batch.policy_lengths).numpy()
 
 
 def _token_lists(values: Tensor, mask: Tensor) -> pa.Array:

@@ -17,11 +17,12 @@ from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
 from verl.config.rollout import SamplingConfig
 from verl.data.prompt_rows import PromptRecord
-from verl.data.responses import decode_responses
 from verl.method.calls import MAX_ROUNDS, MethodCalls
 from verl.models.tokenizer import reward_model_batch
 from verl.rewards import Score
 from verl.rewards.pool import PendingScores, VerifierPool
+from verl.rewards.score import Verdict, score_of
+from verl.rollout.conversations import policy_texts
 from verl.rollout.requests import ResponseSettings
 from verl.single_controller.roles import PolicyWorkers, RoleWorkers
 from verl.trainer.logging.rollout_metrics import groups_that_differ, score_tensors, verdict_metrics
@@ -57,9 +58,17 @@ class Verification:
         tokenizer: PreTrainedTokenizerBase,
         stop_strings: Sequence[str],
         verifiers: VerifierPool,
+        of_environment: str = "add",
     ) -> None:
-        """``records``: the prompt of each response, B."""
+        """
+        Args:
+            records: the prompt of each response, B.
+            of_environment: ``rollout.multi_turn.reward``.
+        """
         self.records = records
+        self.of_environment = of_environment
+        self._rewards: dict[int, float] = {}
+        """What environments gave."""
         self.tokenizer = tokenizer
         self.stop_strings = stop_strings
         self.verifiers = verifiers
@@ -71,9 +80,12 @@ class Verification:
     def add(self, part: Batch) -> None:
         """Take responses that have ended; their ``request`` says which they are."""
         rows = part.request.tolist()
-        tokens = [ids.tolist() for ids in part.response_tokens.split(part.response_lengths.tolist())]
-        for row, text in zip(rows, decode_responses(tokens, self.tokenizer, self.stop_strings), strict=True):
+        for row, text in zip(rows, policy_texts(part, self.tokenizer, self.stop_strings), strict=True):
             self.texts[row] = text
+        if "environment_rewards" in part:
+            self._rewards |= zip(rows, part.environment_rewards.tolist(), strict=True)
+            if self.of_environment == "only":
+                return
         self._gathered += rows
         if not self._submitted or self._submitted[-1][1].done():
             self.submit()
@@ -100,6 +112,9 @@ class Verification:
         verdicts: dict[int, Score] = {}
         for rows, pending in self._submitted:
             verdicts |= zip(rows, pending.result(), strict=True)
+        for row, reward in self._rewards.items():
+            verdict = verdicts.get(row) or score_of(Verdict(reward > 0, False, "environment", score=0.0), "mix")
+            verdicts[row] = {**verdict, "score": verdict["score"] + reward}
         return [verdicts[row] for row in sorted(verdicts)]
 
 
@@ -167,7 +182,7 @@ class Sampler:
         ``sampling``.
         """
         prompts = [record for record in records for _ in range(sampling.n)]
-        verification = Verification(prompts, self.tokenizer, self.stop_strings, self.verifiers)
+        verification = self._verification(prompts)
         seed = (self.config.seed << 32) + step
         batch = self.policy.generate(records, sampling, seed, verification.add, settings)
         verification.submit()
@@ -175,6 +190,10 @@ class Sampler:
         batch.fill(records=prompts, group=group, learned=torch.ones(len(prompts), dtype=torch.bool))
         self._verified.append((batch, verification))
         return batch
+
+    def _verification(self, prompts: Sequence[PromptRecord]) -> Verification:
+        reward = self.config.rollout.multi_turn.reward
+        return Verification(prompts, self.tokenizer, self.stop_strings, self.verifiers, reward)
 
     def collect_verdicts(self) -> None:
         """Wait for the verifiers; fill the columns that are theirs in every batch sampled since the last call."""

@@ -15,7 +15,7 @@ from verl.trainer.logging.speed import PhaseTimer, Work
 from verl.trainer.training import SkippedUpdates
 from verl.workers.policy_loss import PolicyLoss
 
-ACTOR_COLUMNS = ("tokens", "learn_mask", "old_logprobs", "advantages", "ref_logprobs")
+ACTOR_COLUMNS = ("tokens", "source", "learn_mask", "old_logprobs", "advantages", "ref_logprobs")
 CRITIC_COLUMNS = ("tokens", "learn_mask", "values", "returns")
 
 Metrics = dict[str, float]
@@ -68,7 +68,7 @@ class Updates:
         columns = batch.columns(*ACTOR_COLUMNS, *weights, *self.loss.needs.sent)
         if config.tis_normalize and config.tis_level != "none":
             pair = (batch.padded("logprobs"), batch.padded("rollout_logprobs"))
-            mean = mean_rollout_weight(*pair, batch.mask.long(), config.tis_level, config.tis_cap)
+            mean = mean_rollout_weight(*pair, batch.policy_mask.long(), config.tis_level, config.tis_cap)
             metrics["rollout_corr/rollout_is_batch_norm_factor"] = mean
             columns.fill(advantages=batch.advantages / mean)
         max_length = self.config.data.max_response_length

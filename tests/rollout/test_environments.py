@@ -1,0 +1,212 @@
+"""Environments and tools: the protocol, and steps that hang, crash or fail."""
+
+import asyncio
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import ROOT, shipped_config
+from verl.config.errors import ConfigError
+from verl.config.rollout import MultiTurnConfig
+from verl.data.prompt_rows import PromptRecord
+from verl.rollout.environments import Answer, EnvironmentPool, Step, load_environment, take_step
+from verl.rollout.tools import Call, Turn, shortened, tool_schemas
+from verl.utils.json_state import from_json
+
+RECORD = PromptRecord(0, [5], "arithmetic", "7", {}, [], False)
+
+TOOLS = '''
+import asyncio, os, time
+
+def multiply(a: int, b: int) -> int:
+    """
+    Multiplies.
+
+    Args:
+        a: one factor.
+        b: the other.
+    """
+    return a * b
+
+def misbehave(how: str) -> str:
+    """
+    Does not return.
+
+    Args:
+        how: in which way.
+    """
+    if how == "hang":
+        time.sleep(1000)
+    if how == "die":
+        os._exit(3)
+    if how == "memory":
+        return "x" * (1 << 40)
+    raise ValueError("no such way")
+
+async def wait(seconds: float) -> str:
+    """
+    Waits.
+
+    Args:
+        seconds: how long.
+    """
+    await asyncio.sleep(seconds)
+    return "done"
+
+class Counting:
+    def start(self, record):
+        return {"sum": __import__("torch").zeros(2), "uid": record.uid}
+
+    def step(self, state, turn):
+        total = state["sum"] + len(turn.tokens)
+        return {**state, "sum": total}, [{"role": "user", "content": turn.text}], False, 0.25
+'''
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tools") / "mine.py"
+    path.write_text(TOOLS)
+    return path
+
+
+def options(file: Path, *tools: str, **changes: object) -> MultiTurnConfig:
+    shipped = replace(shipped_config().rollout.multi_turn, num_workers=1, timeout_s=2.0, memory_limit_mb=512)
+    return replace(shipped, enable=True, tools=[f"{file}:{tool}" for tool in tools], **changes)
+
+
+def asking(*calls: Call, malformed: bool = False) -> Step:
+    return Step(RECORD, "", Turn("", [1, 2, 3], list(calls), malformed))
+
+
+def contents(answer: Answer) -> list[str]:
+    return [message["content"] for message in answer.messages]
+
+
+@pytest.mark.parametrize(
+    ("turn", "messages", "counts"),
+    [
+        (asking(Call("multiply", {"a": 6, "b": 7})), ["42"], (1, 0, 0, 0, 0)),
+        (asking(), [], (0, 0, 0, 0, 0)),
+        (
+            asking(malformed=True),
+            ["Error: the call could not be read; write a JSON object with name and arguments"],
+            (0, 1, 1, 0, 0),
+        ),
+        (
+            asking(Call("divide", {})),
+            ["Error: there is no tool 'divide'; the tools are multiply, misbehave"],
+            (1, 0, 1, 0, 0),
+        ),
+        (asking(Call("multiply", "6, 7")), ["Error: the arguments must be a JSON object"], (1, 0, 1, 0, 0)),
+        (asking(Call("misbehave", {"how": "?"})), ["Error: ValueError: no such way"], (1, 0, 1, 0, 0)),
+        # Of three calls two are answered.
+        (asking(*[Call("multiply", {"a": 2, "b": n}) for n in (1, 2, 3)]), ["2", "4"], (3, 0, 0, 0, 0)),
+    ],
+)
+def test_calls_are_answered_by_messages(file: Path, turn: Step, messages: list[str], counts: tuple[int, ...]):
+    environment = load_environment(options(file, "multiply", "misbehave", max_parallel_calls=2))
+    answer = asyncio.run(take_step(environment, turn))
+    assert (contents(answer), answer.counts, answer.done) == (messages, counts, not messages)
+
+
+def test_a_state_of_tensors_travels_as_json(file: Path):
+    environment = load_environment(options(file, environment=f"{file}:Counting"))
+    answer = asyncio.run(take_step(environment, asking()))
+    answer = asyncio.run(take_step(environment, Step(RECORD, answer.state, Turn("hi", [1], [], False))))
+    state = from_json(json.loads(answer.state))
+    assert torch.equal(state["sum"], torch.tensor([4.0, 4.0])) and state["uid"] == 0
+    assert (answer.messages, answer.done, answer.reward) == ([{"role": "user", "content": "hi"}], False, 0.25)
+
+
+def test_the_model_is_told_what_get_json_schema_reads(file: Path):
+    (schema,) = tool_schemas(options(file, "multiply"))
+    assert schema["function"]["name"] == "multiply"
+    assert schema["function"]["parameters"]["properties"]["a"] == {"type": "integer", "description": "one factor."}
+
+
+@pytest.mark.parametrize(
+    ("side", "expected"),
+    [("left", "abcd...(truncated)"), ("right", "(truncated)...ghij"), ("middle", "ab...(truncated)...ij")],
+)
+def test_long_answers_are_shortened_as_in_verl(file: Path, side: str, expected: str):
+    cut = options(file, "multiply", max_tool_response_length=4, tool_response_truncate_side=side)
+    assert shortened("abcdefghij", cut) == expected
+    assert shortened("abcd", cut) == "abcd"
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ("[1, 2]", "returned list; expected \\(state, messages, done, reward\\)"),
+        ("(object(), [], True, None)", "its state: .* keep JSON values and tensors"),
+        ("({}, ['hello'], True, None)", "returned the message 'hello'; expected a dict with role and content"),
+        ("({}, [], True, float('nan'))", "returned the reward nan; expected None or a finite number"),
+        ("1 / 0", "raised ZeroDivisionError: division by zero"),
+    ],
+)
+def test_mistakes_of_an_environment_are_named(tmp_path: Path, returned: str, message: str):
+    path = tmp_path / "wrong.py"
+    path.write_text(
+        f"class Env:\n    def start(self, record):\n        return {{}}\n"
+        f"    def step(self, state, turn):\n        return {returned}\n"
+    )
+    environment = load_environment(options(path, environment=f"{path}:Env"))
+    with pytest.raises(ConfigError, match=message):
+        asyncio.run(take_step(environment, asking()))
+
+
+@pytest.mark.slow
+def test_a_step_that_is_ended_costs_one_observation(file: Path):
+    steps = [asking(Call("misbehave", {"how": how})) for how in ("hang", "die", "memory")]
+    steps.append(asking(Call("multiply", {"a": 6, "b": 7})))
+    with EnvironmentPool(options(file, "multiply", "misbehave")) as pool:
+        answers = pool.ask(steps).result()
+    texts = [contents(answer)[0] for answer in answers]
+    assert texts == ["Error: no answer within 2 s", "Error: crash", "Error: out of memory", "42"]
+    assert [answer.counts[3] for answer in answers] == [1, 1, 1, 0]
+    assert not any(answer.done for answer in answers[:3])
+
+
+@pytest.mark.slow
+def test_async_tools_wait_together(file: Path):
+    with EnvironmentPool(options(file, "wait", timeout_s=5.0)) as pool:
+        pool.ask([asking(Call("wait", {"seconds": 0.0}))]).result()
+        started = time.monotonic()
+        answers = pool.ask([asking(Call("wait", {"seconds": 1.0}))] * 60 + [asking(Call("wait", {"seconds": 60.0}))])
+        texts = [contents(answer)[0] for answer in answers.result()]
+    assert texts == ["done"] * 60 + ["Error: no answer within 5 s"]
+    # One after another they would take a minute.
+    assert time.monotonic() - started < 45
+
+
+def documented(name: str, folder: Path) -> Path:
+    """The example of docs/conversations.md that holds ``name``, as a file."""
+    text = (ROOT / "docs" / "conversations.md").read_text()
+    (block,) = [part.partition("```")[0] for part in text.split("```python\n")[1:] if name in part.partition("```")[0]]
+    path = folder / "example.py"
+    path.write_text(block)
+    return path
+
+
+def test_the_documented_environment_plays(tmp_path: Path):
+    path = documented("class GuessTheNumber", tmp_path)
+    assert len(path.read_text().strip().splitlines()) <= 30
+    environment = load_environment(options(path, environment=f"{path}:GuessTheNumber"))
+    state, heard = "", []
+    for said in ("I guess 50", "hm", "20", "7!"):
+        answer = asyncio.run(take_step(environment, Step(RECORD, state, Turn(said, [1], [], False))))
+        state = answer.state
+        heard.append((contents(answer), answer.done, answer.reward))
+    lower = (["It is lower."], False, 0.0)
+    assert heard == [lower, (["Guess a number."], False, -0.1), lower, ([], True, 1.0)]
+
+
+def test_the_documented_tool_is_the_embedded_tasks(tmp_path: Path):
+    path = documented("def multiply", tmp_path)
+    shipped = options(ROOT / "data" / "arithmetic_tools" / "calculator.py", "multiply")
+    assert tool_schemas(options(path, "multiply")) == tool_schemas(shipped)

@@ -1,0 +1,80 @@
+"""Tool classes written for veRL, as they are."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import shipped_config
+from verl.config.errors import ConfigError
+from verl.data.prompt_rows import PromptRecord
+from verl.rollout.environments import Step, load_environment, take_step
+from verl.rollout.tools import Call, Turn, tool_schemas
+
+# In the form of veRL's own tool for GSM8K.
+TOOL = """
+from uuid import uuid4
+
+from verl.tools.base_tool import BaseTool
+from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
+from verl.utils.reward_score import gsm8k
+from verl.utils.rollout_trace import rollout_trace_op
+
+
+class Grader(BaseTool):
+    def __init__(self, config: dict, tool_schema: OpenAIFunctionToolSchema):
+        super().__init__(config, tool_schema)
+        self.instances = {}
+
+    async def create(self, instance_id=None, ground_truth=None, **kwargs):
+        instance_id = instance_id or str(uuid4())
+        self.instances[instance_id] = kwargs.get("create_kwargs", {}).get("ground_truth")
+        return instance_id, ToolResponse()
+
+    @rollout_trace_op
+    async def execute(self, instance_id, parameters, **kwargs):
+        answer = parameters.get("answer", "")
+        reward = gsm8k.compute_score(f"#### {answer}", self.instances[instance_id], method="flexible")
+        return ToolResponse(text=f"{self.name}: {reward}"), reward, {}
+
+    async def release(self, instance_id, **kwargs):
+        del self.instances[instance_id]
+"""
+
+FILE = """
+tools:
+  - class_name: "verl.tools.grader.Grader"
+    config: {type: native}
+    tool_schema:
+      type: function
+      function:
+        name: calc_gsm8k_reward
+        description: Grades an answer.
+        parameters:
+          type: object
+          properties: {answer: {type: string, description: The answer.}}
+          required: [answer]
+"""
+
+
+def test_a_tool_class_of_verls_answers(tmp_path: Path):
+    (tmp_path / "grader.py").write_text(TOOL)
+    (tmp_path / "tools.yaml").write_text(FILE)
+    shipped = shipped_config().rollout.multi_turn
+    options = replace(shipped, enable=True, tool_config_path=str(tmp_path / "tools.yaml"), max_parallel_calls=2)
+    info = {"tools_kwargs": {"calc_gsm8k_reward": {"create_kwargs": {"ground_truth": "18"}}}}
+    record = PromptRecord(0, [5], "openai/gsm8k", "18", info, [], False)
+    calls = [Call("calc_gsm8k_reward", {"answer": answer}) for answer in ("18", "17")]
+    answer = asyncio.run(take_step(load_environment(options), Step(record, "", Turn("", [1], calls, False))))
+    assert [m["content"] for m in answer.messages] == ["calc_gsm8k_reward: 1.0", "calc_gsm8k_reward: 0.0"]
+    assert answer.reward == 0.0
+    (schema,) = tool_schemas(options)
+    assert schema["function"]["parameters"]["required"] == ["answer"]
+
+
+def test_a_class_that_is_missing_is_named(tmp_path: Path):
+    (tmp_path / "tools.yaml").write_text(FILE)
+    options = replace(shipped_config().rollout.multi_turn, enable=True, tool_config_path=str(tmp_path / "tools.yaml"))
+    with pytest.raises(ConfigError, match="rollout.multi_turn.tool_config_path='verl.tools.grader:Grader': importing"):
+        load_environment(options)

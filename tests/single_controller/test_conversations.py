@@ -1,0 +1,221 @@
+"""Conversations through the real queue and loop, with engines whose tokens follow from stream and position alone."""
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conftest import shipped_config
+from verl.batch import ENVIRONMENT, POLICY, Batch
+from verl.data.prompt_rows import PromptRecord
+from verl.rollout.base import EngineReply
+from verl.rollout.conversations import ConversationSetup, new_conversations, turns_of
+from verl.rollout.environments import Answer, Step
+from verl.rollout.queue import EngineRoom
+from verl.rollout.requests import ResponseRequests, response_stream
+from verl.single_controller import generation
+from verl.single_controller.generation import generate_responses, run_engines
+
+LENGTH, STEPS, END = 55, 4, 2
+
+PROMPTS = [PromptRecord(uid, [7] * (3 + uid), "arithmetic", "7", {}, [], False) for uid in range(5)]
+
+SAMPLING = replace(shipped_config().rollout.train_kwargs, n=3)
+
+
+def token(stream: int, position: int) -> int:
+    """One in eight ends a turn."""
+    drawn = random.Random(stream * 1000 + position).randrange(8)
+    return END if drawn == 0 else 40 + drawn
+
+
+class Engines:
+    """In place of a worker group and of its exchange of messages."""
+
+    def __init__(self, count: int = 2, slots: int = 4, lost_after: int = 10**9) -> None:
+        self.count, self.slots = count, slots
+        self.running: list[dict[int, tuple[Batch, int, int]]] = [{} for _ in range(count)]
+        self.replies: dict[int, Any] = {}
+        self.messages, self.lost_after = 0, lost_after
+
+    def run_living(self, method: str) -> list[Any]:
+        if method == "cut":
+            return self.cut()
+        return [EngineRoom(self.slots, self.slots) if method == "start_generation" else None] * self.count
+
+    def cut(self) -> list[EngineReply]:
+        replies = []
+        for running in self.running:
+            rows = [row.fill(request=torch.tensor([place])) for place, (row, _, _) in running.items()]
+            replies.append(EngineReply(None, 0, (), Batch.join(rows) if rows else None))
+            running.clear()
+        return replies
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.replies)
+
+    def send(self, engine: int, requests: ResponseRequests, max_steps: int) -> None:
+        assert engine not in self.replies
+        self.messages += 1
+        if self.messages > self.lost_after and engine == 0:
+            self.running[0].clear()
+            self.replies[0] = None
+            self.lost_after = 10**9
+            return
+        for i, place in enumerate(requests.rows):
+            assert place not in self.running[engine] and requests.begun is not None
+            begun = requests.begun[[i]]
+            begun = begun.columns("tokens", "source", "rollout_logprobs", "version")
+            self.running[engine][place] = (begun, requests.streams[i], requests.version)
+        ended: list[Batch] = []
+        for place, (row, stream, version) in list(self.running[engine].items()):
+            for _ in range(max_steps):
+                row = longer(row, token(stream, int(row.lengths)), version)
+                stops, cut = int(row.tokens[-1]) == END, int(row.response_lengths) == LENGTH
+                if stops or cut:
+                    del self.running[engine][place]
+                    calls = [{"calls": [], "malformed": False, "prefilled": 1}]
+                    whole = row.fill("episode", request=torch.tensor([place]), calls=calls)
+                    ended.append(whole.fill(truncated=torch.tensor([cut and not stops])))
+                    break
+            else:
+                self.running[engine][place] = (row, stream, version)
+        places = [int(row.request) for row in ended]
+        self.replies[engine] = EngineReply(Batch.join(ended) if ended else None, 0, places)
+
+    def receive(self, from_all: bool) -> list[tuple[int, Any]]:
+        engines = sorted(self.replies) if from_all else [min(self.replies)]
+        return [(engine, self.replies.pop(engine)) for engine in engines]
+
+
+def longer(row: Batch, new: int, version: int) -> Batch:
+    prompt, response = row.tokens[~row.in_response].tolist(), row.response_tokens.tolist()
+    grown = Batch.of([prompt], [[*response, new]])
+    grown.fill(source=torch.cat([row.source, torch.tensor([POLICY], dtype=torch.uint8)]))
+    grown.fill("response token", rollout_logprobs=torch.cat([row.rollout_logprobs, torch.tensor([-1.0])]))
+    if "version" in row:
+        grown.fill("response token", version=torch.cat([row.version, torch.tensor([version], dtype=torch.int32)]))
+    return grown
+
+
+class Environment:
+    """In place of the pool: three messages, and then the end; ``seconds`` long at most."""
+
+    role = "user"
+
+    def __init__(self, seconds: float = 0.0, turns: int = 4) -> None:
+        self.seconds, self.turns = seconds, turns
+        self.threads = ThreadPoolExecutor(4)
+
+    def ask(self, steps: Sequence[Step]) -> Future[list[Answer]]:
+        return self.threads.submit(self.answers, list(steps))
+
+    def answers(self, steps: list[Step]) -> list[Answer]:
+        time.sleep(random.uniform(0, self.seconds))
+        return [self.answer(step) for step in steps]
+
+    def answer(self, step: Step) -> Answer:
+        turn = int(step.state or 0) + 1
+        done = turn == self.turns
+        messages = [] if done else [{"role": "user", "content": f"say {turn}"}]
+        return Answer(str(turn), messages, done, 0.5, (1, 0, 0, 0, 0))
+
+
+@pytest.fixture
+def converse(tiny_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Batch]:
+    monkeypatch.setattr(generation, "STEPS_PER_CALL", STEPS)
+    monkeypatch.setattr(generation, "Exchange", lambda workers, method, copies: workers)
+
+    def talk(
+        engines: Engines | None = None,
+        environment: Environment | None = None,
+        deterministic: bool = True,
+        **options: int,
+    ) -> Batch:
+        turns = replace(shipped_config().rollout.multi_turn, enable=True, environment="mine:Env", **options)
+        setup = ConversationSetup(turns, LENGTH, tiny_tokenizer, {}, [], environment or Environment())
+        return generate_responses(
+            engines or Engines(), 1, PROMPTS, SAMPLING, 3, LENGTH, deterministic, conversations=setup
+        )
+
+    return talk
+
+
+def test_turns_bridges_and_draws(converse, tiny_tokenizer):
+    batch = converse()
+    assert batch.turns.max() == 4 and batch.truncated.any() and not batch.truncated.all()
+    for i, row in enumerate(batch.split(1)):
+        stream, start = response_stream(3, PROMPTS[i // 3].uid, i % 3), int(row.prompt_lengths)
+        for place, (number, source) in enumerate(zip(row.response_tokens.tolist(), row.source.tolist(), strict=True)):
+            # A token's draw depends on the stream and its position alone, wherever the turns begin.
+            assert source == ENVIRONMENT or number == token(stream, start + place)
+        said = tiny_tokenizer.decode(row.response_tokens[row.source == ENVIRONMENT].tolist())
+        assert said == "".join(f"<|user|>say {n}<|im_end|><|assistant|>" for n in range(1, int(row.turns)))
+        assert int(row.source[-1]) == POLICY and len(turns_of(row)) == int(row.turns)
+    whole = batch.turns == 4
+    assert (batch.environment_rewards[whole & ~batch.truncated] == 2.0).all()
+    assert (batch.call_counts[:, 4] == batch.turns).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "most"), [({"max_assistant_turns": 2}, 2), ({"max_user_turns": 1}, 2), ({"max_user_turns": 2}, 3)]
+)
+def test_turns_are_limited(converse, options: dict[str, int], most: int):
+    batch = converse(**options)
+    assert batch.turns.max() == most
+    assert not batch.truncated[batch.turns == most].all()
+
+
+def same(one: Batch, two: Batch) -> None:
+    for name in ("tokens", "source", "turns", "environment_rewards", "truncated"):
+        assert torch.equal(getattr(one, name), getattr(two, name)), name
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_slow_environments_change_no_result(converse, deterministic: bool):
+    expected = converse()
+    for seed in range(3):
+        random.seed(seed)
+        same(converse(Engines(slots=2), Environment(0.02), deterministic), expected)
+
+
+@pytest.mark.parametrize("after", [1, 4, 9])
+def test_conversations_of_a_lost_engine_go_on_elsewhere(converse, after: int):
+    engines = Engines(3, lost_after=after)
+    same(converse(engines, Environment(0.01), False), converse())
+
+
+def test_conversations_that_are_cut_are_those_in_one(converse, tiny_tokenizer):
+    expected = converse()
+    turns = replace(shipped_config().rollout.multi_turn, enable=True, environment="mine:Env")
+    setup = ConversationSetup(turns, LENGTH, tiny_tokenizer, {}, [], Environment())
+    records = [record for record in PROMPTS for _ in range(3)]
+    streams = [response_stream(3, record.uid, i % 3) for i, record in enumerate(records)]
+    left = new_conversations(records).fill("response token", version=torch.zeros(0, dtype=torch.int32))
+    places, over, version = torch.arange(len(records)), list[Batch](), 0
+    while len(places):
+        requests = ResponseRequests(
+            range(len(places)),
+            [records[i].input_ids for i in places],
+            [streams[i] for i in places],
+            SAMPLING,
+            begun=left,
+            version=version,
+        )
+        talks, parts = setup.begin([records[i] for i in places], left), list[Batch]()
+        cut, _ = run_engines(Engines(slots=9), 1, requests, True, parts.append, lambda ended: True, talks)
+        over += [part.without("request").fill("episode", place=places[part.request]) for part in parts]
+        if not cut:
+            break
+        left = Batch.join(cut)
+        places, left, version = places[left.request], left.without("request"), version + 1
+    whole = Batch.join(over)
+    same(whole[whole.place.argsort()], expected)
+    # A round had at most four tokens of each.
+    assert version > 5 and whole.version.max() > 5

@@ -1,0 +1,82 @@
+"""What stands between two turns of the policy: the messages of an environment, as the chat template writes them.
+
+History is never rendered again: the policy reads its own tokens as it sampled them, and behind them a bridge, which is
+what a rendered conversation has after the assistant's turn.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from verl.config.errors import ConfigError
+from verl.data.templates import render_chat_text
+
+ANSWER = "[an answer of the assistant]"
+"""Stands for the turns of the policy; a template must write it as it is."""
+
+Message = Mapping[str, Any]
+"""``role`` and ``content``, perhaps more that the template reads."""
+
+
+class Bridges:
+    """Tokens between turns, by the tokenizer's chat template.
+
+    Raises:
+        ConfigError: the template does not write messages of the ``role`` behind what it wrote before, unchanged.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, chat_arguments: Mapping[str, Any], role: str, field: str
+    ) -> None:
+        """
+        Args:
+            chat_arguments: of the template, as prompts have them.
+            role: of the environment's messages.
+            field: the option that asks for conversations, with its value.
+        """
+        self.tokenizer, self.chat_arguments, self.role = tokenizer, chat_arguments, role
+        self.head = self._ids(ANSWER)
+        message = {"role": role, "name": "tool", "content": "an observation"}
+        question, answer = {"role": "user", "content": "a question"}, {"role": "assistant", "content": ANSWER}
+        shorter, turn = [question], [answer, message]
+        reason = "leaves out the turns before or after a message of role"
+        for _ in range(2):
+            before = self._text(shorter, False)
+            after = self._text([*shorter, *turn], False)
+            tail = after.rpartition(ANSWER)[2]
+            if not after.startswith(before):
+                reason = "writes earlier turns in another way once later ones follow, here of role"
+            elif ANSWER in after[len(before) :] and str(message["content"]) in tail:
+                shorter = [*shorter, *turn]
+                continue
+            raise ConfigError(
+                f"{field}: the tokenizer's chat template {reason} {role!r}; give the model another chat template"
+            )
+        self.between([message])
+
+    def between(self, messages: Sequence[Message]) -> list[int]:
+        """The tokens from the end of the policy's turn to where its next one begins, with what closes the turn.
+
+        Raises:
+            ConfigError: the template refuses the messages.
+        """
+        question = {"role": "user", "content": "a question"}
+        text = self._text([question, {"role": "assistant", "content": ANSWER}, *messages], True)
+        before, _, after = text.partition(ANSWER)
+        ids = self._ids(ANSWER + after)
+        if not before or ids[: len(self.head)] != self.head:
+            raise ConfigError("the tokenizer joins the end of a turn with what follows; use another model")
+        return ids[len(self.head) :]
+
+    def after(self, turn: Sequence[int], messages: Sequence[Message]) -> list[int]:
+        """The same after the tokens of a ``turn``, without those with which the turn itself ended."""
+        bridge = self.between(messages)
+        overlap = next((k for k in range(min(len(bridge), len(turn)), 0, -1) if list(turn[-k:]) == bridge[:k]), 0)
+        return bridge[overlap:]
+
+    def _text(self, messages: Sequence[Message], generation_prompt: bool) -> str:
+        return render_chat_text(messages, self.tokenizer, self.chat_arguments, generation_prompt)
+
+    def _ids(self, text: str) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=False).input_ids)

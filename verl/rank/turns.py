@@ -1,0 +1,85 @@
+"""Rank metrics of conversations: of all that the policy sampled, and of each of its turns.
+
+Legend: B conversations, K turns that are measured, L captured layers, D hidden width.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from verl.batch import POLICY, PREFIX, RANK, TURN_RANK, Batch
+from verl.rank.calculator import RepresentationMetricsCalculator
+
+MEASURED_TURNS = 8
+"""Turns of a conversation with metrics of their own, the first ones."""
+
+
+def measure_turns(
+    calculator: RepresentationMetricsCalculator,
+    states: Sequence[Tensor],
+    turns: Sequence[Sequence[int]],
+    max_turns: int | None,
+) -> Batch:
+    """The columns of rank metrics of conversations, on the CPU: Z has the rows of all sampled tokens in order.
+
+    Args:
+        states: B, the states [n, L, D] that the policy's tokens were sampled from, one turn after another.
+        turns: B, the tokens of each turn; their sum is n.
+        max_turns: ``rollout.multi_turn.max_assistant_turns``.
+
+    Returns:
+        What :meth:`RepresentationMetricsCalculator.measure` returns, with ``TURN_RANK`` columns [B, K, L].
+    """
+    measured = calculator.measure(list(states)).to("cpu")
+    num = min(MEASURED_TURNS, max_turns or MEASURED_TURNS)
+    parts: list[Tensor] = []
+    places: list[tuple[int, int]] = []
+    for row, (rows, sizes) in enumerate(zip(states, turns, strict=True)):
+        for turn, part in enumerate(rows.split(list(sizes))[:num]):
+            parts.append(part)
+            places.append((row, turn))
+    of_turns = calculator.measure(parts).to("cpu")
+    index = torch.tensor(places).unbind(dim=1)
+    columns = {}
+    for name, values in of_turns.rank_metrics.items():
+        columns[TURN_RANK + name] = values.new_full((len(states), num, values.shape[1]), torch.nan)
+        columns[TURN_RANK + name][index] = values
+    wanted = [name for name in measured.names if name.startswith((RANK, PREFIX)) or name == "mean_states"]
+    return measured.columns(*wanted).fill(**columns)
+
+
+def measure_responses(
+    calculator: RepresentationMetricsCalculator, max_turns: int | None, states: list[Tensor], batch: Batch
+) -> Batch:
+    """The columns of rank metrics of responses of one turn or several, from the states of all their tokens.
+
+    Args:
+        max_turns: as of :func:`measure_turns`.
+        states: B, [n, L, D] each.
+        batch: the responses, with ``source`` where they are conversations.
+    """
+    if "source" not in batch:
+        return calculator.measure(states)
+    sources = batch.source.split(batch.response_lengths.tolist())
+    sampled = [rows[(source == POLICY).to(rows.device)] for rows, source in zip(states, sources, strict=True)]
+    measured = measure_turns(calculator, sampled, [turn_lengths(source) for source in sources], max_turns)
+    return spread_measured(batch.columns("source"), measured).without("source")
+
+
+def spread_measured(batch: Batch, measured: Batch) -> Batch:
+    """``batch``, with ``source``, with the columns of the same episodes without the tokens of environments."""
+    for name in measured.names:
+        values = getattr(measured, name)
+        if name.startswith(PREFIX):
+            spread = values.new_full((len(batch.by_policy), *values.shape[1:]), torch.nan)
+            spread[batch.by_policy] = values
+            values = spread
+        batch.fill(**{name: values})
+    return batch
+
+
+def turn_lengths(source: Tensor) -> list[int]:
+    """Tokens of each turn of the policy in one response, whose ``source [n]`` is given; one turn without any."""
+    runs, sizes = source.unique_consecutive(return_counts=True)
+    return [int(size) for size in sizes[runs == POLICY]]

@@ -1,0 +1,209 @@
+"""Processes that can be killed, for code that may hang, crash or take all memory: verifiers, environments, tools."""
+
+import ctypes
+import logging
+import multiprocessing
+import os
+import resource
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+import psutil
+from pebble import ProcessExpired, ProcessPool
+
+from verl.rewards.stragglers import kill_stragglers, mark_process
+from verl.utils.process import available_cores, restore_umask
+
+logger = logging.getLogger(__name__)
+
+STALL_S = 120.0
+"""The pool is restarted after this many seconds beyond the time limit without progress; more than a worker takes to
+start on a loaded machine."""
+
+FAILURES = {
+    TimeoutError: "timeout",
+    MemoryError: "memory",
+    RecursionError: "crash",
+    ProcessExpired: "crash",
+}
+"""What ends a task without a result -> the reason that is given for it."""
+
+ENDED = (TimeoutError, ProcessExpired)
+"""What a future has whose process was killed or died."""
+
+MOST_PROCESSES = 32
+"""Processes that are started unasked; each takes some 200 MB."""
+
+MAX_STARTS = 3
+"""Starts of the pool within one batch before giving up."""
+
+PR_SET_PDEATHSIG = 1
+"""Linux ``prctl`` option: the signal that this process gets when the thread that started it ends."""
+
+
+def spare_cores(busy: int) -> int:
+    """Processes for a machine on which others keep ``busy`` of this process's cores."""
+    return min(MOST_PROCESSES, max(1, available_cores() - busy))
+
+
+def failure_reason(error: BaseException) -> str | None:
+    """Why a task ended without a result, if it is the task's own doing; None for any other exception."""
+    return next((reason for kind, reason in FAILURES.items() if isinstance(error, kind)), None)
+
+
+class KillablePool:
+    """Spawned processes and the thread that starts them and gives them work, one batch after another.
+
+    They are spawned, not forked, because this process holds threads and accelerators. They end with it even if it is
+    killed.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        options: str,
+        num_processes: int,
+        timeout_s: float,
+        memory_limit_mb: int,
+        prepare: Callable[..., None],
+        *arguments: Any,
+        users_code: bool,
+    ) -> None:
+        """
+        Args:
+            what: what the processes are called, in messages.
+            options: the group with ``num_workers`` and ``memory_limit_mb``, in messages.
+            timeout_s: longest task.
+            memory_limit_mb: most memory of a process beyond its size after ``prepare``.
+            prepare: called with ``arguments`` first in every process.
+            users_code: it may start processes, which end with a task that was ended.
+        """
+        self.num_processes, self._timeout_s = num_processes, timeout_s
+        self._what, self._options, self._users_code = what, options, users_code
+        self._mark = f"verl-{secrets.token_hex(8)}"
+        self._arguments = (memory_limit_mb, self._mark, prepare, arguments)
+        self._closed = False
+        self._processes: ProcessPool | None = None
+        self._started = set[int]()
+        """Process ids of all processes there were."""
+        self._dispatcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix=what.replace(" ", "-"))
+
+    def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Have ``work``, which may call :meth:`run`, done by the thread of the pool."""
+        self.check_open()
+        return self._dispatcher.submit(work, *arguments)
+
+    def close(self) -> None:
+        """Stop the processes, even in the middle of a batch. May be called twice."""
+        if not self._closed:
+            self._closed = True
+            # The processes end with the dispatching thread, which started them, so that thread has to stop them.
+            self._dispatcher.submit(self._stop_processes)
+            self._dispatcher.shutdown(wait=True)
+
+    def run(self, function: Callable[[Any], Any], arguments: Sequence[Any]) -> list[Any]:
+        """The function's result for each argument, or the exception that ended it, from the processes."""
+        outcomes: list[Any] = [None] * len(arguments)
+        unfinished = list(range(len(arguments)))
+        for _ in range(MAX_STARTS):
+            if not unfinished:
+                return outcomes
+            self.check_open()
+            processes = self._running_processes()
+            futures = {
+                processes.schedule(function, args=(arguments[i],), timeout=self._timeout_s): i for i in unfinished
+            }
+            self._wait(list(futures))
+            unfinished = []
+            for future, index in futures.items():
+                if not future.done() or isinstance(future.exception(), BrokenProcessPool):
+                    unfinished.append(index)
+                else:
+                    outcomes[index] = future.exception() or future.result()
+            if unfinished:
+                logger.warning("%ses lost %d tasks; restarting the processes", self._what, len(unfinished))
+                self._stop_processes()
+        if unfinished:
+            raise RuntimeError(
+                f"{self._options}.num_workers={self.num_processes}: {self._what}es stopped {MAX_STARTS} times "
+                f"without a result; see their errors above, or raise {self._options}.memory_limit_mb"
+            )
+        return outcomes
+
+    def _wait(self, futures: list[Future[Any]]) -> None:
+        """Return when all are done, or after too long without progress: if a process dies while it holds the pool's
+        lock, the others wait for the lock forever."""
+        progress, num_done, lost = time.monotonic(), 0, 0
+        while True:
+            self._started |= {process.pid for process in multiprocessing.active_children() if process.pid}
+            done, pending = wait(futures, timeout=0.5)
+            ended = sum(not future.cancelled() and isinstance(future.exception(), ENDED) for future in done)
+            if ended > lost:
+                lost = ended
+                self._kill_stragglers()
+            if not pending:
+                return
+            self.check_open()
+            if len(done) > num_done:
+                progress, num_done = time.monotonic(), len(done)
+            if time.monotonic() - progress > self._timeout_s + STALL_S:
+                return
+
+    def _kill_stragglers(self) -> None:
+        """End what a user's code started and left behind; our own starts no processes."""
+        if self._users_code:
+            kill_stragglers(self._mark, self._started)
+            # A number is given again, perhaps to a session of the user's own, once no process of its session is left.
+            self._started &= {process.pid for process in multiprocessing.active_children() if process.pid}
+
+    def check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError(f"the pool of {self._what}es is closed; collect results inside its with block")
+
+    def _running_processes(self) -> ProcessPool:
+        if self._processes is not None and not self._processes.active:
+            self._stop_processes()
+        if self._processes is None:
+            # Not a fork server: it lives as long as its children, so a hanging child would keep both alive forever.
+            self._processes = ProcessPool(
+                max_workers=self.num_processes,
+                initializer=_prepare_process,
+                initargs=self._arguments,
+                context=multiprocessing.get_context("spawn"),
+            )
+        return self._processes
+
+    def _stop_processes(self) -> None:
+        if self._processes is not None:
+            self._processes.stop()  # type: ignore[no-untyped-call]  # pebble leaves it untyped
+            self._processes.join()
+            self._processes = None
+            self._kill_stragglers()
+
+
+def _prepare_process(memory_limit_mb: int, mark: str, prepare: Callable[..., None], arguments: Sequence[Any]) -> None:
+    """Runs first in every process."""
+    restore_umask()
+    mark_process(mark)
+    # A process inside a long C call (an integer power) never reaches a Python signal handler; the default action ends
+    # it.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    prepare(*arguments)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":
+        # Otherwise nothing would end a hanging process whose parent was killed.
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        parent = multiprocessing.parent_process()
+        if parent is None or not parent.is_alive():
+            os._exit(1)
+        limit = psutil.Process().memory_info().vms + memory_limit_mb * 2**20
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))

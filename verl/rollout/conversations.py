@@ -1,0 +1,237 @@
+"""Conversations on their way through the engines: after each turn of the policy the environment is asked, and what it
+says becomes the beginning of a request for the next turn.
+
+Legend: B episodes, of which a conversation is one.
+"""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from verl.batch import ENVIRONMENT, POLICY, Batch
+from verl.config.errors import ConfigError
+from verl.config.rollout import MultiTurnConfig
+from verl.data.bridges import Bridges
+from verl.data.prompt_rows import PromptRecord
+from verl.data.responses import decode_responses
+from verl.data.templates import find_template
+from verl.rank.turns import spread_measured
+from verl.rollout.environments import COUNTS, Answer, EnvironmentPool, Step, load_environment
+from verl.rollout.tools import Call, Turn, tool_schemas
+
+TOLD = ("environment_states", "environment_rewards", "turns", "call_counts")
+"""Columns that the driver keeps of a conversation, beside what the engine returned of its last turn."""
+
+
+class ConversationSetup:
+    """What the conversations of a run have in common."""
+
+    def __init__(
+        self,
+        options: MultiTurnConfig,
+        max_response_length: int,
+        tokenizer: PreTrainedTokenizerBase,
+        chat_arguments: Mapping[str, Any],
+        stop_strings: Sequence[str],
+        pool: EnvironmentPool,
+    ) -> None:
+        """
+        Args:
+            max_response_length: tokens of a conversation after its prompt.
+            chat_arguments: of the chat template, as prompts have them.
+        """
+        self.options, self.max_response_length, self.pool = options, max_response_length, pool
+        self.tokenizer, self.stop_strings = tokenizer, stop_strings
+        self.bridges = Bridges(tokenizer, chat_arguments, pool.role, "rollout.multi_turn.enable=True")
+
+    def begin(self, records: Sequence[PromptRecord], begun: Batch | None) -> "Conversations":
+        """Conversations about these prompts, B; ``begun``: what there is of each, None where all are new."""
+        return Conversations(self, records, new_conversations(records) if begun is None else begun)
+
+
+def check_conversations(
+    options: MultiTurnConfig, tokenizer: PreTrainedTokenizerBase, template: str, chat_arguments: Mapping[str, Any]
+) -> None:
+    """Raise ``ConfigError`` for an environment that cannot be used, or a template that cannot write its messages.
+
+    Args:
+        template: of prompts, a name.
+        chat_arguments: of the chat template, without tools.
+    """
+    if not options.enable:
+        return
+    field = "rollout.multi_turn.enable=True"
+    if not find_template(template).chat or tokenizer.chat_template is None:
+        raise ConfigError(f"template={template!r}: {field} needs the tokenizer's chat template; set it to chat")
+    load_environment(options)
+    arguments = dict(chat_arguments) | ({"tools": tool_schemas(options)} if options.has_tools else {})
+    Bridges(tokenizer, arguments, "tool" if options.has_tools else "user", field)
+
+
+def new_conversations(records: Sequence[PromptRecord]) -> Batch:
+    """B conversations in which nothing has been said yet."""
+    num = len(records)
+    return Batch.of(
+        [record.input_ids for record in records],
+        [[] for _ in records],
+        rollout_logprobs=torch.zeros(0),
+        source=torch.zeros(0, dtype=torch.uint8),
+    ).fill(
+        environment_states=[""] * num,
+        environment_rewards=torch.zeros(num, dtype=torch.float64),
+        turns=torch.zeros(num, dtype=torch.int64),
+        call_counts=torch.zeros(num, len(COUNTS), dtype=torch.int64),
+    )
+
+
+class Conversations:
+    """Those that one call of the engines works on, each known by its place."""
+
+    def __init__(self, setup: ConversationSetup, records: Sequence[PromptRecord], begun: Batch) -> None:
+        self.setup, self.records = setup, records
+        self._begun = dict(enumerate(begun.split(1)))
+        """What there is of those that are not over."""
+        self._over: list[Batch] = []
+        self._ended: list[tuple[int, Batch, Turn]] = []
+        """Turns about which the environment has not been asked yet."""
+        self._asked: dict[Future[list[Answer]], list[tuple[int, Batch, Turn]]] = {}
+
+    @property
+    def waiting(self) -> set[int]:
+        """The places of those whose environment has not answered."""
+        return {place for turns in (self._ended, *self._asked.values()) for place, _, _ in turns}
+
+    def begun(self, places: Sequence[int]) -> Batch:
+        """What there is of these."""
+        return Batch.join([self._begun[place] for place in places])
+
+    def take(self, part: Batch) -> None:
+        """Turns that have ended, with ``calls`` of the engine; the environments of those that go on are asked."""
+        turns = part.calls
+        for row, found in zip(part.without("calls").split(1), turns, strict=True):
+            place = int(row.request)
+            row.merge(self._begun[place].columns(*TOLD))
+            row.fill(turns=row.turns + 1, call_counts=row.call_counts + torch.tensor([0, 0, 0, 0, found["prefilled"]]))
+            if bool(row.truncated):
+                self._end(place, row)
+                continue
+            self._ended.append((place, row, self._turn(row, found)))
+        if not self._asked:
+            self._ask()
+
+    def answered(self, wait_for_all: bool) -> list[int]:
+        """The places of those that go on, now that their environments have answered.
+
+        Args:
+            wait_for_all: until no environment is asked; else for one batch of answers at least.
+        """
+        going: list[int] = []
+        while self._asked or self._ended:
+            self._ask()
+            done, _ = wait(self._asked, return_when=FIRST_COMPLETED)
+            for future in done:
+                for (place, row, turn), answer in zip(self._asked.pop(future), future.result(), strict=True):
+                    going += [place] if self._goes_on(place, row, turn, answer) else []
+            if not wait_for_all:
+                break
+        self._ask()
+        return going
+
+    @property
+    def has_answers(self) -> bool:
+        """Whether :meth:`answered` need not wait."""
+        return any(future.done() for future in self._asked)
+
+    def over(self) -> Batch | None:
+        """Conversations that have ended since the last call; None if there are none."""
+        over, self._over = self._over, []
+        return Batch.join(over) if over else None
+
+    def _ask(self) -> None:
+        if self._ended:
+            turns, self._ended = self._ended, []
+            steps = [Step(self.records[place], row.environment_states[0], turn) for place, row, turn in turns]
+            self._asked[self.setup.pool.ask(steps)] = turns
+
+    def _turn(self, row: Batch, found: Mapping[str, Any]) -> Turn:
+        tokens = turns_of(row)[-1]
+        (text,) = decode_responses([tokens], self.setup.tokenizer, self.setup.stop_strings)
+        return Turn(text, tokens, [Call(*call) for call in found["calls"]], found["malformed"])
+
+    def _goes_on(self, place: int, row: Batch, turn: Turn, answer: Answer) -> bool:
+        """Note an answer; whether the policy has another turn."""
+        options = self.setup.options
+        row.fill(
+            environment_states=[answer.state],
+            environment_rewards=row.environment_rewards + answer.reward,
+            call_counts=row.call_counts + torch.tensor([answer.counts]),
+        )
+        num = int(row.turns)
+        limits = [most for most in (options.max_assistant_turns, _plus(options.max_user_turns, 1)) if most is not None]
+        if answer.done or not answer.messages or any(num >= most for most in limits):
+            self._end(place, row)
+            return False
+        bridge = self.setup.bridges.after(turn.tokens, answer.messages)
+        if int(row.response_lengths) + len(bridge) >= self.setup.max_response_length:
+            self._end(place, row.fill(truncated=torch.ones(1, dtype=torch.bool)))
+            return False
+        self._begun[place] = extended(row, bridge)
+        return True
+
+    def _end(self, place: int, row: Batch) -> None:
+        del self._begun[place]
+        self._over.append(row)
+
+
+def _plus(value: int | None, more: int) -> int | None:
+    return None if value is None else value + more
+
+
+def extended(row: Batch, bridge: Sequence[int]) -> Batch:
+    """One conversation with the tokens of an environment behind it."""
+    num = len(bridge)
+    prompt = row.tokens[~row.in_response].tolist()
+    longer = Batch.of([prompt], [row.response_tokens.tolist() + list(bridge)])
+    columns = {name: getattr(row, name) for name in TOLD}
+    columns["rollout_logprobs"] = torch.cat([row.rollout_logprobs, torch.zeros(num)])
+    columns["source"] = torch.cat([row.source, torch.full((num,), ENVIRONMENT, dtype=torch.uint8)])
+    if "version" in row:
+        columns["version"] = torch.cat([row.version, row.version[-1:].expand(num)])
+    return longer.fill(**columns)
+
+
+def turns_of(row: Batch) -> list[list[int]]:
+    """The tokens of each turn of the policy in one conversation."""
+    turns: list[list[int]] = []
+    before = ENVIRONMENT
+    for token, source in zip(row.response_tokens.tolist(), row.source.tolist(), strict=True):
+        if source == POLICY:
+            turns += [[]] if before != POLICY else []
+            turns[-1].append(token)
+        before = source
+    return turns
+
+
+def policy_texts(batch: Batch, tokenizer: PreTrainedTokenizerBase, stop_strings: Sequence[str]) -> list[str]:
+    """What the policy said in each response, its turns on lines of their own."""
+    if "source" not in batch:
+        tokens = [ids.tolist() for ids in batch.response_tokens.split(batch.response_lengths.tolist())]
+        return decode_responses(tokens, tokenizer, stop_strings)
+    turns = [turns_of(row) for row in batch.split(1)]
+    texts = iter(decode_responses([turn for row in turns for turn in row], tokenizer, stop_strings))
+    return ["\n".join(next(texts) for _ in row) for row in turns]
+
+
+def with_measured(batch: Batch, measured: Batch | None) -> Batch:
+    """``batch``, in the order of its ``request``, with the rank metrics that are measured of the policy's tokens.
+
+    Args:
+        measured: episodes of the policy's tokens alone, by ``request``; it may have others too. None: none are.
+    """
+    if measured is None:
+        return batch
+    measured = measured[torch.isin(measured.request, batch.request)]
+    return spread_measured(batch, measured[measured.request.argsort()].without("request"))

@@ -1,0 +1,215 @@
+"""Environments of conversations, and the processes that run them.
+
+An environment has ``start(record) -> state`` and ``step(state, turn) -> (state, messages, done, reward)``, which may be
+``async``. Its state holds JSON values and tensors and travels with the conversation, so any process can run any step.
+Messages have ``role`` and ``content``; one with ``failed: True`` is counted as a failed call.
+"""
+
+import asyncio
+import inspect
+import json
+import math
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple, Self
+
+from verl.config.errors import ConfigError
+from verl.config.rollout import MultiTurnConfig
+from verl.data.prompt_rows import PromptRecord
+from verl.rewards.killable import KillablePool, failure_reason, spare_cores
+from verl.rollout.tools import ToolEnvironment, Turn, load_tools
+from verl.utils.json_state import from_json, to_json
+from verl.utils.user_code import check_signature, load_code, user_code
+
+FIELD = "rollout.multi_turn.environment"
+
+COUNTS = ("calls", "malformed", "failures", "timeouts", "prefilled_tokens")
+"""Of a conversation: calls of tools; turns with a call that could not be read; failed calls; steps that were ended
+because they took too long, too much memory, or their process; and tokens that engines read which they did not sample,
+less what their caches held."""
+
+TOGETHER = 64
+"""Steps of an ``async`` environment in one process."""
+
+MARGIN_S = 5.0
+"""A process with ``async`` steps is ended this long after the time limit of each."""
+
+
+class Step(NamedTuple):
+    """What is asked of an environment."""
+
+    record: PromptRecord
+    state: str
+    """JSON; empty before the first step."""
+    turn: Turn
+
+
+class Answer(NamedTuple):
+    """What an environment says."""
+
+    state: str
+    messages: list[dict[str, Any]]
+    done: bool
+    reward: float
+    counts: tuple[int, ...]
+    """As :data:`COUNTS`."""
+
+
+def load_environment(options: MultiTurnConfig) -> Any:
+    """The environment that the options name.
+
+    Raises:
+        ConfigError: it cannot be loaded or made, or lacks a method.
+    """
+    if options.environment is None:
+        return ToolEnvironment(load_tools(options), options)
+    where, made = f"{FIELD}={options.environment!r}", load_code(options.environment, FIELD)
+    with user_code(f"{where}: making it"):
+        environment = made()
+    for method, inputs in {"start": ["record"], "step": ["state", "turn"]}.items():
+        if not callable(getattr(environment, method, None)):
+            raise ConfigError(f"{where}: has no method {method}; it needs start(record) and step(state, turn)")
+        check_signature(f"{where}.{method}", getattr(environment, method), inputs, {})
+    return environment
+
+
+class EnvironmentPool(KillablePool):
+    """A context manager of processes that run the steps of an environment."""
+
+    def __init__(self, options: MultiTurnConfig, busy_cores: int = 1) -> None:
+        """``busy_cores``: cores of this machine that others compute on meanwhile.
+
+        Raises:
+            ConfigError: as :func:`load_environment`.
+        """
+        self.options = options
+        self.role = "tool" if options.has_tools else "user"
+        self.together = TOGETHER if is_async(load_environment(options)) else 1
+        super().__init__(
+            "environment process",
+            "rollout.multi_turn",
+            options.num_workers or spare_cores(busy_cores),
+            options.timeout_s + (MARGIN_S if self.together > 1 else 0),
+            options.memory_limit_mb,
+            _prepare,
+            options,
+            users_code=True,
+        )
+
+    def __enter__(self) -> Self:
+        # Their imports overlap with the work before the first turn.
+        self.submit(self.run, _take_steps, [[]])
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def ask(self, steps: Sequence[Step]) -> Future[list[Answer]]:
+        """Start these steps, which run beside each other; answers in their order.
+
+        ``result`` raises ``ConfigError`` for whatever the environment raises.
+        """
+        return self.submit(self._answers, list(steps))
+
+    def _answers(self, steps: list[Step]) -> list[Answer]:
+        chunks = [steps[i : i + self.together] for i in range(0, len(steps), self.together)]
+        answers: list[Answer | None] = []
+        for chunk, outcome in zip(chunks, self.run(_take_steps, chunks), strict=True):
+            if not isinstance(outcome, BaseException):
+                answers += outcome
+            elif len(chunk) == 1:
+                answers.append(self._failure(outcome, chunk[0]))
+            else:
+                answers += [None] * len(chunk)
+        # Steps that shared a process with one that was ended run again, each in its own.
+        again = [i for i, answer in enumerate(answers) if answer is None]
+        for i, outcome in zip(again, self.run(_take_steps, [[steps[i]] for i in again]), strict=True):
+            failed = isinstance(outcome, BaseException)
+            answers[i] = self._failure(outcome, steps[i]) if failed else outcome[0]
+        return [answer for answer in answers if answer is not None]
+
+    def _failure(self, error: BaseException, step: Step) -> Answer:
+        """The answer to a step that was ended; raises any other ``error``."""
+        reason = failure_reason(error)
+        if reason is None:
+            raise error if isinstance(error, Exception) else RuntimeError(f"{FIELD}: {type(error).__name__}")
+        return ended(step, reason, self.role, self.options)
+
+
+def is_async(environment: Any) -> bool:
+    """Whether its steps run together in one process."""
+    return bool(getattr(environment, "is_async", inspect.iscoroutinefunction(environment.step)))
+
+
+def ended(step: Step, reason: str, role: str, options: MultiTurnConfig) -> Answer:
+    """The answer to a step without one: ``reason`` as a message for each call, and the state as it was."""
+    why = {"timeout": f"no answer within {options.timeout_s:g} s", "memory": "out of memory"}.get(reason, reason)
+    names = [call.name for call in step.turn.calls[: options.max_parallel_calls]] or ["environment"]
+    messages = [{"role": role, "name": name, "content": f"Error: {why}"} for name in names]
+    return Answer(step.state, messages, False, 0.0, (len(step.turn.calls), int(step.turn.malformed), 0, 1, 0))
+
+
+# --- In the processes ---
+
+_ENVIRONMENT: list[tuple[Any, MultiTurnConfig]] = []
+
+
+def _prepare(options: MultiTurnConfig) -> None:
+    """Runs first in every process."""
+    _ENVIRONMENT[:] = [(load_environment(options), options)]
+
+
+def _take_steps(steps: list[Step]) -> list[Answer]:
+    ((environment, options),) = _ENVIRONMENT
+    return asyncio.run(_take_together(environment, steps, options))
+
+
+async def _take_together(environment: Any, steps: list[Step], options: MultiTurnConfig) -> list[Answer]:
+    return list(await asyncio.gather(*(_guarded(environment, step, options) for step in steps)))
+
+
+async def _guarded(environment: Any, step: Step, options: MultiTurnConfig) -> Answer:
+    if not is_async(environment):
+        return await take_step(environment, step)
+    try:
+        return await asyncio.wait_for(take_step(environment, step), options.timeout_s)
+    except TimeoutError:
+        return ended(step, "timeout", "tool" if options.has_tools else "user", options)
+
+
+async def take_step(environment: Any, step: Step) -> Answer:
+    """One step, the first of a conversation with its start. Raises ``ConfigError`` for a mistake of the user's."""
+    where = FIELD if isinstance(environment, ToolEnvironment) else f"{FIELD}={type(environment).__name__}"
+    state: Any = from_json(json.loads(step.state)) if step.state else None
+    if not step.state:
+        with user_code(f"{where}: start(record)"):
+            state = await _awaited(environment.start(step.record))
+    with user_code(f"{where}: step(state, turn)"):
+        returned = await _awaited(environment.step(state, step.turn))
+    form = "returned {}; expected (state, messages, done, reward)"
+    if not isinstance(returned, tuple | list) or len(returned) != 4:
+        raise ConfigError(f"{where}: step(state, turn) {form.format(type(returned).__name__)}")
+    state, messages, done, reward = returned
+    try:
+        saved = json.dumps(to_json(state))
+    except TypeError as error:
+        raise ConfigError(f"{where}: its state: {error}; keep JSON values and tensors") from error
+    said = [checked_message(message, where) for message in messages or []]
+    value = 0.0 if reward is None else float(reward)
+    if not math.isfinite(value):
+        raise ConfigError(f"{where}: returned the reward {value}; expected None or a finite number")
+    failures = sum(message.get("failed") is True for message in said)
+    counts = (len(step.turn.calls), int(step.turn.malformed), failures, 0, 0)
+    return Answer(saved, said, bool(done), value, counts)
+
+
+async def _awaited(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
+
+
+def checked_message(message: Any, where: str) -> dict[str, Any]:
+    """A message of an environment. Raises ``ConfigError`` for another form."""
+    fits = isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))
+    if not isinstance(message, dict) or not fits:
+        raise ConfigError(f"{where}: returned the message {message!r:.200}; expected a dict with role and content")
+    return message

@@ -1,0 +1,47 @@
+"""Calls of tools in the text of a turn, by vLLM's own parsers."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+from vllm.tool_parsers import ToolParserManager
+
+from verl.config.errors import ConfigError
+from verl.rollout.tools import read_calls
+
+FIELD = "rollout.multi_turn.format"
+
+
+class ToolCallReader:
+    """Reads the calls in a turn.
+
+    Raises:
+        ConfigError: vLLM has no parser of this name, or it does not take the tokenizer.
+    """
+
+    def __init__(self, name: str, tokenizer: PreTrainedTokenizerBase, end_tokens: Sequence[int]) -> None:
+        # They report every text that they cannot read, with the stack.
+        logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
+        try:
+            parser: Any = ToolParserManager.get_tool_parser(name)
+            self.parser = parser(tokenizer)
+        except Exception as error:  # parsers check the tokenizer in ways of their own
+            known = ", ".join(sorted({*ToolParserManager.tool_parsers, *ToolParserManager.lazy_parsers}))
+            raise ConfigError(f"{FIELD}={name!r}: {error}; vLLM's parsers are {known}") from error
+        self.tokenizer = tokenizer
+        marks = (getattr(self.parser, mark, None) for mark in ("tool_call_start_token", "bot_token"))
+        self.mark = next((mark for mark in marks if isinstance(mark, str) and mark), None)
+        self.ends = set(end_tokens)
+
+    def read(self, tokens: list[int]) -> dict[str, Any]:
+        """``calls``, (name, arguments) each, and whether the turn has one that is ``malformed``."""
+        tokens = tokens[:-1] if tokens and tokens[-1] in self.ends else tokens
+        # The marks of calls may be special tokens.
+        text = str(self.tokenizer.decode(tokens, skip_special_tokens=False))
+        try:
+            found = self.parser.extract_tool_calls(text, request=None).tool_calls
+        except Exception:  # a parser may fail on what a model writes
+            found = []
+        malformed = not found and self.mark is not None and self.mark in text
+        return {"calls": read_calls(found), "malformed": malformed}

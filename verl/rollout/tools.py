@@ -1,0 +1,164 @@
+"""Tools as an environment: functions and veRL's tool classes, called as the model asks for them."""
+
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from transformers.utils.chat_template_utils import get_json_schema
+
+from verl.config.errors import ConfigError
+from verl.config.rollout import MultiTurnConfig
+from verl.data.prompt_rows import PromptRecord
+from verl.rollout.verl_tools import verl_tools
+from verl.utils.user_code import load_code, raised, user_code
+
+FIELD = "rollout.multi_turn.tools"
+
+
+class Call(NamedTuple):
+    """A call of a tool in a turn of the policy."""
+
+    name: str
+    arguments: Any
+    """As the model wrote them in JSON; a mapping, unless it wrote something else."""
+
+
+class Turn(NamedTuple):
+    """What the policy said."""
+
+    text: str
+    """Without special tokens."""
+    tokens: list[int]
+    calls: list[Call]
+    malformed: bool
+    """It begins a call that cannot be read."""
+
+
+class Tool(Protocol):
+    """One tool."""
+
+    schema: dict[str, Any]
+    """What the model is told of it, in OpenAI's form: ``{"type": "function", "function": {"name": ...}}``."""
+    is_async: bool
+
+    def begin(self, record: PromptRecord) -> Any:
+        """What it keeps of a conversation, JSON."""
+
+    async def call(self, state: Any, arguments: dict[str, Any]) -> tuple[Any, str, float]:
+        """The new state, what the model is shown, and a reward."""
+
+
+class FunctionTool:
+    """A Python function with annotated arguments and a docstring, as ``transformers`` and TRL take them.
+
+    Raises:
+        ConfigError: no schema can be made of it.
+    """
+
+    def __init__(self, function: Callable[..., Any], where: str) -> None:
+        self.function = function
+        self.is_async = inspect.iscoroutinefunction(function)
+        with user_code(f"{where}: its schema"):
+            self.schema = get_json_schema(function)
+
+    def begin(self, record: PromptRecord) -> None:
+        """Nothing: a function keeps nothing."""
+
+    async def call(self, state: Any, arguments: dict[str, Any]) -> tuple[Any, str, float]:
+        """What the function returns, as text."""
+        result = self.function(**arguments)
+        result = await result if inspect.isawaitable(result) else result
+        return state, result if isinstance(result, str) else _text(result), 0.0
+
+
+def _text(value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError):
+        return str(value)
+
+
+def load_tools(options: MultiTurnConfig) -> dict[str, Tool]:
+    """Name of each tool -> the tool. Raises ``ConfigError`` for one that cannot be loaded, and for two of a name."""
+    tools: list[Tool] = [FunctionTool(load_code(path, FIELD), f"{FIELD}={path!r}") for path in options.tools]
+    if options.tool_config_path is not None:
+        tools += verl_tools(options.tool_config_path)
+    by_name = {str(tool.schema["function"]["name"]): tool for tool in tools}
+    if len(by_name) < len(tools):
+        raise ConfigError(f"{FIELD}={options.tools}: two tools have the same name; rename one")
+    return by_name
+
+
+def tool_schemas(options: MultiTurnConfig) -> list[dict[str, Any]]:
+    """What the model is told of the tools; none with an environment of the user's own."""
+    return [tool.schema for tool in load_tools(options).values()] if options.has_tools else []
+
+
+class ToolEnvironment:
+    """Answers the calls of a turn, at most ``max_parallel_calls``; a turn without any ends the conversation."""
+
+    def __init__(self, tools: Mapping[str, Tool], options: MultiTurnConfig) -> None:
+        self.tools, self.options = tools, options
+        self.is_async = any(tool.is_async for tool in tools.values())
+
+    def start(self, record: PromptRecord) -> dict[str, Any]:
+        """What each tool keeps."""
+        return {name: tool.begin(record) for name, tool in self.tools.items()}
+
+    async def step(
+        self, state: dict[str, Any], turn: Turn
+    ) -> tuple[dict[str, Any], list[dict[str, Any]], bool, float | None]:
+        """A message for each call, or one that says that the call could not be read."""
+        if turn.malformed:
+            what = "Error: the call could not be read; write a JSON object with name and arguments"
+            return state, [{"role": "tool", "name": "error", "content": what, "failed": True}], False, None
+        messages, rewards = [], 0.0
+        for call in turn.calls[: self.options.max_parallel_calls]:
+            message, reward = await self._answer(state, call)
+            messages.append(message)
+            rewards += reward
+        return state, messages, not messages, rewards
+
+    async def _answer(self, state: dict[str, Any], call: Call) -> tuple[dict[str, Any], float]:
+        name, tool = call.name, self.tools.get(call.name)
+        if tool is None:
+            return _failed(name, f"there is no tool {name!r}; the tools are {', '.join(self.tools)}"), 0.0
+        if not isinstance(call.arguments, dict):
+            return _failed(name, "the arguments must be a JSON object"), 0.0
+        try:
+            state[name], text, reward = await tool.call(state[name], call.arguments)
+        except (MemoryError, RecursionError):
+            raise
+        except Exception as error:  # a tool may raise anything, for the model to read
+            return _failed(name, raised(error).partition(" (")[0].removeprefix("raised ")), 0.0
+        return {"role": "tool", "name": name, "content": shortened(text, self.options)}, reward
+
+
+def _failed(name: str, why: str) -> dict[str, Any]:
+    return {"role": "tool", "name": name, "content": f"Error: {why}"[:500], "failed": True}
+
+
+def shortened(text: str, options: MultiTurnConfig) -> str:
+    """``text`` as ``tool_response_truncate_side`` has it, if it is longer than ``max_tool_response_length``."""
+    longest, side = options.max_tool_response_length, options.tool_response_truncate_side
+    if len(text) <= longest:
+        return text
+    if side == "left":
+        return text[:longest] + "...(truncated)"
+    if side == "right":
+        return "(truncated)..." + text[-longest:]
+    half = longest // 2
+    return text[:half] + "...(truncated)..." + text[len(text) - half :]
+
+
+def read_calls(found: Sequence[Any]) -> list[tuple[str, Any]]:
+    """Name and arguments of each call that one of vLLM's tool parsers found."""
+    calls = []
+    for call in found:
+        try:
+            arguments = json.loads(call.function.arguments)
+        except (ValueError, RecursionError):
+            arguments = call.function.arguments
+        calls.append((str(call.function.name), arguments))
+    return calls

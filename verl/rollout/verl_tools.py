@@ -1,0 +1,129 @@
+"""veRL's tool classes, named in a YAML file of its form (``rollout.multi_turn.tool_config_path``).
+
+A class is made with ``(config, tool_schema)``. As in veRL each call has an instance of its own: ``async create(
+create_kwargs=...)``, ``execute(instance_id, parameters)``, which returns a response, a reward and metrics, and
+``release(instance_id)``; and the rewards are not part of the score. What the class imports of veRL is stood in for.
+"""
+
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import yaml
+
+from verl.config.errors import ConfigError
+from verl.data.prompt_rows import PromptRecord
+from verl.utils.user_code import load_code, user_code
+
+FIELD = "rollout.multi_turn.tool_config_path"
+
+
+class VerlTool:
+    """One tool of the file."""
+
+    is_async = True
+
+    def __init__(self, tool: Any, schema: dict[str, Any]) -> None:
+        """``tool``: of a class of veRL's form; ``schema``: what the file says of it."""
+        self.tool, self.schema = tool, schema
+
+    def begin(self, record: PromptRecord) -> Any:
+        """The record's ``extra_info["tools_kwargs"][name]["create_kwargs"]``."""
+        kwargs = record.extra_info.get("tools_kwargs") or {}
+        return (kwargs.get(self.schema["function"]["name"]) or {}).get("create_kwargs") or {}
+
+    async def call(self, state: Any, arguments: dict[str, Any]) -> tuple[Any, str, float]:
+        """What ``execute`` answers."""
+        instance, _ = await self.tool.create(create_kwargs=state)
+        try:
+            response, *_ = await self.tool.execute(instance, arguments)
+        finally:
+            await self.tool.release(instance)
+        return state, str(getattr(response, "text", response) or ""), 0.0
+
+
+def verl_tools(path: str) -> Iterator[VerlTool]:
+    """The tools of the file at ``path``.
+
+    Raises:
+        ConfigError: it cannot be read, or a class in it cannot be loaded or made.
+    """
+    where = f"{FIELD}={path!r}"
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        entries = [(str(e["class_name"]), e.get("config") or {}, dict(e["tool_schema"])) for e in content["tools"]]
+    except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{where}: not a list of tools with class_name and tool_schema: {error!r:.200}") from error
+    stand_in()
+    for name, config, schema in entries:
+        made = load_code(_import_path(name, Path(path)), FIELD)
+        with user_code(f"{where}: making {name}"):
+            tool = made(config=config, tool_schema=_as_object(schema))
+        yield VerlTool(tool, schema)
+
+
+def _import_path(name: str, file: Path) -> str:
+    """``package.module.Class`` as an import path; ``module.py`` beside ``file`` comes before an installed module."""
+    module, _, attribute = name.rpartition("." if ":" not in name else ":")
+    beside = file.parent / f"{module.rpartition('.')[2]}.py"
+    return f"{beside}:{attribute}" if beside.is_file() else f"{module}:{attribute}"
+
+
+def _as_object(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return Fields(**{str(key): _as_object(entry) for key, entry in value.items()})
+    return [_as_object(entry) for entry in value] if isinstance(value, list) else value
+
+
+class Fields(SimpleNamespace):
+    """In place of veRL's schemas and responses: what they are made with, as attributes."""
+
+    text: str | None = None
+
+    def model_dump(self, **_: Any) -> dict[str, Any]:
+        """As a mapping."""
+        return {k: v.model_dump() if isinstance(v, Fields) else v for k, v in vars(self).items()}
+
+
+class BaseTool:
+    """In place of ``verl.tools.base_tool.BaseTool``."""
+
+    def __init__(self, config: dict[str, Any], tool_schema: Any) -> None:
+        self.config, self.tool_schema, self.name = config, tool_schema, tool_schema.function.name
+
+    async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str, Fields]:
+        """Begin an instance."""
+        return instance_id or "0", Fields()
+
+    async def release(self, instance_id: str, **kwargs: Any) -> None:
+        """End an instance."""
+
+
+def gsm8k_score(
+    solution_str: str, ground_truth: str, method: str = "strict", format_score: float = 0.0, score: float = 1.0
+) -> float:
+    """In place of ``verl.utils.reward_score.gsm8k.compute_score``: the last number, with ``strict`` behind ``####``."""
+    pattern = r"#### (-?[0-9.,]+)" if method == "strict" else r"(-?[0-9.,]*[0-9][0-9.,]*)"
+    found = re.findall(pattern, solution_str)
+    if not found:
+        return 0.0
+    return score if found[-1].replace(",", "").rstrip(".") == ground_truth else format_score
+
+
+def stand_in() -> None:
+    """Let modules be imported that tool classes of veRL import, unless they are there."""
+    schemas = dict.fromkeys(("OpenAIFunctionToolSchema", "OpenAIFunctionToolCall", "ToolResponse"), Fields)
+    modules: dict[str, dict[str, Any]] = {
+        "verl.tools": {},
+        "verl.tools.base_tool": {"BaseTool": BaseTool},
+        "verl.tools.schemas": schemas,
+        "verl.utils.reward_score": {"gsm8k": SimpleNamespace(compute_score=gsm8k_score)},
+        "verl.utils.rollout_trace": {"rollout_trace_op": lambda function: function},
+    }
+    for name, content in modules.items():
+        if name not in sys.modules:
+            sys.modules[name] = ModuleType(name)
+            vars(sys.modules[name]).update(content)
