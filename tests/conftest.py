@@ -3,7 +3,7 @@
 import os
 import runpy
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,10 @@ def small_config(tiny_model: Path, arithmetic_prompts: Path, tmp_path_factory: p
 
 def changed(config: Any, **changes: Any) -> Any:
     """The config with other values, those of a section in a dict."""
-    found = {name: changed(getattr(config, name), **v) if isinstance(v, dict) else v for name, v in changes.items()}
+    found = {
+        name: changed(getattr(config, name), **v) if is_dataclass(getattr(config, name)) and isinstance(v, dict) else v
+        for name, v in changes.items()
+    }
     return replace(config, **found)
 
 

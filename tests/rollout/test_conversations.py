@@ -10,7 +10,7 @@ import torch
 
 from tests.conftest import changed
 from tests.workers.groups import all_prompts, scored, start_group
-from verl.batch import ENVIRONMENT, POLICY, Batch
+from verl.batch import ENVIRONMENT, POLICY, RANK, Batch
 from verl.config import PPOConfig
 from verl.data.prompt_rows import PromptRecord
 from verl.rollout.conversations import ConversationSetup, new_conversations, turns_of, with_measured
@@ -133,20 +133,20 @@ def test_an_environment_that_ends_at_once_changes_nothing(group, config, tiny_to
     other.close()
     assert once.by_policy.all() and (once.turns == 1).all()
     for name in single.names:
-        torch.testing.assert_close(getattr(once, name), getattr(single, name), rtol=0, atol=0)
+        # Measured together at the end, not as they come: the last bit of a float64 may differ.
+        rtol = 1e-14 if name.startswith(RANK) else 0
+        torch.testing.assert_close(getattr(once, name), getattr(single, name), rtol=rtol, atol=0)
 
 
 def test_what_is_read_grows_with_the_bridges(group, config, tiny_tokenizer, prompts):
     read = {}
     for turns in (2, 4, 6):
-        batch = talk(group, config, tiny_tokenizer, prompts, says(turns, "a longer message of the environment"))
+        batch = talk(group, config, tiny_tokenizer, prompts, says(turns, "more"))
         full = batch.turns == turns
         assert full.any()
         read[turns] = batch.call_counts[full, 4].double().mean().item()
     # A further turn costs its bridge, and at most the block that the turn before did not fill.
-    per_turn = (
-        len(tiny_tokenizer("<|im_end|><|user|>a longer message of the environment 0<|im_end|>").input_ids) + 32 + 32
-    )
+    per_turn = len(tiny_tokenizer("<|im_end|><|user|>more 0<|im_end|><|assistant|>").input_ids) + 32 + 32
     assert read[6] - read[4] < 2 * per_turn
     assert read[4] - read[2] < 2 * per_turn
 
