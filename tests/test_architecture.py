@@ -51,6 +51,7 @@ LATE_IMPORTS_ALLOWED = {"verl.run.sinks": "TensorBoard's writer is loaded only b
 MODULES_BY_NAME = {
     "verl.rollout": "the table of engines: each is imported only where it runs",
     "verl.rollout.verl_tools": "stands in for modules that tool classes written for veRL import",
+    "verl.rewards.code": "a script that the sandbox runs imports what programs may use",
     "verl.rewards.registry": "the table of verifiers: a run imports only those that its data needs",
     "verl.trainer.main_ppo": "becomes the analysis where flags of the paper's release ask for it",
     "verl.trainer.ppo.run": "names the worker role of PPO: only Ray's processes import it",

@@ -138,6 +138,7 @@ def test_what_has_the_name_of_a_file_and_is_none(tmp_path: Path, suffix: str):
     (tmp_path / f"itself{suffix}").symlink_to(tmp_path / f"itself{suffix}")
     os.mkfifo(tmp_path / f"pipe{suffix}")
     reasons = {"folder": "is not a file; name one", "pipe": "is not a file", "itself": "no such file"}
+    reasons["x" * 300] = "cannot be read: File name too long"
     for name, reason in (reasons | {"missing": "no such file"}).items():
         with pytest.raises(ConfigError, match=f"^{tmp_path}/{name}{suffix}: {reason}"):
             read_rows(f"{tmp_path}/{name}{suffix}")

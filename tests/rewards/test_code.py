@@ -76,6 +76,7 @@ class Tree:
         ({"tests": ["x = [2, 1]\nsort(x)\nassert x == [1, 2]"]}, "def sort(x): x.sort()", 1),
         ({"tests": ["assert f() == 10 ** 9999"]}, "def f(): return 10 ** 9999", 1),
         (TREE, ADDS, 1),
+        ({"tests": ["assert all(isinstance(one, Tree) and len(one) == 0 for one in [Tree(), Tree()])"]}, ADDS, 1),
         (
             {"tests": ["for n, m in [(2, 4), (3, 9)]:\n    assert f(n) == m\n    assert f(n) > n\nassert f(0) == 0"]},
             SQUARE,

@@ -152,7 +152,11 @@ def _read_json(path: Path) -> list[Row]:
 
 
 def _require_file(path: Path) -> None:
-    if not path.exists():
+    try:
+        found = path.exists()
+    except OSError as error:  # a folder of others, or too long a name
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    if not found:
         raise ConfigError(f"{path}: no such file")
     # Neither a folder nor a pipe, from which reading may never end.
     if not path.is_file():

@@ -381,14 +381,13 @@ class _CallCutter(ast.NodeTransformer):
                 root = root.args[0] if converts else root.func
             else:
                 root = root.value
+        if self._within and isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "hasattr"):
+            return node  # about objects of the program
         if isinstance(node, _CHAIN) and isinstance(root, ast.Name) and root.id not in self._known:
             if not self._within:
                 return ast.Name(self._keep(ast.unparse(node)))
-            return (
-                ast.Call(ast.Name("_plain"), [node], [])
-                if not isinstance(getattr(node, "ctx", None), ast.Store)
-                else node
-            )
+            stored = isinstance(getattr(node, "ctx", None), ast.Store)
+            return node if stored else ast.Call(ast.Name("_plain"), [node], [])
         if isinstance(node, _SCOPES) and not self._within:
             if _named(node) <= _bound(node) | self._known:
                 return node
@@ -397,7 +396,7 @@ class _CallCutter(ast.NodeTransformer):
             self.generic_visit(whole)
             self._within = False
             return ast.Name(self._keep(ast.unparse(whole)))
-        if isinstance(node, ast.comprehension) and isinstance(node.iter, _CHAIN):
+        if isinstance(node, ast.comprehension):
             node.ifs = [self.visit(condition) for condition in node.ifs]
             return node  # objects of the program may be iterated
         return self.generic_visit(node)

@@ -181,7 +181,7 @@ _ARC = re.compile(r"(?<=[0-9}])\s{0,3}\^?\{?((?:'|′|\\prime\s?){1,2})")
 _PRIME_SIGN = re.compile(r"'|′|\\prime")
 _MARKS = re.compile(
     r"(?P<degrees>°|\\circ(?![A-Za-z])|\\degree|(?<![A-Za-z])degrees?(?![A-Za-z]))|(?P<percent>%|percent)"
-    r"|(?<![A-Za-z])(?:(?P<radians>rad(?:ian)?s?)|(?P<cents>cents?)|(?P<dollars>dollars?|USD))(?![A-Za-z])"
+    r"|(?<![A-Za-z])(?:(?P<radians>rad(?:ian)?s?(?![A-Za-z]|\s?/|\sper\s))|(?P<cents>cents?)|(?P<dollars>dollars?|USD))(?![A-Za-z])"
     r"|(?P<dollar_sign>\\\$)|(?P<cent_sign>¢)"
 )
 

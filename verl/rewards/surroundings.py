@@ -40,12 +40,12 @@ _FILLED_IN = re.compile(
 _AFTER = (
     r"(?:\*\*|\$)?(?:\s|~|\\[,;: ]){0,3}(?:\\text\s?\{\s?)?"
     r"(?i:(?:million|billion|trillion|thousand|hundred|dozen|lakh|crore"
-    r"|squared|cubed|factorial|(?:is|was)\s(?:wrong|not|incorrect|false|impossible)|rad(?:ian)?s?"
+    r"|squared|cubed|factorial|(?:is|was)\s(?:wrong|not|incorrect|false|impossible)"
     rf"|{'|'.join(WORDS['modifiers']['bound'])})(?![A-Za-z])|万|亿|\+(?=[\s$*]*(?:\n|\Z)))"
     r"|(?:[kKMBbnxyz](?![A-Za-z0-9])|bn|mn|[π√²³½¼¾‰]|\^\s?\{?\s?[0-9A-Za-z]|\\sqrt\s?(?:[0-9]|\{[^{}]{1,20}\})|\\(?:pi|sqrt|cdot|times)(?![A-Za-z]))"
     r"|\s?[-+*×·/^]\s?[nxyz](?![A-Za-z])|[\s$]{0,3}(?:\\text\s?\{\s?)?or[\s}$]{1,4}-?[0-9]"
 )
-_AFTER_NUMBER = re.compile(_AFTER)
+_AFTER_NUMBER = re.compile(rf"{_AFTER}|\s{{1,3}}rad(?:ian)?s?(?![A-Za-z/])")
 _AFTER_BOX = re.compile(
     rf"{_AFTER}|\\?%|!(?=\s?(?:\$|\\[)\]]))|i(?![A-Za-z])|\s?(?:[-+*×·/^÷]|\\(?:times|cdot|div)(?![A-Za-z]))[\s$]{{0,3}}(?:[0-9(]|\\[df]?frac|\\sqrt|\\pi)[0-9^]*|:\s?[0-9]"
 )
