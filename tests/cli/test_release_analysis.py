@@ -7,6 +7,7 @@ from verl.cli.release_analysis import analysis_arguments
 from verl.cli.values import FlagError
 from verl.config.analysis import AnalysisConfig, parse_analysis_config
 from verl.config.load import CONFIG_DIR
+from verl.trainer import main_ppo
 
 ASKED = "--motivation_mode allin --val_only True"
 MODEL = "--model_name data/tiny_model --dataset_name arithmetic preset=embedded"
@@ -79,3 +80,14 @@ def test_what_cannot_be_analysed_is_named(arguments: str, message: str):
     with pytest.raises(FlagError) as caught:
         analysis_arguments(arguments.split())
     assert str(caught.value).startswith(message)
+
+
+def test_each_mistake_is_an_error_line(monkeypatch: pytest.MonkeyPatch):
+    mistakes = "rollout.n=0 data.train_batch_size=x"
+    monkeypatch.setattr("sys.argv", ["main_ppo", *f"{ASKED} {mistakes}".split()])
+    with pytest.raises(SystemExit) as raised:
+        main_ppo.main()
+    assert str(raised.value).splitlines() == [
+        "error: data.train_batch_size='x': must be an integer, not str",
+        "error: rollout.n=0: must be greater than 0",
+    ]

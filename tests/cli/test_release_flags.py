@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from conftest import ROOT
 
 from tests.tables import cases
 from verl.cli.release_flags import FLAGS, translate
@@ -177,3 +178,51 @@ def test_a_model_that_is_not_ours_has_settings_of_its_own(arguments, preset, cap
     assert [word for word in words if word.startswith("preset=")] == ([f"preset={preset}"] if preset else [])
     told = [line for line in capsys.readouterr().err.splitlines() if "preset=foreign" in line]
     assert len(told) == (preset == "foreign")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "chosen"),
+    [
+        # What the user's own files say counts as if it were typed.
+        ("experiment=with_preset", False),
+        ("experiment=with_preset model.path=my/other", False),
+        ("experiment=without", True),
+        ("--config-name=whole model.path=my/other", False),
+        ("experiment=dapo", False),
+        ("model.path=embedded", False),
+        ("model.path=my/a,my/b --multirun", True),
+        ("experiment=with_preset,dapo --multirun", False),
+    ],
+)
+def test_the_users_files_may_choose_preset_and_model(arguments: str, chosen: bool, tmp_path, monkeypatch, capsys):
+    (tmp_path / "embedded").symlink_to(ROOT / "data" / "tiny_model")
+    monkeypatch.setenv("VERL_SHELL_FOLDER", str(tmp_path))
+    words = translate([*arguments.split(), "--config-dir", str(own_configs(tmp_path))])
+    assert (words[0] == "preset=foreign") == chosen == ("preset=foreign" in capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    "varied", ["model=tiny,qwen2.5_1.5b", "model.path=my/a,data/tiny_model", "experiment=without,dapo"]
+)
+def test_a_sweep_over_the_embedded_model_and_others_names_its_preset(varied: str, tmp_path):
+    arguments = [varied, "--multirun", "--config-dir", str(own_configs(tmp_path))]
+    with pytest.raises(
+        FlagError, match="another job of this sweep trains the embedded model, .*name the preset of all"
+    ):
+        translate(arguments)
+    assert translate([*arguments, "preset=small"])[:2] == [varied, "preset=small"]
+
+
+def own_configs(folder: Path) -> Path:
+    """A folder with two experiments and a whole configuration."""
+    preset, model = "override {}preset: paper", "model: {path: my/folder}"
+    files = {
+        "experiment/with_preset": f"# @package _global_\ndefaults:\n  - {preset.format('/')}\n{model}\n",
+        "experiment/without": f"# @package _global_\n{model}\n",
+        "whole": f"defaults:\n  - ppo_trainer\n  - {preset.format('')}\n  - _self_\n{model}\n",
+    }
+    for name, text in files.items():
+        path = folder / "configs" / f"{name}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder / "configs"

@@ -7,6 +7,7 @@ from pathlib import Path
 from signal import SIGTERM, raise_signal
 
 import pytest
+from conftest import changed
 from ray.exceptions import RaySystemError
 
 from verl.checkpoint.attempts import Attempt, StaleAttempt, run_lock
@@ -216,6 +217,16 @@ def test_more_workers_than_cores_are_warned_of(small_config, tmp_path, events, m
             run.start("workers", (), {})
         told = [text for text in capsys.readouterr().out.splitlines() if text.startswith("warning: trainer.n_gpus")]
         assert [text[: len(line)] for text in told] == ([line] if workers == 8 else [])
+    # Engines of their own are workers too, and fewer models alone would not do.
+    small_config = changed(small_config, rollout={"nnodes": 1, "n_gpus_per_node": 2})
+    with training_run(small_config, tmp_path / "pool", n_gpus_per_node=1) as run:
+        run.pool = (1, 2)
+        run.start("workers", (), {})
+    assert (
+        "warning: trainer.n_gpus_per_node=1 rollout.nnodes=1 rollout.n_gpus_per_node=2: 3 workers on 2 cores, each a "
+        "process with models and an engine of its own: minutes to start, and perhaps all memory; have fewer of both, "
+        "or set both options of rollout to 0, for engines that take turns with the models"
+    ) in capsys.readouterr().out.splitlines()
 
 
 @pytest.mark.parametrize(

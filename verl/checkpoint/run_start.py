@@ -29,7 +29,9 @@ def parse_run_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
     """
     config: Any = parse_config(schema, tree)
     mistakes = Mistakes()
-    config = replace(config, model=_found(config.model), data=_found_files(config.data))
+    source = config.trainer.resume_from_path
+    trainer = replace(config.trainer, resume_from_path=source and find_path(source))
+    config = replace(config, model=_found(config.model), data=_found_files(config.data), trainer=trainer)
     with mistakes.collected():
         require_model("model.path", config.model.path)
     # A class of your own may read anything.

@@ -7,16 +7,21 @@ A flag sets one option. What the release's script set without a flag is left to 
 import os
 import re
 from collections.abc import Sequence
+from itertools import pairwise, product
 from pathlib import Path
 
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig
+from omegaconf.errors import OmegaConfBaseException
 
 from verl.cli.tables import CommandLine, Option, load_table, plain
-from verl.cli.values import FlagError, literal, nearest, note, override_key, quoted, unquoted
+from verl.cli.values import FlagError, literal, nearest, note, override_key, quoted
 from verl.cli.verl_options import translate_verl
 from verl.config.calculator import BASE_METRICS
 from verl.config.errors import ConfigError
 from verl.config.load import CONFIG_DIR, compose_config
+from verl.config.paths import find_path
 from verl.config.ppo import PPOConfig
 
 HYDRA_FLAGS_WITH_VALUE = {
@@ -32,6 +37,11 @@ HYDRA_FLAGS = {
     *("--help", "-h", "--hydra-help", "--version", "--resolve", "--run", "-r", "--info", "-i"),
     *("--shell-completion", "-sc"),
 }
+
+MODEL_KEYS = ("experiment", "model", "model.path", "hydra.searchpath")
+"""What decides which model a run trains."""
+OWN_CONFIG = {"name": ("--config-name", "-cn"), "folder": ("--config-dir", "-cd")}
+"""Hydra's flags for configurations of the user's beside ours."""
 
 EMBEDDED_MODEL = CONFIG_DIR.parent / "data" / "tiny_model"
 
@@ -162,19 +172,74 @@ def _with_log_effective_rank(overrides: Sequence[str]) -> list[str]:
     return [*(o for o in overrides if override_key(o) != key), f"{key}={literal(list(dict.fromkeys(wanted)))}"]
 
 
-def _with_preset(overrides: list[str]) -> list[str]:
-    """``overrides`` with the preset for a model that is not the embedded one, where no other is named."""
-    options = {override_key(override): override.partition("=")[2] for override in overrides}
-    name, model = unquoted(options.get("model", "tiny")), options.get("model.path")
-    embedded = name == "tiny" if model is None else Path(unquoted(model)).resolve() == EMBEDDED_MODEL.resolve()
-    if "preset" in options or embedded:
+def _with_preset(overrides: list[str], hydra: Sequence[str]) -> list[str]:
+    """``overrides`` with the preset for a model that is not the embedded one, where no other is named.
+
+    Raises:
+        FlagError: a sweep over the embedded model and others.
+    """
+    keys = [override_key(override) for override in overrides]
+    own = any(_hydra_value(hydra, flags) for flags in OWN_CONFIG.values())
+    if "preset" in keys or _hydra_value(hydra, ("--config-path", "-cp")) or not (own or {*keys} & {*MODEL_KEYS}):
         return overrides
+    strangers: dict[str, None] = {}
+    num_others = 0
+    for job in product(*(_choices(override) for override in overrides if override_key(override) in MODEL_KEYS)):
+        try:
+            model, chosen = _model_of(job, hydra)
+        except ConfigError:  # Hydra's to explain
+            return overrides
+        if chosen or Path(find_path(model)).resolve() == EMBEDDED_MODEL.resolve():
+            num_others += 1
+        else:
+            strangers[model] = None
+    if not strangers:
+        return overrides
+    which = f"model.path={', '.join(strangers)}"
+    if num_others:
+        raise FlagError(
+            f"{which}: another job of this sweep trains the embedded model, or has a preset of its own; name the "
+            "preset of all, preset=foreign or preset=embedded"
+        )
     note(
-        f"{f'model.path={model}' if model else f'model={name}'} is not the embedded model: its settings are "
-        "preset=foreign, with a learning rate of 1e-6; name another preset: small for up to 0.6B parameters on a CPU, "
-        "or embedded for the embedded model's settings"
+        f"{which} is not the embedded model: its settings are preset=foreign, with a learning rate of 1e-6; name "
+        "another preset: small for up to 0.6B parameters on a CPU, or embedded for the embedded model's settings"
     )
     return ["preset=foreign", *overrides]
+
+
+def _choices(override: str) -> list[str]:
+    """The overrides that a sweep makes of one; itself where it is no sweep."""
+    try:
+        parsed = OverridesParser.create().parse_overrides([override])[0]
+        return [f"{override_key(override)}={value}" for value in parsed.sweep_string_iterator()]
+    except HydraException:  # of another kind, or Hydra's to explain
+        return [override]
+
+
+def _model_of(overrides: Sequence[str], hydra: Sequence[str]) -> tuple[str, bool]:
+    """``model.path``, and whether a file of the user's chooses a preset, as far as these overrides decide it.
+
+    Raises:
+        ConfigError: an override that does not fit.
+    """
+    own = {name: _hydra_value(hydra, flags) for name, flags in OWN_CONFIG.items()}
+    folder = [f"hydra.searchpath=['file://{Path(own['folder']).resolve()}']"] if own["folder"] else []
+    tree = compose_config(PPOConfig, own["name"] or "ppo_trainer", [*overrides, *folder], with_hydra=True)
+    try:
+        model = str(tree.model.path)
+    except OmegaConfBaseException:  # of a variable that is not set
+        model = "${...}"
+    return model, tree.hydra.runtime.choices.get("preset") != "embedded"
+
+
+def _hydra_value(hydra: Sequence[str], flags: Sequence[str]) -> str:
+    """The value of one of Hydra's own flags, which has these names; empty without it."""
+    for word, after in pairwise([*hydra, ""]):
+        name, has_value, value = word.partition("=")
+        if name in flags:
+            return value if has_value else after
+    return ""
 
 
 def translate(arguments: Sequence[str]) -> list[str]:
@@ -183,7 +248,7 @@ def translate(arguments: Sequence[str]) -> list[str]:
     Overrides win over flags, whatever the order of the arguments. Notes go to stderr.
 
     Raises:
-        FlagError: an unknown flag, or a missing or unsupported value.
+        FlagError: an unknown flag, or a missing or unsupported value; a sweep over models whose settings differ.
         ConfigError: an override that does not fit.
     """
     line = translate_verl(sort_arguments(arguments))
@@ -205,7 +270,7 @@ def translate(arguments: Sequence[str]) -> list[str]:
     merged = [*(o for key, o in overrides.items() if key not in line.options), *line.overrides]
     if line.flags.get("compute_log_effective_rank", "").lower() == "true":
         merged = _with_log_effective_rank(merged)
-    return [*_with_preset(merged), *line.hydra]
+    return [*_with_preset(merged, line.hydra), *line.hydra]
 
 
 def sort_arguments(arguments: Sequence[str]) -> CommandLine:

@@ -59,8 +59,9 @@ def parse_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
     return config
 
 
-def compose_config(schema: type, name: str, overrides: Sequence[str] = ()) -> DictConfig:
-    """Compose ``configs/<name>.yaml`` with Hydra ``overrides``, without parsing it.
+def compose_config(schema: type, name: str, overrides: Sequence[str] = (), with_hydra: bool = False) -> DictConfig:
+    """Compose ``configs/<name>.yaml`` with Hydra ``overrides``, without parsing it; ``with_hydra`` has its own group
+    ``hydra`` too.
 
     Raises:
         ConfigError: for an override that does not fit.
@@ -68,7 +69,7 @@ def compose_config(schema: type, name: str, overrides: Sequence[str] = ()) -> Di
     check_group_values(overrides)
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
         try:
-            return compose(name, overrides=list(overrides))
+            return compose(name, overrides=list(overrides), return_hydra_config=with_hydra)
         except HydraException as error:
             raise ConfigError(explain(error, schema)) from error
         # What Hydra raises for overrides such as "=5", int(x) and integers of thousands of digits.

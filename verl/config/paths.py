@@ -10,7 +10,7 @@ SHELL_FOLDER = "VERL_SHELL_FOLDER"
 def _elsewhere(path: str) -> Path | None:
     """Where a relative path leads from the shell's folder; None if that is the working directory, or not known."""
     folder = os.environ.get(SHELL_FOLDER)
-    if not folder or os.path.isabs(path) or Path(folder) == Path.cwd():
+    if not folder or not path or os.path.isabs(path) or Path(folder) == Path.cwd():
         return None
     return Path(folder, path)
 

@@ -258,12 +258,17 @@ class TrainingRun(RaySession):
 
     def _crowding(self, cores: int) -> list[str]:
         """A line if this machine has fewer cores than the run has workers, each a process with a model of its own."""
-        count, option = self.world_size + math.prod(self.pool), f"trainer.n_gpus_per_node={self.workers_per_node}"
+        beside = math.prod(self.pool)
+        count, options = self.world_size + beside, f"trainer.n_gpus_per_node={self.workers_per_node}"
         if count <= cores:
             return []
+        fix = f"set trainer.n_gpus_per_node={max(1, cores)}"
+        if beside:
+            options += f" rollout.nnodes={self.pool[0]} rollout.n_gpus_per_node={self.pool[1]}"
+            fix = "have fewer of both, or set both options of rollout to 0, for engines that take turns with the models"
         return [
-            f"{option}: {count} workers on {cores} core{'s' * (cores > 1)}, each a process with models and an engine "
-            f"of its own: minutes to start, and perhaps all memory; set trainer.n_gpus_per_node={max(1, cores)}"
+            f"{options}: {count} workers on {cores} core{'s' * (cores > 1)}, each a process with models and an engine "
+            f"of its own: minutes to start, and perhaps all memory; {fix}"
         ]
 
     def _supervision(self, engines: bool) -> Supervision:

@@ -13,7 +13,7 @@ from verl.cli.release_analysis import analysis_arguments
 from verl.cli.release_flags import translate
 from verl.cli.release_options import release_words
 from verl.cli.values import FlagError
-from verl.config.errors import ConfigError
+from verl.config.errors import ConfigError, error_lines
 from verl.config.ppo import PPOConfig
 from verl.run.guard import guarded
 from verl.utils.process import loading
@@ -42,8 +42,10 @@ def main() -> None:
         if analysis is not None:
             os.execv(sys.executable, [sys.executable, "-m", "verl.trainer.main_analysis", *analysis])
         sys.argv[1:] = translate(arguments)
-    except (FlagError, ConfigError) as error:
+    except FlagError as error:
         raise SystemExit(f"error: {error}") from None
+    except ConfigError as error:
+        raise SystemExit(error_lines(error)) from None
     run_hydra("ppo_trainer", PPOConfig, lambda tree: parse_run_config(PPOConfig, tree), run)
 
 
