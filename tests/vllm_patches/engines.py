@@ -5,16 +5,19 @@ import gc
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
 from vllm import LLM, AsyncEngineArgs, SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
+from vllm.platforms.cpu import CpuPlatform
 from vllm.sampling_params import RequestOutputKind
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -200,6 +203,43 @@ def step_by_step(path: Path, capture: dict[str, Any], prompts: list[list[int]]) 
             answers += [answer_of(output) for output in outputs if output.finished and output.request_id != "last"]
         del outputs
         return Outcome(answers, memory(llm) | {"rows_after_abort": held["num_rows"], "requests_after_warm_up": warm})
+
+
+class _NoStream:
+    """Stands for a CUDA stream or event: on a CPU everything has happened as soon as it is asked for."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return lambda *_, **__: self
+
+
+def scheduled_ahead(function: Callable[..., Outcome], *arguments: Any, **options: Any) -> Outcome:
+    """``function(*arguments, **options)`` with asynchronous scheduling, CUDA's default, which vLLM turns off on CPUs.
+
+    The next step is prepared before the tokens of this one are known. The fact ``scheduled_ahead`` counts such steps.
+    """
+    check, steps = CpuPlatform.check_and_update_config, []
+
+    def check_and_update(_: type, config: Any) -> None:
+        check(config)
+        config.scheduler_config.async_scheduling = True
+
+    def update(self: AsyncScheduler, output: Any) -> None:
+        steps.append(output)
+        original(self, output)
+
+    original = AsyncScheduler._update_after_schedule
+    stubs = {"Stream": _NoStream, "Event": _NoStream, "current_stream": _NoStream, "stream": nullcontext}
+    with ExitStack() as stack:
+        for name, stub in stubs.items():
+            stack.enter_context(mock.patch.object(torch.cuda, name, stub))
+        stack.enter_context(mock.patch.object(CpuPlatform, "check_and_update_config", classmethod(check_and_update)))
+        stack.enter_context(mock.patch.object(AsyncScheduler, "_update_after_schedule", update))
+        outcome = function(*arguments, **options)
+    outcome.facts["scheduled_ahead"] = len(steps)
+    return outcome
 
 
 def raising(states: list[Tensor]) -> list[dict[str, Tensor]]:

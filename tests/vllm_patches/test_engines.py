@@ -105,6 +105,33 @@ def test_weights_that_change_between_generations(inside: Run, qwen: Path, tmp_pa
     assert error([after], model, [1, -1]) < 1.1 * TOLERANCE * after.responses[0].states.abs().max()
 
 
+def test_a_step_that_is_prepared_before_the_last_ones_tokens_are_known(
+    qwen: Path, reference: PreTrainedModel, prompts: list[list[int]]
+):
+    """Asynchronous scheduling, CUDA's default: states, streams, and weights that change are as without it."""
+    capture = {"layers": [1, -1], "phase": "both", "max_bytes": 40_000}
+    asked = [(prompt, {"temperature": 1.0, "n": 4, "extra_args": {"stream": i}}) for i, prompt in enumerate(prompts)]
+    weights = {name: 1.1 * value for name, value in reference.state_dict().items()}
+    with process(IN_PROCESS | {"VLLM_USE_V2_MODEL_RUNNER": "0"}) as pool:
+
+        def ahead(*arguments: Any, **options: Any) -> engines.Outcome:
+            outcome = pool.submit(engines.scheduled_ahead, *arguments, **options).result()
+            assert outcome.facts["scheduled_ahead"] > 0
+            return outcome
+
+        captured = ahead(engines.in_tight_quarters, qwen, capture, prompts)
+        assert error(captured.answers, reference, [1, -1]) < TOLERANCE and captured.facts["preempted"] > 0
+        alone = pool.submit(engines.from_streams, qwen, asked).result()
+        tight = ahead(engines.from_streams, qwen, asked, **engines.TIGHT)
+        drawn = [[response.tokens for answer in o.answers for response in answer.responses] for o in (alone, tight)]
+        assert drawn[0] == drawn[1] and tight.facts["preempted"] > 0
+        before, after = ahead(engines.with_new_weights, qwen, weights, {"layers": [1, -1]}, [5, 6, 7]).answers
+        assert error([before], reference, [1, -1]) < TOLERANCE
+    model = zoo.load(qwen)
+    model.load_state_dict(weights)
+    assert error([after], model, [1, -1]) < 1.1 * TOLERANCE * after.responses[0].states.abs().max()
+
+
 def test_an_engine_driven_by_hand(inside: Run, qwen: Path, reference: PreTrainedModel, prompts: list[list[int]]):
     outcome = inside(engines.step_by_step, qwen, {"layers": [-1]}, prompts)
     assert [len(answer.responses[0].tokens) for answer in outcome.answers] == [12, 18, 24, 30, 36]
