@@ -129,9 +129,15 @@ def test_a_relative_path_may_be_that_of_the_shell(tiny_model, arithmetic_prompts
     assert config.model.path == f"{tmp_path}/mine/model"
     assert config.data.val_files == [str(arithmetic_prompts)]
     (tmp_path / "mine" / "old" / "global_step_2").mkdir(parents=True)
-    resumed = ["trainer.resume_mode=path", "trainer.resume_from_path=old/global_step_2"]
+    (tmp_path / "mine" / "adapter").mkdir()
+    resumed = [
+        "model.lora_adapter_path=adapter",
+        "trainer.resume_mode=path",
+        "trainer.resume_from_path=old/global_step_2",
+    ]
     config = parse_run_config(PPOConfig, compose_config(PPOConfig, "ppo_trainer", [*fixed, *resumed]))
     assert config.trainer.resume_from_path == f"{tmp_path}/mine/old/global_step_2"
+    assert config.model.lora_adapter_path == f"{tmp_path}/mine/adapter"
     # All that is missing, with the full paths.
     gone = ["data.train_files=gone.parquet", "data.val_files=lost.parquet"]
     with pytest.raises(ConfigError) as raised:

@@ -58,11 +58,12 @@ tools:
 """
 
 
-def test_a_tool_class_of_verls_answers(tmp_path: Path):
+def test_a_tool_class_of_verls_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "grader.py").write_text(TOOL)
     (tmp_path / "tools.yaml").write_text(FILE)
+    monkeypatch.setenv("VERL_SHELL_FOLDER", str(tmp_path))
     shipped = shipped_config().rollout.multi_turn
-    options = replace(shipped, enable=True, tool_config_path=str(tmp_path / "tools.yaml"), max_parallel_calls=2)
+    options = replace(shipped, enable=True, tool_config_path="tools.yaml", max_parallel_calls=2)
     info = {"tools_kwargs": {"calc_gsm8k_reward": {"create_kwargs": {"ground_truth": "18"}}}}
     record = PromptRecord(0, [5], "openai/gsm8k", "18", info, [], False)
     calls = [Call("calc_gsm8k_reward", {"answer": answer}) for answer in ("18", "17")]

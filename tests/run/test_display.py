@@ -43,6 +43,7 @@ def test_on_a_terminal_the_start_has_a_spinner_until_the_bar_comes(monkeypatch: 
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     display = RunDisplay("run", 3, {})
     display.console.file = shown = StringIO()
+    display.stage("joining [/b] the cluster")  # no markup
     display.stage("starting vllm on 2 workers")
     display.say("a warning")
     with display:

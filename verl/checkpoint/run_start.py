@@ -56,8 +56,9 @@ def parse_run_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
 
 
 def _found(model: Any) -> Any:
-    """The model's config with the full path of a folder that the shell stands beside."""
-    return replace(model, path=find_path(model.path))
+    """The model's config with the full paths of folders that the shell stands beside."""
+    adapter = model.lora_adapter_path
+    return replace(model, path=find_path(model.path), lora_adapter_path=adapter and find_path(adapter))
 
 
 def _found_files(data: Any) -> Any:

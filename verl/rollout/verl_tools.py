@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from verl.config.errors import ConfigError
+from verl.config.paths import find_path
 from verl.data.prompt_rows import PromptRecord
 from verl.utils.user_code import load_code, user_code
 
@@ -51,7 +52,7 @@ def verl_tools(path: str) -> Iterator[VerlTool]:
     Raises:
         ConfigError: it cannot be read, or a class in it cannot be loaded or made.
     """
-    where = f"{FIELD}={path!r}"
+    where, path = f"{FIELD}={path!r}", find_path(path)
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
         entries = [(str(e["class_name"]), e.get("config") or {}, dict(e["tool_schema"])) for e in content["tools"]]

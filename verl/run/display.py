@@ -64,7 +64,7 @@ class RunDisplay:
         elif self._live.is_started:
             self.phase(text)
         else:
-            self._spinner.update(visible(text))
+            self._spinner.update(Text(visible(text)))
             self._spinner.start()
 
     def end_stages(self) -> None:
