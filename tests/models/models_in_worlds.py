@@ -81,7 +81,7 @@ def counts(batch: Batch) -> tuple[int, int]:
     return int(batch.learn_mask.sum()), int(batch.padded("learn_mask").any(dim=1).sum())
 
 
-def norms(responses: list[Tensor]) -> Batch:
+def norms(responses: list[Tensor], _: Batch) -> Batch:
     """A stand-in for rank metrics: the norm of each layer's states [T, L, D] of a response."""
     measured = Batch(torch.zeros(len(responses)).long(), torch.tensor([len(states) for states in responses]))
     return measured.fill(

@@ -188,7 +188,7 @@ def states_measured(gpu: GPU) -> None:
     actor = actor_of(config, "cuda")
     gpu.waits.clear()
     statistics = ["logsumexp", "mean_logprob", "sum_pi_squared"]
-    scored = actor.compute_logprobs(episodes(), [0, -1], calculator.measure, statistics)
+    scored = actor.compute_logprobs(episodes(), [0, -1], lambda states, _: calculator.measure(states), statistics)
     assert scored.mean_states.shape == (6, 2, 64) and all(name in scored for name in statistics)
 
 

@@ -194,7 +194,7 @@ def test_submit_batch_does_not_wait(pool: VerifierPool):
 def test_wrong_arguments(pool: VerifierPool):
     with pytest.raises(ValueError, match="data_source='nowhere': must be one of"):
         pool.submit_batch(["nowhere"], ["5"], ["5"])
-    with pytest.raises(ValueError, match=r"batch=\[1, 2, 1, 2, 2\]"):
+    with pytest.raises(ValueError, match=r"batch=\[1, 2, 1, 2, 2, 2\]"):
         pool.submit_batch(["math"], ["5", "6"], ["5"])
 
 

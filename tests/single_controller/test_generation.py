@@ -204,7 +204,7 @@ def episodes(rows: list[int], more: int = 0) -> Batch:
 def test_what_a_lost_engine_was_to_cut_is_left_as_it_was():
     pool, finished = LosesAnEngineInCut(), list[int]()
     requests = ResponseRequests(range(6), [[5]] * 6, [0] * 6, sampling=None, begun=episodes([*range(6)]))
-    cut = run_engines(
+    cut, _ = run_engines(
         pool, 1, requests, True, lambda part: finished.extend(part.request.tolist()), lambda ended: len(ended) == 2
     )
     assert pool.given == {0: [0, 1, 2], 1: [3, 4, 5]} and finished == [0]

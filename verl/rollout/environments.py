@@ -169,12 +169,17 @@ async def _take_together(environment: Any, steps: list[Step], options: MultiTurn
 
 
 async def _guarded(environment: Any, step: Step, options: MultiTurnConfig) -> Answer:
-    if not is_async(environment):
-        return await take_step(environment, step)
+    role = "tool" if options.has_tools else "user"
     try:
+        if not is_async(environment):
+            return await take_step(environment, step)
         return await asyncio.wait_for(take_step(environment, step), options.timeout_s)
     except TimeoutError:
-        return ended(step, "timeout", "tool" if options.has_tools else "user", options)
+        return ended(step, "timeout", role, options)
+    except ConfigError as error:
+        if isinstance(error.__cause__, MemoryError):
+            return ended(step, "memory", role, options)
+        raise
 
 
 async def take_step(environment: Any, step: Step) -> Answer:

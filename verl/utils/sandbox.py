@@ -210,6 +210,8 @@ def _mounts() -> tuple[str, ...]:
             command += ["--ro-bind", name, name]
     for name in ("/etc/ld.so.cache", "/etc/alternatives"):
         command += ["--ro-bind-try", name, name]
+    # First, for the environment may lie below it.
+    command += _tmpfs("/tmp")
     prefixes = {Path(prefix) for prefix in (sys.prefix, sys.base_prefix)}
     for prefix in sorted(prefixes | {prefix.resolve() for prefix in prefixes}):
         if not prefix.is_relative_to("/usr"):
@@ -219,9 +221,11 @@ def _mounts() -> tuple[str, ...]:
     command += ["--proc", "/proc", "--dev", "/dev"]
     # Mapped and shared, /dev/zero is memory that no process is charged for.
     command += ["--dev-bind", "/dev/null", "/dev/zero"]
-    for folder in ("/dev/shm", "/tmp"):
-        command += ["--perms", "1777", "--size", str(TMP_BYTES), "--tmpfs", folder]
-    return (*command, "--remount-ro", "/dev")
+    return (*command, *_tmpfs("/dev/shm"), "--remount-ro", "/dev")
+
+
+def _tmpfs(folder: str) -> list[str]:
+    return ["--perms", "1777", "--size", str(TMP_BYTES), "--tmpfs", folder]
 
 
 # --- the filter ------------------------------------------------------------------------------------------------------
