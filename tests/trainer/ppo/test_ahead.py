@@ -219,6 +219,7 @@ ENGINES = ("rollout.nnodes=1", "rollout.n_gpus_per_node=2")
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_engines_of_their_own_give_the_colocated_runs_numbers(arithmetic_prompts, tmp_path):
     runs = []
     for name, pool in (("colocated", ()), ("pool", ("rollout.nnodes=1", "rollout.n_gpus_per_node=1"))):
