@@ -15,10 +15,12 @@ from transformers import AutoTokenizer
 
 from verl.batch import RANK
 from verl.config import DataConfig, PPOConfig, load_config
+from verl.config.errors import ConfigError
 from verl.config.rewards import RewardScoreConfig
 from verl.data.arithmetic import ArithmeticTask
 from verl.data.records import RL_SCHEMA, rl_record, write_parquet
 from verl.rank.calculator import RepresentationMetricsCalculator
+from verl.utils.sandbox import require_sandbox
 
 pytest_plugins = ["tests.tiers", "tests.chromium"]
 
@@ -26,6 +28,17 @@ ROOT = Path(__file__).resolve().parents[1]
 
 PUBLISHED = Path(os.environ.get("VERL_TEST_DATA", ROOT.parent / "shared" / "data"))
 """Published data sets, which are not ours to ship: tests that read them skip where they are missing."""
+
+
+@pytest.fixture(scope="session")
+def sandbox() -> None:
+    """A machine that can run programs of models: continuous integration must, elsewhere such tests are skipped."""
+    try:
+        require_sandbox()
+    except ConfigError as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")

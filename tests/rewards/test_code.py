@@ -1,7 +1,6 @@
 """The verifier of programs: layouts of ground truths, partial credit, and programs that try to pass without solving."""
 
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -10,22 +9,10 @@ import pytest
 from conftest import ROOT, data_options, scoring
 from tiny_tokenizer import make_tiny_tokenizer
 
-from verl.config.errors import ConfigError
 from verl.data.prompts import PromptDataset
 from verl.rewards import check_ground_truth, compute_score
 from verl.rewards.code import extract_program, read_tests, same_output
 from verl.rewards.pool import VerifierPool
-from verl.utils.sandbox import require_sandbox
-
-
-@pytest.fixture(scope="module")
-def sandbox():
-    try:
-        require_sandbox()
-    except ConfigError as error:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(str(error))
 
 
 def fenced(program: str) -> str:

@@ -14,24 +14,12 @@ from typing import Any
 
 import pytest
 
-from verl.config.errors import ConfigError
 from verl.utils import sandbox
-from verl.utils.sandbox import Run, require_sandbox, run_python
+from verl.utils.sandbox import Run, run_python
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("sandbox")]
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def working_sandbox():
-    """Continuous integration has bubblewrap; elsewhere these tests are skipped without it."""
-    try:
-        require_sandbox()
-    except ConfigError as error:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(str(error))
 
 
 def running(mark: str) -> list[int]:
