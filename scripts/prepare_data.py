@@ -147,6 +147,15 @@ def _write(path: Path, records: list[dict[str, Any]], schema: pa.Schema) -> None
     print(f"{path}: {len(records)} rows")
 
 
+def _add_sizes(command: argparse.ArgumentParser, train: int, held_out: int, lessons: str) -> None:
+    """The options of a generated data set: how much of each split, and the seed."""
+    command.add_argument("--train", type=int, default=train, help="prompts for reinforcement learning")
+    command.add_argument("--test", type=int, default=held_out, help="prompts for validation")
+    command.add_argument("--sft-train", type=int, default=8192, help=f"{lessons} for supervised training")
+    command.add_argument("--sft-val", type=int, default=held_out, help=f"{lessons} for supervised validation")
+    command.add_argument("--seed", type=int, default=0, help="the same seed gives the same problems")
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The command line, one subcommand per data set."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -157,20 +166,12 @@ def build_parser() -> argparse.ArgumentParser:
         help="generated sums, differences and products, without download",
     )
     arithmetic.set_defaults(run=prepare_arithmetic)
-    arithmetic.add_argument("--train", type=int, default=4096, help="prompts for reinforcement learning")
-    arithmetic.add_argument("--test", type=int, default=256, help="prompts for validation")
-    arithmetic.add_argument("--sft-train", type=int, default=8192, help="worked solutions for supervised training")
-    arithmetic.add_argument("--sft-val", type=int, default=256, help="worked solutions for supervised validation")
-    arithmetic.add_argument("--seed", type=int, default=0, help="the same seed gives the same problems")
+    _add_sizes(arithmetic, train=4096, held_out=256, lessons="worked solutions")
 
     tools = commands.add_parser("arithmetic-tools", help="products that take a calculator, without download")
     tools.set_defaults(run=prepare_arithmetic_tools)
-    tools.add_argument("--train", type=int, default=2048, help="prompts for reinforcement learning")
-    tools.add_argument("--test", type=int, default=128, help="prompts for validation")
-    tools.add_argument("--sft-train", type=int, default=8192, help="conversations for supervised training")
-    tools.add_argument("--sft-val", type=int, default=128, help="conversations for supervised validation")
+    _add_sizes(tools, train=2048, held_out=128, lessons="conversations")
     tools.add_argument("--calls", type=float, default=0.3, help="share of sft_train that calls the calculator")
-    tools.add_argument("--seed", type=int, default=0, help="the same seed gives the same problems")
 
     for kind, digits in DIGITS.items():
         text = f"digits of {'the first factor' if kind == 'product' else 'both operands'} of a {kind}"
