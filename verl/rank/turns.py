@@ -80,6 +80,6 @@ def spread_measured(batch: Batch, measured: Batch) -> Batch:
 
 
 def turn_lengths(source: Tensor) -> list[int]:
-    """Tokens of each turn of the policy in one response, whose ``source [n]`` is given; one turn without any."""
+    """Tokens of each turn of the policy in one response, whose ``source [n]`` is given."""
     runs, sizes = source.unique_consecutive(return_counts=True)
     return [int(size) for size in sizes[runs == POLICY]]

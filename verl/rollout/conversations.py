@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from verl.batch import ENVIRONMENT, POLICY, Batch
+from verl.batch import ENVIRONMENT, Batch
 from verl.config.errors import ConfigError
 from verl.config.rollout import MultiTurnConfig
 from verl.data.bridges import Bridges
 from verl.data.prompt_rows import PromptRecord
 from verl.data.responses import decode_responses
 from verl.data.templates import find_template
-from verl.rank.turns import spread_measured
+from verl.rank.turns import spread_measured, turn_lengths
 from verl.rollout.environments import COUNTS, Answer, EnvironmentPool, Step, load_environment
 from verl.rollout.tools import Call, Turn, tool_schemas
 
@@ -205,14 +205,7 @@ def extended(row: Batch, bridge: Sequence[int]) -> Batch:
 
 def turns_of(row: Batch) -> list[list[int]]:
     """The tokens of each turn of the policy in one conversation."""
-    turns: list[list[int]] = []
-    before = ENVIRONMENT
-    for token, source in zip(row.response_tokens.tolist(), row.source.tolist(), strict=True):
-        if source == POLICY:
-            turns += [[]] if before != POLICY else []
-            turns[-1].append(token)
-        before = source
-    return turns
+    return [turn.tolist() for turn in row.response_tokens[row.by_policy].split(turn_lengths(row.source))]
 
 
 def policy_texts(batch: Batch, tokenizer: PreTrainedTokenizerBase, stop_strings: Sequence[str]) -> list[str]:
