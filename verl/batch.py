@@ -12,7 +12,7 @@ Legend: B episodes, N tokens, M of them in responses (everything after the promp
 prompts and responses, L captured layers, D hidden width.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, Self, get_type_hints
 
@@ -194,7 +194,7 @@ class Batch:
     @property
     def mask(self) -> Tensor:
         """[B, R] bool, true on response tokens."""
-        return self._there("mask", torch.arange(self.width) < self.response_lengths[:, None])
+        return self._there("mask", lambda: torch.arange(self.width) < self.response_lengths[:, None])
 
     @property
     def policy_mask(self) -> Tensor:
@@ -214,18 +214,18 @@ class Batch:
     @property
     def in_response(self) -> Tensor:
         """[N] bool, whether a token is after its prompt."""
-        return self._there("in_response", self._after_prompts())
+        return self._there("in_response", self._after_prompts)
 
     @property
     def predictors(self) -> Tensor:
         """[M] int64, the index among the N of the token before each response token, from which it is predicted."""
-        return self._there("predictors", self._after_prompts().nonzero().flatten() - 1)
+        return self._there("predictors", lambda: self._after_prompts().nonzero().flatten() - 1)
 
     @property
     def response_tokens(self) -> Tensor:
         """[M] int64."""
         tokens: Tensor = self.tokens
-        return tokens[self._there("responses", self._after_prompts().nonzero().flatten())]
+        return tokens[self._there("responses", lambda: self._after_prompts().nonzero().flatten())]
 
     def _after_prompts(self) -> Tensor:
         lengths = torch.stack([self.prompt_lengths, self.response_lengths], dim=1).flatten()
@@ -233,15 +233,15 @@ class Batch:
 
     def _places(self) -> Tensor:
         """[M] int64, where response tokens are in [B, R], flattened."""
-        starts = (torch.arange(len(self)) * self.width).repeat_interleave(self.response_lengths)
-        return self._there("places", starts + positions_within(self.response_lengths))
+        rows, lengths = torch.arange(len(self)), self.response_lengths
+        return self._there("places", lambda: (rows * self.width).repeat_interleave(lengths) + positions_within(lengths))
 
-    def _there(self, name: str, values: Tensor) -> Tensor:
-        """What was computed on the host, where the columns are; sent once."""
+    def _there(self, name: str, computed: Callable[[], Tensor]) -> Tensor:
+        """What is computed on the host, where the columns are; for a GPU computed and sent once."""
         if self.device.type == "cpu":
-            return values
+            return computed()
         if name not in self._sent:
-            self._sent[name] = to_device(values, self.device)
+            self._sent[name] = to_device(computed(), self.device)
         return self._sent[name]
 
     # --- Columns ---
