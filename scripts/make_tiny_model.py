@@ -3,9 +3,9 @@
 python scripts/make_tiny_model.py --out data/tiny_model --data data/arithmetic
 python scripts/make_tiny_model.py --out data/tiny_tool_model --data data/arithmetic_tools --tools --target 0.25
 
-These make the models that are shipped. The warm start is the project's own supervised trainer, which stops as soon as sampling would solve the target
-share of held-out problems. The same seed gives the same model on the same kind of machine. OUT/README.md says how it
-was made, OUT/warm_start_metrics.jsonl holds the run's metrics.
+These make the models that are shipped. The warm start is the project's own supervised trainer, which stops as soon as
+sampling would solve the target share of held-out problems. The same seed gives the same model on the same kind of
+machine. OUT/README.md says how it was made, OUT/warm_start_metrics.jsonl holds the run's metrics.
 """
 
 import argparse

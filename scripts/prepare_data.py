@@ -172,12 +172,8 @@ def build_parser() -> argparse.ArgumentParser:
     tools = commands.add_parser("arithmetic-tools", help="products that take a calculator, without download")
     tools.set_defaults(run=prepare_arithmetic_tools)
     _add_sizes(tools, train=2048, held_out=128, lessons="conversations")
-    tools.add_argument(
-        "--calls",
-        type=float,
-        default=0.9,
-        help="share of sft_train with a first factor below 300 that calls the calculator",
-    )
+    text = "share of sft_train with a first factor below 300 that calls the calculator"
+    tools.add_argument("--calls", type=float, default=0.9, help=text)
 
     for kind, digits in DIGITS.items():
         text = f"digits of {'the first factor' if kind == 'product' else 'both operands'} of a {kind}"

@@ -25,8 +25,8 @@ def make_tiny_tokenizer(tools: bool = False) -> Qwen2Tokenizer:
     model which calls them, whose frequent phrases are tokens too.
 
     ``decode(encode(text)) == text`` for any text in Unicode's form NFC. The end of a turn, ``<|im_end|>``, is the
-    end-of-sequence token. 262 tokens in all, 271 with ``tools``. The class is Qwen2's, without merges, because ``transformers`` loads the
-    tokenizer of a Qwen2 model as that class, whatever it was saved as.
+    end-of-sequence token. 262 tokens in all, 271 with ``tools``. The class is Qwen2's, without merges, because
+    ``transformers`` loads the tokenizer of a Qwen2 model as that class, whatever it was saved as.
     """
     symbols = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Qwen2Tokenizer(
