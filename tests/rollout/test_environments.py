@@ -32,6 +32,20 @@ def multiply(a: int, b: int) -> int:
     """
     return a * b
 
+async def add(a: int, b: int) -> int:
+    """
+    Adds, and waits for others meanwhile.
+
+    Args:
+        a: one summand.
+        b: the other.
+
+    Returns:
+        Their sum.
+    """
+    await asyncio.sleep(0)
+    return a + b
+
 def misbehave(how: str) -> str:
     """
     Does not return.
@@ -91,6 +105,8 @@ def contents(answer: Answer) -> list[str]:
     ("turn", "messages", "counts"),
     [
         (asking(Call("multiply", {"a": 6, "b": 7})), ["42"], (1, 0, 0, 0, 0)),
+        # Functions as TRL's trainers take them, of both kinds in one turn.
+        (asking(Call("multiply", {"a": 6, "b": 7}), Call("add", {"a": 6, "b": 7})), ["42", "13"], (2, 0, 0, 0, 0)),
         (asking(), [], (0, 0, 0, 0, 0)),
         (
             asking(malformed=True),
@@ -99,7 +115,7 @@ def contents(answer: Answer) -> list[str]:
         ),
         (
             asking(Call("divide", {})),
-            ["Error: there is no tool 'divide'; the tools are multiply, misbehave"],
+            ["Error: there is no tool 'divide'; the tools are multiply, add, misbehave"],
             (1, 0, 1, 0, 0),
         ),
         (asking(Call("multiply", "6, 7")), ["Error: the arguments must be a JSON object"], (1, 0, 1, 0, 0)),
@@ -109,7 +125,7 @@ def contents(answer: Answer) -> list[str]:
     ],
 )
 def test_calls_are_answered_by_messages(file: Path, turn: Step, messages: list[str], counts: tuple[int, ...]):
-    environment = load_environment(options(file, "multiply", "misbehave", max_parallel_calls=2))
+    environment = load_environment(options(file, "multiply", "add", "misbehave", max_parallel_calls=2))
     answer = asyncio.run(take_step(environment, turn))
     assert (contents(answer), answer.counts, answer.done) == (messages, counts, not messages)
 
@@ -124,9 +140,10 @@ def test_a_state_of_tensors_travels_as_json(file: Path):
 
 
 def test_the_model_is_told_what_get_json_schema_reads(file: Path):
-    (schema,) = tool_schemas(options(file, "multiply"))
-    assert schema["function"]["name"] == "multiply"
-    assert schema["function"]["parameters"]["properties"]["a"] == {"type": "integer", "description": "one factor."}
+    multiply, add = tool_schemas(options(file, "multiply", "add"))
+    assert (multiply["function"]["name"], add["function"]["name"]) == ("multiply", "add")
+    assert multiply["function"]["parameters"]["properties"]["a"] == {"type": "integer", "description": "one factor."}
+    assert add["function"]["return"] == {"type": "integer", "description": "Their sum."}
 
 
 @pytest.mark.parametrize(
