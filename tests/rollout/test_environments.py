@@ -14,6 +14,7 @@ from verl.config.errors import ConfigError
 from verl.config.rollout import MultiTurnConfig
 from verl.data.prompt_rows import PromptRecord
 from verl.rollout.environments import Answer, EnvironmentPool, Step, load_environment, take_step
+from verl.rollout.gym_environment import GymEnvironment
 from verl.rollout.tools import Call, Turn, shortened, tool_schemas
 from verl.utils.json_state import from_json
 
@@ -227,3 +228,58 @@ def test_the_documented_tool_is_the_embedded_tasks(tmp_path: Path):
     path = documented("def multiply", tmp_path)
     shipped = options(ROOT / "data" / "arithmetic_tools" / "calculator.py", "multiply")
     assert tool_schemas(options(path, "multiply")) == tool_schemas(shipped)
+
+
+class Walk:
+    """In place of an environment of Gymnasium's: from the seed to 3 in steps; its state is in itself."""
+
+    made = 0
+
+    def __init__(self):
+        type(self).made += 1
+        self.closed = False
+
+    def reset(self, *, seed=None, options=None):
+        self.place, self.steps = seed, 0
+        return self.place, {}
+
+    def step(self, action):
+        assert not self.closed
+        self.place, self.steps = self.place + action, self.steps + 1
+        return self.place, -0.5, self.place == 3, self.steps == 4, {}
+
+    def close(self):
+        self.closed = True
+
+
+class Walking(GymEnvironment):
+    def make(self):
+        return Walk()
+
+    def action(self, text):
+        if text not in ("1", "-1"):
+            raise ValueError("Say 1 or -1.")
+        return int(text)
+
+
+@pytest.mark.parametrize(
+    ("seed", "said", "heard"),
+    [
+        (1, ["1", "up", "1"], [("2", False), ("Say 1 or -1.", False), ("3", True)]),
+        (9, ["1", "-1", "-1", "-1"], [("10", False), ("9", False), ("8", False), ("7", True)]),
+    ],
+)
+@pytest.mark.parametrize("travels", [False, True])
+def test_gymnasiums_interface(seed: int, said: list[str], heard: list[tuple[str, bool]], travels: bool, monkeypatch):
+    monkeypatch.setattr(Walk, "made", 0)
+    environment, state, answers = Walking(), "", []
+    for text in said:
+        # In another process the actions so far are taken again.
+        environment = Walking() if travels else environment
+        record = replace(RECORD, extra_info={"seed": seed})
+        answers.append(asyncio.run(take_step(environment, Step(record, state, Turn(text, [1], [], False)))))
+        state = answers[-1].state
+    assert [(contents(answer)[0], answer.done) for answer in answers] == heard
+    moves = [answer.reward for answer in answers if answer.counts[2] == 0]
+    assert moves == [-0.5] * (len(said) - said.count("up"))
+    assert Walk.made == (len(moves) if travels else 1)
