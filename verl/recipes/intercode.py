@@ -57,8 +57,8 @@ class Shell:
     def step(self, state: dict[str, Any], turn: Any) -> tuple[dict[str, Any], list[dict[str, str]], bool, float]:
         command = command_in(turn.text)
         if command == "submit":
-            outcomes = [run(state["setup"], commands) for commands in (state["commands"], [state["gold"]])]
-            return state, [], True, 0.0 if None in outcomes else reward(*outcomes)
+            mine, gold = (run(state["setup"], commands) for commands in (state["commands"], [state["gold"]]))
+            return state, [], True, reward(mine, gold) if mine and gold else 0.0
         state = state | {"commands": [*state["commands"], command]}
         outcome = run(state["setup"], state["commands"])
         said = "The commands took too long, or printed too much." if outcome is None else outcome[0] or "(nothing)"
