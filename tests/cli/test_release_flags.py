@@ -189,6 +189,7 @@ def test_a_model_that_is_not_ours_has_settings_of_its_own(arguments, preset, cap
         ("experiment=without", True),
         ("--config-name=whole model.path=my/other", False),
         ("experiment=dapo", False),
+        ("experiment=arithmetic_tools", False),
         ("model.path=embedded", False),
         ("model.path=my/a,my/b --multirun", True),
         ("experiment=with_preset,dapo --multirun", False),

@@ -43,7 +43,7 @@ MODEL_KEYS = ("experiment", "model", "model.path", "hydra.searchpath")
 OWN_CONFIG = {"name": ("--config-name", "-cn"), "folder": ("--config-dir", "-cd")}
 """Hydra's flags for configurations of the user's beside ours."""
 
-EMBEDDED_MODEL = CONFIG_DIR.parent / "data" / "tiny_model"
+EMBEDDED_MODELS = [(CONFIG_DIR.parent / "data" / name).resolve() for name in ("tiny_model", "tiny_tool_model")]
 
 
 # Flags whose meaning depends on others: what ``by`` in release_flags.yaml names.
@@ -173,7 +173,7 @@ def _with_log_effective_rank(overrides: Sequence[str]) -> list[str]:
 
 
 def _with_preset(overrides: list[str], hydra: Sequence[str]) -> list[str]:
-    """``overrides`` with the preset for a model that is not the embedded one, where no other is named.
+    """``overrides`` with the preset for a model that is not an embedded one, where no other is named.
 
     Raises:
         FlagError: a sweep over the embedded model and others.
@@ -189,7 +189,7 @@ def _with_preset(overrides: list[str], hydra: Sequence[str]) -> list[str]:
             model, chosen = _model_of(job, hydra)
         except ConfigError:  # Hydra's to explain
             return overrides
-        if chosen or Path(find_path(model)).resolve() == EMBEDDED_MODEL.resolve():
+        if chosen or Path(find_path(model)).resolve() in EMBEDDED_MODELS:
             num_others += 1
         else:
             strangers[model] = None
