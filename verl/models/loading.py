@@ -124,7 +124,7 @@ def load_and_shard(
 ) -> PreTrainedModel:
     """Shard the model that ``build`` makes on the device it is given, ``meta`` or ``cpu``; ``source`` as above."""
 
-    def build_base(device: str) -> Any:
+    def build_base(device: str) -> PreTrainedModel:
         model = build(device)
         if config.use_liger:
             # The losses are our own; what is left are norms, rotary embedding and gated linear units.
