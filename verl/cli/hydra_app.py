@@ -54,5 +54,7 @@ def run_hydra(
     except ModuleNotFoundError as error:
         if (error.name or "verl").partition(".")[0] in ("verl", "verl_pages", "vllm_patches"):
             raise
-        fix = "`pip install 'verl-rank[train,eval]'`, after torch and vLLM in the build that fits (docs/installation.md)"
+        fix = (
+            "`pip install 'verl-rank[train,eval]'`, after torch and vLLM in the build that fits (docs/installation.md)"
+        )
         raise SystemExit(f"error: {error.name} is not installed; {fix}") from None
