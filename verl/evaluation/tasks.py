@@ -175,6 +175,8 @@ def prepare(
     for target in targets:
         with display.recorded(target.label):
             tokenizers[target] = load_target_tokenizer(target, config.rollout.trust_remote_code)
+            info = ModelInfo.read(target.path, config.rollout.trust_remote_code)
+            check_head_size(info, device_type, "evaluate it on a GPU")
             check_conversations(config.rollout.multi_turn, tokenizers[target], target.template, target.chat_arguments)
     if not benchmarks or not tokenizers:
         return None
