@@ -20,7 +20,7 @@ from verl.cli.values import FlagError, literal, nearest, note, override_key, quo
 from verl.cli.verl_options import translate_verl
 from verl.config.calculator import BASE_METRICS
 from verl.config.errors import ConfigError
-from verl.config.load import CONFIG_DIR, compose_config, is_embedded
+from verl.config.load import CONFIG_DIR, compose_config, fast_dtype, is_embedded
 from verl.config.ppo import PPOConfig
 
 HYDRA_FLAGS_WITH_VALUE = {
@@ -198,9 +198,11 @@ def _with_preset(overrides: list[str], hydra: Sequence[str]) -> list[str]:
             f"{which}: another job of this sweep trains the embedded model, or has a preset of its own; name the "
             "preset of all, preset=foreign or preset=embedded"
         )
+    device = next((o.partition("=")[2] for o in reversed(overrides) if override_key(o) == "device"), "auto")
     note(
-        f"{which} is not the embedded model: its settings are preset=foreign, with a learning rate of 1e-6; name "
-        "another preset: small for up to 0.6B parameters on a CPU, or embedded for the embedded model's settings"
+        f"{which} is not the embedded model: its settings are preset=foreign, with a learning rate of 1e-6 in "
+        f"{fast_dtype(device)}; name another preset: small for up to 0.6B parameters on a CPU, or embedded for the "
+        "embedded model's settings"
     )
     return ["preset=foreign", *overrides]
 

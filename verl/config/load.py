@@ -209,7 +209,13 @@ def explain(error: HydraException, schema: type) -> str:
     cause = error.__cause__
     key = cause.full_key if isinstance(cause, OmegaConfBaseException) else None
     if not key:
-        return " ".join(str(error).split())
+        line = " ".join(str(error).split())
+        found = re.search(r"Could not find '(.+)/([^/]+)' Available options in '.+?': (.+?) Config search path", line)
+        if not found:
+            return line
+        group, name, files = found[1], found[2], found[3].split()
+        near = get_close_matches(name, files, n=1)
+        return f"{group}={name}: must be one of {', '.join(files)}" + (f"; did you mean {near[0]}?" if near else "")
     # Hydra names the first part that is unknown; the whole name is in its message.
     found = re.search(r"Could not override '([^']+)'", str(error))
     whole = found[1] if found and found[1].startswith(key) else key

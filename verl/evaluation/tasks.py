@@ -32,6 +32,7 @@ from verl.models.hub import fetch_model
 from verl.models.info import ModelInfo, check_weights
 from verl.models.tokenizer import load_tokenizer
 from verl.rewards import check_ground_truth
+from verl.rollout import check_head_size
 from verl.rollout.conversations import check_conversations
 from verl.rollout.requests import EngineModel, resolve_dtype
 from verl.rollout.tools import tool_schemas

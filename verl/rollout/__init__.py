@@ -46,7 +46,7 @@ def check_engine_model(config: PPOConfig, device_type: str) -> None:
 
 
 def check_head_size(info: ModelInfo, device_type: str, fix: str) -> None:
-    """Raise ``ConfigError``, which ends with ``fix``, if vLLM's attention on a CPU has no kernel for the model's heads."""
+    """Raise ``ConfigError``, which ends with ``fix``, if vLLM has no attention on a CPU for the model's heads."""
     sizes, config = cpu_head_sizes(), info.text_config
     # Latent attention (MLA) has another backend.
     if device_type != "cpu" or not sizes or getattr(config, "kv_lora_rank", None):
@@ -55,8 +55,8 @@ def check_head_size(info: ModelInfo, device_type: str, fix: str) -> None:
     size = getattr(config, "head_dim", None) or (config.hidden_size // heads if isinstance(heads, int) and heads else 0)
     if size and size not in sizes:
         raise ConfigError(
-            f"model.path={info.path!r}: head_dim={size}: on a CPU vLLM has attention for heads of "
-            f"{', '.join(map(str, sizes))} alone; {fix}"
+            f"model.path={info.path!r}: head_dim={size}: on a CPU vLLM's attention takes heads of "
+            f"{', '.join(map(str, sizes))}; {fix}"
         )
 
 
