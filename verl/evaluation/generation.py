@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -120,24 +121,21 @@ def generate_missing(
             stores[task].append(new)
         display.generated(problems_done, len(finished), sum(sample.num_tokens for sample in finished))
 
+    def store_ended() -> None:
+        assert talks is not None
+        store(_whole(talks.over(), conversations))
+
     def take(reply: FinishedSamples) -> tuple[int, int]:
         if talks is None:
             store(reply.samples)
         elif reply.samples:
             talks.take(Batch.join([_turn(sample, talks.begun([sample.key])) for sample in reply.samples]))
-            store(_whole(talks.over(), conversations))
+            store_ended()
         return reply.num_ended, reply.num_waiting
 
     queue = RequestQueue(len(samples), rooms)
-
-    def answered(wait: bool) -> bool:
-        assert talks is not None
-        if wait or talks.has_answers:
-            queue.resume(talks.answered(wait_for_all=deterministic))
-            store(_whole(talks.over(), conversations))
-        return bool(talks.waiting)
-
-    serve(queue, engines, message, take, deterministic, answered=None if talks is None else answered)
+    continued = None if talks is None else partial(talks.resume, queue, store_ended, deterministic)
+    serve(queue, engines, message, take, deterministic, answered=continued)
 
 
 def _record(task: EvaluationTask, place: int) -> PromptRecord:
