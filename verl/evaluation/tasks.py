@@ -308,12 +308,7 @@ def engine_model(tasks: Sequence[EvaluationTask], config: EvaluationConfig) -> E
         max_response_length=target.max_response_length,
         stop=settings["stop"],
         stop_token_ids=settings["stop_token_ids"],
-        top_p=config.top_p,
-        top_k=config.top_k,
-        min_p=config.min_p,
-        repetition_penalty=config.repetition_penalty,
         seed=config.seed,
-        keep_tokens=settings.get("tokens", False),
     )
 
 

@@ -196,8 +196,9 @@ def extended(row: Batch, bridge: Sequence[int]) -> Batch:
     prompt = row.tokens[~row.in_response].tolist()
     longer = Batch.of([prompt], [row.response_tokens.tolist() + list(bridge)])
     columns = {name: getattr(row, name) for name in TOLD}
-    columns["rollout_logprobs"] = torch.cat([row.rollout_logprobs, torch.zeros(num)])
     columns["source"] = torch.cat([row.source, torch.full((num,), ENVIRONMENT, dtype=torch.uint8)])
+    if "rollout_logprobs" in row:
+        columns["rollout_logprobs"] = torch.cat([row.rollout_logprobs, torch.zeros(num)])
     if "version" in row:
         columns["version"] = torch.cat([row.version, row.version[-1:].expand(num)])
     return longer.fill(**columns)

@@ -143,6 +143,7 @@ def run_engines(
     on_finished: Callable[[Batch], None],
     enough: Callable[[Sequence[int]], bool] | None = None,
     conversations: Conversations | None = None,
+    steps_per_call: int = STEPS_PER_CALL,
 ) -> tuple[list[Batch], Batch | None]:
     """Have all engines work on ``requests``, of which row i is named i.
 
@@ -152,6 +153,7 @@ def run_engines(
             says so, the others are cut. None: all are finished. Of an engine that is lost as they are cut, some that
             were counted are not returned.
         conversations: those that the requests are; None: a response has one turn.
+        steps_per_call: engine steps between two replies of an engine.
 
     Returns:
         The responses that were cut, and those that no engine has begun, as ``requests`` has them, by ``request``; and
@@ -168,7 +170,7 @@ def run_engines(
         asked = requests.of(places) if places else nothing
         if conversations is not None and places:
             asked = replace(asked, begun=conversations.begun(places))
-        return asked, STEPS_PER_CALL
+        return asked, steps_per_call
 
     def end_conversations() -> None:
         assert conversations is not None
@@ -211,20 +213,36 @@ def run_engines(
     measured = None if conversations is None else _measured(workers, copies)
     if enough is None:
         return [], measured
-    cut: list[Batch] = []
-    # What an engine that is lost here had not returned is left, as far as it was before.
+    return _cut(workers, copies, requests, take, left, conversations), measured
+
+
+def _cut(
+    workers: WorkerGroup,
+    copies: int,
+    requests: ResponseRequests,
+    take: Callable[[EngineReply], Any],
+    left: set[int],
+    conversations: Conversations | None,
+) -> list[Batch]:
+    """The responses that engines were working on, as they give them back, and those that none has begun.
+
+    Args:
+        take: receives what has ended.
+        left: the places that no engine has returned. Those of an engine that is lost here are returned as they were.
+    """
+    parts: list[Batch] = []
     for reply in workers.run_living("cut")[::copies]:
         take(reply)
         if reply.open is not None:
             if conversations is not None:
                 reply.open.merge(conversations.begun(reply.open.request.tolist()).columns(*TOLD))
-            cut.append(reply.open)
+            parts.append(reply.open)
             left.difference_update(reply.open.request.tolist())
     if left and requests.begun is not None:
         rows = sorted(left)
         begun = requests.begun[rows] if conversations is None else conversations.begun(rows)
-        cut.append(begun.fill(request=torch.tensor(rows)))
-    return cut, measured
+        parts.append(begun.fill(request=torch.tensor(rows)))
+    return parts
 
 
 def _measured(workers: WorkerGroup, copies: int) -> Batch | None:
