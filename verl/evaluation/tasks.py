@@ -272,7 +272,7 @@ def _settings(
 
 
 def chat_arguments(target: Target, options: MultiTurnConfig) -> dict[str, Any]:
-    """Of the chat template: those of the target, and what the model is told of tools."""
+    """Arguments of the chat template: the target's own, and the schemas of the tools."""
     return dict(target.chat_arguments) | ({"tools": tool_schemas(options)} if options.calls_tools else {})
 
 

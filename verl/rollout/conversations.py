@@ -22,7 +22,7 @@ from verl.rank.turns import spread_measured, turn_lengths
 from verl.rollout.environments import COUNTS, Answer, EnvironmentPool, Step, load_environment
 from verl.rollout.tools import Call, Turn, tool_schemas
 
-TOLD = ("environment_states", "environment_rewards", "turns", "call_counts")
+DRIVER_COLUMNS = ("environment_states", "environment_rewards", "turns", "call_counts")
 """Columns that the driver keeps of a conversation, beside what the engine returned of its last turn."""
 
 
@@ -113,7 +113,7 @@ class Conversations:
         turns = part.calls
         for row, found in zip(part.without("calls").split(1), turns, strict=True):
             place = int(row.request)
-            row.merge(self._begun[place].columns(*TOLD))
+            row.merge(self._begun[place].columns(*DRIVER_COLUMNS))
             row.fill(turns=row.turns + 1, call_counts=row.call_counts + torch.tensor([0, 0, 0, 0, found["prefilled"]]))
             if bool(row.truncated):
                 self._end(place, row)
@@ -195,7 +195,7 @@ def extended(row: Batch, bridge: Sequence[int]) -> Batch:
     num = len(bridge)
     prompt = row.tokens[~row.in_response].tolist()
     longer = Batch.of([prompt], [row.response_tokens.tolist() + list(bridge)])
-    columns = {name: getattr(row, name) for name in TOLD}
+    columns = {name: getattr(row, name) for name in DRIVER_COLUMNS}
     columns["source"] = torch.cat([row.source, torch.full((num,), ENVIRONMENT, dtype=torch.uint8)])
     if "rollout_logprobs" in row:
         columns["rollout_logprobs"] = torch.cat([row.rollout_logprobs, torch.zeros(num)])

@@ -18,6 +18,9 @@ from verl.utils.distributed import WorkerPlace
 from vllm_patches import begun
 from vllm_patches.temperatures import KEY as TEMPERATURES
 
+PER_TOKEN = {"rollout_logprobs": torch.float32, "version": torch.int32, "source": torch.uint8}
+"""What an engine may know of each token, columns of a batch."""
+
 
 class VLLMSampler:
     """Samples responses, and returns the rank metrics that the engine measures of them.
@@ -146,21 +149,20 @@ class VLLMSampler:
     def _episodes(self, responses: Sequence[tuple[str, Sequence[int], Sequence[int], Sequence[Any]]]) -> Batch:
         """Responses by request, prompt, tokens of the last turn, and vLLM's log-probabilities of those tokens that this
         request sampled."""
-        rows = []
+        known = {"rollout_logprobs": self.logprobs, "version": self._version >= 0, "source": self.turns is not None}
+        columns: dict[str, list[Any]] = {name: [] for name in PER_TOKEN if known[name]}
+        prompts, whole = list[Sequence[int]](), list[list[int]]()
         for request_id, prompt, tokens, sampled in responses:
             beginning = self._begun.pop(request_id, Beginning([], 0, 0))
             new, response = tokens[beginning.of_turn :], beginning.response
-            prompt = prompt if response is None else response.tokens[: int(response.prompt_lengths)].tolist()
-            columns = {}
+            prompts.append(prompt if response is None else response.tokens[: int(response.prompt_lengths)].tolist())
+            whole.append([*beginning.tokens, *new])
+            of_new = {"version": [self._version] * len(new), "source": [POLICY] * len(new)}
             if self.logprobs:
-                logprobs = [place[token].logprob for token, place in zip(new, sampled, strict=True)]
-                columns["rollout_logprobs"] = torch.tensor(logprobs, dtype=torch.float32)
-            if self._version >= 0:
-                columns["version"] = torch.full((len(new),), self._version, dtype=torch.int32)
-            if self.turns is not None:
-                columns["source"] = torch.full((len(new),), POLICY, dtype=torch.uint8)
-            if response is not None:
-                columns = {name: torch.cat([getattr(response, name), values]) for name, values in columns.items()}
-            row = Batch.of([list(prompt)], [[*beginning.tokens, *new]], **columns)
-            rows.append(row.fill(request=torch.tensor([int(request_id)])))
-        return Batch.join(rows)
+                pairs = zip(new, sampled, strict=True)
+                of_new["rollout_logprobs"] = [place[token].logprob for token, place in pairs]
+            for name, values in columns.items():
+                values += of_new[name] if response is None else getattr(response, name).tolist() + of_new[name]
+        filled = {name: torch.tensor(values, dtype=PER_TOKEN[name]) for name, values in columns.items()}
+        request = torch.tensor([int(request_id) for request_id, *_ in responses])
+        return Batch.of(prompts, whole, **filled).fill(request=request)

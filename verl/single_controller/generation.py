@@ -11,7 +11,7 @@ from verl.batch import Batch
 from verl.config.rollout import SamplingConfig
 from verl.data.prompt_rows import PromptRecord
 from verl.rollout.base import EngineReply
-from verl.rollout.conversations import TOLD, Conversations, ConversationSetup, with_measured
+from verl.rollout.conversations import DRIVER_COLUMNS, Conversations, ConversationSetup, with_measured
 from verl.rollout.queue import RequestQueue
 from verl.rollout.requests import ResponseRequests, ResponseSettings, response_stream
 from verl.single_controller.failures import MachineError
@@ -235,7 +235,7 @@ def _cut(
         take(reply)
         if reply.open is not None:
             if conversations is not None:
-                reply.open.merge(conversations.begun(reply.open.request.tolist()).columns(*TOLD))
+                reply.open.merge(conversations.begun(reply.open.request.tolist()).columns(*DRIVER_COLUMNS))
             parts.append(reply.open)
             left.difference_update(reply.open.request.tolist())
     if left and requests.begun is not None:
@@ -272,8 +272,8 @@ def serve(
         enough: asked after replies; once it says so, engines get no further message. With ``deterministic`` it is asked
             when all have replied.
         lose: called when an engine was lost; returns those of its requests that others are given.
-        answered: of conversations; called after replies, to put back into the queue what goes on, for which it waits if
-            it is told to. Returns whether there are more to wait for.
+        answered: of conversations; called after replies, to put back into the queue what goes on, waiting for it if the
+            argument is true. Returns whether there are more to wait for.
     """
     idle: set[int] = set()
     for engine, requests in enumerate(queue.first()):
