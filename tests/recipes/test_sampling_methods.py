@@ -12,6 +12,8 @@ from tests.method.batches import RECORDS, batch_of
 from verl.config import PPOConfig, load_config
 from verl.data.prompt_rows import PromptRecord
 from verl.method import Method, ReplayBuffer, StepOutcome
+from verl.recipes.adaptive_dapo import AdaptiveBatches
+from verl.recipes.confucius3 import Recovering
 from verl.recipes.drive import HardFocus
 from verl.recipes.ead import Annealed
 from verl.recipes.ghpo import GuidedHints, hint
@@ -152,3 +154,54 @@ def test_rorecomp_learns_later_from_what_is_left():
     assert learned.learned.tolist() == [True, False, True, True, False, True, False, False]
     # What was learned from is gone; what this step left waits.
     assert method.buffer.batch.step.tolist() == [2, 2, 2, 2]
+
+
+def test_adaptive_dapo_asks_for_what_it_expects_to_need():
+    method, records = in_run(AdaptiveBatches(), batch=3), RECORDS
+
+    def asked() -> int:
+        return len(method.choose_prompts(records))
+
+    informative, solved, failed = [1.0, 0.0], [1.0, 1.0], [0.0, 0.0]
+    assert asked() == 3
+    method.judged(batch_of([*informative, *solved, *failed], uids=[0, 0, 1, 1, 2, 2]), 1)
+    assert asked() == 6  # two are missing, of which one in three is informative
+    method.judged(batch_of([*informative * 2, *solved], uids=[3, 3, 4, 4, 5, 5]), 1)
+    method.after_step(StepOutcome(1, [], [], [], {}))
+    # Three of six, for the whole step. The share of one batch of the next step is smaller, and forgotten after it.
+    method = in_run(restored(method, AdaptiveBatches()), step=2, batch=3)
+    assert method.ratio == 0.5 and asked() == 6
+    method.judged(batch_of([*informative, *solved * 3], uids=[0, 0, 1, 1, 2, 2, 3, 3]), 1)
+    assert asked() == 8  # two of one in four
+    method.judged(batch_of(failed, uids=[4, 4]), 1)
+    assert asked() == 8  # all there are
+    method.after_step(StepOutcome(2, [], [], [], {}))
+    assert (method.ratio, asked()) == (0.5, 6)  # a step that did not fill its batch says nothing
+
+
+def test_confucius3_the_surplus_opens_the_next_batch():
+    method = in_run(Recovering.__new__(Recovering), batch=2)
+    method.__init__()
+
+    def learned(step: int, scores: list[float]):
+        """What is learned from after a generation batch, of which dynamic sampling keeps two groups."""
+        method.step = step
+        sampled = batch_of(scores, uids=[i // 2 for i in range(len(scores))], step=step)
+        assert method.judged(sampled.without("step"), 1) == {}
+        batch = method.learn_from(sampled[:4])
+        assert batch.step.tolist() == [step] * len(batch) and not set(sampled.names) - set(batch.names)
+        return batch
+
+    # The first and the last two groups are informative; a step learns from two.
+    batch = learned(1, [1.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0, 0.0])
+    assert batch.texts == ["text 0", "text 1", "text 4", "text 5"]
+    again = in_run(Recovering.__new__(Recovering), batch=2)
+    again.__init__()
+    for either in (method, restored(method, again)):
+        method = either
+        batch = learned(2, [1.0, 0.0, 1.0, 0.0])
+        assert batch.texts == ["text 6", "text 7", "text 0", "text 1"] and batch.records[0].uid == 3
+        assert len(batch.group.unique()) == 2
+        assert learned(3, [1.0] * 4).texts == ["text 2", "text 3"]
+        # Nothing is left: the batch of dynamic sampling, which only fills up.
+        assert learned(4, [0.0] * 4).texts == ["text 0", "text 1", "text 2", "text 3"]

@@ -14,11 +14,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from verl.config.errors import ConfigError, Mistakes, in_one_line
-from verl.config.paths import find_path
+from verl.config.paths import SHIPPED, find_path
 
-_PACKAGE = Path(__file__).resolve().parents[1]
-CONFIG_DIR = (_PACKAGE if (_PACKAGE / "configs").is_dir() else _PACKAGE.parent) / "configs"
-"""The folder of the shipped YAML files: inside an installed package, beside it in a checkout."""
+CONFIG_DIR = SHIPPED / "configs"
+"""The folder of the shipped YAML files."""
 
 ConfigT = TypeVar("ConfigT")
 LARGEST_INTEGER = 2**32 - 1

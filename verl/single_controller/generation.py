@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -199,15 +200,9 @@ def run_engines(
         ended[:] = [place for place in ended if place not in unfinished]
         return unfinished
 
-    def answered(wait: bool) -> bool:
-        """Have conversations go on whose environments have answered; whether any has not."""
-        assert conversations is not None
-        if wait or conversations.has_answers:
-            queue.resume(conversations.answered(wait_for_all=deterministic))
-            end_conversations()
-        return bool(conversations.waiting)
-
-    continued = None if conversations is None else answered
+    continued = None
+    if conversations is not None:
+        continued = partial(conversations.resume, queue, end_conversations, deterministic)
     stop = None if enough is None else lambda: enough(ended)
     serve(queue, Exchange(workers, "advance", copies), message, take, deterministic, stop, lose, continued)
     measured = None if conversations is None else _measured(workers, copies)
