@@ -144,7 +144,7 @@ def run_engines(
     on_finished: Callable[[Batch], None],
     enough: Callable[[Sequence[int]], bool] | None = None,
     conversations: Conversations | None = None,
-    steps_per_call: int = STEPS_PER_CALL,
+    steps_per_call: int | None = None,
 ) -> tuple[list[Batch], Batch | None]:
     """Have all engines work on ``requests``, of which row i is named i.
 
@@ -154,7 +154,7 @@ def run_engines(
             says so, the others are cut. None: all are finished. Of an engine that is lost as they are cut, some that
             were counted are not returned.
         conversations: those that the requests are; None: a response has one turn.
-        steps_per_call: engine steps between two replies of an engine.
+        steps_per_call: engine steps between two replies of an engine; None: ``STEPS_PER_CALL``.
 
     Returns:
         The responses that were cut, and those that no engine has begun, as ``requests`` has them, by ``request``; and
@@ -171,7 +171,7 @@ def run_engines(
         asked = requests.of(places) if places else nothing
         if conversations is not None and places:
             asked = replace(asked, begun=conversations.begun(places))
-        return asked, steps_per_call
+        return asked, steps_per_call or STEPS_PER_CALL
 
     def end_conversations() -> None:
         assert conversations is not None
