@@ -19,6 +19,7 @@ from verl.recipes.ead import Annealed
 from verl.recipes.ghpo import GuidedHints, hint
 from verl.recipes.pcl import PromptCurriculum
 from verl.recipes.rorecomp import ShortFirst, priority
+from verl.recipes.seele import Sweet, fitted, next_share
 from verl.utils.json_state import from_json, to_json
 
 
@@ -205,3 +206,47 @@ def test_confucius3_the_surplus_opens_the_next_batch():
         assert learned(3, [1.0] * 4).texts == ["text 2", "text 3"]
         # Nothing is left: the batch of dynamic sampling, which only fills up.
         assert learned(4, [0.0] * 4).texts == ["text 0", "text 1", "text 2", "text 3"]
+
+
+@pytest.mark.parametrize(
+    ("shares", "accuracy", "expected"),
+    [
+        ([0.0], [0.75], 0.0),
+        ([0.0], [0.25], 0.5),
+        ([0.0, 0.5], [0.0, 1.0], 0.26),
+        ([0.0, 0.5], [0.0, 0.0], 1.0),
+        ([0.0, 0.5, 0.26], [0.0, 1.0, 0.5], 0.26),
+        ([0.0, 0.0], [1.0, 1.0], 0.0),
+    ],
+)
+def test_seele_the_next_hint(shares, accuracy, expected):
+    assert next_share(shares, accuracy) == pytest.approx(expected)
+
+
+def test_seele_fits_the_item_response_curve():
+    # The curve through these points: a = 8, b = 0.5, c = 0.1, which is 0.5 at b + ln(0.4 / 0.5) / a.
+    shares = [0.0, 0.25, 0.5, 0.75, 1.0]
+    accuracy = [0.1 + 0.9 / (1 + math.exp(-8 * (share - 0.5))) for share in shares]
+    assert fitted(shares, accuracy) == pytest.approx((8.0, 0.5, 0.1))
+    assert next_share(shares, accuracy) == pytest.approx(0.5 - 0.2231436 / 8)
+
+
+def test_seele_joins_the_rounds_of_a_prompt():
+    method = in_run(Sweet.__new__(Sweet), batch=4)
+    method.__init__(rounds=2)
+    method.prompts = [
+        replace(record, extra_info={"solution": "abcdefgh"}, messages=[{"role": "user", "content": "Q"}])
+        for record in RECORDS
+    ]
+    method.config = changed(method.config, data={"max_prompt_length": 200})
+    method.edit_prompt = lambda record, prompt: replace(record, input_ids=list(prompt.encode()), messages=[])
+    assert uids(method.choose_prompts(RECORDS[:4])) == [0, 1]
+    first = batch_of([1.0, 0.0, 0.0, 0.0], uids=[0, 0, 1, 1])
+    edited = method.judged(first, 1)
+    # Half of the responses to the first prompt are right: no hint.
+    assert edited[0] is method.prompts[0] and bytes(edited[1].input_ids).endswith(b"problem:\nabcd")
+    second = batch_of([1.0, 1.0, 1.0, 0.0], uids=[0, 0, 1, 1])
+    assert method.judged(second, 2) == {}
+    learned = method.learn_from(second)
+    assert learned.scores.tolist() == [1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0, 0.0]
+    assert learned.group.tolist() == [1 << 32] * 4 + [(1 << 32) + 1] * 4

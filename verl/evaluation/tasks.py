@@ -32,6 +32,7 @@ from verl.models.hub import fetch_model
 from verl.models.info import ModelInfo, check_weights
 from verl.models.tokenizer import load_tokenizer
 from verl.rewards import check_ground_truth
+from verl.rollout import check_head_size
 from verl.rollout.conversations import check_conversations
 from verl.rollout.requests import EngineModel, resolve_dtype
 from verl.rollout.tools import tool_schemas
@@ -175,6 +176,8 @@ def prepare(
     for target in targets:
         with display.recorded(target.label):
             tokenizers[target] = load_target_tokenizer(target, config.rollout.trust_remote_code)
+            info = ModelInfo.read(target.path, config.rollout.trust_remote_code)
+            check_head_size(info, device_type, "evaluate it on a GPU")
             check_conversations(config.rollout.multi_turn, tokenizers[target], target.template, target.chat_arguments)
     if not benchmarks or not tokenizers:
         return None
