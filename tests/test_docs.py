@@ -116,9 +116,10 @@ def test_the_readme_links_every_page_once():
     assert sorted({*table}) == [f"docs/{path.name}" for path in sorted(DOCS.glob("*.md"))]
 
 
-def test_commands_of_the_tutorial_are_commands():
-    trainings = [shlex.split(line)[2:] for line in commands("tutorial") if line.startswith("bash train.sh")]
-    assert len(trainings) >= 2
+@pytest.mark.parametrize(("name", "number"), [("tutorial", 3), ("from_trl", 1)])
+def test_trainings_on_the_pages_have_options_that_there_are(name: str, number: int):
+    trainings = [shlex.split(line)[2:] for line in commands(name) if line.startswith("bash train.sh")]
+    assert len(trainings) == number
     for overrides in trainings:
         load_config(PPOConfig, "ppo_trainer", [word for word in overrides if "=" in word])
 

@@ -275,7 +275,7 @@ def _settings(
 
 
 def chat_arguments(target: Target, options: MultiTurnConfig) -> dict[str, Any]:
-    """Of the chat template: those of the target, and what the model is told of tools."""
+    """Arguments of the chat template: the target's own, and the schemas of the tools."""
     return dict(target.chat_arguments) | ({"tools": tool_schemas(options)} if options.calls_tools else {})
 
 
@@ -311,12 +311,7 @@ def engine_model(tasks: Sequence[EvaluationTask], config: EvaluationConfig) -> E
         max_response_length=target.max_response_length,
         stop=settings["stop"],
         stop_token_ids=settings["stop_token_ids"],
-        top_p=config.top_p,
-        top_k=config.top_k,
-        min_p=config.min_p,
-        repetition_penalty=config.repetition_penalty,
         seed=config.seed,
-        keep_tokens=settings.get("tokens", False),
     )
 
 

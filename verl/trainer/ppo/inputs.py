@@ -110,7 +110,7 @@ class RunInputs:
 
     @property
     def chat_arguments(self) -> dict[str, Any]:
-        """Of the chat template: those of the data, and what the model is told of tools."""
+        """Arguments of the chat template: those of the data, and the schemas of the tools."""
         options, arguments = self.config.rollout.multi_turn, self.config.data.apply_chat_template_kwargs
         return arguments | {"tools": tool_schemas(options)} if options.calls_tools else arguments
 
