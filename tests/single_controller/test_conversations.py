@@ -37,11 +37,11 @@ def token(stream: int, position: int) -> int:
 class Engines:
     """In place of a worker group and of its exchange of messages."""
 
-    def __init__(self, count: int = 2, slots: int = 4, lost_after: int = 10**9) -> None:
+    def __init__(self, count: int = 2, slots: int = 4, lost_after: int = 10**9, logprobs: bool = True) -> None:
         self.count, self.slots = count, slots
         self.running: list[dict[int, tuple[Batch, int, int]]] = [{} for _ in range(count)]
         self.replies: dict[int, Any] = {}
-        self.messages, self.lost_after = 0, lost_after
+        self.messages, self.lost_after, self.logprobs = 0, lost_after, logprobs
 
     def run_living(self, method: str) -> list[Any]:
         if method == "cut":
@@ -71,7 +71,8 @@ class Engines:
         for i, place in enumerate(requests.rows):
             assert place not in self.running[engine] and requests.begun is not None
             begun = requests.begun[[i]]
-            begun = begun.columns("tokens", "source", "rollout_logprobs", "version")
+            known = ("rollout_logprobs", "version") if self.logprobs else ("version",)
+            begun = begun.columns("tokens", "source", *known)
             self.running[engine][place] = (begun, requests.streams[i], requests.version)
         ended: list[Batch] = []
         for place, (row, stream, version) in list(self.running[engine].items()):
@@ -98,7 +99,8 @@ def longer(row: Batch, new: int, version: int) -> Batch:
     prompt, response = row.tokens[~row.in_response].tolist(), row.response_tokens.tolist()
     grown = Batch.of([prompt], [[*response, new]])
     grown.fill(source=torch.cat([row.source, torch.tensor([POLICY], dtype=torch.uint8)]))
-    grown.fill("response token", rollout_logprobs=torch.cat([row.rollout_logprobs, torch.tensor([-1.0])]))
+    if "rollout_logprobs" in row:
+        grown.fill("response token", rollout_logprobs=torch.cat([row.rollout_logprobs, torch.tensor([-1.0])]))
     if "version" in row:
         grown.fill("response token", version=torch.cat([row.version, torch.tensor([version], dtype=torch.int32)]))
     return grown
@@ -183,6 +185,12 @@ def test_slow_environments_change_no_result(converse, deterministic: bool):
     for seed in range(3):
         random.seed(seed)
         same(converse(Engines(slots=2), Environment(0.02), deterministic), expected)
+
+
+def test_an_evaluation_asks_for_no_logprobs(converse):
+    batch = converse(Engines(logprobs=False))
+    same(batch, converse())
+    assert "rollout_logprobs" not in batch
 
 
 @pytest.mark.parametrize("after", [1, 4, 9])
