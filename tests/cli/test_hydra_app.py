@@ -54,8 +54,8 @@ def test_the_entry_point_takes_verls_options(tmp_path: Path):
         ("main_ppo", "--rolout_n=4", "--rolout_n: unknown flag; did you mean --rollout_n?"),
         (
             "main_ppo",
-            "actor_rollout_ref.rollout.name=sglang",
-            "actor_rollout_ref.rollout.name=sglang: other engines are not supported; use vllm, or hf for models "
+            "actor_rollout_ref.rollout.name=trtllm",
+            "actor_rollout_ref.rollout.name=trtllm: other engines are not supported; use vllm, or hf for models "
             "that vLLM does not implement",
         ),
         ("main_eval", "n_samplng=3", "n_samplng: unknown key; did you mean n_sampling?"),

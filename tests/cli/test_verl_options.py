@@ -138,10 +138,26 @@ def test_a_configuration_file_of_verls_is_dropped_if_it_is_the_preset():
     ]
     assert "-cp" not in translate([MODEL, "-cp", "verl/trainer/config", "-cn", "ppo_trainer"])
     for flag in ("--config-path=/my/settings", "--config-dir=/my/settings"):
-        with pytest.raises(FlagError, match=f"^{flag}: files there are not read; give their values on the command"):
-            translate([MODEL, flag, "--config-name=ppo_trainer"])
+        with pytest.raises(FlagError, match="^--config-name=mine: no file /my/settings/mine.yaml; name its folder in"):
+            translate([MODEL, flag, "--config-name=mine"])
     with pytest.raises(FlagError, match="ppo_megatron_trainer: Megatron is not supported"):
         translate([MODEL, "--config-name=ppo_megatron_trainer"])
+
+
+def test_a_configuration_file_of_verls_examples_is_read(tmp_path: Path):
+    file, flags = tmp_path / "talks.yaml", [f"--config-path={tmp_path}", "--config-name", "talks"]
+    text = "hydra: {searchpath: [x]}\ndefaults: [ppo_trainer, _self_]\ndata: {max_prompt_length: 100, shuffle: False}\n"
+    file.write_text(text + "actor_rollout_ref: {rollout: {name: vllm, n: 3, val_kwargs: {top_p: 0.7}}}\n")
+    tree = composed(MODEL, *flags, f"{ROLLOUT}.n=5", "data.train_files=a")
+    assert (tree.data.max_prompt_length, tree.data.shuffle, tree.rollout.n) == (100, False, 5)
+    assert tree.rollout.val_kwargs.top_p == 0.7
+    for wrong, message in {
+        "defaults: [other]": "is based on 'other'; only files based on ppo_trainer are read",
+        "- 1": "cannot be read",
+    }.items():
+        file.write_text(wrong)
+        with pytest.raises(FlagError, match=f"^--config-name=talks: {file} {message}"):
+            translate([MODEL, *flags])
 
 
 def test_our_own_options_stand_beside_verls():

@@ -1,9 +1,18 @@
 """Bridges between turns: what the chat template writes behind a turn of the policy."""
 
-import pytest
+import re
+from pathlib import Path
 
+import pytest
+import yaml
+from tokenizers import AddedToken
+
+from tests.vllm_patches import zoo
 from verl.config.errors import ConfigError
 from verl.data.bridges import ANSWER, Bridges
+from verl.data.templates import render_chat
+
+TEMPLATES = yaml.safe_load(Path(__file__).with_name("chat_templates.yaml").read_text())
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -56,8 +65,49 @@ def test_a_bridge_is_the_difference_of_rendered_histories(fresh_tokenizer):
     [(MOVING, "writes earlier turns in another way once later ones follow"), (DEAF, "leaves out the turns")],
 )
 def test_a_template_without_the_prefix_property_is_refused(fresh_tokenizer, template: str, reason: str):
-    with pytest.raises(ConfigError, match=f"rollout.multi_turn.enable=True: the tokenizer's chat template {reason}"):
+    refusal = f"rollout.multi_turn.enable=True: role 'tool': the tokenizer's chat template {reason}"
+    with pytest.raises(ConfigError, match=refusal):
         bridges(fresh_tokenizer, template)
+
+
+def test_every_architecture_has_a_template():
+    assert {name for names in TEMPLATES for name in names.split(", ")} == {*zoo.ARCHITECTURES}
+
+
+@pytest.mark.parametrize("closed", [True, False], ids=["closed by the policy", "ended by a string"])
+@pytest.mark.parametrize(
+    ("names", "role", "kind"), [(n, role, kind) for n, row in TEMPLATES.items() for role, kind in row["roles"].items()]
+)
+def test_six_turns_are_what_the_template_appends(fresh_tokenizer, names: str, role: str, kind: str, closed: bool):
+    template, end = TEMPLATES[names]["template"], TEMPLATES[names]["end"]
+    end = end[role] if isinstance(end, dict) else end
+    marks = re.findall(r"<[|\w/]+>|\[/?[A-Z_]+\]", template)
+    fresh_tokenizer.add_tokens([AddedToken(mark, special=True) for mark in dict.fromkeys([*marks, end])])
+    fresh_tokenizer.pad_token = fresh_tokenizer.eos_token = end
+    if kind not in ("append", "drops thoughts"):
+        with pytest.raises(ConfigError, match=f"role {role!r}: .*{kind}.*; give the model another chat template"):
+            bridges(fresh_tokenizer, template, role)
+        return
+    made = bridges(fresh_tokenizer, template, role)
+    messages = [{"role": "user", "content": "What is it?"}]
+    tokens = render_chat(messages, fresh_tokenizer)
+    for number in range(6):
+        said = f"<think>\nperhaps {number}\n</think>\n\nI say {number}"
+        heard = [{"role": role, "name": "look", "content": f"no, {number} {'<>&' * number}."}]
+        if role == "tool":
+            heard *= 1 + number % 2
+        turn = fresh_tokenizer(said + end * closed).input_ids
+        # What was there is never written again, and the policy's tokens are its own.
+        tokens = [*tokens, *turn, *made.after(turn, heard)]
+        messages += [{"role": "assistant", "content": said}, *heard]
+        rendered = render_chat(messages, fresh_tokenizer)
+        if kind == "append":
+            assert tokens == rendered
+            continue
+        # Other models forget their thoughts; here they stay, as they were sampled.
+        seen, written = (fresh_tokenizer.decode(ids) for ids in (tokens, rendered))
+        assert seen != written
+        assert re.sub(r"<think>.*?</think>\s*", "", seen, flags=re.DOTALL) == written.replace("<think></think>\n\n", "")
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from verl.config.errors import ConfigError
 from verl.config.rollout import MultiTurnConfig
 from verl.data.prompt_rows import PromptRecord
 from verl.rollout.environments import Answer, EnvironmentPool, Step, load_environment, take_step
+from verl.rollout.gym_environment import GymEnvironment
 from verl.rollout.tools import Call, Turn, shortened, tool_schemas
 from verl.utils.json_state import from_json
 
@@ -31,6 +32,20 @@ def multiply(a: int, b: int) -> int:
         b: the other.
     """
     return a * b
+
+async def add(a: int, b: int) -> int:
+    """
+    Adds, and waits for others meanwhile.
+
+    Args:
+        a: one summand.
+        b: the other.
+
+    Returns:
+        Their sum.
+    """
+    await asyncio.sleep(0)
+    return a + b
 
 def misbehave(how: str) -> str:
     """
@@ -91,6 +106,8 @@ def contents(answer: Answer) -> list[str]:
     ("turn", "messages", "counts"),
     [
         (asking(Call("multiply", {"a": 6, "b": 7})), ["42"], (1, 0, 0, 0, 0)),
+        # Functions as TRL's trainers take them, of both kinds in one turn.
+        (asking(Call("multiply", {"a": 6, "b": 7}), Call("add", {"a": 6, "b": 7})), ["42", "13"], (2, 0, 0, 0, 0)),
         (asking(), [], (0, 0, 0, 0, 0)),
         (
             asking(malformed=True),
@@ -99,7 +116,7 @@ def contents(answer: Answer) -> list[str]:
         ),
         (
             asking(Call("divide", {})),
-            ["Error: there is no tool 'divide'; the tools are multiply, misbehave"],
+            ["Error: there is no tool 'divide'; the tools are multiply, add, misbehave"],
             (1, 0, 1, 0, 0),
         ),
         (asking(Call("multiply", "6, 7")), ["Error: the arguments must be a JSON object"], (1, 0, 1, 0, 0)),
@@ -109,7 +126,7 @@ def contents(answer: Answer) -> list[str]:
     ],
 )
 def test_calls_are_answered_by_messages(file: Path, turn: Step, messages: list[str], counts: tuple[int, ...]):
-    environment = load_environment(options(file, "multiply", "misbehave", max_parallel_calls=2))
+    environment = load_environment(options(file, "multiply", "add", "misbehave", max_parallel_calls=2))
     answer = asyncio.run(take_step(environment, turn))
     assert (contents(answer), answer.counts, answer.done) == (messages, counts, not messages)
 
@@ -124,9 +141,10 @@ def test_a_state_of_tensors_travels_as_json(file: Path):
 
 
 def test_the_model_is_told_what_get_json_schema_reads(file: Path):
-    (schema,) = tool_schemas(options(file, "multiply"))
-    assert schema["function"]["name"] == "multiply"
-    assert schema["function"]["parameters"]["properties"]["a"] == {"type": "integer", "description": "one factor."}
+    multiply, add = tool_schemas(options(file, "multiply", "add"))
+    assert (multiply["function"]["name"], add["function"]["name"]) == ("multiply", "add")
+    assert multiply["function"]["parameters"]["properties"]["a"] == {"type": "integer", "description": "one factor."}
+    assert add["function"]["return"] == {"type": "integer", "description": "Their sum."}
 
 
 @pytest.mark.parametrize(
@@ -210,3 +228,58 @@ def test_the_documented_tool_is_the_embedded_tasks(tmp_path: Path):
     path = documented("def multiply", tmp_path)
     shipped = options(ROOT / "data" / "arithmetic_tools" / "calculator.py", "multiply")
     assert tool_schemas(options(path, "multiply")) == tool_schemas(shipped)
+
+
+class Walk:
+    """In place of an environment of Gymnasium's: from the seed to 3 in steps; its state is in itself."""
+
+    made = 0
+
+    def __init__(self):
+        type(self).made += 1
+        self.closed = False
+
+    def reset(self, *, seed=None, options=None):
+        self.place, self.steps = seed, 0
+        return self.place, {}
+
+    def step(self, action):
+        assert not self.closed
+        self.place, self.steps = self.place + action, self.steps + 1
+        return self.place, -0.5, self.place == 3, self.steps == 4, {}
+
+    def close(self):
+        self.closed = True
+
+
+class Walking(GymEnvironment):
+    def make(self):
+        return Walk()
+
+    def action(self, text):
+        if text not in ("1", "-1"):
+            raise ValueError("Say 1 or -1.")
+        return int(text)
+
+
+@pytest.mark.parametrize(
+    ("seed", "said", "heard"),
+    [
+        (1, ["1", "up", "1"], [("2", False), ("Say 1 or -1.", False), ("3", True)]),
+        (9, ["1", "-1", "-1", "-1"], [("10", False), ("9", False), ("8", False), ("7", True)]),
+    ],
+)
+@pytest.mark.parametrize("travels", [False, True])
+def test_gymnasiums_interface(seed: int, said: list[str], heard: list[tuple[str, bool]], travels: bool, monkeypatch):
+    monkeypatch.setattr(Walk, "made", 0)
+    environment, state, answers = Walking(), "", []
+    for text in said:
+        # In another process the actions so far are taken again.
+        environment = Walking() if travels else environment
+        record = replace(RECORD, extra_info={"seed": seed})
+        answers.append(asyncio.run(take_step(environment, Step(record, state, Turn(text, [1], [], False)))))
+        state = answers[-1].state
+    assert [(contents(answer)[0], answer.done) for answer in answers] == heard
+    moves = [answer.reward for answer in answers if answer.counts[2] == 0]
+    assert moves == [-0.5] * (len(said) - said.count("up"))
+    assert Walk.made == (len(moves) if travels else 1)

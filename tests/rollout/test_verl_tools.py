@@ -1,6 +1,7 @@
 """Tool classes written for veRL, as they are."""
 
 import asyncio
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,6 +57,26 @@ tools:
           properties: {answer: {type: string, description: The answer.}}
           required: [answer]
 """
+
+
+def write_checkout(folder: Path) -> Path:
+    """A checkout of veRL, as far as a tool is concerned; its YAML file."""
+    (folder / "verl" / "tools").mkdir(parents=True)
+    (folder / "verl" / "tools" / "judge.py").write_text(TOOL.replace("from verl.tools.", "from ."))
+    (folder / "examples").mkdir()
+    (folder / "examples" / "tools.yaml").write_text(FILE.replace("grader", "judge"))
+    return folder / "examples" / "tools.yaml"
+
+
+@pytest.mark.parametrize("shell_folder", ["", "elsewhere"])
+def test_a_tool_class_of_a_checkout_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell_folder: str):
+    monkeypatch.delitem(sys.modules, "verl.tools.judge", raising=False)
+    file = write_checkout(tmp_path)
+    if shell_folder:  # the shell is in the checkout, and the file is not
+        monkeypatch.setenv("VERL_SHELL_FOLDER", str(tmp_path))
+        file = file.rename(tmp_path.with_suffix(".yaml"))
+    options = replace(shipped_config().rollout.multi_turn, enable=True, tool_config_path=str(file))
+    assert [*load_environment(options).tools] == ["calc_gsm8k_reward"]
 
 
 def test_a_tool_class_of_verls_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

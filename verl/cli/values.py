@@ -17,7 +17,7 @@ class FlagError(ValueError):
 
 def scalar(text: str) -> str:
     """A number, a boolean in any case, or a word; several of them, separated by commas, are a sweep."""
-    return ",".join(_word(part.strip()) for part in text.split(","))
+    return ",".join(word(part.strip()) for part in text.split(","))
 
 
 def quoted(text: str) -> str:
@@ -45,7 +45,8 @@ def literal(value: object) -> str:
     return quoted(value) if isinstance(value, str) else scalar(str(value))
 
 
-def _word(text: str) -> str:
+def word(text: str) -> str:
+    """A number, a boolean in any case, or text."""
     if text.lower() in ("true", "false"):
         return text.lower()
     if text.lower() in ("none", "null"):

@@ -7,13 +7,17 @@ A command with an option of a group that only veRL has is veRL's as a whole: wha
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import PurePath
+from pathlib import Path, PurePath
+from typing import Any
+
+import yaml
 
 from verl.cli import verl_functions
 from verl.cli.tables import CommandLine, Option, load_table, plain
-from verl.cli.values import FlagError, is_null, nearest, note, override_key, unquoted
+from verl.cli.values import FlagError, is_null, literal, nearest, note, override_key, unquoted, word
 from verl.cli.verl_functions import ACTOR, ROLLOUT, learns_values, longest
 from verl.config.load import option_names
+from verl.config.paths import find_path
 from verl.config.ppo import PPOConfig
 
 PRESET = "preset=verl"
@@ -29,8 +33,6 @@ MARKS = ("actor_rollout_ref", "custom_reward_function", "global_profiler", "tran
 SHARED = ("algorithm", "critic", "reward", "reward_manager", "reward_model")
 """Groups of veRL and of ours; an option of veRL's alone in one of them marks a command as veRL's, too."""
 
-CONVERSATIONS = ("gsm8k_multiturn_grpo",)
-"""Configuration files of veRL's examples that switch conversations on and set what the options of a run set too."""
 CONFIG_NAMES = ("ppo_trainer", "dapo_trainer", "transfer_queue_ppo_trainer")
 """veRL's configuration files whose values are those of ``preset=verl``."""
 
@@ -85,6 +87,7 @@ def translate_verl(line: CommandLine) -> CommandLine:
         for override in line.overrides:
             _name_ours(override_key(override))
         return line
+    line = _with_file(line)
     line = replace(line, overrides=[_resolved(override, line.options) for override in line.overrides])
     translated: list[str] = []
     notes: dict[str, list[str]] = {}
@@ -101,7 +104,7 @@ def translate_verl(line: CommandLine) -> CommandLine:
     if not any(override_key(override) == "preset" for override in translated):
         note(f"a command of veRL's: options that it leaves out have veRL's defaults, {PRESET}")
         translated.insert(0, PRESET)
-    return replace(line, overrides=translated, hydra=_hydra_flags(line.hydra))
+    return replace(line, overrides=translated)
 
 
 def _name_ours(key: str) -> None:
@@ -149,8 +152,8 @@ def _check_ours(override: str) -> str:
         raise FlagError(f"{key}: set the options of this group one by one, such as {inner[0]}=VALUE")
     known = [name for name in OPTIONS if name.partition(".")[0] == group]
     raise FlagError(
-        f"{key}: unknown option{nearest(key, [*known, *SCHEMA])}; docs/from_verl.md lists veRL's, TRAINING_CONFIG.md "
-        "ours"
+        f"{key}: unknown option{nearest(key, [*known, *SCHEMA])}; docs/from_verl_options.md lists veRL's, "
+        "TRAINING_CONFIG.md ours"
     )
 
 
@@ -168,22 +171,48 @@ def _derived(line: CommandLine) -> list[str]:
     return derived
 
 
-def _hydra_flags(hydra: Sequence[str]) -> list[str]:
-    """Hydra's flags without the name of veRL's own configuration file. Raises ``FlagError`` for another's."""
-    kept: list[str] = []
-    rest = list(hydra)
+NAME, FOLDER = ("--config-name", "-cn"), ("--config-path", "-cp", "--config-dir", "-cd")
+"""Hydra's flags for a configuration file."""
+
+
+def _with_file(line: CommandLine) -> CommandLine:
+    """The command with the values of the configuration file that it names, in front of its own, in place of the name.
+    veRL's own files are ``preset=verl``.
+
+    Raises:
+        FlagError: a file that is missing, cannot be read, or is based on others than veRL's own.
+    """
+    kept, named = list[str](), {"name": CONFIG_NAMES[0], "folder": ""}
+    rest = list(line.hydra)
     while rest:
-        flag = rest.pop(0)
-        name, has_value, value = flag.partition("=")
-        if name not in ("--config-name", "-cn", "--config-path", "-cp", "--config-dir", "-cd"):
-            kept.append(flag)
-            continue
-        value = (value if has_value else rest.pop(0)).strip("'\"")
-        if name in ("--config-path", "-cp", "--config-dir", "-cd") and PurePath(value).name != "config":
-            raise FlagError(f"{name}={value}: files there are not read; give their values on the command line")
-        if name in ("--config-name", "-cn") and value.removesuffix(".yaml") in CONVERSATIONS:
-            continue
-        if name in ("--config-name", "-cn") and value.removesuffix(".yaml") not in CONFIG_NAMES:
-            reason = "Megatron is not supported" if "megatron" in value else "is a configuration file of veRL's"
-            raise FlagError(f"{name}={value}: {reason}; leave it out and give its values on the command line")
-    return kept
+        argument = rest.pop(0)
+        flag, has_value, value = argument.partition("=")
+        if flag in (*NAME, *FOLDER):
+            named["name" if flag in NAME else "folder"] = (value if has_value else rest.pop(0)).strip("'\"")
+        else:
+            kept.append(argument)
+    name, folder = named["name"].removesuffix(".yaml"), named["folder"]
+    line = replace(line, hydra=kept)
+    if name in CONFIG_NAMES and PurePath(folder).name in ("", "config"):
+        return line
+    where, file = f"--config-name={name}", Path(find_path(folder), f"{name}.yaml")
+    if "megatron" in name:
+        raise FlagError(f"{where}: Megatron is not supported; leave it out and give its values on the command line")
+    if not file.is_file():
+        raise FlagError(f"{where}: no file {file}; name its folder in --config-path, or give its values as options")
+    try:
+        content = yaml.load(file.read_text(encoding="utf-8"), yaml.BaseLoader)
+        bases = [base for base in content.pop("defaults", []) if base not in ("_self_", *CONFIG_NAMES)]
+        content.pop("hydra", None)
+    except (OSError, ValueError, yaml.YAMLError, AttributeError, TypeError) as error:
+        raise FlagError(f"{where}: {file} cannot be read: {error!r:.200}") from None
+    if bases:
+        raise FlagError(f"{where}: {file} is based on {bases[0]!r}; only files based on {CONFIG_NAMES[0]} are read")
+    return replace(line, overrides=[*_flat(content), *line.overrides])
+
+
+def _flat(values: Any, prefix: str = "") -> list[str]:
+    """Overrides for what a file says."""
+    if isinstance(values, Mapping):
+        return [each for key, value in values.items() for each in _flat(value, f"{prefix}.{key}".lstrip("."))]
+    return [f"{prefix}={word(values) if isinstance(values, str) else literal(values)}"]

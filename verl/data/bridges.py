@@ -37,22 +37,25 @@ class Bridges:
         """
         self.tokenizer, self.chat_arguments, self.role = tokenizer, chat_arguments, role
         self.head = self._ids(ANSWER)
-        message = {"role": role, "name": "tool", "content": "an observation"}
+        try:
+            self._check()
+        except ConfigError as error:
+            raise ConfigError(f"{field}: role {role!r}: {error}; give the model another chat template") from error
+
+    def _check(self) -> None:
+        message = {"role": self.role, "name": "tool", "content": "an observation"}
         question, answer = {"role": "user", "content": "a question"}, {"role": "assistant", "content": ANSWER}
         shorter, turn = [question], [answer, message]
-        reason = "leaves out the turns before or after a message of role"
         for _ in range(2):
-            before = self._text(shorter, False)
+            before, _, _ = self._text(shorter, False).rpartition(shorter[-1]["content"])
             after = self._text([*shorter, *turn], False)
-            tail = after.rpartition(ANSWER)[2]
             if not after.startswith(before):
-                reason = "writes earlier turns in another way once later ones follow, here of role"
-            elif ANSWER in after[len(before) :] and str(message["content"]) in tail:
-                shorter = [*shorter, *turn]
-                continue
-            raise ConfigError(
-                f"{field}: the tokenizer's chat template {reason} {role!r}; give the model another chat template"
-            )
+                raise ConfigError(
+                    "the tokenizer's chat template writes earlier turns in another way once later ones follow"
+                )
+            if ANSWER not in after[len(before) :] or message["content"] not in after.rpartition(ANSWER)[2]:
+                raise ConfigError("the tokenizer's chat template leaves out the turns before or after such a message")
+            shorter = [*shorter, *turn]
         self.between([message])
 
     def between(self, messages: Sequence[Message]) -> list[int]:
@@ -66,7 +69,7 @@ class Bridges:
         before, _, after = text.partition(ANSWER)
         ids = self._ids(ANSWER + after)
         if not before or ids[: len(self.head)] != self.head:
-            raise ConfigError("the tokenizer joins the end of a turn with what follows; use another model")
+            raise ConfigError("the tokenizer joins the end of a turn with what follows")
         return ids[len(self.head) :]
 
     def after(self, turn: Sequence[int], messages: Sequence[Message]) -> list[int]:

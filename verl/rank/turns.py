@@ -36,15 +36,18 @@ def measure_turns(
     parts: list[Tensor] = []
     places: list[tuple[int, int]] = []
     for row, (rows, sizes) in enumerate(zip(states, turns, strict=True)):
-        for turn, part in enumerate(rows.split(list(sizes))[:num]):
-            parts.append(part)
-            places.append((row, turn))
-    of_turns = calculator.measure(parts).to("cpu")
-    index = torch.tensor(places).unbind(dim=1)
+        # The only turn is the whole.
+        split = rows.split(list(sizes))[:num] if len(sizes) > 1 else ()
+        parts += split
+        places += [(row, turn) for turn in range(len(split))]
+    of_turns = calculator.measure(parts).to("cpu").rank_metrics if parts else {}
     columns = {}
-    for name, values in of_turns.rank_metrics.items():
-        columns[TURN_RANK + name] = values.new_full((len(states), num, values.shape[1]), torch.nan)
-        columns[TURN_RANK + name][index] = values
+    for name, values in measured.rank_metrics.items():
+        column = values.new_full((len(states), num, values.shape[1]), torch.nan)
+        column[:, 0] = values
+        if parts:
+            column[torch.tensor(places).unbind(dim=1)] = of_turns[name]
+        columns[TURN_RANK + name] = column
     wanted = [name for name in measured.names if name.startswith((RANK, PREFIX)) or name == "mean_states"]
     return measured.columns(*wanted).fill(**columns)
 

@@ -4,7 +4,7 @@ says becomes the beginning of a request for the next turn.
 Legend: B episodes, of which a conversation is one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
@@ -20,9 +20,10 @@ from verl.data.responses import decode_responses
 from verl.data.templates import find_template
 from verl.rank.turns import spread_measured, turn_lengths
 from verl.rollout.environments import COUNTS, Answer, EnvironmentPool, Step, load_environment
+from verl.rollout.queue import RequestQueue
 from verl.rollout.tools import Call, Turn, tool_schemas
 
-TOLD = ("environment_states", "environment_rewards", "turns", "call_counts")
+DRIVER_COLUMNS = ("environment_states", "environment_rewards", "turns", "call_counts")
 """Columns that the driver keeps of a conversation, beside what the engine returned of its last turn."""
 
 
@@ -113,7 +114,7 @@ class Conversations:
         turns = part.calls
         for row, found in zip(part.without("calls").split(1), turns, strict=True):
             place = int(row.request)
-            row.merge(self._begun[place].columns(*TOLD))
+            row.merge(self._begun[place].columns(*DRIVER_COLUMNS))
             row.fill(turns=row.turns + 1, call_counts=row.call_counts + torch.tensor([0, 0, 0, 0, found["prefilled"]]))
             if bool(row.truncated):
                 self._end(place, row)
@@ -122,12 +123,22 @@ class Conversations:
         if not self._asked:
             self._ask()
 
-    def answered(self, wait_for_all: bool) -> list[int]:
-        """The places of those that go on, now that their environments have answered.
+    def resume(self, queue: RequestQueue, ended: Callable[[], None], deterministic: bool, wait: bool) -> bool:
+        """Have those go on whose environments have answered; whether any has not.
 
         Args:
-            wait_for_all: until no environment is asked; else for one batch of answers at least.
+            queue: gets their places.
+            ended: called when some may be over.
+            deterministic: wait, if at all, until no environment is asked; else for one batch of answers.
+            wait: whether to wait for answers.
         """
+        if wait or any(future.done() for future in self._asked):
+            queue.resume(self._answered(deterministic))
+            ended()
+        return bool(self.waiting)
+
+    def _answered(self, wait_for_all: bool) -> list[int]:
+        """The places of those that go on, of one batch of answers at least."""
         going: list[int] = []
         while self._asked or self._ended:
             self._ask()
@@ -139,11 +150,6 @@ class Conversations:
                 break
         self._ask()
         return going
-
-    @property
-    def has_answers(self) -> bool:
-        """Whether :meth:`answered` need not wait."""
-        return any(future.done() for future in self._asked)
 
     def over(self) -> Batch | None:
         """Conversations that have ended since the last call; None if there are none."""
@@ -195,9 +201,10 @@ def extended(row: Batch, bridge: Sequence[int]) -> Batch:
     num = len(bridge)
     prompt = row.tokens[~row.in_response].tolist()
     longer = Batch.of([prompt], [row.response_tokens.tolist() + list(bridge)])
-    columns = {name: getattr(row, name) for name in TOLD}
-    columns["rollout_logprobs"] = torch.cat([row.rollout_logprobs, torch.zeros(num)])
+    columns = {name: getattr(row, name) for name in DRIVER_COLUMNS}
     columns["source"] = torch.cat([row.source, torch.full((num,), ENVIRONMENT, dtype=torch.uint8)])
+    if "rollout_logprobs" in row:
+        columns["rollout_logprobs"] = torch.cat([row.rollout_logprobs, torch.zeros(num)])
     if "version" in row:
         columns["version"] = torch.cat([row.version, row.version[-1:].expand(num)])
     return longer.fill(**columns)

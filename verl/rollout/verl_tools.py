@@ -3,6 +3,7 @@
 A class is made with ``(config, tool_schema)``. As in veRL each call has an instance of its own: ``async create(
 create_kwargs=...)``, ``execute(instance_id, parameters)``, which returns a response, a reward and metrics, and
 ``release(instance_id)``; and the rewards are not part of the score. What the class imports of veRL is stood in for.
+Classes of ``verl.tools`` are those of the checkout of veRL that the file is in, or that the shell is in.
 """
 
 import re
@@ -58,7 +59,7 @@ def verl_tools(path: str) -> Iterator[VerlTool]:
         entries = [(str(e["class_name"]), e.get("config") or {}, dict(e["tool_schema"])) for e in content["tools"]]
     except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{where}: not a list of tools with class_name and tool_schema: {error!r:.200}") from error
-    stand_in()
+    stand_in(Path(path))
     for name, config, schema in entries:
         made = load_code(_import_path(name, Path(path)), FIELD)
         with user_code(f"{where}: making {name}"):
@@ -114,8 +115,8 @@ def gsm8k_score(
     return score if found[-1].replace(",", "").rstrip(".") == ground_truth else format_score
 
 
-def stand_in() -> None:
-    """Let modules be imported that tool classes of veRL import, unless they are there."""
+def stand_in(file: Path) -> None:
+    """Let modules be imported that tool classes of veRL import, unless they are there, and the classes themselves."""
     schemas = dict.fromkeys(("OpenAIFunctionToolSchema", "OpenAIFunctionToolCall", "ToolResponse"), Fields)
     modules: dict[str, dict[str, Any]] = {
         "verl.tools": {},
@@ -128,3 +129,5 @@ def stand_in() -> None:
         if name not in sys.modules:
             sys.modules[name] = ModuleType(name)
             vars(sys.modules[name]).update(content)
+    checkouts = [*file.resolve().parents, Path(find_path("verl/tools")).resolve().parents[1]]
+    sys.modules["verl.tools"].__path__ = [f"{folder}/verl/tools" for folder in checkouts]
