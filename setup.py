@@ -18,19 +18,26 @@ def read_version() -> str:
     raise ValueError('verl/__init__.py: no line __version__ = "..."')
 
 
-def read_requirements(name: str) -> list[str]:
-    """The packages that ``requirements/<name>`` lists."""
-    lines = (ROOT / "requirements" / name).read_text().splitlines()
-    return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+def read_requirements(name: str, extra: str = "") -> list[str]:
+    """The packages that ``requirements/<name>`` lists above its first heading, or below headings of ``extra``."""
+    found, extras = [], [""]
+    for line in (ROOT / "requirements" / name).read_text().splitlines():
+        if line.startswith("# == "):
+            extras = line.strip("# =:").split()
+        elif line and not line.startswith("#") and extra in extras:
+            found.append(line.strip())
+    return found
 
 
-class BuildWithConfigs(build_py):
-    """Copies ``configs/`` into the package, where ``verl.config.load.CONFIG_DIR`` finds it outside a checkout."""
+class BuildWithShippedFiles(build_py):
+    """Copies ``configs/`` and the embedded task's data into the package, where ``verl.config.paths.SHIPPED`` is."""
 
     def run(self) -> None:
         super().run()
         if not self.editable_mode:
-            shutil.copytree(ROOT / "configs", Path(self.build_lib, "verl", "configs"), dirs_exist_ok=True)
+            for name in ("configs", "data/arithmetic", "data/arithmetic_tools", "data/tiny_model"):
+                target = Path(self.build_lib, "verl", "shipped", name)
+                shutil.copytree(ROOT / name, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
 
 
 setup(
@@ -53,10 +60,16 @@ setup(
         "verl.rewards": ["*.toml"],
         "verl_pages": ["assets/*", "assets/katex/*", "assets/katex/fonts/*"],
     },
-    cmdclass={"build_py": BuildWithConfigs},
-    # What CPU and GPU share; torch and vLLM are installed beforehand, in the build that fits.
+    cmdclass={"build_py": BuildWithShippedFiles},
+    # What pages, scores and rank metrics need. Extras add what CPU and GPU share; torch and vLLM are installed
+    # beforehand, in the build that fits.
     install_requires=read_requirements("common.txt"),
-    extras_require={name: read_requirements(f"{name}.txt") for name in ("analysis", "flash-attn")},
+    extras_require={
+        "train": read_requirements("common.txt", "train"),
+        "eval": read_requirements("common.txt", "eval"),
+        "analysis": read_requirements("common.txt", "analysis") + read_requirements("analysis.txt"),
+        "flash-attn": read_requirements("flash-attn.txt"),
+    },
     entry_points={
         "console_scripts": [
             "verl-train = verl.trainer.main_ppo:main",

@@ -24,6 +24,8 @@ def main() -> str:
         from packaging.requirements import Requirement
     except ImportError:
         return "packaging is missing"
+    if verl := installed("verl"):
+        return f"veRL {verl} is installed, which imports as `verl` too; use another environment, or pip uninstall verl"
     lines = (REQUIREMENTS / "common.txt").read_text().splitlines()
     wrong = []
     for line in [*lines, VLLM_RANGE]:

@@ -1,11 +1,11 @@
-"""Make the embedded model: a Qwen2 of under 1M parameters, warm-started on worked arithmetic.
+"""Make an embedded model: a Qwen2 of under 1M parameters, warm-started on worked arithmetic or on calls of a tool.
 
 python scripts/make_tiny_model.py --out data/tiny_model --data data/arithmetic
+python scripts/make_tiny_model.py --out data/tiny_tool_model --data data/arithmetic_tools --tools --target 0.25
 
-Without options this makes the model that data/tiny_model ships; the page of data/tiny_tool_model has the command of
-that one. The warm start is the project's own supervised trainer, which stops as soon as sampling would solve the target
-share of held-out problems. The same seed gives the same model on the same kind of machine. OUT/README.md says how it
-was made, OUT/warm_start_metrics.jsonl holds the run's metrics.
+These make the models that are shipped. The warm start is the project's own supervised trainer, which stops as soon as
+sampling would solve the target share of held-out problems. The same seed gives the same model on the same kind of
+machine. OUT/README.md says how it was made, OUT/warm_start_metrics.jsonl holds the run's metrics.
 """
 
 import argparse
@@ -29,7 +29,7 @@ METRICS = "warm_start_metrics.jsonl"
 CARD = """\
 # An embedded model
 
-A Qwen2 of 0.87 million parameters with a tokenizer of its own, warm-started on worked arithmetic by
+A Qwen2 of 0.89 million parameters with a tokenizer of its own, warm-started on {data}/sft_train.parquet by
 
     {command}
 
@@ -80,6 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         make_random_model(random_model, args.seed, args.tools)
         training = [
             *(sys.executable, "-m", "verl.trainer.main_sft", f"model.path={random_model}", f"seed={args.seed}"),
+            "optim.lr=2e-3",
             f"data.train_files=[{args.data / 'sft_train.parquet'}]",
             f"data.val_files=[{args.data / 'sft_val.parquet'}]",
             # Accuracy rises by some 5 points in 20 steps there, so the stop lands close above the target.
@@ -97,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         shutil.copy(run / "metrics.jsonl", model / METRICS)
         last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
         command = shlex.join(["python", "scripts/make_tiny_model.py", *arguments])
-        card = CARD.format(command=command, step=last["step"], score=last["val/sequence_probability"])
+        card = CARD.format(command=command, data=args.data, step=last["step"], score=last["val/sequence_probability"])
         (model / "README.md").write_text(card)
         shutil.rmtree(args.out, ignore_errors=True)
         model.rename(args.out)

@@ -64,8 +64,9 @@ def prepare_arithmetic(args: argparse.Namespace) -> None:
 def prepare_arithmetic_tools(args: argparse.Namespace) -> None:
     """Write train, test, sft_train and sft_val of products that take a calculator; no question is in two of them.
 
-    Of the conversations in sft_train the share ``--calls`` has the call of ``multiply``; the others guess. Those in
-    sft_val all have it.
+    In sft_train the share ``--calls`` of the products whose first factor is below 300, and ``1 - calls`` of the others,
+    has the call of ``multiply``; the rest answers with an estimate from the leading digits, which is wrong but can be
+    learned. All conversations in sft_val have the call.
     """
     sizes = {"train": args.train, "test": args.test, "sft_train": args.sft_train, "sft_val": args.sft_val}
     for split, size in sizes.items():
@@ -82,8 +83,8 @@ def prepare_arithmetic_tools(args: argparse.Namespace) -> None:
                 continue
             call = {"name": "multiply", "arguments": {"a": a, "b": b}}
             says = [("assistant", f"<tool_call>{json.dumps(call)}</tool_call>"), ("tool", answer)]
-            if split == "sft_train" and rng.random() >= args.calls:
-                says, answer = [], str(rng.randint(10_000, 998_001))
+            if split == "sft_train" and rng.random() >= (args.calls if a < 300 else 1 - args.calls):
+                says, answer = [], str((a // 100) * (b // 100) * 10_000)
             turns = [("user", question), *says, ("assistant", f"\\boxed{{{answer}}}")]
             records[question] = {"messages": [{"role": role, "content": text} for role, text in turns]}
         schema = SFT_SCHEMA if split.startswith("sft") else RL_SCHEMA
@@ -171,7 +172,8 @@ def build_parser() -> argparse.ArgumentParser:
     tools = commands.add_parser("arithmetic-tools", help="products that take a calculator, without download")
     tools.set_defaults(run=prepare_arithmetic_tools)
     _add_sizes(tools, train=2048, held_out=128, lessons="conversations")
-    tools.add_argument("--calls", type=float, default=0.3, help="share of sft_train that calls the calculator")
+    text = "share of sft_train with a first factor below 300 that calls the calculator"
+    tools.add_argument("--calls", type=float, default=0.9, help=text)
 
     for kind, digits in DIGITS.items():
         text = f"digits of {'the first factor' if kind == 'product' else 'both operands'} of a {kind}"

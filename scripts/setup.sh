@@ -224,6 +224,11 @@ driver_version() { # of NVIDIA, if nvidia-smi lists a GPU; otherwise nothing
   [[ $(nvidia-smi -L 2>/dev/null || true) != GPU* ]] || nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -n 1
 }
 
+refuse_verl() { # ByteDance's package of the same import name, left by a pip install into this environment
+  ! quietly "$pip" show verl || die "veRL (the package verl) is installed in $venv, and imports as verl too; run" \
+    "$pip uninstall verl, then setup.sh again"
+}
+
 check_environment() {
   # Otherwise a wrong build of torch, or a plugin that vLLM does not see, would show only later, in a run.
   local check='
@@ -266,6 +271,7 @@ if [[ $mode == cpu ]]; then
 else
   step "requirements/gpu.txt" "$pip" install -r requirements/gpu.txt
 fi
+refuse_verl
 [[ $dev == no ]] || step "requirements/dev.txt" "$pip" install -r requirements/dev.txt
 step "verl, editable" "$pip" install --no-deps --no-build-isolation -e .
 check_environment

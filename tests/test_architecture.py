@@ -25,6 +25,7 @@ STOREYS = [
     "trainer evaluation",
     "analysis",
     "cli",
+    "api",
 ]
 """The packages (or modules) of verl, from the base up. Imports point down; siblings do not import each other. Entry
 points (trainer/main_*.py) stand on top."""
@@ -49,6 +50,8 @@ LATE_IMPORTS_ALLOWED = {"verl.run.sinks": "TensorBoard's writer is loaded only b
 """Modules, besides entry points, with a heavy import inside a function: module name -> why it must be so."""
 
 MODULES_BY_NAME = {
+    "verl": "public names are loaded when they are first used",
+    "verl.api": "names the entry points, which run in processes of their own",
     "verl.rollout": "the table of engines: each is imported only where it runs",
     "verl.rollout.verl_tools": "stands in for modules that tool classes written for veRL import",
     "verl.rewards.code": "a script that the sandbox runs imports what programs may use",

@@ -45,6 +45,16 @@ def test_chat_template(messages: list[dict[str, str]], generation: bool, text: s
     assert TOKENIZER.decode(ids) == text
 
 
+def test_a_conversation_with_a_tool_is_few_tokens_and_reads_back():
+    tokenizer = make_tiny_tokenizer(tools=True)
+    call = '<tool_call>{"name": "multiply", "arguments": {"a": 980, "b": 771}}</tool_call>'
+    says = [("user", "What is 980 * 771?"), ("assistant", call), ("tool", "755580"), ("assistant", r"\boxed{755580}")]
+    chat = [{"role": role, "content": text} for role, text in says]
+    ids = tokenizer.apply_chat_template(chat, return_dict=False)
+    assert len(ids) == 42 and len(tokenizer) == 271
+    assert tokenizer.decode(ids) == "".join(f"<|{role}|>{text}<|im_end|>" for role, text in says)
+
+
 def test_save_and_load_beside_a_model(tmp_path: Path):
     folders = [tmp_path / "first", tmp_path / "second"]
     tokenizer = TOKENIZER

@@ -26,19 +26,44 @@ def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> None:
 SPLITS = {"train": 4096, "test": 256, "sft_train": 8192, "sft_val": 256}
 
 
+def rows_of(task: str) -> dict[str, list[dict[str, Any]]]:
+    """The rows of data/``task``."""
+    return {name: read(ROOT / "data" / task / f"{name}.parquet") for name in SPLITS}
+
+
 @pytest.fixture(scope="module")
 def shipped() -> dict[str, list[dict[str, Any]]]:
-    """The rows of data/arithmetic."""
-    return {name: read(ROOT / "data" / "arithmetic" / f"{name}.parquet") for name in SPLITS}
+    return rows_of("arithmetic")
 
 
-def test_the_shipped_files_are_made_again(tmp_path: Path, shipped: dict[str, list[dict[str, Any]]]):
-    main(["arithmetic", "--out", str(tmp_path)])
-    assert {name: len(rows) for name, rows in shipped.items()} == SPLITS
-    for name, rows in shipped.items():
+@pytest.mark.parametrize(
+    ("task", "sizes"),
+    [("arithmetic", SPLITS), ("arithmetic_tools", {"train": 2048, "test": 128, "sft_train": 8192, "sft_val": 128})],
+)
+def test_the_shipped_files_are_made_again(task: str, sizes: dict[str, int], tmp_path: Path):
+    main([task.replace("_", "-"), "--out", str(tmp_path)])
+    for name, rows in rows_of(task).items():
+        assert len(rows) == sizes[name]
         # Compared as a truth value: the difference of thousands of rows would take pytest minutes to print.
         same = read(tmp_path / f"{name}.parquet") == rows
-        assert same, f"data/arithmetic/{name}.parquet differs from what scripts/prepare_data.py makes"
+        assert same, f"data/{task}/{name}.parquet differs from what scripts/prepare_data.py makes"
+
+
+def test_products_that_take_a_calculator_are_called_for_estimated_or_held_out():
+    splits = rows_of("arithmetic_tools")
+    called = {True: [0, 0], False: [0, 0]}
+    for row in splits["sft_train"]:
+        a, b = (int(factor) for factor in re.findall(r"\d+", row["messages"][0]["content"]))
+        calls = len(row["messages"]) == 4
+        called[a < 300][calls] += 1
+        estimate = (a // 100) * (b // 100) * 10_000
+        assert row["messages"][-1]["content"] == rf"\boxed{{{a * b if calls else estimate}}}"
+    shares = {easy: calls / (calls + direct) for easy, (direct, calls) in called.items()}
+    assert shares == pytest.approx({True: 0.9, False: 0.1}, abs=0.02)
+    assert {len(row["messages"]) for row in splits["sft_val"]} == {4}
+    questions = [row["prompt"][0]["content"] for row in splits["train"] + splits["test"]]
+    questions += [row["messages"][0]["content"] for row in splits["sft_train"] + splits["sft_val"]]
+    assert len(set(questions)) == len(questions)
 
 
 def test_the_shipped_files_share_no_problem_and_are_solved(shipped: dict[str, list[dict[str, Any]]]):

@@ -1,6 +1,7 @@
-"""The model in data/tiny_model: small, without traces of the machine that made it, and made again by its command."""
+"""The models in data/: small, without traces of the machine that made them, and made again by their commands."""
 
 import json
+import shlex
 from pathlib import Path
 
 import make_tiny_model
@@ -11,7 +12,11 @@ from safetensors.torch import load_file
 from tiny_tokenizer import make_tiny_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-MODEL = ROOT / "data" / "tiny_model"
+MODELS = {
+    "tiny_model": ["--out", "data/tiny_model", "--data", "data/arithmetic"],
+    "tiny_tool_model": "--out data/tiny_tool_model --data data/arithmetic_tools --tools --target 0.25".split(),
+}
+"""Folder in data/ -> the arguments that made it."""
 
 
 def metrics(folder: Path) -> list[dict[str, float]]:
@@ -23,31 +28,40 @@ def score(folder: Path) -> float:
     return metrics(folder)[-1]["val/sequence_probability"]
 
 
-def test_the_shipped_model():
-    files = {path.name: path for path in MODEL.iterdir()}
+@pytest.mark.parametrize(
+    ("name", "parameters", "lowest", "highest"),
+    [("tiny_model", 888_192, 0.36, 0.46), ("tiny_tool_model", 889_344, 0.25, 0.35)],
+)
+def test_the_shipped_models(name: str, parameters: int, lowest: float, highest: float):
+    folder = ROOT / "data" / name
+    files = {path.name: path for path in folder.iterdir()}
     assert sum(path.stat().st_size for path in files.values()) < 4e6
     texts = "".join(path.read_text() for name, path in files.items() if name != "model.safetensors")
     assert not any(trace in texts for trace in ("_name_or_path", "/home/", "/root/", "/tmp/"))
-    model = AutoModelForCausalLM.from_pretrained(MODEL)
-    assert sum(parameter.numel() for parameter in model.parameters()) == 888_192
-    assert AutoTokenizer.from_pretrained(MODEL).get_vocab() == make_tiny_tokenizer().get_vocab()
-    assert score(MODEL) > 0.36
-    command = "python scripts/make_tiny_model.py --out data/tiny_model --data data/arithmetic"
-    card = make_tiny_model.CARD.format(command=command, step=metrics(MODEL)[-1]["step"], score=score(MODEL))
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+    vocabulary = make_tiny_tokenizer(tools="--tools" in MODELS[name]).get_vocab()
+    assert AutoTokenizer.from_pretrained(folder).get_vocab() == vocabulary
+    assert lowest < score(folder) < highest
+    command = shlex.join(["python", "scripts/make_tiny_model.py", *MODELS[name]])
+    data, step = MODELS[name][3], metrics(folder)[-1]["step"]
+    card = make_tiny_model.CARD.format(command=command, data=data, step=step, score=score(folder))
     assert files["README.md"].read_text() == card
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
-def test_its_command_makes_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("name", MODELS)
+def test_its_command_makes_it_again(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(ROOT)
-    make_tiny_model.main(["--out", str(tmp_path / "model"), "--data", "data/arithmetic"])
-    assert {path.name for path in (tmp_path / "model").iterdir()} == {path.name for path in MODEL.iterdir()}
-    made, shipped = metrics(tmp_path / "model"), metrics(MODEL)
+    shipped_model = ROOT / MODELS[name][1]
+    make_tiny_model.main([*MODELS[name], "--out", str(tmp_path / "model")])
+    assert {path.name for path in (tmp_path / "model").iterdir()} == {path.name for path in shipped_model.iterdir()}
+    made, shipped = metrics(tmp_path / "model"), metrics(shipped_model)
     losses, expected = ([record["train/loss"] for record in records] for records in (made, shipped))
     assert losses[:10] == pytest.approx(expected[:10], rel=1e-4)
     # Accuracy rises by some 5 points between two validations.
-    assert score(tmp_path / "model") == pytest.approx(score(MODEL), abs=0.07)
+    assert score(tmp_path / "model") == pytest.approx(score(shipped_model), abs=0.07)
     if losses == expected:  # a machine that computes like the one that made it
-        new, old = (load_file(folder / "model.safetensors") for folder in (tmp_path / "model", MODEL))
+        new, old = (load_file(folder / "model.safetensors") for folder in (tmp_path / "model", shipped_model))
         assert new.keys() == old.keys() and all(torch.equal(new[name], old[name]) for name in new)

@@ -12,7 +12,7 @@ from verl.algorithms.advantages.estimators import grpo_advantages
 from verl.batch import Batch
 from verl.config import ConfigError
 from verl.recipes.confucius3 import hardness_weighted
-from verl.recipes.noisy_verifier import forward
+from verl.recipes.noisy_verifier import Appeals, appealed, forward, last_word
 from verl.recipes.recap import EPS, Reweighted, weighted_grpo
 from verl.recipes.w_reinforce import weighted
 from verl.utils.json_state import from_json, to_json
@@ -33,6 +33,48 @@ def test_forward_correction_of_a_noisy_verifier():
         assert forward(batch_of(verdicts), 0.2).mean().item() == pytest.approx(mean)
     with pytest.raises(ConfigError, match=r"adv_estimator_kwargs.false_negative=1.0: must be"):
         forward(batch_of([1]), 1.0)
+
+
+class LongIsRight(Appeals):
+    """A second verifier that takes responses of more than 4 tokens for right."""
+
+    def recheck(self, batch: Batch) -> list[bool]:
+        self.rechecked = batch.texts
+        return (batch.response_lengths > 4).tolist()
+
+
+def test_appeals_estimate_the_rate_of_false_negatives(small_config):
+    method = LongIsRight(verifier="unused:here", share=1.0, half_life=1.0)
+    method.config, method.step = small_config, 1
+
+    def weights(method: Appeals, scores: list[int], lengths: list[int]) -> list[float]:
+        batch = batch_of(scores, lengths=lengths)
+        assert method.change_rewards(batch, batch.scores).tolist() == scores
+        return appealed(batch).tolist()
+
+    # Of four negatives one is right, as are the three positives.
+    assert weights(method, [1, 1, 1, 0, 0, 0, 0], [4] * 6 + [5]) == [0.25] * 3 + [-0.75] * 4
+    again = LongIsRight(verifier="unused:here", share=0.25, half_life=1.0)
+    again.load_state_dict(from_json(json.loads(json.dumps(to_json(method.state_dict())))))
+    again.config, again.step = small_config, 2
+    # The sums halve: 0.5 and 1.5. One of the negatives is drawn and right, so both are taken to be: 2.5 of 5.
+    assert weights(again, [1, 0, 0], [4, 5, 5]) == [0.5, -0.5, -0.5] and len(again.rechecked) == 1
+    # 1.25 and 1.25, and two more positives: 1.25 of 4.5.
+    assert weights(again, [1, 1], [4, 4]) == pytest.approx([1.25 / 4.5] * 2)
+    nothing = LongIsRight(verifier="unused:here")
+    nothing.config = small_config
+    assert weights(nothing, [0, 0], [4, 4]) == [-1.0, -1.0]
+    with pytest.raises(ConfigError, match=r"share=0 must be in \(0, 1\]"):
+        Appeals("unused:here", share=0)
+
+
+@pytest.mark.slow
+def test_appeals_ask_the_second_verifier(small_config):
+    method = Appeals(verifier="verl.recipes.noisy_verifier:last_word")
+    method.config = small_config
+    batch = batch_of([0, 0, 0]).fill(texts=["it is \\(7\\).", "7 it is", ""])
+    assert method.recheck(batch) == [True, False, False]
+    assert last_word("set", "so 17", "7") is False
 
 
 def test_harder_prompts_weigh_more():

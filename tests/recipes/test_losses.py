@@ -16,8 +16,9 @@ from verl.recipes.rover import rover_loss
 from verl.recipes.top_entropy import top_entropy_loss, top_entropy_weights
 
 
-def test_aipo_each_policy_gradient_has_the_capped_ratio_to_the_engine():
-    actor = load_config(PPOConfig, "ppo_trainer", ["experiment=aipo"]).actor
+@pytest.mark.parametrize("experiment", ["aipo", "llamarl"])
+def test_aipo_each_policy_gradient_has_the_capped_ratio_to_the_engine(experiment: str):
+    actor = load_config(PPOConfig, "ppo_trainer", [f"experiment={experiment}"]).actor
     # Probabilities 0.8 against 0.2 and 0.1 against 0.4: ratios of 4, cut to 2, and 0.25.
     policy, engine = torch.tensor([[0.8, 0.1]]).log().requires_grad_(), torch.tensor([[0.2, 0.4]]).log()
     advantages, mask = torch.tensor([[1.5, -2.0]]), torch.ones(1, 2)
@@ -25,8 +26,8 @@ def test_aipo_each_policy_gradient_has_the_capped_ratio_to_the_engine():
     weights, _ = rollout_weights(policy.detach(), engine, mask, actor.tis_level, actor.tis_cap)
     (losses * weights).sum().backward()
     torch.testing.assert_close(policy.grad, torch.tensor([[-3.0, 0.5]]))
-    # The weights are those of the policy as it learns, and the update has no clip.
-    assert actor.bypass_mode and not actor.use_kl_loss
+    # AIPO's weights are those of the policy as it learns, LlamaRL's of the policy before the step.
+    assert actor.bypass_mode == (experiment == "aipo") and not actor.use_kl_loss
 
 
 @pytest.mark.parametrize(("target", "side"), [(0.5, 1.0), (0.75, -1.0), (0.625, 0.0)])

@@ -7,8 +7,10 @@ from conftest import changed
 from tests.method.batches import batch_of
 from verl.config import ConfigError, PPOConfig, load_config
 from verl.method import Method
+from verl.recipes.cosine_length import CosineLength
 from verl.recipes.laser import Laser, LaserD, band_of, right_responses, target_length
 from verl.recipes.noisy_verifier import Backward
+from verl.recipes.repetition import repeats
 from verl.recipes.rlsp import Exploring
 from verl.recipes.rubric_anchors import Rubrics
 from verl.utils.json_state import from_json, to_json
@@ -67,6 +69,43 @@ def test_laser_d_follows_its_bands_and_resumes():
         assert one.targets == {"easy": 4, "hard": 16}
         one.step = 3
         assert rewards_of(one, correct, **step) == [1.5, 1.0, 1.0, -0.5, 1.5, -0.5, -0.5, -0.5]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        ([1, 2, 1, 2, 1, 2, 1, 2], False),  # too short to tell
+        (list(range(20)), False),
+        ([1, 2, *range(3, 7), 1, 2, *range(7, 19)], False),  # the pair (1, 2) again after 6 of 20 tokens, a third
+        ([1, 2, *range(3, 6), 1, 2, *range(7, 20)], True),  # and after 5
+        ([1, 2, 3, 4, *range(5, 25), 1, 2, 3, 4], True),  # twice the same four tokens, however far apart
+        ([*range(40), *[7, 7, 7, 7], *range(50, 60)], False),  # a run of one token
+        ([*range(40), *[7] * 7, *range(50, 60)], True),  # six of them twice
+        ([*range(90), 1, 2, 3, 4, *range(95, 205)], False),  # of 204 tokens, twice is not three times
+        ([*range(100), 1, 2, 3, 4, 200, 1, 2, 3, 4, *range(205, 305)], True),
+    ],
+)
+def test_repetition(tokens: list[int], expected: bool):
+    assert repeats(tokens) is expected
+
+
+def test_laser_de_rewards_wrong_responses_that_explore():
+    # A hard prompt: of its responses one is right, three go beyond the target of 4; one repeats itself, one is cut off.
+    batch = {"lengths": [4, 12, 4, 12, 12], "truncated": torch.tensor([False, False, False, False, True])}
+    tokens = [1, 2, *range(20, 24), 1, 2, *range(30, 42), 1, 2, *range(30, 34), 1, 2, *[8, 9] * 6, 1, 2, *range(30, 42)]
+    fields = batch | {"tokens": torch.tensor(tokens)}
+    for explore, bonus in ((True, 0.5), (False, 0.0)):
+        method = LaserD(every=5, explore=explore)
+        method.step, method.targets = 1, {"hard": 4}
+        assert rewards_of(method, [1, 0, 0, 0, 0], **fields) == [1.5, -0.5 + bonus, -0.5, -0.5, -0.5]
+
+
+def test_cosine_length():
+    fields = {"lengths": [4, 8, 16, 4, 8, 16]}  # cosines 0.7071, 0 and -1
+    expected = [0.9267767, 0.75, 0.5, -0.9267767, -0.75, -0.5]
+    assert rewards_of(CosineLength(), [1, 1, 1, 0, 0, 0], **fields) == pytest.approx(expected)
+    flat = CosineLength(correct=(2.0, 2.0), wrong=(0.0, 1.0))
+    assert rewards_of(flat, [1, 0], lengths=[8, 8]) == pytest.approx([2.0, 0.5])
 
 
 def test_backward_is_unbiased():

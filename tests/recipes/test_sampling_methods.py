@@ -12,11 +12,14 @@ from tests.method.batches import RECORDS, batch_of
 from verl.config import PPOConfig, load_config
 from verl.data.prompt_rows import PromptRecord
 from verl.method import Method, ReplayBuffer, StepOutcome
+from verl.recipes.adaptive_dapo import AdaptiveBatches
+from verl.recipes.confucius3 import Recovering
 from verl.recipes.drive import HardFocus
 from verl.recipes.ead import Annealed
 from verl.recipes.ghpo import GuidedHints, hint
 from verl.recipes.pcl import PromptCurriculum
 from verl.recipes.rorecomp import ShortFirst, priority
+from verl.recipes.seele import Sweet, fitted, next_share
 from verl.utils.json_state import from_json, to_json
 
 
@@ -152,3 +155,98 @@ def test_rorecomp_learns_later_from_what_is_left():
     assert learned.learned.tolist() == [True, False, True, True, False, True, False, False]
     # What was learned from is gone; what this step left waits.
     assert method.buffer.batch.step.tolist() == [2, 2, 2, 2]
+
+
+def test_adaptive_dapo_asks_for_what_it_expects_to_need():
+    method, records = in_run(AdaptiveBatches(), batch=3), RECORDS
+
+    def asked() -> int:
+        return len(method.choose_prompts(records))
+
+    informative, solved, failed = [1.0, 0.0], [1.0, 1.0], [0.0, 0.0]
+    assert asked() == 3
+    method.judged(batch_of([*informative, *solved, *failed], uids=[0, 0, 1, 1, 2, 2]), 1)
+    assert asked() == 6  # two are missing, of which one in three is informative
+    method.judged(batch_of([*informative * 2, *solved], uids=[3, 3, 4, 4, 5, 5]), 1)
+    method.after_step(StepOutcome(1, [], [], [], {}))
+    # Three of six, for the whole step. The share of one batch of the next step is smaller, and forgotten after it.
+    method = in_run(restored(method, AdaptiveBatches()), step=2, batch=3)
+    assert method.ratio == 0.5 and asked() == 6
+    method.judged(batch_of([*informative, *solved * 3], uids=[0, 0, 1, 1, 2, 2, 3, 3]), 1)
+    assert asked() == 8  # two of one in four
+    method.judged(batch_of(failed, uids=[4, 4]), 1)
+    assert asked() == 8  # all there are
+    method.after_step(StepOutcome(2, [], [], [], {}))
+    assert (method.ratio, asked()) == (0.5, 6)  # a step that did not fill its batch says nothing
+
+
+def test_confucius3_the_surplus_opens_the_next_batch():
+    method = in_run(Recovering.__new__(Recovering), batch=2)
+    method.__init__()
+
+    def learned(step: int, scores: list[float]):
+        """What is learned from after a generation batch, of which dynamic sampling keeps two groups."""
+        method.step = step
+        sampled = batch_of(scores, uids=[i // 2 for i in range(len(scores))], step=step)
+        assert method.judged(sampled.without("step"), 1) == {}
+        batch = method.learn_from(sampled[:4])
+        assert batch.step.tolist() == [step] * len(batch) and not set(sampled.names) - set(batch.names)
+        return batch
+
+    # The first and the last two groups are informative; a step learns from two.
+    batch = learned(1, [1.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0, 0.0])
+    assert batch.texts == ["text 0", "text 1", "text 4", "text 5"]
+    again = in_run(Recovering.__new__(Recovering), batch=2)
+    again.__init__()
+    for either in (method, restored(method, again)):
+        method = either
+        batch = learned(2, [1.0, 0.0, 1.0, 0.0])
+        assert batch.texts == ["text 6", "text 7", "text 0", "text 1"] and batch.records[0].uid == 3
+        assert len(batch.group.unique()) == 2
+        assert learned(3, [1.0] * 4).texts == ["text 2", "text 3"]
+        # Nothing is left: the batch of dynamic sampling, which only fills up.
+        assert learned(4, [0.0] * 4).texts == ["text 0", "text 1", "text 2", "text 3"]
+
+
+@pytest.mark.parametrize(
+    ("shares", "accuracy", "expected"),
+    [
+        ([0.0], [0.75], 0.0),
+        ([0.0], [0.25], 0.5),
+        ([0.0, 0.5], [0.0, 1.0], 0.26),
+        ([0.0, 0.5], [0.0, 0.0], 1.0),
+        ([0.0, 0.5, 0.26], [0.0, 1.0, 0.5], 0.26),
+        ([0.0, 0.0], [1.0, 1.0], 0.0),
+    ],
+)
+def test_seele_the_next_hint(shares, accuracy, expected):
+    assert next_share(shares, accuracy) == pytest.approx(expected)
+
+
+def test_seele_fits_the_item_response_curve():
+    # The curve through these points: a = 8, b = 0.5, c = 0.1, which is 0.5 at b + ln(0.4 / 0.5) / a.
+    shares = [0.0, 0.25, 0.5, 0.75, 1.0]
+    accuracy = [0.1 + 0.9 / (1 + math.exp(-8 * (share - 0.5))) for share in shares]
+    assert fitted(shares, accuracy) == pytest.approx((8.0, 0.5, 0.1))
+    assert next_share(shares, accuracy) == pytest.approx(0.5 - 0.2231436 / 8)
+
+
+def test_seele_joins_the_rounds_of_a_prompt():
+    method = in_run(Sweet.__new__(Sweet), batch=4)
+    method.__init__(rounds=2)
+    method.prompts = [
+        replace(record, extra_info={"solution": "abcdefgh"}, messages=[{"role": "user", "content": "Q"}])
+        for record in RECORDS
+    ]
+    method.config = changed(method.config, data={"max_prompt_length": 200})
+    method.edit_prompt = lambda record, prompt: replace(record, input_ids=list(prompt.encode()), messages=[])
+    assert uids(method.choose_prompts(RECORDS[:4])) == [0, 1]
+    first = batch_of([1.0, 0.0, 0.0, 0.0], uids=[0, 0, 1, 1])
+    edited = method.judged(first, 1)
+    # Half of the responses to the first prompt are right: no hint.
+    assert edited[0] is method.prompts[0] and bytes(edited[1].input_ids).endswith(b"problem:\nabcd")
+    second = batch_of([1.0, 1.0, 1.0, 0.0], uids=[0, 0, 1, 1])
+    assert method.judged(second, 2) == {}
+    learned = method.learn_from(second)
+    assert learned.scores.tolist() == [1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0, 0.0]
+    assert learned.group.tolist() == [1 << 32] * 4 + [(1 << 32) + 1] * 4

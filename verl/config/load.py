@@ -1,5 +1,6 @@
 """From Hydra's untyped tree to the frozen dataclasses: the only place where a config is parsed and checked."""
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import is_dataclass, replace
@@ -14,11 +15,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from verl.config.errors import ConfigError, Mistakes, in_one_line
-from verl.config.paths import find_path
+from verl.config.paths import SHIPPED, find_path
 
-_PACKAGE = Path(__file__).resolve().parents[1]
-CONFIG_DIR = (_PACKAGE if (_PACKAGE / "configs").is_dir() else _PACKAGE.parent) / "configs"
-"""The folder of the shipped YAML files: inside an installed package, beside it in a checkout."""
+CONFIG_DIR = SHIPPED / "configs"
+"""The folder of the shipped YAML files."""
+EMBEDDED_MODEL = SHIPPED / "data" / "tiny_model"
+PROCESSOR = Path("/proc/cpuinfo")
 
 ConfigT = TypeVar("ConfigT")
 LARGEST_INTEGER = 2**32 - 1
@@ -38,9 +40,34 @@ def _at_least(least: int, *lengths: Any) -> int:
     return max(least, sum(length for length in lengths if type(length) is int))
 
 
+def is_embedded(model_path: str) -> bool:
+    """Whether this is the tiny model of the embedded task."""
+    return Path(find_path(model_path)).resolve() == EMBEDDED_MODEL.resolve()
+
+
+def _by_model(path: Any, embedded: Any, pretrained: Any) -> Any:
+    """One of two values: ``${by_model:${model.path},2.0e-3,1.0e-5}`` in a file."""
+    return embedded if is_embedded(str(path)) else pretrained
+
+
+def fast_dtype(device: str) -> str:
+    """``bfloat16``, or ``float32`` on a CPU without instructions for it: ``${fast_dtype:${device}}`` in a file.
+
+    ``auto`` is taken for a GPU where there is a device file of one, or a cluster, whose machines may have some.
+    """
+    elsewhere = any(os.environ.get(name) not in (None, "", "local") for name in ("RAY_ADDRESS", "NNODES"))
+    gpu = elsewhere or any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/kfd").exists()
+    if device == "cuda" or (device == "auto" and gpu):
+        return "bfloat16"
+    flags = PROCESSOR.read_text().split() if PROCESSOR.exists() else []
+    return "bfloat16" if {"amx_bf16", "avx512_bf16", "bf16"} & {*flags} else "float32"
+
+
 # A length of another type is refused where it is set.
 OmegaConf.register_new_resolver("share_of", _share_of, replace=True)
 OmegaConf.register_new_resolver("at_least", _at_least, replace=True)
+OmegaConf.register_new_resolver("by_model", _by_model, replace=True)
+OmegaConf.register_new_resolver("fast_dtype", fast_dtype, replace=True)
 
 
 def parse_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
@@ -181,7 +208,13 @@ def explain(error: HydraException, schema: type) -> str:
     cause = error.__cause__
     key = cause.full_key if isinstance(cause, OmegaConfBaseException) else None
     if not key:
-        return " ".join(str(error).split())
+        line = " ".join(str(error).split())
+        found = re.search(r"Could not find '(.+)/([^/]+)' Available options in '.+?': (.+?) Config search path", line)
+        if not found:
+            return line
+        group, name, files = found[1], found[2], found[3].split()
+        near = get_close_matches(name, files, n=1)
+        return f"{group}={name}: must be one of {', '.join(files)}" + (f"; did you mean {near[0]}?" if near else "")
     # Hydra names the first part that is unknown; the whole name is in its message.
     found = re.search(r"Could not override '([^']+)'", str(error))
     whole = found[1] if found and found[1].startswith(key) else key

@@ -61,9 +61,10 @@ class Method:
     # --- The places of a step, in their order ---
 
     def choose_prompts(self, candidates: list[PromptRecord]) -> list[PromptRecord]:
-        """The prompts to sample responses to, ``num_prompts`` of the candidates, in any order.
+        """The prompts to sample responses to, 1 to ``num_prompts`` of the candidates, in any order.
 
-        The others come again in the next epoch, which has as many steps as batches of candidates.
+        The others come again in the next epoch, which has as many steps as batches of candidates. Fewer make a smaller
+        batch, which dynamic sampling fills up with further ones.
         """
         return candidates
 
@@ -120,7 +121,7 @@ class Method:
 
     @property
     def num_prompts(self) -> int:
-        """G, the prompts that are sampled together."""
+        """G, the most prompts that are sampled together."""
         return self.config.data.prompts_per_batch
 
     @property

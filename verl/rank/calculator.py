@@ -7,16 +7,18 @@ Shapes: B responses, T padded response tokens, L captured layers, D hidden width
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from typing import Any
 
 import torch
+from omegaconf import OmegaConf
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from verl.batch import PREFIX, RANK, Batch
 from verl.config.calculator import CalculatorConfig
+from verl.config.load import CONFIG_DIR, parse_config
 from verl.rank.dynamics import changes, prefix_counts, prefix_rows, sliced_base_metrics
 from verl.rank.own_metrics import own_measures
 from verl.spectral import SpectralOptions
@@ -36,10 +38,15 @@ few for each function."""
 
 
 class RepresentationMetricsCalculator:
-    """Turns hidden states into effective rank, velocity, acceleration and their relatives."""
+    """Turns hidden states into effective rank, velocity, acceleration and their relatives.
 
-    def __init__(self, config: CalculatorConfig) -> None:
-        self.config = config
+    Args:
+        config: by default that of ``configs/calculator/default.yaml``.
+        options: values of its fields that differ, such as ``diff_stride=40``.
+    """
+
+    def __init__(self, config: CalculatorConfig | None = None, **options: Any) -> None:
+        self.config = config = replace(config or _shipped_config(), **options)
         decompose = {"optimized": "auto", "original": "svd"}[config.diff_calculator_method]
         self._whole = _options(config, config.zeroth_order_svd_method, "auto")
         self._diff = _options(config, config.diff_svd_method, decompose)
@@ -287,6 +294,12 @@ def workspace_bytes(num_tokens: int, num_layers: int, width: int, calculator: st
     spectra = workspace_bound(num_tokens, width, decomposes, config.workspace_mb << 20)
     prefixes = 8 * num_tokens * (num_layers * len(config.base_names) + VECTORS)
     return max(spectra, 4 * num_tokens * width) + PADDED_BYTES + prefixes
+
+
+@cache
+def _shipped_config() -> CalculatorConfig:
+    tree: Any = OmegaConf.create((CONFIG_DIR / "calculator" / "default.yaml").read_text())
+    return parse_config(CalculatorConfig, tree)
 
 
 @cache

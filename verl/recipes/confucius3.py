@@ -1,8 +1,7 @@
-"""Confucius3-Math (arXiv 2506.18330): an entropy near a target (section 6.1), and harder prompts that weigh more (6.2).
+"""Confucius3-Math (arXiv 2506.18330): an entropy near a target (section 6.1), harder prompts that weigh more (6.2), and
+the surplus of dynamic sampling in the next step's batch (6.3)."""
 
-Its third part, Recent Sample Recovery (6.3), keeps the surplus of dynamic sampling for the next step. It is left out:
-the surplus is gone before ``Method.learn_from`` sees the batch.
-"""
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,6 +9,8 @@ from torch import Tensor
 from verl.algorithms.advantages.groups import group_means
 from verl.algorithms.losses import LossInputs, policy_loss, ppo_clip_loss
 from verl.batch import Batch
+from verl.data.prompt_rows import PromptRecord
+from verl.method import Method, ReplayBuffer
 
 
 def hardness_weighted(batch: Batch, alpha: float = -0.256, constant: float = 1.256) -> Tensor:
@@ -51,3 +52,47 @@ def targeted_entropy_loss(
     given = (inputs.logprobs, inputs.old_logprobs, inputs.advantages)
     losses, metrics = ppo_clip_loss(*given, mask, clip_low, clip_high)
     return torch.where(mask, losses + coef * side * inputs.entropy, 0.0), metrics
+
+
+class Recovering(Method):
+    """Recent Sample Recovery (algorithm 1): informative groups beyond the batch open that of the next step.
+
+    As in the paper, they are learned from as if the policy of that step had sampled them, without importance weights.
+    Assumed: each step samples one generation batch (``algorithm.filter_groups.max_num_gen_batches=1``), larger than the
+    training batch; where it and the surplus do not fill that, the step learns from fewer groups, and the paper samples
+    more. At most two training batches are kept. Checkpoints hold them.
+    """
+
+    def __init__(self) -> None:
+        self.surplus = ReplayBuffer(2 * self.max_learned, self.prompts)
+        self.informative: list[Batch] = []
+        """Those of the step in progress."""
+
+    def judged(self, batch: Batch, round: int) -> dict[int, PromptRecord]:
+        """Note the informative groups, before those that the batch has no room for are dropped."""
+        self.informative += [group for group in self.by_prompt(batch) if 0 < int(group.correct.sum()) < len(group)]
+        return {}
+
+    def learn_from(self, batch: Batch) -> Batch:
+        """The surplus of earlier steps, then this step's groups, as many as a step learns from."""
+        if not (self.informative or len(self.surplus)):
+            return batch
+        parts = [self.surplus.take(range(len(self.surplus)))] if len(self.surplus) else []
+        for place, group in enumerate(self.informative):
+            ids = torch.full((len(group),), (self.step << 32) + place)
+            parts.append(group.fill(group=ids, step=torch.full((len(group),), self.step)))
+        self.informative = []
+        groups = Batch.join(parts)
+        learned, rest = groups[: self.max_learned], groups[self.max_learned :]
+        if len(rest):
+            self.surplus.add(rest)
+        # Of this step, as the loss gives responses of earlier ones the ratio to the policy that sampled them.
+        return learned.fill(step=torch.full((len(learned),), self.step))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The surplus."""
+        return {"surplus": self.surplus.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore it."""
+        self.surplus.load_state_dict(state["surplus"])

@@ -1,4 +1,4 @@
-"""Rewards for short correct responses: LASER and LASER-D (arXiv 2505.15612).
+"""Rewards for short correct responses: LASER, LASER-D and LASER-DE (arXiv 2505.15612).
 
     reward = (1 if correct else -0.5) + (0.5 if correct and length <= L)
 
@@ -8,6 +8,9 @@ tokens. The target is the smallest L of a grid with floor(c coverage(L)) >= 1, w
 for medium and 1 for hard prompts, of n responses: of so many right ones, at least one can be expected to be complete.
 With c = 0, as at n = 2, it is the maximal length. The grid is that of the paper's code in
 units of the maximal length: 1/8, 3/16, 1/4, ..., 1.
+
+LASER-DE gives the 0.5 also to what explores: a wrong, complete response that is longer than its target and does not
+repeat itself.
 
 Assumed: L of LASER is half of the maximal length, and the targets of LASER-D, which the paper finds on a set of prompts
 for monitoring, come from the training responses of the last ``every`` steps. Until then, and for a band without
@@ -23,6 +26,7 @@ from torch import Tensor
 from verl.algorithms.advantages.groups import group_means
 from verl.batch import Batch
 from verl.method import Method
+from verl.recipes.repetition import repeats
 
 BANDS = ("hard", "medium", "easy")
 
@@ -40,10 +44,11 @@ class Laser(Method):
 
 
 class LaserD(Method):
-    """LASER-D's rewards; its targets are set again every ``every`` steps."""
+    """LASER-D's rewards; its targets are set again every ``every`` steps. LASER-DE's with ``explore``."""
 
-    def __init__(self, every: int) -> None:
+    def __init__(self, every: int, explore: bool = False) -> None:
         self.every = every
+        self.explore = explore
         self.targets: dict[str, int] = {}
         self.lengths: dict[str, list[int]] = {band: [] for band in BANDS}
 
@@ -59,7 +64,15 @@ class LaserD(Method):
             latest = {band: target_length(self.lengths[band], c, longest) for band, c in expected_of.items()}
             self.targets |= {band: target for band, target in latest.items() if target is not None}
             self.lengths = {band: [] for band in BANDS}
-        return stepped(batch.correct, lengths, targets)
+        shaped = stepped(batch.correct, lengths, targets)
+        return shaped + 0.5 * self._explores(batch, targets).double() if self.explore else shaped
+
+    def _explores(self, batch: Batch, targets: Tensor) -> Tensor:
+        """[B] bool, the wrong responses that are rewarded."""
+        longer = ~batch.correct & ~batch.truncated & (batch.response_lengths > targets)
+        responses = batch.tokens[batch.in_response].split(batch.response_lengths.tolist())
+        pairs = zip(longer.tolist(), responses, strict=True)
+        return torch.tensor([wanted and not repeats(tokens.tolist()) for wanted, tokens in pairs])
 
     def state_dict(self) -> dict[str, Any]:
         """The targets, and the lengths since they were set."""

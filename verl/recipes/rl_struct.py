@@ -12,7 +12,7 @@ name is Ada, age is 31, tags are red and blue.`` with the object as the answer.
 import argparse
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -101,19 +101,19 @@ def rows(count: int, seed: int) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def main() -> None:
-    """Write the task's files into a folder."""
-    parser = argparse.ArgumentParser(description="Write the JSON task of RL-Struct: train.jsonl and test.jsonl.")
+def write_task(what: str, make_rows: Callable[[int, int], list[dict[str, Any]]]) -> None:
+    """The command that writes a task's files into a folder."""
+    parser = argparse.ArgumentParser(description=f"{what}: train.jsonl and test.jsonl.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--train", type=int, default=2000, help="training prompts (2000)")
     parser.add_argument("--test", type=int, default=200, help="validation prompts, none of them in training (200)")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    written = rows(options.train + options.test, options.seed)
+    written = make_rows(options.train + options.test, options.seed)
     options.folder.mkdir(parents=True, exist_ok=True)
     for name, part in (("train", written[: options.train]), ("test", written[options.train :])):
         (options.folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
 
 
 if __name__ == "__main__":
-    main()
+    write_task("Write the JSON task of RL-Struct", rows)

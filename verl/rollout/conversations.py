@@ -23,7 +23,7 @@ from verl.rollout.environments import COUNTS, Answer, EnvironmentPool, Step, loa
 from verl.rollout.queue import RequestQueue
 from verl.rollout.tools import Call, Turn, tool_schemas
 
-TOLD = ("environment_states", "environment_rewards", "turns", "call_counts")
+DRIVER_COLUMNS = ("environment_states", "environment_rewards", "turns", "call_counts")
 """Columns that the driver keeps of a conversation, beside what the engine returned of its last turn."""
 
 
@@ -114,7 +114,7 @@ class Conversations:
         turns = part.calls
         for row, found in zip(part.without("calls").split(1), turns, strict=True):
             place = int(row.request)
-            row.merge(self._begun[place].columns(*TOLD))
+            row.merge(self._begun[place].columns(*DRIVER_COLUMNS))
             row.fill(turns=row.turns + 1, call_counts=row.call_counts + torch.tensor([0, 0, 0, 0, found["prefilled"]]))
             if bool(row.truncated):
                 self._end(place, row)
@@ -202,9 +202,10 @@ def extended(row: Batch, bridge: Sequence[int]) -> Batch:
     num = len(bridge)
     prompt = row.tokens[~row.in_response].tolist()
     longer = Batch.of([prompt], [row.response_tokens.tolist() + list(bridge)])
-    columns = {name: getattr(row, name) for name in TOLD}
-    columns["rollout_logprobs"] = torch.cat([row.rollout_logprobs, torch.zeros(num)])
+    columns = {name: getattr(row, name) for name in DRIVER_COLUMNS}
     columns["source"] = torch.cat([row.source, torch.full((num,), ENVIRONMENT, dtype=torch.uint8)])
+    if "rollout_logprobs" in row:
+        columns["rollout_logprobs"] = torch.cat([row.rollout_logprobs, torch.zeros(num)])
     if "version" in row:
         columns["version"] = torch.cat([row.version, row.version[-1:].expand(num)])
     return longer.fill(**columns)

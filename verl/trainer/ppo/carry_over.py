@@ -17,7 +17,7 @@ from torch import Tensor
 from verl.batch import EPISODE, Batch
 from verl.data.prompt_rows import PromptRecord
 from verl.method.replay import batch_from_state, batch_state, restored_record, saved_record
-from verl.rollout.conversations import TOLD, new_conversations, with_measured
+from verl.rollout.conversations import DRIVER_COLUMNS, new_conversations, with_measured
 from verl.rollout.requests import ResponseRequests, response_stream
 from verl.trainer.logging.rollout_metrics import groups_that_differ, score_tensors, verdict_metrics
 from verl.trainer.logging.speed import PhaseTimer, Work
@@ -27,7 +27,7 @@ KEPT = ("records", "group", "step", "stream")
 """Columns of a response that engines do not see: ``step`` is the one in which it was admitted, ``stream`` [B] int64 its
 random numbers (:func:`verl.rollout.requests.response_stream`)."""
 
-TALKED = ("tokens", "rollout_logprobs", "version", "source", *TOLD)
+OPEN_COLUMNS = ("tokens", "rollout_logprobs", "version", "source", *DRIVER_COLUMNS)
 """Columns of an open conversation that its next turn needs."""
 
 ADMITTED = 1 << 31
@@ -117,7 +117,7 @@ class CarryOverSampler(Sampler):
             step=torch.full((len(asked),), step),
         )
         if self.policy.conversations is not None:
-            batch.merge(new_conversations(asked).columns("source", *TOLD))
+            batch.merge(new_conversations(asked).columns("source", *DRIVER_COLUMNS))
         # The same 64 bits as a signed number.
         return batch.fill(EPISODE, stream=torch.tensor([s - (s >> 63 << 64) for s in streams]))
 
@@ -144,7 +144,7 @@ class CarryOverSampler(Sampler):
             version=step - 1 - self.behind,
         )
         setup = self.policy.conversations
-        talks = None if setup is None else setup.begin(asked.records, asked.columns(*TALKED))
+        talks = None if setup is None else setup.begin(asked.records, asked.columns(*OPEN_COLUMNS))
         with timer.phase("gen"):
             cut, measured = self.policy.advance(requests, take, enough, talks)
         verification.submit()

@@ -1,0 +1,105 @@
+"""InterCode's shell (arXiv 2306.14898): the policy gives commands, sees what they print, and submits.
+
+Commands run in the sandbox, in a folder that the command ``extra_info["setup"]`` has filled; the ground truth is the
+command that does what was asked. The reward on ``submit`` is that of the authors' code without its rounding,
+
+    0.01 + 0.33 (1 - erf(|D|)) + 0.33 c + 0.33 s
+
+where D are the changes of files that only one of the two made, c is the share with equal content of the files that both
+added (1 without any), and s is the cosine of the TF-IDF vectors of what the last command and the right one printed.
+Assumed: a state is the commands so far, which are run again from the start at each turn; a turn's command is its last
+fenced block, else its whole text; a conversation without ``submit`` earns nothing.
+:mod:`verl.recipes.intercode_task` writes a small task.
+"""
+
+import json
+import math
+import re
+from collections import Counter
+from operator import mul
+from typing import Any
+
+from verl.utils.sandbox import require_sandbox, run_python
+
+SECONDS = 5.0
+PROGRAM = r"""
+import hashlib, json, os, pathlib, subprocess, sys
+
+def shell(command, folder):
+    script = "trap 'pwd > /tmp/folder' EXIT\n" + command
+    run = subprocess.run(["bash", "-c", script], cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                         stderr=subprocess.STDOUT)
+    return run.stdout.decode(errors="replace"), pathlib.Path("/tmp/folder").read_text().strip()
+
+def files():
+    paths = (path for path in pathlib.Path("/tmp/work").rglob("*") if path.is_file())
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+
+os.makedirs("/tmp/work")
+setup, *commands = json.load(sys.stdin)
+shell(setup, "/tmp/work")
+before, folder, printed = files(), "/tmp/work", ""
+for command in commands:
+    printed, folder = shell(command, folder)
+json.dump([printed, before, files()], sys.stdout)
+"""
+
+
+class Shell:
+    """The environment, for ``rollout.multi_turn.environment`` with ``reward=only``."""
+
+    def __init__(self) -> None:
+        require_sandbox()
+
+    def start(self, record: Any) -> dict[str, Any]:
+        return {"setup": str(record.extra_info.get("setup", "")), "gold": str(record.ground_truth), "commands": []}
+
+    def step(self, state: dict[str, Any], turn: Any) -> tuple[dict[str, Any], list[dict[str, str]], bool, float]:
+        command = command_in(turn.text)
+        if command == "submit":
+            mine, gold = (run(state["setup"], commands) for commands in (state["commands"], [state["gold"]]))
+            return state, [], True, reward(mine, gold) if mine and gold else 0.0
+        state = state | {"commands": [*state["commands"], command]}
+        outcome = run(state["setup"], state["commands"])
+        said = "The commands took too long, or printed too much." if outcome is None else outcome[0] or "(nothing)"
+        return state, [{"role": "user", "content": said}], False, 0.0
+
+
+def command_in(text: str) -> str:
+    """The last fenced block of a turn, or all of it."""
+    parts = text.split("```")
+    return (parts[-2].partition("\n")[2] if len(parts) > 2 else text).strip()
+
+
+Outcome = tuple[str, dict[str, str], dict[str, str]]
+"""What the last command printed, and the files before the first and after the last: path -> hash."""
+
+
+def run(setup: str, commands: list[str]) -> Outcome | None:
+    """None if they could not be run to their end."""
+    ending, stdout, _ = run_python(PROGRAM, json.dumps([setup, *commands]), seconds=SECONDS)
+    return tuple(json.loads(stdout)) if ending == "ok" else None
+
+
+def reward(mine: Outcome, gold: Outcome) -> float:
+    """0.01 to 1."""
+    ours, theirs = (changes(before, after) for _, before, after in (mine, gold))
+    added = [path for path, kind in ours & theirs if kind == "added"]
+    same = sum(mine[2][path] == gold[2][path] for path in added) / len(added) if added else 1.0
+    return 0.01 + 0.33 * (1 - math.erf(len(ours ^ theirs)) + same + similarity(mine[0], gold[0]))
+
+
+def changes(before: dict[str, str], after: dict[str, str]) -> set[tuple[str, str]]:
+    """Path, and ``added``, ``deleted`` or ``modified``."""
+    kinds = {path: "deleted" if path not in after else "modified" for path in before if before[path] != after.get(path)}
+    return set((kinds | dict.fromkeys(after.keys() - before.keys(), "added")).items())
+
+
+def similarity(one: str, other: str) -> float:
+    """The cosine of two TF-IDF vectors, 0 to 1, as of scikit-learn: words of two letters or more, smooth idf."""
+    counts = [Counter(re.findall(r"\b\w\w+\b", text.lower())) for text in (one, other)]
+    if not any(counts):
+        return float(one == other)
+    rare = {word: 1 + math.log(3 / (1 + sum(word in c for c in counts))) for word in counts[0] | counts[1]}
+    a, b = ([c[word] * weight for word, weight in rare.items()] for c in counts)
+    return sum(map(mul, a, b)) / (math.hypot(*a) * math.hypot(*b)) if all(counts) else 0.0

@@ -1,0 +1,112 @@
+"""SWE-RL (arXiv 2502.18449): edits of source files, rewarded by how alike their diff and that of the right change are.
+
+A response thinks between ``<think>`` and ``</think>``, and edits between ``<solution>`` and ``</solution>``, in blocks
+
+    ```python
+    ### path
+    <<<<<<< SEARCH
+    lines of the file
+    =======
+    lines in their place
+    >>>>>>> REPLACE
+    ```
+
+As in the authors' code, each file that either change touches is worth the ratio of ``difflib.SequenceMatcher`` of the
+two unified diffs, 0 if one of them has none, and the reward is their mean; -1 if the format is wrong, a search is not
+found, or a block changes nothing. The ground truth is ``{"before": {path: text}, "after": {path: text}}``.
+
+``python -m verl.recipes.swe_rl FOLDER`` writes a small task of that form.
+"""
+
+import difflib
+import random
+from collections.abc import Mapping
+from statistics import fmean
+from typing import Any
+
+from verl.recipes.rl_struct import write_task
+
+DATA_SOURCE = "edit_task"
+OPERATORS = {"sum": "+", "difference": "-", "product": "*", "ratio": "/"}
+
+
+def score(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> dict[str, Any]:
+    """The reward of one response, for ``reward_score.custom_functions``; correct if the change is the right one."""
+    before, after = ground_truth["before"], ground_truth["after"]
+    try:
+        edited = apply_edits(before, blocks_of(solution_str))
+    except ValueError:
+        return {"score": -1.0, "correctness": False}
+    wanted, made = diffs(before, after), diffs(before, edited)
+    reward = fmean(similarity(made.get(path, ""), wanted.get(path, "")) for path in {**wanted, **made})
+    return {"score": reward, "correctness": reward == 1.0}
+
+
+def blocks_of(response: str) -> list[tuple[str, str, str]]:
+    """Path, search and replacement of each block. Raises ``ValueError`` if the format is wrong."""
+    tags = ("<think>", "</think>", "<solution>", "</solution>")
+    if any(response.count(tag) != 1 for tag in tags):
+        raise ValueError("a tag is missing or stands twice")
+    thought = response.partition("<think>")[2].partition("</think>")[0]
+    lines = response.partition("<solution>")[2].partition("</solution>")[0].strip().split("\n")
+    blocks = []
+    for i, line in enumerate(lines[:-1]):
+        if line.startswith("### ") and lines[i + 1] == "<<<<<<< SEARCH" and i and lines[i - 1].startswith("```"):
+            middle = lines.index("=======", i + 2)
+            end = lines.index(">>>>>>> REPLACE", middle + 1)
+            if lines[end + 1 : end + 2] == ["```"]:
+                blocks.append((line[4:], "\n".join(lines[i + 2 : middle]), "\n".join(lines[middle + 1 : end])))
+    if not thought.strip() or not blocks:
+        raise ValueError("no thought, or no block")
+    return blocks
+
+
+def apply_edits(files: Mapping[str, str], blocks: list[tuple[str, str, str]]) -> dict[str, str]:
+    """The edited files alone. Raises ``ValueError`` for a search that is not found, or equals its replacement."""
+    edited: dict[str, str] = {}
+    for path, search, replacement in blocks:
+        # The line break keeps a search from beginning within a line.
+        text = "\n" + edited.get(path, files.get(path, ""))
+        if search == replacement or "\n" + search not in text:
+            raise ValueError(f"{path}: nothing to replace")
+        edited[path] = text.replace("\n" + search, "\n" + replacement)[1:]
+    return edited
+
+
+def diffs(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]:
+    """Path -> unified diff with 3 lines of context and no header, of the files that change."""
+    changed = {}
+    for path, text in after.items():
+        lines = difflib.unified_diff(before.get(path, "").splitlines(), text.splitlines(), lineterm="")
+        changed[path] = "\n".join(list(lines)[2:])
+    return {path: diff for path, diff in changed.items() if diff}
+
+
+def similarity(one: str, other: str) -> float:
+    """0 to 1; 0 if either is empty."""
+    return difflib.SequenceMatcher(None, one, other, autojunk=False).ratio() if one and other else 0.0
+
+
+def rows(count: int, seed: int) -> list[dict[str, Any]]:
+    """``count`` different records of the task, at most a few thousand: a function that computes something else."""
+    generator = random.Random(seed)
+    made: dict[str, dict[str, Any]] = {}
+    while len(made) < count:
+        (right, sign), (wrong, other) = generator.sample(sorted(OPERATORS.items()), 2)
+        a, b = generator.sample("abcdefghijkmnpqrstuvwxyz", 2)
+        before, after = (f"def {right}({a}, {b}):\n    return {a} {s} {b}\n" for s in (other, sign))
+        question = f"### tools.py\n{before}\n{right} returns the {wrong}. Fix it."
+        made[question] = {
+            "data_source": DATA_SOURCE,
+            "prompt": [{"role": "user", "content": question}],
+            "reward_model": {
+                "style": "rule",
+                "ground_truth": {"before": {"tools.py": before}, "after": {"tools.py": after}},
+            },
+            "extra_info": {},
+        }
+    return list(made.values())
+
+
+if __name__ == "__main__":
+    write_task("Write a task of SWE-RL", rows)
