@@ -2,8 +2,8 @@
 
 The program runs in namespaces of its own: it sees ``/usr``, Python's environment and a temporary folder of its
 own, has no network, no environment variables and no capabilities, and a seccomp filter refuses what namespaces leave
-open. Its input and outputs are anonymous files, so there is nobody to talk to unless it is given a pipe. Started by root,
-it is another user.
+open. Its input and outputs are anonymous files, so there is nobody to talk to unless it is given a pipe. Started by
+root, it is another user.
 """
 
 import errno
