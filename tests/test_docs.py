@@ -110,15 +110,19 @@ def test_messages_of_troubleshooting_are_those_of_the_code():
             assert any(part in text for text in texts_of_the_code()), part
 
 
-def test_the_readme_links_every_page_once():
-    links = [link.partition("#")[0] for link in LINK.findall((ROOT / "README.md").read_text())]
-    table = [link for link in links if link.startswith("docs/") and link.endswith(".md")]
-    assert sorted({*table}) == [f"docs/{path.name}" for path in sorted(DOCS.glob("*.md"))]
+def test_the_readme_links_every_page_and_the_site_has_it():
+    pages = {f"docs/{path.name}" for path in DOCS.glob("*.md")}
+    table = (ROOT / "README.md").read_text().partition("## Pages")[2]
+    linked = [link for link in LINK.findall(table) if link.startswith("docs/")]
+    assert sorted(linked) == sorted(pages)  # each once
+    navigation = re.findall(r": (docs/\w+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert sorted(navigation) == sorted(pages)
 
 
-def test_commands_of_the_tutorial_are_commands():
-    trainings = [shlex.split(line)[2:] for line in commands("tutorial") if line.startswith("bash train.sh")]
-    assert len(trainings) >= 2
+@pytest.mark.parametrize(("name", "number"), [("tutorial", 3), ("from_trl", 1)])
+def test_trainings_on_the_pages_have_options_that_there_are(name: str, number: int):
+    trainings = [shlex.split(line)[2:] for line in commands(name) if line.startswith("bash train.sh")]
+    assert len(trainings) == number
     for overrides in trainings:
         load_config(PPOConfig, "ppo_trainer", [word for word in overrides if "=" in word])
 

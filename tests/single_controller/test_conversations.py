@@ -111,18 +111,15 @@ class Environment:
 
     role = "user"
 
-    def __init__(self, seconds: float = 0.0, turns: int = 4) -> None:
-        self.seconds, self.turns = seconds, turns
+    def __init__(self, seconds: float = 0.0, turns: int = 4, is_async: bool = False) -> None:
+        self.seconds, self.turns, self.is_async = seconds, turns, is_async
         self.threads = ThreadPoolExecutor(4)
 
-    def ask(self, steps: Sequence[Step]) -> Future[list[Answer]]:
-        return self.threads.submit(self.answers, list(steps))
-
-    def answers(self, steps: list[Step]) -> list[Answer]:
-        time.sleep(random.uniform(0, self.seconds))
-        return [self.answer(step) for step in steps]
+    def ask(self, steps: Sequence[Step]) -> list[Future[Answer]]:
+        return [self.threads.submit(self.answer, step) for step in steps]
 
     def answer(self, step: Step) -> Answer:
+        time.sleep(random.uniform(0, self.seconds))
         turn = int(step.state or 0) + 1
         done = turn == self.turns
         messages = [] if done else [{"role": "user", "content": f"say {turn}"}]
@@ -184,7 +181,27 @@ def test_slow_environments_change_no_result(converse, deterministic: bool):
     expected = converse()
     for seed in range(3):
         random.seed(seed)
-        same(converse(Engines(slots=2), Environment(0.02), deterministic), expected)
+        same(converse(Engines(slots=2), Environment(0.02, is_async=seed % 2 == 1), deterministic), expected)
+
+
+class Patient(Environment):
+    """Answers once the engine has worked on, unless it has nothing to work on."""
+
+    def __init__(self, engines: Engines) -> None:
+        super().__init__(is_async=True)
+        self.engines = engines
+
+    def answer(self, step: Step) -> Answer:
+        before, started = self.engines.messages, time.monotonic()
+        while self.engines.messages == before and any(self.engines.running):
+            assert time.monotonic() < started + 60, "the engine waits for an environment while it has work"
+            time.sleep(0.001)
+        return super().answer(step)
+
+
+def test_an_engine_works_on_while_environments_answer(converse):
+    engines = Engines(count=1, slots=9)
+    same(converse(engines, Patient(engines), deterministic=False), converse())
 
 
 def test_an_evaluation_asks_for_no_logprobs(converse):

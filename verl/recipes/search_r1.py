@@ -32,24 +32,24 @@ class Search:
         return {"documents": record.extra_info["documents"], "answers": truth if isinstance(truth, list) else [truth]}
 
     def step(self, state: dict[str, Any], turn: Any) -> tuple[dict[str, Any], list[dict[str, str]], bool, float]:
-        action, asked = action_in(turn.text)
+        action, content = action_in(turn.text)
         if action == "answer":
-            return state, [], True, float(normal(asked) in [normal(str(answer)) for answer in state["answers"]])
+            return state, [], True, float(normal(content) in [normal(str(answer)) for answer in state["answers"]])
         said = "Write <search>your query</search> to search, or <answer>your answer</answer>."
         if action == "search":
-            said = f"<information>{' '.join(best(asked, state['documents']))}</information>"
+            said = f"<information>{' '.join(best(content, state['documents']))}</information>"
         return state, [{"role": "user", "content": said}], False, 0.0
 
 
 def action_in(text: str) -> tuple[str, str]:
-    """``search`` or ``answer``, whichever tag is complete first, and what is in it; two empty texts without any."""
-    found = []
+    """``search`` or ``answer``, whichever complete tag opens first, and its content; two empty texts without any."""
+    actions = []
     for action in ("search", "answer"):
-        _, opened, rest = text.partition(f"<{action}>")
-        asked, closed, _ = rest.partition(f"</{action}>")
+        before, opened, rest = text.partition(f"<{action}>")
+        content, closed, _ = rest.partition(f"</{action}>")
         if opened and closed:
-            found.append((text.index(opened), action, asked.strip()))
-    return min(found)[1:] if found else ("", "")
+            actions.append((len(before), action, content.strip()))
+    return min(actions)[1:] if actions else ("", "")
 
 
 def normal(answer: str) -> str:

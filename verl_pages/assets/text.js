@@ -49,9 +49,11 @@ function formula(text) {
   return place;
 }
 
-// The nodes of an answer: often a formula without the signs around one.
+// The nodes of an answer: often a formula without the signs around one. Words would lose the spaces between them.
 function answerNodes(text) {
-  const bare = window.katex && browse.formulas && text.length <= 1000 && ANSWER.test(text) && formula(`\\(${text}\\)`);
+  const worded = /[a-zA-Z]{3}/.test(text.replace(/\\(?:text|mathrm|operatorname)\{[^{}]*\}|\\[a-zA-Z]+/g, ""));
+  const typeset = window.katex && browse.formulas && text.length <= 1000 && !worded && ANSWER.test(text);
+  const bare = typeset && formula(`\\(${text}\\)`);
   return bare ? [bare] : richText(text);
 }
 
