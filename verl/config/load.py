@@ -57,7 +57,8 @@ def fast_dtype(device: str) -> str:
     ``auto`` is taken for a GPU where there is a device file of one, or a cluster, whose machines may have some.
     """
     elsewhere = any(os.environ.get(name) not in (None, "", "local") for name in ("RAY_ADDRESS", "NNODES"))
-    gpu = elsewhere or any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/kfd").exists()
+    # NVIDIA's, AMD's, and those of Windows below.
+    gpu = elsewhere or any(any(Path("/dev").glob(name)) for name in ("nvidia[0-9]*", "kfd", "dxg"))
     if device == "cuda" or (device == "auto" and gpu):
         return "bfloat16"
     flags = PROCESSOR.read_text().split() if PROCESSOR.exists() else []
