@@ -93,7 +93,7 @@ class VLLMSampler:
         return None if self.turns is None else self.turns.measured()
 
     def _begin(self, request_id: str, response: Batch | None) -> Beginning:
-        """What there is of a response, None of one that is new and will not be cut; it is noted."""
+        """Note how a response begins; ``response`` is None for a new one that will not be cut."""
         if response is None:
             return Beginning([], 0, 0)
         tokens: list[int] = response.response_tokens.tolist()

@@ -274,7 +274,7 @@ def serve(
     for engine, requests in enumerate(queue.first()):
         # Even none: engines may have to begin together.
         engines.send(engine, *message(requests))
-    more = False
+    more = stopped = False
     while engines.busy or more:
         from_all = deterministic and (queue.left > 0 or enough is not None or answered is not None)
         replies = engines.receive(from_all) if engines.busy else []
@@ -284,8 +284,10 @@ def serve(
                 continue
             queue.finish(engine, *take(reply))
             idle.add(engine)
-        more = answered is not None and answered(deterministic or not engines.busy)
-        if enough is not None and enough():
+        works = engines.busy or (not stopped and (any(queue.held) or queue.left > 0))
+        more = answered is not None and answered(deterministic or not works)
+        stopped = enough is not None and enough()
+        if stopped:
             continue
         for engine in sorted(idle):
             requests = queue.take(engine)
