@@ -1,5 +1,5 @@
 # Shortcuts; each target is one or two plain commands that can be typed by hand.
-.PHONY: setup checks docs quick test pretend-cuda nightly train eval clean
+.PHONY: setup checks docs site quick test pretend-cuda nightly release train eval clean
 
 BIN := .venv/bin
 
@@ -12,11 +12,16 @@ checks: setup
 	$(BIN)/mypy
 	$(BIN)/python scripts/make_training_config.py --check
 	$(BIN)/python scripts/make_from_verl.py --check
+	$(BIN)/python scripts/make_site.py
 
-# TRAINING_CONFIG.md, from the docstrings in verl/config/ and the values in configs/; docs/from_verl.md, from verl/cli/.
+# TRAINING_CONFIG.md, from the docstrings in verl/config/ and the values in configs/; docs/from_verl_options.md, from verl/cli/.
 docs: setup
 	$(BIN)/python scripts/make_training_config.py
 	$(BIN)/python scripts/make_from_verl.py
+
+# The pages as a searchable site, build/site/index.html; a broken link is an error.
+site: setup
+	$(BIN)/python scripts/make_site.py
 
 # Three tiers: without processes, what continuous integration runs, and what takes minutes a test.
 quick:
@@ -31,6 +36,15 @@ pretend-cuda:
 
 nightly:
 	bash scripts/test.sh -m nightly
+
+# Before a tag: the checks, every tier, and the sdist and wheel in dist/. It tags nothing.
+release: checks
+	bash scripts/test.sh
+	bash scripts/test.sh -m nightly
+	rm -rf dist
+	$(BIN)/python setup.py -q sdist
+	$(BIN)/python -m pip wheel --no-deps --no-build-isolation --wheel-dir dist dist/*.tar.gz
+	@echo "dist/ is ready; tag it v$$($(BIN)/python setup.py --version)"
 
 train:
 	bash train.sh

@@ -14,6 +14,9 @@ set -euo pipefail
 # embedded if nothing is named here or there.
 ACTIVE_CONFIG_SET=${ACTIVE_CONFIG_SET:-}
 
+# Several of these, one after another, unless one is named above or on the command line: (FULL_PASS1 SMALL_SAMPLES_PASS16).
+ACTIVE_CONFIG_SETS=()
+
 # The runs to compare, in this order. Empty: all runs of RUN_NAME_MAP, sorted.
 RUN_ALIASES=()
 
@@ -49,6 +52,7 @@ declare -A MAX_RESPONSE_LENGTH_MAP=(
 TEMPERATURES="" # separated by commas
 TOP_P=""
 N_SAMPLING=""
+EVAL_SEED=""
 
 CALCULATE_METRICS=false # effective rank, velocity and acceleration of every response
 METRIC_STRIDE=20        # tokens from one prefix to the next in these metrics
@@ -57,6 +61,14 @@ USE_WANDB=false
 
 export VERL_SHELL_FOLDER=$PWD # relative paths may mean this folder
 cd "$(dirname "${BASH_SOURCE[0]}")"
+
+if [[ -z $ACTIVE_CONFIG_SET && " $*" != *" evaluation="* ]]; then
+  script=$PWD/eval.sh
+  for set in "${ACTIVE_CONFIG_SETS[@]}"; do
+    (cd "$VERL_SHELL_FOLDER" && ACTIVE_CONFIG_SET=$set bash "$script" "$@")
+  done
+  ((${#ACTIVE_CONFIG_SETS[@]} == 0)) || exit 0
+fi
 
 die() {
   printf 'eval.sh: %s\n' "$*" >&2
@@ -99,6 +111,7 @@ done
 [[ -z $TEMPERATURES ]] || overrides+=("temperatures=[$TEMPERATURES]")
 [[ -z $TOP_P ]] || overrides+=("top_p=$TOP_P")
 [[ -z $N_SAMPLING ]] || overrides+=("n_sampling=$N_SAMPLING")
+[[ -z $EVAL_SEED ]] || overrides+=("seed=$EVAL_SEED")
 [[ $CALCULATE_METRICS == false ]] || overrides+=(calculator.enable=true "calculator.diff_stride=$METRIC_STRIDE")
 [[ $USE_WANDB == false ]] || overrides+=('trainer.logger=[console,wandb]')
 

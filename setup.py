@@ -35,7 +35,8 @@ class BuildWithShippedFiles(build_py):
     def run(self) -> None:
         super().run()
         if not self.editable_mode:
-            for name in ("configs", "data/arithmetic", "data/arithmetic_tools", "data/tiny_model"):
+            models = ("data/tiny_model", "data/tiny_tool_model")
+            for name in ("configs", "data/arithmetic", "data/arithmetic_tools", *models):
                 target = Path(self.build_lib, "verl", "shipped", name)
                 shutil.copytree(ROOT / name, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
 

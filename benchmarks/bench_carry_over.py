@@ -53,9 +53,9 @@ class Engine:
         rollout: Any = self.worker.rollout
         made = rollout._sampling_params
 
-        def forced(sampling: Any, stream: int, num_begun: int) -> Any:
-            params = made(sampling, stream, num_begun)
-            params.max_tokens = self.lengths[stream % len(self.lengths)] - num_begun
+        def forced(sampling: Any, stream: int, beginning: Any) -> Any:
+            params = made(sampling, stream, beginning)
+            params.max_tokens = self.lengths[stream % len(self.lengths)] - len(beginning.tokens)
             params.ignore_eos, params.stop_token_ids = True, []
             return params
 

@@ -1,8 +1,8 @@
-"""Write the tables of docs/from_verl.md: what becomes of each of veRL's options, by the translator's own table.
+"""Write docs/from_verl_options.md: what becomes of each of veRL's options, by the translator's own table.
 
 python scripts/make_from_verl.py [--check]
 
-The rest of the page is written by hand. With --check nothing is written, and exit code 1 means that it is stale.
+With --check nothing is written, and exit code 1 means that the page is stale.
 """
 
 import argparse
@@ -12,8 +12,13 @@ from pathlib import Path
 
 from verl.cli.verl_options import OPTIONS
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "from_verl.md"
-BEGIN, END = "<!-- Written by scripts/make_from_verl.py: begin -->\n", "<!-- end -->\n"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "from_verl_options.md"
+HEAD = """# veRL's options
+
+What becomes of each option of a command of veRL's ([from_verl.md](from_verl.md)). Options of one meaning share a row. A
+name that ends in `.*` stands for the other options of its group. "only `x`": this value has no effect, and any other
+is refused. Written by `scripts/make_from_verl.py`.
+"""
 
 
 def tables() -> str:
@@ -32,7 +37,7 @@ def _table(title: str, rows: dict[str, list[str]]) -> str:
         rows, key=lambda meaning: meaning.startswith(("only", "refused")) + 2 * meaning.startswith("no effect")
     )
     lines = "\n".join(f"| {', '.join(rows[meaning])} | {meaning} |" for meaning in ordered)
-    return f"### {heading}\n\n| veRL's option | Here |\n|---|---|\n{lines}\n"
+    return f"## {heading}\n\n| veRL's option | Here |\n|---|---|\n{lines}\n"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,14 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if the page is stale")
     check = parser.parse_args(argv).check
-    text = PAGE.read_text()
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    current = f"{before}{BEGIN}\n{tables()}\n{END}{after}"
+    current = f"{HEAD}\n{tables()}"
     if not check:
         PAGE.write_text(current)
-    elif text != current:
-        print("docs/from_verl.md is stale; run: python scripts/make_from_verl.py", file=sys.stderr)
+    elif PAGE.read_text() != current:
+        print("docs/from_verl_options.md is stale; run: python scripts/make_from_verl.py", file=sys.stderr)
         return 1
     return 0
 

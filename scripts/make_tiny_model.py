@@ -80,6 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         make_random_model(random_model, args.seed, args.tools)
         training = [
             *(sys.executable, "-m", "verl.trainer.main_sft", f"model.path={random_model}", f"seed={args.seed}"),
+            "optim.lr=2e-3",
             f"data.train_files=[{args.data / 'sft_train.parquet'}]",
             f"data.val_files=[{args.data / 'sft_val.parquet'}]",
             # Accuracy rises by some 5 points in 20 steps there, so the stop lands close above the target.

@@ -180,7 +180,7 @@ def test_an_exception_in_a_stage_becomes_its_reason(monkeypatch, tmp_path):
     assert run("versions", ModuleNotFoundError("No module named 'ray'")) == {
         "status": "failed",
         "reason": "ModuleNotFoundError: No module named 'ray'",
-        "to_do": "install what requirements.txt lists (README.md, Install)",
+        "to_do": "install what requirements.txt lists (docs/installation.md)",
     }
     assert run("versions", RuntimeError("one\ntwo")) == {"status": "failed", "reason": "RuntimeError: one"}
     assert run("versions", Failed("off", {"value": 1}, "fix it"))["to_do"] == "fix it"

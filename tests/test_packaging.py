@@ -135,3 +135,4 @@ def test_verl_beside_it_is_refused(installed: Path, tmp_path: Path):
 
 def test_the_version_has_one_home():
     assert f"\nversion: {verl.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"\n## [{verl.__version__}] - " in (ROOT / "CHANGELOG.md").read_text()

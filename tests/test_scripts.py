@@ -233,12 +233,20 @@ SWITCHED_ON = "calculator.enable=true calculator.diff_stride=20 trainer.logger=[
         ("seed=3", {"ACTIVE_CONFIG_SET": "FULL_PASS1", **RUNS}, f"evaluation=FULL_PASS1 {RUN_A} {RUN_B} seed=3"),
         # Aliases choose the runs and their order.
         ("benchmarks=x", {"RUN_ALIASES": "(b a)", **RUNS}, f"{RUN_B} {RUN_A} benchmarks=x"),
+        ("evaluation=A", {"ACTIVE_CONFIG_SETS": "(B C)"}, "evaluation=A"),
+        ("", {"ACTIVE_CONFIG_SETS": "(B C)", "ACTIVE_CONFIG_SET": "A"}, "evaluation=A"),
+        ("seed=3", {"EVAL_SEED": "7"}, "evaluation=embedded seed=7 seed=3"),
         ("", SAMPLING, "evaluation=embedded temperatures=[0.6,1.0] top_p=0.9 n_sampling=8"),
         ("", SWITCHES, f"evaluation=embedded {SWITCHED_ON}"),
     ],
 )
 def test_eval_passes_on_settings_and_arguments(checkout: Path, args: str, settings: dict[str, str], overrides: str):
     assert evaluate(checkout, *args.split(), **settings) == (0, [f"{EVALUATE} {overrides}"], "")
+
+
+def test_eval_evaluates_several_sets_one_after_another(checkout: Path):
+    code, calls, _ = evaluate(checkout, "a=b c", ACTIVE_CONFIG_SETS="(A B)", **RUNS)
+    assert (code, calls) == (0, [f"{EVALUATE} evaluation={name} {RUN_A} {RUN_B} a=b c" for name in "AB"])
 
 
 ALIASES = "use a letter, then letters, digits, _ and -"

@@ -199,12 +199,14 @@ class Batch:
     @property
     def policy_mask(self) -> Tensor:
         """[B, R] bool, true on response tokens that the policy sampled: all but those of an environment."""
-        return self.mask if "source" not in self else self.pad(self.source == POLICY, False)
+        return self.pad(self.by_policy, False) if "source" in self else self.mask
 
     @property
     def by_policy(self) -> Tensor:
         """[M] bool, whether the policy sampled a response token."""
-        return self.flat(self.policy_mask)
+        if "source" in self:
+            return self.source == POLICY
+        return torch.ones(self._size(RESPONSE_TOKEN), dtype=torch.bool, device=self.device)
 
     @property
     def policy_lengths(self) -> Tensor:
@@ -334,17 +336,20 @@ class Batch:
     @property
     def rank_metrics(self) -> dict[str, Tensor]:
         """Metric name -> [B, L], in the order the calculator gives them; none where nothing is captured."""
-        return {name.removeprefix(RANK): v for name, v in self._columns.items() if name.startswith(RANK)}
+        return self._family(RANK)
 
     @property
     def turn_metrics(self) -> dict[str, Tensor]:
         """Metric name -> [B, K, L], of the first K turns of conversations; none of other responses."""
-        return {n.removeprefix(TURN_RANK): v for n, v in self._columns.items() if n.startswith(TURN_RANK)}
+        return self._family(TURN_RANK)
 
     @property
     def prefix_metrics(self) -> dict[str, Tensor]:
         """Metric name -> [M, L], of the response up to each token; none without ``calculator.keep_prefixes``."""
-        return {name.removeprefix(PREFIX): v for name, v in self._columns.items() if name.startswith(PREFIX)}
+        return self._family(PREFIX)
+
+    def _family(self, prefix: str) -> dict[str, Tensor]:
+        return {name.removeprefix(prefix): v for name, v in self._columns.items() if name.startswith(prefix)}
 
     def padded(self, name: str, fill: float = 0.0) -> Tensor:
         """A response-token column as [B, R, ...], ``fill`` on padding; a column of episodes as it is."""
@@ -380,31 +385,25 @@ class Batch:
 
     def __getitem__(self, rows: Tensor | slice | Sequence[int]) -> Self:
         """The episodes of these indices or of this mask [B] bool, in that order; copies of their entries."""
-        if isinstance(rows, slice):
-            start, stop, step = rows.indices(len(self))
-            if step == 1:
-                return self._between(start, max(start, stop))
-            rows = torch.arange(len(self))[rows]
-        index = torch.as_tensor(rows)
-        if index.dim() != 1:
-            raise TypeError(f"batch[{rows}]: not a list, mask or slice of episodes; batch[[i]] has the single one i")
-        index = index.nonzero().flatten() if index.dtype == torch.bool else index.long()
-        places = {
-            TOKEN: spans(self.lengths, index),
-            RESPONSE_TOKEN: spans(self.response_lengths, index),
-            EPISODE: index,
-        }
-        chosen = {name: take(values, places[self._kinds[name]]) for name, values in self._columns.items()}
-        return self._like(self.prompt_lengths[index], self.response_lengths[index], chosen)
-
-    def _between(self, start: int, stop: int) -> Self:
-        """Neighbouring episodes, whose entries are neighbours too, so that no index of tokens is made."""
         counts = {TOKEN: self.lengths, RESPONSE_TOKEN: self.response_lengths}
-        places = {kind: slice(int(n[:start].sum()), int(n[:stop].sum())) for kind, n in counts.items()}
-        places[EPISODE] = rows = slice(start, stop)
-        chosen = {name: values[places[self._kinds[name]]] for name, values in self._columns.items()}
-        copies = {name: values if isinstance(values, list) else values.clone() for name, values in chosen.items()}
-        return self._like(self.prompt_lengths[rows].clone(), self.response_lengths[rows].clone(), copies)
+        places: dict[str, Any]
+        index: Any
+        if isinstance(rows, slice) and rows.step in (None, 1):
+            # The entries of neighbours are neighbours too, so that no index of tokens is made.
+            start, stop, _ = rows.indices(len(self))
+            index = slice(start, max(start, stop))
+            places = {kind: slice(int(n[:start].sum()), int(n[: index.stop].sum())) for kind, n in counts.items()}
+        else:
+            index = torch.as_tensor(range(len(self))[rows] if isinstance(rows, slice) else rows)
+            if index.dim() != 1:
+                raise TypeError(
+                    f"batch[{rows}]: not a list, mask or slice of episodes; batch[[i]] has the single one i"
+                )
+            index = index.nonzero().flatten() if index.dtype == torch.bool else index.long()
+            places = {kind: spans(n, index) for kind, n in counts.items()}
+        places[EPISODE] = index
+        chosen = {name: take(values, places[self._kinds[name]]) for name, values in self._columns.items()}
+        return self._like(take(self.prompt_lengths, index), take(self.response_lengths, index), chosen)
 
     def split(self, num_rows: int) -> Iterator[Self]:
         """Consecutive parts of ``num_rows`` episodes, the last of what is left."""

@@ -124,8 +124,10 @@ def positions_within(lengths: Tensor) -> Tensor:
     return torch.arange(int(lengths.sum()), device=lengths.device) - starts.repeat_interleave(lengths)
 
 
-def take(values: Any, index: Tensor) -> Any:
-    """The entries of a column at ``index``."""
+def take(values: Any, index: Tensor | slice) -> Any:
+    """A copy of the entries of a column at ``index``."""
+    if isinstance(index, slice):
+        return values[index] if isinstance(values, list) else values[index].clone()
     return [values[i] for i in index.tolist()] if isinstance(values, list) else values[to_device(index, values.device)]
 
 

@@ -121,7 +121,7 @@ def gather_samples(runs: Sequence[RunFolder], max_raw: int = MAX_RAW_BYTES) -> G
             gathered.shaping[number].append([file.step, *shares])
         for row in rows:
             key = (file.split, row["uid"], row["prompt"])
-            prompt = prompts.setdefault(key, PromptSamples(*key, row["data_source"], row["ground_truth"]))
+            prompt = prompts.setdefault(key, PromptSamples(*key, row["data_source"], _shown_truth(row["ground_truth"])))
             prompt.cells.setdefault((number, file.step), []).append(row)
         gathered.metrics += [
             name.removeprefix(METRIC_PREFIX) for name in _shown(opened) if name.startswith(METRIC_PREFIX)
@@ -164,6 +164,15 @@ def _raw_bytes(path: Path) -> int:
         return sum(facts.row_group(i).total_byte_size for i in range(facts.num_row_groups))
     except (OSError, pa.ArrowException, ValueError):
         return 0
+
+
+def _shown_truth(text: str) -> str:
+    """A ground truth, JSON in the file; a text without its quotation marks and escapes."""
+    try:
+        truth = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return truth if isinstance(truth, str) else text
 
 
 def _open(path: Path) -> pq.ParquetFile:

@@ -57,7 +57,7 @@ def run(context: Context) -> Record:
 def failure(reason: str, to_do: str | None = None) -> Record:
     """The record of a stage that failed; a missing package has one fix, in whatever process it is missed."""
     if to_do is None and "ModuleNotFoundError" in reason:
-        to_do = "install what requirements.txt lists (README.md, Install)"
+        to_do = "install what requirements.txt lists (docs/installation.md)"
     return {"status": FAILED, "reason": reason} | ({} if to_do is None else {"to_do": to_do})
 
 

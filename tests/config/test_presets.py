@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from verl.config import PPOConfig, load_config
+from verl.config import PPOConfig, SFTConfig, load_config
 from verl.config.load import CONFIG_DIR
 
 
@@ -48,7 +48,7 @@ def test_the_tables_name_every_shipped_file():
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_experiment_with_every_preset(experiment: str, preset: str):
-    config = load(f"preset={preset}", f"experiment={experiment}")
+    config = load(f"preset={preset}", f"experiment={experiment}", "device=cuda")
     (length, stride, buffer, lr, critic_lr, steps, mode, dtype), entropy, aggregation, n = PRESETS[preset]
     signal, sets = EXPERIMENTS[experiment]
     actor, scores, manager = config.actor, config.reward_score, config.reward_manager
@@ -87,6 +87,33 @@ def test_sizes_go_with_the_longest_response(overrides, lengths, micro_batches, s
     assert (config.data.max_prompt_length, config.data.max_response_length) == lengths
     assert (actor.ppo_max_token_len_per_gpu, actor.log_prob_max_token_len_per_gpu) == micro_batches
     assert (config.calculator.diff_stride, config.reward_score.overlong_buffer.len) == (stride, buffer)
+
+
+@pytest.mark.parametrize(
+    ("device", "processor", "cluster", "dtype"),
+    [
+        ("cpu", "flags : fpu avx2 avx512f", "", "float32"),
+        ("cpu", "flags : fpu avx512_bf16", "", "bfloat16"),
+        ("cpu", "Features : fp asimd bf16", "head:6379", "bfloat16"),
+        ("cpu", "flags : fpu avx512f", "head:6379", "float32"),
+        ("cuda", "flags : fpu", "", "bfloat16"),
+        # Its machines may have GPUs.
+        ("auto", "flags : fpu", "head:6379", "bfloat16"),
+    ],
+)
+def test_a_pretrained_model_has_the_precision_of_its_device(device, processor, cluster, dtype, tmp_path, monkeypatch):
+    file = tmp_path / "cpuinfo"
+    file.write_text(f"model name : some processor\n{processor}\n")
+    monkeypatch.setattr("verl.config.load.PROCESSOR", file)
+    monkeypatch.setenv("RAY_ADDRESS", cluster)
+    assert load("preset=foreign", f"device={device}").model.param_dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("override", "rate"), [("seed=1", 2e-3), ("model.path=my/pretrained", 1e-5), ("model=qwen2.5_1.5b", 1e-5)]
+)
+def test_fine_tuning_of_a_pretrained_model_has_its_learning_rate(override: str, rate: float):
+    assert load_config(SFTConfig, "sft", [override]).optim.lr == rate
 
 
 def test_a_pretrained_models_settings():

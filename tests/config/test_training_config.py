@@ -1,4 +1,4 @@
-"""TRAINING_CONFIG.md and docs/from_verl.md say what the code says."""
+"""TRAINING_CONFIG.md and docs/from_verl_options.md say what the code says."""
 
 import runpy
 from dataclasses import fields, is_dataclass

@@ -47,6 +47,9 @@ def rendered(template: str, question: str, demonstrations: list[tuple[str, str]]
             f"<|im_start|>user\nWhat is {{1}}?\n{BOXED}<|im_end|>\n<|im_start|>assistant\n",
         ),
         ("deepseek-r1", f"<｜User｜>What is {{1}}?\n{BOXED}<｜Assistant｜><think>\n"),
+        ("o1_cot", f"[Round 0] USER:\nWhat is {{1}}?\n{BOXED} ASSISTANT:\n"),
+        ("wizard_zs", "### Instruction:\nWhat is {1}?\n\n### Response: Let's think step by step."),
+        ("numina", "### Problem: What is {1}?\n### Solution:"),
         ("mistral", f"[INST] What is {{1}}?\n{BOXED} [/INST]"),
     ],
 )

@@ -35,7 +35,12 @@ def command(tiny_model, tmp_path_factory) -> list[str]:
     return [
         *(sys.executable, "-m", "verl.trainer.main_sft", f"model.path={tiny_model}"),
         *(f"data.train_files={folder}/train.parquet", f"data.val_files={folder}/val.parquet"),
-        *("data.train_batch_size=8", "data.micro_batch_size_per_gpu=2", "trainer.total_training_steps=3"),
+        *(
+            "optim.lr=2e-3",
+            "data.train_batch_size=8",
+            "data.micro_batch_size_per_gpu=2",
+            "trainer.total_training_steps=3",
+        ),
         *("trainer.save_freq=1", "trainer.profile_steps=[2]", "device=cpu"),
         f"trainer.default_local_dir={folder / 'run'}",
     ]

@@ -1,17 +1,21 @@
 """Configurations, tasks and stand-ins for engines that several tests of the evaluation use."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from hydra import compose, initialize_config_dir
 
+from verl.batch import Batch
 from verl.config import CONFIG_DIR
 from verl.config.evaluation import EvaluationConfig, parse_evaluation_config
 from verl.evaluation.benchmarks import Problem
 from verl.evaluation.targets import Target
 from verl.evaluation.tasks import EvaluationTask
-from verl.rollout.requests import FinishedSample, FinishedSamples, SampleRequest
+from verl.models.tokenizer import load_tokenizer
+from verl.rollout.requests import ResponseRequests
 
 
 def evaluation_config(*overrides: str, **changes: Any) -> EvaluationConfig:
@@ -39,31 +43,27 @@ def make_task(
 
 
 class FakeEngines:
-    """Engines that answer a request after as many messages as its seed says, at most three."""
+    """Engines that answer requests a third at a time."""
 
-    def __init__(self, num_engines: int) -> None:
-        self.queues: list[list[tuple[int, SampleRequest]]] = [[] for _ in range(num_engines)]
-        self.asked: list[SampleRequest] = []
-        self._replies: dict[int, FinishedSamples] = {}
+    def __init__(self, model_path: str) -> None:
+        self.tokenizer = load_tokenizer(model_path, False)
+        self.prompts: list[list[int]] = []
+        self.temperatures: list[float] = []
 
-    @property
-    def busy(self) -> bool:
-        return bool(self._replies)
+    def run(
+        self, copies: int, requests: ResponseRequests, deterministic: bool, on_finished: Callable[[Batch], None]
+    ) -> None:
+        """In place of :func:`verl.single_controller.generation.run_engines`."""
+        self.prompts += requests.prompt_ids
+        self.temperatures += [requests.sampling_of(i).temperature for i in requests.rows]
+        for third in range(3):
+            asked = requests.of([i for i in requests.rows if requests.streams[i] % 3 == third])
+            if asked.rows:
+                on_finished(self._answers(asked))
 
-    def send(self, engine: int, requests: list[SampleRequest], steps: int) -> None:
-        assert engine not in self._replies and steps > 0
-        self.asked += requests
-        queue = self.queues[engine]
-        queue += [(request.stream % 3, request) for request in requests]
-        answers = [_answer(request) for left, request in queue if left == 0]
-        self._replies[engine] = FinishedSamples(answers, num_waiting=0, num_ended=len(answers))
-        queue[:] = [(left - 1, request) for left, request in queue if left > 0]
-
-    def receive(self, from_all: bool) -> list[tuple[int, FinishedSamples]]:
-        engines = sorted(self._replies) if from_all else [min(self._replies)]
-        return [(engine, self._replies.pop(engine)) for engine in engines]
-
-
-def _answer(request: SampleRequest) -> FinishedSample:
-    text = f"{request.prompt_ids} {request.stream} \\boxed{{{request.stream % 3}}}"
-    return FinishedSample(request.key, text, len(text), request.stream % 2 == 0, {})
+    def _answers(self, requests: ResponseRequests) -> Batch:
+        pairs = zip(requests.prompt_ids, requests.streams, strict=True)
+        texts = [f"{prompt} {stream} \\boxed{{{stream % 3}}}" for prompt, stream in pairs]
+        responses = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        cut = torch.tensor([stream % 2 == 0 for stream in requests.streams])
+        return Batch.of(requests.prompt_ids, responses, request=torch.tensor(list(requests.rows)), truncated=cut)

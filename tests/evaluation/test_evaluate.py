@@ -22,7 +22,6 @@ from verl.evaluation.evaluate import run_evaluation
 from verl.evaluation.progress import EvaluationDisplay
 from verl.evaluation.tasks import count_workers
 from verl.rewards.pool import VerifierPool
-from verl.rollout.queue import EngineRoom
 from verl.rollout.requests import EngineModel, sample_stream
 from verl.run.session import RaySession
 from verl.single_controller.failures import WorkerError
@@ -36,13 +35,9 @@ BROKEN = 13
 
 
 class Started(FakeEngines):
-    """Workers that are engines at the same time."""
+    """In place of the workers."""
 
     device_type = "cpu"
-
-    def run(self, method: str) -> list[EngineRoom]:
-        assert method == "room"
-        return [EngineRoom(2, 2)] * len(self.queues)
 
     def close(self) -> None: ...
 
@@ -61,11 +56,11 @@ def engines(verifiers: VerifierPool, monkeypatch: pytest.MonkeyPatch) -> list[tu
     def start(session: RaySession, model: EngineModel, config: EvaluationConfig) -> Started:
         if model.max_response_length == BROKEN:
             raise WorkerError("worker 0 failed in start:\nTraceback:\n  File engine.py\nValueError: no weights\n")
-        started.append((model, Started(session.world_size)))
+        started.append((model, Started(model.path)))
         return started[-1][1]
 
     monkeypatch.setattr(generation, "start_engines", start)
-    monkeypatch.setattr(generation, "Exchange", lambda workers, method, copies: workers)
+    monkeypatch.setattr(generation, "run_engines", lambda workers, *arguments, **steps: workers.run(*arguments))
     # One pool for all tests: a process takes seconds to start.
     kept = SimpleNamespace(config=verifiers.config, score_batch=verifiers.score_batch, close=lambda: None)
     monkeypatch.setattr(evaluate_module, "VerifierPool", lambda *_: kept)
@@ -115,16 +110,16 @@ def test_the_same_command_again_changes_nothing(engines, evaluate, tmp_path):
     stored = {"generation.json", "samples.jsonl", "verdicts.jsonl", "results.json", "samples.parquet"}
     assert {path.name for path in samples.iterdir()} == stored
     (model, workers) = engines[0]
-    assert (model.stop, model.top_p, model.max_response_length, len(workers.asked)) == ([], 1.0, 12, 6)
+    assert (model.stop, model.max_response_length, len(workers.prompts)) == ([], 12, 6)
     # Each sample from its own stream, and a problem's samples from its prompt.
-    prompts = list(dict.fromkeys(tuple(request.prompt_ids) for request in workers.asked))
+    prompts = list(dict.fromkeys(map(tuple, workers.prompts)))
     responses = [json.loads(line) for line in (samples / "samples.jsonl").read_text().splitlines()]
     assert {(row["problem"], row["sample"]): row["response"].partition(" \\")[0] for row in responses} == {
         (i, j): f"{list(prompts[i])} {sample_stream(0, 'mine', i, j)}" for i in range(3) for j in range(2)
     }
     assert len({sample_stream(7, "sums", i, j) for i in range(100) for j in range(100)}) == 10_000
     # As long as the longest prompt and a response.
-    assert model.max_model_len == max(len(request.prompt_ids) for request in workers.asked) + 12
+    assert model.max_model_len == max(map(len, workers.prompts)) + 12
     metrics = (folder / "metrics.jsonl").read_text()
     record = json.loads(metrics)
     assert record["step"] == 0 and 0 <= record["model/mine/pass@1"] <= record["model/mine/pass@2"] <= 1
@@ -134,7 +129,7 @@ def test_the_same_command_again_changes_nothing(engines, evaluate, tmp_path):
     assert {path.name: path.read_bytes() for path in samples.iterdir()} == before
     assert (folder / "metrics.jsonl").read_text() == metrics
 
-    assert evaluate("n_sampling=3")[0] == 0 and len(engines[1][1].asked) == 3
+    assert evaluate("n_sampling=3")[0] == 0 and len(engines[1][1].prompts) == 3
     stored = (samples / "samples.jsonl").read_bytes()
     code, _, output = evaluate("n_sampling=1", "reward_score.timeout_s=3")
     assert code == 0 and "pass@1" in output and "pass@2" not in output and "tok/s" not in output
@@ -151,7 +146,7 @@ def test_a_broken_benchmark_does_not_stop_the_others(engines, evaluate, benchmar
     assert "benchmarks='amie24': no such benchmark; did you mean 'aime24'?" in unknown
     assert "mine" in output and "4 evaluations failed; see the errors above" in output
     assert "without torn, empty, odd, amie24; docs/evaluation.md says where benchmarks come from" in output
-    assert (code, len(engines[0][1].asked)) == (1, 12)
+    assert (code, len(engines[0][1].prompts)) == (1, 12)
     code, errors, _ = evaluate("benchmarks=[torn]")
     assert (code, len(errors), len(engines)) == (1, 1, 1)
 
@@ -213,7 +208,7 @@ def test_prompts_longer_than_the_model_takes_are_unanswered(engines, evaluate, b
     assert "(the first: problem 1, " in warnings[1] and warnings[1].endswith("count as unanswered, prompt_too_long")
     ((model, workers),) = engines
     # Each of the 4 problems that are left twice.
-    assert sorted(request.temperature for request in workers.asked) == [0.5] * 8 + [1.0] * 8
+    assert sorted(workers.temperatures) == [0.5] * 8 + [1.0] * 8
     assert model.max_model_len < 100
     folder = tmp_path / "outputs/evaluation/embedded/model"
     record = json.loads((folder / "metrics.jsonl").read_text())
@@ -246,7 +241,7 @@ def test_a_chat_template_that_refuses_one_question_costs_its_benchmark(
     (benchmarks / "ones.jsonl").write_text(json.dumps({"question": "1?", "answer": "1"}) + "\n")
     code, (line,), _ = evaluate("benchmarks=[mine,ones]", f"model.path={strict}", "model.template=chat")
     assert line.endswith("on mine: problem 2: its question: the tokenizer's chat template refuses the chat: no twos")
-    assert (code, len(engines[0][1].asked)) == (1, 2)
+    assert (code, len(engines[0][1].prompts)) == (1, 2)
 
 
 def test_an_interrupt_keeps_samples(evaluate, monkeypatch):

@@ -1,5 +1,6 @@
 """What the ranks of a test's world do with sharded models. Imports no vLLM, so that it starts fast."""
 
+import ctypes
 import weakref
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -25,7 +26,7 @@ from verl.models.info import ModelInfo
 from verl.models.learner import Learner
 from verl.models.loading import load_and_shard, load_sharded_model, load_sharded_value_model, pretrained_options
 from verl.models.lora import adapters_disabled, export_adapters, is_adapter
-from verl.models.offload import full_tensor, is_offloaded
+from verl.models.offload import full_tensor, is_offloaded, local_part
 from verl.utils import distributed
 
 OPTIM = OptimConfig(
@@ -209,6 +210,19 @@ def streamed(config: ModelConfig) -> tuple[int, dict[str, Tensor]]:
         most, given[name] = max(most, len(alive)), value.clone()
         del value
     return most, given
+
+
+def loading_peak(config: ModelConfig) -> tuple[int, int]:
+    """Bytes that this rank's memory grew by at most while a model was loaded, and those of its shards."""
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark begins here
+
+    def resident(mark: str) -> int:
+        return 1024 * int(Path("/proc/self/status").read_text().partition(f"{mark}:")[2].split(maxsplit=1)[0])
+
+    before = resident("VmRSS")
+    model = load_sharded_model(config, mesh(), trainable=True)
+    return resident("VmHWM") - before, sum(local_part(p).nbytes for p in model.parameters())
 
 
 def adapters(config: ModelConfig, values: bool, folder: Path) -> dict[str, Any]:

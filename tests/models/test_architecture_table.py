@@ -3,11 +3,12 @@
 from pathlib import Path
 
 import pytest
+from transformers import LlamaConfig
 
 from tests.conftest import ROOT, changed
 from tests.vllm_patches import zoo
 from verl.config import ConfigError
-from verl.rollout import NOT_WITH_VLLM, check_engine_model
+from verl.rollout import NOT_WITH_VLLM, check_engine_model, cpu_head_sizes
 
 
 def table(page: Path, heading: str) -> list[list[str]]:
@@ -32,5 +33,20 @@ def test_an_architecture_that_vllm_would_sample_wrongly_is_refused(small_config,
     with pytest.raises(
         ConfigError, match=r"^model\.path='.*': gpt_oss samples with wrong experts .* rollout\.name=hf$"
     ):
-        check_engine_model(config)
-    check_engine_model(changed(config, rollout={"name": "hf"}))
+        check_engine_model(config, "cpu")
+    check_engine_model(changed(config, rollout={"name": "hf"}), "cpu")
+
+
+def test_heads_for_which_a_cpu_has_no_attention_are_refused(small_config, tmp_path):
+    assert {32, 64, 128} <= {*cpu_head_sizes()} and 16 not in cpu_head_sizes()
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4}
+    LlamaConfig(hidden_size=64, **heads).save_pretrained(tmp_path)
+    config = changed(small_config, model={"path": str(tmp_path)})
+    with pytest.raises(
+        ConfigError, match=r"^model\.path='.*': head_dim=16: .* heads of 32, 64, .*; set rollout\.name=hf$"
+    ):
+        check_engine_model(config, "cpu")
+    check_engine_model(config, "cuda")
+    check_engine_model(changed(config, rollout={"name": "hf"}), "cpu")
+    LlamaConfig(hidden_size=64, head_dim=32, **heads).save_pretrained(tmp_path)
+    check_engine_model(changed(config, model={"path": f"{tmp_path}/"}), "cpu")

@@ -12,6 +12,7 @@ from transformers import (
     Gemma2Config,
     GPT2Config,
     LlamaConfig,
+    MixtralConfig,
     Phi3Config,
     PreTrainedConfig,
     Qwen2Config,
@@ -29,9 +30,10 @@ READ: dict[str, PreTrainedConfig] = {
     "llama3": LlamaConfig(**TINY, rope_parameters=ROPE | {"original_max_position_embeddings": 64}),
     "phi3": Phi3Config(**TINY),
     "gpt2": GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=16),
+    "experts": Qwen3MoeConfig(**TINY, **EXPERTS),
+    "experts under another name": MixtralConfig(**TINY, num_local_experts=3),
 }
 NOT_READ: dict[str, PreTrainedConfig] = {
-    "experts that are joined": Qwen3MoeConfig(**TINY, **EXPERTS),
     "a buffer that the model computes": Gemma2Config(**TINY),
 }
 
@@ -61,13 +63,19 @@ def test_what_transformers_makes_is_not_read_from_files(name: str, tmp_path: Pat
     assert tensors_in_files(AutoModelForCausalLM.from_pretrained(path, device_map="meta"), path) is None
 
 
-def test_the_whole_model_is_never_built_in_memory(model_config, single_mesh, tmp_path: Path):
-    path = saved(READ["qwen2"], tmp_path / "model")
+@pytest.mark.parametrize(("name", "rank"), [("qwen2", 0), ("qwen2", 2), ("experts", 0), ("experts", 2)])
+def test_the_whole_model_is_never_built_in_memory(name: str, rank: int, model_config, single_mesh, tmp_path: Path):
+    path = saved(READ[name], tmp_path / "model")
+    config = replace(model_config, path=path, lora=replace(model_config.lora, rank=rank))
     with mock.patch.object(
         AutoModelForCausalLM, "from_pretrained", wraps=AutoModelForCausalLM.from_pretrained
     ) as build:
-        model = load_sharded_model(replace(model_config, path=path), single_mesh, trainable=True)
-    assert [call.kwargs.get("device_map") for call in build.call_args_list] == ["meta"]
-    whole = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-    for (name, value), expected in zip(model.named_parameters(), whole.parameters(), strict=True):
-        assert torch.equal(value.full_tensor(), expected), name
+        torch.manual_seed(1)
+        model = load_sharded_model(config, single_mesh, trainable=True)
+    # With adapters once more, for their shapes.
+    assert {call.kwargs.get("device_map") for call in build.call_args_list} == {"meta"}
+    with mock.patch("verl.models.loading.tensors_in_files", lambda *_: None):
+        torch.manual_seed(1)
+        whole = load_sharded_model(config, single_mesh, trainable=True)
+    for (place, value), expected in zip(model.named_parameters(), whole.parameters(), strict=True):
+        assert torch.equal(value.full_tensor(), expected.full_tensor()), place

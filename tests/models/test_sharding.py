@@ -7,12 +7,21 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, Glm4MoeConfig, Glm4MoeForCausalLM, MixtralConfig, MixtralForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from tests.models import sharding_cases as cases
 from tests.models.worlds import World
 from tests.workers.groups import relative_difference
 from verl.config.common import LoraConfig, ModelConfig
+from verl.models.huggingface import one_by_one
 
 pytestmark = pytest.mark.slow
 
@@ -87,8 +96,25 @@ def test_weights_are_streamed_one_at_a_time_as_the_files_have_them(two, model_co
         model.save_pretrained(folder)
         expected = load_file(folder / "model.safetensors")
         assert f"model.layers.1.{name}" in expected
-        for _, found in two.run(cases.streamed, replace(model_config, path=str(folder))):
+        for most, given in two.run(cases.streamed, replace(model_config, path=str(folder))):
+            # The three matrices of a layer's experts are stacked for an engine, gate and up views of one parameter.
+            assert most <= 2 and sum("*" in part for part in given) == (6 if "sparse" in name else 3)
+            found = dict(one for pair in given.items() for one in one_by_one(*pair))
             torch.testing.assert_close(found, expected, atol=0, rtol=0)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("rank", [0, 4])
+def test_loading_takes_a_few_parameters_more_than_the_shards(two, model_config, tmp_path, rank: int):
+    sizes = {"hidden_size": 512, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes |= {"num_hidden_layers": 12, "vocab_size": 64, "num_experts": 32, "moe_intermediate_size": 256}
+    model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes)).to(torch.bfloat16)
+    assert sum(p.nbytes for p in model.parameters()) > 300e6
+    model.save_pretrained(tmp_path, max_shard_size="50MB")
+    config = replace(model_config, path=str(tmp_path), lora=replace(model_config.lora, rank=rank))
+    for peak, shards in two.run(cases.loading_peak, sharded(config, fsdp_size=-1)):
+        # 600 MB in float32, half of it on each rank; the largest parameter, experts of a layer, has 34.
+        assert shards > 300e6 and peak < shards + 150e6
 
 
 @pytest.mark.parametrize("size", [-1, 1])

@@ -42,6 +42,9 @@ RELIED_ON: dict[str, str] = {
     "vllm.v1.engine.llm_engine:LLMEngine": "step add_request has_unfinished_requests engine_core vllm_config "
     "collective_rpc reset_prefix_cache",
     "vllm.v1.executor.uniproc_executor:UniProcExecutor": "driver_worker",
+    "vllm.model_executor.layers.fused_moe.routed_experts:RoutedExperts": "weight_loader quant_method moe_config",
+    "vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method:UnquantizedFusedMoEMethod": "create_weights",
+    "vllm.model_executor.layers.fused_moe.config:FusedMoEConfig": "is_act_and_mul",
     "vllm.config.compilation:PassConfig": "fuse_allreduce_rms",
     "vllm.sampling_params:SamplingParams": "temperature top_p top_k min_p repetition_penalty max_tokens stop_token_ids "
     "stop logprobs extra_args output_kind detokenize n skip_reading_prefix_cache",

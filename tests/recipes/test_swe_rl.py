@@ -41,7 +41,6 @@ RIGHT = block("a.py", "b", "c")
         (response(RIGHT[:-20]), -1.0),
         (RIGHT, -1.0),
         ("", -1.0),
-        (response(RIGHT) + " " * 20000, -1.0),
     ],
 )
 def test_edits_are_worth_the_similarity_of_their_diffs(given: str, reward: float):

@@ -28,6 +28,22 @@ SQUARES = {
     ]
 }
 TREE = {"tests": ["t = Tree()\nt.add(3)\nt.add(1)\nassert list(t) == [1, 3]\nassert t.root.value == 3 and len(t) == 2"]}
+HUMANEVAL = {
+    "tests": [
+        """METADATA = {'author': 'x'}
+
+
+def check(candidate):
+    assert candidate([1.0, 2.0, 3.9], 0.3) == False
+    for t in [2.0, 3.0]:
+        items = [1.0, 2.0, t]
+        assert candidate(items, 1.5) == True, "near"
+"""
+    ],
+    "entry_point": "near",
+}
+FAILS = "def f(n):\n    if n < 0: raise ValueError(n)"
+ENDLESS = "def f():\n    n = 0\n    while True:\n        yield n\n        n += 1"
 SUM = {"inputs": ["1\n2\n", ["3", "4"]], "outputs": ["3\n", ["7"]]}
 PAIRS = {"tests": [{"input": "1\n2", "output": "3"}, ["3\n4", "7"]]}
 CALLS = {"inputs": ["[1, 2]\n1", [[3], 2]], "outputs": ["[1, 2, 1]", [[3, 2]]], "fn_name": "append"}
@@ -78,6 +94,19 @@ class Tree:
             ADDS,
             1,
         ),
+        (HUMANEVAL, "def near(items, t): return any(abs(a - b) < t for a, b in zip(items, items[1:]))", 1),
+        (HUMANEVAL, "def near(items, t): return True", 0),
+        ({"tests": ["assert f(lambda n: n + 1, 3) == 4 and f(len, 'ab') == 2"]}, "def f(g, x): return g(x)", 1),
+        ({"tests": ["try:\n    f(-1)\n    assert 0\nexcept ValueError as e:\n    pass"]}, FAILS, 1),
+        ({"tests": ["assert f(float('inf'), {1: 2}) == [float('inf'), {1: 2}]"]}, "def f(*a): return list(a)", 1),
+        (
+            {"tests": ["d = {1: [2]}\nassert f(d, g=3) is None\nassert d == {1: [2, 3]}"]},
+            "def f(d, g): d[1].append(g)",
+            1,
+        ),
+        ({"tests": ["assert LIMIT == 4"]}, "LIMIT = 4", 1),
+        ({"tests": ["g = f()\nassert next(g) == 0 and [n for n, _ in zip(g, 'ab')] == [1, 2]"]}, ENDLESS, 1),
+        ({"tests": ["assert all(map(lambda n: f(n) == n, [1, 2]))"]}, "def f(n): raise StopIteration", 0),
         (SUM, READS, 1),
         (json.dumps(SUM), READS, 1),
         (PAIRS, READS, 1),
@@ -134,6 +163,70 @@ append = square
     "prints what is in the sandbox": """
 for path in ("/main.py", "/proc/self/cmdline", "/proc/self/environ"):
     print(open(path).read())
+""",
+    "writes answers to every descriptor": """
+import os
+for fd in map(int, os.listdir("/proc/self/fd")):
+    for line in ('("value", True, {})', '("value", [True], {})', "0 True", "0 [True]", "9"):
+        try: os.write(fd, f"{line}\\n".encode() * 99)
+        except OSError: pass
+""",
+    "answers in the place of the runner": """
+import os
+readers = [fd for fd in range(3, 64) if os.path.exists(f"/proc/self/fd/{fd}")]
+while True:
+    for fd in readers:
+        try: os.write(fd, b'("value", True, {})\\n')
+        except OSError: pass
+""",
+    "what the runner calls": """
+import sys
+main = sys.modules["__main__"]
+class All:
+    __eq__ = __lt__ = __gt__ = lambda *_: True
+    __abs__ = __sub__ = lambda *_: 0
+main.text = main.plain = lambda value: "True"
+main.ASKED = {kind: lambda *_: All() for kind in main.ASKED}
+def square(x): return All()
+append = square
+""",
+    "looks for the tests in memory": """
+import ctypes, gc, re, sys
+def found():
+    texts = [o for o in gc.get_objects() if isinstance(o, (str, list, tuple, dict))]
+    frame = sys._getframe()
+    while frame:
+        texts += [*frame.f_locals.values(), *frame.f_globals.values()]
+        frame = frame.f_back
+    for line in open("/proc/self/maps"):
+        start, end = (int(n, 16) for n in line.split()[0].split("-"))
+        if "rw" in line and end - start < 1 << 24: texts.append(ctypes.string_at(start, end - start))
+    return re.findall(r"(?:square|append).{0,40}== ?(\\w+)", " ".join(map(str, texts)))
+answers = found()
+def square(x): return eval(answers[0])
+append = square
+""",
+    "at the end": """
+import atexit, os, sys
+class All(Exception):
+    __eq__ = lambda *_: True
+atexit.register(lambda: (print("9"), os._exit(0)))
+sys.excepthook = lambda *_: os._exit(0)
+def square(x): raise All("4")
+append = square
+""",
+    "exceptions that end the loops of tests": """
+def square(x): raise StopIteration
+append = square
+""",
+    "the judge's process": """
+import os, signal
+for pid in os.listdir("/proc"):
+    if pid.isdigit() and int(pid) not in (1, os.getpid()):
+        try: os.kill(int(pid), signal.SIGSTOP)
+        except OSError: pass
+def square(x): return open("/proc/1/environ").read()
+append = square
 """,
     "breaks the parser": """
 import os
@@ -232,8 +325,8 @@ def test_outputs(printed: str, expected: str, same: bool):
         ({"inputs": ["1"], "outputs": []}, "has 1 inputs and 0 outputs"),
         ({"inputs": ["1"], "outputs": ["1"], "fn_name": "f()"}, "must be the name of a function"),
         ({"tests": ["assert"]}, "is no Python: invalid syntax"),
-        ({"tests": ["f(2)"]}, "has no assert statement outside a function"),
-        ({"tests": ["assert 1 + 1 == 2"]}, "assert 1 + 1 == 2 tests nothing of the program"),
+        ({"tests": ["f(2)"]}, "has no assert statement"),
+        ({"tests": ["assert 1 + 1 == 2"]}, "'assert 1 + 1 == 2' tests nothing of the program"),
         ({"tests": [{"input": "1"}]}, "must be assertions, or an input and an output"),
         ({"tests": [["1"]]}, "must be assertions, or an input and an output"),
     ],

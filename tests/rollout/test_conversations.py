@@ -27,16 +27,16 @@ LENGTH = 150
 class Environment:
     """In place of the pool: answers at once, or late, with ``answers[turn]``; None ends the conversation."""
 
-    role = "user"
+    role, is_async = "user", False
 
     def __init__(self, answers: Callable[[int], str | None], late: bool = False) -> None:
         self.answers, self.late = answers, late
 
-    def ask(self, steps: Sequence[Step]) -> Future[list[Answer]]:
-        future: Future[list[Answer]] = Future()
-        answers = [self.answer(step) for step in steps]
-        future.set_result(answers)
-        return future
+    def ask(self, steps: Sequence[Step]) -> list[Future[Answer]]:
+        futures = [Future[Answer]() for _ in steps]
+        for future, step in zip(futures, steps, strict=True):
+            future.set_result(self.answer(step))
+        return futures
 
     def answer(self, step: Step) -> Answer:
         turn = int(step.state or 0)

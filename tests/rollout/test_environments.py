@@ -183,7 +183,7 @@ def test_a_step_that_is_ended_costs_one_observation(file: Path):
     steps = [asking(Call("misbehave", {"how": how})) for how in ("hang", "die", "memory")]
     steps.append(asking(Call("multiply", {"a": 6, "b": 7})))
     with EnvironmentPool(options(file, "multiply", "misbehave")) as pool:
-        answers = pool.ask(steps).result()
+        answers = [answer.result() for answer in pool.ask(steps)]
     texts = [contents(answer)[0] for answer in answers]
     assert texts == ["Error: no answer within 2 s", "Error: crash", "Error: out of memory", "42"]
     assert [answer.counts[3] for answer in answers] == [1, 1, 1, 0]
@@ -191,13 +191,28 @@ def test_a_step_that_is_ended_costs_one_observation(file: Path):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
+def test_an_async_tool_that_blocks_the_others_costs_one_observation(file: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("verl.rollout.environments.MARGIN_S", 1.0)
+    steps = [asking(Call("misbehave", {"how": how})) for how in ("hang", "die")]
+    with EnvironmentPool(options(file, "wait", "misbehave")) as pool:
+        answers = pool.ask([*steps, asking(Call("wait", {"seconds": 0.1}))])
+        texts = [contents(answer.result())[0] for answer in answers]
+    assert texts == ["Error: no answer within 2 s", "Error: crash", "done"]
+
+
+@pytest.mark.slow
 def test_async_tools_wait_together(file: Path):
     with EnvironmentPool(options(file, "wait", timeout_s=5.0)) as pool:
-        pool.ask([asking(Call("wait", {"seconds": 0.0}))]).result()
+        pool.ask([asking(Call("wait", {"seconds": 0.0}))])[0].result()
         started = time.monotonic()
         answers = pool.ask([asking(Call("wait", {"seconds": 1.0}))] * 60 + [asking(Call("wait", {"seconds": 60.0}))])
-        texts = [contents(answer)[0] for answer in answers.result()]
-    assert texts == ["done"] * 60 + ["Error: no answer within 5 s"]
+        order: list[str] = []
+        answers[-1].add_done_callback(lambda _: order.append("late"))
+        (quick,) = pool.ask([asking(Call("wait", {"seconds": 0.0}))])
+        quick.add_done_callback(lambda _: order.append("quick"))
+        texts = [contents(answer.result())[0] for answer in answers]
+    assert texts == ["done"] * 60 + ["Error: no answer within 5 s"] and order == ["quick", "late"]
     # One after another they would take a minute.
     assert time.monotonic() - started < 45
 

@@ -19,7 +19,7 @@ from verl.config import ConfigError, PPOConfig
 from verl.config.rollout import SamplingConfig
 from verl.data.prompt_rows import PromptRecord
 from verl.rollout import engine_environment, shared_memory
-from verl.rollout.requests import EngineModel, ResponseRequests, ResponseSettings, SampleRequest, response_stream
+from verl.rollout.requests import EngineModel, ResponseRequests, ResponseSettings, response_stream
 from verl.rollout.shared_memory import private_shared_memory
 from verl.rollout.vllm_engine import engine_options, naming_own_metrics
 from verl.single_controller import generation
@@ -314,22 +314,18 @@ def test_an_engine_takes_its_own_arguments_and_the_values_over_the_models_config
 def test_an_evaluation_ends_there_too(config, prompts, ray_session):
     engine = replace(evaluation_config().rollout, kv_cache_memory_mb=32, max_num_seqs=16, max_num_batched_tokens=64)
     path = config.model.path
-    lengths = {"max_model_len": 60, "max_response_length": 12}
-    model = EngineModel(
-        path, **lengths, stop=[], stop_token_ids=[], top_p=1.0, top_k=-1, min_p=0.0, repetition_penalty=1.0, seed=0
-    )
+    model = EngineModel(path, max_model_len=60, max_response_length=12, stop=[], stop_token_ids=[], seed=0)
     worker = "verl.workers.evaluation:EvaluationWorker"
     group = WorkerGroup(worker, engine, (model, None), 1, 1, "cpu", engine_environment("cpu"))
-    prompt = prompts[0].input_ids
-    (reply,) = group.run("advance", [SampleRequest(key, prompt, key, 1.0) for key in range(60)], 1000)
-    samples = reply.samples
+    sampling = SamplingConfig(top_p=1.0, top_k=-1, min_p=0.0, repetition_penalty=1.0, n=1, temperature=1.0)
+    requests = ResponseRequests(range(60), [prompts[0].input_ids] * 60, [*range(60)], sampling)
+    (reply,) = group.run("advance", requests, 1000)
+    batch = reply.finished
     group.close()
-    ended = [sample for sample in samples if not sample.truncated]
-    assert len(samples) == 60 and 0 < len(ended) < 60
+    assert len(batch) == 60 and 0 < batch.truncated.sum() < 60
     # An untrained model: nothing else ends so many, and the maker's top-k would leave two to begin with.
-    assert any(sample.num_tokens < 12 for sample in ended)
-    assert not any(STOP in sample.response for sample in samples)
-    assert len({sample.response[:1] for sample in samples}) > 5
+    assert (batch.response_lengths[~batch.truncated] < 12).any()
+    assert len(set(batch.response_tokens[batch.response_lengths.cumsum(0) - batch.response_lengths].tolist())) > 5
 
 
 @pytest.mark.nightly

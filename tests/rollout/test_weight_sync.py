@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from vllm.config import get_current_vllm_config, get_current_vllm_config_or_none
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.platforms import current_platform
 
 from verl.config import ConfigError
@@ -96,6 +97,59 @@ def test_weights_travel_as_the_engine_holds_them():
         replace(dtype, dtype=torch.float32)("a.up_proj.weight", torch.zeros(2, 4, dtype=torch.bfloat16))
         == torch.bfloat16
     )
+
+
+class Mixture(nn.Module):
+    """Loads what vLLM is given, and the experts of one layer as its own layer does."""
+
+    def __init__(self, held: int, gated: bool) -> None:
+        super().__init__()
+        self.given: list[tuple[str, tuple[int, ...]]] = []
+        layer = self.experts = nn.Module()
+        plain = object.__new__(UnquantizedFusedMoEMethod)
+        nn.Module.__init__(plain)
+        layer.quant_method = plain
+        layer.moe_config = SimpleNamespace(is_act_and_mul=gated)
+        for kind in ("w13_weight", "w2_weight"):
+            layer.register_parameter(kind, nn.Parameter(torch.zeros(held, 1)))
+            getattr(layer, kind).weight_loader = self.load_stack
+
+    def load_stack(self, param, loaded_weight, weight_name, shard_id, expert_id, return_success) -> bool:
+        assert param is getattr(self.experts, weight_name) and expert_id == 0 and return_success
+        self.given.append((f"{weight_name} {shard_id}", tuple(loaded_weight.shape)))
+        return True
+
+    def load_weights(self, weights):
+        self.given += [(name, tuple(value.shape)) for name, value in weights]
+        return set()
+
+
+STACKS = [("experts.*.gate_proj.weight", 5), ("experts.*.w3.weight", 5), ("experts.*.down_proj.weight", 4), ("norm", 3)]
+
+
+@pytest.mark.parametrize(
+    ("held", "gated", "given"),
+    [
+        (2, True, [("w13_weight w1", (2, 5)), ("w13_weight w3", (2, 5)), ("w2_weight w2", (2, 4)), ("norm", (3,))]),
+        # A process that holds some of the experts picks them by their numbers; one matrix alone is called up_proj too.
+        (1, True, "by number"),
+        (2, False, "by number"),
+    ],
+)
+def test_stacked_experts_take_a_call_of_vllm_s_loader_for_a_layer_s_matrix(held, gated, given):
+    runner = Runner()
+    runner.model = Mixture(held, gated)
+    weights = [(name, torch.zeros(2, size) if "*" in name else torch.zeros(size)) for name, size in STACKS]
+    if given != "by number":
+        reload_weights(engine_with(runner), weights)
+        assert runner.model.given == given
+        return
+    with pytest.raises(RuntimeError, match="was not given experts.w13_weight, experts.w2_weight"):
+        reload_weights(engine_with(runner), weights)
+    assert runner.model.given == [
+        *((name.replace("*", str(i)), (size,)) for name, size in STACKS[:3] for i in range(2)),
+        ("norm", (3,)),
+    ]
 
 
 def test_models_that_vllm_borrows_from_transformers_are_refused():

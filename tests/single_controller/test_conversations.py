@@ -37,11 +37,11 @@ def token(stream: int, position: int) -> int:
 class Engines:
     """In place of a worker group and of its exchange of messages."""
 
-    def __init__(self, count: int = 2, slots: int = 4, lost_after: int = 10**9) -> None:
+    def __init__(self, count: int = 2, slots: int = 4, lost_after: int = 10**9, logprobs: bool = True) -> None:
         self.count, self.slots = count, slots
         self.running: list[dict[int, tuple[Batch, int, int]]] = [{} for _ in range(count)]
         self.replies: dict[int, Any] = {}
-        self.messages, self.lost_after = 0, lost_after
+        self.messages, self.lost_after, self.logprobs = 0, lost_after, logprobs
 
     def run_living(self, method: str) -> list[Any]:
         if method == "cut":
@@ -71,7 +71,8 @@ class Engines:
         for i, place in enumerate(requests.rows):
             assert place not in self.running[engine] and requests.begun is not None
             begun = requests.begun[[i]]
-            begun = begun.columns("tokens", "source", "rollout_logprobs", "version")
+            known = ("rollout_logprobs", "version") if self.logprobs else ("version",)
+            begun = begun.columns("tokens", "source", *known)
             self.running[engine][place] = (begun, requests.streams[i], requests.version)
         ended: list[Batch] = []
         for place, (row, stream, version) in list(self.running[engine].items()):
@@ -98,7 +99,8 @@ def longer(row: Batch, new: int, version: int) -> Batch:
     prompt, response = row.tokens[~row.in_response].tolist(), row.response_tokens.tolist()
     grown = Batch.of([prompt], [[*response, new]])
     grown.fill(source=torch.cat([row.source, torch.tensor([POLICY], dtype=torch.uint8)]))
-    grown.fill("response token", rollout_logprobs=torch.cat([row.rollout_logprobs, torch.tensor([-1.0])]))
+    if "rollout_logprobs" in row:
+        grown.fill("response token", rollout_logprobs=torch.cat([row.rollout_logprobs, torch.tensor([-1.0])]))
     if "version" in row:
         grown.fill("response token", version=torch.cat([row.version, torch.tensor([version], dtype=torch.int32)]))
     return grown
@@ -109,18 +111,15 @@ class Environment:
 
     role = "user"
 
-    def __init__(self, seconds: float = 0.0, turns: int = 4) -> None:
-        self.seconds, self.turns = seconds, turns
+    def __init__(self, seconds: float = 0.0, turns: int = 4, is_async: bool = False) -> None:
+        self.seconds, self.turns, self.is_async = seconds, turns, is_async
         self.threads = ThreadPoolExecutor(4)
 
-    def ask(self, steps: Sequence[Step]) -> Future[list[Answer]]:
-        return self.threads.submit(self.answers, list(steps))
-
-    def answers(self, steps: list[Step]) -> list[Answer]:
-        time.sleep(random.uniform(0, self.seconds))
-        return [self.answer(step) for step in steps]
+    def ask(self, steps: Sequence[Step]) -> list[Future[Answer]]:
+        return [self.threads.submit(self.answer, step) for step in steps]
 
     def answer(self, step: Step) -> Answer:
+        time.sleep(random.uniform(0, self.seconds))
         turn = int(step.state or 0) + 1
         done = turn == self.turns
         messages = [] if done else [{"role": "user", "content": f"say {turn}"}]
@@ -182,7 +181,33 @@ def test_slow_environments_change_no_result(converse, deterministic: bool):
     expected = converse()
     for seed in range(3):
         random.seed(seed)
-        same(converse(Engines(slots=2), Environment(0.02), deterministic), expected)
+        same(converse(Engines(slots=2), Environment(0.02, is_async=seed % 2 == 1), deterministic), expected)
+
+
+class Patient(Environment):
+    """Answers once the engine has worked on, unless it has nothing to work on."""
+
+    def __init__(self, engines: Engines) -> None:
+        super().__init__(is_async=True)
+        self.engines = engines
+
+    def answer(self, step: Step) -> Answer:
+        before, started = self.engines.messages, time.monotonic()
+        while self.engines.messages == before and any(self.engines.running):
+            assert time.monotonic() < started + 60, "the engine waits for an environment while it has work"
+            time.sleep(0.001)
+        return super().answer(step)
+
+
+def test_an_engine_works_on_while_environments_answer(converse):
+    engines = Engines(count=1, slots=9)
+    same(converse(engines, Patient(engines), deterministic=False), converse())
+
+
+def test_an_evaluation_asks_for_no_logprobs(converse):
+    batch = converse(Engines(logprobs=False))
+    same(batch, converse())
+    assert "rollout_logprobs" not in batch
 
 
 @pytest.mark.parametrize("after", [1, 4, 9])

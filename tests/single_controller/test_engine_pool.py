@@ -36,12 +36,12 @@ def test_an_engine_is_lost_and_replaced(ray_session, tmp_path):
         assert pool.living == [0, 1] and pool.run_living("take_as_long", 0.0) == [0, 1]
         assert said[0].startswith("engine worker 3 on ") and said[0].endswith("; going on with 1 engines")
         deadline = time.monotonic() + 120
-        while not pool.mend():
+        while not pool.replace_lost():
             assert time.monotonic() < deadline
             # The other one works on meanwhile.
             assert pool.run_living("take_as_long", 0.1) == [0, 1]
         assert pool.living == [0, 1, 2, 3] and said[-1].endswith("takes the place of one that was lost")
-        assert not pool.mend() and pool.run_living("take_as_long", 0.0) == [0, 1, 0, 1]
+        assert not pool.replace_lost() and pool.run_living("take_as_long", 0.0) == [0, 1, 0, 1]
         # A new one may be lost too; the last one, or with trainer.deterministic any, ends the attempt.
         kill(pool, 2)
         assert pool.run_living("take_as_long", 0.5) == [0, 1]
@@ -51,4 +51,4 @@ def test_an_engine_is_lost_and_replaced(ray_session, tmp_path):
     finally:
         pool.close()
     # Of those that are missing none is started any more.
-    assert not pool.mend() and not pool._restarts
+    assert not pool.replace_lost() and not pool._restarts

@@ -70,9 +70,9 @@ def test_the_default_bound_holds_at_any_length(width):
 
 def test_literal_bytes():
     # One Gram matrix and its factor, or the rows that it is made from.
-    assert response_bytes(8192, 5120, 8192) == 8 * (8192**2 + 8192 * (8192 + 192))
+    assert response_bytes(8192, 5120, 8192) == 8 * (8192**2 + 8192 * (8192 + 200))
     # The scatter and the factor of S + t I above 256 rows; rows with temporaries, Gram matrix and factor.
-    assert response_bytes(4096, 1024, 256) == 8 * (2 * 1024**2 + 4 * 256 * 1024 + 2 * 256**2 + 192 * 1280)
+    assert response_bytes(4096, 1024, 256) == 8 * (2 * 1024**2 + 4 * 256 * 1024 + 2 * 256**2 + 200 * 1280)
     assert [block_rows(8192, 5120), block_rows(32768, 5120)] == [8192, 2560]
 
 

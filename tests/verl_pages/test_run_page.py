@@ -463,6 +463,7 @@ FORMULAS = {
     "inline": ("so $x^2 - 5x + 6 = 0$ holds", 1),
     "display": ("\\[\\sum_{i=1}^n i = \\frac{n(n+1)}{2}\\]", 1),
     "parentheses": ("\\(\\mathbb{R}\\) and $$\\sqrt{2}$$", 2),
+    "words": ("$12 \\mbox{ inches}^2$", 1),
     "environment": ("\\begin{align*}a &= b\\\\ c &= d\\end{align*}", 1),
     "money": ("It costs $5 and $6, or 7$ in all.", 0),
     "address": ("$\\href{javascript:alert(1)}{x}$ $\\url{https://example.org}$ $\\htmlClass{badge}{x}$", 0),
@@ -474,20 +475,29 @@ FORMULAS = {
     "too long": ("$" + "x+" * 600 + "y$", 0),
 }
 
+ANSWERS = {"\\frac{1}{2}": 1, "x^2": 1, "$x$ or $y^2$": 2, "\\text{Evelyn}": 1, "max_flow": 0, "the square 5^2": 0}
+"""Answers, which seldom have the signs of a formula around them -> formulas shown."""
+
 
 @pytest.mark.slow
 def test_formulas_are_typeset_and_hostile_ones_shown_as_their_source(browser, tmp_path: Path):
     folder = write_run(tmp_path / "run", samples=False)
     prompt = "<|im_start|>user\nWhat is $\\frac{1}{2}$?<|im_end|>\n<|im_start|>assistant\n"
-    rows = [response(i, 0, True, response=text, prompt=prompt) for i, (text, _) in enumerate(FORMULAS.values())]
+    answers = [*ANSWERS, *[""] * (len(FORMULAS) - len(ANSWERS))]
+    rows = [
+        response(i, 0, True, response=text, prompt=prompt, answer=answer)
+        for i, ((text, _), answer) in enumerate(zip(FORMULAS.values(), answers, strict=True))
+    ]
     write_samples(folder, "val", 0, rows)
     page = make_page([folder])[0]
     shown = "document.querySelector('.response')"
+    answer = "document.querySelector('.pane .facts')"
     steps: list[dict] = [choose("filter-order", "place")]
     for place in range(len(FORMULAS)):
         steps += [
             shows(HEADING, f"gsm8k · validation prompt {place}"),
             value(f"[{shown}.querySelectorAll('.formula').length, {shown}.textContent]"),
+            value(f"{answer}.querySelectorAll('.formula').length + ' in the answer'"),
             press("j"),
         ]
     steps += [
@@ -503,6 +513,8 @@ def test_formulas_are_typeset_and_hostile_ones_shown_as_their_source(browser, tm
     for (name, (text, number)), (typeset, content) in zip(FORMULAS.items(), found, strict=False):
         assert typeset == number, name
         assert number or content == text, name
+    in_answers = [int(shown.split()[0]) for shown in values if str(shown).endswith("in the answer")]
+    assert dict(zip(ANSWERS, in_answers, strict=False)) == ANSWERS
     assert values[-4:] == [["user", "assistant"], 1, ["loaded"] * 9, 0]
 
 

@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -51,7 +50,7 @@ class ProbeWorker(HybridWorker):
 
     def stop_at(self, strings: list[str]) -> None:
         """Let these strings end the rollout engine's responses from now on."""
-        self.rollout.setup = replace(self.rollout.setup, stop_strings=strings)
+        self.rollout.stop_strings = strings
         self.rollout.stops = StopStrings(self.tokenizer, strings) if strings else None
 
     def engine_config(self) -> tuple[int, dict[str, Any]]:

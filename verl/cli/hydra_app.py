@@ -51,3 +51,10 @@ def run_hydra(
         raise SystemExit(error_lines(error)) from None
     except HydraException as error:
         raise SystemExit(f"error: {explain(error, schema)}") from None
+    except ModuleNotFoundError as error:
+        if (error.name or "verl").partition(".")[0] in ("verl", "verl_pages", "vllm_patches"):
+            raise
+        fix = (
+            "`pip install 'verl-rank[train,eval]'`, after torch and vLLM in the build that fits (docs/installation.md)"
+        )
+        raise SystemExit(f"error: {error.name} is not installed; {fix}") from None

@@ -20,8 +20,7 @@ from verl.cli.values import FlagError, literal, nearest, note, override_key, quo
 from verl.cli.verl_options import translate_verl
 from verl.config.calculator import BASE_METRICS
 from verl.config.errors import ConfigError
-from verl.config.load import CONFIG_DIR, compose_config
-from verl.config.paths import find_path
+from verl.config.load import CONFIG_DIR, compose_config, fast_dtype, is_embedded
 from verl.config.ppo import PPOConfig
 
 HYDRA_FLAGS_WITH_VALUE = {
@@ -42,8 +41,6 @@ MODEL_KEYS = ("experiment", "model", "model.path", "hydra.searchpath")
 """What decides which model a run trains."""
 OWN_CONFIG = {"name": ("--config-name", "-cn"), "folder": ("--config-dir", "-cd")}
 """Hydra's flags for configurations of the user's beside ours."""
-
-EMBEDDED_MODELS = [(CONFIG_DIR.parent / "data" / name).resolve() for name in ("tiny_model", "tiny_tool_model")]
 
 
 # Flags whose meaning depends on others: what ``by`` in release_flags.yaml names.
@@ -173,7 +170,7 @@ def _with_log_effective_rank(overrides: Sequence[str]) -> list[str]:
 
 
 def _with_preset(overrides: list[str], hydra: Sequence[str]) -> list[str]:
-    """``overrides`` with the preset for a model that is not an embedded one, where no other is named.
+    """``overrides`` with the preset for a model that is not the embedded one, where no other is named.
 
     Raises:
         FlagError: a sweep over the embedded model and others.
@@ -189,7 +186,7 @@ def _with_preset(overrides: list[str], hydra: Sequence[str]) -> list[str]:
             model, chosen = _model_of(job, hydra)
         except ConfigError:  # Hydra's to explain
             return overrides
-        if chosen or Path(find_path(model)).resolve() in EMBEDDED_MODELS:
+        if chosen or is_embedded(model):
             num_others += 1
         else:
             strangers[model] = None
@@ -201,9 +198,11 @@ def _with_preset(overrides: list[str], hydra: Sequence[str]) -> list[str]:
             f"{which}: another job of this sweep trains the embedded model, or has a preset of its own; name the "
             "preset of all, preset=foreign or preset=embedded"
         )
+    device = next((o.partition("=")[2] for o in reversed(overrides) if override_key(o) == "device"), "auto")
     note(
-        f"{which} is not the embedded model: its settings are preset=foreign, with a learning rate of 1e-6; name "
-        "another preset: small for up to 0.6B parameters on a CPU, or embedded for the embedded model's settings"
+        f"{which} is not the embedded model: its settings are preset=foreign, with a learning rate of 1e-6 in "
+        f"{fast_dtype(device)}; name another preset: small for up to 0.6B parameters on a CPU, or embedded for the "
+        "embedded model's settings"
     )
     return ["preset=foreign", *overrides]
 

@@ -152,8 +152,8 @@ def _check_ours(override: str) -> str:
         raise FlagError(f"{key}: set the options of this group one by one, such as {inner[0]}=VALUE")
     known = [name for name in OPTIONS if name.partition(".")[0] == group]
     raise FlagError(
-        f"{key}: unknown option{nearest(key, [*known, *SCHEMA])}; docs/from_verl.md lists veRL's, TRAINING_CONFIG.md "
-        "ours"
+        f"{key}: unknown option{nearest(key, [*known, *SCHEMA])}; docs/from_verl_options.md lists veRL's, "
+        "TRAINING_CONFIG.md ours"
     )
 
 

@@ -73,8 +73,8 @@ class CustomDatasetConfig(Group):
 @dataclass(frozen=True)
 class SamplerConfig(Group):
     """A class of your own that chooses the order of training prompts, such as a curriculum; docs/data.md has its
-    protocol. With ``async_training.max_staleness`` above 0 prompts are drawn before it is told of the steps in
-    between."""
+    protocol. With ``async_training.max_staleness`` above 0 it learns how a step went only after the prompts of later
+    steps have been drawn."""
 
     class_path: str | None
     """Its file or its module. Null: prompts come in random order, or with ``data.shuffle=false`` in that of the

@@ -39,14 +39,14 @@ class Mistakes:
     def raise_all(self) -> None:
         """Raise a ``ConfigError`` with a line for each mistake, if there was any.
 
-        The critic's model and others take over options of ``model``; a mistake in these is told of ``model`` alone.
+        The critic's model and others take over options of ``model``; their mistakes are reported for ``model`` alone.
         """
-        told: list[str] = []
+        kept: list[str] = []
         for line in self.lines:
-            if not any(line == other or line.endswith(f".{other}") for other in told):
-                told.append(line)
-        if told:
-            raise ConfigError("\n".join(told))
+            if not any(line == other or line.endswith(f".{other}") for other in kept):
+                kept.append(line)
+        if kept:
+            raise ConfigError("\n".join(kept))
 
 
 class ConfigError(ValueError):

@@ -1,5 +1,6 @@
 """From Hydra's untyped tree to the frozen dataclasses: the only place where a config is parsed and checked."""
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import is_dataclass, replace
@@ -18,12 +19,15 @@ from verl.config.paths import SHIPPED, find_path
 
 CONFIG_DIR = SHIPPED / "configs"
 """The folder of the shipped YAML files."""
+EMBEDDED_MODELS = [(SHIPPED / "data" / name).resolve() for name in ("tiny_model", "tiny_tool_model")]
+PROCESSOR = Path("/proc/cpuinfo")
 
 ConfigT = TypeVar("ConfigT")
 LARGEST_INTEGER = 2**32 - 1
 """Integers are at most this large, as a seed; engines hold them in 64 bits, some after a multiplication."""
 LARGEST_NUMBER = 3.4e38
 _NO_VALUE = "has no value; set it in the YAML or on the command line"
+_WRITE = "; write option=value, in quotes where the value has special characters: 'option=\"a b\"'"
 _TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
 
 
@@ -37,9 +41,35 @@ def _at_least(least: int, *lengths: Any) -> int:
     return max(least, sum(length for length in lengths if type(length) is int))
 
 
+def is_embedded(model_path: str) -> bool:
+    """Whether this is a tiny model of an embedded task."""
+    return Path(find_path(model_path)).resolve() in EMBEDDED_MODELS
+
+
+def _by_model(path: Any, embedded: Any, pretrained: Any) -> Any:
+    """One of two values: ``${by_model:${model.path},2.0e-3,1.0e-5}`` in a file."""
+    return embedded if is_embedded(str(path)) else pretrained
+
+
+def fast_dtype(device: str) -> str:
+    """``bfloat16``, or ``float32`` on a CPU without instructions for it: ``${fast_dtype:${device}}`` in a file.
+
+    ``auto`` is taken for a GPU where there is a device file of one, or a cluster, whose machines may have some.
+    """
+    elsewhere = any(os.environ.get(name) not in (None, "", "local") for name in ("RAY_ADDRESS", "NNODES"))
+    # NVIDIA's, AMD's, and those of Windows below.
+    gpu = elsewhere or any(any(Path("/dev").glob(name)) for name in ("nvidia[0-9]*", "kfd", "dxg"))
+    if device == "cuda" or (device == "auto" and gpu):
+        return "bfloat16"
+    flags = PROCESSOR.read_text().split() if PROCESSOR.exists() else []
+    return "bfloat16" if {"amx_bf16", "avx512_bf16", "bf16"} & {*flags} else "float32"
+
+
 # A length of another type is refused where it is set.
 OmegaConf.register_new_resolver("share_of", _share_of, replace=True)
 OmegaConf.register_new_resolver("at_least", _at_least, replace=True)
+OmegaConf.register_new_resolver("by_model", _by_model, replace=True)
+OmegaConf.register_new_resolver("fast_dtype", fast_dtype, replace=True)
 
 
 def parse_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
@@ -180,7 +210,14 @@ def explain(error: HydraException, schema: type) -> str:
     cause = error.__cause__
     key = cause.full_key if isinstance(cause, OmegaConfBaseException) else None
     if not key:
-        return " ".join(str(error).split())
+        # Of an override that does not parse: the page of the whole grammar would not help.
+        line = re.sub(r" See https://hydra\S+ for details", _WRITE, " ".join(str(error).split()))
+        found = re.search(r"Could not find '(.+)/([^/]+)' Available options in '.+?': (.+?) Config search path", line)
+        if not found:
+            return line
+        group, name, files = found[1], found[2], found[3].split()
+        near = get_close_matches(name, files, n=1)
+        return f"{group}={name}: must be one of {', '.join(files)}" + (f"; did you mean {near[0]}?" if near else "")
     # Hydra names the first part that is unknown; the whole name is in its message.
     found = re.search(r"Could not override '([^']+)'", str(error))
     whole = found[1] if found and found[1].startswith(key) else key

@@ -124,8 +124,8 @@ class MultiTurnConfig(Group):
     """A class of your own, ``my.py:Env``, with ``start(record) -> state`` and ``step(state, turn) -> (state, messages,
     done, reward)``. Null: the environment is that of ``tools``."""
     tools: list[str]
-    """Python functions, ``[my.py:calculator]``, with annotated arguments and a docstring in Google's style, from which
-    the model is told of them; ``async`` ones run together. What they return is shown to the model as text."""
+    """Python functions, ``[my.py:calculator]``, with annotated arguments and a docstring in Google's style, which
+    describe them to the model; ``async`` ones run together. What they return is shown to the model as text."""
     tool_config_path: str | None
     """A YAML file in veRL's form that names classes derived from its ``BaseTool``; their tools stand beside ``tools``.
     """

@@ -174,7 +174,7 @@ def _rendered(
 
 
 _MARKERS = re.compile(
-    r"<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>|<｜User｜>|<\|user\|>|\[INST\]"
+    r"<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>|<｜User｜>|<\|user\|>|\[INST\]|\[Round 0\] USER:"
     r"|\AA conversation between User and Assistant\."
     r"|\A(Question|Problem|User|Human|### Instruction|### Problem):.*"
     r"\n *(Answer|Solution|Assistant|### Response|### Solution):",

@@ -1,15 +1,16 @@
 """Generation: requests to the engines, and their responses into the stores."""
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
-from functools import partial
+from dataclasses import fields
 
-import torch
 from transformers import PreTrainedTokenizerBase
 
-from verl.batch import EPISODE, POLICY, Batch
+from verl.batch import Batch
 from verl.config.evaluation import EvaluationConfig
+from verl.config.rollout import SamplingConfig, SamplingFilters
 from verl.data.prompt_rows import PromptRecord
 from verl.evaluation.progress import EvaluationDisplay
 from verl.evaluation.store import SampleStore, StoredSample
@@ -17,10 +18,9 @@ from verl.evaluation.tasks import EvaluationTask, chat_arguments, engine_model
 from verl.rollout import engine_environment
 from verl.rollout.conversations import ConversationSetup, policy_texts
 from verl.rollout.environments import EnvironmentPool
-from verl.rollout.queue import EngineRoom, RequestQueue
-from verl.rollout.requests import EngineModel, FinishedSample, FinishedSamples, SampleRequest, sample_stream
+from verl.rollout.requests import EngineModel, ResponseRequests, sample_stream
 from verl.run.session import RaySession
-from verl.single_controller.generation import Exchange, serve
+from verl.single_controller.generation import run_engines
 from verl.single_controller.worker_group import WorkerGroup
 
 STEPS_PER_CALL = 64
@@ -58,10 +58,7 @@ def generate_target(
         workers = start_engines(session, model, config)
         stack.callback(workers.close)
         display.running()
-        copies = config.rollout.tensor_parallel_size
-        rooms = workers.run("room")[::copies]
-        engines, deterministic = Exchange(workers, "advance", copies), workers.device_type == "cpu"
-        generate_missing(stores, config.n_sampling, config.seed, engines, rooms, deterministic, display, setup)
+        generate_missing(stores, config, workers, tokenizer, display, setup)
 
 
 def start_engines(session: RaySession, model: EngineModel, config: EvaluationConfig) -> WorkerGroup:
@@ -73,69 +70,55 @@ def start_engines(session: RaySession, model: EngineModel, config: EvaluationCon
 
 def generate_missing(
     stores: Mapping[EvaluationTask, SampleStore],
-    n: int,
-    seed: int,
-    engines: Exchange,
-    rooms: Sequence[EngineRoom],
-    deterministic: bool,
+    config: EvaluationConfig,
+    workers: WorkerGroup,
+    tokenizer: PreTrainedTokenizerBase,
     display: EvaluationDisplay,
     conversations: ConversationSetup | None = None,
 ) -> None:
-    """Generate what is missing of the first ``n`` samples of every problem; each sample is stored as it arrives.
+    """Generate what is missing of the samples of every problem; each sample is stored as it arrives.
 
     All tasks form one stream, so that engines wait for the longest response once and not once per benchmark.
 
     Args:
-        engines: those of :meth:`verl.workers.evaluation.EvaluationWorker.advance`.
-        deterministic: see :func:`verl.single_controller.generation.serve`.
+        workers: of class :class:`verl.workers.evaluation.EvaluationWorker`.
         conversations: how responses have several turns; None: each has one.
     """
-    # A request's key is its place in this list.
-    samples = [(task, problem, i) for task, store in stores.items() for problem, i in store.missing(n)]
+    # A request's name is its place in this list.
+    samples = [(task, problem, i) for task, store in stores.items() for problem, i in store.missing(config.n_sampling)]
     left_of_problem = Counter((task, problem) for task, problem, _ in samples)
+    filters = {field.name: getattr(config, field.name) for field in fields(SamplingFilters)}
+    sampling = {t: SamplingConfig(n=1, temperature=t, **filters) for t in config.temperatures}
+    requests = ResponseRequests(
+        rows=range(len(samples)),
+        prompt_ids=[task.prompts[problem] for task, problem, _ in samples],
+        streams=[sample_stream(config.seed, task.benchmark, problem, i) for task, problem, i in samples],
+        sampling=sampling[config.temperatures[0]],
+        overrides=[sampling[task.temperature] for task, _, _ in samples],
+    )
+    stops = next(iter(stores)).settings["stop"]
 
-    records = [_record(task, problem) for task, problem, _ in samples]
-    talks = None if conversations is None else conversations.begin(records, None)
-
-    def message(keys: Sequence[int]) -> tuple[list[SampleRequest], int]:
-        requests = []
-        for key in keys:
-            task, problem, i = samples[key]
-            stream = sample_stream(seed, task.benchmark, problem, i)
-            prompt, begun = task.prompts[problem], list[int]()
-            if talks is not None:
-                begun = talks.begun([key]).response_tokens.tolist()
-            requests.append(SampleRequest(key, prompt + begun, stream, task.temperature, len(begun)))
-        return requests, STEPS_PER_CALL
-
-    def store(finished: Sequence[FinishedSample]) -> None:
-        problems_done = 0
+    def store(part: Batch) -> None:
+        problems_done, lengths = 0, part.policy_lengths.tolist()
         arrived: dict[EvaluationTask, list[StoredSample]] = defaultdict(list)
-        for sample in finished:
-            task, problem, i = samples[sample.key]
+        texts, metrics = policy_texts(part, tokenizer, stops), finite_metrics(part)
+        tokens = part.response_tokens.split(part.response_lengths.tolist())
+        for row, place in enumerate(part.request.tolist()):
+            task, problem, i = samples[place]
             left_of_problem[task, problem] -= 1
             problems_done += left_of_problem[task, problem] == 0
-            text, length, cut = sample.response, sample.num_tokens, sample.truncated
-            arrived[task].append(StoredSample(problem, i, text, length, cut, sample.metrics, sample.token_ids))
+            ids = tokens[row].tolist() if task.settings.get("tokens", False) else []
+            sample = (texts[row], lengths[row], bool(part.truncated[row]), metrics[row], ids)
+            arrived[task].append(StoredSample(problem, i, *sample))
         for task, new in arrived.items():
             stores[task].append(new)
-        display.generated(problems_done, len(finished), sum(sample.num_tokens for sample in finished))
+        display.generated(problems_done, len(part), sum(lengths))
 
-    def store_ended() -> None:
-        assert talks is not None
-        store(_whole(talks.over(), conversations))
-
-    def take(reply: FinishedSamples) -> tuple[int, int]:
-        if talks is None:
-            store(reply.samples)
-        elif reply.samples:
-            talks.take(Batch.join([_turn(sample, talks.begun([sample.key])) for sample in reply.samples]))
-            store_ended()
-        return reply.num_ended, reply.num_waiting
-
-    queue = RequestQueue(len(samples), rooms)
-    continued = None if talks is None else partial(talks.resume, queue, store_ended, deterministic)
-    serve(queue, engines, message, take, deterministic, answered=continued)
+    talks = None
+    if conversations is not None:
+        talks = conversations.begin([_record(task, problem) for task, problem, _ in samples], None)
+    copies, on_cpu = config.rollout.tensor_parallel_size, workers.device_type == "cpu"
+    run_engines(workers, copies, requests, on_cpu, store, conversations=talks, steps_per_call=STEPS_PER_CALL)
 
 
 def _record(task: EvaluationTask, place: int) -> PromptRecord:
@@ -146,22 +129,12 @@ def _record(task: EvaluationTask, place: int) -> PromptRecord:
     return PromptRecord(place, task.prompts[place], *facts, asked, task.opens_thought)
 
 
-def _turn(sample: FinishedSample, begun: Batch) -> Batch:
-    """A conversation with the turn ``sample``."""
-    prompt, new = begun.tokens[~begun.in_response].tolist(), len(sample.token_ids)
-    turn = Batch.of([prompt], [begun.response_tokens.tolist() + sample.token_ids])
-    turn.fill(
-        source=torch.cat([begun.source, torch.full((new,), POLICY, dtype=torch.uint8)]),
-        rollout_logprobs=torch.cat([begun.rollout_logprobs, torch.zeros(new)]),
-        truncated=torch.tensor([sample.truncated]),
-    )
-    return turn.fill(EPISODE, request=torch.tensor([sample.key]), calls=[sample.calls])
-
-
-def _whole(over: Batch | None, setup: ConversationSetup | None) -> list[FinishedSample]:
-    """Conversations that are over as samples: what the policy said, and how many tokens that took."""
-    if over is None or setup is None:
-        return []
-    texts = policy_texts(over, setup.tokenizer, setup.stop_strings)
-    rows = zip(over.request.tolist(), texts, over.policy_lengths.tolist(), over.truncated.tolist(), strict=True)
-    return [FinishedSample(*row, metrics={}) for row in rows]
+def finite_metrics(batch: Batch) -> list[dict[str, float]]:
+    """The rank metrics of each response that are finite, by name, or by ``layer_1/<name>`` where several layers are
+    captured."""
+    rows: list[dict[str, float]] = [{} for _ in range(len(batch))]
+    for name, values in batch.rank_metrics.items():
+        for row, layers in zip(rows, values.tolist(), strict=True):
+            names = [name] if len(layers) == 1 else [f"layer_{layer}/{name}" for layer in range(1, len(layers) + 1)]
+            row |= {key: value for key, value in zip(names, layers, strict=True) if math.isfinite(value)}
+    return rows

@@ -32,6 +32,7 @@ from verl.models.hub import fetch_model
 from verl.models.info import ModelInfo, check_weights
 from verl.models.tokenizer import load_tokenizer
 from verl.rewards import check_ground_truth
+from verl.rollout import check_head_size
 from verl.rollout.conversations import check_conversations
 from verl.rollout.requests import EngineModel, resolve_dtype
 from verl.rollout.tools import tool_schemas
@@ -175,6 +176,8 @@ def prepare(
     for target in targets:
         with display.recorded(target.label):
             tokenizers[target] = load_target_tokenizer(target, config.rollout.trust_remote_code)
+            info = ModelInfo.read(target.path, config.rollout.trust_remote_code)
+            check_head_size(info, device_type, "evaluate it on a GPU")
             check_conversations(config.rollout.multi_turn, tokenizers[target], target.template, target.chat_arguments)
     if not benchmarks or not tokenizers:
         return None
@@ -272,7 +275,7 @@ def _settings(
 
 
 def chat_arguments(target: Target, options: MultiTurnConfig) -> dict[str, Any]:
-    """Of the chat template: those of the target, and what the model is told of tools."""
+    """Arguments of the chat template: the target's own, and the schemas of the tools."""
     return dict(target.chat_arguments) | ({"tools": tool_schemas(options)} if options.calls_tools else {})
 
 
@@ -308,12 +311,7 @@ def engine_model(tasks: Sequence[EvaluationTask], config: EvaluationConfig) -> E
         max_response_length=target.max_response_length,
         stop=settings["stop"],
         stop_token_ids=settings["stop_token_ids"],
-        top_p=config.top_p,
-        top_k=config.top_k,
-        min_p=config.min_p,
-        repetition_penalty=config.repetition_penalty,
         seed=config.seed,
-        keep_tokens=settings.get("tokens", False),
     )
 
 

@@ -14,7 +14,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
+    Chunk,
     PrefixChange,
+    SplitModulelist,
     WeightConverter,
     WeightRenaming,
     rename_source_key,
@@ -71,8 +73,8 @@ def checkpoint_parameters(
 ) -> Iterator[tuple[str, Tensor]]:
     """Everything that the model's files hold, one tensor at a time; all ranks must iterate over it together.
 
-    The parameters of :func:`verl.models.fsdp.full_parameters` under the files' names and in their pieces, and the
-    buffers, which no step changes, but which an engine that slept has forgotten.
+    The parameters of :func:`verl.models.fsdp.full_parameters` by :func:`in_checkpoint_format`, and the buffers, which
+    no step changes, but which an engine that slept has forgotten.
     """
     names = [base_parameter_name(name) for name in model.state_dict() if not is_adapter(name)]
     parameters = full_parameters(model, dtype, bucket_bytes)
@@ -84,7 +86,9 @@ def in_checkpoint_format(
 ) -> Iterator[tuple[str, Tensor]]:
     """``weights`` as the model's files have them, which ``transformers`` may have renamed, joined or cut on loading.
 
-    What was cut from one tensor is kept until the last part comes; anything else goes out at once.
+    What was cut from one tensor is kept until the last part comes; anything else goes out at once. The experts of a
+    layer, of which the files have a tensor each, stay stacked, ``[E, ...]``, under a name with ``*`` for the number of
+    the expert: one by one they would cost more Python than the copying takes.
 
     Args:
         model: loaded by ``from_pretrained``, which notes there what it converted.
@@ -92,21 +96,54 @@ def in_checkpoint_format(
         weights: full tensors by their name in ``model``.
     """
     target = names_in_files(model, names)
+    stacks = stacked_experts(model, target)
     num_parts = Counter(target.values())
     held: dict[str, dict[str, Tensor]] = defaultdict(dict)
     for name, value in weights:
         parts = held[target[name]]
         parts[name] = value
         if len(parts) == num_parts[target[name]]:
-            yield from revert_weight_conversion(model, held.pop(target[name])).items()
+            complete = held.pop(target[name])
+            if name in stacks:
+                yield from zip(stacks[name], value.chunk(len(stacks[name]), dim=1), strict=True)
+            else:
+                yield from revert_weight_conversion(model, complete).items()
+            del complete
         # Free this tensor before the next one is gathered.
         del value, parts
+
+
+def one_by_one(name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """A weight of :func:`in_checkpoint_format`; of stacked experts each, as the model's files have them."""
+    if "*" not in name:
+        yield name, value
+        return
+    for expert, weight in enumerate(value.unbind()):
+        yield name.replace("*", str(expert)), weight
 
 
 def names_in_files(model: PreTrainedModel, names: Iterable[str]) -> dict[str, str]:
     """Name of a weight -> the name in the model's files of the tensor that it is a part of, or the first of those that
     it is made of.
     """
+    return {name: in_file for name, (in_file, _) in _places(model, names).items()}
+
+
+def stacked_experts(model: PreTrainedModel, names: Iterable[str]) -> dict[str, list[str]]:
+    """Names of weights that stack the experts of a layer, ``[E, ...]`` -> what its files call the matrices of an
+    expert, with ``*`` for the expert's number: one, or gate and up, which the weight has one above the other.
+    """
+    found = {}
+    for name, (in_file, converter) in _places(model, names).items():
+        steps = [] if converter is None else [(type(s), getattr(s, "dim", None)) for s in converter.operations]
+        if converter is not None and steps in ([(SplitModulelist, 0)], [(Chunk, 1), (SplitModulelist, 0)]):
+            first = converter.target_patterns[0]
+            found[name] = [in_file.replace(first, pattern) for pattern in converter.target_patterns]
+    return found
+
+
+def _places(model: PreTrainedModel, names: Iterable[str]) -> dict[str, tuple[str, WeightConverter | None]]:
+    """Name of a weight -> as in :func:`names_in_files`, and what makes the files' tensors of it, if anything does."""
     conversions = getattr(model, "_weight_conversions", None)
     if conversions is None:  # not loaded by from_pretrained: what revert_weight_conversion then takes
         loading = get_model_conversion_mapping(model, add_legacy=False)
@@ -114,7 +151,12 @@ def names_in_files(model: PreTrainedModel, names: Iterable[str]) -> dict[str, st
     reverse = [conversion.reverse_transform() for conversion in reversed(conversions)]
     renamings = [conversion for conversion in reverse if isinstance(conversion, WeightRenaming)]
     converters = [conversion for conversion in reverse if isinstance(conversion, WeightConverter)]
-    return {name: rename_source_key(name, renamings, converters, reverse=True)[0] for name in names}
+    of_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
+    places = {}
+    for name in names:
+        in_file, pattern = rename_source_key(name, renamings, converters, reverse=True)
+        places[name] = in_file, None if pattern is None else of_pattern[pattern]
+    return places
 
 
 def write_architecture(

@@ -1,15 +1,15 @@
 """Loading language models and value models onto shards.
 
 Rank 0 alone reads a checkpoint. The others build the model on the meta device and get their shards by broadcast,
-parameter by parameter, so that all machines have the same weights. Where the files hold the parameters as the model
-has them, rank 0 reads each when its turn comes; where ``transformers`` renames, joins or makes some (experts, adapters,
-a new head), its memory holds the whole model once, in float32.
+parameter by parameter, so that all machines have the same weights. Rank 0 reads each from the files when its turn
+comes, and stacks the experts of a layer then. Where ``transformers`` joins or makes others (a new head), its memory
+holds the whole model once, in float32.
 """
 
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from functools import partial
-from itertools import chain
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,9 @@ from verl.config.errors import ConfigError
 from verl.models.attention import attention_name
 from verl.models.fsdp import shard_model, sharding_mesh
 from verl.models.hub import local_folder
-from verl.models.huggingface import names_in_files
+from verl.models.huggingface import names_in_files, stacked_experts
 from verl.models.info import VALUE_HEAD, ModelInfo
-from verl.models.lora import add_adapters
+from verl.models.lora import add_adapters, base_parameter_name, is_adapter
 from verl.models.offload import local_part, require_loaded, reshard
 from verl.models.onednn import multiply_by_onednn
 
@@ -124,24 +124,30 @@ def load_and_shard(
 ) -> PreTrainedModel:
     """Shard the model that ``build`` makes on the device it is given, ``meta`` or ``cpu``; ``source`` as above."""
 
-    def build_complete(device: str) -> PreTrainedModel:
+    def build_base(device: str) -> PreTrainedModel:
         model = build(device)
         if config.use_liger:
             # The losses are our own; what is left are norms, rotary embedding and gated linear units.
             apply_liger_kernel(model, {"cross_entropy": False, "fused_linear_cross_entropy": False})
-        if trainable and config.trains_adapters:
-            add_adapters(model, config)
         return model
 
     # Before all ranks read the config at once.
     local_folder(config.path)
-    model = build_complete("meta")
+    reads, adapted = dist.get_rank() == 0 and source is None, trainable and config.trains_adapters
+    model = build_base("meta")
+    values = tensors_in_files(model, config.path) if reads else None
+    if adapted:
+        add_adapters(model, config)
     if mesh.device_type == "cpu":
         multiply_by_onednn(model)
-    reads = dist.get_rank() == 0 and source is None
-    values: Callable[[str], Tensor] | None = None
-    if reads:
-        values = tensors_in_files(model, config.path) or dict(_named_tensors(build_complete("cpu"))).pop
+    if reads and values is None:
+        whole = build_base("cpu")
+        if adapted:
+            add_adapters(whole, config)
+        values = dict(_named_tensors(whole)).pop
+        del whole
+    elif values is not None and adapted:
+        values = _beside_adapters(values, build_base("meta"), config)
     copy_size = config.fsdp.fsdp_size
     if copy_size is None:
         copy_size = 1 if sum(parameter.numel() for parameter in model.parameters()) <= SMALL else -1
@@ -158,8 +164,8 @@ def load_and_shard(
 def tensors_in_files(model: PreTrainedModel, path: str) -> Callable[[str], Tensor] | None:
     """Reads parameters and buffers of ``model``, on the meta device, by name from the safetensors files in ``path``.
 
-    None where a parameter is not in them under its name and with its shape, or there are buffers that must be computed
-    besides those of rotary embeddings, which their config decides.
+    None where a parameter is not in them with its shape, under its name or as the matrices of a layer's experts, or
+    there are buffers that must be computed besides those of rotary embeddings, which their config decides.
     """
     files: dict[str, tuple[Path, tuple[int, ...]]] = {}
     for file in sorted(Path(local_folder(path)).glob("*.safetensors")):
@@ -171,18 +177,52 @@ def tensors_in_files(model: PreTrainedModel, path: str) -> Callable[[str], Tenso
             fresh: nn.Module = type(module)(module.config)
             computed |= {f"{place}.{name}": buffer for name, buffer in fresh.named_buffers(recurse=False)}
     needed = {name: tuple(value.shape) for name, value in _named_tensors(model) if name not in computed}
-    names = names_in_files(model, needed)
-    if any(names[name] != name or name not in files or files[name][1] != shape for name, shape in needed.items()):
-        return None
+    renamed, stacks = names_in_files(model, needed), stacked_experts(model, needed)
+    # 1. The tensors of the files that each is made of, in order: all experts' first matrices, then their second ones.
+    parts = {
+        name: [pattern.replace("*", str(i)) for pattern in stacks[name] for i in range(shape[0])]
+        if name in stacks
+        else [renamed[name]]
+        for name, shape in needed.items()
+    }
+    for name, shape in needed.items():
+        part = (shape[1] // len(stacks[name]), *shape[2:]) if name in stacks else shape
+        if any(files.get(in_file, (None, None))[1] != part for in_file in parts[name]):
+            return None
 
+    # 2. Reading one, each file opened once for it.
     def read(name: str) -> Tensor:
         if name in computed:
             return computed[name]
-        with safe_open(files[name][0], framework="pt") as tensors:
-            value: Tensor = tensors.get_tensor(name)
-            return value
+        result: Tensor | None = None
+        for file, group in groupby(enumerate(parts[name]), key=lambda part: files[part[1]][0]):
+            with safe_open(file, framework="pt") as tensors:
+                for place, in_file in group:
+                    value: Tensor = tensors.get_tensor(in_file)
+                    if name not in stacks:
+                        return value
+                    result = value.new_empty(needed[name]) if result is None else result
+                    half, expert = divmod(place, len(result))
+                    result[expert, half * len(value) : (half + 1) * len(value)] = value
+        assert result is not None, name
+        return result
 
     return read
+
+
+def _beside_adapters(
+    values: Callable[[str], Tensor], base: PreTrainedModel, config: ModelConfig
+) -> Callable[[str], Tensor]:
+    """``values`` by the names that weights have beside adapters, and the adapters as :func:`add_adapters` makes them.
+
+    Args:
+        base: the model on the meta device, which is used up.
+    """
+    # Weights of the right shape and device that take no memory.
+    base._apply(lambda weight: torch.zeros((), dtype=weight.dtype).expand(weight.shape))
+    add_adapters(base, config)
+    made = dict(base.named_parameters())
+    return lambda name: made[name] if is_adapter(name) else values(base_parameter_name(name))
 
 
 @torch.no_grad()

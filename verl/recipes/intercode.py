@@ -32,8 +32,8 @@ def shell(command, folder):
     return run.stdout.decode(errors="replace"), pathlib.Path("/tmp/folder").read_text().strip()
 
 def files():
-    found = (path for path in pathlib.Path("/tmp/work").rglob("*") if path.is_file())
-    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
+    paths = (path for path in pathlib.Path("/tmp/work").rglob("*") if path.is_file())
+    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 os.makedirs("/tmp/work")
 setup, *commands = json.load(sys.stdin)

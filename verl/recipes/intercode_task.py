@@ -19,15 +19,15 @@ COMMANDS = {
 def rows(count: int, seed: int) -> list[dict[str, Any]]:
     """``count`` different records, at most 3240, of files with 2 to 9 lines."""
     generator = random.Random(seed)
-    asked = {text.format(*pair): (text, pair) for text in COMMANDS for pair in permutations(FILES, 2)}
+    questions = {text.format(*pair): (text, pair) for text in COMMANDS for pair in permutations(FILES, 2)}
     return [
         {
-            "data_source": "shell_task",
+            "data_source": "open_answer",  # a name is needed; with reward=only no verifier is asked
             "prompt": [{"role": "user", "content": f"{question} Reply with a command, then with submit."}],
             "reward_model": {"style": "rule", "ground_truth": COMMANDS[text].format(*pair)},
             "extra_info": {"setup": f"seq {generator.randint(2, 9)} > {pair[0]}"},
         }
-        for question, (text, pair) in generator.sample(sorted(asked.items()), count)
+        for question, (text, pair) in generator.sample(sorted(questions.items()), count)
     ]
 
 

@@ -63,7 +63,7 @@ class Appeals(Method):
         """
         Args:
             verifier: the second one: import path of a reward function, as in ``reward_score.custom_functions``.
-            share: of the negatives, which are rechecked, at least one; drawn anew in each step.
+            share: of the negatives, which are rechecked, at least one; drawn again in each step.
             half_life: in steps.
         """
         if not 0 < share <= 1 or half_life <= 0:

@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
-from verl.recipes.rl_struct import LONGEST, write_task
+from verl.recipes.rl_struct import write_task
 
 DATA_SOURCE = "edit_task"
 OPERATORS = {"sum": "+", "difference": "-", "product": "*", "ratio": "/"}
@@ -45,20 +45,20 @@ def score(data_source: str, solution_str: str, ground_truth: Any, extra_info: An
 def blocks_of(response: str) -> list[tuple[str, str, str]]:
     """Path, search and replacement of each block. Raises ``ValueError`` if the format is wrong."""
     tags = ("<think>", "</think>", "<solution>", "</solution>")
-    if len(response) > LONGEST or any(response.count(tag) != 1 for tag in tags):
-        raise ValueError("too long, or a tag is missing or stands twice")
+    if any(response.count(tag) != 1 for tag in tags):
+        raise ValueError("a tag is missing or stands twice")
     thought = response.partition("<think>")[2].partition("</think>")[0]
     lines = response.partition("<solution>")[2].partition("</solution>")[0].strip().split("\n")
-    found = []
+    blocks = []
     for i, line in enumerate(lines[:-1]):
         if line.startswith("### ") and lines[i + 1] == "<<<<<<< SEARCH" and i and lines[i - 1].startswith("```"):
             middle = lines.index("=======", i + 2)
             end = lines.index(">>>>>>> REPLACE", middle + 1)
             if lines[end + 1 : end + 2] == ["```"]:
-                found.append((line[4:], "\n".join(lines[i + 2 : middle]), "\n".join(lines[middle + 1 : end])))
-    if not thought.strip() or not found:
+                blocks.append((line[4:], "\n".join(lines[i + 2 : middle]), "\n".join(lines[middle + 1 : end])))
+    if not thought.strip() or not blocks:
         raise ValueError("no thought, or no block")
-    return found
+    return blocks
 
 
 def apply_edits(files: Mapping[str, str], blocks: list[tuple[str, str, str]]) -> dict[str, str]:
@@ -75,11 +75,11 @@ def apply_edits(files: Mapping[str, str], blocks: list[tuple[str, str, str]]) ->
 
 def diffs(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]:
     """Path -> unified diff with 3 lines of context and no header, of the files that change."""
-    found = {}
+    changed = {}
     for path, text in after.items():
         lines = difflib.unified_diff(before.get(path, "").splitlines(), text.splitlines(), lineterm="")
-        found[path] = "\n".join(list(lines)[2:])
-    return {path: diff for path, diff in found.items() if diff}
+        changed[path] = "\n".join(list(lines)[2:])
+    return {path: diff for path, diff in changed.items() if diff}
 
 
 def similarity(one: str, other: str) -> float:

@@ -1,17 +1,21 @@
 """Verifier of programs with tests. Programs run in a sandbox (``verl.utils.sandbox``) that holds no expected result.
 
-A program with tests on standard input runs once for each, and its output is compared here. Assertions and calls take
-two sandboxes: in the first the program runs, and the values of its calls leave as text. In the second, without the
-program, they take the place of the calls. So printing, exiting, or objects that equal everything pass no test.
+A program with tests on standard input runs once for each, and its output is compared here. Assertions run in a sandbox
+of their own, where the names that they take from the program stand for it: calls, attributes and items are asked of a
+second sandbox, which holds the program and no test, and answers with values of built-in types. A program knows what it
+is called with and says what its calls return, in whatever way; it can neither see nor reach what that is compared with.
 """
 
 import ast
 import builtins
 import json
 import math
+import os
 import re
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
+from select import select
 from typing import Any, NamedTuple
 
 from verl.rewards.score import Verdict
@@ -35,12 +39,8 @@ class Tests(NamedTuple):
 
     pipes: list[tuple[str, str]]
     """Standard input and expected output."""
-    steps: list[tuple[str, bool]]
-    """What runs with the program: source, and whether its value is kept, under its index, rather than executed."""
-    checks: list[list[str]]
-    """For each test what it compares with, and assertions in which ``_value_<index>`` stands for a value."""
-    imports: list[str]
-    """Statements before the assertions."""
+    checks: list[tuple[str, list[str]]]
+    """Source of each test with assertions, and the names in it that are the program's."""
 
     @property
     def number(self) -> int:
@@ -120,8 +120,8 @@ def _same_word(word: str | None, expected: str | None) -> bool:
 
 # --- assertions and calls --------------------------------------------------------------------------------------------
 
-RUN_CALLS = '''
-import ast, os, sys, types, typing
+ANSWERS = '''
+import operator, os, sys, types, typing
 def text(value):
     """A value of built-in types as a literal."""
     value = value.tolist() if hasattr(value, "tolist") else value
@@ -140,35 +140,111 @@ def text(value):
             inner = ", ".join(map(text, value))
             return start + inner + end if inner else f"{kind.__name__}()" if start == "{" else start + end[-1]
     raise TypeError(type(value))
+def called_back(number):
+    def function(*arguments):
+        print(f'("call", {number}, {text(arguments)})', file=answers, flush=True)
+        return eval(requests.readline(), scope)
+    return function
+def call(function, arguments, named):
+    before = [*map(plain, arguments)]
+    value = function(*arguments, **named)
+    changed = [i for i, was in enumerate(before) if was and was != plain(arguments[i])]
+    return value, "{" + ", ".join(f"{i}: {plain(arguments[i])}" for i in changed) + "}"
 def plain(value):
-    """A value of built-in types, which has no methods of the program; iterators become lists."""
-    return ast.literal_eval(text(list(value) if hasattr(value, "__next__") else value))
+    try:
+        return text(value)
+    except TypeError:
+        return None
+def answer(request):
+    try:
+        kind, target, *rest = eval(request, scope)
+        value, changed = call(target, *rest) if kind == "call" else (ASKED[kind](target, *rest), "{}")
+        literal = plain(value)
+        if literal is None:
+            objects.append(value)
+            return f'("object", {len(objects) - 1}, {changed})'
+        return f'("value", {literal}, {changed})'
+    except Exception as error:
+        return f'("error", {type(error).__name__!r}, {{}})'
+ASKED = {"attribute": getattr, "item": operator.getitem, "in": operator.contains, "is": isinstance}
+ASKED |= {"length": len, "text": str, "truth": bool, "iterate": iter, "next": next}
 sys.set_int_max_str_digits(0)
-results = os.fdopen(os.dup(1), "w")
-os.dup2(2, 1)
+requests, answers = os.fdopen(READ), os.fdopen(WRITE, "w", errors="backslashreplace")
 module = sys.modules["solution"] = types.ModuleType("solution")
+objects = [module]
 for name in "bisect collections functools heapq itertools math random re string".split():
     setattr(module, name, __import__(name))
 for name in "Any Callable Deque Dict FrozenSet Iterable Iterator List Optional Sequence Set Tuple Union".split():
     setattr(module, name, getattr(typing, name))
 for name in "Counter OrderedDict defaultdict deque".split():
     setattr(module, name, getattr(module.collections, name))
+scope = {**module.__dict__, "_objects": objects, "_called_back": called_back, "inf": 1e999, "nan": -(1e999 - 1e999)}
 exec(compile(PROGRAM, "solution.py", "exec"), module.__dict__)
-for index, (source, is_value) in enumerate(STEPS):
-    module.__dict__["_plain"] = plain
-    try:
-        if is_value:
-            print(index, text(eval(source, module.__dict__)), file=results, flush=True)
-        else:
-            exec(source, module.__dict__)
-    except Exception as error:
-        print(f"{source}: {error!r}", file=sys.stderr)
+while request := requests.readline():
+    print(answer(request), file=answers, flush=True)
+os._exit(0)
 '''
-"""Runs after lines that set ``PROGRAM`` and ``STEPS``; prints values as ``<index> <literal>``. Programs of functions
-may leave out the usual imports, as on the sites that set such tasks."""
+"""Runs with the program, after lines that set ``PROGRAM`` and the descriptors ``READ`` and ``WRITE``. Programs of
+functions may leave out the usual imports, as on the sites that set such tasks."""
 
 JUDGE = '''
-import ast, json, sys
+import ast, builtins, json, os, sys
+sys.set_int_max_str_digits(0)
+tests = json.load(sys.stdin)
+answers, requests = os.fdopen(READ), os.fdopen(WRITE, "w", errors="backslashreplace")
+asked, functions = 0, []
+class Shown:
+    """What stands for a function of the tests or of Python where the program is called with it."""
+    def __init__(self, function):
+        self.name = getattr(function, "__name__", "")
+        if getattr(builtins, self.name, None) is not function:
+            self.name = f"_called_back({len(functions)})"
+            functions.append(function)
+    def __repr__(self): return self.name
+def exchange(message):
+    print(message, file=requests, flush=True)
+    return ast.literal_eval(answers.readline())
+def ask(kind, target, *rest):
+    global asked
+    asked += 1
+    outcome, value, changed = exchange(repr((kind, target, *rest)))
+    while outcome == "call":
+        try:
+            returned = repr(functions[value](*changed))
+        except Exception:
+            returned = "1/0"
+        outcome, value, changed = exchange(returned)
+    for place, new in changed.items():
+        old = rest[0][place]
+        if isinstance(old, list):
+            old[:] = new
+        elif isinstance(old, (dict, set)):
+            old.clear()
+            old.update(new)
+    if outcome == "error":
+        error = getattr(builtins, value, Exception)
+        # Where nothing is iterated, it would end the tests' own loops.
+        ends = error is StopIteration and kind != "next"
+        raise error if isinstance(error, type) and issubclass(error, Exception) and not ends else Exception
+    return Remote(value) if outcome == "object" else value
+class Remote:
+    """Something of the program; equal to itself alone."""
+    def __init__(self, number): self.__dict__["number"] = int(number)
+    def __repr__(self): return f"_objects[{self.number}]"
+    def __str__(self): return ask("text", self)
+    def __call__(self, *arguments, **named):
+        return ask("call", self, [Shown(a) if callable(a) and type(a) is not Remote else a for a in arguments], named)
+    def __getattr__(self, name): return ask("attribute", self, name)
+    def __setattr__(self, name, value): raise AttributeError(name)
+    def __getitem__(self, key): return ask("item", self, key)
+    def __contains__(self, item): return ask("in", self, item)
+    def __instancecheck__(self, value): return ask("is", value, self)
+    def __len__(self): return ask("length", self)
+    def __bool__(self): return ask("truth", self)
+    def __iter__(self): return Iterated(ask("iterate", self).number)
+    def __next__(self): return ask("next", self)
+class Iterated(Remote):
+    def __iter__(self): return self
 def plain(value):
     """As JSON has it."""
     if isinstance(value, dict):
@@ -177,31 +253,36 @@ def plain(value):
 def same(value, expected):
     value, expected = plain(value), plain(expected)
     return value == expected or (isinstance(expected, list) and len(expected) == 1 and value == expected[0])
-sys.set_int_max_str_digits(0)
-imports, values, tests = json.load(sys.stdin)
-scope = {"_same": same}
-for index, literal in values.items():
-    try:
-        scope[f"_value_{index}"] = ast.literal_eval(literal)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        pass
-exec("\\n".join(imports), scope)
+program = sys.modules["solution"] = Remote(0)
+def function(name):
+    return getattr(program.Solution() if hasattr(program, "Solution") else program, name)
+scope = {"_same": same, "_function": function}
 passed = 0
-for checks in tests:
+for source, names in tests:
+    before = asked
     try:
-        exec("\\n".join(checks), scope)
-        passed += 1
-    except Exception:
+        for name in names:
+            scope[name] = getattr(program, name, *(getattr(builtins, name) for _ in [0] if hasattr(builtins, name)))
+        exec(source, scope)
+        passed += asked > before
+    except BaseException:
         pass
 print(f"\\n{passed}")
 '''
-"""Reads imports, values and assertions as JSON; the last line that it prints is how many tests have passed."""
+"""Reads tests as JSON; the last line that it prints is how many have passed."""
 
 
 def _run_calls(program: str, tests: Tests) -> tuple[int, Ending | None]:
-    called = run_python(f"PROGRAM = {program!r}\nSTEPS = {tests.steps!r}\n{RUN_CALLS}", seconds=SECONDS)
-    values = dict(line.split(" ", 1) for line in called.stdout.split("\n") if re.match(r"[0-9]{1,6} ", line))
-    judged = run_python(JUDGE, json.dumps([tests.imports, values, tests.checks]), seconds=SECONDS)
+    (asks, asked), (answers, answered) = os.pipe(), os.pipe()
+    judge = f"READ, WRITE = {answers}, {asked}\n{JUDGE}"
+    with ThreadPoolExecutor(1) as thread:
+        judging = thread.submit(
+            run_python, judge, json.dumps(tests.checks), seconds=3 * SECONDS, descriptors=(answers, asked)
+        )
+        select([asks], [], [])  # the program's time begins with the first question
+        answering = f"READ, WRITE = {asks}, {answered}\nPROGRAM = {program!r}\n{ANSWERS}"
+        called = run_python(answering, seconds=SECONDS, descriptors=(asks, answered))
+        judged = judging.result()
     passed = int(judged.stdout.rsplit("\n", 2)[-2]) if judged.ending == "ok" else 0
     return passed, None if passed == len(tests.checks) else called.ending
 
@@ -224,16 +305,16 @@ def read_tests(truth: Any) -> Tests:
     if len(inputs) != len(outputs):
         raise ValueError(f"has {len(inputs)} inputs and {len(outputs)} outputs; give one output for each input")
     tests = [*(truth.get("tests") or []), *(truth.get("assert_case") or [])]
-    cutter = _CallCutter(_kept_back([test for test in tests if isinstance(test, str)]))
-    pipes, checks = list[tuple[str, str]](), list[list[str]]()
+    pipes, checks = list[tuple[str, str]](), list[tuple[str, list[str]]]()
     for one_input, output in zip(inputs, outputs, strict=True):
         if truth.get("fn_name"):
-            checks.append(cutter.call(str(truth["fn_name"]), one_input, output))
+            checks.append((_call(str(truth["fn_name"]), one_input, output), []))
         else:
             pipes.append((_lines(one_input), _lines(output)))
+    known = set(dir(builtins))
     for test in tests:
         if isinstance(test, str):
-            checks.append(cutter.assertions(test))
+            checks.append(_assertions(test, known, truth.get("entry_point")))
         else:
             pair = (test.get("input"), test.get("output")) if isinstance(test, Mapping) else tuple(test)
             if len(pair) != 2 or None in pair:
@@ -241,167 +322,51 @@ def read_tests(truth: Any) -> Tests:
             pipes.append((_lines(pair[0]), _lines(pair[1])))
     if not pipes and not checks:
         raise ValueError(f"{truth!r:.200} has no tests; remove the row")
-    return Tests(pipes, cutter.steps, checks, cutter.imports)
+    return Tests(pipes, checks)
 
 
 def _lines(value: Any) -> str:
     return "\n".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-_CHAIN = (ast.Call, ast.Attribute, ast.Subscript, ast.Name)
-_CONVERSIONS = ("dict", "len", "list", "next", "set", "sorted", "str", "tuple")
-"""Built-in functions that are called with the program: they may turn an object of its own into a value."""
-_SCOPES = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda)
+def _assertions(source: str, known: set[str], entry_point: str | None) -> tuple[str, list[str]]:
+    """A test with assertions, and the names in it that are the program's: all that neither the tests define nor Python
+    has, or else what it calls. What it defines is added to ``known``.
 
-
-def _kept_back(sources: list[str]) -> frozenset[str]:
-    """Names that tests define without the program and only compare with, as in ``expected = 4``."""
-    others = [node for source in sources for node in _statements(source) if not isinstance(node, ast.Assert)]
-    names = frozenset(name for node in others for name in _defined(node))
-    while True:
-        cutter = _CallCutter(names)
-        used = {name for node in others if not cutter.keeps_back(node) for name in _named(node)}
-        if not names & used:
-            try:
-                for source in sources:
-                    cutter.assertions(source)
-            except ValueError:  # an assertion on nothing but such names
-                return frozenset()
-            used = {name for step, _ in cutter.steps for name in _named(ast.parse(step))}
-        if not names & used:
-            return names
-        names -= used
-
-
-def _statements(source: str) -> list[ast.stmt]:
-    """The statements of a test; a loop over assertions is one assertion. Raises ``ValueError`` if it is no Python."""
+    A function ``check(candidate)``, as HumanEval has it, is called with the function ``entry_point``.
+    """
     try:
-        statements = ast.parse(source).body
+        tree = ast.parse(source)
     except (SyntaxError, RecursionError, MemoryError) as error:
         raise ValueError(f"{source!r:.200} is no Python: {error}") from error
-    for place, node in enumerate(statements):
-        asserts = [one.test for one in node.body if isinstance(one, ast.Assert)] if isinstance(node, ast.For) else []
-        if isinstance(node, ast.For) and len(asserts) == len(node.body) and not node.orelse:
-            scope = [ast.comprehension(node.target, node.iter, [], 0)]
-            every = ast.GeneratorExp(ast.BoolOp(ast.And(), asserts) if len(asserts) > 1 else asserts[0], scope)
-            statements[place] = ast.Assert(ast.Call(ast.Name("all", ast.Load()), [every], []))
-    return statements
-
-
-def _defined(node: ast.stmt) -> list[str]:
-    """The names that an assignment or a function definition defines; none for other statements."""
-    if isinstance(node, ast.FunctionDef):
-        return [node.name]
-    targets = node.targets if isinstance(node, ast.Assign) else []
-    return [target.id for target in targets if isinstance(target, ast.Name)]
-
-
-def _named(node: ast.AST) -> set[str]:
-    """All names in a piece of a program, those that it defines included."""
-    inner = [*ast.walk(node)]
-    return {one.id for one in inner if isinstance(one, ast.Name)} | {
-        one.name for one in inner if isinstance(one, ast.FunctionDef)
+    nodes = [*ast.walk(tree)]
+    if not any(isinstance(node, ast.Assert) for node in nodes):
+        raise ValueError(f"{source!r:.200} has no assert statement")
+    if entry_point is not None:
+        source, nodes = f"{source}\ncheck({entry_point})", [*nodes, ast.Name(entry_point, ast.Load())]
+    known |= {
+        node.name
+        for node in nodes
+        if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.ExceptHandler) and node.name
     }
+    known |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    known |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    modules = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+    known |= {(alias.asname or alias.name).split(".")[0] for node in modules for alias in node.names}
+    names = {node.id for node in nodes if isinstance(node, ast.Name)} - known
+    if not names and not any(getattr(node, "module", None) == "solution" for node in modules):
+        # The program's function may be called "sum".
+        names = {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+        names -= known - set(dir(builtins))
+    if not names and "solution" not in source:
+        raise ValueError(f"{source!r:.200} tests nothing of the program")
+    return source, sorted(names)
 
 
-def _bound(node: ast.AST) -> set[str]:
-    """The names that an expression or function gives values itself."""
-    stored = {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
-    return stored | {one.arg for one in ast.walk(node) if isinstance(one, ast.arg)}
-
-
-class _CallCutter(ast.NodeTransformer):
-    """Replaces what an assertion takes from the program by names of values: ``f(2) == 4`` by ``_value_0 == 4``.
-
-    That is every longest chain of calls, attributes and subscripts that begins with a name that is neither built in nor
-    imported by the tests, such as ``Solution().solve([1])[0]``, conversions included (``list(primes(9))``). A
-    comprehension with such a name is taken as a whole, and what it takes from the program are plain values there.
-
-    Args:
-        kept_back: names whose definitions go to the assertions, so that the program does not see them.
-    """
-
-    def __init__(self, kept_back: frozenset[str] = frozenset()) -> None:
-        self.steps: list[tuple[str, bool]] = []
-        self.imports: list[str] = []
-        self._kept_back = kept_back
-        self._known = set(dir(builtins)) | kept_back
-        self._within = False
-
-    def assertions(self, source: str) -> list[str]:
-        """The assertions of a test, and its other statements added to ``steps``."""
-        checks, asserts = [], 0
-        for statement in _statements(source):
-            if isinstance(statement, ast.Assert):
-                checks.append(ast.unparse(ast.Assert(self._cut(statement.test))))
-                asserts += 1
-                continue
-            text = ast.unparse(statement)
-            if self.keeps_back(statement):
-                checks.append(text)
-                continue
-            self.steps.append((text, False))
-            if isinstance(statement, ast.Import | ast.ImportFrom) and getattr(statement, "module", "") != "solution":
-                self.imports.append(text)
-                self._known |= {(alias.asname or alias.name).split(".")[0] for alias in statement.names}
-        if not asserts:
-            raise ValueError(f"{source!r:.200} has no assert statement outside a function")
-        return checks
-
-    def keeps_back(self, node: ast.stmt) -> bool:
-        """Whether a statement only defines such names, with nothing of the program."""
-        defined = {*_defined(node)}
-        return bool(defined) and defined <= self._kept_back and _named(node) - _bound(node) <= self._known
-
-    def call(self, function: str, arguments: Any, expected: Any) -> list[str]:
-        """A call of a function, or of a method of ``class Solution``; as text, arguments are lines of JSON."""
-        if not function.isidentifier():
-            raise ValueError(f"fn_name={function!r} must be the name of a function")
-        arguments = [json.loads(line) for line in arguments.split("\n")] if isinstance(arguments, str) else arguments
-        expected = json.loads(expected) if isinstance(expected, str) else expected
-        called = f"(Solution().{function} if 'Solution' in globals() else {function})(*{list(arguments)!r})"
-        return [f"assert _same({self._keep(called)}, {expected!r})"]
-
-    def _cut(self, test: ast.expr) -> ast.expr:
-        """The test of an assertion with names of values. Raises ``ValueError`` if it takes none from the program."""
-        known, steps = self._known, len(self.steps)
-        test = self.visit(test)
-        if len(self.steps) == steps:  # the program's function may be called "sum"
-            self._known = known - set(dir(builtins))
-            test, self._known = self.visit(test), known
-        if len(self.steps) == steps:
-            raise ValueError(f"assert {ast.unparse(test):.200} tests nothing of the program")
-        return test
-
-    def visit(self, node: ast.AST) -> Any:
-        root = node
-        while isinstance(root, ast.Call | ast.Attribute | ast.Subscript):
-            if isinstance(root, ast.Call):
-                converts = isinstance(root.func, ast.Name) and root.func.id in _CONVERSIONS and root.args
-                root = root.args[0] if converts else root.func
-            else:
-                root = root.value
-        if self._within and isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "hasattr"):
-            return node  # about objects of the program
-        if isinstance(node, _CHAIN) and isinstance(root, ast.Name) and root.id not in self._known:
-            if not self._within:
-                return ast.Name(self._keep(ast.unparse(node)))
-            stored = isinstance(getattr(node, "ctx", None), ast.Store)
-            return node if stored else ast.Call(ast.Name("_plain"), [node], [])
-        if isinstance(node, _SCOPES) and not self._within:
-            if _named(node) <= _bound(node) | self._known:
-                return node
-            whole = ast.ListComp(node.elt, node.generators) if isinstance(node, ast.GeneratorExp) else node
-            self._within = True
-            self.generic_visit(whole)
-            self._within = False
-            return ast.Name(self._keep(ast.unparse(whole)))
-        if isinstance(node, ast.comprehension):
-            node.ifs = [self.visit(condition) for condition in node.ifs]
-            return node  # objects of the program may be iterated
-        return self.generic_visit(node)
-
-    def _keep(self, expression: str) -> str:
-        """Add an expression to ``steps``; the name of its value."""
-        self.steps.append((expression, True))
-        return f"_value_{len(self.steps) - 1}"
+def _call(function: str, arguments: Any, expected: Any) -> str:
+    """A call of a function, or of a method of ``class Solution``; as text, arguments are lines of JSON."""
+    if not function.isidentifier():
+        raise ValueError(f"fn_name={function!r} must be the name of a function")
+    arguments = [json.loads(line) for line in arguments.split("\n")] if isinstance(arguments, str) else arguments
+    expected = json.loads(expected) if isinstance(expected, str) else expected
+    return f"assert _same(_function({function!r})(*{list(arguments)!r}), {expected!r})"

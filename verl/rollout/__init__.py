@@ -1,7 +1,11 @@
 """Engines that sample responses inside a worker: one file each, and one entry in the table."""
 
+import ast
 import os
 import pkgutil
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
@@ -30,11 +34,48 @@ def make_rollout(setup: RolloutSetup, policy: Policy | None) -> Rollout:
     return rollout
 
 
-def check_engine_model(config: PPOConfig) -> None:
-    """Raise ``ConfigError`` if the engine is known to fail the policy's architecture."""
-    kind = ModelInfo.of(config.model).config.model_type
-    if config.rollout.name == "vllm" and kind in NOT_WITH_VLLM:
+def check_engine_model(config: PPOConfig, device_type: str) -> None:
+    """Raise ``ConfigError`` if the engine is known to fail the policy's architecture on this device."""
+    info = ModelInfo.of(config.model)
+    kind = info.config.model_type
+    if config.rollout.name != "vllm":
+        return
+    if kind in NOT_WITH_VLLM:
         raise ConfigError(f"model.path={config.model.path!r}: {kind} {NOT_WITH_VLLM[kind]}; set rollout.name=hf")
+    check_head_size(info, device_type, "set rollout.name=hf")
+
+
+def check_head_size(info: ModelInfo, device_type: str, fix: str) -> None:
+    """Raise ``ConfigError``, which ends with ``fix``, if vLLM has no attention on a CPU for the model's heads."""
+    sizes, config = cpu_head_sizes(), info.text_config
+    # Latent attention (MLA) has another backend.
+    if device_type != "cpu" or not sizes or getattr(config, "kv_lora_rank", None):
+        return
+    heads = getattr(config, "num_attention_heads", None)
+    size = getattr(config, "head_dim", None) or (config.hidden_size // heads if isinstance(heads, int) and heads else 0)
+    if size and size not in sizes:
+        raise ConfigError(
+            f"model.path={info.path!r}: head_dim={size}: on a CPU vLLM's attention takes heads of "
+            f"{', '.join(map(str, sizes))}; {fix}"
+        )
+
+
+@cache
+def cpu_head_sizes() -> list[int]:
+    """The sizes of heads that the installed vLLM's attention on a CPU supports; empty where its source does not say.
+
+    Read from the source, as importing it takes seconds.
+    """
+    vllm = find_spec("vllm")
+    file = Path(vllm.origin or "").parent / "v1/attention/backends/cpu_attn.py" if vllm else None
+    if file is None or not file.is_file():
+        return []
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.FunctionDef) and node.name == "get_supported_head_sizes":
+            value = node.body[-1]
+            if isinstance(value, ast.Return) and isinstance(value.value, ast.List):
+                return [int(size) for size in ast.literal_eval(value.value)]
+    return []
 
 
 def end_tokens(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> list[int]:

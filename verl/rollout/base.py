@@ -49,7 +49,7 @@ class EngineReply(NamedTuple):
     """Responses that have ended since the last reply, by the same places. Those that are still being measured are in
     ``finished`` of a later reply, so ``finished`` depends on time where this does not."""
     open: Batch | None = None
-    """After :meth:`Rollout.cut`, the responses that have not ended, as far as they are, with ``version``."""
+    """After :meth:`Rollout.cut`, the tokens so far of the responses that have not ended, with ``version``."""
 
 
 class Rollout(Protocol):

@@ -23,7 +23,7 @@ from verl.rollout.environments import COUNTS, Answer, EnvironmentPool, Step, loa
 from verl.rollout.queue import RequestQueue
 from verl.rollout.tools import Call, Turn, tool_schemas
 
-TOLD = ("environment_states", "environment_rewards", "turns", "call_counts")
+DRIVER_COLUMNS = ("environment_states", "environment_rewards", "turns", "call_counts")
 """Columns that the driver keeps of a conversation, beside what the engine returned of its last turn."""
 
 
@@ -98,12 +98,12 @@ class Conversations:
         self._over: list[Batch] = []
         self._ended: list[tuple[int, Batch, Turn]] = []
         """Turns about which the environment has not been asked yet."""
-        self._asked: dict[Future[list[Answer]], list[tuple[int, Batch, Turn]]] = {}
+        self._asked: dict[Future[Answer], tuple[int, Batch, Turn]] = {}
 
     @property
     def waiting(self) -> set[int]:
         """The places of those whose environment has not answered."""
-        return {place for turns in (self._ended, *self._asked.values()) for place, _, _ in turns}
+        return {place for place, _, _ in (*self._ended, *self._asked.values())}
 
     def begun(self, places: Sequence[int]) -> Batch:
         """What there is of these."""
@@ -114,13 +114,14 @@ class Conversations:
         turns = part.calls
         for row, found in zip(part.without("calls").split(1), turns, strict=True):
             place = int(row.request)
-            row.merge(self._begun[place].columns(*TOLD))
+            row.merge(self._begun[place].columns(*DRIVER_COLUMNS))
             row.fill(turns=row.turns + 1, call_counts=row.call_counts + torch.tensor([0, 0, 0, 0, found["prefilled"]]))
             if bool(row.truncated):
                 self._end(place, row)
                 continue
             self._ended.append((place, row, self._turn(row, found)))
-        if not self._asked:
+        # Those that share processes are asked together, while the ones before are answered.
+        if self.setup.pool.is_async or not self._asked:
             self._ask()
 
     def resume(self, queue: RequestQueue, ended: Callable[[], None], deterministic: bool, wait: bool) -> bool:
@@ -129,7 +130,7 @@ class Conversations:
         Args:
             queue: gets their places.
             ended: called when some may be over.
-            deterministic: wait, if at all, until no environment is asked; else for one batch of answers.
+            deterministic: wait, if at all, until no environment is asked; else for one answer.
             wait: whether to wait for answers.
         """
         if wait or any(future.done() for future in self._asked):
@@ -138,14 +139,14 @@ class Conversations:
         return bool(self.waiting)
 
     def _answered(self, wait_for_all: bool) -> list[int]:
-        """The places of those that go on, of one batch of answers at least."""
+        """The places of those that go on, of one answer at least."""
         going: list[int] = []
         while self._asked or self._ended:
             self._ask()
             done, _ = wait(self._asked, return_when=FIRST_COMPLETED)
             for future in done:
-                for (place, row, turn), answer in zip(self._asked.pop(future), future.result(), strict=True):
-                    going += [place] if self._goes_on(place, row, turn, answer) else []
+                place, row, turn = self._asked.pop(future)
+                going += [place] if self._goes_on(place, row, turn, future.result()) else []
             if not wait_for_all:
                 break
         self._ask()
@@ -160,7 +161,7 @@ class Conversations:
         if self._ended:
             turns, self._ended = self._ended, []
             steps = [Step(self.records[place], row.environment_states[0], turn) for place, row, turn in turns]
-            self._asked[self.setup.pool.ask(steps)] = turns
+            self._asked |= dict(zip(self.setup.pool.ask(steps), turns, strict=True))
 
     def _turn(self, row: Batch, found: Mapping[str, Any]) -> Turn:
         tokens = turns_of(row)[-1]
@@ -201,9 +202,10 @@ def extended(row: Batch, bridge: Sequence[int]) -> Batch:
     num = len(bridge)
     prompt = row.tokens[~row.in_response].tolist()
     longer = Batch.of([prompt], [row.response_tokens.tolist() + list(bridge)])
-    columns = {name: getattr(row, name) for name in TOLD}
-    columns["rollout_logprobs"] = torch.cat([row.rollout_logprobs, torch.zeros(num)])
+    columns = {name: getattr(row, name) for name in DRIVER_COLUMNS}
     columns["source"] = torch.cat([row.source, torch.full((num,), ENVIRONMENT, dtype=torch.uint8)])
+    if "rollout_logprobs" in row:
+        columns["rollout_logprobs"] = torch.cat([row.rollout_logprobs, torch.zeros(num)])
     if "version" in row:
         columns["version"] = torch.cat([row.version, row.version[-1:].expand(num)])
     return longer.fill(**columns)

@@ -9,8 +9,15 @@ import asyncio
 import inspect
 import json
 import math
+import os
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from itertools import count
+from queue import Empty, SimpleQueue
+from threading import Thread
 from typing import Any, NamedTuple, Self
 
 from verl.config.errors import ConfigError
@@ -29,10 +36,13 @@ because they took too long, too much memory, or their process; and tokens that e
 less what their caches held."""
 
 TOGETHER = 64
-"""Steps of an ``async`` environment in one process."""
+"""Steps of an ``async`` environment that run again together, if their process had to be ended."""
 
 MARGIN_S = 5.0
 """A process with ``async`` steps is ended this long after the time limit of each."""
+
+EXCHANGE_S = 0.05
+"""Longest wait for an answer to ``async`` steps before others may join them."""
 
 
 class Step(NamedTuple):
@@ -74,7 +84,7 @@ def load_environment(options: MultiTurnConfig) -> Any:
 
 
 class EnvironmentPool(KillablePool):
-    """A context manager of processes that run the steps of an environment."""
+    """A context manager of processes that run the steps of an environment; ``async`` steps share the loop of one."""
 
     def __init__(self, options: MultiTurnConfig, busy_cores: int = 1) -> None:
         """``busy_cores``: cores of this machine that others compute on meanwhile.
@@ -84,12 +94,14 @@ class EnvironmentPool(KillablePool):
         """
         self.options = options
         self.role = "tool" if options.has_tools else "user"
-        self.together = TOGETHER if is_async(load_environment(options)) else 1
+        self.is_async = is_async(load_environment(options))
+        self._asked = SimpleQueue[tuple[Step, Future[Answer]]]()
+        """``async`` steps that the process has not been given."""
         super().__init__(
             "environment process",
             "rollout.multi_turn",
-            options.num_workers or spare_cores(busy_cores),
-            options.timeout_s + (MARGIN_S if self.together > 1 else 0),
+            1 if self.is_async else options.num_workers or spare_cores(busy_cores),
+            options.timeout_s + (MARGIN_S if self.is_async else 0),
             options.memory_limit_mb,
             _prepare,
             options,
@@ -104,15 +116,61 @@ class EnvironmentPool(KillablePool):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def ask(self, steps: Sequence[Step]) -> Future[list[Answer]]:
-        """Start these steps, which run beside each other; answers in their order.
+    def ask(self, steps: Sequence[Step]) -> list[Future[Answer]]:
+        """Start these steps, which run beside each other and, if ``async``, beside those that run already.
 
         ``result`` raises ``ConfigError`` for whatever the environment raises.
         """
-        return self.submit(self._answers, list(steps))
+        asked = [(step, Future[Answer]()) for step in steps]
+        if self.is_async:
+            for each in asked:
+                self._asked.put(each)
+            self.submit(self._converse)
+        else:
+            self.submit(self._answer, asked)
+        return [future for _, future in asked]
+
+    def _answer(self, asked: Sequence[tuple[Step, Future[Answer]]]) -> None:
+        try:
+            answers = self._answers([step for step, _ in asked])
+        except Exception as error:  # for whoever waits
+            for _, future in asked:
+                future.set_exception(error)
+            return
+        for (_, future), answer in zip(asked, answers, strict=True):
+            future.set_result(answer)
+
+    def _converse(self) -> None:
+        """Give the process ``async`` steps as they come and take answers as they are ready, until none is left."""
+        waiting: dict[int, tuple[float, Step, Future[Answer]]] = {}
+        numbers = count()
+        while waiting or not self._asked.empty():
+            new: dict[int, Step] = {}
+            while not self._asked.empty():
+                number, (step, future) = next(numbers), self._asked.get()
+                waiting[number], new[number] = (time.monotonic(), step, future), step
+            try:
+                (outcome,) = self.run(_exchange, [new])
+            except Exception as error:  # for whoever waits
+                outcome = [(number, error) for number in waiting]
+            lost = isinstance(outcome, BaseException)
+            for number, answer in [] if lost else outcome:
+                _, step, future = waiting.pop(number)
+                try:
+                    future.set_result(self._failure(answer, step) if isinstance(answer, BaseException) else answer)
+                except Exception as error:  # the environment's
+                    future.set_exception(error)
+            # A step that blocks the loop is not ended by the loop.
+            if waiting and time.monotonic() > next(iter(waiting.values()))[0] + self.options.timeout_s + MARGIN_S:
+                self.run(_leave, [None])
+                lost = True
+            if lost:
+                self._answer([(step, future) for _, step, future in waiting.values()])
+                waiting.clear()
 
     def _answers(self, steps: list[Step]) -> list[Answer]:
-        chunks = [steps[i : i + self.together] for i in range(0, len(steps), self.together)]
+        together = TOGETHER if self.is_async else 1
+        chunks = [steps[i : i + together] for i in range(0, len(steps), together)]
         answers: list[Answer | None] = []
         for chunk, outcome in zip(chunks, self.run(_take_steps, chunks), strict=True):
             if not isinstance(outcome, BaseException):
@@ -162,6 +220,30 @@ def _prepare(options: MultiTurnConfig) -> None:
 def _take_steps(steps: list[Step]) -> list[Answer]:
     ((environment, options),) = _ENVIRONMENT
     return asyncio.run(_take_together(environment, steps, options))
+
+
+_LOOP: list[tuple[asyncio.AbstractEventLoop, SimpleQueue[tuple[int, Any]]]] = []
+
+
+def _exchange(new: dict[int, Step]) -> list[tuple[int, Answer | BaseException]]:
+    """Begin steps in this process's loop, which has a thread of its own; the answers that are ready, by number."""
+    if not _LOOP:
+        _LOOP[:] = [(asyncio.new_event_loop(), SimpleQueue())]
+        Thread(target=_LOOP[0][0].run_forever, daemon=True).start()
+    ((environment, options),), ((loop, done),) = _ENVIRONMENT, _LOOP
+    for number, step in new.items():
+        future = asyncio.run_coroutine_threadsafe(_guarded(environment, step, options), loop)
+        future.add_done_callback(partial(lambda number, future: done.put((number, future)), number))
+    ready = []
+    with suppress(Empty):
+        ready.append(done.get(timeout=EXCHANGE_S))
+        while True:
+            ready.append(done.get_nowait())
+    return [(number, future.exception() or future.result()) for number, future in ready]
+
+
+def _leave(_: None) -> None:
+    os._exit(1)
 
 
 async def _take_together(environment: Any, steps: list[Step], options: MultiTurnConfig) -> list[Answer]:

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Optional
 
 from verl.config.rollout import SamplingConfig
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ResponseRequests:
-    """Responses for an engine to sample in training."""
+    """Responses for an engine to sample."""
 
     rows: Sequence[int]
     """The place of each response in the batch, its name for the caller."""
@@ -62,52 +62,8 @@ class ResponseSettings:
 
 
 @dataclass(frozen=True)
-class SampleRequest:
-    """One response to generate."""
-
-    key: int
-    """The caller's name for the request."""
-    prompt_ids: list[int]
-    stream: int
-    """This response's stream of random numbers; see :func:`sample_stream`."""
-    temperature: float
-    num_begun: int = 0
-    """Tokens at the end of ``prompt_ids`` that count towards the longest response: the conversation so far."""
-
-
-@dataclass(frozen=True)
-class FinishedSample:
-    """One response."""
-
-    key: int
-    response: str
-    """Text without special tokens and without the stop string that ended it."""
-    num_tokens: int
-    """Generated tokens, including an end-of-sequence token."""
-    truncated: bool
-    """Cut at its maximal length."""
-    metrics: dict[str, float]
-    """Rank metrics by name, or by ``layer_1/<name>`` if several layers are captured. Only finite values."""
-    token_ids: list[int] = field(default_factory=list)
-    """The generated tokens, with ``keep_tokens`` or conversations alone."""
-    calls: dict[str, Any] = field(default_factory=dict)
-    """Of a turn of a conversation, as :meth:`verl.rollout.turns.Turns.calls`."""
-
-
-@dataclass(frozen=True)
-class FinishedSamples:
-    """An engine's reply: what has ended, and been measured, since its last."""
-
-    samples: list[FinishedSample]
-    num_waiting: int
-    """Requests that the engine has not begun yet."""
-    num_ended: int
-    """Responses that have ended since its last reply, measured or not."""
-
-
-@dataclass(frozen=True)
 class EngineModel:
-    """The model that an engine loads, and the settings that all its responses share."""
+    """The model that an engine loads for an evaluation, and what ends its responses."""
 
     path: str
     max_model_len: int
@@ -116,13 +72,7 @@ class EngineModel:
     stop: list[str]
     """Strings that end a response where they occur in its text (without special tokens)."""
     stop_token_ids: list[int]
-    top_p: float
-    top_k: int
-    min_p: float
-    repetition_penalty: float
     seed: int
-    keep_tokens: bool = False
-    """Return the tokens of responses, too."""
 
 
 def response_stream(seed: int, uid: int, place: int) -> int:

@@ -39,7 +39,7 @@ class Tool(Protocol):
     """One tool."""
 
     schema: dict[str, Any]
-    """What the model is told of it, in OpenAI's form: ``{"type": "function", "function": {"name": ...}}``."""
+    """Its description for the model, in OpenAI's form: ``{"type": "function", "function": {"name": ...}}``."""
     is_async: bool
 
     def begin(self, record: PromptRecord) -> Any:
@@ -91,7 +91,7 @@ def load_tools(options: MultiTurnConfig) -> dict[str, Tool]:
 
 
 def tool_schemas(options: MultiTurnConfig) -> list[dict[str, Any]]:
-    """What the model is told of the tools; none with an environment of the user's own."""
+    """The descriptions of the tools for the model; none with an environment of the user's own."""
     return [tool.schema for tool in load_tools(options).values()] if options.has_tools else []
 
 

@@ -1,15 +1,27 @@
 """Weights into a running vLLM engine: the precision they travel in, and their reload one parameter at a time."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from vllm import LLM
 from vllm.config import set_current_vllm_config
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.platforms import current_platform
 
 from verl.models.fsdp import EngineDtype, name_tail
+from verl.models.huggingface import one_by_one
+
+PROJECTIONS = {
+    "gate_proj.weight": ("w13_weight", "w1"),
+    "up_proj.weight": ("w13_weight", "w3"),
+    "down_proj.weight": ("w2_weight", "w2"),
+    "w1.weight": ("w13_weight", "w1"),
+    "w3.weight": ("w13_weight", "w3"),
+    "w2.weight": ("w2_weight", "w2"),
+}
+"""An expert's projection in files of models -> vLLM's parameter for those of all experts, and its part of that."""
 
 
 def engine_dtype(engine: LLM) -> EngineDtype:
@@ -29,6 +41,9 @@ def reload_weights(engine: LLM, parameters: Iterable[tuple[str, Tensor]]) -> Non
     """Replace the engine's weights and drop what was cached under the old ones.
 
     With tensor parallelism every process of the engine is given whole parameters, of which vLLM takes its slice.
+
+    Args:
+        parameters: by :func:`verl.models.huggingface.checkpoint_parameters`, which leaves experts stacked.
 
     Raises:
         RuntimeError: a parameter of the engine's was not among them; it is named.
@@ -55,12 +70,14 @@ def _reload(runner: Any, model: Any, parameters: Iterable[tuple[str, Tensor]]) -
     """
     expected = {name for name, _ in model.named_parameters()}
     load_weights, received = model.load_weights, expected
+    layers = _stacking_layers(model)
 
     def load_and_note(weights: Iterable[tuple[str, Tensor]]) -> set[str] | None:
         nonlocal received
-        loaded: set[str] | None = load_weights(weights)
-        received = expected if loaded is None else set(loaded)
-        return loaded
+        stacked: set[str] = set()
+        loaded: set[str] | None = load_weights(_load_stacks(layers, weights, stacked))
+        received = expected if loaded is None else {*loaded, *stacked}
+        return None if loaded is None else received
 
     model.load_weights = load_and_note
     try:
@@ -69,6 +86,43 @@ def _reload(runner: Any, model: Any, parameters: Iterable[tuple[str, Tensor]]) -
         del model.load_weights
     given = {_reported(name) for name in received}
     return {name for name in expected if _reported(name) not in given}
+
+
+def _stacking_layers(model: nn.Module) -> dict[str, tuple[str, Any]]:
+    """Name of a mixture in files -> the name in the engine, and the layer that holds its experts as they were trained,
+    gate and up joined."""
+    found = {}
+    for name, layer in model.named_modules():
+        plain = isinstance(getattr(layer, "quant_method", None), UnquantizedFusedMoEMethod)
+        if plain and hasattr(layer, "w13_weight") and layer.moe_config.is_act_and_mul:
+            found[name.removesuffix(".routed_experts")] = name, layer
+    return found
+
+
+def _load_stacks(
+    layers: dict[str, tuple[str, Any]], weights: Iterable[tuple[str, Tensor]], loaded: set[str]
+) -> Iterator[tuple[str, Tensor]]:
+    """Load stacked experts, a call of vLLM's own loader for each stack, and yield the other weights.
+
+    Stacks that it cannot take whole, such as those of an engine whose processes hold some experts each, are yielded
+    expert by expert.
+
+    Args:
+        loaded: receives the names of the parameters that are loaded.
+    """
+    for name, value in weights:
+        mixture, _, projection = name.partition(".*.")
+        kind, part = PROJECTIONS.get(projection, ("", ""))
+        engine_name, layer = layers.get(mixture, ("", None))
+        parameter = getattr(layer, kind, None)
+        if parameter is None or len(parameter) != len(value):
+            yield from one_by_one(name, value)
+        else:
+            whole = {"param": parameter, "loaded_weight": value, "weight_name": kind, "shard_id": part, "expert_id": 0}
+            parameter.weight_loader(**whole, return_success=True)
+            loaded.add(f"{engine_name}.{kind}")
+        # Free this weight before the next one is gathered.
+        del value
 
 
 def _reported(name: str) -> str:

@@ -250,7 +250,9 @@ class TrainingRun(RaySession):
         """After :meth:`start`, start the engines that have devices of their own."""
         config: Any = self.config
         started = (worker, config, arguments, environment, [config.model.path], self._supervision(engines=True))
-        goes_on = not config.trainer.deals_by_counts(self.device_type)
+        # An engine has the hidden states of its conversations until all are over: they would be lost with it.
+        holds_states = config.rollout.multi_turn.enable and config.calculator.measured_by("rollout")
+        goes_on = not (config.trainer.deals_by_counts(self.device_type) or holds_states)
         pool: dict[str, Any] = {"workers_per_world": workers_per_engine, "goes_on": goes_on, "say": self.display.say}
         group = cast(EnginePool, self.start_workers(*started, **pool))
         self.resources.callback(group.close)

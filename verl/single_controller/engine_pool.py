@@ -42,7 +42,7 @@ class EnginePool(WorkerGroup):
         """The thread that has the engines sample beside the trainer; it ends with them."""
         self._restarts: dict[int, _Restart] = {}
         """By the engine's first rank."""
-        self._mending = threading.Lock()
+        self._replacing = threading.Lock()
         self._closed = False
         super().__init__(*arguments, **options)
 
@@ -73,13 +73,13 @@ class EnginePool(WorkerGroup):
         self._say(f"{error}; going on with {len(self.living) // self._workers_per_world} engines")
         return rank
 
-    def mend(self) -> bool:
+    def replace_lost(self) -> bool:
         """Take in engines that have started in the place of lost ones, and have others start; whether there are new
         ones, which have no weights yet. Waits for nothing."""
-        with self._mending:
-            return not self._closed and self._mend()
+        with self._replacing:
+            return not self._closed and self._replace_lost()
 
-    def _mend(self) -> bool:
+    def _replace_lost(self) -> bool:
         size, before = self._workers_per_world, len(self.living)
         for first in {self._world_of(rank).start for rank in self._supervisor.left_out}:
             restart = self._restarts.pop(first, None)
@@ -116,7 +116,7 @@ class EnginePool(WorkerGroup):
 
     def close(self) -> None:
         """Stop the workers."""
-        with self._mending:
+        with self._replacing:
             # The thread that has the engines sample may be about to start new ones.
             self._closed = True
             for restart in self._restarts.values():

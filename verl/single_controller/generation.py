@@ -12,7 +12,7 @@ from verl.batch import Batch
 from verl.config.rollout import SamplingConfig
 from verl.data.prompt_rows import PromptRecord
 from verl.rollout.base import EngineReply
-from verl.rollout.conversations import TOLD, Conversations, ConversationSetup, with_measured
+from verl.rollout.conversations import DRIVER_COLUMNS, Conversations, ConversationSetup, with_measured
 from verl.rollout.queue import RequestQueue
 from verl.rollout.requests import ResponseRequests, ResponseSettings, response_stream
 from verl.single_controller.failures import MachineError
@@ -144,6 +144,7 @@ def run_engines(
     on_finished: Callable[[Batch], None],
     enough: Callable[[Sequence[int]], bool] | None = None,
     conversations: Conversations | None = None,
+    steps_per_call: int | None = None,
 ) -> tuple[list[Batch], Batch | None]:
     """Have all engines work on ``requests``, of which row i is named i.
 
@@ -153,6 +154,7 @@ def run_engines(
             says so, the others are cut. None: all are finished. Of an engine that is lost as they are cut, some that
             were counted are not returned.
         conversations: those that the requests are; None: a response has one turn.
+        steps_per_call: engine steps between two replies of an engine; None: ``STEPS_PER_CALL``.
 
     Returns:
         The responses that were cut, and those that no engine has begun, as ``requests`` has them, by ``request``; and
@@ -169,7 +171,7 @@ def run_engines(
         asked = requests.of(places) if places else nothing
         if conversations is not None and places:
             asked = replace(asked, begun=conversations.begun(places))
-        return asked, STEPS_PER_CALL
+        return asked, steps_per_call or STEPS_PER_CALL
 
     def end_conversations() -> None:
         assert conversations is not None
@@ -206,20 +208,36 @@ def run_engines(
     measured = None if conversations is None else _measured(workers, copies)
     if enough is None:
         return [], measured
-    cut: list[Batch] = []
-    # What an engine that is lost here had not returned is left, as far as it was before.
+    return _cut(workers, copies, requests, take, left, conversations), measured
+
+
+def _cut(
+    workers: WorkerGroup,
+    copies: int,
+    requests: ResponseRequests,
+    take: Callable[[EngineReply], Any],
+    left: set[int],
+    conversations: Conversations | None,
+) -> list[Batch]:
+    """The responses that engines were working on, as they give them back, and those that none has begun.
+
+    Args:
+        take: receives what has ended.
+        left: the places that no engine has returned. Those of an engine that is lost here are returned as they were.
+    """
+    parts: list[Batch] = []
     for reply in workers.run_living("cut")[::copies]:
         take(reply)
         if reply.open is not None:
             if conversations is not None:
-                reply.open.merge(conversations.begun(reply.open.request.tolist()).columns(*TOLD))
-            cut.append(reply.open)
+                reply.open.merge(conversations.begun(reply.open.request.tolist()).columns(*DRIVER_COLUMNS))
+            parts.append(reply.open)
             left.difference_update(reply.open.request.tolist())
     if left and requests.begun is not None:
         rows = sorted(left)
         begun = requests.begun[rows] if conversations is None else conversations.begun(rows)
-        cut.append(begun.fill(request=torch.tensor(rows)))
-    return cut, measured
+        parts.append(begun.fill(request=torch.tensor(rows)))
+    return parts
 
 
 def _measured(workers: WorkerGroup, copies: int) -> Batch | None:
@@ -249,14 +267,14 @@ def serve(
         enough: asked after replies; once it says so, engines get no further message. With ``deterministic`` it is asked
             when all have replied.
         lose: called when an engine was lost; returns those of its requests that others are given.
-        answered: of conversations; called after replies, to put back into the queue what goes on, for which it waits if
-            it is told to. Returns whether there are more to wait for.
+        answered: of conversations; called after replies, to put back into the queue what goes on, waiting for it if the
+            argument is true. Returns whether there are more to wait for.
     """
     idle: set[int] = set()
     for engine, requests in enumerate(queue.first()):
         # Even none: engines may have to begin together.
         engines.send(engine, *message(requests))
-    more = False
+    more = stopped = False
     while engines.busy or more:
         from_all = deterministic and (queue.left > 0 or enough is not None or answered is not None)
         replies = engines.receive(from_all) if engines.busy else []
@@ -266,8 +284,10 @@ def serve(
                 continue
             queue.finish(engine, *take(reply))
             idle.add(engine)
-        more = answered is not None and answered(deterministic or not engines.busy)
-        if enough is not None and enough():
+        works = engines.busy or (not stopped and (any(queue.held) or queue.left > 0))
+        more = answered is not None and answered(deterministic or not works)
+        stopped = enough is not None and enough()
+        if stopped:
             continue
         for engine in sorted(idle):
             requests = queue.take(engine)

@@ -282,6 +282,6 @@ class PolicyWorkers(RoleWorkers):
             return
         if not self._held:
             self._take_newest()
-        if self.pool.mend() or not self._pulled:
+        if self.pool.replace_lost() or not self._pulled:
             self.pool.run_living("load_weights", self._weights)
             self._pulled = True

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from verl.spectral.bounds import PADDING
 from verl.spectral.slices import Slices
 
 PANEL = {"cpu": 48, "cuda": 64}
@@ -27,7 +28,7 @@ def log_pivots(gram: Tensor, inverse_shifts: Tensor, workspace: Tensor) -> Slice
     Args:
         gram: ``[b, n, n]`` symmetric positive semidefinite G; only the lower triangle is read.
         inverse_shifts: ``[b, g]`` 1 / t.
-        workspace: memory for at least ``b * g * n * n`` elements.
+        workspace: memory for at least ``b * g * n * (n + PADDING)`` elements.
 
     Returns:
         The logarithms ``[b, g, n]``, and ``[b, g]``, the number of rows before the first pivot that was not positive;
@@ -41,7 +42,8 @@ def log_pivots(gram: Tensor, inverse_shifts: Tensor, workspace: Tensor) -> Slice
         block.diagonal(dim1=2, dim2=3).add_(1)
         return block.view(batch * group, -1, stop - start)
 
-    lower = workspace[: batch * group * size * size].view(batch * group, size, size)
+    stored = workspace[: batch * group * size * (size + PADDING)].view(batch * group, size, -1)
+    lower = stored[:, :, :size]
     pivots, valid = yield from factor_columns(panel, lower)
     return pivots.log_().mul_(2).view(batch, group, size), valid.view(batch, group)
 

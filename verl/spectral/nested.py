@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from verl.spectral.bounds import BLOCK_ROWS, block_elements, block_rows, shift_elements
+from verl.spectral.bounds import BLOCK_ROWS, PADDING, block_elements, block_rows, shift_elements
 from verl.spectral.factor import factor_columns, log_pivots
 from verl.spectral.nodes import NodeSet
 from verl.spectral.responses import Chunk
@@ -43,6 +43,8 @@ class Scatter(NamedTuple):
     """tr S_k for k = 1..n: ``[b, n]``."""
     norm: Tensor
     """Frobenius norm sqrt(tr S_k^2), or a larger bound on the largest eigenvalue of S_k: ``[b, n]``."""
+    lost: Tensor
+    """``[b]``: as :func:`lost_to_underflow`."""
 
 
 class Blocks(NamedTuple):
@@ -80,7 +82,6 @@ def nested_sums(chunk: Chunk, prefixes: Tensor, nodes: NodeSet, workspace_bytes:
             ``workspace_bytes``.
     """
     # 1. The Gram matrix, traces and norms, which all shifts share.
-    lost = yield from lost_to_underflow(chunk)
     scatter = yield from _scatter(chunk, block_rows(chunk.longest, chunk.width, max_bytes), workspace_bytes)
     # 2. The scale of each prefix, and from which shift it starts to read.
     window = _window(scatter, to_device(prefixes, chunk.hidden.device), nodes)
@@ -89,17 +90,27 @@ def nested_sums(chunk: Chunk, prefixes: Tensor, nodes: NodeSet, workspace_bytes:
         workspace_bytes = min(workspace_bytes, max_bytes - scatter.gram.nbytes)
     logs, failed = yield from _prefix_logs(chunk, scatter, window, prefixes, nodes, workspace_bytes)
     # 4. The weighted sum over the shifts that each prefix reads (eq. 5).
-    return Sums(window.sums(logs, nodes), window.scale, failed | lost)
+    return Sums(window.sums(logs, nodes), window.scale, failed | scatter.lost)
 
 
 def lost_to_underflow(chunk: Chunk) -> Slices[Tensor]:
     """``[b]``: the contrasts of a prefix are not 0, but their squares are (nearly) lost to underflow."""
     present, energy = [], []
     for block in chunk.contrasts():
-        present.append(block.abs().amax(2) > 0)
+        present.append(_present(block))
         energy.append(block.square_().sum(2))
         yield
-    return (torch.cat(present, dim=1) & (torch.cat(energy, dim=1).cumsum(1) < SMALLEST_TRACE)).any(1)
+    return _lost(torch.cat(present, dim=1), torch.cat(energy, dim=1).cumsum(1))
+
+
+def _present(rows: Tensor) -> Tensor:
+    """Which of the rows ``[..., D]`` are not 0."""
+    low, high = torch.aminmax(rows, dim=-1)
+    return (low < 0) | (high > 0)
+
+
+def _lost(present: Tensor, trace: Tensor) -> Tensor:
+    return (present & (trace < SMALLEST_TRACE)).any(1)
 
 
 class _Window(NamedTuple):
@@ -192,11 +203,12 @@ def _scatter(chunk: Chunk, size: int, workspace_bytes: int) -> Slices[Scatter]:
     """
     # One block: everything comes from the Gram matrix of the response.
     if size == chunk.longest:
-        gram = yield from lower_gram(chunk.all_contrasts())
+        rows = chunk.all_contrasts()
+        gram = yield from lower_gram(rows)
         trace, square = (part.cumsum(1) for part in _moments(gram))
-        return Scatter(size, gram, trace, _norm(trace, square))
+        return Scatter(size, gram, trace, _norm(trace, square), _lost(_present(rows), trace))
     # Several blocks, with S the scatter of the contrasts before each.
-    traces, squares = [], []
+    presents, traces, squares = [], [], []
     for part in _blocks(chunk, size, workspace_bytes):
         if part is None:
             yield
@@ -209,10 +221,12 @@ def _scatter(chunk: Chunk, size: int, workspace_bytes: int) -> Slices[Scatter]:
         inner = torch.zeros_like(rows)
         yield from add_product(inner, rows, before)
         square = square + 2 * inner.mul_(rows).sum(-1)
+        presents.append(_present(rows).reshape(len(chunk), -1))
         traces.append(trace.reshape(len(chunk), -1))
         squares.append(square.reshape(len(chunk), -1))
-    trace, square = (torch.cat(part, dim=1)[:, : chunk.longest].cumsum(1) for part in (traces, squares))
-    return Scatter(size, None, trace, _norm(trace, square))
+    present, *moments = (torch.cat(part, dim=1)[:, : chunk.longest] for part in (presents, traces, squares))
+    trace, square = (part.cumsum(1) for part in moments)
+    return Scatter(size, None, trace, _norm(trace, square), _lost(present, trace))
 
 
 def _blocks(chunk: Chunk, size: int, workspace_bytes: int) -> Iterator[Blocks | None]:
@@ -273,7 +287,7 @@ def _gram_pivots(
     """
     batch, size = gram.shape[:2]
     group = max(1, min(len(needed), workspace_bytes // (8 * batch * shift_elements(size))))
-    workspace = gram.new_empty(batch * group * size * size)
+    workspace = gram.new_empty(batch * group * size * (size + PADDING))
     pivots = gram.new_zeros(batch, len(needed), size)
     valid = torch.full(shifts.shape, size, device=gram.device)
     low = 0
@@ -332,12 +346,13 @@ def _schur_pivots(part: Blocks, shifts: Tensor) -> Slices[tuple[Tensor, Tensor]]
         return block.view(number, -1, stop - start)
 
     # 1. Factor S + t I = M M^T, and with it compute Z_b M^{-T}, the rows below.
-    lower = blocks.new_empty(number, width + rows, width)
+    lower = blocks.new_empty(number, width + rows, width + PADDING)[:, :, :width]
     _, solved = yield from factor_columns(panel, lower)
     # 2. Z_b (S + t I)^{-1} Z_b^T is the Gram matrix of Z_b M^{-T}.
     gram = yield from lower_gram(lower[:, width:])
     # 3. The pivots of the Schur complement are those of the block's rows in the whole.
-    logs, good = yield from log_pivots(gram, gram.new_ones(number, 1), torch.empty_like(gram).view(-1))
+    workspace = gram.new_empty(number * rows * (rows + PADDING))
+    logs, good = yield from log_pivots(gram, gram.new_ones(number, 1), workspace)
     # 4. Rows before the first failure of any block.
     good = torch.where(solved < width, 0, good[:, 0]).view(batch, group, count)
     first_row = rows * torch.arange(count, device=good.device)

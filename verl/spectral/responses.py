@@ -47,6 +47,11 @@ class Chunk:
         return self.hidden.shape[2]
 
     @cached_property
+    def shortest(self) -> int:
+        """The rows of the shortest response."""
+        return int(self.lengths.min())
+
+    @cached_property
     def index(self) -> Tensor:
         """``which``, on the device of the states."""
         return to_device(self.which, self.hidden.device)
@@ -67,8 +72,8 @@ class Chunk:
         rounding stay within the prefix's extent, however far from the origin it lies.
         """
         scale = self.scale[:, None, None]
-        rows = self.hidden[self.index, start:stop].double().div_(scale)
-        return rows.sub_(self.hidden[self.index, :1].double().div_(scale))
+        rows = self.hidden[self.index, start:stop] / scale
+        return rows.sub_(self.hidden[self.index, :1] / scale)
 
     def contrasts(self, size: int = BLOCK_ROWS, stop: int | None = None) -> Iterator[Tensor]:
         """Helmert contrasts of the first ``stop`` rows (all), in blocks ``[b, size, D]``; the last may be shorter.
@@ -87,11 +92,13 @@ class Chunk:
             first = max(start, 1)
             count = torch.arange(first, start + rows.shape[1], dtype=rows.dtype, device=rows.device)[:, None]
             later = rows[:, first - start :]
-            later.sub_(sums[:, : later.shape[1]].div_(count)).mul_((count / (count + 1)).sqrt())
+            later.addcdiv_(sums[:, : later.shape[1]], count, value=-1).mul_((count / (count + 1)).sqrt())
             if start == 0:
                 rows[:, 0] = 0.0
-            past_end = torch.arange(start, start + rows.shape[1], device=rows.device) >= self._ends[:, None]
-            yield rows.masked_fill_(past_end[:, :, None], 0.0)
+            if start + rows.shape[1] > self.shortest:
+                past_end = torch.arange(start, start + rows.shape[1], device=rows.device) >= self._ends[:, None]
+                rows.masked_fill_(past_end[:, :, None], 0.0)
+            yield rows
 
     def all_contrasts(self, stop: int | None = None) -> Tensor:
         """The contrasts of the first ``stop`` rows (all) together, ``[b, stop, D]``."""

@@ -142,6 +142,7 @@ def run_sft(config: SFTConfig) -> None:
                 run.report_complete(resumption, summary)
                 return
         run.display.say(trainer.length_note(len(loader)))
+        run.display.say(f"optim.lr={config.optim.lr:g} model.param_dtype={config.model.param_dtype}")
 
         def train() -> SFTTrainer:
             tracker, workers = run.start("verl.workers.sft:SFTWorker", (steps,), environment={})

@@ -2,7 +2,8 @@
 
 The program runs in namespaces of its own: it sees ``/usr``, Python's environment and a temporary folder of its
 own, has no network, no environment variables and no capabilities, and a seccomp filter refuses what namespaces leave
-open. Its input and outputs are anonymous files, so there is nobody to talk to. Started by root, it is another user.
+open. Its input and outputs are anonymous files, so there is nobody to talk to unless it is given a pipe. Started by
+root, it is another user.
 """
 
 import errno
@@ -20,6 +21,7 @@ import struct
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
@@ -66,14 +68,19 @@ class Run(NamedTuple):
     stderr: str
 
 
-def run_python(code: str, stdin: str = "", seconds: float = 10.0, memory_mb: int = 1024) -> Run:
+def run_python(
+    code: str, stdin: str = "", seconds: float = 10.0, memory_mb: int = 1024, descriptors: Sequence[int] = ()
+) -> Run:
     """Run ``code`` as a program; everything that it started has ended when this returns.
 
-    ``memory_mb`` bounds the address space of each process, and the resident memory of all together.
+    ``memory_mb`` bounds the address space of each process, and the resident memory of all together. The program has
+    the ``descriptors`` of files or pipes under their numbers; they are closed here.
 
     Raises ``RuntimeError`` if bubblewrap cannot make the sandbox; see :func:`require_sandbox`.
     """
-    with ExitStack() as files:
+    with ExitStack() as files, ExitStack() as handed_over:
+        for descriptor in descriptors:
+            handed_over.callback(os.close, descriptor)
         script, given = (_file(files, text.encode(errors="replace")) for text in (code, stdin))
         filters = _file(files, _filter())
         stdout, stderr, status = (_file(files) for _ in range(3))
@@ -82,10 +89,11 @@ def run_python(code: str, stdin: str = "", seconds: float = 10.0, memory_mb: int
             stdin=given,
             stdout=stdout,
             stderr=stderr,
-            pass_fds=(script, filters, status),
+            pass_fds=(script, filters, status, *descriptors),
             env=ENVIRONMENT,  # bubblewrap's own could be read in /proc
             cwd="/",
         )
+        handed_over.close()  # the end of one program is the end of what another reads
         try:
             killed = _watch(process, status, time.monotonic() + seconds, memory_mb << 20)
         finally:

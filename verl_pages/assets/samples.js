@@ -133,7 +133,7 @@ async function drawPrompt() {
   detail.replaceChildren(
     el("h3", {}, titleOf(entry)),
     el("p", { class: "prose prompt", dir: "auto" }, ...(record.prompt ? richText(record.prompt) : [`(no ${data.samples.noun})`])),
-    el("p", { class: "facts" }, el("span", {}, `${data.samples.truth} `, el("b", {}, visible(record.truth) || "none"))),
+    el("p", { class: "facts" }, el("span", {}, `${data.samples.truth} `, el("b", {}, ...answerNodes(record.truth || "none")))),
     placeStrip(entry), tools(record, responses, colours, marks === null, single),
     el("div", { class: `panes ${single ? "single" : ""}` }, ...panes), figureTable(responses, single));
   focus();
@@ -224,7 +224,7 @@ function pane(entry, side, cell, number, response, marks, colours) {
 function responseView(code, response, marks, colours) {
   const facts = el("p", { class: "facts" },
     el("span", { class: `badge ${verdictClass(code)}` }, `${GLYPHS[code] || "·"} ${verdictName(code, response.reason)}`),
-    el("span", {}, "answer ", el("b", {}, visible(response.answer) || "none")),
+    el("span", {}, "answer ", el("b", {}, ...answerNodes(response.answer || "none"))),
     response.truncated ? el("span", {}, "cut at the length limit") : null,
     response.extra ? el("span", {}, visible(response.extra)) : null);
   const text = el("pre", { class: "response", dir: "auto" });

@@ -219,9 +219,9 @@ def test_what_verdicts_say():
         **{"train/b/reward_extra/format/mean": 0.5, "train/b/reward_extra/format/count": 1.0},
     }
     assert not [name for name in verdict_metrics(results, 2, ["a"] * 4, []) if "/a/" in name]
-    # One response to a prompt never differs from the others; of all four as one group, one is wrong.
-    for n, share in ((1, 1.0), (2, 0.5), (4, 0.0)):
-        assert verdict_metrics(results, n, ["a"] * 4, [])["train/groups_without_variance"] == share
+    # One response to a prompt has no others; of all four as one group, one is wrong.
+    for n, share in ((1, None), (2, 0.5), (4, 0.0)):
+        assert verdict_metrics(results, n, ["a"] * 4, []).get("train/groups_without_variance") == share
 
 
 SCORES = torch.tensor([1.0, 0.0, 0.5, 0.0, 0.0, 0.0, 0.0, 1.0])

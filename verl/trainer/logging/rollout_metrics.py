@@ -267,8 +267,8 @@ def verdict_metrics(
     verdicts: Sequence[Score], n: int, sources: Sequence[str], logged: Sequence[str]
 ) -> dict[str, float]:
     """Everything that the verdicts on sampled responses say: scores, the count of each reason, the share of prompts
-    whose responses all score alike and so teach nothing, what custom functions returned, and figures by data source
-    (``logged`` of the responses' ``sources``)."""
+    whose ``n`` > 1 responses all score alike and so teach nothing, what custom functions returned, and figures by data
+    source (``logged`` of the responses' ``sources``)."""
     scores, correct = score_tensors(verdicts)
 
     def describe(rows: Tensor) -> dict[str, float]:
@@ -277,7 +277,8 @@ def verdict_metrics(
 
     figures = verdict_figures(scores, correct, verdicts)
     metrics = {"score/mean": figures.pop("score/mean")} | count_reasons(verdicts) | with_prefix("train", figures)
-    metrics["train/groups_without_variance"] = (~groups_that_differ(scores, n)).double().mean().item()
+    if n > 1:
+        metrics["train/groups_without_variance"] = (~groups_that_differ(scores, n)).double().mean().item()
     return metrics | with_prefix("train", metrics_by_source(sources, logged, describe))
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from verl.batch import EPISODE, Batch
 from verl.data.prompt_rows import PromptRecord
 from verl.method.replay import batch_from_state, batch_state, restored_record, saved_record
-from verl.rollout.conversations import TOLD, new_conversations, with_measured
+from verl.rollout.conversations import DRIVER_COLUMNS, new_conversations, with_measured
 from verl.rollout.requests import ResponseRequests, response_stream
 from verl.trainer.logging.rollout_metrics import groups_that_differ, score_tensors, verdict_metrics
 from verl.trainer.logging.speed import PhaseTimer, Work
@@ -27,7 +27,7 @@ KEPT = ("records", "group", "step", "stream")
 """Columns of a response that engines do not see: ``step`` is the one in which it was admitted, ``stream`` [B] int64 its
 random numbers (:func:`verl.rollout.requests.response_stream`)."""
 
-TALKED = ("tokens", "rollout_logprobs", "version", "source", *TOLD)
+OPEN_COLUMNS = ("tokens", "rollout_logprobs", "version", "source", *DRIVER_COLUMNS)
 """Columns of an open conversation that its next turn needs."""
 
 ADMITTED = 1 << 31
@@ -92,7 +92,7 @@ class CarryOverSampler(Sampler):
         return batch.widened(self.config.data.max_response_length), metrics
 
     def _admit(self, prompts: Iterator[list[PromptRecord]], step: int) -> None:
-        """Open groups until so many are outstanding as may be, but no more than the run's steps learn from."""
+        """Admit groups up to the limit of outstanding ones, and no more than the remaining steps learn from."""
         num_batches = min(self.config.carried_steps + 1, self.total_steps + 1 - step)
         while (missing := num_batches * self.batch_size - len(self._outstanding())) > 0:
             records = self.waiting or self.method.choose_prompts(next(prompts))
@@ -117,12 +117,12 @@ class CarryOverSampler(Sampler):
             step=torch.full((len(asked),), step),
         )
         if self.policy.conversations is not None:
-            batch.merge(new_conversations(asked).columns("source", *TOLD))
+            batch.merge(new_conversations(asked).columns("source", *DRIVER_COLUMNS))
         # The same 64 bits as a signed number.
         return batch.fill(EPISODE, stream=torch.tensor([s - (s >> 63 << 64) for s in streams]))
 
     def _advance(self, step: int, timer: PhaseTimer) -> float:
-        """Have the engines go on with what is open until the step has its groups; returns the tokens read again."""
+        """Run the engines on the open responses until the step has its groups; returns the tokens they read again."""
         assert self.open is not None
         asked, parts = self.open, list[Batch]()
         verification = self._verification(asked.records)
@@ -144,7 +144,7 @@ class CarryOverSampler(Sampler):
             version=step - 1 - self.behind,
         )
         setup = self.policy.conversations
-        talks = None if setup is None else setup.begin(asked.records, asked.columns(*TALKED))
+        talks = None if setup is None else setup.begin(asked.records, asked.columns(*OPEN_COLUMNS))
         with timer.phase("gen"):
             cut, measured = self.policy.advance(requests, take, enough, talks)
         verification.submit()
@@ -174,7 +174,7 @@ class CarryOverSampler(Sampler):
         return float(before[begun].sum())
 
     def _filter(self, groups: Sequence[int]) -> list[Batch]:
-        """Those of these complete groups whose responses do not differ, which are then no longer ready."""
+        """Remove from ``ready``, and return, the complete ``groups`` whose responses do not differ."""
         compared = self._take(groups)
         if compared is None:
             return []
@@ -185,7 +185,7 @@ class CarryOverSampler(Sampler):
         return [] if rows.all() else [compared[~rows]]
 
     def _have_to_end(self, num_compared: int) -> bool:
-        """Whether there are groups enough to learn from, or ``num_compared`` of this step are as many as may be.
+        """Whether there are enough groups to learn from, or the step has compared as many as it may.
 
         Raises:
             ConfigError: there is no limit, and ``MAX_FRUITLESS_BATCHES`` held nothing to learn from.
@@ -199,7 +199,7 @@ class CarryOverSampler(Sampler):
         return num_ready >= self.batch_size
 
     def _filled(self, batch: Batch | None, filtered: Sequence[Batch]) -> tuple[Batch, dict[str, float]]:
-        """The batch of a step, with filtered groups where it lacks some, which teach nothing; and metrics of both."""
+        """The batch of a step, filled up with filtered groups, which teach nothing; and the metrics of both."""
         n = self.config.rollout.n
         sampled = Batch.join([*([] if batch is None else [batch]), *filtered])
         num_learned = 0 if batch is None else len(batch)
@@ -214,7 +214,7 @@ class CarryOverSampler(Sampler):
         }
 
     def _outstanding(self) -> dict[int, int]:
-        """Groups that are not learned from yet, the oldest first, with the steps in which they were admitted."""
+        """The groups not learned from yet, oldest first, each with the step in which it was admitted."""
         pairs = {
             number: step
             for part in (self.open, self.ready)
@@ -261,7 +261,7 @@ class CarryOverSampler(Sampler):
         return sorted(ready - still_open)
 
     def _take(self, groups: Sequence[int]) -> Batch | None:
-        """These complete groups, n neighbours each, in their order, which then are no longer ready."""
+        """Remove these complete groups from ``ready`` and return them in this order; None if there are none."""
         if not groups:
             return None
         assert self.ready is not None
@@ -288,12 +288,12 @@ class CarryOverSampler(Sampler):
 
 
 def joined(first: Batch | None, second: Batch) -> Batch:
-    """Both, or what there is."""
+    """``second`` appended to ``first``, if there is one."""
     return second if first is None else Batch.join([first, second])
 
 
 def described(parts: Sequence[Batch], asked: Batch) -> Batch | None:
-    """What engines return of the responses ``asked``, in the order of these and with their columns; None of nothing."""
+    """The engines' ``parts`` of ``asked``, in its order and with its ``KEPT`` columns; None if there are none."""
     if not parts:
         return None
     batch = Batch.join(parts)

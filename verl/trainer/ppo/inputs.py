@@ -110,7 +110,7 @@ class RunInputs:
 
     @property
     def chat_arguments(self) -> dict[str, Any]:
-        """Of the chat template: those of the data, and what the model is told of tools."""
+        """Arguments of the chat template: those of the data, and the schemas of the tools."""
         options, arguments = self.config.rollout.multi_turn, self.config.data.apply_chat_template_kwargs
         return arguments | {"tools": tool_schemas(options)} if options.calls_tools else arguments
 
@@ -281,7 +281,7 @@ def check_models(config: PPOConfig, tokenizer: PreTrainedTokenizerBase, device_t
         check_value_architecture(config.reward_model.model, "reward_model.model.path")
     if config.uses_critic:
         check_value_architecture(config.critic.model, "critic.model.path")
-    check_engine_model(config)
+    check_engine_model(config, device_type)
     end_tokens(config, tokenizer)  # raises for one that the model does not have
     check_embeds_tokens(config.model, "model.path", tokenizer)
     if config.uses_critic and config.critic.model.path != config.model.path:

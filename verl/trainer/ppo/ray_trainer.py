@@ -75,7 +75,7 @@ class RayPPOTrainer(Trainer):
         self.method: MethodCalls = sampler.method
         self.calculator = calculator
         self.samples = samples
-        self.told_of_prefixes = False
+        self.noted_prefixes = False
         self.loss = PolicyLoss(config.actor)
         self.policy = sampler.policy
         copies, critic = self.policy.copies, config.critic
@@ -338,8 +338,8 @@ class RayPPOTrainer(Trainer):
             manager = self.reward_manager
             metrics |= release_names(metrics, manager.config, manager.baselines, self.validator.sources)
         self.tracker.log(self.step, metrics)
-        if not self.told_of_prefixes and (note := prefix_note(metrics, self.config.calculator.diff_stride)):
-            self.told_of_prefixes = True
+        if not self.noted_prefixes and (note := prefix_note(metrics, self.config.calculator.diff_stride)):
+            self.noted_prefixes = True
             self.display.say(note)
         self.display.step(self.step, metrics, step_note(metrics, self.config.data.train_batch_size))
         self.metrics = {}

@@ -1,0 +1,125 @@
+"""How long conversations with a slow ``async`` tool take: the project's loop and processes, with an engine that counts.
+
+A conversation has 8 turns, each of 8 tokens that take one to four rounds of an engine, and its tool answers after a
+second. In one chain that is 8 s of waiting besides the rounds; one after another it would be hours.
+"""
+
+import argparse
+import json
+import random
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from verl.batch import EPISODE, POLICY, Batch
+from verl.config.load import load_config
+from verl.config.ppo import PPOConfig
+from verl.data.prompt_rows import PromptRecord
+from verl.models.tokenizer import load_tokenizer
+from verl.rollout.base import EngineReply
+from verl.rollout.conversations import ConversationSetup
+from verl.rollout.environments import EnvironmentPool
+from verl.rollout.queue import EngineRoom
+from verl.rollout.requests import ResponseRequests
+from verl.single_controller import generation
+
+TURNS, TOKENS, TOOL_S, ROUND_S, ROUNDS = 8, 8, 1.0, 0.05, 4
+
+ENVIRONMENT = f"""
+import asyncio
+
+class Slow:
+    def start(self, record):
+        return 0
+
+    async def step(self, state, turn):
+        await asyncio.sleep({TOOL_S})
+        return state + 1, [{{"role": "user", "content": "go on"}}], state + 1 == {TURNS}, 0.0
+"""
+
+
+class Engine:
+    """In place of a worker group with one engine, and of its exchange of messages. Tokens take time, nothing else."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots, self.running, self.reply = slots, dict[int, tuple[Batch, int]](), False
+
+    def run_living(self, method: str) -> list[Any]:
+        """One engine, which measures nothing."""
+        return [EngineRoom(self.slots, self.slots) if method == "start_generation" else None]
+
+    @property
+    def busy(self) -> bool:
+        """Whether a reply is to come."""
+        return self.reply
+
+    def send(self, engine: int, requests: ResponseRequests, max_steps: int) -> None:
+        """Take requests."""
+        for i, place in enumerate(requests.rows):
+            assert requests.begun is not None
+            self.running[place] = (requests.begun[[i]], random.randint(1, ROUNDS))
+        self.reply = True
+
+    def receive(self, from_all: bool) -> list[tuple[int, EngineReply]]:
+        """One round, with the turns that end in it."""
+        self.reply = False
+        time.sleep(ROUND_S)
+        ended = [place for place, (_, rounds) in self.running.items() if rounds == 1]
+        self.running = {place: (row, rounds - 1) for place, (row, rounds) in self.running.items()}
+        rows = [_longer(self.running.pop(place)[0], place) for place in ended]
+        return [(0, EngineReply(Batch.join(rows) if rows else None, 0, ended))]
+
+
+def _longer(begun: Batch, place: int) -> Batch:
+    prompt, response = begun.tokens[~begun.in_response].tolist(), begun.response_tokens.tolist()
+    row = Batch.of([prompt], [[*response, *[40] * (TOKENS - 1), 2]])
+    row.fill(
+        source=torch.cat([begun.source, torch.full((TOKENS,), POLICY, dtype=torch.uint8)]),
+        rollout_logprobs=torch.cat([begun.rollout_logprobs, torch.zeros(TOKENS)]),
+        truncated=torch.zeros(1, dtype=torch.bool),
+    )
+    calls = [{"calls": [], "malformed": False, "prefilled": 1}]
+    return row.fill(EPISODE, request=torch.tensor([place]), calls=calls)
+
+
+def measure(config: PPOConfig, conversations: int, deterministic: bool) -> dict[str, Any]:
+    """Seconds for so many conversations."""
+    random.seed(0)
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "slow.py").write_text(ENVIRONMENT)
+        turns = replace(config.rollout.multi_turn, enable=True, environment=f"{folder}/slow.py:Slow")
+        records = [PromptRecord(uid, [7] * 9, "arithmetic", "7", {}, [], False) for uid in range(conversations)]
+        sampling = replace(config.rollout.train_kwargs, n=1)
+        with EnvironmentPool(turns) as pool:
+            setup = ConversationSetup(turns, 4096, load_tokenizer(config.model.path, False), {}, [], pool)
+            pool.submit(list).result()
+            started = time.perf_counter()
+            batch = _generate(Engine(conversations), records, sampling, deterministic, setup)
+            seconds = time.perf_counter() - started
+    assert (batch.turns == TURNS).all()
+    return {"conversations": conversations, "deterministic": deterministic, "seconds": round(seconds, 1)}
+
+
+def _generate(engine: Engine, records: Sequence[PromptRecord], *arguments: Any) -> Batch:
+    sampling, deterministic, setup = arguments
+    made: Any = engine
+    generation.Exchange = lambda *_: made  # type: ignore[misc,assignment]
+    return generation.generate_responses(made, 1, records, sampling, 3, 4096, deterministic, conversations=setup)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--conversations", type=int, nargs="+", default=[1, 100, 1000])
+    options, config = parser.parse_args(), load_config(PPOConfig, "ppo_trainer", [])
+    for conversations in options.conversations:
+        for deterministic in (False, True):
+            print(json.dumps(measure(config, conversations, deterministic)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""The pages of docs/ say what the code says: formulas, options, messages, links."""
+
+import ast
+import contextlib
+import io
+import json
+import re
+import shlex
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+import verl
+from verl.config import PPOConfig, load_config
+from verl.config.load import option_names
+
+DOCS = ROOT / "docs"
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def page(name: str) -> str:
+    return (DOCS / f"{name}.md").read_text()
+
+
+def blocks(name: str, language: str) -> list[str]:
+    """The fenced blocks of a page in one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", page(name), re.DOTALL | re.MULTILINE)
+
+
+def commands(name: str) -> list[str]:
+    """The lines of a page's shell blocks, continued ones as one."""
+    return [line for block in blocks(name, "bash") for line in block.replace("\\\n", " ").splitlines()]
+
+
+def cells(name: str) -> list[list[str]]:
+    """The rows of a page's tables but for their headings."""
+    rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in page(name).splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in row] for row in rows if not set(row[0]) <= set("-: ")]
+
+
+def test_the_example_of_the_method_is_computed_again():
+    (code,), (expected,) = blocks("method", "python"), blocks("method", "text")
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(code, {})
+    assert printed.getvalue() == expected
+
+
+def test_the_method_names_functions_that_there_are():
+    sources = [ROOT / f"verl/rank/{name}.py" for name in ("calculator", "dynamics", "reward_manager", "shaping")]
+    trees = [ast.parse(path.read_text()) for path in sources]
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    known = {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, kinds)}
+    beside_formulas = re.findall(r"^    .* {3,}([\w.]+)$", page("method"), re.MULTILINE)
+    in_text = [
+        part for line in re.findall(r"\*Code:\*(.*?)\n\n", page("method"), re.DOTALL) for part in line.split("`")
+    ]
+    named = [*beside_formulas, *(name for name in in_text if re.fullmatch(r"[A-Za-z_]+(\.[a-z_]+)?", name))]
+    assert len(named) >= 12
+    assert {part for name in named for part in name.split(".")} <= known
+
+
+def test_rank_metrics_of_any_model_in_a_few_lines(tiny_model: Path):
+    code = next(block for block in blocks("python", "python") if "AutoModel" in block)
+    names: dict[str, object] = {"path": tiny_model, "question": "What is 3 + 4?", "answer": "3 + 4 = 7"}
+    exec(code, names)
+    metrics = names["metrics"]
+    assert isinstance(metrics, dict) and metrics["Effective Rank"].shape == (1,)
+    assert 1 < float(metrics["Effective Rank"]) < 9  # of nine tokens
+
+
+def test_every_option_of_trl_has_a_row_and_names_options_that_there_are():
+    listed = (ROOT / "tests/cli/trl_options.txt").read_text().splitlines()
+    own = [name for line in listed if not line.startswith("#") for name in line.split()]
+    _, _, further = page("from_trl").partition("## Options of GRPOConfig")
+    table, _, _ = further.partition("Of transformers'")
+    rows = re.findall(r"^\| (`.*?) \| (.*) \|$", table, re.MULTILINE)
+    theirs = [name for names, _ in rows for name in re.findall(r"`(\w+)`", names)]
+    assert sorted(theirs) == sorted(own)
+    known = {*option_names(PPOConfig, ""), "experiment", "reward_manager"}
+    for text in re.findall(r"`([^`]+)`", further):
+        for option in re.findall(r"(?:^|\s)([a-z_]+\.[a-z_.]+)(?==|$)", text):
+            assert option in known, option
+    values = re.findall(r"`((?:actor|algorithm|rollout|trainer|model|experiment)[\w.]*=[\w.+-]+)(?: |`)", table)
+    assert len(values) > 10
+    for value in values:
+        load_config(PPOConfig, "ppo_trainer", [value])
+
+
+@cache
+def texts_of_the_code() -> tuple[str, ...]:
+    """Every text in the code; of one with placeholders, the parts between them."""
+    files = [path for folder in ("verl", "scripts") for path in (ROOT / folder).rglob("*.py")]
+    nodes = (node for path in files for node in ast.walk(ast.parse(path.read_text())))
+    texts = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    return (*texts, *(path.read_text() for path in (ROOT / "scripts").glob("*.sh")))
+
+
+def test_messages_of_troubleshooting_are_those_of_the_code():
+    # Before the last table, which has what is seen instead.
+    rows = [row for row in cells("troubleshooting") if "/" not in row[0]]
+    messages = [m for message, _ in rows for m in re.findall(r"`([^`]{16,})`", message) if " " in m]
+    assert len(messages) > 20
+    for message in messages:
+        for part in filter(None, map(str.strip, message.removeprefix("warning: ").split("..."))):
+            assert any(part in text for text in texts_of_the_code()), part
+
+
+def test_the_readme_links_every_page_and_the_site_has_it():
+    pages = {f"docs/{path.name}" for path in DOCS.glob("*.md")}
+    table = (ROOT / "README.md").read_text().partition("## Pages")[2]
+    linked = [link for link in LINK.findall(table) if link.startswith("docs/")]
+    assert sorted(linked) == sorted(pages)  # each once
+    navigation = re.findall(r": (docs/\w+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert sorted(navigation) == sorted(pages)
+
+
+@pytest.mark.parametrize(("name", "number"), [("tutorial", 3), ("from_trl", 1)])
+def test_trainings_on_the_pages_have_options_that_there_are(name: str, number: int):
+    trainings = [shlex.split(line)[2:] for line in commands(name) if line.startswith("bash train.sh")]
+    assert len(trainings) == number
+    for overrides in trainings:
+        load_config(PPOConfig, "ppo_trainer", [word for word in overrides if "=" in word])
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_the_tutorial_with_the_embedded_model(tiny_model: Path, tmp_path: Path):
+    code, question = blocks("tutorial", "python")
+    (tmp_path / "my_data.py").write_text(code)
+    subprocess.run([sys.executable, "my_data.py"], cwd=tmp_path, check=True)
+    printed = subprocess.run([sys.executable, "-c", question], cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert "'score': 1.0" in printed.stdout
+    (command,) = (line for line in commands("tutorial") if "outputs/try" in line)
+    overrides = shlex.split(command.replace("$MODEL", str(tiny_model)))[2:]
+    small = ["trainer.n_gpus_per_node=1", "data.max_response_length=16", "rollout.kv_cache_memory_mb=32", "device=cpu"]
+    subprocess.run([sys.executable, "-m", "verl.trainer.main_ppo", *overrides, *small], cwd=tmp_path, check=True)
+    run = verl.Run(tmp_path / "outputs" / "try")
+    assert run.page.is_file() and "boxed{}" in run.samples["prompt"].iloc[0]
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_the_notebook(tmp_path: Path):
+    import nbformat
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(DOCS / "first_steps.ipynb", as_version=4)
+    NotebookClient(notebook, timeout=500, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    shown = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert any("image/png" in output.get("data", {}) for output in shown)
+    (folder,) = (tmp_path / "outputs" / "verl" / "verl_grpo").iterdir()
+    assert json.loads((folder / "summary.json").read_text())["steps"] == 5
+    assert "'score': 1.0" in shown[-1]["data"]["text/plain"]
