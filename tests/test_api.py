@@ -132,7 +132,7 @@ def test_a_training_and_an_evaluation(tiny_model, arithmetic_prompts, tmp_path):
     assert run.summary["steps"] == 2 and len(run.samples) > 0
     assert run.model == tmp_path / "run" / "global_step_2" / "actor" / "huggingface"
     options = [f"runs_dir={tmp_path / 'out'}", "evaluation=embedded", f"model.path={run.model}", "n_sampling=1"]
-    options += ["data.max_problems=2", "max_response_length=16", "trainer.n_gpus_per_node=1", "temperatures=[1]"]
+    options += ["data.max_problems=2", "model.max_response_length=16", "trainer.n_gpus_per_node=1", "temperatures=[1]"]
     evaluation = verl.evaluate(options)
     assert evaluation.page.is_file() and list(evaluation.metrics["benchmark"].unique())[0] == "arithmetic"
     assert len(evaluation.samples) == 2

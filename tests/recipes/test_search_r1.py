@@ -43,7 +43,7 @@ def test_bm25(monkeypatch: pytest.MonkeyPatch):
 def test_a_conversation():
     (row,) = rows(1, seed=3)
     record = SimpleNamespace(extra_info=row["extra_info"], ground_truth=row["reward_model"]["ground_truth"])
-    name = row["prompt"][0]["content"].split()[4]
+    name = " ".join(row["prompt"][0]["content"].split()[4:6])
     search = Search()
     state = search.start(record)
 

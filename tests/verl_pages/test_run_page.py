@@ -474,6 +474,7 @@ FORMULAS = {
     "inline": ("so $x^2 - 5x + 6 = 0$ holds", 1),
     "display": ("\\[\\sum_{i=1}^n i = \\frac{n(n+1)}{2}\\]", 1),
     "parentheses": ("\\(\\mathbb{R}\\) and $$\\sqrt{2}$$", 2),
+    "words": ("$12 \\mbox{ inches}^2$", 1),
     "environment": ("\\begin{align*}a &= b\\\\ c &= d\\end{align*}", 1),
     "money": ("It costs $5 and $6, or 7$ in all.", 0),
     "address": ("$\\href{javascript:alert(1)}{x}$ $\\url{https://example.org}$ $\\htmlClass{badge}{x}$", 0),

@@ -27,6 +27,7 @@ LARGEST_INTEGER = 2**32 - 1
 """Integers are at most this large, as a seed; engines hold them in 64 bits, some after a multiplication."""
 LARGEST_NUMBER = 3.4e38
 _NO_VALUE = "has no value; set it in the YAML or on the command line"
+_WRITE = "; write option=value, in quotes where the value has special characters: 'option=\"a b\"'"
 _TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
 
 
@@ -56,7 +57,8 @@ def fast_dtype(device: str) -> str:
     ``auto`` is taken for a GPU where there is a device file of one, or a cluster, whose machines may have some.
     """
     elsewhere = any(os.environ.get(name) not in (None, "", "local") for name in ("RAY_ADDRESS", "NNODES"))
-    gpu = elsewhere or any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/kfd").exists()
+    # NVIDIA's, AMD's, and those of Windows below.
+    gpu = elsewhere or any(any(Path("/dev").glob(name)) for name in ("nvidia[0-9]*", "kfd", "dxg"))
     if device == "cuda" or (device == "auto" and gpu):
         return "bfloat16"
     flags = PROCESSOR.read_text().split() if PROCESSOR.exists() else []
@@ -208,7 +210,8 @@ def explain(error: HydraException, schema: type) -> str:
     cause = error.__cause__
     key = cause.full_key if isinstance(cause, OmegaConfBaseException) else None
     if not key:
-        line = " ".join(str(error).split())
+        # Of an override that does not parse: the page of the whole grammar would not help.
+        line = re.sub(r" See https://hydra\S+ for details", _WRITE, " ".join(str(error).split()))
         found = re.search(r"Could not find '(.+)/([^/]+)' Available options in '.+?': (.+?) Config search path", line)
         if not found:
             return line

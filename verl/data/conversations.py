@@ -34,7 +34,7 @@ class ConversationDataset(Dataset[Conversation]):
     def __init__(self, files: Sequence[str], tokenizer: PreTrainedTokenizerBase, config: SFTDataConfig) -> None:
         self.conversations: list[Conversation] = []
         for path in files:
-            for row_number, row in enumerate(read_rows(path, [config.messages_key])):
+            for row_number, row in enumerate(read_rows(path, [config.messages_key], "data.messages_key")):
                 where = f"{path}, row {row_number}"
                 key = config.messages_key
                 messages = read_chat(row[key], where, key, "data.messages_key", "conversation")

@@ -22,7 +22,7 @@ def rows(count: int, seed: int) -> list[dict[str, Any]]:
     questions = {text.format(*pair): (text, pair) for text in COMMANDS for pair in permutations(FILES, 2)}
     return [
         {
-            "data_source": "shell_task",
+            "data_source": "open_answer",  # a name is needed; with reward=only no verifier is asked
             "prompt": [{"role": "user", "content": f"{question} Reply with a command, then with submit."}],
             "reward_model": {"style": "rule", "ground_truth": COMMANDS[text].format(*pair)},
             "extra_info": {"setup": f"seq {generator.randint(2, 9)} > {pair[0]}"},

@@ -77,23 +77,22 @@ def best(query: str, documents: list[str]) -> list[str]:
 
 
 def rows(count: int, seed: int) -> list[dict[str, Any]]:
-    """``count`` records: who lives where is in one document, where that is in another."""
-    generator, made = random.Random(seed), []
-    for _ in range(count):
-        homes = dict(zip(NAMES, generator.sample(range(len(CITIES)), len(NAMES)), strict=True))
-        documents = [f"{name} lives in {CITIES[place]}." for name, place in homes.items()]
+    """``count`` different records, at most 6000: who lives where is in one document, where that is in another."""
+    generator, made = random.Random(seed), dict[str, dict[str, Any]]()
+    while len(made) < count:
+        people = [f"{name} {''.join(generator.choices(string.ascii_uppercase, k=2))}" for name in NAMES]
+        homes = dict(zip(people, generator.sample(range(len(CITIES)), len(people)), strict=True))
+        documents = [f"{person} lives in {CITIES[place]}." for person, place in homes.items()]
         documents += [f"{city} is in {country}." for city, country in zip(CITIES, COUNTRIES, strict=True)]
-        name = generator.choice(NAMES)
-        question = f"In which country does {name} live? Use <search>query</search>, then <answer>country</answer>."
-        made.append(
-            {
-                "data_source": "search_task",
-                "prompt": [{"role": "user", "content": question}],
-                "reward_model": {"style": "rule", "ground_truth": COUNTRIES[homes[name]]},
-                "extra_info": {"documents": generator.sample(documents, len(documents))},
-            }
-        )
-    return made
+        person = generator.choice(people)
+        question = f"In which country does {person} live? Use <search>query</search>, then <answer>country</answer>."
+        made[question] = {
+            "data_source": "open_answer",  # a name is needed; with reward=only no verifier is asked
+            "prompt": [{"role": "user", "content": question}],
+            "reward_model": {"style": "rule", "ground_truth": COUNTRIES[homes[person]]},
+            "extra_info": {"documents": generator.sample(documents, len(documents))},
+        }
+    return list(made.values())
 
 
 if __name__ == "__main__":

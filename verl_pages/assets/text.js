@@ -42,7 +42,7 @@ function formula(text) {
   const display = bare || text.startsWith("$$") || text.startsWith("\\[");
   const place = el("span", { class: display ? "formula display" : "formula", role: "img", "aria-label": visible(text), title: visible(text) });
   try {
-    window.katex.render(bare ? text : text.slice(width, -width), place, { output: "html", displayMode: display, trust: false, strict: "ignore", maxSize: 20, maxExpand: 100 });
+    window.katex.render(bare ? text : text.slice(width, -width), place, { output: "html", displayMode: display, trust: false, strict: "ignore", maxSize: 20, maxExpand: 100, macros: { "\\mbox": "\\text{#1}" } });
   } catch {
     return null;
   }
