@@ -1,9 +1,50 @@
 """Responses of engines on their way into the stores."""
 
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 import torch
 
+from tests.conftest import shipped_config
+from tests.evaluation.example_tasks import evaluation_config, make_task
+from tests.single_controller.test_conversations import LENGTH, Engines, Environment
 from verl.batch import Batch
-from verl.evaluation.generation import finite_metrics
+from verl.evaluation.generation import finite_metrics, generate_missing
+from verl.rollout.conversations import ConversationSetup
+from verl.single_controller import generation
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_conversations_are_stored_as_the_policy_said_them(
+    tmp_path: Path, tiny_tokenizer: Any, monkeypatch: pytest.MonkeyPatch, device: str
+):
+    monkeypatch.setattr(generation, "Exchange", lambda workers, method, copies: workers)
+    engines, done = Engines(), list[int]()
+    engines.device_type = device
+    turns = replace(shipped_config().rollout.multi_turn, enable=True, environment="mine:Env")
+    setup = ConversationSetup(turns, LENGTH, tiny_tokenizer, {}, [], Environment(turns=3))
+    task = replace(make_task(tmp_path, ["1", "2", "3"]), settings={"temperature": 0.6, "stop": [], "tokens": True})
+    display = SimpleNamespace(generated=lambda problems, samples, tokens: done.append(samples))
+    with task.open_store() as store:
+        generate_missing(
+            {task: store}, evaluation_config(n_sampling=4, temperatures=[0.6]), engines, tiny_tokenizer, display, setup
+        )
+        samples = list(store.samples.values())
+    assert len(samples) == sum(done) == 12
+    heard = 0
+    for sample in samples:
+        whole, said = tiny_tokenizer.decode(sample.token_ids), sample.response.split("\n")
+        heard += whole.count("say ")
+        # The environment's words are in the context and not in the response.
+        assert "say" not in sample.response and len(said) == 1 + whole.count("say ")
+        written = sum(
+            len(tiny_tokenizer(f"<|user|>say {n}<|im_end|><|assistant|>").input_ids) for n in range(1, len(said))
+        )
+        assert sample.num_tokens == len(sample.token_ids) - written
+    assert heard > 12
 
 
 def test_metrics_are_named_by_layer_and_finite():

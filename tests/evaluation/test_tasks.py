@@ -90,8 +90,6 @@ def test_a_task_for_each_benchmark_and_temperature(configure, tasks_of, tiny_mod
     (task,) = tasks_of(narrowed)
     further = {"min_p": 0.1, "repetition_penalty": 1.2, "engine_kwargs": {"block_size": 32}}
     assert {name: task.settings.get(name) for name in further} == further
-    model = engine_model([task], narrowed)
-    assert (model.min_p, model.repetition_penalty) == (0.1, 1.2)
     (measured,) = tasks_of(configure("calculator.enable=true"), device="cuda")
     assert measured.settings["dtype"] == "bfloat16"
     assert measured.settings["calculator"]["compute_diff"] is True

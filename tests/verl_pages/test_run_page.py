@@ -238,6 +238,17 @@ def test_tokens_and_prefixes_are_kept_for_those_that_are_shown(tmp_path: Path):
     assert second["tokens"]["prefixes"] == [[]]
 
 
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_conversation_shows_who_speaks_without_colour(tmp_path: Path, damaged: bool):
+    folder = write_run(tmp_path / "run", samples=False)
+    call = '<tool_call>{"name": "multiply", "arguments": {"a": 6, "b": 7}}</tool_call>'
+    parts = [("policy", call), ("environment", "42"), ("policy", "It is 42.")]
+    said = json.dumps([{"by": by, "text": text} for by, text in parts])[damaged:]
+    write_samples(folder, "val", 0, [response(0, 0, True, response="as read", conversation=said)])
+    (cell,) = Page(folder).record(0)["cells"][0]
+    assert cell["text"] == ["as read" if damaged else f"{call}\n┌ environment\n42\n└\nIt is 42.", ""]
+
+
 @pytest.mark.slow
 def test_the_page_works_in_a_browser(browser, tmp_path: Path):
     runs = [write_run(tmp_path / "a"), write_run(tmp_path / "b", lr=1.0)]

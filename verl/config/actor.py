@@ -160,7 +160,7 @@ class ActorConfig(LearnerConfig):
         dual = self.clip_ratio_c is None or loss == "ppo_clip"
         self.require(dual, "clip_ratio_c", f"{loss} has no dual clip; set it to null")
         twice = self.bypass_mode and self.tis_level != "none" and loss != "gpg"
-        fix = f"with actor.bypass_mode the ratio of {loss} is to the engine already; set it to none"
+        fix = f"with actor.bypass_mode {loss} compares with the engine already; set it to none, or bypass_mode=false"
         self.require(not twice, "tis_level", fix)
         below = f"must be below actor.clip_cov_ub={self.clip_cov_ub:g}"
         self.require(self.clip_cov_lb < self.clip_cov_ub, "clip_cov_lb", below)

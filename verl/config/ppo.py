@@ -257,9 +257,9 @@ class PPOConfig(Group):
         if not staleness:
             return
         stale = f"responses are up to {field}={staleness} versions behind"
+        self.require(not self.actor.bypass_mode, "actor.bypass_mode", f"{stale}; set it to false")
         fix = f"{stale}; set actor.tis_level=token, which weighs their tokens by how likely they are today"
         self.require(self.actor.tis_level == "token", "actor.tis_level", fix)
-        self.require(not self.actor.bypass_mode, "actor.bypass_mode", f"{stale}; set it to false")
         with_step = f"remax compares with responses of this step, which {field} lets be older; choose another"
         self.require(self.algorithm.adv_estimator != "remax", "algorithm.adv_estimator", with_step)
         fix = f"the reward model is busy with the update while engines sample ({field}={staleness}); set acc or score"

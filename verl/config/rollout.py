@@ -146,8 +146,8 @@ class MultiTurnConfig(Group):
     """The environment's rewards, summed over the turns: ``add`` them to the verifier's score, or let them be the
     ``only`` score; then a conversation is correct if the sum is above 0, and no verifier is asked."""
     num_workers: NotNegativeInt
-    """Processes that run environments and tools, one step at a time each but for ``async`` ones; 0: one for each core
-    that is left, at most 32."""
+    """Processes that run environments and tools, one step at a time each; 0: one for each core that is left, at most
+    32. ``async`` ones share one process."""
     timeout_s: Seconds
     """Longest step of an environment, in seconds. A longer one is ended and answered by a message that says so."""
     memory_limit_mb: PositiveInt
