@@ -76,7 +76,7 @@ def newest_run(runs_dir: Path, base: str) -> Path | None:
 
 def _newest_or_base(runs_dir: str, entry: TargetConfig, display: EvaluationDisplay) -> str:
     assert entry.base is not None, "the config names a path or a base"
-    run = newest_run(Path(runs_dir), entry.base)
+    run = newest_run(Path(runs_dir), find_path(entry.base))
     if run is None:
         display.say(
             f"note: {runs_dir}/ holds no training run from {entry.base} with a checkpoint; evaluating that model alone "
@@ -120,7 +120,7 @@ def _targets_of(alias: str, path: str, entry: TargetConfig, display: EvaluationD
 def _find_step(root: Path, step: int, field: str, base: str | None) -> tuple[int, str]:
     """A run's step (for ``LAST`` the newest) and its model. Raises ``ConfigError`` if it is missing."""
     if step == 0:
-        model = base or _run_text(root, "model", "path")
+        model = find_path(base or _run_text(root, "model", "path"))
         if not model:
             raise ConfigError(f"{field}.base=null: {root}/config.yaml does not name model.path; name the base model")
         changed = _run_option(root, "model", "override_config")
