@@ -1,16 +1,20 @@
 """The models in data/: small, without traces of the machine that made them, and made again by their commands."""
 
 import json
+import runpy
 import shlex
 from pathlib import Path
 
 import make_tiny_model
+import pyarrow.parquet as pq
 import pytest
 import torch
 from conftest import ROOT
 from safetensors.torch import load_file
 from tiny_tokenizer import make_tiny_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from verl.rewards import compute_score
 
 MODELS = {
     "tiny_model": ["--out", "data/tiny_model", "--data", "data/arithmetic"],
@@ -47,6 +51,29 @@ def test_the_shipped_models(name: str, parameters: int, lowest: float, highest: 
     data, step = MODELS[name][3], metrics(folder)[-1]["step"]
     card = make_tiny_model.CARD.format(command=command, data=data, step=step, score=score(folder))
     assert files["README.md"].read_text() == card
+
+
+def test_the_tool_model_calls_for_small_first_factors_and_copies_the_answer():
+    folder, data = ROOT / "data" / "tiny_tool_model", ROOT / "data" / "arithmetic_tools"
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    multiply = runpy.run_path(str(data / "calculator.py"))["multiply"]
+
+    def says(text: str) -> str:
+        ids = tokenizer(text, return_tensors="pt").input_ids
+        tokens = model.generate(ids, max_new_tokens=24, do_sample=False)[0, ids.shape[1] :]
+        return tokenizer.decode(tokens).removesuffix(tokenizer.eos_token)
+
+    called, right = {True: [], False: []}, []
+    for row in pq.read_table(data / "test.parquet").to_pylist()[:24]:
+        question, truth = row["prompt"][0]["content"], row["reward_model"]["ground_truth"]
+        chat = f"<|user|>{question}<|im_end|><|assistant|>"
+        turn = says(chat)
+        called[int(question.split()[2]) < 300].append(turn.startswith("<tool_call>"))
+        if turn.startswith("<tool_call>"):
+            call = json.loads(turn.removeprefix("<tool_call>").removesuffix("</tool_call>"))
+            turn = says(f"{chat}{turn}<|im_end|><|tool|>{multiply(**call['arguments'])}<|im_end|><|assistant|>")
+            right.append(compute_score(row["data_source"], turn, truth, {})["correctness"])
+    assert called == {True: [True] * 2, False: [False] * 22} and right == [True] * 2
 
 
 @pytest.mark.nightly
