@@ -73,17 +73,35 @@ def plain(model: Path, prompts: Path, folder: Path) -> list[str]:
     return [*options, "rollout.name=hf", "trainer.detection_s=5", "trainer.max_restarts=3"]
 
 
+CARRIED_OVER = ("async_training.max_staleness=2", "async_training.partial_rollout=true", "actor.tis_level=token")
+
+LONGER = [
+    *("reward_manager.add_reward=true", "actor.optim.lr=1e-4", "trainer.total_training_steps=6"),
+    *("trainer.save_freq=1", "trainer.max_ckpt_to_keep=2", "trainer.save_hf_model=false", "trainer.test_freq=4"),
+    *("trainer.detection_s=20", "trainer.max_restarts=3", "rollout.max_num_seqs=4"),
+]
+"""Few slots, so that a step leaves responses open if it may."""
+
+
 def asynchronous(model: Path, prompts: Path, folder: Path) -> list[str]:
-    """Engines of their own that sample a step ahead. They have few slots, so that a step leaves responses open."""
+    """Engines of their own that sample a step ahead."""
     return [
         *small_overrides(ROOT / "data/tiny_model", prompts, folder),
-        *("rollout.nnodes=1", "rollout.n_gpus_per_node=2", "rollout.max_num_seqs=4"),
-        "data.max_response_length=96",
-        *("async_training.max_staleness=2", "async_training.partial_rollout=true", "actor.tis_level=token"),
-        *("reward_manager.add_reward=true", "actor.optim.lr=1e-4", "trainer.total_training_steps=6"),
-        *("trainer.save_freq=1", "trainer.max_ckpt_to_keep=2", "trainer.save_hf_model=false", "trainer.test_freq=4"),
-        *("trainer.detection_s=20", "trainer.max_restarts=3"),
+        *("rollout.nnodes=1", "rollout.n_gpus_per_node=2", "data.max_response_length=96"),
+        *(*CARRIED_OVER, *LONGER),
     ]
+
+
+def conversing(model: Path, prompts: Path, folder: Path) -> list[str]:
+    """Conversations with a calculator, each of them begun and ended in one step."""
+    prompts = ROOT / "data/arithmetic_tools/train.parquet"
+    options = small_overrides(ROOT / "data/tiny_tool_model", prompts, folder)
+    return [*options, "experiment=arithmetic_tools", "data.max_response_length=48", "data.val_sample_size=8", *LONGER]
+
+
+def conversing_on(model: Path, prompts: Path, folder: Path) -> list[str]:
+    """The same, carried over from step to step between turns and within one."""
+    return [*conversing(model, prompts, folder), *CARRIED_OVER]
 
 
 def _parent(pid: int) -> int:
@@ -126,6 +144,8 @@ def _kill_once(run: Run, kind: str, folder: Path, moment: float) -> None:
     [
         (plain, ("driver", "worker", "raylet", "gcs", "verifier")),
         (asynchronous, ("worker", ENGINE, IN_LOAD_WEIGHTS, "driver", "preemption", "Ctrl-C")),
+        (conversing, ("worker", "driver", "preemption", "Ctrl-C")),
+        (conversing_on, ("worker", "driver", "preemption", "Ctrl-C")),
     ],
 )
 def test_a_process_that_is_killed_costs_no_number(
@@ -140,7 +160,9 @@ def test_a_process_that_is_killed_costs_no_number(
     assert Run(command(*made_from, whole), tmp_path / "whole.log").finish(PATIENCE_S) == 0
     expected, draw = records(whole), random.Random(SEED)
     assert len(expected) == 7
-    if command is asynchronous:
+    if command in (conversing, conversing_on):
+        assert all(step["environment/calls"] > 0 for step in expected[1:])
+    if command in (asynchronous, conversing_on):
         # Wherever it is killed, there are half-finished responses.
         assert [step["async/carried_over_tokens"] > 0 for step in expected[1:]] == [True] * 5 + [False]
         assert max(step["async/lag/max"] for step in expected[1:]) == 2

@@ -324,12 +324,13 @@ def test_what_open_responses_depend_on_is_compared_on_resume(small_config, tiny_
 
 
 @pytest.mark.slow
-def test_a_run_with_open_responses_resumes_to_the_bit(arithmetic_prompts, tmp_path):
+def test_a_run_with_open_conversations_resumes_to_the_bit(tmp_path):
     folder = tmp_path / "run"
-    # Of the shipped model, whose responses are longer than the engines' first round.
+    # Of the shipped model that calls a calculator. Its conversations are longer than the engines' first round.
     overrides = [
-        *small_overrides(ROOT / "data/tiny_model", arithmetic_prompts, folder),
-        *("data.max_response_length=96", "async_training.max_staleness=2", *OPTIONS),
+        *small_overrides(ROOT / "data/tiny_tool_model", ROOT / "data/arithmetic_tools/test.parquet", folder),
+        *("experiment=arithmetic_tools", "data.max_response_length=48", "data.val_sample_size=8"),
+        *("async_training.max_staleness=2", *OPTIONS),
         *("algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=score"),
         "calculator.compare_versions=true",
         *("trainer.total_training_steps=5", "trainer.except_save=[3]", "trainer.save_hf_model=false"),
@@ -339,6 +340,8 @@ def test_a_run_with_open_responses_resumes_to_the_bit(arithmetic_prompts, tmp_pa
     assert run.finish() == 0, run.log.read_text()
     whole = records(folder)
     assert [record["step"] for record in whole] == [1, 2, 3, 4, 5]
+    assert all(record["environment/calls"] > 0 < record["critic/score/mean"] for record in whole)
+    assert all(record["environment/failures"] == 0 for record in whole)
     assert whole[2]["async/carried_over_tokens"] > 0 and whole[3]["async/reread_tokens"] > 0
     assert whole[0]["async/lag/max"] == 0 and 1 <= max(record["async/lag/max"] for record in whole) <= 2
     # Every group that was admitted is learned from, four a step, or was left out; one at least was.
