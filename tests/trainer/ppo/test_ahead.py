@@ -43,7 +43,7 @@ class Pool:
         self.loaded: int | None = None
         """The version of the engines' weights."""
 
-    def mend(self) -> bool:
+    def replace_lost(self) -> bool:
         return False
 
     def run_living(self, method: str, weights: int) -> None:
