@@ -51,10 +51,12 @@ def test_a_hub_id_passes_and_a_relative_folder_does_not(run_tree, tmp_path: Path
         parse_run_config(SFTConfig, run_tree)
     # The same spelling is a folder as soon as its parent exists here; data/ is one even if it was deleted.
     (tmp_path / "Qwen").mkdir()
-    for path in ("Qwen/Qwen2.5-1.5B", "data/tiny_model"):
+    for path in ("Qwen/Qwen2.5-1.5B", "data/no_model"):
         run_tree.model.path = path
-        restore = "restore the shipped model with `git checkout data`, or " if path.startswith("data/") else ""
-        message = rf"^model\.path='{path}': no config\.json there \({tmp_path}/{path}\); {restore}name a folder"
+        places, restore = f"{tmp_path}/{path}", ""
+        if path.startswith("data/"):
+            places, restore = f"neither {places} nor .*/{path}", "restore the shipped model with `git checkout data`, or "
+        message = rf"^model\.path='{path}': no config\.json there \({places}\); {restore}name a folder"
         with pytest.raises(ConfigError, match=message):
             parse_run_config(SFTConfig, run_tree)
 

@@ -163,8 +163,9 @@ def test_a_process_that_is_killed_costs_no_number(
     if command in (conversing, conversing_on):
         assert all(step["environment/calls"] > 0 for step in expected[1:])
     if command in (asynchronous, conversing_on):
-        # Wherever it is killed, there are half-finished responses.
-        assert [step["async/carried_over_tokens"] > 0 for step in expected[1:]] == [True] * 5 + [False]
+        # Wherever it is killed, there are half-finished responses; conversations end sooner.
+        carried_over = [step["async/carried_over_tokens"] > 0 for step in expected[1:]]
+        assert sum(carried_over) >= (5 if command is asynchronous else 2) and not carried_over[-1]
         assert max(step["async/lag/max"] for step in expected[1:]) == 2
     for number, kind in enumerate(islice(cycle(kinds), KILLS)):
         folder, log = tmp_path / f"{number}", tmp_path / f"{number}.log"

@@ -212,10 +212,10 @@ def explain(error: HydraException, schema: type) -> str:
     if not key:
         # Of an override that does not parse: the page of the whole grammar would not help.
         line = re.sub(r" See https://hydra\S+ for details", _WRITE, " ".join(str(error).split()))
-        found = re.search(r"Could not find '(.+)/([^/]+)' Available options in '.+?': (.+?) Config search path", line)
+        found = re.search(r"Could not find '([^']+)' Available options in '[^']+': ([^']+?) Config search path", line)
         if not found:
             return line
-        group, name, files = found[1], found[2], found[3].split()
+        (group, _, name), files = found[1].rpartition("/"), found[2].split()
         near = get_close_matches(name, files, n=1)
         return f"{group}={name}: must be one of {', '.join(files)}" + (f"; did you mean {near[0]}?" if near else "")
     # Hydra names the first part that is unknown; the whole name is in its message.
