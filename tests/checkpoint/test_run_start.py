@@ -55,7 +55,8 @@ def test_a_hub_id_passes_and_a_relative_folder_does_not(run_tree, tmp_path: Path
         run_tree.model.path = path
         places, restore = f"{tmp_path}/{path}", ""
         if path.startswith("data/"):
-            places, restore = f"neither {places} nor .*/{path}", "restore the shipped model with `git checkout data`, or "
+            places = f"neither {places} nor .*/{path}"
+            restore = "restore the shipped model with `git checkout data`, or "
         message = rf"^model\.path='{path}': no config\.json there \({places}\); {restore}name a folder"
         with pytest.raises(ConfigError, match=message):
             parse_run_config(SFTConfig, run_tree)
