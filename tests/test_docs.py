@@ -4,6 +4,7 @@ import ast
 import contextlib
 import io
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -146,13 +147,12 @@ def test_the_tutorial_with_the_embedded_model(tiny_model: Path, tmp_path: Path):
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_the_notebook(tmp_path: Path):
-    import nbformat
-    from nbclient import NotebookClient
-
-    notebook = nbformat.read(DOCS / "first_steps.ipynb", as_version=4)
-    NotebookClient(notebook, timeout=500, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    shown = [output for cell in notebook.cells for output in cell.get("outputs", [])]
-    assert any("image/png" in output.get("data", {}) for output in shown)
+    cells = json.loads((DOCS / "first_steps.ipynb").read_text())["cells"]
+    *body, last = ast.parse("\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")).body
+    program = f"{ast.unparse(ast.Module(body, []))}\nprint({ast.unparse(last)})\nassert plt.gca().lines\n"
+    environment = os.environ | {"MPLBACKEND": "Agg"}
+    command = [sys.executable, "-c", program]
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True)
     (folder,) = (tmp_path / "outputs" / "verl" / "verl_grpo").iterdir()
     assert json.loads((folder / "summary.json").read_text())["steps"] == 5
-    assert "'score': 1.0" in shown[-1]["data"]["text/plain"]
+    assert "'score': 1.0" in ran.stdout.splitlines()[-1]
