@@ -95,8 +95,7 @@ def in_checkpoint_format(
         names: of all ``weights``, and perhaps more.
         weights: full tensors by their name in ``model``.
     """
-    target = names_in_files(model, names)
-    stacks = stacked_experts(model, target)
+    target, stacks = names_and_stacks(model, names)
     num_parts = Counter(target.values())
     held: dict[str, dict[str, Tensor]] = defaultdict(dict)
     for name, value in weights:
@@ -126,24 +125,14 @@ def names_in_files(model: PreTrainedModel, names: Iterable[str]) -> dict[str, st
     """Name of a weight -> the name in the model's files of the tensor that it is a part of, or the first of those that
     it is made of.
     """
-    return {name: in_file for name, (in_file, _) in _places(model, names).items()}
+    return names_and_stacks(model, names)[0]
 
 
-def stacked_experts(model: PreTrainedModel, names: Iterable[str]) -> dict[str, list[str]]:
-    """Names of weights that stack the experts of a layer, ``[E, ...]`` -> what its files call the matrices of an
-    expert, with ``*`` for the expert's number: one, or gate and up, which the weight has one above the other.
+def names_and_stacks(model: PreTrainedModel, names: Iterable[str]) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """The names of :func:`names_in_files`; and of those weights that stack the experts of a layer, ``[E, ...]``, what
+    the files call the matrices of an expert, with ``*`` for its number: one, or gate and up, which the weight has one
+    above the other.
     """
-    found = {}
-    for name, (in_file, converter) in _places(model, names).items():
-        steps = [] if converter is None else [(type(s), getattr(s, "dim", None)) for s in converter.operations]
-        if converter is not None and steps in ([(SplitModulelist, 0)], [(Chunk, 1), (SplitModulelist, 0)]):
-            first = converter.target_patterns[0]
-            found[name] = [in_file.replace(first, pattern) for pattern in converter.target_patterns]
-    return found
-
-
-def _places(model: PreTrainedModel, names: Iterable[str]) -> dict[str, tuple[str, WeightConverter | None]]:
-    """Name of a weight -> as in :func:`names_in_files`, and what makes the files' tensors of it, if anything does."""
     conversions = getattr(model, "_weight_conversions", None)
     if conversions is None:  # not loaded by from_pretrained: what revert_weight_conversion then takes
         loading = get_model_conversion_mapping(model, add_legacy=False)
@@ -152,11 +141,18 @@ def _places(model: PreTrainedModel, names: Iterable[str]) -> dict[str, tuple[str
     renamings = [conversion for conversion in reverse if isinstance(conversion, WeightRenaming)]
     converters = [conversion for conversion in reverse if isinstance(conversion, WeightConverter)]
     of_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
-    places = {}
+    in_files: dict[str, str] = {}
+    stacks: dict[str, list[str]] = {}
     for name in names:
-        in_file, pattern = rename_source_key(name, renamings, converters, reverse=True)
-        places[name] = in_file, None if pattern is None else of_pattern[pattern]
-    return places
+        in_files[name], pattern = rename_source_key(name, renamings, converters, reverse=True)
+        if pattern is None:
+            continue
+        converter = of_pattern[pattern]
+        steps = [(type(step), getattr(step, "dim", None)) for step in converter.operations]
+        if steps in ([(SplitModulelist, 0)], [(Chunk, 1), (SplitModulelist, 0)]):
+            first = converter.target_patterns[0]
+            stacks[name] = [in_files[name].replace(first, pattern) for pattern in converter.target_patterns]
+    return in_files, stacks
 
 
 def write_architecture(

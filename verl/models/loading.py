@@ -28,7 +28,7 @@ from verl.config.errors import ConfigError
 from verl.models.attention import attention_name
 from verl.models.fsdp import shard_model, sharding_mesh
 from verl.models.hub import local_folder
-from verl.models.huggingface import names_in_files, stacked_experts
+from verl.models.huggingface import names_and_stacks
 from verl.models.info import VALUE_HEAD, ModelInfo
 from verl.models.lora import add_adapters, base_parameter_name, is_adapter
 from verl.models.offload import local_part, require_loaded, reshard
@@ -177,7 +177,7 @@ def tensors_in_files(model: PreTrainedModel, path: str) -> Callable[[str], Tenso
             fresh: nn.Module = type(module)(module.config)
             computed |= {f"{place}.{name}": buffer for name, buffer in fresh.named_buffers(recurse=False)}
     needed = {name: tuple(value.shape) for name, value in _named_tensors(model) if name not in computed}
-    renamed, stacks = names_in_files(model, needed), stacked_experts(model, needed)
+    renamed, stacks = names_and_stacks(model, needed)
     # 1. The tensors of the files that each is made of, in order: all experts' first matrices, then their second ones.
     parts = {
         name: [pattern.replace("*", str(i)) for pattern in stacks[name] for i in range(shape[0])]

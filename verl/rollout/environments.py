@@ -133,7 +133,7 @@ class EnvironmentPool(KillablePool):
     def _answer(self, asked: Sequence[tuple[Step, Future[Answer]]]) -> None:
         try:
             answers = self._answers([step for step, _ in asked])
-        except Exception as error:  # for whoever waits
+        except Exception as error:  # raised by the futures
             for _, future in asked:
                 future.set_exception(error)
             return
@@ -151,7 +151,7 @@ class EnvironmentPool(KillablePool):
                 waiting[number], new[number] = (time.monotonic(), step, future), step
             try:
                 (outcome,) = self.run(_exchange, [new])
-            except Exception as error:  # for whoever waits
+            except Exception as error:  # raised by the futures
                 outcome = [(number, error) for number in waiting]
             lost = isinstance(outcome, BaseException)
             for number, answer in [] if lost else outcome:
