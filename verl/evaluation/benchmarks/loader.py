@@ -14,8 +14,10 @@ from verl.config.load import CONFIG_DIR
 from verl.data.files import read_json_lines, read_rows
 from verl.evaluation.benchmarks.rows import Benchmark, Problem, Row, read_problem, recognise_fields
 
-EMBEDDED = {name: CONFIG_DIR.parent / "data" / name / "test.parquet" for name in ("arithmetic", "arithmetic_tools")}
-"""The embedded tasks' test sets."""
+EMBEDDED = {
+    name: CONFIG_DIR.parent / "data" / name / "test.parquet" for name in ("arithmetic", "arithmetic_tools", "word_problems")
+}
+"""The test sets of tasks whose data is shipped."""
 
 RELEASE = "https://github.com/hf618/VERL/tree/main/examples/simplelr_math_eval/data"
 """The data folder of the paper's release: every benchmark of ``FULL_PASS1`` as ``<name>/test.jsonl``."""
