@@ -1,6 +1,6 @@
 """The peak of a command's memory on this machine, summed over all its processes, and who held it.
 
-    python benchmarks/measure_memory.py bash train.sh preset=small model.path=data/models/smollm2-135m data=word_problems
+    python benchmarks/measure_memory.py bash train.sh preset=small model.path=data/models/smollm2-135m ...
 
 Proportional set sizes (PSS) are summed, so that pages that processes share count once. Processes are recognised by a
 variable in their environment, so Ray's count too, wherever they hang in the tree. Linux only.

@@ -15,7 +15,22 @@ from verl.data.generated import GeneratedProblem, draw_split
 INSTRUCTION = "Answer in one short sentence."
 """Ends every question; without it, or asked for a bare number, small models write at length."""
 
-NAMES = ("Ana", "Ben", "Carla", "Deniz", "Emil", "Fatou", "Grace", "Hugo", "Ines", "Jun", "Kofi", "Lena", "Mina", "Noor")
+NAMES = (
+    "Ana",
+    "Ben",
+    "Carla",
+    "Deniz",
+    "Emil",
+    "Fatou",
+    "Grace",
+    "Hugo",
+    "Ines",
+    "Jun",
+    "Kofi",
+    "Lena",
+    "Mina",
+    "Noor",
+)
 THINGS = ("apples", "books", "buttons", "cards", "coins", "marbles", "pencils", "shells", "stamps", "stickers")
 HOLDERS = {"box": "boxes", "bag": "bags", "basket": "baskets", "shelf": "shelves", "tray": "trays"}
 

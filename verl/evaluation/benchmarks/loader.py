@@ -15,7 +15,8 @@ from verl.data.files import read_json_lines, read_rows
 from verl.evaluation.benchmarks.rows import Benchmark, Problem, Row, read_problem, recognise_fields
 
 EMBEDDED = {
-    name: CONFIG_DIR.parent / "data" / name / "test.parquet" for name in ("arithmetic", "arithmetic_tools", "word_problems")
+    name: CONFIG_DIR.parent / "data" / name / "test.parquet"
+    for name in ("arithmetic", "arithmetic_tools", "word_problems")
 }
 """The test sets of tasks whose data is shipped."""
 
