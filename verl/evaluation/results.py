@@ -34,9 +34,10 @@ SAMPLE_COLUMNS = {
     "answer": pa.large_string(),
     "reason": pa.string(),
     "reward_extra_info": pa.large_string(),
+    "score": pa.float64(),
 }
 """Columns of ``samples.parquet``. ``problem`` is the problem's index in the benchmark; ``sample`` counts from 0;
-``reward_extra_info`` is JSON, null if there is nothing in it."""
+``reward_extra_info`` is JSON, null if there is nothing in it; ``score`` is a reward model's, null without one."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,8 @@ class ScoredSample:
     """Rank metrics of the response by name; not finite if undefined."""
     extras: Mapping[str, Any] = field(default_factory=dict)
     """Values that a user's reward function returned besides the score: JSON values by name."""
+    score: float | None = None
+    """A reward model's; None where none read it."""
 
 
 @dataclass(frozen=True)

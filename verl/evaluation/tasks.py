@@ -39,6 +39,7 @@ from verl.rollout.tools import tool_schemas
 from verl.run.session import RaySession
 from verl.run.sinks import check_trackers
 from verl.single_controller.cluster import gpus_per_machine, resolve_device
+from verl.utils.sandbox import require_sandbox
 
 CPU_WORKERS = 2
 """Worker processes on a CPU that has as many cores, if the config does not set their number."""
@@ -234,7 +235,8 @@ def check_answers(problems: Sequence[Problem], config: EvaluationConfig) -> None
 def load_target_tokenizer(target: Target, trust_remote_code: bool) -> PreTrainedTokenizerBase:
     """The target's tokenizer. Raises ``ConfigError`` if it is missing or does not support the target's template."""
     fetch_model(target.path, "model.path")
-    find_template(target.template)
+    if find_template(target.template).python == "solution":
+        require_sandbox()
     tokenizer = load_tokenizer(target.path, trust_remote_code, needs_chat_template=False)
     check_template(target.template, tokenizer, "template")
     info = ModelInfo.read(target.path, trust_remote_code)
