@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from verl.data.templates import DEMONSTRATIONS
 from verl.rollout.programs import OUTPUT_CHARS, Programs, program_at_end, with_solutions
 
 PROGRAM = "I compute it.\n```python\nprint(6 * 7)\n```"
@@ -37,6 +38,9 @@ def test_a_program_is_answered_by_what_it_prints(sandbox):
 
     assert said(PROGRAM) == (["42"], False)
     assert said("It is \\boxed{42}.") == ([], True)
+    for _, answer in DEMONSTRATIONS["output"]:
+        before, _, after = answer.partition("```output\n")
+        assert said(before) == ([after.partition("\n```")[0]], False)
     # Nothing is kept, and errors are said.
     ((error,), _) = said("```python\nprint(x)\n```")
     assert error.endswith("NameError: name 'x' is not defined")
@@ -47,6 +51,8 @@ def test_a_program_is_answered_by_what_it_prints(sandbox):
 @pytest.mark.slow
 def test_the_answer_is_what_solution_returns(sandbox):
     program = "def solution():\n    print('so far')\n    return 6 * 7"
+    shown = [answer for _, answer in DEMONSTRATIONS["solution"]]
+    assert [text.split("boxed")[1] for text in with_solutions(shown)] == ["{384}\n```", "{sqrt(13)/2 + 5/2}\n```"]
     fenced, bare, broken = with_solutions([f"```python\n{program}\n```", program, "No program."])
     assert fenced == f"```python\n{program}\n```\n```output\n\\boxed{{42}}\n```"
     assert bare == f"{program}\n```output\n\\boxed{{42}}\n```"

@@ -98,15 +98,15 @@ def score_batches(
     """The scores of the samples ``keys``, ``BATCH_SIZE`` at a time.
 
     Raises:
-        ConfigError: a user's own function failed, or the verifiers could not be kept running.
+        ConfigError: a user's own function failed, or the verifiers or programs could not be run.
     """
     for start in range(0, len(keys), BATCH_SIZE):
         batch = keys[start : start + BATCH_SIZE]
         problems = [task.problems[i] for i, _ in batch]
         responses = [samples[key].response for key in batch]
-        if find_template(task.target.template).python == "solution":
-            responses = with_solutions(responses)
         try:
+            if find_template(task.target.template).python == "solution":
+                responses = with_solutions(responses)
             scores = verifiers.score_batch(
                 [problem.data_source for problem in problems],
                 responses,
@@ -114,7 +114,8 @@ def score_batches(
                 [problem.extra_info for problem in problems],
                 [task.opens_thought] * len(batch),
             )
-        # A user's function raises a ValueError; if its processes keep dying, the pool raises a RuntimeError.
+        # A user's function raises a ValueError; if its processes keep dying, the pool raises a RuntimeError, as does
+        # a sandbox that cannot be made.
         except (ValueError, RuntimeError) as error:
             raise ConfigError(f"{task.benchmark}: cannot be scored: {error}") from error
         yield dict(zip(batch, scores, strict=True))

@@ -39,8 +39,8 @@ FIELD_NAMES: dict[str, tuple[str, ...]] = {
 }
 """Our field -> its names in files, in any case; if several have a value in a row, the first counts. ``context`` is put
 before the question; a field like ``body`` serves as one of the two. All ``wrong_answers`` and the answer are options,
-in an order that the question fixes. ``verifier``, the data source that scores the row, is read only if a mapping names its
-field."""
+in an order that the question fixes. ``verifier``, the data source that scores the row, is read only if a mapping names
+its field."""
 
 PLAIN = ("context", "question", "answer")
 """Fields that must be text, a number or a list of these."""
