@@ -53,8 +53,9 @@ def generate_target(
         setup = None
         if turns.enable:
             pool = stack.enter_context(EnvironmentPool(turns, session.busy_cores))
-            arguments = chat_arguments(next(iter(missing)).target, turns)
-            setup = ConversationSetup(turns, model.max_response_length, tokenizer, arguments, model.stop, pool)
+            target = next(iter(missing)).target
+            places = (turns, model.max_response_length, tokenizer, chat_arguments(target, turns), model.stop, pool)
+            setup = ConversationSetup(*places, target.template)
         workers = start_engines(session, model, config)
         stack.callback(workers.close)
         display.running()

@@ -35,9 +35,11 @@ SAMPLE_COLUMNS = {
     "reason": pa.string(),
     "reward_extra_info": pa.large_string(),
     "conversation": pa.large_string(),
+    "score": pa.float64(),
 }
 """Columns of ``samples.parquet``. ``problem`` is the problem's index in the benchmark; ``sample`` counts from 0;
-``reward_extra_info`` and ``conversation`` (who said what) are JSON, null if there is nothing in them."""
+``reward_extra_info`` and ``conversation`` (who said what) are JSON, null if there is nothing in them; ``score`` is a
+reward model's, null without one."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,8 @@ class ScoredSample:
     """Values that a user's reward function returned besides the score: JSON values by name."""
     conversation: Sequence[Mapping[str, str]] = ()
     """Who said what, if the response has several turns."""
+    score: float | None = None
+    """A reward model's; None where none read it."""
 
     @property
     def conversation_json(self) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any
 from verl.evaluation.report.figures import MARKERS, label_styles
 from verl.evaluation.report.tables import DEFINITIONS, LEGEND, baseline_sentence
 from verl.evaluation.results import PROMPT_TOO_LONG, ScoredSample, TaskResult, metric_names, row_labels
-from verl.evaluation.statistics import AVERAGE, GROUPS, Estimate, Summary, SummaryRow
+from verl.evaluation.statistics import AVERAGE, FIGURES, GROUPS, Estimate, Summary, SummaryRow
 from verl.utils.portable import finite_or_null, printable
 from verl_pages.colours import COLOURS, SHAPES, page_colour
 from verl_pages.evaluation import MAX_PAGE_BYTES, build_page
@@ -96,8 +96,7 @@ def _row(row: SummaryRow, summary: Summary) -> dict[str, Any]:
         "problems": row.num_problems,
         "missing": row.num_missing,
         "samples": row.samples,
-        "pass": _estimates(row.pass_at_k),
-        "maj": _estimates(row.maj_at_k),
+        **{name: _estimates(row.estimates(name)) for name in FIGURES},
         "differences": [
             [k, d.estimate.value, d.estimate.low, d.estimate.high, d.outside_noise] for k, d in row.differences.items()
         ],
