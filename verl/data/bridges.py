@@ -82,4 +82,5 @@ class Bridges:
         return render_chat_text(messages, self.tokenizer, self.chat_arguments, generation_prompt)
 
     def _ids(self, text: str) -> list[int]:
-        return list(self.tokenizer(text, add_special_tokens=False).input_ids)
+        # A tool may return half of a surrogate pair, which a model can write in JSON and no tokenizer reads.
+        return list(self.tokenizer(text.encode(errors="replace").decode(), add_special_tokens=False).input_ids)

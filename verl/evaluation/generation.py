@@ -54,7 +54,8 @@ def generate_target(
         if turns.enable:
             pool = stack.enter_context(EnvironmentPool(turns, session.busy_cores))
             arguments = chat_arguments(next(iter(missing)).target, turns)
-            setup = ConversationSetup(turns, model.max_response_length, tokenizer, arguments, model.stop, pool)
+            options = (turns, model.max_response_length, tokenizer, arguments, model.stop, pool, model.max_model_len)
+            setup = ConversationSetup(*options)
         workers = start_engines(session, model, config)
         stack.callback(workers.close)
         display.running()
