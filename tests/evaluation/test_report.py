@@ -5,6 +5,7 @@ import io
 import json
 import math
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib.image
@@ -45,6 +46,8 @@ def test_labels_name_the_temperature_only_if_needed():
 def test_files_of_a_result(tmp_path: Path):
     metrics = {"Effective Rank": [1.5, math.inf], "Curvature": [0.1, 0.2]}
     (measured,) = with_metrics(result(["cw"]), metrics).problems
+    said = [{"by": "policy", "text": "2 × 3?"}, {"by": "environment", "text": "6"}]
+    measured.samples[1] = replace(measured.samples[1], conversation=said)
     written = result([measured, problem(1, ""), problem(2, "n")])
     folder = write_result(tmp_path, written, {"pass@1": 0.25, "undefined": math.nan})
     assert folder == tmp_path / "grpo" / "step_0" / "aime24" / "T1"
@@ -58,10 +61,12 @@ def test_files_of_a_result(tmp_path: Path):
     }
     rows = pq.read_table(folder / "samples.parquet").to_pylist()
     given = {"problem": 0, "sample": 0, "response": "So it is \\boxed{7}.", "num_tokens": 10, "truncated": False}
-    verdict = {"correct": True, "answer": "7", "reason": "correct", "reward_extra_info": None, "score": None}
+    verdict = {"correct": True, "answer": "7", "reason": "correct", "reward_extra_info": None}
+    verdict |= {"conversation": None, "score": None}
     assert rows[0] == given | verdict | {"metric/Effective Rank": 1.5, "metric/Curvature": 0.1}
     assert list(rows[0])[:2] == ["problem", "sample"]
     found = [(row["problem"], row["sample"], row["reason"], row["metric/Effective Rank"]) for row in rows[1:]]
+    assert json.loads(rows[1]["conversation"]) == said
     # A sample without a metric has null.
     assert found == [(0, 1, "wrong", math.inf), (2, 0, "no_answer", None)]
 

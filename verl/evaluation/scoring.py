@@ -79,8 +79,8 @@ def score_samples(
         if key[0] in task.unanswered:
             return NOT_GENERATED
         s, v = samples[key], verdicts[key]
-        extras = v.reward_extra_info
-        return ScoredSample(s.response, s.num_tokens, s.truncated, v.correct, v.answer, v.reason, s.metrics, extras)
+        verdict = (v.correct, v.answer, v.reason, s.metrics, v.reward_extra_info)
+        return ScoredSample(s.response, s.num_tokens, s.truncated, *verdict, s.conversation)
 
     results = [
         ProblemResult(problem.index, problem.question, problem.answer, [scored((i, j)) for j in range(n)])

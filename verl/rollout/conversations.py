@@ -29,6 +29,9 @@ PROGRAMS = "verl.rollout.programs:Programs"
 DRIVER_COLUMNS = ("environment_states", "environment_rewards", "turns", "call_counts")
 """Columns that the driver keeps of a conversation, beside what the engine returned of its last turn."""
 
+SPEAKERS = ("policy", "environment")
+"""Who wrote a token, by its ``source``."""
+
 
 class ConversationSetup:
     """What the conversations of a run have in common."""
@@ -241,6 +244,19 @@ def policy_texts(batch: Batch, tokenizer: PreTrainedTokenizerBase, stop_strings:
     turns = [turns_of(row) for row in batch.split(1)]
     texts = iter(decode_responses([turn for row in turns for turn in row], tokenizer, stop_strings))
     return ["\n".join(next(texts) for _ in row) for row in turns]
+
+
+def who_said_what(batch: Batch, tokenizer: PreTrainedTokenizerBase) -> list[list[dict[str, str]]]:
+    """The parts of each conversation in turn, as ``{"by": "policy" or "environment", "text": ...}``; of a response of
+    one turn none."""
+    if "source" not in batch:
+        return [[] for _ in range(len(batch))]
+    said = []
+    for row in batch.split(1):
+        runs, sizes = row.source.unique_consecutive(return_counts=True)
+        parts = zip(runs.tolist(), row.response_tokens.split(sizes.tolist()), strict=True)
+        said.append([{"by": SPEAKERS[by], "text": str(tokenizer.decode(part.tolist()))} for by, part in parts])
+    return said
 
 
 def with_measured(batch: Batch, measured: Batch | None) -> Batch:

@@ -38,7 +38,7 @@ def message_of(name: str, folder: Path | None) -> str:
 
 
 def test_registry():
-    assert len(BENCHMARKS) == 35
+    assert len(BENCHMARKS) == 36
     for name, benchmark in BENCHMARKS.items():
         assert benchmark.name == name
         assert benchmark.verifier in VERIFIERS
@@ -110,7 +110,7 @@ def test_unknown_names(tmp_path: Path):
     )
     assert "did you mean 'my_own_set'?" in message_of("my-own-set", tmp_path)
     assert "did you mean 'OlymMATH-EN-HARD'?" in message_of("olymmath_en_hard", None)
-    assert "known are arithmetic, arithmetic_tools, math24o, " in message_of("zzzzzz", tmp_path)
+    assert "known are arithmetic, arithmetic_tools, word_problems, math24o, " in message_of("zzzzzz", tmp_path)
     assert message_of("../secret", tmp_path).startswith("benchmarks='../secret': no such benchmark")
 
 

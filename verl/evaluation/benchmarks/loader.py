@@ -17,8 +17,11 @@ from verl.evaluation.benchmarks.rows import Benchmark, Problem, Row, read_proble
 SUFFIXES = (".jsonl", ".csv", ".parquet")
 """Of benchmark files; the first that exists counts."""
 
-EMBEDDED = {name: CONFIG_DIR.parent / "data" / name / "test.parquet" for name in ("arithmetic", "arithmetic_tools")}
-"""The embedded tasks' test sets."""
+EMBEDDED = {
+    name: CONFIG_DIR.parent / "data" / name / "test.parquet"
+    for name in ("arithmetic", "arithmetic_tools", "word_problems")
+}
+"""The test sets of tasks whose data is shipped."""
 
 RELEASE = "https://github.com/hf618/VERL/tree/main/examples/simplelr_math_eval/data"
 """The data folder of the paper's release: every benchmark of ``FULL_PASS1`` as ``<name>/test.jsonl``."""

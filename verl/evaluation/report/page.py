@@ -12,6 +12,7 @@ from verl.utils.portable import finite_or_null, printable
 from verl_pages.colours import COLOURS, SHAPES, page_colour
 from verl_pages.evaluation import MAX_PAGE_BYTES, build_page
 from verl_pages.names import metric_name
+from verl_pages.sample_files import spoken
 from verl_pages.samples import PromptSamples, Row
 
 VERDICT_CODES = {
@@ -70,7 +71,7 @@ def _gather(summary: Summary, results: Sequence[TaskResult]) -> tuple[list[str],
 def _response(sample: ScoredSample) -> Row:
     return {
         **sample.metrics,
-        "response": sample.response,
+        "response": spoken(sample.conversation_json) or sample.response,
         "truncated": sample.truncated,
         "verdict": "c" if sample.correct else VERDICT_CODES.get(sample.reason, OTHER_VERDICT),
         "reason": "",
