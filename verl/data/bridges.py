@@ -83,3 +83,23 @@ class Bridges:
 
     def _ids(self, text: str) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=False).input_ids)
+
+
+class ProgramBridges:
+    """Tokens between a turn that ends in a program, by a template of text, and what follows its output.
+
+    Most turns end in ``BEGUN``, at which engines stop; it is not written twice.
+    """
+
+    BEGUN = "```output"
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer = tokenizer
+
+    def after(self, turn: Sequence[int], messages: Sequence[Message]) -> list[int]:
+        """The tokens behind the tokens of a ``turn``: the messages in a block that begins with ``BEGUN``."""
+        said = str(self.tokenizer.decode(list(turn), skip_special_tokens=True))
+        text = "" if said.endswith("\n") else "\n"
+        text += "" if said.rstrip().endswith(self.BEGUN) else f"{self.BEGUN}\n"
+        text += "\n".join(message["content"] for message in messages)
+        return list(self.tokenizer(f"{text}\n```\n", add_special_tokens=False).input_ids)
