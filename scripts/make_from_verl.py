@@ -16,8 +16,8 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "from_verl_options.md"
 HEAD = """# veRL's options
 
 What becomes of each option of a command of veRL's ([from_verl.md](from_verl.md)). Options of one meaning share a row. A
-name that ends in `.*` stands for the other options of its group. Options that are translated come first, by group; those
-with [one value](#one-value-or-refused) or [no effect](#no-effect) here follow. Written by `scripts/make_from_verl.py`.
+name that ends in `.*` stands for the other options of its group. Translated options come first, by group; those with
+[one value](#one-value-or-refused) or [no effect](#no-effect) here follow. Written by `scripts/make_from_verl.py`.
 """
 REFUSED = """## One value, or refused
 
