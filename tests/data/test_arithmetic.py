@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl.data.arithmetic import SPLIT_SHARES, ArithmeticProblem, ArithmeticTask, arithmetic_problem, split_of
+from verl.data.arithmetic import ArithmeticTask, arithmetic_problem
+from verl.data.generated import SPLIT_SHARES, GeneratedProblem, split_of
 from verl.rewards.answers import extract_boxed
 
 
@@ -17,7 +18,7 @@ def value(expression: str) -> int:
     return head + sum(int(term) for term in rest)
 
 
-def check_steps(problem: ArithmeticProblem) -> None:
+def check_steps(problem: GeneratedProblem) -> None:
     """Every step is a true equation, its carry comes from the step before, and the digits spell the answer."""
     restated, _, rest = problem.solution.partition(":")
     steps, _, result = rest.partition(";")
@@ -48,7 +49,7 @@ def check_steps(problem: ArithmeticProblem) -> None:
 )
 def test_the_format(kind: str, question: str, solution: str, answer: str):
     a, _, b = question.split()
-    expected = ArithmeticProblem(f"What is {question}?", rf"{solution} \boxed{{{answer}}}", answer, kind)
+    expected = GeneratedProblem(f"What is {question}?", rf"{solution} \boxed{{{answer}}}", answer, kind)
     assert arithmetic_problem(kind, int(a), int(b)) == expected
 
 

@@ -9,7 +9,7 @@ from tokenizers import AddedToken
 
 from tests.vllm_patches import zoo
 from verl.config.errors import ConfigError
-from verl.data.bridges import ANSWER, Bridges
+from verl.data.bridges import ANSWER, Bridges, ProgramBridges
 from verl.data.templates import render_chat
 
 TEMPLATES = yaml.safe_load(Path(__file__).with_name("chat_templates.yaml").read_text())
@@ -120,3 +120,20 @@ def fresh_tokenizer():
     from tiny_tokenizer import make_tiny_tokenizer
 
     return make_tiny_tokenizer(tools=True)
+
+
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [
+        ("```", "\n```output\n42\n```\n"),
+        ("```\n", "```output\n42\n```\n"),
+        # Engines stop at ```output; the token may reach further, or be part of it.
+        ("```\n```output", "\n42\n```\n"),
+        ("```\n```output\n", "42\n```\n"),
+        ("```<|im_end|>", "\n```output\n42\n```\n"),
+    ],
+)
+def test_a_program_is_followed_by_its_output(tiny_tokenizer, end: str, expected: str):
+    turn = tiny_tokenizer(f"print(42)\n{end}").input_ids
+    bridge = ProgramBridges(tiny_tokenizer).after(turn, [{"role": "user", "content": "42"}])
+    assert tiny_tokenizer.decode(bridge) == expected

@@ -101,6 +101,14 @@ def test_a_conversation_that_cannot_be_learned_is_named(tmp_path: Path, messages
         ConversationDataset([str(path)], tokenizer, data_config())
 
 
+def test_a_file_without_conversations_says_which_option_names_them(tmp_path: Path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"question": "1", "answer": "2"}\n')
+    missing = f"{path}: lacks the columns ['messages']; it has ['question', 'answer']; set data.messages_key if they"
+    with pytest.raises(ConfigError, match="^" + re.escape(missing)):
+        ConversationDataset([str(path)], TOKENIZER, data_config())
+
+
 def test_truncation_must_leave_something_to_learn(tmp_path: Path):
     # Else the row counts as a sequence of probability 1 at validation, and a batch of such rows divides by zero.
     path = write_chats(tmp_path / "a.parquet", [chat("1", "2")])

@@ -38,7 +38,11 @@ def shipped() -> dict[str, list[dict[str, Any]]]:
 
 @pytest.mark.parametrize(
     ("task", "sizes"),
-    [("arithmetic", SPLITS), ("arithmetic_tools", {"train": 2048, "test": 128, "sft_train": 8192, "sft_val": 128})],
+    [
+        ("arithmetic", SPLITS),
+        ("arithmetic_tools", {"train": 2048, "test": 128, "sft_train": 8192, "sft_val": 128}),
+        ("word_problems", SPLITS | {"sft_train": 2048}),
+    ],
 )
 def test_the_shipped_files_are_made_again(task: str, sizes: dict[str, int], tmp_path: Path):
     main([task.replace("_", "-"), "--out", str(tmp_path)])

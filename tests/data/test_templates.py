@@ -17,6 +17,14 @@ from verl.rewards import compute_score
 
 BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
 
+TORA = (
+    "Integrate step-by-step reasoning and Python code to solve math problems using the following guidelines:\n\n"
+    "- Analyze the question and write functions to solve the problem; the function should not take any arguments.\n"
+    "- Present the final result in LaTeX using a `\\boxed{}` without any units.\n"
+    "- Utilize the `pi` symbol and `Rational`` from Sympy for $\\pi$ and fractions, and simplify all fractions and "
+    "square roots without converting them to decimal values.\n\nHere are some examples you may refer to:\n\n---\n\n"
+)
+
 
 class CharacterTokenizer:
     """One token per character; a beginning token 1, where ``bos``, and an end token 2 that it adds by itself."""
@@ -51,6 +59,16 @@ def rendered(template: str, question: str, demonstrations: list[tuple[str, str]]
         ("wizard_zs", "### Instruction:\nWhat is {1}?\n\n### Response: Let's think step by step."),
         ("numina", "### Problem: What is {1}?\n### Solution:"),
         ("mistral", f"[INST] What is {{1}}?\n{BOXED} [/INST]"),
+        ("pal", "Question: What is {1}?\n\n"),
+        ("jiuzhang_tora", "## Question\nWhat is {1}?\n\n## Code Solution\n"),
+        ("tora", f"{TORA}<|user|>\nWhat is {{1}}?\n<|assistant|>\n"),
+        ("tool-integrated", f"{TORA}Question: What is {{1}}?\n\nSolution:\n"),
+        (
+            "qwen25-math-tir",
+            "<|im_start|>system\nPlease integrate natural language reasoning with programs to solve the problem above, "
+            "and put your final answer within \\boxed{}.<|im_end|>\n<|im_start|>user\nWhat is {1}?<|im_end|>\n"
+            "<|im_start|>assistant\n",
+        ),
     ],
 )
 def test_prompts(template: str, prompt: str):
@@ -99,7 +117,7 @@ def test_every_template_holds_the_question_once(name: str):
     assert text.index("1 + 1") < text.index("3 + 4")
     assert "{" not in text.replace("boxed{}", "")
     # Texts of our own templates are recognised, but for a question with an instruction and nothing more.
-    bare = name in ("raw", "plain", "plain-boxed", "mathstral")
+    bare = name in ("raw", "plain", "plain-boxed", "mathstral", "pal")
     assert (template_marker(rendered(name, "What is 3 + 4?")) is None) == bare
 
 
@@ -159,9 +177,13 @@ def test_demonstrations_are_right():
         "formulas": ["7", r"\frac{1}{6}", r"(-\infty, 1) \cup (1, 5]", r"2\sqrt{2}"],
         "choices": ["C", "B", "D"],
         "chinese": ["51", "40", r"\frac{3}{2}"],
+        "output": ["384", "4.302775637731995"],
     }
-    assert answers.keys() == DEMONSTRATIONS.keys()
-    for name, shown in DEMONSTRATIONS.items():
+    # tests/rollout/test_programs.py runs the others.
+    assert answers.keys() == DEMONSTRATIONS.keys() - {"solution"}
+    for name in answers:
+        shown = DEMONSTRATIONS[name]
         found = [compute_score("math", answer, truth) for (_, answer), truth in zip(shown, answers[name], strict=True)]
         assert [score["score"] for score in found] == [1.0] * len(shown)
-    assert {benchmark.demonstrations for benchmark in BENCHMARKS.values()} == {*DEMONSTRATIONS, None}
+    used = {benchmark.demonstrations for benchmark in BENCHMARKS.values()}
+    assert used | {template.python or None for template in TEMPLATES.values()} == {*DEMONSTRATIONS, None}

@@ -119,6 +119,28 @@ def test_a_tensor_parallel_engine_and_rank_metrics(tiny_model, benchmarks, whole
     run.assert_no_shared_memory()
 
 
+@pytest.mark.nightly
+def test_a_reward_model_reranks(tiny_model, reward_model, benchmarks, whole, tmp_path):
+    shutil.copytree(whole, tmp_path / "out")
+    command = [*overrides(tiny_model, benchmarks, tmp_path / "out"), f"reward_model.path={reward_model}"]
+    command.append("reward_model.max_length=512")
+    run = Evaluation(command, tmp_path / "log")
+    assert run.finish() == 0, run.log.read_text()
+    assert f"the reward model reads {PROBLEMS * N} responses" in run.log.read_text()
+    (task,) = (tmp_path / "out").glob("*/step_0/sums/T1")
+    scores = [line["score"] for line in lines(task / "reward_model.jsonl")[1:]]
+    assert len(scores) == PROBLEMS * N and len(set(scores)) > PROBLEMS
+    figures = json.loads((task / "results.json").read_text())["figures"]
+    assert figures["rm_at_k"]["1"]["value"] == pytest.approx(figures["pass_at_k"]["1"]["value"])
+    assert 0 <= figures["rm_at_k"]["8"]["low"] <= figures["rm_at_k"]["8"]["high"] <= 1
+    # Its score of a response does not depend on what it is read with.
+    options = ["reward_model.max_length=511", "reward_model.micro_batch_size=3", "trainer.n_gpus_per_node=2"]
+    second = Evaluation([*command[:-1], *options], tmp_path / "log2")
+    assert second.finish() == 0, second.log.read_text()
+    again = [line["score"] for line in lines(task / "reward_model.jsonl")[1:]]
+    assert again == pytest.approx(scores, abs=1e-4)
+
+
 def always_ending_model(source: Path, folder: Path) -> Path:
     """A base model: it repeats ``<|im_end|>``, and its own end-of-sequence token is another."""
     shutil.copytree(source, folder)

@@ -2,15 +2,11 @@
 
 import re
 from functools import cache
-from pathlib import Path
 
 import pytest
-import torch
 from conftest import ROOT, small_overrides
 from transformers import (
-    AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
-    AutoTokenizer,
 )
 
 from tests.e2e.runs import Run, records
@@ -55,15 +51,6 @@ EXPERIMENTS = {
     "released_code": ["algorithm=remax", "reward_model.enable=true", "trainer.except_save=[1]", "rollout.n=1"],
 }
 """Name -> what is tried with it, beyond the small run."""
-
-
-@pytest.fixture(scope="module")
-def reward_model(tiny_model, tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("judge")
-    torch.manual_seed(0)
-    AutoModelForSequenceClassification.from_pretrained(tiny_model, num_labels=1).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(tiny_model).save_pretrained(folder)
-    return folder
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,10 @@ def test_conversations_are_stored_as_the_policy_said_them(
             len(tiny_tokenizer(f"<|user|>say {n}<|im_end|><|assistant|>").input_ids) for n in range(1, len(said))
         )
         assert sample.num_tokens == len(sample.token_ids) - written
+        parts = sample.conversation
+        assert [part["by"] for part in parts] == (["policy", "environment"] * len(said))[: 2 * len(said) - 1]
+        assert "".join(part["text"] for part in parts) == whole
+        assert all(("say" in part["text"]) == (part["by"] == "environment") for part in parts)
     assert heard > 12
 
 

@@ -5,6 +5,7 @@ import io
 import json
 import math
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib.image
@@ -27,6 +28,7 @@ from verl.evaluation.progress import EvaluationDisplay
 from verl.evaluation.report.figures import draw_plots, label_styles, pass_figure, write_figures
 from verl.evaluation.report.publish import publish, write_results
 from verl.evaluation.report.tables import comparison_table, csv_text, markdown, overview_table
+from verl.evaluation.reranking import with_scores
 from verl.evaluation.results import ProblemResult, TaskResult, result_folder, row_labels, safe_name, write_result
 from verl.evaluation.statistics import summarise
 from verl.utils.portable import printable
@@ -44,6 +46,8 @@ def test_labels_name_the_temperature_only_if_needed():
 def test_files_of_a_result(tmp_path: Path):
     metrics = {"Effective Rank": [1.5, math.inf], "Curvature": [0.1, 0.2]}
     (measured,) = with_metrics(result(["cw"]), metrics).problems
+    said = [{"by": "policy", "text": "2 × 3?"}, {"by": "environment", "text": "6"}]
+    measured.samples[1] = replace(measured.samples[1], conversation=said)
     written = result([measured, problem(1, ""), problem(2, "n")])
     folder = write_result(tmp_path, written, {"pass@1": 0.25, "undefined": math.nan})
     assert folder == tmp_path / "grpo" / "step_0" / "aime24" / "T1"
@@ -58,9 +62,11 @@ def test_files_of_a_result(tmp_path: Path):
     rows = pq.read_table(folder / "samples.parquet").to_pylist()
     given = {"problem": 0, "sample": 0, "response": "So it is \\boxed{7}.", "num_tokens": 10, "truncated": False}
     verdict = {"correct": True, "answer": "7", "reason": "correct", "reward_extra_info": None}
+    verdict |= {"conversation": None, "score": None}
     assert rows[0] == given | verdict | {"metric/Effective Rank": 1.5, "metric/Curvature": 0.1}
     assert list(rows[0])[:2] == ["problem", "sample"]
     found = [(row["problem"], row["sample"], row["reason"], row["metric/Effective Rank"]) for row in rows[1:]]
+    assert json.loads(rows[1]["conversation"]) == said
     # A sample without a metric has null.
     assert found == [(0, 1, "wrong", math.inf), (2, 0, "no_answer", None)]
 
@@ -116,6 +122,11 @@ def test_markdown_compares_runs_on_benchmarks():
     assert "| amc23 | grpo@300 | 50.0 [21.5, 78.5] |" in table_lines(text, "maj@k")
     assert "| aime24 | grpo@0 | 16 | 0 | 2 | 10.0 | 0.0 | 0.0 | 8 | 24 |" in table_lines(text, "Responses and verdicts")
     assert "Rank metrics" not in text
+    assert "rm@" not in text.partition("## pass@1")[2]
+    scores = {(0, 0): 1.0, (0, 1): 0.0, (1, 0): 1.0, (1, 1): 0.0}
+    scored = markdown(summarise([with_scores(result(["cw", "wc"]), scores)]))
+    assert table_lines(scored, "rm@k")[2] == "| aime24 | grpo@0 | 50.0 [0.0, 100.0] |"
+    assert table_lines(scored, "rm_maj@k")[2] == "| aime24 | grpo@0 | 50.0 [0.0, 100.0] |"
     measured = with_metrics(result(["cw"]), {"Effective Rank": [12.345678, 2.0]})
     lines = table_lines(markdown(summarise([measured])), "Rank metrics (means)")
     assert lines[2] == "| aime24 | grpo@0 | Effective Rank | 7.173 | 12.35 | 2 |"

@@ -11,6 +11,7 @@ import pytest
 
 from tests.evaluation.example_tasks import evaluation_config, make_task
 from verl.config import ConfigError
+from verl.evaluation import scoring
 from verl.evaluation.results import REASONS, TaskResult, sample_table
 from verl.evaluation.scoring import reason_code, score_samples, verdict_settings
 from verl.evaluation.store import StoredSample
@@ -97,6 +98,22 @@ def test_samples_and_verdicts_become_a_result(score):
         ("9", True, "correct", 11, True),
     ]
     assert result.problems[0].samples[0].metrics == {"Effective Rank": 2.0}
+
+
+def test_programs_run_before_their_answers_are_verified(task, score, monkeypatch):
+    monkeypatch.setattr(scoring, "with_solutions", lambda texts: [f"{text} returns 4" for text in texts])
+    result, _ = score(task=replace(task, target=replace(task.target, template="pal")))
+    assert correct(result) == [True, True, False, True]
+    # What is kept is what the model said.
+    assert result.problems[0].samples[0].response == "it is \\boxed{4}"
+
+    def broken(texts: list[str]) -> list[str]:
+        raise RuntimeError("bubblewrap: no sandbox")
+
+    monkeypatch.setattr(scoring, "with_solutions", broken)
+    (task.folder / "verdicts.jsonl").unlink()
+    with pytest.raises(ConfigError, match="^sums: cannot be scored: bubblewrap: no sandbox"):
+        score(task=replace(task, target=replace(task.target, template="pal")))
 
 
 def test_verdicts_are_kept_and_a_killed_scoring_resumes(task, score):

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.evaluation.example_results import problem, result, with_metrics
+from verl.evaluation.reranking import with_scores
 from verl.evaluation.statistics import (
     AVERAGE,
     bootstrap_means,
@@ -61,6 +62,9 @@ def test_a_macro_average_gives_every_benchmark_the_same_weight():
     # In an average the parts' widths add up in squares: 0.2425 / 2 upwards of the one, 0.049 of the other.
     (estimate,) = macro_estimates([values[0], torch.zeros(12, 1)], [1, 2], shares=True)
     assert (estimate.low, estimate.high) == pytest.approx((0.201, 0.25 + math.hypot(0.121247, 0.049)), abs=5e-3)
+    for n in range(2, 200):
+        none, every = macro_estimates([torch.tensor([[0.0, 1.0]]).expand(n, 2)], [0], 10, shares=True)
+        assert none.low == 0 and every.high == 1  # not -1e-17, which tables show as -0.0
     # One problem has no interval.
     (estimate,) = macro_estimates([torch.tensor([[0.25]]), torch.tensor([[0.5], [1.0]])], [0, 0])
     assert estimate.value == 0.5 and math.isnan(estimate.low) and math.isnan(estimate.high)
@@ -95,12 +99,30 @@ def value(row, k: int) -> float:
     return row.pass_at_k[k].value
 
 
+def test_a_reward_model_chooses():
+    # It prefers the only correct one of the first problem, and a wrong one of the second.
+    scores = {(0, 0): 9.0, (0, 1): 0.0, (0, 2): 0.0, (1, 2): 9.0, (1, 0): -9.0, (1, 1): -9.0}
+    scored = with_scores(result(["cww", "ccw"]), scores)
+    (row,) = summarise([scored]).rows
+    # Of 2 among 3 the best is among the choice in 2 of 3.
+    assert [row.rm_at_k[k].value for k in (1, 2, 3)] == pytest.approx([1 / 2, (2 / 3 + 1 / 3) / 2, 1 / 2])
+    # sigmoid(9) against twice 1/2; twice sigmoid(-9) against sigmoid(9); votes without weights elect the other ones.
+    assert (row.rm_maj_at_k[3].value, row.maj_at_k[3].value) == (0.0, 0.5)
+    assert (row.rm_at_k[3].low, row.rm_at_k[3].high) == (0.0, 1.0)
+    # A sample that was not generated is chosen last; averages hold what every benchmark has.
+    summary = summarise([scored, with_scores(result(["cww"], benchmark="amc23"), {(0, 1): -99.0})])
+    assert summary.row("grpo@0", "amc23").rm_at_k[3].value == 0.0
+    assert summary.averages[0].rm_at_k[3].value == 0.25
+    assert summarise([scored, result(["cww"], benchmark="amc23")]).averages[0].rm_at_k == {}
+
+
 def test_figures_of_one_result():
     (row,) = summarise([result(["cwww", "cccn", "wwww"])]).rows
     # per problem pass@1: 1/4, 3/4, 0; pass@2: 1/2, 1, 0
     assert [value(row, k) for k in (1, 2, 4)] == pytest.approx([1 / 3, 1 / 2, 2 / 3])
     # votes of 4: 8 wins; 7 wins (one abstains); 8 wins
     assert [row.maj_at_k[k].value for k in (1, 4)] == pytest.approx([1 / 3, 1 / 3])
+    assert row.rm_at_k == row.rm_maj_at_k == {}
     assert (row.num_problems, row.num_missing, row.samples) == (3, 0, (4, 4))
     assert (row.mean_tokens, row.truncation_rate) == (10.0, pytest.approx(1 / 12))
     assert row.reasons == {"correct": 4, "wrong": 7, "no_answer": 1}

@@ -108,7 +108,8 @@ def test_arguments_of_the_chat_template_are_part_of_the_settings(configure, tiny
 
 
 def test_few_shot_examples_only_if_asked_for_and_known(configure, tasks_of):
-    assert few_shot_examples("mine") == [] != few_shot_examples("gsm8k")
+    assert few_shot_examples("mine", "qwen") == [] != few_shot_examples("gsm8k", "qwen")
+    assert "def solution():" in few_shot_examples("mine", "pal")[0][1]
     (bare,) = tasks_of(configure("data.few_shot=False"), "question-answer", name="gsm8k")
     (full,) = tasks_of(configure("data.few_shot=True"), "question-answer", name="gsm8k")
     assert (bare.settings["few_shot"], full.settings["few_shot"]) == (False, True)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import distribute_tensor
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, GPT2Config
+from transformers import AutoModelForSequenceClassification, GPT2Config
 
 from tests.conftest import changed
 from tests.models.models_in_worlds import example
@@ -18,19 +18,6 @@ from verl.models.checks import check_value_architecture
 from verl.models.loading import load_sharded_value_model
 from verl.models.tokenizer import reward_model_batch
 from verl.workers.critic import Critic, RewardModel, scored_positions
-
-
-@pytest.fixture(scope="module")
-def reward_model(tiny_model: Path, tmp_path_factory) -> Path:
-    """A sequence classification model of the tiny one's body and a random head."""
-    folder = tmp_path_factory.mktemp("reward_model")
-    torch.manual_seed(0)
-    model = AutoModelForSequenceClassification.from_pretrained(tiny_model, num_labels=1)
-    with torch.no_grad():
-        model.score.weight.normal_()
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(tiny_model).save_pretrained(folder)
-    return folder
 
 
 def value_batch(batch: Batch, values: torch.Tensor) -> Batch:

@@ -1,12 +1,12 @@
 """Small worlds of real processes joined by gloo, without Ray and without a rollout engine."""
 
 import multiprocessing
-import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from verl.single_controller.network import free_port
 from verl.utils.distributed import WorkerPlace, join_world
 
 
@@ -27,9 +27,7 @@ def world(size: int) -> Iterator[World]:
     """A world of ``size`` processes, forks of one that has imported what tests run, which takes seconds."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.models.sharding_cases", "tests.models.models_in_worlds"])
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    port = free_port()
     with ExitStack() as stack:
         places = [WorkerPlace(rank, size, "127.0.0.1", port, "cpu", 1) for rank in range(size)]
         yield World(

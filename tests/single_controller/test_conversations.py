@@ -144,7 +144,7 @@ def converse(tiny_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[.
     ) -> Batch:
         turns = replace(shipped_config().rollout.multi_turn, enable=True, environment="mine:Env", **options)
         environment = environment or Environment()
-        setup = ConversationSetup(turns, LENGTH, tiny_tokenizer, {}, [], environment, max_length)
+        setup = ConversationSetup(turns, LENGTH, tiny_tokenizer, {}, [], environment, max_length=max_length)
         return generate_responses(
             engines or Engines(), 1, PROMPTS, SAMPLING, 3, LENGTH, deterministic, conversations=setup
         )

@@ -66,6 +66,13 @@ def test_hostile_text_ends_no_element():
     assert response["extra"] == '{"chars": 7, "parts": ["\ud800", null], "loss": null}'
 
 
+def test_a_conversation_shows_what_the_environment_said():
+    said = [{"by": "policy", "text": "2 × 3?"}, {"by": "environment", "text": "6"}, {"by": "policy", "text": "Six."}]
+    answered = sample("c", response="2 × 3?\nSix.", conversation=said)
+    cell = Page([result([ProblemResult(0, "q", "a", [answered])])]).record(0)["cells"][0][0]
+    assert cell["text"] == ["2 × 3?\n┌ environment\n6\n└\nSix.", ""]
+
+
 def test_long_responses_lose_their_middle():
     text = "begin " + "x" * 1_000_000 + " end \U0001f600"
     page = Page([of_one_problem(text)])

@@ -238,6 +238,15 @@ def test_tokens_and_prefixes_are_kept_for_those_that_are_shown(tmp_path: Path):
     assert second["tokens"]["prefixes"] == [[]]
 
 
+def test_ground_truths_are_shown_as_text_not_as_json(tmp_path: Path):
+    folder = write_run(tmp_path / "run", samples=False)
+    truths = {r'"\\frac{1}{2}"': r"\frac{1}{2}", '["7", "8"]': '["7", "8"]', "no {json": "no {json"}
+    rows = [response(uid, 0, True, ground_truth=truth) for uid, truth in enumerate(truths)]
+    write_samples(folder, "val", 0, rows)
+    page = Page(folder)
+    assert {page.record(i)["truth"] for i in range(3)} == set(truths.values())
+
+
 @pytest.mark.parametrize("damaged", [False, True])
 def test_a_conversation_shows_who_speaks_without_colour(tmp_path: Path, damaged: bool):
     folder = write_run(tmp_path / "run", samples=False)

@@ -1,7 +1,6 @@
 """Processes in which engines start, and the models and prompts that their tests share."""
 
 import os
-import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from tests.vllm_patches import engines, zoo
+from verl.single_controller.network import free_port
 
 QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "TORCHDYNAMO_DISABLE": "1"}
 IN_PROCESS = QUIET | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
@@ -35,9 +35,7 @@ def process(environment: dict[str, str], count: int = 1) -> Iterator[ProcessPool
 
 def on_two_ranks(function: Callable[..., Any], *arguments: Any) -> list[engines.Outcome]:
     """What two processes return that call the function together, as :func:`engines.one_of_two_ranks`."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     with process(IN_PROCESS | {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}, count=2) as pool:
         ranks = [pool.submit(engines.one_of_two_ranks, rank, port, function, *arguments) for rank in (0, 1)]
         return [rank.result() for rank in ranks]

@@ -7,49 +7,23 @@ from typing import Annotated, Literal
 from omegaconf import DictConfig
 
 from verl.config.checks import Group, NotNegativeInt, PositiveInt, rule, within
-from verl.config.common import FSDPConfig, LoraConfig, ModelConfig
-from verl.config.evaluation import EvaluationConfig, complete_runs
+from verl.config.common import ModelConfig
+from verl.config.evaluation import EvaluationConfig, ReadingModelConfig, complete_runs
 from verl.config.load import parse_config
 
 Pair = Annotated[list[str], rule(lambda pair: len(pair) == 2, "a pair is two metrics, x and y")]
 
 
 @dataclass(frozen=True)
-class ReadingPolicyConfig(Group):
+class ReadingPolicyConfig(ReadingModelConfig):
     """The model that reads the responses again: for log-probabilities, entropies and hidden states."""
 
-    param_dtype: Literal["auto", "float32", "bfloat16"]
-    """Precision of matrix products; ``auto`` is float32 on a CPU and bfloat16 on a GPU."""
-    attn_implementation: str
-    """Attention kernel by its ``transformers`` name: ``sdpa``, ``eager``, ``flash_attention_2``, ..."""
-    micro_batch_size: PositiveInt
-    """Responses read at once by each worker, at least 1."""
     logits_chunk_size: NotNegativeInt
     """Tokens whose logits are in memory at the same time; 0: all of a micro-batch."""
-    fsdp: FSDPConfig
 
     def model_config(self, path: str, trust_remote_code: bool, on_cpu: bool) -> ModelConfig:
         """How the model at ``path`` is held."""
-        dtype = self.param_dtype
-        if dtype == "auto":
-            dtype = "float32" if on_cpu else "bfloat16"
-        return ModelConfig(
-            path=path,
-            override_config={},
-            param_dtype=dtype,
-            logits_dtype="auto",
-            attn_implementation=self.attn_implementation,
-            trust_remote_code=trust_remote_code,
-            gradient_checkpointing=False,
-            use_remove_padding=False,
-            share_prompts=False,
-            use_liger=False,
-            ulysses_sequence_parallel_size=1,
-            logits_chunk_size=self.logits_chunk_size,
-            lora=LoraConfig(rank=0, alpha=1.0, target_modules=["all-linear"], dropout=0.0),
-            lora_adapter_path=None,
-            fsdp=self.fsdp,
-        )
+        return replace(super().model_config(path, trust_remote_code, on_cpu), logits_chunk_size=self.logits_chunk_size)
 
 
 @dataclass(frozen=True)
@@ -109,6 +83,7 @@ class AnalysisConfig(EvaluationConfig):
         self.require(options.layer in layers, "analysis.layer", f"must be one of calculator.layers={layers}")
         fix = "pairs of responses need several; set n_sampling to at least 2, or analysis.mode=exploit"
         self.require(self.n_sampling > 1 or not options.per_prompt, "n_sampling", fix)
+        self.require(self.reward_model.path is None, "reward_model.path", "an analysis has no use for one; set null")
         clash = {Path(name).stem for name in options.prompt_files} & set(self.benchmarks)
         self.require(not clash, "analysis.prompt_files", "a file is named like a benchmark; rename it")
 

@@ -17,10 +17,20 @@ from verl.config.checks import (
     require,
     rule,
 )
-from verl.config.common import Device, MachineOptions, Seed, Temperature, WorkersPerMachine, check_divides
+from verl.config.common import (
+    Device,
+    FSDPConfig,
+    LoraConfig,
+    MachineOptions,
+    ModelConfig,
+    Seed,
+    Temperature,
+    WorkersPerMachine,
+    check_divides,
+)
 from verl.config.data import ChatArguments
 from verl.config.load import parse_config
-from verl.config.rewards import RewardScoreConfig
+from verl.config.rewards import RewardModelConfig, RewardScoreConfig
 from verl.config.rollout import EngineConfig, MultiTurnConfig, SamplingFilters
 
 LAST = -1
@@ -87,6 +97,62 @@ class EvaluationEngineConfig(EngineConfig):
 
 
 @dataclass(frozen=True)
+class ReadingModelConfig(Group):
+    """A model that reads responses."""
+
+    param_dtype: Literal["auto", "float32", "bfloat16"]
+    """Precision of matrix products; ``auto`` is float32 on a CPU and bfloat16 on a GPU."""
+    attn_implementation: str
+    """Attention kernel by its ``transformers`` name: ``sdpa``, ``eager``, ``flash_attention_2``, ..."""
+    micro_batch_size: PositiveInt
+    """Responses read at once by each worker, at least 1."""
+    fsdp: FSDPConfig
+
+    def model_config(self, path: str, trust_remote_code: bool, on_cpu: bool) -> ModelConfig:
+        """How the model at ``path`` is held."""
+        dtype = self.param_dtype
+        if dtype == "auto":
+            dtype = "float32" if on_cpu else "bfloat16"
+        return ModelConfig(
+            path=path,
+            override_config={},
+            param_dtype=dtype,
+            logits_dtype="auto",
+            attn_implementation=self.attn_implementation,
+            trust_remote_code=trust_remote_code,
+            gradient_checkpointing=False,
+            use_remove_padding=False,
+            share_prompts=False,
+            use_liger=False,
+            ulysses_sequence_parallel_size=1,
+            logits_chunk_size=0,
+            lora=LoraConfig(rank=0, alpha=1.0, target_modules=["all-linear"], dropout=0.0),
+            lora_adapter_path=None,
+            fsdp=self.fsdp,
+        )
+
+
+@dataclass(frozen=True)
+class RerankingConfig(ReadingModelConfig):
+    """A reward model that chooses among the responses to a problem: rm@k, and votes weighted by its scores."""
+
+    path: str | None
+    """As ``reward_model.model.path`` in training: a sequence classification model with one output, with its own
+    tokenizer and chat template, which reads the question and the response. Null: none."""
+    trust_remote_code: bool
+    """Allow code shipped inside the model folder to run."""
+    max_length: PositiveInt
+    """Most tokens of question and response; longer texts lose their first tokens."""
+
+    def held(self, on_cpu: bool) -> RewardModelConfig:
+        """How workers hold the model."""
+        assert self.path is not None, "there is a reward model"
+        model = self.model_config(self.path, self.trust_remote_code, on_cpu)
+        sizes = {"micro_batch_size_per_gpu": self.micro_batch_size, "max_length": self.max_length}
+        return RewardModelConfig(enable=True, model=model, rule_weight=0.0, weight=1.0, **sizes)
+
+
+@dataclass(frozen=True)
 class EvaluationTrainerConfig(MachineOptions):
     """The workers and the output."""
 
@@ -130,6 +196,7 @@ class EvaluationConfig(SamplingFilters):
     rollout: EvaluationEngineConfig
     calculator: CalculatorConfig
     reward_score: RewardScoreConfig
+    reward_model: RerankingConfig
     trainer: EvaluationTrainerConfig
 
     def check(self) -> None:

@@ -11,14 +11,11 @@ The third number of a step is the carry (or borrow) and equals a digit of the st
 task learnable in a few hundred steps: everything that the model must copy is at one of a few distances.
 """
 
-import hashlib
 import random
 from dataclasses import dataclass
 
 from verl.config.checks import require
-
-SPLIT_SHARES = {"train": 12, "sft_train": 12, "test": 4, "sft_val": 4}
-"""Split name -> its share of all questions, in 32nds."""
+from verl.data.generated import GeneratedProblem, draw_split
 
 MAX_DIGITS = 9
 """Maximum number of digits of an operand."""
@@ -28,20 +25,6 @@ MIXTURE = {"sum": 0.8, "difference": 1.4, "product": 1.4}
 """Kind of problem -> its relative weight."""
 
 SIGNS = {"sum": "+", "difference": "-", "product": "*"}
-
-
-@dataclass(frozen=True)
-class ArithmeticProblem:
-    """One question with its worked solution."""
-
-    question: str
-    """For example ``What is 4821 + 377?``."""
-    solution: str
-    """The worked steps, ending in ``\\boxed{answer}``; one line of printable ASCII."""
-    answer: str
-    """The result, a non-negative integer in decimal without leading zeros."""
-    kind: str
-    """``sum``, ``difference`` or ``product``."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +46,7 @@ class ArithmeticTask:
         for name, (low, high) in vars(self).items():
             require(1 <= low <= high <= MAX_DIGITS, name, (low, high), f"must satisfy 1 <= low <= high <= {MAX_DIGITS}")
 
-    def draw(self, rng: random.Random) -> ArithmeticProblem:
+    def draw(self, rng: random.Random) -> GeneratedProblem:
         """One problem; consumes ``rng``."""
         kind = rng.choices(list(MIXTURE), weights=list(MIXTURE.values()))[0]
         digits: tuple[int, int] = getattr(self, f"{kind}_digits")
@@ -71,41 +54,12 @@ class ArithmeticTask:
         b = rng.randint(2, 9) if kind == "product" else _draw_operand(rng, digits)
         return arithmetic_problem(kind, *((max(a, b), min(a, b)) if kind == "difference" else (a, b)))
 
-    def split(self, name: str, size: int, seed: int) -> list[ArithmeticProblem]:
-        """``size`` problems with distinct questions, of the split ``name``, a key of ``SPLIT_SHARES``.
-
-        The split of a question depends on the question alone (``split_of``), so two splits never share a question,
-        whatever their seeds, sizes and tasks. A larger ``size`` extends the list of a smaller one. Raises
-        ``ValueError`` for an unknown split or if the task has too few distinct questions.
-        """
-        require(name in SPLIT_SHARES, "split", name, f"must be one of {', '.join(SPLIT_SHARES)}")
-        require(size >= 0, "size", size, "must be at least 0")
-        rng = random.Random(f"arithmetic/{name}/{seed}")
-        problems: dict[str, ArithmeticProblem] = {}
-        misses = 0
-        while len(problems) < size:
-            problem = self.draw(rng)
-            if split_of(problem.question) == name and problem.question not in problems:
-                problems[problem.question] = problem
-                misses = 0
-            else:
-                misses += 1
-                fix = f"only {len(problems)} distinct questions found; raise the operands' digits or ask for fewer"
-                require(misses < 10_000, f"size of {name}", size, fix)
-        return list(problems.values())
+    def split(self, name: str, size: int, seed: int) -> list[GeneratedProblem]:
+        """``size`` problems of the split ``name``, as of ``draw_split``."""
+        return draw_split("arithmetic", self.draw, name, size, seed)
 
 
-def split_of(question: str) -> str:
-    """The split of ``question``, decided by a hash of its text."""
-    bucket = hashlib.blake2b(question.encode(), digest_size=8).digest()[0] % sum(SPLIT_SHARES.values())
-    for name, share in SPLIT_SHARES.items():
-        if bucket < share:
-            return name
-        bucket -= share
-    raise AssertionError("buckets cover all shares")
-
-
-def arithmetic_problem(kind: str, a: int, b: int) -> ArithmeticProblem:
+def arithmetic_problem(kind: str, a: int, b: int) -> GeneratedProblem:
     """The problem ``a + b``, ``a - b`` with ``a >= b``, or ``a * b`` with one digit ``b``; all at least 0."""
     assert 0 <= b <= {"sum": b, "difference": a, "product": 9}[kind] and a >= 0, (kind, a, b)
     sign, width = SIGNS[kind], max(len(str(a)), len(str(b)))
@@ -124,7 +78,7 @@ def arithmetic_problem(kind: str, a: int, b: int) -> ArithmeticProblem:
     assert int(digits) == answer, (kind, a, b, digits)
     restated = f"{left}{sign}{b if sign == '*' else right}"
     solution = f"{restated}:{','.join(steps)};{digits} \\boxed{{{answer}}}"
-    return ArithmeticProblem(f"What is {a} {sign} {b}?", solution, str(answer), kind)
+    return GeneratedProblem(f"What is {a} {sign} {b}?", solution, str(answer), kind)
 
 
 def _sum_step(x: int, y: int, carry: int) -> tuple[str, int, int]:

@@ -82,5 +82,29 @@ class Bridges:
         return render_chat_text(messages, self.tokenizer, self.chat_arguments, generation_prompt)
 
     def _ids(self, text: str) -> list[int]:
-        # A tool may return half of a surrogate pair, which a model can write in JSON and no tokenizer reads.
-        return list(self.tokenizer(text.encode(errors="replace").decode(), add_special_tokens=False).input_ids)
+        return _ids(self.tokenizer, text)
+
+
+class ProgramBridges:
+    """Tokens between a turn that ends in a program, by a template of text, and what follows its output.
+
+    Most turns end in ``BEGUN``, at which engines stop; it is not written twice.
+    """
+
+    BEGUN = "```output"
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer = tokenizer
+
+    def after(self, turn: Sequence[int], messages: Sequence[Message]) -> list[int]:
+        """The tokens behind the tokens of a ``turn``: the messages in a block that begins with ``BEGUN``."""
+        said = str(self.tokenizer.decode(list(turn), skip_special_tokens=True))
+        text = "" if said.endswith("\n") else "\n"
+        text += "" if said.rstrip().endswith(self.BEGUN) else f"{self.BEGUN}\n"
+        text += "\n".join(message["content"] for message in messages)
+        return _ids(self.tokenizer, f"{text}\n```\n")
+
+
+def _ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    # A tool may return half of a surrogate pair, which a model can write in JSON and no tokenizer reads.
+    return list(tokenizer(text.encode(errors="replace").decode(), add_special_tokens=False).input_ids)

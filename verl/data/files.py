@@ -1,5 +1,7 @@
 """Rows of data files, local or on the Hugging Face hub."""
 
+import csv
+import io
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -138,6 +140,24 @@ def read_json_lines(path: Path) -> list[tuple[int, Row]]:
     lines = _text(path).split("\n")
     places = [(number, line, f"{path}, line {number}") for number, line in enumerate(lines, start=1) if line.strip()]
     return [(number, _row(_parse(line, place), place)) for number, line, place in places]
+
+
+def read_csv(path: Path) -> list[Row]:
+    """The rows of a table whose first line names its columns; all values are texts.
+
+    Raises:
+        ConfigError: the file cannot be read, is not UTF-8 text, or a row has other columns.
+    """
+    try:
+        reader = csv.DictReader(io.StringIO(_text(path), newline=""), strict=True)
+        rows = list(reader)
+    except csv.Error as error:
+        raise ConfigError(f"{path}: is no table of comma-separated values: {error}; {_FIX}") from error
+    for number, row in enumerate(rows, start=1):
+        if None in row or None in row.values():
+            columns = len(reader.fieldnames or [])
+            raise ConfigError(f"{path}, row {number}: has not the {columns} columns of the first line; {_FIX}")
+    return rows
 
 
 def _read_jsonl(path: Path) -> list[Row]:

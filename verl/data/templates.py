@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from jinja2 import TemplateError
@@ -35,6 +35,7 @@ class Template:
     joint: str = "\n\n"
     stops: Sequence[str] = ()
     chat: bool = False
+    python: Literal["", "output", "solution"] = ""
 
     @property
     def instruction(self) -> str:
@@ -175,7 +176,7 @@ def _rendered(
 
 _MARKERS = re.compile(
     r"<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>|<｜User｜>|<\|user\|>|\[INST\]|\[Round 0\] USER:"
-    r"|\AA conversation between User and Assistant\."
+    r"|\AA conversation between User and Assistant\.|\AIntegrate step-by-step reasoning|\A## Question\n"
     r"|\A(Question|Problem|User|Human|### Instruction|### Problem):.*"
     r"\n *(Answer|Solution|Assistant|### Response|### Solution):",
     re.DOTALL,

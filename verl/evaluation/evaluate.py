@@ -12,9 +12,10 @@ from verl.config.evaluation import EvaluationConfig
 from verl.evaluation.generation import generate_target
 from verl.evaluation.progress import displayed
 from verl.evaluation.report.publish import publish
+from verl.evaluation.reranking import Judge, load_reward_model, score_by_reward_model, with_scores
 from verl.evaluation.results import TaskResult
 from verl.evaluation.scoring import score_samples
-from verl.evaluation.store import copy_samples
+from verl.evaluation.store import SampleKey, copy_samples
 from verl.evaluation.targets import Target
 from verl.evaluation.tasks import EvaluationTask, Job, prepare
 from verl.rank.own_metrics import own_measures
@@ -38,6 +39,7 @@ def run_evaluation(config: EvaluationConfig) -> None:
         if job is None:
             return
         session, count = job.session, len(job.tokenizers)
+        judge = load_reward_model(config, session.device_type) if config.reward_model.path is not None else None
         with run_lock(job.folder):
             results: list[TaskResult] = []
             # The verifiers' processes start with the first sample to score.
@@ -46,15 +48,21 @@ def run_evaluation(config: EvaluationConfig) -> None:
                 for place, target in enumerate(job.tokenizers, start=1):
                     title = f"{target.label} ({place}/{count})" if count > 1 else target.label
                     with display.recorded(target.label):
-                        results += _evaluate_target(job, target, title, verifiers, earlier)
+                        results += _evaluate_target(job, target, title, verifiers, earlier, judge)
             if results:
                 publish(job.folder, results, config, display)
 
 
 def _evaluate_target(
-    job: Job, target: Target, title: str, verifiers: VerifierPool, earlier: dict[Target, list[EvaluationTask]]
+    job: Job,
+    target: Target,
+    title: str,
+    verifiers: VerifierPool,
+    earlier: dict[Target, list[EvaluationTask]],
+    judge: Judge | None,
 ) -> list[TaskResult]:
-    """Generate the missing samples of one model and score all; the results of the tasks that succeeded.
+    """Generate the missing samples of one model and score all, by the ``judge`` too; the results of the tasks that
+    succeeded.
 
     The same model under another name, such as the base of two runs, is among the ``earlier`` ones with its tasks: what
     it sampled is what this one would.
@@ -73,10 +81,16 @@ def _evaluate_target(
             # <folder>/<run>/step_N, above benchmark and temperature.
             display.fail(in_one_line(error, tasks[0].folder.parents[1] / ENGINE_ERROR), target.label)
             stores = {task: store for task, store in stores.items() if not store.missing(config.n_sampling)}
+        scores: dict[EvaluationTask, dict[SampleKey, float]] = {}
+        try:
+            scores = {} if judge is None else score_by_reward_model(job, stores, judge)
+        except (WorkerError, ConfigError) as error:
+            display.fail(in_one_line(error, tasks[0].folder.parents[1] / ENGINE_ERROR), f"{target.label}: reward model")
         for task, store in stores.items():
             display.phase(f"scoring {task.benchmark}")
             with display.recorded(target.label):
-                results.append(score_samples(task, store.samples, config.n_sampling, verifiers))
+                result = score_samples(task, store.samples, config.n_sampling, verifiers)
+                results.append(with_scores(result, scores[task]) if task in scores else result)
         display.finish()
     return results
 

@@ -16,7 +16,7 @@ from verl.evaluation.progress import EvaluationDisplay
 from verl.evaluation.store import SampleStore, StoredSample
 from verl.evaluation.tasks import EvaluationTask, chat_arguments, engine_model
 from verl.rollout import engine_environment
-from verl.rollout.conversations import ConversationSetup, policy_texts
+from verl.rollout.conversations import ConversationSetup, policy_texts, who_said_what
 from verl.rollout.environments import EnvironmentPool
 from verl.rollout.requests import EngineModel, ResponseRequests, sample_stream
 from verl.run.session import RaySession
@@ -53,9 +53,9 @@ def generate_target(
         setup = None
         if turns.enable:
             pool = stack.enter_context(EnvironmentPool(turns, session.busy_cores))
-            arguments = chat_arguments(next(iter(missing)).target, turns)
-            options = (turns, model.max_response_length, tokenizer, arguments, model.stop, pool, model.max_model_len)
-            setup = ConversationSetup(*options)
+            target = next(iter(missing)).target
+            places = (turns, model.max_response_length, tokenizer, chat_arguments(target, turns), model.stop, pool)
+            setup = ConversationSetup(*places, target.template, model.max_model_len)
         workers = start_engines(session, model, config)
         stack.callback(workers.close)
         display.running()
@@ -103,13 +103,14 @@ def generate_missing(
         problems_done, lengths = 0, part.policy_lengths.tolist()
         arrived: dict[EvaluationTask, list[StoredSample]] = defaultdict(list)
         texts, metrics = policy_texts(part, tokenizer, stops), finite_metrics(part)
+        said = who_said_what(part, tokenizer)
         tokens = part.response_tokens.split(part.response_lengths.tolist())
         for row, place in enumerate(part.request.tolist()):
             task, problem, i = samples[place]
             left_of_problem[task, problem] -= 1
             problems_done += left_of_problem[task, problem] == 0
             ids = tokens[row].tolist() if task.settings.get("tokens", False) else []
-            sample = (texts[row], lengths[row], bool(part.truncated[row]), metrics[row], ids)
+            sample = (texts[row], lengths[row], bool(part.truncated[row]), metrics[row], ids, said[row])
             arrived[task].append(StoredSample(problem, i, *sample))
         for task, new in arrived.items():
             stores[task].append(new)

@@ -34,9 +34,12 @@ SAMPLE_COLUMNS = {
     "answer": pa.large_string(),
     "reason": pa.string(),
     "reward_extra_info": pa.large_string(),
+    "conversation": pa.large_string(),
+    "score": pa.float64(),
 }
 """Columns of ``samples.parquet``. ``problem`` is the problem's index in the benchmark; ``sample`` counts from 0;
-``reward_extra_info`` is JSON, null if there is nothing in it."""
+``reward_extra_info`` and ``conversation`` (who said what) are JSON, null if there is nothing in them; ``score`` is a
+reward model's, null without one."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,15 @@ class ScoredSample:
     """Rank metrics of the response by name; not finite if undefined."""
     extras: Mapping[str, Any] = field(default_factory=dict)
     """Values that a user's reward function returned besides the score: JSON values by name."""
+    conversation: Sequence[Mapping[str, str]] = ()
+    """Who said what, if the response has several turns."""
+    score: float | None = None
+    """A reward model's; None where none read it."""
+
+    @property
+    def conversation_json(self) -> str | None:
+        """``conversation`` as the text that files and pages hold; None if there is none."""
+        return valid_unicode(json.dumps(self.conversation, ensure_ascii=False)) if self.conversation else None
 
 
 @dataclass(frozen=True)
@@ -133,6 +145,7 @@ def sample_table(result: TaskResult) -> pa.Table:
         | {"problem": problem.index, "sample": i}
         | {"response": valid_unicode(sample.response), "answer": valid_unicode(sample.answer)}
         | {"reward_extra_info": json.dumps(finite_or_null(sample.extras)) if sample.extras else None}
+        | {"conversation": sample.conversation_json}
         | {METRIC_PREFIX + name: value for name, value in sample.metrics.items()}
         for problem in result.problems
         for i, sample in enumerate(problem.samples)

@@ -16,12 +16,14 @@ from typing import Any
 import verl.rewards
 from verl.config.errors import ConfigError
 from verl.config.rewards import RewardScoreConfig
+from verl.data.templates import find_template
 from verl.evaluation.benchmarks import Problem
 from verl.evaluation.results import PROMPT_TOO_LONG, ProblemResult, ScoredSample, TaskResult
 from verl.evaluation.store import RecordFile, SampleKey, StoredSample, parse_record
 from verl.evaluation.tasks import EvaluationTask
 from verl.rewards import Score
 from verl.rewards.pool import VerifierPool
+from verl.rollout.programs import with_solutions
 
 VERDICTS_FILE = "verdicts.jsonl"
 
@@ -62,7 +64,7 @@ def score_samples(
         ConfigError: as :func:`score_batches`, or a line of verdicts is damaged.
     """
     keys = [(i, j) for i in range(len(task.problems)) if i not in task.unanswered for j in range(n)]
-    digests = {key: _digest(samples[key].response.encode(errors="surrogatepass")) for key in keys}
+    digests = {key: digest_of(samples[key].response) for key in keys}
     with RecordFile(task.folder / VERDICTS_FILE, verdict_settings(task.problems, verifiers.config)) as file:
         stored = [parse_record(StoredVerdict, record, place) for place, record in file.stored]
         verdicts = {(v.problem, v.sample): v for v in stored}
@@ -77,8 +79,8 @@ def score_samples(
         if key[0] in task.unanswered:
             return NOT_GENERATED
         s, v = samples[key], verdicts[key]
-        extras = v.reward_extra_info
-        return ScoredSample(s.response, s.num_tokens, s.truncated, v.correct, v.answer, v.reason, s.metrics, extras)
+        verdict = (v.correct, v.answer, v.reason, s.metrics, v.reward_extra_info)
+        return ScoredSample(s.response, s.num_tokens, s.truncated, *verdict, s.conversation)
 
     results = [
         ProblemResult(problem.index, problem.question, problem.answer, [scored((i, j)) for j in range(n)])
@@ -96,20 +98,24 @@ def score_batches(
     """The scores of the samples ``keys``, ``BATCH_SIZE`` at a time.
 
     Raises:
-        ConfigError: a user's own function failed, or the verifiers could not be kept running.
+        ConfigError: a user's own function failed, or the verifiers or programs could not be run.
     """
     for start in range(0, len(keys), BATCH_SIZE):
         batch = keys[start : start + BATCH_SIZE]
         problems = [task.problems[i] for i, _ in batch]
+        responses = [samples[key].response for key in batch]
         try:
+            if find_template(task.target.template).python == "solution":
+                responses = with_solutions(responses)
             scores = verifiers.score_batch(
                 [problem.data_source for problem in problems],
-                [samples[key].response for key in batch],
+                responses,
                 [problem.answer for problem in problems],
                 [problem.extra_info for problem in problems],
                 [task.opens_thought] * len(batch),
             )
-        # A user's function raises a ValueError; if its processes keep dying, the pool raises a RuntimeError.
+        # A user's function raises a ValueError; if its processes keep dying, the pool raises a RuntimeError, as does
+        # a sandbox that cannot be made.
         except (ValueError, RuntimeError) as error:
             raise ConfigError(f"{task.benchmark}: cannot be scored: {error}") from error
         yield dict(zip(batch, scores, strict=True))
@@ -147,6 +153,11 @@ def reason_code(score: Score) -> str:
     if score["reason"] == "missing":
         return "no_answer"
     return score["reason"] if score["reason"] in KEPT_REASONS else "wrong"
+
+
+def digest_of(response: str) -> str:
+    """Names a response in a few characters."""
+    return _digest(response.encode(errors="surrogatepass"))
 
 
 def _digest(content: bytes) -> str:

@@ -1,16 +1,17 @@
 """The figures of an evaluation: a row per checkpoint and benchmark, differences between rows, averages over benchmarks.
 
-P: problems with samples. K: columns, pass@k for each k and then maj@k for each k. D: bootstrap draws.
+P: problems with samples. K: columns, those of ``FIGURES`` one after another, each for every k. D: bootstrap draws.
 """
 
 import math
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist, fmean
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from torch import Tensor
 from verl.evaluation.results import PROMPT_TOO_LONG, REASONS, ProblemResult, TaskResult, metric_names, row_labels
 from verl.rewards.majority import answer_classes, majority_at_k
 from verl.rewards.pass_at_k import k_grid, pass_at_k
+from verl.rewards.reranking import best_at_k, weighted_majority_at_k
 
 DRAWS = 4000
 """Resamplings per interval. The ends of a 95% interval are then usually less than half a percentile off."""
@@ -33,6 +35,9 @@ REPEATED_WORDS = 4
 
 GROUPS = {"all": {True, False}, "correct": {True}, "wrong": {False}}
 """The responses over which rank metrics are summarised -> whether these are correct."""
+
+FIGURES = ("pass", "maj", "rm", "rm_maj")
+"""``pass@k`` and the like; the last two where a reward model scored the samples."""
 
 AVERAGE = "macro average"
 """The benchmark of rows that hold the mean over benchmarks."""
@@ -100,10 +105,14 @@ class SummaryRow:
     """Label of the row that this row is compared with."""
     differences: Mapping[int, Difference] = field(default_factory=dict)
     """k -> pass@k of this row minus the baseline's."""
+    rm_at_k: Mapping[int, Estimate] = field(default_factory=dict)
+    """Empty without a reward model, as the next."""
+    rm_maj_at_k: Mapping[int, Estimate] = field(default_factory=dict)
 
     def estimates(self, name: str) -> Mapping[int, Estimate]:
-        """Those of ``pass`` or ``maj``."""
-        return self.pass_at_k if name == "pass" else self.maj_at_k
+        """Those of one of ``FIGURES``."""
+        estimates: Mapping[int, Estimate] = getattr(self, f"{name}_at_k")
+        return estimates
 
 
 @dataclass(frozen=True)
@@ -129,6 +138,10 @@ class Summary:
         """Every k that some row has."""
         return sorted({k for row in self.rows for k in row.pass_at_k})
 
+    def figures(self) -> list[str]:
+        """Those of ``FIGURES`` that some row has."""
+        return [name for name in FIGURES if any(row.estimates(name) for row in self.rows)]
+
     def reasons(self) -> list[str]:
         """Every reason that some row has."""
         return list(dict.fromkeys(reason for row in self.rows for reason in row.reasons))
@@ -146,10 +159,10 @@ class _Scores:
     """``[P, K]``"""
 
     def columns(self, ks: Sequence[int]) -> Tensor:
-        """The columns of ``ks``: pass@k and then maj@k, ``[P, 2 * len(ks)]``."""
+        """The columns of ``ks``, ``[P, F * len(ks)]`` for F figures."""
         known = list(self.row.pass_at_k)
-        places = [known.index(k) for k in ks]
-        return self.values[:, places + [len(known) + place for place in places]]
+        starts = range(0, self.values.shape[1], max(1, len(known)))
+        return self.values[:, [start + known.index(k) for start in starts for k in ks]]
 
 
 def summarise(results: Sequence[TaskResult], compare_to: str = "auto", seed: int = 0) -> Summary:
@@ -205,7 +218,15 @@ def _scores(result: TaskResult, label: str, seed: int) -> _Scores:
     correct = torch.tensor([sum(sample.correct for sample in problem.samples) for problem in problems])
     votes = [answer_classes(problem.samples) for problem in problems]
     columns = [pass_at_k(n, correct, k) for k in ks]
-    columns += [torch.tensor([majority_at_k(*vote, k) for vote in votes], dtype=torch.float64) for k in ks]
+    by_problem: list[Callable[[int], list[float]]] = [lambda k: [majority_at_k(*vote, k) for vote in votes]]
+    if any(sample.score is not None for sample in samples):
+        # A sample that was not generated is chosen last.
+        scores = [[math.nan if s.score is None else s.score for s in p.samples] for p in problems]
+        judged = [([s.correct for s in p.samples], given) for p, given in zip(problems, scores, strict=True)]
+        weighed = [(*vote, given) for vote, given in zip(votes, scores, strict=True)]
+        by_problem.append(lambda k: [best_at_k(*pair, k) for pair in judged])
+        by_problem.append(lambda k: [weighted_majority_at_k(*vote, k) for vote in weighed])
+    columns += [torch.tensor(figure(k), dtype=torch.float64) for figure in by_problem for k in ks]
     values = torch.stack(columns, dim=1) if ks else torch.zeros(0, 0, dtype=torch.float64)
     estimates = macro_estimates([values], [_seed_of(result.benchmark, seed)], shares=True) if ks else []
     responses = [sample for sample in samples if sample.reason != PROMPT_TOO_LONG]
@@ -216,8 +237,7 @@ def _scores(result: TaskResult, label: str, seed: int) -> _Scores:
         num_problems=len(problems),
         num_missing=len(result.problems) - len(problems),
         samples=(min(counts, default=0), max(counts, default=0)),
-        pass_at_k=dict(zip(ks, estimates[: len(ks)], strict=True)),
-        maj_at_k=dict(zip(ks, estimates[len(ks) :], strict=True)),
+        **_by_figure(ks, estimates),
         mean_tokens=_mean([sample.num_tokens for sample in responses]),
         truncation_rate=_mean([sample.truncated for sample in responses]),
         repetition_rate=_mean([repetition_rate(sample.response) for sample in responses]),
@@ -225,6 +245,12 @@ def _scores(result: TaskResult, label: str, seed: int) -> _Scores:
         metrics=metric_spreads(result.problems),
     )
     return _Scores(result, row, [(p.index, p.question) for p in problems], values)
+
+
+def _by_figure(ks: Sequence[int], estimates: Sequence[Estimate]) -> dict[str, Any]:
+    """``pass_at_k`` and so on of a row; ``estimates``: for each figure one for each of ``ks``."""
+    of_figure = [dict(zip(ks, estimates[len(ks) * i :], strict=False)) for i in range(len(FIGURES))]
+    return {f"{name}_at_k": found for name, found in zip(FIGURES, of_figure, strict=True)}
 
 
 def _seed_of(benchmark: str, seed: int) -> int:
@@ -281,15 +307,16 @@ def _average(label: str, pairs: Sequence[tuple[_Scores, _Scores | None]], seed: 
     rows = [scores.row for scores in parts]
     ks = _shared_ks(parts)
     seeds = [_seed_of(row.benchmark, seed) for row in rows]
-    estimates = macro_estimates([scores.columns(ks) for scores in parts], seeds, shares=True)
+    columns = [scores.columns(ks) for scores in parts]
+    width = min(values.shape[1] for values in columns)
+    estimates = macro_estimates([values[:, :width] for values in columns], seeds, shares=True)
     row = SummaryRow(
         label=label,
         benchmark=AVERAGE,
         num_problems=sum(row.num_problems for row in rows),
         num_missing=sum(row.num_missing for row in rows),
         samples=(min(row.samples[0] for row in rows), max(row.samples[1] for row in rows)),
-        pass_at_k=dict(zip(ks, estimates[: len(ks)], strict=True)),
-        maj_at_k=dict(zip(ks, estimates[len(ks) :], strict=True)),
+        **_by_figure(ks, estimates),
         mean_tokens=fmean(row.mean_tokens for row in rows),
         truncation_rate=fmean(row.truncation_rate for row in rows),
         repetition_rate=fmean(row.repetition_rate for row in rows),
@@ -356,8 +383,9 @@ def wilson_interval(share: Tensor, num_problems: int) -> tuple[Tensor, Tensor]:
     scale = 1 + z**2 / num_problems
     centre = (share.double() + z**2 / (2 * num_problems)) / scale
     half = z * (share.double() * (1 - share.double()) / num_problems + z**2 / (4 * num_problems**2)).sqrt() / scale
-    # Exact at both ends, where rounding would leave 1e-17.
-    return (centre - half).clamp(min=0), (centre + half).clamp(max=1)
+    # Exact at both ends, where rounding would leave 1e-17 on either side.
+    low, high = (centre - half).clamp(min=0), (centre + half).clamp(max=1)
+    return low.masked_fill(share == 0, 0.0), high.masked_fill(share == 1, 1.0)
 
 
 def repetition_rate(text: str, length: int = REPEATED_WORDS) -> float:

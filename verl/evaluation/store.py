@@ -153,10 +153,14 @@ class StoredSample:
     """Rank metrics by name; empty if none were measured."""
     token_ids: list[int] = field(default_factory=list)
     """Empty where they are not kept."""
+    conversation: list[dict[str, str]] = field(default_factory=list)
+    """Who said what, as :func:`verl.rollout.conversations.who_said_what` tells it; empty for one turn."""
 
     def record(self) -> dict[str, Any]:
         """The line of the file."""
-        return {name: value for name, value in asdict(self).items() if name != "token_ids" or value}
+        return {
+            name: value for name, value in asdict(self).items() if name not in ("token_ids", "conversation") or value
+        }
 
 
 class SampleStore(AppendFile):

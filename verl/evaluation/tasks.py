@@ -39,6 +39,7 @@ from verl.rollout.tools import tool_schemas
 from verl.run.session import RaySession
 from verl.run.sinks import check_trackers
 from verl.single_controller.cluster import gpus_per_machine, resolve_device
+from verl.utils.sandbox import require_sandbox
 
 CPU_WORKERS = 2
 """Worker processes on a CPU that has as many cores, if the config does not set their number."""
@@ -108,7 +109,7 @@ class Job:
         settings = _settings(target, tokenizer, config, self.session.device_type)
         limit = ModelInfo.read(target.path, config.rollout.trust_remote_code).max_length
         for name, problems in self.benchmarks.items():
-            examples = few_shot_examples(name) if config.data.few_shot else []
+            examples = few_shot_examples(name, target.template) if config.data.few_shot else []
             prompts: list[list[int]] = []
             with self.display.recorded(f"{target.label} on {name}"):
                 prompts = [_prompt(problem, target, tokenizer, examples, turns) for problem in problems]
@@ -234,7 +235,8 @@ def check_answers(problems: Sequence[Problem], config: EvaluationConfig) -> None
 def load_target_tokenizer(target: Target, trust_remote_code: bool) -> PreTrainedTokenizerBase:
     """The target's tokenizer. Raises ``ConfigError`` if it is missing or does not support the target's template."""
     fetch_model(target.path, "model.path")
-    find_template(target.template)
+    if find_template(target.template).python == "solution":
+        require_sandbox()
     tokenizer = load_tokenizer(target.path, trust_remote_code, needs_chat_template=False)
     check_template(target.template, tokenizer, "template")
     info = ModelInfo.read(target.path, trust_remote_code)
@@ -294,10 +296,12 @@ def _prompt(
         raise ConfigError(f"problem {problem.index}: its question: {error}") from error
 
 
-def few_shot_examples(benchmark: str) -> list[tuple[str, str]]:
-    """The worked examples that the community puts before this benchmark's questions; none for most benchmarks."""
+def few_shot_examples(benchmark: str, template: str) -> list[tuple[str, str]]:
+    """The worked examples that the community puts before this benchmark's questions, none for most benchmarks; programs
+    for a template that asks for some."""
     known = BENCHMARKS.get(benchmark)
-    return list(DEMONSTRATIONS[known.demonstrations]) if known is not None and known.demonstrations else []
+    name = find_template(template).python or (known.demonstrations if known is not None else None)
+    return list(DEMONSTRATIONS[name]) if name else []
 
 
 def engine_model(tasks: Sequence[EvaluationTask], config: EvaluationConfig) -> EngineModel:

@@ -16,7 +16,7 @@ from verl.utils.sandbox import require_sandbox
 
 FAMILIES: dict[str, tuple[str, Callable[[Any], list[Any]]]] = {
     "arithmetic": ("arithmetic", truths.any_of),
-    "gsm8k": ("openai/gsm8k gsm8k", truths.any_of),
+    "gsm8k": ("openai/gsm8k gsm8k word_problems", truths.any_of),
     # Every data set whose answers are numbers or LaTeX.
     "math": (
         "math math_dapo math_dapo_reasoning DigitalLearningGmbH/MATH-lighteval lighteval/MATH HuggingFaceH4/MATH-500"

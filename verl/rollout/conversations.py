@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from verl.batch import ENVIRONMENT, Batch
 from verl.config.errors import ConfigError
 from verl.config.rollout import MultiTurnConfig
-from verl.data.bridges import Bridges
+from verl.data.bridges import Bridges, ProgramBridges
 from verl.data.prompt_rows import PromptRecord
 from verl.data.responses import decode_responses
 from verl.data.templates import find_template
@@ -24,8 +24,14 @@ from verl.rollout.environments import COUNTS, Answer, EnvironmentPool, Step, loa
 from verl.rollout.queue import RequestQueue
 from verl.rollout.tools import Call, Turn, tool_schemas
 
+PROGRAMS = "verl.rollout.programs:Programs"
+"""The environment for templates whose programs are run while a response is sampled."""
+
 DRIVER_COLUMNS = ("environment_states", "environment_rewards", "turns", "call_counts")
 """Columns that the driver keeps of a conversation, beside what the engine returned of its last turn."""
+
+SPEAKERS = ("policy", "environment")
+"""Who wrote a token, by its ``source``."""
 
 
 class ConversationSetup:
@@ -39,18 +45,23 @@ class ConversationSetup:
         chat_arguments: Mapping[str, Any],
         stop_strings: Sequence[str],
         pool: EnvironmentPool,
+        template: str = "chat",
         max_length: int | None = None,
     ) -> None:
         """
         Args:
             max_response_length: tokens of a conversation after its prompt.
+            template: of prompts, a name.
             chat_arguments: of the chat template, as prompts have them.
             max_length: tokens of the longest sequence that engines take, the prompt included; None: those of any.
         """
         self.max_length = math.inf if max_length is None else max_length
         self.options, self.max_response_length, self.pool = options, max_response_length, pool
         self.tokenizer, self.stop_strings = tokenizer, stop_strings
-        self.bridges = Bridges(tokenizer, chat_arguments, pool.role, "rollout.multi_turn.enable=True")
+        if find_template(template).python:
+            self.bridges: Bridges | ProgramBridges = ProgramBridges(tokenizer)
+        else:
+            self.bridges = Bridges(tokenizer, chat_arguments, pool.role, "rollout.multi_turn.enable=True")
 
     def begin(self, records: Sequence[PromptRecord], begun: Batch | None) -> "Conversations":
         """Conversations about these prompts, B; ``begun``: what there is of each, None where all are new."""
@@ -66,10 +77,19 @@ def check_conversations(
         template: of prompts, a name.
         chat_arguments: of the chat template, without tools.
     """
+    form = find_template(template)
+    if form.python == "output":
+        if not options.enable or options.environment is None:
+            raise ConfigError(
+                f"template={template!r}: has programs that are run while a response is sampled; set "
+                f"rollout.multi_turn.enable=true and rollout.multi_turn.environment={PROGRAMS}"
+            )
+        load_environment(options)
+        return
     if not options.enable:
         return
     field = "rollout.multi_turn.enable=True"
-    if not find_template(template).chat or tokenizer.chat_template is None:
+    if not form.chat or tokenizer.chat_template is None:
         raise ConfigError(f"template={template!r}: {field} needs the tokenizer's chat template; set it to chat")
     load_environment(options)
     arguments = dict(chat_arguments) | ({"tools": tool_schemas(options)} if options.has_tools else {})
@@ -230,6 +250,19 @@ def policy_texts(batch: Batch, tokenizer: PreTrainedTokenizerBase, stop_strings:
     turns = [turns_of(row) for row in batch.split(1)]
     texts = iter(decode_responses([turn for row in turns for turn in row], tokenizer, stop_strings))
     return ["\n".join(next(texts) for _ in row) for row in turns]
+
+
+def who_said_what(batch: Batch, tokenizer: PreTrainedTokenizerBase) -> list[list[dict[str, str]]]:
+    """The parts of each conversation in turn, as ``{"by": "policy" or "environment", "text": ...}``; of a response of
+    one turn none."""
+    if "source" not in batch:
+        return [[] for _ in range(len(batch))]
+    said = []
+    for row in batch.split(1):
+        runs, sizes = row.source.unique_consecutive(return_counts=True)
+        parts = zip(runs.tolist(), row.response_tokens.split(sizes.tolist()), strict=True)
+        said.append([{"by": SPEAKERS[by], "text": str(tokenizer.decode(part.tolist()))} for by, part in parts])
+    return said
 
 
 def with_measured(batch: Batch, measured: Batch | None) -> Batch:

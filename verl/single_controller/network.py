@@ -1,6 +1,8 @@
-"""Addresses of this machine, and whether a port answers."""
+"""Addresses and ports of this machine, and whether a port answers."""
 
+import random
 import socket
+from contextlib import suppress
 from typing import Any
 
 import psutil
@@ -62,3 +64,14 @@ def address_towards(host: str) -> str:
 def interface_towards(host: str) -> str:
     """The network interface of :func:`address_towards`; empty if it is the loopback."""
     return own_addresses().get(address_towards(host), "")
+
+
+def free_port() -> int:
+    """A port that nothing listens on. Raises ``OSError`` if none is found."""
+    # Below the ephemeral ports, so that no outgoing connection takes it before the workers do.
+    ports = random.SystemRandom().sample(range(20000, 30000), k=100)
+    for port in ports:
+        with socket.socket() as listener, suppress(OSError):
+            listener.bind(("", port))
+            return port
+    raise OSError(f"none of a hundred ports from {min(ports)} to {max(ports)} is free on this machine")

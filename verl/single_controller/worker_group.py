@@ -2,7 +2,6 @@
 
 import os
 import pkgutil
-import random
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,6 +33,7 @@ from verl.single_controller.failures import (
 )
 from verl.single_controller.heartbeat import Pulse, follow
 from verl.single_controller.machines import RESOURCES
+from verl.single_controller.network import free_port
 from verl.single_controller.profiling import MemoryPeak, PeakMemory
 from verl.single_controller.supervision import Identity, Supervision, Supervisor, log_to
 from verl.utils.distributed import WorkerPlace
@@ -331,16 +331,6 @@ class _Reply(NamedTuple):
     peak: MemoryPeak
 
 
-def _free_port() -> int:
-    # Below the ephemeral ports, so that no outgoing connection takes it before the workers do.
-    ports = random.SystemRandom().sample(range(20000, 30000), k=100)
-    for port in ports:
-        with socket.socket() as listener, suppress(OSError):
-            listener.bind(("", port))
-            return port
-    raise OSError(f"none of a hundred ports from {min(ports)} to {max(ports)} is free on this machine")
-
-
 class _Host:
     """The Ray actor. It imports the worker only in ``start``, after the environment is set."""
 
@@ -358,7 +348,7 @@ class _Host:
             log_to(logs, rank)
         follow(pulse, rank)
         memory = torch.cuda.get_device_properties(0).total_memory if device_type == "cuda" else 0
-        node, meeting_point = ray.get_runtime_context().get_node_id(), (ray.util.get_node_ip_address(), _free_port())
+        node, meeting_point = ray.get_runtime_context().get_node_id(), (ray.util.get_node_ip_address(), free_port())
         return Identity(node, socket.gethostname(), os.getpid(), memory, meeting_point)
 
     def start(self, worker: str, config: Any, place: WorkerPlace, arguments: tuple[Any, ...]) -> _Reply:

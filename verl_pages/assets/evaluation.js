@@ -45,7 +45,8 @@ function showResults(kind, k) {
 
 function figureButtons() {
   const ks = allKs(data.rows);
-  const figures = [...ks.map((k) => ["pass", k]), ...ks.slice(-1).filter((k) => k > 1).map((k) => ["maj", k])];
+  const chosen = ["maj", "rm", "rm_maj"].filter((kind) => data.rows.some((row) => row[kind].length));
+  const figures = [...ks.map((k) => ["pass", k]), ...ks.slice(-1).filter((k) => k > 1).flatMap((k) => chosen.map((kind) => [kind, k]))];
   const buttons = figures.map(([kind, k]) => {
     const button = el("button", { type: "button", "aria-pressed": "false" }, `${kind}@${k}`);
     button.addEventListener("click", () => {

@@ -2,6 +2,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import verl.evaluation.benchmarks.loader as loader
@@ -36,7 +38,7 @@ def message_of(name: str, folder: Path | None) -> str:
 
 
 def test_registry():
-    assert len(BENCHMARKS) == 34
+    assert len(BENCHMARKS) == 36
     for name, benchmark in BENCHMARKS.items():
         assert benchmark.name == name
         assert benchmark.verifier in VERIFIERS
@@ -58,6 +60,15 @@ def test_local_files(tmp_path: Path):
     assert found == [(0, "1+1?", "2", "open_answer"), (1, "1+1?", "3", "open_answer")]
     write(tmp_path / "mine" / "test.jsonl", ROW | {"answer": "4"})
     assert [p.answer for p in load_benchmark("mine", tmp_path)] == ["4"]
+    write(tmp_path / "table.csv", "Question,Correct Answer,Incorrect Answer 1", '"A, or\nB?",A,"B ""b"""')
+    (problem,) = load_benchmark("table", tmp_path)
+    assert problem.question.startswith("A, or\nB?\n(A) ")
+    assert set(problem.extra_info["options"].values()) == {"A", 'B "b"'}
+    pq.write_table(pa.table({"question": ["1+1?"], "answer": ["2"]}), tmp_path / "column.parquet")
+    assert [p.answer for p in load_benchmark("column", tmp_path)] == ["2"]
+    for row, message in (("1+1?", "row 1: has not the 2 columns"), ('"1+1?,2', "no table of comma-separated values")):
+        write(tmp_path / "broken.csv", "question,answer", row)
+        assert message in message_of("broken", tmp_path)
 
 
 def test_the_hub_is_asked_if_there_is_no_local_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
@@ -99,7 +110,7 @@ def test_unknown_names(tmp_path: Path):
     )
     assert "did you mean 'my_own_set'?" in message_of("my-own-set", tmp_path)
     assert "did you mean 'OlymMATH-EN-HARD'?" in message_of("olymmath_en_hard", None)
-    assert "known are arithmetic, arithmetic_tools, math24o, " in message_of("zzzzzz", tmp_path)
+    assert "known are arithmetic, arithmetic_tools, word_problems, math24o, " in message_of("zzzzzz", tmp_path)
     assert message_of("../secret", tmp_path).startswith("benchmarks='../secret': no such benchmark")
 
 

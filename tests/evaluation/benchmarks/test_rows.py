@@ -8,7 +8,7 @@ from verl.evaluation.benchmarks.rows import inline_options, read_problem, recogn
 
 OWN = Benchmark("own")
 UNKNOWN, MAP, FIELDS = "cannot tell which field holds the", "map them: +data.fields.own", "its fields are"
-ROLES = "context, question, options, answer, solution, tolerance, verifier"
+ROLES = "context, question, options, answer, solution, wrong_answers, tolerance, verifier"
 
 
 def read(row: dict, mapping: dict[str, str] | None = None, benchmark: Benchmark = OWN) -> Problem:
@@ -66,6 +66,22 @@ def test_options_beside_the_question(row: dict):
     assert problem.question == "Which?\n(A) 1\n(B) 2"
     assert problem.answer in ("B", "(B)")
     assert (problem.data_source, problem.extra_info) == ("multiple_choice", {"options": {"A": "1", "B": "2"}})
+
+
+def test_wrong_answers_make_options():
+    """The layout of GPQA: the order of options follows from the question alone."""
+    wrong = {f"Incorrect Answer {i}": text for i, text in enumerate(("two", "three\n", "four"), start=1)}
+    row = {"Question": "Which one?", "Correct Answer": "one", "Pre-Revision Correct Answer": "none", **wrong}
+    problem = read(row)
+    assert problem.question == "Which one?\n(A) three\n(B) one\n(C) four\n(D) two"
+    assert (problem.answer, problem.data_source) == ("B", "multiple_choice")
+    assert problem.extra_info == {"options": {"A": "three", "B": "one", "C": "four", "D": "two"}}
+    asked = [read(row | {"Question": f"Which of {i}?"}) for i in range(40)]
+    assert {p.answer for p in asked} == set("ABCD")
+    assert all(p.extra_info["options"][p.answer] == "one" for p in asked)
+    # A number stays a text, and no index.
+    number = read({"question": "1+1?", "correct_answer": 2, "Incorrect Answer 1": "3"})
+    assert number.extra_info["options"][number.answer] == "2"
 
 
 @pytest.mark.parametrize(

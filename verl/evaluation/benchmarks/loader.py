@@ -11,11 +11,17 @@ import yaml
 
 from verl.config.errors import ConfigError
 from verl.config.load import CONFIG_DIR
-from verl.data.files import read_json_lines, read_rows
+from verl.data.files import read_csv, read_json_lines, read_rows
 from verl.evaluation.benchmarks.rows import Benchmark, Problem, Row, read_problem, recognise_fields
 
-EMBEDDED = {name: CONFIG_DIR.parent / "data" / name / "test.parquet" for name in ("arithmetic", "arithmetic_tools")}
-"""The embedded tasks' test sets."""
+SUFFIXES = (".jsonl", ".csv", ".parquet")
+"""Of benchmark files; the first that exists counts."""
+
+EMBEDDED = {
+    name: CONFIG_DIR.parent / "data" / name / "test.parquet"
+    for name in ("arithmetic", "arithmetic_tools", "word_problems")
+}
+"""The test sets of tasks whose data is shipped."""
 
 RELEASE = "https://github.com/hf618/VERL/tree/main/examples/simplelr_math_eval/data"
 """The data folder of the paper's release: every benchmark of ``FULL_PASS1`` as ``<name>/test.jsonl``."""
@@ -32,9 +38,9 @@ BENCHMARKS = {
 def load_benchmark(name: str, folder: Path | None, fields: Mapping[str, str] | None = None) -> list[Problem]:
     """The problems of the benchmark ``name``, in order.
 
-    A file ``<name>/test.jsonl`` or ``<name>.jsonl`` in ``folder`` is used instead of the hub's copy; a name that is not
-    in ``BENCHMARKS`` needs such a file. ``fields`` maps our field names
-    (``verl.evaluation.benchmarks.rows.FIELD_NAMES``) to the file's; fields that it leaves out are recognised by name.
+    A file of ``folder`` (:func:`local_file`) is used instead of the hub's copy; a name that is not in ``BENCHMARKS``
+    needs such a file. ``fields`` maps our field names (``verl.evaluation.benchmarks.rows.FIELD_NAMES``) to the file's;
+    fields that it leaves out are recognised by name.
 
     Raises:
         ConfigError: in one line: an unknown benchmark, a failed download, a broken line, no problems, fields that are
@@ -46,7 +52,7 @@ def load_benchmark(name: str, folder: Path | None, fields: Mapping[str, str] | N
     benchmark = BENCHMARKS.get(name, Benchmark(name))
     numbered: Sequence[tuple[int, Row]]
     if path is not None:
-        where, numbered = str(path), read_json_lines(path)
+        where, numbered = str(path), _read_file(path)
     elif name in EMBEDDED:
         where, numbered = str(EMBEDDED[name]), _read_embedded(EMBEDDED[name])
     else:
@@ -65,18 +71,19 @@ def load_benchmark(name: str, folder: Path | None, fields: Mapping[str, str] | N
 
 
 def local_file(name: str, folder: Path | None) -> Path | None:
-    """``<folder>/<name>/test.jsonl``, else ``<folder>/<name>.jsonl``; None if neither exists."""
+    """``<folder>/<name>/test.jsonl``, else ``<folder>/<name>.jsonl``, else these with the next of ``SUFFIXES``."""
     # A name with a separator would reach outside the folder.
     if folder is None or Path(name).name != name:
         return None
-    candidates = [folder / name / "test.jsonl", folder / f"{name}.jsonl"]
+    candidates = [place for end in SUFFIXES for place in (folder / name / f"test{end}", folder / f"{name}{end}")]
     # What is there under such a name is meant, and reading it says what is wrong with it.
     return next((path for path in candidates if os.path.lexists(path)), None)
 
 
 def _unknown(name: str, folder: Path | None) -> str:
-    local = [] if folder is None else [path.stem for path in folder.glob("*.jsonl")]
-    local += [] if folder is None else [path.parent.name for path in folder.glob("*/test.jsonl")]
+    suffixes = () if folder is None else SUFFIXES
+    local = [path.stem for end in suffixes for path in Path(folder or "").glob(f"*{end}")]
+    local += [path.parent.name for end in suffixes for path in Path(folder or "").glob(f"*/test{end}")]
     known = [*BENCHMARKS, *sorted(set(local) - BENCHMARKS.keys())]
     # Wrong case is the most common mistake, and get_close_matches counts every such letter as wrong.
     near = {known_name.lower(): known_name for known_name in known}
@@ -84,6 +91,13 @@ def _unknown(name: str, folder: Path | None) -> str:
     hint = f"did you mean {near[matches[0]]!r}?" if matches else f"known are {', '.join(known)}."
     place = f"{folder}/{name}/test.jsonl" if folder else "data.benchmark_dir"
     return f"benchmarks={name!r}: no such benchmark; {hint} One of your own goes into {place}"
+
+
+def _read_file(path: Path) -> Sequence[tuple[int, Row]]:
+    """The rows with their numbers, from 1; of JSON lines those of the lines."""
+    if path.suffix == ".jsonl":
+        return read_json_lines(path)
+    return list(enumerate(read_csv(path) if path.suffix == ".csv" else read_rows(str(path)), start=1))
 
 
 def _read_embedded(path: Path) -> list[tuple[int, Row]]:

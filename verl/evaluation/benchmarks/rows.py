@@ -4,6 +4,7 @@ All rules hold for all benchmarks: the meaning of a row follows from its field n
 """
 
 import math
+import random
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,17 +28,19 @@ FIELD_NAMES: dict[str, tuple[str, ...]] = {
     ),
     "options": ("options", "choices"),
     "answer": (
-        *("choice_answer", "final_answer", "answer", "correct", "correct_answer", "correct_option", "label", "target"),
-        *("gold", "golden", "gold_answer", "gt_answer", "ground_truth"),
+        *("choice_answer", "final_answer", "answer", "correct", "correct_answer", "correct answer", "correct_option"),
+        *("label", "target", "gold", "golden", "gold_answer", "gt_answer", "ground_truth"),
         *("reference_answer", "expected_answer", "result"),
     ),
     "solution": ("solution", "rationale", "reference_solution"),
+    "wrong_answers": tuple(f"incorrect answer {i}" for i in range(1, 10)),
     "tolerance": ("error", "tolerance"),
     "verifier": (),
 }
 """Our field -> its names in files, in any case; if several have a value in a row, the first counts. ``context`` is put
-before the question; a field like ``body`` serves as one of the two. ``verifier``, the data source that scores the row,
-is read only if a mapping names its field."""
+before the question; a field like ``body`` serves as one of the two. All ``wrong_answers`` and the answer are options,
+in an order that the question fixes. ``verifier``, the data source that scores the row, is read only if a mapping names
+its field."""
 
 PLAIN = ("context", "question", "answer")
 """Fields that must be text, a number or a list of these."""
@@ -148,6 +151,11 @@ def read_problem(row: Row, index: int, fields: Mapping[str, Sequence[str]], benc
     for ours in PLAIN:
         _require_plain(values[ours], ours, row, fields[ours])
     question, solution = _text(values["question"]), _text(values["solution"]) or None
+    wrong = [_text(row.get(name)) for name in fields["wrong_answers"] if row.get(name)]
+    if wrong and values["answer"] is not None and not values["options"]:
+        order = random.Random(question).sample(range(len(wrong) + 1), len(wrong) + 1)
+        values["options"] = [[_text(values["answer"]), *wrong][place] for place in order]
+        values["answer"] = order.index(0)
     answer = _answer_text(values["answer"], values["options"])
     if not question:
         raise ValueError(f"has no question in {' or '.join(fields['question'])}; fill it in or remove the row")

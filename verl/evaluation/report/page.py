@@ -7,11 +7,12 @@ from typing import Any
 from verl.evaluation.report.figures import MARKERS, label_styles
 from verl.evaluation.report.tables import DEFINITIONS, LEGEND, baseline_sentence
 from verl.evaluation.results import PROMPT_TOO_LONG, ScoredSample, TaskResult, metric_names, row_labels
-from verl.evaluation.statistics import AVERAGE, GROUPS, Estimate, Summary, SummaryRow
+from verl.evaluation.statistics import AVERAGE, FIGURES, GROUPS, Estimate, Summary, SummaryRow
 from verl.utils.portable import finite_or_null, printable
 from verl_pages.colours import COLOURS, SHAPES, page_colour
 from verl_pages.evaluation import MAX_PAGE_BYTES, build_page
 from verl_pages.names import metric_name
+from verl_pages.sample_files import spoken
 from verl_pages.samples import PromptSamples, Row
 
 VERDICT_CODES = {
@@ -70,7 +71,7 @@ def _gather(summary: Summary, results: Sequence[TaskResult]) -> tuple[list[str],
 def _response(sample: ScoredSample) -> Row:
     return {
         **sample.metrics,
-        "response": sample.response,
+        "response": spoken(sample.conversation_json) or sample.response,
         "truncated": sample.truncated,
         "verdict": "c" if sample.correct else VERDICT_CODES.get(sample.reason, OTHER_VERDICT),
         "reason": "",
@@ -95,8 +96,7 @@ def _row(row: SummaryRow, summary: Summary) -> dict[str, Any]:
         "problems": row.num_problems,
         "missing": row.num_missing,
         "samples": row.samples,
-        "pass": _estimates(row.pass_at_k),
-        "maj": _estimates(row.maj_at_k),
+        **{name: _estimates(row.estimates(name)) for name in FIGURES},
         "differences": [
             [k, d.estimate.value, d.estimate.low, d.estimate.high, d.outside_noise] for k, d in row.differences.items()
         ],

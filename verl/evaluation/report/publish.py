@@ -11,7 +11,7 @@ from verl.evaluation.report.figures import draw_plots, write_figures
 from verl.evaluation.report.page import make_page
 from verl.evaluation.report.tables import csv_text, markdown, overview_table
 from verl.evaluation.results import PROMPT_TOO_LONG, TaskResult, row_labels, write_result
-from verl.evaluation.statistics import Summary, SummaryRow, summarise
+from verl.evaluation.statistics import FIGURES, Summary, SummaryRow, summarise
 from verl.run.tracking import Tracker, drop_records, write_summary
 from verl.utils.files import replace_text
 
@@ -114,8 +114,7 @@ def record(
 
 def tracked_figures(row: SummaryRow) -> dict[str, float]:
     """The figures of one checkpoint on one benchmark, by their names in trackers."""
-    figures = {f"pass@{k}": estimate.value for k, estimate in row.pass_at_k.items()}
-    figures |= {f"maj@{k}": estimate.value for k, estimate in row.maj_at_k.items()}
+    figures = {f"{name}@{k}": estimate.value for name in FIGURES for k, estimate in row.estimates(name).items()}
     figures |= {"response_length/mean": row.mean_tokens, "response_length/clip_ratio": row.truncation_rate}
     figures["repetition_rate"] = row.repetition_rate
     if row.reasons.get(PROMPT_TOO_LONG):

@@ -35,6 +35,8 @@ LEGEND = (
 DEFINITIONS = (
     "pass@k: probability that at least one of k samples is correct (unbiased estimate). maj@k: probability that a vote "
     "among k samples elects the correct answer; ties are broken at random, and samples without an answer do not vote. "
+    "rm@k: probability that the one of k samples which the reward model prefers is correct; rm_maj@k: as maj@k, each "
+    "vote weighted by the sigmoid of its score. "
     f"Repetition: share of sequences of {REPEATED_WORDS} words that occurred before in the same response, mean over "
     "responses."
 )
@@ -120,7 +122,7 @@ def _with_difference(row: SummaryRow, k: int) -> str:
 
 
 def _estimates_table(name: str, ks: Sequence[int], summary: Summary) -> Table:
-    """``pass`` or ``maj`` at every k, with intervals."""
+    """A figure at every k, with intervals."""
     rows = [
         [row.benchmark, row.label, *(with_interval(row.estimates(name).get(k)) for k in ks)] for row in summary.all_rows
     ]
@@ -186,8 +188,8 @@ def markdown(summary: Summary, title: str = "Evaluation") -> str:
     tables = [comparison_table(summary, k) for k in comparison_ks(summary)]
     ks = summary.ks()
     tables.append(_estimates_table("pass", ks, summary))
-    # One vote is pass@1.
-    tables.append(_estimates_table("maj", [k for k in ks if k > 1], summary))
+    # Of one sample there is nothing to choose.
+    tables += [_estimates_table(name, [k for k in ks if k > 1], summary) for name in summary.figures()[1:]]
     tables += [_response_table(summary), _metric_table(summary)]
     for table in tables:
         if table.rows:
@@ -197,18 +199,19 @@ def markdown(summary: Summary, title: str = "Evaluation") -> str:
 
 def csv_text(summary: Summary) -> str:
     """The text of ``results.csv``: a line per run and benchmark, shares from 0 to 1, empty if undefined."""
-    records = [_record(row, summary.ks(), summary.reasons()) for row in summary.all_rows]
+    records = [_record(row, summary) for row in summary.all_rows]
     frame = pd.DataFrame(records) if records else pd.DataFrame(columns=["benchmark", "run"])
     return str(frame.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
 
 
-def _record(row: SummaryRow, ks: Sequence[int], reasons: Sequence[str]) -> dict[str, object]:
+def _record(row: SummaryRow, summary: Summary) -> dict[str, object]:
     """Names and values of one line of ``results.csv``."""
+    ks = summary.ks()
     names = {"benchmark": row.benchmark, "run": row.label, "baseline": row.baseline or ""}
     record: dict[str, object] = {key: name.encode("utf-8", "replace").decode() for key, name in names.items()}
     record |= {"problems": row.num_problems, "problems_without_samples": row.num_missing}
     record |= {"samples_min": row.samples[0], "samples_max": row.samples[1]}
-    for name in ("pass", "maj"):
+    for name in summary.figures():
         for k in ks:
             record |= _bounds(f"{name}@{k}", row.estimates(name).get(k))
     for k in ks:
@@ -216,7 +219,7 @@ def _record(row: SummaryRow, ks: Sequence[int], reasons: Sequence[str]) -> dict[
         record |= _bounds(f"difference@{k}", difference.estimate if difference else None)
         record[f"difference@{k}_outside_noise"] = str(difference.outside_noise).lower() if difference else ""
     record |= {name: getattr(row, name) for name in ("mean_tokens", "truncation_rate", "repetition_rate")}
-    record |= {f"reason_{reason}": row.reasons.get(reason, 0) for reason in reasons}
+    record |= {f"reason_{reason}": row.reasons.get(reason, 0) for reason in summary.reasons()}
     return record | {f"{name}/{group}": groups[group].mean for name, groups in row.metrics.items() for group in GROUPS}
 
 
@@ -226,19 +229,20 @@ def _bounds(name: str, estimate: Estimate | None) -> dict[str, float]:
 
 
 def overview_table(summary: Summary) -> Table:
-    """What the terminal shows: pass@1 and pass@n with differences, maj@n, mean length, share of cut responses."""
+    """What the terminal shows: pass@1 and pass@n with differences, maj@n, with a reward model rm@n and rm_maj@n, mean
+    length, share of cut responses."""
     ks = comparison_ks(summary)
-    votes = [k for k in ks if k > 1]
+    chosen = [(name, k) for name in summary.figures()[1:] for k in ks if k > 1]
     rows = [
         [
             row.benchmark,
             row.label,
             *(_with_difference(row, k) for k in ks),
-            *(percent(row.maj_at_k[k].value) if k in row.maj_at_k else NOTHING for k in votes),
+            *(percent(row.estimates(name)[k].value) if k in row.estimates(name) else NOTHING for name, k in chosen),
             plain(row.mean_tokens, ".0f"),
             percent(row.truncation_rate),
         ]
         for row in summary.all_rows
     ]
-    headers = ["benchmark", "run", *(f"pass@{k}" for k in ks), *(f"maj@{k}" for k in votes), "tokens", "cut"]
+    headers = ["benchmark", "run", *(f"pass@{k}" for k in ks), *(f"{name}@{k}" for name, k in chosen), "tokens", "cut"]
     return Table("Evaluation (percent)", headers, rows, num_names=2)

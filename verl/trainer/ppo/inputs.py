@@ -7,12 +7,13 @@ from typing import Any
 from torchdata.stateful_dataloader import StatefulDataLoader
 from transformers import PreTrainedTokenizerBase
 
+from verl.config.checks import require
 from verl.config.errors import ConfigError, Mistakes
 from verl.config.ppo import PPOConfig
 from verl.config.rewards import RewardScoreConfig
 from verl.data.prompt_rows import PromptRecord
 from verl.data.prompts import PromptDataset, train_loader, val_batches
-from verl.data.templates import check_template, stop_strings
+from verl.data.templates import check_template, find_template, stop_strings
 from verl.method.calls import MethodCalls
 from verl.models.checks import check_length, check_model, check_sequence_fits, check_value_architecture
 from verl.models.hub import fetch_model
@@ -59,6 +60,8 @@ class RunInputs:
         policy = config.model
         self.tokenizer = load_tokenizer(policy.path, policy.trust_remote_code, needs_chat_template=False)
         check_template(data.template, self.tokenizer, "data.template")
+        fix = "the answer is what a program returns, which evaluations alone run; set it to another"
+        require(find_template(data.template).python != "solution", "data.template", data.template, fix)
         data = replace(data, apply_chat_template_kwargs=self.chat_arguments)
         mistakes = Mistakes()
         with mistakes.collected():
@@ -117,7 +120,8 @@ class RunInputs:
     def conversations(self, pool: EnvironmentPool) -> ConversationSetup:
         """How responses have several turns, with environments in ``pool``."""
         options, limit = self.config.rollout.multi_turn, self.config.data.max_response_length
-        return ConversationSetup(options, limit, self.tokenizer, self.chat_arguments, self.stop_strings, pool)
+        places = (options, limit, self.tokenizer, self.chat_arguments, self.stop_strings, pool)
+        return ConversationSetup(*places, self.config.data.template)
 
     @property
     def stop_strings(self) -> list[str]:

@@ -18,15 +18,13 @@ from transformers import PreTrainedTokenizerBase
 from verl.batch import Batch
 from verl.data.responses import token_pieces
 from verl.rank.dynamics import by_layer
+from verl.rollout.conversations import who_said_what
 from verl.rollout.environments import COUNTS
 from verl.run.display import RunDisplay
 from verl.run.samples import METRIC_PREFIX, PREFIX, SampleStore, Split
 from verl.run.sinks import Table as SampleTable
 from verl.run.tracking import Tracker
 from verl.utils.portable import finite_or_null, valid_unicode
-
-SPEAKERS = ("policy", "environment")
-"""Who wrote a token, by its ``source``."""
 
 SHOWN = ("data_source", "prompt", "response", "ground_truth", "answer", "reason", "score", "advantage")
 """Columns of the tables in trackers, as far as they are there."""
@@ -117,11 +115,7 @@ class SampleKeeper:
         """Of conversations: who said what, as JSON, and what became of it."""
         if "source" not in batch:
             return {}
-        said = []
-        for row in batch.split(1):
-            runs, sizes = row.source.unique_consecutive(return_counts=True)
-            parts = zip(runs.tolist(), row.response_tokens.split(sizes.tolist()), strict=True)
-            said.append([{"by": SPEAKERS[by], "text": str(self.tokenizer.decode(part.tolist()))} for by, part in parts])
+        said = who_said_what(batch, self.tokenizer)
         return {
             "conversation": _texts([valid_unicode(json.dumps(turns, ensure_ascii=False)) for turns in said]),
             "turns": batch.turns.numpy(),

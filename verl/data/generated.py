@@ -1,0 +1,63 @@
+"""What generated tasks share: a problem, and splits that never share a question."""
+
+import hashlib
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from verl.config.checks import require
+
+SPLIT_SHARES = {"train": 12, "sft_train": 12, "test": 4, "sft_val": 4}
+"""Split name -> its share of all questions, in 32nds."""
+
+MAX_MISSES = 10_000
+"""Draws in a row without a new question of the split, after which a task counts as exhausted."""
+
+
+@dataclass(frozen=True)
+class GeneratedProblem:
+    """One question with its worked solution."""
+
+    question: str
+    solution: str
+    """The worked steps, ending in the answer in the form that the task's verifier reads."""
+    answer: str
+    """A non-negative integer in decimal, without leading zeros."""
+    kind: str
+    """The task's own label."""
+
+
+def draw_split(
+    task: str, draw: Callable[[random.Random], GeneratedProblem], name: str, size: int, seed: int
+) -> list[GeneratedProblem]:
+    """``size`` problems with distinct questions, of the split ``name``, a key of ``SPLIT_SHARES``.
+
+    The split of a question depends on the question alone (``split_of``), so two splits never share a question,
+    whatever their seeds and sizes. A larger ``size`` extends the list of a smaller one. Raises ``ValueError`` for an
+    unknown split or if the task has too few distinct questions.
+    """
+    require(name in SPLIT_SHARES, "split", name, f"must be one of {', '.join(SPLIT_SHARES)}")
+    require(size >= 0, "size", size, "must be at least 0")
+    rng = random.Random(f"{task}/{name}/{seed}")
+    problems: dict[str, GeneratedProblem] = {}
+    misses = 0
+    while len(problems) < size:
+        problem = draw(rng)
+        if split_of(problem.question) == name and problem.question not in problems:
+            problems[problem.question] = problem
+            misses = 0
+        else:
+            misses += 1
+            fix = f"only {len(problems)} distinct questions found; vary the task or ask for fewer"
+            require(misses < MAX_MISSES, f"size of {name}", size, fix)
+    return list(problems.values())
+
+
+def split_of(question: str) -> str:
+    """The split of ``question``, decided by a hash of its text."""
+    bucket = hashlib.blake2b(question.encode(), digest_size=8).digest()[0] % sum(SPLIT_SHARES.values())
+    for name, share in SPLIT_SHARES.items():
+        if bucket < share:
+            return name
+        bucket -= share
+    raise AssertionError("buckets cover all shares")

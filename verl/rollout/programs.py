@@ -1,0 +1,89 @@
+"""Python programs in responses: PAL (arXiv 2211.10435) and tool-integrated reasoning as in ToRA (arXiv 2309.17452).
+
+A program stands between ```` ```python ```` and ```` ``` ````; it runs in the sandbox by itself, and nothing is kept of
+the program before. With templates of ``python: output`` a turn that ends in one is answered by what it prints, for
+which the model begins ```` ```output ````. With ``python: solution`` the response is one program, whose function
+``solution`` returns the answer.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from verl.utils.process import available_cores
+from verl.utils.sandbox import require_sandbox, run_python
+
+SECONDS = 10.0
+TRACEBACK_LINES = 8
+OUTPUT_CHARS = 400
+"""Of what a program in a response prints, as in Qwen's and the release's evaluation; more loses its middle."""
+
+SOLUTION_SECONDS = 5.0
+"""As there."""
+
+STOPPED = {
+    "timeout": f"TimeoutError: stopped after {SECONDS:.0f} seconds",
+    "memory": "MemoryError: stopped, as it used more than 1 GiB",
+    "output": "OSError: stopped, as it printed more than 16 MiB",
+}
+
+SOLUTION = """
+import contextlib, io, sys
+names = {"__name__": "__main__"}
+with contextlib.redirect_stdout(io.StringIO()):
+    exec(compile(sys.stdin.read(), "/main.py", "exec"), names)
+    answer = names["solution"]()
+print(answer)
+"""
+
+
+class Programs:
+    """The environment, for ``rollout.multi_turn.environment``. Raises ``ConfigError`` where there is no sandbox."""
+
+    def __init__(self) -> None:
+        require_sandbox()
+
+    def start(self, record: Any) -> dict[str, Any]:
+        """Nothing: each program stands for itself."""
+        return {}
+
+    def step(self, state: dict[str, Any], turn: Any) -> tuple[dict[str, Any], list[dict[str, str]], bool, float]:
+        """What the program at the end of the turn prints; without one the conversation ends."""
+        program = program_at_end(turn.text)
+        if program is None:
+            return state, [], True, 0.0
+        return state, [{"role": "user", "content": output_of(program, OUTPUT_CHARS)}], False, 0.0
+
+
+def program_at_end(text: str) -> str | None:
+    """The program with which ``text`` ends; None if it does not end in one."""
+    body, closed, rest = text.rstrip().rpartition("```")
+    _, opened, program = body.rpartition("```python")
+    return program.strip("\n") if opened and closed and not rest and "```" not in program else None
+
+
+def output_of(code: str, max_chars: int) -> str:
+    """What a program prints, and the end of the traceback if it fails; longer output loses its middle."""
+    ending, stdout, stderr = run_python(code, seconds=SECONDS)
+    parts = [stdout.rstrip()]
+    if ending != "ok":
+        parts += [STOPPED.get(ending) or "\n".join(stderr.splitlines()[-TRACEBACK_LINES:])]
+    result = "\n".join(part for part in parts if part)
+    if len(result) > max_chars:
+        half = max_chars // 2
+        result = f"{result[:half]}\n... {len(result) - 2 * half} characters left out ...\n{result[-half:]}"
+    return result or "(nothing was printed)"
+
+
+def with_solutions(responses: Sequence[str]) -> list[str]:
+    """Each response, a program or with one, and behind it in a box what ``solution()`` returns, or the error."""
+    with ThreadPoolExecutor(available_cores()) as threads:
+        return list(threads.map(_with_solution, responses))
+
+
+def _with_solution(text: str) -> str:
+    _, opened, rest = text.rpartition("```python")
+    program = rest.partition("```")[0] if opened else text
+    ending, stdout, stderr = run_python(SOLUTION, program, seconds=SOLUTION_SECONDS)
+    answer = stdout.strip() if ending == "ok" else (stderr.strip().splitlines() or [ending])[-1]
+    return f"{text}\n```output\n\\boxed{{{answer}}}\n```"

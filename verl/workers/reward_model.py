@@ -1,0 +1,18 @@
+"""The reward model's worker in an evaluation."""
+
+from verl.batch import Batch
+from verl.config.rewards import RewardModelConfig
+from verl.utils.distributed import WorkerPlace, join_world, seed_everything
+from verl.workers.critic import RewardModel
+
+
+class RewardModelWorker:
+    """One of the processes that together hold the model."""
+
+    def __init__(self, config: RewardModelConfig, place: WorkerPlace) -> None:
+        seed_everything(0)
+        self.model = RewardModel(config, join_world(place))
+
+    def compute_rm_scores(self, batch: Batch) -> Batch:
+        """See :meth:`verl.workers.critic.RewardModel.compute_scores`."""
+        return self.model.compute_scores(batch)
