@@ -19,6 +19,8 @@ What becomes of each option of a command of veRL's ([from_verl.md](from_verl.md)
 name that ends in `.*` stands for the other options of its group. Translated options come first, by group; those with
 [one value](#one-value-or-refused) or [no effect](#no-effect) here follow. Written by `scripts/make_from_verl.py`.
 """
+VERL = "actor_rollout_ref"
+"""The group of veRL's that has no counterpart: ``actor_rollout_ref.actor`` is our ``actor``."""
 REFUSED = """## One value, or refused
 
 "only `x`": this value has no effect, and any other is refused.
@@ -35,7 +37,8 @@ def tables() -> str:
     refused: dict[str, list[str]] = {}
     unused: dict[str, list[str]] = {}
     for name, option in OPTIONS.items():
-        meaning = "the same name" if option.describe() == f"`{name}`" else option.describe()
+        same = {f"`{name.removeprefix(f'{VERL}.')}`": f"the same without `{VERL}.`", f"`{name}`": "the same name"}
+        meaning = same.get(option.describe(), option.describe())
         if meaning.startswith("no effect: "):
             rows, meaning = unused, meaning.removeprefix("no effect: ")
         elif meaning.startswith(("only", "refused")):
