@@ -62,6 +62,9 @@ def test_a_macro_average_gives_every_benchmark_the_same_weight():
     # In an average the parts' widths add up in squares: 0.2425 / 2 upwards of the one, 0.049 of the other.
     (estimate,) = macro_estimates([values[0], torch.zeros(12, 1)], [1, 2], shares=True)
     assert (estimate.low, estimate.high) == pytest.approx((0.201, 0.25 + math.hypot(0.121247, 0.049)), abs=5e-3)
+    for n in range(2, 200):
+        none, every = macro_estimates([torch.tensor([[0.0, 1.0]]).expand(n, 2)], [0], 10, shares=True)
+        assert none.low == 0 and every.high == 1  # not -1e-17, which tables show as -0.0
     # One problem has no interval.
     (estimate,) = macro_estimates([torch.tensor([[0.25]]), torch.tensor([[0.5], [1.0]])], [0, 0])
     assert estimate.value == 0.5 and math.isnan(estimate.low) and math.isnan(estimate.high)

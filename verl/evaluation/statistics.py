@@ -383,8 +383,9 @@ def wilson_interval(share: Tensor, num_problems: int) -> tuple[Tensor, Tensor]:
     scale = 1 + z**2 / num_problems
     centre = (share.double() + z**2 / (2 * num_problems)) / scale
     half = z * (share.double() * (1 - share.double()) / num_problems + z**2 / (4 * num_problems**2)).sqrt() / scale
-    # Exact at both ends, where rounding would leave 1e-17.
-    return (centre - half).clamp(min=0), (centre + half).clamp(max=1)
+    # Exact at both ends, where rounding would leave 1e-17 on either side.
+    low, high = (centre - half).clamp(min=0), (centre + half).clamp(max=1)
+    return low.masked_fill(share == 0, 0.0), high.masked_fill(share == 1, 1.0)
 
 
 def repetition_rate(text: str, length: int = REPEATED_WORDS) -> float:
