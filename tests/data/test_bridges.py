@@ -49,6 +49,11 @@ def test_a_bridge_has_what_the_turn_lacks(fresh_tokenizer, end: str, expected: s
     assert fresh_tokenizer.decode(made.after(turn, [{"role": "tool", "content": "42"}])) == expected
 
 
+def test_half_of_a_surrogate_pair_is_a_question_mark(fresh_tokenizer):
+    bridge = bridges(fresh_tokenizer, CHATML).between([{"role": "tool", "content": "a\ud800b"}])
+    assert "tool\na?b<|im_end|>" in fresh_tokenizer.decode(bridge)
+
+
 def test_a_bridge_is_the_difference_of_rendered_histories(fresh_tokenizer):
     made = bridges(fresh_tokenizer, CHATML)
     chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "calling"}]

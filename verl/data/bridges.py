@@ -82,7 +82,7 @@ class Bridges:
         return render_chat_text(messages, self.tokenizer, self.chat_arguments, generation_prompt)
 
     def _ids(self, text: str) -> list[int]:
-        return list(self.tokenizer(text, add_special_tokens=False).input_ids)
+        return _ids(self.tokenizer, text)
 
 
 class ProgramBridges:
@@ -102,4 +102,9 @@ class ProgramBridges:
         text = "" if said.endswith("\n") else "\n"
         text += "" if said.rstrip().endswith(self.BEGUN) else f"{self.BEGUN}\n"
         text += "\n".join(message["content"] for message in messages)
-        return list(self.tokenizer(f"{text}\n```\n", add_special_tokens=False).input_ids)
+        return _ids(self.tokenizer, f"{text}\n```\n")
+
+
+def _ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    # A tool may return half of a surrogate pair, which a model can write in JSON and no tokenizer reads.
+    return list(tokenizer(text.encode(errors="replace").decode(), add_special_tokens=False).input_ids)
