@@ -48,7 +48,8 @@ class Bridges:
 
     def _check(self, message: Message) -> None:
         question, answer = {"role": "user", "content": "a question"}, {"role": "assistant", "content": ANSWER}
-        shorter, turn = [question], [answer, message]
+        shorter: list[Message] = [question]
+        turn: list[Message] = [answer, message]
         for _ in range(2):
             before, _, _ = self._text(shorter, False).rpartition(shorter[-1]["content"])
             after = self._text([*shorter, *turn], False)
