@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from verl.utils import process
-from verl.utils.process import loading
+from verl.utils.process import LARGEST_IN_HEAP, loading
 
 
 @pytest.mark.parametrize(
@@ -45,8 +45,8 @@ FAULTS = """
 import resource, sys
 import torch
 from verl.utils.process import keep_freed_memory
-if sys.argv[1] == "keep":
-    assert keep_freed_memory()
+if sys.argv[1:]:
+    assert keep_freed_memory(int(sys.argv[1]))
 def use():
     return [torch.zeros(2 << 20) for _ in range(20)]
 
@@ -61,8 +61,11 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 @pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the setting is glibc's")
 def test_tensors_get_the_memory_of_those_before_them():
-    def faults(mode: str) -> int:
-        run = subprocess.run([sys.executable, "-c", FAULTS, mode], capture_output=True, text=True, check=True)
+    def faults(*largest: int) -> int:
+        run = subprocess.run(
+            [sys.executable, "-c", FAULTS, *map(str, largest)], capture_output=True, text=True, check=True
+        )
         return int(run.stdout)
 
-    assert faults("keep") < faults("return") / 2
+    # Tensors of 8 MiB: kept up to the limit, returned above it and without the setting.
+    assert faults(LARGEST_IN_HEAP) < min(faults(1 << 20), faults()) / 2
