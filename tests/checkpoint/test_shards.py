@@ -15,6 +15,7 @@ from verl.checkpoint.attempts import Attempt
 from verl.checkpoint.export import export_checkpoint
 from verl.checkpoint.folders import checkpoints, read_state, verify_checkpoint
 from verl.checkpoint.saver import CheckpointSaver
+from verl.checkpoint.shards import file_numbers
 from verl.config import PPOConfig
 from verl.config.errors import ConfigError
 from verl.single_controller.failures import WorkerError
@@ -219,3 +220,8 @@ def test_an_error_in_the_background_is_raised(one, tmp_path):
     with pytest.raises(WorkerError, match="No space left on device"):
         saver.finish()
     assert sorted(path.name for path in tmp_path.glob("*global*")) == ["global_step_1"]
+
+
+def test_a_file_ends_once_it_is_full():
+    tensors = {name: torch.zeros(size) for name, size in {"a": 3, "b": 1, "c": 5, "d": 0, "e": 1}.items()}
+    assert file_numbers(tensors, 16) == {"a": 1, "b": 1, "c": 2, "d": 3, "e": 3}

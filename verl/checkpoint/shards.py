@@ -47,6 +47,8 @@ ADAPTERS = "lora_adapter"
 """Folder of LoRA adapters in peft's format, beside the shards; these then hold the adapters only."""
 GATHER_BYTES = 1 << 28
 """Most bytes of whole parameters that an export gathers at once."""
+FILE_BYTES = 1 << 28
+"""Bytes of a worker's shards from which on they go into another file: torch holds a file twice while it writes it."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,8 @@ class CheckpointWorker:
         attempt_of(folder).check(folder)
         for part in self._parts:
             target = folder / part.name
-            writer = HuggingFaceStorageWriter(str(target / "shards"), save_distributed=True)
+            numbers = file_numbers(shards[part.name], dist.get_world_size() * FILE_BYTES)
+            writer = HuggingFaceStorageWriter(str(target / "shards"), numbers, save_distributed=True)
             writer.fs = files = RecordingFiles()
             state_dict_saver.save(shards[part.name], storage_writer=writer, process_group=self._group)
             records |= _within(f"{part.name}/shards", files.records)
@@ -207,6 +210,15 @@ class RecordingFiles(FileSystem):
         with RecordedFile(Path(path)) as stream:
             yield stream
         self.records[Path(path).name] = stream.record
+
+
+def file_numbers(tensors: Mapping[str, Tensor], num_bytes: int) -> dict[str, int]:
+    """The number, from 1, of the file that each tensor goes into: another one after every ``num_bytes``."""
+    numbers, total = {}, 0
+    for name, tensor in tensors.items():
+        numbers[name] = 1 + total // num_bytes
+        total += tensor.nbytes
+    return numbers
 
 
 def training_state(learner: Learner) -> dict[str, Tensor]:
