@@ -213,11 +213,12 @@ class RecordingFiles(FileSystem):
 
 
 def file_numbers(tensors: Mapping[str, Tensor], num_bytes: int) -> dict[str, int]:
-    """The number, from 1, of the file that each tensor goes into: another one after every ``num_bytes``."""
+    """The number, from 1, of the file that each tensor goes into, by name: another one after every ``num_bytes``."""
     numbers, total = {}, 0
-    for name, tensor in tensors.items():
+    # A resumed optimizer has its tensors in another order.
+    for name in sorted(tensors):
         numbers[name] = 1 + total // num_bytes
-        total += tensor.nbytes
+        total += tensors[name].nbytes
     return numbers
 
 
