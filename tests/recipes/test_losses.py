@@ -80,23 +80,26 @@ def test_pacs_a_response_without_tokens_is_not_in_its_group():
     assert inputs.logprobs.grad.isfinite().all() and not inputs.logprobs.grad[2].any()
 
 
-def test_rover_is_the_bellman_error_of_each_token():
+@pytest.mark.parametrize("said", [[], [7.0, 7.0]], ids=["one turn", "an environment in between"])
+def test_rover_is_the_bellman_error_of_each_token(said: list[float]):
     # Q = 2 (0.5, -1); the mean of Q at the second token is 2 (-3 + 4) = 2, and nothing follows it.
+    last = 1 + len(said)
     inputs = loss_inputs(
-        [[-1.0, -3.0, 0.0]],
-        [[1, 1, 0]],
-        old_logprobs=torch.tensor([[-1.5, -2.0, 0.0]]),
-        advantages=torch.tensor([[0.25, 0.25, 0.25]]),
-        statistics={"mean_logprob": torch.tensor([[-9.0, -3.0, -7.0]], requires_grad=True)},
-        old_statistics={"mean_logprob": torch.tensor([[-5.0, -4.0, 0.0]])},
+        [[-1.0, *said, -3.0, 0.0]],
+        [[1, *[0] * len(said), 1, 0]],
+        old_logprobs=torch.tensor([[-1.5, *said, -2.0, 0.0]]),
+        advantages=torch.full((1, last + 2), 0.25),
+        statistics={"mean_logprob": torch.tensor([[-9.0, *said, -3.0, -7.0]], requires_grad=True)},
+        old_statistics={"mean_logprob": torch.tensor([[-5.0, *said, -4.0, 0.0]])},
     )
     losses, metrics = rover_loss(inputs, rho=2.0)
     # (1 - 0.25 - 2)^2 and (-2 - 0.25)^2
-    torch.testing.assert_close(losses[:, :2], torch.tensor([[1.5625, 5.0625]]))
+    sampled = losses[:, [0, last]]
+    torch.testing.assert_close(sampled, torch.tensor([[1.5625, 5.0625]]))
     assert (metrics["rover_q"].item(), metrics["rover_next_value"].item()) == (-1.0, 2.0)
-    losses[:, :2].sum().backward()
+    sampled.sum().backward()
     # 2 rho (Q - target); none goes through the target.
-    torch.testing.assert_close(inputs.logprobs.grad, torch.tensor([[-5.0, -9.0, 0.0]]))
+    torch.testing.assert_close(inputs.logprobs.grad, torch.tensor([[-5.0, *[0.0] * len(said), -9.0, 0.0]]))
     assert inputs.statistics["mean_logprob"].grad is None
 
 

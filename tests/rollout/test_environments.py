@@ -60,7 +60,13 @@ def misbehave(how: str) -> str:
         os._exit(3)
     if how == "memory":
         return "x" * (1 << 40)
-    raise ValueError("no such way")
+    if how == "exit":
+        raise SystemExit(3)
+    if how == "cancel":
+        raise asyncio.CancelledError
+    if how == "recurse":
+        return misbehave(how)
+    raise ValueError("no such way (of these)")
 
 async def wait(seconds: float) -> str:
     """
@@ -120,7 +126,17 @@ def contents(answer: Answer) -> list[str]:
             (1, 0, 1, 0, 0),
         ),
         (asking(Call("multiply", "6, 7")), ["Error: the arguments must be a JSON object"], (1, 0, 1, 0, 0)),
-        (asking(Call("misbehave", {"how": "?"})), ["Error: ValueError: no such way"], (1, 0, 1, 0, 0)),
+        (asking(Call("misbehave", {"how": "?"})), ["Error: ValueError: no such way (of these)"], (1, 0, 1, 0, 0)),
+        # What no run may end of, since a model can bring it about.
+        (asking(Call("misbehave", {"how": "exit"})), ["Error: SystemExit: 3"], (1, 0, 1, 0, 0)),
+        (asking(Call("misbehave", {"how": "cancel"})), ["Error: CancelledError: "], (1, 0, 1, 0, 0)),
+        (
+            asking(Call("misbehave", {"how": "recurse"})),
+            ["Error: RecursionError: maximum recursion depth exceeded"],
+            (1, 0, 1, 0, 0),
+        ),
+        # Some formats write numbers as they write text.
+        (asking(Call("multiply", {"a": "6", "b": "\n7\n"})), ["42"], (1, 0, 0, 0, 0)),
         # Of three calls two are answered.
         (asking(*[Call("multiply", {"a": 2, "b": n}) for n in (1, 2, 3)]), ["2", "4"], (3, 0, 0, 0, 0)),
     ],
@@ -164,6 +180,8 @@ def test_long_answers_are_shortened_as_in_verl(file: Path, side: str, expected: 
         ("(object(), [], True, None)", "its state: .* keep JSON values and tensors"),
         ("({}, ['hello'], True, None)", "returned the message 'hello'; expected a dict with role and content"),
         ("({}, [], True, float('nan'))", "returned the reward nan; expected None or a finite number"),
+        ("({}, [], True, 'good')", "reading what step\\(state, turn\\) returned raised ValueError: could not convert"),
+        ("({}, 5, False, None)", "reading what step\\(state, turn\\) returned raised TypeError: 'int' object"),
         ("1 / 0", "raised ZeroDivisionError: division by zero"),
     ],
 )

@@ -95,6 +95,26 @@ def test_a_tool_class_of_verls_answers(tmp_path: Path, monkeypatch: pytest.Monke
     assert schema["function"]["parameters"]["required"] == ["answer"]
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"tools: !!python/object/apply:os.getpid []",
+        b"tools: \xff",
+        b"tools: []",
+        b"tools: [{class_name: a.B, tool_schema: [name]}]",
+        b"tools: [{class_name: a.B, tool_schema: {type: function}}]",
+        b"tools: [{class_name: a.B, tool_schema: {function: {name: 5}}}]",
+    ],
+)
+def test_another_file_is_refused_in_a_line(tmp_path: Path, content: bytes):
+    (tmp_path / "tools.yaml").write_bytes(content)
+    options = replace(shipped_config().rollout.multi_turn, enable=True, tool_config_path=str(tmp_path / "tools.yaml"))
+    with pytest.raises(ConfigError, match="tools.yaml': not a list of tools with class_name and tool_schema: "):
+        load_environment(options)
+    with pytest.raises(ConfigError, match="reward='only': tools give no rewards; set it to add"):
+        replace(options, reward="only")
+
+
 def test_a_class_that_is_missing_is_named(tmp_path: Path):
     (tmp_path / "tools.yaml").write_text(FILE)
     options = replace(shipped_config().rollout.multi_turn, enable=True, tool_config_path=str(tmp_path / "tools.yaml"))

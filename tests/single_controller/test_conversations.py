@@ -42,6 +42,7 @@ class Engines:
         self.running: list[dict[int, tuple[Batch, int, int]]] = [{} for _ in range(count)]
         self.replies: dict[int, Any] = {}
         self.messages, self.lost_after, self.logprobs = 0, lost_after, logprobs
+        self.sent: list[tuple[int, list[int]]] = []
 
     def run_living(self, method: str) -> list[Any]:
         if method == "cut":
@@ -63,6 +64,7 @@ class Engines:
     def send(self, engine: int, requests: ResponseRequests, max_steps: int) -> None:
         assert engine not in self.replies
         self.messages += 1
+        self.sent.append((engine, list(requests.rows)))
         if self.messages > self.lost_after and engine == 0:
             self.running[0].clear()
             self.replies[0] = None
@@ -72,6 +74,8 @@ class Engines:
             assert place not in self.running[engine] and requests.begun is not None
             begun = requests.begun[[i]]
             known = ("rollout_logprobs", "version") if self.logprobs else ("version",)
+            # The environment's state, which may be large, stays on the driver.
+            assert set(begun.names) <= {"tokens", "source", "rollout_logprobs", "version"}
             begun = begun.columns("tokens", "source", *known)
             self.running[engine][place] = (begun, requests.streams[i], requests.version)
         ended: list[Batch] = []
@@ -135,10 +139,12 @@ def converse(tiny_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[.
         engines: Engines | None = None,
         environment: Environment | None = None,
         deterministic: bool = True,
+        max_length: int | None = None,
         **options: int,
     ) -> Batch:
         turns = replace(shipped_config().rollout.multi_turn, enable=True, environment="mine:Env", **options)
-        setup = ConversationSetup(turns, LENGTH, tiny_tokenizer, {}, [], environment or Environment())
+        environment = environment or Environment()
+        setup = ConversationSetup(turns, LENGTH, tiny_tokenizer, {}, [], environment, max_length=max_length)
         return generate_responses(
             engines or Engines(), 1, PROMPTS, SAMPLING, 3, LENGTH, deterministic, conversations=setup
         )
@@ -171,6 +177,13 @@ def test_turns_are_limited(converse, options: dict[str, int], most: int):
     assert not batch.truncated[batch.turns == most].all()
 
 
+def test_no_turn_begins_where_the_model_has_no_room_for_it(converse):
+    batch, free = converse(max_length=30), converse()
+    begun = [int(row.lengths) - len(turns_of(row)[-1]) for row in batch.split(1)]
+    assert max(begun) < 30 and (batch.truncated & ~free.truncated).any()
+    assert int(batch.turns.sum()) < int(free.turns.sum())
+
+
 def same(one: Batch, two: Batch) -> None:
     for name in ("tokens", "source", "turns", "environment_rewards", "truncated"):
         assert torch.equal(getattr(one, name), getattr(two, name)), name
@@ -178,10 +191,13 @@ def same(one: Batch, two: Batch) -> None:
 
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_slow_environments_change_no_result(converse, deterministic: bool):
-    expected = converse()
+    expected, sent = converse(), []
     for seed in range(3):
         random.seed(seed)
-        same(converse(Engines(slots=2), Environment(0.02, is_async=seed % 2 == 1), deterministic), expected)
+        engines = Engines(slots=2)
+        same(converse(engines, Environment(0.02, is_async=seed % 2 == 1), deterministic), expected)
+        sent.append(engines.sent)
+    assert not deterministic or sent[0] == sent[1] == sent[2]
 
 
 class Patient(Environment):

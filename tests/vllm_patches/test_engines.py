@@ -59,6 +59,18 @@ def test_every_architecture(name: str, inside: Run, build: Callable[[str], Path]
 
 
 @pytest.mark.nightly
+def test_a_pretrained_model(inside: Run, smollm2: Path, prompts: list[list[int]]):
+    """In units of each state's own size: a pretrained model's reach hundreds."""
+    model, layers, worst = zoo.load(smollm2), [-1, 0, 15], 0.0
+    for answer in inside(engines.in_tight_quarters, smollm2, {"layers": layers}, prompts[:3]).answers:
+        for response in answer.responses:
+            expected = zoo.reference_states(model, answer.prompt + response.tokens, layers)[len(answer.prompt) - 1 : -1]
+            difference = (response.states - expected).norm(dim=-1) / expected.norm(dim=-1)
+            worst = max(worst, difference.max().item())
+    assert 0 < worst < TOLERANCE
+
+
+@pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("g++") is None, reason="vLLM compiles with a C++ compiler on CPU")
 def test_a_compiled_engine(qwen: Path, reference: PreTrainedModel, prompts: list[list[int]]):
     capture = {"layers": [2, 0, -1], "phase": "both"}

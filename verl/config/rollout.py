@@ -171,6 +171,8 @@ class MultiTurnConfig(Group):
         self.require(tools or self.environment is not None, "enable", "name tools, tool_config_path or environment")
         fix = "an environment of your own calls tools itself; leave out tools and tool_config_path"
         self.require(not (tools and self.environment is not None), "environment", fix)
+        fix = "tools give no rewards; set it to add"
+        self.require(not tools or self.reward == "add", "reward", fix)
         paths = {f"tools[{i}]": path for i, path in enumerate(self.tools)} | {"environment": self.environment}
         for field, path in paths.items():
             if path is not None:

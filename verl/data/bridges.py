@@ -32,20 +32,24 @@ class Bridges:
         """
         Args:
             chat_arguments: of the template, as prompts have them.
-            role: of the environment's messages.
+            role: of the environment's messages; another is checked where it first occurs.
             field: the option that asks for conversations, with its value.
         """
-        self.tokenizer, self.chat_arguments, self.role = tokenizer, chat_arguments, role
-        self.head = self._ids(ANSWER)
-        try:
-            self._check()
-        except ConfigError as error:
-            raise ConfigError(f"{field}: role {role!r}: {error}; give the model another chat template") from error
+        self.tokenizer, self.chat_arguments, self.field = tokenizer, chat_arguments, field
+        self.head, self._checked = self._ids(ANSWER), set[str]()
+        self._check_role(role)
 
-    def _check(self) -> None:
-        message = {"role": self.role, "name": "tool", "content": "an observation"}
+    def _check_role(self, role: str) -> None:
+        self._checked.add(role)
+        try:
+            self._check({"role": role, "name": "tool", "content": "an observation"})
+        except ConfigError as error:
+            raise ConfigError(f"{self.field}: role {role!r}: {error}; give the model another chat template") from error
+
+    def _check(self, message: Message) -> None:
         question, answer = {"role": "user", "content": "a question"}, {"role": "assistant", "content": ANSWER}
-        shorter, turn = [question], [answer, message]
+        shorter: list[Message] = [question]
+        turn: list[Message] = [answer, message]
         for _ in range(2):
             before, _, _ = self._text(shorter, False).rpartition(shorter[-1]["content"])
             after = self._text([*shorter, *turn], False)
@@ -62,8 +66,10 @@ class Bridges:
         """The tokens from the end of the policy's turn to where its next one begins, with what closes the turn.
 
         Raises:
-            ConfigError: the template refuses the messages.
+            ConfigError: the template refuses the messages, or leaves out those of a role.
         """
+        for role in sorted({message["role"] for message in messages} - self._checked):
+            self._check_role(role)
         question = {"role": "user", "content": "a question"}
         text = self._text([question, {"role": "assistant", "content": ANSWER}, *messages], True)
         before, _, after = text.partition(ANSWER)
@@ -82,7 +88,7 @@ class Bridges:
         return render_chat_text(messages, self.tokenizer, self.chat_arguments, generation_prompt)
 
     def _ids(self, text: str) -> list[int]:
-        return list(self.tokenizer(text, add_special_tokens=False).input_ids)
+        return _ids(self.tokenizer, text)
 
 
 class ProgramBridges:
@@ -102,4 +108,9 @@ class ProgramBridges:
         text = "" if said.endswith("\n") else "\n"
         text += "" if said.rstrip().endswith(self.BEGUN) else f"{self.BEGUN}\n"
         text += "\n".join(message["content"] for message in messages)
-        return list(self.tokenizer(f"{text}\n```\n", add_special_tokens=False).input_ids)
+        return _ids(self.tokenizer, f"{text}\n```\n")
+
+
+def _ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    # A tool may return half of a surrogate pair, which a model can write in JSON and no tokenizer reads.
+    return list(tokenizer(text.encode(errors="replace").decode(), add_special_tokens=False).input_ids)

@@ -272,7 +272,8 @@ def _settings(
     if config.rollout.engine_kwargs:
         settings["engine_kwargs"] = config.rollout.engine_kwargs
     if config.rollout.multi_turn.enable:
-        settings["multi_turn"] = asdict(config.rollout.multi_turn)
+        # How many processes there are changes no sample.
+        settings["multi_turn"] = asdict(config.rollout.multi_turn) | {"num_workers": 0}
     return settings
 
 

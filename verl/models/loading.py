@@ -33,9 +33,13 @@ from verl.models.info import VALUE_HEAD, ModelInfo
 from verl.models.lora import add_adapters, base_parameter_name, is_adapter
 from verl.models.offload import local_part, require_loaded, reshard
 from verl.models.onednn import multiply_by_onednn
+from verl.utils.process import keep_freed_memory
 
 SMALL = 50_000_000
-"""Parameters of a model up to which each worker has its own copy unless ``fsdp_size`` says otherwise."""
+"""Parameters of a model up to which each worker has its own copy unless ``fsdp_size`` says otherwise, and up to which
+the memory of all its freed tensors is kept on a CPU."""
+KEPT_BYTES = 1 << 20
+"""Largest freed tensor of a larger model whose memory is kept."""
 
 
 def load_sharded_model(
@@ -138,8 +142,11 @@ def load_and_shard(
     values = tensors_in_files(model, config.path) if reads else None
     if adapted:
         add_adapters(model, config)
+    is_small = sum(parameter.numel() for parameter in model.parameters()) <= SMALL
     if mesh.device_type == "cpu":
         multiply_by_onednn(model)
+        if not is_small:
+            keep_freed_memory(KEPT_BYTES)
     if reads and values is None:
         whole = build_base("cpu")
         if adapted:
@@ -150,7 +157,7 @@ def load_and_shard(
         values = _beside_adapters(values, build_base("meta"), config)
     copy_size = config.fsdp.fsdp_size
     if copy_size is None:
-        copy_size = 1 if sum(parameter.numel() for parameter in model.parameters()) <= SMALL else -1
+        copy_size = 1 if is_small else -1
     shard_model(model, config, sharding_mesh(mesh, copy_size), trainable)
     if source is None:
         _broadcast(model, values, mesh.device_type)

@@ -24,8 +24,18 @@ def rover_loss(inputs: LossInputs, rho: float = 1.0) -> tuple[Tensor, dict[str, 
     """
     q_values = rho * (inputs.logprobs - inputs.old_logprobs)
     mean = rho * (inputs.statistics["mean_logprob"] - inputs.old_statistics["mean_logprob"]).detach()
-    next_values = torch.where(inputs.sampled_mask, mean, 0.0).roll(-1, dims=1)
-    next_values[:, -1] = 0.0  # rolled in from the front
+    next_values = next_sampled(mean, inputs.sampled_mask)
     losses = (q_values - (inputs.advantages + next_values)).square()
     mask = inputs.response_mask
     return losses, {"rover_q": q_values.detach()[mask].sum(), "rover_next_value": next_values[mask].sum()}
+
+
+def next_sampled(values: Tensor, mask: Tensor) -> Tensor:
+    """[B, R], at each place the one of ``values`` at the next token of the ``mask`` [B, R] bool behind it; 0 without.
+
+    Between the turns of a conversation the environment's tokens are passed over.
+    """
+    size = mask.shape[1]
+    places = torch.where(mask, torch.arange(size, device=mask.device), size)
+    behind = torch.nn.functional.pad(places[:, 1:], (0, 1), value=size).flip(1).cummin(1).values.flip(1)
+    return torch.nn.functional.pad(values, (0, 1)).gather(1, behind)

@@ -4,6 +4,7 @@ says becomes the beginning of a request for the next turn.
 Legend: B episodes, of which a conversation is one.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
@@ -45,13 +46,16 @@ class ConversationSetup:
         stop_strings: Sequence[str],
         pool: EnvironmentPool,
         template: str = "chat",
+        max_length: int | None = None,
     ) -> None:
         """
         Args:
             max_response_length: tokens of a conversation after its prompt.
             template: of prompts, a name.
             chat_arguments: of the chat template, as prompts have them.
+            max_length: tokens of the longest sequence that engines take, the prompt included; None: those of any.
         """
+        self.max_length = math.inf if max_length is None else max_length
         self.options, self.max_response_length, self.pool = options, max_response_length, pool
         self.tokenizer, self.stop_strings = tokenizer, stop_strings
         if find_template(template).python:
@@ -170,7 +174,8 @@ class Conversations:
             if not wait_for_all:
                 break
         self._ask()
-        return going
+        # In the order of their answers engines would depend on time.
+        return sorted(going)
 
     def over(self) -> Batch | None:
         """Conversations that have ended since the last call; None if there are none."""
@@ -202,7 +207,8 @@ class Conversations:
             self._end(place, row)
             return False
         bridge = self.setup.bridges.after(turn.tokens, answer.messages)
-        if int(row.response_lengths) + len(bridge) >= self.setup.max_response_length:
+        room = min(self.setup.max_response_length, self.setup.max_length - int(row.prompt_lengths))
+        if int(row.response_lengths) + len(bridge) >= room:
             self._end(place, row.fill(truncated=torch.ones(1, dtype=torch.bool)))
             return False
         self._begun[place] = extended(row, bridge)
@@ -210,7 +216,7 @@ class Conversations:
 
     def _end(self, place: int, row: Batch) -> None:
         del self._begun[place]
-        self._over.append(row)
+        self._over.append(row.without("environment_states"))
 
 
 def _plus(value: int | None, more: int) -> int | None:

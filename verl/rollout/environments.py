@@ -279,15 +279,16 @@ async def take_step(environment: Any, step: Step) -> Answer:
     state, messages, done, reward = returned
     try:
         saved = json.dumps(to_json(state))
-    except TypeError as error:
+    except (TypeError, RecursionError) as error:
         raise ConfigError(f"{where}: its state: {error}; keep JSON values and tensors") from error
-    said = [checked_message(message, where) for message in messages or []]
-    value = 0.0 if reward is None else float(reward)
+    with user_code(f"{where}: reading what step(state, turn) returned"):
+        said = [checked_message(message, where) for message in messages or []]
+        done, value = bool(done), 0.0 if reward is None else float(reward)
     if not math.isfinite(value):
         raise ConfigError(f"{where}: returned the reward {value}; expected None or a finite number")
     failures = sum(message.get("failed") is True for message in said)
     counts = (len(step.turn.calls), int(step.turn.malformed), failures, 0, 0)
-    return Answer(saved, said, bool(done), value, counts)
+    return Answer(saved, said, done, value, counts)
 
 
 async def _awaited(value: Any) -> Any:

@@ -1,5 +1,6 @@
 """Calls of tools in the text of a turn, by vLLM's own parsers."""
 
+import copy
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +13,9 @@ from verl.rollout.tools import read_calls
 
 FIELD = "rollout.multi_turn.format"
 
+MARKS = ("tool_call_start_token", "bot_token", "tool_calls_start_token", "TOOL_CALL_BEGIN", "bot_string", "tc_start")
+"""Attributes of parsers, of which several name what a call begins with."""
+
 
 class ToolCallReader:
     """Reads the calls in a turn.
@@ -22,7 +26,8 @@ class ToolCallReader:
 
     def __init__(self, name: str, tokenizer: PreTrainedTokenizerBase, end_tokens: Sequence[int]) -> None:
         # They report every text that they cannot read, with the stack.
-        logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)
+        for package in ("vllm.tool_parsers", "vllm.parser"):
+            logging.getLogger(package).setLevel(logging.CRITICAL)
         try:
             parser: Any = ToolParserManager.get_tool_parser(name)
             self.parser = parser(tokenizer)
@@ -30,7 +35,7 @@ class ToolCallReader:
             known = ", ".join(sorted({*ToolParserManager.tool_parsers, *ToolParserManager.lazy_parsers}))
             raise ConfigError(f"{FIELD}={name!r}: {error}; vLLM's parsers are {known}") from error
         self.tokenizer = tokenizer
-        marks = (getattr(self.parser, mark, None) for mark in ("tool_call_start_token", "bot_token"))
+        marks = (getattr(self.parser, mark, None) for mark in MARKS)
         self.mark = next((mark for mark in marks if isinstance(mark, str) and mark), None)
         self.ends = set(end_tokens)
 
@@ -40,7 +45,8 @@ class ToolCallReader:
         # The marks of calls may be special tokens.
         text = str(self.tokenizer.decode(tokens, skip_special_tokens=False))
         try:
-            found = self.parser.extract_tool_calls(text, request=None).tool_calls
+            # A parser is made for one response: some keep what they have read.
+            found = copy.copy(self.parser).extract_tool_calls(text, request=None).tool_calls
         except Exception:  # a parser may fail on what a model writes
             found = []
         malformed = not found and self.mark is not None and self.mark in text

@@ -1,5 +1,6 @@
 """Tools as an environment: functions and veRL's tool classes, called as the model asks for them."""
 
+import asyncio
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +12,7 @@ from verl.config.errors import ConfigError
 from verl.config.rollout import MultiTurnConfig
 from verl.data.prompt_rows import PromptRecord
 from verl.rollout.verl_tools import verl_tools
-from verl.utils.user_code import load_code, raised, user_code
+from verl.utils.user_code import load_code, user_code
 
 FIELD = "rollout.multi_turn.tools"
 
@@ -127,16 +128,37 @@ class ToolEnvironment:
         if not isinstance(call.arguments, dict):
             return _failed(name, "the arguments must be a JSON object"), 0.0
         try:
-            state[name], text, reward = await tool.call(state[name], call.arguments)
-        except (MemoryError, RecursionError):
+            state[name], text, reward = await tool.call(state[name], with_types(call.arguments, tool.schema))
+        except MemoryError:
             raise
-        except Exception as error:  # a tool may raise anything, for the model to read
-            return _failed(name, raised(error).partition(" (")[0].removeprefix("raised ")), 0.0
+        except (Exception, SystemExit, asyncio.CancelledError) as error:  # a tool may raise anything, for the model
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                # By its time limit.
+                raise
+            return _failed(name, f"{type(error).__name__}: {error}".partition("\n")[0]), 0.0
         return {"role": "tool", "name": name, "content": shortened(text, self.options)}, reward
 
 
 def _failed(name: str, why: str) -> dict[str, Any]:
     return {"role": "tool", "name": name, "content": f"Error: {why}"[:500], "failed": True}
+
+
+def with_types(arguments: dict[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
+    """``arguments`` of a call, those that are text read as JSON where ``schema`` says that they are something else:
+    several formats (``qwen3_coder``, ``glm45``) write them without quotes."""
+    described = (schema["function"].get("parameters") or {}).get("properties") or {}
+    return {name: _with_type(value, described.get(name)) for name, value in arguments.items()}
+
+
+def _with_type(value: Any, described: Any) -> Any:
+    kind = described.get("type") if isinstance(described, Mapping) else None
+    if not isinstance(value, str) or kind is None or "string" in (kind if isinstance(kind, list) else [kind]):
+        return value
+    try:
+        return json.loads(value.lower() if kind == "boolean" else value)
+    except (ValueError, RecursionError):
+        return value
 
 
 def shortened(text: str, options: MultiTurnConfig) -> str:

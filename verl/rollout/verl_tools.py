@@ -57,7 +57,9 @@ def verl_tools(path: str) -> Iterator[VerlTool]:
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
         entries = [(str(e["class_name"]), e.get("config") or {}, dict(e["tool_schema"])) for e in content["tools"]]
-    except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
+        if not all(isinstance(schema["function"]["name"], str) for _, _, schema in entries) or not entries:
+            raise ValueError("there is none, or one whose name is no text")
+    except (OSError, yaml.YAMLError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"{where}: not a list of tools with class_name and tool_schema: {error!r:.200}") from error
     stand_in(Path(path))
     for name, config, schema in entries:

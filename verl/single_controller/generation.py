@@ -170,7 +170,7 @@ def run_engines(
     def message(places: Sequence[int]) -> tuple[ResponseRequests, int]:
         asked = requests.of(places) if places else nothing
         if conversations is not None and places:
-            asked = replace(asked, begun=conversations.begun(places))
+            asked = replace(asked, begun=conversations.begun(places).without(*DRIVER_COLUMNS))
         return asked, steps_per_call or STEPS_PER_CALL
 
     def end_conversations() -> None:

@@ -316,11 +316,12 @@ def test_what_open_responses_depend_on_is_compared_on_resume(small_config, tiny_
         {"rollout": {"n": 4}},
         {"data": {"train_batch_size": 2}},
         {"data": {"max_response_length": 32}},
+        {"rollout": {"multi_turn": {"enable": True, "environment": "mine.py:Env"}}},
         {"async_training": {"partial_rollout": False}, "rollout": {"nnodes": 1, "n_gpus_per_node": 1}},
     ):
         other = changed(config, **options)
         orders.append(prompt_order(other, MethodCalls(other, tiny_tokenizer)))
-    assert len(set(orders)) == 5
+    assert len(set(orders)) == 6
 
 
 @pytest.mark.slow

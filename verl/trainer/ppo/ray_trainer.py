@@ -372,6 +372,7 @@ def prompt_order(config: PPOConfig, method: MethodCalls) -> str:
         f" async_training.partial_rollout={config.async_training.partial_rollout} rollout.n={config.rollout.n}"
         f" data.train_batch_size={config.data.train_batch_size}"
         f" data.max_response_length={config.data.max_response_length}"
+        f" rollout.multi_turn.enable={config.rollout.multi_turn.enable}"
     )
     admitted = f"async_training.max_staleness={ahead}{sizes}" if ahead else ""
     admitted += " with rollout.nnodes" if config.samples_ahead else ""
