@@ -29,7 +29,8 @@ PROMPTS = [
 
 @pytest.fixture(scope="module")
 def workers(small_config, tiny_model: Path, ray_session: None) -> Iterator[WorkerGroup]:
-    policy = ReadingPolicyConfig("auto", "sdpa", 2, 64, FSDPConfig(-1, False, False))
+    fsdp = FSDPConfig(-1, False, False)
+    policy = ReadingPolicyConfig("auto", "sdpa", micro_batch_size=2, fsdp=fsdp, logits_chunk_size=64)
     calculator = replace(
         small_config.calculator, layers=LAYERS, diff_stride=STRIDE, keep_prefixes=True, metric_indices=[1]
     )
