@@ -104,6 +104,11 @@ class Shape(NamedTuple):
             return tokens * (2 * scale * self.hidden * self.layers + layer)
         return tokens * layer * self.layers
 
+    def passing(self, tokens: float, model: ModelConfig) -> float:
+        """Bytes that a layer holds at most while ``tokens`` tokens pass it and nothing is saved: in the MLP, two
+        factors and their product beside the residual stream and what attention left."""
+        return tokens * ITEMSIZE[model.param_dtype] * (3 * self.intermediate + 5 * self.hidden)
+
 
 class Shapes(NamedTuple):
     """The sizes of a run's models; a critic or a reward model without is not counted. A reference has the policy's."""
@@ -187,9 +192,12 @@ def estimate(config: PPOConfig, shapes: Shapes, gpu_gb: float) -> dict[str, Part
     if config.calculator.measured_by("actor"):
         sizes = (longest_response, len(config.calculator.layers), shape.hidden)
         spectra["spectra"] = workspace_bytes(*sizes, config.calculator) / GB
+    # The head comes after the layers.
+    scoring = {"logits": logits(scored, forward), "activations": shape.passing(forward, model) / GB}
+    largest = max(scoring, key=lambda part: scoring[part])
     phases = {
         "generate": (at_work if config.rollout.name == "hf" else resting) | generating,
-        "logprobs": at_work | sleeping | spectra | {"gathered": policy.gathered, "logits": logits(scored, forward)},
+        "logprobs": at_work | sleeping | spectra | {"gathered": policy.gathered, largest: scoring[largest]},
         "update, backward": learning
         | sleeping
         | {"gathered": policy.gathered, "whole gradients": policy.reduced, "activations": activations}
