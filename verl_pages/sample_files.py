@@ -223,7 +223,7 @@ def _row(values: Row) -> Row:
     return {
         **{name: value for name, value in values.items() if name.startswith(METRIC_PREFIX) or name in FIGURES},
         **{name: values.get(name) or "" for name in TEXTS},
-        "response": spoken(values.get("conversation")) or values.get("response") or "",
+        "response": _conversation(values.get("conversation")) or values.get("response") or "",
         "uid": values["uid"] or 0,
         "verdict": "c" if values["correct"] else "w",
         "truncated": bool(values.get("truncated")),
@@ -235,14 +235,21 @@ def _row(values: Row) -> Row:
     }
 
 
-def spoken(conversation: str | None) -> str:
+def _conversation(text: str | None) -> str:
+    """As :func:`spoken`, of JSON; empty if it is damaged."""
+    try:
+        return spoken(json.loads(text or "[]"))
+    except (ValueError, RecursionError):
+        return ""
+
+
+def spoken(said: Any) -> str:
     """A conversation as text, with a frame around what the environment said; empty for any other form."""
     try:
-        said = json.loads(conversation or "[]")
         return "".join(
             part["text"] if part["by"] == "policy" else f"\n┌ environment\n{part['text']}\n└\n" for part in said
         )
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (TypeError, KeyError):
         return ""
 
 

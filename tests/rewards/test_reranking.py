@@ -7,7 +7,7 @@ from statistics import fmean
 import pytest
 
 from verl.rewards.majority import majority_at_k
-from verl.rewards.reranking import best_at_k, weighted_majority_at_k
+from verl.rewards.reranking import rm_at_k, weighted_majority_at_k
 
 
 @pytest.mark.parametrize(
@@ -24,18 +24,18 @@ from verl.rewards.reranking import best_at_k, weighted_majority_at_k
         ([False], [math.nan], 1, 0),
     ],
 )
-def test_best_at_k(correct: list[bool], scores: list[float], k: int, expected: float):
-    assert best_at_k(correct, scores, k) == pytest.approx(expected, abs=1e-12)
+def test_rm_at_k(correct: list[bool], scores: list[float], k: int, expected: float):
+    assert rm_at_k(correct, scores, k) == pytest.approx(expected, abs=1e-12)
 
 
-def test_best_at_k_is_the_mean_over_all_choices():
+def test_rm_at_k_is_the_mean_over_all_choices():
     correct, scores = [True, False, True, True, False, False], [2.0, 2.0, -1.0, 0.5, 3.0, 2.0]
     for k in range(1, 7):
         chosen = []
         for places in combinations(range(6), k):
             best = max(scores[i] for i in places)
             chosen.append(fmean(correct[i] for i in places if scores[i] == best))
-        assert best_at_k(correct, scores, k) == pytest.approx(fmean(chosen), abs=1e-12)
+        assert rm_at_k(correct, scores, k) == pytest.approx(fmean(chosen), abs=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ def contents(answer: Answer) -> list[str]:
         ),
         (asking(Call("multiply", "6, 7")), ["Error: the arguments must be a JSON object"], (1, 0, 1, 0, 0)),
         (asking(Call("misbehave", {"how": "?"})), ["Error: ValueError: no such way (of these)"], (1, 0, 1, 0, 0)),
-        # What no run may end of, since a model can bring it about.
+        # A model can provoke these, so none may end the run.
         (asking(Call("misbehave", {"how": "exit"})), ["Error: SystemExit: 3"], (1, 0, 1, 0, 0)),
         (asking(Call("misbehave", {"how": "cancel"})), ["Error: CancelledError: "], (1, 0, 1, 0, 0)),
         (

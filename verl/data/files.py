@@ -152,11 +152,11 @@ def read_csv(path: Path) -> list[Row]:
         reader = csv.DictReader(io.StringIO(_text(path), newline=""), strict=True)
         rows = list(reader)
     except csv.Error as error:
-        raise ConfigError(f"{path}: is no table of comma-separated values: {error}; {_FIX}") from error
+        raise ConfigError(f"{path}: not a table of comma-separated values: {error}; {_FIX}") from error
     for number, row in enumerate(rows, start=1):
         if None in row or None in row.values():
             columns = len(reader.fieldnames or [])
-            raise ConfigError(f"{path}, row {number}: has not the {columns} columns of the first line; {_FIX}")
+            raise ConfigError(f"{path}, row {number}: does not have the {columns} columns of the first line; {_FIX}")
     return rows
 
 

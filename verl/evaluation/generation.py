@@ -54,8 +54,16 @@ def generate_target(
         if turns.enable:
             pool = stack.enter_context(EnvironmentPool(turns, session.busy_cores))
             target = next(iter(missing)).target
-            places = (turns, model.max_response_length, tokenizer, chat_arguments(target, turns), model.stop, pool)
-            setup = ConversationSetup(*places, target.template, model.max_model_len)
+            setup = ConversationSetup(
+                turns,
+                model.max_response_length,
+                tokenizer,
+                chat_arguments(target, turns),
+                model.stop,
+                pool,
+                target.template,
+                model.max_model_len,
+            )
         workers = start_engines(session, model, config)
         stack.callback(workers.close)
         display.running()

@@ -64,11 +64,6 @@ class ScoredSample:
     score: float | None = None
     """A reward model's; None where none read it."""
 
-    @property
-    def conversation_json(self) -> str | None:
-        """``conversation`` as the text that files and pages hold; None if there is none."""
-        return valid_unicode(json.dumps(self.conversation, ensure_ascii=False)) if self.conversation else None
-
 
 @dataclass(frozen=True)
 class ProblemResult:
@@ -145,12 +140,16 @@ def sample_table(result: TaskResult) -> pa.Table:
         | {"problem": problem.index, "sample": i}
         | {"response": valid_unicode(sample.response), "answer": valid_unicode(sample.answer)}
         | {"reward_extra_info": json.dumps(finite_or_null(sample.extras)) if sample.extras else None}
-        | {"conversation": sample.conversation_json}
+        | {"conversation": _json_text(sample.conversation) if sample.conversation else None}
         | {METRIC_PREFIX + name: value for name, value in sample.metrics.items()}
         for problem in result.problems
         for i, sample in enumerate(problem.samples)
     ]
     return pa.Table.from_pylist(rows, schema=schema)
+
+
+def _json_text(values: Any) -> str:
+    return valid_unicode(json.dumps(values, ensure_ascii=False))
 
 
 def metric_names(problems: Iterable[ProblemResult]) -> list[str]:

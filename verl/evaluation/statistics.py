@@ -19,7 +19,7 @@ from torch import Tensor
 from verl.evaluation.results import PROMPT_TOO_LONG, REASONS, ProblemResult, TaskResult, metric_names, row_labels
 from verl.rewards.majority import answer_classes, majority_at_k
 from verl.rewards.pass_at_k import k_grid, pass_at_k
-from verl.rewards.reranking import best_at_k, weighted_majority_at_k
+from verl.rewards.reranking import rm_at_k, weighted_majority_at_k
 
 DRAWS = 4000
 """Resamplings per interval. The ends of a 95% interval are then usually less than half a percentile off."""
@@ -224,7 +224,7 @@ def _scores(result: TaskResult, label: str, seed: int) -> _Scores:
         scores = [[math.nan if s.score is None else s.score for s in p.samples] for p in problems]
         judged = [([s.correct for s in p.samples], given) for p, given in zip(problems, scores, strict=True)]
         weighed = [(*vote, given) for vote, given in zip(votes, scores, strict=True)]
-        by_problem.append(lambda k: [best_at_k(*pair, k) for pair in judged])
+        by_problem.append(lambda k: [rm_at_k(*pair, k) for pair in judged])
         by_problem.append(lambda k: [weighted_majority_at_k(*vote, k) for vote in weighed])
     columns += [torch.tensor(figure(k), dtype=torch.float64) for figure in by_problem for k in ks]
     values = torch.stack(columns, dim=1) if ks else torch.zeros(0, 0, dtype=torch.float64)

@@ -38,9 +38,8 @@ def pass_at_k(num_samples: Tensor, num_correct: Tensor, k: int) -> Tensor:
 def best_at_k(scores: Tensor, k: int) -> Tensor:
     """Expected highest score among k of the n samples of each of P problems: the exact mean over all subsets of k.
 
-    With scores in ascending order, the i-th (from 1) is the highest of C(i - 1, k - 1) of the C(n, k) subsets. veRL's
-    figure of this name draws k samples with replacement, so it is lower. The lowest score is that of ``-scores``,
-    negated.
+    veRL's figure of this name draws k samples with replacement, so it is lower. The lowest score is that of
+    ``-scores``, negated.
 
     Args:
         scores: ``[P, n]``.
@@ -52,11 +51,16 @@ def best_at_k(scores: Tensor, k: int) -> Tensor:
     Raises:
         ValueError: k out of range.
     """
-    n = scores.shape[1]
+    shares = torch.tensor(best_shares(scores.shape[1], k), dtype=torch.float64)
+    return scores.double().sort(dim=1).values @ shares
+
+
+def best_shares(n: int, k: int) -> list[float]:
+    """Of n samples in ascending order, the probability of each to be the highest of k: for the i-th (from 1), that of
+    C(i - 1, k - 1) among the C(n, k) subsets. Raises ``ValueError`` if k is not from 1 to n."""
     if not 1 <= k <= n:
         raise ValueError(f"k={k}: must be between 1 and the number of samples ({n})")
-    shares = [math.comb(i, k - 1) / math.comb(n, k) for i in range(n)]
-    return scores.double().sort(dim=1).values @ torch.tensor(shares, dtype=torch.float64)
+    return [math.comb(i, k - 1) / math.comb(n, k) for i in range(n)]
 
 
 def k_grid(num_samples: int) -> list[int]:

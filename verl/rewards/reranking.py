@@ -3,37 +3,37 @@
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import combinations, groupby
+from itertools import combinations, groupby, islice
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from verl.rewards.majority import DRAWS, SEED
+from verl.rewards.pass_at_k import best_shares
 
 ROUNDING = 1e-9
 """Relative difference of two sums of the same weights."""
 
 
-def best_at_k(correct: Sequence[bool], scores: Sequence[float], k: int) -> float:
+def rm_at_k(correct: Sequence[bool], scores: Sequence[float], k: int) -> float:
     """Probability that the sample of the highest score among k, drawn without replacement, is correct.
 
-    With the samples in descending order, the best of k is among the first m with the probability
-    1 - C(n - m, k) / C(n, k). Samples of equal scores are chosen with equal chances.
+    Samples of equal scores are chosen with equal chances.
 
     Args:
         scores: one per sample; those that are not numbers are the lowest.
         k: from 1 to the number of samples.
+
+    Raises:
+        ValueError: k out of range.
     """
-    n, above, total = len(scores), 0, 0.0
-    ranked = sorted(zip(map(_ordered, scores), correct, strict=True), reverse=True)
-    missed = 1.0
+    shares, total = iter(best_shares(len(scores), k)), 0.0
+    ranked = sorted(zip(map(_ordered, scores), correct, strict=True))
     for _, group in groupby(ranked, key=lambda pair: pair[0]):
         right = [is_right for _, is_right in group]
-        above += len(right)
-        still = math.comb(n - above, k) / math.comb(n, k)
-        total += (missed - still) * sum(right) / len(right)
-        missed = still
+        total += sum(islice(shares, len(right))) * fmean(right)
     return total
 
 

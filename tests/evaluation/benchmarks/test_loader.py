@@ -66,7 +66,10 @@ def test_local_files(tmp_path: Path):
     assert set(problem.extra_info["options"].values()) == {"A", 'B "b"'}
     pq.write_table(pa.table({"question": ["1+1?"], "answer": ["2"]}), tmp_path / "column.parquet")
     assert [p.answer for p in load_benchmark("column", tmp_path)] == ["2"]
-    for row, message in (("1+1?", "row 1: has not the 2 columns"), ('"1+1?,2', "no table of comma-separated values")):
+    for row, message in (
+        ("1+1?", "row 1: does not have the 2 columns"),
+        ('"1+1?,2', "not a table of comma-separated values"),
+    ):
         write(tmp_path / "broken.csv", "question,answer", row)
         assert message in message_of("broken", tmp_path)
 

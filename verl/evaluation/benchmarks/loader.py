@@ -81,9 +81,11 @@ def local_file(name: str, folder: Path | None) -> Path | None:
 
 
 def _unknown(name: str, folder: Path | None) -> str:
-    suffixes = () if folder is None else SUFFIXES
-    local = [path.stem for end in suffixes for path in Path(folder or "").glob(f"*{end}")]
-    local += [path.parent.name for end in suffixes for path in Path(folder or "").glob(f"*/test{end}")]
+    local: list[str] = []
+    if folder is not None:
+        for end in SUFFIXES:
+            local += [path.stem for path in folder.glob(f"*{end}")]
+            local += [path.parent.name for path in folder.glob(f"*/test{end}")]
     known = [*BENCHMARKS, *sorted(set(local) - BENCHMARKS.keys())]
     # Wrong case is the most common mistake, and get_close_matches counts every such letter as wrong.
     near = {known_name.lower(): known_name for known_name in known}

@@ -71,7 +71,7 @@ def _gather(summary: Summary, results: Sequence[TaskResult]) -> tuple[list[str],
 def _response(sample: ScoredSample) -> Row:
     return {
         **sample.metrics,
-        "response": spoken(sample.conversation_json) or sample.response,
+        "response": spoken(sample.conversation) or sample.response,
         "truncated": sample.truncated,
         "verdict": "c" if sample.correct else VERDICT_CODES.get(sample.reason, OTHER_VERDICT),
         "reason": "",

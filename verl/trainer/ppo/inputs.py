@@ -120,8 +120,8 @@ class RunInputs:
     def conversations(self, pool: EnvironmentPool) -> ConversationSetup:
         """How responses have several turns, with environments in ``pool``."""
         options, limit = self.config.rollout.multi_turn, self.config.data.max_response_length
-        places = (options, limit, self.tokenizer, self.chat_arguments, self.stop_strings, pool)
-        return ConversationSetup(*places, self.config.data.template)
+        template = self.config.data.template
+        return ConversationSetup(options, limit, self.tokenizer, self.chat_arguments, self.stop_strings, pool, template)
 
     @property
     def stop_strings(self) -> list[str]:
