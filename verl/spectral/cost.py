@@ -3,10 +3,11 @@
 import math
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from verl.spectral.bounds import MAX_BYTES, block_rows, factor_operations
-from verl.spectral.factor import PANEL
+from verl.spectral.factor import PANEL, head_columns
 
 
 class Rates(NamedTuple):
@@ -22,6 +23,10 @@ class Rates(NamedTuple):
     """Seconds per k^2."""
     eigen_cube: float
     """Seconds per k^3."""
+
+    def eigen_seconds(self, size: Tensor) -> Tensor:
+        """Seconds for the eigenvalues of one k x k matrix, for each k of ``size``."""
+        return self.eigen_call + self.eigen_square * size**2 + self.eigen_cube * size**3
 
 
 RATES = {
@@ -44,16 +49,16 @@ def cheapest_method(
     # nested: one factorisation per response and shift, whatever the prefixes.
     sizes, counts = (part.tolist() for part in lengths[lengths >= 2].unique(return_counts=True))
     nested = sum(
-        count * _nested_seconds(rows, width, shifts, rates, PANEL[device], max_bytes)
+        count * _nested_seconds(rows, width, shifts, device, max_bytes)
         for rows, count in zip(sizes, counts, strict=True)
     )
     # eigh: one decomposition per prefix, of size k or D, whichever is smaller.
     size = prefixes[prefixes >= 2].clamp(max=width).double()
-    eigen = rates.eigen_call + rates.eigen_square * size**2 + rates.eigen_cube * size**3
-    return "nested" if nested <= float(eigen.sum()) else "eigh"
+    return "nested" if nested <= float(rates.eigen_seconds(size).sum()) else "eigh"
 
 
-def _nested_seconds(rows: int, width: int, shifts: int, rates: Rates, panel: int, max_bytes: int) -> float:
+def _nested_seconds(rows: int, width: int, shifts: int, device: str, max_bytes: int) -> float:
+    rates, panel = RATES[device], PANEL[device]
     size = block_rows(rows, width, max_bytes)
     blocks = math.ceil(rows / size)
     # Several blocks: each also factors its D x D system.
@@ -61,4 +66,10 @@ def _nested_seconds(rows: int, width: int, shifts: int, rates: Rates, panel: int
     # A partial panel costs the square of its share.
     share = min(1.0, size / panel) ** 2
     per_shift = factor_operations(rows, width, size) / rates.products + panels * share * rates.panel
-    return shifts * per_shift + rows * rows * width / rates.products
+    shared = rows * rows * width / rates.products
+    # A head: the eigenvectors, twice the eigenvalues' time, in place of the solves below it.
+    head = head_columns(rows, device) if blocks == 1 else 0
+    if head:
+        per_shift -= (rows - head) * head**2 / rates.products
+        shared += 2 * float(rates.eigen_seconds(torch.tensor(head)))
+    return shifts * per_shift + shared

@@ -5,6 +5,7 @@ CPU's vector units; LAPACK, or the GPU's kernels for small matrices, factors the
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,35 +17,96 @@ PANEL = {"cpu": 48, "cuda": 64}
 """Columns per panel, by device type. On CPUs a multiple of 64 maps the rows of a block to the same cache sets: 64
 columns were a fifth slower than 48 for matrices of 512 rows (AMD EPYC, MKL)."""
 
+HEAD_SHARE = 0.45
+HEAD_PANELS = 5
+HEAD_FROM = 192
+"""On CPUs, matrices of at least 192 rows have a :class:`Head` of this share of their rows, of at most so many panels: a
+quarter faster at 512 rows. The eigenvectors of more columns take longer than a pause between slices should."""
+
 
 def device_kind(device: torch.device) -> str:
     """``cpu`` or ``cuda``: the key of constants that are tuned by kind of device."""
     return "cpu" if device.type == "cpu" else "cuda"
 
 
-def log_pivots(gram: Tensor, inverse_shifts: Tensor, workspace: Tensor) -> Slices[tuple[Tensor, Tensor]]:
+class Head(NamedTuple):
+    """The first m rows and columns of G, decomposed once for all shifts.
+
+    With G_11 = V diag(l) V^T and W = G_21 V, eliminating these rows from I + G / t leaves
+    I + (G_22 - W diag(1 / (t + l)) W^T) / t. That is a product with the same W for every t, in place of a triangular
+    solve for each, and backward stable as the factorisation is: V is orthogonal to rounding.
+    """
+
+    eigenvalues: Tensor
+    """l: ``[b, m]``, at least 0."""
+    below: Tensor
+    """W: ``[b, n - m, m]``."""
+
+
+def head_columns(rows: int, kind: str) -> int:
+    """m of the :class:`Head` of matrices of so many rows; 0 where none pays. Eigenvectors are slow on GPUs."""
+    if kind != "cpu" or rows < HEAD_FROM:
+        return 0
+    return PANEL[kind] * min(HEAD_PANELS, round(HEAD_SHARE * rows / PANEL[kind]))
+
+
+def decompose_head(gram: Tensor, columns: int) -> Slices[Head]:
+    """The head of ``gram [b, n, n]``, of which only the lower triangle is read, in slices of one response."""
+    values, below = [], []
+    for matrix in gram:
+        eigenvalues, vectors = torch.linalg.eigh(matrix[:columns, :columns])
+        values.append(eigenvalues.clamp_(min=0))
+        below.append(matrix[columns:, :columns] @ vectors)
+        yield
+    return Head(torch.stack(values), torch.stack(below))
+
+
+def log_pivots(
+    gram: Tensor, inverse_shifts: Tensor, workspace: Tensor, head: Head | None = None
+) -> Slices[tuple[Tensor, Tensor]]:
     """``2 log L_ii`` of the Cholesky factors ``L L^T = I + G / t``, for b matrices and g shifts each.
 
     Args:
         gram: ``[b, n, n]`` symmetric positive semidefinite G; only the lower triangle is read.
         inverse_shifts: ``[b, g]`` 1 / t.
-        workspace: memory for at least ``b * g * n * (n + PADDING)`` elements.
+        workspace: memory for at least ``b * g * r * (r + PADDING)`` elements; r is n, or with a head of m < n columns
+            the larger of m and n - m.
+        head: that of G, or of larger matrices whose first rows and columns are G's.
 
     Returns:
         The logarithms ``[b, g, n]``, and ``[b, g]``, the number of rows before the first pivot that was not positive;
         later rows are invalid.
     """
+    size = gram.shape[1]
+    if head is None or head.eigenvalues.shape[1] >= size:
+        return (yield from _log_pivots(gram, inverse_shifts, workspace))
+    columns = head.eigenvalues.shape[1]
+    first, sound = yield from _log_pivots(gram[:, :columns, :columns], inverse_shifts, workspace)
+    head = Head(head.eigenvalues, head.below[:, : size - columns])
+    rest, valid = yield from _log_pivots(gram[:, columns:, columns:], inverse_shifts, workspace, head)
+    return torch.cat([first, rest], dim=2), torch.where(sound < columns, sound, columns + valid)
+
+
+def _log_pivots(
+    gram: Tensor, inverse_shifts: Tensor, workspace: Tensor, head: Head | None = None
+) -> Slices[tuple[Tensor, Tensor]]:
+    """As :func:`log_pivots`, of I + G / t or, with a head, of I + (G - W diag(1 / (t + l)) W^T) / t."""
     batch, size = gram.shape[:2]
     group = inverse_shifts.shape[1]
+    inverse = inverse_shifts[:, :, None]
+    shares = None if head is None else inverse / (1 / inverse + head.eigenvalues[:, None])
 
     def panel(start: int, stop: int) -> Tensor:
-        block = gram[:, None, start:, start:stop] * inverse_shifts[:, :, None, None]
-        block.diagonal(dim1=2, dim2=3).add_(1)
-        return block.view(batch * group, -1, stop - start)
+        blocks = gram[:, None, start:, start:stop] * inverse[..., None]
+        blocks.diagonal(dim1=2, dim2=3).add_(1)
+        if head is not None and shares is not None:
+            scaled = head.below[:, None, start:stop] * shares[:, :, None]
+            for block, below, part in zip(blocks, head.below[:, start:], scaled, strict=True):
+                block.baddbmm_(below.expand(group, -1, -1), part.mT, alpha=-1)
+        return blocks.view(batch * group, -1, stop - start)
 
     stored = workspace[: batch * group * size * (size + PADDING)].view(batch * group, size, -1)
-    lower = stored[:, :, :size]
-    pivots, valid = yield from factor_columns(panel, lower)
+    pivots, valid = yield from factor_columns(panel, stored[:, :, :size])
     return pivots.log_().mul_(2).view(batch, group, size), valid.view(batch, group)
 
 
@@ -78,8 +140,8 @@ def factor_columns(panel: Callable[[int, int], Tensor], lower: Tensor) -> Slices
         if stop < height:
             # 4. Solve for the rows below it. A product with the triangle's inverse would lose digits where the triangle
             #    is ill-conditioned. The triangle itself is not stored: later panels read only the rows below it.
-            below = torch.linalg.solve_triangular(corner, block[:, stop - start :].mT, upper=False)
-            lower[:, stop:, start:stop] = below.mT
+            below = lower[:, stop:, start:stop].mT
+            torch.linalg.solve_triangular(corner, block[:, stop - start :].mT, upper=False, out=below)
         yield
     # 5. The first row whose pivot was not positive, over all panels.
     failures = torch.stack(infos, dim=1)

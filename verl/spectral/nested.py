@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from verl.spectral.bounds import BLOCK_ROWS, PADDING, block_elements, block_rows, shift_elements
-from verl.spectral.factor import factor_columns, log_pivots
+from verl.spectral.factor import decompose_head, device_kind, factor_columns, head_columns, log_pivots
 from verl.spectral.nodes import NodeSet
 from verl.spectral.responses import Chunk
 from verl.spectral.slices import Slices, add_product, fetch
@@ -105,8 +105,7 @@ def lost_to_underflow(chunk: Chunk) -> Slices[Tensor]:
 
 def _present(rows: Tensor) -> Tensor:
     """Which of the rows ``[..., D]`` are not 0."""
-    low, high = torch.aminmax(rows, dim=-1)
-    return (low < 0) | (high > 0)
+    return (rows.amin(-1) < 0) | (rows.amax(-1) > 0)
 
 
 def _lost(present: Tensor, trace: Tensor) -> Tensor:
@@ -286,16 +285,27 @@ def _gram_pivots(
     is not positive. Such pivots occur at shifts below the rounding error of the Gram matrix.
     """
     batch, size = gram.shape[:2]
-    group = max(1, min(len(needed), workspace_bytes // (8 * batch * shift_elements(size))))
-    workspace = gram.new_empty(batch * group * size * (size + PADDING))
     pivots = gram.new_zeros(batch, len(needed), size)
     valid = torch.full(shifts.shape, size, device=gram.device)
+    served = sum(rows > 0 for rows in needed)
+    if not served:
+        return pivots, valid
+    # 1. What all shifts share of the first columns.
+    columns, head = head_columns(needed[0], device_kind(gram.device)), None
+    if columns:
+        head = yield from decompose_head(gram, columns)
+        workspace_bytes -= head.below.nbytes
+    # 2. As many shifts at a time as the workspace holds, in groups of one size.
+    largest = max(columns, needed[0] - columns)
+    group = max(1, min(served, workspace_bytes // (8 * batch * shift_elements(largest))))
+    group = math.ceil(served / math.ceil(served / group))
+    workspace = gram.new_empty(batch * group * largest * (largest + PADDING))
     low = 0
-    while low < len(needed) and needed[low] > 0:
+    while low < served:
         # Shifts that serve far fewer rows than the first of their group are cheaper in their own.
         high = low + sum(rows > needed[low] // 2 for rows in needed[low : low + group])
         part = gram[:, : needed[low], : needed[low]]
-        found = yield from log_pivots(part, 1 / shifts[:, low:high], workspace)
+        found = yield from log_pivots(part, 1 / shifts[:, low:high], workspace, head)
         pivots[:, low:high, : needed[low]], valid[:, low:high] = found
         low = high
     return pivots, valid

@@ -61,7 +61,7 @@ class SpectralOptions:
     """``raise`` names the response that holds NaN or infinity; ``mask`` makes its results NaN."""
     workspace_bytes: int | None = None
     """Bound on the float64 matrices of several responses or shifts held at once; those of a single one may exceed it.
-    Default: 24 MiB on a CPU (about its cache), 1 GiB on a GPU. At most ``max_bytes``."""
+    Default: 32 MiB on a CPU (about its cache), 1 GiB on a GPU. At most ``max_bytes``."""
     max_bytes: int = MAX_BYTES
     """Bound on the memory of one response, or of several at once; :func:`verl.spectral.bounds.workspace_bound` says
     where it cannot be kept. Less takes more time: blocks of fewer rows, or D x D matrices where one of T x T would be

@@ -14,10 +14,10 @@ from verl.spectral.bounds import BLOCK_ROWS
 from verl.spectral.slices import Slices, fetch
 from verl.utils.device import to_device
 
-WORKSPACE_BYTES = {"cpu": 24 * 2**20, "cuda": 2**30}
+WORKSPACE_BYTES = {"cpu": 32 * 2**20, "cuda": 2**30}
 """Bound on the float64 matrices of several responses or shifts held at once, by device type; those of a single one may
-exceed it. A CPU is fastest within its cache and below the 32 MiB above which glibc returns memory to the system after
-each call; a GPU is fastest when full."""
+exceed it. A CPU is fastest within its cache and while no tensor exceeds the 32 MiB above which glibc returns memory to
+the system after each call; a GPU is fastest when full."""
 
 FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """Supported dtypes of hidden states."""
@@ -72,8 +72,10 @@ class Chunk:
         rounding stay within the prefix's extent, however far from the origin it lies.
         """
         scale = self.scale[:, None, None]
-        rows = self.hidden[self.index, start:stop] / scale
-        return rows.sub_(self.hidden[self.index, :1] / scale)
+        # Converted first, then divided: a division of mixed types takes twenty times as long on a CPU.
+        parts = self.hidden[:, start:stop], self.hidden[:, :1]
+        rows, first = (part.index_select(0, self.index).double() for part in parts)
+        return rows.div_(scale).sub_(first.div_(scale))
 
     def contrasts(self, size: int = BLOCK_ROWS, stop: int | None = None) -> Iterator[Tensor]:
         """Helmert contrasts of the first ``stop`` rows (all), in blocks ``[b, size, D]``; the last may be shorter.
@@ -136,7 +138,7 @@ def largest_entries(hidden: Tensor, lengths: Tensor, on_nonfinite: str) -> Slice
         raise ValueError(f"on_nonfinite={on_nonfinite!r}: must be 'raise' or 'mask'")
     if hidden.numel() == 0:
         return torch.zeros(hidden.shape[0], dtype=torch.float64)
-    low, high = torch.aminmax(hidden, dim=2)
+    low, high = hidden.amin(2), hidden.amax(2)  # ten times as fast as aminmax on a CPU
     valid = torch.arange(hidden.shape[1], device=hidden.device) < to_device(lengths, hidden.device)[:, None]
     largest = torch.where(valid, torch.maximum(low.abs(), high.abs()), 0.0).amax(1).double()
     largest = yield from fetch(torch.where(largest.isfinite(), largest, torch.nan))
