@@ -14,7 +14,7 @@ import argparse
 import ctypes
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import product
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from bench_report import head, parser, provenance, table, timed, write_report
+from bench_report import head, parser, provenance, table, take_turns, timed, write_report
 from torch import Tensor
 
 from verl.rank.dynamics import prefix_rows
@@ -30,6 +30,7 @@ from verl.spectral import SUM_S, SUM_S_LOG_S, SpectralOptions, prefix_functional
 from verl.spectral.cost import cheapest_method
 from verl.spectral.nodes import node_set
 from verl.spectral.responses import WORKSPACE_BYTES
+from verl.utils.process import keep_freed_memory
 
 
 def library(method: str, hidden: Tensor, lengths: Tensor, prefixes: Tensor) -> Tensor:
@@ -80,9 +81,10 @@ class Shape(NamedTuple):
 class Result:
     """One method on one shape and stride; ``status`` is ``measured``, ``> limit``, ``> memory`` or ``failed``.
 
-    ``seconds`` is the fastest of ``runs``, ``cores`` the process's CPU time over wall time, ``peak_bytes`` memory above
-    what was allocated before (None: cannot be read), ``basis`` where the estimate comes from, or the error of a failed
-    method. ``values [B, P]`` are not written; their largest error is against the float64 SVD, for B = 1.
+    ``seconds`` is the fastest of ``runs``; ``cores``, the process's CPU time over wall time, and ``peak_bytes``, memory
+    above what was allocated before (None: cannot be read), are those of the first. ``basis`` is where the estimate
+    comes from, or the error of a failed method. ``values [B, P]`` and ``run`` are not written; the largest error of the
+    values is against the float64 SVD, for B = 1.
     """
 
     status: str
@@ -94,6 +96,7 @@ class Result:
     basis: str | None = None
     max_relative_error: float | None = None
     values: Tensor | None = None
+    run: Callable[[], Tensor] | None = None
 
     def __str__(self) -> str:
         return self.status if self.seconds is None else number(1e3 * self.seconds)
@@ -157,19 +160,28 @@ def memory(device: torch.device, peak: bool) -> int | None:
         return None
 
 
-def measure(run: Callable[[], Tensor], device: torch.device, repeats: int) -> Result:
-    """Time, memory and values of ``run``. The first run gives the memory; if shorter than 1 s it is the warm-up."""
-    before, start, cpu = memory(device, peak=False), time.perf_counter(), time.process_time()
+def first_run(run: Callable[[], Tensor], device: torch.device) -> Result:
+    """Time, memory and values of one run."""
+    before, cpu = memory(device, peak=False), time.process_time()
     try:
         seconds, values = timed(run, device.type)
-        after, runs = memory(device, peak=True), 1
-        if seconds <= 1:
-            seconds, runs = min(timed(run, device.type)[0] for _ in range(repeats)), repeats
     except (RuntimeError, FloatingPointError) as error:  # out of memory, no convergence, a bad pivot: a result too
         return Result("failed", basis=str(error).partition("\n")[0])
-    cores = (time.process_time() - cpu) / (time.perf_counter() - start)
+    cores, after = (time.process_time() - cpu) / seconds, memory(device, peak=True)
     peak = None if before is None or after is None else after - before
-    return Result("measured", seconds, runs, cores, peak, values=values)
+    return Result("measured", seconds, 1, cores, peak, values=values, run=run)
+
+
+def repeat(results: Mapping[str, Result], device: torch.device, repeats: int) -> None:
+    """Further runs, in turns, of the methods whose first took at most 1 s; that was their warm-up."""
+    turns = {
+        name: partial(timed, result.run, device.type)
+        for name, result in results.items()
+        if result.run is not None and result.seconds is not None and result.seconds <= 1
+    }
+    rounds = list(take_turns(turns, repeats))
+    for name in turns:
+        results[name].seconds, results[name].runs = min(turn[name][0] for turn in rounds), repeats
 
 
 def settle(device: torch.device) -> None:
@@ -210,9 +222,13 @@ class Bench:
         hidden = cache(partial(make_hidden, shape, self.device))
         fits = shape_bytes(shape, self.device) <= self.memory_gib * 2**30
         for stride in strides:
-            results = {}
-            for name in self.methods:
-                result = results[name] = self.method(name, shape, stride, hidden) if fits else Result("> memory")
+            results = {
+                name: self.method(name, shape, stride, hidden) if fits else Result("> memory") for name in self.methods
+            }
+            repeat(results, self.device, self.repeats)
+            for name, result in results.items():
+                if result.seconds is not None:
+                    self.estimator.add(name, shape, stride, result.seconds)
                 where = f"B={shape.batch} T={shape.rows} D={shape.width} stride={stride} {METHODS[name].label}"
                 print(f"{where}, ms: {result}", file=sys.stderr, flush=True)
             exact = results["svd"].values if shape.batch == 1 and "svd" in results else None
@@ -222,17 +238,14 @@ class Bench:
             self.records.append(self.record(shape, stride, results))
 
     def method(self, name: str, shape: Shape, stride: int, hidden: Callable[[], tuple[Tensor, Tensor]]) -> Result:
-        """Measure one method, unless the estimate is over the limit."""
+        """The first run of one method, unless the estimate is over the limit."""
         estimate, basis = self.estimator.predict(name, shape, stride) or (None, None)
         if estimate is not None and estimate > self.limit_s:
             self.estimator.add(name, shape, stride, estimate, "estimated")
             return Result("> limit", estimate_s=estimate, basis=basis)
         states, lengths = hidden()
-        run = partial(METHODS[name].run, states, lengths, prefix_rows(lengths, stride))
-        result = measure(run, self.device, self.repeats)
+        result = first_run(partial(METHODS[name].run, states, lengths, prefix_rows(lengths, stride)), self.device)
         result.estimate_s, result.basis = estimate, result.basis or basis
-        if result.seconds is not None:
-            self.estimator.add(name, shape, stride, result.seconds)
         return result
 
     def record(self, shape: Shape, stride: int, results: dict[str, Result]) -> dict[str, Any]:
@@ -246,7 +259,9 @@ class Bench:
             **shape._asdict(),
             "stride": stride,
             "prefixes": (shape.rows - 1) // stride,
-            "methods": {name: {k: v for k, v in vars(r).items() if k != "values"} for name, r in results.items()},
+            "methods": {
+                name: {k: v for k, v in vars(r).items() if k not in ("values", "run")} for name, r in results.items()
+            },
             "loop_over_nested": loop / nested if loop and nested else None,
             "eigvalsh_over_nested": eigvalsh / nested if eigvalsh and nested else None,
             "floor_s": floor,
@@ -271,12 +286,13 @@ def number(value: float | None) -> str:
 
 PAGE = """\
 Threads: {threads}. Milliseconds for the effective ranks of all prefixes (j * stride + 1 rows, j = 1, 2, ...) of all B
-responses of T rows and width D, on the same tensors: the fastest of {repeats} runs after a warm-up, or the only run
-where one takes over 1 s. Ratios above 1 say that nested is faster. "x floor" is nested's time divided by that of
-{nodes} T^3 / 3 + 2 T^2 D float64 operations a response at {operations_per_s:.3g} a second, the rate of matrix products
-measured in this run; where T is well above D, nested works in blocks, with fewer operations than that. The peak is
-memory above what was allocated before; errors are the largest over prefixes, relative to the float64 SVD where that ran
-with B = 1.
+responses of T rows and width D, on the same tensors: the fastest of {repeats} runs after a warm-up, in turns with the
+other methods, or the only run where one takes over 1 s. The C library keeps freed memory, as in a training's workers.
+Ratios above 1 say that nested is faster. "x floor" is nested's time divided by that of {nodes} T^3 / 3 + 2 T^2 D
+float64 operations a response at {operations_per_s:.3g} a second, the rate of matrix products measured in this run;
+nested takes fewer where T is well above D, as it works in blocks, and from 192 rows, whose first columns all
+factorisations share. The peak is memory above what was allocated before; errors are the largest over prefixes, relative
+to the float64 SVD where that ran with B = 1.
 
 `> limit` was not run: estimated above {limit_s:g} s, from the largest B measured at the same T (linear in B), or from
 the previous T (T^3 for nested; T^4 for the others).
@@ -327,6 +343,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def main(argv: Sequence[str]) -> None:
     """Measure every shape, in the order that estimates need."""
     args = parse(argv)
+    keep_freed_memory()  # as the workers of a training do
     bench = Bench(args)
     metadata = bench.metadata(argv)
     for shape in product(sorted(set(args.width)), sorted(set(args.rows)), sorted(set(args.batch))):
