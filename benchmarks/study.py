@@ -24,9 +24,10 @@ seed by seed, so that a study that is stopped has complete seeds first; explorat
 RUNS/ARM/seed_N, with its options in study.json once it has ended well, where studies find each other's, and its output
 beside it; one that is complete is not run again, one that fails does not stop the others. A training whose study was
 killed goes on to its end, but counts for nothing. Beside the study's file go NAME.md, the tables; NAME.jsonl, how they
-were made and what each run got right; NAME.svg, pass@k and the training's rewards.
+were made and what each run got right; NAME.svg, pass@k and the training's rewards. A run that NAME.jsonl has, with the
+same options, is not run again either: a study can go on elsewhere. For new code remove that file.
 
-With trainer.n_gpus_per_node=1 and OMP_NUM_THREADS=1, as many studies can run side by side as there are cores.
+With trainer.n_gpus_per_node=1 and OMP_NUM_THREADS=1, the same command can run side by side as often as there are cores.
 
 Statistics need scipy: `pip install -r requirements/analysis.txt`.
 """
@@ -60,7 +61,7 @@ PATIENCE_S = 60
 """What a training that is told to end may take to end its engines."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Run:
     """One arm with one seed."""
 
@@ -80,17 +81,22 @@ class Run:
         """Whether the training has ended well."""
         return self.made == self.options
 
-    def train(self) -> bool:
-        """Train from the start; wait while another study trains this arm, and leave what that has completed.
+    def train(self, waits: bool = True) -> bool | None:
+        """Train from the start, unless another study has completed this run.
 
         Returns:
-            Whether it is complete; if not, a line has said why.
+            Whether it is complete; if not, a line has said why. None: another study trains this arm, and this one does
+            not wait.
         """
         arm = self.folder.parent
         arm.mkdir(parents=True, exist_ok=True)
         with (arm / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+            except BlockingIOError:
+                return None
             if self.made is None:
+                print(f"{self.arm}, seed {self.seed}", flush=True)
                 self._train(lock)
             elif not self.complete:
                 self._tell(f"{self.folder} was made with {self.made}, not {self.options}; remove it, or name --runs")
@@ -174,9 +180,22 @@ def prepare(folder: Path, arguments: Sequence[str]) -> None:
             shutil.rmtree(part, ignore_errors=True)
 
 
+def recorded(study: Study, out: Path) -> dict[tuple[str, int], dict[str, Any]]:
+    """Arm and seed -> the row of a run that ``out``.jsonl has, made with the options that the study gives that arm."""
+    data = out.with_name(f"{out.name}.jsonl")
+    if not data.exists():
+        return {}
+    facts, rows = read_report(data)
+    before = facts["study"]["arms"] if facts["study"]["train"] == study.train else {}
+    same = {name for name, arm in study.arms.items() if before.get(name, {}).get("overrides") == arm.overrides}
+    return {(row["arm"], row["seed"]): row for row in rows if row["arm"] in same}
+
+
 def report(study: Study, runs: Sequence[Run], out: Path, argv: Sequence[str]) -> None:
-    """Write the results of the runs that are complete."""
-    rows = [run.results() for run in runs if run.complete]
+    """Write the results of the runs that are complete, here or in the report so far."""
+    known = recorded(study, out)
+    found = (run.results() if run.complete else known.get((run.arm, run.seed)) for run in runs)
+    rows = [row for row in found if row is not None]
     if not rows:
         raise SystemExit("error: no run of this study has finished yet")
     facts = provenance("study.py", argv) | {"study": asdict(study), "plot": f"{out.name}.svg"}
@@ -196,15 +215,19 @@ def main(argv: list[str]) -> None:
         signal.signal(ending, lambda number, _: sys.exit(128 + number))
     study = Study.read(options.study)
     runs = runs_of(study, options.runs.resolve())
-    missing = [] if options.report else [run for run in runs if not run.complete]
-    if missing:
+    out = options.study.with_suffix("")
+    known = recorded(study, out)
+    missing = [run for run in runs if not run.complete and (run.arm, run.seed) not in known]
+    outcomes: dict[Run, bool | None] = {}
+    if missing and not options.report:
+        print(f"{len(missing)} of {len(runs)} runs are missing", flush=True)
         for folder, arguments in study.prepare.items():
             prepare(ROOT / folder, arguments)
-    failed = 0
-    for number, run in enumerate(missing, start=1):
-        print(f"run {number} of {len(missing)}: {run.arm}, seed {run.seed}", flush=True)
-        failed += not run.train()
-    report(study, runs, options.study.with_suffix(""), [argument for argument in argv if argument != "--report"])
+        # First those of arms that no other study is training, then the others.
+        for waits in (False, True):
+            outcomes |= {run: run.train(waits) for run in missing if outcomes.get(run) is None}
+    failed = sum(outcome is False for outcome in outcomes.values())
+    report(study, runs, out, [argument for argument in argv if argument != "--report"])
     if failed:
         raise SystemExit(f"error: {failed} of {len(missing)} runs failed; the same command tries them again")
 

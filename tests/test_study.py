@@ -17,7 +17,7 @@ import pytest
 import study
 import torch
 import yaml
-from bench_report import read_report
+from bench_report import read_report, write_report
 from conftest import rank_columns
 from scipy.stats import ttest_rel
 from study import Run, runs_of
@@ -192,6 +192,31 @@ def test_complete_runs_are_neither_repeated_nor_overwritten(
     assert run.train()
     assert not Run("a", 1, run.folder, ["seed=2"]).train() and run.complete
     assert "was made with ['seed=1'], not ['seed=2']; remove it, or name --runs" in capsys.readouterr().err
+
+
+def test_a_study_goes_on_from_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    # Made elsewhere: one run of each arm; b has other options by now.
+    before = Study.read(written(tmp_path, arms=GIVEN["arms"] | {"b": {"overrides": []}}))
+    write_report(tmp_path / "s", facts(before), [row("a", 3, [1, 2, 0]), row("b", 3, [1, 2, 0])], page)
+    file = written(tmp_path)
+    assert list(study.recorded(Study.read(file), tmp_path / "s")) == [("a", 3)]
+    trained: list[tuple[str, int, bool]] = []
+
+    def train(run: Run, waits: bool) -> bool | None:
+        # Another study trains arm b for a while.
+        trained.append((run.arm, run.seed, waits))
+        return None if run.arm == "b" and not waits else run.seed == 3
+
+    monkeypatch.setattr(Run, "train", train)
+    with pytest.raises(SystemExit, match="error: 3 of 4 runs failed"):
+        study.main([str(file), "--runs", str(tmp_path / "runs")])
+    assert trained == [
+        *[("a", 1, False), ("b", 1, False), ("b", 3, False), ("c", 1, False)],
+        *[("b", 1, True), ("b", 3, True)],
+    ]
+    _, rows = read_report(tmp_path / "s.jsonl")
+    assert [(found["arm"], found["seed"]) for found in rows] == [("a", 3)]
+    assert "Incomplete: 4 of 5 runs are missing" in (tmp_path / "s.md").read_text()
 
 
 def started(tmp_path: Path, training: str) -> tuple[subprocess.Popen[bytes], Path]:
