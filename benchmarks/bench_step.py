@@ -2,6 +2,9 @@
 
 python benchmarks/bench_step.py --peer trl --out benchmarks/step_cpu                              # on a CPU
 python benchmarks/bench_step.py --peer trl --out benchmarks/step_h100 --device cuda --shape 1.5b  # on a GPU
+python benchmarks/bench_step.py --peer trl --out benchmarks/step_small --model data/models/smollm2-135m --workers 1 \\
+    --train-file data/word_problems/train.parquet --prompts 8 --tokens 64 --micro-batch 8 --trl-micro-batch 8 \\
+    --temperature 0.6 --lr 2e-5                                                                   # a pretrained model
 python benchmarks/bench_step.py --fixed-length --prompts 16 --rounds 240 --out benchmarks/shaping_cpu \\
     calculator.diff_stride=40                                                                     # what shaping costs
 python benchmarks/bench_step.py --peer ../before --out /tmp/step                                  # against a checkout
@@ -42,8 +45,6 @@ from shapes import EMBEDDED, SHAPES, make_model
 from turns import Player
 
 HERE = ROOT / "benchmarks"
-TRAIN_FILE = ROOT / "data/arithmetic/train.parquet"
-
 OURS = {"GRPO": ["experiment=grpo", "calculator.enable=false"], "VERL-GRPO": ["experiment=verl_grpo"]}
 TRL = "trl==1.16.*"
 """What pip installs."""
@@ -78,17 +79,18 @@ def ours(name: str, options: argparse.Namespace, model: Path, folder: Path, chec
     """A training of this project, or of another ``checkout`` of it, by its command."""
     overrides = [
         *(
-            "preset=embedded",
+            f"preset={'embedded' if options.model is None else 'small'}",
             f"model.path={model}",
             f"model.param_dtype={'float32' if options.device == 'cpu' else 'bfloat16'}",
         ),
-        *(f"data.train_files=[{TRAIN_FILE}]", "data.val_files=[]", f"data.train_batch_size={options.prompts}"),
+        *(f"data.train_files=[{options.train_file}]", "data.val_files=[]", f"data.train_batch_size={options.prompts}"),
         *(f"data.sampler.class_path={HERE}/turns.py", "data.sampler.class_name=TurnSampler"),
         f"data.max_response_length={options.tokens}",
         f"actor.ppo_mini_batch_size={options.prompts // UPDATES}",
         f"actor.micro_batch_size_per_gpu={options.micro_batch}",
         *(f"actor.optim.lr={options.lr}", "actor.optim.lr_scheduler_type=constant", "actor.optim.lr_warmup_steps=0"),
         *("actor.use_kl_loss=true", f"actor.kl_loss_coef={KL_COEF}", f"rollout.n={options.samples}"),
+        f"rollout.temperature={options.temperature}",
         *(f"trainer.n_gpus_per_node={options.workers}", "trainer.total_training_steps=100000"),
         *("trainer.total_epochs=100000", "trainer.save_freq=0", "trainer.report_freq=-1", "trainer.test_freq=0"),
         *(f"trainer.default_local_dir={folder / 'run'}", f"device={options.device}"),
@@ -102,15 +104,14 @@ def trl(options: argparse.Namespace, model: Path, folder: Path) -> Player:
     """TRL's training."""
     settings = {
         "model": str(model),
-        "train_file": str(TRAIN_FILE),
+        "train_file": str(options.train_file),
         "folder": str(folder),
-        "data_source": "arithmetic",
         "updates": UPDATES,
         "micro_batch": options.trl_micro_batch,
         "threads": options.threads // options.trl_processes,
         "processes": options.trl_processes,
         "kl_coef": KL_COEF,
-        **{name: getattr(options, name) for name in ("prompts", "samples", "tokens", "lr", "device")},
+        **{name: getattr(options, name) for name in ("prompts", "samples", "tokens", "temperature", "lr", "device")},
     }
     environment = {"OMP_NUM_THREADS": str(settings["threads"]), "PYTHONPATH": str(HERE)}
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(options.trl_processes)]
@@ -135,7 +136,9 @@ def trainings(options: argparse.Namespace, model: Path, folder: Path) -> dict[st
 def rounds(options: argparse.Namespace, folder: Path) -> Iterator[Round]:
     """Steps of all trainings, one each."""
     model = folder / "model"
-    if options.shape == "embedded" and not options.fixed_length:
+    if options.model is not None:
+        model = options.model
+    elif options.shape == "embedded" and not options.fixed_length:
         shutil.copytree(EMBEDDED, model)
     else:
         make_model(options.shape, model)
@@ -235,6 +238,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     command.add_argument("--peer", help="trl, or the folder of another checkout with its .venv; none: ours alone")
     command.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     command.add_argument("--shape", choices=["embedded", *SHAPES], default="embedded")
+    command.add_argument("--model", type=Path, help="folder of a model, in place of --shape")
+    command.add_argument("--train-file", type=Path, default=ROOT / "data/arithmetic/train.parquet")
+    command.add_argument("--temperature", type=float, default=1.0)
     command.add_argument("--fixed-length", action="store_true", help="all responses have --tokens tokens; lr 1e-30")
     command.add_argument("--workers", type=int, help="default: 2 on a CPU, 1 on a GPU")
     command.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of TRL, in all processes")
@@ -250,6 +256,12 @@ def parse(argv: list[str]) -> argparse.Namespace:
     command.add_argument("--warm-up", type=int, default=2, help="first rounds, which are not counted")
     command.add_argument("overrides", nargs="*", help="Hydra overrides of our trainings")
     options = command.parse_args(argv)
+    if options.model is not None and options.fixed_length:
+        command.error(
+            "--fixed-length: its model is made with --shape, so that no token ends a response; leave out --model"
+        )
+    options.train_file = options.train_file.resolve()
+    options.model = options.model and options.model.resolve()
     options.workers = options.workers or (2 if options.device == "cpu" else 1)
     options.trl_processes = options.trl_processes or options.workers
     options.apart = options.apart or options.device != "cpu"
@@ -262,9 +274,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 def describe(options: argparse.Namespace) -> str:
     """What was measured, in a sentence."""
+    model = options.shape if options.model is None else options.model.name
     length = f"{'exactly' if options.fixed_length else 'at most'} {options.tokens} tokens"
     what = (
-        f"Model `{options.shape}`, {options.prompts} prompts with {options.samples} responses of {length}, "
+        f"Model `{model}`, {options.prompts} prompts with {options.samples} responses of {length}, "
         f"{UPDATES} optimizer steps, KL coefficient {KL_COEF}; {options.workers} workers in ours"
     )
     if options.peer == "trl":

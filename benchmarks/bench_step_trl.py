@@ -43,21 +43,21 @@ def prompts_of(path: str) -> Dataset:
     rows = load_dataset("parquet", data_files=path, split="train")
 
     def convert(row: dict[str, Any]) -> dict[str, Any]:
-        return {"prompt": row["prompt"], "truth": json.dumps(row["reward_model"]["ground_truth"])}
+        truth = json.dumps(row["reward_model"]["ground_truth"])
+        return {"prompt": row["prompt"], "source": row["data_source"], "truth": truth}
 
-    return rows.map(convert, remove_columns=[name for name in rows.column_names if name not in ("prompt",)])
+    return rows.map(convert, remove_columns=[name for name in rows.column_names if name != "prompt"])
 
 
 def main(options: dict[str, Any]) -> None:
     """Train until the process is stopped."""
     torch.set_num_threads(options["threads"])
-    source = options["data_source"]
 
-    def reward(completions: list[Any], truth: list[str], **_: Any) -> list[float]:
+    def reward(completions: list[Any], source: list[str], truth: list[str], **_: Any) -> list[float]:
         texts = [completion[0]["content"] for completion in completions]
         return [
-            compute_score(source, text, json.loads(t), mode="mix")["score"]
-            for text, t in zip(texts, truth, strict=True)
+            compute_score(name, text, json.loads(t), mode="mix")["score"]
+            for name, text, t in zip(source, texts, truth, strict=True)
         ]
 
     rows = options["prompts"] * options["samples"] // options["processes"]
@@ -75,7 +75,7 @@ def main(options: dict[str, Any]) -> None:
         max_completion_length=options["tokens"],
         max_steps=10**6,
         shuffle_dataset=False,
-        temperature=1.0,
+        temperature=options["temperature"],
         beta=options["kl_coef"],
         loss_type="dapo",
         learning_rate=options["lr"],
