@@ -70,7 +70,7 @@ def test_a_study_is_read_and_its_runs_are_seed_by_seed(tmp_path: Path):
     assert runs[1].options == ["rollout.val_kwargs.n=4", "experiment=verl_grpo", "seed=1"]
 
 
-@pytest.mark.parametrize("file", ["rank_shaping", "recipes"])
+@pytest.mark.parametrize("file", ["pretrained", "rank_shaping", "recipes", "staleness"])
 def test_shipped_studies_are_read(file: str):
     Study.read(study.ROOT / f"benchmarks/studies/{file}.yaml")
 
