@@ -88,9 +88,9 @@ def test_heads_that_do_not_fit(tiny_model, reward_model, model_config, tmp_path,
         shutil.copytree(reward_model, path)
         save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
     for path, new_head, message in (
-        (two_labels, False, "^reward_model.model.path=.*: has no head with one output; name a model"),
-        (tiny_model, False, "^reward_model.model.path=.*: has no head with one output; name a model"),
-        (gated, False, r"^reward_model.model.path=.*: has further weights \['gate.weight'\]; name a model"),
+        (two_labels, False, "^the reward model .*: has no head with one output; name a model"),
+        (tiny_model, False, "^the reward model .*: has no head with one output; name a model"),
+        (gated, False, r"^the reward model .*: has further weights \['gate.weight'\]; name a model"),
         (torn, True, "^critic.model.path=.*: its files lack weights of .*: model.norm.weight; name a complete model"),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -88,9 +88,10 @@ def _read_value_model(config: ModelConfig, learns: bool, device: str) -> PreTrai
         transformers.logging.set_verbosity(verbosity)
     missing = sorted({*loading["missing_keys"], *(entry[0] for entry in loading["mismatched_keys"])})
     if body := [name for name in missing if not name.startswith(f"{VALUE_HEAD}.")]:
-        field = "critic.model.path" if learns else "reward_model.model.path"
+        # A training and an evaluation call a reward model's path differently.
+        which = f"critic.model.path={config.path!r}" if learns else f"the reward model {config.path!r}"
         raise ConfigError(
-            f"{field}={config.path!r}: its files lack weights of {type(model).__name__}: {', '.join(body)}; name a "
+            f"{which}: its files lack weights of {type(model).__name__}: {', '.join(body)}; name a "
             "complete model"
         )
     if not learns:
@@ -98,7 +99,7 @@ def _read_value_model(config: ModelConfig, learns: bool, device: str) -> PreTrai
         if f"{VALUE_HEAD}.weight" in missing or unknown:
             found = f"has further weights {unknown}" if unknown else "has no head with one output"
             raise ConfigError(
-                f"reward_model.model.path={config.path!r}: {found}; name a model that was saved by "
+                f"the reward model {config.path!r}: {found}; name a model that was saved by "
                 "AutoModelForSequenceClassification with num_labels=1"
             )
     with torch.no_grad():
