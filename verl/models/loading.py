@@ -91,8 +91,7 @@ def _read_value_model(config: ModelConfig, learns: bool, device: str) -> PreTrai
         # A training and an evaluation call a reward model's path differently.
         which = f"critic.model.path={config.path!r}" if learns else f"the reward model {config.path!r}"
         raise ConfigError(
-            f"{which}: its files lack weights of {type(model).__name__}: {', '.join(body)}; name a "
-            "complete model"
+            f"{which}: its files lack weights of {type(model).__name__}: {', '.join(body)}; name a complete model"
         )
     if not learns:
         unknown = sorted(name for name in loading["unexpected_keys"] if not name.startswith("lm_head."))

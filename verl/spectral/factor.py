@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from verl.spectral.bounds import PADDING
-from verl.spectral.slices import Slices
+from verl.spectral.slices import Slices, add_product
 
 PANEL = {"cpu": 48, "cuda": 64}
 """Columns per panel, by device type. On CPUs a multiple of 64 maps the rows of a block to the same cache sets: 64
@@ -20,8 +20,8 @@ columns were a fifth slower than 48 for matrices of 512 rows (AMD EPYC, MKL)."""
 HEAD_SHARE = 0.45
 HEAD_PANELS = 5
 HEAD_FROM = 192
-"""On CPUs, matrices of at least 192 rows have a :class:`Head` of this share of their rows, of at most so many panels: a
-quarter faster at 512 rows. The eigenvectors of more columns take longer than a pause between slices should."""
+"""On CPUs, matrices of at least 192 rows have a :class:`Head` of about this share of their rows, in whole panels, of at
+most so many: a quarter faster at 512 rows. The eigenvectors of more columns take longer than a slice should."""
 
 
 def device_kind(device: torch.device) -> str:
@@ -34,7 +34,7 @@ class Head(NamedTuple):
 
     With G_11 = V diag(l) V^T and W = G_21 V, eliminating these rows from I + G / t leaves
     I + (G_22 - W diag(1 / (t + l)) W^T) / t. That is a product with the same W for every t, in place of a triangular
-    solve for each, and backward stable as the factorisation is: V is orthogonal to rounding.
+    solve for each. Its errors are those of rounding G: V is orthogonal to rounding.
     """
 
     eigenvalues: Tensor
@@ -51,14 +51,17 @@ def head_columns(rows: int, kind: str) -> int:
 
 
 def decompose_head(gram: Tensor, columns: int) -> Slices[Head]:
-    """The head of ``gram [b, n, n]``, of which only the lower triangle is read, in slices of one response."""
-    values, below = [], []
-    for matrix in gram:
-        eigenvalues, vectors = torch.linalg.eigh(matrix[:columns, :columns])
+    """The head of ``gram [b, n, n]``, of which only the lower triangle is read, in slices."""
+    values, vectors = [], []
+    for matrix in gram[:, :columns, :columns]:
+        eigenvalues, basis = torch.linalg.eigh(matrix)
         values.append(eigenvalues.clamp_(min=0))
-        below.append(matrix[columns:, :columns] @ vectors)
+        vectors.append(basis)
         yield
-    return Head(torch.stack(values), torch.stack(below))
+    rows = gram[:, columns:, :columns]
+    below = torch.zeros_like(rows)
+    yield from add_product(below, rows, torch.stack(vectors))
+    return Head(torch.stack(values), below)
 
 
 def log_pivots(

@@ -295,7 +295,7 @@ def _gram_pivots(
     if columns:
         head = yield from decompose_head(gram, columns)
         workspace_bytes -= head.below.nbytes
-    # 2. As many shifts at a time as the workspace holds, in groups of one size.
+    # 2. As many shifts at a time as the workspace holds, in groups of about one size.
     largest = max(columns, needed[0] - columns)
     group = max(1, min(served, workspace_bytes // (8 * batch * shift_elements(largest))))
     group = math.ceil(served / math.ceil(served / group))

