@@ -122,6 +122,11 @@ def test_kernels_agree_with_one_row_after_the_other(implementation: str, sliding
 
 
 EPISODES = Batch.of([[11, 12], [21, 22, 23], [11, 12], [21, 22, 23]], [[31], [41, 42], [51], []])
+# 9 and 8 tokens, 4 and 3, 1, none: four blocks.
+UNEVEN = Batch.of(
+    [[11, 12], [21, 22, 23], [11, 12], [21, 22, 23], [11, 12], [21, 22, 23]],
+    [[31], [41] * 9, [], [51] * 4, [61] * 8, [71] * 3],
+)
 
 
 def varlen_reference(query, key, value, queries, keys, most_queries, most_keys, *, scale=None, window_size, **_):
@@ -141,9 +146,13 @@ def varlen_reference(query, key, value, queries, keys, most_queries, most_keys, 
 
 @pytest.mark.parametrize("window", [None, 2])
 @pytest.mark.parametrize("way", ["sdpa", "eager", "varlen"])
-def test_every_way_attends_as_whole_rows_do(way: str, window: int | None, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("episodes", [EPISODES, UNEVEN])
+def test_every_way_attends_as_whole_rows_do(
+    episodes: Batch, way: str, window: int | None, monkeypatch: pytest.MonkeyPatch
+):
     """Against each row computed by itself; four query heads share two of keys; in float64."""
-    layout, _ = shared_prompt_layout(EPISODES)
+    layout, _ = shared_prompt_layout(episodes)
+    num_tokens = layout.inputs["shared_prompts"].num_tokens
     generator = torch.Generator().manual_seed(0)
     query, key, value = (
         torch.randn(1, heads, ROUND_TO, 8, generator=generator, dtype=torch.float64) for heads in (4, 2, 2)
@@ -155,8 +164,8 @@ def test_every_way_attends_as_whole_rows_do(way: str, window: int | None, monkey
         nn.Module(), query, key, value, None, implementation="eager" if way == "eager" else "sdpa",
         sliding_window=window, shared_prompts=layout.inputs["shared_prompts"],
     )  # fmt: skip
-    assert found.is_contiguous() and not found[0, 9:].any()
-    for tokens in layout.places.split(EPISODES.lengths.tolist()):
+    assert found.is_contiguous() and not found[0, num_tokens:].any()
+    for tokens in layout.places.split(episodes.lengths.tolist()):
         bounds = torch.tensor([0, len(tokens)], dtype=torch.int32)
         options = {"implementation": "sdpa", "sliding_window": window}
         states = (states[:, :, tokens] for states in (query, key, value))

@@ -1,12 +1,14 @@
 """Micro-batches by rows and by tokens."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from verl.batch import Batch
-from verl.models.micro_batches import MicroBatching, join_parts, split_by_tokens, split_to_count
+from verl.models.micro_batches import MicroBatching, RowTokens, join_parts, split_by_tokens, split_to_count
 
 
 def cut_by_tokens(
@@ -14,7 +16,8 @@ def cut_by_tokens(
 ) -> list[list[int]]:
     """The rows of each part, of units of ``size`` neighbours."""
     units = [list(range(first, first + size)) for first in range(0, len(prompts), size)]
-    parts = split_by_tokens(prompts, responses, max_tokens, packed, units)
+    rows = RowTokens(prompts, responses, packed)
+    parts = split_by_tokens(sorted(units, key=rows.place), max_tokens, rows.together)
     return [[row for unit in part for row in unit] for part in parts]
 
 
@@ -52,6 +55,20 @@ def test_further_parts_come_from_the_largest():
     assert split_to_count([[[0, 1, 2], [3]], [[4, 5]]], 3) == [[[0, 1, 2]], [[3]], [[4, 5]]]
     with pytest.raises(AssertionError, match="4 micro-batches of 3 units"):
         split_to_count([[a, b, c]], 4)
+
+
+def test_a_shared_prompt_counts_once_and_keeps_its_responses_together(single_mesh):
+    a, b = [7] * 10, [8] * 10
+    batch = Batch.of([a, b, a, b, b], [[1] * 3, [1] * 2, [1] * 4, [1] * 2, [1] * 9])
+    by_tokens = MicroBatching(1, max_tokens=30, packed=True, shares_prompts=True)
+    # 10 + 3 + 4 tokens, 29 with the second prompt and a response to it, 31 with two; the rest has that prompt again.
+    assert [rows.tolist() for rows in by_tokens.cut(batch)] == [[0, 2, 1], [3, 4]]
+    assert [rows.tolist() for rows in replace(by_tokens, max_tokens=31).cut(batch)] == [[0, 2, 1, 3], [4]]
+    # Whole, the rows of one micro-batch are at most two.
+    assert [len(rows) for rows in replace(by_tokens, shares_prompts=False).cut(batch)] == [1, 2, 2]
+    # Too little is saved for the layout to share it: the whole rows count.
+    long = Batch.of([[7]] * 2, [[1] * 30] * 2)
+    assert [rows.tolist() for rows in replace(by_tokens, max_tokens=61).cut(long)] == [[0], [1]]
 
 
 UNITS = [7, 3, 7, 3, 5, 5]

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from verl.utils import process
-from verl.utils.process import LARGEST_IN_HEAP, loading
+from verl.utils.process import loading
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ import resource, sys
 import torch
 from verl.utils.process import keep_freed_memory
 if sys.argv[1:]:
-    assert keep_freed_memory(int(sys.argv[1]))
+    assert keep_freed_memory()
 def use():
     return [torch.zeros(2 << 20) for _ in range(20)]
 
@@ -61,11 +61,30 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 @pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the setting is glibc's")
 def test_tensors_get_the_memory_of_those_before_them():
-    def faults(*largest: int) -> int:
-        run = subprocess.run(
-            [sys.executable, "-c", FAULTS, *map(str, largest)], capture_output=True, text=True, check=True
-        )
+    def faults(*keeps: str) -> int:
+        run = subprocess.run([sys.executable, "-c", FAULTS, *keeps], capture_output=True, text=True, check=True)
         return int(run.stdout)
 
-    # Tensors of 8 MiB: kept up to the limit, returned above it and without the setting.
-    assert faults(LARGEST_IN_HEAP) < min(faults(1 << 20), faults()) / 2
+    # Tensors of 8 MiB.
+    assert faults("keep") < faults() / 2
+
+
+RETURNED = """
+import psutil, torch
+from verl.utils.process import keep_freed_memory, return_freed_memory
+assert keep_freed_memory()
+held = psutil.Process().memory_info
+tensors = [torch.zeros(2 << 20) for _ in range(40)]
+between = torch.zeros(1 << 20)  # what lies above them keeps the heap from shrinking by itself
+tensors.clear()
+before = held().rss
+return_freed_memory()
+print(before - held().rss)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the setting is glibc's")
+def test_kept_memory_can_be_returned():
+    run = subprocess.run([sys.executable, "-c", RETURNED], capture_output=True, text=True, check=True)
+    assert int(run.stdout) > 200 << 20  # of 320 MiB

@@ -219,7 +219,7 @@ def _sharing_prompts(query: Tensor, key: Tensor, value: Tensor, shared: SharedPr
 
 
 def _in_blocks(query: Tensor, key: Tensor, value: Tensor, shared: SharedPrompts, options: Options) -> Tensor:
-    """[1, T, H, D] by two products: of all prompts, each padded to the longest, and of all responses."""
+    """[1, T, H, D] in blocks: all prompts, each padded to the longest, and responses of similar length."""
 
     def blocks(states: Tensor, tokens: Tensor) -> Tensor:
         """[N, H, L, D], for ``tokens [N, L]``."""
@@ -230,12 +230,13 @@ def _in_blocks(query: Tensor, key: Tensor, value: Tensor, shared: SharedPrompts,
     positions = torch.arange(shared.longest_prompt, device=query.device)[None]
     narrow = options.window is not None and shared.longest_prompt > options.window
     mask = tokens_seen(positions, positions, options.window)[:, None] if narrow else None
-    of_prompts = _attend(q, k, v, mask, options)
-    q, own_keys, own_values = (blocks(states, shared.response_tokens) for states in (query, key, value))
-    keys = torch.cat([k.index_select(0, shared.prompt_of), own_keys], dim=2)
-    values = torch.cat([v.index_select(0, shared.prompt_of), own_values], dim=2)
-    of_responses = _attend(q, keys, values, shared.seen(options.window), options)
-    flat = [states.transpose(1, 2).flatten(0, 1) for states in (of_prompts, of_responses)]
+    outputs = [_attend(q, k, v, mask, options)]
+    for (prompt_of, tokens), seen in zip(shared.response_blocks, shared.seen(options.window), strict=True):
+        queries, own_keys, own_values = (blocks(states, tokens) for states in (query, key, value))
+        keys = torch.cat([k.index_select(0, prompt_of), own_keys], dim=2)
+        values = torch.cat([v.index_select(0, prompt_of), own_values], dim=2)
+        outputs.append(_attend(queries, keys, values, seen, options))
+    flat = [states.transpose(1, 2).flatten(0, 1) for states in outputs]
     return torch.cat(flat).index_select(0, shared.in_blocks)[None]
 
 

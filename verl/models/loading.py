@@ -33,13 +33,9 @@ from verl.models.info import VALUE_HEAD, ModelInfo
 from verl.models.lora import add_adapters, base_parameter_name, is_adapter
 from verl.models.offload import local_part, require_loaded, reshard
 from verl.models.onednn import multiply_by_onednn
-from verl.utils.process import keep_freed_memory
 
 SMALL = 50_000_000
-"""Parameters of a model up to which each worker has its own copy unless ``fsdp_size`` says otherwise, and up to which
-the memory of all its freed tensors is kept on a CPU."""
-KEPT_BYTES = 1 << 20
-"""Largest freed tensor of a larger model whose memory is kept."""
+"""Parameters of a model up to which each worker has its own copy unless ``fsdp_size`` says otherwise."""
 
 
 def load_sharded_model(
@@ -145,8 +141,6 @@ def load_and_shard(
     is_small = sum(parameter.numel() for parameter in model.parameters()) <= SMALL
     if mesh.device_type == "cpu":
         multiply_by_onednn(model)
-        if not is_small:
-            keep_freed_memory(KEPT_BYTES)
     if reads and values is None:
         whole = build_base("cpu")
         if adapted:

@@ -3,6 +3,7 @@
 Legend: B episodes on this rank.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from verl.batch import Batch
 from verl.config.common import ModelConfig
+from verl.models.packing import LEAST_SHARED, prompts_of
 
 
 @dataclass(frozen=True)
@@ -24,18 +26,21 @@ class MicroBatching:
     """Most tokens of a micro-batch, padding included unless ``packed``; a longer row is a micro-batch by itself."""
     packed: bool
     """Rows are joined without padding."""
+    shares_prompts: bool = False
+    """The responses of a micro-batch to one prompt have it once (:func:`verl.models.packing.shared_prompt_layout`)."""
 
     @classmethod
     def of(cls, model: ModelConfig, rows: int, max_tokens: int, by_tokens: bool) -> Self:
         """For a model whose sequences ``ulysses_sequence_parallel_size`` workers share, with so many tokens on each."""
         budget = max_tokens * model.ulysses_sequence_parallel_size if by_tokens else None
-        return cls(rows, budget, model.use_remove_padding)
+        return cls(rows, budget, model.use_remove_padding, model.shares_prompts)
 
     def cut(self, batch: Batch, units: Tensor | None = None) -> list[Tensor]:
         """Row numbers [b] of each micro-batch; together they are every row of ``batch`` once.
 
-        By tokens, rows are sorted by length, so that neighbours pad little, and all ranks, which must call this
-        together and hold equally many rows, get equally many micro-batches: FSDP gathers parameters once in each.
+        By tokens, rows are sorted by length, so that neighbours pad little, or by prompt where they share it; and all
+        ranks, which must call this together and hold equally many rows, get equally many micro-batches: FSDP gathers
+        parameters once in each.
 
         Args:
             units: [B] int64, equal on rows that must be in one micro-batch; a larger unit than fits is a micro-batch by
@@ -46,8 +51,8 @@ class MicroBatching:
             per_cut = max(1, self.rows // max(map(len, members)))
             cuts = [members[start : start + per_cut] for start in range(0, len(members), per_cut)]
             return [torch.tensor(_joined(cut)) for cut in cuts]
-        lengths = (batch.prompt_lengths.tolist(), batch.response_lengths.tolist())
-        parts = split_by_tokens(*lengths, self.max_tokens, self.packed, members)
+        rows = RowTokens.of(batch, self.packed, self.shares_prompts)
+        parts = split_by_tokens(sorted(members, key=rows.place), self.max_tokens, rows.together)
         count = torch.tensor(len(parts))
         dist.all_reduce(count, dist.ReduceOp.MAX)
         return [torch.tensor(_joined(part)) for part in split_to_count(parts, int(count))]
@@ -65,26 +70,59 @@ def _joined(units: list[list[int]]) -> list[int]:
     return [row for rows in units for row in rows]
 
 
-def split_by_tokens(
-    prompts: list[int], responses: list[int], max_tokens: int, packed: bool, units: list[list[int]]
-) -> list[list[list[int]]]:
-    """Units of rows from long to short, cut where the next would not fit.
+@dataclass(frozen=True)
+class RowTokens:
+    """How many tokens rows take in a micro-batch."""
 
-    A packed micro-batch takes the sum of its rows' tokens. A padded one takes, for every row, the longest prompt and
-    the longest response: prompts are padded on the left and responses on the right.
-    """
+    prompts: list[int]
+    """Tokens of each row's prompt."""
+    responses: list[int]
+    """Tokens of each row's response."""
+    packed: bool
+    prompt_of: list[int] | None = None
+    """Rows of which this is the same share their prompt; None: each has its own."""
+
+    @classmethod
+    def of(cls, batch: Batch, packed: bool, shares_prompts: bool) -> Self:
+        """The rows of ``batch``."""
+        numbers: dict[tuple[int, ...], int] = {}
+        prompts = prompts_of(batch) if shares_prompts else []
+        prompt_of = [numbers.setdefault(prompt, len(numbers)) for prompt in prompts] or None
+        return cls(batch.prompt_lengths.tolist(), batch.response_lengths.tolist(), packed, prompt_of)
+
+    def place(self, unit: list[int]) -> int:
+        """By which units are sorted: long ones first, or those of one prompt together."""
+        return -self._whole(unit) if self.prompt_of is None else self.prompt_of[unit[0]]
+
+    def together(self, rows: list[int]) -> int:
+        """Tokens of a micro-batch of these rows.
+
+        A padded one takes, for every row, the longest prompt and the longest response: prompts are padded on the left
+        and responses on the right.
+        """
+        if not self.packed:
+            return len(rows) * (max(self.prompts[i] for i in rows) + max(self.responses[i] for i in rows))
+        whole = self._whole(rows)
+        if self.prompt_of is None:
+            return whole
+        prompts = {self.prompt_of[i]: self.prompts[i] for i in rows}
+        shared = sum(prompts.values()) + sum(self.responses[i] for i in rows)
+        return shared if whole - shared >= LEAST_SHARED * whole else whole
+
+    def _whole(self, rows: list[int]) -> int:
+        return sum(self.prompts[i] + self.responses[i] for i in rows)
+
+
+def split_by_tokens(
+    units: list[list[int]], max_tokens: int, together: Callable[[list[int]], int]
+) -> list[list[list[int]]]:
+    """Units of rows in their order, cut where the next would not fit: where rows take more tokens ``together``."""
     parts: list[list[list[int]]] = []
-    for unit in sorted(units, key=lambda unit: -sum(prompts[row] + responses[row] for row in unit)):
-        if parts:
-            rows = _joined([*parts[-1], unit])
-            if packed:
-                cost = sum(prompts[i] + responses[i] for i in rows)
-            else:
-                cost = len(rows) * (max(prompts[i] for i in rows) + max(responses[i] for i in rows))
-            if cost <= max_tokens:
-                parts[-1].append(unit)
-                continue
-        parts.append([unit])
+    for unit in units:
+        if parts and together(_joined([*parts[-1], unit])) <= max_tokens:
+            parts[-1].append(unit)
+        else:
+            parts.append([unit])
     return parts
 
 

@@ -125,6 +125,27 @@ class Rows(NamedTuple):
     most_keys: int
 
 
+class Block(NamedTuple):
+    """Responses of similar length."""
+
+    rows: Tensor
+    """[b] int64."""
+    longest: int
+    """Tokens of the longest."""
+
+
+def blocks_by_length(lengths: Tensor) -> list[Block]:
+    """Rows of ``lengths [B]`` from long to short; a block ends before one of less than half the tokens of its first, so
+    that less than half of it is padding."""
+    order, blocks = lengths.argsort(descending=True, stable=True), list[Block]()
+    while len(order):
+        longest = max(1, int(lengths[order[0]]))
+        size = int((2 * lengths[order] >= longest).sum()) or len(order)
+        blocks.append(Block(order[:size], longest))
+        order = order[size:]
+    return blocks
+
+
 class SharedPrompts:
     """Where prompts and responses stand in the sequence: prompts first, then the responses of row 0, 1, ...
 
@@ -146,10 +167,11 @@ class SharedPrompts:
         self.prompt_starts, self.response_starts = starts
         self.longest_prompt = max(1, int(prompt_lengths.max()))
         self.longest_response = max(1, int(response_lengths.max()))
-        self._seen: dict[int | None, Tensor] = {}
+        self._seen: dict[int | None, list[Tensor]] = {}
         self._masks = _within(prompt_lengths, self.longest_prompt), _within(response_lengths, self.longest_response)
         self._of_prompts = self._tokens(self.prompt_starts, self.longest_prompt)
         self._of_responses = self._tokens(self.response_starts, self.longest_response)
+        self._blocks = blocks_by_length(response_lengths)
 
     def on(self, device: str) -> Self:
         """The same on a device."""
@@ -158,39 +180,48 @@ class SharedPrompts:
         return moved
 
     @cached_property
-    def prompt_of(self) -> Tensor:
-        """[B] int64, the prompt of each row."""
-        return to_device(self._prompt_of, self.device)
-
-    @cached_property
     def prompt_tokens(self) -> Tensor:
         """[G, P], the tokens of each prompt; any beyond its length."""
         return to_device(self._of_prompts, self.device)
 
     @cached_property
-    def response_tokens(self) -> Tensor:
-        """[B, Q], the tokens of each response; any beyond its length."""
-        return to_device(self._of_responses, self.device)
+    def response_blocks(self) -> list[tuple[Tensor, Tensor]]:
+        """Of responses of similar length: their prompts, [b] int64, and the tokens of each, [b, Q]; any beyond its
+        length. Q is that of the longest of them."""
+        blocks = (
+            (self._prompt_of[block.rows], self._of_responses[block.rows, : block.longest]) for block in self._blocks
+        )
+        return [(to_device(prompts, self.device), to_device(tokens, self.device)) for prompts, tokens in blocks]
 
     def _tokens(self, starts: Tensor, longest: int) -> Tensor:
         return (starts[:, None] + torch.arange(longest)).clamp(max=self.num_tokens - 1)
 
     @cached_property
     def in_blocks(self) -> Tensor:
-        """[T], where each token is in the blocks [G, P] and [B, Q], joined and flattened."""
-        return to_device(torch.cat([mask.flatten() for mask in self._masks]).nonzero().flatten(), self.device)
+        """[T], where each token is in the blocks, [G, P] of prompts and [b, Q] of responses, joined and flattened."""
+        blocks = [(self._of_prompts, self._masks[0])]
+        blocks += [(self._of_responses[rows, :end], self._masks[1][rows, :end]) for rows, end in self._blocks]
+        places = torch.empty(self.num_tokens, dtype=torch.int64)
+        is_token = torch.cat([mask.flatten() for _, mask in blocks])
+        places[torch.cat([tokens.flatten() for tokens, _ in blocks])[is_token]] = is_token.nonzero().flatten()
+        return to_device(places, self.device)
 
-    def seen(self, window: int | None) -> Tensor:
-        """[B, 1, Q, P + Q] bool, what the tokens of responses see; ``window``: at most so many, themselves included."""
+    def seen(self, window: int | None) -> list[Tensor]:
+        """What the tokens of responses see, [b, 1, Q, P + Q] bool of each block; ``window``: at most so many,
+        themselves included."""
         if window not in self._seen:  # the same in all layers of a kind
-            queries = self.prompt_lengths[self._prompt_of][:, None] + torch.arange(self.longest_response)
-            of_prompts = torch.arange(self.longest_prompt).expand(len(queries), -1)
-            # Beyond its end a prompt's positions are those of no token.
-            of_prompts = of_prompts.masked_fill(~self._masks[0][self._prompt_of], _NOWHERE)
-            keys = torch.cat([of_prompts, queries], dim=1)
-            queries, keys = (to_device(positions, self.device) for positions in (queries, keys))
-            self._seen[window] = tokens_seen(queries, keys, window)[:, None]
+            self._seen[window] = [self._seen_in(block, window) for block in self._blocks]
         return self._seen[window]
+
+    def _seen_in(self, block: "Block", window: int | None) -> Tensor:
+        prompt_of = self._prompt_of[block.rows]
+        queries = self.prompt_lengths[prompt_of][:, None] + torch.arange(block.longest)
+        of_prompts = torch.arange(self.longest_prompt).expand(len(queries), -1)
+        # Beyond its end a prompt's positions are those of no token.
+        of_prompts = of_prompts.masked_fill(~self._masks[0][prompt_of], _NOWHERE)
+        keys = torch.cat([of_prompts, queries], dim=1)
+        queries, keys = (to_device(positions, self.device) for positions in (queries, keys))
+        return tokens_seen(queries, keys, window)[:, None]
 
     @cached_property
     def rows(self) -> Rows:
@@ -225,18 +256,22 @@ def tokens_seen(queries: Tensor, keys: Tensor, window: int | None) -> Tensor:
     return seen if window is None else seen & (keys[:, None] > queries[:, :, None] - window)
 
 
+def prompts_of(batch: Batch) -> list[tuple[int, ...]]:
+    """The tokens of each row's prompt."""
+    return [tuple(part.tolist()) for part in batch.tokens[~batch.in_response].split(batch.prompt_lengths.tolist())]
+
+
 def shared_prompt_layout(batch: Batch) -> tuple[Layout, float]:
     """Each different prompt once, then all responses, and the share of the tokens of whole rows that this saves.
 
     Every row needs a prompt or a response.
     """
-    is_response = batch.in_response
-    prompts = [part.tolist() for part in batch.tokens[~is_response].split(batch.prompt_lengths.tolist())]
+    is_response, prompts = batch.in_response, prompts_of(batch)
     # Sums of gradients depend on the order: that of the prompts must not depend on that of the rows.
-    different = sorted({tuple(prompt) for prompt in prompts}, key=lambda prompt: (len(prompt), prompt))
+    different = sorted(set(prompts), key=lambda prompt: (len(prompt), prompt))
     number = {prompt: place for place, prompt in enumerate(different)}
     responses = batch.response_lengths
-    prompt_of = torch.tensor([number[tuple(prompt)] for prompt in prompts])
+    prompt_of = torch.tensor([number[prompt] for prompt in prompts])
     lengths = torch.tensor([len(prompt) for prompt in different])
     shared = SharedPrompts(lengths, responses, prompt_of)
     fillers = -shared.num_tokens % ROUND_TO

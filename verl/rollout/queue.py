@@ -21,7 +21,8 @@ class RequestQueue:
 
     If all fit, each engine gets an equal share at once. Otherwise each begins with what it can hold and the rest waits
     here until one has room, so that none is stuck with a share of long responses while others idle. Neighbours go to
-    the same engine where its room allows: requests of one prompt share its place in the cache.
+    the same engine where its room allows: requests of one prompt share its place in the cache. A single engine begins
+    with all its slots: nobody else could take what waits there, and it knows best what fits into its cache.
     """
 
     def __init__(self, num_requests: int, engines: Sequence[EngineRoom]) -> None:
@@ -36,7 +37,7 @@ class RequestQueue:
         self._again: list[int] = []
         """Requests of engines that were lost."""
         self._slots = [engine.slots for engine in engines]
-        self._room = [min(engine) for engine in engines]
+        self._room = [min(engine) if len(engines) > 1 else engine.slots for engine in engines]
         self._full = [False] * len(engines)
         self._next = 0
 

@@ -34,6 +34,9 @@ PLUGIN_INACTIVE = (
 
 CPU_KV_CACHE_MB = 512
 """KV cache of a CPU engine where the config leaves its size open, MiB."""
+CPU_BLOCK_SIZE = 32
+"""Tokens of a block of that cache, the fewest that vLLM's kernels take. Responses share the full blocks of their
+prompt: with vLLM's 128, a shorter prompt is read once for each of them."""
 
 
 def start_engine(
@@ -107,6 +110,8 @@ def engine_options(
         "max_model_len": max_model_len,
         "seed": seed,
     }
+    if on_cpu:
+        options["block_size"] = CPU_BLOCK_SIZE
     kv_cache_memory_mb = config.kv_cache_memory_mb or (CPU_KV_CACHE_MB if on_cpu else 0)
     if kv_cache_memory_mb:
         options["kv_cache_memory_bytes"] = kv_cache_memory_mb << 20

@@ -170,7 +170,9 @@ class PolicyWorkers(RoleWorkers):
             pool: of class :class:`verl.workers.rollout.RolloutWorker`; None: the engines are in ``workers``.
             conversations: how responses have several turns; None: each has one.
         """
-        super().__init__(workers, config.model.ulysses_sequence_parallel_size, config.actor.use_dynamic_bsz)
+        # Rows come prompt by prompt, and to deal them by length would part those that share one.
+        balance = config.actor.use_dynamic_bsz and not config.model.shares_prompts
+        super().__init__(workers, config.model.ulysses_sequence_parallel_size, balance)
         self.config = config
         self.whole_groups = whole_groups
         self.pool = pool

@@ -97,18 +97,24 @@ def memory_limit(more: int) -> Iterator[None]:
             resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-def keep_freed_memory(largest: int = LARGEST_IN_HEAP) -> bool:
-    """Make the C library reuse the memory of freed tensors of up to ``largest`` bytes instead of returning it to the
-    system.
+def keep_freed_memory() -> bool:
+    """Make the C library reuse the memory of freed tensors of up to ``LARGEST_IN_HEAP`` bytes, and not return it.
 
-    The system clears pages before it hands them out, which took a third of a forward pass of a small model. With large
-    tensors the heap has large holes: 0.8 of 5 GB with a model of 135 million parameters. Returns whether the C library
-    has these settings, as glibc does.
+    The system clears pages before it hands them out, which takes a third of a forward pass of a small model, and of a
+    step of one of 135 million parameters. :func:`return_freed_memory` takes back what is then held. Returns whether the
+    C library has these settings, as glibc does.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    return all(mallopt(*setting) for setting in ((M_TRIM_THRESHOLD, KEPT_BYTES), (M_MMAP_THRESHOLD, largest)))
+    return all(mallopt(*setting) for setting in ((M_TRIM_THRESHOLD, KEPT_BYTES), (M_MMAP_THRESHOLD, LARGEST_IN_HEAP)))
+
+
+def return_freed_memory() -> None:
+    """Give the memory of freed tensors back to the system, before work that needs other sizes."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def restore_umask() -> None:
