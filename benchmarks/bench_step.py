@@ -20,7 +20,7 @@ one engine at a time, with vLLM in all.
 TRL is installed into an environment of its own (.bench/trl), which sees the packages of this one. It samples by
 `transformers`, as it does without a GPU; --trl-micro-batch and --trl-processes say how it is run.
 
-Writes OUT.jsonl (how it was made, then each round of steps) and OUT.md.
+Writes OUT.jsonl (how it was made, then each round of steps) and OUT.md, on a CPU with each phase's time and its floor.
 """
 
 import argparse
@@ -42,6 +42,7 @@ from typing import Any
 
 from bench_report import ROOT, head, parser, provenance, table, take_turns, write_report
 from shapes import EMBEDDED, SHAPES, make_model
+from step_floor import measured, section
 from turns import Player
 
 HERE = ROOT / "benchmarks"
@@ -133,15 +134,20 @@ def trainings(options: argparse.Namespace, model: Path, folder: Path) -> dict[st
     return starts
 
 
-def rounds(options: argparse.Namespace, folder: Path) -> Iterator[Round]:
-    """Steps of all trainings, one each."""
-    model = folder / "model"
+def model_of(options: argparse.Namespace, folder: Path) -> Path:
+    """The folder of the model, which is made unless it is given."""
+    model: Path = options.model or folder / "model"
     if options.model is not None:
-        model = options.model
-    elif options.shape == "embedded" and not options.fixed_length:
+        return model
+    if options.shape == "embedded" and not options.fixed_length:
         shutil.copytree(EMBEDDED, model)
     else:
         make_model(options.shape, model)
+    return model
+
+
+def rounds(options: argparse.Namespace, model: Path, folder: Path) -> Iterator[Round]:
+    """Steps of all trainings, one each."""
     starts = trainings(options, model, folder)
     count = options.warm_up + options.rounds
     if options.apart:
@@ -229,7 +235,7 @@ def page(facts: Mapping[str, Any], steps: Sequence[Round]) -> str:
 Medians of {figures["rounds"]} steps each. {order[0]}
 {order[1]}; the reward is the mean over the second half of the steps.
 
-{table([*columns, "mean reward:"], rows)}"""
+{table([*columns, "mean reward:"], rows)}{section(facts) if "phases" in facts else ""}"""
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -272,18 +278,23 @@ def parse(argv: list[str]) -> argparse.Namespace:
     return options
 
 
+def counted(number: int, what: str) -> str:
+    """As "1 worker", "2 processes"."""
+    return f"{number} {what}{'' if number == 1 else 'es' if what.endswith('s') else 's'}"
+
+
 def describe(options: argparse.Namespace) -> str:
     """What was measured, in a sentence."""
     model = options.shape if options.model is None else options.model.name
     length = f"{'exactly' if options.fixed_length else 'at most'} {options.tokens} tokens"
     what = (
         f"Model `{model}`, {options.prompts} prompts with {options.samples} responses of {length}, "
-        f"{UPDATES} optimizer steps, KL coefficient {KL_COEF}; {options.workers} workers in ours"
+        f"{UPDATES} optimizer steps, KL coefficient {KL_COEF}; {counted(options.workers, 'worker')} in ours"
     )
     if options.peer == "trl":
         samples = "transformers" if options.device == "cpu" else "vLLM"
         what += (
-            f", {options.threads} threads in {options.trl_processes} processes and micro-batches of "
+            f", {options.threads} threads in {counted(options.trl_processes, 'process')} and micro-batches of "
             f"{options.trl_micro_batch} in {TRL}. Ours sample by vLLM, TRL by {samples}"
         )
     return f"{what}."
@@ -294,15 +305,21 @@ def main(argv: list[str]) -> None:
     options = parse(argv)
     # So that the trainings end with this program.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
-    counted: list[Round] = []
-    with tempfile.TemporaryDirectory() as folder:
-        for number, entry in enumerate(rounds(options, Path(folder)), start=1 - options.warm_up):
+    steps: list[Round] = []
+    phases: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        model = model_of(options, folder)
+        for number, entry in enumerate(rounds(options, model, folder), start=1 - options.warm_up):
             times = ", ".join(f"{name} {entry[name]['seconds']:.2f} s" for name in sorted(entry))
             print(f"round {number} of {options.rounds}: {times}", file=sys.stderr, flush=True)
             if number > 0:
-                counted.append(entry)
+                steps.append(entry)
+        if options.device == "cpu" and options.peer in (None, "trl"):
+            sizes = (options.rounds, options.prompts, options.samples, UPDATES, options.threads)
+            phases = measured(model, {training: folder / training for training in sorted(steps[0])}, *sizes)
     facts = provenance("bench_step.py", argv, options.device)
-    write_report(options.out, facts | {"what": describe(options), "apart": options.apart}, counted, page)
+    write_report(options.out, facts | {"what": describe(options), "apart": options.apart} | phases, steps, page)
 
 
 if __name__ == "__main__":

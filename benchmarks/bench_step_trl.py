@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ class Turns(TrainerCallback):  # type: ignore[misc]  # of a package that is not 
     def __init__(self, updates: int, record: Path) -> None:
         self.updates = updates
         self.record = record
+        self.phases: dict[str, float] = {}
+        """Phase -> its seconds since the last optimizer step; what remains is the update's."""
+        self.since = time.perf_counter()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """A step of ours is ``updates`` optimizer steps of TRL."""
@@ -29,13 +33,38 @@ class Turns(TrainerCallback):  # type: ignore[misc]  # of a package that is not 
                 wait_for_turn()
             if dist.is_initialized():
                 dist.barrier()
+            self.since = time.perf_counter()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any], **_: Any) -> None:
         """Keep what TRL logs."""
         if not state.is_world_process_zero:
             return
+        now = time.perf_counter()
+        phases = self.phases | {"update": now - self.since - sum(self.phases.values())}
+        self.phases.clear()
+        self.since = now
         with self.record.open("a") as file:
-            file.write(json.dumps({"step": state.global_step} | logs) + "\n")
+            file.write(json.dumps({"step": state.global_step, "phases": phases} | logs) + "\n")
+
+
+class Timed(GRPOTrainer):  # type: ignore[misc]  # of a package that is not installed here
+    """TRL's trainer, which tells how long it generates and scores."""
+
+    def _timed(self, phase: str, call: Any, *args: Any, **kwargs: Any) -> Any:
+        started = time.perf_counter()
+        try:
+            return call(*args, **kwargs)
+        finally:
+            self.phases[phase] = self.phases.get(phase, 0.0) + time.perf_counter() - started
+
+    def _generate(self, *args: Any, **kwargs: Any) -> Any:
+        return self._timed("generation", super()._generate, *args, **kwargs)
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
+        call = super()._get_per_token_logps_and_entropies
+        if torch.is_grad_enabled():
+            return call(*args, **kwargs)
+        return self._timed("old and reference log-probabilities", call, *args, **kwargs)
 
 
 def prompts_of(path: str) -> Dataset:
@@ -92,14 +121,16 @@ def main(options: dict[str, Any]) -> None:
         **vllm,
     )
     model = AutoModelForCausalLM.from_pretrained(options["model"], dtype=torch.bfloat16 if on_gpu else torch.float32)
-    trainer = GRPOTrainer(
+    turns = Turns(options["updates"], Path(options["folder"]) / "log.jsonl")
+    trainer = Timed(
         model=model,
         reward_funcs=reward,
         args=config,
         train_dataset=prompts_of(options["train_file"]),
         processing_class=AutoTokenizer.from_pretrained(options["model"]),
-        callbacks=[Turns(options["updates"], Path(options["folder"]) / "log.jsonl")],
+        callbacks=[turns],
     )
+    trainer.phases = turns.phases
     trainer.train()
 
 

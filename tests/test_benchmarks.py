@@ -1,5 +1,6 @@
 """The scripts that measure: their arithmetic, and the shipped pages against the shipped data. No time is asserted."""
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ import bench_verdicts
 import measure_spectral_accuracy as accuracy
 import pytest
 import shapes
+import step_floor
 import study_page
 from conftest import ROOT
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
@@ -24,7 +26,7 @@ from turns import Player
 HIDDEN_STATES = ("hidden_states_cpu", "hidden_states_cpu_compiled", "hidden_states_cpu_tiny")
 PAGES = {
     **dict.fromkeys(HIDDEN_STATES, bench_hidden_states.page),
-    **dict.fromkeys(("step_cpu", "step_cpu_apart", "shaping_cpu"), bench_step.page),
+    **dict.fromkeys(("step_cpu", "step_cpu_apart", "step_small", "shaping_cpu"), bench_step.page),
     **dict.fromkeys(("studies/rank_shaping", "studies/recipes"), study_page.page),
     "async": bench_async.page,
     "carry_over": bench_carry_over.page,
@@ -65,6 +67,43 @@ def test_a_training_is_compared_in_turns_or_apart():
     # A round in which the machine was slow counts like the others.
     rounds[0]["TRL"]["seconds"] = 100.0
     assert bench_step.summarise(rounds, False)["GRPO"]["seconds"]["ratio"] == 0.2
+
+
+def test_phases_of_a_step_come_from_both_logs(tmp_path: Path):
+    (tmp_path / "run").mkdir()
+    keys = ("prompt_length/mean", "response_length/mean", "response_length/max")
+    lines = [
+        {"timing_s/gen": gen, "timing_s/ref": 2.0, "timing_s/update_actor": 8.0, "timing_s/step": gen + 11.0}
+        | dict(zip(keys, (10.0, gen, 2 * gen), strict=True))
+        for gen in (90.0, 3.0, 5.0, 4.0)
+    ]
+    (tmp_path / "run/metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    generation, scoring, update = step_floor.PHASES
+    expected = {generation: 4.0, scoring: 2.0, update: 8.0, "rest": 1.0}
+    assert step_floor.phases_of(tmp_path, 3, 2) == expected
+    assert step_floor.tokens_of(tmp_path, 3, 5, 8) == {"prompts": 50.0, "responses": 160.0, "longest": 8.0}
+    peer = tmp_path / "TRL"
+    peer.mkdir()
+    # Two optimizer steps each, of which the first generates; the last line sums up the run.
+    times = [{generation: 6.0, scoring: 1.0, update: 5.0}, {update: 4.0}]
+    entries = [{"loss": 0.1, "phases": part} for part in [{update: 99.0}, *times, *times]] + [{"phases": {update: 7.0}}]
+    (peer / "log.jsonl").write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
+    assert step_floor.phases_of(peer, 2, 2) == {generation: 6.0, scoring: 1.0, update: 9.0}
+
+
+def test_floor_counts_the_products_of_weights():
+    config = AutoConfig.from_pretrained(shapes.EMBEDDED)
+    width, vocabulary = config.hidden_size, config.vocab_size
+    heads = config.num_attention_heads + 2 * config.num_key_value_heads
+    layer = width * width // config.num_attention_heads * heads + width * width + 3 * width * config.intermediate_size
+    body, head = config.num_hidden_layers * layer, vocabulary * width
+    tokens = {"prompts": 10.0, "responses": 30.0, "longest": 5.0}
+    forward = 2 * (40 * body + 30 * head) / 1e6
+    fast, slow = ({"operations": 1e6, "bytes": rate} for rate in (1e12, 1.0))
+    found = list(step_floor.floor(shapes.EMBEDDED, tokens, fast, 2).values())
+    assert found == pytest.approx([forward, 1.5 * forward, 3 * forward])
+    # Where reading takes longer than multiplying, each token of the longest response reads all weights.
+    assert next(iter(step_floor.floor(shapes.EMBEDDED, tokens, slow, 2).values())) == 5 * 4 * (body + head)
 
 
 TEN = [10, 3, 7, 1, 9, 2, 8, 5, 4, 6]

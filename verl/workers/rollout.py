@@ -15,7 +15,7 @@ from verl.rollout.queue import EngineRoom
 from verl.rollout.requests import ResponseRequests
 from verl.transit import PackedWeight
 from verl.utils.distributed import WorkerPlace, join_world, seed_everything
-from verl.utils.process import return_freed_memory, set_stage
+from verl.utils.process import set_stage
 
 
 class Generating:
@@ -54,9 +54,8 @@ class Generating:
         return self.rollout.measured()
 
     def finish_generation(self) -> None:
-        """Free the engine's memory until it gets weights again, and what generation has left behind on a CPU."""
+        """Free the engine's memory until it gets weights again."""
         self.rollout.sleep()
-        return_freed_memory()
 
 
 class RolloutWorker(Generating):
