@@ -76,7 +76,7 @@ def test_every_experiment_with_every_preset(experiment: str, preset: str):
     [
         ("preset=foreign", (512, 1024), (16384, 32768), 32, 204),
         ("preset=foreign data.max_response_length=20000", (512, 20000), (20512, 32768), 625, 4000),
-        ("preset=small", (256, 128), (2048, 4096), 4, 25),
+        ("preset=small", (256, 128), (512, 4096), 4, 25),
         ("preset=small data.max_response_length=4000", (256, 4000), (4256, 4256), 125, 800),
         ("experiment=dapo data.max_response_length=16", (32, 16), (16384, 16384), 8, 3),
         ("experiment=dapo data.max_response_length=3", (32, 3), (16384, 16384), 8, 1),
@@ -120,7 +120,7 @@ def test_fine_tuning_of_a_pretrained_model_has_its_learning_rate(override: str, 
 def test_a_pretrained_models_settings():
     foreign, small = load("preset=foreign"), load("preset=small")
     assert foreign.model.gradient_checkpointing and foreign.actor.use_dynamic_bsz and foreign.uses_reference
-    assert small.model.shares_prompts and not small.actor.use_dynamic_bsz and not small.uses_reference
+    assert small.model.shares_prompts and small.actor.use_dynamic_bsz and not small.uses_reference
     assert small.data.train_batch_size == small.actor.ppo_mini_batch_size == 8
     assert (small.rollout.dtype, small.rollout.temperature) == (small.model.param_dtype, 0.6)
 

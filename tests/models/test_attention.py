@@ -14,7 +14,15 @@ from verl.config import ConfigError
 from verl.config.common import PACKED_ATTENTION
 from verl.models import attention
 from verl.models.attention import MASK_FUNCTIONS, Options, packed_attention
-from verl.models.packing import ROUND_TO, Rows, SharedPrompts, packed_layout, padded_layout, shared_prompt_layout
+from verl.models.packing import (
+    ROUND_TO,
+    Rows,
+    SharedPrompts,
+    blocks_by_length,
+    packed_layout,
+    padded_layout,
+    shared_prompt_layout,
+)
 
 ROWS = {"cu_seq_lens_q": torch.tensor([0, 3, 4, 6], dtype=torch.int32), "max_length_q": 3}
 """Rows of 3, 1 and 2 tokens."""
@@ -122,7 +130,6 @@ def test_kernels_agree_with_one_row_after_the_other(implementation: str, sliding
 
 
 EPISODES = Batch.of([[11, 12], [21, 22, 23], [11, 12], [21, 22, 23]], [[31], [41, 42], [51], []])
-# 9 and 8 tokens, 4 and 3, 1, none: four blocks.
 UNEVEN = Batch.of(
     [[11, 12], [21, 22, 23], [11, 12], [21, 22, 23], [11, 12], [21, 22, 23]],
     [[31], [41] * 9, [], [51] * 4, [61] * 8, [71] * 3],
@@ -173,6 +180,17 @@ def test_every_way_attends_as_whole_rows_do(
             nn.Module(), *states, None, cu_seq_lens_q=bounds, max_length_q=len(tokens), **options
         )
         torch.testing.assert_close(found[0, tokens], alone[0], rtol=0, atol=1e-6 if way == "eager" else 1e-12)
+
+
+def test_rows_of_similar_length_are_padded_to_each_other():
+    blocks = blocks_by_length(UNEVEN.response_lengths)
+    # 9 and 8 tokens, 4 and 3, 1, none.
+    assert [(block.rows.tolist(), block.longest) for block in blocks] == [([1, 4], 9), ([3, 5], 4), ([0], 1), ([2], 1)]
+    shared = shared_prompt_layout(UNEVEN)[0].inputs["shared_prompts"]
+    assert [tokens.shape for tokens in shared.prompt_blocks] == [(2, 3)]
+    # Rows 1 and 4 have a prompt of 3 tokens and one of 2; row 0 has only one of 2, and so has row 2.
+    shapes = [(own.shape[1], seen.shape[1]) for own, seen in shared.response_blocks]
+    assert shapes == [(9, 12), (4, 7), (1, 3), (1, 3)]
 
 
 def test_rows_without_prompt_or_response():

@@ -17,7 +17,7 @@ def cut_by_tokens(
     """The rows of each part, of units of ``size`` neighbours."""
     units = [list(range(first, first + size)) for first in range(0, len(prompts), size)]
     rows = RowTokens(prompts, responses, packed)
-    parts = split_by_tokens(sorted(units, key=rows.place), max_tokens, rows.together)
+    parts = split_by_tokens(sorted(units, key=rows.order), max_tokens, rows.together)
     return [[row for unit in part for row in unit] for part in parts]
 
 
@@ -61,9 +61,10 @@ def test_a_shared_prompt_counts_once_and_keeps_its_responses_together(single_mes
     a, b = [7] * 10, [8] * 10
     batch = Batch.of([a, b, a, b, b], [[1] * 3, [1] * 2, [1] * 4, [1] * 2, [1] * 9])
     by_tokens = MicroBatching(1, max_tokens=30, packed=True, shares_prompts=True)
-    # 10 + 3 + 4 tokens, 29 with the second prompt and a response to it, 31 with two; the rest has that prompt again.
+    # 10 + 3 + 4 tokens, 29 with the second prompt and a response to it, 31 with two, and 1 for 20 keys that are there
+    # twice; the rest has that prompt again.
     assert [rows.tolist() for rows in by_tokens.cut(batch)] == [[0, 2, 1], [3, 4]]
-    assert [rows.tolist() for rows in replace(by_tokens, max_tokens=31).cut(batch)] == [[0, 2, 1, 3], [4]]
+    assert [rows.tolist() for rows in replace(by_tokens, max_tokens=32).cut(batch)] == [[0, 2, 1, 3], [4]]
     # Whole, the rows of one micro-batch are at most two.
     assert [len(rows) for rows in replace(by_tokens, shares_prompts=False).cut(batch)] == [1, 2, 2]
     # Too little is saved for the layout to share it: the whole rows count.

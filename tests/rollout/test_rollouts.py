@@ -297,12 +297,12 @@ def test_settings_by_response_and_position_are_obeyed_alike(alone, together, thr
 
 @pytest.mark.nightly
 def test_an_engine_takes_its_own_arguments_and_the_values_over_the_models_config(config, alone, prompts, ray_session):
-    engine = {"block_size": 32, "additional_config": {"mine": 1}}
+    engine = {"block_size": 64, "additional_config": {"mine": 1}}
     model = replace(config.model, override_config={"rope_theta": 20.0})
     told = replace(config, model=model, rollout=replace(config.rollout, engine_kwargs=engine))
     for group in started(told, 1):
         ((block_size, rope),) = group.run("engine_config")
-        assert (block_size, rope["rope_theta"]) == (32, 20.0)
+        assert (block_size, rope["rope_theta"]) == (64, 20.0)
         rollout = generate(group, prompts, config.rollout.train_kwargs, 3)
         agree(group, rollout, 1e-4)
         assert_measured(group, rollout, config)

@@ -140,6 +140,11 @@ def test_an_engine_whose_cache_is_full_gets_nothing_more():
     assert queue.take(1) == range(21, 33)
 
 
+def test_a_single_engine_begins_with_all_its_slots():
+    assert RequestQueue(30, [EngineRoom(32, 8)]).first() == [range(0, 30)]
+    assert RequestQueue(30, [EngineRoom(32, 8)] * 2).first() == [range(0, 8), range(8, 16)]
+
+
 def test_work_is_taken_ahead_while_much_is_left():
     queue = RequestQueue(46, [EngineRoom(8, 99), EngineRoom(8, 99)])
     # 30 are left beside the slots: a quarter of them for each.

@@ -1,5 +1,8 @@
 """Batches over real Ray workers: shares, copies, order."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -82,6 +85,23 @@ def test_rows_of_any_number_come_back_in_order(workers, balance: bool, copies: i
         assert found.first_token.tolist() == list(range(size))
         assert found.response_lengths.equal(batch.response_lengths)
         assert set(found.rank.tolist()) <= {0, copies, 2 * copies, 3 * copies}
+
+
+@pytest.mark.parametrize(
+    ("prompts", "lengths", "order"),
+    [
+        # Whole prompts of 4, 16, 6 and 2 tokens: the longest with the shortest.
+        ([0, 0, 1, 1, 2, 2, 3, 3], [1, 3, 8, 8, 5, 1, 1, 1], [2, 3, 6, 7, 4, 5, 0, 1]),
+        # One row a prompt, and prompts of which one has more: rows.
+        ([0, 1, 2, 3], [1, 9, 3, 8], [1, 0, 3, 2]),
+        ([0, 0, 0, 1], [1, 9, 3, 8], [1, 0, 3, 2]),
+    ],
+)
+def test_prompts_are_dealt_whole_where_workers_get_as_many(prompts: list[int], lengths: list[int], order: list[int]):
+    group: Any = SimpleNamespace(world_size=2)
+    batch = Batch.of([[prompt] for prompt in prompts], [[9] * (length - 1) for length in lengths])
+    rows, copied = RoleWorkers(group, balance=True, whole_prompts=True)._shares(batch)
+    assert rows.tolist() == order and not copied.any()
 
 
 def test_an_update_balances_tokens(workers):

@@ -38,6 +38,7 @@ from verl.models.offload import Offloaded, reshard
 from verl.utils.distributed import collective_timeout, seed_everything
 from verl.utils.files import FileRecord, RecordedFile, file_record, write_recorded
 from verl.utils.json_state import from_json, to_json
+from verl.utils.process import return_freed_memory
 
 MODEL = "model."
 """Prefix of a parameter's name in the shards."""
@@ -87,6 +88,8 @@ class CheckpointWorker:
                 in its host's memory.
         """
         assert self._writing is None or self._writing.done(), "the checkpoint before was not finished"
+        # On a CPU copies need what the last step's tensors have left behind.
+        return_freed_memory()
         shards, weights, counts = {}, {}, {}
         records: dict[str, FileRecord] = {}
         for part in self._parts:

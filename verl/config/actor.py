@@ -55,12 +55,12 @@ class LearnerConfig(Group):
     """Responses per forward and backward pass on one worker; changes memory and speed, never the gradient. Need not
     divide the worker's share of a mini-batch (veRL refuses that): the last pass takes what is left, with its weight."""
     use_dynamic_bsz: bool
-    """Fill micro-batches by their number of tokens instead of responses, and balance tokens over workers. Does not
-    change the gradient."""
+    """Fill micro-batches by their number of tokens instead of responses, and balance tokens over workers: of rows, or
+    of whole prompts where responses share them (``model.share_prompts``). Does not change the gradient."""
     ppo_max_token_len_per_gpu: PositiveInt
     """Most tokens, prompt and response, per forward and backward pass on one worker with ``use_dynamic_bsz``. Workers
     that split sequences (``model.ulysses_sequence_parallel_size``) add up; together they hold at least one whole
-    sequence."""
+    sequence. A prompt that several responses share counts once, and a sixteenth for each further one."""
     optim: OptimConfig
 
 

@@ -109,8 +109,7 @@ class ModelConfig(Group):
     """Read each different prompt of a micro-batch once for all its responses in it, rather than once for each: less to
     compute and to keep, the longer the prompts. Does not change the results. Where rows are packed
     (``use_remove_padding``) and not split among workers. The responses to a prompt then stay together as far as they
-    fit, and are not dealt by length with ``actor.use_dynamic_bsz``. Of the policy and the reference; a critic and a
-    reward model read whole rows."""
+    fit. Of the policy and the reference; a critic and a reward model read whole rows."""
     use_liger: bool
     """Use the Liger kernels (norms, rotary embedding, gated linear units); needs a GPU and the package
     ``liger-kernel``."""

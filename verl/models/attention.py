@@ -219,23 +219,22 @@ def _sharing_prompts(query: Tensor, key: Tensor, value: Tensor, shared: SharedPr
 
 
 def _in_blocks(query: Tensor, key: Tensor, value: Tensor, shared: SharedPrompts, options: Options) -> Tensor:
-    """[1, T, H, D] in blocks: all prompts, each padded to the longest, and responses of similar length."""
+    """[1, T, H, D] in blocks of prompts, and of responses, of similar length."""
 
     def blocks(states: Tensor, tokens: Tensor) -> Tensor:
         """[N, H, L, D], for ``tokens [N, L]``."""
         chosen = states[0].transpose(0, 1).index_select(0, tokens.flatten())
         return chosen.view(*tokens.shape, *chosen.shape[1:]).transpose(1, 2)
 
-    q, k, v = (blocks(states, shared.prompt_tokens) for states in (query, key, value))
-    positions = torch.arange(shared.longest_prompt, device=query.device)[None]
-    narrow = options.window is not None and shared.longest_prompt > options.window
-    mask = tokens_seen(positions, positions, options.window)[:, None] if narrow else None
-    outputs = [_attend(q, k, v, mask, options)]
-    for (prompt_of, tokens), seen in zip(shared.response_blocks, shared.seen(options.window), strict=True):
-        queries, own_keys, own_values = (blocks(states, tokens) for states in (query, key, value))
-        keys = torch.cat([k.index_select(0, prompt_of), own_keys], dim=2)
-        values = torch.cat([v.index_select(0, prompt_of), own_values], dim=2)
-        outputs.append(_attend(queries, keys, values, seen, options))
+    outputs = []
+    for tokens in shared.prompt_blocks:
+        positions = torch.arange(tokens.shape[1], device=query.device)[None]
+        narrow = options.window is not None and tokens.shape[1] > options.window
+        mask = tokens_seen(positions, positions, options.window)[:, None] if narrow else None
+        q, k, v = (blocks(states, tokens) for states in (query, key, value))
+        outputs.append(_attend(q, k, v, mask, options))
+    for (tokens, keys), seen in zip(shared.response_blocks, shared.seen(options.window), strict=True):
+        outputs.append(_attend(blocks(query, tokens), blocks(key, keys), blocks(value, keys), seen, options))
     flat = [states.transpose(1, 2).flatten(0, 1) for states in outputs]
     return torch.cat(flat).index_select(0, shared.in_blocks)[None]
 

@@ -13,7 +13,11 @@ from torch import Tensor
 
 from verl.batch import Batch
 from verl.config.common import ModelConfig
-from verl.models.packing import LEAST_SHARED, prompts_of
+from verl.models.packing import LEAST_SHARED, numbered, prompts_of
+
+REPEATED = 1 / 16
+"""What a token of a shared prompt counts for each further response to it: about the share of keys and values in what a
+token keeps for the backward pass."""
 
 
 @dataclass(frozen=True)
@@ -27,20 +31,21 @@ class MicroBatching:
     packed: bool
     """Rows are joined without padding."""
     shares_prompts: bool = False
-    """The responses of a micro-batch to one prompt have it once (:func:`verl.models.packing.shared_prompt_layout`)."""
+    """The responses of a micro-batch to one prompt have it once (:func:`verl.models.packing.shared_prompt_layout`),
+    which then counts once."""
 
     @classmethod
-    def of(cls, model: ModelConfig, rows: int, max_tokens: int, by_tokens: bool) -> Self:
+    def of(cls, model: ModelConfig, rows: int, max_tokens: int, by_tokens: bool, shares_prompts: bool = False) -> Self:
         """For a model whose sequences ``ulysses_sequence_parallel_size`` workers share, with so many tokens on each."""
         budget = max_tokens * model.ulysses_sequence_parallel_size if by_tokens else None
-        return cls(rows, budget, model.use_remove_padding, model.shares_prompts)
+        return cls(rows, budget, model.use_remove_padding, shares_prompts)
 
     def cut(self, batch: Batch, units: Tensor | None = None) -> list[Tensor]:
         """Row numbers [b] of each micro-batch; together they are every row of ``batch`` once.
 
-        By tokens, rows are sorted by length, so that neighbours pad little, or by prompt where they share it; and all
-        ranks, which must call this together and hold equally many rows, get equally many micro-batches: FSDP gathers
-        parameters once in each.
+        By tokens, rows are sorted by length, so that neighbours pad little, or by prompt where they share it, the
+        longest first; and all ranks, which must call this together and hold equally many rows, get equally many
+        micro-batches: FSDP gathers parameters once in each.
 
         Args:
             units: [B] int64, equal on rows that must be in one micro-batch; a larger unit than fits is a micro-batch by
@@ -52,7 +57,7 @@ class MicroBatching:
             cuts = [members[start : start + per_cut] for start in range(0, len(members), per_cut)]
             return [torch.tensor(_joined(cut)) for cut in cuts]
         rows = RowTokens.of(batch, self.packed, self.shares_prompts)
-        parts = split_by_tokens(sorted(members, key=rows.place), self.max_tokens, rows.together)
+        parts = split_by_tokens(sorted(members, key=rows.order), self.max_tokens, rows.together)
         count = torch.tensor(len(parts))
         dist.all_reduce(count, dist.ReduceOp.MAX)
         return [torch.tensor(_joined(part)) for part in split_to_count(parts, int(count))]
@@ -85,20 +90,21 @@ class RowTokens:
     @classmethod
     def of(cls, batch: Batch, packed: bool, shares_prompts: bool) -> Self:
         """The rows of ``batch``."""
-        numbers: dict[tuple[int, ...], int] = {}
-        prompts = prompts_of(batch) if shares_prompts else []
-        prompt_of = [numbers.setdefault(prompt, len(numbers)) for prompt in prompts] or None
+        prompt_of = numbered(prompts_of(batch)).tolist() if shares_prompts else None
         return cls(batch.prompt_lengths.tolist(), batch.response_lengths.tolist(), packed, prompt_of)
 
-    def place(self, unit: list[int]) -> int:
-        """By which units are sorted: long ones first, or those of one prompt together."""
-        return -self._whole(unit) if self.prompt_of is None else self.prompt_of[unit[0]]
+    def order(self, unit: list[int]) -> tuple[int, int]:
+        """By which units are sorted: long ones first, or long prompts, and the units of each together."""
+        if self.prompt_of is None:
+            return -self._whole(unit), 0
+        return -self.prompts[unit[0]], self.prompt_of[unit[0]]
 
     def together(self, rows: list[int]) -> int:
         """Tokens of a micro-batch of these rows.
 
         A padded one takes, for every row, the longest prompt and the longest response: prompts are padded on the left
-        and responses on the right.
+        and responses on the right. A shared prompt is read once, but its keys and values are there for each response,
+        which :data:`REPEATED` counts.
         """
         if not self.packed:
             return len(rows) * (max(self.prompts[i] for i in rows) + max(self.responses[i] for i in rows))
@@ -107,7 +113,8 @@ class RowTokens:
             return whole
         prompts = {self.prompt_of[i]: self.prompts[i] for i in rows}
         shared = sum(prompts.values()) + sum(self.responses[i] for i in rows)
-        return shared if whole - shared >= LEAST_SHARED * whole else whole
+        repeated = whole - shared
+        return shared + int(REPEATED * repeated) if repeated >= LEAST_SHARED * whole else whole
 
     def _whole(self, rows: list[int]) -> int:
         return sum(self.prompts[i] + self.responses[i] for i in rows)

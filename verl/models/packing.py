@@ -126,7 +126,7 @@ class Rows(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Responses of similar length."""
+    """Rows of similar length."""
 
     rows: Tensor
     """[b] int64."""
@@ -136,7 +136,7 @@ class Block(NamedTuple):
 
 def blocks_by_length(lengths: Tensor) -> list[Block]:
     """Rows of ``lengths [B]`` from long to short; a block ends before one of less than half the tokens of its first, so
-    that less than half of it is padding."""
+    that at most half of it is padding. Empty rows have a block of one token each."""
     order, blocks = lengths.argsort(descending=True, stable=True), list[Block]()
     while len(order):
         longest = max(1, int(lengths[order[0]]))
@@ -171,7 +171,6 @@ class SharedPrompts:
         self._masks = _within(prompt_lengths, self.longest_prompt), _within(response_lengths, self.longest_response)
         self._of_prompts = self._tokens(self.prompt_starts, self.longest_prompt)
         self._of_responses = self._tokens(self.response_starts, self.longest_response)
-        self._blocks = blocks_by_length(response_lengths)
 
     def on(self, device: str) -> Self:
         """The same on a device."""
@@ -180,27 +179,37 @@ class SharedPrompts:
         return moved
 
     @cached_property
-    def prompt_tokens(self) -> Tensor:
-        """[G, P], the tokens of each prompt; any beyond its length."""
-        return to_device(self._of_prompts, self.device)
+    def _blocks(self) -> tuple[list[Block], list[Block]]:
+        """Of prompts and of responses."""
+        return blocks_by_length(self.prompt_lengths), blocks_by_length(self.response_lengths)
+
+    @cached_property
+    def prompt_blocks(self) -> list[Tensor]:
+        """The tokens of prompts of similar length, [g, P] of each block; any beyond a length. P is the longest's."""
+        return [to_device(self._of_prompts[rows, :longest], self.device) for rows, longest in self._blocks[0]]
 
     @cached_property
     def response_blocks(self) -> list[tuple[Tensor, Tensor]]:
-        """Of responses of similar length: their prompts, [b] int64, and the tokens of each, [b, Q]; any beyond its
-        length. Q is that of the longest of them."""
-        blocks = (
-            (self._prompt_of[block.rows], self._of_responses[block.rows, : block.longest]) for block in self._blocks
-        )
-        return [(to_device(prompts, self.device), to_device(tokens, self.device)) for prompts, tokens in blocks]
+        """Of responses of similar length the tokens, [b, Q] of each block, and what these may see: their prompts' and
+        their own, [b, P + Q]; any beyond a length. P and Q are those of the longest of the block."""
+        blocks = []
+        for rows, longest in self._blocks[1]:
+            own, prompt_of = self._of_responses[rows, :longest], self._prompt_of[rows]
+            keys = torch.cat([self._of_prompts[prompt_of, : self._longest_prompt(rows)], own], dim=1)
+            blocks.append((to_device(own, self.device), to_device(keys, self.device)))
+        return blocks
+
+    def _longest_prompt(self, rows: Tensor) -> int:
+        return max(1, int(self.prompt_lengths[self._prompt_of[rows]].max()))
 
     def _tokens(self, starts: Tensor, longest: int) -> Tensor:
         return (starts[:, None] + torch.arange(longest)).clamp(max=self.num_tokens - 1)
 
     @cached_property
     def in_blocks(self) -> Tensor:
-        """[T], where each token is in the blocks, [G, P] of prompts and [b, Q] of responses, joined and flattened."""
-        blocks = [(self._of_prompts, self._masks[0])]
-        blocks += [(self._of_responses[rows, :end], self._masks[1][rows, :end]) for rows, end in self._blocks]
+        """[T], where each token is in the blocks of prompts and then of responses, joined and flattened."""
+        sources = zip((self._of_prompts, self._of_responses), self._masks, self._blocks, strict=True)
+        blocks = [(tokens[rows, :end], mask[rows, :end]) for tokens, mask, cut in sources for rows, end in cut]
         places = torch.empty(self.num_tokens, dtype=torch.int64)
         is_token = torch.cat([mask.flatten() for _, mask in blocks])
         places[torch.cat([tokens.flatten() for tokens, _ in blocks])[is_token]] = is_token.nonzero().flatten()
@@ -210,15 +219,15 @@ class SharedPrompts:
         """What the tokens of responses see, [b, 1, Q, P + Q] bool of each block; ``window``: at most so many,
         themselves included."""
         if window not in self._seen:  # the same in all layers of a kind
-            self._seen[window] = [self._seen_in(block, window) for block in self._blocks]
+            self._seen[window] = [self._seen_in(block, window) for block in self._blocks[1]]
         return self._seen[window]
 
-    def _seen_in(self, block: "Block", window: int | None) -> Tensor:
-        prompt_of = self._prompt_of[block.rows]
+    def _seen_in(self, block: Block, window: int | None) -> Tensor:
+        prompt_of, longest = self._prompt_of[block.rows], self._longest_prompt(block.rows)
         queries = self.prompt_lengths[prompt_of][:, None] + torch.arange(block.longest)
-        of_prompts = torch.arange(self.longest_prompt).expand(len(queries), -1)
+        of_prompts = torch.arange(longest).expand(len(queries), -1)
         # Beyond its end a prompt's positions are those of no token.
-        of_prompts = of_prompts.masked_fill(~self._masks[0][prompt_of], _NOWHERE)
+        of_prompts = of_prompts.masked_fill(~self._masks[0][prompt_of, :longest], _NOWHERE)
         keys = torch.cat([of_prompts, queries], dim=1)
         queries, keys = (to_device(positions, self.device) for positions in (queries, keys))
         return tokens_seen(queries, keys, window)[:, None]
@@ -259,6 +268,12 @@ def tokens_seen(queries: Tensor, keys: Tensor, window: int | None) -> Tensor:
 def prompts_of(batch: Batch) -> list[tuple[int, ...]]:
     """The tokens of each row's prompt."""
     return [tuple(part.tolist()) for part in batch.tokens[~batch.in_response].split(batch.prompt_lengths.tolist())]
+
+
+def numbered(prompts: list[tuple[int, ...]]) -> Tensor:
+    """[B] int64, the same for equal prompts, in the order in which they appear."""
+    numbers: dict[tuple[int, ...], int] = {}
+    return torch.tensor([numbers.setdefault(prompt, len(numbers)) for prompt in prompts], dtype=torch.int64)
 
 
 def shared_prompt_layout(batch: Batch) -> tuple[Layout, float]:

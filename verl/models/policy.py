@@ -79,4 +79,4 @@ class Policy:
 def scoring_batches(config: ActorConfig, model: ModelConfig) -> MicroBatching:
     """Micro-batches of policy and reference where only log-probabilities are needed."""
     rows, max_tokens = config.log_prob_micro_batch_size_per_gpu, config.log_prob_max_token_len_per_gpu
-    return MicroBatching.of(model, rows, max_tokens, config.use_dynamic_bsz)
+    return MicroBatching.of(model, rows, max_tokens, config.use_dynamic_bsz, model.shares_prompts)

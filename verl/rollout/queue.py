@@ -19,10 +19,10 @@ class EngineRoom(NamedTuple):
 class RequestQueue:
     """Requests 0 to ``num_requests`` - 1, dealt to engines in this order.
 
-    If all fit, each engine gets an equal share at once. Otherwise each begins with what it can hold and the rest waits
-    here until one has room, so that none is stuck with a share of long responses while others idle. Neighbours go to
-    the same engine where its room allows: requests of one prompt share its place in the cache. A single engine begins
-    with all its slots: nobody else could take what waits there, and it knows best what fits into its cache.
+    If all fit, each engine gets an equal share at once. Otherwise each of several begins with what it can surely hold
+    and the rest waits here until one has room, so that none is stuck with a share of long responses while others idle.
+    Neighbours go to the same engine where its room allows: requests of one prompt share its place in the cache. A
+    single engine begins with all its slots: no other could take what waits, and it knows best what its cache holds.
     """
 
     def __init__(self, num_requests: int, engines: Sequence[EngineRoom]) -> None:

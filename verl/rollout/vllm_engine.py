@@ -35,8 +35,8 @@ PLUGIN_INACTIVE = (
 CPU_KV_CACHE_MB = 512
 """KV cache of a CPU engine where the config leaves its size open, MiB."""
 CPU_BLOCK_SIZE = 32
-"""Tokens of a block of that cache, the fewest that vLLM's kernels take. Responses share the full blocks of their
-prompt: with vLLM's 128, a shorter prompt is read once for each of them."""
+"""Tokens of a block of that cache, the fewest that most of vLLM's kernels take; where one needs another size, vLLM sets
+it. Responses share the full blocks of their prompt: with its own 128, a shorter prompt is read once for each."""
 
 
 def start_engine(

@@ -15,6 +15,7 @@ from verl.config.ppo import PPOConfig
 from verl.config.rollout import SamplingConfig
 from verl.data.prompt_rows import PromptRecord
 from verl.models.micro_batches import rows_by_value
+from verl.models.packing import numbered, prompts_of
 from verl.rollout.conversations import Conversations, ConversationSetup
 from verl.rollout.requests import ResponseRequests, ResponseSettings
 from verl.single_controller.engine_pool import EnginePool
@@ -90,12 +91,16 @@ class RoleWorkers:
     Args:
         copies: neighbouring workers that work on one share together, see :meth:`WorkerGroup.run_split`.
         balance: give every worker about as many tokens, not only as many rows.
+        whole_prompts: to do so deal prompts with all their responses, where every worker gets as many.
     """
 
-    def __init__(self, workers: WorkerGroup, copies: int = 1, balance: bool = False) -> None:
+    def __init__(
+        self, workers: WorkerGroup, copies: int = 1, balance: bool = False, whole_prompts: bool = False
+    ) -> None:
         self.workers = workers
         self.copies = copies
         self.balance = balance
+        self.whole_prompts = whole_prompts
 
     def map_rows(self, method: str, batch: Batch) -> Batch:
         """Call ``method`` on shares of ``batch``; returns the episodes that the workers return, in its order.
@@ -137,7 +142,14 @@ class RoleWorkers:
         equal, and, for each of them, whether it is such a copy."""
         lengths = batch.lengths
         rows = torch.cat([torch.arange(len(batch)), lengths.argmin().repeat(-len(batch) % self._num_shares)])
-        order = balanced_order(lengths[rows], self._num_shares) if self.balance else torch.arange(len(rows))
+        order = torch.arange(len(rows))
+        if self.balance:
+            units = order[:, None]
+            if self.whole_prompts:
+                groups = rows_by_value(numbered(prompts_of(batch))[rows])
+                if len({*map(len, groups)}) == 1 and len(groups) % self._num_shares == 0:
+                    units = torch.tensor(groups)
+            order = units[balanced_order(lengths[rows][units].sum(dim=1), self._num_shares)].flatten()
         return rows[order], order >= len(batch)
 
 
@@ -170,9 +182,8 @@ class PolicyWorkers(RoleWorkers):
             pool: of class :class:`verl.workers.rollout.RolloutWorker`; None: the engines are in ``workers``.
             conversations: how responses have several turns; None: each has one.
         """
-        # Rows come prompt by prompt, and to deal them by length would part those that share one.
-        balance = config.actor.use_dynamic_bsz and not config.model.shares_prompts
-        super().__init__(workers, config.model.ulysses_sequence_parallel_size, balance)
+        copies, balance = config.model.ulysses_sequence_parallel_size, config.actor.use_dynamic_bsz
+        super().__init__(workers, copies, balance, config.model.shares_prompts)
         self.config = config
         self.whole_groups = whole_groups
         self.pool = pool

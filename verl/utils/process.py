@@ -98,7 +98,7 @@ def memory_limit(more: int) -> Iterator[None]:
 
 
 def keep_freed_memory() -> bool:
-    """Make the C library reuse the memory of freed tensors of up to ``LARGEST_IN_HEAP`` bytes, and not return it.
+    """Make the C library reuse the memory of freed tensors of up to ``LARGEST_IN_HEAP`` bytes.
 
     The system clears pages before it hands them out, which takes a third of a forward pass of a small model, and of a
     step of one of 135 million parameters. :func:`return_freed_memory` takes back what is then held. Returns whether the

@@ -34,7 +34,8 @@ class Actor(Policy):
         super().__init__(model, mesh, scoring_batches(config, model), temperature, trainable=True)
         self.config = config
         rows, max_tokens = config.micro_batch_size_per_gpu, config.ppo_max_token_len_per_gpu
-        self.micro_batches = MicroBatching.of(model, rows, max_tokens, config.use_dynamic_bsz)
+        by_tokens = config.use_dynamic_bsz
+        self.micro_batches = MicroBatching.of(model, rows, max_tokens, by_tokens, model.shares_prompts)
         self.max_response_length = max_response_length
         self.kl_type = kl_estimator(config.kl_loss_type, "actor.kl_loss_type", config.kl_loss_type_kwargs)
         self.loss = PolicyLoss(config)

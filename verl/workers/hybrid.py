@@ -18,7 +18,7 @@ from verl.rank.turns import measure_responses
 from verl.rollout.queue import EngineRoom
 from verl.transit import PackedWeight, weight_buckets
 from verl.utils.distributed import WorkerPlace, join_world, seed_everything
-from verl.utils.process import return_freed_memory, set_stage
+from verl.utils.process import set_stage
 from verl.workers.actor import Actor
 from verl.workers.critic import Critic, RewardModel
 from verl.workers.rollout import Generating
@@ -85,9 +85,8 @@ class HybridWorker(CheckpointWorker, Generating):
 
     def save(self, folder: Path, background: bool, huggingface: bool) -> None:
         """As :meth:`CheckpointWorker.save`. The engine frees its memory for what is loaded or gathered, and gets
-        weights again when it generates; on a CPU the memory of the step's tensors is freed, too."""
+        weights again when it generates."""
         self.finish_generation()
-        return_freed_memory()
         super().save(folder, background, huggingface)
 
     def load(self, folder: Path, step: int) -> None:

@@ -78,8 +78,9 @@ class RayPPOTrainer(Trainer):
         self.noted_prefixes = False
         self.loss = PolicyLoss(config.actor)
         self.policy = sampler.policy
-        copies, critic = self.policy.copies, config.critic
-        self.reference = RoleWorkers(workers, copies, self.policy.balance) if config.uses_reference else None
+        policy, critic = self.policy, config.critic
+        alike = (policy.copies, policy.balance, policy.whole_prompts)
+        self.reference = RoleWorkers(workers, *alike) if config.uses_reference else None
         copies = critic.model.ulysses_sequence_parallel_size
         self.critic = RoleWorkers(workers, copies, critic.use_dynamic_bsz) if config.uses_critic else None
         self.reward_manager = RewardManager(config.reward_manager)
