@@ -20,7 +20,8 @@ one engine at a time, with vLLM in all.
 TRL is installed into an environment of its own (.bench/trl), which sees the packages of this one. It samples by
 `transformers`, as it does without a GPU; --trl-micro-batch and --trl-processes say how it is run.
 
-Writes OUT.jsonl (how it was made, then each round of steps) and OUT.md, on a CPU with each phase's time and its floor.
+Writes OUT.jsonl (how it was made, then each round of steps) and OUT.md, on a CPU with each phase's time and its floor,
+unless the peer is a checkout.
 """
 
 import argparse
@@ -136,9 +137,10 @@ def trainings(options: argparse.Namespace, model: Path, folder: Path) -> dict[st
 
 def model_of(options: argparse.Namespace, folder: Path) -> Path:
     """The folder of the model, which is made unless it is given."""
-    model: Path = options.model or folder / "model"
     if options.model is not None:
-        return model
+        given: Path = options.model
+        return given
+    model = folder / "model"
     if options.shape == "embedded" and not options.fixed_length:
         shutil.copytree(EMBEDDED, model)
     else:
@@ -253,7 +255,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     command.add_argument("--prompts", type=int, default=48)
     command.add_argument("--samples", type=int, default=8, help="responses to each prompt")
     command.add_argument("--tokens", type=int, default=160, help="most tokens of a response")
-    command.add_argument("--micro-batch", type=int, default=32, help="responses")
+    command.add_argument(
+        "--micro-batch", type=int, default=32, help="responses; with --model the preset's tokens count"
+    )
     command.add_argument("--trl-micro-batch", type=int, default=32, help="TRL's per_device_train_batch_size")
     command.add_argument("--trl-processes", type=int, help="default: as many as --workers")
     command.add_argument("--apart", action="store_true", help="one training after another")

@@ -27,6 +27,7 @@ ROUNDS = 5
 def phases_of(folder: Path, steps: int, updates: int) -> dict[str, float]:
     """Phase -> median seconds of the last ``steps`` steps in the log of the training in ``folder``, ``rest`` included.
 
+    A step of ours is logged after its turn, so that these are one step earlier than those whose whole time is measured.
     TRL's logs each of the ``updates`` optimizer steps of a step.
     """
     ours = folder / "run/metrics.jsonl"
@@ -94,7 +95,7 @@ def floor(model: Path, tokens: Mapping[str, float], rates: Mapping[str, float], 
 
     Two operations a weight and token in a forward pass, and four more in a backward pass. Generation also reads all
     weights once for each token of the longest response; the longer of both times counts. Old log-probabilities are
-    computed for all mini-batches but the first; the reference's for all.
+    computed for all mini-batches but the first; the reference's, which a KL loss needs, for all.
     """
     with torch.device("meta"):
         whole = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model))
@@ -115,12 +116,13 @@ def section(facts: Mapping[str, Any]) -> str:
     rows.append(["all", *(f"{sum(column.values()):.2f}" for column in columns.values())])
     operations, read = (f"{facts['rates'][name] / 1e9:.0f} billion" for name in ("operations", "bytes"))
     prompts, responses = (f"{facts['tokens'][name]:.0f}" for name in ("prompts", "responses"))
+    peer = "\nWhat TRL does besides generating and scoring is in its update." if "TRL" in columns else ""
     return f"""
 ## By phase
 
 Medians in seconds. The floor is the time of the products of weights alone, at the rates that this machine reached
 after the last round, {operations} operations and {read} bytes a second. A step has {prompts} tokens of prompts,
-each read once, and {responses} of responses. What TRL does besides generating and scoring is in its update.
+each read once, and {responses} of responses. The last line is the sum of these medians.{peer}
 
 {table(["phase", *(f"{name}:" for name in columns)], rows)}"""
 
