@@ -88,8 +88,13 @@ def write_report(out: Path, facts: Mapping[str, Any], rows: Iterable[Mapping[str
 
 def read_report(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The facts and the rows of a file that ``write_report`` wrote."""
-    facts, *rows = (json.loads(line) for line in path.read_text().splitlines())
+    facts, *rows = read_lines(path)
     return facts, rows
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects in a file with one on each line."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def head(title: str, facts: Mapping[str, Any]) -> str:

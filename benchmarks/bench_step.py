@@ -3,7 +3,7 @@
 python benchmarks/bench_step.py --peer trl --out benchmarks/step_cpu                              # on a CPU
 python benchmarks/bench_step.py --peer trl --out benchmarks/step_h100 --device cuda --shape 1.5b  # on a GPU
 python benchmarks/bench_step.py --peer trl --out benchmarks/step_small --model data/models/smollm2-135m --workers 1 \\
-    --train-file data/word_problems/train.parquet --prompts 8 --tokens 64 --micro-batch 8 --trl-micro-batch 8 \\
+    --train-file data/word_problems/train.parquet --prompts 8 --tokens 64 --trl-micro-batch 8 \\
     --temperature 0.6 --lr 2e-5                                                                   # a pretrained model
 python benchmarks/bench_step.py --fixed-length --prompts 16 --rounds 240 --out benchmarks/shaping_cpu \\
     calculator.diff_stride=40                                                                     # what shaping costs
@@ -41,7 +41,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bench_report import ROOT, head, parser, provenance, table, take_turns, write_report
+from bench_report import ROOT, head, parser, provenance, read_lines, table, take_turns, write_report
 from shapes import EMBEDDED, SHAPES, make_model
 from step_floor import measured, section
 from turns import Player
@@ -138,8 +138,7 @@ def trainings(options: argparse.Namespace, model: Path, folder: Path) -> dict[st
 def model_of(options: argparse.Namespace, folder: Path) -> Path:
     """The folder of the model, which is made unless it is given."""
     if options.model is not None:
-        given: Path = options.model
-        return given
+        return Path(options.model)
     model = folder / "model"
     if options.shape == "embedded" and not options.fixed_length:
         shutil.copytree(EMBEDDED, model)
@@ -180,8 +179,8 @@ def step(player: Player) -> dict[str, float]:
     figures = {"seconds": seconds, "cpu_seconds": player.cpu_seconds() - before}
     run = player.folder / "run/metrics.jsonl"
     if run.exists():
-        return figures | {"reward": float(json.loads(run.read_text().splitlines()[-1])["critic/score_0/mean"])}
-    logged = [json.loads(line) for line in (player.folder / "log.jsonl").read_text().splitlines()]
+        return figures | {"reward": float(read_lines(run)[-1]["critic/score_0/mean"])}
+    logged = read_lines(player.folder / "log.jsonl")
     return figures | {"reward": float([entry["reward"] for entry in logged if "reward" in entry][-1])}
 
 

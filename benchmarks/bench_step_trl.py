@@ -3,12 +3,15 @@
 import json
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from bench_report import timed
 from datasets import Dataset, load_dataset
+from step_floor import GENERATION, SCORING, UPDATE
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 from turns import wait_for_turn
@@ -40,7 +43,7 @@ class Turns(TrainerCallback):  # type: ignore[misc]  # of a package that is not 
         if not state.is_world_process_zero:
             return
         now = time.perf_counter()
-        phases = self.phases | {"update": now - self.since - sum(self.phases.values())}
+        phases = self.phases | {UPDATE: now - self.since - sum(self.phases.values())}
         self.phases.clear()
         self.since = now
         with self.record.open("a") as file:
@@ -51,20 +54,18 @@ class Timed(GRPOTrainer):  # type: ignore[misc]  # of a package that is not inst
     """TRL's trainer, which tells how long it generates and scores."""
 
     def _timed(self, phase: str, call: Any, *args: Any, **kwargs: Any) -> Any:
-        started = time.perf_counter()
-        try:
-            return call(*args, **kwargs)
-        finally:
-            self.phases[phase] = self.phases.get(phase, 0.0) + time.perf_counter() - started
+        seconds, result = timed(partial(call, *args, **kwargs))
+        self.phases[phase] = self.phases.get(phase, 0.0) + seconds
+        return result
 
     def _generate(self, *args: Any, **kwargs: Any) -> Any:
-        return self._timed("generation", super()._generate, *args, **kwargs)
+        return self._timed(GENERATION, super()._generate, *args, **kwargs)
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         call = super()._get_per_token_logps_and_entropies
         if torch.is_grad_enabled():
             return call(*args, **kwargs)
-        return self._timed("old and reference log-probabilities", call, *args, **kwargs)
+        return self._timed(SCORING, call, *args, **kwargs)
 
 
 def prompts_of(path: str) -> Dataset:

@@ -1,26 +1,25 @@
 """The time of a training step by phase (bench_step.py), and the least that its matrix products take on this machine."""
 
-import json
 import statistics
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from bench_report import table
+from bench_report import read_lines, table, timed
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from verl.models.onednn import available, product
 
+GENERATION, SCORING, UPDATE, REST = "generation", "old and reference log-probabilities", "update", "rest"
 PHASES = {
-    "generation": ("timing_s/gen",),
-    "old and reference log-probabilities": ("timing_s/old_log_prob", "timing_s/ref"),
-    "update": ("timing_s/update_actor",),
+    GENERATION: ("timing_s/gen",),
+    SCORING: ("timing_s/old_log_prob", "timing_s/ref"),
+    UPDATE: ("timing_s/update_actor",),
 }
 """Phase -> what of our log is its time; the rest of a step is the update's of TRL."""
-REST = "rest"
-ROUNDS = 5
+ROUNDS = 40
 """Of a measured rate, of which the best counts."""
 
 
@@ -32,15 +31,14 @@ def phases_of(folder: Path, steps: int, updates: int) -> dict[str, float]:
     """
     ours = folder / "run/metrics.jsonl"
     if ours.exists():
-        lines = [json.loads(line) for line in ours.read_text().splitlines()][-steps:]
+        lines = read_lines(ours)[-steps:]
         entries = [
             {phase: sum(line[key] for key in keys if key in line) for phase, keys in PHASES.items()} for line in lines
         ]
         for entry, line in zip(entries, lines, strict=True):
             entry[REST] = line["timing_s/step"] - sum(entry.values())
     else:
-        logged = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-        times = [line["phases"] for line in logged if "loss" in line][-steps * updates :]
+        times = [line["phases"] for line in read_lines(folder / "log.jsonl") if "loss" in line][-steps * updates :]
         entries = [
             {phase: sum(part.get(phase, 0.0) for part in times[first : first + updates]) for phase in PHASES}
             for first in range(0, len(times), updates)
@@ -51,16 +49,10 @@ def phases_of(folder: Path, steps: int, updates: int) -> dict[str, float]:
 
 def tokens_of(folder: Path, steps: int, prompts: int, samples: int) -> dict[str, float]:
     """Tokens of our steps, of all prompts, of all responses and of the longest: medians of the last ``steps``."""
-    lines = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()][-steps:]
-    means = {
-        key: statistics.median(line[key] for line in lines) for key in ("prompt_length/mean", "response_length/mean")
-    }
-    longest = statistics.median(line["response_length/max"] for line in lines)
-    return {
-        "prompts": prompts * means["prompt_length/mean"],
-        "responses": prompts * samples * means["response_length/mean"],
-        "longest": longest,
-    }
+    lines = read_lines(folder / "run/metrics.jsonl")[-steps:]
+    keys = ("prompt_length/mean", "response_length/mean", "response_length/max")
+    prompt, response, longest = (statistics.median(line[key] for line in lines) for key in keys)
+    return {"prompts": prompts * prompt, "responses": prompts * samples * response, "longest": longest}
 
 
 def rate(threads: int) -> dict[str, float]:
@@ -71,23 +63,16 @@ def rate(threads: int) -> dict[str, float]:
     try:
         states, weight = torch.randn(1024, 1024), torch.randn(1024, 1024)
         products = [torch.nn.functional.linear, *([product] if available() else [])]
-        fastest = min(_best(lambda f=f: f(states, weight), 20) for f in products)
+        fastest = min(_fastest(partial(f, states, weight)) for f in products)
         large = torch.ones(64 << 20)
-        reading = _best(large.sum, 2)
+        reading = _fastest(large.sum)
     finally:
         torch.set_num_threads(before)
     return {"operations": 2 * 1024**3 / fastest, "bytes": 4 * large.numel() / reading}
 
 
-def _best(call: Any, times: int) -> float:
-    call()
-    seconds = []
-    for _ in range(ROUNDS):
-        started = time.perf_counter()
-        for _ in range(times):
-            call()
-        seconds.append((time.perf_counter() - started) / times)
-    return min(seconds)
+def _fastest(call: Callable[[], Any]) -> float:
+    return min(timed(call)[0] for _ in range(ROUNDS))
 
 
 def floor(model: Path, tokens: Mapping[str, float], rates: Mapping[str, float], updates: int) -> dict[str, float]:

@@ -48,7 +48,7 @@ from typing import IO, Any
 from zlib import crc32
 
 import pandas as pd
-from bench_report import ROOT, provenance, read_report, write_report
+from bench_report import ROOT, provenance, read_lines, read_report, write_report
 from study_file import Study
 from study_page import LOGGED, Results, draw, page
 
@@ -131,7 +131,7 @@ class Run:
         correct = pd.read_parquet(last, columns=["uid", "correct"]).groupby("uid")["correct"]
         (samples,) = correct.count().unique().tolist()
         problems = crc32(correct.sum().index.to_numpy("int64").tobytes())
-        lines = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+        lines = read_lines(self.folder / "metrics.jsonl")
         # A figure that was not finite is null.
         logged = {name: [line[key] for line in lines if line.get(key) is not None] for name, key in LOGGED.items()}
         summary = json.loads((self.folder / "summary.json").read_text())

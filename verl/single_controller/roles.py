@@ -144,13 +144,17 @@ class RoleWorkers:
         rows = torch.cat([torch.arange(len(batch)), lengths.argmin().repeat(-len(batch) % self._num_shares)])
         order = torch.arange(len(rows))
         if self.balance:
-            units = order[:, None]
-            if self.whole_prompts:
-                groups = rows_by_value(numbered(prompts_of(batch))[rows])
-                if len({*map(len, groups)}) == 1 and len(groups) % self._num_shares == 0:
-                    units = torch.tensor(groups)
+            units = self._dealt_together(batch, rows)
             order = units[balanced_order(lengths[rows][units].sum(dim=1), self._num_shares)].flatten()
         return rows[order], order >= len(batch)
+
+    def _dealt_together(self, batch: Batch, rows: Tensor) -> Tensor:
+        """[U, n], places in ``rows``: whole prompts where every share gets as many of one size, else each by itself."""
+        if self.whole_prompts:
+            groups = rows_by_value(numbered(prompts_of(batch))[rows])
+            if len({*map(len, groups)}) == 1 and len(groups) % self._num_shares == 0:
+                return torch.tensor(groups)
+        return torch.arange(len(rows))[:, None]
 
 
 def _places(order: Tensor) -> Tensor:
