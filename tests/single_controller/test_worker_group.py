@@ -16,9 +16,12 @@ from verl.config.load import option_names
 from verl.single_controller import profiling
 from verl.single_controller.failures import (
     FIXES,
+    ON_GPU,
+    ON_HOST,
     OutOfMemory,
     WorkerError,
     driver_memory_line,
+    fix,
     is_network_error,
     is_out_of_memory,
     killed_for_memory_line,
@@ -74,7 +77,7 @@ def test_an_engine_without_memory_names_its_options():
     line = out_of_memory_line(error, "start", 1, MemoryPeak(5 << 29, 0), "cpu")
     assert line.startswith(
         "start of models and engine: worker 1 ran out of host memory at a peak of 2.5 GiB; lower "
-        "rollout.gpu_memory_utilization for the models, or raise it for the engine; use more workers, or"
+        "rollout.kv_cache_memory_mb for the models, or raise it for the engine; use fewer workers on each machine"
     )
     assert line.endswith(f"({CACHE})")
 
@@ -89,7 +92,8 @@ Selected to kill: (Task: job ID=01, task name=_Host.__init__, pid=19216, actual 
 def test_host_memory_that_runs_out_is_one_line():
     assert killed_for_memory_line(RAY_REPORT, "advance") == (
         "ran out of host memory in gen at 9.05 GiB: Ray ended it as 22.95 of its machine's 23.54 GiB were in use; "
-        f"{FIXES['advance']}; docs/memory.md tells what takes how much"
+        "lower rollout.max_num_seqs, rollout.kv_cache_memory_mb or the longest response; "
+        "docs/memory.md tells what takes how much"
     )
     # A Ray that says it in other words.
     line = killed_for_memory_line("low on memory", "compute_values")
@@ -106,7 +110,8 @@ def test_every_phase_has_its_options():
     }
     assert methods - set(FIXES) == {"finish_generation", "finish_save"}
     options = {*option_names(PPOConfig, ""), *option_names(SFTConfig, "")}
-    named = {option for fix in FIXES.values() for option in re.findall(r"[a-z_]+(?:\.[a-z_]+)+", fix)}
+    advice = " ".join(fix(method, terms) for method in FIXES for terms in (ON_GPU, ON_HOST))
+    named = {*re.findall(r"[a-z_]+(?:\.[a-z_]+)+", advice)}
     assert len(named) > 10 and named <= options
 
 

@@ -13,7 +13,7 @@ from verl.config.ppo import PPOConfig
 from verl.models.info import ModelInfo
 from verl.rank.calculator import workspace_bytes
 from verl.rollout.hidden_states import reserved_bytes
-from verl.single_controller.failures import FIXES
+from verl.single_controller.failures import ON_GPU, fix
 
 GB = 1e9
 CONTEXT_GB = 2.0
@@ -293,7 +293,7 @@ def peak_of(phases: Mapping[str, Parts]) -> tuple[str, float]:
 
 def fix_of(phase: str) -> str:
     """In words, the options that lower a phase's memory."""
-    return f"{FIXES[METHODS.get(phase, 'load')]}, or train adapters (model.lora.rank=32)"
+    return f"{fix(METHODS.get(phase, 'load'), ON_GPU)}, or train adapters (model.lora.rank=32)"
 
 
 def memory_warning(config: PPOConfig, gpu_gb: float) -> str:

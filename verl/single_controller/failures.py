@@ -2,6 +2,7 @@
 
 import re
 import resource
+from collections.abc import Mapping
 
 import torch
 from ray.exceptions import ObjectLostError
@@ -21,23 +22,32 @@ NETWORK_ERRORS = (
 )
 """Parts of the messages with which a collective operation or a device fails in a worker."""
 
-ENGINE = "lower rollout.max_num_seqs, rollout.gpu_memory_utilization or the longest response"
+ON_GPU = {
+    "cache": "rollout.gpu_memory_utilization",
+    "workers": "use more workers",
+    "hold": "use more workers, or set model.fsdp.param_offload=true and model.fsdp.optimizer_offload=true",
+}
+"""What stands in :data:`FIXES` where a GPU's memory is exhausted."""
+ON_HOST = {"cache": "rollout.kv_cache_memory_mb"}
+ON_HOST |= dict.fromkeys(("workers", "hold"), "use fewer workers on each machine (trainer.n_gpus_per_node)")
+"""What stands there where the host's is: each worker has libraries of its own in it, and offloading fills it."""
+
+ENGINE = "lower rollout.max_num_seqs, {cache} or the longest response"
 SCORING = "lower actor.log_prob_micro_batch_size_per_gpu (log_prob_max_token_len_per_gpu with actor.use_dynamic_bsz)"
 VALUES = "lower critic.micro_batch_size_per_gpu (ppo_max_token_len_per_gpu with critic.use_dynamic_bsz)"
-HOLD = "use more workers, or set model.fsdp.param_offload=true and model.fsdp.optimizer_offload=true"
-UPDATE = "set model.gradient_checkpointing=true and model.logits_chunk_size=1024, or use more workers"
+UPDATE = "set model.gradient_checkpointing=true and model.logits_chunk_size=1024, or {workers}"
 LEARNING = f"lower actor.micro_batch_size_per_gpu (ppo_max_token_len_per_gpu with use_dynamic_bsz); {UPDATE}"
 MEMORY_PAGE = "docs/memory.md tells what takes how much"
 FIXES = {
-    "start": f"lower rollout.gpu_memory_utilization for the models, or raise it for the engine; {HOLD}",
-    "start_generation": f"lower rollout.gpu_memory_utilization; {HOLD}",
+    "start": "lower {cache} for the models, or raise it for the engine; {hold}",
+    "start_generation": "lower {cache}; {hold}",
     "advance": ENGINE,
     "cut": ENGINE,
-    "sync_weights": f"lower rollout.gpu_memory_utilization; {HOLD}",
-    "publish_weights": f"lower rollout.update_weights_bucket_megabytes; {HOLD}",
-    "load_weights": "lower rollout.gpu_memory_utilization",
+    "sync_weights": "lower {cache}; {hold}",
+    "publish_weights": "lower rollout.update_weights_bucket_megabytes; {hold}",
+    "load_weights": "lower {cache}",
     "compute_logprobs": SCORING,
-    "compute_ref_logprobs": f"{SCORING}, or set ref.param_offload=true",
+    "compute_ref_logprobs": f"{SCORING}; {{hold}}",
     "compute_values": VALUES,
     "compute_rm_scores": "lower reward_model.micro_batch_size_per_gpu or reward_model.max_length",
     "update_actor": LEARNING,
@@ -45,8 +55,8 @@ FIXES = {
     "update_critic": f"{VALUES}; {UPDATE}",
     "train_step": f"lower data.micro_batch_size_per_gpu or data.max_length; {UPDATE}",
     "evaluate": "lower data.micro_batch_size_per_gpu or data.max_length",
-    "save": "set trainer.async_save=false; use more workers",
-    "load": HOLD,
+    "save": "set trainer.async_save=false; {workers}",
+    "load": "{hold}",
 }
 """Method of a worker -> which options need less memory in it."""
 
@@ -135,6 +145,11 @@ def is_out_of_memory(error: Exception) -> bool:
     )
 
 
+def fix(method: str, terms: Mapping[str, str]) -> str:
+    """What needs less memory in ``method`` of a worker, in the ``terms`` of :data:`ON_GPU` or :data:`ON_HOST`."""
+    return FIXES.get(method, "{hold}").format_map(terms)
+
+
 def out_of_memory_line(error: Exception, method: str, rank: int, peak: MemoryPeak, device_type: str) -> str:
     """One line for the user.
 
@@ -143,12 +158,13 @@ def out_of_memory_line(error: Exception, method: str, rank: int, peak: MemoryPea
         peak: the most memory in use in this call.
         device_type: ``cpu`` or ``cuda``.
     """
-    device, of = "host", ""
+    device, of, terms = "host", "", ON_HOST
     if device_type == "cuda":
-        device, of = "GPU", f" of the GPU's {torch.cuda.mem_get_info()[1] / 2**30:.1f}"
+        device, terms = "GPU", ON_GPU
+        of = f" of the GPU's {torch.cuda.mem_get_info()[1] / 2**30:.1f}"
     return (
         f"{PHASES.get(method, method)}: worker {rank} ran out of {device} memory at a peak of {peak.used / 2**30:.1f} "
-        f"GiB{of}; {FIXES.get(method, HOLD)}; {MEMORY_PAGE} ({_reason(error)})"
+        f"GiB{of}; {fix(method, terms)}; {MEMORY_PAGE} ({_reason(error)})"
     )
 
 
@@ -160,8 +176,8 @@ def killed_for_memory_line(report: str, method: str) -> str:
     used, machine = (re.search(pattern, report) for pattern in RAY_REPORT)
     peak = f" at {used[1]} GiB" if used else ""
     full = f" as {machine[1]} of its machine's {machine[2]} GiB were in use" if machine else ""
-    phase, fix = PHASES.get(method, method), FIXES.get(method, HOLD)
-    return f"ran out of host memory in {phase}{peak}: Ray ended it{full}; {fix}; {MEMORY_PAGE}"
+    phase = PHASES.get(method, method)
+    return f"ran out of host memory in {phase}{peak}: Ray ended it{full}; {fix(method, ON_HOST)}; {MEMORY_PAGE}"
 
 
 def driver_memory_line(error: Exception, phase: str) -> str:
