@@ -45,7 +45,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
-from zlib import crc32
 
 import pandas as pd
 from bench_report import ROOT, provenance, read_lines, read_report, write_report
@@ -126,18 +125,18 @@ class Run:
         print(f"error: {self.arm} with seed={self.seed}: {why}", file=sys.stderr, flush=True)
 
     def results(self) -> dict[str, Any]:
-        """The number of correct samples of each problem, the log, and the code and packages."""
+        """Which problems were asked, the number of correct samples of each, the log, and the code and packages."""
         *_, last = sorted(self.folder.glob("samples/val_*.parquet"))
         correct = pd.read_parquet(last, columns=["uid", "correct"]).groupby("uid")["correct"]
         (samples,) = correct.count().unique().tolist()
-        problems = crc32(correct.sum().index.to_numpy("int64").tobytes())
         lines = read_lines(self.folder / "metrics.jsonl")
         # A figure that was not finite is null.
         logged = {name: [line[key] for line in lines if line.get(key) is not None] for name, key in LOGGED.items()}
         summary = json.loads((self.folder / "summary.json").read_text())
         packages = [f"{name} {version}" for name, version in summary["versions"].items()]
         code = ", ".join([str(summary["git_revision"]), *packages])
-        results = {"samples": samples, "correct": correct.sum().tolist(), "problems": problems, "code": code}
+        problems = correct.sum()
+        results = {"samples": samples, "correct": problems.tolist(), "problems": problems.index.tolist(), "code": code}
         return {"arm": self.arm, "seed": self.seed, **results, **logged}
 
     @property

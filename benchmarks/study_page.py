@@ -22,12 +22,15 @@ from study_file import Arm, Study
 from torch import Tensor
 
 from verl.evaluation.report.figures import STYLE
-from verl.evaluation.statistics import Estimate, mean_estimates
+from verl.evaluation.statistics import Estimate, bootstrap_means
 from verl.rewards.pass_at_k import pass_at_k
 from verl_pages.colours import COLOURS
 
 POWER, LEVEL = 0.8, 0.05
 """How often a detectable difference would be found, and how often one would be where there is none."""
+
+ENDS = [LEVEL / 2, 1 - LEVEL / 2]
+"""The quantiles at which intervals over problems end."""
 
 ROUNDING = 1e-12
 """What differs by less is equal."""
@@ -44,6 +47,7 @@ RATES = """\
 Pass rates are means over seeds, with 95% bootstrap intervals over problems. Differences are in percentage points and
 paired by seed.
 """
+DRAWN = "Each seed was tested on problems that it drew for all arms."
 TESTS = """\
 Their 95% intervals and p are over seeds, for these problems, by t tests with one deviation for all arms: that of a
 randomized block design with seeds as blocks, which is right if all arms vary alike; the table of pass rates has the
@@ -150,15 +154,31 @@ class Results:
             name: {seed: rates(run, self.study.ks) for seed, run in runs.items()} for name, runs in self.by_arm.items()
         }
 
-    def estimates(self, arm: str) -> list[Estimate]:
-        """pass@k of an arm: its mean over seeds and problems for each k, with an interval over problems.
+    @cached_property
+    def problems(self) -> dict[int, Sequence[int]]:
+        """Seed -> the numbers of its runs' problems, in the order of their rates. Seeds may have drawn different ones.
 
         Raises:
-            SystemExit: its seeds had different problems.
+            SystemExit: not all arms had the same ones.
         """
-        if len({run["problems"] for run in self.by_arm[arm].values()}) > 1:
-            raise SystemExit(f"error: {arm}: its seeds had different problems; set data.val_sample_size=-1")
-        return mean_estimates(torch.stack(list(self.rates[arm].values())).mean(dim=0))
+        problems: dict[int, Sequence[int]] = {}
+        for row in self.rows:
+            if problems.setdefault(row["seed"], row["problems"]) != row["problems"]:
+                raise SystemExit(f"error: {row['arm']}: with seed {row['seed']} it had other problems than other arms")
+        return problems
+
+    def estimates(self, arm: str) -> list[Estimate]:
+        """pass@k of an arm: its mean over seeds and their problems for each k, with an interval over problems."""
+        problems = torch.tensor([problem for seed in self.rates[arm] for problem in self.problems[seed]])
+        values = torch.cat(list(self.rates[arm].values()))
+        different, places = problems.unique(return_inverse=True)
+        # Of each problem the sums over the seeds that had it, and the number of these.
+        sums = values.new_zeros(len(different), values.shape[1] + 1)
+        sums.index_add_(0, places, torch.cat([values, values.new_ones(len(values), 1)], dim=1))
+        means = sums[:, :-1].sum(dim=0) / sums[:, -1].sum()
+        drawn = bootstrap_means(sums)
+        low, high = (drawn[:, :-1] / drawn[:, -1:]).quantile(torch.tensor(ENDS, dtype=torch.float64), dim=0)
+        return [Estimate(*row) for row in torch.stack([means, low, high], dim=1).tolist()]
 
     @cached_property
     def block_seeds(self) -> list[int]:
@@ -188,6 +208,8 @@ def page(facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
         parts.append("**The runs are of different code or packages, so they do not differ by their arms alone.**")
     parts += ["Regenerate with", f"    {facts['command']}", f"![pass@k of the arms]({facts['plot']})"]
     remarks = RATES
+    if len({tuple(problems) for problems in results.problems.values()}) > 1:
+        remarks += DRAWN + "\n"
     if len(results.block_seeds) > 1:
         remarks += TESTS.format(k=study.ks[0], tests=len(study.decisive), power=POWER)
     if any(arm.exploratory for arm in study.arms.values()):

@@ -52,7 +52,7 @@ def written(folder: Path, **changes: Any) -> Path:
 
 
 def row(arm: str, seed: int, correct: list[int], **logged: Any) -> dict[str, Any]:
-    empty: dict[str, Any] = {name: [] for name in LOGGED} | {"code": "1f2e", "problems": 5}
+    empty: dict[str, Any] = {name: [] for name in LOGGED} | {"code": "1f2e", "problems": [*range(len(correct))]}
     return {"arm": arm, "seed": seed, "samples": 4, "correct": correct} | empty | {"reward": [0.5]} | logged
 
 
@@ -158,8 +158,19 @@ def test_the_page_compares_where_seeds_are_shared(tmp_path: Path):
     # One seed of all arms allows no test.
     alone = page(facts(read), [rows[0], rows[2], rows[3]])
     assert "| b - a | 1 | +25.0 |  |  |  |" in alone and "p is of" not in alone
-    with pytest.raises(SystemExit, match="error: b: its seeds had different problems"):
-        page(facts(read), [*rows[:3], rows[3] | {"problems": 6}])
+    with pytest.raises(SystemExit, match="error: b: with seed 3 it had other problems than other arms"):
+        page(facts(read), [*rows[:3], rows[3] | {"problems": [0, 2]}])
+
+
+def test_seeds_may_draw_problems_of_their_own(tmp_path: Path):
+    read = Study.read(written(tmp_path))
+    drawn = {1: [0, 1], 3: [1, 2]}
+    rows = [row(arm, seed, [4, 2 if arm == "a" else 0], problems=drawn[seed]) for arm in "ab" for seed in drawn]
+    text = page(facts(read), rows)
+    # In a, problem 0 has one run, with 1, problem 1 two, with 0.5 and 1, and problem 2 one, with 0.5.
+    assert "| a | 2 | 75.0% (50.0% to 100.0%) | 0.0 |" in text and "| b | 2 | 50.0% (0.0% to 100.0%) | 0.0 |" in text
+    assert "Each seed was tested on problems that it drew for all arms." in text
+    assert "that it drew" not in page(facts(read), [row("a", 1, [2, 2]), row("a", 3, [1, 3])])
 
 
 FINISHING = """
