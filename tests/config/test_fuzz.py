@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from tests.fuzzing import VALUES, error_of, fuzz
-from verl.config import PPOConfig, load_config
+from verl.config import ConfigError, PPOConfig, load_config
 from verl.config.evaluation import EvaluationConfig, parse_evaluation_config
 from verl.config.load import compose_config, option_names, parse_config
 
@@ -40,7 +40,12 @@ def values(name: str, value: object):
         OmegaConf.update(tree, name, value, merge=False, force_add=True)
     except Exception:  # not a value that Hydra could have
         return
-    error_of(lambda: parse_config(PPOConfig, tree))
+    try:
+        parse_config(PPOConfig, tree)
+    except ConfigError as error:
+        # A line for each option that has the value; some take over another one's.
+        assert all(line.startswith(tuple(NAMES)) for line in str(error).splitlines()), error
+        str(error).encode()
 
 
 TREE = compose_config(PPOConfig, "ppo_trainer")

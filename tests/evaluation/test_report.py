@@ -243,6 +243,7 @@ def test_the_same_results_give_the_same_files(tmp_path: Path):
     assert (tmp_path / "none" / "index.html").is_file()
 
 
+@pytest.mark.slow
 def test_trackers_get_one_record_per_step_with_all_runs(tmp_path: Path, capsys):
     long = ProblemResult(1, "q", "7", [sample("c", num_tokens=13), sample("n")])
     results = [
