@@ -27,7 +27,7 @@ HIDDEN_STATES = ("hidden_states_cpu", "hidden_states_cpu_compiled", "hidden_stat
 PAGES = {
     **dict.fromkeys(HIDDEN_STATES, bench_hidden_states.page),
     **dict.fromkeys(("step_cpu", "step_cpu_apart", "step_small", "shaping_cpu"), bench_step.page),
-    **dict.fromkeys(("studies/rank_shaping", "studies/recipes"), study_page.page),
+    **dict.fromkeys(("studies/rank_shaping", "studies/pretrained", "studies/recipes"), study_page.page),
     "async": bench_async.page,
     "carry_over": bench_carry_over.page,
     "sampler": bench_sampler.page,
