@@ -47,9 +47,9 @@ RATES = """\
 Pass rates are means over seeds, with 95% bootstrap intervals over problems. Differences are in percentage points and
 paired by seed.
 """
-DRAWN = "Each seed was tested on problems that it drew for all arms."
+DRAWN = "Each seed draws its own test problems, the same for all arms."
 TESTS = """\
-Their 95% intervals and p are over seeds, for these problems, by t tests with one deviation for all arms: that of a
+Their 95% intervals and p are over {over}, by t tests with one deviation for all arms: that of a
 randomized block design with seeds as blocks, which is right if all arms vary alike; the table of pass rates has the
 deviation of each. p is of pass@{k} and corrected for the {tests} contrasts by Holm's method; intervals are not.
 Detectable is the difference at pass@{k} that {power:.0%} of such studies would find after a correction by Bonferroni,
@@ -163,6 +163,8 @@ class Results:
         """
         problems: dict[int, Sequence[int]] = {}
         for row in self.rows:
+            if isinstance(row["problems"], int):
+                raise SystemExit(f"error: {row['arm']}, seed {row['seed']}: an older record; remove it to run it again")
             if problems.setdefault(row["seed"], row["problems"]) != row["problems"]:
                 raise SystemExit(f"error: {row['arm']}: with seed {row['seed']} it had other problems than other arms")
         return problems
@@ -176,6 +178,8 @@ class Results:
         sums = values.new_zeros(len(different), values.shape[1] + 1)
         sums.index_add_(0, places, torch.cat([values, values.new_ones(len(values), 1)], dim=1))
         means = sums[:, :-1].sum(dim=0) / sums[:, -1].sum()
+        if len(different) == 1:  # whose spread is unknown
+            return [Estimate(mean, math.nan, math.nan) for mean in means.tolist()]
         drawn = bootstrap_means(sums)
         low, high = (drawn[:, :-1] / drawn[:, -1:]).quantile(torch.tensor(ENDS, dtype=torch.float64), dim=0)
         return [Estimate(*row) for row in torch.stack([means, low, high], dim=1).tolist()]
@@ -207,11 +211,11 @@ def page(facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
     if len(codes) > 1:
         parts.append("**The runs are of different code or packages, so they do not differ by their arms alone.**")
     parts += ["Regenerate with", f"    {facts['command']}", f"![pass@k of the arms]({facts['plot']})"]
-    remarks = RATES
+    remarks, over = RATES, "seeds, for these problems"
     if len({tuple(problems) for problems in results.problems.values()}) > 1:
-        remarks += DRAWN + "\n"
+        remarks, over = f"{RATES}{DRAWN}\n", "seeds and the problems that they drew"
     if len(results.block_seeds) > 1:
-        remarks += TESTS.format(k=study.ks[0], tests=len(study.decisive), power=POWER)
+        remarks += TESTS.format(over=over, k=study.ks[0], tests=len(study.decisive), power=POWER)
     if any(arm.exploratory for arm in study.arms.values()):
         remarks += EXPLORATORY
     parts += [remarks.strip(), "## Pass rates", _rates(results), "## Differences", _differences(results)]

@@ -65,7 +65,7 @@ cd "$root"
 unset VIRTUAL_ENV PYTHONPATH PYTHONHOME PIP_TARGET PIP_PREFIX PIP_ROOT PIP_USER PIP_REQUIRE_VIRTUALENV
 export PYTHONNOUSERSITE=1 PIP_NO_INPUT=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 # pip would compile one file after another, which is half of its time; compile_packages takes all cores.
-export PIP_NO_COMPILE=1
+export PIP_COMPILE=0
 
 # --- what exists, and what is wanted ---------------------------------------------------------------------------------
 
@@ -234,7 +234,7 @@ refuse_verl() { # ByteDance's package of the same import name, left by a pip ins
 compile_packages() { # what has no bytecode yet
   say "compiling"
   # Packages hold files that are no Python, such as templates; nothing imports them.
-  quietly "$venv/bin/python" -I -m compileall -q -j 0 "$venv/lib" || true
+  quietly "$venv/bin/python" -I -m compileall -q -j 0 "$venv/lib" || say "some files were not; $log names them"
 }
 
 check_environment() {

@@ -169,8 +169,8 @@ def test_seeds_may_draw_problems_of_their_own(tmp_path: Path):
     text = page(facts(read), rows)
     # In a, problem 0 has one run, with 1, problem 1 two, with 0.5 and 1, and problem 2 one, with 0.5.
     assert "| a | 2 | 75.0% (50.0% to 100.0%) | 0.0 |" in text and "| b | 2 | 50.0% (0.0% to 100.0%) | 0.0 |" in text
-    assert "Each seed was tested on problems that it drew for all arms." in text
-    assert "that it drew" not in page(facts(read), [row("a", 1, [2, 2]), row("a", 3, [1, 3])])
+    assert "Each seed draws its own test problems, the same for all arms." in text
+    assert "draws its own" not in page(facts(read), [row("a", 1, [2, 2]), row("a", 3, [1, 3])])
 
 
 FINISHING = """

@@ -15,9 +15,10 @@ from verl.config import ConfigError, PPOConfig, SFTConfig
 from verl.config.load import option_names
 from verl.single_controller import profiling
 from verl.single_controller.failures import (
+    BESIDE_GPU,
     FIXES,
+    ON_CPU,
     ON_GPU,
-    ON_HOST,
     OutOfMemory,
     WorkerError,
     driver_memory_line,
@@ -77,7 +78,7 @@ def test_an_engine_without_memory_names_its_options():
     line = out_of_memory_line(error, "start", 1, MemoryPeak(5 << 29, 0), "cpu")
     assert line.startswith(
         "start of models and engine: worker 1 ran out of host memory at a peak of 2.5 GiB; lower "
-        "rollout.kv_cache_memory_mb for the models, or raise it for the engine; use fewer workers on each machine"
+        "rollout.kv_cache_memory_mb (0 is 512) for the models, or raise it for the engine; use fewer workers on each"
     )
     assert line.endswith(f"({CACHE})")
 
@@ -90,14 +91,17 @@ Selected to kill: (Task: job ID=01, task name=_Host.__init__, pid=19216, actual 
 
 
 def test_host_memory_that_runs_out_is_one_line():
-    assert killed_for_memory_line(RAY_REPORT, "advance") == (
+    assert killed_for_memory_line(RAY_REPORT, "advance", "cpu") == (
         "ran out of host memory in gen at 9.05 GiB: Ray ended it as 22.95 of its machine's 23.54 GiB were in use; "
-        "lower rollout.max_num_seqs, rollout.kv_cache_memory_mb or the longest response; "
+        "lower rollout.max_num_seqs, rollout.kv_cache_memory_mb (0 is 512) or the longest response; "
         "docs/memory.md tells what takes how much"
     )
     # A Ray that says it in other words.
-    line = killed_for_memory_line("low on memory", "compute_values")
+    line = killed_for_memory_line("low on memory", "compute_values", "cpu")
     assert line.startswith("ran out of host memory in values: Ray ended it; lower critic.micro")
+    # Nothing that lowers a GPU's memory.
+    beside = killed_for_memory_line(RAY_REPORT, "advance", "cuda")
+    assert "GiB were in use; set model.fsdp.param_offload=false and" in beside and "kv_cache" not in beside
     driver = driver_memory_line(MemoryError(), "adv")
     pattern = r"adv: the driver ran out of host memory at a peak of \d+\.\d GiB; lower data\.train_.* \(MemoryError\)"
     assert re.fullmatch(pattern, driver)
@@ -110,7 +114,7 @@ def test_every_phase_has_its_options():
     }
     assert methods - set(FIXES) == {"finish_generation", "finish_save"}
     options = {*option_names(PPOConfig, ""), *option_names(SFTConfig, "")}
-    advice = " ".join(fix(method, terms) for method in FIXES for terms in (ON_GPU, ON_HOST))
+    advice = " ".join(fix(method, terms) for method in FIXES for terms in (ON_GPU, ON_CPU)) + BESIDE_GPU
     named = {*re.findall(r"[a-z_]+(?:\.[a-z_]+)+", advice)}
     assert len(named) > 10 and named <= options
 

@@ -83,7 +83,8 @@ def settings(path: Path, capture: dict[str, Any] | None, **options: Any) -> dict
 @contextmanager
 def engine(path: Path, capture: dict[str, Any] | None, **options: Any) -> Iterator[LLM]:
     """An engine, stopped at the end so thoroughly that this process can start the next one."""
-    gc.freeze()  # as verl/rollout/vllm_engine.py does
+    gc.collect()  # as verl/rollout/vllm_engine.py does
+    gc.freeze()
     llm = LLM(**settings(path, capture, **options))
     try:
         yield llm

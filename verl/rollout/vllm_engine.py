@@ -64,6 +64,7 @@ def start_engine(
     options: dict[str, Any] = {"load_format": load_format}
     options |= engine_options(config, max_model_len, trust_remote_code, place.device_type, seed, calculator, reduces)
     # vLLM collects garbage several times while it starts, and would look at every object of every library each time.
+    gc.collect()
     gc.freeze()
     with private_shared_memory(place), naming_layers(calculator):
         engine = LLM(local_folder(path), **options, **further)

@@ -26,11 +26,15 @@ ON_GPU = {
     "cache": "rollout.gpu_memory_utilization",
     "workers": "use more workers",
     "hold": "use more workers, or set model.fsdp.param_offload=true and model.fsdp.optimizer_offload=true",
+    "ref": "set ref.param_offload=true",
 }
 """What stands in :data:`FIXES` where a GPU's memory is exhausted."""
-ON_HOST = {"cache": "rollout.kv_cache_memory_mb"}
-ON_HOST |= dict.fromkeys(("workers", "hold"), "use fewer workers on each machine (trainer.n_gpus_per_node)")
-"""What stands there where the host's is: each worker has libraries of its own in it, and offloading fills it."""
+FEWER = "use fewer workers on each machine (trainer.n_gpus_per_node)"
+ON_CPU = {"cache": "rollout.kv_cache_memory_mb (0 is 512)"}
+ON_CPU |= dict.fromkeys(("workers", "hold", "ref"), f"{FEWER}, or more machines")
+"""What stands there where models are in the host's memory, in which each worker has libraries of its own, too."""
+BESIDE_GPU = f"set model.fsdp.param_offload=false and model.fsdp.optimizer_offload=false, or {FEWER}"
+"""What lowers the host's memory where models are on GPUs: nothing that lowers theirs."""
 
 ENGINE = "lower rollout.max_num_seqs, {cache} or the longest response"
 SCORING = "lower actor.log_prob_micro_batch_size_per_gpu (log_prob_max_token_len_per_gpu with actor.use_dynamic_bsz)"
@@ -47,7 +51,7 @@ FIXES = {
     "publish_weights": "lower rollout.update_weights_bucket_megabytes; {hold}",
     "load_weights": "lower {cache}",
     "compute_logprobs": SCORING,
-    "compute_ref_logprobs": f"{SCORING}; {{hold}}",
+    "compute_ref_logprobs": f"{SCORING}, or {{ref}}",
     "compute_values": VALUES,
     "compute_rm_scores": "lower reward_model.micro_batch_size_per_gpu or reward_model.max_length",
     "update_actor": LEARNING,
@@ -146,7 +150,7 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def fix(method: str, terms: Mapping[str, str]) -> str:
-    """What needs less memory in ``method`` of a worker, in the ``terms`` of :data:`ON_GPU` or :data:`ON_HOST`."""
+    """What needs less memory in ``method`` of a worker, in the ``terms`` of :data:`ON_GPU` or :data:`ON_CPU`."""
     return FIXES.get(method, "{hold}").format_map(terms)
 
 
@@ -158,7 +162,7 @@ def out_of_memory_line(error: Exception, method: str, rank: int, peak: MemoryPea
         peak: the most memory in use in this call.
         device_type: ``cpu`` or ``cuda``.
     """
-    device, of, terms = "host", "", ON_HOST
+    device, of, terms = "host", "", ON_CPU
     if device_type == "cuda":
         device, terms = "GPU", ON_GPU
         of = f" of the GPU's {torch.cuda.mem_get_info()[1] / 2**30:.1f}"
@@ -168,16 +172,18 @@ def out_of_memory_line(error: Exception, method: str, rank: int, peak: MemoryPea
     )
 
 
-def killed_for_memory_line(report: str, method: str) -> str:
+def killed_for_memory_line(report: str, method: str, device_type: str) -> str:
     """The same, after its name, for a worker that Ray ended when its machine's memory was exhausted.
 
-    ``report``: Ray's, which names what the worker and its machine used.
+    Args:
+        report: Ray's, which names what the worker and its machine used.
+        device_type: where the models are, ``cpu`` or ``cuda``.
     """
     used, machine = (re.search(pattern, report) for pattern in RAY_REPORT)
     peak = f" at {used[1]} GiB" if used else ""
     full = f" as {machine[1]} of its machine's {machine[2]} GiB were in use" if machine else ""
-    phase = PHASES.get(method, method)
-    return f"ran out of host memory in {phase}{peak}: Ray ended it{full}; {fix(method, ON_HOST)}; {MEMORY_PAGE}"
+    phase, lower = PHASES.get(method, method), BESIDE_GPU if device_type == "cuda" else fix(method, ON_CPU)
+    return f"ran out of host memory in {phase}{peak}: Ray ended it{full}; {lower}; {MEMORY_PAGE}"
 
 
 def driver_memory_line(error: Exception, phase: str) -> str:

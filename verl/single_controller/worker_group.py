@@ -295,7 +295,9 @@ class WorkerGroup:
         report = str(error)
         cause = f"{report.strip().splitlines()[-1]:.300}"
         if isinstance(error, OutOfMemoryError):
-            return self._supervisor.failure(rank, killed_for_memory_line(report, method), method, report)
+            return self._supervisor.failure(
+                rank, killed_for_memory_line(report, method, self.device_type), method, report
+            )
         if not isinstance(error, RayTaskError):
             return self._supervisor.failure(rank, f"died in {method}: {cause}", method, report)
         if isinstance(error.cause, ConfigError):
