@@ -1,6 +1,5 @@
 """What several tests share: a random tiny model, prompts, and a Ray cluster."""
 
-import gc
 import os
 import runpy
 import subprocess
@@ -9,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -23,6 +22,7 @@ from verl.config.rewards import RewardScoreConfig
 from verl.data.arithmetic import ArithmeticTask
 from verl.data.records import RL_SCHEMA, rl_record, write_parquet
 from verl.rank.calculator import RepresentationMetricsCalculator
+from verl.utils.process import freeze_objects
 from verl.utils.sandbox import require_sandbox
 
 pytest_plugins = ["tests.tiers", "tests.chromium"]
@@ -35,7 +35,12 @@ PUBLISHED = Path(os.environ.get("VERL_TEST_DATA", ROOT.parent / "shared" / "data
 
 def pytest_collection_finish() -> None:
     # Libraries and tests stay to the end: garbage collections that look at them take a tenth of the tests' time.
-    gc.freeze()
+    freeze_objects()
+
+
+def unavailable(reason: str) -> NoReturn:
+    """Skip a test for want of what the project does not bring; in continuous integration it fails."""
+    pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
 
 
 @pytest.fixture(scope="session")
@@ -44,9 +49,7 @@ def sandbox() -> None:
     try:
         require_sandbox()
     except ConfigError as error:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(str(error))
+        unavailable(str(error))
 
 
 @pytest.fixture(scope="session")
@@ -69,7 +72,7 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
         made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         if made.returncode:
             reason = made.stderr.strip().splitlines()[-1]
-            pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
+            unavailable(reason)
     return folder
 
 

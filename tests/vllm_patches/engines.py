@@ -22,6 +22,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from verl.rollout.weight_sync import reload_weights
+from verl.utils.process import freeze_objects
 from vllm_patches import begun as response_cuts
 from vllm_patches import frontend, slices, streams
 
@@ -83,8 +84,7 @@ def settings(path: Path, capture: dict[str, Any] | None, **options: Any) -> dict
 @contextmanager
 def engine(path: Path, capture: dict[str, Any] | None, **options: Any) -> Iterator[LLM]:
     """An engine, stopped at the end so thoroughly that this process can start the next one."""
-    gc.collect()  # as verl/rollout/vllm_engine.py does
-    gc.freeze()
+    freeze_objects()  # as verl/rollout/vllm_engine.py does
     llm = LLM(**settings(path, capture, **options))
     try:
         yield llm

@@ -1,6 +1,5 @@
 """A pretrained model's gradients beside those of TRL's GRPO, on the same batch."""
 
-import os
 import subprocess
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from bench_step import trl_python
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
-from tests.conftest import changed
+from tests.conftest import changed, unavailable
 from tests.workers.groups import all_prompts, policy_batch, relative_difference, sample, scored, start_group
 from verl.config import PPOConfig
 
@@ -26,7 +25,7 @@ def trl() -> str:
     try:
         return trl_python()
     except subprocess.CalledProcessError as error:
-        pytest.fail(str(error)) if os.environ.get("CI") else pytest.skip(str(error))
+        unavailable(str(error))
 
 
 def test_a_pretrained_models_gradients_are_those_of_trl(

@@ -1,6 +1,5 @@
 """What the vLLM engines of training and evaluation have in common; both run inside a worker's process."""
 
-import gc
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -26,6 +25,7 @@ from verl.rollout.queue import EngineRoom
 from verl.rollout.requests import resolve_dtype
 from verl.rollout.shared_memory import private_shared_memory
 from verl.utils.distributed import WorkerPlace
+from verl.utils.process import freeze_objects
 from vllm_patches.streams import KEY
 
 PLUGIN_INACTIVE = (
@@ -64,8 +64,7 @@ def start_engine(
     options: dict[str, Any] = {"load_format": load_format}
     options |= engine_options(config, max_model_len, trust_remote_code, place.device_type, seed, calculator, reduces)
     # vLLM collects garbage several times while it starts, and would look at every object of every library each time.
-    gc.collect()
-    gc.freeze()
+    freeze_objects()
     with private_shared_memory(place), naming_layers(calculator):
         engine = LLM(local_folder(path), **options, **further)
     if config.seeded:

@@ -75,10 +75,15 @@ def loading() -> Iterator[None]:
     try:
         yield
     finally:
-        gc.collect()
-        gc.freeze()
+        freeze_objects()
         if was_on:
             gc.enable()
+
+
+def freeze_objects() -> None:
+    """Collect garbage once, and leave all that exists now out of later collections."""
+    gc.collect()
+    gc.freeze()
 
 
 @contextmanager
