@@ -33,7 +33,7 @@ def test_a_pretrained_models_gradients_are_those_of_trl(
 ):
     model = {"path": str(smollm2), "param_dtype": "float32", "share_prompts": True, "use_remove_padding": True}
     actor = {"use_kl_loss": True, "kl_loss_coef": KL_COEF, "loss_agg_mode": "token-mean", "clip_ratio_c": None}
-    actor |= {"optim": {"grad_clip": 1e9}}  # the script clips none
+    actor |= {"use_unbiased_kl": True, "optim": {"grad_clip": 1e9}}  # TRL's default; the script clips no gradient
     data = {"max_prompt_length": 64}
     config = changed(small_config, data=data, model=model, actor=actor, rollout={"name": "hf"})
     prompts = all_prompts(config, AutoTokenizer.from_pretrained(smollm2))[:3]
@@ -56,12 +56,9 @@ def test_a_pretrained_models_gradients_are_those_of_trl(
         inputs |= {f"prompt_{name}": values[:, :longest], f"completion_{name}": values[:, longest:]}
     save_file({name: values.contiguous() for name, values in inputs.items()}, tmp_path / "batch.safetensors")
     script = Path(__file__).with_name("trl_gradients.py")
-    done = subprocess.run(
-        [trl, script, smollm2, tmp_path / "batch.safetensors", tmp_path / "gradients.safetensors"],
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    files = [tmp_path / "batch.safetensors", tmp_path / "gradients.safetensors"]
+    command = [trl, script, smollm2, str(KL_COEF), *files]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-4000:]
     theirs = load_file(tmp_path / "gradients.safetensors")
     loss = theirs.pop("loss").item()

@@ -1,4 +1,4 @@
-"""The gradients of TRL's GRPO on a batch, in TRL's own environment: python trl_gradients.py MODEL BATCH GRADIENTS."""
+"""The gradients of TRL's GRPO on a batch, in TRL's own environment: trl_gradients.py MODEL KL_COEF BATCH GRADIENTS."""
 
 import sys
 import tempfile
@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
 
-def main(model: str, batch: str, gradients: str) -> None:
+def main(model: str, kl_coef: str, batch: str, gradients: str) -> None:
     columns = load_file(batch)
     prompts = columns["prompt_ids"]
     count = len(prompts)
@@ -23,7 +23,7 @@ def main(model: str, batch: str, gradients: str) -> None:
             per_device_train_batch_size=count,
             gradient_accumulation_steps=1,
             num_generations=count,
-            beta=0.1,
+            beta=float(kl_coef),
             loss_type="dapo",
             report_to=[],
         )
