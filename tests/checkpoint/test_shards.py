@@ -92,10 +92,13 @@ def test_the_same_number_of_workers_goes_on_to_the_bit(two, batch, trained):
     assert curve[0]["actor/loss"] != curve[2]["actor/loss"] and curve[0]["actor/lr"] > curve[2]["actor/lr"]
 
 
-def test_two_workers_to_three_to_one_and_back(small_config, one, two, batch, trained, tmp_path):
+@pytest.mark.parametrize(
+    "three", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["to one", "to three and one"]
+)
+def test_two_workers_to_others_and_back(three, small_config, one, two, batch, trained, tmp_path):
     folder, state, curve, _ = trained
-    three = start(small_config, 3)
-    for group in (three, one):
+    others = [start(small_config, 3)] * three
+    for group in (*others, one):
         group.run("load", folder, 3)
         restored = group.run("whole_state")[0]
         assert all(torch.equal(restored[name], value) for name, value in state.items())
@@ -104,7 +107,8 @@ def test_two_workers_to_three_to_one_and_back(small_config, one, two, batch, tra
         group.run("load", folder, 3)
         assert draws == group.run("draw")
         assert_close(group.run("learn", batch, 3, BOTH)[0], curve)
-    three.close()
+    for group in others:
+        group.close()
     CheckpointSaver(Attempt(tmp_path, 0), one, background=False, huggingface=False, newest=0).save(4, {}, {})
     state, curve = one.run("whole_state")[0], one.run("learn", batch, 3, BOTH)[0]
     two.run("load", tmp_path / "global_step_4", 4)

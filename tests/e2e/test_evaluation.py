@@ -65,7 +65,17 @@ def whole(tiny_model: Path, benchmarks: Path, tmp_path_factory: pytest.TempPathF
     return folder / "out"
 
 
-@pytest.mark.parametrize("killed", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["cut", "killed"])
+def test_what_an_evaluation_leaves(whole):
+    samples, metrics, problems = outcome(whole)
+    assert len({sample["response"] for sample in samples.values()}) > PROBLEMS
+    assert [problem["samples"] for problem in problems] == [N] * PROBLEMS
+    (figures,) = map(json.loads, metrics.splitlines())
+    right = sum(problem["correct"] for problem in problems) / (PROBLEMS * N)
+    assert figures["model/sums/pass@1"] == pytest.approx(right)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("killed", [False, True], ids=["cut", "killed"])
 def test_an_evaluation_resumes_and_generates_nothing_twice(killed: bool, tiny_model, benchmarks, whole, tmp_path):
     folder = tmp_path / "out"
 

@@ -32,17 +32,26 @@ def examples(folder: Path) -> list[str]:
     ]
 
 
-def test_the_examples_train_and_resume_to_the_bit(arithmetic_prompts, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+@pytest.fixture(scope="module")
+def trained(arithmetic_prompts, tmp_path_factory) -> tuple[Path, list[str]]:
+    """The folder of a run of four steps, and its overrides."""
+    folder = tmp_path_factory.mktemp("examples")
     # The embedded model, which is right now and then.
-    overrides = small_overrides(ROOT / "data/tiny_model", arithmetic_prompts, tmp_path / "whole") + examples(tmp_path)
+    overrides = small_overrides(ROOT / "data/tiny_model", arithmetic_prompts, folder / "whole") + examples(folder)
     overrides += ["rollout.name=hf", "data.val_files=[]", "data.max_response_length=64", "data.train_batch_size=4"]
     overrides += ["data.max_prompt_length=96", "trainer.total_training_steps=4", "trainer.total_epochs=2"]
     overrides += ["trainer.save_freq=2", "trainer.save_hf_model=false", "actor.optim.lr=1e-3"]
-    run = Run(overrides, tmp_path / "log")
-    assert run.finish() == 0, run.log.read_text()
-    whole = records(tmp_path / "whole")
-    state = read_state(tmp_path / "whole/global_step_2")["method"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+        run = Run(overrides, folder / "log")
+        assert run.finish() == 0, run.log.read_text()
+    return folder / "whole", overrides
+
+
+def test_the_examples_train(trained):
+    whole = records(trained[0])
+    assert len(whole) == 4
+    state = read_state(trained[0] / "global_step_2")["method"]
     assert len(state["accuracy"]) == 8 and state["usual_length"] < 64
     assert sum(record["learn_from/replayed"] for record in whole) > 0
     assert sum(record["judged/groups"] for record in whole) > 0
@@ -51,15 +60,21 @@ def test_the_examples_train_and_resume_to_the_bit(arithmetic_prompts, tmp_path, 
     assert all(value > 1 for value in measured)
     assert all(record["cal/overall/layer_1/least_likely/mean"] > 0 for record in whole)
     assert whole[-1]["actor/kl_loss"] > 0 and whole[-1]["actor/reward_kl_penalty"] > 0
+
+
+@pytest.mark.nightly
+def test_the_examples_resume_to_the_bit(trained, tmp_path, monkeypatch):
+    folder, overrides = trained
+    monkeypatch.setenv("PYTHONPATH", str(folder.parent), prepend=os.pathsep)
     resumed = [
         f"trainer.default_local_dir={tmp_path}/resumed",
         "trainer.resume_mode=path",
-        f"trainer.resume_from_path={tmp_path}/whole/global_step_2",
+        f"trainer.resume_from_path={folder}/global_step_2",
     ]
-    run = Run([*overrides, *resumed], tmp_path / "log_resumed")
+    run = Run([*overrides, *resumed], tmp_path / "log")
     assert run.finish() == 0, run.log.read_text()
-    assert records(tmp_path / "resumed") == whole[2:]
-    assert _method(tmp_path / "resumed") == _method(tmp_path / "whole")
+    assert records(tmp_path / "resumed") == records(folder)[2:]
+    assert _method(tmp_path / "resumed") == _method(folder)
 
 
 def _method(folder: Path) -> str:

@@ -12,8 +12,6 @@ from verl.spectral.nodes import node_set
 from verl.spectral.responses import Chunk
 from verl.spectral.slices import finish
 
-NODES = node_set((SUM_S, SUM_S_LOG_S), 2.5e-7, 1e6)
-
 
 def random_rows(seed, *shape):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -109,9 +107,10 @@ def test_responses_that_fail_are_named_and_their_neighbours_are_not():
     rows = random_rows(0, 2, 12, 6)
     rows[1, :8] *= 1e-160
     chunk, prefixes = chunk_of(rows, [12, 12]), torch.tensor([[5, 12], [5, 12]])
-    result = finish(nested_sums(chunk, prefixes, NODES, 10**6, MAX_BYTES))
+    nodes = node_set((SUM_S, SUM_S_LOG_S), 2.5e-7, 1e6)
+    result = finish(nested_sums(chunk, prefixes, nodes, 10**6, MAX_BYTES))
     assert result.failed.tolist() == [False, True]
-    alone = finish(nested_sums(chunk.select(~result.failed), prefixes[:1], NODES, 10**6, MAX_BYTES))
+    alone = finish(nested_sums(chunk.select(~result.failed), prefixes[:1], nodes, 10**6, MAX_BYTES))
     torch.testing.assert_close(result.sums[:, :1], alone.sums)
 
 

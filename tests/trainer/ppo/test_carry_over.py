@@ -5,6 +5,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -324,9 +325,10 @@ def test_what_open_responses_depend_on_is_compared_on_resume(small_config, tiny_
     assert len(set(orders)) == 6
 
 
-@pytest.mark.slow
-def test_a_run_with_open_conversations_resumes_to_the_bit(tmp_path):
-    folder = tmp_path / "run"
+@pytest.fixture(scope="module")
+def conversations(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """The folder of a run of five steps, and its overrides."""
+    folder = tmp_path_factory.mktemp("conversations") / "run"
     # Of the shipped model that calls a calculator. Its conversations are longer than the engines' first round.
     overrides = [
         *small_overrides(ROOT / "data/tiny_tool_model", ROOT / "data/arithmetic_tools/test.parquet", folder),
@@ -337,9 +339,14 @@ def test_a_run_with_open_conversations_resumes_to_the_bit(tmp_path):
         *("trainer.total_training_steps=5", "trainer.except_save=[3]", "trainer.save_hf_model=false"),
         *("trainer.val_before_train=false", "trainer.test_freq=4", "actor.optim.lr=1e-4"),
     ]
-    run = Run(overrides, tmp_path / "whole.log")
+    run = Run(overrides, folder.with_name("whole.log"))
     assert run.finish() == 0, run.log.read_text()
-    whole = records(folder)
+    return folder, overrides
+
+
+@pytest.mark.slow
+def test_a_run_with_open_conversations(conversations):
+    whole = records(conversations[0])
     assert [record["step"] for record in whole] == [1, 2, 3, 4, 5]
     assert all(record["environment/calls"] > 0 < record["critic/score/mean"] for record in whole)
     assert all(record["environment/failures"] == 0 for record in whole)
@@ -356,6 +363,12 @@ def test_a_run_with_open_conversations_resumes_to_the_bit(tmp_path):
     # Of the same version, engine and trainer agree; of an older one they need not.
     assert whole[0]["rollout/logprob_abs_diff"] < 1e-3 < max(record["rollout/logprob_abs_diff"] for record in whole)
 
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_a_run_with_open_conversations_resumes_to_the_bit(conversations, tmp_path):
+    folder, overrides = conversations
+    whole = records(folder)
     shutil.rmtree(folder / "global_step_5")
     (folder / "summary.json").unlink()
     run = Run(overrides, tmp_path / "resumed.log")
