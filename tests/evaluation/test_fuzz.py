@@ -111,7 +111,7 @@ def verdicts(folder: Path, damage: list):
 CONFIG = b"model: {path: base, override_config: {}}\ntrainer:\n  experiment_name: mine\n  resume_from_path: null\n"
 
 
-@fuzz(30, damage=DAMAGE)
+@fuzz(12, damage=DAMAGE)
 def run_configs(folder: Path, damage: list):
     run = folder / "runs" / "run"
     (run / "global_step_2").mkdir(parents=True, exist_ok=True)
