@@ -131,7 +131,8 @@ class Quantity(NamedTuple):
 
 _QUANTITY = re.compile(
     r"(?:[A-Za-z]\s*=\s*)?([¥€£]?\s*[+-]?[¥€£]?[0-9.,]+)\s*"
-    r"(%|\(([^()0-9]*)\)|([A-Za-z\u4e00-\u9fff][A-Za-z\u4e00-\u9fff .'-]*?)(\s{0,2}\^?\s{0,2}\{?\s{0,2}[23]\s{0,2}\}?)?|)"
+    r"(%|\(([^()0-9]*)\)|([A-Za-z\u4e00-\u9fff][A-Za-z\u4e00-\u9fff .'-]*?)"
+    r"(\s{0,2}\^?\s{0,2}\{?\s{0,2}[23]\s{0,2}\}?)?|)"
 )
 _POWER_WORD = re.compile(rf"({'|'.join(_POWERS)})\.?\s*")
 _OPERATION = re.compile(r"(?:squared|cubed|factorial|times [a-z]|doubled|tripled|halved|divided)\b")
