@@ -234,7 +234,7 @@ refuse_verl() { # ByteDance's package of the same import name, left by a pip ins
 compile_packages() { # what has no bytecode yet, but for their own tests
   say "compiling"
   # Packages hold files that are no Python of this version, such as templates; nothing imports them, and the log names them.
-  quietly "$venv/bin/python" -I -m compileall -q -j 0 -x '/tests/' "$venv/lib" || true
+  quietly "$venv/bin/python" -I -m compileall -q -j 0 -x 'site-packages/.*/tests/' "$venv/lib" || true
 }
 
 check_environment() {

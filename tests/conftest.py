@@ -46,10 +46,11 @@ def config_files_read_once() -> Iterator[None]:
     read, found = OmegaConf.load, {}
 
     def load(file: Any) -> Any:
-        if not hasattr(file, "fileno"):
+        try:
+            state = os.fstat(file.fileno())
+        except (AttributeError, OSError):  # no open file
             return read(file)
-        state = os.fstat(file.fileno())
-        key = (state.st_dev, state.st_ino, state.st_mtime_ns)
+        key = (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns)
         if key not in found:
             found[key] = read(file)
         return deepcopy(found[key])

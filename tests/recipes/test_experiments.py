@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, small_overrides
+from transformers import PreTrainedTokenizerBase
 
 from verl.config import PPOConfig, load_config
 from verl.method.calls import MethodCalls
@@ -27,15 +28,21 @@ OURS = (
 )
 
 
+def checked_method(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> MethodCalls:
+    """The method of a run whose loss, advantages and method fit each other."""
+    check_policy_loss(config)
+    AdvantageEstimation(config, RewardManager(config.reward_manager))
+    method = MethodCalls(config, tokenizer, (), 10)
+    check_method_and_loss(config, method)
+    return method
+
+
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
 def test_an_experiment_composes_with_the_papers_presets(path: Path, tiny_tokenizer):
     for preset in ("paper", "paper_4096"):
         config = load_config(PPOConfig, "ppo_trainer", [f"preset={preset}", f"experiment={path.stem}"])
         assert config.trainer.experiment_name == path.stem
-        check_policy_loss(config)
-        AdvantageEstimation(config, RewardManager(config.reward_manager))
-        method = MethodCalls(config, tiny_tokenizer, (), 10)
-        check_method_and_loss(config, method)
+        method = checked_method(config, tiny_tokenizer)
         assert (type(method.method).__module__ == "verl.method.method") == (config.trainer.method is None)
     if path.stem not in OURS:
         comment = "".join(line for line in path.read_text().splitlines(keepends=True) if line.startswith("#"))
@@ -46,8 +53,8 @@ def test_an_experiment_composes_with_the_papers_presets(path: Path, tiny_tokeniz
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
-def test_an_experiment_fits_the_embedded_task(path: Path, tiny_model, arithmetic_prompts, tmp_path):
+def test_an_experiment_fits_the_embedded_task(path: Path, tiny_tokenizer, tiny_model, arithmetic_prompts, tmp_path):
     overrides = [f"experiment={path.stem}", *small_overrides(tiny_model, arithmetic_prompts, tmp_path / "run")]
     # More than the overlong buffer of dapo.
     config = load_config(PPOConfig, "ppo_trainer", [*overrides, "data.max_response_length=64"])
-    assert config.data.train_files
+    assert config.data.train_files and checked_method(config, tiny_tokenizer)
