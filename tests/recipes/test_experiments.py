@@ -55,6 +55,7 @@ def test_an_experiment_composes_with_the_papers_presets(path: Path, tiny_tokeniz
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
 def test_an_experiment_fits_the_embedded_task(path: Path, tiny_tokenizer, tiny_model, arithmetic_prompts, tmp_path):
     overrides = [f"experiment={path.stem}", *small_overrides(tiny_model, arithmetic_prompts, tmp_path / "run")]
-    # More than the overlong buffer of dapo.
-    config = load_config(PPOConfig, "ppo_trainer", [*overrides, "data.max_response_length=64"])
+    # More than the overlong buffer of dapo, and a group in a micro-batch for pacs.
+    options = ["data.max_response_length=64", "actor.micro_batch_size_per_gpu=4"]
+    config = load_config(PPOConfig, "ppo_trainer", [*overrides, *options])
     assert config.data.train_files and checked_method(config, tiny_tokenizer)
