@@ -58,7 +58,7 @@ setup(
         "verl.data": ["*.yaml"],
         "verl.evaluation.benchmarks": ["*.yaml"],
         "verl.evaluation.report": ["*.mplstyle"],
-        "verl.rewards": ["*.toml"],
+        "verl.verifiers": ["*.toml"],
         "verl_pages": ["assets/*", "assets/katex/*", "assets/katex/fonts/*"],
     },
     cmdclass={"build_py": BuildWithShippedFiles},

@@ -2,8 +2,9 @@
 
 python benchmarks/bench_verdicts.py --out benchmarks/verdicts --label after [--wrong] [--public DATA --right RIGHT]
 
-The reader's verdicts are tests/rewards/corpus/*.jsonl. math-verify reads what follows the thoughts of a response, once
-with its defaults and once with the box first, as training with it usually does. Costs are CPU time in one process.
+The reader's verdicts are tests/verifiers/corpus/*.jsonl. math-verify reads what follows the thoughts of a response,
+once with its defaults and once with the box first, as training with it usually does. Costs are CPU time in one
+process.
 
 --public judges some 57,000 responses made from published data too, all of them right (public_verdicts.py); DATA is the
 folder with benchmarks/ and gsm8k/. --right writes the names of those that are judged right to RIGHT.LABEL, and counts
@@ -26,9 +27,9 @@ from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, veri
 from public_verdicts import public_rows, public_table
 
 from verl.rewards import compute_score
-from verl.rewards.answers import after_thinking, extract_tagged
+from verl.verifiers.answers import after_thinking, extract_tagged
 
-CORPUS = ROOT / "tests" / "rewards" / "corpus"
+CORPUS = ROOT / "tests" / "verifiers" / "corpus"
 SOURCES = {
     **{name: name for name in ("math", "gsm8k", "multiple_choice", "countdown")},
     "answer_tags": "deepseek_r1",

@@ -21,9 +21,9 @@ from scipy.stats import t as student
 from study_file import Arm, Study
 from torch import Tensor
 
+from verl.algorithms.pass_at_k import pass_at_k
 from verl.evaluation.report.figures import STYLE
 from verl.evaluation.statistics import Estimate, bootstrap_means
-from verl.rewards.pass_at_k import pass_at_k
 from verl_pages.colours import COLOURS
 
 POWER, LEVEL = 0.8, 0.05

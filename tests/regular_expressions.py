@@ -26,8 +26,8 @@ LIMIT_S = 0.25
 METHODS = ("search", "match", "fullmatch", "split", "findall", "finditer", "sub", "subn")
 
 BOUNDED = {
-    "verl.rewards.lexicon._QUANTITY": 120,
-    "verl.rewards.multiple_choice._LETTERS": 200,
+    "verl.verifiers.lexicon._QUANTITY": 120,
+    "verl.verifiers.multiple_choice._LETTERS": 200,
 }
 """Expression -> the longest text that its callers give to it."""
 

@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 STOREYS = [
-    "config spectral algorithms rewards batch transit utils",
+    "config spectral algorithms verifiers rewards batch transit utils",
     "rank data models",
     "rollout",
     "checkpoint method",
@@ -37,7 +37,8 @@ BASE_IMPORTS = {
     "config": set(),
     "spectral": {"utils"},
     "algorithms": set(),
-    "rewards": {"config", "utils"},
+    "verifiers": {"config"},
+    "rewards": {"config", "utils", "verifiers"},
     "batch": {"transit", "utils"},
     "transit": {"utils"},
     "utils": {"config"},
@@ -86,7 +87,7 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 90
 
 BUDGETS = {
-    "algorithms": 1458,
+    "algorithms": 1667,
     "analysis": 1093,
     "api": 256,
     "batch": 499,
@@ -99,14 +100,15 @@ BUDGETS = {
     "models": 3501,
     "rank": 1208,
     "recipes": 1635,
-    "rewards": 3914,
+    "rewards": 983,
     "rollout": 2727,
     "run": 1758,
     "single_controller": 3016,
     "spectral": 1736,
-    "trainer": 3613,
+    "trainer": 3609,
     "transit": 139,
-    "utils": 1095,
+    "utils": 1365,
+    "verifiers": 2457,
     "verl": 50,
     "vllm_patches": 2181,
     "workers": 935,
@@ -262,7 +264,11 @@ PLUGIN_NEEDS = {"vllm_patches", "vllm", "torch", "numpy", "packaging", "safetens
 
 @pytest.mark.parametrize(
     ("tree", "allowed"),
-    [("verl/spectral", {"torch", "verl"}), ("verl/algorithms", {"torch", "verl"}), ("vllm_patches", PLUGIN_NEEDS)],
+    [
+        ("verl/spectral", {"torch", "verl"}),
+        ("verl/algorithms", {"numpy", "torch", "verl"}),
+        ("vllm_patches", PLUGIN_NEEDS),
+    ],
 )
 def test_packages_that_stand_alone(tree: str, allowed: set[str]):
     known = allowed | sys.stdlib_module_names

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from verl.data.arithmetic import ArithmeticTask, arithmetic_problem
 from verl.data.generated import SPLIT_SHARES, GeneratedProblem, split_of
-from verl.rewards.answers import extract_boxed
+from verl.verifiers.answers import extract_boxed
 
 
 def value(expression: str) -> int:

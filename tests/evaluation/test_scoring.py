@@ -18,7 +18,8 @@ from verl.evaluation.store import StoredSample
 from verl.evaluation.tasks import EvaluationTask
 from verl.rewards import Score
 from verl.rewards.custom import CustomFunctionError
-from verl.rewards.score import Verdict, score_of
+from verl.rewards.score import score_of
+from verl.verifiers.verdict import Verdict
 
 CONFIG = evaluation_config().reward_score
 RESPONSES = [["it is \\boxed{4}", "it is \\boxed{5}"], ["no idea", "9"]]

@@ -18,7 +18,7 @@ from verl.rewards import check_ground_truth, compute_score, use_custom_functions
 from verl.rewards.custom import CustomFunctionError, custom_verdict, load_function
 from verl.rewards.pool import VerifierPool
 from verl.rewards.registry import CUSTOM_FUNCTIONS, VERIFIERS, find_scorer
-from verl.rewards.score import Verdict
+from verl.verifiers.verdict import Verdict
 
 MODULE = """
 import os

@@ -28,7 +28,7 @@ import os
 import time
 from pathlib import Path
 
-from verl.rewards.score import Verdict
+from verl.verifiers.verdict import Verdict
 
 
 def misbehave(solution, ground_truth, extra_info=None, quick=False):
@@ -243,6 +243,6 @@ def test_processes_do_not_outlive_a_killed_parent(misbehaving: Path, tmp_path: P
 
 @pytest.mark.parametrize(("cores", "busy", "processes"), [(2, 2, 1), (2, 1, 1), (64, 8, 32), (24, 8, 16)])
 def test_processes_take_the_cores_that_workers_leave(cores, busy, processes, monkeypatch):
-    monkeypatch.setattr("verl.rewards.killable.available_cores", lambda: cores)
+    monkeypatch.setattr("verl.utils.process_pool.available_cores", lambda: cores)
     assert VerifierPool(scoring(num_workers=0), busy).num_processes == processes
     assert VerifierPool(scoring(num_workers=3), busy).num_processes == 3

@@ -5,16 +5,16 @@ import time
 
 import pytest
 
+from verl.algorithms.votes import answer_classes
 from verl.config.errors import ConfigError
-from verl.evaluation.results import ScoredSample
 from verl.rewards import check_ground_truth, compute_score
-from verl.rewards.majority import answer_classes
 from verl.rewards.registry import (
     VERIFIERS,
     Job,
     find_scorer,
 )
 from verl.rewards.score import score_of
+from verl.verifiers.answers import vote_key
 
 
 @pytest.mark.parametrize(
@@ -65,9 +65,9 @@ def test_majority_votes_are_answers_after_the_thoughts():
     responses = [rf"<think>\boxed{{{thought}}}</think> \boxed{{{answer}}}" for thought, answer in ["57", "68", "78"]]
     responses += [r"<think>\boxed{7}"]
     scores = [compute_score("math", response, "9") for response in responses]
-    samples = [ScoredSample("", 1, False, score["correctness"], score["answer"], "wrong") for score in scores]
     # Two votes for 8, one for 7; a thought without an end has none.
-    assert answer_classes(samples) == ([1, 2, 2, -1], None)
+    assert not any(score["correctness"] for score in scores)
+    assert answer_classes([False] * 4, [vote_key(score["answer"]) for score in scores]) == ([1, 2, 2, -1], None)
 
 
 TWO = [

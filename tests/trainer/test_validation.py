@@ -10,8 +10,9 @@ from verl.config import PPOConfig, load_config
 from verl.data.prompt_rows import PromptRecord
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.reward_manager import RewardManager
-from verl.rewards.score import Verdict, score_of
+from verl.rewards.score import score_of
 from verl.trainer.validation import Validator
+from verl.verifiers.verdict import Verdict
 
 CONFIG = load_config(PPOConfig, "ppo_trainer")
 

@@ -5,7 +5,7 @@ from itertools import groupby
 
 from transformers import PreTrainedTokenizerBase
 
-from verl.rewards.answers import END_OF_THINK, THINK
+from verl.verifiers.answers import END_OF_THINK, THINK
 
 
 def decode_responses(

@@ -18,7 +18,7 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from verl.config.errors import ConfigError
-from verl.rewards.answers import THINK
+from verl.verifiers.answers import THINK
 
 BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
 

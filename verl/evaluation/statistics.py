@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from verl.algorithms.pass_at_k import k_grid, pass_at_k, rm_at_k
+from verl.algorithms.votes import answer_classes, majority_at_k, weighted_majority_at_k
 from verl.evaluation.results import PROMPT_TOO_LONG, REASONS, ProblemResult, TaskResult, metric_names, row_labels
-from verl.rewards.majority import answer_classes, majority_at_k
-from verl.rewards.pass_at_k import k_grid, pass_at_k
-from verl.rewards.reranking import rm_at_k, weighted_majority_at_k
+from verl.verifiers.answers import vote_key
 
 DRAWS = 4000
 """Resamplings per interval. The ends of a 95% interval are then usually less than half a percentile off."""
@@ -216,7 +216,7 @@ def _scores(result: TaskResult, label: str, seed: int) -> _Scores:
     ks = k_grid(min(counts, default=0))
     n = torch.tensor(counts)
     correct = torch.tensor([sum(sample.correct for sample in problem.samples) for problem in problems])
-    votes = [answer_classes(problem.samples) for problem in problems]
+    votes = [answer_classes([s.correct for s in p.samples], [vote_key(s.answer) for s in p.samples]) for p in problems]
     columns = [pass_at_k(n, correct, k) for k in ks]
     by_problem: list[Callable[[int], list[float]]] = [lambda k: [majority_at_k(*vote, k) for vote in votes]]
     if any(sample.score is not None for sample in samples):

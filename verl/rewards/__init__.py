@@ -1,10 +1,11 @@
-"""Verifiers: they extract the answer of a response and compare it with the ground truth.
+"""Rewards: the registry of verifiers and custom functions, the pool of processes that they run in, and scores.
 
 Importing this package loads neither sympy nor math-verify; a verifier's module is loaded on first use.
 """
 
 from verl.rewards.registry import check_ground_truth, compute_score, use_custom_functions
-from verl.rewards.score import Score, Verdict
+from verl.rewards.score import Score
+from verl.verifiers.verdict import Verdict
 
 __all__ = [
     "Score",

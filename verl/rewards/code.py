@@ -18,8 +18,8 @@ from itertools import zip_longest
 from select import select
 from typing import Any, NamedTuple
 
-from verl.rewards.score import Verdict
 from verl.utils.sandbox import Ending, run_python
+from verl.verifiers.verdict import Verdict
 
 SECONDS = 4.0
 """Time of a program for one test on standard input, or for all its calls."""

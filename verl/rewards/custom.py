@@ -17,9 +17,9 @@ from functools import cache
 from typing import Any
 
 from verl.config.errors import ConfigError
-from verl.rewards.answers import after_thinking, extract_boxed
-from verl.rewards.score import Verdict
 from verl.utils.user_code import load_code, raised
+from verl.verifiers.answers import after_thinking, extract_boxed
+from verl.verifiers.verdict import Verdict
 
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
 FIELD = "reward_score.custom_functions"

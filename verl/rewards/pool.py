@@ -11,12 +11,13 @@ from typing import Any, Self
 
 from verl.config.checks import require
 from verl.config.rewards import RewardScoreConfig
-from verl.rewards.answers import THINK, after_thinking, extract_boxed
 from verl.rewards.custom import CustomFunctionError, load_function
-from verl.rewards.killable import KillablePool, failure_reason, spare_cores
 from verl.rewards.registry import Job, compute_score, find_scorer, use_custom_functions
-from verl.rewards.score import Score, Verdict, score_of
-from verl.rewards.truths import require_shallow
+from verl.rewards.score import Score, score_of
+from verl.utils.process_pool import KillablePool, failure_reason, spare_cores
+from verl.verifiers.answers import THINK, after_thinking, extract_boxed
+from verl.verifiers.ground_truths import require_shallow
+from verl.verifiers.verdict import Verdict
 
 logger = logging.getLogger(__name__)
 

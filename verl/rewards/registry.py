@@ -8,24 +8,26 @@ from typing import Any, NamedTuple
 
 from verl.config.checks import require_choice
 from verl.config.errors import ConfigError
-from verl.rewards import code, countdown, knights_and_knaves, truths
-from verl.rewards.answers import after_thinking, extract_gsm8k
+from verl.rewards import code
 from verl.rewards.custom import CUSTOM_KWARGS, custom_verdict, load_function
-from verl.rewards.score import Score, Verdict, score_of
+from verl.rewards.score import Score, score_of
 from verl.utils.sandbox import require_sandbox
+from verl.verifiers import countdown, ground_truths, knights_and_knaves
+from verl.verifiers.answers import after_thinking, extract_gsm8k
+from verl.verifiers.verdict import Verdict
 
 FAMILIES: dict[str, tuple[str, Callable[[Any], list[Any]]]] = {
-    "arithmetic": ("arithmetic", truths.any_of),
-    "gsm8k": ("openai/gsm8k gsm8k word_problems", truths.any_of),
+    "arithmetic": ("arithmetic", ground_truths.any_of),
+    "gsm8k": ("openai/gsm8k gsm8k word_problems", ground_truths.any_of),
     # Every data set whose answers are numbers or LaTeX.
     "math": (
         "math math_dapo math_dapo_reasoning DigitalLearningGmbH/MATH-lighteval lighteval/MATH HuggingFaceH4/MATH-500"
         " hkust-nlp/SimpleRL-Zoo-Data simplelr_* aime* numina_*",
-        truths.any_of,
+        ground_truths.any_of,
     ),
-    "open_answer": ("open_answer", truths.any_of_words),
-    "multiple_choice": ("multiple_choice aqua mmlu_stem sat_math gaokao_math_qa", truths.only_one),
-    "deepseek_r1": ("deepseek_r1 deepseek_r1_*", truths.any_of),
+    "open_answer": ("open_answer", ground_truths.any_of_words),
+    "multiple_choice": ("multiple_choice aqua mmlu_stem sat_math gaokao_math_qa", ground_truths.only_one),
+    "deepseek_r1": ("deepseek_r1 deepseek_r1_*", ground_truths.any_of),
     "knights_and_knaves": (
         "kk kk_* kk/* K-and-K/knights-and-knaves",
         lambda truth: [knights_and_knaves.read_truth(truth)],
@@ -37,7 +39,8 @@ FAMILIES: dict[str, tuple[str, Callable[[Any], list[Any]]]] = {
 
 
 def _path(module: str) -> str:
-    return f"verl.rewards.{module}:verify_{module}"
+    package = "rewards" if module == "code" else "verifiers"
+    return f"verl.{package}.{module}:verify_{module}"
 
 
 VERIFIERS = {source: _path(module) for module, (sources, _) in FAMILIES.items() for source in sources.split()}
@@ -182,16 +185,16 @@ def check_ground_truth(
     given any JSON value.
     """
     scorer = find_scorer(data_source, custom)
-    truths.require_shallow(ground_truth, "reward_model.ground_truth")
-    truths.require_shallow(extra_info, "extra_info")
+    ground_truths.require_shallow(ground_truth, "reward_model.ground_truth")
+    ground_truths.require_shallow(extra_info, "extra_info")
     if scorer.is_custom:
         return
     if scorer.path == _path("open_answer"):
-        truths.check_tolerances(extra_info or {})
+        ground_truths.check_tolerances(extra_info or {})
     if scorer.path == _path("code"):
         require_sandbox()
     try:
-        if truths.is_missing(ground_truth):
+        if ground_truths.is_missing(ground_truth):
             raise ValueError(f"{ground_truth!r}: no answer to check against; remove the row")
         TRUTH_READERS.get(scorer.path, lambda truth: [truth])(ground_truth)
     except ValueError as error:

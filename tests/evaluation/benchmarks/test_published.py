@@ -9,9 +9,9 @@ import pytest
 from conftest import PUBLISHED, scoring
 
 from verl.evaluation.benchmarks import Problem, load_benchmark
-from verl.rewards.answers import normalise
-from verl.rewards.notation import split_answers, unify
 from verl.rewards.pool import VerifierPool
+from verl.verifiers.answers import normalise
+from verl.verifiers.notation import split_answers, unify
 
 FOLDER = PUBLISHED / "benchmarks"
 

@@ -5,7 +5,7 @@ import torch
 from conftest import rank_metrics
 
 from verl.batch import Batch
-from verl.rewards.score import Score, Verdict, score_of
+from verl.rewards.score import Score, score_of
 from verl.trainer.logging.rollout_metrics import (
     dataset_scalars,
     filtered_length_metrics,
@@ -20,6 +20,7 @@ from verl.trainer.logging.rollout_metrics import (
     sample_figures,
     verdict_metrics,
 )
+from verl.verifiers.verdict import Verdict
 
 
 def batch_of(correct: list[bool]) -> Batch:

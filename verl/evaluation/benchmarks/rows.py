@@ -12,9 +12,9 @@ from typing import Any
 
 from verl.config.errors import ConfigError
 from verl.data.records import is_unicode
-from verl.rewards.answers import TAIL_CHARS, extract_boxed, extract_gsm8k
-from verl.rewards.multiple_choice import letters_in, read_options
-from verl.rewards.truths import check_tolerances
+from verl.verifiers.answers import TAIL_CHARS, extract_boxed, extract_gsm8k
+from verl.verifiers.ground_truths import check_tolerances
+from verl.verifiers.multiple_choice import letters_in, read_options
 
 Row = Mapping[str, Any]
 

@@ -6,20 +6,20 @@ Legend: B responses, R response columns, n responses to each prompt, neighbours 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from verl.algorithms.pass_at_k import best_at_k, k_grid, pass_at_k
 from verl.algorithms.rollout_correction import mismatch_metrics
+from verl.algorithms.votes import answer_classes, majority_at_k
 from verl.batch import TRAINER_RANK, Batch
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.dynamics import by_layer
 from verl.rewards import Score
 from verl.rewards.custom import extra_metrics
-from verl.rewards.majority import answer_classes, majority_at_k
-from verl.rewards.pass_at_k import best_at_k, k_grid, pass_at_k
 from verl.rollout.environments import COUNTS
+from verl.verifiers.answers import vote_key
 
 MAX_SOURCES = 16
 """Data sources with figures of their own. Each has some dozens."""
@@ -288,11 +288,6 @@ def groups_that_differ(values: Tensor, n: int) -> Tensor:
     return (grouped != grouped[:, :1]).any(dim=1)
 
 
-class _Answer(NamedTuple):
-    correct: bool
-    answer: str
-
-
 def sample_figures(score: Tensor, correct: Tensor, results: Sequence[Score], n: int) -> dict[str, float]:
     """Means over prompts of figures of k responses, for k = 2, 4, 8, ... and ``n``; nothing for ``n`` = 1.
 
@@ -303,15 +298,15 @@ def sample_figures(score: Tensor, correct: Tensor, results: Sequence[Score], n: 
     ``score [B]`` and ``correct [B]`` are those of ``results``, B verdicts.
     """
     grouped_score, num_correct = score.view(-1, n), correct.view(-1, n).sum(dim=1)
-    answers = [_Answer(result["correctness"], result["answer"]) for result in results]
-    votes = [answer_classes(answers[i : i + n]) for i in range(0, len(answers), n)]
+    right, answers = correct.tolist(), [vote_key(result["answer"]) for result in results]
+    votes = [answer_classes(right[i : i + n], answers[i : i + n]) for i in range(0, len(answers), n)]
     num_samples = num_correct.new_full(num_correct.shape, n)
     figures = {}
     for k in k_grid(n)[1:]:
         figures[f"pass@{k}"] = pass_at_k(num_samples, num_correct, k).mean().item()
         figures[f"best@{k}/mean"] = best_at_k(grouped_score, k).mean().item()
         figures[f"worst@{k}/mean"] = -best_at_k(-grouped_score, k).mean().item()
-        if any(answer.answer for answer in answers):
+        if any(result["answer"] for result in results):
             figures[f"maj@{k}/mean"] = fmean(majority_at_k(*vote, k) for vote in votes)
     return figures
 

@@ -21,12 +21,13 @@ from verl.method.calls import MAX_ROUNDS, MethodCalls
 from verl.models.tokenizer import reward_model_batch
 from verl.rewards import Score
 from verl.rewards.pool import PendingScores, VerifierPool
-from verl.rewards.score import Verdict, score_of
+from verl.rewards.score import score_of
 from verl.rollout.conversations import policy_texts
 from verl.rollout.requests import ResponseSettings
 from verl.single_controller.roles import PolicyWorkers, RoleWorkers
 from verl.trainer.logging.rollout_metrics import groups_that_differ, score_tensors, verdict_metrics
 from verl.trainer.logging.speed import PhaseTimer, Work
+from verl.verifiers.verdict import Verdict
 
 FIRST = ("first_records", "first_verdicts")
 """Columns with the prompts as the data set has them and the verdicts on the responses to these, where

@@ -5,11 +5,11 @@ import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
-from verl.rewards.answers import NUMBER, SEPARATORS, WIDE_DIGITS, extract_answer, quick_equal
-from verl.rewards.equations import is_name
-from verl.rewards.lexicon import SHORT_UNITS, UNITS, is_unit, modifiers_in, numerals_in, with_factors
-from verl.rewards.math import decide_math
-from verl.rewards.score import Verdict, decide
+from verl.verifiers.answers import NUMBER, SEPARATORS, WIDE_DIGITS, extract_answer, quick_equal
+from verl.verifiers.equations import is_name
+from verl.verifiers.lexicon import SHORT_UNITS, UNITS, is_unit, modifiers_in, numerals_in, with_factors
+from verl.verifiers.math import decide_math
+from verl.verifiers.verdict import Verdict, decide
 
 MAX_CHARS = 1000
 """Longer answers are compared as mathematics only."""

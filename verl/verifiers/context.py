@@ -3,7 +3,7 @@ factor of ``2\\boxed{5}``), and words that show that nothing is stated ("perhaps
 
 import re
 
-from verl.rewards.lexicon import WORDS
+from verl.verifiers.lexicon import WORDS
 
 BEFORE_CHARS, AFTER_CHARS = 48, 48
 """Characters before and after an answer that are looked at."""

@@ -35,7 +35,7 @@ Allows = Callable[[Decimal, Decimal], bool]
 def agree(ours: Any, theirs: Any, allows: Allows | None = None) -> bool:
     """Whether parsed expressions that math-verify calls equal agree as numbers; True if they cannot be evaluated.
 
-    ``allows`` is the problem's own tolerance, as in ``verl.rewards.algebra.compare_latex``.
+    ``allows`` is the problem's own tolerance, as in ``verl.verifiers.algebra.compare_latex``.
     """
     ours, theirs = _right_side(ours, theirs), _right_side(theirs, ours)
     if _is_number(ours) and _is_number(theirs):

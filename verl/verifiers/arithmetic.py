@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from verl.rewards.answers import extract_answer, quick_equal
-from verl.rewards.score import Verdict, decide
+from verl.verifiers.answers import extract_answer, quick_equal
+from verl.verifiers.verdict import Verdict, decide
 
 
 def verify_arithmetic(

@@ -10,9 +10,10 @@ from decimal import Decimal
 from functools import partial
 from typing import Any
 
-from verl.rewards.algebra import compare_latex
-from verl.rewards.answers import MAX_ALGEBRA_CHARS, Box, boxes_in, extract_answer, normalise, quick_equal
-from verl.rewards.lexicon import (
+from verl.verifiers.algebra import compare_latex
+from verl.verifiers.answers import MAX_ALGEBRA_CHARS, Box, boxes_in, extract_answer, normalise, quick_equal
+from verl.verifiers.ground_truths import read_tolerance
+from verl.verifiers.lexicon import (
     Quantity,
     marks_in,
     modifiers_in,
@@ -22,9 +23,8 @@ from verl.rewards.lexicon import (
     units_in,
     with_factors,
 )
-from verl.rewards.notation import split_answers, squeeze, unify, words_in
-from verl.rewards.score import Verdict, decide
-from verl.rewards.truths import read_tolerance
+from verl.verifiers.notation import split_answers, squeeze, unify, words_in
+from verl.verifiers.verdict import Verdict, decide
 
 MAX_CHARS = 2000
 """Longer answers are correct only if their text is that of the ground truth."""

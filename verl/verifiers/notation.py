@@ -5,7 +5,7 @@ Every function takes time linear in the length of the text, with a fixed number 
 
 import re
 
-from verl.rewards.lexicon import SHORT_UNITS, TEXT, WORDS
+from verl.verifiers.lexicon import SHORT_UNITS, TEXT, WORDS
 
 _TRANSLATION = str.maketrans(
     {chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}  # full-width signs

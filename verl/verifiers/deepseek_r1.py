@@ -4,9 +4,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from verl.rewards.answers import after_thinking, boxed_in_place, extract_gsm8k, extract_stated, extract_tagged
-from verl.rewards.math import decide_math
-from verl.rewards.score import Verdict
+from verl.verifiers.answers import after_thinking, boxed_in_place, extract_gsm8k, extract_stated, extract_tagged
+from verl.verifiers.math import decide_math
+from verl.verifiers.verdict import Verdict
 
 _MARKUP = re.compile(r"\\[()\[\]]|\*\*|`")
 

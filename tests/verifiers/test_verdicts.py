@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from verl.rewards import compute_score
-from verl.rewards.math import Tolerance
 from verl.rewards.registry import Job, find_scorer
+from verl.verifiers.math import Tolerance
 
 
 class Row(NamedTuple):

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from conftest import PUBLISHED
 
-from verl.rewards.multiple_choice import read_options, verify_multiple_choice
+from verl.verifiers.multiple_choice import read_options, verify_multiple_choice
 
 
 def is_correct(solution: str, truth: str, options: Any = None) -> bool:

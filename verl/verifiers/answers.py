@@ -6,13 +6,13 @@ in the length of the text, never raises, whatever the string, and never converts
 
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from decimal import Decimal
 from typing import NamedTuple
 
-from verl.rewards.equations import last_equation, leaves_open
-from verl.rewards.lexicon import plain_number
-from verl.rewards.surroundings import formula_before, in_place, is_one_number, is_stated
+from verl.verifiers.context import formula_before, in_place, is_one_number, is_stated
+from verl.verifiers.equations import last_equation, leaves_open
+from verl.verifiers.lexicon import plain_number
 
 MAX_ALGEBRA_CHARS = 400
 """Longer answers are compared only as text; ground truths are much shorter."""
@@ -192,6 +192,13 @@ def normalise(answer: str) -> str:
     """
     text = _FRACTION.sub(r"\\frac", _IGNORED.sub("", answer)).rstrip(".")
     return text.removesuffix("%").removesuffix("\\")
+
+
+def vote_key(answer: str) -> Hashable:
+    """Return a key that equivalent answers share: the value of a plain number, otherwise the normalised text."""
+    text = normalise(answer.strip())
+    number = plain_number(text)
+    return text if number is None else number
 
 
 def quick_equal(answer: str, ground_truth: str) -> bool | None:

@@ -11,9 +11,9 @@ from conftest import scoring
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl.rewards.answers import extract_answer, quick_equal
 from verl.rewards.pool import VerifierPool
 from verl.rewards.registry import VERIFIERS, Job, find_scorer
+from verl.verifiers.answers import extract_answer, quick_equal
 
 
 def text_of(value: Any) -> str:

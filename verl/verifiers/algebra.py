@@ -14,9 +14,9 @@ from math_verify import LatexExtractionConfig, parse, verify
 from sympy import Basic, Eq, Expr, Float, I, Symbol
 from sympy.core.relational import Relational
 
-from verl.rewards.agreement import agree, numbers_agree, relations
-from verl.rewards.equations import unwrap_equations
-from verl.rewards.lexicon import TEXT, is_unit, marks_in, modifiers_in, numerals_in, units_in, with_factors
+from verl.verifiers.comparison import agree, numbers_agree, relations
+from verl.verifiers.equations import unwrap_equations
+from verl.verifiers.lexicon import TEXT, is_unit, marks_in, modifiers_in, numerals_in, units_in, with_factors
 
 # math-verify warns once per process that its own time limit is off. That limit needs SIGALRM in the main thread and
 # does not interrupt long C calls; the pool's limit does.

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from tests.evaluation.example_results import sample
-from verl.rewards.majority import DRAWS, answer_classes, majority_at_k
+from verl.algorithms.votes import DRAWS, answer_classes, majority_at_k
+from verl.verifiers.answers import vote_key
 
 
 def of_64(supporters: int, *rivals: int) -> list[int]:
@@ -59,8 +59,8 @@ def test_majority_k_out_of_range(k: int):
 
 
 def test_classes_of_answers():
-    wrong = [sample("w", answer) for answer in ("3.0", " $3$ ", "x + 1", "x+1")]
-    samples = [sample("c", "1/2"), sample("c", "0.5"), *wrong, sample("n"), sample("t", "3.0")]
-    assert answer_classes(samples) == ([0, 0, 1, 1, 2, 2, -1, 1], 0)
-    assert answer_classes([sample("w")]) == ([1], None)
-    assert answer_classes([]) == ([], None)
+    answers = ["1/2", "0.5", "3.0", " $3$ ", "x + 1", "x+1", "", "3.0"]
+    correct = [True, True, *[False] * 6]
+    assert answer_classes(correct, [vote_key(answer) for answer in answers]) == ([0, 0, 1, 1, 2, 2, -1, 1], 0)
+    assert answer_classes([False], ["7"]) == ([1], None)
+    assert answer_classes([], []) == ([], None)

@@ -5,7 +5,7 @@ from itertools import combinations
 import pytest
 import torch
 
-from verl.rewards.pass_at_k import best_at_k, k_grid, pass_at_k
+from verl.algorithms.pass_at_k import best_at_k, k_grid, pass_at_k
 
 
 def one(n: int, c: int, k: int) -> float:

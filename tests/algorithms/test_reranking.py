@@ -6,8 +6,8 @@ from statistics import fmean
 
 import pytest
 
-from verl.rewards.majority import majority_at_k
-from verl.rewards.reranking import rm_at_k, weighted_majority_at_k
+from verl.algorithms.pass_at_k import rm_at_k
+from verl.algorithms.votes import majority_at_k, weighted_majority_at_k
 
 
 @pytest.mark.parametrize(

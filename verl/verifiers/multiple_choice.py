@@ -4,11 +4,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl.rewards.algebra import compare_latex
-from verl.rewards.answers import SENTENCE_END, TAIL_CHARS, boxed_in_place, quick_equal
-from verl.rewards.math import verify_math
-from verl.rewards.score import Verdict, decide
-from verl.rewards.surroundings import is_stated
+from verl.verifiers.algebra import compare_latex
+from verl.verifiers.answers import SENTENCE_END, TAIL_CHARS, boxed_in_place, quick_equal
+from verl.verifiers.context import is_stated
+from verl.verifiers.math import verify_math
+from verl.verifiers.verdict import Verdict, decide
 
 MAX_LETTERS_CHARS = 200
 """Longer text is not a list of letters."""

@@ -1,13 +1,20 @@
-"""pass@k and best@k: the chance that one of k samples is correct, and the best score among k, without bias."""
+"""pass@k, best@k and rm@k, each without bias.
+
+The chance that one of k samples is correct, the best score among k, and the chance that the sample which a reward
+model prefers among k is correct.
+"""
 
 import math
+from collections.abc import Sequence
+from itertools import groupby, islice
+from statistics import fmean
 
 import torch
 from torch import Tensor
 
 
 def pass_at_k(num_samples: Tensor, num_correct: Tensor, k: int) -> Tensor:
-    """Probability that at least one of k samples is correct, for each of P problems: 1 - C(n-c, k) / C(n, k).
+    """Return the probability that at least one of k samples is correct: 1 - C(n-c, k) / C(n, k), for P problems.
 
     Equation 1 of Chen et al. 2021 (arXiv 2107.03374): the exact mean over all subsets of k of the n samples. The ratio
     is a product of k factors between 0 and 1, so no binomial is ever formed.
@@ -36,7 +43,7 @@ def pass_at_k(num_samples: Tensor, num_correct: Tensor, k: int) -> Tensor:
 
 
 def best_at_k(scores: Tensor, k: int) -> Tensor:
-    """Expected highest score among k of the n samples of each of P problems: the exact mean over all subsets of k.
+    """Return the expected highest score among k of n samples, for P problems: the exact mean over all subsets.
 
     veRL's figure of this name draws k samples with replacement, so it is lower. The lowest score is that of
     ``-scores``, negated.
@@ -56,13 +63,40 @@ def best_at_k(scores: Tensor, k: int) -> Tensor:
 
 
 def best_shares(n: int, k: int) -> list[float]:
-    """Of n samples in ascending order, the probability of each to be the highest of k: for the i-th (from 1), that of
-    C(i - 1, k - 1) among the C(n, k) subsets. Raises ``ValueError`` if k is not from 1 to n."""
+    """Return, for n samples in ascending order, the probability of each to be the highest of k.
+
+    For the i-th (from 1) it is C(i - 1, k - 1) / C(n, k). Raises ``ValueError`` if k is not from 1 to n.
+    """
     if not 1 <= k <= n:
         raise ValueError(f"k={k}: must be between 1 and the number of samples ({n})")
     return [math.comb(i, k - 1) / math.comb(n, k) for i in range(n)]
 
 
 def k_grid(num_samples: int) -> list[int]:
-    """1, 2, 4, ... below ``num_samples``, and ``num_samples``."""
+    """Return 1, 2, 4, ... below ``num_samples``, and ``num_samples``."""
     return [1 << i for i in range(num_samples.bit_length()) if 1 << i < num_samples] + [num_samples] * (num_samples > 0)
+
+
+def rm_at_k(correct: Sequence[bool], scores: Sequence[float], k: int) -> float:
+    """Return the probability that the sample of the highest score among k, drawn without replacement, is correct.
+
+    Samples of equal scores are chosen with equal chances.
+
+    Args:
+        scores: one per sample; NaN counts as the lowest.
+        k: from 1 to the number of samples.
+
+    Raises:
+        ValueError: k out of range.
+    """
+    shares, total = iter(best_shares(len(scores), k)), 0.0
+    ranked = sorted(zip(map(nan_lowest, scores), correct, strict=True))
+    for _, group in groupby(ranked, key=lambda pair: pair[0]):
+        right = [is_right for _, is_right in group]
+        total += sum(islice(shares, len(right))) * fmean(right)
+    return total
+
+
+def nan_lowest(score: float) -> float:
+    """Return ``score``, or minus infinity for NaN."""
+    return -math.inf if math.isnan(score) else score

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from verl.rewards.answers import TAIL_CHARS, extract_boxed, extract_tagged
-from verl.rewards.lexicon import WORDS
-from verl.rewards.score import Verdict
+from verl.verifiers.answers import TAIL_CHARS, extract_boxed, extract_tagged
+from verl.verifiers.lexicon import WORDS
+from verl.verifiers.verdict import Verdict
 
 KNIGHT, KNAVE = "knight", "knave"
 

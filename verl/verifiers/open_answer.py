@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from verl.rewards.math import Tolerance, decide_math, find_answer
-from verl.rewards.score import Verdict
+from verl.verifiers.math import Tolerance, decide_math, find_answer
+from verl.verifiers.verdict import Verdict
 
 ROUNDING = "1e-4"
 """Largest relative error of a correct decimal fraction, as is usual in evaluations; whole numbers must be exact."""

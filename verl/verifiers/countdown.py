@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from verl.rewards.answers import extract_boxed, extract_stated, extract_tagged
-from verl.rewards.score import Verdict
+from verl.verifiers.answers import extract_boxed, extract_stated, extract_tagged
+from verl.verifiers.verdict import Verdict
 
 MAX_CHARS = 400
 """Longer expressions are wrong; four numbers need about twenty characters."""

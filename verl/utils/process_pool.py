@@ -1,4 +1,5 @@
-"""Processes that can be killed, for code that may hang, crash or take all memory: verifiers, environments, tools."""
+"""A pool of processes that can be killed, for code that may hang, crash or exhaust memory: verifiers, environments,
+tools."""
 
 import ctypes
 import logging
@@ -9,15 +10,15 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from typing import Any
 
 import psutil
 from pebble import ProcessExpired, ProcessPool
 
-from verl.rewards.stragglers import kill_stragglers, mark_process
 from verl.utils.process import available_cores, restore_umask
 
 logger = logging.getLogger(__name__)
@@ -32,13 +33,13 @@ FAILURES = {
     RecursionError: "crash",
     ProcessExpired: "crash",
 }
-"""What ends a task without a result -> the reason that is given for it."""
+"""Exception that ends a task without a result -> the reason in its verdict."""
 
 ENDED = (TimeoutError, ProcessExpired)
-"""What a future has whose process was killed or died."""
+"""Exceptions of a future whose process was killed or died."""
 
 MOST_PROCESSES = 32
-"""Processes that are started unasked; each takes some 200 MB."""
+"""Most processes that are started by default; each takes about 200 MB."""
 
 MAX_STARTS = 3
 """Starts of the pool within one batch before giving up."""
@@ -46,19 +47,31 @@ MAX_STARTS = 3
 PR_SET_PDEATHSIG = 1
 """Linux ``prctl`` option: the signal that this process gets when the thread that started it ends."""
 
+PR_SET_NAME = 15
+"""Linux ``prctl`` option: the name of this process."""
+
+NAME_BYTES = 15
+"""Longest name of a Linux process."""
+
+MARK_VARIABLE = "VERL_POOL_PROCESS"
+"""Environment variable with the mark of a pool process."""
+
+SCANS = 20
+"""Scans for orphans, since each may find processes that the previous ones started."""
+
 
 def spare_cores(busy: int) -> int:
-    """Processes for a machine on which others keep ``busy`` of this process's cores."""
+    """Return the number of pool processes for a machine on which others keep ``busy`` of this process's cores."""
     return min(MOST_PROCESSES, max(1, available_cores() - busy))
 
 
 def failure_reason(error: BaseException) -> str | None:
-    """Why a task ended without a result, if it is the task's own doing; None for any other exception."""
+    """Return why a task failed if the task itself is to blame, None for any other exception."""
     return next((reason for kind, reason in FAILURES.items() if isinstance(error, kind)), None)
 
 
 class KillablePool:
-    """Spawned processes and the thread that starts them and gives them work, one batch after another.
+    """Spawned processes and the thread that starts them and feeds them one batch after another.
 
     They are spawned, not forked, because this process holds threads and accelerators. They end with it even if it is
     killed.
@@ -95,7 +108,7 @@ class KillablePool:
         self._dispatcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix=what.replace(" ", "-"))
 
     def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        """Have ``work``, which may call :meth:`run`, done by the thread of the pool."""
+        """Run ``work``, which may call :meth:`run`, in the pool's thread."""
         self.check_open()
         return self._dispatcher.submit(work, *arguments)
 
@@ -108,7 +121,7 @@ class KillablePool:
             self._dispatcher.shutdown(wait=True)
 
     def run(self, function: Callable[[Any], Any], arguments: Sequence[Any]) -> list[Any]:
-        """The function's result for each argument, or the exception that ended it, from the processes."""
+        """Return the function's result for each argument, or the exception that ended it."""
         outcomes: list[Any] = [None] * len(arguments)
         unfinished = list(range(len(arguments)))
         for _ in range(MAX_STARTS):
@@ -137,8 +150,10 @@ class KillablePool:
         return outcomes
 
     def _wait(self, futures: list[Future[Any]]) -> None:
-        """Return when all are done, or after too long without progress: if a process dies while it holds the pool's
-        lock, the others wait for the lock forever."""
+        """Return when all are done, or after too long without progress.
+
+        If a process dies while it holds the pool's lock, the others wait for the lock forever.
+        """
         progress, num_done, lost = time.monotonic(), 0, 0
         while True:
             self._started |= {process.pid for process in multiprocessing.active_children() if process.pid}
@@ -146,7 +161,7 @@ class KillablePool:
             ended = sum(not future.cancelled() and isinstance(future.exception(), ENDED) for future in done)
             if ended > lost:
                 lost = ended
-                self._kill_stragglers()
+                self._kill_orphans()
             if not pending:
                 return
             self.check_open()
@@ -155,11 +170,11 @@ class KillablePool:
             if time.monotonic() - progress > self._timeout_s + STALL_S:
                 return
 
-    def _kill_stragglers(self) -> None:
-        """End what a user's code started and left behind; our own starts no processes."""
+    def _kill_orphans(self) -> None:
+        """Kill processes that a user's code left behind; built-in code starts none."""
         if self._users_code:
-            kill_stragglers(self._mark, self._started)
-            # A number is given again, perhaps to a session of the user's own, once no process of its session is left.
+            kill_orphans(self._mark, self._started)
+            # Once a session has no process left, its id may be reused, perhaps by a session of the user.
             self._started &= {process.pid for process in multiprocessing.active_children() if process.pid}
 
     def check_open(self) -> None:
@@ -184,11 +199,11 @@ class KillablePool:
             self._processes.stop()  # type: ignore[no-untyped-call]  # pebble leaves it untyped
             self._processes.join()
             self._processes = None
-            self._kill_stragglers()
+            self._kill_orphans()
 
 
 def _prepare_process(memory_limit_mb: int, mark: str, prepare: Callable[..., None], arguments: Sequence[Any]) -> None:
-    """Runs first in every process."""
+    """Set limits and signals; runs first in every process."""
     restore_umask()
     mark_process(mark)
     # A process inside a long C call (an integer power) never reaches a Python signal handler; the default action ends
@@ -207,3 +222,49 @@ def _prepare_process(memory_limit_mb: int, mark: str, prepare: Callable[..., Non
         hard = resource.getrlimit(resource.RLIMIT_AS)[1]
         limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+
+
+# --- Orphans: processes that a task started and that outlive the pool process it ran in
+#
+# A pool process marks itself, and its children inherit the mark: the process name by fork, the environment by exec, and
+# the session by either. So they can be found after it was killed, in whatever session they put themselves.
+
+
+def mark_process(mark: str) -> None:
+    """Mark this process and its future children."""
+    os.environ[MARK_VARIABLE] = mark
+    if sys.platform == "linux":
+        os.setsid()
+        ctypes.CDLL(None).prctl(PR_SET_NAME, mark[:NAME_BYTES].encode())
+
+
+def kill_orphans(mark: str, sessions: Collection[int]) -> int:
+    """Kill every marked process that has no living pool process among its ancestors. Returns how many were killed.
+
+    Args:
+        sessions: ids of all pool processes so far.
+    """
+    killed = 0
+    for _ in range(SCANS if sys.platform == "linux" else 0):
+        alive = {process.pid for process in multiprocessing.active_children() if process.pid}
+        ended = set(sessions) - alive
+        orphans = [p for p in psutil.process_iter() if _is_orphan(p, mark, ended, alive)]
+        for process in orphans:
+            with suppress(psutil.Error):
+                process.kill()
+                killed += 1
+        if not orphans:
+            break
+    return killed
+
+
+def _is_orphan(process: psutil.Process, mark: str, ended: Collection[int], alive: Collection[int]) -> bool:
+    # Another user's process, or one that has ended meanwhile, raises an error: not an orphan.
+    with suppress(psutil.Error, OSError):
+        if process.uids().real != os.getuid() or process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+            return False
+        marked = process.name() == mark[:NAME_BYTES] or os.getsid(process.pid) in ended
+        if marked or process.environ().get(MARK_VARIABLE) == mark:
+            family = {process.pid, *(parent.pid for parent in process.parents())}
+            return process.pid != os.getpid() and not family & set(alive)
+    return False
