@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 STOREYS = [
-    "config spectral algorithms verifiers rewards batch transit utils",
+    "config spectral algorithms verifiers rewards batch utils",
     "rank data models",
     "rollout",
     "checkpoint method",
@@ -39,8 +39,7 @@ BASE_IMPORTS = {
     "algorithms": set(),
     "verifiers": {"config"},
     "rewards": {"config", "utils", "verifiers"},
-    "batch": {"transit", "utils"},
-    "transit": {"utils"},
+    "batch": {"config", "utils"},
     "utils": {"config"},
 }
 """What each package of the base floor may import of verl besides itself."""
@@ -90,13 +89,13 @@ BUDGETS = {
     "algorithms": 1667,
     "analysis": 1093,
     "api": 256,
-    "batch": 499,
+    "batch": 769,
     "checkpoint": 1437,
     "cli": 1406,
     "config": 2911,
     "data": 1726,
     "evaluation": 3196,
-    "method": 583,
+    "method": 531,
     "models": 3501,
     "rank": 1208,
     "recipes": 1635,
@@ -106,12 +105,11 @@ BUDGETS = {
     "single_controller": 3016,
     "spectral": 1736,
     "trainer": 3609,
-    "transit": 139,
     "utils": 1365,
     "verifiers": 2457,
     "verl": 50,
     "vllm_patches": 2181,
-    "workers": 935,
+    "workers": 936,
 }
 """Raw lines that each room of ``verl/``, and the plugin, may have. A change that needs more raises its room here, and
 its commit message names the idea that the lines pay for."""

@@ -8,7 +8,7 @@ import torch
 from tests.conftest import changed
 from tests.models.models_in_worlds import counts, example
 from verl.algorithms.losses import LOSS_AGGREGATIONS, StepSize
-from verl.transit import positions_within
+from verl.batch.flat import positions_within
 from verl.workers.actor import Actor
 
 

@@ -1,18 +1,14 @@
 """Responses of earlier steps, for :meth:`verl.method.Method.learn_from`."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from verl.batch import Batch
-from verl.config.errors import ConfigError
+from verl.batch.state import batch_from_state, batch_state
 from verl.data.prompt_rows import PromptRecord
-
-EDITED = ("input_ids", "messages", "opens_thought")
-"""What an edited prompt has of its own."""
 
 
 class ReplayBuffer:
@@ -69,51 +65,3 @@ class ReplayBuffer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Hold what :meth:`state_dict` returned. Raises ``ConfigError`` if the training data is other data."""
         self._held = batch_from_state(state, self.prompts) if state else None
-
-
-def batch_state(batch: Batch, prompts: Sequence[PromptRecord]) -> dict[str, Any]:
-    """A batch as tensors and what JSON holds; of its records only their places in ``prompts``, and what was edited."""
-    columns = {name: getattr(batch, name) for name in batch.names}
-    columns["records"] = [saved_record(record, prompts) for record in batch.records]
-    return {
-        "prompt_lengths": batch.prompt_lengths,
-        "response_lengths": batch.response_lengths,
-        "width": batch.width,
-        "columns": columns,
-        "kinds": {name: batch.kind_of(name) for name in batch.names},
-    }
-
-
-def batch_from_state(state: dict[str, Any], prompts: Sequence[PromptRecord]) -> Batch:
-    """What :func:`batch_state` was given. Raises ``ConfigError`` if ``prompts`` are others."""
-    columns = dict(state["columns"])
-    columns["records"] = [restored_record(saved, prompts) for saved in columns["records"]]
-    batch = Batch(state["prompt_lengths"], state["response_lengths"], state["width"])
-    for name, values in columns.items():
-        batch.fill(state["kinds"][name], **{name: values})
-    prompts_held = batch.tokens[~batch.in_response].split(batch.prompt_lengths.tolist())
-    for record, held in zip(batch.records, prompts_held, strict=True):
-        if record.input_ids != held.tolist():
-            raise ConfigError(
-                f"data.train_files: prompt {record.uid} is not the one whose response the checkpoint holds; set it, "
-                "and what makes prompts of it (data.template, model.path), back to those of that run"
-            )
-    return batch
-
-
-def saved_record(record: PromptRecord, prompts: Sequence[PromptRecord]) -> dict[str, Any]:
-    """The place of a prompt in the training data, and what was edited of it."""
-    edited = record is not prompts[record.uid]
-    return {"uid": record.uid} | ({name: getattr(record, name) for name in EDITED} if edited else {})
-
-
-def restored_record(saved: dict[str, Any], prompts: Sequence[PromptRecord]) -> PromptRecord:
-    uid, num = saved["uid"], len(prompts)
-    if not 0 <= uid < num:
-        raise ConfigError(
-            f"data.train_files: the checkpoint has responses to prompts that are not among these {num}; set it back to "
-            "the files of that run"
-        )
-    edits = {name: value for name, value in saved.items() if name != "uid"}
-    record: PromptRecord = prompts[uid]
-    return replace(record, **edits) if edits else record

@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from verl.batch import Batch
+from verl.batch.flat import positions_within
 from verl.models.sequence_parallel import gather_tokens
-from verl.transit import positions_within
 from verl.utils.device import to_device
 
 ROUND_TO = 128

@@ -34,7 +34,7 @@ SMALLEST_STORE_MB = 256
 
 BYTES_PER_TOKEN = 4 * 4
 """Most bytes of a token in transit: its id and three numbers of it, such as log-probabilities of two policies and an
-advantage (:class:`verl.transit.Packed`)."""
+advantage (:class:`verl.batch.serialization.Packed`)."""
 
 SHARED_MEMORY = Path("/dev/shm")
 

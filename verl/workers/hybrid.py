@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from verl.batch import EPISODE, TRAINER_RANK, Batch
+from verl.batch.serialization import PackedWeight, weight_buckets
 from verl.checkpoint.shards import CheckpointWorker, TrainedPart
 from verl.config.ppo import PPOConfig
 from verl.models.fsdp import WeightDtype
@@ -16,7 +17,6 @@ from verl.models.tokenizer import load_tokenizer
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.turns import measure_responses
 from verl.rollout.queue import EngineRoom
-from verl.transit import PackedWeight, weight_buckets
 from verl.utils.distributed import WorkerPlace, join_world, seed_everything
 from verl.utils.process import set_stage
 from verl.workers.actor import Actor

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map_only
 from verl.algorithms.losses import LossInputs, LossNeeds, StepSize
 from verl.algorithms.losses.own import COLUMNS
 from verl.batch import EPISODE, Batch
+from verl.batch.columns import KINDS
 from verl.config.actor import ActorConfig
 from verl.config.checks import require
 from verl.config.errors import ConfigError
@@ -62,7 +63,7 @@ class PolicyLoss:
         # A new batch: the columns are this mini-batch's, while its other tensors are shared with the step's.
         prepared = mini.columns(*mini.names)
         for name, values in columns.items():
-            if name in Batch.KINDS or hasattr(mini, name):
+            if name in KINDS or hasattr(mini, name):
                 raise ConfigError(f"{where} returned {name!r}, a name of the batch's own; rename it")
             check_tensor(f"{where}, {name}", values, (len(mini), mini.width), (len(mini),))
             prepared.fill(EPISODE if values.dim() == 1 else None, **{name: values})
@@ -89,7 +90,7 @@ class PolicyLoss:
             size,
             statistics,
             {name: batch.padded(name) for name in needs.old_statistics},
-            {name: batch.padded(name) for name in batch.names if name not in Batch.KINDS},
+            {name: batch.padded(name) for name in batch.names if name not in KINDS},
             **{name: _in_float32(batch.padded(COLUMNS[name])) for name in needs.fields},
         )
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from transformers import PreTrainedTokenizerBase
 
 from verl.batch import Batch
+from verl.batch.serialization import PackedWeight
 from verl.config.ppo import PPOConfig
 from verl.models.fsdp import WeightDtype
 from verl.models.policy import Policy
@@ -13,7 +14,6 @@ from verl.rollout import end_tokens, make_rollout
 from verl.rollout.base import EngineReply, Rollout, RolloutSetup
 from verl.rollout.queue import EngineRoom
 from verl.rollout.requests import ResponseRequests
-from verl.transit import PackedWeight
 from verl.utils.distributed import WorkerPlace, join_world, seed_everything
 from verl.utils.process import set_stage
 

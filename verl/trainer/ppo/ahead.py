@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from verl.batch import Batch
+from verl.batch.state import batch_from_state, batch_state
 from verl.config.rollout import SamplingConfig
 from verl.data.prompt_rows import PromptRecord
-from verl.method.replay import batch_from_state, batch_state
 from verl.rollout.requests import ResponseSettings
 from verl.single_controller.engine_pool import EnginePool
 from verl.trainer.logging.speed import PhaseTimer, StepRecord

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from verl.batch import EPISODE, Batch
+from verl.batch.state import batch_from_state, batch_state, restored_record, saved_record
 from verl.data.prompt_rows import PromptRecord
-from verl.method.replay import batch_from_state, batch_state, restored_record, saved_record
 from verl.rollout.conversations import DRIVER_COLUMNS, new_conversations, with_measured
 from verl.rollout.requests import ResponseRequests, response_stream
 from verl.trainer.logging.rollout_metrics import groups_that_differ, score_tensors, verdict_metrics

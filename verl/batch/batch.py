@@ -14,138 +14,46 @@ prompts and responses, L captured layers, D hidden width.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Annotated, Any, ClassVar, Self, get_type_hints
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from verl.transit import Packed, concat, positions_within, spans, take
+from verl.batch.columns import (
+    EPISODE,
+    FEW,
+    KINDS,
+    POLICY,
+    PREFIX,
+    RANK,
+    RESPONSE_TOKEN,
+    TOKEN,
+    TURN_RANK,
+    Columns,
+    declared_kind,
+)
+from verl.batch.flat import concat, positions_within, spans, take
+from verl.batch.serialization import Packed
 from verl.utils.device import to_device, to_host
 
-TOKEN, RESPONSE_TOKEN, EPISODE = "token", "response token", "episode"
-"""What a column has one entry for."""
 
-PerToken = Annotated[Tensor, TOKEN]
-PerResponseToken = Annotated[Tensor, RESPONSE_TOKEN]
-PerEpisode = Annotated[Tensor, EPISODE]
-FewPerResponseToken = Annotated[Tensor, RESPONSE_TOKEN, "[M, k]"]
-EpisodeList = Annotated[list[Any], EPISODE]
+class Batch(Columns):
+    """B episodes in the columns of :class:`Columns`.
 
-POLICY, ENVIRONMENT = 0, 1
-"""Who wrote a token, in the column ``source``."""
+    ``batch[rows]`` selects episodes, ``name in batch`` tests whether a column is filled.
 
+    Example: two turns with a calculator, and a single-turn response (B = 2, N = 14, M = 9)::
 
-TURN_RANK = "turn_rank/"
-"""Begins the names of columns of rank metrics of the first K turns, [B, K, L] float64, NaN where there are fewer."""
-RANK, PREFIX, TRAINER_RANK = "rank/", "prefix/", "trainer_rank/"
-"""Begin the names of the columns that hold rank metrics; see ``Batch.mean_states``. Those of the last are of the policy
-before the update where the others are the engine's, with ``calculator.compare_versions``."""
-
-
-class Batch:
-    """B episodes. ``batch[rows]`` has some of them; ``name in batch`` says whether a column is filled."""
-
-    # --- Filled by the data set and the engine ---
-    tokens: PerToken
-    """[N] int64, prompt then response of each episode. Engine."""
-    source: PerResponseToken
-    """[M] uint8, ``POLICY`` or ``ENVIRONMENT``. Engine; not filled where the policy wrote every token."""
-    version: PerResponseToken
-    """[M] int32, the version of the weights that sampled the token. Engine; not filled where all are of this step."""
-    rollout_logprobs: PerResponseToken
-    """[M] float32, log-probability in nats under the distribution that the token was sampled from. Engine."""
-    truncated: PerEpisode
-    """[B] bool, the response was cut at its maximal length. Engine."""
-    mean_states: PerEpisode
-    """[B, L, D] float32, the mean hidden state of each response. Engine, or the policy's pass with
-    ``calculator.source=actor``; not filled where nothing is captured. Beside it stand ``"rank/<name>"``, [B, L]
-    float64, of each rank metric, layers in the order they were captured (``rank_metrics``), and with
-    ``calculator.keep_prefixes`` ``"prefix/<name>"``, [M, L] float32, at each token the metric of the response up to it,
-    NaN where it was not measured (``prefix_metrics``)."""
-    group: PerEpisode
-    """[B] int64, equal for the responses to one prompt. Sampler."""
-    turns: PerEpisode
-    """[B] int64, turns of the policy. Filled, as the next three columns are, for conversations alone."""
-    environment_rewards: PerEpisode
-    """[B] float64, the sum of the environment's rewards."""
-    call_counts: PerEpisode
-    """[B, 5] int64, :data:`verl.rollout.environments.COUNTS`: calls of tools and what became of them."""
-    environment_states: EpisodeList
-    """B texts, the environment's state as JSON, between two turns; "" before the first."""
-    step: PerEpisode
-    """[B] int64, the training step in which the response was sampled. Sampler."""
-    learned: PerEpisode
-    """[B] bool, false for responses that only fill up a batch or enter the statistics of their group. Sampler."""
-
-    # --- Lists, which stay on the driver. Filled by the sampler and the verifiers ---
-    records: EpisodeList
-    """B :class:`verl.data.prompt_rows.PromptRecord`, the prompt as it was sampled."""
-    texts: EpisodeList
-    """B texts, what verifiers read of each response."""
-    verdicts: EpisodeList
-    """B :class:`verl.rewards.Score`."""
-
-    # --- Filled by the verifiers ---
-    first_records: EpisodeList
-    first_verdicts: EpisodeList
-    """B each, the prompt and the verdict before a method edited any prompt; not filled where it edits none."""
-    scores: PerEpisode
-    """[B], the verifiers' scores as they are."""
-    correct: PerEpisode
-    """[B] bool, the verifiers' verdicts."""
-
-    # --- Filled by the models, before the update ---
-    logprobs: PerResponseToken
-    """[M] float32, log-probability under the policy. NaN where the update computes it (``PPOConfig.scores_in_update``);
-    not filled where ``actor.bypass_mode`` saves that."""
-    entropy: PerResponseToken
-    """[M] float32 in nats, of the policy's distribution. As ``logprobs``."""
-    logsumexp: PerResponseToken
-    mean_logprob: PerResponseToken
-    sum_pi_squared: PerResponseToken
-    """[M] float32 each, of the policy's distribution (:data:`verl.models.output_head.STATISTICS`); only those that an
-    advantage estimator or a policy loss asks for."""
-    top_k_logprobs: FewPerResponseToken
-    top_k_ids: FewPerResponseToken
-    """[M, k] float32 and int64, the likeliest tokens, for a policy loss that asks for them."""
-    old_logprobs: PerResponseToken
-    """[M] float32, the denominator of the policy's ratios: ``logprobs``, or the engine's with ``actor.bypass_mode``."""
-    ref_logprobs: PerResponseToken
-    """[M] float32, under the reference policy; not filled without one."""
-    values: PerResponseToken
-    """[M] float32, the critic's, in units of reward; not filled without a critic."""
-
-    # --- Filled by the algorithms ---
-    rewards: PerEpisode
-    """[B] float64, what advantages are estimated from: verifier, reward model, overlong penalty, Phi, KL divergence."""
-    token_rewards: PerResponseToken
-    """[M] float64, the rewards where they come: at the last token, less the KL divergence at each."""
-    scores_with_phi: PerEpisode
-    """[B] float64, what the verifiers' scores and rank shaping give together."""
-    phi: PerEpisode
-    """[B] float64, the auxiliary signal of rank shaping; not filled where the reward manager gives none."""
-    learn_mask: PerResponseToken
-    """[M] bool, whether the token enters the losses and their denominators."""
-    unshaped_advantages: PerResponseToken
-    """[M] float32, before rank shaping."""
-    advantages: PerResponseToken
-    """[M] float32, what the policy learns from."""
-    returns: PerResponseToken
-    """[M] float32, the critic's targets; not filled without a critic."""
-
-    # --- Filled on the way to and from a worker ---
-    request: PerEpisode
-    """[B] int64, the place of a response among those asked for. Engine, until all have ended."""
-    unit: PerEpisode
-    """[B] int64, equal on rows that must be in one micro-batch, for a policy loss that needs whole groups."""
-    states: EpisodeList
-    """For each response of n tokens the hidden states [n, L, D] that these are drawn from; until they are measured."""
-
-    KINDS: ClassVar[dict[str, str]] = {}
-    """Name of a declared column -> what it has one entry for."""
-    FEW: ClassVar[set[str]] = set()
-    """Declared columns with k numbers for each response token."""
+        prompt    response                          prompt_lengths    [3, 2]
+        P P P     A A E E A A                       response_lengths  [6, 3]
+        P P       A A A
+        tokens    P P P A A E E A A P P A A A       [N], of all episodes, one after the other
+        source          0 0 1 1 0 0     0 0 0       [M], 1 where the environment wrote the token
+        learn_mask      1 1 0 0 1 1     1 1 1       [M]
+        scores          0.0             1.0         [B]
+        padded("advantages")                        [B, R], R = 6, zeros after the third token of the second row
+    """
 
     def __init__(
         self, prompt_lengths: Tensor, response_lengths: Tensor, width: int | None = None, **columns: Any
@@ -265,9 +173,9 @@ class Batch:
                 continue
             if name in self.__dict__ or hasattr(type(self), name):
                 raise ValueError(f"column {name}: a batch has an attribute of this name; rename it")
-            known = _declared(name) or (EPISODE if isinstance(values, list) else kind)
+            known = declared_kind(name) or (EPISODE if isinstance(values, list) else kind)
             padded = isinstance(values, Tensor) and values.shape == (len(self), self.width)
-            if padded and known in (RESPONSE_TOKEN, None) and name not in self.FEW and not name.startswith(PREFIX):
+            if padded and known in (RESPONSE_TOKEN, None) and name not in FEW and not name.startswith(PREFIX):
                 known, values = RESPONSE_TOKEN, self.flat(values)
             self._set(name, values, known or self._guessed(name, values))
         return self
@@ -294,7 +202,7 @@ class Batch:
             ValueError: a name that is neither filled nor declared.
         """
         for name in names:
-            if name not in self._columns and _declared(name) is None:
+            if name not in self._columns and declared_kind(name) is None:
                 raise ValueError(self._missing(name))
         chosen = {name: self._columns[name] for name in names if name in self._columns}
         return self._like(self.prompt_lengths, self.response_lengths, chosen)
@@ -327,9 +235,9 @@ class Batch:
         return self._columns[name]
 
     def _missing(self, name: str) -> str:
-        if _declared(name):
+        if declared_kind(name):
             return f"column {name!r} of the batch is not filled; filled are {', '.join(self.names)}"
-        known = sorted({*self.KINDS, *self._columns})
+        known = sorted({*KINDS, *self._columns})
         guess = "".join(f"; did you mean {close!r}?" for close in get_close_matches(name, known, n=1))
         return f"the batch has no column {name!r}" + (guess or f"; the columns are {', '.join(known)}")
 
@@ -420,7 +328,7 @@ class Batch:
             raise ValueError("Batch.join([]): nothing to join")
         names = dict.fromkeys(name for part in parts for name in part.names)
         shared = [name for name in names if all(name in part for part in parts)]
-        if lacking := [name for name in names if name not in shared and _declared(name) is None]:
+        if lacking := [name for name in names if name not in shared and declared_kind(name) is None]:
             raise ValueError(
                 f"Batch.join: some parts lack {', '.join(lacking)}; fill it in all, or leave it out with without()"
             )
@@ -481,19 +389,3 @@ class Batch:
         self.device, self._sent = torch.device("cpu"), {}
         lengths = {TOKEN: self.lengths.numpy(), RESPONSE_TOKEN: self.response_lengths.numpy()}
         self._columns = {n: p.restore(lengths.get(self._kinds[n])) for n, p in state["columns"].items()}
-
-
-def _kind_of(hint: Any) -> str | None:
-    return next((note for note in getattr(hint, "__metadata__", ()) if note in (TOKEN, RESPONSE_TOKEN, EPISODE)), None)
-
-
-Batch.KINDS = {
-    name: kind for name, hint in get_type_hints(Batch, include_extras=True).items() if (kind := _kind_of(hint))
-}
-Batch.FEW = {name for name, hint in Batch.__annotations__.items() if hint is FewPerResponseToken}
-
-
-def _declared(name: str) -> str | None:
-    """What a column has one entry for by its name; None where its owner says it."""
-    in_family = RESPONSE_TOKEN if name.startswith(PREFIX) else EPISODE if name.startswith((RANK, TURN_RANK)) else None
-    return Batch.KINDS.get(name, in_family)

@@ -1,4 +1,4 @@
-"""Columns of a batch, flat and as they travel between processes, and weights that travel."""
+"""Columns and weights as they travel between processes."""
 
 import warnings
 from collections.abc import Iterable, Iterator
@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-
-from verl.utils.device import to_device
 
 
 class Packed(NamedTuple):
@@ -110,30 +108,3 @@ def weight_buckets(weights: Iterable[tuple[str, Tensor]], num_bytes: int) -> Ite
         size += packed.values.nbytes
     if bucket:
         yield bucket
-
-
-def spans(lengths: Tensor, rows: Tensor) -> Tensor:
-    """The indices, in a flat column with ``lengths [B]`` entries for each episode, of those of ``rows [b]``."""
-    starts, sizes = (lengths.cumsum(dim=0) - lengths)[rows], lengths[rows]
-    return starts.repeat_interleave(sizes) + positions_within(sizes)
-
-
-def positions_within(lengths: Tensor) -> Tensor:
-    """0, 1, ... for the entries of each episode, of which there are ``lengths [B]``, one after another."""
-    starts = lengths.cumsum(dim=0) - lengths
-    return torch.arange(int(lengths.sum()), device=lengths.device) - starts.repeat_interleave(lengths)
-
-
-def take(values: Any, index: Tensor | slice) -> Any:
-    """A copy of the entries of a column at ``index``."""
-    if isinstance(index, slice):
-        return values[index] if isinstance(values, list) else values[index].clone()
-    return [values[i] for i in index.tolist()] if isinstance(values, list) else values[to_device(index, values.device)]
-
-
-def concat(values: list[Any]) -> Any:
-    """One column after another."""
-    if isinstance(values[0], list):
-        return [value for part in values for value in part]
-    joined: Any = torch.cat(values)
-    return joined

@@ -1,0 +1,27 @@
+"""The one batch: episodes in flat columns, from the engine to the loss and the checkpoint."""
+
+from verl.batch.batch import Batch
+from verl.batch.columns import (
+    ENVIRONMENT,
+    EPISODE,
+    POLICY,
+    PREFIX,
+    RANK,
+    RESPONSE_TOKEN,
+    TOKEN,
+    TRAINER_RANK,
+    TURN_RANK,
+)
+
+__all__ = [
+    "ENVIRONMENT",
+    "EPISODE",
+    "POLICY",
+    "PREFIX",
+    "RANK",
+    "RESPONSE_TOKEN",
+    "TOKEN",
+    "TRAINER_RANK",
+    "TURN_RANK",
+    "Batch",
+]

@@ -1,0 +1,35 @@
+"""Indexing of flat columns: one entry for each token of each episode, episode after episode."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verl.utils.device import to_device
+
+
+def spans(lengths: Tensor, rows: Tensor) -> Tensor:
+    """Return the indices of the entries of ``rows [b]`` in a flat column with ``lengths [B]`` entries per episode."""
+    starts, sizes = (lengths.cumsum(dim=0) - lengths)[rows], lengths[rows]
+    return starts.repeat_interleave(sizes) + positions_within(sizes)
+
+
+def positions_within(lengths: Tensor) -> Tensor:
+    """Return 0, 1, ... for the entries of each episode, with ``lengths [B]`` entries per episode."""
+    starts = lengths.cumsum(dim=0) - lengths
+    return torch.arange(int(lengths.sum()), device=lengths.device) - starts.repeat_interleave(lengths)
+
+
+def take(values: Any, index: Tensor | slice) -> Any:
+    """Return a copy of a column's entries at ``index``."""
+    if isinstance(index, slice):
+        return values[index] if isinstance(values, list) else values[index].clone()
+    return [values[i] for i in index.tolist()] if isinstance(values, list) else values[to_device(index, values.device)]
+
+
+def concat(values: list[Any]) -> Any:
+    """Concatenate columns."""
+    if isinstance(values[0], list):
+        return [value for part in values for value in part]
+    joined: Any = torch.cat(values)
+    return joined

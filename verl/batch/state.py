@@ -1,0 +1,63 @@
+"""A batch as the state of a checkpoint: tensors and JSON values.
+
+Records are not saved again: of each only its place in the training data and what was edited, if anything.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from verl.batch.batch import Batch
+from verl.config.errors import ConfigError
+
+EDITED = ("input_ids", "messages", "opens_thought")
+"""Fields of a record that ``Method.judged`` may edit."""
+
+
+def batch_state(batch: Batch, prompts: Sequence[Any]) -> dict[str, Any]:
+    """Return a batch as tensors and JSON values. Its records come from ``prompts``, the training data by ``uid``."""
+    columns = {name: getattr(batch, name) for name in batch.names}
+    columns["records"] = [saved_record(record, prompts) for record in batch.records]
+    return {
+        "prompt_lengths": batch.prompt_lengths,
+        "response_lengths": batch.response_lengths,
+        "width": batch.width,
+        "columns": columns,
+        "kinds": {name: batch.kind_of(name) for name in batch.names},
+    }
+
+
+def batch_from_state(state: dict[str, Any], prompts: Sequence[Any]) -> Batch:
+    """Return the batch that :func:`batch_state` saved. Raises ``ConfigError`` if ``prompts`` differ from those then."""
+    columns = dict(state["columns"])
+    columns["records"] = [restored_record(saved, prompts) for saved in columns["records"]]
+    batch = Batch(state["prompt_lengths"], state["response_lengths"], state["width"])
+    for name, values in columns.items():
+        batch.fill(state["kinds"][name], **{name: values})
+    prompts_held = batch.tokens[~batch.in_response].split(batch.prompt_lengths.tolist())
+    for record, held in zip(batch.records, prompts_held, strict=True):
+        if record.input_ids != held.tolist():
+            raise ConfigError(
+                f"data.train_files: prompt {record.uid} is not the one whose response the checkpoint holds; set it, "
+                "and what makes prompts of it (data.template, model.path), back to those of that run"
+            )
+    return batch
+
+
+def saved_record(record: Any, prompts: Sequence[Any]) -> dict[str, Any]:
+    """Return the place of a prompt in the training data, and its edited fields."""
+    edited = record is not prompts[record.uid]
+    return {"uid": record.uid} | ({name: getattr(record, name) for name in EDITED} if edited else {})
+
+
+def restored_record(saved: dict[str, Any], prompts: Sequence[Any]) -> Any:
+    """Return the record that :func:`saved_record` saved. Raises ``ConfigError`` if ``prompts`` has no such place."""
+    uid, num = saved["uid"], len(prompts)
+    if not 0 <= uid < num:
+        raise ConfigError(
+            f"data.train_files: the checkpoint has responses to prompts that are not among these {num}; set it back to "
+            "the files of that run"
+        )
+    edits = {name: value for name, value in saved.items() if name != "uid"}
+    record = prompts[uid]
+    return replace(record, **edits) if edits else record
