@@ -22,6 +22,9 @@ CONFIG_DIR = SHIPPED / "configs"
 EMBEDDED_MODELS = [(SHIPPED / "data" / name).resolve() for name in ("tiny_model", "tiny_tool_model")]
 PROCESSOR = Path("/proc/cpuinfo")
 
+REMOVED = {"trainer.log_release_names": "it was removed; docs/metrics.md has the release's name of each metric"}
+"""Removed options -> what to use instead."""
+
 ConfigT = TypeVar("ConfigT")
 LARGEST_INTEGER = 2**32 - 1
 """Integers are at most this large, as a seed; engines hold them in 64 bits, some after a multiplication."""
@@ -31,13 +34,13 @@ _WRITE = "; write option=value, in quotes where the value has special characters
 _TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
 
 
-def _share_of(share: float, length: Any) -> int:
-    """A share of a length, at least 1: ``${share_of:0.2,${data.max_response_length}}`` in a file."""
+def share_of(share: float, length: Any) -> int:
+    """Return a share of a length, at least 1: ``${share_of:0.2,${data.max_response_length}}`` in a file."""
     return max(1, int(share * length)) if type(length) is int else 1
 
 
-def _at_least(least: int, *lengths: Any) -> int:
-    """A number, or the sum of lengths if that is more: ``${at_least:16384,${a},${b}}`` in a file."""
+def at_least(least: int, *lengths: Any) -> int:
+    """Return a number, or the sum of lengths if that is more: ``${at_least:16384,${a},${b}}`` in a file."""
     return max(least, sum(length for length in lengths if type(length) is int))
 
 
@@ -46,8 +49,8 @@ def is_embedded(model_path: str) -> bool:
     return Path(find_path(model_path)).resolve() in EMBEDDED_MODELS
 
 
-def _by_model(path: Any, embedded: Any, pretrained: Any) -> Any:
-    """One of two values: ``${by_model:${model.path},2.0e-3,1.0e-5}`` in a file."""
+def by_model(path: Any, embedded: Any, pretrained: Any) -> Any:
+    """Return one of two values: ``${by_model:${model.path},2.0e-3,1.0e-5}`` in a file."""
     return embedded if is_embedded(str(path)) else pretrained
 
 
@@ -66,10 +69,8 @@ def fast_dtype(device: str) -> str:
 
 
 # A length of another type is refused where it is set.
-OmegaConf.register_new_resolver("share_of", _share_of, replace=True)
-OmegaConf.register_new_resolver("at_least", _at_least, replace=True)
-OmegaConf.register_new_resolver("by_model", _by_model, replace=True)
-OmegaConf.register_new_resolver("fast_dtype", fast_dtype, replace=True)
+for resolver in (share_of, at_least, by_model, fast_dtype):
+    OmegaConf.register_new_resolver(resolver.__name__, resolver, replace=True)
 
 
 def parse_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
@@ -231,7 +232,7 @@ def explain(error: HydraException, schema: type) -> str:
 
 
 def _form(schema: Any, key: str) -> str:
-    """What a value of the option looks like."""
+    """Return the form that a value of the option has."""
     hint = schema
     for part in key.split("."):
         hint = get_type_hints(hint)[part]
@@ -240,8 +241,7 @@ def _form(schema: Any, key: str) -> str:
 
 
 def check_group_values(words: Sequence[str]) -> None:
-    """Raise ``ConfigError`` for a group of files that is set to a number, a list or null, for which Hydra has no clear
-    message. ``words``: overrides, and perhaps other arguments."""
+    """Raise ``ConfigError`` where a word sets a group of files to a number, a list or null; Hydra explains it badly."""
     for word in words:
         group, _, value = word.lstrip("+").partition("=")
         files = sorted(path.stem for path in (CONFIG_DIR / group.partition("@")[0]).glob("*.yaml"))
@@ -251,7 +251,7 @@ def check_group_values(words: Sequence[str]) -> None:
 
 
 def nearest_option(schema: type, key: str, whole: str = "", above: str = "") -> str:
-    """Which option of ``schema`` the unknown ``key`` may stand for, or those of its group.
+    """Return a hint which option of ``schema`` the unknown ``key`` may stand for, or those of its group.
 
     One of the same name elsewhere comes before one of a similar name in the same group.
 
@@ -259,6 +259,8 @@ def nearest_option(schema: type, key: str, whole: str = "", above: str = "") -> 
         whole: the whole option, if its group ``key`` is what is unknown.
         above: what comes before the names of ``schema``.
     """
+    if key in REMOVED:
+        return REMOVED[key]
     known, name = list(option_names(schema, "")), whole or key
     group, _, leaf = key.rpartition(".")
     siblings = [option.rpartition(".")[2] for option in known if option.rpartition(".")[0] == group]

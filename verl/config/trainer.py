@@ -62,8 +62,6 @@ class TrainerConfig(RunConfig):
     have replied, by counts of tokens alone. Which responses share a batch changes the last bits of their
     log-probabilities; the random draws depend on seed, prompt and place in the group in any case. ``null``: on a CPU.
     ``false`` deals each engine more as soon as it has room."""
-    log_release_names: bool
-    """Also log metrics under the names of the paper's release; docs/metrics.md lists them."""
     samples: SamplesConfig
     log_samples: NotNegativeInt
     """Show this many responses of every kept training step and validation on the console and, as tables, in wandb and

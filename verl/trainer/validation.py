@@ -71,11 +71,6 @@ class Validator:
         metrics |= metrics_by_source(sources, logged_sources(sources), describe)
         return with_prefix("val", metrics), batch
 
-    @property
-    def sources(self) -> list[str]:
-        """The data sources of the prompts."""
-        return list(dict.fromkeys(record.data_source for records in self.prompts for record in records))
-
     def _sample(self, records: list[PromptRecord]) -> Batch:
         """Responses with their rank metrics; their verification may still run."""
         config = self.sampler.config

@@ -25,7 +25,6 @@ from verl.run.tracking import Tracker
 from verl.single_controller.profiling import MemoryPeak
 from verl.single_controller.roles import RoleWorkers
 from verl.single_controller.worker_group import WorkerGroup
-from verl.trainer.logging.release_names import release_names
 from verl.trainer.logging.rollout_metrics import (
     lag_metrics,
     length_metrics,
@@ -335,9 +334,6 @@ class RayPPOTrainer(Trainer):
         if "gen" in record.work:
             timing["perf/generated_tokens"] = record.work["gen"].tokens
         metrics = self.metrics | timing
-        if self.config.trainer.log_release_names:
-            manager = self.reward_manager
-            metrics |= release_names(metrics, manager.config, manager.baselines, self.validator.sources)
         self.tracker.log(self.step, metrics)
         if not self.noted_prefixes and (note := prefix_note(metrics, self.config.calculator.diff_stride)):
             self.noted_prefixes = True
