@@ -1,6 +1,7 @@
 """What must be in place before a run starts: its model, its data, and a folder that it may write."""
 
 import os
+import re
 import shutil
 from contextlib import nullcontext
 from pathlib import Path
@@ -9,7 +10,8 @@ import pytest
 from conftest import small_overrides
 from omegaconf import OmegaConf
 
-from verl.checkpoint.run_start import parse_run_config
+from verl.checkpoint.export import export_checkpoint
+from verl.checkpoint.run_start import parse_run_config, require_model
 from verl.config import CONFIG_DIR, ConfigError, PPOConfig, SFTConfig
 from verl.config.load import compose_config
 
@@ -147,3 +149,24 @@ def test_a_relative_path_may_be_that_of_the_shell(tiny_model, arithmetic_prompts
         parse_run_config(PPOConfig, compose_config(PPOConfig, "ppo_trainer", [*fixed, *gone]))
     for line, name in zip(str(raised.value).splitlines(), ("gone", "lost"), strict=True):
         assert f"(neither {Path.cwd()}/{name}.parquet nor {tmp_path}/mine/{name}.parquet)" in line
+
+
+def test_verl_shards_are_refused_with_the_command_that_merges(tmp_path: Path):
+    actor = tmp_path / "global_step_100" / "actor"
+    (actor / "huggingface").mkdir(parents=True)
+    (actor / "huggingface" / "config.json").touch()
+    (actor / "model_world_size_2_rank_0.pt").touch()
+    message = (
+        ": a checkpoint of veRL whose model is in shards; merge them where veRL is installed, `python -m "
+        f"verl.model_merger merge --backend fsdp --local_dir {actor} --target_dir merged`, and set model.path=merged"
+    )
+    for path in (actor / "huggingface", actor, actor.parent):
+        with pytest.raises(ConfigError, match="^" + re.escape(f"model.path={str(path)!r}{message}") + "$"):
+            require_model("model.path", str(path))
+    with pytest.raises(ConfigError, match="^" + re.escape(f"{actor.parent}{message}") + "$"):
+        export_checkpoint(actor.parent, tmp_path / "out", "actor", trust_remote_code=False)
+    # Saved with the whole model next to the shards, the folder is a model like any other.
+    (actor / "huggingface" / "model.safetensors").touch()
+    require_model("model.path", str(actor / "huggingface"))
+    with pytest.raises(ConfigError, match=f"is part of a checkpoint; name its model, {actor}/huggingface"):
+        require_model("model.path", str(actor))

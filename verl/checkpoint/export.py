@@ -11,9 +11,8 @@ from torch.distributed.checkpoint import state_dict_loader
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from transformers import PreTrainedModel
 
-from verl.checkpoint.folders import latest_checkpoint, step_of, verify_checkpoint
+from verl.checkpoint.folders import latest_checkpoint, refuse_verl_shards, step_of, verify_checkpoint
 from verl.checkpoint.shards import ADAPTERS, MODEL, check_same_architecture, saved_shapes
-from verl.checkpoint.verl_shards import holds_verl_shards, merge_verl_shards
 from verl.config.errors import ConfigError
 from verl.models.huggingface import AUTO_CLASSES, empty_model, read_buffers, write_huggingface
 from verl.models.info import ModelInfo
@@ -27,8 +26,7 @@ def export_checkpoint(
     merged, and also written into its ``lora_adapter/``.
 
     Args:
-        source: a checkpoint, or a run's folder, whose latest checkpoint is used. Or one of veRL, whose shards are
-            merged; then the weights are in bfloat16.
+        source: a checkpoint, or a run's folder, whose latest checkpoint is used.
         out: a new folder; None: ``<checkpoint>/<part>/huggingface``.
         part: ``actor`` or ``critic``.
         dtype: precision of the weights; None: that of the files that the run started from. What a checkpoint holds is
@@ -38,11 +36,7 @@ def export_checkpoint(
         ConfigError: there is no intact checkpoint, it does not hold the whole model, or ``out`` exists.
     """
     folder = source.resolve()
-    if holds_verl_shards(folder / part):
-        if out is None:
-            raise ConfigError(f"{folder}: is a checkpoint of veRL; name a new folder with --out")
-        model, weights = merge_verl_shards(folder / part, trust_remote_code)
-        return _write(model, weights, folder / part / "huggingface", out, trust_remote_code)
+    refuse_verl_shards(str(folder), folder / part)
     if step_of(folder) is None:
         latest = latest_checkpoint(folder)
         if latest is None:

@@ -143,6 +143,15 @@ def check_format(folder: Path) -> None:
         )
 
 
+def refuse_verl_shards(named: str, part: Path) -> None:
+    """Raise ``ConfigError``, beginning with ``named``, for a part of veRL's checkpoint with its model in shards only."""
+    if any(part.glob("model_world_size_*_rank_0.pt")) and not any((part / EXPORTED).glob("*.safetensors")):
+        raise ConfigError(
+            f"{named}: a checkpoint of veRL whose model is in shards; merge them where veRL is installed, `python -m "
+            f"verl.model_merger merge --backend fsdp --local_dir {part} --target_dir merged`, and set model.path=merged"
+        )
+
+
 def _read_files(manifest: Path) -> dict[str, FileRecord]:
     """Name -> record of every file that a manifest lists. Raises ``DamagedCheckpoint``."""
     try:

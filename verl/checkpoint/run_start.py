@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from omegaconf import DictConfig
 
 from verl.checkpoint.attempts import ATTEMPT, LOCK
-from verl.checkpoint.folders import checkpoints
+from verl.checkpoint.folders import checkpoints, refuse_verl_shards
 from verl.config.common import RunConfig
 from verl.config.data import DataConfig, hub_set
 from verl.config.errors import ConfigError, Mistakes
@@ -150,7 +150,7 @@ def require_model(field: str, path: str) -> None:
     folder = Path(path)
     hub_id = len(folder.parts) == 2 and not folder.is_absolute() and not folder.parent.exists()
     hub_id = hub_id and not _in_data(folder)
-    _refuse_shards_of_verl(field, folder)
+    _refuse_unmerged(field, folder)
     if folder.is_dir() and (reason := unreadable(sorted(folder.iterdir()))):
         raise ConfigError(f"{field}={path!r}: {reason}; name a folder saved by save_pretrained")
     if not hub_id and not (folder / "config.json").is_file():
@@ -161,16 +161,12 @@ def require_model(field: str, path: str) -> None:
         )
 
 
-def _refuse_shards_of_verl(field: str, folder: Path) -> None:
-    """Raise ``ConfigError`` if the model in a checkpoint of veRL has not been merged from its shards."""
+def _refuse_unmerged(field: str, folder: Path) -> None:
+    """Raise ``ConfigError`` for a folder of a checkpoint without a model, with the folder or the command that has it."""
     if any(folder.glob("*.safetensors")):
         return
     for part in (folder.parent, folder, folder / "actor"):
-        if any(part.glob("model_world_size_*_rank_0.pt")) and not any((part / "huggingface").glob("*.safetensors")):
-            raise ConfigError(
-                f"{field}={str(folder)!r}: a checkpoint of veRL whose model is in shards; merge them with `verl-export "
-                f"merge --backend fsdp --local_dir {part} --target_dir merged`, and name merged"
-            )
+        refuse_verl_shards(f"{field}={str(folder)!r}", part)
     for exported in (folder / "huggingface", folder / "actor" / "huggingface"):
         if not (folder / "config.json").is_file() and (exported / "config.json").is_file():
             raise ConfigError(f"{field}={str(folder)!r}: is part of a checkpoint; name its model, {exported}")
