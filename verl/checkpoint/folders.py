@@ -144,7 +144,7 @@ def check_format(folder: Path) -> None:
 
 
 def refuse_verl_shards(named: str, part: Path) -> None:
-    """Raise ``ConfigError``, beginning with ``named``, for a part of veRL's checkpoint with its model in shards only."""
+    """Raise ``ConfigError``, beginning with ``named``, for a part of veRL's checkpoint with a model in shards only."""
     if any(part.glob("model_world_size_*_rank_0.pt")) and not any((part / EXPORTED).glob("*.safetensors")):
         raise ConfigError(
             f"{named}: a checkpoint of veRL whose model is in shards; merge them where veRL is installed, `python -m "

@@ -162,7 +162,7 @@ def require_model(field: str, path: str) -> None:
 
 
 def _refuse_unmerged(field: str, folder: Path) -> None:
-    """Raise ``ConfigError`` for a folder of a checkpoint without a model, with the folder or the command that has it."""
+    """Raise ``ConfigError`` for a folder of a checkpoint without a model, with where it is."""
     if any(folder.glob("*.safetensors")):
         return
     for part in (folder.parent, folder, folder / "actor"):
