@@ -2,7 +2,7 @@
 
 python benchmarks/bench_async.py --out benchmarks/async
 
-``CarryOverSampler``, ``run_engines`` and ``RequestQueue`` run as in training. In place of engines stand lengths, drawn
+``RolloutScheduler``, ``run_engines`` and ``RequestQueue`` run as in training. In place of engines stand lengths, drawn
 from lognormal distributions, and a clock: a decoding step of an engine takes BASE + PER_RESPONSE x the responses that
 it decodes, a token that it reads again READ, a token that a device learns from LEARN. The page names these figures and
 what they leave out. Every run checks that no token is older than the bound, that nothing is lost, and that it ends.
@@ -29,7 +29,8 @@ from verl.rollout.queue import EngineRoom
 from verl.rollout.requests import ResponseRequests
 from verl.single_controller.generation import run_engines
 from verl.trainer.logging.speed import PhaseTimer
-from verl.trainer.ppo.carry_over import CarryOverSampler
+from verl.trainer.ppo.advantages import ResponseRewards
+from verl.trainer.ppo.rollout_scheduler import RolloutScheduler
 
 UNIT = 32
 """Tokens that stand as one token in the batches of this estimate; engines reply after each."""
@@ -148,19 +149,21 @@ def joined(responses: Sequence[Response]) -> Batch | None:
     )
 
 
-def scheduler(overrides: Sequence[str], engines: Any, steps: int) -> CarryOverSampler:
-    """The scheduler of a run of so many steps, with these options, over ``engines`` in place of a worker group."""
+def scheduler(overrides: Sequence[str], engines: Any, steps: int) -> RolloutScheduler:
+    """Return the scheduler of a run of ``steps`` over ``engines`` instead of a worker group."""
     carried = ["async_training.partial_rollout=true", "actor.tis_level=token", "actor.ppo_mini_batch_size=1"]
     config = load_config(PPOConfig, "ppo_trainer", [*carried, *overrides])
     tokenizer: Any = SimpleNamespace(batch_decode=lambda ids, **_: [""] * len(ids), added_tokens_decoder={})
     policy: Any = SimpleNamespace(
         workers=engines,
         finish_generation=lambda: None,
-        advance=lambda requests, take, enough: run_engines(engines, 1, requests, True, take, enough),
+        conversations=None,
+        advance=lambda requests, take, enough, _: run_engines(engines, 1, requests, True, take, enough),
     )
     verifiers: Any = Verifiers()
     method = MethodCalls(config, tokenizer)
-    return CarryOverSampler(config, tokenizer, None, policy, verifiers, [], method, (), (), steps)
+    rewards = ResponseRewards(config, None, engines)
+    return RolloutScheduler(config, tokenizer, policy, verifiers, [], method, rewards, total_steps=steps)
 
 
 class Verifiers:
@@ -197,7 +200,7 @@ def run(ratio: float, carried: int, engines: int, trainers: int) -> dict[str, fl
             # As in the last step, nothing is admitted that the step does not learn from.
             sampler.total_steps = step
         started = pool.clock
-        batch, metrics = sampler.sample_step(stream, step, timer)
+        batch, metrics, *_ = sampler.sample(stream, step, timer)
         sampling = pool.clock - started
         behind = step - 1 - batch.version
         assert 0 <= int(behind.min()) <= int(behind.max()) <= carried + ahead, "the bound holds"
@@ -208,7 +211,9 @@ def run(ratio: float, carried: int, engines: int, trainers: int) -> dict[str, fl
         reread, tokens = reread + metrics["async/reread_tokens"], tokens + int(batch.response_lengths.sum())
         before, learning = learning, int(batch.response_lengths.sum()) * UNIT * LEARN / (trainers or engines)
         seconds.append((max(sampling, before) if trainers else sampling + learning) + SYNC)
-    assert seen == set(range(GROUPS * STEPS)) and sampler.open is None and sampler.ready is None, "nothing is left"
+    groups = sampler.groups
+    assert groups is not None and groups.open is None and groups.ready is None, "nothing is left"
+    assert seen == set(range(GROUPS * STEPS))
     # The first steps fill the engines, and the last empty them.
     middle = seconds[carried + 1 : STEPS - carried]
     return {"seconds": sum(middle) / len(middle), "lag": lag / STEPS, "reread": reread / tokens}

@@ -104,7 +104,7 @@ BUDGETS = {
     "run": 1758,
     "single_controller": 3016,
     "spectral": 1736,
-    "trainer": 3609,
+    "trainer": 3679,
     "utils": 1365,
     "verifiers": 2457,
     "verl": 50,

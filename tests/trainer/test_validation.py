@@ -1,5 +1,6 @@
 import dataclasses
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -25,35 +26,32 @@ VERDICTS = {0: [True, False], 1: [False, False], 2: [True, True], 3: [True, Fals
 """Correctness of the two responses of each uid."""
 
 
-class ScriptedSampler:
+class ScriptedScheduler:
     """Answers each prompt with two responses of uid + 1 tokens; their effective rank is the uid."""
 
     def __init__(self, config: PPOConfig, measures: bool = True) -> None:
         self.measures = measures
         self.config = changed(config, rollout={"val_kwargs": {"n": 2, "temperature": 1.0}})
-        self.batches: list[Batch] = []
 
-    def sample(self, records: list[PromptRecord], sampling: object, step: int) -> Batch:
+    def generate(self, records: list[PromptRecord], sampling: object, step: int) -> tuple[Batch, SimpleNamespace]:
         group = torch.tensor([record.uid for record in records]).repeat_interleave(2)
         num, lengths = len(group), (group + 1).clamp(max=4)
         metrics = measured(group) if self.measures else {}
         batch = Batch(torch.ones_like(group), lengths, 4, group=group, **metrics)
         tokens = torch.ones(int(lengths.sum()) + num, dtype=torch.int64)
         batch.fill(tokens=tokens, truncated=torch.zeros(num, dtype=torch.bool))
-        self.batches.append(batch.fill(records=[record for record in records for _ in range(2)]))
-        return batch
+        batch.fill(records=[record for record in records for _ in range(2)])
+        return batch, SimpleNamespace(finish=lambda: self.verify(batch))
 
-    def collect_verdicts(self) -> None:
-        for batch in self.batches:
-            uids = dict.fromkeys(record.uid for record in batch.records)
-            correct = [verdict for uid in uids for verdict in VERDICTS[uid]]
-            verdicts = [
-                score_of(Verdict(v, True, "exact" if v else "different", score=2.0 * v - 1, extras={"right": v}), "mix")
-                for v in correct
-            ]
-            scores = torch.tensor([2.0 * v - 1 for v in correct])
-            batch.fill(verdicts=verdicts, scores=scores, correct=torch.tensor(correct))
-        self.batches = []
+    def verify(self, batch: Batch) -> None:
+        uids = dict.fromkeys(record.uid for record in batch.records)
+        correct = [verdict for uid in uids for verdict in VERDICTS[uid]]
+        verdicts = [
+            score_of(Verdict(v, True, "exact" if v else "different", score=2.0 * v - 1, extras={"right": v}), "mix")
+            for v in correct
+        ]
+        scores = torch.tensor([2.0 * v - 1 for v in correct])
+        batch.fill(verdicts=verdicts, scores=scores, correct=torch.tensor(correct))
 
 
 def measured(group_ids: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -66,7 +64,7 @@ def validate(
     manager: RewardManager | None = None,
     calculator: RepresentationMetricsCalculator | None = None,
 ) -> dict[str, float]:
-    sampler = ScriptedSampler(CONFIG)
+    sampler = ScriptedScheduler(CONFIG)
     manager = manager or RewardManager(CONFIG.reward_manager)
     metrics, batch = Validator(batches, sampler, None, calculator, manager).validate()
     assert batch.records[::2] == [record for records in batches for record in records]
@@ -148,7 +146,7 @@ class RecordingPolicy:
 
 def test_the_policy_measures_where_the_engine_does_not():
     calculator = dataclasses.replace(CONFIG.calculator, source="actor")
-    sampler = ScriptedSampler(dataclasses.replace(CONFIG, calculator=calculator), measures=False)
+    sampler = ScriptedScheduler(dataclasses.replace(CONFIG, calculator=calculator), measures=False)
     policy = RecordingPolicy(measures=True)
     batches = [prompts(0, ["math"] * 3), prompts(3, ["math"])]
     metrics, _ = Validator(batches, sampler, policy, None, RewardManager(CONFIG.reward_manager)).validate()
@@ -159,7 +157,7 @@ def test_the_policy_measures_where_the_engine_does_not():
 @pytest.mark.parametrize(("names", "passes"), [(["avg_response_entropy"], 0), (["avg_log_probs"], 1)])
 def test_the_policy_is_asked_where_a_metric_of_tokens_needs_it(names, passes):
     calculator = dataclasses.replace(CONFIG.calculator, metric_indices_add=names)
-    sampler = ScriptedSampler(dataclasses.replace(CONFIG, calculator=calculator))
+    sampler = ScriptedScheduler(dataclasses.replace(CONFIG, calculator=calculator))
     policy = RecordingPolicy(measures=False)
     manager = RewardManager(CONFIG.reward_manager)
     metrics, _ = Validator([prompts(0, ["math"] * 4)], sampler, policy, None, manager).validate()
@@ -171,5 +169,5 @@ def test_the_policy_is_asked_where_a_metric_of_tokens_needs_it(names, passes):
     disabled = dataclasses.replace(calculator, enable=False)
     plain = dataclasses.replace(CONFIG.reward_manager, add_adv=False)
     config = dataclasses.replace(CONFIG, calculator=disabled, reward_manager=plain)
-    sampler = ScriptedSampler(config, measures=False)
+    sampler = ScriptedScheduler(config, measures=False)
     assert "val/pass@1" in Validator([prompts(0, ["math"])], sampler, None, None, manager).validate()[0]

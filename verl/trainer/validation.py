@@ -14,6 +14,7 @@ from verl.rank.token_metrics import fill_token_metrics
 from verl.single_controller.roles import PolicyWorkers
 from verl.trainer.logging.rollout_metrics import (
     count_reasons,
+    data_sources,
     length_metrics,
     logged_sources,
     metrics_by_source,
@@ -22,7 +23,8 @@ from verl.trainer.logging.rollout_metrics import (
     verdict_figures,
     with_prefix,
 )
-from verl.trainer.ppo.sampling import VALIDATION_STEP, Sampler, data_sources
+from verl.trainer.ppo.rollout_scheduler import VALIDATION_STEP, RolloutScheduler
+from verl.trainer.ppo.verification import Verification
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Validator:
 
     prompts: Sequence[list[PromptRecord]]
     """The held-out prompts, in batches that are sampled together."""
-    sampler: Sampler
+    scheduler: RolloutScheduler
     policy: PolicyWorkers
     """Measures rank metrics with ``calculator.source=actor``, and the log-probabilities behind those of tokens."""
     calculator: RepresentationMetricsCalculator | None
@@ -43,17 +45,17 @@ class Validator:
         """Sample, score and measure.
 
         Returns:
-            Metrics, and the responses, verified and measured. The metrics are
-            ``val/pass@1`` (share of correct responses, the mean over prompts and samples), mean score, verdicts by
-            reason, numbers that custom reward functions returned, lengths, rank metrics split by correctness, and
-            those of all responses together; with several data sources the same for each, ``val/<source>/pass@1`` and
-            so on (``logged_sources``). With several responses to a prompt also what they achieve together
-            (``sample_figures``).
+            Metrics, and the responses, verified and measured. The metrics are ``val/pass@1`` (share of correct
+            responses, the mean over prompts and samples), mean score, verdicts by reason, numbers that custom reward
+            functions returned, lengths, and rank metrics split by correctness and of all responses together; with
+            several data sources the same for each, ``val/<source>/pass@1`` and so on (``logged_sources``). With several
+            responses to a prompt also their joint figures (``sample_figures``).
         """
         parts = [self._sample(records) for records in self.prompts]
-        self.sampler.collect_verdicts()
-        batch = Batch.join(parts)
-        sources, verdicts, config = data_sources(batch), batch.verdicts, self.sampler.config
+        for _, verification in parts:
+            verification.finish()
+        batch = Batch.join([part for part, _ in parts])
+        sources, verdicts, config = data_sources(batch), batch.verdicts, self.scheduler.config
         score, samples, rewards = batch.scores.double(), config.rollout.val_kwargs.n, None
         if self.reward_manager.config.add_reward:
             rewards = score + self.reward_manager.compute_phi(batch.rank_metrics)[0]
@@ -71,14 +73,14 @@ class Validator:
         metrics |= metrics_by_source(sources, logged_sources(sources), describe)
         return with_prefix("val", metrics), batch
 
-    def _sample(self, records: list[PromptRecord]) -> Batch:
-        """Responses with their rank metrics; their verification may still run."""
-        config = self.sampler.config
+    def _sample(self, records: list[PromptRecord]) -> tuple[Batch, Verification]:
+        """Return responses with their rank metrics, and the verification that may still run."""
+        config = self.scheduler.config
         calculator = config.calculator
-        batch = self.sampler.sample(records, config.rollout.val_kwargs, VALIDATION_STEP)
+        batch, verification = self.scheduler.generate(records, config.rollout.val_kwargs, VALIDATION_STEP)
         if (calculator.enable and calculator.source == "actor") or calculator.needs_policy:
             # As in training, the engine makes room for the policy; further batches wake it.
             self.policy.finish_generation()
             batch.merge(self.policy.compute_logprobs(batch))
         fill_token_metrics(batch, calculator.token_metrics)
-        return batch
+        return batch, verification

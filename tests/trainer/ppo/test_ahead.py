@@ -17,7 +17,16 @@ import torch
 from conftest import ROOT, changed, small_overrides
 
 from tests.e2e.runs import Run, records
-from tests.trainer.ppo.test_carry_over import GROUPS, PROMPTS, STEPS, CountingEngines, N, Verifiers, sampler_of
+from tests.trainer.ppo.test_carry_over import (
+    GROUPS,
+    PROMPTS,
+    STEPS,
+    CountingEngines,
+    N,
+    Verifiers,
+    sampler_of,
+    version_of,
+)
 from verl.batch import Batch
 from verl.config.ppo import PPOConfig
 from verl.config.rollout import SamplingConfig
@@ -27,8 +36,9 @@ from verl.rollout.requests import response_stream
 from verl.single_controller import roles
 from verl.single_controller.roles import PolicyWorkers
 from verl.trainer.logging.speed import PhaseTimer
-from verl.trainer.ppo.ahead import AheadSampler
-from verl.trainer.ppo.sampling import Sampler
+from verl.trainer.ppo.advantages import ResponseRewards
+from verl.trainer.ppo.ahead import StepAhead
+from verl.trainer.ppo.rollout_scheduler import RolloutScheduler
 from verl.utils.json_state import from_json, to_json
 
 
@@ -86,7 +96,7 @@ class Trainer:
         return [self.version]
 
 
-def ahead_of(config: PPOConfig, tokenizer: Any, pool: Pool) -> AheadSampler:
+def ahead_of(config: PPOConfig, tokenizer: Any, pool: Pool) -> StepAhead:
     config = changed(
         config,
         data={"train_batch_size": GROUPS},
@@ -97,8 +107,10 @@ def ahead_of(config: PPOConfig, tokenizer: Any, pool: Pool) -> AheadSampler:
     policy = PolicyWorkers(Trainer(), config, pool=pool)
     policy.generate = pool.generate
     method = MethodCalls(config, tokenizer)
-    parts = (config, tokenizer, None, policy, Verifiers(), [], method, (), PROMPTS, STEPS)
-    return AheadSampler(Sampler(*parts), pool, *parts)
+    rewards = ResponseRewards(config, None, None)
+    return StepAhead(
+        RolloutScheduler(config, tokenizer, policy, Verifiers(), [], method, rewards, (), PROMPTS, STEPS), pool
+    )
 
 
 def prompts_from(step: int) -> Any:
@@ -110,42 +122,41 @@ def test_a_step_is_sampled_while_the_one_before_is_learned_from(small_config, ti
     timer, seen = PhaseTimer(lambda name: None), []
     with ThreadPoolExecutor(1, "sampling") as background:
         pool = Pool(background)
-        sampler = ahead_of(small_config, tiny_tokenizer, pool)
+        ahead = ahead_of(small_config, tiny_tokenizer, pool)
         prompts = prompts_from(1)
         for step in range(1, STEPS + 1):
-            batch, metrics = sampler.sample_step(prompts, step, timer)
+            batch, metrics, *_ = ahead.take(prompts, step, timer)
             assert batch.step.tolist() == [step] * GROUPS * N and batch.correct.all()
             # The first step finds nothing that was sampled ahead.
             assert set((step - 1 - batch.version).tolist()) == {int(step > 1)}
             assert metrics["async/outstanding"] == GROUPS * (step < STEPS)
             seen.append((batch.group.tolist(), batch.response_lengths.tolist()))
-            sampler.finish_ahead(timer)
+            ahead.finish(timer)
             record = timer.take_step()
             # What engines do beside an update is no part of its time.
             assert ("gen" in record.seconds, "gen" in record.beside) == (step == 1, step < STEPS)
             if step == stop:
                 # A checkpoint holds the next step's responses.
-                saved = json.loads(json.dumps(to_json(sampler.state())))
-                sampler, prompts = ahead_of(small_config, tiny_tokenizer, pool), prompts_from(step + 2)
-                sampler.load_state(from_json(saved))
+                saved = json.loads(json.dumps(to_json(ahead.state())))
+                ahead, prompts = ahead_of(small_config, tiny_tokenizer, pool), prompts_from(step + 2)
+                ahead.load_state(from_json(saved))
     assert [sorted(set(groups)) for groups, _ in seen] == [
         list(range(first, first + GROUPS)) for first in range(0, GROUPS * STEPS, GROUPS)
     ]
     assert [name.startswith("sampling") for name in pool.threads].count(False) == 1
     # By their seeds alone, as in a run whose engines wait.
-    plain = Sampler(*([sampler.config, tiny_tokenizer, None, sampler.policy, Verifiers(), [], sampler.method]))
-    prompts = prompts_from(1)
-    batches = [plain.sample_step(prompts, step, timer)[0] for step in range(1, STEPS + 1)]
+    plain, prompts = ahead.scheduler, prompts_from(1)
+    batches = [plain.sample(prompts, step, timer).batch for step in range(1, STEPS + 1)]
     assert seen == [(batch.group.tolist(), batch.response_lengths.tolist()) for batch in batches]
 
 
 def test_what_sampling_raises_ends_the_step(small_config, tiny_tokenizer):
     timer = PhaseTimer(lambda name: None)
     with ThreadPoolExecutor(1) as background:
-        sampler = ahead_of(small_config, tiny_tokenizer, Pool(background))
-        sampler.sample_step(iter([PROMPTS[:GROUPS], [None] * GROUPS]), 1, timer)
+        ahead = ahead_of(small_config, tiny_tokenizer, Pool(background))
+        ahead.take(iter([PROMPTS[:GROUPS], [None] * GROUPS]), 1, timer)
         with pytest.raises(AttributeError, match="input_ids"):
-            sampler.finish_ahead(timer)
+            ahead.finish(timer)
 
 
 @pytest.mark.parametrize("publishes_first", [False, True])
@@ -155,7 +166,7 @@ def test_weights_stay_as_they_are_while_a_step_is_sampled(
     """With dynamic sampling engines begin several times a step, and the trainer may publish between two of these."""
     published, used = threading.Event(), list[tuple[int, int | None]]()
     engines = CountingEngines([1, 40, 3, 64, 8], 6)
-    steps = sampler_of(small_config, tiny_tokenizer, engines, 3, read_at_once=GROUPS, pool=True)
+    scheduler = sampler_of(small_config, tiny_tokenizer, engines, 3, read_at_once=GROUPS, pool=True)
     drawn = itertools.cycle(PROMPTS)
     prompts = iter(lambda: list(itertools.islice(drawn, GROUPS)), None)
     timer = PhaseTimer(lambda name: None)
@@ -171,38 +182,36 @@ def test_weights_stay_as_they_are_while_a_step_is_sampled(
             return cut
 
         monkeypatch.setattr(roles, "run_engines", run_engines)
-        policy = steps.policy = PolicyWorkers(Trainer(), steps.config, pool=pool)
-        steps.verifiers = Verifiers(range(0, len(PROMPTS), 2))
-        parts = (steps.config, tiny_tokenizer, None, policy, steps.verifiers, [], steps.method)
-        sampler = AheadSampler(steps, pool, *parts, (), PROMPTS, STEPS)
+        policy = scheduler.policy = PolicyWorkers(Trainer(), scheduler.config, pool=pool)
+        scheduler.verifiers = Verifiers(range(0, len(PROMPTS), 2))
+        ahead = StepAhead(scheduler, pool)
         for step in range(1, STEPS + 1):
             published.clear()
-            sampler.sample_step(prompts, step, timer)
-            if sampler._running is not None and not publishes_first:
-                sampler._running.exception()
+            ahead.take(prompts, step, timer)
+            if ahead.running is not None and not publishes_first:
+                ahead.running.exception()
             policy.sync_weights()
             published.set()
-            sampler.finish_ahead(timer)
+            ahead.finish(timer)
     assert len(used) > STEPS and all(stamped == loaded for stamped, loaded in used), used
 
 
 @pytest.mark.parametrize("lengths", [[1, 40, 3, 64, 8]])
 def test_carry_over_goes_on_in_the_background(small_config, tiny_tokenizer, lengths: list[int]):
     timer, runs = PhaseTimer(lambda name: None), []
-    for ahead in (False, True):
-        sampler: Sampler = sampler_of(small_config, tiny_tokenizer, CountingEngines(lengths, 6), 3, pool=True)
+    for in_background in (False, True):
+        scheduler = sampler_of(small_config, tiny_tokenizer, CountingEngines(lengths, 6), 3, pool=True)
+        scheduler.policy.hold_weights = scheduler.policy.release_weights = lambda: None
         with ThreadPoolExecutor(1) as background:
-            if ahead:
-                parts = (sampler.config, tiny_tokenizer, None, sampler.policy, Verifiers(), [], sampler.method)
-                sampler = AheadSampler(sampler, Pool(background), *parts, (), PROMPTS, STEPS)
-                sampler.policy.hold_weights = sampler.policy.release_weights = lambda: None
+            ahead = StepAhead(scheduler, Pool(background))
             prompts, steps = prompts_from(1), list[Any]()
             for step in range(1, STEPS + 1):
-                if not ahead:
-                    sampler.behind = int(step > 1)
-                batch, metrics = sampler.sample_step(prompts, step, timer)
-                sampler.finish_ahead(timer)
-                steps.append((batch.group.tolist(), batch.version.tolist(), metrics))
+                if in_background:
+                    sampled = ahead.take(prompts, step, timer)
+                    ahead.finish(timer)
+                else:
+                    sampled = scheduler.sample(prompts, step, timer, version_of(step, True))
+                steps.append((sampled.batch.group.tolist(), sampled.batch.version.tolist(), sampled.metrics))
         runs.append(steps)
     assert runs[0] == runs[1]
 

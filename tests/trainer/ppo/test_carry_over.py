@@ -23,8 +23,9 @@ from verl.method.calls import MethodCalls
 from verl.rollout.requests import ResponseRequests
 from verl.single_controller.roles import PolicyWorkers
 from verl.trainer.logging.speed import PhaseTimer
-from verl.trainer.ppo.carry_over import CarryOverSampler
+from verl.trainer.ppo.advantages import ResponseRewards
 from verl.trainer.ppo.ray_trainer import prompt_order
+from verl.trainer.ppo.rollout_scheduler import RolloutScheduler
 from verl.utils.json_state import from_json, to_json
 
 N, GROUPS, STEPS, ROUND = 2, 3, 7, 4
@@ -130,7 +131,7 @@ def sampler_of(
     read_at_once: int = 0,
     limit: int = 0,
     pool: bool = False,
-) -> CarryOverSampler:
+) -> RolloutScheduler:
     """With dynamic sampling where ``read_at_once``. ``pool``: engines of their own, which sample a step ahead."""
     filtering = {"enable": True, "metric": "acc", "max_num_gen_batches": limit}
     dynamic = {"algorithm": {"filter_groups": filtering}} if read_at_once else {}
@@ -144,9 +145,14 @@ def sampler_of(
     )
     method = MethodCalls(config, tokenizer)
     policy = PolicyWorkers(None, config)
-    sampler = CarryOverSampler(config, tokenizer, None, policy, Verifiers(), [], method, (), PROMPTS, STEPS)
-    sampler.policy.advance, sampler.policy.finish_generation = engines, engines.finish_generation
-    return sampler
+    policy.advance, policy.finish_generation = engines, engines.finish_generation
+    rewards = ResponseRewards(config, None, None)
+    return RolloutScheduler(config, tokenizer, policy, Verifiers(), [], method, rewards, (), PROMPTS, STEPS)
+
+
+def version_of(step: int, pool: bool) -> int:
+    """The version of the weights that sample a step, which a pool samples beside the one before."""
+    return step - 1 - int(pool and step > 1)
 
 
 @settings(deadline=None, max_examples=20)
@@ -163,7 +169,7 @@ def test_a_step_does_not_depend_on_when_responses_are_measured(
     for late in (False, True):
         sampler = sampler_of(small_config, tiny_tokenizer, CountingEngines(lengths, slots, late), 2)
         stream = iter([PROMPTS[start : start + GROUPS] for start in range(0, len(PROMPTS), GROUPS)])
-        batches = [sampler.sample_step(stream, step, timer)[0] for step in range(1, STEPS + 1)]
+        batches = [sampler.sample(stream, step, timer).batch for step in range(1, STEPS + 1)]
         steps.append([(batch.group.tolist(), batch.version.tolist()) for batch in batches])
     assert steps[0] == steps[1]
 
@@ -187,8 +193,7 @@ def test_no_response_is_dropped_learned_from_twice_or_too_late(
     stream = iter([PROMPTS[start : start + GROUPS] for start in range(0, len(PROMPTS), GROUPS)])
     seen: list[int] = []
     for step in range(1, STEPS + 1):
-        sampler.behind = int(pool and step > 1)
-        batch, metrics = sampler.sample_step(stream, step, timer)
+        batch, metrics, *_ = sampler.sample(stream, step, timer, version_of(step, pool))
         assert len(batch) == GROUPS * N and batch.step.tolist() == [step] * len(batch)
         groups = batch.group.tolist()
         # Whole groups side by side, in the order in which they were admitted.
@@ -208,7 +213,7 @@ def test_no_response_is_dropped_learned_from_twice_or_too_late(
             sampler = sampler_of(small_config, tiny_tokenizer, engines, staleness, pool=pool)
             sampler.load_state(from_json(saved))
     assert sorted(seen) == list(range(GROUPS * STEPS)) and next(stream, None) is None
-    assert sampler.open is None and sampler.ready is None
+    assert sampler.groups.open is None and sampler.groups.ready is None
 
 
 @settings(deadline=None, max_examples=25)
@@ -246,7 +251,7 @@ def test_dynamic_sampling_admits_others_for_groups_that_do_not_differ(
     trained: list[int] = []
     total = Counter[str]()
     for step in range(1, STEPS + 1):
-        batch, metrics = sampler.sample_step(stream, step, timer)
+        batch, metrics, dropped_scores, *_ = sampler.sample(stream, step, timer)
         total.update({name: int(value) for name, value in metrics.items()})
         assert len(batch) == GROUPS * N and batch.group[::N].equal(batch.group[1::N])
         learned = batch[batch.learned]
@@ -262,7 +267,7 @@ def test_dynamic_sampling_admits_others_for_groups_that_do_not_differ(
         outstanding = metrics["async/outstanding"]
         assert total["async/admitted"] == len(trained) + total["async/filtered"] + outstanding
         assert outstanding <= staleness * GROUPS
-        assert len(sampler.dropped_scores) // N == metrics["async/filtered"] - metrics["train/filler_groups"]
+        assert len(dropped_scores) // N == metrics["async/filtered"] - metrics["train/filler_groups"]
         if step == stop:
             saved = json.loads(json.dumps(to_json(sampler.state())))
             sampler = sampler_of(*made)
@@ -270,14 +275,14 @@ def test_dynamic_sampling_admits_others_for_groups_that_do_not_differ(
             sampler.load_state(from_json(saved))
     assert len(set(trained)) == len(trained) and (limit or len(trained) == GROUPS * STEPS)
     # Nothing is left at the end of a run, but where it had to fill up.
-    assert total["train/filler_groups"] or (sampler.open is None and sampler.ready is None)
+    assert total["train/filler_groups"] or (sampler.groups.open is None and sampler.groups.ready is None)
 
 
 def test_dynamic_sampling_without_anything_to_learn_ends(small_config, tiny_tokenizer):
     sampler = sampler_of(small_config, tiny_tokenizer, CountingEngines([3], 8), 1, GROUPS)
     stream = itertools.repeat(PROMPTS[:GROUPS])
     with pytest.raises(ConfigError, match="no prompt of 100 batches has responses that differ"):
-        sampler.sample_step(stream, 1, PhaseTimer(lambda name: None))
+        sampler.sample(stream, 1, PhaseTimer(lambda name: None))
 
 
 @pytest.mark.parametrize(

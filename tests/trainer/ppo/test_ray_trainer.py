@@ -340,7 +340,8 @@ def trainer_with(states: dict[str, object]) -> RayPPOTrainer:
     trainer.policy.sync_weights = lambda: trainer.asked.append("sync")
     trainer.timer.phase = lambda name: nullcontext()
     trainer.timer.totals, trainer.validations, trainer.best_by = {"gen": states["seconds"]}, {}, None
-    trainer.method, trainer.reward_manager, trainer.sampler = (
+    trainer.ahead = None
+    trainer.method, trainer.reward_manager, trainer.scheduler = (
         Part(states[name]) for name in ("method", "reward_manager", "sampler")
     )
     trainer.advantages = SimpleNamespace(kl_control=Part(states["kl_control"]))

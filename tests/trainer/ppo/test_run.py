@@ -208,7 +208,8 @@ def test_validation_alone_names_no_model(small_config, checkpoint, tmp_path, mon
 
     tracker = SimpleNamespace(add=lambda sink: None)
     monkeypatch.setattr(run_module.TrainingRun, "start", lambda *_: (tracker, None))
-    monkeypatch.setattr(run_module, "Sampler", lambda *_: None)
+    monkeypatch.setattr(run_module, "RolloutScheduler", lambda *_: None)
+    monkeypatch.setattr(run_module, "ResponseRewards", lambda *_: None)
     monkeypatch.setattr(run_module, "RayPPOTrainer", Validated)
     folder = tmp_path / "validation"
     trainer = replace(small_config.trainer, val_only=True, default_local_dir=str(folder))

@@ -314,6 +314,11 @@ def sample_figures(score: Tensor, correct: Tensor, results: Sequence[Score], n: 
 # --- Data sources ---
 
 
+def data_sources(batch: Batch) -> list[str]:
+    """Return the data source of each response, B."""
+    return [record.data_source for record in batch.records]
+
+
 def logged_sources(sources: Iterable[str]) -> list[str]:
     """Of the ``sources`` of all prompts, those with figures of their own: the ``MAX_SOURCES`` that most prompts have.
 

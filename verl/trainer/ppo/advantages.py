@@ -1,4 +1,4 @@
-"""From the rewards of a step's responses to what the updates learn from.
+"""From the verdicts on a step's responses to rewards, advantages and what the updates learn from.
 
 Legend: B responses, R response columns.
 """
@@ -6,19 +6,67 @@ Legend: B responses, R response columns.
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from verl.algorithms.advantages import ADVANTAGE_ESTIMATORS, AdvantageEstimate, EstimatorOptions
 from verl.algorithms.advantages.estimators import token_variances
 from verl.algorithms.advantages.groups import on_response_tokens
 from verl.algorithms.kl import KLController, kl_penalised_rewards
 from verl.algorithms.rollout_correction import rejection_mask, rollout_weights
-from verl.algorithms.scores import resampled_rows
+from verl.algorithms.scores import overlong_penalty, resampled_rows
 from verl.batch import Batch
 from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
+from verl.models.tokenizer import reward_model_batch
 from verl.rank.reward_manager import RewardManager
+from verl.single_controller.roles import RoleWorkers
+from verl.single_controller.worker_group import WorkerGroup
 from verl.trainer.logging.rollout_metrics import learning_metrics, with_prefix
 from verl.utils.user_code import UserFunction, check_finite, check_tensor, is_import_path, kl_estimator
+
+
+class ResponseRewards:
+    """The reward of a response: the verifiers' score, the reward model's, and the overlong penalty.
+
+    Args:
+        tokenizer: the reward model's; None without one.
+        workers: hold the reward model.
+    """
+
+    def __init__(self, config: PPOConfig, tokenizer: PreTrainedTokenizerBase | None, workers: WorkerGroup) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+        self.reward_model = RoleWorkers(workers, config.reward_model.model.ulysses_sequence_parallel_size)
+
+    def compute(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+        """Return the reward of each response, [B] float64, and the means of what was added to the verifier's score.
+
+        The reward is the verifier's score, or its weighted sum with the reward model's, plus the overlong penalty.
+        """
+        config = self.config
+        metrics: dict[str, float] = {}
+        rewards = batch.scores.double()
+        if config.uses_reward_model:
+            scores, metrics = self._reward_model_scores(batch)
+            rewards = config.reward_model.rule_weight * rewards + config.reward_model.weight * scores
+        overlong = config.reward_score.overlong_buffer
+        if overlong.enable:
+            limit = config.data.max_response_length
+            penalty = overlong_penalty(batch.response_lengths, limit, overlong.len, overlong.penalty_factor)
+            rewards = rewards + penalty
+            metrics["train/overlong_penalty/mean"] = penalty.mean().item()
+        return rewards, metrics
+
+    def _reward_model_scores(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
+        assert self.tokenizer is not None, "a run with a reward model loads its tokenizer"
+        chats = [record.messages for record in batch.records]
+        texts, too_long = reward_model_batch(chats, batch.texts, self.tokenizer, self.config.reward_model.max_length)
+        scores = self.reward_model.map_rows("compute_rm_scores", texts).scores.double()
+        return scores, {
+            "reward_model/score/mean": scores.mean().item(),
+            "reward_model/score/std": scores.std(correction=0).item(),
+            "reward_model/clip_ratio": too_long,
+        }
 
 
 class AdvantageEstimation:

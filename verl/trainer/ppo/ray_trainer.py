@@ -26,6 +26,7 @@ from verl.single_controller.profiling import MemoryPeak
 from verl.single_controller.roles import RoleWorkers
 from verl.single_controller.worker_group import WorkerGroup
 from verl.trainer.logging.rollout_metrics import (
+    data_sources,
     lag_metrics,
     length_metrics,
     metrics_by_source,
@@ -37,8 +38,10 @@ from verl.trainer.logging.rollout_metrics import (
 )
 from verl.trainer.logging.speed import BATCH, Work, step_metrics
 from verl.trainer.ppo.advantages import AdvantageEstimation
+from verl.trainer.ppo.ahead import StepAhead
+from verl.trainer.ppo.resampled import FIRST, first
+from verl.trainer.ppo.rollout_scheduler import RolloutScheduler, SampledStep
 from verl.trainer.ppo.samples import SampleKeeper
-from verl.trainer.ppo.sampling import FIRST, Sampler, data_sources, first
 from verl.trainer.ppo.updates import Updates, fill_first
 from verl.trainer.training import Trainer, endless
 from verl.trainer.validation import Validator
@@ -60,7 +63,7 @@ class RayPPOTrainer(Trainer):
         train_loader: StatefulDataLoader,
         held_out: list[list[PromptRecord]],
         workers: WorkerGroup,
-        sampler: Sampler,
+        scheduler: RolloutScheduler,
         calculator: RepresentationMetricsCalculator | None,
         tracker: Tracker,
         samples: SampleKeeper,
@@ -70,13 +73,13 @@ class RayPPOTrainer(Trainer):
         super().__init__(config, train_loader, workers, tracker, run, config.trainer.except_save)
         self.config = config
         self.prompts = endless(train_loader)
-        self.sampler = sampler
-        self.method: MethodCalls = sampler.method
+        self.scheduler = scheduler
+        self.method: MethodCalls = scheduler.method
         self.calculator = calculator
         self.samples = samples
         self.noted_prefixes = False
         self.loss = PolicyLoss(config.actor)
-        self.policy = sampler.policy
+        self.policy = scheduler.policy
         policy, critic = self.policy, config.critic
         alike = (policy.copies, policy.balance, policy.whole_prompts)
         self.reference = RoleWorkers(workers, *alike) if config.uses_reference else None
@@ -85,8 +88,10 @@ class RayPPOTrainer(Trainer):
         self.reward_manager = RewardManager(config.reward_manager)
         self.advantages = AdvantageEstimation(config, self.reward_manager)
         self.updates = Updates(config, self.policy, self.critic, self.loss, self.timer)
-        self.validator = Validator(held_out, sampler, self.policy, calculator, self.reward_manager)
-        pool_size = 0 if self.policy.pool is None else self.policy.pool.world_size
+        self.validator = Validator(held_out, scheduler, self.policy, calculator, self.reward_manager)
+        pool = self.policy.pool
+        pool_size = 0 if pool is None else pool.world_size
+        self.ahead = StepAhead(scheduler, pool) if pool is not None and config.samples_ahead else None
         self.step_metrics = step_metrics(config, workers.world_size, workers.device_name, pool_size)
 
     def fit(self) -> None:
@@ -108,15 +113,15 @@ class RayPPOTrainer(Trainer):
             batch = self._learn_from(sampled)
             self._compute_outputs(batch)
             self._collect_verdicts(sampled, batch)
-            rows = self._compute_advantages(batch)
+            rows = self._compute_advantages(batch, sampled.greedy)
             self.metrics |= self.updates.update_critic(batch, rows, step)
             self._update_actor(batch, rows)
             self._compare_policies(batch)
             self.samples.keep("train", step, batch)
             self._update_baselines(sampled, batch)
             self._sync_weights()
-            self.sampler.finish_ahead(self.timer)
-            self._after_step(sampled)
+            self._finish_ahead()
+            self._after_step(sampled.batch)
             self.profiler.end(step)
             if self._due(trainer.test_freq):
                 self._validate()
@@ -135,23 +140,33 @@ class RayPPOTrainer(Trainer):
         self.method.load_state(resumption.state["method"])
         self.reward_manager.load_state_dict(resumption.state["reward_manager"])
         self.advantages.kl_control.load_state_dict(resumption.state["kl_control"])
-        self.sampler.load_state(from_json(resumption.state["sampler"]))
+        state = from_json(resumption.state["sampler"])
+        if self.ahead is not None:
+            self.ahead.load_state(state)
+            state = state["steps"]
+        self.scheduler.load_state(state)
 
-    def _sample(self) -> Batch:
-        """The step's responses; their verification may still run."""
+    def _sample(self) -> SampledStep:
+        """Return the step's responses; their verification may still run."""
         self.method.begin_step(self.step)
-        sampled, metrics = self.sampler.sample_step(self.prompts, self.step, self.timer)
-        self.metrics |= metrics | length_metrics(sampled, self.config.data.max_prompt_length)
+        sample = self.scheduler.sample if self.ahead is None else self.ahead.take
+        sampled = sample(self.prompts, self.step, self.timer)
+        self.metrics |= sampled.metrics | length_metrics(sampled.batch, self.config.data.max_prompt_length)
         return sampled
 
-    def _learn_from(self, sampled: Batch) -> Batch:
-        """The batch to learn from: ``sampled``, or what the method makes of it."""
+    def _finish_ahead(self) -> None:
+        """Wait for the responses of the next step, where engines have sampled them meanwhile."""
+        if self.ahead is not None:
+            self.ahead.finish(self.timer)
+
+    def _learn_from(self, sampled: SampledStep) -> Batch:
+        """Return the batch to learn from: what was sampled, or what the method makes of it."""
         if not self.method.overrides("learn_from"):
-            return sampled
+            return sampled.batch
         with self.timer.phase("reward"):
-            self.sampler.collect_verdicts()
+            sampled.collect_verdicts()
         with self.timer.phase("learn_from"):
-            batch, metrics = self.method.learn_from(sampled.without(*FIRST))
+            batch, metrics = self.method.learn_from(sampled.batch.without(*FIRST))
         self.metrics |= metrics
         return batch
 
@@ -206,11 +221,11 @@ class RayPPOTrainer(Trainer):
             self.timer.count("old_log_prob", Work.of(rest.lengths))
         batch.merge(Batch.join(parts))
 
-    def _collect_verdicts(self, sampled: Batch, batch: Batch) -> None:
-        """Wait for the verifiers, and log what they say of all that was sampled, and of the batch to learn from."""
+    def _collect_verdicts(self, sampled: SampledStep, batch: Batch) -> None:
+        """Wait for the verifiers, and log their verdicts on all that was sampled, and on the batch to learn from."""
         with self.timer.phase("reward"):
-            self.sampler.collect_verdicts()
-        config, logged = self.config, self.sampler.sources
+            sampled.collect_verdicts()
+        config, logged = self.config, self.scheduler.sources
         stride = config.calculator.global_diff_stride_train
 
         def describe(rows: Tensor) -> dict[str, float]:
@@ -219,28 +234,31 @@ class RayPPOTrainer(Trainer):
             return lengths | response_metrics(chosen, self.calculator, stride)
 
         with self.timer.phase("rank_metrics"):
-            verdicts = verdict_metrics(first(sampled, "verdicts"), config.rollout.n, data_sources(sampled), logged)
+            verdicts, sources = first(sampled.batch, "verdicts"), data_sources(sampled.batch)
+            of_sampled = verdict_metrics(verdicts, config.rollout.n, sources, logged)
             by_source = with_prefix("train", metrics_by_source(data_sources(batch), logged, describe))
             # With dynamic sampling, the verdicts on everything sampled are already there.
-            self.metrics = by_source | verdicts | self.metrics | response_metrics(batch, self.calculator, stride)
+            self.metrics = by_source | of_sampled | self.metrics | response_metrics(batch, self.calculator, stride)
 
-    def _compute_advantages(self, batch: Batch) -> Tensor | None:
-        """From the verdicts to what the updates learn from.
+    def _compute_advantages(self, batch: Batch, greedy: Batch | None) -> Tensor | None:
+        """Compute rewards and advantages. ``greedy``: the greedy response to each prompt, with ReMax.
 
         Returns:
             [B'] int64, the responses that the updates take in place of each once; None: all.
         """
         self.metrics |= self.advantages.fill_learn_mask(batch)
         with self.timer.phase("reward"):
-            rewards, metrics = self.sampler.rewards(batch)
-            greedy = None if self.sampler.greedy is None else self._greedy_rewards(self.sampler.greedy)
+            rewards, metrics = self.scheduler.rewards.compute(batch)
+            greedy_rewards = None if greedy is None else self._greedy_rewards(greedy)
             rewards, changes = self.method.change_rewards(batch, rewards)
             self.metrics |= metrics | changes
         with self.timer.phase("adv"):
-            self.metrics |= self.advantages.estimate(batch, rewards, greedy)
-        means = metrics_by_source(
-            data_sources(batch), self.sampler.sources, lambda rows: {"rewards/mean": batch.rewards[rows].mean().item()}
-        )
+            self.metrics |= self.advantages.estimate(batch, rewards, greedy_rewards)
+
+        def mean_reward(rows: Tensor) -> dict[str, float]:
+            return {"rewards/mean": batch.rewards[rows].mean().item()}
+
+        means = metrics_by_source(data_sources(batch), self.scheduler.sources, mean_reward)
         self.metrics |= with_prefix("train", means)
         if self.config.algorithm.use_pf_ppo:
             return self.advantages.resampled_rows(batch, self.step)
@@ -249,7 +267,7 @@ class RayPPOTrainer(Trainer):
 
     def _greedy_rewards(self, greedy: Batch) -> Tensor:
         """The reward of the greedy response to each response's prompt, [B]."""
-        rewards, _ = self.sampler.rewards(greedy)
+        rewards, _ = self.scheduler.rewards.compute(greedy)
         self.metrics["train/greedy_score/mean"] = rewards.mean().item()
         return rewards.repeat_interleave(self.config.rollout.n)
 
@@ -275,11 +293,11 @@ class RayPPOTrainer(Trainer):
             if "version" in batch:
                 self.metrics |= lag_metrics(both, self.step, actor.tis_cap)
 
-    def _update_baselines(self, sampled: Batch, batch: Batch) -> None:
-        """From everything sampled for the step."""
+    def _update_baselines(self, sampled: SampledStep, batch: Batch) -> None:
+        """Update the rank metrics' baselines, and the mean score of everything sampled for the step."""
         fresh = (batch.step == self.step).nonzero().flatten()
         if self.config.reward_manager.active and len(fresh):
-            scores = torch.cat([sampled.scores, self.sampler.dropped_scores])
+            scores = torch.cat([sampled.batch.scores, sampled.dropped_scores])
             self.reward_manager.update(scores, {n: v[fresh] for n, v in batch.rank_metrics.items()})
 
     def _after_step(self, sampled: Batch) -> None:
@@ -324,8 +342,12 @@ class RayPPOTrainer(Trainer):
             "method": self.method.state(),
             "reward_manager": self.reward_manager.state_dict(),
             "kl_control": self.advantages.kl_control.state_dict(),
-            "sampler": to_json(self.sampler.state()),
+            "sampler": to_json(self._sampling_state()),
         }
+
+    def _sampling_state(self) -> dict[str, Any]:
+        state = self.scheduler.state()
+        return state if self.ahead is None else {"steps": state} | self.ahead.state()
 
     def _log(self) -> None:
         """Log the step's metrics to the trackers and the display."""

@@ -17,12 +17,11 @@ from verl.run.samples import SampleStore
 from verl.run.session import TrainingRun
 from verl.single_controller.roles import PolicyWorkers
 from verl.trainer.logging.rollout_metrics import logged_sources
-from verl.trainer.ppo.ahead import AheadSampler
-from verl.trainer.ppo.carry_over import CarryOverSampler
+from verl.trainer.ppo.advantages import ResponseRewards
 from verl.trainer.ppo.inputs import RunInputs
 from verl.trainer.ppo.ray_trainer import BEST_BY, RayPPOTrainer, prompt_order
+from verl.trainer.ppo.rollout_scheduler import RolloutScheduler
 from verl.trainer.ppo.samples import SampleKeeper
-from verl.trainer.ppo.sampling import Sampler
 from verl.workers.policy_loss import PolicyLoss
 
 COLUMNS = {
@@ -105,16 +104,15 @@ def _train(run: TrainingRun, inputs: RunInputs) -> RayPPOTrainer:
     if config.rollout.has_pool:
         pool = run.start_engines("verl.workers.rollout:RolloutWorker", (strings,), environment, parallel)
     policy = PolicyWorkers(workers, config, PolicyLoss(config.actor).needs.whole_groups, pool, conversations)
-    kind = CarryOverSampler if config.async_training.partial_rollout else Sampler
-    models = (config, tokenizer, inputs.reward_tokenizer, policy)
-    parts = (*models, verifiers, strings, method, sources, inputs.train_set.records, inputs.steps)
-    sampler = kind(*parts)
-    if pool is not None and config.samples_ahead:
-        sampler = AheadSampler(sampler, pool, *parts)
+    rewards = ResponseRewards(config, inputs.reward_tokenizer, workers)
+    prompts = inputs.train_set.records
+    scheduler = RolloutScheduler(
+        config, tokenizer, policy, verifiers, strings, method, rewards, sources, prompts, inputs.steps
+    )
     store = run.resources.enter_context(SampleStore(run.folder, trainer.samples, run.attempt, run.display.say))
     samples = SampleKeeper(store, trainer.log_samples, tokenizer, tracker, run.display)
-    prompts, held_out = inputs.new_loader(), inputs.held_out
-    ppo = RayPPOTrainer(config, prompts, held_out, workers, sampler, inputs.calculator, tracker, samples, run)
+    loader, held_out = inputs.new_loader(), inputs.held_out
+    ppo = RayPPOTrainer(config, loader, held_out, workers, scheduler, inputs.calculator, tracker, samples, run)
     if run.resumption is not None:
         ppo.restore(run.resumption)
     ppo.fit()

@@ -13,8 +13,10 @@ from verl.data.prompt_rows import PromptRecord
 from verl.method.calls import MethodCalls
 from verl.rewards.pool import VerifierPool
 from verl.single_controller.roles import PolicyWorkers
+from verl.trainer.logging.rollout_metrics import data_sources
 from verl.trainer.logging.speed import PhaseTimer, Work
-from verl.trainer.ppo.sampling import REFILL_STEP, Sampler, data_sources
+from verl.trainer.ppo.advantages import ResponseRewards
+from verl.trainer.ppo.rollout_scheduler import REFILL_STEP, RolloutScheduler
 
 pytestmark = pytest.mark.slow
 
@@ -59,7 +61,7 @@ def pool(small_config: PPOConfig) -> Iterator[VerifierPool]:
         yield pool
 
 
-def make_sampler(config: PPOConfig, tokenizer, pool, answers: dict[int, list[str]], **changes) -> Sampler:
+def make_sampler(config: PPOConfig, tokenizer, pool, answers: dict[int, list[str]], **changes) -> RolloutScheduler:
     """A step of 2 prompts, 2 responses each; ``changes`` in the group ``algorithm.filter_groups``."""
     filtering = replace(config.algorithm.filter_groups, enable=True, **changes)
     config = replace(
@@ -70,9 +72,9 @@ def make_sampler(config: PPOConfig, tokenizer, pool, answers: dict[int, list[str
     )
     workers = ScriptedWorkers(tokenizer, answers)
     policy = PolicyWorkers(workers, config)
-    sampler = Sampler(config, tokenizer, tokenizer, policy, pool, [], MethodCalls(config, tokenizer))
-    sampler.policy.generate = workers.generate
-    return sampler
+    policy.generate = workers.generate
+    rewards = ResponseRewards(config, tokenizer, workers)
+    return RolloutScheduler(config, tokenizer, policy, pool, [], MethodCalls(config, tokenizer), rewards)
 
 
 MIXED, RIGHT, WRONG = ["7", "8"], ["7", "7"], ["8", "9"]
@@ -83,8 +85,10 @@ def test_groups_without_variance_are_replaced(small_config, tiny_tokenizer, pool
     sampler = make_sampler(small_config, tiny_tokenizer, pool, answers)
     sampler.sources = ["gsm8k", "arithmetic"]
     stream = iter([prompts_of(0, 1), prompts_of(2, 3, source="gsm8k"), prompts_of(4, 5), prompts_of(9, 9)])
-    batch, metrics = sampler.sample_step(stream, 3, timer := PhaseTimer(lambda name: None))
-    assert sampler.greedy is None
+    batch, metrics, dropped_scores, greedy, verifications = sampler.sample(
+        stream, 3, timer := PhaseTimer(lambda name: None)
+    )
+    assert greedy is None and not verifications
     # Of the third batch only one group is still needed; the fourth is not touched.
     assert [record.uid for record in batch.records] == [1, 1, 4, 4]
     assert batch.correct.tolist() == [True, False, True, False] and batch.step.tolist() == [3] * 4
@@ -100,7 +104,7 @@ def test_groups_without_variance_are_replaced(small_config, tiny_tokenizer, pool
     expected |= {"train/arithmetic/pass@1": 5 / 8, "train/arithmetic/score/mean": 5 / 8}
     assert metrics == expected | {"train/gsm8k/pass@1": 0.5, "train/gsm8k/score/mean": 0.5}
     assert data_sources(batch) == ["arithmetic"] * 4
-    assert batch.learned.all() and sampler.dropped_scores.tolist() == [1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0]
+    assert batch.learned.all() and dropped_scores.tolist() == [1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0]
     assert set(timer.totals) == {"gen", "reward"}
     # Each response is one token after a prompt of one.
     assert timer.take_step().work == {"gen": Work(12.0, 12 * (2**2 - 1**2))}
@@ -111,21 +115,21 @@ def test_the_limit_of_batches_fills_up_with_dull_groups(small_config, tiny_token
     answers = {0: RIGHT, 1: WRONG, 2: RIGHT, 3: MIXED}
     sampler = make_sampler(small_config, tiny_tokenizer, pool, answers, max_num_gen_batches=2)
     stream = iter([prompts_of(0, 1), prompts_of(2, 3)])
-    batch, metrics = sampler.sample_step(stream, 1, PhaseTimer(lambda name: None))
+    batch, metrics, dropped_scores, *_ = sampler.sample(stream, 1, PhaseTimer(lambda name: None))
     assert [record.uid for record in batch.records] == [3, 3, 0, 0]
     # Nothing is learned from a filler.
     assert batch.learned.tolist() == [True, True, False, False]
-    assert sampler.dropped_scores.tolist() == [0.0, 0.0, 1.0, 1.0]
+    assert dropped_scores.tolist() == [0.0, 0.0, 1.0, 1.0]
     assert (metrics["train/num_gen_batches"], metrics["train/filler_groups"]) == (2.0, 1.0)
     # A prompt drawn twice makes two groups.
     stream = iter([prompts_of(0, 3), prompts_of(1, 3)])
-    batch, _ = sampler.sample_step(stream, 2, PhaseTimer(lambda name: None))
+    batch, *_ = sampler.sample(stream, 2, PhaseTimer(lambda name: None))
     assert [record.uid for record in batch.records] == [3] * 4
     assert batch.group.tolist() == [0, 0, 1, 1]
 
 
-def sampled_uids(sampler: Sampler, *batches: list[PromptRecord]) -> tuple[list[int], dict[str, float]]:
-    batch, metrics = sampler.sample_step(iter(batches), 1, PhaseTimer(lambda name: None))
+def sampled_uids(sampler: RolloutScheduler, *batches: list[PromptRecord]) -> tuple[list[int], dict[str, float]]:
+    batch, metrics, *_ = sampler.sample(iter(batches), 1, PhaseTimer(lambda name: None))
     return [record.uid for record in batch.records[::N]], metrics
 
 
@@ -145,7 +149,7 @@ def test_without_a_limit_batches_are_sampled_until_the_step_is_full(small_config
     dull, good = [prompts_of(0, 0)] * 12, [prompts_of(0, 1)] * 2
     found, metrics = sampled_uids(sampler, *dull, *good)
     assert (found, metrics["train/num_gen_batches"]) == ([1, 1], 14.0)
-    monkeypatch.setattr("verl.trainer.ppo.sampling.MAX_FRUITLESS_BATCHES", 3)
+    monkeypatch.setattr("verl.trainer.ppo.rollout_scheduler.MAX_FRUITLESS_BATCHES", 3)
     with pytest.raises(ConfigError, match="metric='acc': no prompt of 3 batches has responses that differ"):
         sampled_uids(sampler, *dull)
 
@@ -159,19 +163,21 @@ def test_groups_are_compared_by_verls_metrics(small_config, tiny_tokenizer, pool
     sampler = make_sampler(small_config, tiny_tokenizer, pool, answers, metric=metric)
     config = sampler.config
     overlong = replace(config.reward_score.overlong_buffer, enable=True, len=4, penalty_factor=0.5)
-    sampler.config = replace(config, reward_score=replace(config.reward_score, overlong_buffer=overlong))
+    sampler.config = sampler.rewards.config = replace(
+        config, reward_score=replace(config.reward_score, overlong_buffer=overlong)
+    )
     assert sampled_uids(sampler, prompts_of(0, 1), prompts_of(2, 3))[0] == expected
 
 
 def test_rewards_add_up(small_config, tiny_tokenizer, pool):
     sampler = make_sampler(small_config, tiny_tokenizer, pool, {0: ["7", "8" * 12], 1: ["7", "8"]})
     config = sampler.config
-    batch = sampler.sample(prompts_of(0, 1), config.rollout.train_kwargs, step=1)
-    sampler.collect_verdicts()
-    rewards, metrics = sampler.rewards(batch)
+    batch, verification = sampler.generate(prompts_of(0, 1), config.rollout.train_kwargs, step=1)
+    verification.finish()
+    rewards, metrics = sampler.rewards.compute(batch)
     assert rewards.tolist() == [1.0, 0.0, 1.0, 0.0] and metrics == {}
     overlong = replace(config.reward_score.overlong_buffer, enable=True, len=4, penalty_factor=0.5)
-    sampler.config = replace(
+    sampler.config = sampler.rewards.config = replace(
         config,
         reward_score=replace(config.reward_score, overlong_buffer=overlong),
         reward_model=replace(config.reward_model, enable=True, rule_weight=2.0, weight=0.25),
@@ -179,7 +185,7 @@ def test_rewards_add_up(small_config, tiny_tokenizer, pool):
     # Twice the verifier's score, a quarter of 0, 1, 2, 3, and the full penalty for 12 tokens of at most 12.
     lengths = batch.response_lengths.tolist()
     assert lengths[1] == 12 and lengths[0] < 8
-    rewards, metrics = sampler.rewards(batch)
+    rewards, metrics = sampler.rewards.compute(batch)
     assert rewards.tolist() == [2.0, 0.25 - 0.5, 2.5, 0.75]
     opinion = {"score/mean": 1.5, "score/std": 1.25**0.5, "clip_ratio": 0.0}
     expected = {f"reward_model/{name}": value for name, value in opinion.items()}

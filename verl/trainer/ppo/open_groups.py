@@ -1,0 +1,143 @@
+"""The groups that ``async_training.partial_rollout`` carries from step to step, counted without engines.
+
+A group is admitted, its responses are open until they end, then ready, and it is complete once all are ready. A step
+learns from the oldest complete groups. Nothing is dropped.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verl.batch import EPISODE, Batch
+from verl.batch.state import batch_from_state, batch_state, restored_record, saved_record
+from verl.data.prompt_rows import PromptRecord
+from verl.rollout.conversations import DRIVER_COLUMNS, new_conversations
+from verl.rollout.requests import response_stream
+
+ADMITTED = 1 << 31
+"""Added to the number of a group in the seed of its responses, so that a prompt drawn twice gets new ones."""
+
+
+class OpenGroups:
+    """Bookkeeping of the groups that were admitted and are not learned from yet."""
+
+    def __init__(self, n: int, batch_size: int, carried_steps: int) -> None:
+        """
+        Args:
+            n: responses per group.
+            batch_size: groups per step.
+            carried_steps: steps after its admission in which a group may still be learned from.
+        """
+        self.n, self.batch_size, self.carried_steps = n, batch_size, carried_steps
+        self.open: Batch | None = None
+        """Partial responses."""
+        self.ready: Batch | None = None
+        """Responses that have ended, with their verdicts."""
+        self.waiting: Sequence[PromptRecord] = ()
+        """Prompts that were read from the data and are not admitted yet."""
+        self.num_admitted = 0
+        """Groups so far."""
+
+    def admit(self, records: Sequence[PromptRecord], step: int, seed: int, conversing: bool) -> None:
+        """Open the responses to these prompts. ``seed``: the run's; ``conversing``: they are conversations."""
+        prompts = [record for record in records for _ in range(self.n)]
+        groups = self.num_admitted + torch.arange(len(records)).repeat_interleave(self.n)
+        seeds = ((seed << 32) + ADMITTED + groups).tolist()
+        streams = [response_stream(seeds[i], record.uid, i % self.n) for i, record in enumerate(prompts)]
+        self.num_admitted += len(records)
+        batch = Batch.of(
+            [record.input_ids for record in prompts],
+            [[] for _ in prompts],
+            rollout_logprobs=torch.zeros(0),
+            version=torch.zeros(0, dtype=torch.int32),
+            records=prompts,
+            group=groups,
+            step=torch.full((len(prompts),), step),
+        )
+        if conversing:
+            batch.merge(new_conversations(prompts).columns("source", *DRIVER_COLUMNS))
+        # The same 64 bits as a signed number.
+        batch.fill(EPISODE, stream=torch.tensor([s - (s >> 63 << 64) for s in streams]))
+        self.open = append(self.open, batch)
+
+    def outstanding(self) -> dict[int, int]:
+        """Return the groups not learned from yet, oldest first, each with the step that admitted it."""
+        pairs = {
+            number: step
+            for part in (self.open, self.ready)
+            if part is not None
+            for number, step in zip(part.group.tolist(), part.step.tolist(), strict=True)
+        }
+        return dict(sorted(pairs.items()))
+
+    def complete(self) -> list[int]:
+        """Return the groups whose responses are all ready, oldest first."""
+        ready, still_open = (set() if part is None else set(part.group.tolist()) for part in (self.ready, self.open))
+        return sorted(ready - still_open)
+
+    def take(self, groups: Sequence[int]) -> Batch | None:
+        """Remove these complete groups from ``ready`` and return them in this order; None if there are none."""
+        if not groups:
+            return None
+        assert self.ready is not None
+        taken = torch.isin(self.ready.group, torch.tensor(groups))
+        rows = taken.nonzero().flatten()
+        batch = self.ready[rows[self.ready.group[rows].argsort(stable=True)]]
+        self.ready = None if taken.all() else self.ready[~taken]
+        return batch
+
+    def needed(self) -> int:
+        """Return the number of complete groups at which engines may stop.
+
+        If more have to be compared, a quarter of a batch at least: stopping means reading the open responses again.
+        """
+        ready = len(self.complete())
+        return max(self.batch_size, ready + self.batch_size // 4 if ready < self.batch_size else 0)
+
+    def suffice(self, step: int, admitted: dict[int, int], needed: int, groups: Tensor, ended: Sequence[int]) -> bool:
+        """Return whether the step may end: enough groups are complete, and the others can be learned from in time.
+
+        A group is learned from at most ``carried_steps`` steps after its admission, so of those due within the next j
+        steps at most j batches may be left.
+
+        Args:
+            admitted: the outstanding groups, with the steps that admitted them.
+            needed: complete groups that the step needs.
+            groups: [B], the group of each response in generation.
+            ended: the places of those that have ended.
+        """
+        left = Counter(groups.tolist())
+        left.subtract(groups[list(ended)].tolist())
+        complete = [group for group in admitted if not left[group]]
+        if len(complete) < needed:
+            return False
+        # With filter_groups some of these leave unlearned, and later ones may leave too.
+        taken = set(complete[: self.batch_size])
+        due = Counter(admitted[group] + self.carried_steps - step for group in admitted if group not in taken)
+        return all(
+            sum(count for steps, count in due.items() if steps <= j) <= j * self.batch_size
+            for j in range(self.carried_steps)
+        )
+
+    def state(self, prompts: Sequence[PromptRecord]) -> dict[str, Any]:
+        """Return the groups as JSON and tensors. ``prompts``: the training data, by ``uid``."""
+        parts = {"open": self.open, "ready": self.ready}
+        saved = {name: batch_state(part, prompts) for name, part in parts.items() if part is not None}
+        waiting = [saved_record(record, prompts) for record in self.waiting]
+        return {"num_admitted": self.num_admitted, "waiting": waiting} | saved
+
+    def load_state(self, state: dict[str, Any], prompts: Sequence[PromptRecord]) -> None:
+        """Restore what :meth:`state` returned."""
+        self.num_admitted = state["num_admitted"]
+        self.waiting = [restored_record(saved, prompts) for saved in state["waiting"]]
+        self.open, self.ready = (
+            batch_from_state(state[name], prompts) if name in state else None for name in ("open", "ready")
+        )
+
+
+def append(batch: Batch | None, part: Batch) -> Batch:
+    """Return ``batch`` followed by ``part``."""
+    return part if batch is None else Batch.join([batch, part])

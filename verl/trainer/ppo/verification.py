@@ -1,0 +1,99 @@
+"""Verification of a batch's responses while others are still generated."""
+
+from collections.abc import Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+from verl.batch import Batch
+from verl.data.prompt_rows import PromptRecord
+from verl.rewards import Score
+from verl.rewards.pool import PendingScores, VerifierPool
+from verl.rewards.score import score_of
+from verl.rollout.conversations import policy_texts
+from verl.trainer.logging.rollout_metrics import score_tensors
+from verl.verifiers.verdict import Verdict
+
+
+class Verification:
+    """Has responses verified as they end.
+
+    The next batch of the pool begins when the previous one has ended. Meanwhile responses gather, so that few messages
+    carry them, and one that takes long to verify does not hold up the others one by one.
+    """
+
+    def __init__(
+        self,
+        records: Sequence[PromptRecord],
+        tokenizer: PreTrainedTokenizerBase,
+        stop_strings: Sequence[str],
+        verifiers: VerifierPool,
+        environment_reward: str = "add",
+    ) -> None:
+        """
+        Args:
+            records: the prompt of each response, B.
+            environment_reward: ``rollout.multi_turn.reward``.
+        """
+        self.records = records
+        self.texts = [""] * len(records)
+        """What verifiers read of each response."""
+        self.batch: Batch | None = None
+        """The responses, once all have ended, until :meth:`finish` has filled the verifiers' columns."""
+        self._tokenizer = tokenizer
+        self._stop_strings = stop_strings
+        self._verifiers = verifiers
+        self._environment_reward = environment_reward
+        self._environment_rewards: dict[int, float] = {}
+        self._gathered: list[int] = []
+        self._submitted: list[tuple[list[int], PendingScores]] = []
+
+    def add(self, part: Batch) -> None:
+        """Take responses that have ended; their column ``request`` holds their places in ``records``."""
+        rows = part.request.tolist()
+        for row, text in zip(rows, policy_texts(part, self._tokenizer, self._stop_strings), strict=True):
+            self.texts[row] = text
+        if "environment_rewards" in part:
+            self._environment_rewards |= zip(rows, part.environment_rewards.tolist(), strict=True)
+            if self._environment_reward == "only":
+                return
+        self._gathered += rows
+        if not self._submitted or self._submitted[-1][1].done():
+            self.submit()
+
+    def submit(self) -> None:
+        """Submit the gathered responses; also called after the last :meth:`add`."""
+        rows, self._gathered = self._gathered, []
+        if not rows:
+            return
+        records = [self.records[row] for row in rows]
+        pending = self._verifiers.submit_batch(
+            [record.data_source for record in records],
+            [self.texts[row] for row in rows],
+            [record.ground_truth for record in records],
+            [record.extra_info for record in records],
+            [record.opens_thought for record in records],
+            [record.asks_for_hashes for record in records],
+        )
+        self._submitted.append((rows, pending))
+
+    def verdicts(self) -> list[Score]:
+        """Wait for the verdicts on the added responses, in the order of their prompts. Raises a verifier's error."""
+        verdicts: dict[int, Score] = {}
+        for rows, pending in self._submitted:
+            verdicts |= zip(rows, pending.result(), strict=True)
+        for row, reward in self._environment_rewards.items():
+            verdict = verdicts.get(row) or score_of(Verdict(reward > 0, False, "environment", score=0.0), "mix")
+            verdicts[row] = {**verdict, "score": verdict["score"] + reward}
+        return [verdicts[row] for row in sorted(verdicts)]
+
+    def finish(self) -> None:
+        """Wait for the verdicts and fill the verifiers' columns of ``batch``; nothing the second time."""
+        if self.batch is not None:
+            fill_verdicts(self.batch, self.verdicts(), self.texts)
+            self.batch = None
+
+
+def fill_verdicts(batch: Batch, verdicts: list[Score], texts: list[str]) -> None:
+    """Fill the verifiers' columns."""
+    scores, correct = score_tensors(verdicts)
+    batch.fill(texts=texts, verdicts=verdicts, scores=scores, correct=correct)
