@@ -90,7 +90,7 @@ BUDGETS = {
     "analysis": 1093,
     "api": 256,
     "batch": 769,
-    "checkpoint": 1437,
+    "checkpoint": 1179,
     "cli": 1406,
     "config": 2911,
     "data": 1726,
@@ -101,15 +101,15 @@ BUDGETS = {
     "recipes": 1635,
     "rewards": 983,
     "rollout": 2727,
-    "run": 1758,
+    "run": 2230,
     "single_controller": 3016,
     "spectral": 1736,
-    "trainer": 3679,
+    "trainer": 3268,
     "utils": 1365,
     "verifiers": 2457,
     "verl": 50,
     "vllm_patches": 2181,
-    "workers": 936,
+    "workers": 935,
 }
 """Raw lines that each room of ``verl/``, and the plugin, may have. A change that needs more raises its room here, and
 its commit message names the idea that the lines pay for."""

@@ -20,7 +20,6 @@ from urllib.parse import unquote
 import pandas as pd
 
 from verl.checkpoint.folders import checkpoints
-from verl.checkpoint.run_start import parse_run_config
 from verl.cli.eval_arguments import plain_arguments
 from verl.cli.release_flags import translate
 from verl.cli.release_options import release_words
@@ -30,6 +29,7 @@ from verl.config.evaluation import EvaluationConfig, parse_evaluation_config
 from verl.config.load import compose_config
 from verl.config.ppo import PPOConfig
 from verl.rewards import Score, check_ground_truth, compute_score
+from verl.run.run_config import parse_run_config
 
 PAGE_LINE = "page: "
 """What an evaluation prints before the path of its page, which is in its folder."""

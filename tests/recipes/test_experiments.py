@@ -10,9 +10,9 @@ from transformers import PreTrainedTokenizerBase
 from verl.config import PPOConfig, load_config
 from verl.method.calls import MethodCalls
 from verl.rank.reward_manager import RewardManager
+from verl.run.setup import check_method_and_loss
 from verl.trainer.ppo.advantages import AdvantageEstimation
-from verl.trainer.ppo.inputs import check_method_and_loss
-from verl.workers.policy_loss import check_policy_loss
+from verl.workers.policy_loss import PolicyLoss, check_policy_loss
 
 EXPERIMENTS = sorted((ROOT / "configs" / "experiment").glob("*.yaml"))
 README = (ROOT / "configs" / "README.md").read_text()
@@ -30,10 +30,11 @@ OURS = (
 
 def checked_method(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> MethodCalls:
     """The method of a run whose loss, advantages and method fit each other."""
-    check_policy_loss(config)
+    loss = PolicyLoss(config.actor)
+    check_policy_loss(config, loss)
     AdvantageEstimation(config, RewardManager(config.reward_manager))
     method = MethodCalls(config, tokenizer, (), 10)
-    check_method_and_loss(config, method)
+    check_method_and_loss(config, method, loss)
     return method
 
 

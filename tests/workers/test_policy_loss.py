@@ -22,6 +22,10 @@ def config_of(folder: Path, source: str, *overrides: str) -> PPOConfig:
     return load_config(PPOConfig, "ppo_trainer", [f"actor.policy_loss={folder}/mine.py:loss", *overrides])
 
 
+def check(config: PPOConfig) -> None:
+    check_policy_loss(config, PolicyLoss(config.actor))
+
+
 @pytest.mark.parametrize(
     ("source", "overrides", "message"),
     [
@@ -63,15 +67,15 @@ def config_of(folder: Path, source: str, *overrides: str) -> PPOConfig:
 )
 def test_what_a_run_cannot_give_is_told_before_it_starts(tmp_path, source: str, overrides: str, message: str):
     with pytest.raises(ConfigError, match=message):
-        check_policy_loss(config_of(tmp_path, source, *overrides.split()))
+        check(config_of(tmp_path, source, *overrides.split()))
 
 
 def test_what_a_run_can_give_is_accepted(tmp_path):
-    check_policy_loss(config_of(tmp_path, LOSS, "+actor.policy_loss_kwargs.scale=2", "actor.use_kl_loss=false"))
-    check_policy_loss(config_of(tmp_path, WHOLE + LOSS, "actor.micro_batch_size_per_gpu=8"))
+    check(config_of(tmp_path, LOSS, "+actor.policy_loss_kwargs.scale=2", "actor.use_kl_loss=false"))
+    check(config_of(tmp_path, WHOLE + LOSS, "actor.micro_batch_size_per_gpu=8"))
     # A group of more tokens than that is a micro-batch by itself.
     by_tokens = ["actor.use_dynamic_bsz=true", "actor.ppo_max_token_len_per_gpu=600"]
-    check_policy_loss(config_of(tmp_path, WHOLE + LOSS, "actor.micro_batch_size_per_gpu=1", *by_tokens))
+    check(config_of(tmp_path, WHOLE + LOSS, "actor.micro_batch_size_per_gpu=1", *by_tokens))
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from verl.checkpoint.folders import (
     step_of,
     verify_checkpoint,
 )
-from verl.checkpoint.run_start import is_requeued, resume_line
+from verl.checkpoint.requeue import is_requeued, resume_line
 from verl.checkpoint.shards import check_same_architecture, saved_shapes
 from verl.config.common import ModelConfig, RunConfig
 from verl.config.errors import ConfigError

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
-from verl.checkpoint.run_start import resume_line
+from verl.checkpoint.requeue import resume_line
 from verl.config.common import RunConfig
 
 REQUEUE = os.EX_TEMPFAIL

@@ -7,7 +7,6 @@ release, or veRL's options.
 import os
 import sys
 
-from verl.checkpoint.run_start import parse_run_config
 from verl.cli.hydra_app import run_hydra
 from verl.cli.release_analysis import analysis_arguments
 from verl.cli.release_flags import translate
@@ -16,6 +15,7 @@ from verl.cli.values import FlagError
 from verl.config.errors import ConfigError, error_lines
 from verl.config.ppo import PPOConfig
 from verl.run.guard import guarded
+from verl.run.run_config import parse_run_config
 from verl.utils.process import loading
 
 

@@ -1,9 +1,9 @@
 """Entry point of supervised fine-tuning: ``python -m verl.trainer.main_sft [hydra overrides]``."""
 
-from verl.checkpoint.run_start import parse_run_config
 from verl.cli.hydra_app import run_hydra
 from verl.config.sft import SFTConfig
 from verl.run.guard import guarded
+from verl.run.run_config import parse_run_config
 from verl.utils.process import loading
 
 

@@ -13,6 +13,7 @@ from verl.models.checks import check_length, check_model
 from verl.models.hub import fetch_model
 from verl.models.tokenizer import check_embeds_tokens, load_tokenizer
 from verl.run.session import TrainingRun
+from verl.run.setup import check_profile_steps
 from verl.run.sinks import check_trackers
 from verl.run.tracking import Tracker
 from verl.single_controller.cluster import resolve_device
@@ -25,7 +26,6 @@ from verl.trainer.logging.speed import (
     ModelCost,
     StepMetrics,
     Work,
-    check_profile_steps,
     peak_tflops,
 )
 from verl.trainer.training import SkippedUpdates, Trainer, endless

@@ -158,9 +158,8 @@ class PolicyLoss:
         return torch.where(mask.any(dim=1), given, 0.0).sum() * (size.num_tokens / size.num_sequences)
 
 
-def check_policy_loss(config: PPOConfig) -> None:
-    """Raise ``ConfigError`` if a policy loss of the user's own cannot be loaded, or asks for what the run lacks."""
-    loss = PolicyLoss(config.actor)
+def check_policy_loss(config: PPOConfig, loss: PolicyLoss) -> None:
+    """Raise ``ConfigError`` if a policy loss asks for something that the run lacks."""
     needs, actor, n = loss.needs, config.actor, config.rollout.n
     require(
         "ref_logprobs" not in needs.columns or config.uses_reference,

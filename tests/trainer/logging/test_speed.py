@@ -9,6 +9,7 @@ from transformers import Qwen2Config, Qwen3MoeConfig
 
 from verl.config.common import ModelConfig
 from verl.config.errors import ConfigError
+from verl.run.setup import check_profile_steps
 from verl.single_controller.failures import OutOfMemory
 from verl.single_controller.profiling import MemoryPeak
 from verl.trainer.logging import speed
@@ -21,7 +22,6 @@ from verl.trainer.logging.speed import (
     StepMetrics,
     StepRecord,
     Work,
-    check_profile_steps,
     peak_tflops,
 )
 

@@ -24,11 +24,13 @@ from verl.data.prompt_rows import PromptRecord
 from verl.data.records import rl_record
 from verl.method.calls import MethodCalls
 from verl.rank.reward_manager import RewardManager
+from verl.run import setup as run_setup
 from verl.run.session import TrainingRun
-from verl.trainer.ppo import inputs as inputs_module
+from verl.run.setup import check_method_and_loss
+from verl.run.warnings import form_warnings, start_warnings
 from verl.trainer.ppo import run as run_module
-from verl.trainer.ppo.inputs import check_method_and_loss, form_warnings, start_warnings
 from verl.trainer.ppo.run import run_ppo
+from verl.workers.policy_loss import PolicyLoss
 
 LENGTH = r"^data.max_prompt_length\+data.max_response_length"
 
@@ -116,7 +118,7 @@ def reach(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     def start(run: TrainingRun, *_: object) -> None:
         raise Reached(run.world_size)
 
-    monkeypatch.setattr(inputs_module, "resolve_device", lambda *_: "cuda")
+    monkeypatch.setattr(run_setup, "resolve_device", lambda *_: "cuda")
     monkeypatch.setattr(TrainingRun, "start", start)
 
     def check(*overrides: str) -> int:
@@ -281,7 +283,7 @@ def test_options_that_are_probably_a_mistake_are_warned_of(options: str, beginni
 def test_a_loss_that_a_composed_batch_does_not_serve(loss: str, message: str):
     config = load_config(PPOConfig, "ppo_trainer", ["experiment=rorecomp", f"actor.policy_loss={loss}"])
     with pytest.raises(ConfigError, match=f"^trainer.method='.*': overrides learn_from, but .*{message}"):
-        check_method_and_loss(config, MethodCalls(config, None))
+        check_method_and_loss(config, MethodCalls(config, None), PolicyLoss(config.actor))
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,6 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from verl.config.common import ModelConfig
-from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
 from verl.models.info import ModelInfo
 from verl.single_controller.failures import OutOfMemory, WorkerError, driver_memory_line, is_out_of_memory
@@ -295,13 +294,6 @@ def step_metrics(config: PPOConfig, world_size: int, device_name: str, pool_size
         passes["update_critic"] = (critic, UPDATE_LORA if model.trains_adapters else UPDATE)
     peak = peak_tflops(config.trainer.peak_tflops, device_name, config.model.param_dtype)
     return StepMetrics(world_size, passes, peak, pool_size)
-
-
-def check_profile_steps(steps: Sequence[int], total_steps: int) -> None:
-    """Raise ``ConfigError`` if ``trainer.profile_steps`` names a step that the run does not have."""
-    late = [step for step in steps if step > total_steps]
-    if late:
-        raise ConfigError(f"trainer.profile_steps={list(steps)}: the run has {total_steps} steps; leave out {late}")
 
 
 class StepProfiler:

@@ -60,6 +60,7 @@ class RayPPOTrainer(Trainer):
     def __init__(
         self,
         config: PPOConfig,
+        loss: PolicyLoss,
         train_loader: StatefulDataLoader,
         held_out: list[list[PromptRecord]],
         workers: WorkerGroup,
@@ -78,7 +79,7 @@ class RayPPOTrainer(Trainer):
         self.calculator = calculator
         self.samples = samples
         self.noted_prefixes = False
-        self.loss = PolicyLoss(config.actor)
+        self.loss = loss
         self.policy = scheduler.policy
         policy, critic = self.policy, config.critic
         alike = (policy.copies, policy.balance, policy.whole_prompts)

@@ -15,14 +15,13 @@ from verl.rollout.environments import EnvironmentPool
 from verl.run.display import RunDisplay
 from verl.run.samples import SampleStore
 from verl.run.session import TrainingRun
+from verl.run.setup import TrainingSetup
 from verl.single_controller.roles import PolicyWorkers
 from verl.trainer.logging.rollout_metrics import logged_sources
-from verl.trainer.ppo.advantages import ResponseRewards
-from verl.trainer.ppo.inputs import RunInputs
+from verl.trainer.ppo.advantages import AdvantageEstimation, ResponseRewards
 from verl.trainer.ppo.ray_trainer import BEST_BY, RayPPOTrainer, prompt_order
 from verl.trainer.ppo.rollout_scheduler import RolloutScheduler
 from verl.trainer.ppo.samples import SampleKeeper
-from verl.workers.policy_loss import PolicyLoss
 
 COLUMNS = {
     "reward": ("critic/rewards/mean", "+.2f"),
@@ -45,21 +44,26 @@ def run_ppo(config: PPOConfig) -> None:
         ConfigError: the config does not fit the data or the machine.
         WorkerError: a worker raised or died.
     """
-    inputs = RunInputs(config)
-    run = TrainingRun(config, inputs.steps, COLUMNS, inputs.device_type)
+    setup = TrainingSetup(config, [check_learning_signal])
+    run = TrainingRun(config, setup.steps, COLUMNS, setup.device_type)
     with run:
-        if _is_done(run, inputs):
+        if _is_done(run, setup):
             return
-        _say_what_begins(run, inputs)
-        ppo = run.attempts(lambda: _train(run, inputs))
+        _announce(run, setup)
+        ppo = run.attempts(lambda: _train(run, setup))
         run.write_summary(_summary(config, ppo.step, ppo.validations, ppo.timer.totals))
     _show_validations(run.display, ppo.validations)
     run.report(ppo.timer.totals)
 
 
-def _is_done(run: TrainingRun, inputs: RunInputs) -> bool:
-    """Whether the folder holds all of the run already, which is then said; also finds the checkpoint to resume from."""
-    config, trainer = inputs.config, inputs.config.trainer
+def check_learning_signal(config: PPOConfig) -> None:
+    """Raise ``ConfigError`` for advantage and KL estimators that cannot be used."""
+    AdvantageEstimation(config, RewardManager(config.reward_manager))
+
+
+def _is_done(run: TrainingRun, setup: TrainingSetup) -> bool:
+    """Return whether the folder holds the complete run, and report it; also find the checkpoint to resume from."""
+    config, trainer = setup.config, setup.config.trainer
     if trainer.val_only and (run.folder / "summary.json").exists() and latest_checkpoint(run.folder) is None:
         changed = changed_options(run.folder / "config.yaml", asdict(config))
         if changed:
@@ -68,10 +72,10 @@ def _is_done(run: TrainingRun, inputs: RunInputs) -> bool:
         run.display.say(f"the run is complete: {run.folder}/summary.json holds its validation")
         return True
     parts = {"actor": config.model} | ({"critic": config.critic.model} if config.uses_critic else {})
-    resumption = run.find_resumption("ppo", len(inputs.train_set), parts)
+    resumption = run.find_resumption("ppo", len(setup.train_set), parts)
     if resumption is None:
         return False
-    _check_resumption(inputs, resumption)
+    _check_resumption(setup, resumption)
     if not run.is_complete(resumption) or trainer.val_only:
         return False
     state = resumption.state
@@ -80,55 +84,57 @@ def _is_done(run: TrainingRun, inputs: RunInputs) -> bool:
     return True
 
 
-def _say_what_begins(run: TrainingRun, inputs: RunInputs) -> None:
+def _announce(run: TrainingRun, setup: TrainingSetup) -> None:
     """Show the first prompt, the warnings, and how long the run is."""
-    first = inputs.tokenizer.decode(inputs.train_set[0].input_ids)
-    run.display.say(f"the first of {len(inputs.train_set)} training prompts: {first!r:.500}")
-    for line in inputs.warnings:
+    first = setup.tokenizer.decode(setup.train_set[0].input_ids)
+    run.display.say(f"the first of {len(setup.train_set)} training prompts: {first!r:.500}")
+    for line in setup.warnings:
         run.display.say(f"warning: {line}")
-    run.display.say(inputs.config.trainer.length_note(inputs.steps_per_epoch))
+    run.display.say(setup.config.trainer.length_note(setup.steps_per_epoch))
 
 
-def _train(run: TrainingRun, inputs: RunInputs) -> RayPPOTrainer:
-    """One attempt, from the run's checkpoint or from the start."""
-    config, trainer = inputs.config, inputs.config.trainer
-    tokenizer, strings = inputs.tokenizer, inputs.stop_strings
+def _train(run: TrainingRun, setup: TrainingSetup) -> RayPPOTrainer:
+    """Make one attempt, from the run's checkpoint or from the start."""
+    config, trainer = setup.config, setup.config.trainer
+    tokenizer, strings = setup.tokenizer, setup.stop_strings
     verifiers = run.resources.enter_context(VerifierPool(config.reward_score, run.busy_cores))
     conversations, turns = None, config.rollout.multi_turn
     if turns.enable:
-        conversations = inputs.conversations(run.resources.enter_context(EnvironmentPool(turns, run.busy_cores)))
-    environment = engine_environment(inputs.device_type, config.rollout.name)
-    tracker, workers = run.start("verl.workers.hybrid:HybridWorker", (inputs.steps, strings), environment)
-    method, sources = inputs.new_method(), logged_sources(record.data_source for record in inputs.train_set.records)
+        conversations = setup.conversations(run.resources.enter_context(EnvironmentPool(turns, run.busy_cores)))
+    environment = engine_environment(setup.device_type, config.rollout.name)
+    tracker, workers = run.start("verl.workers.hybrid:HybridWorker", (setup.steps, strings), environment)
+    method, sources = setup.new_method(), logged_sources(record.data_source for record in setup.train_set.records)
     pool, parallel = None, config.rollout.tensor_parallel_size
     if config.rollout.has_pool:
         pool = run.start_engines("verl.workers.rollout:RolloutWorker", (strings,), environment, parallel)
-    policy = PolicyWorkers(workers, config, PolicyLoss(config.actor).needs.whole_groups, pool, conversations)
-    rewards = ResponseRewards(config, inputs.reward_tokenizer, workers)
-    prompts = inputs.train_set.records
+    policy = PolicyWorkers(workers, config, setup.loss.needs.whole_groups, pool, conversations)
+    rewards = ResponseRewards(config, setup.reward_tokenizer, workers)
+    prompts = setup.train_set.records
     scheduler = RolloutScheduler(
-        config, tokenizer, policy, verifiers, strings, method, rewards, sources, prompts, inputs.steps
+        config, tokenizer, policy, verifiers, strings, method, rewards, sources, prompts, setup.steps
     )
     store = run.resources.enter_context(SampleStore(run.folder, trainer.samples, run.attempt, run.display.say))
     samples = SampleKeeper(store, trainer.log_samples, tokenizer, tracker, run.display)
-    loader, held_out = inputs.new_loader(), inputs.held_out
-    ppo = RayPPOTrainer(config, loader, held_out, workers, scheduler, inputs.calculator, tracker, samples, run)
+    loader, held_out = setup.new_loader(), setup.held_out
+    ppo = RayPPOTrainer(
+        config, setup.loss, loader, held_out, workers, scheduler, setup.calculator, tracker, samples, run
+    )
     if run.resumption is not None:
         ppo.restore(run.resumption)
     ppo.fit()
     return ppo
 
 
-def _check_resumption(inputs: RunInputs, resumption: Resumption) -> None:
+def _check_resumption(setup: TrainingSetup, resumption: Resumption) -> None:
     """Raise ``ConfigError`` if the checkpoint does not fit the options of this job."""
-    config = inputs.config
+    config = setup.config
     shuffle, trainer = config.data.shuffle, config.trainer
     if resumption.state["shuffle"] != shuffle:
         raise ConfigError(
             f"data.shuffle={shuffle}: was {not shuffle} when {resumption.folder} was written, so the position in the "
             "data would be lost; set it back, or start a new run from the model it holds"
         )
-    before, now = resumption.state["order"], prompt_order(config, inputs.method)
+    before, now = resumption.state["order"], prompt_order(config, setup.method)
     if before != now:
         raise ConfigError(
             f"{now or before.partition('=')[0]}: {resumption.folder} was written with {before or 'neither'}, so the "
@@ -139,7 +145,7 @@ def _check_resumption(inputs: RunInputs, resumption: Resumption) -> None:
             f"trainer.val_only=True: {trainer.default_local_dir} holds a training run; name another folder, and the "
             "checkpoint with trainer.resume_mode=path"
         )
-    inputs.method.load_state(resumption.state["method"])
+    setup.method.load_state(resumption.state["method"])
     try:
         RewardManager(config.reward_manager).load_state_dict(resumption.state["reward_manager"])
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What must be in place before a run starts: its model, its data, and a folder that it may write."""
+"""A run's config as its command gives it, checked against the files that it names: model, data, the run's folder."""
 
 import os
 from collections.abc import Sequence
@@ -9,20 +9,20 @@ from typing import Any, TypeVar
 from omegaconf import DictConfig
 
 from verl.checkpoint.attempts import ATTEMPT, LOCK
-from verl.checkpoint.folders import checkpoints, refuse_verl_shards
+from verl.checkpoint.folders import refuse_verl_shards
+from verl.checkpoint.requeue import is_requeued
 from verl.config.common import RunConfig
 from verl.config.data import DataConfig, hub_set
 from verl.config.errors import ConfigError, Mistakes
 from verl.config.load import parse_config
 from verl.config.paths import find_path, places
-from verl.config.run_file import RUN_CONFIG, read_run_config, run_option
 from verl.utils.files import unreadable
 
 ConfigT = TypeVar("ConfigT")
 
 
 def parse_run_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
-    """As ``parse_config``; also checks that the model and the data exist and that the run may use its folder.
+    """Parse the config, and check that the model and the data exist and that the run may use its folder.
 
     Raises:
         ConfigError: as ``parse_config``; a file or model is missing; the folder holds something this run cannot resume.
@@ -31,7 +31,7 @@ def parse_run_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
     mistakes = Mistakes()
     source = config.trainer.resume_from_path
     trainer = replace(config.trainer, resume_from_path=source and find_path(source))
-    config = replace(config, model=_found(config.model), data=_found_files(config.data), trainer=trainer)
+    config = replace(config, model=_resolve_model(config.model), data=_resolve_files(config.data), trainer=trainer)
     with mistakes.collected():
         require_model("model.path", config.model.path)
     # A class of your own may read anything.
@@ -47,7 +47,7 @@ def parse_run_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
     for group in ("critic", "reward_model"):
         if getattr(config, f"uses_{group}", False):
             part = getattr(config, group)
-            part = replace(part, model=_found(part.model))
+            part = replace(part, model=_resolve_model(part.model))
             with mistakes.collected():
                 require_model(f"{group}.model.path", part.model.path)
             config = replace(config, **{group: replace(part, model=_absolute(part.model))})
@@ -55,19 +55,19 @@ def parse_run_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
     return config  # type: ignore[no-any-return]
 
 
-def _found(model: Any) -> Any:
-    """The model's config with the full paths of folders that the shell stands beside."""
+def _resolve_model(model: Any) -> Any:
+    """Return the model's config with paths resolved that are relative to the shell's working directory."""
     adapter = model.lora_adapter_path
     return replace(model, path=find_path(model.path), lora_adapter_path=adapter and find_path(adapter))
 
 
-def _found_files(data: Any) -> Any:
-    """The same for the files of data."""
+def _resolve_files(data: Any) -> Any:
+    """Return the data's config with paths resolved."""
     return replace(data, **{name: [*map(find_path, getattr(data, name))] for name in ("train_files", "val_files")})
 
 
 def _absolute(model: Any) -> Any:
-    """The model's config with a local folder's full path; a hub id stays as it is."""
+    """Return the model's config with the full path of a local folder; a hub id is kept."""
     folder = Path(model.path)
     return replace(model, path=str(folder.resolve())) if folder.exists() else model
 
@@ -112,33 +112,8 @@ def _require_run_folder(trainer: RunConfig) -> None:
         )
 
 
-def is_requeued(trainer: RunConfig) -> bool:
-    """Whether the folder holds this very run, begun from the same ``resume_from_path``: its own checkpoints count."""
-    if trainer.resume_mode != "path":
-        return False
-    try:
-        saved = read_run_config(Path(trainer.default_local_dir) / RUN_CONFIG)
-    except ConfigError:
-        return False
-    return bool(run_option(saved, "trainer", "resume_from_path") == trainer.resume_from_path)
-
-
-def resume_line(trainer: RunConfig) -> str:
-    """The options that resume a run which has ended, for the user."""
-    folder = Path(trainer.default_local_dir)
-    if (folder / "summary.json").is_file():  # written last
-        return f"the run is complete: {folder}/summary.json"
-    latest = max(checkpoints(folder), default=None)
-    purpose = "start again (there is no checkpoint yet)" if latest is None else f"resume from step {latest}"
-    options = [f"trainer.default_local_dir={trainer.default_local_dir}"]
-    # Without a checkpoint of its own, the run starts again from the one that was named.
-    if trainer.resume_mode == "disable" or (trainer.resume_mode == "path" and latest is not None):
-        options += ["trainer.resume_mode=auto", "trainer.resume_from_path=null"]
-    return f"to {purpose}, run the same command with {' '.join(options)}"
-
-
 def _is_temporary(path: Path) -> bool:
-    """Whether an entry of a run's folder is its lock or attempt, or was being written when the run was killed."""
+    """Return whether a file of a run's folder is its lock or attempt, or was being written when the run was killed."""
     return path.name in (LOCK, ATTEMPT) or (path.name.startswith(".") and path.name.endswith(".unfinished"))
 
 
@@ -173,5 +148,5 @@ def _refuse_unmerged(field: str, folder: Path) -> None:
 
 
 def _in_data(path: Path) -> bool:
-    """Whether the path is below ``data/``, where the shipped data and model are."""
+    """Return whether the path is below ``data/``, where the shipped data and model are."""
     return path.parts[:1] == ("data",)

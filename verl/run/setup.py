@@ -1,6 +1,6 @@
-"""What a run is made from, loaded and checked before Ray starts."""
+"""The setup of a training run: everything that is loaded and checked before Ray starts."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,48 +20,48 @@ from verl.models.hub import fetch_model
 from verl.models.info import ModelInfo, override_notes, resolve_layers
 from verl.models.tokenizer import check_embeds_tokens, check_reads_tokens, check_reward_model_template, load_tokenizer
 from verl.rank.calculator import RepresentationMetricsCalculator
-from verl.rank.reward_manager import RewardManager
 from verl.rank.token_metrics import check_token_metrics
 from verl.rewards import use_custom_functions
 from verl.rewards.pool import VerifierPool
-from verl.rewards.registry import rewards_boxes
 from verl.rollout import check_engine_model, end_tokens
 from verl.rollout.conversations import ConversationSetup, check_conversations
 from verl.rollout.environments import EnvironmentPool
 from verl.rollout.tools import tool_schemas
 from verl.run.sinks import check_trackers
+from verl.run.warnings import form_warnings, start_warnings
 from verl.single_controller.cluster import resolve_device
-from verl.trainer.logging.speed import check_profile_steps
-from verl.trainer.ppo.advantages import AdvantageEstimation
 from verl.utils.user_code import kl_estimator
 from verl.workers.policy_loss import PolicyLoss, check_policy_loss
 
-TRIED_PROMPTS = 16
-"""Prompts of each data source whose form is looked at before the start."""
 
+class TrainingSetup:
+    """Data, tokenizers and the user's code of a run, and every check that can be made before Ray starts, in order.
 
-class RunInputs:
-    """Data, tokenizers and the user's code of a run.
+    Args:
+        checks: of the trainer, which stands above: each raises ``ConfigError`` for a config that it cannot use.
 
     Raises:
         ConfigError: the config does not fit the data or the machine, or code that it names cannot be used.
     """
 
-    def __init__(self, config: PPOConfig) -> None:
+    def __init__(self, config: PPOConfig, checks: Sequence[Callable[[PPOConfig], object]] = ()) -> None:
         data, trainer, rewards = config.data, config.trainer, config.reward_score
-        check_trackers(trainer.logger)
         self.config = config
+        # 1. The machine, trackers, and custom reward functions.
+        check_trackers(trainer.logger)
         self.device_type = resolve_device(config.device, *trainer.place)
         use_custom_functions(rewards.paths_of_custom_functions(), rewards.custom_kwargs)
+        # 2. Models and tokenizers. A model's config.json is read before its tokenizer, which reads it too.
         for prefix, model in config.models.items():
             fetch_model(model.path, f"{prefix}.path")
         for model in config.models.values():
-            ModelInfo.of(model)  # before its tokenizer, which reads config.json too
+            ModelInfo.of(model)
         policy = config.model
         self.tokenizer = load_tokenizer(policy.path, policy.trust_remote_code, needs_chat_template=False)
         check_template(data.template, self.tokenizer, "data.template")
         fix = "the answer is what a program returns, which evaluations alone run; set it to another"
         require(find_template(data.template).python != "solution", "data.template", data.template, fix)
+        # 3. Conversations, data, policy loss and models: all mistakes at once.
         data = replace(data, apply_chat_template_kwargs=self.chat_arguments)
         mistakes = Mistakes()
         with mistakes.collected():
@@ -74,51 +74,59 @@ class RunInputs:
         self.reward_tokenizer = self._reward_tokenizer() if config.uses_reward_model and not mistakes.lines else None
         """The reward model's; None without one."""
         with mistakes.collected():
-            check_policy_loss(config)
+            self.loss = PolicyLoss(config.actor)
+            check_policy_loss(config, self.loss)
         with mistakes.collected():
             check_models(config, self.tokenizer, self.device_type)
         mistakes.raise_all()
-        # How many steps there are depends on how many candidates the method asks for.
-        self.steps = 0
+        # 4. The method, and the number of steps, which depends on how many candidates it reads for each prompt.
+        self.steps_per_epoch = self._steps_per_epoch(1)
+        self.steps = trainer.num_steps(self.steps_per_epoch)
+        """Of the whole run."""
         self.method = self.new_method()
-        self.steps_per_epoch = len(self.new_loader())
+        """For checks alone; an attempt has a fresh one."""
+        if self.method.candidates_per_prompt > 1:
+            self.steps_per_epoch = self._steps_per_epoch(self.method.candidates_per_prompt)
+            self.steps = self.method.method.total_steps = trainer.num_steps(self.steps_per_epoch)
         notes = [f"training: {line}" for line in self.train_set.notes]
         self.held_out: list[list[PromptRecord]] = []
         """The validation prompts, in batches."""
         if val_set is not None:
             notes += [f"validation: {line}" for line in val_set.notes]
             self.held_out = val_batches(val_set, data, config.seed)
+        # 5. Rewards and the learning signal.
         held_out = [record for batch in self.held_out for record in batch]
         notes += try_reward_functions(rewards, [*self.train_set.records, *held_out])
         notes += form_warnings(rewards.mode, self.train_set.records, self.tokenizer)
         self.calculator = RepresentationMetricsCalculator(config.calculator) if config.calculator.enable else None
         """None without rank metrics."""
-        AdvantageEstimation(config, RewardManager(config.reward_manager))  # raises for functions that cannot be used
+        for check in checks:
+            check(config)
         check_token_metrics(config.calculator.token_metrics)
         kl_estimator(config.actor.kl_loss_type, "actor.kl_loss_type", config.actor.kl_loss_type_kwargs)
-        self.steps = trainer.num_steps(self.steps_per_epoch)
-        """Of the whole run."""
+        # 6. Steps.
         check_profile_steps(trainer.profile_steps, self.steps)
         if trainer.critic_warmup >= self.steps:
             raise ConfigError(
                 f"trainer.critic_warmup={trainer.critic_warmup}: the run has {self.steps} steps, which leaves none to "
                 "train the policy; lower it"
             )
-        self.method = self.new_method()
-        """In its first state."""
-        check_method_and_loss(config, self.method)
+        check_method_and_loss(config, self.method, self.loss)
         notes += [f"training: {self.method.note}"] if self.method.note else []
         notes += override_notes(policy)
         self.warnings = notes + start_warnings(config, self.method)
 
+    def _steps_per_epoch(self, candidates: int) -> int:
+        return len(train_loader(self.train_set, self.config.data, self.config.seed, candidates))
+
     @property
     def chat_arguments(self) -> dict[str, Any]:
-        """Arguments of the chat template: those of the data, and the schemas of the tools."""
+        """Arguments of the chat template: the data's, and the schemas of the tools."""
         options, arguments = self.config.rollout.multi_turn, self.config.data.apply_chat_template_kwargs
         return arguments | {"tools": tool_schemas(options)} if options.calls_tools else arguments
 
     def conversations(self, pool: EnvironmentPool) -> ConversationSetup:
-        """How responses have several turns, with environments in ``pool``."""
+        """Return how conversations are held, with environments in ``pool``."""
         options, limit = self.config.rollout.multi_turn, self.config.data.max_response_length
         template = self.config.data.template
         return ConversationSetup(options, limit, self.tokenizer, self.chat_arguments, self.stop_strings, pool, template)
@@ -129,11 +137,11 @@ class RunInputs:
         return [*self.config.rollout.stop, *stop_strings(self.config.data.template, self.tokenizer)]
 
     def new_method(self) -> MethodCalls:
-        """The method, for an attempt: one that failed leaves no state behind."""
+        """Return the method in its first state, for an attempt: a failed one leaves no state behind."""
         return MethodCalls(self.config, self.tokenizer, self.train_set.records, self.steps)
 
     def new_loader(self) -> StatefulDataLoader:
-        """Batches of training prompts from the first on."""
+        """Return the batches of training prompts, from the first on."""
         config, candidates = self.config, self.method.candidates_per_prompt
         return train_loader(self.train_set, config.data, config.seed, candidates)
 
@@ -181,85 +189,9 @@ def try_reward_functions(config: RewardScoreConfig, records: Sequence[PromptReco
     ]
 
 
-def form_warnings(mode: str, records: Sequence[PromptRecord], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """A line for each data source whose first prompts ask for no form of the answer that ``reward_score.mode`` rewards.
-
-    Custom functions and verifiers of other forms than a box are left out.
-    """
-    firsts: dict[str, list[PromptRecord]] = {}
-    for record in records if mode == "independent" else ():
-        firsts.setdefault(record.data_source, []).append(record)
-    lines = []
-    for source, rows in firsts.items():
-        if not rewards_boxes(source):
-            continue
-        texts = [tokenizer.decode(row.input_ids) for row in rows[:TRIED_PROMPTS]]
-        bare = [text for text, row in zip(texts, rows, strict=False) if "boxed" not in text and not row.asks_for_hashes]
-        if bare:
-            asked = "ask for <answer> ... </answer>" if "<answer>" in bare[0] else "ask for no form of the answer"
-            lines.append(
-                f"reward_score.mode='independent': {len(bare)} of the first {len(texts)} prompts of "
-                f"data_source={source!r} {asked}, and a right answer scores 1 in \\boxed{{}} and 0.5 without; let the "
-                "prompts ask for a box (data.template=qwen-boxed does), or set reward_score.mode=mix"
-            )
-    return lines
-
-
-def start_warnings(config: PPOConfig, method: MethodCalls) -> list[str]:
-    """Warnings for options that are valid but probably a mistake."""
-    lines, actor = [], config.actor
-    if config.compares_nothing:
-        lines.append(
-            f"rollout.n=1: {config.algorithm.adv_estimator} compares the responses to a prompt; with one of them the "
-            "advantage is its reward, without a baseline; set rollout.n>=2"
-        )
-    if method.overrides("sampling") and actor.tis_level == "none" and not actor.bypass_mode:
-        lines.append(
-            f"{method.where}: overrides sampling, so responses come from other distributions than that at "
-            "rollout.temperature, which is learned; set actor.tis_level=token, which weights them"
-        )
-    lines += few_prefixes(config)
-    num_updates, staleness = config.actor_updates(1), config.async_training.max_staleness
-    if staleness > 0 and num_updates > 1:
-        lines.append(
-            f"async_training.max_staleness={staleness}: a step makes {num_updates} updates of the policy "
-            f"(actor.ppo_mini_batch_size={actor.ppo_mini_batch_size}, actor.ppo_epochs={actor.ppo_epochs}), so its "
-            f"last learns from tokens that are up to {staleness * num_updates + num_updates - 1} updates old; set "
-            f"actor.ppo_mini_batch_size={config.data.train_batch_size} and actor.ppo_epochs=1, or watch "
-            "async/lag_<k>/kl"
-        )
-    if actor.clips_nothing:
-        lines.append(
-            f"actor.policy_loss=gspo: the clip range {actor.clip_range} is one of tokens and hardly ever acts on whole "
-            "responses; actor.clip_ratio_low=null actor.clip_ratio_high=null sets GSPO's"
-        )
-    if actor.kl_gradient_vanishes:
-        lines.append(
-            f"actor.kl_loss_type={actor.kl_loss_type}: as a loss its gradient vanishes in expectation on policy, so "
-            "the policy is not held to the reference; set it to k1+, k2, k3 or k3+, or set actor.use_unbiased_kl=true"
-        )
-    return lines
-
-
-def few_prefixes(config: PPOConfig) -> list[str]:
-    """A line if even the longest response has too few prefixes for an acceleration, which is then 0."""
-    calculator, longest = config.calculator, config.data.max_response_length
-    if not (calculator.enable and calculator.compute_diff):
-        return []
-    whole = calculator.prefix_rule != "after_stride"
-    count, stride = (longest - 1) // calculator.diff_stride + whole, calculator.diff_stride
-    if count >= 3:
-        return []
-    zero = "acceleration (ERA) is" if count == 2 else "velocity (ERV) and acceleration (ERA) are"
-    return [
-        f"calculator.diff_stride={stride}: even a response of data.max_response_length={longest} tokens has {count} "
-        f"prefix{'es' * (count != 1)}, so {zero} 0; set calculator.diff_stride={max(1, (longest - 1) // 8)} or less"
-    ]
-
-
-def check_method_and_loss(config: PPOConfig, method: MethodCalls) -> None:
+def check_method_and_loss(config: PPOConfig, method: MethodCalls, loss: PolicyLoss) -> None:
     """Raise ``ConfigError`` for a policy loss that cannot learn from a batch that the method composes."""
-    needs = PolicyLoss(config.actor).needs
+    needs = loss.needs
     if not method.overrides("learn_from"):
         return
     where = f"{method.where}: overrides learn_from, but actor.policy_loss={config.actor.policy_loss!r}"
@@ -290,3 +222,10 @@ def check_models(config: PPOConfig, tokenizer: PreTrainedTokenizerBase, device_t
     check_embeds_tokens(config.model, "model.path", tokenizer)
     if config.uses_critic and config.critic.model.path != config.model.path:
         check_reads_tokens(config.critic.model, "critic.model.path", tokenizer)
+
+
+def check_profile_steps(steps: Sequence[int], total_steps: int) -> None:
+    """Raise ``ConfigError`` if ``trainer.profile_steps`` names a step that the run does not have."""
+    late = [step for step in steps if step > total_steps]
+    if late:
+        raise ConfigError(f"trainer.profile_steps={list(steps)}: the run has {total_steps} steps; leave out {late}")

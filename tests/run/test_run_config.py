@@ -11,9 +11,9 @@ from conftest import small_overrides
 from omegaconf import OmegaConf
 
 from verl.checkpoint.export import export_checkpoint
-from verl.checkpoint.run_start import parse_run_config, require_model
 from verl.config import CONFIG_DIR, ConfigError, PPOConfig, SFTConfig
 from verl.config.load import compose_config
+from verl.run.run_config import parse_run_config, require_model
 
 
 @pytest.fixture
