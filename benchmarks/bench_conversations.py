@@ -22,8 +22,8 @@ from verl.config.ppo import PPOConfig
 from verl.data.prompt_rows import PromptRecord
 from verl.models.tokenizer import load_tokenizer
 from verl.rollout.base import EngineReply
-from verl.rollout.conversations import ConversationSetup
-from verl.rollout.environments import EnvironmentPool
+from verl.rollout.environments.conversations import ConversationSetup
+from verl.rollout.environments.pool import EnvironmentPool
 from verl.rollout.queue import EngineRoom
 from verl.rollout.requests import ResponseRequests
 from verl.single_controller import generation

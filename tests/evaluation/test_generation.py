@@ -13,7 +13,7 @@ from tests.evaluation.example_tasks import evaluation_config, make_task
 from tests.single_controller.test_conversations import LENGTH, Engines, Environment
 from verl.batch import Batch
 from verl.evaluation.generation import finite_metrics, generate_missing
-from verl.rollout.conversations import ConversationSetup
+from verl.rollout.environments.conversations import ConversationSetup
 from verl.single_controller import generation
 
 

@@ -14,8 +14,8 @@ from tests.conftest import shipped_config
 from verl.batch import ENVIRONMENT, POLICY, Batch
 from verl.data.prompt_rows import PromptRecord
 from verl.rollout.base import EngineReply
-from verl.rollout.conversations import ConversationSetup, new_conversations, turns_of
-from verl.rollout.environments import Answer, Step
+from verl.rollout.environments.conversations import ConversationSetup, new_conversations, turns_of
+from verl.rollout.environments.pool import Answer, Step
 from verl.rollout.queue import EngineRoom
 from verl.rollout.requests import ResponseRequests, response_stream
 from verl.single_controller import generation

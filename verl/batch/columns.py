@@ -54,7 +54,7 @@ class Columns:
     environment_rewards: PerEpisode
     """[B] float64, the sum of the environment's rewards."""
     call_counts: PerEpisode
-    """[B, 5] int64, :data:`verl.rollout.environments.COUNTS`: calls of tools and what became of them."""
+    """[B, 5] int64, :data:`verl.rollout.environments.pool.COUNTS`: calls of tools and what became of them."""
     environment_states: EpisodeList
     """B texts, the environment's state as JSON, between two turns; "" before the first."""
     step: PerEpisode

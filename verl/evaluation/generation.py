@@ -16,8 +16,8 @@ from verl.evaluation.progress import EvaluationDisplay
 from verl.evaluation.store import SampleStore, StoredSample
 from verl.evaluation.tasks import EvaluationTask, chat_arguments, engine_model
 from verl.rollout import engine_environment
-from verl.rollout.conversations import ConversationSetup, policy_texts, who_said_what
-from verl.rollout.environments import EnvironmentPool
+from verl.rollout.environments.conversations import ConversationSetup, policy_texts, who_said_what
+from verl.rollout.environments.pool import EnvironmentPool
 from verl.rollout.requests import EngineModel, ResponseRequests, sample_stream
 from verl.run.session import RaySession
 from verl.single_controller.generation import run_engines

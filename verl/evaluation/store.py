@@ -154,7 +154,7 @@ class StoredSample:
     token_ids: list[int] = field(default_factory=list)
     """Empty where they are not kept."""
     conversation: list[dict[str, str]] = field(default_factory=list)
-    """Who said what, as :func:`verl.rollout.conversations.who_said_what` tells it; empty for one turn."""
+    """Who said what, as :func:`verl.rollout.environments.conversations.who_said_what` tells it; empty for one turn."""
 
     def record(self) -> dict[str, Any]:
         """The line of the file."""

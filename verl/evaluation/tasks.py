@@ -33,9 +33,9 @@ from verl.models.info import ModelInfo, check_weights
 from verl.models.tokenizer import load_tokenizer
 from verl.rewards import check_ground_truth
 from verl.rollout import check_head_size
-from verl.rollout.conversations import check_conversations
+from verl.rollout.environments.conversations import check_conversations
+from verl.rollout.environments.tools import tool_schemas
 from verl.rollout.requests import EngineModel, resolve_dtype
-from verl.rollout.tools import tool_schemas
 from verl.run.session import RaySession
 from verl.run.sinks import check_trackers
 from verl.single_controller.cluster import gpus_per_machine, resolve_device

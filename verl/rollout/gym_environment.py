@@ -8,7 +8,7 @@ import json
 from typing import Any
 
 from verl.data.prompt_rows import PromptRecord
-from verl.rollout.tools import Turn
+from verl.rollout.environments.tools import Turn
 
 MOST_LIVE = 64
 """Environments that a process keeps between steps, the latest."""

@@ -12,8 +12,8 @@ from verl.models.fsdp import WeightDtype
 from verl.models.info import override_engine_config
 from verl.models.policy import Policy
 from verl.rollout.base import RolloutSetup
+from verl.rollout.environments.turns import Turns
 from verl.rollout.sleep import EngineSleep
-from verl.rollout.turns import Turns
 from verl.rollout.vllm_engine import start_engine
 from verl.rollout.vllm_sampler import VLLMSampler
 from verl.rollout.weight_sync import engine_dtype, reload_weights

@@ -10,9 +10,9 @@ from vllm.sampling_params import RequestOutputKind
 from verl.batch import POLICY, Batch
 from verl.config.rollout import EngineConfig, SamplingConfig
 from verl.rollout.base import EngineReply
+from verl.rollout.environments.turns import Beginning, Turns, trailing_policy_tokens
 from verl.rollout.queue import EngineRoom
 from verl.rollout.requests import ResponseRequests
-from verl.rollout.turns import Beginning, Turns, trailing_policy_tokens
 from verl.rollout.vllm_engine import engine_room, from_stream, num_waiting, rank_columns, run_steps
 from verl.utils.distributed import WorkerPlace
 from vllm_patches import begun

@@ -24,9 +24,9 @@ from verl.rank.token_metrics import check_token_metrics
 from verl.rewards import use_custom_functions
 from verl.rewards.pool import VerifierPool
 from verl.rollout import check_engine_model, end_tokens
-from verl.rollout.conversations import ConversationSetup, check_conversations
-from verl.rollout.environments import EnvironmentPool
-from verl.rollout.tools import tool_schemas
+from verl.rollout.environments.conversations import ConversationSetup, check_conversations
+from verl.rollout.environments.pool import EnvironmentPool
+from verl.rollout.environments.tools import tool_schemas
 from verl.run.sinks import check_trackers
 from verl.run.warnings import form_warnings, start_warnings
 from verl.single_controller.cluster import resolve_device

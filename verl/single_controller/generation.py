@@ -12,7 +12,7 @@ from verl.batch import Batch
 from verl.config.rollout import SamplingConfig
 from verl.data.prompt_rows import PromptRecord
 from verl.rollout.base import EngineReply
-from verl.rollout.conversations import DRIVER_COLUMNS, Conversations, ConversationSetup, with_measured
+from verl.rollout.environments.conversations import DRIVER_COLUMNS, Conversations, ConversationSetup, with_measured
 from verl.rollout.queue import RequestQueue
 from verl.rollout.requests import ResponseRequests, ResponseSettings, response_stream
 from verl.single_controller.failures import MachineError

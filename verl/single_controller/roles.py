@@ -16,7 +16,7 @@ from verl.config.rollout import SamplingConfig
 from verl.data.prompt_rows import PromptRecord
 from verl.models.micro_batches import rows_by_value
 from verl.models.packing import numbered, prompts_of
-from verl.rollout.conversations import Conversations, ConversationSetup
+from verl.rollout.environments.conversations import Conversations, ConversationSetup
 from verl.rollout.requests import ResponseRequests, ResponseSettings
 from verl.single_controller.engine_pool import EnginePool
 from verl.single_controller.generation import generate_responses, run_engines

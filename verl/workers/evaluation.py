@@ -6,9 +6,9 @@ from verl.config.evaluation import EvaluationEngineConfig
 from verl.models.hub import local_folder
 from verl.models.tokenizer import load_tokenizer
 from verl.rollout.base import EngineReply
+from verl.rollout.environments.turns import Turns
 from verl.rollout.queue import EngineRoom
 from verl.rollout.requests import EngineModel, ResponseRequests
-from verl.rollout.turns import Turns
 from verl.rollout.vllm_engine import start_engine
 from verl.rollout.vllm_sampler import VLLMSampler
 from verl.utils.distributed import WorkerPlace, join_world, seed_everything

@@ -18,7 +18,7 @@ from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.dynamics import by_layer
 from verl.rewards import Score
 from verl.rewards.custom import extra_metrics
-from verl.rollout.environments import COUNTS
+from verl.rollout.environments.pool import COUNTS
 from verl.verifiers.answers import vote_key
 
 MAX_SOURCES = 16
@@ -44,7 +44,7 @@ def length_metrics(batch: Batch, max_prompt_length: int) -> dict[str, float]:
 
 def turn_metrics(batch: Batch) -> dict[str, float]:
     """Of conversations: ``turns/{mean,max,min}``, tokens that environments wrote a response and their share,
-    ``environment/tokens/...``, their rewards, and sums of :data:`verl.rollout.environments.COUNTS`."""
+    ``environment/tokens/...``, their rewards, and sums of :data:`verl.rollout.environments.pool.COUNTS`."""
     if "source" not in batch:
         return {}
     written = batch.response_lengths - batch.policy_lengths

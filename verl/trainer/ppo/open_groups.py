@@ -14,7 +14,7 @@ from torch import Tensor
 from verl.batch import EPISODE, Batch
 from verl.batch.state import batch_from_state, batch_state, restored_record, saved_record
 from verl.data.prompt_rows import PromptRecord
-from verl.rollout.conversations import DRIVER_COLUMNS, new_conversations
+from verl.rollout.environments.conversations import DRIVER_COLUMNS, new_conversations
 from verl.rollout.requests import response_stream
 
 ADMITTED = 1 << 31

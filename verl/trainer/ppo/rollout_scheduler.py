@@ -27,7 +27,7 @@ from verl.data.prompt_rows import PromptRecord
 from verl.method.calls import MAX_ROUNDS, MethodCalls
 from verl.rewards import Score
 from verl.rewards.pool import VerifierPool
-from verl.rollout.conversations import DRIVER_COLUMNS, with_measured
+from verl.rollout.environments.conversations import DRIVER_COLUMNS, with_measured
 from verl.rollout.requests import ResponseRequests, ResponseSettings
 from verl.single_controller.roles import PolicyWorkers
 from verl.trainer.logging.rollout_metrics import data_sources, groups_that_differ, verdict_metrics

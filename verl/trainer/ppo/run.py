@@ -11,7 +11,7 @@ from verl.config.ppo import PPOConfig
 from verl.rank.reward_manager import RewardManager
 from verl.rewards.pool import VerifierPool
 from verl.rollout import engine_environment
-from verl.rollout.environments import EnvironmentPool
+from verl.rollout.environments.pool import EnvironmentPool
 from verl.run.display import RunDisplay
 from verl.run.samples import SampleStore
 from verl.run.session import TrainingRun

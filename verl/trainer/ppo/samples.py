@@ -18,8 +18,8 @@ from transformers import PreTrainedTokenizerBase
 from verl.batch import Batch
 from verl.data.responses import token_pieces
 from verl.rank.dynamics import by_layer
-from verl.rollout.conversations import who_said_what
-from verl.rollout.environments import COUNTS
+from verl.rollout.environments.conversations import who_said_what
+from verl.rollout.environments.pool import COUNTS
 from verl.run.display import RunDisplay
 from verl.run.samples import METRIC_PREFIX, PREFIX, SampleStore, Split
 from verl.run.sinks import Table as SampleTable

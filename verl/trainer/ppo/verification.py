@@ -9,7 +9,7 @@ from verl.data.prompt_rows import PromptRecord
 from verl.rewards import Score
 from verl.rewards.pool import PendingScores, VerifierPool
 from verl.rewards.score import score_of
-from verl.rollout.conversations import policy_texts
+from verl.rollout.environments.conversations import policy_texts
 from verl.trainer.logging.rollout_metrics import score_tensors
 from verl.verifiers.verdict import Verdict
 

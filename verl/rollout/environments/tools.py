@@ -11,7 +11,7 @@ from transformers.utils.chat_template_utils import get_json_schema
 from verl.config.errors import ConfigError
 from verl.config.rollout import MultiTurnConfig
 from verl.data.prompt_rows import PromptRecord
-from verl.rollout.verl_tools import verl_tools
+from verl.rollout.environments.verl_tools import verl_tools
 from verl.utils.user_code import load_code, user_code
 
 FIELD = "rollout.multi_turn.tools"

@@ -13,9 +13,9 @@ from tests.conftest import ROOT, shipped_config
 from verl.config.errors import ConfigError
 from verl.config.rollout import MultiTurnConfig
 from verl.data.prompt_rows import PromptRecord
-from verl.rollout.environments import Answer, EnvironmentPool, Step, load_environment, take_step
+from verl.rollout.environments.pool import Answer, EnvironmentPool, Step, load_environment, take_step
+from verl.rollout.environments.tools import Call, Turn, shortened, tool_schemas
 from verl.rollout.gym_environment import GymEnvironment
-from verl.rollout.tools import Call, Turn, shortened, tool_schemas
 from verl.utils.json_state import from_json
 
 RECORD = PromptRecord(0, [5], "arithmetic", "7", {}, [], False)
@@ -211,7 +211,7 @@ def test_a_step_that_is_ended_costs_one_observation(file: Path):
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_an_async_tool_that_blocks_the_others_costs_one_observation(file: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("verl.rollout.environments.MARGIN_S", 1.0)
+    monkeypatch.setattr("verl.rollout.environments.pool.MARGIN_S", 1.0)
     steps = [asking(Call("misbehave", {"how": how})) for how in ("hang", "die")]
     with EnvironmentPool(options(file, "wait", "misbehave")) as pool:
         answers = pool.ask([*steps, asking(Call("wait", {"seconds": 0.1}))])

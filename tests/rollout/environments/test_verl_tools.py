@@ -10,8 +10,8 @@ import pytest
 from tests.conftest import shipped_config
 from verl.config.errors import ConfigError
 from verl.data.prompt_rows import PromptRecord
-from verl.rollout.environments import Step, load_environment, take_step
-from verl.rollout.tools import Call, Turn, tool_schemas
+from verl.rollout.environments.pool import Step, load_environment, take_step
+from verl.rollout.environments.tools import Call, Turn, tool_schemas
 
 # In the form of veRL's own tool for GSM8K.
 TOOL = """

@@ -12,7 +12,7 @@ from verl.config.calculator import CalculatorConfig
 from verl.config.rollout import MultiTurnConfig
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.turns import measure_turns, turn_lengths
-from verl.rollout.tool_parser import ToolCallReader
+from verl.rollout.environments.tool_parser import ToolCallReader
 
 
 class Beginning(NamedTuple):

@@ -13,8 +13,8 @@ from tests.workers.groups import all_prompts, scored, start_group
 from verl.batch import ENVIRONMENT, POLICY, RANK, Batch
 from verl.config import PPOConfig
 from verl.data.prompt_rows import PromptRecord
-from verl.rollout.conversations import ConversationSetup, new_conversations, turns_of, with_measured
-from verl.rollout.environments import Answer, Step
+from verl.rollout.environments.conversations import ConversationSetup, new_conversations, turns_of, with_measured
+from verl.rollout.environments.pool import Answer, Step
 from verl.rollout.requests import ResponseRequests, response_stream
 from verl.single_controller.generation import generate_responses, run_engines
 from verl.single_controller.worker_group import WorkerGroup

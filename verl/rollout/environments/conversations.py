@@ -15,14 +15,14 @@ from transformers import PreTrainedTokenizerBase
 from verl.batch import ENVIRONMENT, Batch
 from verl.config.errors import ConfigError
 from verl.config.rollout import MultiTurnConfig
-from verl.data.bridges import Bridges, ProgramBridges
 from verl.data.prompt_rows import PromptRecord
 from verl.data.responses import decode_responses
 from verl.data.templates import find_template
 from verl.rank.turns import spread_measured, turn_lengths
-from verl.rollout.environments import COUNTS, Answer, EnvironmentPool, Step, load_environment
+from verl.rollout.environments.bridges import Bridges, ProgramBridges
+from verl.rollout.environments.pool import COUNTS, Answer, EnvironmentPool, Step, load_environment
+from verl.rollout.environments.tools import Call, Turn, tool_schemas
 from verl.rollout.queue import RequestQueue
-from verl.rollout.tools import Call, Turn, tool_schemas
 
 PROGRAMS = "verl.rollout.programs:Programs"
 """The environment for templates whose programs are run while a response is sampled."""

@@ -6,7 +6,7 @@ from transformers import AutoTokenizer
 
 from tests.conftest import ROOT
 from verl.config.errors import ConfigError
-from verl.rollout.tool_parser import ToolCallReader
+from verl.rollout.environments.tool_parser import ToolCallReader
 
 JSON = '<tool_call>\n{"name": "multiply", "arguments": {"a": 3, "b": 4}}\n</tool_call>'
 XML = (

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Self
 from verl.config.errors import ConfigError
 from verl.config.rollout import MultiTurnConfig
 from verl.data.prompt_rows import PromptRecord
-from verl.rollout.tools import ToolEnvironment, Turn, load_tools
+from verl.rollout.environments.tools import ToolEnvironment, Turn, load_tools
 from verl.utils.json_state import from_json, to_json
 from verl.utils.process_pool import KillablePool, failure_reason, spare_cores
 from verl.utils.user_code import check_signature, load_code, user_code

@@ -9,8 +9,8 @@ from tokenizers import AddedToken
 
 from tests.vllm_patches import zoo
 from verl.config.errors import ConfigError
-from verl.data.bridges import ANSWER, Bridges, ProgramBridges
 from verl.data.templates import render_chat
+from verl.rollout.environments.bridges import ANSWER, Bridges, ProgramBridges
 
 TEMPLATES = yaml.safe_load(Path(__file__).with_name("chat_templates.yaml").read_text())
 

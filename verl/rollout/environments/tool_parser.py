@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from vllm.tool_parsers import ToolParserManager
 
 from verl.config.errors import ConfigError
-from verl.rollout.tools import read_calls
+from verl.rollout.environments.tools import read_calls
 
 FIELD = "rollout.multi_turn.format"
 
