@@ -57,7 +57,7 @@ def judge(responses: list[PublicResponse]) -> list[bool]:
     with VerifierPool(load_config(PPOConfig, "ppo_trainer").reward_score) as pool:
         for start in range(0, len(responses), AT_A_TIME):
             _, _, *columns = zip(*responses[start : start + AT_A_TIME], strict=True)
-            verdicts += [score["correctness"] for score in pool.score_batch(*map(list, columns))]
+            verdicts += [verdict.correct for verdict in pool.score_batch(*map(list, columns))]
     return verdicts
 
 

@@ -28,7 +28,7 @@ from verl.config.errors import ConfigError
 from verl.config.evaluation import EvaluationConfig, parse_evaluation_config
 from verl.config.load import compose_config
 from verl.config.ppo import PPOConfig
-from verl.rewards import Score, check_ground_truth, compute_score
+from verl.rewards import check_ground_truth, compute_score
 from verl.run.run_config import parse_run_config
 
 PAGE_LINE = "page: "
@@ -125,7 +125,7 @@ def score(
     truth: Any,
     extra_info: Mapping[str, Any] | None = None,
     mode: str = "mix",
-) -> Score:
+) -> dict[str, Any]:
     """The verdict on one response and its score, in this process and without a limit on time.
 
     Args:

@@ -12,6 +12,7 @@ from verl.config.load import CONFIG_DIR
 from verl.evaluation.benchmarks import Problem
 from verl.evaluation.store import StoredSample
 from verl.rollout.requests import MeasuredPrompt
+from verl.verifiers.verdict import Verdict
 
 
 def analysis_config(*overrides: str) -> AnalysisConfig:
@@ -33,8 +34,8 @@ SAMPLES = [
     StoredSample(0, 1, "7 7", 2, True, {}, [7, 7]),
 ]
 SCORES = [
-    {"score": 1.0, "correctness": True, "boxed": True, "reason": "exact", "answer": "2", "reward_extra_info": {}},
-    {"score": 0.0, "correctness": False, "boxed": False, "reason": "x", "answer": "", "reward_extra_info": {}},
+    Verdict(True, True, "exact", "2", 1.0),
+    Verdict(False, False, "x", "", 0.0),
 ]
 DISTANCES = {"pairwise_euclidean_dist": 1.0, "pairwise_cosine_sim": 0.9, "dist_to_center": 0.5}
 

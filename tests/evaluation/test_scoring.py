@@ -16,9 +16,8 @@ from verl.evaluation.results import REASONS, TaskResult, sample_table
 from verl.evaluation.scoring import reason_code, score_samples, verdict_settings
 from verl.evaluation.store import StoredSample
 from verl.evaluation.tasks import EvaluationTask
-from verl.rewards import Score
 from verl.rewards.custom import CustomFunctionError
-from verl.rewards.score import score_of
+from verl.rewards.score import with_score
 from verl.verifiers.verdict import Verdict
 
 CONFIG = evaluation_config().reward_score
@@ -41,19 +40,18 @@ class CountingPool:
 
     def score_batch(
         self, sources: list[str], solutions: list[str], truths: list[str], infos: list[Any], in_thought: list[bool]
-    ) -> list[Score]:
+    ) -> list[Verdict]:
         self.in_thought = in_thought
         if self.error:
             raise self.error
         self.asked += len(solutions)
         return [self.score(text, truth) for text, truth in zip(solutions, truths, strict=True)]
 
-    def score(self, text: str, truth: str) -> Score:
+    def score(self, text: str, truth: str) -> Verdict:
         boxed = "boxed" in text
         reason = "exact" if truth in text else "different" if boxed else "missing"
         extras = self.extras if text == "no idea" else {}
-        verdict = {"correctness": truth in text, "boxed": boxed, "reason": reason, "answer": text[-9:]}
-        return Score(score=0.0, **verdict, reward_extra_info=extras)
+        return Verdict(truth in text, boxed, reason, text[-9:], 0.0, extras)
 
 
 @pytest.fixture
@@ -183,8 +181,8 @@ def test_a_verifier_that_fails_names_the_benchmark(score, kind: type[Exception])
 
 
 def test_reason_codes():
-    right = [reason_code(score_of(Verdict(True, False, reason), "mix")) for reason in ("exact", "custom")]
+    right = [reason_code(with_score(Verdict(True, False, reason), "mix")) for reason in ("exact", "custom")]
     reasons = ("different", "custom", "missing", "unparsed", "timeout", "memory", "crash")
-    wrong = [reason_code(score_of(Verdict(False, False, reason), "mix")) for reason in reasons]
+    wrong = [reason_code(with_score(Verdict(False, False, reason), "mix")) for reason in reasons]
     assert (right, wrong) == (["correct"] * 2, ["wrong", "wrong", "no_answer", *reasons[3:]])
     assert set(wrong) < set(REASONS)

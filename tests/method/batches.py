@@ -11,7 +11,7 @@ from verl.batch import Batch
 from verl.config import PPOConfig
 from verl.data.prompt_rows import PromptRecord
 from verl.method.calls import MethodCalls
-from verl.rewards import Score
+from verl.verifiers.verdict import Verdict
 
 RECORDS = [
     PromptRecord(uid, [1, uid + 2], "set", "7", {}, [{"role": "user", "content": f"{uid}"}], False) for uid in range(8)
@@ -19,10 +19,8 @@ RECORDS = [
 """The training data."""
 
 
-def verdict(score: float, extra: dict[str, Any] | None = None) -> Score:
-    return Score(
-        score=score, correctness=score > 0, boxed=False, reason="exact", answer="7", reward_extra_info=extra or {}
-    )
+def verdict(score: float, extra: dict[str, Any] | None = None) -> Verdict:
+    return Verdict(score > 0, False, "exact", "7", score, extra or {})
 
 
 def batch_of(

@@ -34,7 +34,7 @@ def test_a_buffer_is_bounded_and_comes_back_to_the_bit():
     assert again.names == held.names and again.width == held.width
     assert again.records == held.records and again.records[1] == edited and again.records[2] is RECORDS[2]
     # What a reward function returned besides the score is not kept.
-    assert (again.texts, again.verdicts) == (held.texts, held.verdicts) and not held.verdicts[0]["reward_extra_info"]
+    assert (again.texts, again.verdicts) == (held.texts, held.verdicts) and not held.verdicts[0].extras
     tensors = [name for name in held.names if isinstance(getattr(held, name), torch.Tensor)]
     assert {"tokens", "rank/m", "mean_states"} <= set(tensors)
     for name in ("prompt_lengths", *tensors):

@@ -273,7 +273,7 @@ def test_in_the_pool(sandbox):
     truth = {"tests": SQUARES["tests"][:1]}
     with VerifierPool(scoring(mode="partial", num_workers=2, timeout_s=30.0, memory_limit_mb=512)) as pool:
         scores = pool.score_batch(["apps"] * 4, [fenced(program) for program in programs], [truth] * 4)
-    assert [(score["score"], score["reason"]) for score in scores] == [
+    assert [(score.score, score.reason) for score in scores] == [
         (1, "exact"),
         (0, "timeout"),
         (0, "different"),

@@ -282,7 +282,7 @@ def test_further_arguments():
 def test_further_arguments_reach_the_pool():
     own = scoring(num_workers=1, custom_functions=["*=my_rewards:with_options"], custom_kwargs={"weight": 0.5})
     with VerifierPool(own) as pool:
-        assert [score["score"] for score in pool.score_batch(["a", "b"], ["1", "12345"], ["", ""])] == [0.5, 2.5]
+        assert [score.score for score in pool.score_batch(["a", "b"], ["1", "12345"], ["", ""])] == [0.5, 2.5]
 
 
 @pytest.mark.slow
@@ -294,9 +294,9 @@ def test_in_the_pool(mode: str):
         # A function gets the response alone, even where the prompt opened a thought.
         scores = pool.score_batch(sources, solutions, ["7"] * 7, None, [True] * 6 + [False])
         reasons = ["timeout", "custom", "memory", "crash", "crash", "custom", "exact"]
-        assert [score["reason"] for score in scores] == reasons
-        assert [score["score"] for score in scores] == [0.0, 0.75, 0.0, 0.0, 0.0, -0.25, 1.0]
-        assert [score["correctness"] for score in scores] == [False, True, False, False, False, True, True]
+        assert [score.reason for score in scores] == reasons
+        assert [score.score for score in scores] == [0.0, 0.75, 0.0, 0.0, 0.0, -0.25, 1.0]
+        assert [score.correct for score in scores] == [False, True, False, False, False, True, True]
 
 
 @pytest.mark.slow
@@ -320,7 +320,7 @@ def test_an_error_in_a_function_scores_0_if_asked(caplog: pytest.LogCaptureFixtu
     with VerifierPool(replace(scores, on_function_error="zero")) as pool:
         infos = [None, {"returns": math.nan}, None, None]
         found = pool.score_batch(["mine"] * 4, ["exit", "nan", "7", "timeout"], ["7"] * 4, infos)
-    assert [(score["score"], score["correctness"], score["reason"]) for score in found] == [
+    assert [(score.score, score.correct, score.reason) for score in found] == [
         (0.0, False, "error"),
         (0.0, False, "error"),
         (0.75, True, "custom"),
@@ -351,7 +351,7 @@ def test_what_a_function_started_ends_with_it(tmp_path: Path):
             scores = pool.score_batch(["mine"] * 2, solutions, [str(folder) for folder in folders])
             # The numbers of those that ended may be given to sessions of the user's own.
             assert pool._started <= {process.pid for process in multiprocessing.active_children()}
-        assert [score["reason"] for score in scores] == ["timeout", "crash"]
+        assert [score.reason for score in scores] == ["timeout", "crash"]
         pids = {file: int(file.read_text()) for folder in folders for file in folder.iterdir()}
         assert len(pids) == 8
         assert [file for file, pid in pids.items() if psutil.pid_exists(pid) and not is_zombie(pid)] == []

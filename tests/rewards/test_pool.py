@@ -14,7 +14,7 @@ from conftest import scoring
 from verl.config.rewards import RewardScoreConfig
 from verl.rewards.pool import VerifierPool
 from verl.rewards.registry import VERIFIERS
-from verl.rewards.score import Score
+from verl.verifiers.verdict import Verdict
 
 pytestmark = pytest.mark.slow
 
@@ -79,7 +79,7 @@ def pool(misbehaving: Path) -> Iterator[VerifierPool]:
         yield pool
 
 
-def score_one(pool: VerifierPool, solution: str, truth: str = r"\frac{1}{2}", source: str = "math") -> Score:
+def score_one(pool: VerifierPool, solution: str, truth: str = r"\frac{1}{2}", source: str = "math") -> Verdict:
     return pool.score_batch([source], [solution], [truth])[0]
 
 
@@ -101,12 +101,11 @@ def test_scores_come_in_order(pool: VerifierPool):
     sources = ["math", "arithmetic", "openai/gsm8k", "math"]
     solutions = [r"\boxed{x+1}", "12", r"\boxed{13}", "none"]
     scores = pool.score_batch(sources, solutions, ["1+x", "12", "12", "12"], [None, {}, {"index": 2}, None])
-    assert all(score.pop("reward_extra_info") == {} for score in scores)
     assert scores == [
-        {"score": 1.0, "correctness": True, "boxed": True, "reason": "equivalent", "answer": "x+1"},
-        {"score": 0.5, "correctness": True, "boxed": False, "reason": "exact", "answer": "12"},
-        {"score": -0.5, "correctness": False, "boxed": True, "reason": "different", "answer": "13"},
-        {"score": -1.0, "correctness": False, "boxed": False, "reason": "missing", "answer": ""},
+        Verdict(True, True, "equivalent", "x+1", 1.0),
+        Verdict(True, False, "exact", "12", 0.5),
+        Verdict(False, True, "different", "13", -0.5),
+        Verdict(False, False, "missing", "", -1.0),
     ]
     assert pool.score_batch([], [], []) == []
 
@@ -115,7 +114,7 @@ def test_a_response_may_begin_in_a_thought_that_its_prompt_opened(pool: Verifier
     solutions = [r"\boxed{5}", r"so \boxed{5}</think> \boxed{5}", r"\boxed{4}</think> \boxed{5}"]
     for opened, correct in ((False, [True, True, True]), (True, [False, True, True])):
         scores = pool.score_batch(["math"] * 3, solutions, ["5"] * 3, None, [opened] * 3)
-        assert [score["correctness"] for score in scores] == correct
+        assert [score.correct for score in scores] == correct
 
 
 def test_hostile_values_are_refused_before_they_are_sent(pool: VerifierPool):
@@ -130,13 +129,13 @@ def test_hostile_values_are_refused_before_they_are_sent(pool: VerifierPool):
     for truth, info, message in refused:
         with pytest.raises(ValueError, match=message):
             pool.submit_batch(["math"] * 2, ["12"] * 2, ["12", truth], [None, info])
-    assert pool.score_batch(["math"], ["12"], ["12"], [{"long": list(range(10**6))}])[0]["correctness"]
+    assert pool.score_batch(["math"], ["12"], ["12"], [{"long": list(range(10**6))}])[0].correct
 
 
 def test_mode_mix_with_two_workers():
     with VerifierPool(config("mix", num_workers=2)) as pool:
         scores = pool.score_batch(["arithmetic"] * 100, [str(i) for i in range(100)], ["7"] * 100)
-    assert [score["score"] for score in scores] == [float(i == 7) for i in range(100)]
+    assert [score.score for score in scores] == [float(i == 7) for i in range(100)]
 
 
 def test_a_typical_batch_is_fast(pool: VerifierPool):
@@ -146,7 +145,7 @@ def test_a_typical_batch_is_fast(pool: VerifierPool):
         start = time.perf_counter()
         scores = pool.score_batch(["arithmetic"] * 384, solutions, ["7"] * 384)
         seconds.append(time.perf_counter() - start)
-        assert sum(score["correctness"] for score in scores) == 1
+        assert sum(score.correct for score in scores) == 1
     # 0.01 s on one core of a server; the bound and the three attempts leave room for a busy laptop.
     assert min(seconds) < 0.5
 
@@ -156,30 +155,30 @@ def test_a_misbehaving_response_costs_itself_alone(pool: VerifierPool):
     start = time.perf_counter()
     scores = pool.score_batch(["misbehaving"] * 8, solutions, ["7"] * 8)
     reasons = ["exact", "timeout", "exact", "timeout", "memory", "crash", "crash", "different"]
-    assert [score["reason"] for score in scores] == reasons
-    assert [score["score"] for score in scores] == [0.5, -1.0, 0.5, -1.0, -1.0, -1.0, -1.0, -1.0]
+    assert [score.reason for score in scores] == reasons
+    assert [score.score for score in scores] == [0.5, -1.0, 0.5, -1.0, -1.0, -1.0, -1.0, -1.0]
     assert time.perf_counter() - start < HANG_S / 10
-    assert score_one(pool, "7", "7", "misbehaving")["correctness"]
+    assert score_one(pool, "7", "7", "misbehaving").correct
 
 
 @pytest.mark.parametrize("solution", ["hang", "die", "eat memory"])
 def test_a_verifier_that_misbehaves_in_the_quick_pass(pool: VerifierPool, solution: str):
     infos = [{"when_quick": True}] * 3
     scores = pool.score_batch(["misbehaving"] * 3, ["7", solution, "7"], ["7"] * 3, infos)
-    assert [score["correctness"] for score in scores] == [True, False, True]
+    assert [score.correct for score in scores] == [True, False, True]
 
 
 def test_a_hanging_process_is_killed(pool: VerifierPool, tmp_path: Path):
     pid_file = tmp_path / "pid"
     scores = pool.score_batch(["misbehaving"], [r"hang"], ["7"], [{"pid_file": str(pid_file)}])
-    assert scores[0]["reason"] == "timeout"
+    assert scores[0].reason == "timeout"
     assert eventually(lambda: not is_alive(int(pid_file.read_text())))
 
 
 def test_a_bug_in_a_verifier_is_raised(pool: VerifierPool):
     with pytest.raises(KeyError, match="bug"):
         score_one(pool, "bug", "7", "misbehaving")
-    assert score_one(pool, "7", "7", "misbehaving")["correctness"]
+    assert score_one(pool, "7", "7", "misbehaving").correct
 
 
 def test_submit_batch_does_not_wait(pool: VerifierPool):
@@ -187,7 +186,7 @@ def test_submit_batch_does_not_wait(pool: VerifierPool):
     pending = pool.submit_batch(["misbehaving"], ["hang"], ["7"])
     assert time.perf_counter() - start < TIME_LIMIT_S / 2
     assert not pending.done()
-    assert pending.result()[0]["reason"] == "timeout"
+    assert pending.result()[0].reason == "timeout"
     assert pending.done()
 
 

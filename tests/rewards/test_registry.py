@@ -13,7 +13,7 @@ from verl.rewards.registry import (
     Job,
     find_scorer,
 )
-from verl.rewards.score import score_of
+from verl.rewards.score import with_score
 from verl.verifiers.answers import vote_key
 
 
@@ -215,5 +215,5 @@ def test_the_form_that_the_prompt_asks_for_is_well_formed(response: str, asked: 
     scores = []
     for takes_hashes in (True, False):
         job = Job(find_scorer("gsm8k"), "gsm8k", response, "72", None, takes_hashes)
-        scores.append(score_of(job.verdict(), "independent")["score"])
+        scores.append(with_score(job.verdict(), "independent").score)
     assert scores == [asked, other]

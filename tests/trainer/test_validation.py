@@ -11,7 +11,6 @@ from verl.config import PPOConfig, load_config
 from verl.data.prompt_rows import PromptRecord
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.reward_manager import RewardManager
-from verl.rewards.score import score_of
 from verl.trainer.validation import Validator
 from verl.verifiers.verdict import Verdict
 
@@ -47,8 +46,7 @@ class ScriptedScheduler:
         uids = dict.fromkeys(record.uid for record in batch.records)
         correct = [verdict for uid in uids for verdict in VERDICTS[uid]]
         verdicts = [
-            score_of(Verdict(v, True, "exact" if v else "different", score=2.0 * v - 1, extras={"right": v}), "mix")
-            for v in correct
+            Verdict(v, True, "exact" if v else "different", score=2.0 * v - 1, extras={"right": v}) for v in correct
         ]
         scores = torch.tensor([2.0 * v - 1 for v in correct])
         batch.fill(verdicts=verdicts, scores=scores, correct=torch.tensor(correct))

@@ -30,13 +30,13 @@ from verl.evaluation.targets import Target
 from verl.evaluation.tasks import EvaluationTask, Job, check_answers, prepare
 from verl.models.info import ModelInfo, resolve_layers
 from verl.rank.own_metrics import own_measures
-from verl.rewards import Score
 from verl.rewards.pool import VerifierPool
 from verl.rollout.requests import MeasuredPrompt
 from verl.run.tracking import SUMMARY
 from verl.single_controller.failures import WorkerError
 from verl.single_controller.worker_group import WorkerGroup
 from verl.utils.portable import valid_unicode
+from verl.verifiers.verdict import Verdict
 
 Tables = tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]
 """Rows of responses, of prompts, and of the courses of responses."""
@@ -151,7 +151,7 @@ def _tables(
     """Score the responses of a task, and make its rows."""
     numbers = range(config.n_sampling)
     keys = [(i, j) for i in store.answered for j in numbers]
-    scores: dict[SampleKey, Score] = {}
+    scores: dict[SampleKey, Verdict] = {}
     for batch in score_batches(task, store.samples, keys, verifiers):
         scores |= batch
     responses, prompts, courses = [], [], []

@@ -27,10 +27,10 @@ from verl.config.analysis import AnalysisConfig
 from verl.config.errors import ConfigError
 from verl.evaluation.benchmarks import Problem
 from verl.evaluation.store import StoredSample
-from verl.rewards import Score
 from verl.rollout.requests import MeasuredPrompt
 from verl.utils.files import replacing
 from verl.utils.portable import valid_unicode
+from verl.verifiers.verdict import Verdict
 
 RESPONSE_SHEET = "exploit_data (per-rollout)"
 PROMPT_SHEET = "explore_data (per-prompt)"
@@ -112,7 +112,7 @@ def check_pairs(config: AnalysisConfig) -> None:
 def response_row(
     config: AnalysisConfig,
     sample: StoredSample,
-    score: Score,
+    score: Verdict,
     problem: Problem,
     measured: Mapping[str, Sequence[float]],
 ) -> dict[str, Any]:
@@ -120,14 +120,14 @@ def response_row(
     tokens = sample.token_ids
     return {
         **{name: measured[metric][place] for name, (metric, place) in rank_columns(config).items()},
-        "test_score_0": float(score["score"]),
-        "correctness": float(score["correctness"]),
+        "test_score_0": score.score,
+        "correctness": float(score.correct),
         "avg_log_probs": measured["avg_log_probs"][0],
         "avg_logits_entropy": measured["avg_logits_entropy"][0],
         **_token_metrics(config, [tokens]),
         "response_length": len(tokens),
         "reflection_words": count_words(sample.response, config.analysis.reflection_words),
-        "boxed": float(score["boxed"]),
+        "boxed": float(score.boxed),
         "truncated": float(sample.truncated),
         "question": valid_unicode(problem.question),
         "response": valid_unicode(sample.response),

@@ -68,7 +68,7 @@ class Columns:
     texts: EpisodeList
     """B texts, what verifiers read of each response."""
     verdicts: EpisodeList
-    """B :class:`verl.rewards.Score`."""
+    """B :class:`verl.verifiers.verdict.Verdict`."""
 
     # --- Filled by the verifiers ---
     first_records: EpisodeList

@@ -9,15 +9,20 @@ from typing import Any
 
 from verl.batch.batch import Batch
 from verl.config.errors import ConfigError
+from verl.verifiers.verdict import Verdict
 
 EDITED = ("input_ids", "messages", "opens_thought")
 """Fields of a record that ``Method.judged`` may edit."""
+
+VERDICTS = {"verdicts", "first_verdicts"}
+"""Columns of verdicts."""
 
 
 def batch_state(batch: Batch, prompts: Sequence[Any]) -> dict[str, Any]:
     """Return a batch as tensors and JSON values. Its records come from ``prompts``, the training data by ``uid``."""
     columns = {name: getattr(batch, name) for name in batch.names}
     columns["records"] = [saved_record(record, prompts) for record in batch.records]
+    columns |= {name: [verdict.as_dict() for verdict in columns[name]] for name in VERDICTS & columns.keys()}
     return {
         "prompt_lengths": batch.prompt_lengths,
         "response_lengths": batch.response_lengths,
@@ -31,6 +36,7 @@ def batch_from_state(state: dict[str, Any], prompts: Sequence[Any]) -> Batch:
     """Return the batch that :func:`batch_state` saved. Raises ``ConfigError`` if ``prompts`` differ from those then."""
     columns = dict(state["columns"])
     columns["records"] = [restored_record(saved, prompts) for saved in columns["records"]]
+    columns |= {name: [*map(Verdict.from_dict, columns[name])] for name in VERDICTS & columns.keys()}
     batch = Batch(state["prompt_lengths"], state["response_lengths"], state["width"])
     for name, values in columns.items():
         batch.fill(state["kinds"][name], **{name: values})

@@ -21,9 +21,9 @@ from verl.evaluation.benchmarks import Problem
 from verl.evaluation.results import PROMPT_TOO_LONG, ProblemResult, ScoredSample, TaskResult
 from verl.evaluation.store import RecordFile, SampleKey, StoredSample, parse_record
 from verl.evaluation.tasks import EvaluationTask
-from verl.rewards import Score
 from verl.rewards.pool import VerifierPool
 from verl.rollout.programs import with_solutions
+from verl.verifiers.verdict import Verdict
 
 VERDICTS_FILE = "verdicts.jsonl"
 
@@ -71,8 +71,8 @@ def score_samples(
         waiting = [key for key in keys if key not in verdicts or verdicts[key].response != digests[key]]
         for batch in score_batches(task, samples, waiting, verifiers):
             for key, score in batch.items():
-                correct, extras, reason = score["correctness"], score["reward_extra_info"], reason_code(score)
-                verdicts[key] = StoredVerdict(*key, digests[key], correct, score["answer"], reason, extras)
+                correct, extras, reason = score.correct, dict(score.extras), reason_code(score)
+                verdicts[key] = StoredVerdict(*key, digests[key], correct, score.answer, reason, extras)
             file.write([asdict(verdicts[key]) for key in batch])
 
     def scored(key: SampleKey) -> ScoredSample:
@@ -94,7 +94,7 @@ def score_batches(
     samples: Mapping[SampleKey, StoredSample],
     keys: Sequence[SampleKey],
     verifiers: VerifierPool,
-) -> Iterator[dict[SampleKey, Score]]:
+) -> Iterator[dict[SampleKey, Verdict]]:
     """The scores of the samples ``keys``, ``BATCH_SIZE`` at a time.
 
     Raises:
@@ -146,13 +146,13 @@ def _source_of(path: str) -> Path | None:
     return Path(spec.origin) if spec is not None and spec.origin is not None else None
 
 
-def reason_code(score: Score) -> str:
+def reason_code(score: Verdict) -> str:
     """One of ``verl.evaluation.results.REASONS``."""
-    if score["correctness"]:
+    if score.correct:
         return "correct"
-    if score["reason"] == "missing":
+    if score.reason == "missing":
         return "no_answer"
-    return score["reason"] if score["reason"] in KEPT_REASONS else "wrong"
+    return score.reason if score.reason in KEPT_REASONS else "wrong"
 
 
 def digest_of(response: str) -> str:

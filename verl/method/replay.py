@@ -1,6 +1,7 @@
 """Responses of earlier steps, for :meth:`verl.method.Method.learn_from`."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ class ReplayBuffer:
 
     def add(self, batch: Batch) -> None:
         """Hold these too. What a user's reward function returned besides the score is not kept."""
-        verdicts = [verdict | {"reward_extra_info": {}} for verdict in batch.verdicts]
+        verdicts = [replace(verdict, extras={}) for verdict in batch.verdicts]
         added = batch.columns(*batch.names).fill(verdicts=verdicts)
         held = added if self._held is None else Batch.join([self._held, added])
         first = max(0, len(held) - self.capacity)

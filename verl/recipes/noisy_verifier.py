@@ -95,7 +95,7 @@ class Appeals(Method):
             sources, truths, infos = zip(
                 *((record.data_source, record.ground_truth, record.extra_info) for record in batch.records), strict=True
             )
-            return [verdict["correctness"] for verdict in pool.score_batch(sources, batch.texts, truths, infos)]
+            return [verdict.correct for verdict in pool.score_batch(sources, batch.texts, truths, infos)]
 
     def state_dict(self) -> dict[str, Any]:
         """The sums."""

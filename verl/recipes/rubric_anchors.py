@@ -80,8 +80,8 @@ def rubric_scores(batch: Batch, name: str) -> Tensor:
     if name == "finished":
         return (~batch.truncated).double()
     if name == "boxed":
-        return torch.tensor([float(verdict["boxed"]) for verdict in batch.verdicts], dtype=torch.float64)
-    values = [verdict["reward_extra_info"].get(name) for verdict in batch.verdicts]
+        return torch.tensor([float(verdict.boxed) for verdict in batch.verdicts], dtype=torch.float64)
+    values = [verdict.extras.get(name) for verdict in batch.verdicts]
     for row, value in enumerate(values):
         if not isinstance(value, int | float) or not 0 <= value <= 1:
             raise ConfigError(

@@ -4,11 +4,9 @@ Importing this package loads neither sympy nor math-verify; a verifier's module 
 """
 
 from verl.rewards.registry import check_ground_truth, compute_score, use_custom_functions
-from verl.rewards.score import Score
 from verl.verifiers.verdict import Verdict
 
 __all__ = [
-    "Score",
     "Verdict",
     "check_ground_truth",
     "compute_score",

@@ -13,7 +13,7 @@ from verl.config.checks import require
 from verl.config.rewards import RewardScoreConfig
 from verl.rewards.custom import CustomFunctionError, load_function
 from verl.rewards.registry import Job, compute_score, find_scorer, use_custom_functions
-from verl.rewards.score import Score, score_of
+from verl.rewards.score import with_score
 from verl.utils.process_pool import KillablePool, failure_reason, spare_cores
 from verl.verifiers.answers import THINK, after_thinking, extract_boxed
 from verl.verifiers.ground_truths import require_shallow
@@ -28,8 +28,8 @@ WARM_UP = ("math", r"\boxed{x^2+2x+1}", "(x+1)^2")
 """Scored before the first response, so that its time limit does not include imports and the filling of sympy's
 caches."""
 
-PendingScores = Future[list[Score]]
-"""The scores of a submitted batch, in the order of its responses.
+PendingVerdicts = Future[list[Verdict]]
+"""The verdicts on a submitted batch, with scores, in the order of its responses.
 
 ``result`` waits for them. It raises what a verifier raised, or ``RuntimeError`` if the pool was closed.
 """
@@ -84,8 +84,8 @@ class VerifierPool(KillablePool):
         ground_truths: Sequence[Any],
         extra_infos: Sequence[Mapping[str, Any] | None] | None = None,
         in_thought: Sequence[bool] | None = None,
-    ) -> list[Score]:
-        """The scores of a batch, by ``config.mode``; see ``submit_batch``."""
+    ) -> list[Verdict]:
+        """Return the verdicts on a batch, scored by ``config.mode``; see ``submit_batch``."""
         return self.submit_batch(data_sources, solutions, ground_truths, extra_infos, in_thought).result()
 
     def submit_batch(
@@ -96,7 +96,7 @@ class VerifierPool(KillablePool):
         extra_infos: Sequence[Mapping[str, Any] | None] | None = None,
         in_thought: Sequence[bool] | None = None,
         takes_hashes: Sequence[bool] | None = None,
-    ) -> PendingScores:
+    ) -> PendingVerdicts:
         """Start scoring a batch: for each response its data source, text, ground truth and extra information.
 
         ``in_thought`` says which responses begin in a thought that their prompt opened: without ``</think>`` they have
@@ -126,7 +126,7 @@ class VerifierPool(KillablePool):
             job.scorer.accepted(job.ground_truth)
         return self.submit(self._score, jobs)
 
-    def _score(self, jobs: list[Job]) -> list[Score]:
+    def _score(self, jobs: list[Job]) -> list[Verdict]:
         chunks = [jobs[i : i + CHUNK_SIZE] for i in range(0, len(jobs), CHUNK_SIZE)]
         verdicts: list[Verdict | None] = []
         for chunk, quick in zip(chunks, self.run(_verify_quickly, chunks), strict=True):
@@ -137,7 +137,7 @@ class VerifierPool(KillablePool):
         for index, outcome in zip(undecided, outcomes, strict=True):
             verdicts[index] = self._failure(outcome, jobs[index]) if isinstance(outcome, BaseException) else outcome
         assert None not in verdicts
-        return [score_of(verdict, self.config.mode) for verdict in verdicts if verdict is not None]
+        return [with_score(verdict, self.config.mode) for verdict in verdicts if verdict is not None]
 
     def _failure(self, error: BaseException, job: Job) -> Verdict:
         """The verdict on a response whose verifier failed because of it; raises any other ``error``."""

@@ -10,7 +10,7 @@ from verl.config.checks import require_choice
 from verl.config.errors import ConfigError
 from verl.rewards import code
 from verl.rewards.custom import CUSTOM_KWARGS, custom_verdict, load_function
-from verl.rewards.score import Score, score_of
+from verl.rewards.score import with_score
 from verl.utils.sandbox import require_sandbox
 from verl.verifiers import countdown, ground_truths, knights_and_knaves
 from verl.verifiers.answers import after_thinking, extract_gsm8k
@@ -162,7 +162,7 @@ def compute_score(
     ground_truth: Any,
     extra_info: Mapping[str, Any] | None = None,
     mode: str = "independent",
-) -> Score:
+) -> dict[str, Any]:
     """Score one response in this process, without limits on time or memory; see ``VerifierPool`` for limits.
 
     ``mode`` is that of ``RewardScoreConfig``; a custom function gives its own score. Raises ``ConfigError`` for an
@@ -170,7 +170,7 @@ def compute_score(
     """
     verdict = Job(find_scorer(data_source), data_source, solution_str, ground_truth, extra_info).verdict()
     assert verdict is not None, "a verdict that may take its time"
-    return score_of(verdict, mode)
+    return with_score(verdict, mode).as_dict()
 
 
 def check_ground_truth(

@@ -1,28 +1,18 @@
-"""The score that follows from a verdict."""
+"""The score of a verdict."""
 
-from typing import Any, TypedDict, get_args
+from dataclasses import replace
+from typing import get_args
 
 from verl.config.checks import require_choice
 from verl.config.rewards import ScoreMode
 from verl.verifiers.verdict import Verdict
 
 MAX_LOGGED_ANSWER = 200
-"""Maximum number of characters of an answer in a score."""
+"""Maximum number of characters that are kept of an answer."""
 
 
-class Score(TypedDict):
-    """The score of one response, in veRL's convention for reward functions."""
-
-    score: float
-    correctness: bool
-    boxed: bool
-    reason: str
-    answer: str
-    reward_extra_info: dict[str, Any]
-
-
-def score_of(verdict: Verdict, mode: str) -> Score:
-    """The score of ``verdict``: its own, or by ``mode`` as in ``RewardScoreConfig.mode``.
+def with_score(verdict: Verdict, mode: str) -> Verdict:
+    """Return ``verdict`` with its score: a custom function's, otherwise by ``mode`` as in ``RewardScoreConfig.mode``.
 
     Raises ``ConfigError`` for another mode.
     """
@@ -37,12 +27,4 @@ def score_of(verdict: Verdict, mode: str) -> Score:
         value = 1.0 if verdict.boxed else 0.5
     else:
         value = -0.5 if verdict.boxed else -1.0
-    answer = verdict.answer[:MAX_LOGGED_ANSWER]
-    return Score(
-        score=value,
-        correctness=verdict.correct,
-        boxed=verdict.boxed,
-        reason=verdict.reason,
-        answer=answer,
-        reward_extra_info=dict(verdict.extras),
-    )
+    return replace(verdict, score=value, answer=verdict.answer[:MAX_LOGGED_ANSWER])

@@ -183,9 +183,9 @@ def try_reward_functions(config: RewardScoreConfig, records: Sequence[PromptReco
         )
     return [
         f"reward_score.custom_functions: the function of data_source={record.data_source!r} scored the response "
-        f"{text!r:.100} 0 for {verdict['reason']}, tried on the first record"
+        f"{text!r:.100} 0 for {verdict.reason}, tried on the first record"
         for (record, text), verdict in zip(tries, verdicts, strict=True)
-        if verdict["reason"] not in ("custom", "error")
+        if verdict.reason not in ("custom", "error")
     ]
 
 

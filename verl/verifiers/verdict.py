@@ -19,11 +19,28 @@ class Verdict:
     answer: str = ""
     """The answer found in the response."""
     score: float | None = None
-    """The score if a user's function set it; None if it follows from ``correct`` and ``boxed``."""
+    """None until it follows from ``correct`` and ``boxed`` (``verl.rewards.score``); a custom function sets it."""
     extras: Mapping[str, Any] = field(default_factory=dict)
-    """What else a user's function returned (``verl.rewards.custom``), or a verifier counted."""
+    """Further values that a custom function returned (``verl.rewards.custom``) or a verifier counted."""
     share: float | None = None
     """Share of its tests that a program passed; None for other responses."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the verdict in veRL's convention for results of reward functions."""
+        return {
+            "score": self.score,
+            "correctness": self.correct,
+            "boxed": self.boxed,
+            "reason": self.reason,
+            "answer": self.answer,
+            "reward_extra_info": dict(self.extras),
+        }
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> "Verdict":
+        """Return the verdict that :meth:`as_dict` returned."""
+        correct, boxed, reason, answer = (saved[name] for name in ("correctness", "boxed", "reason", "answer"))
+        return cls(correct, boxed, reason, answer, saved["score"], saved["reward_extra_info"])
 
 
 REASONS = {True: "equivalent", False: "different", None: "unparsed"}

@@ -56,7 +56,7 @@ def share_correct(pool: VerifierPool, problems: Sequence[Problem], responses: Se
     scores = pool.score_batch(
         [p.data_source for p in problems], responses, [p.answer for p in problems], [p.extra_info for p in problems]
     )
-    return sum(score["correctness"] for score in scores) / len(scores)
+    return sum(score.correct for score in scores) / len(scores)
 
 
 def deranged(answers: list[str]) -> list[str]:

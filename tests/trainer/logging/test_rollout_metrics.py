@@ -5,7 +5,7 @@ import torch
 from conftest import rank_metrics
 
 from verl.batch import Batch
-from verl.rewards.score import Score, score_of
+from verl.rewards.score import with_score
 from verl.trainer.logging.rollout_metrics import (
     dataset_scalars,
     filtered_length_metrics,
@@ -207,7 +207,7 @@ def test_what_verdicts_say():
     extras = [{"format": 1.0, "pred": "5"}, {"format": 0.0}, {"format": 0.5}, {}]
     corrects = [True, False, True, True]
     results = [
-        score_of(Verdict(correct, True, "custom", score=float(correct), extras=extra), "mix")
+        with_score(Verdict(correct, True, "custom", score=float(correct), extras=extra), "mix")
         for correct, extra in zip(corrects, extras, strict=True)
     ]
     metrics = verdict_metrics(results, 2, ["a", "a", "b", "b"], ["a", "b"])
@@ -230,9 +230,11 @@ CORRECT = torch.tensor([True, False, True, False, False, False, False, True])
 """Two of the first prompt's four responses are correct, and one of the second's."""
 
 
-def verdicts(answers: list[str]) -> list[Score]:
+def verdicts(answers: list[str]) -> list[Verdict]:
     given = zip(CORRECT.tolist(), answers, strict=True)
-    return [score_of(Verdict(right, True, "exact" if right else "different", answer), "mix") for right, answer in given]
+    return [
+        with_score(Verdict(right, True, "exact" if right else "different", answer), "mix") for right, answer in given
+    ]
 
 
 def test_figures_of_four_responses():

@@ -27,6 +27,7 @@ from verl.trainer.ppo.advantages import ResponseRewards
 from verl.trainer.ppo.ray_trainer import prompt_order
 from verl.trainer.ppo.rollout_scheduler import RolloutScheduler
 from verl.utils.json_state import from_json, to_json
+from verl.verifiers.verdict import Verdict
 
 N, GROUPS, STEPS, ROUND = 2, 3, 7, 4
 """Responses to a prompt, groups of a step, steps of a run, engine steps of a round."""
@@ -54,7 +55,7 @@ class Verifiers:
         for uid in [info["uid"] for info in infos]:
             right.append(uid not in self.mixed or self.num_seen[uid] % 2 == 0)
             self.num_seen[uid] += 1
-        verdicts = [{"score": float(r), "correctness": r, "reason": "exact", "reward_extra_info": {}} for r in right]
+        verdicts = [Verdict(r, True, "exact", score=float(r)) for r in right]
 
         class Pending:
             done, result = (lambda _: True), (lambda _: verdicts)

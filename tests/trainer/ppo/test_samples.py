@@ -15,25 +15,17 @@ from verl.batch import Batch
 from verl.checkpoint.attempts import Attempt
 from verl.config.trainer import SamplesConfig
 from verl.data.prompt_rows import PromptRecord
-from verl.rewards.score import Score
 from verl.run.display import RunDisplay
 from verl.run.samples import SampleStore
 from verl.run.tracking import Tracker
 from verl.trainer.ppo.samples import SampleKeeper, is_kept
+from verl.verifiers.verdict import Verdict
 
 HOSTILE = "\x1b[31m<script>alert(1)</script>|\n\ud800**b** \\boxed{8}"
 
 
-def score(answer: str, correct: bool, **extra: float) -> Score:
-    reason = "exact" if correct else "different"
-    return Score(
-        score=float(correct),
-        correctness=correct,
-        boxed=True,
-        reason=reason,
-        answer=answer,
-        reward_extra_info=extra,
-    )
+def score(answer: str, correct: bool, **extra: float) -> Verdict:
+    return Verdict(correct, True, "exact" if correct else "different", answer, float(correct), extra)
 
 
 def batch_of(tokenizer, lengths: list[int], uids: tuple[int, int] = (5, 9)) -> Batch:

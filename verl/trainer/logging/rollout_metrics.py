@@ -16,10 +16,10 @@ from verl.algorithms.votes import answer_classes, majority_at_k
 from verl.batch import TRAINER_RANK, Batch
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.dynamics import by_layer
-from verl.rewards import Score
 from verl.rewards.custom import extra_metrics
 from verl.rollout.environments.pool import COUNTS
 from verl.verifiers.answers import vote_key
+from verl.verifiers.verdict import Verdict
 
 MAX_SOURCES = 16
 """Data sources with figures of their own. Each has some dozens."""
@@ -242,29 +242,29 @@ def version_metrics(batch: Batch) -> dict[str, float]:
 # --- Verdicts ---
 
 
-def score_tensors(verdicts: Sequence[Score]) -> tuple[Tensor, Tensor]:
+def score_tensors(verdicts: Sequence[Verdict]) -> tuple[Tensor, Tensor]:
     """Scores [B] float32, and whether each response is correct [B] bool."""
-    scores = torch.tensor([verdict["score"] for verdict in verdicts])
-    return scores, torch.tensor([verdict["correctness"] for verdict in verdicts])
+    scores = torch.tensor([verdict.score for verdict in verdicts])
+    return scores, torch.tensor([verdict.correct for verdict in verdicts])
 
 
-def count_reasons(verdicts: Sequence[Score]) -> dict[str, float]:
+def count_reasons(verdicts: Sequence[Verdict]) -> dict[str, float]:
     """``verifier/<reason>``: how many verdicts have each reason."""
-    counts = Counter(verdict["reason"] for verdict in verdicts)
+    counts = Counter(verdict.reason for verdict in verdicts)
     return {f"verifier/{reason}": float(count) for reason, count in counts.items()}
 
 
-def verdict_figures(score: Tensor, correct: Tensor, results: Iterable[Score]) -> dict[str, float]:
+def verdict_figures(score: Tensor, correct: Tensor, results: Iterable[Verdict]) -> dict[str, float]:
     """What verdicts say of any group of responses: ``pass@1``, ``score/mean``, and what custom functions returned.
 
     ``score [B]`` and ``correct [B]`` are those of ``results``, B verdicts.
     """
     shares = {"pass@1": correct.double().mean().item(), "score/mean": score.double().mean().item()}
-    return shares | extra_metrics(result["reward_extra_info"] for result in results)
+    return shares | extra_metrics(result.extras for result in results)
 
 
 def verdict_metrics(
-    verdicts: Sequence[Score], n: int, sources: Sequence[str], logged: Sequence[str]
+    verdicts: Sequence[Verdict], n: int, sources: Sequence[str], logged: Sequence[str]
 ) -> dict[str, float]:
     """Everything that the verdicts on sampled responses say: scores, the count of each reason, the share of prompts
     whose ``n`` > 1 responses all score alike and so teach nothing, what custom functions returned, and figures by data
@@ -288,7 +288,7 @@ def groups_that_differ(values: Tensor, n: int) -> Tensor:
     return (grouped != grouped[:, :1]).any(dim=1)
 
 
-def sample_figures(score: Tensor, correct: Tensor, results: Sequence[Score], n: int) -> dict[str, float]:
+def sample_figures(score: Tensor, correct: Tensor, results: Sequence[Verdict], n: int) -> dict[str, float]:
     """Means over prompts of figures of k responses, for k = 2, 4, 8, ... and ``n``; nothing for ``n`` = 1.
 
     ``pass@k``, the chance that one of them is correct; ``best@k/mean`` and ``worst@k/mean``, their highest and lowest
@@ -298,7 +298,7 @@ def sample_figures(score: Tensor, correct: Tensor, results: Sequence[Score], n: 
     ``score [B]`` and ``correct [B]`` are those of ``results``, B verdicts.
     """
     grouped_score, num_correct = score.view(-1, n), correct.view(-1, n).sum(dim=1)
-    right, answers = correct.tolist(), [vote_key(result["answer"]) for result in results]
+    right, answers = correct.tolist(), [vote_key(result.answer) for result in results]
     votes = [answer_classes(right[i : i + n], answers[i : i + n]) for i in range(0, len(answers), n)]
     num_samples = num_correct.new_full(num_correct.shape, n)
     figures = {}
@@ -306,7 +306,7 @@ def sample_figures(score: Tensor, correct: Tensor, results: Sequence[Score], n: 
         figures[f"pass@{k}"] = pass_at_k(num_samples, num_correct, k).mean().item()
         figures[f"best@{k}/mean"] = best_at_k(grouped_score, k).mean().item()
         figures[f"worst@{k}/mean"] = -best_at_k(-grouped_score, k).mean().item()
-        if any(result["answer"] for result in results):
+        if any(result.answer for result in results):
             figures[f"maj@{k}/mean"] = fmean(majority_at_k(*vote, k) for vote in votes)
     return figures
 

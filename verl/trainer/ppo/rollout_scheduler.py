@@ -25,7 +25,6 @@ from verl.config.ppo import PPOConfig
 from verl.config.rollout import SamplingConfig
 from verl.data.prompt_rows import PromptRecord
 from verl.method.calls import MAX_ROUNDS, MethodCalls
-from verl.rewards import Score
 from verl.rewards.pool import VerifierPool
 from verl.rollout.environments.conversations import DRIVER_COLUMNS, with_measured
 from verl.rollout.requests import ResponseRequests, ResponseSettings
@@ -36,6 +35,7 @@ from verl.trainer.ppo.advantages import ResponseRewards
 from verl.trainer.ppo.open_groups import OpenGroups, append
 from verl.trainer.ppo.resampled import FIRST, edited_metrics, first, replace_groups
 from verl.trainer.ppo.verification import Verification, fill_verdicts
+from verl.verifiers.verdict import Verdict
 
 VALIDATION_STEP = 1 << 20
 """Takes the place of the step in the seed of validation: the same at every validation, and never used in training."""
@@ -265,7 +265,7 @@ class RolloutScheduler:
         n, filtering = self.config.rollout.n, self.config.algorithm.filter_groups
         informative: list[Batch] = []
         others: list[Batch] = []
-        verdicts: list[Score] = []
+        verdicts: list[Verdict] = []
         sources: list[str] = []
         size = missing = self.config.data.train_batch_size
         num_batches, limit = 0, filtering.max_num_gen_batches

@@ -87,7 +87,7 @@ class SampleKeeper:
             if id(record) not in prompts:
                 prompts[id(record)] = valid_unicode(str(self.tokenizer.decode(record.input_ids)))
         group, sample = _places(batch.group.tolist())
-        extras = [verdict["reward_extra_info"] for verdict in verdicts]
+        extras = [verdict.extras for verdict in verdicts]
         return {
             "step": np.full(num, step),
             "split": pa.array([split] * num),
@@ -98,10 +98,10 @@ class SampleKeeper:
             "prompt": _texts([prompts[id(record)] for record in records]),
             "response": _texts([valid_unicode(text) for text in batch.texts]),
             "ground_truth": _texts([json.dumps(record.ground_truth) for record in records]),
-            "answer": _texts([valid_unicode(verdict["answer"]) for verdict in verdicts]),
-            "correct": np.array([verdict["correctness"] for verdict in verdicts]),
-            "reason": pa.array([verdict["reason"] for verdict in verdicts]),
-            "score": np.array([verdict["score"] for verdict in verdicts], dtype=np.float64),
+            "answer": _texts([valid_unicode(verdict.answer) for verdict in verdicts]),
+            "correct": np.array([verdict.correct for verdict in verdicts]),
+            "reason": pa.array([verdict.reason for verdict in verdicts]),
+            "score": np.array([verdict.score for verdict in verdicts], dtype=np.float64),
             "reward_extra_info": pa.array(
                 [json.dumps(finite_or_null(extra)) if extra else None for extra in extras], pa.large_string()
             ),

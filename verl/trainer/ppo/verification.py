@@ -1,14 +1,13 @@
 """Verification of a batch's responses while others are still generated."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from transformers import PreTrainedTokenizerBase
 
 from verl.batch import Batch
 from verl.data.prompt_rows import PromptRecord
-from verl.rewards import Score
-from verl.rewards.pool import PendingScores, VerifierPool
-from verl.rewards.score import score_of
+from verl.rewards.pool import PendingVerdicts, VerifierPool
 from verl.rollout.environments.conversations import policy_texts
 from verl.trainer.logging.rollout_metrics import score_tensors
 from verl.verifiers.verdict import Verdict
@@ -45,7 +44,7 @@ class Verification:
         self._environment_reward = environment_reward
         self._environment_rewards: dict[int, float] = {}
         self._gathered: list[int] = []
-        self._submitted: list[tuple[list[int], PendingScores]] = []
+        self._submitted: list[tuple[list[int], PendingVerdicts]] = []
 
     def add(self, part: Batch) -> None:
         """Take responses that have ended; their column ``request`` holds their places in ``records``."""
@@ -76,14 +75,15 @@ class Verification:
         )
         self._submitted.append((rows, pending))
 
-    def verdicts(self) -> list[Score]:
+    def verdicts(self) -> list[Verdict]:
         """Wait for the verdicts on the added responses, in the order of their prompts. Raises a verifier's error."""
-        verdicts: dict[int, Score] = {}
+        verdicts: dict[int, Verdict] = {}
         for rows, pending in self._submitted:
             verdicts |= zip(rows, pending.result(), strict=True)
         for row, reward in self._environment_rewards.items():
-            verdict = verdicts.get(row) or score_of(Verdict(reward > 0, False, "environment", score=0.0), "mix")
-            verdicts[row] = {**verdict, "score": verdict["score"] + reward}
+            verdict = verdicts.get(row) or Verdict(reward > 0, False, "environment", score=0.0)
+            assert verdict.score is not None
+            verdicts[row] = replace(verdict, score=verdict.score + reward)
         return [verdicts[row] for row in sorted(verdicts)]
 
     def finish(self) -> None:
@@ -93,7 +93,7 @@ class Verification:
             self.batch = None
 
 
-def fill_verdicts(batch: Batch, verdicts: list[Score], texts: list[str]) -> None:
+def fill_verdicts(batch: Batch, verdicts: list[Verdict], texts: list[str]) -> None:
     """Fill the verifiers' columns."""
     scores, correct = score_tensors(verdicts)
     batch.fill(texts=texts, verdicts=verdicts, scores=scores, correct=correct)
