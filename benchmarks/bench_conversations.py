@@ -61,8 +61,8 @@ class Engine:
     def send(self, engine: int, requests: ResponseRequests, max_steps: int) -> None:
         """Take requests."""
         for i, place in enumerate(requests.rows):
-            assert requests.begun is not None
-            self.running[place] = (requests.begun[[i]], random.randint(1, ROUNDS))
+            assert requests.partial is not None
+            self.running[place] = (requests.partial[[i]], random.randint(1, ROUNDS))
         self.reply = True
 
     def receive(self, from_all: bool) -> list[tuple[int, EngineReply]]:

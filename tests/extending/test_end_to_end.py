@@ -54,7 +54,7 @@ def test_the_examples_train(trained):
     state = read_state(trained[0] / "global_step_2")["method"]
     assert len(state["accuracy"]) == 8 and state["usual_length"] < 64
     assert sum(record["learn_from/replayed"] for record in whole) > 0
-    assert sum(record["judged/groups"] for record in whole) > 0
+    assert sum(record["resample/groups"] for record in whole) > 0
     assert all(record["change_rewards/change"] >= 0 for record in whole)
     measured = [record["cal/overall/layer_1/participation_ratio/mean"] for record in whole]
     assert all(value > 1 for value in measured)

@@ -22,7 +22,7 @@ from verl.method import Method
 INPUTS = {
     "choose_prompts": "candidates",
     "sampling": "records",
-    "judged": "batch, round",
+    "resample": "batch, round",
     "learn_from": "batch",
     "change_rewards": "batch, rewards",
     "after_step": "outcome",
@@ -53,8 +53,8 @@ def call(method: MethodCalls, place: str):
         return method.choose_prompts(RECORDS[:2])
     if place == "sampling":
         return method.settings(RECORDS[:2])
-    if place == "judged":
-        return method.judged(batch, 1)
+    if place == "resample":
+        return method.resample(batch, 1)
     if place == "learn_from":
         return method.learn_from(batch)
     return method.change_rewards(batch, torch.tensor([1.0, 0.0, 0.0, 1.0], dtype=torch.float64))
@@ -64,7 +64,7 @@ def test_the_built_in_step_is_method_with_nothing_overridden(small_config, tiny_
     method = MethodCalls(changed(small_config, data={"train_batch_size": 2}), tiny_tokenizer, RECORDS, 10)
     batch, rewards = batch_of([1.0, 0.0]), torch.ones(2).double()
     assert method.choose_prompts(RECORDS[:2]) == RECORDS[:2] and method.settings(RECORDS) is None
-    assert method.judged(batch, 1) == {} and method.learn_from(batch) == (batch, {})
+    assert method.resample(batch, 1) == {} and method.learn_from(batch) == (batch, {})
     assert method.learn_from(batch)[0] is batch and method.change_rewards(batch, rewards) == (rewards, {})
     assert method.state() is None and method.note == "" and method.candidates_per_prompt == 1
     method.load_state(None)
@@ -112,8 +112,8 @@ COUNT = "responses, . of them to learn from; must be from 1 to 8, and at most 4"
         ("sampling", "{'temperatures': torch.ones(2, 3)}", r"of shape \[2, 3\] must be 1 to 16 numbers from 0.01 to"),
         ("sampling", "{'temperatures': torch.ones(17)}", r"of shape \[17\] must be 1 to 16 numbers"),
         ("sampling", "{'temperatures': [1.0, float('inf')]}", "must be 1 to 16 numbers from 0.01 to 1000"),
-        ("judged", "{2: batch.records[0]}", rf"returned \{{2: .*; {MAPPING}"),
-        ("judged", "{0: 'a hint'}", rf"returned \{{0: 'a hint'\}}; {MAPPING}"),
+        ("resample", "{2: batch.records[0]}", rf"returned \{{2: .*; {MAPPING}"),
+        ("resample", "{0: 'a hint'}", rf"returned \{{0: 'a hint'\}}; {MAPPING}"),
         ("learn_from", "batch.without('learned')", r"line 7\) returned a batch without the column 'learned'"),
         ("learn_from", "batch[[]]", f"returned 0 {COUNT}"),
         ("learn_from", "type(batch).join([batch] * 2)", f"returned 8 {COUNT}"),
@@ -129,9 +129,9 @@ def test_what_is_returned_is_checked(make, place, returned, message):
 
 
 def test_an_edited_prompt_must_fit(make):
-    method = make(overriding("judged", "{0: self.edit_prompt(batch.records[0], '1+' * 200)}"))
-    with pytest.raises(ConfigError, match=r"^data.max_prompt_length=\d+: trainer.method='.*Mine': its judged .* t"):
-        call(method, "judged")
+    method = make(overriding("resample", "{0: self.edit_prompt(batch.records[0], '1+' * 200)}"))
+    with pytest.raises(ConfigError, match=r"^data.max_prompt_length=\d+: trainer.method='.*Mine': its resample .* t"):
+        call(method, "resample")
 
 
 def test_settings_broadcast_over_prompts_and_responses(make):
@@ -162,9 +162,13 @@ HALF = overriding("change_rewards", "rewards") + "    def state_dict(self):\n   
         ),
         (
             *("class Mine(Method):\n    def change_reward(self, batch, rewards):\n        return rewards", {}),
-            ": overrides none of choose_prompts, sampling, judged, learn_from, change_rewards, after",
+            ": overrides none of choose_prompts, sampling, resample, learn_from, change_rewards, after",
         ),
         ("class Mine:\n    pass", {}, ": must be a subclass of verl.method.Method$"),
+        (
+            *("class Mine(Method):\n    def judged(self, batch, round):\n        return {}", {}),
+            ": its method judged is now called resample; rename it$",
+        ),
         (
             *(overriding("choose_prompts", "candidates") + "    candidates_per_prompt = 0\n", {}),
             ": candidates_per_prompt=0: at least 1$",
@@ -211,9 +215,9 @@ def test_the_example_goes_on_from_its_state(tmp_path, small_config, tiny_tokeniz
     assert method.settings(RECORDS[:2]).temperatures.tolist() == pytest.approx([1.18] * 4 + [1.0])
     # The second group has no correct response, and gets a hint; the first one teaches something, and is kept.
     batch = batch_of([1.0, 0.0, 0.0, 0.0], lengths=[1, 2, 3, 4], uids=[0, 0, 1, 1])
-    edited = method.judged(batch, 1)
+    edited = method.resample(batch, 1)
     assert list(edited) == [1] and edited[1].uid == 1
-    assert edited[1].messages[-1]["content"] == "1 (it begins with 7)" and method.judged(batch, 2) == {}
+    assert edited[1].messages[-1]["content"] == "1 (it begins with 7)" and method.resample(batch, 2) == {}
     learned, _ = method.learn_from(batch)
     assert learned.texts == ["text 0", "text 1"]
     rewards, _ = method.change_rewards(batch, torch.zeros(4).double())

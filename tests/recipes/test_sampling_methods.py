@@ -117,7 +117,7 @@ def test_ghpo_gives_unsolved_prompts_a_longer_hint_in_each_round():
     batch = batch_of([1.0, 0.0, 0.0, 0.0, 0.0, 0.0], uids=[0, 0, 1, 1, 2, 2])
 
     def edits(round: int) -> dict[int, str]:
-        return {place: bytes(record.input_ids).decode() for place, record in method.judged(batch, round).items()}
+        return {place: bytes(record.input_ids).decode() for place, record in method.resample(batch, round).items()}
 
     # The first prompt is solved, and the third would not fit into 118 tokens. In the words of the authors' code.
     words = (
@@ -165,16 +165,16 @@ def test_adaptive_dapo_asks_for_what_it_expects_to_need():
 
     informative, solved, failed = [1.0, 0.0], [1.0, 1.0], [0.0, 0.0]
     assert asked() == 3
-    method.judged(batch_of([*informative, *solved, *failed], uids=[0, 0, 1, 1, 2, 2]), 1)
+    method.resample(batch_of([*informative, *solved, *failed], uids=[0, 0, 1, 1, 2, 2]), 1)
     assert asked() == 6  # two are missing, of which one in three is informative
-    method.judged(batch_of([*informative * 2, *solved], uids=[3, 3, 4, 4, 5, 5]), 1)
+    method.resample(batch_of([*informative * 2, *solved], uids=[3, 3, 4, 4, 5, 5]), 1)
     method.after_step(StepOutcome(1, [], [], [], {}))
     # Three of six, for the whole step. The share of one batch of the next step is smaller, and forgotten after it.
     method = in_run(restored(method, AdaptiveBatches()), step=2, batch=3)
     assert method.ratio == 0.5 and asked() == 6
-    method.judged(batch_of([*informative, *solved * 3], uids=[0, 0, 1, 1, 2, 2, 3, 3]), 1)
+    method.resample(batch_of([*informative, *solved * 3], uids=[0, 0, 1, 1, 2, 2, 3, 3]), 1)
     assert asked() == 8  # two of one in four
-    method.judged(batch_of(failed, uids=[4, 4]), 1)
+    method.resample(batch_of(failed, uids=[4, 4]), 1)
     assert asked() == 8  # all there are
     method.after_step(StepOutcome(2, [], [], [], {}))
     assert (method.ratio, asked()) == (0.5, 6)  # a step that did not fill its batch says nothing
@@ -188,7 +188,7 @@ def test_confucius3_the_surplus_opens_the_next_batch():
         """What is learned from after a generation batch, of which dynamic sampling keeps two groups."""
         method.step = step
         sampled = batch_of(scores, uids=[i // 2 for i in range(len(scores))], step=step)
-        assert method.judged(sampled.without("step"), 1) == {}
+        assert method.resample(sampled.without("step"), 1) == {}
         batch = method.learn_from(sampled[:4])
         assert batch.step.tolist() == [step] * len(batch) and not set(sampled.names) - set(batch.names)
         return batch
@@ -242,11 +242,11 @@ def test_seele_joins_the_rounds_of_a_prompt():
     method.edit_prompt = lambda record, prompt: replace(record, input_ids=list(prompt.encode()), messages=[])
     assert uids(method.choose_prompts(RECORDS[:4])) == [0, 1]
     first = batch_of([1.0, 0.0, 0.0, 0.0], uids=[0, 0, 1, 1])
-    edited = method.judged(first, 1)
+    edited = method.resample(first, 1)
     # Half of the responses to the first prompt are right: no hint.
     assert edited[0] is method.prompts[0] and bytes(edited[1].input_ids).endswith(b"problem:\nabcd")
     second = batch_of([1.0, 1.0, 1.0, 0.0], uids=[0, 0, 1, 1])
-    assert method.judged(second, 2) == {}
+    assert method.resample(second, 2) == {}
     learned = method.learn_from(second)
     assert learned.scores.tolist() == [1.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0, 0.0]
     assert learned.group.tolist() == [1 << 32] * 4 + [(1 << 32) + 1] * 4

@@ -311,7 +311,7 @@ def test_an_error_in_a_function_ends_the_run():
             # An error of the config: the run ends with this line alone.
             with pytest.raises(ConfigError, match=where + message):
                 pool.score_batch(["any source"] * 2, [solution] * 2, ["7"] * 2, [info] * 2)
-            assert pool.score_batch(["any source"], ["7"], ["7"])[0]["score"] == 0.75
+            assert pool.score_batch(["any source"], ["7"], ["7"])[0].score == 0.75
 
 
 @pytest.mark.slow

@@ -214,7 +214,7 @@ def in_pieces(
             prompt_ids=[asked[i].input_ids for i in places],
             streams=[streams[i] for i in places],
             sampling=sampling,
-            begun=left,
+            partial=left,
             version=version,
             **settings,
         )

@@ -71,8 +71,8 @@ class Engines:
             self.lost_after = 10**9
             return
         for i, place in enumerate(requests.rows):
-            assert place not in self.running[engine] and requests.begun is not None
-            begun = requests.begun[[i]]
+            assert place not in self.running[engine] and requests.partial is not None
+            begun = requests.partial[[i]]
             known = ("rollout_logprobs", "version") if self.logprobs else ("version",)
             # The environment's state, which may be large, stays on the driver.
             assert set(begun.names) <= {"tokens", "source", "rollout_logprobs", "version"}
@@ -246,7 +246,7 @@ def test_conversations_that_are_cut_are_those_in_one(converse, tiny_tokenizer):
             [records[i].input_ids for i in places],
             [streams[i] for i in places],
             SAMPLING,
-            begun=left,
+            partial=left,
             version=version,
         )
         talks, parts = setup.begin([records[i] for i in places], left), list[Batch]()

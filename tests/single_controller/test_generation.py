@@ -208,7 +208,7 @@ def episodes(rows: list[int], more: int = 0) -> Batch:
 
 def test_what_a_lost_engine_was_to_cut_is_left_as_it_was():
     pool, finished = LosesAnEngineInCut(), list[int]()
-    requests = ResponseRequests(range(6), [[5]] * 6, [0] * 6, sampling=None, begun=episodes([*range(6)]))
+    requests = ResponseRequests(range(6), [[5]] * 6, [0] * 6, sampling=None, partial=episodes([*range(6)]))
     cut, _ = run_engines(
         pool, 1, requests, True, lambda part: finished.extend(part.request.tolist()), lambda ended: len(ended) == 2
     )

@@ -59,7 +59,7 @@ def attack(pool: VerifierPool, answers: list[str], form: str, sources: Iterable[
     scores = pool.score_batch(*columns, [{"options": ["5", "6"]}] * len(cases))
     right: dict[tuple[str, str], set[str]] = {}
     for (source, response, truth), score in zip(cases, scores, strict=True):
-        if score["correctness"]:
+        if score.correct:
             right.setdefault((source, response), set()).add(truth)
     assert {case: truths for case, truths in right.items() if len(truths) > 1} == {}
 

@@ -52,10 +52,10 @@ def reasons_of_wrong(pool: VerifierPool, source: str, responses: Mapping[str, st
     """Name -> reason of the verdict on each response, all of which must be wrong; a right one must still be right."""
     n = len(responses)
     scores = pool.score_batch([source] * n, list(responses.values()), [TRUTHS[source]] * n, [OPTIONS] * n)
-    assert [name for name, score in zip(responses, scores, strict=True) if score["correctness"]] == []
+    assert [name for name, score in zip(responses, scores, strict=True) if score.correct] == []
     after = pool.score_batch([source], [RIGHT[source]], [TRUTHS[source]], [OPTIONS])[0]
-    assert after["correctness"] and after["reason"] == ("equivalent" if source in WITH_ALGEBRA else "exact")
-    return {name: score["reason"] for name, score in zip(responses, scores, strict=True)}
+    assert after.correct and after.reason == ("equivalent" if source in WITH_ALGEBRA else "exact")
+    return {name: score.reason for name, score in zip(responses, scores, strict=True)}
 
 
 def wrapped(source: str, answer: str) -> str:

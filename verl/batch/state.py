@@ -12,7 +12,7 @@ from verl.config.errors import ConfigError
 from verl.verifiers.verdict import Verdict
 
 EDITED = ("input_ids", "messages", "opens_thought")
-"""Fields of a record that ``Method.judged`` may edit."""
+"""Fields of a record that ``Method.resample`` may edit."""
 
 VERDICTS = {"verdicts", "first_verdicts"}
 """Columns of verdicts."""

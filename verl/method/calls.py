@@ -27,11 +27,14 @@ from verl.utils.user_code import check_finite, check_signature, check_tensor, lo
 
 FIELD = "trainer.method"
 
-PLACES = ("choose_prompts", "sampling", "judged", "learn_from", "change_rewards", "after_step")
+PLACES = ("choose_prompts", "sampling", "resample", "learn_from", "change_rewards", "after_step")
 """Methods that a subclass may override."""
 
+RENAMED = {"judged": "resample"}
+"""Former name of a place -> its name."""
+
 MAX_ROUNDS = 7
-"""How often at most a prompt is sampled again in a step."""
+"""Maximum number of times that a prompt is sampled again in a step."""
 
 FIELDS = ("temperature", "top_p", "top_k", "min_p")
 """What :meth:`Method.sampling` may set for each response."""
@@ -66,6 +69,9 @@ class MethodCalls:
         self.method.prompts, self.method.total_steps = prompts, total_steps
         with user_code(f"{self.where}: {kind.__name__}(**{FIELD}_kwargs)"):
             self.method.__init__(**kwargs)  # type: ignore[misc]  # it has its attributes before __init__
+        for old, new in RENAMED.items():
+            if hasattr(self.method, old):
+                raise ConfigError(f"{self.where}: its method {old} is now called {new}; rename it")
         for name in PLACES:
             inputs = list(inspect.signature(getattr(Method, name)).parameters)[1:]
             check_signature(f"{self.where}: its {name}", getattr(self.method, name), inputs, {})
@@ -112,9 +118,9 @@ class MethodCalls:
         settings = self._call("sampling", list(records))
         return response_settings(settings, len(records), self.config, self._place("sampling"))
 
-    def judged(self, batch: Batch, round: int) -> dict[int, PromptRecord]:
+    def resample(self, batch: Batch, round: int) -> dict[int, PromptRecord]:
         """The prompts to sample again by their place in ``batch``, in ascending order."""
-        edited, num = self._call("judged", batch, round), len(batch) // self.config.rollout.n
+        edited, num = self._call("resample", batch, round), len(batch) // self.config.rollout.n
         fits = isinstance(edited, Mapping) and all(
             type(place) is int and 0 <= place < num and isinstance(record, PromptRecord)
             for place, record in edited.items()
@@ -122,12 +128,12 @@ class MethodCalls:
         must = (
             f"it must return a mapping from places of prompts, 0 to {num - 1}, to what edit_prompt makes; {{}} for none"
         )
-        self._require(fits, "judged", edited, must)
+        self._require(fits, "resample", edited, must)
         limit = self.config.data.max_prompt_length
         for record in edited.values():
             if len(record.input_ids) > limit:
                 raise ConfigError(
-                    f"data.max_prompt_length={limit}: {self._place('judged')} edited prompt {record.uid} to "
+                    f"data.max_prompt_length={limit}: {self._place('resample')} edited prompt {record.uid} to "
                     f"{len(record.input_ids)} tokens; raise it, or shorten what is added (len(record.input_ids))"
                 )
         return dict(sorted(edited.items()))
@@ -226,7 +232,7 @@ class MethodCalls:
                 "to true"
             )
         staleness = self.config.async_training.max_staleness
-        for name in ("judged", "sampling"):
+        for name in ("resample", "sampling"):
             if staleness and self.overrides(name):
                 raise ConfigError(
                     f"async_training.max_staleness={staleness}: {self.where} overrides {name}, which would see "

@@ -20,7 +20,7 @@ Prompt = str | list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """How the G prompts of a step went, as the data set has them: before :meth:`Method.judged` edited any."""
+    """How the G prompts of a step went, as the data set has them: before :meth:`Method.resample` edited any."""
 
     step: int
     indices: list[int]
@@ -78,8 +78,8 @@ class Method:
         """
         return None
 
-    def judged(self, batch: Batch, round: int) -> Mapping[int, PromptRecord]:
-        """Prompts to sample again, edited, now that the verifiers have judged the responses to them.
+    def resample(self, batch: Batch, round: int) -> Mapping[int, PromptRecord]:
+        """Return edited prompts to sample again, given the verdicts on the responses to them.
 
         Args:
             batch: the responses, n neighbours for each prompt (:meth:`by_prompt`).

@@ -35,7 +35,7 @@ class AdaptiveBatches(Method):
         missing = self.config.data.train_batch_size - self.kept
         return candidates[: math.ceil(missing / share)] if share else candidates
 
-    def judged(self, batch: Batch, round: int) -> dict[int, PromptRecord]:
+    def resample(self, batch: Batch, round: int) -> dict[int, PromptRecord]:
         """Count; no prompt is edited."""
         groups = self.by_prompt(batch)
         kept = sum(0 < int(group.correct.sum()) < len(group) for group in groups)

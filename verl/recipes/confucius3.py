@@ -68,7 +68,7 @@ class Recovering(Method):
         self.informative: list[Batch] = []
         """Those of the step in progress."""
 
-    def judged(self, batch: Batch, round: int) -> dict[int, PromptRecord]:
+    def resample(self, batch: Batch, round: int) -> dict[int, PromptRecord]:
         """Note the informative groups, before those that the batch has no room for are dropped."""
         self.informative += [group for group in self.by_prompt(batch) if 0 < int(group.correct.sum()) < len(group)]
         return {}

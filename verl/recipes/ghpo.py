@@ -32,7 +32,7 @@ class GuidedHints(Method):
         self.text = text
         self.solution = solution
 
-    def judged(self, batch: Batch, round: int) -> dict[int, PromptRecord]:
+    def resample(self, batch: Batch, round: int) -> dict[int, PromptRecord]:
         """The unsolved prompts with their hints; one that would be too long keeps its first responses."""
         edited: dict[int, PromptRecord] = {}
         if round > self.rounds:

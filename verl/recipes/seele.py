@@ -46,7 +46,7 @@ class Sweet(GuidedHints):
         self.sampled, self.shares_of = [], [[0.0] for _ in chosen]
         return chosen
 
-    def judged(self, batch: Batch, round: int) -> dict[int, PromptRecord]:
+    def resample(self, batch: Batch, round: int) -> dict[int, PromptRecord]:
         """Every prompt with its next hint, until all rounds are sampled."""
         self.sampled.append(batch.columns(*batch.names))  # the trainer adds to the last batch
         if round >= self.rounds:

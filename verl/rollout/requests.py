@@ -28,26 +28,26 @@ class ResponseRequests:
     temperatures: Any = None
     """Array [T] float32, the temperatures of the tokens of every response, the last one for all later tokens, in place
     of the one temperature; None: that."""
-    begun: Optional["Batch"] = None
-    """What there is of each response, with ``rollout_logprobs``, as an engine returned it when it was cut, with
-    ``version``, or, with ``source``, as the environment has answered its last turn; of a new one no token. None: all
-    are new, and none will be cut or has further turns."""
+    partial: Optional["Batch"] = None
+    """Partial responses to resume, with ``rollout_logprobs``: as an engine returned them when they were cut, with
+    ``version``, or as the environment has answered their last turn, with ``source``; new ones are empty. None: all are
+    new, and none will be cut or has further turns."""
     version: int = -1
-    """Of the weights that sample now, where ``begun`` has ``version``."""
+    """Of the weights that sample now, where ``partial`` has ``version``."""
 
     def of(self, places: Sequence[int]) -> "ResponseRequests":
-        """Those at ``places``."""
+        """Return the requests at ``places``."""
         return replace(
             self,
             rows=[self.rows[i] for i in places],
             prompt_ids=[self.prompt_ids[i] for i in places],
             streams=[self.streams[i] for i in places],
             overrides=None if self.overrides is None else [self.overrides[i] for i in places],
-            begun=None if self.begun is None else self.begun[list(places)],
+            partial=None if self.partial is None else self.partial[list(places)],
         )
 
     def sampling_of(self, i: int) -> SamplingConfig:
-        """How response ``i`` is sampled."""
+        """Return the sampling options of response ``i``."""
         return self.sampling if self.overrides is None else self.overrides[i]
 
 
@@ -76,21 +76,21 @@ class EngineModel:
 
 
 def response_stream(seed: int, uid: int, place: int) -> int:
-    """The stream of random numbers, 64 bits, of response ``place`` to the prompt ``uid``.
+    """Return the 64-bit random stream of response ``place`` to the prompt ``uid``.
 
-    One number of it decides each token: that at the token's position in the sequence, which starts with the prompt.
+    Each token is decided by one number of the stream, at the token's position in the sequence, prompt included.
     """
     return substream(substream(substream(0, seed), uid), place)
 
 
 def sample_stream(seed: int, benchmark: str, problem: int, sample: int) -> int:
-    """The 64-bit name of one response's stream. It does not depend on what else is generated, or in which order."""
+    """Return the 64-bit random stream of one sample, whatever else is generated and in which order."""
     text = f"{seed}/{benchmark}/{problem}/{sample}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
 def resolve_dtype(dtype: str, on_cpu: bool) -> str:
-    """``auto`` is float32 on a CPU and bfloat16 on a GPU."""
+    """Return the type: ``auto`` is float32 on a CPU and bfloat16 on a GPU."""
     return ("float32" if on_cpu else "bfloat16") if dtype == "auto" else dtype
 
 

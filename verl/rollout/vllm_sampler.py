@@ -10,7 +10,7 @@ from vllm.sampling_params import RequestOutputKind
 from verl.batch import POLICY, Batch
 from verl.config.rollout import EngineConfig, SamplingConfig
 from verl.rollout.base import EngineReply
-from verl.rollout.environments.turns import Beginning, Turns, trailing_policy_tokens
+from verl.rollout.environments.turns import PartialResponse, Turns, trailing_policy_tokens
 from verl.rollout.queue import EngineRoom
 from verl.rollout.requests import ResponseRequests
 from verl.rollout.vllm_engine import engine_room, from_stream, num_waiting, rank_columns, run_steps
@@ -54,7 +54,7 @@ class VLLMSampler:
         self.measures, self.turns, self.logprobs = measures, turns, logprobs
         self.is_first = place.rank % config.tensor_parallel_size == 0
         self.seeded = config.seeded
-        self._begun: dict[str, Beginning] = {}
+        self._partial: dict[str, PartialResponse] = {}
         self._version = -1
         """Of the weights; negative where no response is cut."""
 
@@ -66,12 +66,12 @@ class VLLMSampler:
     def advance(self, requests: ResponseRequests, max_steps: int) -> EngineReply:
         """Take further requests, decode at most ``max_steps`` tokens of each, and return what has ended."""
         engine = self.engine.llm_engine
-        if requests.begun is not None:
+        if requests.partial is not None:
             self._version = requests.version
         for i, (row, prompt_ids) in enumerate(zip(requests.rows, requests.prompt_ids, strict=True)):
-            beginning = self._begin(str(row), None if requests.begun is None else requests.begun[[i]])
-            prompt: Any = {"prompt_token_ids": prompt_ids + beginning.tokens}
-            params = self._sampling_params(requests.sampling_of(i), requests.streams[i], beginning)
+            partial = None if requests.partial is None else self._resume(str(row), requests.partial[[i]])
+            prompt: Any = {"prompt_token_ids": prompt_ids + ([] if partial is None else partial.tokens)}
+            params = self._sampling_params(requests.sampling_of(i), requests.streams[i], partial)
             if requests.temperatures is not None:
                 params.extra_args = {**(params.extra_args or {}), TEMPERATURES: requests.temperatures}
             engine.add_request(str(row), prompt, params)
@@ -79,7 +79,7 @@ class VLLMSampler:
         return EngineReply(self._finished(outputs), num_waiting(engine), [int(name) for name in ended])
 
     def cut(self) -> EngineReply:
-        """Give back every response that has not ended, and all that have."""
+        """Return every partial response, and all that have ended."""
         engine = self.engine.llm_engine
         left = [(r.request_id, r.prompt_ids, r.token_ids, r.logprobs) for r in begun.cut(engine)]
         outputs, _ = run_steps(engine, 0)
@@ -89,49 +89,49 @@ class VLLMSampler:
         return EngineReply(self._finished(outputs), 0, open=unfinished)
 
     def measured(self) -> Batch | None:
-        """Rank metrics of the conversations of which there are states, which are then forgotten."""
+        """Return the rank metrics of the conversations whose states are held, and forget these."""
         return None if self.turns is None else self.turns.measured()
 
-    def _begin(self, request_id: str, response: Batch | None) -> Beginning:
-        """Note how a response begins; ``response`` is None for a new one that will not be cut."""
-        if response is None:
-            return Beginning([], 0, 0)
+    def _resume(self, request_id: str, response: Batch) -> PartialResponse:
+        """Record the response so far, B = 1."""
         tokens: list[int] = response.response_tokens.tolist()
         of_turn = read = len(tokens) if "source" not in response else trailing_policy_tokens(response.source)
         if self.measures and self.turns is not None and not self.turns.holds(request_id):
             read = len(tokens)
-        beginning = Beginning(tokens, of_turn, read, response)
-        self._begun[request_id] = beginning
-        return beginning
+        partial = self._partial[request_id] = PartialResponse(response, tokens, of_turn, read)
+        return partial
 
-    def _sampling_params(self, sampling: SamplingConfig, stream: int, beginning: Beginning) -> SamplingParams:
+    def _sampling_params(
+        self, sampling: SamplingConfig, stream: int, partial: PartialResponse | None
+    ) -> SamplingParams:
         extra = from_stream(stream) if self.seeded else {}
-        if beginning.read:
-            extra |= begun.going_on(beginning.of_turn, beginning.read)
+        reads_again = partial is not None and partial.read > 0
+        if partial is not None and reads_again:
+            extra |= begun.going_on(partial.of_turn, partial.read)
         return SamplingParams(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
             min_p=sampling.min_p,
             repetition_penalty=sampling.repetition_penalty,
-            max_tokens=self.max_response_length - len(beginning.tokens),
+            max_tokens=self.max_response_length - (0 if partial is None else len(partial.tokens)),
             stop_token_ids=self.end_tokens,
             stop=self.stop_strings,
             logprobs=0 if self.logprobs else None,
             extra_args=extra or None,
-            # States of tokens that a sibling left in the cache would not be computed.
-            skip_reading_prefix_cache=True if beginning.read and self.measures else None,
+            # Prefix-cache hits skip the forward pass, so their hidden states would never be captured.
+            skip_reading_prefix_cache=True if reads_again and self.measures else None,
             output_kind=RequestOutputKind.FINAL_ONLY,
             # Text is needed only to find stop strings in.
             detokenize=bool(self.stop_strings),
         )
 
     def _finished(self, outputs: list[RequestOutput]) -> Batch | None:
-        """The responses that have ended; the workers of an engine have sampled the same."""
+        """Return the responses that have ended; the workers of an engine have sampled the same."""
         if self.turns is not None:
             for output in outputs:
                 states = getattr(output.outputs[0], "hidden_states", None)
-                self.turns.keep(output.request_id, self._begun[output.request_id], states)
+                self.turns.keep(output.request_id, self._partial[output.request_id], states)
         if not (outputs and self.is_first):
             return None
         completions = [output.outputs[0] for output in outputs]
@@ -147,22 +147,23 @@ class VLLMSampler:
         return batch.fill(**rank_columns(completions)) if self.measures else batch
 
     def _episodes(self, responses: Sequence[tuple[str, Sequence[int], Sequence[int], Sequence[Any]]]) -> Batch:
-        """Responses by request, prompt, tokens of the last turn, and vLLM's log-probabilities of those tokens that this
-        request sampled."""
+        """Return responses, given request, prompt, tokens of the last turn, and vLLM's log-probabilities of the tokens
+        that this request sampled."""
         known = {"rollout_logprobs": self.logprobs, "version": self._version >= 0, "source": self.turns is not None}
         columns: dict[str, list[Any]] = {name: [] for name in PER_TOKEN if known[name]}
         prompts, whole = list[Sequence[int]](), list[list[int]]()
         for request_id, prompt, tokens, sampled in responses:
-            beginning = self._begun.pop(request_id, Beginning([], 0, 0))
-            new, response = tokens[beginning.of_turn :], beginning.response
-            prompts.append(prompt if response is None else response.tokens[: int(response.prompt_lengths)].tolist())
-            whole.append([*beginning.tokens, *new])
+            partial = self._partial.pop(request_id, None)
+            new = tokens if partial is None else tokens[partial.of_turn :]
+            before = None if partial is None else partial.response
+            prompts.append(prompt if before is None else before.tokens[: int(before.prompt_lengths)].tolist())
+            whole.append([*([] if partial is None else partial.tokens), *new])
             of_new = {"version": [self._version] * len(new), "source": [POLICY] * len(new)}
             if self.logprobs:
                 pairs = zip(new, sampled, strict=True)
                 of_new["rollout_logprobs"] = [place[token].logprob for token, place in pairs]
             for name, values in columns.items():
-                values += of_new[name] if response is None else getattr(response, name).tolist() + of_new[name]
+                values += of_new[name] if before is None else getattr(before, name).tolist() + of_new[name]
         filled = {name: torch.tensor(values, dtype=PER_TOKEN[name]) for name, values in columns.items()}
         request = torch.tensor([int(request_id) for request_id, *_ in responses])
         return Batch.of(prompts, whole, **filled).fill(request=request)

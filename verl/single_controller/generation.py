@@ -170,7 +170,7 @@ def run_engines(
     def message(places: Sequence[int]) -> tuple[ResponseRequests, int]:
         asked = requests.of(places) if places else nothing
         if conversations is not None and places:
-            asked = replace(asked, begun=conversations.begun(places).without(*DRIVER_COLUMNS))
+            asked = replace(asked, partial=conversations.partial(places).without(*DRIVER_COLUMNS))
         return asked, steps_per_call or STEPS_PER_CALL
 
     def end_conversations() -> None:
@@ -230,13 +230,13 @@ def _cut(
         take(reply)
         if reply.open is not None:
             if conversations is not None:
-                reply.open.merge(conversations.begun(reply.open.request.tolist()).columns(*DRIVER_COLUMNS))
+                reply.open.merge(conversations.partial(reply.open.request.tolist()).columns(*DRIVER_COLUMNS))
             parts.append(reply.open)
             left.difference_update(reply.open.request.tolist())
-    if left and requests.begun is not None:
+    if left and requests.partial is not None:
         rows = sorted(left)
-        begun = requests.begun[rows] if conversations is None else conversations.begun(rows)
-        parts.append(begun.fill(request=torch.tensor(rows)))
+        unclaimed = requests.partial[rows] if conversations is None else conversations.partial(rows)
+        parts.append(unclaimed.fill(request=torch.tensor(rows)))
     return parts
 
 

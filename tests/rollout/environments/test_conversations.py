@@ -165,7 +165,7 @@ def test_conversations_that_are_cut_say_the_same(talked, group, config, tiny_tok
             prompt_ids=[records[i].input_ids for i in places],
             streams=[streams[i] for i in places],
             sampling=config.rollout.train_kwargs,
-            begun=left,
+            partial=left,
             version=version,
         )
         parts: list[Batch] = []

@@ -84,7 +84,7 @@ class CountingEngines:
         enough: Callable[[Sequence[int]], bool],
         _: None,
     ) -> tuple[list[Batch], None]:
-        begun = requests.begun
+        begun = requests.partial
         assert begun is not None and len(begun) == len(requests.rows)
         made = begun.response_lengths.tolist()
         rows = list(requests.rows)
@@ -112,8 +112,8 @@ class CountingEngines:
         return self.lengths[stream % len(self.lengths)]
 
     def response(self, requests: ResponseRequests, row: int, length: int) -> Batch:
-        assert requests.begun is not None
-        before = requests.begun[[row]].version.tolist()
+        assert requests.partial is not None
+        before = requests.partial[[row]].version.tolist()
         assert length >= len(before)
         return Batch.of(
             [requests.prompt_ids[row]],

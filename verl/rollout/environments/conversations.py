@@ -63,9 +63,9 @@ class ConversationSetup:
         else:
             self.bridges = Bridges(tokenizer, chat_arguments, pool.role, "rollout.multi_turn.enable=True")
 
-    def begin(self, records: Sequence[PromptRecord], begun: Batch | None) -> "Conversations":
-        """Conversations about these prompts, B; ``begun``: what there is of each, None where all are new."""
-        return Conversations(self, records, new_conversations(records) if begun is None else begun)
+    def begin(self, records: Sequence[PromptRecord], partial: Batch | None) -> "Conversations":
+        """Conversations about these prompts, B; ``partial``: what there is of each, None where all are new."""
+        return Conversations(self, records, new_conversations(records) if partial is None else partial)
 
 
 def check_conversations(
@@ -115,9 +115,9 @@ def new_conversations(records: Sequence[PromptRecord]) -> Batch:
 class Conversations:
     """Those that one call of the engines works on, each known by its place."""
 
-    def __init__(self, setup: ConversationSetup, records: Sequence[PromptRecord], begun: Batch) -> None:
+    def __init__(self, setup: ConversationSetup, records: Sequence[PromptRecord], partial: Batch) -> None:
         self.setup, self.records = setup, records
-        self._begun = dict(enumerate(begun.split(1)))
+        self._partial = dict(enumerate(partial.split(1)))
         """What there is of those that are not over."""
         self._over: list[Batch] = []
         self._ended: list[tuple[int, Batch, Turn]] = []
@@ -129,16 +129,16 @@ class Conversations:
         """The places of those whose environment has not answered."""
         return {place for place, _, _ in (*self._ended, *self._asked.values())}
 
-    def begun(self, places: Sequence[int]) -> Batch:
+    def partial(self, places: Sequence[int]) -> Batch:
         """What there is of these."""
-        return Batch.join([self._begun[place] for place in places])
+        return Batch.join([self._partial[place] for place in places])
 
     def take(self, part: Batch) -> None:
         """Turns that have ended, with ``calls`` of the engine; the environments of those that go on are asked."""
         turns = part.calls
         for row, found in zip(part.without("calls").split(1), turns, strict=True):
             place = int(row.request)
-            row.merge(self._begun[place].columns(*DRIVER_COLUMNS))
+            row.merge(self._partial[place].columns(*DRIVER_COLUMNS))
             row.fill(turns=row.turns + 1, call_counts=row.call_counts + torch.tensor([0, 0, 0, 0, found["prefilled"]]))
             if bool(row.truncated):
                 self._end(place, row)
@@ -211,11 +211,11 @@ class Conversations:
         if int(row.response_lengths) + len(bridge) >= room:
             self._end(place, row.fill(truncated=torch.ones(1, dtype=torch.bool)))
             return False
-        self._begun[place] = extended(row, bridge)
+        self._partial[place] = extended(row, bridge)
         return True
 
     def _end(self, place: int, row: Batch) -> None:
-        del self._begun[place]
+        del self._partial[place]
         self._over.append(row.without("environment_states"))
 
 

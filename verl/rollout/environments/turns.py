@@ -1,4 +1,4 @@
-"""What an engine keeps of conversations between their turns: the hidden states of the tokens that it sampled."""
+"""Conversations as an engine keeps them between turns: the hidden states of the tokens that it sampled."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -15,20 +15,21 @@ from verl.rank.turns import measure_turns, turn_lengths
 from verl.rollout.environments.tool_parser import ToolCallReader
 
 
-class Beginning(NamedTuple):
-    """What there is of a response when an engine gets it."""
+class PartialResponse(NamedTuple):
+    """A response that an engine resumes, or may have to cut."""
 
+    response: Batch
+    """As it is so far, B = 1."""
     tokens: list[int]
+    """Of the response."""
     of_turn: int
-    """Of these, at their end, the tokens of a turn that has not ended."""
+    """How many of these, at the end, belong to a turn that has not ended."""
     read: int
-    """Of these, at their end, the tokens whose hidden states are computed again."""
-    response: Batch | None = None
-    """The response; None for one that is new and will not be cut."""
+    """How many of these, at the end, have hidden states that are computed again."""
 
 
 def trailing_policy_tokens(source: Tensor) -> int:
-    """Tokens of the policy behind the last one of an environment, of ``source [n]``."""
+    """Return the number of policy tokens after the last environment token of ``source [n]``."""
     written = (source != POLICY).nonzero().flatten()
     return len(source) - (int(written[-1]) + 1 if len(written) else 0)
 
@@ -60,36 +61,36 @@ class Turns:
         """Of each conversation the states of what the policy said, and the tokens of each of its turns."""
 
     def holds(self, request_id: str) -> bool:
-        """Whether the states of its earlier turns are here."""
+        """Return whether the states of its earlier turns are here."""
         return request_id in self._held
 
-    def keep(self, request_id: str, beginning: Beginning, states: Tensor | None) -> None:
+    def keep(self, request_id: str, partial: PartialResponse, states: Tensor | None) -> None:
         """Keep the ``states [n, L, D]`` of a turn that has ended, or of all turns if they were read again."""
         if self.calculator is None:
             return
         known, sizes = self._held.get(request_id, ([], []))
         source = torch.zeros(0, dtype=torch.uint8)
-        if beginning.read and beginning.response is not None:
-            source = beginning.response.source
+        if partial.read:
+            source = partial.response.source
             known, sizes = [], turn_lengths(source)
         if states is not None:
             sampled = torch.cat([source == POLICY, torch.ones(len(states) - len(source), dtype=torch.bool)])
             new = len(states) - len(source)
             states = states if sampled.all() else states[sampled]
-            sizes = [*sizes[:-1], sizes[-1] + new] if beginning.of_turn else [*sizes, new]
+            sizes = [*sizes[:-1], sizes[-1] + new] if partial.of_turn else [*sizes, new]
         self._held[request_id] = ([*known, states], sizes)
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """Drop the states of these: newer weights will read them again."""
+        """Drop the states of these requests: newer weights will read their tokens again."""
         for request_id in request_ids:
             self._held.pop(request_id, None)
 
     def calls(self, tokens: list[int]) -> dict[str, Any]:
-        """``calls`` of tools in the tokens of a turn, (name, arguments) each, and whether one is ``malformed``."""
+        """Return the tool ``calls`` in a turn's tokens, (name, arguments) each, and whether one is ``malformed``."""
         return {"calls": [], "malformed": False} if self.reader is None else self.reader.read(tokens)
 
     def measured(self) -> Batch | None:
-        """Rank metrics of what is held, by ``request``, which is then dropped."""
+        """Return the rank metrics of the states held, by ``request``, and drop the states."""
         held, self._held = self._held, {}
         requests = sorted(map(int, held))
         parts = [held[str(request)] for request in requests]

@@ -1,4 +1,4 @@
-"""Groups that ``Method.judged`` has sampled again with another prompt."""
+"""Groups that ``Method.resample`` has sampled again with another prompt."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from verl.batch import Batch
 from verl.trainer.logging.rollout_metrics import score_tensors
 
 FIRST = ("first_records", "first_verdicts")
-"""Columns with the prompts as in the data set and the verdicts on the responses to these, where ``Method.judged`` may
+"""Columns with the prompts as in the data set and the verdicts on the responses to these, where ``Method.resample`` may
 replace them."""
 
 
@@ -22,20 +22,20 @@ def replace_groups(batch: Batch, places: Sequence[int], again: Batch, n: int) ->
 
 
 def first(batch: Batch, name: str) -> list[Any]:
-    """Return the column ``records`` or ``verdicts`` as it was before ``Method.judged`` replaced any, B."""
+    """Return the column ``records`` or ``verdicts`` as it was before ``Method.resample`` replaced any, B."""
     column: list[Any] = getattr(batch, f"first_{name}" if f"first_{name}" in batch else name)
     return column
 
 
 def edited_metrics(batch: Batch, n: int) -> dict[str, float]:
-    """Count the prompts that ``Method.judged`` edited, and compare their accuracy before and after."""
+    """Count the prompts that ``Method.resample`` edited, and compare their accuracy before and after."""
     pairs = list(zip(batch.records, batch.first_records, strict=True))[::n]
     added = [len(now.input_ids) - len(before.input_ids) for now, before in pairs if now is not before]
-    metrics = {"judged/groups": float(len(added))}
+    metrics = {"resample/groups": float(len(added))}
     if added:
         edited = torch.tensor([now is not before for now, before in pairs])
         for name, verdicts in (("before", batch.first_verdicts), ("after", batch.verdicts)):
             _, correct = score_tensors(verdicts)
-            metrics[f"judged/pass@1/{name}"] = correct.view(len(edited), -1)[edited].double().mean().item()
-        metrics["judged/prompt_tokens_added/mean"] = sum(added) / len(added)
+            metrics[f"resample/pass@1/{name}"] = correct.view(len(edited), -1)[edited].double().mean().item()
+        metrics["resample/prompt_tokens_added/mean"] = sum(added) / len(added)
     return metrics

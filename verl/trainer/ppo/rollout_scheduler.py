@@ -237,12 +237,12 @@ class RolloutScheduler:
         draws = step + number * REFILL_STEP
         records = method.choose_prompts(next(prompts))
         batch, verification = self._generate(records, sampling, draws, timer, method.settings(records))
-        if not method.overrides("judged"):
+        if not method.overrides("resample"):
             return batch, [verification]
         finish(verification, timer)
         first_round = {"first_records": batch.records, "first_verdicts": batch.verdicts}
         for round in range(1, MAX_ROUNDS + 1):
-            edited = method.judged(batch, round)
+            edited = method.resample(batch, round)
             if not edited:
                 break
             records = list(edited.values())
@@ -377,7 +377,7 @@ class RolloutScheduler:
             prompt_ids=[record.input_ids for record in before.records],
             streams=before.stream.tolist(),
             sampling=self.config.rollout.train_kwargs,
-            begun=before.columns("tokens", "rollout_logprobs", "version"),
+            partial=before.columns("tokens", "rollout_logprobs", "version"),
             version=version,
         )
         setup = self.policy.conversations
