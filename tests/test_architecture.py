@@ -86,30 +86,30 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 90
 
 BUDGETS = {
-    "algorithms": 1667,
+    "algorithms": 1672,
     "analysis": 1093,
     "api": 256,
-    "batch": 775,
-    "checkpoint": 1179,
+    "batch": 777,
+    "checkpoint": 1181,
     "cli": 1406,
     "config": 2911,
-    "data": 1610,
+    "data": 1615,
     "evaluation": 3196,
-    "method": 538,
-    "models": 3501,
+    "method": 543,
+    "models": 3524,
     "rank": 1208,
-    "recipes": 1635,
-    "rewards": 963,
-    "rollout": 2846,
-    "run": 2230,
+    "recipes": 1644,
+    "rewards": 967,
+    "rollout": 2866,
+    "run": 2235,
     "single_controller": 3016,
     "spectral": 1736,
-    "trainer": 3268,
-    "utils": 1365,
-    "verifiers": 2474,
+    "trainer": 3289,
+    "utils": 1378,
+    "verifiers": 2498,
     "verl": 50,
     "vllm_patches": 2181,
-    "workers": 935,
+    "workers": 938,
 }
 """Raw lines that each room of ``verl/``, and the plugin, may have. A change that needs more raises its room here, and
 its commit message names the idea that the lines pay for."""
@@ -379,3 +379,56 @@ def test_importing_the_config_loads_nothing_heavy():
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert result.returncode == 0, result.stderr
     assert result.stdout.split() == [], f"importing verl.config loads {result.stdout.strip()}"
+
+
+HEADLESS = re.compile(r"\s*(What|Those|Where|That|Whoever)\b")
+"""Beginning of a docstring that has no head; one begins with a verb or with a noun."""
+
+MAX_HEADLESS = {
+    "verl/analysis": 1,
+    "verl/api.py": 1,
+    "verl/cli": 7,
+    "verl/config": 20,
+    "verl/evaluation": 8,
+    "verl/rank": 4,
+    "verl/rollout": 1,
+    "verl/single_controller": 13,
+    "verl/spectral": 2,
+    "verl_pages/curves.py": 1,
+    "verl_pages/html.py": 1,
+    "verl_pages/names.py": 1,
+    "verl_pages/options.py": 2,
+    "verl_pages/run_folder.py": 2,
+    "verl_pages/timeline.py": 1,
+    "vllm_patches/draw.py": 1,
+    "vllm_patches/options.py": 1,
+    "vllm_patches/sampler.py": 1,
+    "vllm_patches/temperatures.py": 1,
+}
+"""Folder -> headless docstrings that are left. These numbers only shrink."""
+
+MAX_TEST_NAME = 60
+MAX_LONG_TEST_NAMES = 134
+"""Tests with longer names than ``MAX_TEST_NAME`` that are left. This number only shrinks."""
+
+
+def test_docstrings_begin_with_a_verb_or_noun():
+    found = Counter[str]()
+    for module in EVERYTHING:
+        texts = (node.value for node in ast.walk(module.tree) if isinstance(node, ast.Expr))
+        constants = [text.value for text in texts if isinstance(text, ast.Constant)]
+        folder = "/".join(module.path.relative_to(ROOT).parts[:2])
+        found[folder] += sum(isinstance(text, str) and bool(HEADLESS.match(text)) for text in constants)
+    more = [f"{folder}: {n}" for folder, n in found.items() if n > MAX_HEADLESS.get(folder, 0)]
+    check(more, "docstrings that begin with What, Those, Where, That or Whoever:")
+
+
+def test_names_of_tests_are_short():
+    names = [
+        node.name
+        for module in modules("tests")
+        for node in ast.walk(module.tree)
+        if isinstance(node, FunctionNode) and node.name.startswith("test_") and len(node.name) > MAX_TEST_NAME
+    ]
+    rule = f"{len(names)} names of tests have more than {MAX_TEST_NAME} characters; {MAX_LONG_TEST_NAMES} may:"
+    check(names if len(names) > MAX_LONG_TEST_NAMES else [], rule)

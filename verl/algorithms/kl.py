@@ -70,7 +70,7 @@ _BY_VALUE: dict[str, KLEstimator] = {
 
 
 def straight_through(estimator: KLEstimator) -> KLEstimator:
-    """The value of ``estimator`` with the gradient of k2, which no clamp stops."""
+    """Return the value of ``estimator`` with the gradient of k2, which no clamp stops."""
 
     def estimate(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
         carrier = mse_kl(logprobs, ref_logprobs)
@@ -87,7 +87,7 @@ KL_ESTIMATORS = _BY_VALUE | {f"{name}+": straight_through(estimator) for name, e
 def kl_loss(
     kl_type: str | KLEstimator, logprobs: Tensor, ref_logprobs: Tensor, old_logprobs: Tensor | None = None
 ) -> Tensor:
-    """The estimate ``[B, R]`` that is added to the policy's loss.
+    """Return the estimate ``[B, R]`` that is added to the policy's loss.
 
     Args:
         kl_type: a key of ``KL_ESTIMATORS``, or an estimator.
@@ -145,7 +145,7 @@ class KLController:
         self.coef *= 1 + error * num_steps / self.horizon
 
     def state_dict(self) -> dict[str, float]:
-        """The coefficient, which JSON keeps exactly. Target and horizon belong to the configuration."""
+        """Return the coefficient, which JSON keeps exactly. Target and horizon belong to the configuration."""
         return {"coef": self.coef}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

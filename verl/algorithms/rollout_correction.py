@@ -52,7 +52,7 @@ def rejection_mask(
 def mismatch_metrics(
     old_logprobs: Tensor, rollout_logprobs: Tensor, response_mask: Tensor, level: str, cap: float
 ) -> dict[str, float]:
-    """The distance of the two policies, and what importance weights at ``level`` would make of the batch.
+    """Measure the distance of the two policies, and the effect that importance weights at ``level`` would have.
 
     Args:
         response_mask: with at least one token in each row.
@@ -143,7 +143,7 @@ def rollout_weights(
 
 
 def loss_weights(policy_loss: str, weights: Tensor, response_mask: Tensor) -> Tensor:
-    """What the per-token losses of ``policy_loss`` are multiplied by, ``[B, R]``.
+    """Return the factors of the per-token losses of ``policy_loss``, ``[B, R]``.
 
     :func:`rollout_weights` themselves; with ``gmpo``, whose ratio is one of responses, their geometric mean over the
     tokens of the response, as in veRL.
@@ -174,7 +174,7 @@ def mean_rollout_weight(
 
 
 def _divergence(name: str, old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> Tensor:
-    """What the rule ``name`` compares with its bounds, ``[B, R]``, or ``[B, 1]`` if it is one of responses."""
+    """Return the divergence that the rule ``name`` bounds, ``[B, R]``, or ``[B, 1]`` for a rule of responses."""
     level, _, kind = name.rpartition("_")
     log_ratio = torch.where(mask, (old_logprobs - rollout_logprobs).double(), 0.0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     values = {"k1": -log_ratio, "k2": 0.5 * log_ratio.square(), "k3": log_ratio.expm1() - log_ratio}[kind]

@@ -1,4 +1,4 @@
-"""What the scores of whole responses decide: the soft overlong punishment, and which responses PF-PPO learns from."""
+"""Functions of whole responses' scores: the soft overlong punishment, and the resampling of PF-PPO."""
 
 import torch
 from torch import Generator, Tensor

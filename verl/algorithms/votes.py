@@ -50,8 +50,10 @@ def majority_at_k(classes: Sequence[int], correct_class: int | None, k: int) -> 
 
 @lru_cache(maxsize=65536)
 def _election(n: int, k: int, supporters: int, rivals: tuple[int, ...]) -> float:
-    """Return the share of elections that ``supporters`` of n samples win against ``rivals``, the sizes of the other
-    classes. Ties are split."""
+    """Return the share of elections that ``supporters`` of n samples win against rival classes of these sizes.
+
+    Ties are split.
+    """
     sizes = [supporters, *rivals, n - supporters - sum(rivals)]
     if math.comb(n, k) <= DRAWS:
         chosen = np.array(list(combinations(np.repeat(np.arange(len(sizes)), sizes), k)))
@@ -81,8 +83,10 @@ def answer_classes(correct: Sequence[bool], answers: Sequence[Hashable]) -> tupl
 
 
 def weighted_majority_at_k(classes: Sequence[int], correct_class: int | None, scores: Sequence[float], k: int) -> float:
-    """As :func:`verl.algorithms.votes.majority_at_k`, where a sample of the score s has sigmoid(s) votes: what a model
-    of preferences (Bradley and Terry) takes for the probability that it is good. (Weighted votes: arXiv 2206.02336.)
+    """Return :func:`majority_at_k` where a sample of score s has sigmoid(s) votes.
+
+    In a Bradley-Terry preference model that is the probability that the sample is good (weighted votes: arXiv
+    2206.02336).
     """
     places = {answer: place for place, answer in enumerate(sorted({answer for answer in classes if answer >= 0}))}
     if correct_class not in places:

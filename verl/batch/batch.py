@@ -58,7 +58,8 @@ class Batch(Columns):
     def __init__(
         self, prompt_lengths: Tensor, response_lengths: Tensor, width: int | None = None, **columns: Any
     ) -> None:
-        """
+        """Make a batch of episodes with these lengths.
+
         Args:
             prompt_lengths, response_lengths: [B] int64 on the CPU, tokens of each.
             width: R, at least the longest response; None: that.
@@ -68,7 +69,7 @@ class Batch(Columns):
         self.response_lengths = response_lengths
         self.width = self.longest_response if width is None else width
         self.device = torch.device("cpu")
-        """Where the columns are, as :meth:`to` has moved them, and the masks."""
+        """Device of the columns, to which :meth:`to` has moved them, and of the masks."""
         self._sent: dict[str, Tensor] = {}
         self._columns: dict[str, Any] = {}
         self._kinds: dict[str, str] = {}
@@ -147,7 +148,7 @@ class Batch(Columns):
         return self._there("places", lambda: (rows * self.width).repeat_interleave(lengths) + positions_within(lengths))
 
     def _there(self, name: str, computed: Callable[[], Tensor]) -> Tensor:
-        """What is computed on the host, where the columns are; for a GPU computed and sent once."""
+        """Compute on the host and move to the columns' device; for a GPU once."""
         if self.device.type == "cpu":
             return computed()
         if name not in self._sent:
@@ -181,7 +182,7 @@ class Batch(Columns):
         return self
 
     def _guessed(self, name: str, values: Tensor) -> str:
-        """What an undeclared column has one entry for, by its length."""
+        """Infer the kind of a custom column from its length."""
         if len(values) == len(self) == self._size(RESPONSE_TOKEN):
             raise ValueError(
                 f"column {name}: {len(values)} entries, and the batch has as many episodes as response tokens; say "
@@ -196,7 +197,7 @@ class Batch(Columns):
         self._columns[name], self._kinds[name] = values, kind
 
     def columns(self, *names: str) -> Self:
-        """A batch of the same episodes with the columns named, as far as they are filled.
+        """Return the same episodes with the named columns, as far as they are filled.
 
         Raises:
             ValueError: a name that is neither filled nor declared.
@@ -213,11 +214,11 @@ class Batch(Columns):
         return list(self._columns)
 
     def kind_of(self, name: str) -> str:
-        """What a filled column has one entry for, as :meth:`fill` takes it."""
+        """Return the kind of a filled column, as :meth:`fill` takes it."""
         return self._kinds[name]
 
     def without(self, *names: str) -> Self:
-        """A batch of the same episodes without the columns named."""
+        """Return the same episodes without the named columns."""
         return self.columns(*(name for name in self.names if name not in names))
 
     def merge(self, other: "Batch") -> Self:
@@ -260,14 +261,14 @@ class Batch(Columns):
         return {name.removeprefix(prefix): v for name, v in self._columns.items() if name.startswith(prefix)}
 
     def padded(self, name: str, fill: float = 0.0) -> Tensor:
-        """A response-token column as [B, R, ...], ``fill`` on padding; a column of episodes as it is."""
+        """Return a response-token column as [B, R, ...], ``fill`` on padding; a column of episodes unchanged."""
         if name == "response_tokens":
             return self.pad(self.response_tokens, fill)
         values: Tensor = getattr(self, name)
         return self.pad(values, fill) if self._kinds[name] == RESPONSE_TOKEN else values
 
     def flat(self, values: Tensor) -> Tensor:
-        """The inverse of :meth:`pad`: [M, ...] from ``values [B, R, ...]``."""
+        """Invert :meth:`pad`: return [M, ...] from ``values [B, R, ...]``."""
         return values.flatten(0, 1)[to_device(self._places(), values.device)]
 
     def pad(self, values: Tensor, fill: float = 0.0) -> Tensor:
@@ -277,8 +278,9 @@ class Batch(Columns):
         return rows.view(len(self), self.width, *values.shape[1:])
 
     def rows(self, pad_token_id: int = 0) -> tuple[Tensor, Tensor]:
-        """Of tokens on the CPU, ids and attention mask [B, P + R] int64; padded on the left of prompts and on the right
-        of responses.
+        """Return token ids and attention mask, [B, P + R] int64 on the CPU.
+
+        Prompts are padded on the left, responses on the right.
 
         Position P is the first response token of every row.
         """
@@ -292,7 +294,7 @@ class Batch(Columns):
     # --- Episodes ---
 
     def __getitem__(self, rows: Tensor | slice | Sequence[int]) -> Self:
-        """The episodes of these indices or of this mask [B] bool, in that order; copies of their entries."""
+        """Select the episodes at these indices, or of this mask [B] bool, in that order; their entries are copied."""
         counts = {TOKEN: self.lengths, RESPONSE_TOKEN: self.response_lengths}
         places: dict[str, Any]
         index: Any
@@ -319,7 +321,7 @@ class Batch(Columns):
 
     @classmethod
     def join(cls, parts: Sequence[Self]) -> Self:
-        """The episodes of all parts, one after another, with the declared columns that all of them have.
+        """Join the episodes of all parts, with the declared columns that all of them have.
 
         Raises:
             ValueError: no parts, or an undeclared column that some of them lack.
@@ -343,15 +345,15 @@ class Batch(Columns):
         return joined
 
     def trimmed(self) -> Self:
-        """The same episodes with R = the longest response."""
+        """Return the same episodes with R = the longest response."""
         return self._like(self.prompt_lengths, self.response_lengths, self._columns, self.longest_response)
 
     def widened(self, width: int) -> Self:
-        """The same episodes with R = ``width``, at least the longest response."""
+        """Return the same episodes with R = ``width``, at least the longest response."""
         return self._like(self.prompt_lengths, self.response_lengths, self._columns, width)
 
     def to(self, device: str | torch.device) -> Self:
-        """The batch with its columns on ``device``; the host waits for a GPU only if they come from it, and once."""
+        """Move the columns to ``device``; the host waits for a GPU only if they come from it, and once."""
         device, columns = torch.device(device), dict(self._columns)
         tensors = {name: values for name, values in columns.items() if isinstance(values, Tensor)}
         if device.type == "cpu":
@@ -367,7 +369,7 @@ class Batch(Columns):
         return int(counted[kind].sum()) if kind in counted else len(self)
 
     def _like(self, prompts: Tensor, responses: Tensor, columns: Mapping[str, Any], width: int | None = None) -> Self:
-        """A batch with other episodes or columns, which are not checked again."""
+        """Return a batch with other episodes or columns, which are not checked again."""
         batch = type(self)(prompts, responses, self.width if width is None else width)
         batch._columns = dict(columns)
         batch._kinds = {name: self._kinds[name] for name in columns}
@@ -377,7 +379,7 @@ class Batch(Columns):
     # --- Travel between processes ---
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is pickled: numpy arrays, which Ray reads in place, in few bytes (:class:`Packed`)."""
+        """Pickle columns as numpy arrays, which Ray reads in place, in few bytes (:class:`Packed`)."""
         token_lengths = {TOKEN: self.lengths.numpy(), RESPONSE_TOKEN: self.response_lengths.numpy()}
         packed = {n: Packed.of(v, token_lengths.get(self._kinds[n])) for n, v in self._columns.items()}
         lengths = (self.prompt_lengths.numpy(), self.response_lengths.numpy())

@@ -48,7 +48,7 @@ class Packed(NamedTuple):
         return cls(values, dtype, constant)
 
     def restore(self, lengths: Any) -> Any:
-        """The column; ``lengths`` as :meth:`of` takes them."""
+        """Return the column; ``lengths`` as :meth:`of` takes them."""
         if not self.dtype:
             return self.values
         if self.dtype == "bool" and isinstance(self.values, tuple):
@@ -82,12 +82,12 @@ class PackedWeight(NamedTuple):
 
     @classmethod
     def of(cls, name: str, value: Tensor) -> "PackedWeight":
-        """A copy of ``value`` on the CPU."""
+        """Copy ``value`` to the CPU."""
         flat = value.detach().cpu().contiguous().reshape(-1)
         return cls(name, value.dtype, tuple(value.shape), flat.view(torch.uint8).numpy())
 
     def restore(self) -> Tensor:
-        """The weight, not to be written into: its memory may be shared."""
+        """Return the weight, which must not be written into: its memory may be shared."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")
             return torch.from_numpy(self.values).view(self.dtype).reshape(self.shape)

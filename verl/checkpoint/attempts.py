@@ -55,7 +55,7 @@ class Attempt:
         return attempt
 
     def check(self, path: Path) -> None:
-        """Called before ``path`` is written.
+        """Raise if another attempt has taken over; called before ``path`` is written.
 
         Raises:
             StaleAttempt: this is not the newest attempt.
@@ -68,7 +68,7 @@ class Attempt:
 
 
 def newest_attempt(root: Path) -> int:
-    """The number in the folder's ``.attempt`` file; 0 if there is none."""
+    """Return the number in the folder's ``.attempt`` file; 0 if there is none."""
     try:
         return int((root / ATTEMPT).read_text())
     except FileNotFoundError:

@@ -22,8 +22,9 @@ from verl.models.tokenizer import load_tokenizer
 def export_checkpoint(
     source: Path, out: Path | None, part: str, trust_remote_code: bool, dtype: torch.dtype | None = None
 ) -> Path:
-    """Write the model of a checkpoint as ``transformers`` and vLLM load it; returns the folder. LoRA adapters are
-    merged, and also written into its ``lora_adapter/``.
+    """Write a checkpoint's model as ``transformers`` and vLLM load it; return the folder.
+
+    LoRA adapters are merged, and also written into its ``lora_adapter/``.
 
     Args:
         source: a checkpoint, or a run's folder, whose latest checkpoint is used.
@@ -90,7 +91,7 @@ def _write(
 
 
 def merged_parameters(adapters: Path, part: str, trust_remote_code: bool) -> dict[str, Tensor]:
-    """The parameters of the adapters' base model, with the adapters merged.
+    """Return the parameters of the adapters' base model, with the adapters merged.
 
     Raises:
         ConfigError: the base model cannot be loaded from the path it was trained from.
@@ -108,7 +109,7 @@ def merged_parameters(adapters: Path, part: str, trust_remote_code: bool) -> dic
 
 
 def read_parameters(shards: Path, expected: dict[str, torch.Size]) -> dict[str, Tensor]:
-    """The unsharded parameters in ``shards`` by name, on the CPU.
+    """Return the unsharded parameters in ``shards`` by name, on the CPU.
 
     Raises:
         ConfigError: they are not those in ``expected``.

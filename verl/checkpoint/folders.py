@@ -52,7 +52,7 @@ def begin_checkpoint(attempt: Attempt, step: int) -> Path:
 
 
 def attempt_of(folder: Path) -> Attempt:
-    """The attempt that a folder of :func:`begin_checkpoint` belongs to."""
+    """Return the attempt that a folder of :func:`begin_checkpoint` belongs to."""
     match = _ATTEMPT.search(folder.name)
     assert match is not None, f"{folder}: not a folder of begin_checkpoint"
     return Attempt(folder.parent, int(match[1]))
@@ -169,7 +169,7 @@ def _read_files(manifest: Path) -> dict[str, FileRecord]:
 
 
 def _first_foreign(folder: Path, names: Collection[str]) -> Path | None:
-    """The first file in a checkpoint that a resumption would read although the manifest does not list it."""
+    """Return the first file of a checkpoint that a resumption would read although the manifest does not list it."""
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
         exported = any(part.startswith((EXPORTED, f".{EXPORTED}")) for part in name.parts)
@@ -179,7 +179,7 @@ def _first_foreign(folder: Path, names: Collection[str]) -> Path | None:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """The trainer's state. Raises ``DamagedCheckpoint`` if it is none."""
+    """Read the trainer's state. Raises ``DamagedCheckpoint`` if the file holds none."""
     path = folder / STATE
     try:
         state = json.loads(path.read_text())
@@ -193,7 +193,7 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 
 def step_of(folder: Path) -> int | None:
-    """The step in the name of a checkpoint's folder; None if the name is not that of a checkpoint."""
+    """Return the step in the name of a checkpoint's folder; None if it is not such a name."""
     match = _NAME.fullmatch(folder.name)
     return int(match[1]) if match else None
 
@@ -205,7 +205,7 @@ def checkpoints(root: Path) -> dict[int, Path]:
 
 
 def latest_checkpoint(root: Path) -> Path | None:
-    """The folder of the latest checkpoint, verified or not; None if there is none."""
+    """Return the folder of the latest checkpoint, verified or not; None if there is none."""
     return next(reversed(checkpoints(root).values()), None)
 
 

@@ -47,7 +47,7 @@ class Resumption:
 
 
 def find_resumption(config: PPOConfig | SFTConfig, say: Callable[[str], None]) -> Resumption | None:
-    """The checkpoint that ``trainer.resume_mode`` asks for, verified; None if the run starts from scratch.
+    """Return the checkpoint of ``trainer.resume_mode``, verified; None if the run starts from scratch.
 
     Unfinished checkpoints in the run's folder are removed. With ``auto``, a damaged checkpoint is renamed to
     ``global_step_<N>.damaged`` with a warning, and the one before it is used.
@@ -87,7 +87,7 @@ def find_resumption(config: PPOConfig | SFTConfig, say: Callable[[str], None]) -
 
 
 def _checkpoint_by_path(trainer: RunConfig, root: Path) -> Path:
-    """The checkpoint ``resume_from_path``, verified."""
+    """Return the checkpoint ``resume_from_path``, verified."""
     folder = Path(trainer.resume_from_path or "").resolve()
     field = f"trainer.resume_from_path={trainer.resume_from_path!r}"
     step = step_of(folder)
@@ -107,7 +107,7 @@ def _checkpoint_by_path(trainer: RunConfig, root: Path) -> Path:
 
 
 def _latest_intact(root: Path, say: Callable[[str], None]) -> Path | None:
-    """The latest intact checkpoint in ``root``; newer ones, which are damaged, are renamed."""
+    """Return the latest intact checkpoint in ``root``; newer ones, which are damaged, are renamed."""
     field, damaged = f"trainer.default_local_dir={str(root)!r}", []
     for folder in reversed(checkpoints(root).values()):
         try:

@@ -109,7 +109,7 @@ class CheckpointWorker:
         self._writing = self._thread.submit(self._write, folder, shards, weights, counts, generators, records)
 
     def finish_save(self, wait: bool) -> dict[str, FileRecord] | None:
-        """Records of this worker's share of the files; None while still writing. All workers together list all files.
+        """Return records of this worker's files; None while still writing. All workers together list all files.
 
         Raises:
             Exception: whatever failed while writing, on this worker or in the exchange with others.
@@ -148,7 +148,7 @@ class CheckpointWorker:
         generators: str,
         records: dict[str, FileRecord],
     ) -> dict[str, FileRecord]:
-        """``records``, to which those of the other files that this worker wrote are added."""
+        """Write ``records``, with those of the other files that this worker wrote."""
         rank = dist.get_rank()
         attempt_of(folder).check(folder)
         for part in self._parts:
@@ -172,7 +172,7 @@ class CheckpointWorker:
         return records
 
     def _write_export(self, part: TrainedPart, target: Path, weights: Mapping[str, Tensor]) -> dict[str, FileRecord]:
-        """This worker's share of a model's folder, and on worker 0 what the folder holds besides weights."""
+        """Write this worker's share of a model's folder, and on worker 0 everything besides weights."""
         rank, files = dist.get_rank(), self._exports[part.name]
         target.mkdir(exist_ok=True)
         records = {}
@@ -189,7 +189,7 @@ class CheckpointWorker:
         write_architecture(self._exports[part.name].model, part.tokenizer, target, buffers)
 
     def _gather_share(self, part: TrainedPart) -> dict[str, Tensor]:
-        """This worker's share of an export, in host memory: parameters unsharded, adapters merged, and buffers."""
+        """Return this worker's share of an export on the host: unsharded parameters, merged adapters, and buffers."""
         files = self._exports[part.name]
         mine = {name for file in files.share(dist.get_rank(), dist.get_world_size()) for name in files.files[file]}
         kept = {name: buffer for name, buffer in self._buffers[part.name].items() if name in mine}
@@ -216,7 +216,7 @@ class RecordingFiles(FileSystem):
 
 
 def file_numbers(tensors: Mapping[str, Tensor], num_bytes: int) -> dict[str, int]:
-    """The number, from 1, of the file that each tensor goes into, by name: another one after every ``num_bytes``."""
+    """Return the number, from 1, of each tensor's file by name; a file ends after ``num_bytes``."""
     numbers, total = {}, 0
     # A resumed optimizer has its tensors in another order.
     for name in sorted(tensors):
@@ -226,7 +226,7 @@ def file_numbers(tensors: Mapping[str, Tensor], num_bytes: int) -> dict[str, int
 
 
 def training_state(learner: Learner) -> dict[str, Tensor]:
-    """The tensors that training changes, not copied: trained parameters and the optimizer's moments.
+    """Return the tensors that training changes, not copied: trained parameters and the optimizer's moments.
 
     Tied parameters appear once, frozen ones not at all. Before the optimizer's first step there are no moments;
     ``torch.distributed.checkpoint.state_dict`` would create them by a step on zeros, which counts as a step.
@@ -277,8 +277,9 @@ def saved_shapes(folder: Path) -> dict[str, torch.Size]:
 
 
 def check_same_architecture(folder: Path, saved: Mapping[str, torch.Size], expected: Mapping[str, torch.Size]) -> None:
-    """Check that the parameters in ``saved``, from :func:`saved_shapes`, are those in ``expected``, whose names have no
-    prefix.
+    """Check that the parameters in ``saved``, from :func:`saved_shapes`, are those in ``expected``.
+
+    Names in ``expected`` have no prefix.
 
     Raises:
         ConfigError: they differ; one line names the first parameter that does.
@@ -293,7 +294,7 @@ def check_same_architecture(folder: Path, saved: Mapping[str, torch.Size], expec
 
 
 def generator_states() -> dict[str, Any]:
-    """The states of the global random generators of Python, NumPy and torch."""
+    """Return the states of the global random generators of Python, NumPy and torch."""
     states = {"python": random.getstate(), "numpy": np.random.get_state(legacy=False), "torch": torch.get_rng_state()}
     return states | ({"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_initialized() else {})
 
@@ -310,7 +311,7 @@ def set_generator_states(states: Mapping[str, Any]) -> None:
 
 
 def _on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies in the host's memory."""
+    """Copy to host memory."""
     return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
@@ -319,7 +320,7 @@ def _within(folder: str, records: Mapping[str, FileRecord]) -> dict[str, FileRec
 
 
 def _read_records(folder: Path, without: Collection[str] = ()) -> dict[str, FileRecord]:
-    """Records of the small files that libraries have written: configurations, tokenizer, code."""
+    """Return records of the small files that libraries have written: configurations, tokenizer, code."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in without)
     return {path.relative_to(folder).as_posix(): file_record(path) for path in files}
 

@@ -60,7 +60,7 @@ class ArithmeticTask:
 
 
 def arithmetic_problem(kind: str, a: int, b: int) -> GeneratedProblem:
-    """The problem ``a + b``, ``a - b`` with ``a >= b``, or ``a * b`` with one digit ``b``; all at least 0."""
+    """Return the problem ``a + b``, ``a - b`` with ``a >= b``, or ``a * b`` with one digit ``b``; all at least 0."""
     assert 0 <= b <= {"sum": b, "difference": a, "product": 9}[kind] and a >= 0, (kind, a, b)
     sign, width = SIGNS[kind], max(len(str(a)), len(str(b)))
     left, right = f"{a:0{width}d}", f"{b:0{width}d}"

@@ -65,8 +65,9 @@ class ConversationDataset(Dataset[Conversation]):
 def tokenize_conversation(
     messages: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, where: str, max_length: int = sys.maxsize
 ) -> Conversation:
-    """Token ids of the whole conversation, and the mask of the assistant's turns with their end-of-turn tokens, as far
-    as they begin within ``max_length`` tokens: each turn takes the time of all before it.
+    """Return the conversation's token ids, and the mask of the assistant's turns with their end-of-turn tokens.
+
+    Turns that begin after ``max_length`` tokens are left out, since each turn takes the time of all previous ones.
 
     The tokens of a turn are those that the template appends when the turn is added. So every chat template works that
     does not change earlier turns when later ones follow.
@@ -97,7 +98,7 @@ def tokenize_conversation(
 
 
 def conversation_batch(conversations: Sequence[Conversation]) -> Batch:
-    """The conversations with ``learn_mask``; the first token of each, which nothing predicts, is its prompt."""
+    """Return the conversations with ``learn_mask``; the first token of each, which nothing predicts, is its prompt."""
     ids, masks = zip(*conversations, strict=True)
     learned = torch.tensor([learned for mask in masks for learned in mask[1:]]).bool()
     return Batch.of([row[:1] for row in ids], [row[1:] for row in ids], learn_mask=learned)

@@ -31,7 +31,7 @@ _FIX = "correct or remove it"
 
 
 def read_rows(name: str, columns: Sequence[str] = (), field: str = "") -> list[Row]:
-    """The rows of a parquet, jsonl or json file, or of a set of the hub as :func:`hub_set` reads its name.
+    """Return the rows of a parquet, jsonl or json file, or of a hub set that :func:`hub_set` names.
 
     Args:
         columns: what every row must have.
@@ -97,7 +97,7 @@ def _read_parquet(path: Path) -> list[Row]:
 
 
 def _rows_in(file: pq.ParquetFile, most: int) -> list[Row] | None:
-    """The rows of a file; None if they take more than ``most`` bytes."""
+    """Return the rows of a file; None if they take more than ``most`` bytes."""
     rows: list[Row] = []
     needed = 0
     try:
@@ -114,7 +114,7 @@ def _rows_in(file: pq.ParquetFile, most: int) -> list[Row] | None:
 
 
 def _batches(file: pq.ParquetFile, most: int) -> Iterator[pa.Table]:
-    """The rows of a file, so many at a time that they take at most ``most`` bytes for each column."""
+    """Yield the rows of a file in batches that take at most ``most`` bytes per column."""
     # One value may stand in all rows of its group, and is at most as large as that.
     sizes = [file.metadata.row_group(i).total_byte_size for i in range(file.num_row_groups)]
     at_a_time = max(1, min(ROWS_AT_A_TIME, most // max(1, *sizes, 1)))
@@ -126,12 +126,12 @@ def _batches(file: pq.ParquetFile, most: int) -> Iterator[pa.Table]:
 
 
 def _decoded(kind: pa.DataType) -> pa.DataType:
-    """A type whose values stand for themselves, instead of being entries of a dictionary."""
+    """Return the type of a dictionary's values; other types unchanged."""
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def read_json_lines(path: Path) -> list[tuple[int, Row]]:
-    """The objects of a file of JSON lines, each with the number of its line, from 1; blank lines do not count.
+    """Return the objects of a JSON lines file, each with its line number, from 1; blank lines do not count.
 
     Raises:
         ConfigError: the file cannot be read or is not UTF-8 text, or a line is not a JSON object.
@@ -143,7 +143,7 @@ def read_json_lines(path: Path) -> list[tuple[int, Row]]:
 
 
 def read_csv(path: Path) -> list[Row]:
-    """The rows of a table whose first line names its columns; all values are texts.
+    """Return the rows of a table whose first line names its columns; all values are text.
 
     Raises:
         ConfigError: the file cannot be read, is not UTF-8 text, or a row has other columns.
@@ -216,7 +216,7 @@ def _parse(text: str, where: str) -> Any:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> Row:
-    """A JSON object. Raises ``ValueError`` if a key occurs twice: it is not clear which value is meant."""
+    """Return a JSON object. Raises ``ValueError`` if a key occurs twice, since either value could be meant."""
     row = dict(pairs)
     if len(row) < len(pairs):
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)

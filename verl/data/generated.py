@@ -1,4 +1,4 @@
-"""What generated tasks share: a problem, and splits that never share a question."""
+"""Base of generated tasks: a problem, and splits that never share a question."""
 
 import hashlib
 import random
@@ -54,7 +54,7 @@ def draw_split(
 
 
 def split_of(question: str) -> str:
-    """The split of ``question``, decided by a hash of its text."""
+    """Return the split of ``question``, decided by a hash of its text."""
     bucket = hashlib.blake2b(question.encode(), digest_size=8).digest()[0] % sum(SPLIT_SHARES.values())
     for name, share in SPLIT_SHARES.items():
         if bucket < share:

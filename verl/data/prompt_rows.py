@@ -23,7 +23,7 @@ from verl.rewards.registry import check_ground_truth
 MEDIA = ("images", "videos")
 """Columns of veRL's multimodal records."""
 ONE_TURN_AGENT = "single_turn_agent"
-"""What veRL's records name where a response is one turn."""
+"""Agent names in veRL's records for single-turn responses."""
 TOOL_AGENT = "tool_agent"
 """And where it may call tools."""
 
@@ -63,7 +63,7 @@ NOTES = {
     "first: {first})",
     "repeated": "{count} occur more than once (the first: {first})",
 }
-"""What the user should know of some prompts."""
+"""Notes on prompts, for the user."""
 
 
 class PromptReader:
@@ -134,7 +134,7 @@ class PromptReader:
             )
 
     def notes(self) -> list[str]:
-        """What the user should know, one line each."""
+        """Return notes for the user, one line each."""
         longest = max(self._too_long, default=0)
         return [
             NOTES[kind].format(
@@ -146,7 +146,7 @@ class PromptReader:
 
 
 def render(messages: list[dict[str, Any]], config: DataConfig, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The tokens of a chat in ``data.template``. Raises ``ConfigError`` for messages that the template cannot hold."""
+    """Return the tokens of a chat in ``data.template``. Raises ``ConfigError`` for messages that it cannot hold."""
     name, arguments = config.template, config.apply_chat_template_kwargs
     if name == "chat":
         return render_chat(messages, tokenizer, arguments)
@@ -157,7 +157,7 @@ def render(messages: list[dict[str, Any]], config: DataConfig, tokenizer: PreTra
 
 
 def read_messages(row: Mapping[str, Any], where: str, key: str, with_tools: bool = False) -> list[dict[str, Any]]:
-    """The row's prompt as a chat. Raises ``ConfigError`` naming ``where`` for an empty prompt or another form.
+    """Return the row's prompt as a chat. Raises ``ConfigError`` naming ``where`` for an empty prompt or another form.
 
     ``with_tools``: the run has tools, which veRL's records may ask for.
     """
@@ -201,13 +201,13 @@ def check_verifiable(row: Mapping[str, Any], where: str, source_key: str) -> Non
 
 
 def as_mapping(value: Any) -> Mapping[str, Any]:
-    """A mapping, or the JSON text of one; empty for anything else."""
+    """Return a mapping, or the JSON text of one, as a mapping; empty for anything else."""
     value = parse_json(value)
     return value if isinstance(value, dict) else {}
 
 
 def parse_json(value: Any) -> Any:
-    """What a text holds as JSON; None if it is not JSON. Anything else as it is."""
+    """Parse JSON text; None if it is not JSON. Other values are returned unchanged."""
     if not isinstance(value, str):
         return value
     try:
@@ -217,8 +217,10 @@ def parse_json(value: Any) -> Any:
 
 
 def read_extra_info(value: Any) -> Mapping[str, Any]:
-    """What verifiers get as ``extra_info``: a mapping or the JSON text of one as it is, none for null, and anything
-    else under ``value``."""
+    """Return the ``extra_info`` of verifiers: a mapping, or the JSON text of one.
+
+    Null becomes an empty mapping, and any other value the entry ``value``.
+    """
     if value is None:
         return {}
     found = as_mapping(value)

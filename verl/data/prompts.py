@@ -51,7 +51,7 @@ class PromptDataset(Dataset[PromptRecord]):
         reader.check_any_left(files)
         self.records = reader.records
         self.notes = reader.notes()
-        """What the user should know of the prompts, one line each."""
+        """Notes on the prompts for the user, one line each."""
 
     def __len__(self) -> int:
         return len(self.records)
@@ -61,7 +61,7 @@ class PromptDataset(Dataset[PromptRecord]):
 
 
 def _read_sources(files: Sequence[str], config: DataConfig) -> list[tuple[str, Sequence[Mapping[str, Any]]]]:
-    """The name and the rows of each file, or what the user's own class yields."""
+    """Return the name and the rows of each file, or what the custom class yields."""
     columns = [config.reward_fn_key, config.prompt_key, "reward_model"]
     path, name = config.custom_cls.path, config.custom_cls.name
     if path is None or name is None:
@@ -94,8 +94,9 @@ def _choose(sizes: Sequence[int], max_samples: int, shuffle: bool, seed: int) ->
 
 
 def train_loader(dataset: PromptDataset, config: DataConfig, seed: int, candidates: int = 1) -> StatefulDataLoader:
-    """Batches of exactly ``prompts_per_batch`` times ``candidates`` prompts, a list each; the incomplete last batch of
-    an epoch is dropped.
+    """Return batches of exactly ``prompts_per_batch`` times ``candidates`` prompts, each a list.
+
+    The incomplete last batch of an epoch is dropped.
 
     Raises:
         ConfigError: there are fewer prompts than that; or ``data.sampler`` cannot be used.
@@ -111,7 +112,7 @@ def train_loader(dataset: PromptDataset, config: DataConfig, seed: int, candidat
 
 
 def _order(dataset: PromptDataset, config: DataConfig, seed: int, batch_size: int) -> Sampler[int]:
-    """The order of the training prompts."""
+    """Return the order of the training prompts."""
     generator = torch.Generator().manual_seed(seed)
     if config.sampler.class_path is not None:
         custom = CustomSampler(dataset, config, seed, batch_size)
@@ -132,8 +133,10 @@ def _order(dataset: PromptDataset, config: DataConfig, seed: int, batch_size: in
 
 
 def val_batches(dataset: PromptDataset, config: DataConfig, seed: int) -> list[list[PromptRecord]]:
-    """All prompts in order, or ``val_sample_size`` of them drawn with ``seed``, in about equal batches of at most
-    ``val_batch_size``."""
+    """Return all prompts in order, or ``val_sample_size`` of them drawn with ``seed``.
+
+    Batches are about equal, of at most ``val_batch_size``.
+    """
     records = dataset.records
     if config.val_sample_size != -1:
         chosen = torch.randperm(len(records), generator=torch.Generator().manual_seed(seed))[: config.val_sample_size]

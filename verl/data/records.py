@@ -78,7 +78,7 @@ def write_parquet(path: Path, records: Sequence[Mapping[str, Any]], schema: pa.S
 
 
 def read_chat(value: Any, where: str, key: str, option: str, what: str = "prompt") -> list[dict[str, Any]]:
-    """The chat in the column ``key``, a list of messages; ``what`` it is called in messages.
+    """Return the chat in the column ``key``, a list of messages; errors call it ``what``.
 
     Raises:
         ConfigError: it has another form or is empty; names ``where``, the column and ``option``, which names the

@@ -11,7 +11,7 @@ from verl.verifiers.answers import END_OF_THINK, THINK
 def decode_responses(
     responses: Sequence[list[int]], tokenizer: PreTrainedTokenizerBase, stop_strings: Sequence[str] = ()
 ) -> list[str]:
-    """The texts of ``responses``, token ids, without special tokens, up to the first of ``stop_strings``.
+    """Decode ``responses``, token ids, without special tokens, up to the first of ``stop_strings``.
 
     The tags of thoughts stay even if they are special tokens of this tokenizer, because verifiers look for them.
     """
@@ -28,7 +28,7 @@ INCOMPLETE = 8
 
 
 def token_pieces(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """What each token adds to the text of all, special tokens included; joined they are that text.
+    """Return the text that each token adds, special tokens included; joined it is the whole text.
 
     A character that several tokens make up comes with the last of them.
     """
@@ -52,7 +52,7 @@ def token_pieces(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[str
 
 
 def special_tags(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
-    """The tags of thoughts that are special tokens of this tokenizer, by their id."""
+    """Return the thought tags that are special tokens of this tokenizer, by id."""
     added = tokenizer.added_tokens_decoder.items()
     return {i: token.content for i, token in added if token.special and token.content in (THINK, END_OF_THINK)}
 

@@ -1,5 +1,4 @@
-"""Batches of examples in an order that can be interrupted and resumed in the middle of an epoch: shuffled, mixtures of
-files, and samplers of a researcher's own."""
+"""Orders of examples that can be resumed in the middle of an epoch: shuffled, mixtures of files, custom samplers."""
 
 import operator
 import warnings
@@ -36,7 +35,7 @@ class ResumableRandomSampler(RandomSampler):
         return _Pass(self)
 
     def draw(self) -> Iterator[int]:
-        """The next pass over all indices; the generator advances when the first index is requested."""
+        """Return the next pass over all indices; the generator advances when the first index is requested."""
         return super().__iter__()
 
 
@@ -58,7 +57,7 @@ class _Pass(Iterator[int]):
         return index
 
     def state_dict(self) -> dict[str, Any]:
-        """The generator's state before the pass and the number of indices yielded."""
+        """Return the generator's state before the pass and the number of indices yielded."""
         return {"generator": self.start, "num_yielded": self.num_yielded}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -84,7 +83,7 @@ class MixingSampler(ResumableRandomSampler):
         self.counts = shares(sum(sizes), weights)
 
     def draw(self) -> Iterator[int]:
-        """The next epoch; the generator advances when the first index is requested."""
+        """Return the next epoch; the generator advances when the first index is requested."""
         drawn: list[torch.Tensor] = []
         first = 0
         for size, count in zip(self.sizes, self.counts, strict=True):
@@ -140,7 +139,7 @@ class CustomSampler(Sampler[int]):
 
     @property
     def note(self) -> str:
-        """What the user should know of the sampler; empty if there is nothing."""
+        """A note on the sampler for the user; empty if there is nothing."""
         if hasattr(self.inner, "update") and not self.state.exists:
             return f"{self.where}: has update but no state_dict, so a resumed run forgets what update was told"
         return ""
@@ -189,7 +188,7 @@ class _CustomPass(Iterator[int]):
         return sampler.to_index(index)
 
     def state_dict(self) -> dict[str, Any]:
-        """The user's own state, and the number of indices yielded."""
+        """Return the custom sampler's state, and the number of indices yielded."""
         return {"inner": self.sampler.state.save(), "num_yielded": self.num_yielded}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -39,7 +39,7 @@ class Template:
 
     @property
     def instruction(self) -> str:
-        """What it adds to a question to ask for an answer in a box; empty if it asks for none."""
+        """Text added to a question that requests a boxed answer; empty if it requests none."""
         return BOXED if BOXED in self.head + self.turn else ""
 
 
@@ -60,7 +60,7 @@ DEMONSTRATIONS: dict[str, list[Demonstration]] = {
 
 
 def find_template(name: str, field: str = "template") -> Template:
-    """The template ``name``, the value of ``field``. Raises ``ConfigError`` naming the most similar one, or all."""
+    """Return the template ``name``, the value of ``field``. Raises ``ConfigError`` with the most similar, or all."""
     if name not in TEMPLATES:
         near = get_close_matches(name, list(TEMPLATES), n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"must be one of {', '.join(TEMPLATES)}"
@@ -69,12 +69,12 @@ def find_template(name: str, field: str = "template") -> Template:
 
 
 def template_stops(name: str) -> list[str]:
-    """The strings that end a response; see ``Template.stops``. Raises ``ConfigError`` as ``find_template``."""
+    """Return the strings that end a response; see ``Template.stops``. Raises ``ConfigError`` as ``find_template``."""
     return list(find_template(name).stops)
 
 
 def stop_token_ids(name: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The tokens that end a response: the strings of :func:`template_stops` that are single tokens of the model.
+    """Return the tokens that end a response: the :func:`template_stops` that are single tokens of the model.
 
     Engines compare stop strings with the text, which has no special tokens. So a base model with another
     end-of-sequence token would continue after its ``<|im_end|>``.
@@ -84,7 +84,7 @@ def stop_token_ids(name: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 def stop_strings(name: str, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """The strings of :func:`template_stops` that text can hold: those that are no special tokens of the model."""
+    """Return the :func:`template_stops` that text can hold: those that are not special tokens of the model."""
     special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
     return [stop for stop in template_stops(name) if stop not in special]
 
@@ -152,7 +152,7 @@ def render_chat_text(
     chat_arguments: Mapping[str, Any],
     generation_prompt: bool,
 ) -> str:
-    """The text of which :func:`render_chat` gives the tokens; raises as that."""
+    """Return the text whose tokens :func:`render_chat` returns; raises like it."""
     return str(_rendered(messages, tokenizer, chat_arguments, generation_prompt, tokenize=False))
 
 
@@ -184,7 +184,7 @@ _MARKERS = re.compile(
 
 
 def template_marker(text: str) -> str | None:
-    """A sign that ``text`` already is in the form of some template, such as ``<|im_start|>``; None if there is none."""
+    """Return a sign that ``text`` is already templated, such as ``<|im_start|>``; None if there is none."""
     found = _MARKERS.search(text)
     return None if found is None else f"{found.group(1)}: ... {found.group(2)}:" if found.group(1) else found.group()
 

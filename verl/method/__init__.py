@@ -1,4 +1,4 @@
-"""What a study may change of a training step: subclasses of :class:`Method`, named by ``trainer.method``."""
+"""Changes of a training step: subclasses of :class:`Method`, named by ``trainer.method``."""
 
 from verl.method.method import Method, StepOutcome
 from verl.method.replay import ReplayBuffer

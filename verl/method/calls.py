@@ -37,9 +37,9 @@ MAX_ROUNDS = 7
 """Maximum number of times that a prompt is sampled again in a step."""
 
 FIELDS = ("temperature", "top_p", "top_k", "min_p")
-"""What :meth:`Method.sampling` may set for each response."""
+"""Options that :meth:`Method.sampling` may set for each response."""
 TABLE = "temperatures"
-"""What it may set for each position."""
+"""Option that it may set for each position."""
 
 
 class MethodCalls:
@@ -87,7 +87,7 @@ class MethodCalls:
 
     @property
     def note(self) -> str:
-        """What the user should know of the method; empty if there is nothing."""
+        """A note on the method for the user; empty if there is nothing."""
         if self.overrides("after_step") and not self._state.exists:
             return f"{self.where}: has after_step but no state_dict, so a resumed run forgets what after_step was told"
         return ""
@@ -104,7 +104,7 @@ class MethodCalls:
     # --- The places of a step ---
 
     def choose_prompts(self, candidates: list[PromptRecord]) -> list[PromptRecord]:
-        """The prompts to sample."""
+        """Return the prompts to sample."""
         chosen, most = self._call("choose_prompts", list(candidates)), len(candidates) // self.candidates_per_prompt
         known = Counter(map(id, candidates))
         fits = isinstance(chosen, Sequence) and 1 <= len(chosen) <= most and Counter(map(id, chosen)) <= known
@@ -119,7 +119,7 @@ class MethodCalls:
         return response_settings(settings, len(records), self.config, self._place("sampling"))
 
     def resample(self, batch: Batch, round: int) -> dict[int, PromptRecord]:
-        """The prompts to sample again by their place in ``batch``, in ascending order."""
+        """Return the prompts to sample again by their place in ``batch``, in ascending order."""
         edited, num = self._call("resample", batch, round), len(batch) // self.config.rollout.n
         fits = isinstance(edited, Mapping) and all(
             type(place) is int and 0 <= place < num and isinstance(record, PromptRecord)
@@ -139,7 +139,7 @@ class MethodCalls:
         return dict(sorted(edited.items()))
 
     def learn_from(self, batch: Batch) -> tuple[Batch, dict[str, float]]:
-        """What the step learns from, and metrics. Without an override, ``batch`` itself."""
+        """Return the batch to learn from, and metrics. Without an override, ``batch`` itself."""
         if not self.overrides("learn_from"):
             return batch, {}
         n, step = self.config.rollout.n, self.method.step
@@ -160,7 +160,7 @@ class MethodCalls:
         return chosen, metrics
 
     def change_rewards(self, batch: Batch, rewards: Tensor) -> tuple[Tensor, dict[str, float]]:
-        """The rewards [B] float64, and what was changed."""
+        """Return the rewards [B] float64, and metrics of the change."""
         if not self.overrides("change_rewards"):
             return rewards, {}
         changed = self._call("change_rewards", batch, rewards.clone())
@@ -178,7 +178,7 @@ class MethodCalls:
     # --- State ---
 
     def state(self) -> Any:
-        """What checkpoints hold, as JSON; None for a method without state."""
+        """Return the state for checkpoints, as JSON; None for a method without state."""
         return self._state.save()
 
     def load_state(self, state: Any) -> None:
@@ -190,7 +190,7 @@ class MethodCalls:
             return getattr(self.method, name)(*arguments)
 
     def _place(self, name: str) -> str:
-        """The option and the override, with its file and line."""
+        """Name the option and the override, with its file and line."""
         code = getattr(type(self.method), name)
         line = inspect.unwrap(code).__code__.co_firstlineno
         return f"{self.where}: its {name} ({inspect.getsourcefile(code)}, line {line})"
@@ -249,7 +249,7 @@ class MethodCalls:
 
 
 def response_settings(settings: Any, num_prompts: int, config: PPOConfig, where: str) -> ResponseSettings | None:
-    """The settings of the G n responses to ``num_prompts`` prompts; None: all as ``config`` says.
+    """Return the settings of the G n responses to ``num_prompts`` prompts; None: ``config``'s for all.
 
     Raises:
         ConfigError: they are not in their ranges and shapes; begins with ``where``.
@@ -266,7 +266,7 @@ def response_settings(settings: Any, num_prompts: int, config: PPOConfig, where:
 
 
 def _overrides(fields: Mapping[str, Any], num_prompts: int, base: SamplingConfig, where: str) -> list[SamplingConfig]:
-    """The settings of each response; equal ones are one object."""
+    """Return the settings of each response; equal ones are one object."""
     made: dict[tuple[Any, ...], SamplingConfig] = {}
     shape = (num_prompts, base.n)
     columns = [_numbers(f"{where}: {name}", values, shape).ravel().tolist() for name, values in fields.items()]

@@ -30,7 +30,7 @@ class StepOutcome:
     accuracy: list[float]
     """G, share of correct responses to each, 0 to 1."""
     metrics: Mapping[str, float]
-    """What the step logs."""
+    """The step's logged metrics."""
     records: Sequence[PromptRecord] = ()
     """G, the prompts themselves."""
 
@@ -61,7 +61,7 @@ class Method:
     # --- The places of a step, in their order ---
 
     def choose_prompts(self, candidates: list[PromptRecord]) -> list[PromptRecord]:
-        """The prompts to sample responses to, 1 to ``num_prompts`` of the candidates, in any order.
+        """Choose the prompts to sample responses to, 1 to ``num_prompts`` of the candidates, in any order.
 
         The others come again in the next epoch, which has as many steps as batches of candidates. Fewer make a smaller
         batch, which dynamic sampling fills up with further ones.
@@ -92,7 +92,7 @@ class Method:
         return {}
 
     def learn_from(self, batch: Batch) -> Batch:
-        """The batch to learn from, of this step's responses and of earlier ones, such as a :class:`ReplayBuffer` has.
+        """Return the batch to learn from, of this step's responses and earlier ones, e.g. from a :class:`ReplayBuffer`.
 
         ``batch[rows]`` has some of the responses, ``Batch.join([...])`` puts batches together. Responses whose
         ``learned`` is false only enter the statistics of their group. At most ``max_learned`` may be learned from, and
@@ -102,16 +102,21 @@ class Method:
         return batch
 
     def change_rewards(self, batch: Batch, rewards: Tensor) -> Tensor:
-        """The rewards [B], of ``rewards [B]`` float64: after verifiers, reward model and overlong penalty, before rank
-        shaping, the KL divergence and advantages. Dynamic sampling and validation do not use them."""
+        """Return the rewards to learn from, [B], given ``rewards [B]`` float64.
+
+        They come after verifiers, reward model and overlong penalty, and before rank shaping, the KL divergence and
+        advantages. Dynamic sampling and validation do not use them.
+        """
         return rewards
 
     def after_step(self, outcome: StepOutcome) -> None:
-        """Called at the end of each step; with ``async_training.max_staleness`` above 0, prompts of later steps have
-        been chosen by then."""
+        """React to the outcome of a step; called at its end.
+
+        With ``async_training.max_staleness`` above 0, the prompts of later steps have been chosen by then.
+        """
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds."""
+        """Return the state for checkpoints."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -135,7 +140,7 @@ class Method:
         return self.config.data.max_response_length
 
     def by_prompt(self, batch: Batch) -> list[Batch]:
-        """The responses to each prompt, of a batch in which those are n neighbours."""
+        """Split a batch into the responses to each prompt, which are n neighbours in it."""
         return list(batch.split(self.config.rollout.n))
 
     def edit_prompt(self, record: PromptRecord, prompt: Prompt) -> PromptRecord:

@@ -31,7 +31,7 @@ class ReplayBuffer:
 
     @property
     def batch(self) -> Batch:
-        """What is held, the oldest first. Raises ``ValueError`` while the buffer is empty."""
+        """The responses held, the oldest first. Raises ``ValueError`` while the buffer is empty."""
         if self._held is None:
             raise ValueError("the buffer is empty; ask for its len() first")
         return self._held
@@ -48,7 +48,7 @@ class ReplayBuffer:
         self._hold(held[first:])
 
     def take(self, rows: Tensor | Sequence[int]) -> Batch:
-        """These rows of ``batch``, which the buffer then no longer holds."""
+        """Remove and return these rows of ``batch``."""
         taken = self.batch[rows]
         index = torch.as_tensor(rows)
         left = torch.ones(len(self), dtype=torch.bool)
@@ -60,7 +60,7 @@ class ReplayBuffer:
         self._held = held if len(held) else None
 
     def state_dict(self) -> dict[str, Any]:
-        """What is held: tensors, and what JSON holds."""
+        """Return the responses held, as tensors and JSON values."""
         return {} if self._held is None else batch_state(self._held, self.prompts)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -32,8 +32,11 @@ from verl.models.sequence_parallel import gather_heads, split_heads
 
 
 def fused_mask(*, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
-    """``transformers``' mask for ``sdpa``. It leaves the mask away where no token is padding, and to know that on a GPU
-    the host would wait: there the mask is made."""
+    """Make ``transformers``' mask for ``sdpa``.
+
+    It omits the mask where no token is padding, which the host would have to wait for a GPU to know: there the mask is
+    always made.
+    """
     if attention_mask is not None and attention_mask.is_cuda:
         kwargs["allow_is_causal_skip"] = False
     made: Tensor | None = sdpa_mask(attention_mask=attention_mask, **kwargs)
@@ -59,12 +62,12 @@ FLASH_HEAD_WIDTH = 256
 
 
 def attention_name(config: ModelConfig) -> str:
-    """What ``transformers`` calls the attention that ``config`` asks for."""
+    """Return ``transformers``' name for the attention that ``config`` requests."""
     return packed_name(config.attn_implementation) if config.use_remove_padding else config.attn_implementation
 
 
 def packed_name(implementation: str) -> str:
-    """The name under which packed attention like ``implementation`` is registered.
+    """Return the name under which packed attention like ``implementation`` is registered.
 
     It must contain neither "sdpa" nor "flash": ``transformers`` looks for these in names and would treat ours as its
     own.
@@ -108,7 +111,7 @@ def packed_attention(
     shared_prompts: SharedPrompts | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """An attention function of ``transformers``, causal; see :class:`Options` for the scores.
+    """Return a causal attention function for ``transformers``; see :class:`Options` for the scores.
 
     Args:
         query: [B, H, T, D]; with packed rows B is 1, and with ``sequence_group`` T counts this worker's tokens only.
@@ -168,7 +171,7 @@ def _check_supported(module: nn.Module, options: Options, masked: bool, others: 
 
 
 def window_in_mask(module: nn.Module) -> int | None:
-    """The sliding window of attention that has it in its mask alone; None for any other, and for layers without one."""
+    """Return the sliding window of an attention that has it in its mask alone; None for others."""
     if type(module).__name__ not in WINDOWS_IN_MASKS:
         return None
     config: Any = module.config
@@ -188,8 +191,11 @@ def _padded(
 
 
 def _packed(query: Tensor, key: Tensor, value: Tensor, rows: Rows, options: Options) -> Tensor:
-    """[1, T, H, D]. Kernels take all rows at once, and align a row's last query with its last key; without one, rows
-    of as many keys as queries are computed one after another."""
+    """Return packed attention, [1, T, H, D].
+
+    Kernels take all rows at once, and align a row's last query with its last key; without a kernel, rows with as many
+    keys as queries are computed one after another.
+    """
     if options.flash:
         return _flash(query, key, value, None, rows, options)
     if _has_varlen_kernel(query, value, options):
@@ -242,7 +248,7 @@ def _in_blocks(query: Tensor, key: Tensor, value: Tensor, shared: SharedPrompts,
 def _flash(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, rows: Rows | None, options: Options
 ) -> Tensor:
-    """The FlashAttention package, by way of ``transformers``; it has one width for keys and values."""
+    """Import FlashAttention by way of ``transformers``; it has one width for keys and values."""
     narrower = query.shape[-1] - value.shape[-1]
     value = F.pad(value, (0, narrower)) if narrower else value
     bounds: Any = (None, None, None, None) if rows is None else rows
@@ -293,8 +299,10 @@ def _varlen(query: Tensor, key: Tensor, value: Tensor, rows: Rows, options: Opti
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: Options) -> Tensor:
-    """[B, H, Q, D] from queries [B, H, Q, D], keys and values [B, K, N, D], and a mask [B, 1, Q, N], true where seen;
-    without a mask tokens see those before them."""
+    """Return [B, H, Q, D] from queries [B, H, Q, D], keys and values [B, K, N, D], and a mask [B, 1, Q, N].
+
+    The mask is true where a key is seen; without one, tokens see all previous tokens.
+    """
     if options.implementation != "sdpa":
         return _eager(query, key, value, mask, options)
     grouped = query.shape[1] != key.shape[1]

@@ -1,4 +1,4 @@
-"""What is checked of a model before a run starts: whether its files are sound, and it supports the options."""
+"""Checks of a model before a run starts: its files are sound, and it supports the options."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,8 +27,8 @@ GPU_PACKAGES = {
     ),
     "liger": ("liger_kernel", "", "liger-kernel", "`pip install liger-kernel`"),
 }
-"""What runs on GPUs only -> the module that it needs, a name that its source must have (package indexes hold an empty
-package of the same name), the package that has it, and how that is installed."""
+"""Kernel that runs on GPUs only -> the module that it needs, a name that its source must have (package indexes hold an
+empty package of the same name), the package that has it, and how that is installed."""
 
 PACKABLE_LAYERS = {"full_attention", "sliding_attention"}
 """Kinds of layers that can keep packed rows apart."""

@@ -1,5 +1,4 @@
-"""Forward passes of a sharded model over micro-batches: log-probabilities of given tokens, hidden states, or one number
-per token.
+"""Forward passes of a sharded model over micro-batches: log-probabilities, hidden states, or a number per token.
 
 The same numbers whatever the way: padded or packed rows, the head at once or in pieces, one worker or several to a
 sequence.
@@ -197,7 +196,7 @@ class ValueForward(ForwardPass):
             self._check_equal(self._states_both_ways)
 
     def values(self, batch: Batch) -> Tensor:
-        """The number that the model gives at each token of a batch on the CPU, [N] float32 on the device."""
+        """Return the model's number at each token of a batch on the CPU, [N] float32 on the device."""
         batch = batch.columns("tokens")
         # A policy with more rows of padding than this model may sample their numbers, which no tokenizer has.
         rows = self.model.config.get_text_config().vocab_size
@@ -255,7 +254,7 @@ def record_states(model: PreTrainedModel, layers: Sequence[int]) -> Iterator[lis
 
 
 def _blocks(decoder: nn.Module, depth: int) -> list[nn.Module]:
-    """The layers of the part of a language model that holds all but the head."""
+    """Return the layers of a language model's body, without the head."""
     for module in decoder.modules():
         if isinstance(module, nn.ModuleList) and len(module) == depth:
             return list(module)

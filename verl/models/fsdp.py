@@ -29,7 +29,7 @@ WeightDtype = Callable[[str, Tensor], torch.dtype]
 
 
 def keep_dtype(name: str, value: Tensor) -> torch.dtype:
-    """The :data:`WeightDtype` that changes nothing."""
+    """Return the type unchanged; a :data:`WeightDtype`."""
     return value.dtype
 
 
@@ -43,7 +43,7 @@ class EngineDtype:
 
     dtype: torch.dtype
     exact: frozenset[str]
-    """What the engine keeps in higher precision than the rest, such as the router of some mixtures, by
+    """Parameters that the engine keeps in higher precision than the rest, such as the router of some mixtures, by
     :func:`name_tail`."""
 
     def __call__(self, name: str, value: Tensor) -> torch.dtype:
@@ -53,7 +53,7 @@ class EngineDtype:
 
 
 def name_tail(name: str) -> str:
-    """The last two parts of a parameter's name: engine and file may call the module around it differently."""
+    """Return the last two parts of a parameter's name: engine and file may name the enclosing module differently."""
     return ".".join(name.split(".")[-2:])
 
 
@@ -66,7 +66,7 @@ all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
 @cache
 def sharding_mesh(mesh: DeviceMesh, fsdp_size: int) -> DeviceMesh:
-    """The mesh over which :func:`fully_shard` spreads a model: ``mesh`` itself, or [copies, shards of a copy].
+    """Return the mesh over which :func:`fully_shard` spreads a model: ``mesh`` itself, or [copies, shards of a copy].
 
     Neighbours in rank, which the fastest links join, hold one copy together. Models with the same ``fsdp_size`` share
     one mesh, because each mesh has its own communicators, and these take GPU memory.
@@ -117,7 +117,7 @@ def shard_model(model: PreTrainedModel, config: ModelConfig, mesh: DeviceMesh, t
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """The blocks that ``transformers`` asks to keep in one piece: the layers that make up the model's body."""
+    """Return the blocks that ``transformers`` keeps in one piece: the layers of the model's body."""
     names = set(model._no_split_modules or [])
     return [module for module in model.modules() if type(module).__name__ in names]
 
@@ -255,7 +255,7 @@ def _exchange(bucket: list[_Shard]) -> Tensor:
 
 
 def _shard_group(parameter: DTensor) -> dist.ProcessGroup:
-    """The W ranks over which the rows are spread: the last dimension of the mesh, before which there may be copies."""
+    """Return the W ranks over which rows are spread: the last dimension of the mesh, after the one of copies."""
     *copies, last = parameter.placements
     assert last == Shard(0) and all(p.is_replicate() for p in copies), parameter.placements
     return parameter.device_mesh.get_group(len(copies))

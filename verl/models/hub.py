@@ -16,7 +16,7 @@ from huggingface_hub.errors import (
 from verl.config.errors import ConfigError
 
 FILES = ["*.json", "*.jinja", "*.model", "*.py", "*.safetensors", "*.tiktoken", "*.txt"]
-"""What ``transformers`` and vLLM read of a model."""
+"""Files of a model that ``transformers`` and vLLM read."""
 OLDER_WEIGHTS = ["*.bin"]
 """Weights of models that have no safetensors."""
 COPIES = ["consolidated*", "original/*", "onnx/*"]
@@ -34,7 +34,7 @@ def fetch_model(path: str, field: str) -> None:
 
 
 def local_folder(path: str) -> str:
-    """The model's folder on this machine: ``path`` itself, or where the cache has the model of this hub id.
+    """Return the model's folder on this machine: ``path`` itself, or the cache of this hub id.
 
     On a machine that does not have it the first process that asks downloads it; the others wait, file by file.
 

@@ -1,5 +1,7 @@
-"""Models as ``transformers`` and vLLM load them: folders in Hugging Face's layout, which file holds what however many
-processes write them, and models without weights."""
+"""Models in Hugging Face's layout: their folders, which file holds what, and models without weights.
+
+The layout does not depend on how many processes write it.
+"""
 
 import json
 from collections import Counter, defaultdict
@@ -34,7 +36,7 @@ AUTO_CLASSES = {"actor": AutoModelForCausalLM, "critic": AutoModelForTokenClassi
 """Part of a checkpoint -> the class that its model is loaded with."""
 
 BUFFERS = "buffers.safetensors"
-"""What holds a model's persistent buffers in a folder of its architecture; models without any have no such file."""
+"""File of a model's persistent buffers in a folder of its architecture; models without any have no such file."""
 
 FILE_BYTES = 1 << 30
 """Most bytes of weights in a file, unless parameters that the files cut or join in one piece have more.
@@ -44,7 +46,7 @@ Small enough that the workers of a large model get about as much to write each.
 
 
 def empty_model(part: str, info: ModelInfo) -> PreTrainedModel:
-    """The architecture of a model on the meta device, with its configuration for generation.
+    """Return the architecture of a model on the meta device, with its configuration for generation.
 
     Args:
         part: a key of ``AUTO_CLASSES``; a critic has one output.
@@ -60,7 +62,7 @@ def empty_model(part: str, info: ModelInfo) -> PreTrainedModel:
 
 
 def saved_buffers(model: torch.nn.Module) -> dict[str, Tensor]:
-    """The tensors that belong to the model's weights without being parameters, by name.
+    """Return the tensors that belong to the weights without being parameters, by name.
 
     Most models have none; the mixtures of GLM 4 and DeepSeek V3 have one for each router. No step changes them.
     """
@@ -113,7 +115,7 @@ def in_checkpoint_format(
 
 
 def one_by_one(name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """A weight of :func:`in_checkpoint_format`; of stacked experts each, as the model's files have them."""
+    """Yield a weight of :func:`in_checkpoint_format`; stacked experts one by one, as in the model's files."""
     if "*" not in name:
         yield name, value
         return
@@ -122,16 +124,18 @@ def one_by_one(name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 def names_in_files(model: PreTrainedModel, names: Iterable[str]) -> dict[str, str]:
-    """Name of a weight -> the name in the model's files of the tensor that it is a part of, or the first of those that
-    it is made of.
+    """Return, for each weight, the name of its tensor in the model's files.
+
+    For a weight that is part of a tensor, it is that tensor; for one made of several, the first of them.
     """
     return names_and_stacks(model, names)[0]
 
 
 def names_and_stacks(model: PreTrainedModel, names: Iterable[str]) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """The names of :func:`names_in_files`; and of those weights that stack the experts of a layer, ``[E, ...]``, what
-    the files call the matrices of an expert, with ``*`` for its number: one, or gate and up, which the weight has one
-    above the other.
+    """Return the names of :func:`names_in_files`, and the file names of stacked experts.
+
+    For a weight that stacks the experts of a layer, ``[E, ...]``, these are the names of an expert's matrices, with
+    ``*`` for its number: one, or gate and up, which the weight has one above the other.
     """
     conversions = getattr(model, "_weight_conversions", None)
     if conversions is None:  # not loaded by from_pretrained: what revert_weight_conversion then takes
@@ -176,7 +180,7 @@ def write_architecture(
 
 
 def read_buffers(folder: Path) -> dict[str, Tensor]:
-    """The buffers in a folder of :func:`write_architecture`, by name."""
+    """Return the buffers in a folder of :func:`write_architecture`, by name."""
     return load_file(folder / BUFFERS) if (folder / BUFFERS).is_file() else {}
 
 
@@ -224,7 +228,7 @@ class WeightFiles:
         return sum(self.shapes[name].numel() * self.dtypes[name].itemsize for name in names)
 
     def share(self, rank: int, world_size: int) -> list[str]:
-        """The files that one of several processes writes: each of the largest ones goes to who has least so far."""
+        """Return the files that one of several processes writes: the largest go to the one with the least so far."""
         loads = [0] * world_size
         shares: list[list[str]] = [[] for _ in range(world_size)]
         for file in sorted(self.files, key=lambda file: -self.num_bytes(self.files[file])):
@@ -234,7 +238,7 @@ class WeightFiles:
         return shares[rank]
 
     def travel_dtype(self, name: str, value: Tensor) -> torch.dtype:
-        """A :data:`verl.models.fsdp.WeightDtype`: as in the file where that is narrower."""
+        """Return the file's type where it is narrower; a :data:`verl.models.fsdp.WeightDtype`."""
         return _narrower(self.dtypes[name], value.dtype)
 
     def write(self, file: str, weights: Mapping[str, Tensor], folder: Path) -> FileRecord:

@@ -34,9 +34,9 @@ VALUE_HEAD = "score"
 GENERATION = "generation_config.json"
 
 ROPE = "rope_parameters"
-"""What ``transformers`` calls the options of rotary embeddings."""
+"""Options of rotary embeddings in ``transformers``."""
 OLDER_NAMES = ("rope_scaling", "rope_theta")
-"""What most models' ``config.json`` call them."""
+"""Their names in most models' ``config.json``."""
 
 
 class GenerationSettings(GenerationConfig):
@@ -53,7 +53,7 @@ class GenerationSettings(GenerationConfig):
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What ``config.json`` and ``generation_config.json`` say about a model.
+    """Facts about a model from ``config.json`` and ``generation_config.json``.
 
     All callers share it: copy ``config`` before changing it.
     """
@@ -134,7 +134,7 @@ class ModelInfo:
         return sorted({token for token in (tokenizer.eos_token_id, *further, *named) if token is not None})
 
     def meta_model(self, auto_class: Any, num_labels: int | None = None) -> PreTrainedModel:
-        """A new model on the meta device in float32, by an auto class of ``transformers``.
+        """Make a new model on the meta device in float32, by an auto class of ``transformers``.
 
         ``num_labels``: outputs of a classifier; None: as ``config`` has it. Raises ``ConfigError`` for a model of
         another kind.
@@ -211,7 +211,7 @@ def _without_effect(config: PreTrainedConfig, overrides: Mapping[str, Any]) -> l
 
 
 def override_notes(model: ModelConfig) -> list[str]:
-    """A line on the values of ``model.override_config`` that change nothing; none without them."""
+    """Return a line about values of ``model.override_config`` that change nothing, if any."""
     info = ModelInfo.read(model.path, model.trust_remote_code)
     names = _without_effect(info.config, model.override_config)
     kind = info.config.model_type
@@ -269,7 +269,7 @@ def check_weights(info: ModelInfo, where: str) -> None:
 
 
 def tensor_shapes(file: Path, where: str) -> dict[str, list[int]]:
-    """The shape of each tensor in a file of weights, by its header, which says how long the file is, too.
+    """Return the shape of each tensor in a file of weights, from its header, whose length the file states first.
 
     Raises ``ConfigError``, which begins with ``where``, if the file is missing or broken.
     """
@@ -282,7 +282,7 @@ def tensor_shapes(file: Path, where: str) -> dict[str, list[int]]:
 
 
 def _hub_kernels(config: PreTrainedConfig) -> list[str]:
-    """The repositories of the hub whose code transformers would run for the model's attention or experts."""
+    """Return the hub repositories whose code transformers would run for the model's attention or experts."""
     parts = [config, *(getattr(config, name, None) for name in config.sub_configs)]
     names = ("_attn_implementation", "_experts_implementation")
     found = (str(getattr(part, name, None)) for part in parts for name in names)

@@ -24,7 +24,8 @@ class Learner:
     def __init__(
         self, model: nn.Module, config: OptimConfig, total_steps: int, offload: bool = False, copies: int = 1
     ) -> None:
-        """
+        """Prepare the optimizer and its schedule.
+
         Args:
             offload: keep the optimizer's state in the host's memory except during its step.
             copies: workers that compute the same part of the loss, because they share the tokens of its sequences.
@@ -101,7 +102,7 @@ def make_optimizer(model: nn.Module, config: OptimConfig, total_steps: int) -> t
 
 
 def lr_multiplier(config: OptimConfig, total_steps: int) -> Callable[[int], float]:
-    """The factor on the peak learning rate at a 0-based optimizer step: linear warm-up, then the chosen decay."""
+    """Return the factor on the peak learning rate at a 0-based optimizer step: linear warm-up, then decay."""
     warmup, floor = config.warmup_steps(total_steps), config.min_lr_ratio
     decay_steps = max(1, total_steps - warmup)
 

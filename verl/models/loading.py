@@ -163,7 +163,7 @@ def load_and_shard(
 
 
 def tensors_in_files(model: PreTrainedModel, path: str) -> Callable[[str], Tensor] | None:
-    """Reads parameters and buffers of ``model``, on the meta device, by name from the safetensors files in ``path``.
+    """Return a reader of the parameters of ``model``, on the meta device, by name from the safetensors in ``path``.
 
     None where a parameter is not in them with its shape, under its name or as the matrices of a layer's experts, or
     there are buffers that must be computed besides those of rotary embeddings, which their config decides.

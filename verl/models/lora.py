@@ -32,7 +32,7 @@ from verl.utils.files import FileRecord, file_record, write_recorded
 ADAPTER = "default"
 """peft's name of the one adapter."""
 WRAPPER = "base_model.model."
-"""What peft puts before the names of parameters."""
+"""Prefix of parameter names in peft."""
 OPTIONS, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 UNUSED = {
@@ -47,7 +47,7 @@ MAX_SCALE = 10_000
 
 
 def linear_layers(model: PreTrainedModel) -> dict[str, nn.Linear]:
-    """The linear layers that can have an adapter, all but the output head, by name."""
+    """Return the linear layers that can have an adapter, all but the output head, by name."""
     head = model.get_output_embeddings() or getattr(model, VALUE_HEAD, None)
     return {
         name: module for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head
@@ -55,7 +55,7 @@ def linear_layers(model: PreTrainedModel) -> dict[str, nn.Linear]:
 
 
 def adapter_options(model: PreTrainedModel, config: ModelConfig, prefix: str = "model") -> peft.LoraConfig:
-    """The adapters that ``model`` gets, by the options or by the adapter that they start from.
+    """Return the adapters of ``model``, by the options or by the adapter that they start from.
 
     Raises:
         ConfigError: the model does not have their layers, or the saved adapter cannot be used.
@@ -93,7 +93,7 @@ def add_adapters(model: PreTrainedModel, config: ModelConfig) -> None:
 
 
 def read_saved_adapter(folder: str, model: PreTrainedModel, field: str) -> peft.LoraConfig:
-    """The rank, scale and layers of the adapter in ``folder``, which fits ``model``.
+    """Return the rank, scale and layers of the adapter in ``folder``, which fits ``model``.
 
     Raises ``ConfigError`` naming ``field``: a file is missing or broken, the adapter is not plain LoRA, or belongs to
     another model.
@@ -176,7 +176,7 @@ def is_adapter(name: str) -> bool:
 
 
 def base_parameter_name(name: str) -> str:
-    """What a parameter is called in the model as it was before :func:`add_adapters`."""
+    """Return a parameter's name in the model before :func:`add_adapters`."""
     return name.replace(".base_layer.", ".")
 
 
@@ -186,7 +186,7 @@ def is_adapted(name: str) -> bool:
 
 
 def adapter_of(model: nn.Module, name: str) -> list[tuple[str, Tensor]]:
-    """The names and parameters ``A`` and ``B`` of the adapter of the weight ``name``; none if it has no adapter."""
+    """Return the names and parameters ``A`` and ``B`` of the adapter of the weight ``name``, if it has one."""
     if not is_adapted(name):
         return []
     path = name.removesuffix(".base_layer.weight")

@@ -16,7 +16,7 @@ from verl.config.common import ModelConfig
 from verl.models.packing import LEAST_SHARED, numbered, prompts_of
 
 REPEATED = 1 / 16
-"""What a token of a shared prompt counts for each further response to it: about the share of keys and values in what a
+"""Weight of a shared prompt's token for each further response to it: about the share of keys and values in what a
 token keeps for the backward pass."""
 
 
@@ -64,7 +64,7 @@ class MicroBatching:
 
 
 def rows_by_value(values: Tensor) -> list[list[int]]:
-    """The rows of each value of ``values [B]``, in the order in which the values appear."""
+    """Return the rows of each value of ``values [B]``, in the order in which the values appear."""
     members: dict[int, list[int]] = {}
     for row, value in enumerate(values.tolist()):
         members.setdefault(value, []).append(row)
@@ -89,7 +89,7 @@ class RowTokens:
 
     @classmethod
     def of(cls, batch: Batch, packed: bool, shares_prompts: bool) -> Self:
-        """The rows of ``batch``."""
+        """Return the rows of ``batch``."""
         prompt_of = numbered(prompts_of(batch)).tolist() if shares_prompts else None
         return cls(batch.prompt_lengths.tolist(), batch.response_lengths.tolist(), packed, prompt_of)
 

@@ -83,7 +83,7 @@ class Offloaded:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor, without a gradient."""
+    """Return this rank's part of a tensor, without a gradient."""
     tensor = tensor.detach()
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
@@ -107,7 +107,7 @@ def reshard(model: nn.Module) -> None:
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """A loaded tensor gathered from all ranks, without a gradient; all must call it together."""
+    """Gather a loaded tensor from all ranks, without a gradient; all must call it together."""
     require_loaded([tensor])
     return tensor.detach().full_tensor() if isinstance(tensor, DTensor) else local_part(tensor)  # type: ignore[attr-defined]  # detach keeps the class
 
@@ -117,7 +117,7 @@ def _bytes_of(storage: UntypedStorage) -> Tensor:
 
 
 def _copy_on_host(storage: UntypedStorage) -> list[Tensor]:
-    """The bytes of ``storage`` in pieces of :func:`piece_sizes`."""
+    """Copy the bytes of ``storage`` in pieces of :func:`piece_sizes`."""
     # A GPU copies page-locked memory at full speed, and while the CPU continues.
     pinned = storage.device.type == "cuda"
     parts = _bytes_of(storage).split(piece_sizes(len(storage)))

@@ -22,7 +22,7 @@ from verl.config.errors import ConfigError
 
 
 class Scoring(NamedTuple):
-    """What is computed from the logits of a token."""
+    """Statistics of a token's logits."""
 
     temperature: float
     """Softmax temperature."""
@@ -77,8 +77,10 @@ def logprobs_and_entropy(logits: Tensor, tokens: Tensor, scoring: Scoring) -> tu
 
 
 def by_statistic(columns: Sequence[Tensor], scoring: Scoring) -> dict[str, Tensor]:
-    """What :func:`logprobs_and_entropy` gives behind the entropy, by name: [...], and for ``top_k`` both
-    ``top_k_logprobs`` and ``top_k_ids`` (int64), [..., k], likeliest first."""
+    """Return the statistics that :func:`logprobs_and_entropy` returns after the entropy, by name: [...].
+
+    ``top_k`` gives both ``top_k_logprobs`` and ``top_k_ids`` (int64), [..., k], likeliest first.
+    """
     named, rest, k = dict[str, Tensor](), list(columns), scoring.top_k
     for name in scoring.statistics:
         if name == "top_k":

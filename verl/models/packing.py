@@ -42,7 +42,8 @@ class Layout:
     """A micro-batch as the model reads it, and where each of its tokens is."""
 
     def __init__(self, inputs: dict[str, Any], places: Tensor, group: ProcessGroup | None = None) -> None:
-        """
+        """Describe the rows that a model reads.
+
         Args:
             inputs: keyword arguments of the model, on the CPU.
             places: [N] int64 on the CPU, the place of each token in the sequence that the workers of ``group`` read
@@ -74,7 +75,7 @@ class Layout:
         return places[here] - size * self.group.rank(), here
 
     def collect(self, values: Tensor, tokens: Tensor) -> Tensor:
-        """What the workers together have of ``tokens [n]``: [n, ...] from the values of those that each found.
+        """Join the workers' parts of ``tokens [n]``: [n, ...] from the values that each has.
 
         Differentiable. Workers that share a sequence must call it together.
         """
@@ -117,7 +118,7 @@ def position_ids(attention_mask: Tensor) -> Tensor:
 
 
 class Rows(NamedTuple):
-    """Where rows start and end in a packed sequence, [rows + 1] int32, and how long the longest is."""
+    """Boundaries of rows in a packed sequence, [rows + 1] int32, and the length of the longest."""
 
     queries: Tensor
     keys: Tensor
@@ -135,8 +136,10 @@ class Block(NamedTuple):
 
 
 def blocks_by_length(lengths: Tensor) -> list[Block]:
-    """Rows of ``lengths [B]`` from long to short; a block ends before one of less than half the tokens of its first, so
-    that at most half of it is padding. Empty rows have a block of one token each."""
+    """Return the rows of ``lengths [B]`` from long to short, in blocks of which at most half is padding.
+
+    A block ends before a row of less than half the tokens of its first. Empty rows have a block of one token each.
+    """
     order, blocks = lengths.argsort(descending=True, stable=True), list[Block]()
     while len(order):
         longest = max(1, int(lengths[order[0]]))
@@ -147,13 +150,14 @@ def blocks_by_length(lengths: Tensor) -> list[Block]:
 
 
 class SharedPrompts:
-    """Where prompts and responses stand in the sequence: prompts first, then the responses of row 0, 1, ...
+    """Places of prompts and responses in the sequence: prompts first, then the responses of row 0, 1, ...
 
     All that it says is on one device, and computed on the host, from where it is sent when it is first asked for.
     """
 
     def __init__(self, prompt_lengths: Tensor, response_lengths: Tensor, prompt_of: Tensor) -> None:
-        """
+        """Lay out prompts once, followed by all responses.
+
         Args:
             prompt_lengths: [G] int64 on the CPU, tokens.
             response_lengths: [B] int64 on the CPU, tokens.
@@ -173,7 +177,7 @@ class SharedPrompts:
         self._of_responses = self._tokens(self.response_starts, self.longest_response)
 
     def on(self, device: str) -> Self:
-        """The same on a device."""
+        """Return the same on a device."""
         moved = type(self)(self.prompt_lengths, self.response_lengths, self._prompt_of)
         moved.device = device
         return moved
@@ -190,8 +194,10 @@ class SharedPrompts:
 
     @cached_property
     def response_blocks(self) -> list[tuple[Tensor, Tensor]]:
-        """Of responses of similar length the tokens, [b, Q] of each block, and what these may see: their prompts' and
-        their own, [b, P + Q]; any beyond a length. P and Q are those of the longest of the block."""
+        """Return the response tokens of each block of similar lengths, [b, Q], and their possible keys, [b, P + Q].
+
+        The keys are of their prompts and of themselves; any beyond a length. P and Q are the longest of the block.
+        """
         blocks = []
         for rows, longest in self._blocks[1]:
             own, prompt_of = self._of_responses[rows, :longest], self._prompt_of[rows]
@@ -216,8 +222,10 @@ class SharedPrompts:
         return to_device(places, self.device)
 
     def seen(self, window: int | None) -> list[Tensor]:
-        """What the tokens of responses see, [b, 1, Q, P + Q] bool of each block; ``window``: at most so many,
-        themselves included."""
+        """Return the keys that response tokens see, [b, 1, Q, P + Q] bool per block.
+
+        ``window``: the most keys that a token sees, itself included.
+        """
         if window not in self._seen:  # the same in all layers of a kind
             self._seen[window] = [self._seen_in(block, window) for block in self._blocks[1]]
         return self._seen[window]
@@ -266,7 +274,7 @@ def tokens_seen(queries: Tensor, keys: Tensor, window: int | None) -> Tensor:
 
 
 def prompts_of(batch: Batch) -> list[tuple[int, ...]]:
-    """The tokens of each row's prompt."""
+    """Return the tokens of each row's prompt."""
     return [tuple(part.tolist()) for part in batch.tokens[~batch.in_response].split(batch.prompt_lengths.tolist())]
 
 

@@ -35,7 +35,8 @@ class Policy:
         trainable: bool,
         source: PreTrainedModel | None = None,
     ) -> None:
-        """
+        """Make the policy.
+
         Args:
             scoring: how large micro-batches are without a backward pass.
             source: see :func:`verl.models.loading.load_sharded_model`.

@@ -20,7 +20,7 @@ from verl.utils.distributed import collective_timeout
 
 @cache
 def sequence_group(size: int) -> ProcessGroup | None:
-    """The group of ``size`` neighbours in rank that this worker belongs to; None for a size of 1.
+    """Return the group of ``size`` neighbours in rank that this worker belongs to; None for a size of 1.
 
     All workers must call it together. Models share one group, because each group has its own communicator, and that
     takes GPU memory.
@@ -46,7 +46,7 @@ def split_heads(states: Tensor, group: ProcessGroup) -> Tensor:
 
 
 def gather_heads(states: Tensor, group: ProcessGroup) -> Tensor:
-    """The inverse of :func:`split_heads`: from [H / G, T, D] to [H, t, D]."""
+    """Invert :func:`split_heads`: from [H / G, T, D] to [H, t, D]."""
     return _exchange(states.unflatten(1, (group.size(), -1)).transpose(0, 1), group).flatten(0, 1)
 
 

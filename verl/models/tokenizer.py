@@ -15,7 +15,7 @@ from verl.models.info import ModelInfo
 def load_tokenizer(
     path: str, trust_remote_code: bool, field: str = "model.path", needs_chat_template: bool = True
 ) -> PreTrainedTokenizerBase:
-    """The model's tokenizer; errors name the config's ``field``.
+    """Load the model's tokenizer; errors name the config's ``field``.
 
     Raises:
         ConfigError: there is none, or it lacks an end-of-sequence token or, if it needs one, a chat template.
@@ -74,7 +74,7 @@ def reward_model_batch(
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
 ) -> tuple[Batch, float]:
-    """The conversations that end in the responses, texts without prompts, and the fraction of them that was too long.
+    """Return the conversations that end in the responses, without prompts, and the fraction that was too long.
 
     Args:
         prompts: for each response the chat before it, a list of ``{"role", "content"}``.

@@ -30,7 +30,7 @@ class AdaptiveBatches(Method):
         self.part, self.kept, self.generated = 1.0, 0, 0
 
     def choose_prompts(self, candidates: list[PromptRecord]) -> list[PromptRecord]:
-        """The first of them, as many as are expected to be needed."""
+        """Choose the first candidates, as many as are expected to be needed."""
         share = min(self.ratio, self.part)
         missing = self.config.data.train_batch_size - self.kept
         return candidates[: math.ceil(missing / share)] if share else candidates
@@ -44,13 +44,13 @@ class AdaptiveBatches(Method):
         return {}
 
     def after_step(self, outcome: StepOutcome) -> None:
-        """The share of the whole step."""
+        """Update the share of informative groups."""
         if self.kept >= self.config.data.train_batch_size:
             self.ratio = min(self.ratio, self.kept / self.generated)
         self._begin_step()
 
     def state_dict(self) -> dict[str, Any]:
-        """The ratio."""
+        """Return the ratio."""
         return {"ratio": self.ratio}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,5 +1,7 @@
-"""Confucius3-Math (arXiv 2506.18330): an entropy near a target (section 6.1), harder prompts that weigh more (6.2), and
-the surplus of dynamic sampling in the next step's batch (6.3)."""
+"""Confucius3-Math (arXiv 2506.18330): entropy near a target, weights for hard prompts, recovered surplus.
+
+Sections 6.1, 6.2 and 6.3: the surplus of dynamic sampling enters the next step's batch.
+"""
 
 from typing import Any
 
@@ -14,7 +16,7 @@ from verl.method import Method, ReplayBuffer
 
 
 def hardness_weighted(batch: Batch, alpha: float = -0.256, constant: float = 1.256) -> Tensor:
-    """A = (R - mu) (alpha mu + constant) with R = 1 if the response is correct, else -1: [B] (eqs. 2 and 3).
+    """Return A = (R - mu) (alpha mu + constant), [B], with R = 1 if correct, else -1 (eqs. 2 and 3).
 
     mu is the mean of R over the prompt's responses, from -1, where the weight is 1.512, to 1, where it is 1. Penalties,
     changed rewards and a reward model have no effect.
@@ -66,7 +68,7 @@ class Recovering(Method):
     def __init__(self) -> None:
         self.surplus = ReplayBuffer(2 * self.max_learned, self.prompts)
         self.informative: list[Batch] = []
-        """Those of the step in progress."""
+        """Groups of the step in progress."""
 
     def resample(self, batch: Batch, round: int) -> dict[int, PromptRecord]:
         """Note the informative groups, before those that the batch has no room for are dropped."""
@@ -74,7 +76,7 @@ class Recovering(Method):
         return {}
 
     def learn_from(self, batch: Batch) -> Batch:
-        """The surplus of earlier steps, then this step's groups, as many as a step learns from."""
+        """Return the surplus of earlier steps, then this step's groups, as many as a step learns from."""
         if not (self.informative or len(self.surplus)):
             return batch
         parts = [self.surplus.take(range(len(self.surplus)))] if len(self.surplus) else []
@@ -90,7 +92,7 @@ class Recovering(Method):
         return learned.fill(step=torch.full((len(learned),), self.step))
 
     def state_dict(self) -> dict[str, Any]:
-        """The surplus."""
+        """Return the surplus."""
         return {"surplus": self.surplus.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -24,7 +24,7 @@ class HardFocus(Method):
         """By ``uid``, the share of correct responses, 0 to 1."""
 
     def choose_prompts(self, candidates: list[PromptRecord]) -> list[PromptRecord]:
-        """The hardest, and the first of those that are alike."""
+        """Choose the hardest candidates; of equal ones the first."""
         mean = statistics.fmean(self.accuracy.values()) if self.accuracy else 0.0
         return sorted(candidates, key=lambda record: self.accuracy.get(str(record.uid), mean))[: self.num_prompts]
 
@@ -33,7 +33,7 @@ class HardFocus(Method):
         self.accuracy |= {str(uid): found for uid, found in zip(outcome.indices, outcome.accuracy, strict=True)}
 
     def state_dict(self) -> dict[str, Any]:
-        """The accuracies."""
+        """Return the accuracies."""
         return {"accuracy": self.accuracy}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

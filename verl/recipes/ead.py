@@ -37,7 +37,7 @@ class Annealed(Method):
         )
 
     def sampling(self, records: list[PromptRecord]) -> Mapping[str, Any]:
-        """The temperature at each position of every response."""
+        """Return the temperature at each position of every response."""
         t = np.arange(self.max_response_length)
         d = min(self.d0 + 5 * self.step, self.d_max)
         # Where the exponential is above, the temperature is tau_min anyway.

@@ -22,7 +22,8 @@ class GuidedHints(Method):
         solution: str = "solution",
         rounds: int = 3,
     ) -> None:
-        """
+        """Set the hints.
+
         Args:
             solution: the key of the worked solution in ``extra_info``; without one, the answer takes its place.
             rounds: how often a prompt is sampled again at most.
@@ -33,7 +34,7 @@ class GuidedHints(Method):
         self.solution = solution
 
     def resample(self, batch: Batch, round: int) -> dict[int, PromptRecord]:
-        """The unsolved prompts with their hints; one that would be too long keeps its first responses."""
+        """Return the unsolved prompts with their hints; one that would be too long keeps its first responses."""
         edited: dict[int, PromptRecord] = {}
         if round > self.rounds:
             return edited
@@ -56,5 +57,5 @@ class GuidedHints(Method):
 
 
 def hint(solution: str, share: float) -> str:
-    """The first ``share`` of a solution's characters."""
+    """Return the first ``share`` of a solution's characters."""
     return solution[: round(len(solution) * share)]

@@ -66,13 +66,13 @@ class Shell:
 
 
 def command_in(text: str) -> str:
-    """The last fenced block of a turn, or all of it."""
+    """Return the last fenced block of a turn, or all of it."""
     parts = text.split("```")
     return (parts[-2].partition("\n")[2] if len(parts) > 2 else text).strip()
 
 
 Outcome = tuple[str, dict[str, str], dict[str, str]]
-"""What the last command printed, and the files before the first and after the last: path -> hash."""
+"""Output of the last command, and the files before the first and after the last: path -> hash."""
 
 
 def run(setup: str, commands: list[str]) -> Outcome | None:
@@ -96,7 +96,7 @@ def changes(before: dict[str, str], after: dict[str, str]) -> set[tuple[str, str
 
 
 def similarity(one: str, other: str) -> float:
-    """The cosine of two TF-IDF vectors, 0 to 1, as of scikit-learn: words of two letters or more, smooth idf."""
+    """Return the cosine of two TF-IDF vectors as in scikit-learn: words of two letters or more, smooth idf."""
     counts = [Counter(re.findall(r"\b\w\w+\b", text.lower())) for text in (one, other)]
     if not any(counts):
         return float(one == other)

@@ -75,7 +75,7 @@ class LaserD(Method):
         return torch.tensor([wanted and not repeats(tokens.tolist()) for wanted, tokens in pairs])
 
     def state_dict(self) -> dict[str, Any]:
-        """The targets, and the lengths since they were set."""
+        """Return the targets, and the lengths since they were set."""
         return {"targets": self.targets, "lengths": self.lengths}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -84,7 +84,7 @@ class LaserD(Method):
 
 
 def stepped(correct: Tensor, lengths: Tensor, targets: Tensor) -> Tensor:
-    """The rewards [B] of responses that are ``correct [B]``, of ``lengths [B]``, with ``targets [B]`` in tokens."""
+    """Return the rewards [B] of responses ``correct [B]`` of ``lengths [B]``, with ``targets [B]`` in tokens."""
     base = torch.where(correct, 1.0, -0.5).double()
     return base + 0.5 * (correct & (lengths <= targets)).double()
 
@@ -95,13 +95,15 @@ def right_responses(n: int) -> tuple[int, int, int]:
 
 
 def band_of(accuracy: float) -> str:
-    """The band of a prompt with this share of correct responses."""
+    """Return the band of a prompt with this share of correct responses."""
     return "hard" if accuracy <= 1 / 3 else "medium" if accuracy <= 2 / 3 else "easy"
 
 
 def target_length(lengths: list[int], expected_of: int, longest: int) -> int | None:
-    """The smallest length of the grid up to ``longest`` that at least one in ``expected_of`` responses keeps; None
-    without responses."""
+    """Return the smallest length of the grid up to ``longest`` within which enough correct responses are.
+
+    At least one in ``expected_of`` responses keeps it; None without responses.
+    """
     if not lengths:
         return None
     for sixteenths in range(2, 17):

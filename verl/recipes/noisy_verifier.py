@@ -48,7 +48,7 @@ class Backward(Method):
 
 
 def forward(batch: Batch, false_negative: float) -> Tensor:
-    """The weight of each response's score function, [B]."""
+    """Return the weight of each response's score function, [B]."""
     if not 0 <= false_negative < 1:
         raise ConfigError(
             f"algorithm.adv_estimator_kwargs.false_negative={false_negative}: must be at least 0 and below 1"
@@ -60,7 +60,8 @@ class Appeals(Method):
     """Estimates p1 for :func:`appealed`, as the column ``false_negative`` [B]; checkpoints hold the sums."""
 
     def __init__(self, verifier: str, share: float = 0.25, half_life: float = 10.0) -> None:
-        """
+        """Prepare the second verifier and the estimates.
+
         Args:
             verifier: the second one: import path of a reward function, as in ``reward_score.custom_functions``.
             share: of the negatives, which are rechecked, at least one; drawn again in each step.
@@ -75,7 +76,7 @@ class Appeals(Method):
         """Right responses that failed, by the estimate, and that passed."""
 
     def change_rewards(self, batch: Batch, rewards: Tensor) -> Tensor:
-        """The rewards as they are."""
+        """Update the estimates; the rewards are unchanged."""
         negatives = (~batch.correct).nonzero().flatten()
         draws = torch.Generator().manual_seed((self.config.seed << 32) + self.step)
         order = negatives[torch.randperm(len(negatives), generator=draws)]
@@ -98,7 +99,7 @@ class Appeals(Method):
             return [verdict.correct for verdict in pool.score_batch(sources, batch.texts, truths, infos)]
 
     def state_dict(self) -> dict[str, Any]:
-        """The sums."""
+        """Return the sums."""
         return {"failed": self.failed, "passed": self.passed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -113,6 +114,6 @@ def appealed(batch: Batch) -> Tensor:
 
 
 def last_word(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> bool:
-    """A lenient verifier: the last word of the response, without marks around it, is the ground truth."""
+    """Verify leniently: the last word of the response, without marks around it, is the ground truth."""
     words = solution_str.split()
     return bool(words) and words[-1].strip(".,;:!$*\\{}()[]") == str(ground_truth)

@@ -28,7 +28,7 @@ class PromptCurriculum(Method):
         """The last one is that of the constant."""
 
     def choose_prompts(self, candidates: list[PromptRecord]) -> list[PromptRecord]:
-        """The prompts whose V is nearest to the target; the first of those that are as near."""
+        """Choose the prompts whose V is nearest to the target; of equal ones the first."""
         return sorted(candidates, key=lambda record: abs(self.value(record) - self.target))[: self.num_prompts]
 
     def after_step(self, outcome: StepOutcome) -> None:
@@ -56,7 +56,7 @@ class PromptCurriculum(Method):
         return counts
 
     def state_dict(self) -> dict[str, Any]:
-        """The weights."""
+        """Return the weights."""
         return {"weights": self.weights}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -43,7 +43,7 @@ class Reweighted(Method):
         self.losses: dict[str, list[float]] = {}
 
     def change_rewards(self, batch: Batch, rewards: Tensor) -> Tensor:
-        """The rewards as they are; the weights are a column of the batch, ``source_weight`` [B]."""
+        """Fill the column ``source_weight`` [B]; the rewards are unchanged."""
         sources = [str(record.data_source) for record in batch.records]
         for source in sorted(set(sources)):
             correct = [float(c) for c, s in zip(batch.correct.tolist(), sources, strict=True) if s == source]
@@ -67,7 +67,7 @@ class Reweighted(Method):
         return mean / mean_before + statistics.pstdev(latest) / (mean + mean_before)
 
     def state_dict(self) -> dict[str, Any]:
-        """The losses."""
+        """Return the losses."""
         return {"losses": self.losses}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -28,7 +28,7 @@ TAGS = ("black", "blue", "green", "red", "white")
 
 
 def score(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> dict[str, Any]:
-    """The reward of one response, for ``reward_score.custom_functions``; correct if it is all right."""
+    """Score one response, for ``reward_score.custom_functions``; correct if every layer is."""
     whole = parsed(solution_str)
     found = parsed(_object_in(solution_str)) if whole is None else whole
     layers = dict.fromkeys(WEIGHTS, 0.0)
@@ -47,7 +47,7 @@ def _object_in(text: str) -> str:
 
 
 def parsed(text: str) -> dict[str, Any] | None:
-    """The JSON object that the whole of ``text`` is; None if it is none, or holds a field twice, NaN or infinity."""
+    """Parse the whole of ``text`` as a JSON object; None if it is not one, or has a field twice, NaN or infinity."""
     if len(text) > LONGEST:
         return None
     text = text.strip()
@@ -61,7 +61,7 @@ def parsed(text: str) -> dict[str, Any] | None:
 
 
 def kinds(value: Mapping[str, Any]) -> dict[str, str]:
-    """The type of each field; of a list that of its elements too."""
+    """Return the type of each field; for a list that of its elements too."""
     return {name: _kind(entry) for name, entry in value.items()}
 
 
@@ -102,7 +102,7 @@ def rows(count: int, seed: int) -> list[dict[str, Any]]:
 
 
 def write_task(what: str, make_rows: Callable[[int, int], list[dict[str, Any]]]) -> None:
-    """The command that writes a task's files into a folder."""
+    """Write a task's files into a folder; a command line."""
     parser = argparse.ArgumentParser(description=f"{what}: train.jsonl and test.jsonl.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--train", type=int, default=2000, help="training prompts (2000)")

@@ -24,7 +24,7 @@ class ShortFirst(Method):
         self.buffer = ReplayBuffer(buffer_size, self.prompts)
 
     def learn_from(self, batch: Batch) -> Batch:
-        """The priority batch, and in every ``period``-th step the compensation batch behind it."""
+        """Return the priority batch, followed in every ``period``-th step by the compensation batch."""
         first = priority(batch.correct, batch.response_lengths, batch.group) & batch.learned
         parts = [with_learned(batch, first)]
         if self.step % self.period == 0 and len(self.buffer):
@@ -34,7 +34,7 @@ class ShortFirst(Method):
         return Batch.join(parts)
 
     def state_dict(self) -> dict[str, Any]:
-        """The buffer."""
+        """Return the buffer."""
         return {"buffer": self.buffer.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -43,7 +43,7 @@ class ShortFirst(Method):
 
 
 def with_learned(batch: Batch, learned: Tensor) -> Batch:
-    """The same responses, of which those of ``learned`` [B] bool are learned from."""
+    """Return the same responses, of which those of ``learned`` [B] bool are learned from."""
     return batch.columns(*batch.names).fill(learned=learned)
 
 
@@ -56,8 +56,11 @@ def oldest_groups(held: Batch, room: int, most: int) -> Tensor:
 
 
 def priority(correct: Tensor, lengths: Tensor, group_ids: Tensor) -> Tensor:
-    """[B] bool: ``correct`` [B] bool and not longer than the median of its group's correct ``lengths`` [B], or else
-    incorrect and not shorter than that of the incorrect ones. Of two in the middle, the one that keeps fewer counts."""
+    """Return the responses of the priority batch, [B] bool.
+
+    Those are the ``correct`` [B] bool ones no longer than the median of their group's correct ``lengths`` [B], and the
+    incorrect ones no shorter than that of its incorrect ones. Of two in the middle, the one that keeps fewer counts.
+    """
     chosen = torch.zeros_like(correct)
     for group in group_ids.unique():
         for kind, sign in ((correct, 1), (~correct, -1)):

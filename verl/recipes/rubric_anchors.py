@@ -74,7 +74,7 @@ def saturated(scores: Tensor, knee: float) -> Tensor:
 
 
 def rubric_scores(batch: Batch, name: str) -> Tensor:
-    """The score of each response by the rubric ``name``, [B] float64."""
+    """Return the score of each response by the rubric ``name``, [B] float64."""
     if name == "correct":
         return batch.correct.double()
     if name == "finished":

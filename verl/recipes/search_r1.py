@@ -21,7 +21,7 @@ from verl.recipes.rl_struct import CITIES, NAMES, write_task
 TOP = 3
 K1, B = 0.9, 0.4
 COUNTRIES = ("Germany", "Egypt", "Peru", "Norway", "France", "Ecuador", "Italy", "Korea", "Italy", "Austria")
-"""Where ``CITIES`` are."""
+"""Countries of ``CITIES``."""
 
 
 class Search:
@@ -53,13 +53,13 @@ def action_in(text: str) -> tuple[str, str]:
 
 
 def normal(answer: str) -> str:
-    """The answer as it is compared."""
+    """Normalise an answer for comparison."""
     plain = "".join(letter for letter in answer.lower() if letter not in string.punctuation)
     return " ".join(word for word in plain.split() if word not in ("a", "an", "the"))
 
 
 def best(query: str, documents: list[str]) -> list[str]:
-    """The documents of the highest BM25 above 0, at most ``TOP``; of equals the first.
+    """Return the documents of the highest BM25 above 0, at most ``TOP``; of equals the first.
 
     A word that stands f times in a document of l words, m being the mean length, and in d of N documents, adds
     ln(1 + (N - d + 0.5) / (d + 0.5)) f / (f + K1 (1 - B + B l / m)).

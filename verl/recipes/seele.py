@@ -62,7 +62,7 @@ class Sweet(GuidedHints):
         return edited
 
     def _hinted(self, record: PromptRecord, share: float) -> PromptRecord:
-        """The prompt with its hint; without it if that is empty or does not fit."""
+        """Return the prompt with its hint; without it if the hint is empty or does not fit."""
         part = hint(self._solution_of(record), share)
         text = str(record.messages[-1]["content"]) + self.text.format(hint=part)
         hinted = self.edit_prompt(record, text) if part else record
@@ -78,7 +78,7 @@ class Sweet(GuidedHints):
 
 
 def next_share(shares: Sequence[float], accuracy: Sequence[float]) -> float:
-    """The share of the solution that gives half of the responses right, from those of earlier rounds, 0 to 1."""
+    """Return the share of the solution, 0 to 1, at which half of the responses should be right, by earlier rounds."""
     if len(shares) == 1:
         return 0.0 if accuracy[0] >= 0.5 else 0.5
     a, b, c = fitted(shares, accuracy)
@@ -88,7 +88,7 @@ def next_share(shares: Sequence[float], accuracy: Sequence[float]) -> float:
 
 
 def fitted(shares: Sequence[float], accuracy: Sequence[float]) -> tuple[float, float, float]:
-    """a, b and c of the curve with the smallest sum of squares; of equals, the flattest."""
+    """Return a, b and c of the curve with the smallest sum of squares; of equals, the flattest."""
     a, b, c = (axis.flatten() for axis in torch.meshgrid(SLOPES, GRID, GRID, indexing="ij"))
     at, found = (torch.tensor(values, dtype=torch.float64)[:, None] for values in (shares, accuracy))
     curve = c + (1 - c) * torch.sigmoid(a * (at - b))

@@ -31,7 +31,7 @@ OPERATORS = {"sum": "+", "difference": "-", "product": "*", "ratio": "/"}
 
 
 def score(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> dict[str, Any]:
-    """The reward of one response, for ``reward_score.custom_functions``; correct if the change is the right one."""
+    """Score one response, for ``reward_score.custom_functions``; correct if the change is the right one."""
     before, after = ground_truth["before"], ground_truth["after"]
     try:
         edited = apply_edits(before, blocks_of(solution_str))
@@ -62,7 +62,7 @@ def blocks_of(response: str) -> list[tuple[str, str, str]]:
 
 
 def apply_edits(files: Mapping[str, str], blocks: list[tuple[str, str, str]]) -> dict[str, str]:
-    """The edited files alone. Raises ``ValueError`` for a search that is not found, or equals its replacement."""
+    """Return the edited files. Raises ``ValueError`` for a search that is not found, or equals its replacement."""
     edited: dict[str, str] = {}
     for path, search, replacement in blocks:
         # The line break keeps a search from beginning within a line.

@@ -35,7 +35,7 @@ _PYTHON = ("python", "py", "python3")
 
 
 class Tests(NamedTuple):
-    """What a ground truth asks of a program."""
+    """The tests that a ground truth holds for a program."""
 
     pipes: list[tuple[str, str]]
     """Standard input and expected output."""
@@ -50,7 +50,7 @@ class Tests(NamedTuple):
 def verify_code(
     solution: str, ground_truth: Any, extra_info: Mapping[str, Any] | None = None, quick: bool = False
 ) -> Verdict | None:
-    """The verdict on the program in the last fenced block of a response; with ``quick``, None if there is one.
+    """Verify the program in the last fenced block of a response; with ``quick``, return None if there is one.
 
     ``boxed`` says whether there is a block. ``share`` is the share of tests that pass; none is tried after the program
     has once run out of time or memory. ``extra_info`` is not used.
@@ -74,7 +74,7 @@ def verify_code(
 
 
 def extract_program(text: str) -> str | None:
-    """The last fenced block marked as Python, else the last one without a mark; None without such a block."""
+    """Return the last fenced block marked as Python, else the last one without a mark; None without such a block."""
     blocks = [(language.lower(), code) for language, code in _BLOCK.findall(text)]
     marked = [code for language, code in blocks if language in _PYTHON]
     plain = [code for language, code in blocks if not language]
@@ -291,7 +291,7 @@ def _run_calls(program: str, tests: Tests) -> tuple[int, Ending | None]:
 
 
 def read_tests(truth: Any) -> Tests:
-    """The tests of a ground truth, which may be JSON text.
+    """Read the tests of a ground truth, which may be JSON text.
 
     ``{"tests": [...]}`` with assertions as text, ``{"input": ..., "output": ...}``, or pairs of these two; or veRL's
     ``{"inputs": [...], "outputs": [...]}``, with ``fn_name`` for a function instead of standard input.
@@ -330,8 +330,10 @@ def _lines(value: Any) -> str:
 
 
 def _assertions(source: str, known: set[str], entry_point: str | None) -> tuple[str, list[str]]:
-    """A test with assertions, and the names in it that are the program's: all that neither the tests define nor Python
-    has, or else what it calls. What it defines is added to ``known``.
+    """Parse a test with assertions, and the names in it that are the program's.
+
+    These are all that neither the tests define nor Python has, or else what it calls. Names that it defines are added
+    to ``known``.
 
     A function ``check(candidate)``, as HumanEval has it, is called with the function ``entry_point``.
     """
@@ -364,7 +366,7 @@ def _assertions(source: str, known: set[str], entry_point: str | None) -> tuple[
 
 
 def _call(function: str, arguments: Any, expected: Any) -> str:
-    """A call of a function, or of a method of ``class Solution``; as text, arguments are lines of JSON."""
+    """Parse a call of a function, or of a method of ``class Solution``; as text, arguments are lines of JSON."""
     if not function.isidentifier():
         raise ValueError(f"fn_name={function!r} must be the name of a function")
     arguments = [json.loads(line) for line in arguments.split("\n")] if isinstance(arguments, str) else arguments

@@ -55,7 +55,7 @@ class CustomFunctionError(ConfigError):
 
 @cache
 def load_function(path: str, keywords: tuple[str, ...] = ()) -> Callable[..., Any]:
-    """The function that ``module:function`` or ``file.py:function`` names.
+    """Load the function that ``module:function`` or ``file.py:function`` names.
 
     Raises ``ConfigError`` if the module cannot be imported or has no such function, or if the function does not take
     veRL's four arguments and ``keywords``.
@@ -70,7 +70,7 @@ def load_function(path: str, keywords: tuple[str, ...] = ()) -> Callable[..., An
 
 
 def custom_verdict(path: str, *arguments: Any) -> Verdict:
-    """The verdict of the user's function ``path`` on ``ARGUMENTS``, with its score and what else it returned.
+    """Return the verdict of the custom function ``path`` on ``ARGUMENTS``, with its score and further values.
 
     The function gets the whole response, thoughts included, and the ground truth as the data file holds it.
 
@@ -102,8 +102,10 @@ def _place(function: Callable[..., Any]) -> str:
 
 
 def _read_result(result: Any) -> tuple[float, bool, dict[str, Any]]:
-    """The score, whether the response is correct, and what else is kept. Raises ``CustomFunctionError`` with what was
-    returned and what is expected."""
+    """Return the score, whether the response is correct, and further values.
+
+    Raises ``CustomFunctionError`` with what was returned and what is expected.
+    """
     whole = "a finite number, a bool, or a dict with 'score'"
     if not isinstance(result, Mapping):
         score = _number(result, "", whole)
@@ -127,7 +129,7 @@ def _number(value: Any, what: str, expected: str = "a finite number or a bool") 
 
 
 def plain_extras(returned: Mapping[Any, Any], ignored: Collection[str]) -> dict[str, Any]:
-    """The entries of ``returned`` except ``ignored``, as JSON values within the limits of this module.
+    """Return the entries of ``returned`` except ``ignored``, as JSON values within the limits of this module.
 
     Characters of a key other than letters, digits, ``_``, ``.`` and ``-`` become ``_``. Of two keys that become equal,
     the first counts. Integers beyond 64 bits become floats, so that they fit a column of a table.
@@ -147,7 +149,7 @@ def plain_extras(returned: Mapping[Any, Any], ignored: Collection[str]) -> dict[
 
 
 def _plain(value: Any) -> Any:
-    """The value of a scalar of numpy or torch; the type's name of anything else that JSON does not have."""
+    """Return the value of a scalar of numpy or torch; the type's name of anything else that JSON does not have."""
     return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else _type_name(value)
 
 

@@ -140,7 +140,7 @@ class VerifierPool(KillablePool):
         return [with_score(verdict, self.config.mode) for verdict in verdicts if verdict is not None]
 
     def _failure(self, error: BaseException, job: Job) -> Verdict:
-        """The verdict on a response whose verifier failed because of it; raises any other ``error``."""
+        """Return the verdict on a response whose verifier failed because of it; raise any other ``error``."""
         reason = failure_reason(error)
         if isinstance(error, CustomFunctionError) and self.config.on_function_error == "zero":
             reason = "error"
@@ -156,11 +156,11 @@ class VerifierPool(KillablePool):
 
 
 def _prepare_verifiers(custom: Mapping[str, str], kwargs: Mapping[str, Any]) -> None:
-    """Runs first in every verifier process."""
+    """Prepare a verifier process."""
     compute_score(*WARM_UP)
     use_custom_functions(custom, kwargs)
 
 
 def _verify_quickly(jobs: list[Job]) -> list[Verdict | None]:
-    """Runs in a verifier process."""
+    """Return quick verdicts; in a verifier process."""
     return [job.verdict(quick=True) for job in jobs]

@@ -89,7 +89,7 @@ class Scorer(NamedTuple):
     is_custom: bool
 
     def accepted(self, ground_truth: Any) -> list[Any]:
-        """What a verifier is called with, once for every answer that counts as right.
+        """Return a verifier's arguments, one for every answer that counts as right.
 
         Raises ``ValueError`` if it cannot compare with ``ground_truth``.
         """
@@ -99,7 +99,7 @@ class Scorer(NamedTuple):
 
 
 def find_scorer(data_source: str, custom: Mapping[str, str] = CUSTOM_FUNCTIONS) -> Scorer:
-    """The scorer of ``data_source``: its custom function, else its verifier.
+    """Return the scorer of ``data_source``: its custom function, else its verifier.
 
     Raises ``ConfigError`` naming the configured functions and the known sources if it has neither.
     """
@@ -131,7 +131,7 @@ class Job(NamedTuple):
     """Whether the answer after ``####`` is as well-formed as one in a box, because the prompt asks for it."""
 
     def verdict(self, quick: bool = False) -> Verdict | None:
-        """The verdict, however long it takes; with ``quick`` only if it is quick, else None.
+        """Return the verdict, however long it takes; with ``quick`` only if it is quick, else None.
 
         Custom functions may take any time, so they have no quick verdict. Of several accepted answers any may be the
         right one, so that one undecided answer leaves the verdict open unless another is right.

@@ -29,7 +29,7 @@ writes into its parameters directly, which a reload does not see."""
 
 
 def make_rollout(setup: RolloutSetup, policy: Policy | None) -> Rollout:
-    """The engine that ``rollout.name`` selects; ``policy`` is the one that this worker trains, if it does."""
+    """Make the engine that ``rollout.name`` selects; ``policy`` is the one that this worker trains, if it does."""
     rollout: Rollout = pkgutil.resolve_name(ROLLOUTS[setup.config.rollout.name])(setup, policy)
     return rollout
 
@@ -62,7 +62,7 @@ def check_head_size(info: ModelInfo, device_type: str, fix: str) -> None:
 
 @cache
 def cpu_head_sizes() -> list[int]:
-    """The sizes of heads that the installed vLLM's attention on a CPU supports; empty where its source does not say.
+    """Return the head sizes of the installed vLLM's CPU attention; empty where its source does not tell.
 
     Read from the source, as importing it takes seconds.
     """

@@ -18,7 +18,7 @@ from verl.utils.distributed import WorkerPlace
 
 @dataclass(frozen=True)
 class RolloutSetup:
-    """What an engine is made from, besides the policy."""
+    """Parts that an engine is made from, besides the policy."""
 
     config: PPOConfig
     place: WorkerPlace
@@ -38,7 +38,7 @@ class RolloutSetup:
 
 
 class EngineReply(NamedTuple):
-    """What an engine says after it has worked for a while."""
+    """Reply of an engine after it has worked for a while."""
 
     finished: Batch | None
     """The responses that have ended and been measured, of which ``request`` is the place among those asked for; None
@@ -74,8 +74,10 @@ class Rollout(Protocol):
         """Give back every response that has not ended, and all that have."""
 
     def measured(self) -> Batch | None:
-        """Rank metrics of the conversations that this engine has had turns of since the last call or cut, by
-        ``request``; None if it measures none."""
+        """Return the rank metrics of the conversations that this engine has had turns of since the last call or cut.
+
+        They are by ``request``; None if it measures none.
+        """
 
     def load_weights(self, parameters: Iterable[tuple[str, Tensor]]) -> None:
         """Load the policy's weights, given as whole parameters by name."""

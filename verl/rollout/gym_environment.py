@@ -15,22 +15,25 @@ MOST_LIVE = 64
 
 
 class GymEnvironment:
-    """Derive from it, and name your class in ``rollout.multi_turn.environment``. The prompt must hold the first
-    observation, of the seed ``extra_info["seed"]``, or the number of the prompt where there is none."""
+    """A Gymnasium environment; derive from it, and name the class in ``rollout.multi_turn.environment``.
+
+    The prompt must hold the first observation, of the seed ``extra_info["seed"]``, or the number of the prompt where
+    there is none.
+    """
 
     def __init__(self) -> None:
         self._live: dict[str, Any] = {}
 
     def make(self) -> Any:
-        """A new environment, such as ``gymnasium.make("FrozenLake-v1", is_slippery=False)``."""
+        """Make a new environment, such as ``gymnasium.make("FrozenLake-v1", is_slippery=False)``."""
         raise NotImplementedError(f"{type(self).__name__}: define make(self), which returns an environment")
 
     def action(self, text: str) -> Any:
-        """The action in a turn's text, of JSON values. What a ``ValueError`` says is told to the policy instead."""
+        """Read the action from a turn's text, as JSON values. The policy is shown the text of a ``ValueError``."""
         return text.strip()
 
     def show(self, observation: Any) -> str:
-        """An observation as the policy reads it."""
+        """Return an observation as the policy reads it."""
         return str(observation)
 
     def start(self, record: PromptRecord) -> dict[str, Any]:

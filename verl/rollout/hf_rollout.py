@@ -68,7 +68,7 @@ class HFRollout:
         """Do nothing: the engine holds no memory between calls."""
 
     def _batches(self, requests: ResponseRequests) -> Iterator[Sequence[int]]:
-        """The requests that are decoded together: neighbours, or those that are sampled alike."""
+        """Yield the requests that are decoded together: neighbours, or those with equal sampling options."""
         rows: list[Sequence[int]] = [range(len(requests.rows))]
         if requests.overrides is not None:
             kinds: dict[SamplingConfig, list[int]] = {}

@@ -1,4 +1,4 @@
-"""What an engine keeps free for the hidden states that it captures."""
+"""Memory that an engine reserves for the hidden states that it captures."""
 
 from verl.config.calculator import CalculatorConfig
 from verl.rank.calculator import capture_options

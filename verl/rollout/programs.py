@@ -48,7 +48,7 @@ class Programs:
         return {}
 
     def step(self, state: dict[str, Any], turn: Any) -> tuple[dict[str, Any], list[dict[str, str]], bool, float]:
-        """What the program at the end of the turn prints; without one the conversation ends."""
+        """Run the program at the end of the turn; without one the conversation ends."""
         program = program_at_end(turn.text)
         if program is None:
             return state, [], True, 0.0
@@ -56,14 +56,14 @@ class Programs:
 
 
 def program_at_end(text: str) -> str | None:
-    """The program with which ``text`` ends; None if it does not end in one."""
+    """Return the program with which ``text`` ends; None if it does not end in one."""
     body, closed, rest = text.rstrip().rpartition("```")
     _, opened, program = body.rpartition("```python")
     return program.strip("\n") if opened and closed and not rest and "```" not in program else None
 
 
 def output_of(code: str, max_chars: int) -> str:
-    """What a program prints, and the end of the traceback if it fails; longer output loses its middle."""
+    """Return a program's output, and the end of the traceback if it fails; longer output loses its middle."""
     ending, stdout, stderr = run_python(code, seconds=SECONDS)
     parts = [stdout.rstrip()]
     if ending != "ok":

@@ -47,7 +47,7 @@ class RequestQueue:
         return self.num_requests - self._next + len(self._again)
 
     def first(self) -> list[Sequence[int]]:
-        """What each engine begins with."""
+        """Return the first requests of each engine."""
         size, num_engines = self.num_requests, len(self.held)
         bounds = [size * engine // num_engines for engine in range(num_engines + 1)]
         equal = [stop - start for start, stop in zip(bounds, bounds[1:], strict=False)]
@@ -58,7 +58,7 @@ class RequestQueue:
         ]
 
     def take(self, engine: int) -> Sequence[int]:
-        """The requests that ``engine`` gets now; none if it has no room, or none are left."""
+        """Return the requests that ``engine`` gets now; none if it has no room, or none are left."""
         resumed, self._resumed[engine] = self._resumed[engine], []
         self.held[engine] += len(resumed)
         room = self._room[engine] + self._ahead(engine, self.left) - self.held[engine]
@@ -66,7 +66,7 @@ class RequestQueue:
         return [*resumed, *dealt] if resumed else dealt
 
     def resume(self, requests: Sequence[int]) -> None:
-        """These go on, each with the engine that had it last."""
+        """Queue these requests again, each for the engine that had it last."""
         for request in requests:
             engine = self._engine_of[request]
             (self._resumed[engine] if self._slots[engine] else self._again).append(request)
@@ -88,7 +88,7 @@ class RequestQueue:
         self.held[engine] = self._room[engine] = self._slots[engine] = 0
 
     def _ahead(self, engine: int, left: int) -> int:
-        """Requests that ``engine`` may hold besides those it decodes, so that no slot idles until its next reply.
+        """Return how many requests ``engine`` may hold ahead, so that no slot idles until its next reply.
 
         The fewer are left, the fewer it takes: another engine may have room for them sooner.
         """

@@ -107,7 +107,7 @@ class PromptResponses:
 
 @dataclass(frozen=True)
 class Course:
-    """What is known along one response."""
+    """Metrics along one response."""
 
     ends: list[int]
     """Tokens after which rank metrics were measured; the whole response last."""
@@ -118,7 +118,7 @@ class Course:
 
 @dataclass(frozen=True)
 class MeasuredPrompt:
-    """What a policy makes of the responses to a prompt."""
+    """A policy's metrics of the responses to a prompt."""
 
     key: int
     responses: list[dict[str, list[float]]]

@@ -18,7 +18,7 @@ class EngineSleep:
     """
 
     def __init__(self, engine: LLM, enabled: bool) -> None:
-        """``enabled``: whether the engine was created with ``enable_sleep_mode``; if not, it is always awake."""
+        """Note whether the engine was created with ``enable_sleep_mode``; if not, it is always awake."""
         self.engine = engine
         self.enabled = enabled
         self.asleep = False

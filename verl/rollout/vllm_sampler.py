@@ -19,7 +19,7 @@ from vllm_patches import begun
 from vllm_patches.temperatures import KEY as TEMPERATURES
 
 PER_TOKEN = {"rollout_logprobs": torch.float32, "version": torch.int32, "source": torch.uint8}
-"""What an engine may know of each token, columns of a batch."""
+"""Columns that an engine may fill for each token."""
 
 
 class VLLMSampler:
@@ -41,7 +41,8 @@ class VLLMSampler:
         turns: Turns | None,
         logprobs: bool,
     ) -> None:
-        """
+        """Prepare to sample with ``engine``.
+
         Args:
             end_tokens, stop_strings: that end a response, besides the model's own.
             measures: the engine captures hidden states.
@@ -147,8 +148,10 @@ class VLLMSampler:
         return batch.fill(**rank_columns(completions)) if self.measures else batch
 
     def _episodes(self, responses: Sequence[tuple[str, Sequence[int], Sequence[int], Sequence[Any]]]) -> Batch:
-        """Return responses, given request, prompt, tokens of the last turn, and vLLM's log-probabilities of the tokens
-        that this request sampled."""
+        """Return responses, given request, prompt, tokens of the last turn, and their log-probabilities.
+
+        vLLM's log-probabilities are of the tokens that this request sampled.
+        """
         known = {"rollout_logprobs": self.logprobs, "version": self._version >= 0, "source": self.turns is not None}
         columns: dict[str, list[Any]] = {name: [] for name in PER_TOKEN if known[name]}
         prompts, whole = list[Sequence[int]](), list[list[int]]()

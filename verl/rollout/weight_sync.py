@@ -89,8 +89,10 @@ def _reload(runner: Any, model: Any, parameters: Iterable[tuple[str, Tensor]]) -
 
 
 def _stacking_layers(model: nn.Module) -> dict[str, tuple[str, Any]]:
-    """Name of a mixture in files -> the name in the engine, and the layer that holds its experts as they were trained,
-    gate and up joined."""
+    """Return, for each mixture in files, its name in the engine and the layer of its experts as they were trained.
+
+    Gate and up are joined there.
+    """
     found = {}
     for name, layer in model.named_modules():
         plain = isinstance(getattr(layer, "quant_method", None), UnquantizedFusedMoEMethod)
@@ -126,7 +128,7 @@ def _load_stacks(
 
 
 def _reported(name: str) -> str:
-    """A parameter's name in the form that every version of vLLM reports; some leave out the group of experts."""
+    """Return a parameter's name in the form that every version of vLLM reports; some omit the group of experts."""
     return name.replace(".routed_experts.", ".")
 
 

@@ -62,7 +62,7 @@ def guarded(run: Callable[[], None], trainer: RunConfig) -> None:
 
 
 def _work(run: Callable[[], None], told: int, alone: bool, mask: set[int]) -> NoReturn:
-    """The forked process: ends with the other, and tells it that it has ended by itself."""
+    """Run the work in the forked process, which ends with its parent and reports its own end."""
     parent = os.getppid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -81,7 +81,7 @@ def _work(run: Callable[[], None], told: int, alone: bool, mask: set[int]) -> No
 
 
 def _forward_signals_until_end(child: int, alone: bool) -> int:
-    """The status that the process ended with."""
+    """Return the exit status of the process."""
     while True:
         info = signal.sigwaitinfo({signal.SIGCHLD, *FORWARDED})
         if info.si_signo == signal.SIGCHLD:

@@ -39,7 +39,7 @@ class PageWriter:
             raise
 
     def sink(self) -> Sink:
-        """A sink of the tracker that updates the page after each recorded step."""
+        """Return a sink of the tracker that updates the page after each recorded step."""
         return Sink(lambda step, metrics: self.after_step(step), self.stop)
 
     def after_step(self, step: int) -> None:

@@ -185,7 +185,7 @@ class TrainingRun(RaySession):
         return self
 
     def find_resumption(self, job: str, num_examples: int, parts: Mapping[str, ModelConfig]) -> Resumption | None:
-        """The checkpoint to resume from, checked as by :func:`check_resumable`; None to start from scratch."""
+        """Return the checkpoint to resume from, checked as by :func:`check_resumable`; None to start from scratch."""
         self.resumption = find_resumption(self.config, self.display.say)
         if self.resumption is not None:
             check_resumable(self.resumption, job, num_examples, parts)
@@ -259,7 +259,7 @@ class TrainingRun(RaySession):
         return group
 
     def _crowding(self, cores: int) -> list[str]:
-        """A line if this machine has fewer cores than the run has workers, each a process with a model of its own."""
+        """Return a line if this machine has fewer cores than the run has workers, each a process with its own model."""
         beside = math.prod(self.pool)
         count, options = self.world_size + beside, f"trainer.n_gpus_per_node={self.workers_per_node}"
         if count <= cores:
@@ -315,7 +315,7 @@ class TrainingRun(RaySession):
                 self._begin_attempt()
 
     def _machine_error(self, error: Exception) -> MachineError | None:
-        """What an attempt raised as a failure of machines, after which the next may follow; None if it is none."""
+        """Return an attempt's error as a failure of machines, which the next may avoid; None if it is not one."""
         if isinstance(error, MachineError):
             return error
         resumed = 0 if self.resumption is None else self.resumption.step

@@ -154,8 +154,10 @@ class TrainingSetup:
 
 
 def try_reward_functions(config: RewardScoreConfig, records: Sequence[PromptRecord]) -> list[str]:
-    """Call the custom function of each data source on its first record, as training will: with an empty response, and
-    with the ground truth. Returns a warning for each call that exceeded the limits.
+    """Call the custom function of each data source on its first record, as training will.
+
+    It is called with an empty response, and with the ground truth. Returns a warning for each call that exceeded the
+    limits.
 
     Raises:
         ConfigError: a function raised or returned no score, or no record has its data source.
@@ -202,8 +204,11 @@ def check_method_and_loss(config: PPOConfig, method: MethodCalls, loss: PolicyLo
 
 
 def check_models(config: PPOConfig, tokenizer: PreTrainedTokenizerBase, device_type: str) -> None:
-    """Raise ``ConfigError`` for a model that could not be loaded as its options ask, or would read foreign tokens, or
-    sequences that are longer than it was made for."""
+    """Raise ``ConfigError`` for a model that does not fit its options, the tokens or the lengths.
+
+    It could not be loaded as its options ask, or would read foreign tokens, or sequences that are longer than it was
+    made for.
+    """
     for prefix, model in config.models.items():
         field, longest = "data.max_prompt_length+data.max_response_length", config.max_sequence_length
         if prefix == "reward_model.model":

@@ -126,7 +126,7 @@ def keep_records(path: Path, last_step: int) -> Path | None:
 
 
 def _step_of(line: bytes) -> int | None:
-    """The ``step`` of a record; None if the line is not a record."""
+    """Return the ``step`` of a record; None if the line is not a record."""
     try:
         record = json.loads(line.decode())
     except (ValueError, RecursionError):
@@ -136,13 +136,13 @@ def _step_of(line: bytes) -> int | None:
 
 
 def jsonl_sink(path: Path) -> Sink:
-    """A line per step, the names beside ``step``."""
+    """Return a sink that writes a line per step, with ``step`` before the names."""
     file = os.fdopen(open_to_write(path, os.O_WRONLY | os.O_APPEND), "a", buffering=1)
     return _lines(path, file, lambda step, metrics: {"step": step, **metrics})
 
 
 def _file_sink(run: RunInfo) -> Sink:
-    """The file of ``VERL_FILE_LOGGER_PATH``, as veRL writes it: names under ``data``. Nothing without it."""
+    """Return a sink for ``VERL_FILE_LOGGER_PATH`` in veRL's form, names under ``data``; idle without the variable."""
     path = os.environ.get("VERL_FILE_LOGGER_PATH")
     if not path:
         return Sink(lambda step, metrics: None, lambda: None)

@@ -1,4 +1,4 @@
-"""Where a run's metrics go: always ``metrics.jsonl``, and the trackers of ``trainer.logger``."""
+"""Trackers of a run's metrics: always ``metrics.jsonl``, and those of ``trainer.logger``."""
 
 import json
 import os
@@ -123,7 +123,7 @@ def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
 
 
 def steps_done(summary: Path) -> int:
-    """The steps of the run with this ``summary.json``; 0 if it cannot be read, as if the run had not ended."""
+    """Return the steps of the run with this ``summary.json``; 0 if unreadable, as if the run had not ended."""
     try:
         steps = json.loads(summary.read_text())["steps"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -138,7 +138,7 @@ def versions() -> dict[str, str]:
 
 
 def git_revision() -> str | None:
-    """The commit of the project's checkout, with ``-dirty`` if files differ from it; None outside a checkout."""
+    """Return the commit of the project's checkout, with ``-dirty`` if files differ; None outside a checkout."""
     command = ["git", "-C", str(Path(verl.__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

@@ -13,11 +13,11 @@ from verl.config.errors import ConfigError
 from verl.utils.process import loading
 
 PACKAGES = {name.replace("-", "_"): name for name in ("rouge-score", "rapidfuzz", "scipy", "pandas", "openpyxl")}
-"""What the extra ``analysis`` installs: module -> package."""
+"""Packages of the extra ``analysis``: module -> package."""
 
 
 def parse(tree: DictConfig) -> AnalysisConfig:
-    """The checked config.
+    """Return the checked config.
 
     Raises:
         ConfigError: the config is wrong, or a package of the extra ``analysis`` is missing.
@@ -41,7 +41,7 @@ def run(config: AnalysisConfig) -> None:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     try:
         sys.argv[1:] = plain_arguments(sys.argv[1:], AnalysisConfig)
     except FlagError as error:

@@ -20,7 +20,7 @@ def run(config: EvaluationConfig) -> None:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     try:
         sys.argv[1:] = plain_arguments(sys.argv[1:], EvaluationConfig)
     except FlagError as error:

@@ -35,7 +35,7 @@ def run(config: PPOConfig) -> None:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     try:
         arguments = release_words(sys.argv[1:])
         analysis = analysis_arguments(arguments)

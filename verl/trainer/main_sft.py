@@ -23,7 +23,7 @@ def run(config: SFTConfig) -> None:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     run_hydra("sft", SFTConfig, lambda tree: parse_run_config(SFTConfig, tree), run)
 
 

@@ -1,4 +1,4 @@
-"""What the training loops have in common: the steps left, checkpoints, validations, and updates that were skipped."""
+"""Base of the training loops: remaining steps, checkpoints, validations, and skipped updates."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -60,7 +60,7 @@ class Trainer:
             self.saver.finish()
 
     def _train(self) -> None:
-        """The steps that are left."""
+        """Train the remaining steps."""
         raise NotImplementedError
 
     def restore(self, resumption: Resumption) -> None:
@@ -73,7 +73,7 @@ class Trainer:
         self.timer.totals.update(state["seconds_by_phase"])
 
     def _state(self) -> dict[str, Any]:
-        """The trainer's own state as JSON; see :meth:`restore`."""
+        """Return the trainer's state as JSON; see :meth:`restore`."""
         return {
             "step": self.step,
             "num_examples": len(self.loader.dataset),
@@ -105,7 +105,7 @@ class Trainer:
 
 
 def endless(loader: Iterable[BatchT]) -> Iterator[BatchT]:
-    """The batches of ``loader``, pass after pass."""
+    """Yield the batches of ``loader``, pass after pass."""
     while True:
         yield from loader
 
@@ -133,7 +133,7 @@ class SkippedUpdates:
         self.in_a_row = 0
 
     def summarise(self, updates: Sequence[Mapping[str, float]], step: int) -> dict[str, float]:
-        """The mean of the metrics of ``updates`` that were applied, and how many were skipped.
+        """Return the mean metrics of the ``updates`` that were applied, and the number of skipped ones.
 
         Raises:
             ConfigError: more than ``max_skipped_updates`` in a row were skipped, the last in training step ``step``.

@@ -17,7 +17,7 @@ def to_device(values: Tensor, device: torch.device | str) -> Tensor:
 
 
 def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors on the host, with one wait for all of them."""
+    """Copy the tensors to the host, with one wait for all of them."""
     fetched = [values.to("cpu", non_blocking=True) for values in tensors]
     if any(values.is_cuda for values in tensors):
         torch.cuda.current_stream().synchronize()

@@ -62,12 +62,12 @@ def join_world(place: WorkerPlace) -> DeviceMesh:
 
 
 def collective_timeout() -> timedelta | None:
-    """The time limit of :func:`join_world`, to be passed to other groups, which otherwise have torch's own."""
+    """Return the time limit of :func:`join_world`, for other groups, which otherwise have torch's."""
     return _timeout
 
 
 def _meet(place: WorkerPlace, timeout: timedelta) -> TCPStore:
-    """The store by which the workers find each other; anyone who reaches its port can write into it.
+    """Return the store by which the workers find each other; anyone who reaches its port can write into it.
 
     torch itself would listen on all interfaces.
     """
@@ -86,7 +86,7 @@ def _meet(place: WorkerPlace, timeout: timedelta) -> TCPStore:
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """A socket that listens on this machine's address ``host`` alone; on all addresses if ``host`` is not one of them.
+    """Return a socket that listens on this machine's address ``host``, or on all if ``host`` is not one of them.
 
     Raises:
         OSError: the port is in use.

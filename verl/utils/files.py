@@ -88,7 +88,7 @@ def unreadable(paths: Iterable[Path]) -> str:
 
 
 def open_to_write(path: Path, flags: int) -> int:
-    """A descriptor of the regular file ``path``, made if it is missing; ``flags``: how ``os.open`` opens it.
+    """Open the regular file ``path``, made if it is missing, and return its descriptor; ``flags`` are ``os.open``'s.
 
     In a folder that somebody handed over, a link of that name would lead to another file, and a pipe have no end.
 
@@ -113,7 +113,7 @@ def flush(path: Path) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside ``path``, which it replaces at the end unless an error is raised."""
+    """Yield a temporary path next to ``path``, which it replaces at the end unless an error is raised."""
     temporary = path.with_name(f".{path.name}.unfinished")
     # A link of that name, in a folder from elsewhere, would lead to another file.
     temporary.unlink(missing_ok=True)
@@ -133,12 +133,12 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def free_name(path: Path, suffix: str, first: int = 1) -> Path:
-    """An unused name beside ``path``: with ``suffix`` and the first free number, such as ``metrics.jsonl.1``."""
+    """Return an unused name next to ``path``: ``suffix`` and the first free number, such as ``metrics.jsonl.1``."""
     names = (path.with_name(f"{path.name}{suffix}{number}") for number in count(first))
     return next(name for name in names if not os.path.lexists(name))
 
 
 def damaged_name(path: Path) -> Path:
-    """An unused name beside ``path``, to set it aside: ``<name>.damaged``, ``<name>.damaged_2`` and so on."""
+    """Return an unused name to move ``path`` to: ``<name>.damaged``, ``<name>.damaged_2`` and so on."""
     name = path.with_name(f"{path.name}.damaged")
     return free_name(name, "_", 2) if os.path.lexists(name) else name

@@ -46,7 +46,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """The inverse of :func:`to_json`, with arrays as tensors and tuples as lists."""
+    """Invert :func:`to_json`, with arrays as tensors and tuples as lists."""
     if isinstance(value, dict):
         if set(value) == {_TENSOR}:
             stored = value[_TENSOR]
@@ -74,7 +74,8 @@ class UserState:
     """
 
     def __init__(self, where: str, owner: Any, has: tuple[bool, bool]) -> None:
-        """
+        """Wrap an object of the user's code.
+
         Args:
             where: the option that named it, and its value.
             has: whether it has each of the two methods.
@@ -86,7 +87,7 @@ class UserState:
         self.save()  # a state that cannot be saved is reported before training
 
     def save(self) -> Any:
-        """The state as JSON; None without one."""
+        """Return the state as JSON; None without one."""
         if not self.exists:
             return None
         with user_code(f"{self.where}: its state_dict(), which may hold what JSON holds and tensors,"):

@@ -26,7 +26,7 @@ LARGEST_IN_HEAP = 32 << 20
 
 
 def available_cores() -> int:
-    """Number of cores that this process may use: its affinity, less what its control groups hold back; at least 1."""
+    """Return the number of cores that this process may use, by affinity and control groups; at least 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, math.ceil(min(cores, _quota())))
 
@@ -52,7 +52,7 @@ def _words(file: Path) -> list[str]:
 
 
 class Stage:
-    """What a process that starts is doing, for whoever waits for it."""
+    """Activity of a starting process, for a process that waits for it."""
 
     name = ""
 
@@ -64,8 +64,9 @@ def set_stage(name: str) -> None:
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """For imports and objects that stay as long as the process: no garbage collection within the block, and what exists
-    at its end is never scanned again.
+    """Suspend garbage collection for imports and objects that live as long as the process.
+
+    What exists at the end of the block is never scanned again.
 
     Otherwise the collector scans the modules again and again while they grow, a quarter of the time that vLLM takes to
     import, and later all of them in every full collection.
@@ -88,8 +89,11 @@ def freeze_objects() -> None:
 
 @contextmanager
 def memory_limit(more: int) -> Iterator[None]:
-    """Within the block the process may take ``more`` bytes of address space than now; an allocation beyond that fails,
-    in Python with ``MemoryError``. Without effect where the system does not count address space (macOS)."""
+    """Limit the process to ``more`` bytes of address space than now, within the block.
+
+    An allocation beyond that fails, in Python with ``MemoryError``. Without effect where the system does not count
+    address space (macOS).
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     wanted = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
     limit = min([psutil.Process().memory_info().vms + more, *wanted])

@@ -1,5 +1,7 @@
-"""A pool of processes that can be killed, for code that may hang, crash or exhaust memory: verifiers, environments,
-tools."""
+"""A pool of processes that can be killed, for code that may hang, crash or exhaust memory.
+
+Verifiers, environments and tools run in it.
+"""
 
 import ctypes
 import logging
@@ -88,7 +90,8 @@ class KillablePool:
         *arguments: Any,
         users_code: bool,
     ) -> None:
-        """
+        """Prepare the pool; processes start with the first batch.
+
         Args:
             what: what the processes are called, in messages.
             options: the group with ``num_workers`` and ``memory_limit_mb``, in messages.

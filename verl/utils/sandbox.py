@@ -59,7 +59,7 @@ Ending = Literal["ok", "error", "timeout", "memory", "output"]
 
 
 class Run(NamedTuple):
-    """What a program did."""
+    """Outcome of a program."""
 
     ending: Ending
     """``error``: a status other than 0, or a signal; ``timeout``, ``memory``: killed at that limit; ``output``: it
@@ -110,7 +110,7 @@ def run_python(
 
 
 def _file(files: ExitStack, data: bytes | None = None) -> int:
-    """A descriptor of an anonymous file: an empty one, or one with ``data`` that nobody can change."""
+    """Return a descriptor of an anonymous file: an empty one, or one with ``data`` that nobody can change."""
     file = os.memfd_create("sandbox", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     files.callback(os.close, file)
     if data is not None:
@@ -140,8 +140,10 @@ def _watch(process: subprocess.Popen[bytes], status: int, deadline: float, max_b
 
 
 def _wait_for(first: int | None) -> None:
-    """Wait until the first process of the namespace, and so every other, has ended: bubblewrap may end before it, which
-    kills it."""
+    """Wait until the first process of the namespace has ended, and so every other.
+
+    bubblewrap, which kills it, may end before it.
+    """
     try:
         ended, poller = os.pidfd_open(first or 0), select.poll()
     except (OSError, ValueError):  # it has ended, or there was none
@@ -152,7 +154,7 @@ def _wait_for(first: int | None) -> None:
 
 
 def _status(file: int) -> dict[str, int]:
-    """What bubblewrap has reported: ``child-pid``, and at the end ``exit-code``."""
+    """Return bubblewrap's report: ``child-pid``, and at the end ``exit-code``."""
     entries: dict[str, int] = {}
     for line in os.pread(file, 4096, 0).split(b"\n")[:-1]:
         entries |= json.loads(line)
@@ -199,7 +201,7 @@ def _is_root() -> bool:
 
 @cache
 def _mounts() -> tuple[str, ...]:
-    """The start of bubblewrap's command line: namespaces, and the file system but for the program."""
+    """Return the start of bubblewrap's command line: namespaces, and the file system except for the program."""
     bwrap = shutil.which("bwrap")
     if bwrap is None:
         raise ConfigError("bubblewrap is missing: apt-get install bubblewrap, or dnf install bubblewrap")
@@ -270,7 +272,7 @@ NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16
 
 @cache
 def _filter() -> bytes:
-    """The seccomp filter, as bubblewrap reads it: ``struct sock_filter`` (code, jump if true, if false, operand)."""
+    """Return the seccomp filter: ``struct sock_filter`` (code, jump if true, jump if false, operand)."""
     column, audit = ARCHITECTURES[platform.machine()]
     denied = (RETURN, 0, 0, FAIL | errno.EPERM)
     program = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, audit), (RETURN, 0, 0, KILL), (LOAD, 0, 0, NUMBER)]

@@ -26,7 +26,7 @@ LIBRARIES = (
     *(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")),
     f"{HERE.parents[1]}/",
 )
-"""Where files are that are not the user's."""
+"""Folders of files that are not the user's."""
 
 
 def is_file(path: str) -> bool:
@@ -40,7 +40,7 @@ def is_import_path(name: str) -> bool:
 
 
 def load_code(path: str, field: str) -> Any:
-    """The function or class with the import path ``path``, the value of the option ``field``.
+    """Load the function or class with the import path ``path``, the value of the option ``field``.
 
     Raises:
         ConfigError: there is no such file, module or name, it cannot be called, or importing it raised.
@@ -56,7 +56,7 @@ def load_code(path: str, field: str) -> Any:
 
 
 def load_class(path: str, name: str, path_field: str, name_field: str) -> type[Any]:
-    """The class ``name`` of ``path``, a file or a module, which veRL's options name apart. Raises as above."""
+    """Load the class ``name`` of the file or module ``path``, which veRL's options name separately; raises as above."""
     code = getattr(_load_module(path, f"{path_field}={path!r}"), name, None)
     if not isinstance(code, type):
         raise ConfigError(f"{name_field}={name!r}: {path} has no class of this name")
@@ -94,8 +94,10 @@ def _definition(code: Callable[..., Any]) -> str:
 
 @contextmanager
 def user_code(what: str) -> Iterator[None]:
-    """Turn what a user's code raises into a ``ConfigError`` that begins with ``what``, its option and the call, and
-    ends with the place in the user's file."""
+    """Turn an error of the user's code into a ``ConfigError``.
+
+    It begins with ``what``, the option and the call, and ends with the place in the user's file.
+    """
     try:
         yield
     except ConfigError:
@@ -105,7 +107,7 @@ def user_code(what: str) -> Iterator[None]:
 
 
 def raised(error: BaseException) -> str:
-    """``raised KeyError: 5 (mine.py, line 3)``: what a user's code raised, and the place in the user's file."""
+    """Describe an error of the user's code with its place: ``raised KeyError: 5 (mine.py, line 3)``."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) != HERE]
     frames = [frame for frame in frames if not frame.filename.startswith("<") and "importlib" not in frame.filename]
     # Often it is a library, called with something wrong, that raises.
@@ -126,7 +128,8 @@ class UserFunction:
     """
 
     def __init__(self, field: str, path: str, inputs: Sequence[str], kwargs: Mapping[str, Any] | None = None) -> None:
-        """
+        """Load the function.
+
         Args:
             field: the option; its keyword arguments are in ``<field>_kwargs``, None for an option without them.
             path: the option's value.
@@ -140,7 +143,7 @@ class UserFunction:
         check_signature(self.where, self.function, inputs, self.kwargs, "" if kwargs is None else f"{field}_kwargs")
 
     def __call__(self, *inputs: Any) -> Any:
-        """What the function returns. Raises ``ConfigError`` for whatever it raises."""
+        """Call the function. Raises ``ConfigError`` for whatever it raises."""
         with user_code(f"{self.where}:"):
             return self.function(*inputs, **self.kwargs)
 
@@ -199,7 +202,7 @@ def _load_module(path: str, where: str) -> ModuleType:
 
 
 def _import_file(file: Path) -> ModuleType:
-    """The module in ``file``, whatever folder that is in; the same one until the file changes."""
+    """Import ``file``, whatever folder it is in; the same module until the file changes."""
     # Two files may share a name, and neither may hide a library of that name.
     identity = str(file.resolve()).encode() + b"\0" + file.read_bytes()
     name = f"{file.stem}_{hashlib.blake2b(identity, digest_size=8).hexdigest()}"

@@ -86,8 +86,10 @@ def _parse(latex: str) -> list[Any]:
 
 
 def _with_imaginary_unit(reading: Basic) -> Basic:
-    """``reading`` with the imaginary unit for a free ``i``, which is a variable to math-verify. Beside it all other
-    variables are real."""
+    """Return ``reading`` with the imaginary unit for a free ``i``, which is a variable to math-verify.
+
+    All other variables are then real.
+    """
     if isinstance(reading, Relational):  # x = 2i is false to sympy, for real x
         sides = (_with_imaginary_unit(side) for side in reading.args)
         equation: Basic = reading.func(*sides, evaluate=False)
@@ -118,7 +120,7 @@ def _has_decimals(*readings: Any) -> bool:
 
 
 def _number(expression: Any) -> Decimal | None:
-    """The value of an expression, or of an equation's right side, if it is a real number."""
+    """Return the value of an expression, or of an equation's right side, if it is a real number."""
     if isinstance(expression, Eq):
         expression = expression.rhs
     if not isinstance(expression, Expr) or not expression.is_number or not expression.is_real:
@@ -153,8 +155,10 @@ def _names_differ(answer: str, truth: str) -> bool:
 
 
 def without_text(latex: str) -> str:
-    """LaTeX without ``\\text{}`` and the like around numbers, signs and single variables, which algebra would drop, and
-    with ``'`` for ``^{\\prime}``."""
+    """Return LaTeX without ``\\text{}`` and the like around numbers, signs and single variables.
+
+    Algebra would drop these. ``^{\\prime}`` becomes ``'``.
+    """
     latex = _PRIME.sub(lambda match: "'" * match[0].count("prime"), latex)
     return _VARIABLE_IN_TEXT.sub(r" \1", _NUMBER_IN_TEXT.sub(r"\1", latex))
 

@@ -53,15 +53,16 @@ _STRUCK = re.compile(
     r"(?<![^\s(>*:])~~(?=\S)[^~]{1,400}~~(?![A-Za-z0-9\\])|<(del|strike)>[^<]{0,400}</\1>"
     r"|\\(?:[bx]?cancel|sout)\s?\{(?:[^{}]|\{(?:[^{}]|\{[^{}]{0,99}+\}){0,99}+\}){0,400}+\}",
 )
-"""What an author has struck through. Two ``~`` between formulas are spaces."""
+"""Text that an author has struck through. Two ``~`` between formulas are spaces."""
 
 THINK, END_OF_THINK = "<think>", "</think>"
 """Between them reasoning models think. Templates may write the first at the end of the prompt."""
 
 
 def after_thinking(text: str) -> str:
-    """The part of a response that is graded: what follows its last ``</think>``, or all of it if nothing is thought,
-    without what is struck through.
+    """Return the part of a response that is graded: after its last ``</think>``, or all of it without thoughts.
+
+    Text that is struck through is left out.
 
     Empty if the last thought does not end, so that such a response has no answer.
     """
@@ -71,7 +72,7 @@ def after_thinking(text: str) -> str:
 
 
 def extract_answer(text: str, equation: bool = False) -> tuple[str | None, bool]:
-    """The answer of a response, and whether it was in a box.
+    """Return the answer of a response, and whether it was in a box.
 
     The first that exists of: the last box; the number after the last ``####``; the rest of the sentence after the last
     "answer is" (or "answer:", 答案是); the last number. None if none of them does. A box and a number come with what
@@ -89,8 +90,10 @@ def extract_answer(text: str, equation: bool = False) -> tuple[str | None, bool]
 
 
 def extract_number(text: str, equation: bool = False) -> str | None:
-    """The last number of the final ``TAIL_CHARS`` characters, with what changes its meaning; None if there is none, or
-    if it is not stated (``is_stated``, ``is_one_number``)."""
+    """Return the last number of the final ``TAIL_CHARS`` characters, with signs and words that change its meaning.
+
+    None if there is none, or if it is not stated (``is_stated``, ``is_one_number``).
+    """
     tail = text[-TAIL_CHARS:].translate(WIDE_DIGITS)
     number = deque(NUMBER.finditer(tail), maxlen=1)
     if not number:
@@ -133,8 +136,9 @@ def boxes_in(text: str) -> Iterator[Box]:
 
 
 def extract_boxed(text: str) -> str | None:
-    """The content of the last ``\\boxed{...}`` (or ``\\fbox``, ``\\framebox``) whose braces balance, stripped; None if
-    blank or absent.
+    """Return the content of the last balanced ``\\boxed{...}`` (or ``\\fbox``, ``\\framebox``), stripped.
+
+    None if blank or absent.
 
     Of nested boxes the innermost counts, because it starts last.
     """
@@ -150,7 +154,7 @@ def boxed_in_place(text: str) -> str | None:
 
 
 def extract_gsm8k(text: str) -> str | None:
-    """The number after the last ``####``, without thousands separators; None if there is none.
+    """Return the number after the last ``####``, without thousands separators; None if there is none.
 
     It must be alone on its line, because Markdown headings such as ``#### 2. Solve for x`` begin the same way.
     """
@@ -162,8 +166,10 @@ def extract_gsm8k(text: str) -> str | None:
 
 
 def extract_stated(text: str) -> str | None:
-    """The rest of the sentence after the last "answer is" (or "answer:") of the final ``TAIL_CHARS`` characters; None
-    if blank or absent."""
+    """Return the rest of the sentence after the last "answer is" (or "answer:") of the final ``TAIL_CHARS`` characters.
+
+    None if blank or absent.
+    """
     tail = text[-TAIL_CHARS:]
     stated = deque(_ANSWER_IS.finditer(tail), maxlen=1)
     if not stated:
@@ -176,7 +182,7 @@ def extract_stated(text: str) -> str | None:
 
 
 def extract_tagged(text: str, tag: str) -> str | None:
-    """The content of the last closed ``<tag>``, stripped; None if blank or absent."""
+    """Return the content of the last closed ``<tag>``, stripped; None if blank or absent."""
     start = text.rfind(f"<{tag}>", 0, max(0, text.rfind(f"</{tag}>")))
     if start < 0:
         return None

@@ -10,7 +10,7 @@ from verl.verifiers.verdict import Verdict, decide
 def verify_arithmetic(
     solution: str, ground_truth: str, extra_info: Mapping[str, Any] | None = None, quick: bool = False
 ) -> Verdict | None:
-    """The verdict on a response, which is always immediate. ``extra_info`` and ``quick`` are not used."""
+    """Verify a response, which is always immediate. ``extra_info`` and ``quick`` are not used."""
     answer, boxed = extract_answer(solution)
     equal = answer is not None and quick_equal(answer, ground_truth) is True
     return decide(answer, boxed, equal)

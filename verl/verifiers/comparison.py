@@ -60,7 +60,7 @@ def _match(left: Sequence[Any], right: Sequence[Any], allows: Allows | None) -> 
 
 
 def _entries(value: Any) -> list[Any]:
-    """What a set, tuple, interval or matrix holds, or the expression itself; nothing for anything else."""
+    """Return the entries of a set, tuple, interval or matrix, or the expression itself; nothing for anything else."""
     if isinstance(value, MatrixBase):
         return list(value.flat())
     if isinstance(value, Interval):
@@ -76,7 +76,7 @@ def _is_number(value: Any) -> bool:
 
 
 def relations(value: Any) -> list[Relational]:
-    """The links of a chain of equations or inequalities; empty for anything else."""
+    """Return the links of a chain of equations or inequalities; empty for anything else."""
     if isinstance(value, Relational):
         return [value]
     links = getattr(value, "_unsorted_args", value.args) if isinstance(value, And) else ()
@@ -141,7 +141,7 @@ def _plain(expression: Expr) -> Expr:
 
 
 def _evaluate(expression: Expr, point: Mapping[Basic, Expr]) -> Expr | None:
-    """The value with ``DIGITS`` digits; None if there is none."""
+    """Evaluate with ``DIGITS`` digits; None if there is no value."""
     try:
         real, imaginary = expression.evalf(DIGITS, subs=point).as_real_imag()
     except (ArithmeticError, AttributeError, NotImplementedError, TypeError, ValueError):

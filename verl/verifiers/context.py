@@ -1,5 +1,8 @@
-"""What stands around an answer: signs and words that make another answer of it (the minus of ``−5``, "5 million", the
-factor of ``2\\boxed{5}``), and words that show that nothing is stated ("perhaps 5", "Is it 5?")."""
+"""The context of an answer: signs and words that change it, or that leave it open.
+
+The minus of ``−5``, "5 million" and the factor of ``2\\boxed{5}`` make another answer of it; "perhaps 5" and "Is it 5?"
+state nothing.
+"""
 
 import re
 
@@ -93,8 +96,10 @@ def in_place(text: str, start: int, end: int, answer: str, boxed: bool = False) 
 
 
 def is_stated(text: str, start: int, end: int, choice: bool = False) -> bool:
-    """Whether the sentence of the answer from ``start`` to ``end`` states it, and nothing takes it back: it is no
-    question, assumption or guess. With ``choice`` the answer is a letter, of which none may be left open."""
+    """Return whether the sentence of the answer from ``start`` to ``end`` states it, and nothing takes it back.
+
+    It is not a question, assumption or guess. With ``choice`` the answer is a letter, of which none may be left open.
+    """
     before = text[max(0, start - SENTENCE_CHARS) : start]
     before = before[max((match.end() for match in _SENTENCE_END.finditer(before)), default=0) :]
     rest = text[end : end + SENTENCE_CHARS]
@@ -112,15 +117,16 @@ def is_stated(text: str, start: int, end: int, choice: bool = False) -> bool:
 
 
 def is_one_number(text: str, start: int, end: int) -> bool:
-    """Whether the number from ``start`` to ``end`` stands for an amount: it is not one of a list, no ordinal, not the
-    number of a page, and no equation goes on after it."""
+    """Return whether the number from ``start`` to ``end`` stands for an amount.
+
+    It is not one of a list, an ordinal or a page number, and no equation continues after it.
+    """
     before = text[max(0, start - BEFORE_CHARS) : start]
     return not (_LISTED_BEFORE.search(before) or _NUMBER_OF.search(before) or _NO_NUMBER.match(text[end : end + 9]))
 
 
 def formula_before(text: str, start: int, end: int) -> str | None:
-    """The formula with which the number from ``start`` to ``end`` must agree, as it restates it; None if there is
-    none."""
+    """Return the formula that the number from ``start`` to ``end`` restates and must agree with; None without one."""
     match = _FORMULA.search(text[max(0, start - BEFORE_CHARS) : start])
     formula = match[1].replace("$", "") if match else None
     return f"100*{formula}" if formula and text[end : end + 1] == "%" else formula

@@ -41,7 +41,7 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Fraction]] = {
 def verify_countdown(
     solution: str, ground_truth: Any, extra_info: Mapping[str, Any] | None = None, quick: bool = False
 ) -> Verdict:
-    """The verdict on a response, which is always immediate. ``extra_info`` and ``quick`` are not used.
+    """Verify a response, which is always immediate. ``extra_info`` and ``quick`` are not used.
 
     The expression is read from the last ``<answer>``, else from the last box, else from the last "the answer is". It
     may end in ``=`` and the target. Allowed are the four operations, brackets and signs. ``boxed`` says whether it was
@@ -134,7 +134,7 @@ def _is_product(before: str, token: str) -> bool:
 
 
 def evaluate(tokens: Iterable[str]) -> Fraction:
-    """The value of an expression in tokens.
+    """Evaluate an expression in tokens.
 
     Raises ``SyntaxError`` or ``ValueError`` if it is not an expression, ``ZeroDivisionError`` if it divides by zero.
     """

@@ -14,7 +14,7 @@ _MARKUP = re.compile(r"\\[()\[\]]|\*\*|`")
 def verify_deepseek_r1(
     solution: str, ground_truth: str, extra_info: Mapping[str, Any] | None = None, quick: bool = False
 ) -> Verdict | None:
-    """The verdict on a response; with ``quick``, None if it needs algebra. ``extra_info`` is not used.
+    """Verify a response; with ``quick``, return None if it needs algebra. ``extra_info`` is not used.
 
     The answer is read from the last ``<answer>`` after all thoughts: its box, else what it states ("the answer is 5"),
     else all of it. It is compared as mathematics, even if the form of the response is wrong; a response without an

@@ -118,7 +118,7 @@ def unwrap_equations(text: str) -> tuple[str, bool]:
 
 
 def last_equation(text: str, end: int) -> str | None:
-    """The chain of equations in ``text`` that ends at ``end``, without the words before it; None if there is none."""
+    """Return the chain of equations in ``text`` that ends at ``end``, without the words before it; None without one."""
     line = text[max(0, end - MAX_NAME) : end]
     sign = line.rfind("=")
     if sign < 0 or any(match.end() > sign for match in _BEFORE_EQUATION.finditer(line.replace("$", " "))):

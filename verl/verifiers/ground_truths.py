@@ -28,7 +28,7 @@ def is_missing(truth: Any) -> bool:
 
 
 def any_of(truth: Any) -> list[str]:
-    """The accepted answers: a text, a number, or a list of these, any of which is right.
+    """Return the accepted answers: a text, a number, or a list of these, any of which is right.
 
     Raises ``ValueError`` for anything else.
     """
@@ -56,7 +56,7 @@ def only_one(truth: Any) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    """A text or number as text: whole floats without ``.0``, others without an exponent."""
+    """Convert a text or number to text: whole floats without ``.0``, others without an exponent."""
     if isinstance(value, str) and value.strip():
         return value
     if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() <= MAX_INTEGER_BITS:
@@ -67,8 +67,10 @@ def _text(value: Any) -> str:
 
 
 def require_shallow(value: Any, field: str) -> None:
-    """Raise ``ConfigError`` naming ``field`` if lists and mappings are nested more than ``MAX_DEPTH`` deep: sending
-    such a value to another process would exhaust the stack."""
+    """Raise ``ConfigError`` naming ``field`` if a value is nested more than ``MAX_DEPTH`` deep.
+
+    Sending such lists and mappings to another process would exhaust the stack.
+    """
     level: Iterable[Any] = [value]
     for _ in range(MAX_DEPTH):
         level = [entry for parent in level for entry in _children(parent)]
@@ -84,7 +86,7 @@ def _children(value: Any) -> Iterable[Any]:
 
 
 def read_tolerance(extra_info: Mapping[str, Any], name: str) -> Decimal | None:
-    """The tolerance ``name``; None if there is none, or one that ``check_tolerances`` refuses."""
+    """Return the tolerance ``name``; None if there is none, or one that ``check_tolerances`` refuses."""
     value = extra_info.get(name)
     try:
         tolerance = Decimal("nan") if value is None or isinstance(value, bool) else Decimal(str(value).strip())
@@ -94,8 +96,10 @@ def read_tolerance(extra_info: Mapping[str, Any], name: str) -> Decimal | None:
 
 
 def check_tolerances(extra_info: Mapping[str, Any]) -> None:
-    """Raise ``ConfigError`` naming a tolerance that is not a finite number, is negative, or would make any answer
-    right."""
+    """Raise ``ConfigError`` naming a tolerance that cannot be used.
+
+    It is not a finite number, is negative, or would make any answer right.
+    """
     for name, limit in TOLERANCES.items():
         value = extra_info.get(name)
         valid = value in (None, "") or read_tolerance(extra_info, name) is not None

@@ -37,7 +37,7 @@ _DASH = re.compile(r"\s[-–—]\s(?!(?:sin|cos|tan|log|sqrt)(?![A-Za-z]))(?=[A-
 
 _THOUSANDS = re.compile("(?<=[0-9])k(?![A-Za-z])")
 _REASON = re.compile(r",?\s(?:since|because|as|so)\s|\s\([-0-9\s+*/×÷·=.$]{1,80}\)$")
-"""What explains a stated answer."""
+"""Explanation of a stated answer."""
 
 _NUMERAL = (
     "(?:zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|(?:thir|four|fif|six|seven|eigh|nine)teen"
@@ -56,7 +56,7 @@ _CHANGING = re.compile(r"[万亿千百倍负不非半]")
 def verify_gsm8k(
     solution: str, ground_truth: str, extra_info: Mapping[str, Any] | None = None, quick: bool = False
 ) -> Verdict | None:
-    """The verdict on a response; with ``quick``, None if it needs algebra. ``extra_info`` is not used.
+    """Verify a response; with ``quick``, return None if it needs algebra. ``extra_info`` is not used.
 
     An answer with text around its only number, as in ``18 dollars``, counts as that number.
     """
@@ -82,7 +82,7 @@ def verify_gsm8k(
 
 
 def _only_number(answer: str) -> str | None:
-    """The only number of an answer, if what is around it is a name, currency and words: ``x = $18``, ``18 dollars``.
+    """Return the only number of an answer amid a name, currency and words: ``x = $18``, ``18 dollars``.
 
     None for ``18x``, ``18 million``, ``-(18)`` and with any sign that might be part of a formula; empty if words make
     another number of it, which algebra would not read ("18 or nineteen").

@@ -47,7 +47,7 @@ _BETWEEN_NAMES = re.compile(r"[\s,&*]*+(?:(?:and|nor)[\s*]++)?", re.IGNORECASE)
 def verify_knights_and_knaves(
     solution: str, ground_truth: Any, extra_info: Mapping[str, Any] | None = None, quick: bool = False
 ) -> Verdict:
-    """The verdict on a response, which is always immediate. ``extra_info`` and ``quick`` are not used.
+    """Verify a response, which is always immediate. ``extra_info`` and ``quick`` are not used.
 
     An answer is correct if it names the role of every person of the ground truth and gives nobody both roles. It is
     read from the last ``<answer>``, else from the last box, else from the text after the last "CONCLUSION:". Without
@@ -125,7 +125,7 @@ def _readable(truth: Mapping[str, str]) -> bool:
 
 
 def read_statements(text: str, people: Iterable[str]) -> list[tuple[str, str]]:
-    """The statements of ``text`` about ``people`` (lower case), in order: (name, ``knight`` or ``knave``).
+    """Return the statements of ``text`` about ``people`` (lower case), in order: (name, ``knight`` or ``knave``).
 
     A role belongs to the names before it in its sentence, so "Alice and Bob are knights" is two statements. So is
     "Alice is a knight or a knave", and the two contradict each other. "Not a knight" means a knave. What is supposed,
@@ -148,7 +148,7 @@ def read_statements(text: str, people: Iterable[str]) -> list[tuple[str, str]]:
 
 
 def _read_sentence(tokens: Iterable["re.Match[str]"]) -> list[tuple[str, str]]:
-    """The statements of one sentence, which is read from left to right."""
+    """Return the statements of one sentence, read from left to right."""
     statements: list[tuple[str, str]] = []
     subjects: dict[str, None] = {}
     num_said = 0  # statements in a row that the last role made; a denial after them takes them back

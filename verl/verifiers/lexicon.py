@@ -99,7 +99,7 @@ _DIGIT = re.compile("[0-9]")
 
 
 def modifiers_in(text: str) -> list[str]:
-    """The words that change the value of a number in ``text``, such as "not" and "twice"."""
+    """Return the words that change the value of a number in ``text``, such as "not" and "twice"."""
     last = max((match.end() for match in _DIGIT.finditer(text)), default=0)
     return [word.lower() for word in _CHANGES.findall(text) + _CHANGES_NEXT.findall(text, 0, last)]
 
@@ -113,7 +113,7 @@ _PLAIN_NUMBER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*
 
 
 def plain_number(text: str) -> Decimal | None:
-    """The value of a plain decimal integer or fraction (thousands separators allowed); None for anything else."""
+    """Return the value of a plain decimal number (thousands separators allowed); None for anything else."""
     if len(text) > MAX_NUMBER_CHARS or not _PLAIN_NUMBER.fullmatch(text):
         return None
     return Decimal(text.replace(",", ""))
@@ -139,7 +139,7 @@ _OPERATION = re.compile(r"(?:squared|cubed|factorial|times [a-z]|doubled|tripled
 
 
 def read_quantity(text: str, short: bool = False) -> Quantity | None:
-    """The number and unit of unified ``text`` such as ``18 dollars``, ``9 (apples)``, ``20 cm^2``, ``3元``, ``25%``.
+    """Return number and unit of unified ``text``: ``18 dollars``, ``9 (apples)``, ``20 cm^2``, ``3元``, ``25%``.
 
     None if there is no plain number, or if the text after it may be a variable (``3x``, ``2 ab``, and without ``short``
     also ``5 m``).
@@ -199,7 +199,7 @@ _SUBSCRIPT_DIGITS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789"
 
 
 def units_in(latex: str) -> set[tuple[tuple[str, int], ...]]:
-    """The units after numbers or in ``\\text{}``, one of each answer of a list; none if any word is unknown."""
+    """Return the units after numbers or in ``\\text{}``, one per answer of a list; none if any word is unknown."""
     units = set()
     latex = _SPACING.sub(" ", _MICRO.sub(lambda match: r"\text{µ" if match[0].endswith("{") else "µ", latex))
     latex = _BARE_UNIT.sub(r"\\text{\1}", latex) if "{" not in latex else latex
@@ -229,8 +229,10 @@ def units_in(latex: str) -> set[tuple[tuple[str, int], ...]]:
 
 
 def marks_in(latex: str) -> set[str]:
-    """The kinds of quantity that signs and words in ``latex`` name, of which it can have one: degrees, arc minutes, arc
-    seconds, radians, percent, dollars, cents."""
+    """Return the kinds of quantity that signs and words in ``latex`` name, of which it can have one.
+
+    They are degrees, arc minutes, arc seconds, radians, percent, dollars and cents.
+    """
     marks = {(match.lastgroup or "").replace("_sign", "s") for match in _MARKS.finditer(latex)}
     return marks | {["minutes", "seconds"][len(_PRIME_SIGN.findall(primes)) - 1] for primes in _ARC.findall(latex)}
 

@@ -47,7 +47,7 @@ class Tolerance:
     """How far a number may be off."""
 
     def __init__(self, rounding: str = "1e-6", extra_info: Mapping[str, Any] | None = None) -> None:
-        """``rounding`` is the largest relative error of a decimal fraction; whole numbers must be exact."""
+        """Set ``rounding``, the largest relative error of a decimal fraction; whole numbers must be exact."""
         info = extra_info or {}
         self.rounding = Decimal(rounding)
         self.relative = read_tolerance(info, "relative_tolerance") or Decimal(0)
@@ -70,14 +70,14 @@ EXACT = Tolerance()
 def verify_math(
     solution: str, ground_truth: str, extra_info: Mapping[str, Any] | None = None, quick: bool = False
 ) -> Verdict | None:
-    """The verdict on a response; with ``quick``, None if it needs algebra. ``extra_info`` is not used."""
+    """Verify a response; with ``quick``, return None if it needs algebra. ``extra_info`` is not used."""
     return decide_math(*find_answer(solution, ground_truth), ground_truth, quick)
 
 
 def decide_math(
     answer: str | None, boxed: bool, ground_truth: str, quick: bool, tolerance: Tolerance = EXACT
 ) -> Verdict | None:
-    """The verdict on an answer, which is compared as text, words, numbers and units, else by algebra.
+    """Decide on an answer, which is compared as text, words, numbers and units, else by algebra.
 
     A missing unit, wrappers such as ``\\text{}``, full-width signs and the order of a list's entries do not matter.
     Different units of measure do, and so does the order of answers that the ground truth separates with semicolons.
@@ -87,8 +87,10 @@ def decide_math(
 
 
 def find_answer(solution: str, ground_truth: str) -> tuple[str | None, bool]:
-    """As ``extract_answer``; if the ground truth is a list, the answer is all boxes side by side at the end, and boxes
-    with an "or" between them are one answer."""
+    """Find the answer as ``extract_answer`` does; for a list, it is all boxes side by side at the end.
+
+    Boxes with an "or" between them are one answer.
+    """
     answer, boxed = extract_answer(solution, equation="=" in ground_truth)
     if not boxed or answer is None or len(answer) > MAX_CHARS or len(ground_truth) > MAX_CHARS:
         return answer, boxed
@@ -199,7 +201,7 @@ def _same(answer: str, truth: str, tolerance: Tolerance) -> bool | None:
 
 
 def _both_signs(text: str) -> str:
-    """The two answers of one with plus or minus, and any other as it is."""
+    """Return the two answers of one with plus or minus, and any other unchanged."""
     if text.count(r"\pm") != 1 or r"\mp" in text:
         return text
     return ", ".join(text.replace(r"\pm", sign) for sign in "+-")

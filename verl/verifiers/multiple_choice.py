@@ -86,7 +86,7 @@ WORDS = "AI"
 def verify_multiple_choice(
     solution: str, ground_truth: str, extra_info: Mapping[str, Any] | None = None, quick: bool = False
 ) -> Verdict | None:
-    """The verdict on a response; with ``quick``, None if it needs algebra.
+    """Verify a response; with ``quick``, return None if it needs algebra.
 
     ``ground_truth`` is a letter, several letters (``AD``: exactly these are correct), a labelled option or the text of
     one; anything else is compared as mathematics. ``extra_info`` may hold ``options`` in the form that ``read_options``
@@ -157,7 +157,7 @@ def _inline_options(text: str) -> dict[str, str]:
 
 
 def letters_in(text: str, options: Mapping[str, str]) -> frozenset[str]:
-    """The options that ``text`` names, if it consists only of letters or labelled options; otherwise empty.
+    """Return the options that ``text`` names, if it consists only of letters or labelled options; otherwise empty.
 
     ``B``, ``(B)``, ``\\text{(B)}``, ``B. 42``, ``A, C``, and ``b`` unless that is an option's text. A label before the
     text of another option names both.
@@ -184,7 +184,7 @@ def letters_in(text: str, options: Mapping[str, str]) -> frozenset[str]:
 
 
 def _matching(text: str, options: Mapping[str, str]) -> frozenset[str]:
-    """The options whose text is ``text``; no option is longer than ``TAIL_CHARS``."""
+    """Return the options whose text is ``text``; no option is longer than ``TAIL_CHARS``."""
     if len(text) > TAIL_CHARS:
         return frozenset()
     unwrapped = _unwrap(text)
@@ -192,7 +192,7 @@ def _matching(text: str, options: Mapping[str, str]) -> frozenset[str]:
 
 
 def _find_unboxed(solution: str, options: Mapping[str, str]) -> tuple[str | None, frozenset[str]]:
-    """The answer of a response without a box (None if there is none), and the options that it names by letter."""
+    """Return the answer of a response without a box, or None, and the options that it names by letter."""
     tail = solution[-TAIL_CHARS:].translate(_WIDE).rstrip()
     stated = [
         _first_sentence(tail[match.end() :])
@@ -223,7 +223,7 @@ def _find_unboxed(solution: str, options: Mapping[str, str]) -> tuple[str | None
 
 
 def _first_sentence(text: str) -> str:
-    """The first sentence, up to a "not"; the full stop of a label (``B. 42``) does not end it."""
+    """Return the first sentence, up to a "not"; the full stop of a label (``B. 42``) does not end it."""
     line = _REJECTED.sub("", text.lstrip(" \t\n:=*").partition("\n")[0][:MAX_LETTERS_CHARS])
     label = _LABEL.match(line)
     start = label.end() if label else 0

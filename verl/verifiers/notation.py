@@ -103,7 +103,7 @@ _SPLIT = re.compile(r"(?P<open>\\?[({\[])|(?P<close>\\?[)}\]])|(?P<mark>[,;]|\b(
 
 
 def split_answers(text: str, thousands: bool = True) -> tuple[list[str], bool]:
-    """The answers that unified ``text`` lists, and whether their order counts because semicolons separate them.
+    """Return the answers that unified ``text`` lists, and whether their order counts because semicolons separate them.
 
     One surrounding pair of set braces is removed. With ``thousands``, a comma between a digit and three digits is not a
     separator.

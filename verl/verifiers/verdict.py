@@ -44,7 +44,7 @@ class Verdict:
 
 
 REASONS = {True: "equivalent", False: "different", None: "unparsed"}
-"""What algebra found -> the reason of the verdict; None if it cannot parse the answer."""
+"""Result of algebra -> the reason of the verdict; None if it cannot parse the answer."""
 
 
 def decide(
@@ -54,7 +54,7 @@ def decide(
     quick: bool = False,
     algebra: Callable[[str], bool | None] = lambda answer: None,
 ) -> Verdict | None:
-    """The verdict on an answer whose quick comparison gave ``equal``; None if that is None and must be quick.
+    """Return the verdict on an answer whose quick comparison gave ``equal``; None if that is None and must be quick.
 
     Args:
         answer: None if the response has none.

@@ -1,1 +1,1 @@
-"""What runs inside a Ray actor: one process per device, all in one ``torch.distributed`` world."""
+"""Code inside a Ray actor: one process per device, all in one ``torch.distributed`` world."""

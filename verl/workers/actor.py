@@ -65,8 +65,9 @@ class Actor(Policy):
         return self._step(batch, self._cut(batch), num_tokens, num_sequences, None)
 
     def update_on_policy(self, batch: Batch, num_tokens: int, num_sequences: int) -> tuple[dict[str, float], Batch]:
-        """As :meth:`update`, of the policy that the batch was sampled from: the forward pass of the update is the one
-        that the old log-probabilities come from, and ``old_logprobs`` is not read.
+        """Update as :meth:`update`, where the batch was sampled from the present policy.
+
+        The forward pass of the update gives the old log-probabilities; ``old_logprobs`` is not read.
 
         Returns:
             What :meth:`update` returns, and this rank's responses with ``logprobs`` and ``entropy`` before the step.
@@ -76,7 +77,7 @@ class Actor(Policy):
         return metrics, join_parts(scored, cuts, batch.width)
 
     def _cut(self, batch: Batch) -> list[Tensor]:
-        """The rows of each micro-batch."""
+        """Return the rows of each micro-batch."""
         return self.micro_batches.cut(batch, batch.unit if self.loss.needs.whole_groups else None)
 
     def _step(
@@ -94,7 +95,7 @@ class Actor(Policy):
     def _loss(
         self, micro: Batch, size: StepSize, scored_before: list[Batch] | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The micro-batch's share of the mini-batch's loss, and sums over its tokens for the log.
+        """Return the micro-batch's share of the mini-batch's loss, and sums over its tokens for the log.
 
         With ``scored_before`` the old log-probabilities are those computed here; a batch of them and the entropies, of
         all tokens that were sampled, is appended to it.

@@ -82,7 +82,7 @@ class AnalysisWorker:
 
 
 def _course(response: Batch, layer: int) -> Course:
-    """The rank metrics of the prefixes of one response, and means of its tokens since the prefix before."""
+    """Return the rank metrics of one response's prefixes, and means of its tokens since the previous prefix."""
     prefixes = {name: values[:, layer] for name, values in response.prefix_metrics.items()}
     measured = torch.stack([~values.isnan() for values in prefixes.values()]).any(dim=0)
     ends = (measured.nonzero()[:, 0] + 1).tolist()

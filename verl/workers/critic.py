@@ -40,7 +40,7 @@ class Critic(ValueModel):
 
     @torch.no_grad()
     def compute_values(self, batch: Batch) -> Batch:
-        """The same episodes on the CPU with ``values``: that of a token is read at the one before it."""
+        """Return the same episodes on the CPU with ``values``: that of a token is read at the previous one."""
         cuts = self.micro_batches.cut(batch)
         micros = (batch[rows] for rows in cuts)
         with self.parameters.loaded():
@@ -95,7 +95,7 @@ class RewardModel(ValueModel):
 
     @torch.no_grad()
     def compute_scores(self, batch: Batch) -> Batch:
-        """The same texts on the CPU with ``scores`` [B] float32."""
+        """Return the same texts on the CPU with ``scores`` [B] float32."""
         micros = batch.split(self.micro_batch_size)
         with self.parameters.loaded():
             parts = [micro.columns().to(self.device).fill(scores=self._scores(micro)) for micro in micros]

@@ -24,7 +24,7 @@ class EvaluationWorker:
         model: EngineModel,
         calculator: CalculatorConfig | None,
     ) -> None:
-        """``calculator``: how the engine measures the hidden states of responses; None: it captures none."""
+        """Load the engine. ``calculator``: how it measures the hidden states of responses; None: it captures none."""
         seed_everything(model.seed)
         join_world(place)
         trust, turns = config.trust_remote_code, None

@@ -28,7 +28,7 @@ KWARGS = "actor.policy_loss_kwargs"
 
 
 class PolicyLoss:
-    """What ``actor.policy_loss`` names.
+    """The loss that ``actor.policy_loss`` names.
 
     Raises:
         ConfigError: an import path leads to no function, or to one that does not take its arguments.
@@ -47,11 +47,11 @@ class PolicyLoss:
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """What the output head must find besides the entropy."""
+        """Statistics of the output head besides the entropy."""
         return tuple(name for name in self.needs.statistics if name != "entropy")
 
     def prepared(self, mini: Batch, size: StepSize) -> Batch:
-        """A mini-batch with the columns that the loss prepares for it, ``mini`` itself if it prepares none."""
+        """Return a mini-batch with the columns that the loss prepares for it, ``mini`` itself if it prepares none."""
         prepare = self.needs.prepare
         if prepare is None:
             return mini
@@ -70,7 +70,7 @@ class PolicyLoss:
         return prepared
 
     def inputs(self, batch: Batch, size: StepSize, scored: Batch | None = None) -> LossInputs:
-        """What the user's functions are given of a batch.
+        """Return the inputs of the custom functions for a batch.
 
         Args:
             scored: the same responses with what the policy says of them as it learns; None before the update.
@@ -99,7 +99,7 @@ class PolicyLoss:
         return micro.group < 0 if self.needs.whole_groups else None
 
     def losses(self, inputs: LossInputs, copied: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
-        """What the user's own function returns: losses [B, R] or [B], and metrics as sums over tokens.
+        """Call the custom function; return losses [B, R] or [B], and metrics as sums over tokens.
 
         Args:
             inputs: of all rows.
@@ -146,7 +146,7 @@ class PolicyLoss:
         check_finite(where, torch.where(learned, losses.detach(), 0.0))
 
     def _total(self, name: str, value: Any, inputs: LossInputs) -> Tensor:
-        """A metric as a sum that is divided by the tokens of the mini-batch."""
+        """Return a metric as a sum, to be divided by the tokens of the mini-batch."""
         mask, size = inputs.response_mask, inputs.size
         if name in LOGGED:
             raise ConfigError(f"{self.where}: its metric {name!r} has the name of one of the update's; rename it")

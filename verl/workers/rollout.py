@@ -69,7 +69,7 @@ class RolloutWorker(Generating):
         self.start_engine(config, place, load_tokenizer(path, trust, needs_chat_template=False), stop_strings)
 
     def weight_dtype(self) -> WeightDtype:
-        """The precision in which the engine takes each parameter."""
+        """Return the precision in which the engine takes each parameter."""
         return self.rollout.weight_dtype
 
     def load_weights(self, buckets: Iterable[list[PackedWeight]]) -> None:

@@ -41,8 +41,10 @@ class SFTWorker(CheckpointWorker):
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> Batch:
-        """The same conversations with two columns of episodes, float64: ``total_logprob`` of the tokens to learn, and
-        ``num_learned`` of them."""
+        """Return the same conversations with ``total_logprob`` of the tokens to learn, and ``num_learned`` of them.
+
+        Both are columns of episodes, float64.
+        """
         parts = []
         with self.policy.parameters.loaded():
             for micro in batch.split(self.micro_batch_size):

@@ -179,7 +179,7 @@ def gae_advantages(
 
 
 def whitened(advantages: Tensor, response_mask: Tensor) -> Tensor:
-    """(A - mean) / (std + 1e-8), with the mean and unbiased std over the response tokens of the whole batch.
+    """Return (A - mean) / (std + 1e-8), with mean and unbiased std over the response tokens of the whole batch.
 
     Every token counts once, so long responses weigh more than short ones. With fewer than two response tokens there is
     nothing to compare, and the result is 0. ``[B, R]`` in the dtype of ``advantages``, 0 outside the mask.

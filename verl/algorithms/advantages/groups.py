@@ -69,19 +69,19 @@ class Groups:
 
 
 def scored_groups(token_rewards: Tensor, response_mask: Tensor, group_ids: Tensor) -> tuple[Groups, Tensor]:
-    """The responses to each prompt, and the score of each response, ``[B]`` float64; raises as :func:`check_shapes`."""
+    """Return the responses to each prompt, and their scores, ``[B]`` float64; raises as :func:`check_shapes`."""
     check_shapes({"token_rewards": token_rewards, "response_mask": response_mask}, {"group_ids": group_ids})
     return group_responses(group_ids), response_scores(token_rewards, response_mask)
 
 
 def group_responses(group_ids: Tensor) -> Groups:
-    """The groups of ``group_ids [B]`` int64, equal for responses to the same prompt; in any order."""
+    """Return the groups of ``group_ids [B]`` int64, equal for responses to the same prompt; in any order."""
     _, index, counts = group_ids.unique(return_inverse=True, return_counts=True)
     return Groups(index, counts)
 
 
 def group_means(values: Tensor, group_ids: Tensor) -> Tensor:
-    """The mean of ``values [B]`` over the responses to the same prompt, for each response: [B] float64."""
+    """Return the mean of ``values [B]`` over the responses to the same prompt, for each response: [B] float64."""
     groups = group_responses(group_ids)
     means: Tensor = (groups.sums(values) / groups.counts)[groups.index]
     return means

@@ -37,8 +37,10 @@ def sequence_sum(per_token: Tensor, mask: Tensor, num_sequences: Tensor | float,
 
 
 def response_mean(per_response: Tensor, mask: Tensor, num_sequences: Tensor | float) -> Tensor:
-    """Sum of ``per_response [B]`` over the responses that have tokens in ``mask [B, R]``, divided by ``num_sequences``,
-    the number of such responses; a scalar."""
+    """Return the mean of ``per_response [B]`` over responses with tokens in ``mask [B, R]``; a scalar.
+
+    It is the sum divided by ``num_sequences``, the number of such responses.
+    """
     return _divided(_masked(per_response, mask.bool().any(dim=-1)), num_sequences=num_sequences)
 
 
@@ -47,7 +49,7 @@ def _masked(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def _divided(values: Tensor, **counts: Tensor | float) -> Tensor:
-    """The sum of ``values``, divided by the product of ``counts``."""
+    """Return the sum of ``values``, divided by the product of ``counts``."""
     divisor: Tensor | float = 1
     for name, count in counts.items():
         if not count > 0:

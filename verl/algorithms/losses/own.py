@@ -1,5 +1,4 @@
-"""A policy loss of the user's own, f(LossInputs, **policy_loss_kwargs) -> (losses, metrics): what it may ask for, and
-what it is given.
+"""Custom policy losses, f(LossInputs, **policy_loss_kwargs) -> (losses, metrics): their requests and their inputs.
 
 Losses are [b, R], aggregated by ``actor.loss_agg_mode`` as those of the built-in ones, or one number a response, [b],
 whose mean is taken over all responses of the mini-batch that have tokens to learn from. Metrics are scalars, sums over
@@ -20,7 +19,7 @@ COLUMNS |= {"group_ids": "group", "old_entropy": "entropy"}
 """Fields of :class:`LossInputs` that are there only if a loss asks for them -> the columns of the batch."""
 
 STATISTICS = ("entropy", "logsumexp", "mean_logprob", "sum_pi_squared", "top_k")
-"""What a loss may ask of the policy as it learns, at each token over the whole vocabulary, with a gradient."""
+"""Statistics over the vocabulary that a loss may request at each token, with a gradient."""
 
 OLD_STATISTICS = ("logsumexp", "mean_logprob", "sum_pi_squared")
 """And of the policy before the update."""
@@ -48,7 +47,7 @@ The inputs are those of a whole mini-batch on the CPU; the policy has not read i
 
 @dataclass(frozen=True)
 class LossNeeds:
-    """What a policy loss asks for; nothing of it is computed or sent for a loss that does not."""
+    """Needs of a policy loss; anything else is neither computed nor sent."""
 
     columns: tuple[str, ...] = ()
     """Names in ``COLUMNS``."""
@@ -103,7 +102,7 @@ def policy_loss(
     whole_groups: bool = False,
     prepare: Prepare | None = None,
 ) -> Callable[[Function], Function]:
-    """Decorator that says what a user's policy loss asks for, see :class:`LossNeeds`.
+    """Declare what a custom policy loss needs, see :class:`LossNeeds`; a decorator.
 
     A function without it gets the fields of :class:`LossInputs` that are always there.
 
@@ -145,13 +144,13 @@ class LossInputs:
     size: StepSize
     """Counts of the whole mini-batch."""
     statistics: Mapping[str, Tensor] = field(default_factory=dict)
-    """What ``statistics`` of the decorator asks for, softmax temperature included: ``logsumexp`` of all logits,
+    """The ``statistics`` that the decorator requests, softmax temperature included: ``logsumexp`` of all logits,
     ``mean_logprob``, the mean of all V log-probabilities, ``sum_pi_squared``, the sum of all squared probabilities, [b,
     R] float32; ``top_k_logprobs`` [b, R, k] float32 and ``top_k_ids`` [b, R, k] int64, likeliest first."""
     old_statistics: Mapping[str, Tensor] = field(default_factory=dict)
     """The same of the policy before the update, as ``old_statistics`` asks, [b, R]."""
     prepared: Mapping[str, Tensor] = field(default_factory=dict)
-    """What ``prepare`` returned, [b] or [b, R]."""
+    """Columns that ``prepare`` returned, [b] or [b, R]."""
     rollout_logprobs: Tensor | None = None
     """[b, R] float32, under the distribution that the rollout engine sampled from."""
     ref_logprobs: Tensor | None = None

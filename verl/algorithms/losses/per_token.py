@@ -32,7 +32,7 @@ def ppo_clip_loss(
     clip_high: float,
     clip_ratio_c: float | None = None,
 ) -> Losses:
-    """The clipped surrogate of PPO (arXiv 1707.06347): -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A).
+    """Compute the clipped surrogate of PPO (arXiv 1707.06347): -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A).
 
     Dual clip (arXiv 1912.09729) bounds the loss where A < 0, which plain clipping does not bound at large ratios: there
     it is min(that loss, -clip_ratio_c A), with no gradient at the bound.
@@ -119,7 +119,7 @@ def gmpo_loss(
 
 
 def gpg_loss(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, response_mask: Tensor) -> Losses:
-    """-A logprobs, of GPG (arXiv 2504.02546) and REINFORCE: no ratio, so later mini-batches are off policy.
+    """Compute -A logprobs, of GPG (arXiv 2504.02546) and REINFORCE: no ratio, so later mini-batches are off policy.
 
     Nothing is clipped. Only the gradient of the loss is meaningful, not its value; ``old_logprobs`` is for the metrics.
     """
@@ -212,7 +212,7 @@ def kl_cov_loss(
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, response_mask: Tensor, clip_range: float) -> Losses:
-    """The critic's loss (arXiv 1707.06347, eq. 9), clipped as in OpenAI baselines' ``ppo2``.
+    """Compute the critic's loss (arXiv 1707.06347, eq. 9), clipped as in OpenAI baselines' ``ppo2``.
 
     0.5 max((v - G)^2, (clip(v, v_old - clip_range, v_old + clip_range) - G)^2), 0 outside the mask. As the larger of
     the two counts, a value that has moved further than ``clip_range`` towards its return G gets no gradient, and one
@@ -238,7 +238,7 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, response_mas
 
 
 def covariances(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-    """(A - mean of A) (logprobs - mean of logprobs) of each token, ``[B, R]``, means over the mask; 0 outside."""
+    """Return (A - mean of A) (logprobs - mean of logprobs), ``[B, R]``, with means over the mask; 0 outside it."""
     count = mask.sum().clamp(min=1)
     values = [torch.where(mask, t.detach(), 0.0) for t in (advantages, logprobs)]
     first, second = (t - t.sum() / count for t in values)
@@ -280,7 +280,7 @@ def _scrambled(values: Tensor) -> Tensor:
 def _masked_tokens(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, response_mask: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The mask as booleans, and log ratios ``logprobs - old_logprobs`` and advantages, 0 outside it; all ``[B, R]``."""
+    """Return the boolean mask, log ratios ``logprobs - old_logprobs`` and advantages, 0 outside; all ``[B, R]``."""
     mask = response_mask.bool()
     # Masked before exp: an infinite or NaN padding value would reach the gradient as 0 * inf.
     return mask, torch.where(mask, logprobs - old_logprobs, 0.0), torch.where(mask, advantages, 0.0)
@@ -309,6 +309,6 @@ def _clipped_surrogate(
 
 
 def _token_sums(log_ratio: Tensor, mask: Tensor, **chosen: Tensor) -> dict[str, Tensor]:
-    """What a loss logs: how many tokens are true in each of ``chosen``, ``ppo_kl`` and ``num_tokens``, detached."""
+    """Return a loss's log: the number of true tokens of each ``chosen``, ``ppo_kl`` and ``num_tokens``."""
     counts = {name: tokens.sum().to(log_ratio.dtype) for name, tokens in chosen.items()}
     return counts | {"ppo_kl": -log_ratio.detach().sum(), "num_tokens": mask.sum().to(log_ratio.dtype)}

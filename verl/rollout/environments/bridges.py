@@ -1,4 +1,4 @@
-"""What stands between two turns of the policy: the messages of an environment, as the chat template writes them.
+"""Bridges between two turns of the policy: an environment's messages as the chat template writes them.
 
 History is never rendered again: the policy reads its own tokens as it sampled them, and behind them a bridge, which is
 what a rendered conversation has after the assistant's turn.
@@ -29,7 +29,8 @@ class Bridges:
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, chat_arguments: Mapping[str, Any], role: str, field: str
     ) -> None:
-        """
+        """Prepare the bridges of a chat template.
+
         Args:
             chat_arguments: of the template, as prompts have them.
             role: of the environment's messages; another is checked where it first occurs.
@@ -63,7 +64,7 @@ class Bridges:
         self.between([message])
 
     def between(self, messages: Sequence[Message]) -> list[int]:
-        """The tokens from the end of the policy's turn to where its next one begins, with what closes the turn.
+        """Return the tokens between the end of a policy turn and the start of the next, including what closes the turn.
 
         Raises:
             ConfigError: the template refuses the messages, or leaves out those of a role.
@@ -79,7 +80,7 @@ class Bridges:
         return ids[len(self.head) :]
 
     def after(self, turn: Sequence[int], messages: Sequence[Message]) -> list[int]:
-        """The same after the tokens of a ``turn``, without those with which the turn itself ended."""
+        """Return the same after the tokens of a ``turn``, without those with which the turn itself ended."""
         bridge = self.between(messages)
         overlap = next((k for k in range(min(len(bridge), len(turn)), 0, -1) if list(turn[-k:]) == bridge[:k]), 0)
         return bridge[overlap:]
@@ -103,7 +104,7 @@ class ProgramBridges:
         self.tokenizer = tokenizer
 
     def after(self, turn: Sequence[int], messages: Sequence[Message]) -> list[int]:
-        """The tokens behind the tokens of a ``turn``: the messages in a block that begins with ``BEGUN``."""
+        """Return the tokens after those of a ``turn``: the messages in a block that begins with ``BEGUN``."""
         said = str(self.tokenizer.decode(list(turn), skip_special_tokens=True))
         text = "" if said.endswith("\n") else "\n"
         text += "" if said.rstrip().endswith(self.BEGUN) else f"{self.BEGUN}\n"

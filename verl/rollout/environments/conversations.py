@@ -1,5 +1,7 @@
-"""Conversations on their way through the engines: after each turn of the policy the environment is asked, and what it
-says becomes the beginning of a request for the next turn.
+"""Conversations on their way through the engines.
+
+After each turn of the policy the environment takes a step, and its messages become the beginning of a request for the
+next turn.
 
 Legend: B episodes, of which a conversation is one.
 """
@@ -35,7 +37,7 @@ SPEAKERS = ("policy", "environment")
 
 
 class ConversationSetup:
-    """What the conversations of a run have in common."""
+    """Setup of a run's conversations."""
 
     def __init__(
         self,
@@ -48,7 +50,8 @@ class ConversationSetup:
         template: str = "chat",
         max_length: int | None = None,
     ) -> None:
-        """
+        """Prepare conversations.
+
         Args:
             max_response_length: tokens of a conversation after its prompt.
             template: of prompts, a name.
@@ -113,12 +116,12 @@ def new_conversations(records: Sequence[PromptRecord]) -> Batch:
 
 
 class Conversations:
-    """Those that one call of the engines works on, each known by its place."""
+    """Conversations of one call of the engines, each known by its place."""
 
     def __init__(self, setup: ConversationSetup, records: Sequence[PromptRecord], partial: Batch) -> None:
         self.setup, self.records = setup, records
         self._partial = dict(enumerate(partial.split(1)))
-        """What there is of those that are not over."""
+        """Partial conversations, by place."""
         self._over: list[Batch] = []
         self._ended: list[tuple[int, Batch, Turn]] = []
         """Turns about which the environment has not been asked yet."""
@@ -130,11 +133,11 @@ class Conversations:
         return {place for place, _, _ in (*self._ended, *self._asked.values())}
 
     def partial(self, places: Sequence[int]) -> Batch:
-        """What there is of these."""
+        """Return the partial conversations at ``places``."""
         return Batch.join([self._partial[place] for place in places])
 
     def take(self, part: Batch) -> None:
-        """Turns that have ended, with ``calls`` of the engine; the environments of those that go on are asked."""
+        """Take turns that have ended, with the engine's ``calls``, and submit the steps of the environments."""
         turns = part.calls
         for row, found in zip(part.without("calls").split(1), turns, strict=True):
             place = int(row.request)
@@ -163,7 +166,7 @@ class Conversations:
         return bool(self.waiting)
 
     def _answered(self, wait_for_all: bool) -> list[int]:
-        """The places of those that go on, of one answer at least."""
+        """Return the places of conversations that continue, after at least one answer."""
         going: list[int] = []
         while self._asked or self._ended:
             self._ask()
@@ -238,12 +241,12 @@ def extended(row: Batch, bridge: Sequence[int]) -> Batch:
 
 
 def turns_of(row: Batch) -> list[list[int]]:
-    """The tokens of each turn of the policy in one conversation."""
+    """Return the tokens of each policy turn of one conversation."""
     return [turn.tolist() for turn in row.response_tokens[row.by_policy].split(turn_lengths(row.source))]
 
 
 def policy_texts(batch: Batch, tokenizer: PreTrainedTokenizerBase, stop_strings: Sequence[str]) -> list[str]:
-    """What the policy said in each response, its turns on lines of their own."""
+    """Return the policy's text in each response, its turns on lines of their own."""
     if "source" not in batch:
         tokens = [ids.tolist() for ids in batch.response_tokens.split(batch.response_lengths.tolist())]
         return decode_responses(tokens, tokenizer, stop_strings)
@@ -253,8 +256,10 @@ def policy_texts(batch: Batch, tokenizer: PreTrainedTokenizerBase, stop_strings:
 
 
 def who_said_what(batch: Batch, tokenizer: PreTrainedTokenizerBase) -> list[list[dict[str, str]]]:
-    """The parts of each conversation in turn, as ``{"by": "policy" or "environment", "text": ...}``; of a response of
-    one turn none."""
+    """Return each conversation's parts in turn, as ``{"by": "policy" or "environment", "text": ...}``.
+
+    A response of one turn has none.
+    """
     if "source" not in batch:
         return [[] for _ in range(len(batch))]
     said = []

@@ -46,7 +46,7 @@ EXCHANGE_S = 0.05
 
 
 class Step(NamedTuple):
-    """What is asked of an environment."""
+    """A request to an environment."""
 
     record: PromptRecord
     state: str
@@ -55,7 +55,7 @@ class Step(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What an environment says."""
+    """Answer of an environment."""
 
     state: str
     messages: list[dict[str, Any]]
@@ -66,7 +66,7 @@ class Answer(NamedTuple):
 
 
 def load_environment(options: MultiTurnConfig) -> Any:
-    """The environment that the options name.
+    """Load the environment that the options name.
 
     Raises:
         ConfigError: it cannot be loaded or made, or lacks a method.
@@ -187,7 +187,7 @@ class EnvironmentPool(KillablePool):
         return [answer for answer in answers if answer is not None]
 
     def _failure(self, error: BaseException, step: Step) -> Answer:
-        """The answer to a step that was ended; raises any other ``error``."""
+        """Return the answer to a step that was ended; raise any other ``error``."""
         reason = failure_reason(error)
         if reason is None:
             raise error if isinstance(error, Exception) else RuntimeError(f"{FIELD}: {type(error).__name__}")
@@ -200,7 +200,7 @@ def is_async(environment: Any) -> bool:
 
 
 def ended(step: Step, reason: str, role: str, options: MultiTurnConfig) -> Answer:
-    """The answer to a step without one: ``reason`` as a message for each call, and the state as it was."""
+    """Return the answer to a failed step: ``reason`` as a message for each call, and the state unchanged."""
     why = {"timeout": f"no answer within {options.timeout_s:g} s", "memory": "out of memory"}.get(reason, reason)
     names = [call.name for call in step.turn.calls[: options.max_parallel_calls]] or ["environment"]
     messages = [{"role": role, "name": name, "content": f"Error: {why}"} for name in names]
@@ -213,7 +213,7 @@ _ENVIRONMENT: list[tuple[Any, MultiTurnConfig]] = []
 
 
 def _prepare(options: MultiTurnConfig) -> None:
-    """Runs first in every process."""
+    """Prepare a process of the pool."""
     _ENVIRONMENT[:] = [(load_environment(options), options)]
 
 
@@ -296,7 +296,7 @@ async def _awaited(value: Any) -> Any:
 
 
 def checked_message(message: Any, where: str) -> dict[str, Any]:
-    """A message of an environment. Raises ``ConfigError`` for another form."""
+    """Return a message of an environment. Raises ``ConfigError`` for another form."""
     fits = isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))
     if not isinstance(message, dict) or not fits:
         raise ConfigError(f"{where}: returned the message {message!r:.200}; expected a dict with role and content")

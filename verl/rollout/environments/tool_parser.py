@@ -40,7 +40,7 @@ class ToolCallReader:
         self.ends = set(end_tokens)
 
     def read(self, tokens: list[int]) -> dict[str, Any]:
-        """``calls``, (name, arguments) each, and whether the turn has one that is ``malformed``."""
+        """Return ``calls``, (name, arguments) each, and whether the turn has one that is ``malformed``."""
         tokens = tokens[:-1] if tokens and tokens[-1] in self.ends else tokens
         # The marks of calls may be special tokens.
         text = str(self.tokenizer.decode(tokens, skip_special_tokens=False))

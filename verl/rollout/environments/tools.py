@@ -26,7 +26,7 @@ class Call(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """What the policy said."""
+    """The policy's turn."""
 
     text: str
     """Without special tokens."""
@@ -44,10 +44,10 @@ class Tool(Protocol):
     is_async: bool
 
     def begin(self, record: PromptRecord) -> Any:
-        """What it keeps of a conversation, JSON."""
+        """Return the tool's state of a conversation, JSON."""
 
     async def call(self, state: Any, arguments: dict[str, Any]) -> tuple[Any, str, float]:
-        """The new state, what the model is shown, and a reward."""
+        """Return the new state, the text for the model, and a reward."""
 
 
 class FunctionTool:
@@ -67,7 +67,7 @@ class FunctionTool:
         """Nothing: a function keeps nothing."""
 
     async def call(self, state: Any, arguments: dict[str, Any]) -> tuple[Any, str, float]:
-        """What the function returns, as text."""
+        """Call the function; return its result as text."""
         result = self.function(**arguments)
         result = await result if inspect.isawaitable(result) else result
         return state, result if isinstance(result, str) else _text(result), 0.0
@@ -92,7 +92,7 @@ def load_tools(options: MultiTurnConfig) -> dict[str, Tool]:
 
 
 def tool_schemas(options: MultiTurnConfig) -> list[dict[str, Any]]:
-    """The descriptions of the tools for the model; none with an environment of the user's own."""
+    """Return the descriptions of the tools for the model; none with a custom environment."""
     return [tool.schema for tool in load_tools(options).values()] if options.has_tools else []
 
 
@@ -104,13 +104,13 @@ class ToolEnvironment:
         self.is_async = any(tool.is_async for tool in tools.values())
 
     def start(self, record: PromptRecord) -> dict[str, Any]:
-        """What each tool keeps."""
+        """Return the state of each tool."""
         return {name: tool.begin(record) for name, tool in self.tools.items()}
 
     async def step(
         self, state: dict[str, Any], turn: Turn
     ) -> tuple[dict[str, Any], list[dict[str, Any]], bool, float | None]:
-        """A message for each call, or one that says that the call could not be read."""
+        """Return a message for each call, or one about a call that could not be read."""
         if turn.malformed:
             what = "Error: the call could not be read; write a JSON object with name and arguments"
             return state, [{"role": "tool", "name": "error", "content": what, "failed": True}], False, None
@@ -145,8 +145,11 @@ def _failed(name: str, why: str) -> dict[str, Any]:
 
 
 def with_types(arguments: dict[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
-    """``arguments`` of a call, those that are text read as JSON where ``schema`` says that they are something else:
-    several formats (``qwen3_coder``, ``glm45``) write them without quotes."""
+    """Return the ``arguments`` of a call with the types of ``schema``.
+
+    Several formats (``qwen3_coder``, ``glm45``) write them without quotes: text is read as JSON where the schema wants
+    another type.
+    """
     described = (schema["function"].get("parameters") or {}).get("properties") or {}
     return {name: _with_type(value, described.get(name)) for name, value in arguments.items()}
 

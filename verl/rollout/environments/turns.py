@@ -45,7 +45,8 @@ class Turns:
         calculator: CalculatorConfig | None,
         device: str,
     ) -> None:
-        """
+        """Prepare an engine for conversations.
+
         Args:
             end_tokens: that end a turn.
             calculator: how the engine measures hidden states; None where it does not.

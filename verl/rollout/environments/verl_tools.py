@@ -33,12 +33,12 @@ class VerlTool:
         self.tool, self.schema = tool, schema
 
     def begin(self, record: PromptRecord) -> Any:
-        """The record's ``extra_info["tools_kwargs"][name]["create_kwargs"]``."""
+        """Return the record's ``extra_info["tools_kwargs"][name]["create_kwargs"]``."""
         kwargs = record.extra_info.get("tools_kwargs") or {}
         return (kwargs.get(self.schema["function"]["name"]) or {}).get("create_kwargs") or {}
 
     async def call(self, state: Any, arguments: dict[str, Any]) -> tuple[Any, str, float]:
-        """What ``execute`` answers."""
+        """Return the answer of ``execute``."""
         instance, _ = await self.tool.create(create_kwargs=state)
         try:
             response, *_ = await self.tool.execute(instance, arguments)
@@ -48,7 +48,7 @@ class VerlTool:
 
 
 def verl_tools(path: str) -> Iterator[VerlTool]:
-    """The tools of the file at ``path``.
+    """Return the tools of the file at ``path``.
 
     Raises:
         ConfigError: it cannot be read, or a class in it cannot be loaded or made.

@@ -1,1 +1,1 @@
-"""What training logs: figures of rollouts, time, speed and memory, and profiler traces."""
+"""Logging of training: figures of rollouts, time, speed and memory, and profiler traces."""

@@ -43,8 +43,11 @@ def length_metrics(batch: Batch, max_prompt_length: int) -> dict[str, float]:
 
 
 def turn_metrics(batch: Batch) -> dict[str, float]:
-    """Of conversations: ``turns/{mean,max,min}``, tokens that environments wrote a response and their share,
-    ``environment/tokens/...``, their rewards, and sums of :data:`verl.rollout.environments.pool.COUNTS`."""
+    """Return metrics of conversations.
+
+    These are ``turns/{mean,max,min}``, tokens that environments wrote per response and their share,
+    ``environment/tokens/...``, their rewards, and sums of :data:`verl.rollout.environments.pool.COUNTS`.
+    """
     if "source" not in batch:
         return {}
     written = batch.response_lengths - batch.policy_lengths
@@ -95,9 +98,11 @@ def rank_scalars(rank_metrics: Mapping[str, Tensor], correct: Tensor) -> dict[st
 
 
 def turn_scalars(batch: Batch) -> dict[str, float]:
-    """Mean of every rank metric over the k-th turns of conversations, ``cal/turn_1/layer_1/Effective Rank/mean`` and so
-    on; and how it moves from each turn to the next, ``cal/turn_2/layer_1/Effective Rank/change``, over conversations
-    that have both."""
+    """Return rank metrics by turn: means over the k-th turns, and changes from each turn to the next.
+
+    The names are ``cal/turn_1/layer_1/Effective Rank/mean`` and so on, and ``cal/turn_2/layer_1/Effective
+    Rank/change``, over conversations that have both turns.
+    """
     scalars = {}
     for name, values in batch.turn_metrics.items():
         for turn, now in enumerate(values.unbind(dim=1)):
@@ -114,8 +119,9 @@ def turn_scalars(batch: Batch) -> dict[str, float]:
 def dataset_scalars(
     batch: Batch, calculator: RepresentationMetricsCalculator | None, diff_stride: int
 ) -> dict[str, float]:
-    """Rank metrics of each layer's matrix of mean states, ``cal/layer_1/global/Effective Rank`` and so on; none without
-    a calculator.
+    """Return rank metrics of each layer's matrix of mean states, ``cal/layer_1/global/Effective Rank`` and so on.
+
+    None without a calculator.
 
     ``diff_stride`` is the number of responses between two prefixes of the cumulative metrics.
     """
@@ -192,7 +198,7 @@ def policy_metrics(batch: Batch, tis_level: str, tis_cap: float) -> dict[str, fl
 
 
 def lag_metrics(batch: Batch, step: int, tis_cap: float) -> dict[str, float]:
-    """What the lag of responses does to learning, ``async/lag/{mean,max}`` and ``async/lag_<k>/...``; docs/metrics.md.
+    """Return metrics of staleness, ``async/lag/{mean,max}`` and ``async/lag_<k>/...``; docs/metrics.md.
 
     A token is as many versions behind as the weights that learn from it have learned since they sampled it.
 
@@ -224,8 +230,11 @@ def lag_metrics(batch: Batch, step: int, tis_cap: float) -> dict[str, float]:
 
 
 def version_metrics(batch: Batch) -> dict[str, float]:
-    """With ``calculator.compare_versions`` how far effective rank, velocity and acceleration under the policy before
-    the update are from the engine's: ``<layer>/<metric>/change``, the mean, and ``abs_change``, the mean distance."""
+    """Compare effective rank, velocity and acceleration before the update with the engine's.
+
+    With ``calculator.compare_versions``: ``<layer>/<metric>/change``, the mean difference, and ``abs_change``, the mean
+    distance.
+    """
     metrics = {}
     for name, engine in batch.rank_metrics.items():
         if not (name.startswith("Effective Rank") and TRAINER_RANK + name in batch):
@@ -255,7 +264,7 @@ def count_reasons(verdicts: Sequence[Verdict]) -> dict[str, float]:
 
 
 def verdict_figures(score: Tensor, correct: Tensor, results: Iterable[Verdict]) -> dict[str, float]:
-    """What verdicts say of any group of responses: ``pass@1``, ``score/mean``, and what custom functions returned.
+    """Return figures of any group of verdicts: ``pass@1``, ``score/mean``, and values of custom functions.
 
     ``score [B]`` and ``correct [B]`` are those of ``results``, B verdicts.
     """
@@ -266,9 +275,12 @@ def verdict_figures(score: Tensor, correct: Tensor, results: Iterable[Verdict]) 
 def verdict_metrics(
     verdicts: Sequence[Verdict], n: int, sources: Sequence[str], logged: Sequence[str]
 ) -> dict[str, float]:
-    """Everything that the verdicts on sampled responses say: scores, the count of each reason, the share of prompts
-    whose ``n`` > 1 responses all score alike and so teach nothing, what custom functions returned, and figures by data
-    source (``logged`` of the responses' ``sources``)."""
+    """Return all figures of the verdicts on sampled responses.
+
+    These are scores, the count of each reason, the share of prompts whose ``n`` > 1 responses all score alike and so
+    teach nothing, values that custom functions returned, and figures by data source (``logged`` of the responses'
+    ``sources``).
+    """
     scores, correct = score_tensors(verdicts)
 
     def describe(rows: Tensor) -> dict[str, float]:

@@ -61,7 +61,7 @@ MFU_NAMES = {"update_actor": "actor", "old_log_prob": "actor_infer", "update_cri
 """Phases whose utilisation veRL logs under other names."""
 
 BATCH = "batch"
-"""What the tokens of a step's prompts and responses are counted under, whichever models read them."""
+"""Key of the tokens of a step's prompts and responses, whichever models read them."""
 
 FORWARD = 1
 UPDATE = 3
@@ -160,13 +160,13 @@ class PhaseTimer:
             self._step.peaks[name] = peak.joined(self._step.peaks.get(name))
 
     def take_step(self) -> StepRecord:
-        """What was counted since the last call."""
+        """Return the counts since the last call."""
         step, self._step = self._step, StepRecord({}, {}, {}, {})
         return step
 
 
 def peak_tflops(config: float, device_name: str, dtype: str) -> float | None:
-    """A device's peak speed, 10^12 operations a second.
+    """Return a device's peak speed, 10^12 operations a second.
 
     ``config`` (``trainer.peak_tflops``) if that is not 0; else by the device's name, for products in ``bfloat16``. None
     where it is not known.
@@ -195,7 +195,7 @@ class ModelCost:
 
     @classmethod
     def of(cls, config: ModelConfig) -> "ModelCost":
-        """The cost of a causal language model, from its shape; no weights are read."""
+        """Return the cost of a causal language model, from its shape; no weights are read."""
         info = ModelInfo.of(config)
         shape = info.text_config
         heads = getattr(shape, "num_attention_heads", 0)
@@ -203,7 +203,7 @@ class ModelCost:
         return cls(_num_multiplied(info.causal_model, shape), info.num_layers * heads * width)
 
     def without_head(self, config: ModelConfig) -> "ModelCost":
-        """The same body with a head of one output, as a critic has."""
+        """Return the same body with a head of one output, as a critic has."""
         shape = ModelInfo.of(config).text_config
         head = (shape.vocab_size - 1) * shape.hidden_size
         return ModelCost(self.num_parameters - head, self.attention_width)
@@ -236,7 +236,8 @@ class StepMetrics:
         peak: float | None,
         pool_size: int = 0,
     ) -> None:
-        """
+        """Prepare the metrics of steps.
+
         Args:
             world_size: number of workers that hold the models.
             passes: for each phase whose operations are counted, the model and how often its matrices are passed.
@@ -249,7 +250,7 @@ class StepMetrics:
         self._peak = peak
 
     def __call__(self, record: StepRecord) -> dict[str, float]:
-        """The scalars of one step."""
+        """Return the scalars of one step."""
         step_seconds, busy = sum(record.seconds.values()), record.busy
         metrics = {f"timing_s/{name}": seconds for name, seconds in busy.items()}
         metrics |= {"timing_s/step": step_seconds, "perf/time_per_step": step_seconds}

@@ -172,8 +172,10 @@ class AdvantageEstimation:
         return AdvantageEstimate(values)
 
     def _variances(self, batch: Batch) -> Tensor | None:
-        """[B, R], of each token, for the estimators that need it; with truncated importance sampling those of the
-        weighted tokens."""
+        """Return the variance of each token, [B, R], for the estimators that need it.
+
+        With truncated importance sampling, of the weighted tokens.
+        """
         if not self.config.needs_sum_pi_squared:
             return None
         actor, logprobs = self.config.actor, batch.padded("logprobs")

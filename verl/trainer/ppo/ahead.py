@@ -1,5 +1,4 @@
-"""Sampling one step ahead: engines with devices of their own sample a step while the models learn from the previous
-one.
+"""Sampling one step ahead: engines with devices of their own sample while the models learn from the previous step.
 
 They use the newest weights at the time they begin, held until they end, so nothing depends on which of the two is
 faster. The background thread runs between the start of a step and its end, where the loop waits for it; the loop uses

@@ -25,7 +25,8 @@ class OpenGroups:
     """Bookkeeping of the groups that were admitted and are not learned from yet."""
 
     def __init__(self, n: int, batch_size: int, carried_steps: int) -> None:
-        """
+        """Start without groups.
+
         Args:
             n: responses per group.
             batch_size: groups per step.

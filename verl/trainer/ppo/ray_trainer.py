@@ -267,7 +267,7 @@ class RayPPOTrainer(Trainer):
         return batch.learned.nonzero().flatten() if self.method.overrides("learn_from") else None
 
     def _greedy_rewards(self, greedy: Batch) -> Tensor:
-        """The reward of the greedy response to each response's prompt, [B]."""
+        """Return the reward of the greedy response to each response's prompt, [B]."""
         rewards, _ = self.scheduler.rewards.compute(greedy)
         self.metrics["train/greedy_score/mean"] = rewards.mean().item()
         return rewards.repeat_interleave(self.config.rollout.n)
@@ -366,12 +366,12 @@ class RayPPOTrainer(Trainer):
 
 
 def step_note(metrics: Mapping[str, float], batch_size: int) -> str:
-    """What is to be said of a step of dynamic sampling whose groups are all filler."""
+    """Return a note on a step of dynamic sampling whose groups are all filler."""
     return "no informative group, no update" if metrics.get("train/filler_groups") == batch_size else ""
 
 
 def prefix_note(metrics: Mapping[str, float], stride: int) -> str:
-    """A line if the responses were too short for velocity or acceleration, which are 0 then; empty otherwise."""
+    """Return a line if responses were too short for velocity or acceleration, which are 0 then; empty otherwise."""
     for where in ("", "val/"):
         velocity, acceleration = (
             metrics.get(f"{where}cal/overall/layer_1/Effective Rank {name}/mean") for name in ("diff", "diff 2")
@@ -383,8 +383,10 @@ def prefix_note(metrics: Mapping[str, float], stride: int) -> str:
 
 
 def prompt_order(config: PPOConfig, method: MethodCalls) -> str:
-    """What decides the order of training prompts besides ``data.shuffle``, and which responses a checkpoint holds;
-    empty if nothing does."""
+    """Return what decides the order of training prompts, and which responses a checkpoint holds.
+
+    Besides ``data.shuffle``; empty if nothing does.
+    """
     num = method.candidates_per_prompt
     candidates = f"{method.where} with {num} candidates a prompt" if num > 1 else ""
     ahead = config.async_training.max_staleness

@@ -67,7 +67,7 @@ class SampledStep(NamedTuple):
     greedy: Batch | None = None
     """The greedy response to each prompt; with ReMax only."""
     verifications: Sequence[Verification] = ()
-    """Those that may still run."""
+    """Verifications that may still run."""
 
     def collect_verdicts(self) -> None:
         """Wait for the verifiers; fill their columns of ``batch`` and ``greedy``."""
@@ -109,7 +109,7 @@ class RolloutScheduler:
         self.prompts = prompts
         self.total_steps = total_steps
         self.groups: OpenGroups | None = None
-        """Those carried from step to step; None without ``async_training.partial_rollout``."""
+        """Groups carried from step to step; None without ``async_training.partial_rollout``."""
         if config.async_training.partial_rollout:
             self.groups = OpenGroups(config.rollout.n, config.data.train_batch_size, config.carried_steps)
         self._idle_since: float | None = None
@@ -314,8 +314,11 @@ class RolloutScheduler:
     def _sample_open(
         self, groups: OpenGroups, prompts: Iterator[list[PromptRecord]], step: int, timer: PhaseTimer, version: int
     ) -> SampledStep:
-        """Return the oldest complete groups. Complete groups that ``algorithm.filter_groups`` finds without a
-        difference leave, and others are admitted instead."""
+        """Return the oldest complete groups.
+
+        Complete groups that ``algorithm.filter_groups`` finds without a difference leave, and others are admitted
+        instead.
+        """
         filtering, known, admitted = self.config.algorithm.filter_groups, set(groups.complete()), groups.num_admitted
         filtered, reread, num_compared = list[Batch](), 0.0, 0
         while True:

@@ -1,4 +1,4 @@
-"""What a run keeps and shows of its responses: a row for each, in ``samples/`` of its folder and in trackers.
+"""Samples that a run keeps and shows: a row for each response, in ``samples/`` of its folder and in trackers.
 
 Legend: B responses, R response columns.
 """
@@ -80,7 +80,7 @@ class SampleKeeper:
         return table.filter(pa.array([is_kept(record.uid, self.store.config.fraction) for record in batch.records]))
 
     def _columns(self, split: str, step: int, batch: Batch) -> dict[str, Any]:
-        """What is known of all responses; docs/samples.md describes the columns."""
+        """Return the columns of all responses; docs/samples.md describes them."""
         records, verdicts, num = batch.records, batch.verdicts, len(batch)
         prompts: dict[int, str] = {}
         for record in records:
@@ -125,7 +125,7 @@ class SampleKeeper:
         }
 
     def _token_columns(self, batch: Batch, logprobs: str) -> dict[str, Any]:
-        """Lists of what is known of each token, the column ``logprobs`` among it."""
+        """Return the columns with a list per response, of its tokens' values; ``logprobs`` is among them."""
         ids = [part.tolist() for part in batch.response_tokens.split(batch.response_lengths.tolist())]
         pieces = [[valid_unicode(piece) for piece in token_pieces(row, self.tokenizer)] for row in ids]
         columns = {"tokens": pa.array(pieces), "token_logprobs": _token_lists(batch.padded(logprobs), batch.mask)}
@@ -143,7 +143,7 @@ def is_kept(uid: int, fraction: float) -> bool:
 
 
 def _learning_columns(batch: Batch) -> dict[str, Any]:
-    """What is learned from each response."""
+    """Return the columns about learning."""
     means = {"entropy": "entropy", "advantage_0": "unshaped_advantages", "advantage": "advantages"}
     columns = {name: _row_means(batch, column) for name, column in means.items() if column in batch}
     columns |= {"reward": batch.rewards.numpy(), "learned": batch.padded("learn_mask").any(dim=1).numpy()}
@@ -160,7 +160,7 @@ def _metric_columns(batch: Batch) -> dict[str, Any]:
 
 
 def _places(group_ids: Sequence[int]) -> tuple[list[int], list[int]]:
-    """The groups numbered as they come, and the place of each response in its group."""
+    """Return the groups numbered as they come, and the place of each response in its group."""
     numbers: dict[int, int] = {}
     sizes: Counter[int] = Counter()
     places = []
@@ -172,13 +172,13 @@ def _places(group_ids: Sequence[int]) -> tuple[list[int], list[int]]:
 
 
 def _row_means(batch: Batch, name: str) -> Any:
-    """The mean of a column over the tokens of each response that the policy sampled, float64."""
+    """Return the mean of a column over the policy's tokens of each response, float64."""
     sums = torch.where(batch.policy_mask, batch.padded(name).double(), 0.0).sum(dim=1)
     return (sums / batch.policy_lengths).numpy()
 
 
 def _token_lists(values: Tensor, mask: Tensor) -> pa.Array:
-    """The entries of each row of ``values [B, T]`` where ``mask [B, T]`` holds, float32."""
+    """Return the entries of each row of ``values [B, T]`` where ``mask [B, T]`` holds, float32."""
     lists = [row[kept].tolist() for row, kept in zip(values.float(), mask.bool(), strict=True)]
     return pa.array(lists, pa.list_(pa.float32()))
 

@@ -108,7 +108,7 @@ class Updates:
 
 
 def mini_batches(batch: Batch, num_rows: int) -> Iterator[tuple[Batch, int, int]]:
-    """The consecutive mini-batches of ``num_rows`` responses, with their tokens and responses that are learned from.
+    """Yield consecutive mini-batches of ``num_rows`` responses, with the numbers of tokens and responses to learn from.
 
     A mini-batch without such tokens, of filler or rejected responses alone, is left out: an optimizer step on gradients
     of 0 would still move the parameters, by AdamW's moments and weight decay.

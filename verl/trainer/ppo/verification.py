@@ -28,14 +28,15 @@ class Verification:
         verifiers: VerifierPool,
         environment_reward: str = "add",
     ) -> None:
-        """
+        """Prepare for the responses to ``records``.
+
         Args:
             records: the prompt of each response, B.
             environment_reward: ``rollout.multi_turn.reward``.
         """
         self.records = records
         self.texts = [""] * len(records)
-        """What verifiers read of each response."""
+        """Text of each response that verifiers read."""
         self.batch: Batch | None = None
         """The responses, once all have ended, until :meth:`finish` has filled the verifiers' columns."""
         self._tokenizer = tokenizer
