@@ -12,78 +12,68 @@ units of reward, or of a standard deviation where it divides by one. Each raises
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
 from verl.algorithms.advantages import estimators
 
 
-class EstimatorOptions(NamedTuple):
-    """Inputs of an estimator besides rewards, mask and groups."""
-
-    norm_by_std: bool
-    """Divide by the group's standard deviation (``grpo``, ``grpo_passk``)."""
-    gamma: float
-    """Discount per token (``reinforce_plus_plus``, ``gae``)."""
-    lam: float
-    """Lambda, the weight of later temporal differences (``gae``)."""
-    learned_mask: Tensor
-    """Whitening and the scale of ``gpg`` are over these, ``[B, R]``."""
-    values: Tensor | None
-    """The critic's values, ``[B, R]`` (``gae``)."""
-    greedy_scores: Tensor | None
-    """Score of the greedy response to the same prompt, ``[B]`` (``remax``)."""
-    variances: Tensor | None = None
-    """Of each token, ``[B, R]`` (``optimal_token_baseline``, ``tir_optimal_token_baseline``)."""
+def _whitened_gae(
+    rewards: Tensor,
+    mask: Tensor,
+    _: Tensor,
+    *,
+    values: Tensor,
+    gamma: float,
+    lam: float,
+    learned_mask: Tensor,
+    **__: Any,
+) -> tuple[Tensor, Tensor]:
+    advantages, returns = estimators.gae_advantages(rewards, values, mask, gamma, lam)
+    return estimators.whitened(advantages, learned_mask), returns
 
 
-class AdvantageEstimate(NamedTuple):
-    """The output of an estimator."""
-
-    advantages: Tensor
-    """``[B, R]``, 0 outside the mask."""
-    returns: Tensor | None = None
-    """The critic's regression target, ``[B, R]`` (``gae``)."""
-
-
-def _whitened_gae(rewards: Tensor, mask: Tensor, _: Tensor, options: Any) -> AdvantageEstimate:
-    advantages, returns = estimators.gae_advantages(rewards, options.values, mask, options.gamma, options.lam)
-    return AdvantageEstimate(estimators.whitened(advantages, options.learned_mask), returns)
-
-
-_WITHOUT_CRITIC: dict[str, Callable[[Tensor, Tensor, Tensor, Any], Tensor]] = {
-    "grpo": lambda r, m, g, options: estimators.grpo_advantages(r, m, g, options.norm_by_std),
-    "grpo_passk": lambda r, m, g, options: estimators.grpo_passk_advantages(r, m, g, options.norm_by_std),
-    "gpg": lambda r, m, g, options: estimators.gpg_advantages(r, m, g, options.learned_mask),
-    "opo": lambda r, m, g, _: estimators.opo_advantages(r, m, g),
-    "optimal_token_baseline": lambda r, m, g, options: estimators.optimal_token_baseline_advantages(
-        r, m, g, options.variances, zero_tail=False
+_WITHOUT_CRITIC: dict[str, Callable[..., Tensor]] = {
+    "grpo": lambda r, m, g, *, norm_by_std, **_: estimators.grpo_advantages(r, m, g, norm_by_std),
+    "grpo_passk": lambda r, m, g, *, norm_by_std, **_: estimators.grpo_passk_advantages(r, m, g, norm_by_std),
+    "gpg": lambda r, m, g, *, learned_mask, **_: estimators.gpg_advantages(r, m, g, learned_mask),
+    "opo": lambda r, m, g, **_: estimators.opo_advantages(r, m, g),
+    "optimal_token_baseline": lambda r, m, g, *, variances, **_: estimators.optimal_token_baseline_advantages(
+        r, m, g, variances, zero_tail=False
     ),
-    "tir_optimal_token_baseline": lambda r, m, g, options: estimators.optimal_token_baseline_advantages(
-        r, m, g, options.variances, zero_tail=True
+    "tir_optimal_token_baseline": lambda r, m, g, *, variances, **_: estimators.optimal_token_baseline_advantages(
+        r, m, g, variances, zero_tail=True
     ),
-    "rloo": lambda r, m, g, _: estimators.rloo_advantages(r, m, g),
-    "reinforce_plus_plus": lambda r, _, __, options: estimators.reinforce_plus_plus_advantages(
-        r, options.learned_mask, options.gamma
+    "rloo": lambda r, m, g, **_: estimators.rloo_advantages(r, m, g),
+    "reinforce_plus_plus": lambda r, _, __, *, learned_mask, gamma, **___: estimators.reinforce_plus_plus_advantages(
+        r, learned_mask, gamma
     ),
-    "reinforce_plus_plus_baseline": lambda r, m, g, options: estimators.reinforce_plus_plus_baseline_advantages(
-        r, m, g, options.learned_mask
+    "reinforce_plus_plus_baseline": lambda r, m, g, *, learned_mask, **_: (
+        estimators.reinforce_plus_plus_baseline_advantages(r, m, g, learned_mask)
     ),
-    "remax": lambda r, m, _, options: estimators.remax_advantages(r, m, options.greedy_scores),
+    "remax": lambda r, m, _, *, greedy_scores, **__: estimators.remax_advantages(r, m, greedy_scores),
 }
-"""Name -> f(token rewards, response mask, group ids, :class:`EstimatorOptions`) -> advantages."""
 
 
-def _without_returns(name: str) -> Callable[..., AdvantageEstimate]:
-    return lambda *inputs: AdvantageEstimate(_WITHOUT_CRITIC[name](*inputs))
+def _without_returns(name: str) -> Callable[..., tuple[Tensor, None]]:
+    return lambda *inputs, **options: (_WITHOUT_CRITIC[name](*inputs, **options), None)
 
 
-ADVANTAGE_ESTIMATORS: dict[str, Callable[[Tensor, Tensor, Tensor, EstimatorOptions], AdvantageEstimate]] = {
+ADVANTAGE_ESTIMATORS: dict[str, Callable[..., tuple[Tensor, Tensor | None]]] = {
     "gae": _whitened_gae,
     **{name: _without_returns(name) for name in _WITHOUT_CRITIC},
 }
-"""Name -> f(token_rewards [B, R], response_mask [B, R], group_ids [B], options) -> :class:`AdvantageEstimate`.
+"""Name -> f(token_rewards [B, R], response_mask [B, R], group_ids [B], **options) -> advantages and returns, [B, R].
 
-``gae`` whitens its advantages over the batch, as is usual in PPO for language models.
+Returns are the critic's regression target (``gae``), None without a critic. ``gae`` whitens its advantages over the
+batch, as is usual in PPO for language models. Each estimator takes its own of these options:
+
+- ``norm_by_std``: divide by the group's standard deviation (``grpo``, ``grpo_passk``)
+- ``gamma``: discount per token (``reinforce_plus_plus``, ``gae``)
+- ``lam``: lambda, the weight of later temporal differences (``gae``)
+- ``learned_mask [B, R]``: whitening and the scale of ``gpg`` are over these tokens
+- ``values [B, R]``: the critic's values (``gae``)
+- ``greedy_scores [B]``: score of the greedy response to the same prompt (``remax``)
+- ``variances [B, R]``: variance of each token (``optimal_token_baseline``, ``tir_optimal_token_baseline``)
 """

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from verl.algorithms.advantages import ADVANTAGE_ESTIMATORS, AdvantageEstimate, EstimatorOptions
+from verl.algorithms.advantages import ADVANTAGE_ESTIMATORS
 from verl.algorithms.advantages.estimators import token_variances
 from verl.algorithms.advantages.groups import on_response_tokens
 from verl.algorithms.kl import KLController, kl_penalised_rewards
@@ -149,10 +149,16 @@ class AdvantageEstimation:
         rewards, method = batch.scores_with_phi, options.reweight_method
         return resampled_rows(rewards, batch.learned, method, options.weight_pow, generator)
 
-    def _advantages(self, batch: Batch, token_rewards: Tensor, greedy_rewards: Tensor | None) -> AdvantageEstimate:
+    def _advantages(
+        self, batch: Batch, token_rewards: Tensor, greedy_rewards: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return advantages and, with a critic, returns, ``[B, R]``."""
         algorithm, function, mask = self.config.algorithm, self.function, batch.policy_mask.long()
         if function is None:
-            options = EstimatorOptions(
+            return ADVANTAGE_ESTIMATORS[algorithm.adv_estimator](
+                token_rewards,
+                mask,
+                batch.group,
                 norm_by_std=algorithm.norm_adv_by_std_in_grpo,
                 gamma=algorithm.gamma,
                 lam=algorithm.lam,
@@ -161,7 +167,6 @@ class AdvantageEstimation:
                 greedy_scores=greedy_rewards,
                 variances=self._variances(batch),
             )
-            return ADVANTAGE_ESTIMATORS[algorithm.adv_estimator](token_rewards, mask, batch.group, options)
         returned = function(batch)
         check_tensor(function.where, returned, [len(batch)], mask.shape)
         if not returned.is_floating_point():
@@ -169,7 +174,7 @@ class AdvantageEstimation:
         values = returned.detach().cpu().double()
         values = on_response_tokens(values, mask) if values.dim() == 1 else torch.where(batch.policy_mask, values, 0.0)
         check_finite(function.where, values)
-        return AdvantageEstimate(values)
+        return values, None
 
     def _variances(self, batch: Batch) -> Tensor | None:
         """Return the variance of each token, [B, R], for the estimators that need it.
