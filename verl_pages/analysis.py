@@ -22,7 +22,7 @@ COEFFICIENTS = {
 def build_page(
     title: str, lines: Sequence[str], folder: Path, figures: Sequence[tuple[str, str]], table: pd.DataFrame
 ) -> str:
-    """The text of the page.
+    """Return the text of the page.
 
     Args:
         lines: sentences below the title.
@@ -59,7 +59,7 @@ def _tables(table: pd.DataFrame) -> Iterator[tuple[str, list[tuple[Any, ...]]]]:
 
 
 def _cell(row: "pd.Series[Any]", name: str) -> tuple[str, str, bool]:
-    """A coefficient, its interval, and whether that holds 0."""
+    """Show a coefficient, its interval, and whether that holds 0."""
     value, low, high = (float(row[name + end]) for end in ("", "_low", "_high"))
     if not math.isfinite(value):
         return "–", "", True

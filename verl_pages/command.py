@@ -25,7 +25,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     arguments = _parser().parse_args()
     if arguments.background:
         stay_in_background()

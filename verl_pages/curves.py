@@ -40,12 +40,12 @@ PARTS = {"split": "(?:val/)?", "layer": r"layer_\d+", "metric": ".+", "series": 
 
 
 def bucket_steps(runs: Sequence[RunFolder]) -> int:
-    """Number of steps that each point of a curve averages."""
+    """Return the number of steps that each point of a curve averages."""
     return max(run.last_step for run in runs) // MAX_POINTS + 1 if runs else 1
 
 
 def thin(series: Series, width: int) -> list[list[Any]]:
-    """The points of a curve: ``[steps, means]`` and, if steps share a point, the lowest and highest of each.
+    """Return the points of a curve: ``[steps, means]`` and, if steps share a point, the lowest and highest of each.
 
     Points are at the mean of their finite steps' places; no peak is lost.
     """
@@ -63,12 +63,12 @@ def thin(series: Series, width: int) -> list[list[Any]]:
 
 
 def _rounded(values: Any) -> list[float]:
-    """Rounded to six digits, more than a screen can show."""
+    """Round to six digits, more than a screen can show."""
     return [float(f"{value:.6g}") for value in values]
 
 
 def make_panels(runs: Sequence[RunFolder]) -> list[Panel]:
-    """The panels with data, by section; each metric is in one, the others are in the last section."""
+    """Return the panels with data, by section; metrics that no panel names are in the last section."""
     names = sorted({name for run in runs for name in run.metrics})
     sections = yaml.safe_load((ASSETS / "panels.yaml").read_text(encoding="utf-8"))
     panels = [p for section, kinds in sections.items() for kind in kinds for p in _panels_of(section, kind, names)]

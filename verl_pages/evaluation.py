@@ -29,7 +29,7 @@ def build_page(
     verdicts: Mapping[str, str],
     max_bytes: int = MAX_PAGE_BYTES,
 ) -> str:
-    """The text of the page; everything that was evaluated is ASCII.
+    """Return the text of the page; everything that was evaluated is ASCII.
 
     Args:
         title: of the page.

@@ -47,7 +47,7 @@ def render(
     formulas: bool = False,
     **values: Any,
 ) -> str:
-    """The text of a page.
+    """Return the text of a page.
 
     Args:
         template: file in ``assets/`` that extends ``page.html``.
@@ -114,5 +114,5 @@ def _read(names: Sequence[str], suffix: str) -> str:
 
 
 def _digest(source: str) -> str:
-    """The name by which a content security policy allows one inline element."""
+    """Return the name by which a content security policy allows one inline element."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode('ascii')}'"

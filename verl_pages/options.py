@@ -11,7 +11,7 @@ MISSING = "–"
 
 
 def seed_groups(runs: Sequence[RunFolder]) -> list[int]:
-    """The group of each run, numbered from 0. Runs of a group differ in ``SEED_OPTIONS`` only."""
+    """Number the group of each run from 0. Runs of a group differ in ``SEED_OPTIONS`` only."""
     numbers: dict[object, int] = {}
     groups = []
     for place, run in enumerate(runs):
@@ -22,7 +22,7 @@ def seed_groups(runs: Sequence[RunFolder]) -> list[int]:
 
 
 def group_names(runs: Sequence[RunFolder], groups: Sequence[int]) -> list[str]:
-    """A name for each group: that of its first run, without the seed."""
+    """Name each group after its first run, without the seed."""
     names = []
     for number in range(max(groups, default=-1) + 1):
         members = [run.name for run, group in zip(runs, groups, strict=True) if group == number]
@@ -32,8 +32,9 @@ def group_names(runs: Sequence[RunFolder], groups: Sequence[int]) -> list[str]:
 
 
 def run_names(runs: Sequence[RunFolder]) -> list[str]:
-    """What runs are called: their experiment; with options in which they differ, or else their folder, if several
-    have the same.
+    """Name runs after their experiment.
+
+    If several have the same, the options in which they differ are added, or else their folder.
     """
     experiments = [(run.option("trainer.experiment_name") or "").strip() for run in runs]
     ways = [
@@ -52,7 +53,7 @@ def run_names(runs: Sequence[RunFolder]) -> list[str]:
 
 
 def differences(runs: Sequence[RunFolder]) -> list[list[str]]:
-    """The options of each run in which the runs differ, ``["optim.lr=0.001", "rollout.n=8"]``."""
+    """Return the options of each run in which the runs differ, ``["optim.lr=0.001", "rollout.n=8"]``."""
     rows = [(name, values) for name, differs, values in option_rows(runs) if differs]
     # The seed last.
     rows = [row for row in rows if row[0] not in SEED_OPTIONS] + [row for row in rows if row[0] == "seed"]

@@ -61,7 +61,7 @@ def write_page(folders: Sequence[Path], out: Path, max_bytes: int = MAX_PAGE_BYT
 
 
 def make_page(folders: Sequence[Path], max_bytes: int = MAX_PAGE_BYTES, version: str = "") -> tuple[str, list[str]]:
-    """The text of the page, and what could not be read. ``version``: as in :func:`build_page`.
+    """Return the text of the page, and what could not be read. ``version``: as in :func:`build_page`.
 
     Raises:
         ConfigError: a folder is not a run folder.
@@ -72,7 +72,7 @@ def make_page(folders: Sequence[Path], max_bytes: int = MAX_PAGE_BYTES, version:
 
 
 def read_runs(folders: Sequence[Path]) -> list[RunFolder]:
-    """The runs in these folders, by distinct names.
+    """Read the runs in these folders, by distinct names.
 
     Raises:
         ConfigError: a folder is not a run folder, or there are too many.
@@ -95,7 +95,7 @@ def read_runs(folders: Sequence[Path]) -> list[RunFolder]:
 
 
 def build_page(runs: Sequence[RunFolder], max_bytes: int = MAX_PAGE_BYTES, version: str = "") -> str:
-    """The text of the page; everything read from the folders is ASCII.
+    """Return the text of the page; everything read from the folders is ASCII.
 
     With a ``version`` it asks the server that it comes from for another one.
     """
@@ -137,7 +137,7 @@ def build_page(runs: Sequence[RunFolder], max_bytes: int = MAX_PAGE_BYTES, versi
 
 
 def _samples(samples: GatheredSamples, first: int, room: int) -> tuple[dict[str, Any], list[str]]:
-    """The index of the samples, and their chunks, numbered from ``first``."""
+    """Return the index of the samples, and their chunks, numbered from ``first``."""
     figures = [*FIGURES, *(METRIC_PREFIX + name for name in samples.metrics)]
     packed = pack_samples(_by_use(samples.prompts)[:MAX_PROMPTS], figures, samples.prefixes, LIMITS, first, room)
     index = {
@@ -193,7 +193,7 @@ def _style(place: int) -> dict[str, str]:
 def _pack_panels(
     panels: Sequence[Panel], runs: Sequence[RunFolder], width: int
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """The index of the panels, and chunks of their curves."""
+    """Return the index of the panels, and chunks of their curves."""
     index: list[dict[str, Any]] = []
     chunks: list[str] = []
     held: list[str] = []
@@ -231,7 +231,7 @@ def _pack_panels(
 
 
 def _run(run: RunFolder, group: int, place: int) -> dict[str, Any]:
-    """A run in the overview."""
+    """Return a run's row in the overview."""
     planned = run.option("trainer.total_training_steps")
     versions = run.summary.get("versions")
     return {

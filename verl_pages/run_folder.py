@@ -82,13 +82,13 @@ class RunFolder:
         return max((int(series.steps[-1]) for series in self.metrics.values()), default=0)
 
     def option(self, name: str) -> str | None:
-        """The value of an option as text; None if it is not there."""
+        """Return the value of an option as text; None if it is not there."""
         text = self.options.get(name)
         return None if text is None else text.strip('"')
 
 
 def sample_files(folder: Path) -> list[SampleFile]:
-    """The complete files of samples in ``folder``, in order."""
+    """Return the complete files of samples in ``folder``, in order."""
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     found = [re.fullmatch(r"(train|val)_([0-9]{6}|[1-9][0-9]{6,11})\.parquet", name) for name in names]
     return sorted(SampleFile(int(match[2]), match[1]) for match in found if match)
@@ -100,7 +100,7 @@ def is_run(folder: Path) -> bool:
 
 
 def read_run(folder: Path, name: str) -> RunFolder:
-    """Reads everything but the samples themselves."""
+    """Read everything except the samples themselves."""
     run = RunFolder(folder, name)
     run.options = _read_options(folder / RUN_CONFIG, run.troubles)
     run.summary = _read_summary(folder / SUMMARY, run.troubles)
@@ -200,7 +200,7 @@ def _read_metrics(path: Path, troubles: list[str]) -> dict[str, Series]:
 
 
 def _lines(file: Any) -> Iterator[bytes | None]:
-    """The lines of a file, None for one that is too long."""
+    """Yield the lines of a file, None for one that is too long."""
     left = MAX_METRICS_BYTES
     is_rest = False  # of a line that is too long
     while left > 0 and (line := file.readline(MAX_LINE_BYTES)):

@@ -139,7 +139,7 @@ def gather_samples(runs: Sequence[RunFolder], max_raw: int = MAX_RAW_BYTES) -> G
 
 
 def shaping_metrics(rows: Sequence[Sequence[Any]]) -> dict[str, Series]:
-    """The classes of ``GatheredSamples.shaping`` of a run as metrics, ``samples/advantages/unchanged`` and so on."""
+    """Return the classes of ``GatheredSamples.shaping`` as metrics, ``samples/advantages/unchanged`` and so on."""
     steps, *shares = np.array(rows, dtype=np.float64).reshape(len(rows), len(CHANGE_NAMES) + 1).T
     named = zip(CHANGE_NAMES, shares, strict=True) if rows else ()
     return {f"samples/advantages/{name}": Series(steps.astype(np.int64), values) for name, values in named}
@@ -156,7 +156,7 @@ def _spread_files(files: Sequence[SampleFile]) -> list[SampleFile]:
 
 
 def _raw_bytes(path: Path) -> int:
-    """The size of a file's content in memory, as it says itself; 0 if it does not."""
+    """Return the size of a file's content in memory, as the file states it; 0 if it does not."""
     if not path.is_file():  # a pipe would wait for its writer
         return 0
     try:
@@ -167,7 +167,7 @@ def _raw_bytes(path: Path) -> int:
 
 
 def _shown_truth(text: str) -> str:
-    """A ground truth, JSON in the file; a text without its quotation marks and escapes."""
+    """Show a ground truth, JSON in the file; a text without its quotation marks and escapes."""
     try:
         truth = json.loads(text)
     except (ValueError, RecursionError):
@@ -176,7 +176,7 @@ def _shown_truth(text: str) -> str:
 
 
 def _open(path: Path) -> pq.ParquetFile:
-    """Opens a file of samples that has the columns in ``NEEDED``."""
+    """Open a file of samples that has the columns in ``NEEDED``."""
     if not path.is_file():
         raise OSError("is not a regular file")
     if _raw_bytes(path) > MAX_FILE_BYTES:
@@ -244,7 +244,7 @@ def _conversation(text: str | None) -> str:
 
 
 def spoken(said: Any) -> str:
-    """A conversation as text, with a frame around what the environment said; empty for any other form."""
+    """Show a conversation as text, with the environment's words framed; empty for any other form."""
     try:
         return "".join(
             part["text"] if part["by"] == "policy" else f"\n┌ environment\n{part['text']}\n└\n" for part in said
@@ -254,7 +254,7 @@ def spoken(said: Any) -> str:
 
 
 def _shaping_shares(file: pq.ParquetFile) -> list[float] | None:
-    """The share of responses in each class of relative change between the advantage before and after rank shaping.
+    """Return the share of responses by relative change of the advantage through rank shaping.
 
     None if nothing is known of it, or no response has an advantage.
     """

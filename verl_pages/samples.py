@@ -36,7 +36,7 @@ class PromptSamples:
     """(run, step) -> its responses, in order."""
 
     def texts(self) -> Iterator[str]:
-        """The prompt and all responses to it."""
+        """Return the prompt and all responses to it."""
         yield self.prompt
         for rows in self.cells.values():
             yield from (row["response"] for row in rows)
@@ -71,7 +71,7 @@ def pack_samples(
     first: int,
     room: float,
 ) -> PackedSamples:
-    """The first of ``prompts`` that take at most ``room`` bytes; chunks are numbered from ``first``.
+    """Pack the first of ``prompts`` that take at most ``room`` bytes; chunks are numbered from ``first``.
 
     ``figures`` and ``prefixes`` are names of figures of responses, and of rank metrics of prefixes.
     """
@@ -121,7 +121,7 @@ def _chunks(
 
 
 def _entry(prompt: PromptSamples, chunk: int, place: int) -> list[Any]:
-    """A prompt in the list: ``entryOf`` in samples.js reads the fields in this order."""
+    """Return a prompt's entry in the list; ``entryOf`` in samples.js reads the fields in this order."""
     cells = [
         [run, step, "".join(row["verdict"] for row in rows), sum(row["truncated"] for row in rows)]
         for (run, step), rows in sorted(prompt.cells.items())
@@ -130,7 +130,7 @@ def _entry(prompt: PromptSamples, chunk: int, place: int) -> list[Any]:
 
 
 def _record(prompt: PromptSamples, figures: Sequence[str], prefixes: Sequence[str], limits: Limits) -> dict[str, Any]:
-    """A prompt in full; a response that is left out is null."""
+    """Return a prompt in full; a response that is left out is null."""
     cells = []
     for _, rows in sorted(prompt.cells.items()):
         shown = _kept(rows, limits.responses)
@@ -139,7 +139,7 @@ def _record(prompt: PromptSamples, figures: Sequence[str], prefixes: Sequence[st
 
 
 def _kept(rows: Sequence[Row], number: int | None) -> set[int]:
-    """The responses that are shown: if not all, the first of each verdict and then the others in their order."""
+    """Return the responses shown: if not all, the first of each verdict and then the others in their order."""
     first_of_verdict: dict[str, int] = {}
     for i, row in enumerate(rows):
         first_of_verdict.setdefault(row["verdict"], i)
@@ -166,7 +166,7 @@ def _response(row: Row, figures: Sequence[str], prefixes: Sequence[str], limits:
 
 
 def _tokens(row: Row, prefixes: Sequence[str], characters: int) -> dict[str, Any]:
-    """The text of a response as its tokens make it, and what is known of each of them."""
+    """Return the text of a response by its tokens, and the values of each token."""
     tokens: list[str] = row["tokens"]
     head, tail = len(tokens), len(tokens)
     total = sum(map(len, tokens))
@@ -197,7 +197,7 @@ def _within(tokens: Sequence[str], limit: int) -> int:
 
 
 def _rounded(value: Any) -> float | None:
-    """Rounded to five digits."""
+    """Round to five digits."""
     return float(f"{value:.5g}") if isinstance(value, int | float) else None
 
 

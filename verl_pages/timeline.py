@@ -14,9 +14,10 @@ Span = tuple[float, float]
 
 
 def timeline(run: RunFolder) -> dict[str, Any]:
-    """The last steps of a run that samples: ``steps``, a list of step, seconds, the spans in which engines were busy,
-    and those in which the trainer was; and ``busy``, the share of these steps for engines and trainer. Empty for a run
-    that does not sample.
+    """Return the last steps of a run that samples, for the timeline.
+
+    ``steps`` lists step, seconds, the spans in which engines were busy, and those in which the trainer was; ``busy`` is
+    the share of these steps for engines and trainer. Empty for a run that does not sample.
 
     Order within a step is that of the loop: sampling, learning, validation. What is logged is how long each took, not
     when it began; engines of their own sample the next step from the beginning of this one.

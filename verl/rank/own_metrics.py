@@ -21,7 +21,7 @@ SAMPLE = SpectrumBatch(torch.tensor([[3.0, 1.0, 0.5], [2.0, 2.0, 0.0]], dtype=to
 
 
 def own_measures(paths: Sequence[str]) -> dict[str, SpectralMeasure]:
-    """The functions with these import paths, by the names that ``CalculatorConfig.own_names`` gives them, with checks.
+    """Load the functions with these import paths, by their ``CalculatorConfig.own_names``, with checks.
 
     Raises:
         ConfigError: one cannot be loaded, or does not give a finite number for each spectrum.
@@ -34,7 +34,7 @@ def own_measures(paths: Sequence[str]) -> dict[str, SpectralMeasure]:
 
 
 def _measure(function: UserFunction, spectra: SpectrumBatch) -> Tensor:
-    """The user's value of each spectrum, ``[n]`` float64."""
+    """Return the custom metric of each spectrum, ``[n]`` float64."""
     values = function(spectra)
     check_tensor(function.where, values, [len(spectra.singular_values)], what=", one number for each spectrum")
     check_finite(function.where, values, f" for {spectra.rows} rows (some singular values may be 0)")

@@ -44,7 +44,7 @@ class RewardManager:
         """Batch means of the step before; kept only if averages start at zero."""
 
     def compute_phi(self, rank_metrics: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, float]]:
-        """The auxiliary signal Phi of every response, and scalars to log; changes no state.
+        """Return the auxiliary signal Phi of every response, and scalars to log; no state changes.
 
         Phi is measured against the baselines of the previous steps. Where there is no baseline yet (first step), the
         batch's own mean stands in for it. A metric that is NaN or infinite gives its response no signal. Phi is 0 for
@@ -159,7 +159,7 @@ class RewardManager:
         return {name: value for name, value in baselines.items() if value is not None}
 
     def state_dict(self) -> dict[str, Any]:
-        """The averages as plain floats, which JSON represents exactly; those of the guide are among the baselines.
+        """Return the averages as plain floats, which JSON represents exactly; the guide's are among the baselines.
 
         ``baselines`` and ``ema_score``; with ``baseline_start=zero`` also ``previous_means``, of the last batch.
         """
@@ -216,7 +216,7 @@ class RewardManager:
         return phi, metrics
 
     def _indicators(self, rank_metrics: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-        """The indicators and the guide of every layer in float64; ``ValueError`` where one is missing."""
+        """Return the indicators and the guide of every layer in float64; ``ValueError`` where one is missing."""
         if not rank_metrics:
             raise ValueError("rank_metrics is empty: rank shaping needs calculator.enable=true and at least one layer")
         for name in self.config.followed_names:
@@ -254,7 +254,7 @@ def _finite_mean(values: Tensor) -> float | None:
 
 
 def _checked_means(means: object, where: str) -> Means:
-    """A copy of ``means``; raises ``ValueError`` naming the part that is not a number."""
+    """Copy ``means``; raise ``ValueError`` naming the part that is not a number."""
     if not isinstance(means, Mapping):
         raise ValueError(f"reward manager state: {where}={means!r}: expected a mapping of layers")
     checked: Means = {}

@@ -39,14 +39,14 @@ def auxiliary_signal(deviations: Tensor, weights: Tensor, scale: float) -> Tenso
 
 
 def last_token_mask(response_mask: Tensor) -> Tensor:
-    """True on the last response token of each row of ``response_mask [B, R]``; all false for an empty response."""
+    """Return a mask, true on the last response token of each row of ``response_mask [B, R]``, if it has one."""
     mask = response_mask.bool()
     later_tokens = mask.flip(1).cumsum(1).flip(1)
     return mask & (later_tokens == 1)
 
 
 def shaped_advantages(advantages: Tensor, response_mask: Tensor, phi: Tensor, kappa: float, placement: str) -> Tensor:
-    """A = A0 + min(relu(Phi), |A0| / kappa) on every response token, or on the last one.
+    """Return A = A0 + min(relu(Phi), |A0| / kappa) on every response token, or on the last one.
 
     The bonus is never negative and, as kappa >= 1, never changes the sign of an advantage.
 

@@ -18,8 +18,10 @@ from verl.spectral import SpectralOptions
 
 
 class StackedResponses:
-    """The metrics of a stack of responses, as ``calculator`` defines them for one; except the curvature and
-    ``own_metrics``, and without ``max_seq_len``: every row counts."""
+    """Metrics of a stack of responses, as ``calculator`` defines them for one.
+
+    There is no curvature and no ``own_metrics``, and ``max_seq_len`` does not apply: every row counts.
+    """
 
     def __init__(self, config: CalculatorConfig) -> None:
         self.config = config
@@ -84,8 +86,10 @@ class StackedResponses:
 
 
 def _contrasts(rows: Tensor, mean: Tensor, before: int) -> tuple[Tensor, Tensor]:
-    """Helmert contrasts ``[L, T, D]`` of ``rows [L, T, D]`` that follow ``before`` rows with ``mean [L, D]``, and the
-    mean of all."""
+    """Return the Helmert contrasts of ``rows [L, T, D]``, ``[L, T, D]``, and the mean of all rows.
+
+    The rows follow ``before`` rows with ``mean [L, D]``.
+    """
     counts = before + torch.arange(rows.shape[1], dtype=rows.dtype, device=rows.device)
     # Means relative to the mean so far: the offset that all rows share, often large, cancels first.
     shifted = rows - (mean if before else rows[:, 0])[:, None]

@@ -41,7 +41,7 @@ def _load(path: str) -> UserFunction:
 
 
 def _user_metric(path: str, batch: Batch) -> Tensor:
-    """What the user's function returned for each response, the mean over its tokens if that was [B, R]: float64."""
+    """Return the custom metric of each response, float64; a result [B, R] is averaged over its tokens."""
     function, shape = _load(path), (len(batch), batch.width)
     returned = function(batch)
     check_tensor(function.where, returned, shape, shape[:1])
@@ -64,7 +64,7 @@ def _token_metric(name: str, batch: Batch) -> Tensor:
 
 
 def _mean_over_tokens(values: Tensor, mask: Tensor) -> Tensor:
-    """The mean of ``values [B, R]`` over each response's tokens, ``[B]``; 0 without any."""
+    """Return the mean of ``values [B, R]`` over each response's tokens, ``[B]``; 0 without any."""
     return torch.where(mask.bool(), values, 0.0).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
 
 

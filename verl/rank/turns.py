@@ -21,7 +21,7 @@ def measure_turns(
     turns: Sequence[Sequence[int]],
     max_turns: int | None,
 ) -> Batch:
-    """The columns of rank metrics of conversations, on the CPU: Z has the rows of all sampled tokens in order.
+    """Return the rank metrics of conversations, columns on the CPU; Z has the rows of all sampled tokens in order.
 
     Args:
         states: B, the states [n, L, D] that the policy's tokens were sampled from, one turn after another.
@@ -55,7 +55,7 @@ def measure_turns(
 def measure_responses(
     calculator: RepresentationMetricsCalculator, max_turns: int | None, states: list[Tensor], batch: Batch
 ) -> Batch:
-    """The columns of rank metrics of responses of one turn or several, from the states of all their tokens.
+    """Return the rank metrics of responses of one turn or several, from the states of all their tokens.
 
     Args:
         max_turns: as of :func:`measure_turns`.

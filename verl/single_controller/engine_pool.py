@@ -60,8 +60,10 @@ class EnginePool(WorkerGroup):
         return [self.received(replies[call]) for call, rank in ranks.items() if rank in self.living]
 
     def leave_out(self, error: MachineError) -> int:
-        """Go on without the engine of the worker that was lost; returns the worker's rank. Raises ``error`` if it was
-        the last one, or the run is to end."""
+        """Continue without the engine of the lost worker; return the worker's rank.
+
+        Raises ``error`` if it was the last engine, or the run is to end.
+        """
         rank = error.rank
         if rank is None or not self._goes_on or self._closed or len(self.living) == self._workers_per_world:
             raise error
@@ -74,8 +76,10 @@ class EnginePool(WorkerGroup):
         return rank
 
     def replace_lost(self) -> bool:
-        """Take in engines that have started in the place of lost ones, and have others start; whether there are new
-        ones, which have no weights yet. Waits for nothing."""
+        """Take in engines that have started to replace lost ones, and start others; return whether there are new ones.
+
+        New engines have no weights yet. Waits for nothing.
+        """
         with self._replacing:
             return not self._closed and self._replace_lost()
 

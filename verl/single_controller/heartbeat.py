@@ -139,7 +139,7 @@ class Heartbeat:
 
 
 def follow(pulse: Pulse, rank: int) -> None:
-    """The worker's side: connect, and start a thread that ends this process once the driver is gone.
+    """Connect, in a worker, and start a thread that ends this process once the driver is gone.
 
     Raises:
         OSError: the driver cannot be reached.
@@ -151,8 +151,11 @@ def follow(pulse: Pulse, rank: int) -> None:
 
 
 def _set_alarm(detection_s: float) -> None:
-    """Should the thread not run, because another one holds the interpreter's lock or the process was stopped, the
-    kernel ends the process. A process that was stopped first has time to write its stacks."""
+    """Have the kernel end the process if the thread cannot run.
+
+    Another thread may hold the interpreter's lock, or the process may be stopped. A process that was stopped first has
+    time to write its stacks.
+    """
     signal.setitimer(signal.ITIMER_REAL, detection_s + LAST_RESORT_S)
 
 

@@ -21,7 +21,7 @@ class MemoryPeak(NamedTuple):
     """On a GPU what torch's allocator held, with its free blocks; on a CPU as ``used``."""
 
     def joined(self, other: "MemoryPeak | None") -> "MemoryPeak":
-        """The larger of each."""
+        """Return the larger of each."""
         return self if other is None else MemoryPeak(*map(max, self, other))
 
 
@@ -46,7 +46,7 @@ class PeakMemory:
             self._resets = False
 
     def read(self) -> MemoryPeak:
-        """The peak since the last ``reset``; on a CPU without Linux's /proc what is in use now."""
+        """Return the peak since the last ``reset``; on a CPU without Linux's /proc the present use."""
         if self._on_gpu:
             return MemoryPeak(torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved())
         if self._resets:

@@ -75,12 +75,12 @@ class Supervisor:
         self._head_silent = 0.0
 
     def name(self, rank: int) -> str:
-        """The name of a worker in messages."""
+        """Return the name of a worker in messages."""
         on = f" on {self.identities[rank].host}" if rank < len(self.identities) else ""
         return f"{self.options.kind} {rank}{on}"
 
     def check(self, method: str, seconds: float) -> None:
-        """Called about once a second during a call of the workers that has lasted ``seconds`` so far.
+        """Check the workers; called about once a second during a call that has lasted ``seconds`` so far.
 
         Raises:
             MachineError: workers are silent, or the call takes too long.
@@ -111,8 +111,11 @@ class Supervisor:
         return reachable(self._head, HEAD_S)
 
     def failure(self, rank: int, what: str, method: str, report: str = "") -> MachineError:
-        """The error of a worker that was lost in ``method``; the others, which may wait for it for ever, write their
-        stacks. ``report``: what Ray says of it, on many lines, which goes to the worker's log."""
+        """Return the error of a worker that was lost in ``method``, and have the others write their stacks.
+
+        They may wait for it for ever. ``report``: Ray's message about it, on many lines, which goes to the worker's
+        log.
+        """
         if not self.head_answers():
             return HeadLost(f"{self.name(rank)} {what}: Ray's head at {self._head} is gone")
         answered = self._write_stacks()
@@ -171,7 +174,7 @@ def log_to(folder: Path, rank: int) -> None:
 
 
 def _signal_workers(pids: Sequence[int]) -> None:
-    """Runs on the workers' machine."""
+    """Signal the workers; runs on their machine."""
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, STACKS_SIGNAL)

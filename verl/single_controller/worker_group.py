@@ -153,7 +153,7 @@ class WorkerGroup:
         return placement
 
     def _new_process(self, rank: int) -> Any:
-        """A Ray actor for a worker."""
+        """Make a Ray actor for a worker."""
         actor_class: Any = ray.remote(_Host)
         return actor_class.options(
             num_cpus=1,
@@ -190,8 +190,10 @@ class WorkerGroup:
         return self.run(method, *arguments)
 
     def leave_out(self, error: MachineError) -> int:
-        """Go on without the worker that was lost and those of its world; returns its rank. Here ``error`` is raised:
-        the others cannot."""
+        """Continue without the lost worker and those of its world; return its rank.
+
+        Here ``error`` is raised: the others cannot.
+        """
         raise error
 
     def run_split(self, method: str, batch: Batch, *arguments: Any, copies: int = 1) -> list[Any]:
@@ -217,7 +219,7 @@ class WorkerGroup:
         return self._workers[rank].call.remote(method, arguments)
 
     def take_peak_memory(self) -> MemoryPeak | None:
-        """The most memory that any worker used since the last call of this method; None if none was called."""
+        """Return the most memory that any worker used since the last call of this method; None if none was called."""
         peak, self._peak = self._peak, None
         return peak
 
@@ -246,22 +248,22 @@ class WorkerGroup:
             self._supervisor.close()
 
     def _gather(self, calls: list[Any], method: str) -> list[Any]:
-        """The results of the calls; the peak memory they report is kept for ``take_peak_memory``."""
+        """Return the results of the calls; the peak memory they report is kept for ``take_peak_memory``."""
         return [self.received(reply) for reply in self._wait(calls, method)]
 
     def received(self, reply: "_Reply") -> Any:
-        """The result in a worker's reply; its peak memory is kept for ``take_peak_memory``."""
+        """Return the result in a worker's reply; its peak memory is kept for ``take_peak_memory``."""
         self._peak = reply.peak.joined(self._peak)
         return reply.result
 
     def _wait(self, calls: list[Any], method: str) -> list[Any]:
-        """The results of the calls, one per worker."""
+        """Wait for the results of the calls, one per worker."""
         ranks = dict(zip(calls, self.living, strict=True))
         results = dict(self.completed(ranks, method, time.monotonic()))
         return [results[call] for call in calls]
 
     def completed(self, calls: Mapping[Any, int], method: str, started: float) -> Iterator[tuple[Any, Any]]:
-        """The calls, keys of a mapping to their workers' ranks, with their results as they end.
+        """Yield the calls, keys of a mapping to their workers' ranks, with their results as they end.
 
         Raises at the first failure, since the others may wait for that worker for ever.
 
@@ -282,7 +284,7 @@ class WorkerGroup:
 
     @staticmethod
     def _cause(found: tuple[Any, RayError], pending: list[Any]) -> tuple[Any, RayError]:
-        """A call's error, or if that only says that the network broke, the one of the worker at its other end."""
+        """Return a call's error; for a broken network connection, the error of the worker at its other end."""
         deadline = time.monotonic() + CAUSE_S
         while _broke_network(found[1]) and pending and time.monotonic() < deadline:
             done, pending = ray.wait(pending, num_returns=1, timeout=POLL_S)
@@ -291,7 +293,7 @@ class WorkerGroup:
         return found
 
     def _failure(self, rank: int, error: RayError, method: str) -> Exception:
-        """The exception for the caller."""
+        """Return the exception for the caller."""
         report = str(error)
         cause = f"{report.strip().splitlines()[-1]:.300}"
         if isinstance(error, OutOfMemoryError):
@@ -308,7 +310,7 @@ class WorkerGroup:
 
 
 def _outcome(call: Any) -> Any:
-    """The result of a call that has ended, or its error."""
+    """Return the result of a call that has ended, or its error."""
     try:
         return ray.get(call)
     except RayError as error:
@@ -339,8 +341,11 @@ class _Host:
     def prepare(
         self, rank: int, folder: str, secrets: dict[str, str], pulse: Pulse, logs: Path | None, device_type: str
     ) -> Identity:
-        """Work in the driver's working directory, to which paths are relative, take the secrets, write output to the
-        folder ``logs``, exit if the driver is lost, and say where this is."""
+        """Prepare the worker's process; return where it is.
+
+        It works in the driver's working directory, to which paths are relative, takes the secrets, writes output to the
+        folder ``logs``, and exits if the driver is lost.
+        """
         self.rank = rank
         restore_umask()
         if os.path.isdir(folder):
