@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from verl.cli.verl_options import OPTIONS
+from verl.cli.rules import VERL as OPTIONS
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "from_verl_options.md"
 HEAD = """# veRL's options
@@ -27,7 +27,7 @@ REFUSED = """## One value, or refused
 """
 UNUSED = """## No effect
 
-The option is read, and one line says why it changes nothing.
+The option is read and changes nothing. One line names those that a command sets.
 """
 
 

@@ -17,9 +17,9 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from verl.cli.release_flags import FLAGS
-from verl.cli.release_options import MARKS
-from verl.cli.release_options import OPTIONS as RELEASE_OPTIONS
+from verl.cli.dialects import MARKS
+from verl.cli.rules import FLAGS
+from verl.cli.rules import RELEASE as RELEASE_OPTIONS
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "TRAINING_CONFIG.md"

@@ -21,8 +21,7 @@ import pandas as pd
 
 from verl.checkpoint.folders import checkpoints
 from verl.cli.eval_arguments import plain_arguments
-from verl.cli.release_flags import translate
-from verl.cli.release_options import release_words
+from verl.cli.translate import translate
 from verl.cli.values import FlagError, quoted
 from verl.config.errors import ConfigError
 from verl.config.evaluation import EvaluationConfig, parse_evaluation_config
@@ -149,7 +148,7 @@ def train(overrides: Sequence[str] = ()) -> Run:
         RunError: the run failed.
         KeyboardInterrupt: it was interrupted, and has ended; the same call with its folder resumes it.
     """
-    words = _overrides(overrides, lambda words: translate(release_words(words)))
+    words = _overrides(overrides, translate)
     config = parse_run_config(PPOConfig, compose_config(PPOConfig, "ppo_trainer", words))
     folder = config.trainer.default_local_dir
     _call("verl.trainer.main_ppo", [*words, f"trainer.default_local_dir={quoted(folder)}"])

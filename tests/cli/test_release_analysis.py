@@ -4,6 +4,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from verl.cli.release_analysis import analysis_arguments
+from verl.cli.translate import read_line
 from verl.cli.values import FlagError
 from verl.config.analysis import AnalysisConfig, parse_analysis_config
 from verl.config.load import CONFIG_DIR
@@ -14,7 +15,7 @@ MODEL = "--model_name data/tiny_model --dataset_name arithmetic preset=embedded"
 
 
 def config_of(arguments: str) -> AnalysisConfig:
-    overrides = analysis_arguments(arguments.split())
+    overrides = analysis_arguments(read_line(arguments.split()))
     assert overrides is not None
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
         return parse_analysis_config(compose("analysis", overrides=overrides))
@@ -63,7 +64,7 @@ def test_what_decides_the_responses_and_their_scores_is_carried(capsys: pytest.C
     ],
 )
 def test_other_commands_train(arguments: str):
-    assert analysis_arguments([word.strip("'") for word in arguments.split()]) is None
+    assert analysis_arguments(read_line([word.strip("'") for word in arguments.split()])) is None
 
 
 @pytest.mark.parametrize(
@@ -78,7 +79,7 @@ def test_other_commands_train(arguments: str):
 )
 def test_what_cannot_be_analysed_is_named(arguments: str, message: str):
     with pytest.raises(FlagError) as caught:
-        analysis_arguments(arguments.split())
+        analysis_arguments(read_line(arguments.split()))
     assert str(caught.value).startswith(message)
 
 

@@ -15,9 +15,10 @@ from omegaconf import OmegaConf
 
 from tests.cli.verl_command import ACTOR, CORRECTION, ROLLOUT, composed, leaves
 from tests.tables import cases
-from verl.cli.release_flags import FLAGS, translate
+from verl.cli.dialects import SCHEMA, find_verl
+from verl.cli.rules import FLAGS, RELEASE, VERL
+from verl.cli.translate import translate
 from verl.cli.values import FlagError
-from verl.cli.verl_options import OPTIONS, SCHEMA, lookup
 from verl.config import PPOConfig, load_config
 from verl.config.errors import ConfigError
 
@@ -33,15 +34,16 @@ def config_of(*arguments: str) -> PPOConfig:
 
 def test_every_option_of_verls_trainer_is_translated_accepted_or_refused_by_name():
     assert len(DEFAULTS) == 556
-    unknown = [key for key in DEFAULTS if lookup(key) is None]
+    unknown = [key for key in DEFAULTS if find_verl(key) is None]
     assert unknown == []
 
 
 def test_every_row_names_options_of_ours_and_says_what_it_does():
-    for key, option in (OPTIONS | FLAGS).items():
-        ours = [name.removeprefix("++") for name in option.to]
-        assert all(name in SCHEMA or name.rpartition(".")[0] in SCHEMA for name in ours), key
-        assert {option.unless, option.read_with} <= OPTIONS.keys() | {""}, key
+    for key, option in [*VERL.items(), *RELEASE.items(), *FLAGS.items()]:
+        ours = [name.removeprefix("++") for name in (*option.to, *(o.partition("=")[0] for o in option.also))]
+        known = SCHEMA | VERL.keys() | {f"--{flag}" for flag in FLAGS} | {"algorithm"}
+        assert all(name in known or name.rpartition(".")[0] in SCHEMA for name in ours), key
+        assert {*option.unless, option.read_with} <= VERL.keys() | RELEASE.keys() | {""}, key
         assert option.describe() and not re.search(r"[\n|]|\$(ours|theirs|above)", option.describe()), key
 
 
@@ -91,15 +93,6 @@ def test_only_gmpos_lower_clip_may_be_above_1():
     assert config_of(*gmpo, f"{ACTOR}.clip_ratio_low=1.5").actor.clip_range == (1.5, 0.2)
     with pytest.raises(ConfigError, match="actor.clip_ratio_low=1.5: must be in .0, 1.; with gmpo it may be greater"):
         config_of(*gmpo[1:], "actor.clip_ratio_low=1.5")
-
-
-def test_a_critic_whose_loss_would_follow_the_policys_is_told(capsys: pytest.CaptureFixture[str]):
-    followed = "note: the critic's loss stays the mean over tokens; in veRL critic.loss_agg_mode follows"
-    translate([MODEL, f"{ACTOR}.loss_agg_mode=seq-mean-token-sum"])
-    assert followed in capsys.readouterr().err
-    translate([MODEL, f"{ACTOR}.loss_agg_mode=seq-mean-token-sum", "algorithm.adv_estimator=grpo"])
-    translate([MODEL, f"{ACTOR}.loss_agg_mode=token-mean"])
-    assert followed not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("argument", "message"), cases("cli/verl_refused.txt"))
@@ -198,14 +191,11 @@ def test_a_name_of_verls_in_a_command_of_ours_is_told_with_what_it_is(argument: 
     assert message in str(error.value)
 
 
-def test_one_line_says_why_an_option_has_no_effect(capsys: pytest.CaptureFixture[str]):
-    translate(
-        [MODEL, f"{ROLLOUT}.layered_summon=True", "data.use_shm=True", f"{ROLLOUT}.mode=async", f"{ACTOR}.ppo_epochs=1"]
-    )
+def test_options_without_effect_are_listed_in_one_line(capsys: pytest.CaptureFixture[str]):
+    options = [f"{ROLLOUT}.layered_summon=True", "data.use_shm=True", f"{ROLLOUT}.mode=async", "critic.enable=False"]
+    translate([MODEL, *options, f"{ACTOR}.ppo_epochs=1", "--svd_niter", "4"])
+    names = f"data.use_shm, {ROLLOUT}.mode, {ROLLOUT}.layered_summon, critic.enable, --svd_niter"
     assert capsys.readouterr().err.splitlines() == [
-        f"note: {ROLLOUT}.layered_summon: no effect: weights are always gathered a few at a time",
-        "note: data.use_shm: no effect: speed only; results are the same",
-        f"note: {ROLLOUT}.mode: no effect: all responses of a step are sampled with its weights before the update, as "
-        "in veRL with either mode",
         "note: a command of veRL's: options that it leaves out have veRL's defaults, preset=verl",
+        f"note: no effect here: {names} (docs/from_verl_options.md has the reasons)",
     ]

@@ -6,7 +6,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl.cli.release_flags import translate
+from verl.cli.translate import translate
 from verl.config import PPOConfig
 from verl.config.load import compose_config
 

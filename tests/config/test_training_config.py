@@ -7,7 +7,7 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from verl.cli.release_flags import FLAGS
+from verl.cli.rules import FLAGS
 from verl.config import PPOConfig, SFTConfig
 from verl.config.evaluation import EvaluationConfig
 

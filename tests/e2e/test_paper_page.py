@@ -6,7 +6,7 @@ from functools import cache
 import pytest
 from conftest import ROOT
 
-from verl.cli.release_flags import translate
+from verl.cli.translate import translate
 from verl.config import PPOConfig, load_config
 
 pytestmark = pytest.mark.slow

@@ -5,7 +5,7 @@ from dataclasses import is_dataclass
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from verl.cli.release_flags import MULTIRUN, sort_arguments
+from verl.cli.translate import MULTIRUN, sort_arguments
 from verl.cli.values import FlagError
 
 LITERAL = ("[", "{", "'", '"', "$")

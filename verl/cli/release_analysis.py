@@ -1,11 +1,12 @@
 """The release's motivation experiment: ``train.sh --motivation_mode allin --val_only True`` is an analysis."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass
 from operator import attrgetter
 from typing import Any
 
-from verl.cli.release_flags import sort_arguments, translate
+from verl.cli.tables import CommandLine
+from verl.cli.translate import overrides_of
 from verl.cli.values import FlagError, literal, note, override_key
 from verl.config.common import MachineOptions
 from verl.config.load import load_config
@@ -49,7 +50,7 @@ NO_COUNTERPART: dict[str, Any] = {
 """Options that would change the responses and that an analysis does not have -> the only value that they may have."""
 
 
-def analysis_arguments(arguments: Sequence[str]) -> list[str] | None:
+def analysis_arguments(line: CommandLine) -> list[str] | None:
     """The command line of ``verl.trainer.main_analysis`` for arguments of ``train.sh`` that ask for an analysis.
 
     The prompts are those of the validation files, the settings those of the rollout. ``exploit`` is greedy.
@@ -61,9 +62,6 @@ def analysis_arguments(arguments: Sequence[str]) -> list[str] | None:
         FlagError: a flag is unknown or has an unsupported value, or an option has no counterpart in an analysis.
         ConfigError: an override that does not fit.
     """
-    if not any(argument.partition("=")[0] == "--motivation_mode" for argument in arguments):
-        return None
-    line = sort_arguments(arguments)
     mode = line.flags.get("motivation_mode", "").lower()
     if mode in ("", "disable"):
         return None
@@ -73,9 +71,9 @@ def analysis_arguments(arguments: Sequence[str]) -> list[str] | None:
     named = [o.partition("=")[2] for o in line.overrides if override_key(o) == "trainer.val_only"]
     if [line.flags.get("val_only", ""), *named][-1].lower() != "true":
         return None
-    flags = [f"--{name}={value}" for name, value in line.flags.items() if name not in OWN_FLAGS]
+    flags = {name: value for name, value in line.flags.items() if name not in OWN_FLAGS}
     overrides = [o for o in line.overrides if override_key(o) != "trainer.val_only"]
-    config = load_config(PPOConfig, "ppo_trainer", translate([*flags, *overrides]))
+    config = load_config(PPOConfig, "ppo_trainer", overrides_of(CommandLine(flags, overrides, [])))
     note("--motivation_mode: runs `python -m verl.trainer.main_analysis`; docs/analysis.md says what it measures")
     options = _options(config, mode, line.flags)
     if "trainer.default_local_dir" in line.options:

@@ -1,6 +1,7 @@
 """Values as users type them, written as Hydra reads them."""
 
 import ast
+import math
 import os
 import re
 import sys
@@ -16,19 +17,19 @@ class FlagError(ValueError):
 
 
 def scalar(text: str) -> str:
-    """A number, a boolean in any case, or a word; several of them, separated by commas, are a sweep."""
+    """Return a number, a boolean in any case, or a word; several of them, separated by commas, are a sweep."""
     return ",".join(word(part.strip()) for part in text.split(","))
 
 
 def quoted(text: str) -> str:
-    """Quoted text, which Hydra takes literally."""
+    """Return quoted text, which Hydra takes literally."""
     # Inside quotes a backslash is literal, except before a quote.
     escaped = re.sub(r"(?<!\\)(\\++)(?='|$)", r"\1\1", text).replace("'", r"\'")
     return f"'{escaped}'"
 
 
 def listed(text: str) -> str:
-    """A list in Python's form, ``['a b', 'c']``, in Hydra's, ``[a b,c]``, or without brackets, ``40,80``."""
+    """Return a list in Python's form, ``['a b', 'c']``, in Hydra's, ``[a b,c]``, or without brackets, ``40,80``."""
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -39,14 +40,14 @@ def listed(text: str) -> str:
 
 
 def literal(value: object) -> str:
-    """A value of Python's."""
+    """Return a value of Python's as Hydra reads it."""
     if isinstance(value, list | tuple):
         return f"[{','.join(literal(element) for element in value)}]"
     return quoted(value) if isinstance(value, str) else scalar(str(value))
 
 
 def word(text: str) -> str:
-    """A number, a boolean in any case, or text."""
+    """Return a number, a boolean in any case, or text."""
     if text.lower() in ("true", "false"):
         return text.lower()
     if text.lower() in ("none", "null"):
@@ -58,13 +59,13 @@ def word(text: str) -> str:
 
 
 def unquoted(value: str) -> str:
-    """The text of a value without its quotes."""
+    """Return the text of a value without its quotes."""
     text = value.strip()
     return text[1:-1] if len(text) >= 2 and text[0] == text[-1] and text[0] in "'\"" else text
 
 
 def same(value: str) -> str:
-    """The value as typed, except that Python's spellings of true, false and null become Hydra's."""
+    """Return the value as typed, except that Python's spellings of true, false and null become Hydra's."""
     words = {"true": "true", "false": "false", "none": "null", "null": "null", "": "null"}
     return words.get(unquoted(value).lower(), value)
 
@@ -75,13 +76,13 @@ def is_null(value: str) -> bool:
 
 
 def path(value: str) -> str:
-    """A path with the home folder for ``~``, which no shell expands behind ``=``."""
+    """Return a path with the home folder for ``~``, which no shell expands after ``=``."""
     text = unquoted(value)
     return quoted(os.path.expanduser(text)) if text.startswith("~") else same(value)
 
 
 def elements(value: str) -> list[str]:
-    """The entries of a list in Hydra's, Python's or JSON's form, or the only entry."""
+    """Return the entries of a list in Hydra's, Python's or JSON's form, or the only entry."""
     text = unquoted(value)
     try:
         read = ast.literal_eval(text)
@@ -92,21 +93,53 @@ def elements(value: str) -> list[str]:
 
 
 def files(value: str) -> str:
-    """A list of files, with the home folder for ``~``."""
+    """Return a list of files, with the home folder for ``~``."""
     return "[]" if is_null(value) else literal([os.path.expanduser(entry) for entry in elements(value)])
 
 
 def frequency(value: str) -> str:
-    """Steps between two events: veRL's 0, negative numbers, null and false are our -1, never."""
+    """Return the steps between two events: veRL's 0, negative numbers, null and false are our -1, never."""
     text = same(unquoted(value))
     off = text in ("false", "null") or text == "0" or text.startswith("-")
     return "-1" if off else text
 
 
 def count_or_zero(value: str) -> str:
-    """A number whose 0 is no limit: null and negative numbers become 0."""
+    """Return a number whose 0 is no limit: null and negative numbers become 0."""
     text = same(unquoted(value))
     return "0" if text == "null" or text.startswith("-") else text
+
+
+def one_less(least: int) -> Callable[[str], str]:
+    """Return the conversion to a whole number less 1, but at least ``least``; of each value of a sweep."""
+
+    def convert(value: str) -> str:
+        numbers = unquoted(value).split(",")
+        if not all(number.isdigit() for number in numbers):
+            raise FlagError("must be a whole number")
+        return ",".join(str(max(least, int(number) - 1)) for number in numbers)
+
+    return convert
+
+
+def whole_batches(value: str) -> str:
+    """Return a number of batches that is whole."""
+    try:
+        number = float(unquoted(value))
+    except ValueError:
+        raise FlagError("must be a number") from None
+    if not number.is_integer():
+        raise FlagError(
+            "is a share of a batch that may be begun ahead, here whole batches are; set async_training.max_staleness, "
+            f"such as {math.ceil(number)}"
+        )
+    return f"{number:.0f}"
+
+
+def folder_name(value: str) -> str:
+    """Return a name that a folder may have, for one of any characters such as a model's hub id."""
+    name = unquoted(value)
+    return same(value) if "${" in name else quoted(re.sub(r"[^\w.+-]+", "_", name, flags=re.ASCII).lstrip("._+-"))
 
 
 CONVERSIONS: dict[str, Callable[[str], str]] = {
@@ -119,17 +152,23 @@ CONVERSIONS: dict[str, Callable[[str], str]] = {
     "files": files,
     "frequency": frequency,
     "count_or_zero": count_or_zero,
+    "one_less": one_less(0),
+    "one_update_less": one_less(1),  # 0 would be no limit
+    "whole_batches": whole_batches,
+    "folder_name": folder_name,
+    "holds_hf_model": lambda value: str("hf_model" in elements(value)).lower(),
+    "unescaped": lambda value: re.sub(r"[\\'\"]", "", value),
 }
-"""What ``as`` in a table of options names."""
+"""Conversions that ``as`` in a table of options names."""
 
 
 def override_key(override: str) -> str:
-    """The option or group that a Hydra override sets: ``trainer.test_freq`` of ``++trainer.test_freq=5``."""
+    """Return the option or group that a Hydra override sets: ``trainer.test_freq`` of ``++trainer.test_freq=5``."""
     return override.partition("=")[0].lstrip("+~")
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
-    """``; did you mean ...?`` with the name among ``known`` that is most like ``name``; empty if none is."""
+    """Return ``; did you mean ...?`` with the name among ``known`` that is most like ``name``; empty if none is."""
     near = get_close_matches(name, known, n=1)
     return f"; did you mean {near[0]}?" if near else ""
 

@@ -141,6 +141,7 @@ class ModelConfig(Group):
             "ulysses_sequence_parallel_size",
             "only packed sequences can be split; set model.use_remove_padding=true",
         )
+        self.require("attn_implementation" not in self.override_config, "override_config", "set attn_implementation")
         if self.use_remove_padding:
             require_choice("attn_implementation", self.attn_implementation, PACKED_ATTENTION)
 

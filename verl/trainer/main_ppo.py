@@ -9,8 +9,7 @@ import sys
 
 from verl.cli.hydra_app import run_hydra
 from verl.cli.release_analysis import analysis_arguments
-from verl.cli.release_flags import translate
-from verl.cli.release_options import release_words
+from verl.cli.translate import overrides_of, read_line
 from verl.cli.values import FlagError
 from verl.config.errors import ConfigError, error_lines
 from verl.config.ppo import PPOConfig
@@ -37,11 +36,11 @@ def run(config: PPOConfig) -> None:
 def main() -> None:
     """Run the command line."""
     try:
-        arguments = release_words(sys.argv[1:])
-        analysis = analysis_arguments(arguments)
+        line = read_line(sys.argv[1:])
+        analysis = analysis_arguments(line)
         if analysis is not None:
             os.execv(sys.executable, [sys.executable, "-m", "verl.trainer.main_analysis", *analysis])
-        sys.argv[1:] = translate(arguments)
+        sys.argv[1:] = overrides_of(line)
     except FlagError as error:
         raise SystemExit(f"error: {error}") from None
     except ConfigError as error:

@@ -1,0 +1,193 @@
+"""The tables of options, and the functions of rows whose meaning depends on other options of the command."""
+
+import math
+import os
+from pathlib import Path, PurePath
+
+from verl.cli.tables import CommandLine, Option, load_table
+from verl.cli.values import FlagError, is_null, note, path, quoted, same, unquoted
+from verl.config.actor import SEQUENCE_LOSSES
+from verl.config.load import compose_config
+from verl.config.ppo import PPOConfig
+
+ACTOR, ROLLOUT = (f"actor_rollout_ref.{group}" for group in ("actor", "rollout"))
+CORRECTION = "algorithm.rollout_correction"
+
+# veRL's policy loss. With bypass_mode veRL reads loss_type of rollout_correction instead of loss_mode.
+
+LOSSES = {"vanilla": "ppo_clip", "geo_mean": "gmpo"}
+BYPASS_LOSSES = {"ppo_clip": "ppo_clip", "reinforce": "gpg"}
+
+
+def bypasses(line: CommandLine) -> bool:
+    """Whether the ratios of a command are to the engine's log-probabilities."""
+    return line.text(f"{CORRECTION}.bypass_mode", "false") == "true"
+
+
+def loss_of(line: CommandLine) -> str:
+    """Return our policy loss for a command."""
+    if bypasses(line):
+        kind = line.text(f"{CORRECTION}.loss_type", "ppo_clip")
+        if kind not in BYPASS_LOSSES:
+            raise FlagError(f"{CORRECTION}.loss_type={kind}: must be {' or '.join(BYPASS_LOSSES)}")
+        return BYPASS_LOSSES[kind]
+    mode = line.text(f"{ACTOR}.policy_loss.loss_mode", "vanilla")
+    return LOSSES.get(mode, mode)
+
+
+def policy_loss(option: Option, value: str, line: CommandLine) -> list[str]:
+    loss = loss_of(line)
+    overrides = [f"actor.policy_loss={loss}"]
+    if loss != "ppo_clip":
+        overrides.append("actor.clip_ratio_c=null")
+    if loss in SEQUENCE_LOSSES:  # veRL's do not look at loss_agg_mode
+        overrides.append("actor.loss_agg_mode=seq-mean-token-mean")
+    return overrides
+
+
+def bypass_mode(option: Option, value: str, line: CommandLine) -> list[str]:
+    if not bypasses(line):
+        return option.assign(value)
+    no_weights = ["actor.tis_level=none"] if loss_of(line) == "ppo_clip" else []
+    return [*option.assign(value), *policy_loss(option, value, line), *no_weights]
+
+
+def clip_ratio_low(option: Option, value: str, line: CommandLine) -> list[str]:
+    text = low = same(value)
+    try:
+        # A ratio is never below 1 - 1. GMPO clips its logarithm, which has no such bound.
+        low = "1.0" if float(text) > 1 and loss_of(line) != "gmpo" else text
+    except ValueError:
+        pass
+    return [f"{option.to[0]}={low}", *(f"{other}={text}" for other in option.to[1:])]
+
+
+# veRL's rules for rejected responses.
+
+RATIO_RULES = {"token": "token_k1", "sequence": "seq_sum_k1", "geometric": "seq_mean_k1"}
+"""Rules whose bounds are those of p_trainer / p_rollout -> ours, of the inverse."""
+
+
+def rollout_rs(option: Option, value: str, line: CommandLine) -> list[str]:
+    rule = unquoted(value)
+    return option.assign("null" if is_null(value) else quoted(RATIO_RULES.get(rule, rule)))
+
+
+def rollout_rs_threshold(option: Option, value: str, line: CommandLine) -> list[str]:
+    if line.text(f"{CORRECTION}.rollout_rs") not in RATIO_RULES:
+        return option.assign(unquoted(value))
+    upper, lower = unquoted(value), line.text(f"{CORRECTION}.rollout_rs_threshold_lower")
+    try:
+        high = float(upper)
+        low = 1 / high if lower == "null" else float(lower)
+        return option.assign(f"{1 / high:.12g}_{1 / low:.12g}")
+    except (ValueError, ZeroDivisionError):
+        raise FlagError(f"the bounds {lower} and {upper} must be numbers above 0") from None
+
+
+# veRL's sizes that follow from the number of workers, and its steps that follow from the sizes of batches.
+
+
+def workers(line: CommandLine) -> int:
+    """Return the number of workers of the run, the GPUs of all machines."""
+    return line.number("trainer.nnodes", 1) * line.number("trainer.n_gpus_per_node", 8)
+
+
+def per_worker(option: Option, value: str, line: CommandLine) -> list[str]:
+    groups = max(1, workers(line) // line.number(option.of, 1))
+    try:
+        return option.assign(str(max(1, int(unquoted(value)) // groups)))
+    except ValueError:
+        raise FlagError("must be a whole number") from None
+
+
+def fsdp_size(option: Option, value: str, line: CommandLine) -> list[str]:
+    text = unquoted(value)
+    whole = text.startswith("-") or (text.isdigit() and int(text) > workers(line))
+    return option.assign("-1" if whole else value)
+
+
+def warmup_steps(option: Option, value: str, line: CommandLine) -> list[str]:
+    group = option.name.removesuffix(".optim.lr_warmup_steps")
+    count = line.number(option.name, -1)
+    batch = line.number("data.train_batch_size", 1024)
+    mini = line.number(f"{group}.ppo_mini_batch_size", line.number(f"{ACTOR}.ppo_mini_batch_size", 256))
+    epochs = line.number(f"{group}.ppo_epochs", line.number(f"{ACTOR}.ppo_epochs", 1))
+    return option.assign(str(count * epochs * max(1, batch // mini))) if count >= 0 else []
+
+
+def trigger_parameter_sync_step(option: Option, value: str, line: CommandLine) -> list[str]:
+    sizes = (line.number("async_training.require_batches", 1), line.number(f"{ACTOR}.ppo_mini_batch_size", 256))
+    return option.assign(str(line.number(option.name, 4) * math.prod(sizes)))
+
+
+def validation_n(option: Option, value: str, line: CommandLine) -> list[str]:
+    greedy = line.text(f"{ROLLOUT}.val_kwargs.temperature", "0") in ("0", "0.0")
+    return option.assign("1" if greedy and not is_null(value) else value)
+
+
+def custom_function(option: Option, value: str, line: CommandLine) -> list[str]:
+    file = unquoted(path(value)).removeprefix("pkg://").removeprefix("file://")
+    name = line.text(option.of, "compute_score")
+    return [f"{option.to[0]}=[{quoted(f'*={file}:{name}')}]"]
+
+
+# The release's flags and Hydra options.
+
+
+def dataset_name(option: Option, value: str, line: CommandLine) -> list[str]:
+    folder = f"{os.environ.get('HDFS_DATA_PATH') or 'data'}/{value}"
+    files = {"data.train_files": "train.parquet", "data.val_files": "test.parquet"}
+    named = [f"{name}=[{quoted(f'{folder}/{file}')}]" for name, file in files.items()]
+    return [*_simplerl("--dataset_name", value, line), *named]
+
+
+def train_files(option: Option, value: str, line: CommandLine) -> list[str]:
+    return [*_simplerl(option.name, PurePath(unquoted(value)).parent.name, line), *option.assign(value)]
+
+
+def _simplerl(name: str, folder: str, line: CommandLine) -> list[str]:
+    """Return the override for files of SimpleRL-Zoo, whose prompts are complete, unless the command has another."""
+    if not folder.startswith("simplelr_") or "data" in line.options:
+        return []
+    note(f"{name}: prompts of SimpleRL-Zoo's files are read as they are, as configs/data/simplerl.yaml has it")
+    return ["data=simplerl"]
+
+
+def model_name(option: Option, value: str, line: CommandLine) -> list[str]:
+    root = os.environ.get("HDFS_MODEL_PATH")
+    folder = f"{root}/{value}" if root and Path(root, value).is_dir() else value
+    overrides = [f"model.path={quoted(folder)}"]
+    if "preset" not in line.options:
+        # The embedded task's learning rate would ruin a pretrained model; the release's script uses another.
+        note("--model_name: other options are from configs/preset/paper.yaml; preset=embedded uses the embedded task's")
+        overrides.insert(0, "preset=paper")
+    return overrides
+
+
+def diff_calculator_method(option: Option, value: str, line: CommandLine) -> list[str]:
+    if value == "batched":
+        return ["calculator.prefix_rule=at_stride_and_whole", "calculator.max_seq_len_from=start"]
+    if "batched" in value.split(","):
+        raise FlagError("batched sets other options and cannot be swept; sweep over calculator.prefix_rule instead")
+    return option.assign(value)
+
+
+def exp_name(option: Option, value: str, line: CommandLine) -> list[str]:
+    name = f"{value}_{line.flags['suffix']}" if line.flags.get("suffix") else value
+    return [f"trainer.experiment_name={quoted(name)}"]
+
+
+def suffix(option: Option, value: str, line: CommandLine) -> list[str]:
+    if line.flags.get("exp_name"):
+        return []  # exp_name appends it
+    chosen = [override for override in line.overrides if override.lstrip("+").startswith("experiment=")]
+    return exp_name(option, compose_config(PPOConfig, "ppo_trainer", chosen).trainer.experiment_name, line)
+
+
+FLAGS = load_table("release_flags.yaml", globals(), "scalar")
+"""The release's flags, without dashes."""
+RELEASE = load_table("release_options.yaml", globals(), "unquoted")
+"""The release's Hydra options that veRL does not have, or that mean something else there."""
+VERL = load_table("verl_options.yaml", globals(), "same")
+"""veRL's options; ``group.*`` stands for all options of a group that have no row."""
