@@ -11,7 +11,7 @@ MISSING = "–"
 
 
 def seed_groups(runs: Sequence[RunFolder]) -> list[int]:
-    """Number the group of each run from 0. Runs of a group differ in ``SEED_OPTIONS`` only."""
+    """Return the group of each run, numbered from 0. Runs of a group differ in ``SEED_OPTIONS`` only."""
     numbers: dict[object, int] = {}
     groups = []
     for place, run in enumerate(runs):
