@@ -33,7 +33,7 @@ from verl.batch.columns import (
     Columns,
     declared_kind,
 )
-from verl.batch.flat import concat, positions_within, spans, take
+from verl.batch.flat import concat, positions_within, spans, sums_within, take
 from verl.batch.serialization import Packed
 from verl.utils.device import to_device, to_host
 
@@ -121,6 +121,11 @@ class Batch(Columns):
     def policy_lengths(self) -> Tensor:
         """[B] int64, tokens of each response that the policy sampled."""
         return self.policy_mask.sum(dim=1)
+
+    @property
+    def learned_responses(self) -> Tensor:
+        """[B] bool on the CPU, responses with a token to learn from."""
+        return sums_within(self.learn_mask.long().cpu(), self.response_lengths) > 0
 
     @property
     def in_response(self) -> Tensor:

@@ -20,6 +20,12 @@ def positions_within(lengths: Tensor) -> Tensor:
     return torch.arange(int(lengths.sum()), device=lengths.device) - starts.repeat_interleave(lengths)
 
 
+def sums_within(values: Tensor, lengths: Tensor) -> Tensor:
+    """Return the sum of each episode's entries of ``values [M]``, [B], with ``lengths [B]`` entries per episode."""
+    rows = torch.arange(len(lengths)).repeat_interleave(lengths)
+    return values.new_zeros(len(lengths)).index_add(0, rows, values)
+
+
 def take(values: Any, index: Tensor | slice) -> Any:
     """Return a copy of a column's entries at ``index``."""
     if isinstance(index, slice):

@@ -193,7 +193,7 @@ def policy_metrics(batch: Batch, tis_level: str, tis_cap: float) -> dict[str, fl
         "rollout/logprob_abs_diff": difference.mean().item(),
         "rollout/logprob_abs_diff_max": difference.max().item(),
         **with_prefix("rollout_corr", mismatch_metrics(*pair, mask, level, tis_cap)),
-        "actor/entropy": (torch.where(mask, batch.padded("entropy").double(), 0.0).sum() / mask.sum()).item(),
+        "actor/entropy": batch.entropy[batch.by_policy].double().mean().item(),
     }
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from verl.batch import Batch
+from verl.batch.flat import sums_within
 from verl.data.responses import token_pieces
 from verl.rank.dynamics import by_layer
 from verl.rollout.environments.conversations import who_said_what
@@ -73,7 +74,7 @@ class SampleKeeper:
         if self.store.config.tokens:
             columns |= self._token_columns(batch, logprobs)
             if training and "entropy" in batch:
-                columns["token_entropies"] = _token_lists(batch.padded("entropy"), batch.mask)
+                columns["token_entropies"] = _token_lists(batch, batch.entropy)
         table = pa.table(columns | _metric_columns(batch))
         if not training:
             return table
@@ -128,12 +129,13 @@ class SampleKeeper:
         """Return the columns with a list per response, of its tokens' values; ``logprobs`` is among them."""
         ids = [part.tolist() for part in batch.response_tokens.split(batch.response_lengths.tolist())]
         pieces = [[valid_unicode(piece) for piece in token_pieces(row, self.tokenizer)] for row in ids]
-        columns = {"tokens": pa.array(pieces), "token_logprobs": _token_lists(batch.padded(logprobs), batch.mask)}
+        columns = {"tokens": pa.array(pieces), "token_logprobs": _token_lists(batch, getattr(batch, logprobs))}
         for name, values in batch.prefix_metrics.items():
-            measured = batch.pad(values.isfinite().all(dim=1))
-            columns["prefix_rows"] = pa.array([(row.nonzero().flatten() + 1).tolist() for row in measured])
+            measured = values.isfinite().all(dim=1)
+            rows = measured.split(batch.response_lengths.tolist())
+            columns["prefix_rows"] = pa.array([(row.nonzero().flatten() + 1).tolist() for row in rows])
             for layer, of_layer in enumerate(values.unbind(dim=1), start=1):
-                columns[f"{PREFIX}layer_{layer}/{name}"] = _token_lists(batch.pad(of_layer), measured)
+                columns[f"{PREFIX}layer_{layer}/{name}"] = _token_lists(batch, of_layer, measured)
         return columns
 
 
@@ -146,7 +148,7 @@ def _learning_columns(batch: Batch) -> dict[str, Any]:
     """Return the columns about learning."""
     means = {"entropy": "entropy", "advantage_0": "unshaped_advantages", "advantage": "advantages"}
     columns = {name: _row_means(batch, column) for name, column in means.items() if column in batch}
-    columns |= {"reward": batch.rewards.numpy(), "learned": batch.padded("learn_mask").any(dim=1).numpy()}
+    columns |= {"reward": batch.rewards.numpy(), "learned": batch.learned_responses.numpy()}
     return columns | ({"phi": batch.phi.numpy()} if "phi" in batch else {})
 
 
@@ -173,14 +175,16 @@ def _places(group_ids: Sequence[int]) -> tuple[list[int], list[int]]:
 
 def _row_means(batch: Batch, name: str) -> Any:
     """Return the mean of a column over the policy's tokens of each response, float64."""
-    sums = torch.where(batch.policy_mask, batch.padded(name).double(), 0.0).sum(dim=1)
-    return (sums / batch.policy_lengths).numpy()
+    values = torch.where(batch.by_policy, getattr(batch, name).double(), 0.0)
+    return (sums_within(values, batch.response_lengths) / batch.policy_lengths).numpy()
 
 
-def _token_lists(values: Tensor, mask: Tensor) -> pa.Array:
-    """Return the entries of each row of ``values [B, T]`` where ``mask [B, T]`` holds, float32."""
-    lists = [row[kept].tolist() for row, kept in zip(values.float(), mask.bool(), strict=True)]
-    return pa.array(lists, pa.list_(pa.float32()))
+def _token_lists(batch: Batch, values: Tensor, kept: Tensor | None = None) -> pa.Array:
+    """Return each response's entries of ``values [M]``, float32; only where ``kept [M]`` holds, if given."""
+    lengths = batch.response_lengths
+    if kept is not None:
+        values, lengths = values[kept], sums_within(kept.long(), lengths)
+    return pa.array([part.tolist() for part in values.float().split(lengths.tolist())], pa.list_(pa.float32()))
 
 
 def _texts(values: Sequence[str]) -> pa.Array:

@@ -116,7 +116,7 @@ def mini_batches(batch: Batch, num_rows: int) -> Iterator[tuple[Batch, int, int]
     for mini in batch.split(num_rows):
         num_tokens = int(mini.learn_mask.sum())
         if num_tokens:
-            yield mini, num_tokens, int(mini.padded("learn_mask").any(dim=1).sum())
+            yield mini, num_tokens, int(mini.learned_responses.sum())
 
 
 def fill_first(batch: Batch, scored: Batch) -> None:
