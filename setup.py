@@ -57,7 +57,7 @@ setup(
         "verl.cli": ["*.yaml"],
         "verl.data": ["*.yaml"],
         "verl.evaluation.benchmarks": ["*.yaml"],
-        "verl.evaluation.report": ["*.mplstyle"],
+        "verl.analysis": ["*.mplstyle"],
         "verl.verifiers": ["*.toml"],
         "verl_pages": ["assets/*", "assets/katex/*", "assets/katex/fonts/*"],
     },

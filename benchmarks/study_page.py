@@ -22,7 +22,7 @@ from study_file import Arm, Study
 from torch import Tensor
 
 from verl.algorithms.pass_at_k import pass_at_k
-from verl.evaluation.report.figures import STYLE
+from verl.analysis.drawing import STYLE
 from verl.evaluation.statistics import Estimate, bootstrap_means
 from verl_pages.colours import COLOURS
 

@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 from tests.analysis.example_tables import analysis_config, tables
 from tests.chromium import value
 from tests.evaluation.example_results import HOSTILE
+from verl.analysis.drawing import NamedFigure, write_figures
 from verl.analysis.figures import scatter_figure
 from verl.analysis.publish import publish
 from verl.evaluation.progress import EvaluationDisplay
-from verl.evaluation.report.figures import NamedFigure, write_figures
 from verl.utils.portable import valid_unicode
 from verl_pages.analysis import build_page
 

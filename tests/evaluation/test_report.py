@@ -1,14 +1,12 @@
-"""What an evaluation leaves behind: the files of each result, tables, plots, and what trackers are told."""
+"""What an evaluation leaves behind: the files of each result, tables, the page, and trackers' records."""
 
 import csv
 import io
 import json
 import math
-import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
 
-import matplotlib.image
 import pyarrow.parquet as pq
 import pytest
 import yaml
@@ -25,14 +23,14 @@ from tests.evaluation.example_results import (
 )
 from tests.evaluation.example_tasks import evaluation_config
 from verl.evaluation.progress import EvaluationDisplay
-from verl.evaluation.report.figures import draw_plots, label_styles, pass_figure, write_figures
+from verl.evaluation.report.page import label_styles
 from verl.evaluation.report.publish import publish, write_results
 from verl.evaluation.report.tables import comparison_table, csv_text, markdown, overview_table
 from verl.evaluation.reranking import with_scores
-from verl.evaluation.results import ProblemResult, TaskResult, result_folder, row_labels, safe_name, write_result
+from verl.evaluation.results import ProblemResult, result_folder, row_labels, safe_name, write_result
 from verl.evaluation.statistics import summarise
 from verl.utils.portable import printable
-from verl_pages.colours import lighter
+from verl_pages.colours import lighter, page_colour
 
 
 def test_labels_name_the_temperature_only_if_needed():
@@ -176,49 +174,13 @@ def test_console_table_fits_80_columns():
     assert any("[red]x[/]@0" in line for line in lines)
 
 
-def write_plots(folder: Path, results: list[TaskResult]) -> list[str]:
-    return [name for name, _ in write_figures(folder, draw_plots(summarise(results)), ("pass_at_k_", "metric_"))]
-
-
-def test_every_plot_is_written_as_svg_and_png(tmp_path: Path):
-    (tmp_path / "pass_at_k_gone.svg").write_text("of an earlier evaluation")
-    (tmp_path / "mine.png").write_text("not ours")
-    names = write_plots(tmp_path, TWO_RUNS)
-    ours = ["pass_at_k_aime24", "pass_at_k_amc23", "pass_at_k_average", "pass_at_k_all", "metric_Effective_Rank"]
-    assert names == ours
-    files = {f"{name}.{kind}" for name in names for kind in ("svg", "png")}
-    assert {path.name for path in tmp_path.iterdir()} == files | {"mine.png"}
-    for name in names:
-        texts = "".join(ET.parse(tmp_path / f"{name}.svg").getroot().itertext())
-        assert "grpo@300" in texts or "metric" in name
-        height, width = matplotlib.image.imread(tmp_path / f"{name}.png").shape[:2]
-        assert width > 900 and height > 300
-    # Little to plot.
-    few = [[], [result(["", ""])], [result(["c"])]]
-    assert [len(write_plots(tmp_path, results)) for results in few] == [0, 0, 1]
-
-
-def test_k_is_on_a_scale_of_doublings():
-    axes = pass_figure(summarise(TWO_RUNS), "aime24").axes[0]
-    assert axes.get_xscale() == "log"
-    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["1", "2", "4"]
-    assert len(axes.collections) == 2  # a band for each run
-    assert [line.get_label() for line in axes.lines] == ["grpo@0", "grpo@300"]
-    assert axes.lines[0].get_ydata()[0] == pytest.approx(5 / 12)
-
-
-def test_steps_of_a_run_share_a_colour_that_deepens():
+def test_label_styles_deepen_with_steps():
     styles = label_styles(["a@0", "a@10", "a@20", "b@20", "c@d@5 T=0.6", "no step"])
-    assert styles["a@20"]["color"] == "#009e73"
-    assert styles["a@10"]["color"] == lighter("#009e73", 0.275)
-    assert styles["a@0"]["linestyle"] != "-" and styles["a@20"]["linestyle"] == "-"
-    assert styles["a@20"]["marker"] != styles["b@20"]["marker"]
-    assert len({style["color"] for style in styles.values()}) == 6
-
-
-def test_hostile_names_are_drawn_as_text(tmp_path: Path):
-    results = [with_metrics(hostile_result("$x_{$ <b>\x00"), {"a/../b $": [1.0] * 14})]
-    assert write_plots(tmp_path, results) == ["pass_at_k_%3C%2Fscript%3Ebench%7Cmark", "metric_a%2F..%2Fb_%24"]
+    assert styles["a@20"]["colour"] == page_colour("#009e73")
+    assert styles["a@10"]["colour"] == page_colour(lighter("#009e73", 0.275))
+    assert styles["a@0"]["dash"] and not styles["a@20"]["dash"]
+    assert styles["a@20"]["shape"] != styles["b@20"]["shape"]
+    assert len({style["colour"] for style in styles.values()}) == 6
 
 
 def test_the_same_results_give_the_same_files(tmp_path: Path):
@@ -228,7 +190,7 @@ def test_the_same_results_give_the_same_files(tmp_path: Path):
     write_results(tmp_path / "b", results)
     files = {path.relative_to(tmp_path / "a").as_posix() for path in (tmp_path / "a").rglob("*") if path.is_file()}
     assert files > {
-        *("index.html", "results.md", "results.csv", "plots/pass_at_k_aime24.png"),
+        *("index.html", "results.md", "results.csv"),
         *("grpo/step_300/aime24/T1/samples.parquet", "grpo/step_300/aime24/T1/results.json"),
     }
     for file in files:

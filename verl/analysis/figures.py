@@ -13,18 +13,18 @@ from matplotlib.cbook import boxplot_stats
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from verl.analysis.sheets import MODEL, column, of_model
-from verl.config.analysis import AnalysisConfig
-from verl.evaluation.report.figures import (
+from verl.analysis.drawing import (
     VERDICTS,
     NamedFigure,
-    Verdict,
+    VerdictStyle,
     bottom_legend,
     draw_box,
     heading,
     line_style,
     panels,
 )
+from verl.analysis.sheets import MODEL, column, of_model
+from verl.config.analysis import AnalysisConfig
 from verl.evaluation.results import safe_name
 from verl.evaluation.statistics import mean_estimates
 from verl_pages.names import metric_name
@@ -198,7 +198,9 @@ def checkpoint_figure(responses: pd.DataFrame, metrics: Sequence[str]) -> Figure
     return figure
 
 
-def _band(axes: Axes, positions: Sequence[int], frames: Sequence[tuple[pd.DataFrame, str]], verdict: Verdict) -> None:
+def _band(
+    axes: Axes, positions: Sequence[int], frames: Sequence[tuple[pd.DataFrame, str]], verdict: VerdictStyle
+) -> None:
     """The mean of a column of each frame at its position, with its interval."""
     if frames:
         means, low, high = np.array([_estimate(frame, name) for frame, name in frames]).T

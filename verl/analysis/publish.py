@@ -7,6 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from verl.analysis.correlations import correlation_table
+from verl.analysis.drawing import write_figures
 from verl.analysis.figures import draw_figures
 from verl.analysis.sheets import (
     CORRELATION_SHEET,
@@ -23,7 +24,6 @@ from verl.analysis.sheets import (
 )
 from verl.config.analysis import AnalysisConfig
 from verl.evaluation.progress import EvaluationDisplay
-from verl.evaluation.report.figures import write_figures
 from verl.evaluation.report.publish import Figures, record
 from verl.utils.files import replace_text
 from verl_pages.analysis import build_page

@@ -1,15 +1,15 @@
 """What the page of an evaluation shows: tables, curves and every response."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl.evaluation.report.figures import MARKERS, label_styles
 from verl.evaluation.report.tables import DEFINITIONS, LEGEND, baseline_sentence
 from verl.evaluation.results import PROMPT_TOO_LONG, ScoredSample, TaskResult, metric_names, row_labels
 from verl.evaluation.statistics import AVERAGE, FIGURES, GROUPS, Estimate, Summary, SummaryRow
 from verl.utils.portable import finite_or_null, printable
-from verl_pages.colours import COLOURS, SHAPES, page_colour
+from verl_pages.colours import COLOURS, SHAPES, lighter, page_colour
 from verl_pages.evaluation import MAX_PAGE_BYTES, build_page
 from verl_pages.names import metric_name
 from verl_pages.sample_files import spoken
@@ -40,7 +40,7 @@ def make_page(
         "runs": [
             {"name": printable(run), "colour": page_colour(COLOURS[i % len(COLOURS)])} for i, run in enumerate(runs)
         ],
-        "labels": [_label(label, style) for label, style in label_styles(summary.labels).items()],
+        "labels": [{"name": printable(label)} | style for label, style in label_styles(summary.labels).items()],
         "benchmarks": [printable(name) for name in summary.benchmarks],
         "rows": [_row(row, summary) for row in summary.all_rows],
         "reasons": names,
@@ -81,11 +81,26 @@ def _response(sample: ScoredSample) -> Row:
     }
 
 
-def _label(label: str, style: Mapping[str, Any]) -> dict[str, Any]:
-    """A label with its line as in :func:`label_styles`."""
-    shape = SHAPES[MARKERS.index(style["marker"]) % len(SHAPES)]
-    dash = None if style["linestyle"] == "-" else "5 3"
-    return {"name": printable(label), "colour": page_colour(style["color"]), "shape": shape, "dash": dash}
+def label_styles(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return the line of each label: one colour and shape per run, lighter for earlier steps; step 0 is dashed."""
+    members: dict[str, list[str]] = {}
+    is_base: dict[str, bool] = {}
+    for label in labels:
+        match = re.fullmatch(r"(.*)@(\d+)(?: T=.*)?", label, re.DOTALL)
+        members.setdefault(match.group(1) if match else label, []).append(label)
+        is_base[label] = match is not None and int(match.group(2)) == 0
+    styles: dict[str, dict[str, Any]] = {}
+    for number, run in enumerate(members.values()):
+        colour = COLOURS[number % len(COLOURS)]
+        shape = SHAPES[(number + number // len(COLOURS)) % len(SHAPES)]
+        trained = [label for label in run if not is_base[label]]
+        for label in run:
+            if is_base[label]:
+                faded, dash = 0.35 if trained else 0.0, "5 3"
+            else:
+                faded, dash = 0.55 * (1 - (trained.index(label) + 1) / len(trained)), None
+            styles[label] = {"colour": page_colour(lighter(colour, faded)), "shape": shape, "dash": dash}
+    return styles
 
 
 def _row(row: SummaryRow, summary: Summary) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from verl.config.evaluation import EvaluationConfig
 from verl.evaluation.progress import EvaluationDisplay
-from verl.evaluation.report.figures import draw_plots, write_figures
 from verl.evaluation.report.page import make_page
 from verl.evaluation.report.tables import csv_text, markdown, overview_table
 from verl.evaluation.results import PROMPT_TOO_LONG, TaskResult, row_labels, write_result
@@ -49,7 +48,7 @@ def write_results(
     """Write all results into ``folder`` and return their figures.
 
     ``<run>/step_<N>/<benchmark>/T<temperature>/results.json`` and ``samples.parquet`` for each result, ``results.md``,
-    ``results.csv``, ``plots/*.svg`` and ``*.png``, and ``index.html``; they replace those of an earlier evaluation. The
+    ``results.csv`` and ``index.html``; they replace those of an earlier evaluation. The
     same results give the same files.
 
     ``compare_to`` and ``seed`` are those of :func:`summarise`.
@@ -62,7 +61,6 @@ def write_results(
         write_result(folder, result, figures)
     replace_text(folder / "results.md", markdown(summary, title))
     replace_text(folder / "results.csv", csv_text(summary))
-    write_figures(folder / "plots", draw_plots(summary), ("pass_at_k_", "metric_"))
     replace_text(folder / "index.html", make_page(summary, results, title))
     return summary
 
