@@ -126,6 +126,7 @@ class RolloutScheduler:
 
     def take_idle_s(self) -> float:
         """Return the seconds in which the engines had nothing to do since the last call."""
+        self._count_idle()
         idle, self._idle_s = self._idle_s, 0.0
         return idle
 
@@ -174,13 +175,19 @@ class RolloutScheduler:
 
     @contextmanager
     def _busy(self) -> Iterator[None]:
-        """Count how long engines have had nothing to do."""
-        if self._idle_since is not None:
-            self._idle_s += time.perf_counter() - self._idle_since
+        """Mark the engines as busy, for :meth:`take_idle_s`."""
+        self._count_idle()
+        self._idle_since = None
         try:
             yield
         finally:
             self._idle_since = time.perf_counter()
+
+    def _count_idle(self) -> None:
+        if self._idle_since is not None:
+            now = time.perf_counter()
+            self._idle_s += now - self._idle_since
+            self._idle_since = now
 
     # --- A training step ---
 
