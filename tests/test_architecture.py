@@ -385,11 +385,9 @@ HEADLESS = re.compile(r"\s*(What|Those|Where|That|Whoever)\b")
 """Beginning of a docstring that has no head; one begins with a verb or with a noun."""
 
 MAX_HEADLESS = {
-    "verl/analysis": 1,
     "verl/api.py": 1,
     "verl/cli": 7,
     "verl/config": 20,
-    "verl/evaluation": 8,
     "verl/rank": 4,
     "verl/rollout": 1,
     "verl/single_controller": 13,

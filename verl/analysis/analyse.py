@@ -119,7 +119,7 @@ def _analyse_target(job: Job, target: Target, config: AnalysisConfig, verifiers:
 def _measure(
     job: Job, stores: Mapping[EvaluationTask, SampleStore], config: AnalysisConfig
 ) -> dict[EvaluationTask, dict[int, MeasuredPrompt]]:
-    """The policy's measurements of each task's responses; only missing ones are made."""
+    """Return the policy's measurements of each task's responses; only missing ones are made."""
     session = job.session
     on_cpu = session.device_type == "cpu"
     results: dict[EvaluationTask, dict[int, MeasuredPrompt]] = {}

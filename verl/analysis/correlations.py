@@ -33,8 +33,10 @@ def draw_weights(prompts: Sequence[int], draws: int, seed: int) -> Counts:
 
 
 def correlate(columns: Array, weights: Counts) -> Array:
-    """Pearson's and Spearman's correlations ``[D, 2, C, C]`` of ``columns [C, N]`` under each row of ``weights``,
-    ``[D, N]``; NaN with a constant column."""
+    """Return Pearson's and Spearman's correlations of ``columns [C, N]``, ``[D, 2, C, C]``.
+
+    They are weighted by each row of ``weights [D, N]``; NaN with a constant column.
+    """
     ties = [np.unique(values, return_inverse=True)[1] for values in columns]
     correlations = np.empty((len(weights), 2, len(columns), len(columns)))
     for draw, counts in enumerate(weights):
@@ -62,8 +64,10 @@ def partial(correlations: Array) -> Array:
 def correlation_table(
     frame: pd.DataFrame, pairs: Sequence[tuple[str, str]], length: str, correct: str | None, draws: int, seed: int
 ) -> pd.DataFrame:
-    """A row for each pair of columns and group of rows of ``frame``: the ``count`` of the rows that both are known of,
-    ``COEFFICIENTS`` and their intervals. Undefined ones are NaN; one prompt alone has no intervals.
+    """Return a row for each pair of columns and group of rows of ``frame``.
+
+    It has the ``count`` of rows in which both are known, ``COEFFICIENTS`` and their intervals. Undefined ones are NaN;
+    one prompt alone has no intervals.
 
     Args:
         frame: with a column ``prompt_id``.
@@ -91,7 +95,7 @@ def correlation_table(
 def _figures(
     rows: pd.DataFrame, pairs: Sequence[tuple[str, str]], length: str, draws: int, seed: int
 ) -> list[dict[str, float]]:
-    """The coefficients of each pair with their intervals; all values are finite."""
+    """Return the coefficients of each pair with their intervals; all values are finite."""
     names = [name for of in COEFFICIENTS for name in (of, f"{of}_low", f"{of}_high")]
     if len(rows) < MIN_VALUES:
         return [dict.fromkeys(names, np.nan)] * len(pairs)

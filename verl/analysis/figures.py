@@ -1,5 +1,8 @@
-"""Figures of an analysis: exploration against exploitation, correct against wrong, along the response, layer by layer,
-and over checkpoints."""
+"""Figures of an analysis.
+
+They show exploration against exploitation, correct against wrong, along the response, layer by layer, and over
+checkpoints.
+"""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -84,7 +87,7 @@ def draw_figures(
 
 
 def _panel_columns(config: AnalysisConfig) -> list[str]:
-    """A response's numbers that get a panel: those of ``analysis.layer`` and of its tokens."""
+    """Return the metrics of a response that get a panel: those of ``analysis.layer`` and of its tokens."""
     tokens = ("avg_log_probs", "avg_logits_entropy", "response_entropy", "response_confidence")
     return [*config.calculator.metric_names, *tokens, "n_gram_repetition_rate", "response_length", "reflection_words"]
 
@@ -127,7 +130,7 @@ def scatter_figure(
 
 
 def correctness_figure(rows: pd.DataFrame, metrics: Sequence[str], title: str) -> Figure:
-    """The distribution of each metric over correct and over wrong responses."""
+    """Draw the distribution of each metric over correct and over wrong responses."""
     figure = Figure(layout="constrained")
     for axes, name in panels(figure, metrics, 2.4, 1.9, most=COLUMNS):
         for place, verdict in enumerate(VERDICTS):
@@ -179,7 +182,7 @@ def layer_figure(config: AnalysisConfig, rows: pd.DataFrame, title: str) -> Figu
 
 
 def checkpoint_figure(responses: pd.DataFrame, metrics: Sequence[str]) -> Figure:
-    """The mean of each metric over training steps, a line for each run, benchmark and temperature."""
+    """Draw the mean of each metric over training steps, a line per run, benchmark and temperature."""
     figure = Figure(layout="constrained")
     lines = list(responses.groupby(["run", "benchmark", "temperature"], sort=False))
     for axes, name in panels(figure, metrics, 2.4, 2.1, most=COLUMNS):
@@ -201,7 +204,7 @@ def checkpoint_figure(responses: pd.DataFrame, metrics: Sequence[str]) -> Figure
 def _band(
     axes: Axes, positions: Sequence[int], frames: Sequence[tuple[pd.DataFrame, str]], verdict: VerdictStyle
 ) -> None:
-    """The mean of a column of each frame at its position, with its interval."""
+    """Draw the mean of a column of each frame at its position, with its interval."""
     if frames:
         means, low, high = np.array([_estimate(frame, name) for frame, name in frames]).T
         axes.plot(positions, means, color=verdict.colour, linestyle=verdict.line, linewidth=1.8)
@@ -240,6 +243,6 @@ def _correlation_line(correlations: pd.DataFrame, x: str, y: str) -> str:
 
 
 def _verdict_legend(figure: Figure, looks: Sequence[dict[str, Any]]) -> None:
-    """A legend of both verdicts, as ``looks`` draws each."""
+    """Make a legend of both verdicts, as ``looks`` draws each."""
     pairs = zip(VERDICTS, looks, strict=True)
     bottom_legend(figure, [Line2D([], [], label=f"{verdict.name} responses", **look) for verdict, look in pairs])

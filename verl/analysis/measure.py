@@ -40,7 +40,7 @@ class MeasureFile(RecordFile):
                 raise ConfigError(f"{place} is damaged; remove that line and run the same command again") from error
 
     def get(self, prompt: PromptResponses) -> MeasuredPrompt | None:
-        """The measurements of exactly these responses."""
+        """Return the measurements of exactly these responses."""
         digest, measured = self._measured.get(prompt.key, ("", None))
         return measured if digest == _digest(prompt) else None
 
@@ -59,12 +59,12 @@ def measure_settings(config: AnalysisConfig, on_cpu: bool) -> dict[str, Any]:
 
 
 def measuring(config: AnalysisConfig) -> CalculatorConfig:
-    """The calculator's options, with the metrics of prefixes."""
+    """Return the calculator's options, with the metrics of prefixes."""
     return replace(config.calculator, keep_prefixes=True)
 
 
 def prompts_of(task: EvaluationTask, store: SampleStore, n: int) -> list[PromptResponses]:
-    """The task's prompts that were answered, with their first ``n`` responses."""
+    """Return the task's prompts that were answered, with their first ``n`` responses."""
     return [
         PromptResponses(i, list(task.prompts[i]), [store.samples[i, j].token_ids for j in range(n)])
         for i in store.answered

@@ -80,7 +80,7 @@ def mean_over_pairs(items: Sequence[object], compare: Callable[..., float]) -> f
 
 
 def _aligned(p: Mapping[int, float], q: Mapping[int, float]) -> tuple[np.ndarray, np.ndarray]:
-    """The shares of all tokens that one of the two has."""
+    """Return the shares of all tokens that either of the two has."""
     support = sorted(p.keys() | q.keys())
     return np.array([p.get(t, 0.0) for t in support]), np.array([q.get(t, 0.0) for t in support])
 
@@ -97,7 +97,7 @@ def _pattern(wanted: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def words(text: str) -> list[str]:
-    """The stemmed words of a text, as ROUGE counts them."""
+    """Return the stemmed words of a text, as ROUGE counts them."""
     return list(_WORDS.tokenize(text))
 
 

@@ -1,4 +1,4 @@
-"""What an analysis leaves behind: tables, correlations, figures, the page."""
+"""Results of an analysis: tables, correlations, figures, the page."""
 
 import math
 from collections.abc import Iterator
@@ -75,7 +75,7 @@ def publish(
 
 
 def _too_short(config: AnalysisConfig, responses: pd.DataFrame) -> list[str]:
-    """A sentence on responses without acceleration, whose zeros are no measurements; none if they are few."""
+    """Return a sentence on responses without acceleration, whose zeros are not measurements; none if they are few."""
     calculator = config.calculator
     if not calculator.compute_diff:
         return []
@@ -89,7 +89,7 @@ def _too_short(config: AnalysisConfig, responses: pd.DataFrame) -> list[str]:
 
 
 def _mean_figures(config: AnalysisConfig, responses: pd.DataFrame, prompts: pd.DataFrame) -> Iterator[Figures]:
-    """The mean of every metric over prompts, for each model and benchmark."""
+    """Return the mean of every metric over prompts, for each model and benchmark."""
     names = prompt_columns(config) if config.analysis.per_prompt else []
     compared = [name for name in names if not name.endswith((" Avg", "_avg"))]
     several = responses["temperature"].nunique() > 1

@@ -79,7 +79,7 @@ def rank_columns(config: AnalysisConfig) -> dict[str, tuple[str, int]]:
 
 
 def column(config: AnalysisConfig, place: int, name: str) -> str:
-    """The column of a rank metric of the layer at ``place`` of ``calculator.layers``."""
+    """Return the column of a rank metric of the layer at ``place`` of ``calculator.layers``."""
     return name if place == config.layer_place else f"layer_{place + 1}/{name}"
 
 
@@ -116,7 +116,7 @@ def response_row(
     problem: Problem,
     measured: Mapping[str, Sequence[float]],
 ) -> dict[str, Any]:
-    """The metrics of one response, without its place."""
+    """Return the metrics of one response, without its place."""
     tokens = sample.token_ids
     return {
         **{name: measured[metric][place] for name, (metric, place) in rank_columns(config).items()},
@@ -140,7 +140,7 @@ def prompt_row(
     rows: Sequence[Mapping[str, Any]],
     measured: MeasuredPrompt,
 ) -> dict[str, Any]:
-    """The metrics of one prompt, without its place; ``rows`` are its responses'."""
+    """Return the metrics of one prompt, without its place; ``rows`` are its responses'."""
     tokens = [sample.token_ids for sample in samples]
     shares = [token_shares(ids) for ids in tokens]
     stacked = _token_metrics(config, tokens) | {"response_length": sum(map(len, tokens))}
@@ -156,7 +156,7 @@ def prompt_row(
 
 
 def of_model(table: pd.DataFrame, place: Sequence[object]) -> pd.DataFrame:
-    """The rows of one model on one benchmark; ``place``: its values of ``MODEL``."""
+    """Return the rows of one model on one benchmark; ``place``: its values of ``MODEL``."""
     return table[(table[MODEL] == pd.Series(place, index=MODEL)).all(axis=1)] if len(table) else table
 
 
@@ -191,7 +191,7 @@ def write_tables(folder: Path, tables: Mapping[str, pd.DataFrame]) -> Path:
 
 
 def _as_cell(value: Any) -> Any:
-    """A cell without the characters that a workbook cannot hold, and as long as it can be."""
+    """Return a cell without characters that a workbook cannot hold, and of at most its length."""
     return ILLEGAL_CHARACTERS_RE.sub("\ufffd", value)[:CELL] if isinstance(value, str) else value
 
 

@@ -61,8 +61,9 @@ def _evaluate_target(
     earlier: dict[Target, list[EvaluationTask]],
     judge: Judge | None,
 ) -> list[TaskResult]:
-    """Generate the missing samples of one model and score all, by the ``judge`` too; the results of the tasks that
-    succeeded.
+    """Generate the missing samples of one model and score all, also by the ``judge``.
+
+    Returns the results of the tasks that succeeded.
 
     The same model under another name, such as the base of two runs, is among the ``earlier`` ones with its tasks: what
     it sampled is what this one would.
@@ -96,7 +97,7 @@ def _evaluate_target(
 
 
 def in_one_line(error: Exception, log: Path) -> str:
-    """A worker's error in one line; its traceback goes to the file ``log``."""
+    """Return a worker's error in one line; its traceback goes to the file ``log``."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     if len(lines) == 1:
         return lines[0]

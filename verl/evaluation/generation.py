@@ -132,7 +132,7 @@ def generate_missing(
 
 
 def _record(task: EvaluationTask, place: int) -> PromptRecord:
-    """A problem as environments see it."""
+    """Return a problem as environments see it."""
     problem = task.problems[place]
     asked = [{"role": "user", "content": problem.question}]
     facts = (problem.data_source, problem.answer, problem.extra_info)
@@ -140,8 +140,10 @@ def _record(task: EvaluationTask, place: int) -> PromptRecord:
 
 
 def finite_metrics(batch: Batch) -> list[dict[str, float]]:
-    """The rank metrics of each response that are finite, by name, or by ``layer_1/<name>`` where several layers are
-    captured."""
+    """Return the finite rank metrics of each response, by name.
+
+    The name is ``layer_1/<name>`` where several layers are captured.
+    """
     rows: list[dict[str, float]] = [{} for _ in range(len(batch))]
     for name, values in batch.rank_metrics.items():
         for row, layers in zip(rows, values.tolist(), strict=True):

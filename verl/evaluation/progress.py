@@ -1,4 +1,4 @@
-"""What an evaluation says while it runs: a bar on a terminal, a line every few seconds elsewhere, and its errors."""
+"""Display of a running evaluation: a bar on a terminal, a line every few seconds elsewhere, and its errors."""
 
 import os
 import sys
@@ -126,7 +126,7 @@ class EvaluationDisplay:
 
 @contextmanager
 def displayed(kept: str) -> Iterator[EvaluationDisplay]:
-    """The display of an evaluation within the block; an interrupt says that what it ``kept`` stays.
+    """Show the display of an evaluation within the block; on an interrupt, report that ``kept`` stays.
 
     Raises:
         SystemExit: with 1 if some evaluations failed; with 130 after an interrupt.

@@ -52,7 +52,7 @@ class Judge(NamedTuple):
 
 
 def load_reward_model(config: EvaluationConfig, device_type: str) -> Judge:
-    """The reward model that ``config`` names. Raises ``ConfigError`` if it is missing or cannot give scores."""
+    """Load the reward model that ``config`` names. Raises ``ConfigError`` if it is missing or cannot give scores."""
     options, field = config.reward_model, "reward_model.path"
     held = options.held(device_type == "cpu")
     path = held.model.path
@@ -68,8 +68,11 @@ def load_reward_model(config: EvaluationConfig, device_type: str) -> Judge:
 def score_by_reward_model(
     job: Job, stores: Mapping[EvaluationTask, SampleStore], judge: Judge
 ) -> dict[EvaluationTask, dict[SampleKey, float]]:
-    """The scores of the first ``n_sampling`` samples of every problem; those that are missing or of other responses are
-    made. Raises ``WorkerError`` if the model cannot be loaded or fails."""
+    """Return the scores of the first ``n_sampling`` samples of every problem.
+
+    Scores that are missing or of other responses are made. Raises ``WorkerError`` if the model cannot be loaded or
+    fails.
+    """
     held, tokenizer = judge
     settings = {"model": model_digest(held.model.path), "max_length": held.max_length, "dtype": held.model.param_dtype}
     found: dict[EvaluationTask, dict[SampleKey, float]] = {}
@@ -105,7 +108,7 @@ def score_by_reward_model(
 
 
 def with_scores(result: TaskResult, scores: Mapping[SampleKey, float]) -> TaskResult:
-    """``result`` with the ``scores`` of its samples; a sample that was not generated has none."""
+    """Return ``result`` with the ``scores`` of its samples; a sample that was not generated has none."""
     problems = [
         replace(problem, samples=[replace(s, score=scores.get((i, j))) for j, s in enumerate(problem.samples)])
         for i, problem in enumerate(result.problems)

@@ -94,7 +94,7 @@ class TaskResult:
 
 
 def row_labels(results: Sequence[TaskResult]) -> list[str]:
-    """A label for each result: ``alias@step``, and `` T=0.6`` if a benchmark has it at several temperatures."""
+    """Return a label for each result: ``alias@step``, with `` T=0.6`` if a benchmark has it at several temperatures."""
     counts = Counter((result.label, result.benchmark) for result in results)
     several = {label for (label, _), count in counts.items() if count > 1}
     return [f"{r.label} T={r.temperature:g}" if r.label in several else r.label for r in results]

@@ -58,7 +58,7 @@ class StoredVerdict:
 def score_samples(
     task: EvaluationTask, samples: Mapping[SampleKey, StoredSample], n: int, verifiers: VerifierPool
 ) -> TaskResult:
-    """The result of a task whose samples are complete; verdicts that are missing or out of date are made.
+    """Return the result of a task with complete samples; missing and outdated verdicts are made.
 
     Raises:
         ConfigError: as :func:`score_batches`, or a line of verdicts is damaged.
@@ -95,7 +95,7 @@ def score_batches(
     keys: Sequence[SampleKey],
     verifiers: VerifierPool,
 ) -> Iterator[dict[SampleKey, Verdict]]:
-    """The scores of the samples ``keys``, ``BATCH_SIZE`` at a time.
+    """Yield the verdicts on the samples ``keys``, ``BATCH_SIZE`` at a time.
 
     Raises:
         ConfigError: a user's own function failed, or the verifiers or programs could not be run.
@@ -138,7 +138,7 @@ def verdict_settings(problems: Sequence[Problem], config: RewardScoreConfig) -> 
 
 
 def _source_of(path: str) -> Path | None:
-    """The file of ``module:function`` or ``file.py:function``."""
+    """Return the file of ``module:function`` or ``file.py:function``."""
     module = path.rpartition(":")[0]
     if module.endswith(".py"):
         return Path(module)

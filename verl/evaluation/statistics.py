@@ -110,7 +110,7 @@ class SummaryRow:
     rm_maj_at_k: Mapping[int, Estimate] = field(default_factory=dict)
 
     def estimates(self, name: str) -> Mapping[int, Estimate]:
-        """Those of one of ``FIGURES``."""
+        """Estimates of one of ``FIGURES``."""
         estimates: Mapping[int, Estimate] = getattr(self, f"{name}_at_k")
         return estimates
 
@@ -139,7 +139,7 @@ class Summary:
         return sorted({k for row in self.rows for k in row.pass_at_k})
 
     def figures(self) -> list[str]:
-        """Those of ``FIGURES`` that some row has."""
+        """Entries of ``FIGURES`` that some row has."""
         return [name for name in FIGURES if any(row.estimates(name) for row in self.rows)]
 
     def reasons(self) -> list[str]:
@@ -159,14 +159,14 @@ class _Scores:
     """``[P, K]``"""
 
     def columns(self, ks: Sequence[int]) -> Tensor:
-        """The columns of ``ks``, ``[P, F * len(ks)]`` for F figures."""
+        """Return the columns of ``ks``, ``[P, F * len(ks)]`` for F figures."""
         known = list(self.row.pass_at_k)
         starts = range(0, self.values.shape[1], max(1, len(known)))
         return self.values[:, [start + known.index(k) for start in starts for k in ks]]
 
 
 def summarise(results: Sequence[TaskResult], compare_to: str = "auto", seed: int = 0) -> Summary:
-    """The figures of ``results``.
+    """Summarise ``results``.
 
     Args:
         results: in the order of the tables.
@@ -209,7 +209,7 @@ def one_thread() -> Iterator[None]:
 
 
 def _scores(result: TaskResult, label: str, seed: int) -> _Scores:
-    """The figures of one result, without its differences."""
+    """Return the figures of one result, without its differences."""
     problems = [problem for problem in result.problems if problem.samples]
     samples = [sample for problem in problems for sample in problem.samples]
     counts = [len(problem.samples) for problem in problems]
@@ -259,7 +259,7 @@ def _seed_of(benchmark: str, seed: int) -> int:
 
 
 def _baseline(scores: _Scores, group: Mapping[str, _Scores], compare_to: str, first: TaskResult) -> _Scores | None:
-    """The baseline of ``scores`` on its benchmark; None if it is the baseline itself or there is none."""
+    """Return the baseline of ``scores`` on its benchmark; None if it is the baseline itself or there is none."""
     result = scores.result
     same = [other for other in group.values() if other.result.temperature == result.temperature]
     others = [other for other in same if other.result.label == f"{result.run}@0"] if compare_to != "first" else []
@@ -302,7 +302,7 @@ def _shared_ks(parts: Sequence[_Scores]) -> list[int]:
 
 
 def _average(label: str, pairs: Sequence[tuple[_Scores, _Scores | None]], seed: int) -> SummaryRow:
-    """The mean over benchmarks of the figures of ``label``; every benchmark has the same weight."""
+    """Return the mean over benchmarks of the figures of ``label``; every benchmark has the same weight."""
     parts = [scores for scores, _ in pairs]
     rows = [scores.row for scores in parts]
     ks = _shared_ks(parts)
@@ -351,7 +351,7 @@ def mean_estimates(values: Tensor, num_draws: int = DRAWS, seed: int = 0) -> lis
 def macro_estimates(
     benchmarks: Sequence[Tensor], seeds: Sequence[int], num_draws: int = DRAWS, shares: bool = False
 ) -> list[Estimate]:
-    """The mean over benchmarks of the means over their problems, ``[P, K]`` each, with its interval for each column.
+    """Return the mean over benchmarks of their means over problems, ``[P, K]`` each, with intervals per column.
 
     Problems are drawn within each benchmark, by its seed. The spread within a benchmark of one problem is unknown, so
     its average has no interval.

@@ -34,7 +34,7 @@ RecordT = TypeVar("RecordT")
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects in the file, each with its place for messages; an incomplete last line is cut off the file.
+    """Return the objects in the file, each with its place for messages; an incomplete last line is cut off the file.
 
     Raises:
         ConfigError: the file cannot be read, or a complete line is not a JSON object.
@@ -62,8 +62,10 @@ def read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def parse_record(kind: type[RecordT], record: Mapping[str, Any], place: str) -> RecordT:
-    """The dataclass ``kind`` with the fields of ``record``; those that have defaults may be missing. Raises
-    ``ConfigError`` if they are others, or of other types."""
+    """Return the dataclass ``kind`` with the fields of ``record``; those with defaults may be missing.
+
+    Raises ``ConfigError`` for other fields, or other types.
+    """
     hints = get_type_hints(kind)
     described: Any = kind  # a dataclass, for which there is no annotation
     optional = {field.name for field in fields(described) if field.default_factory is not MISSING}
@@ -157,7 +159,7 @@ class StoredSample:
     """Who said what, as :func:`verl.rollout.environments.conversations.who_said_what` tells it; empty for one turn."""
 
     def record(self) -> dict[str, Any]:
-        """The line of the file."""
+        """Return the line of the file."""
         return {
             name: value for name, value in asdict(self).items() if name not in ("token_ids", "conversation") or value
         }

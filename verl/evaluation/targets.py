@@ -46,7 +46,7 @@ class Target:
 
 
 def select_targets(config: EvaluationConfig, display: EvaluationDisplay) -> tuple[list[Target], str]:
-    """The models that ``config`` names, in its order: runs, and within a run its steps; and a name for their folder.
+    """Return the models that ``config`` names, runs in order and steps within a run, and a name for their folder.
 
     What is missing is an error on the ``display``.
     """
@@ -63,7 +63,7 @@ def select_targets(config: EvaluationConfig, display: EvaluationDisplay) -> tupl
 
 
 def newest_run(runs_dir: Path, base: str) -> Path | None:
-    """The training run below ``runs_dir`` from the model ``base`` that has the newest checkpoint."""
+    """Return the training run below ``runs_dir`` from the model ``base`` with the newest checkpoint."""
     runs = []
     for parent, folders, files in os.walk(runs_dir):
         if POINTER in files:
@@ -86,7 +86,7 @@ def _newest_or_base(runs_dir: str, entry: TargetConfig, display: EvaluationDispl
 
 
 def _targets_of(alias: str, path: str, entry: TargetConfig, display: EvaluationDisplay) -> tuple[list[Target], str]:
-    """The models of one entry and a name for their folder; a missing step is an error on the ``display``.
+    """Return the models of one entry and a name for their folder; a missing step is an error on the ``display``.
 
     Raises:
         ConfigError: ``path`` is neither a model nor a training run.
@@ -118,7 +118,7 @@ def _targets_of(alias: str, path: str, entry: TargetConfig, display: EvaluationD
 
 
 def _find_step(root: Path, step: int, field: str, base: str | None) -> tuple[int, str]:
-    """A run's step (for ``LAST`` the newest) and its model. Raises ``ConfigError`` if it is missing."""
+    """Return a run's step (for ``LAST`` the newest) and its model. Raises ``ConfigError`` if it is missing."""
     if step == 0:
         model = find_path(base or _run_text(root, "model", "path"))
         if not model:
@@ -145,12 +145,12 @@ def _find_step(root: Path, step: int, field: str, base: str | None) -> tuple[int
 
 
 def _full_path(model: str) -> str:
-    """The absolute path of a local folder, because workers may have other working directories; a hub id stays."""
+    """Return the absolute path of a local folder, since workers may have other working directories; hub ids stay."""
     return str(Path(model).resolve()) if Path(model).exists() else model
 
 
 def _run_option(root: Path, group: str, option: str) -> Any:
-    """An option in a run's ``config.yaml``; None if it is not there, or the file cannot be read."""
+    """Return an option in a run's ``config.yaml``; None if it is missing, or the file cannot be read."""
     try:
         return run_option(read_run_config(root / RUN_CONFIG), group, option)
     except ConfigError:

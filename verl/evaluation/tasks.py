@@ -1,5 +1,7 @@
-"""The job of an evaluation or an analysis, and its tasks: one model on one benchmark at one temperature, with its
-prompts and its folder."""
+"""The job of an evaluation or an analysis, and its tasks.
+
+A task is one model on one benchmark at one temperature, with its prompts and its folder.
+"""
 
 import hashlib
 import os
@@ -77,7 +79,7 @@ class EvaluationTask:
         return f"{self.target.label} on {self.benchmark}"
 
     def open_store(self) -> SampleStore:
-        """The task's samples, to read and to extend. Raises ``ConfigError`` as :class:`SampleStore`."""
+        """Open the task's samples, to read and to extend. Raises ``ConfigError`` as :class:`SampleStore`."""
         return SampleStore(self.folder, self.settings, self.prompts, self.unanswered)
 
 
@@ -96,7 +98,7 @@ class Job:
     """Tokenizer of each target."""
 
     def tasks_of(self, target: Target) -> list[EvaluationTask]:
-        """The target's tasks: every benchmark at every temperature.
+        """Return the target's tasks: every benchmark at every temperature.
 
         Benchmarks with a question that the model's template refuses are left out, and prompts that leave no room for a
         response are not answered; ``display`` says so.
@@ -141,7 +143,7 @@ class Job:
         return tasks
 
     def open_stores(self, tasks: Sequence[EvaluationTask], stack: ExitStack) -> dict[EvaluationTask, SampleStore]:
-        """The stores of the tasks whose folders hold no other samples."""
+        """Return the stores of the tasks whose folders hold no other samples."""
         stores = {}
         for task in tasks:
             with self.display.recorded(task.label):
@@ -213,8 +215,10 @@ def count_workers(config: EvaluationConfig, device_type: str) -> int:
 
 
 def load_problems(name: str, config: EvaluationConfig) -> list[Problem]:
-    """The first ``data.max_problems`` problems of a benchmark. Raises ``ConfigError`` as ``load_benchmark`` and
-    ``check_answers``."""
+    """Return the first ``data.max_problems`` problems of a benchmark.
+
+    Raises ``ConfigError`` as ``load_benchmark`` and ``check_answers``.
+    """
     folder = config.data.benchmark_dir
     problems = load_benchmark(name, Path(folder) if folder else None, config.data.fields.get(name))
     problems = problems[: config.data.limit]
@@ -233,7 +237,7 @@ def check_answers(problems: Sequence[Problem], config: EvaluationConfig) -> None
 
 
 def load_target_tokenizer(target: Target, trust_remote_code: bool) -> PreTrainedTokenizerBase:
-    """The target's tokenizer. Raises ``ConfigError`` if it is missing or does not support the target's template."""
+    """Load the target's tokenizer. Raises ``ConfigError`` if it is missing or does not support the template."""
     fetch_model(target.path, "model.path")
     if find_template(target.template).python == "solution":
         require_sandbox()
@@ -297,15 +301,17 @@ def _prompt(
 
 
 def few_shot_examples(benchmark: str, template: str) -> list[tuple[str, str]]:
-    """The worked examples that the community puts before this benchmark's questions, none for most benchmarks; programs
-    for a template that asks for some."""
+    """Return the customary worked examples before this benchmark's questions, none for most benchmarks.
+
+    They are programs for a template that asks for some.
+    """
     known = BENCHMARKS.get(benchmark)
     name = find_template(template).python or (known.demonstrations if known is not None else None)
     return list(DEMONSTRATIONS[name]) if name else []
 
 
 def engine_model(tasks: Sequence[EvaluationTask], config: EvaluationConfig) -> EngineModel:
-    """The model as engines load it for ``tasks`` of one target."""
+    """Return the model as engines load it for ``tasks`` of one target."""
     target, settings = tasks[0].target, tasks[0].settings
     limit = ModelInfo.read(target.path, config.rollout.trust_remote_code).max_length
     prompts = [ids for task in tasks for i, ids in enumerate(task.prompts) if i not in task.unanswered]
@@ -321,7 +327,7 @@ def engine_model(tasks: Sequence[EvaluationTask], config: EvaluationConfig) -> E
 
 
 def model_digest(path: str) -> str:
-    """A digest of the weights in a local folder, wherever it lies; a hub id stands for itself.
+    """Return a digest of the weights in a local folder, wherever it lies; a hub id stands for itself.
 
     Raises:
         ConfigError: the folder is gone, or disappears while it is read.

@@ -36,7 +36,7 @@ BENCHMARKS = {
 
 
 def load_benchmark(name: str, folder: Path | None, fields: Mapping[str, str] | None = None) -> list[Problem]:
-    """The problems of the benchmark ``name``, in order.
+    """Return the problems of the benchmark ``name``, in order.
 
     A file of ``folder`` (:func:`local_file`) is used instead of the hub's copy; a name that is not in ``BENCHMARKS``
     needs such a file. ``fields`` maps our field names (``verl.evaluation.benchmarks.rows.FIELD_NAMES``) to the file's;
@@ -96,7 +96,7 @@ def _unknown(name: str, folder: Path | None) -> str:
 
 
 def _read_file(path: Path) -> Sequence[tuple[int, Row]]:
-    """The rows with their numbers, from 1; of JSON lines those of the lines."""
+    """Return the rows with their numbers, from 1; for JSON lines the line numbers."""
     if path.suffix == ".jsonl":
         return read_json_lines(path)
     return list(enumerate(read_csv(path) if path.suffix == ".csv" else read_rows(str(path)), start=1))
@@ -114,7 +114,7 @@ def _read_embedded(path: Path) -> list[tuple[int, Row]]:
 
 
 def _read_hub(benchmark: Benchmark) -> list[tuple[int, Row]]:
-    """The rows with their numbers, from 1."""
+    """Return the rows with their numbers, from 1."""
     fix = f"put it into data.benchmark_dir as {benchmark.name}/test.jsonl"
     if not benchmark.hub:
         raise ConfigError(

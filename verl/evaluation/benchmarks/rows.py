@@ -71,7 +71,7 @@ class Benchmark:
     """Data set on the Hugging Face hub, as ``verl.config.data.hub_set`` reads its name; empty if no copy there is
     known, see ``home``."""
     home: str = ""
-    """Where to get ``<name>/test.jsonl`` if not from the hub."""
+    """Source of ``<name>/test.jsonl`` if not the hub."""
     fields: Mapping[str, str] | None = None
     """Our field (``FIELD_NAMES``) -> theirs, if recognition would choose the wrong one."""
     verifier: str = OPEN
@@ -142,7 +142,7 @@ def recognise_fields(
 
 
 def read_problem(row: Row, index: int, fields: Mapping[str, Sequence[str]], benchmark: Benchmark) -> Problem:
-    """The problem in ``row``; ``fields`` are those of ``recognise_fields``.
+    """Read the problem in ``row``; ``fields`` are those of ``recognise_fields``.
 
     Raises:
         ValueError: the question or the answer is missing, or a field is not text, a number or a list of these.
@@ -220,7 +220,7 @@ def inline_options(question: str) -> dict[str, str]:
 
 
 def _option_text(text: str) -> str:
-    """The text between two labels, without parts of the labels and without what follows the last option."""
+    """Return the text between two labels, without parts of the labels or anything after the last option."""
     text = _strip_option(text.strip().partition("\n\n")[0])
     # Often all options are in one formula, which then begins before the first label.
     return _strip_option(text.strip("$ ")) if text.count("$") % 2 else text
@@ -236,7 +236,7 @@ def _strip_option(text: str) -> str:
 
 
 def _first_value(row: Row, names: Sequence[str], nan_is_gap: bool) -> Any:
-    """The first value that is not empty; NaN is what tables write for a missing number."""
+    """Return the first value that is not empty; tables write NaN for a missing number."""
     values = [row.get(name) for name in names]
     if nan_is_gap:
         values = [None if isinstance(value, float) and math.isnan(value) else value for value in values]
@@ -266,7 +266,7 @@ def _text(value: Any) -> str:
 
 
 def _answer_text(value: Any, options: Any) -> str:
-    """The answer as text: an index into a list of options becomes its letter; several answers are joined by commas."""
+    """Return the answer as text: the letter of an option's index; several answers are joined by commas."""
     several = value if isinstance(value, list) else [value]
     if isinstance(options, list):
         # Tables with gaps hold indices as floats.

@@ -1,1 +1,1 @@
-"""What an evaluation leaves behind: tables, plots, files and the page."""
+"""Results of an evaluation: tables, files and the page."""

@@ -1,4 +1,4 @@
-"""What the page of an evaluation shows: tables, curves and every response."""
+"""Content of an evaluation's page: tables, curves and every response."""
 
 import json
 import re
@@ -32,7 +32,7 @@ OTHER_VERDICT = "o"
 def make_page(
     summary: Summary, results: Sequence[TaskResult], title: str = "Evaluation", max_bytes: int = MAX_PAGE_BYTES
 ) -> str:
-    """The text of the page; ``max_bytes``: its size, unless figures, verdicts and questions alone are larger."""
+    """Return the text of the page; ``max_bytes``: its size, unless figures, verdicts and questions alone are larger."""
     metrics = metric_names(problem for result in results for problem in result.problems)
     names = [*VERDICT_CODES, *sorted(set(summary.reasons()) - VERDICT_CODES.keys())]
     runs, prompts = _gather(summary, results)
@@ -51,7 +51,7 @@ def make_page(
 
 
 def _gather(summary: Summary, results: Sequence[TaskResult]) -> tuple[list[str], list[PromptSamples]]:
-    """The runs, and every problem with the samples that each of them has at each step."""
+    """Return the runs, and every problem with the samples that each of them has at each step."""
     labels = row_labels(results)
     # A run at two temperatures is two.
     names = [result.run + label.removeprefix(result.label) for result, label in zip(results, labels, strict=True)]
@@ -104,7 +104,7 @@ def label_styles(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def _row(row: SummaryRow, summary: Summary) -> dict[str, Any]:
-    """The figures of one run on one benchmark, -1 for the average."""
+    """Return the figures of one run on one benchmark, -1 for the average."""
     return {
         "label": summary.labels.index(row.label),
         "benchmark": -1 if row.benchmark == AVERAGE else summary.benchmarks.index(row.benchmark),

@@ -1,4 +1,4 @@
-"""What an evaluation leaves behind: files of every result, tables, plots, the page, and the trackers' records."""
+"""Results of an evaluation: files of every result, tables, the page, and the trackers' records."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -111,7 +111,7 @@ def record(
 
 
 def tracked_figures(row: SummaryRow) -> dict[str, float]:
-    """The figures of one checkpoint on one benchmark, by their names in trackers."""
+    """Return the figures of one checkpoint on one benchmark, by their names in trackers."""
     figures = {f"{name}@{k}": estimate.value for name in FIGURES for k, estimate in row.estimates(name).items()}
     figures |= {"response_length/mean": row.mean_tokens, "response_length/clip_ratio": row.truncation_rate}
     figures["repetition_rate"] = row.repetition_rate

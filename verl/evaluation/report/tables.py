@@ -122,7 +122,7 @@ def _with_difference(row: SummaryRow, k: int) -> str:
 
 
 def _estimates_table(name: str, ks: Sequence[int], summary: Summary) -> Table:
-    """A figure at every k, with intervals."""
+    """Return a table of a figure at every k, with intervals."""
     rows = [
         [row.benchmark, row.label, *(with_interval(row.estimates(name).get(k)) for k in ks)] for row in summary.all_rows
     ]
@@ -130,7 +130,7 @@ def _estimates_table(name: str, ks: Sequence[int], summary: Summary) -> Table:
 
 
 def _response_table(summary: Summary) -> Table:
-    """Number and length of responses, and the reasons for their verdicts."""
+    """Return a table of the number and length of responses, and the reasons for their verdicts."""
     reasons = summary.reasons()
     headers = ["benchmark", "run", "problems", "without samples", "samples each", "mean tokens", "truncated"]
     headers += ["repetition", *reasons]
@@ -160,7 +160,7 @@ def _metric_table(summary: Summary) -> Table:
 
 
 def comparison_ks(summary: Summary) -> list[int]:
-    """The k of the overview: 1, and the largest that most rows have."""
+    """Return the k of the overview: 1, and the largest that most rows have."""
     largest = [max(row.pass_at_k) for row in summary.rows if row.pass_at_k]
     return sorted({1, max(largest, key=lambda k: (largest.count(k), k))}) if largest else []
 
@@ -176,7 +176,7 @@ def baseline_sentence(summary: Summary) -> str:
 
 
 def markdown(summary: Summary, title: str = "Evaluation") -> str:
-    """The text of ``results.md``."""
+    """Return the text of ``results.md``."""
     parts = [f"# {printable(title)}"]
     if not summary.rows:
         return "\n\n".join([*parts, "There are no results."]) + "\n"
@@ -198,7 +198,7 @@ def markdown(summary: Summary, title: str = "Evaluation") -> str:
 
 
 def csv_text(summary: Summary) -> str:
-    """The text of ``results.csv``: a line per run and benchmark, shares from 0 to 1, empty if undefined."""
+    """Return the text of ``results.csv``: a line per run and benchmark, shares from 0 to 1, empty if undefined."""
     records = [_record(row, summary) for row in summary.all_rows]
     frame = pd.DataFrame(records) if records else pd.DataFrame(columns=["benchmark", "run"])
     return str(frame.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
@@ -229,8 +229,11 @@ def _bounds(name: str, estimate: Estimate | None) -> dict[str, float]:
 
 
 def overview_table(summary: Summary) -> Table:
-    """What the terminal shows: pass@1 and pass@n with differences, maj@n, with a reward model rm@n and rm_maj@n, mean
-    length, share of cut responses."""
+    """Return the table for the terminal.
+
+    It has pass@1 and pass@n with differences, maj@n, with a reward model rm@n and rm_maj@n, mean length, and the share
+    of cut responses.
+    """
     ks = comparison_ks(summary)
     chosen = [(name, k) for name in summary.figures()[1:] for k in ks if k > 1]
     rows = [
