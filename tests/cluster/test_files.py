@@ -4,7 +4,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from conftest import ROOT
 
 from verl.config import PPOConfig, load_config
 from verl.single_controller.environment import REQUEUE
+from verl.single_controller.launch import make_token
 from verl.single_controller.probe import ROOM
 
 PAGE = (ROOT / "docs" / "multinode.md").read_text()
@@ -53,9 +53,11 @@ def test_dockerfiles_install_what_setup_does(kind: str):
 
 
 def test_the_page_has_every_variable_of_the_script():
-    scripts = "".join((ROOT / "scripts" / name).read_text() for name in ("cluster.sh", "environment.sh"))
-    read = set(re.findall(r"\$\{?((?:VERL|MASTER|NODE|NNODES)[A-Z_]*)", scripts)) - {"VERL_HOSTS"}
-    assert read >= {"NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "VERL_CLUSTER_DIR", "VERL_REMOTE_DIR"}
+    files = ("scripts/cluster.sh", "scripts/environment.sh", "verl/single_controller/launch.py")
+    scripts = "".join((ROOT / name).read_text() for name in files)
+    read = set(re.findall(r"(?:\$\{?|\")((?:VERL|MASTER|NODE|NNODES)[A-Z_]*)", scripts)) - {"VERL_HOSTS"}
+    needed = "NNODES NODE_RANK MASTER_ADDR MASTER_PORT VERL_CLUSTER_DIR VERL_REMOTE_DIR VERL_JOIN_TIMEOUT"
+    assert read >= set(needed.split())
     assert {name for name in read if f"`{name}" not in PAGE} == set()
     assert f"exit code {REQUEUE}:" in PAGE and f"{ROOM >> 30} GiB free" in PAGE
 
@@ -82,17 +84,15 @@ def test_slurm_is_asked_to_requeue(tmp_path: Path, code: int, requeued: str):
     assert (ended.returncode, asked.read_text().strip() if asked.exists() else "") == (code, requeued)
 
 
-def test_a_link_under_the_tokens_name_does_not_get_it(tmp_path: Path):
+def test_a_link_under_the_tokens_name_does_not_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     theirs = tmp_path / "theirs"
     theirs.touch(mode=0o666)
-    (tmp_path / "token.new").symlink_to(theirs)
-    command = (
-        f"source {shlex.quote(str(ROOT / 'scripts/cluster.sh'))}; cluster_folder=$PWD MASTER_PORT=6379; make_token h"
-    )
-    environment = {**os.environ, "python": sys.executable}
-    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
-        environment.pop(name, None)
-    subprocess.run(["bash", "-c", command], cwd=tmp_path, env=environment, check=True)
     token = tmp_path / "token"
+    token.symlink_to(theirs)
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    for name in ("RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"):
+        monkeypatch.setenv(name, "")
+    make_token(tmp_path)
     assert theirs.read_text() == "" and not token.is_symlink()
     assert (len(token.read_text()), token.stat().st_mode & 0o777) == (64, 0o600)
+    assert os.environ["RAY_AUTH_TOKEN_PATH"] == str(token)

@@ -11,8 +11,8 @@ import ray
 
 from verl.config import ConfigError
 from verl.single_controller import machines, probe
-from verl.single_controller.cluster_script import lead, wait
 from verl.single_controller.failures import NoRoom, RequeueError
+from verl.single_controller.launch import Start, claim, wait
 from verl.single_controller.machines import gather_machines, wait_for_machines
 from verl.single_controller.probe import ROOM, look, room_for_checkpoint
 
@@ -80,7 +80,7 @@ def test_a_machine_0_that_gave_up_is_believed_for_a_while(tmp_path: Path, age_s:
     mark.write_text("no room")
     os.utime(mark, (time.time() - age_s,) * 2)
     with pytest.raises(ConfigError, match=said):
-        wait("127.0.0.1", "6379", str(tmp_path), "0.1")
+        wait(Start("127.0.0.1", 6379, tmp_path), 0.1)
 
 
 @pytest.mark.parametrize("mode", [0o775, 0o702, 0o1777])
@@ -90,7 +90,8 @@ def test_a_folder_that_others_can_write_is_refused(tmp_path: Path, mode: int):
     (folder / "address").write_text("10.0.0.9:6379")
     folder.chmod(mode)
     said = f"^VERL_CLUSTER_DIR={folder}: other accounts can write there .*; chmod go-w it, or "
-    for command in (lambda: lead("127.0.0.1", "1", str(folder)), lambda: wait("127.0.0.1", "1", str(folder), "1")):
+    start = Start("127.0.0.1", 1, folder)
+    for command in (lambda: claim(start), lambda: wait(start, 1.0)):
         with pytest.raises(ConfigError, match=said):
             command()
 
@@ -98,13 +99,13 @@ def test_a_folder_that_others_can_write_is_refused(tmp_path: Path, mode: int):
 def test_a_token_that_is_in_a_folder_of_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
     with socket.create_server(("127.0.0.1", 0)) as server:
-        port = str(server.getsockname()[1])
+        port = server.getsockname()[1]
         (tmp_path / "address").write_text(f"127.0.0.1:{port}")
         said = (
             f"machine 0 at localhost:{port} was not there within 0.1 s: {tmp_path}/token does not exist; is the folder"
         )
         with pytest.raises(ConfigError, match=f"^{said} shared"):
-            wait("localhost", port, str(tmp_path), "0.1")
+            wait(Start("localhost", port, tmp_path), 0.1)
 
 
 @pytest.fixture

@@ -19,10 +19,11 @@ import ray
 import torch
 
 from verl.config.errors import ConfigError
+from verl.single_controller.environment import signals_blocked
 from verl.single_controller.machines import machines_with, wait_for_machines
 from verl.single_controller.network import LOOPBACK
-from verl.single_controller.ray_head import check_head, cluster_address, few_processes, has_token, on_loopback
-from verl.utils.process import UMASK
+from verl.single_controller.ray_head import check_head, cluster_address, has_token, small_local_ray
+from verl.utils.process import private_files
 
 ALONE = (
     "this machine is alone. Start the same command on every machine with NNODES, NODE_RANK and MASTER_ADDR, or with "
@@ -145,10 +146,9 @@ def ray_cluster(world_size: int, device_type: str, object_store_mb: int = SMALLE
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     on_terminate = signal.getsignal(signal.SIGTERM)
     make_private(Path.home() / ".ray" / "auth_token")
-    with _deaf_children(), private_files(), ExitStack() as local:
+    with signals_blocked(signal.SIGUSR1), private_files(), ExitStack() as local:
         if not address:
-            local.enter_context(on_loopback())
-            local.enter_context(few_processes())
+            local.enter_context(small_local_ray())
         _init_ray(**options)
     if threading.current_thread() is threading.main_thread():
         # Ray's own handler prints a stack trace and aborts the process.
@@ -197,36 +197,6 @@ def _command(process: psutil.Process) -> list[str]:
         return list(process.cmdline())
     except psutil.NoSuchProcess:
         return []
-
-
-@contextmanager
-def _deaf_children() -> Iterator[None]:
-    """Processes that start within the block ignore SIGUSR1, which Slurm sends to all of a step; this one keeps it."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    # Blocked, so that what comes meanwhile is delivered afterwards.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-    handler = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGUSR1, handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
-@contextmanager
-def private_files() -> Iterator[None]:
-    """Within the block, what this process and those it starts create is this user's alone; workers restore the mask."""
-    # First, so that no process starts under the stricter mask without knowing the user's.
-    before = os.umask(PRIVATE)
-    os.umask(before)
-    os.environ.setdefault(UMASK, f"{before:o}")
-    os.umask(PRIVATE)
-    try:
-        yield
-    finally:
-        os.umask(before)
 
 
 def private_folder() -> Path:

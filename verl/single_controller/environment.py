@@ -3,7 +3,8 @@
 import os
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
@@ -35,5 +36,15 @@ def passed_variables(names: Sequence[str] = ()) -> dict[str, str]:
 
 
 def is_secret(name: str) -> bool:
-    """Whether the variable's value must not be shown."""
+    """Return whether the variable's value must not be shown."""
     return SECRET.search(name) is not None
+
+
+@contextmanager
+def signals_blocked(*signals: signal.Signals) -> Iterator[None]:
+    """Processes that start within the block never receive these signals; this one receives them afterwards."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -11,9 +11,8 @@ from typing import Any, cast
 
 import psutil
 from ray._private import parameter, ray_constants, services
-from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 from ray._private.utils import get_ray_address_file  # type: ignore[attr-defined]
-from ray._raylet import AuthenticationTokenLoader, GcsClient  # type: ignore[attr-defined]
+from ray._raylet import AuthenticationTokenLoader, Config, GcsClient  # type: ignore[attr-defined]
 from ray.exceptions import AuthenticationError, RpcError
 
 from verl.config.errors import ConfigError
@@ -67,11 +66,9 @@ def _started_address() -> str:
 def _joined(address: str) -> bool:
     """Whether this user has a process on this machine that is part of the cluster of the head at ``address``."""
     flag, user = f"--gcs-address={address}", os.getuid()
-    for process in psutil.process_iter(["name", "cmdline", "uids"]):
-        info = process.info
-        if info["name"] == "raylet" and info["uids"].real == user and flag in (info["cmdline"] or ()):
-            return True
-    return False
+    found = [process.info for process in psutil.process_iter(["name", "cmdline", "uids"])]
+    raylets = [info for info in found if info["name"] == "raylet" and info["uids"].real == user]
+    return any(flag in (info["cmdline"] or ()) for info in raylets)
 
 
 def check_head(address: str, patience_s: float = 0.0) -> None:
@@ -87,8 +84,7 @@ def check_head(address: str, patience_s: float = 0.0) -> None:
     ignored = "" if named else "; RAY_ADDRESS=local ignores it, and the run starts a cluster of its own"
     if not reachable(address, timeout_s=10):
         raise ConfigError(f"{where}: nothing answers there; it is the head's name and port, head:6379{ignored}")
-    # Ray looks for a token by itself only where it finds the address by itself.
-    maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+    use_token()
     deadline = time.monotonic() + patience_s
     while True:
         try:
@@ -106,27 +102,18 @@ def check_head(address: str, patience_s: float = 0.0) -> None:
 
 
 @contextmanager
-def on_loopback() -> Iterator[None]:
-    """A cluster that starts within the block is reached from this machine alone: all of Ray listens on 127.0.0.1.
+def small_local_ray() -> Iterator[None]:
+    """A cluster that starts within the block is reached from this machine alone, and has few processes.
 
-    Ray turns that address into another one unless it believes that the platform has no clusters, and with another one
-    most of its processes listen on all interfaces.
+    All of Ray listens on 127.0.0.1. Ray turns that address into another one, and has most of its processes listen on
+    all interfaces, unless it believes that the platform has no clusters. The dashboard and the monitors of autoscaler
+    and logs, which a run does not need, would take about two seconds of a core to start.
     """
-    before = ray_constants.ENABLE_RAY_CLUSTER
-    ray_constants.ENABLE_RAY_CLUSTER = False
-    try:
-        yield
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before
-
-
-@contextmanager
-def few_processes() -> Iterator[None]:
-    """A cluster that starts within the block has none of Ray's processes that a run does not need: its dashboard, the
-    monitor of its autoscaler, and that of its logs, which together take about two seconds of a core to start."""
+    small = partial(parameter.RayParams, no_monitor=True, include_log_monitor=cast(Any, False))
     ours: dict[tuple[Any, str], Any] = {
+        (ray_constants, "ENABLE_RAY_CLUSTER"): False,
         (services, "start_api_server"): lambda *_, **__: ("", None),
-        (parameter, "RayParams"): partial(parameter.RayParams, no_monitor=True, include_log_monitor=cast(Any, False)),
+        (parameter, "RayParams"): small,
     }
     rays = {place: getattr(*place) for place in ours}
     for place, value in ours.items():
@@ -153,13 +140,20 @@ def _without_rays_lines() -> Iterator[None]:
 
 
 def has_token() -> bool:
-    """Whether Ray finds a token, as it looks for one."""
+    """Return whether Ray finds a token."""
     AuthenticationTokenLoader.instance().reset_cache()
     return bool(AuthenticationTokenLoader.instance().has_token(ignore_auth_mode=True))
 
 
+def use_token() -> None:
+    """Have Ray send its token, if there is one: it looks for a token only where it finds the address by itself."""
+    if has_token():
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+        Config.initialize("")  # reads the environment again
+
+
 def _source() -> str:
-    """The source of the token, for a message."""
+    """Return the source of the token, for a message."""
     if not has_token():
         return "this machine, which has none"
     return next((n for n in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH") if os.environ.get(n)), "~/.ray/auth_token")

@@ -18,6 +18,7 @@ from ray.exceptions import RayError
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 from verl.single_controller.environment import is_secret, passed_variables
+from verl.single_controller.ray_head import use_token
 
 ALSO = ("VERL_ENV", "VERL_PYTHON", "VERL_FILE_LOGGER_PATH", "WANDB_MODE", "WANDB_PROJECT", "WANDB_ENTITY")
 """Variables that the script itself reads. Secrets belong into the cluster's own environment: Ray shows a job's."""
@@ -26,14 +27,16 @@ ENDED = {JobStatus.SUCCEEDED: 0, JobStatus.FAILED: 1, JobStatus.STOPPED: 1}
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     address, folder, script, *arguments = sys.argv[1:]
     job = ""
     try:
+        use_token()
         client = JobSubmissionClient(address)
-        job = _submit(client, folder, script, arguments)
+        variables = {name: value for name, value in passed_variables(ALSO).items() if not is_secret(name)}
+        job = client.submit_job(entrypoint=_entrypoint(folder, script, arguments), runtime_env={"env_vars": variables})
         print(f"submitted as {job} to {address}", flush=True)
-        sys.exit(_follow_to_the_end(client, job))
+        sys.exit(_follow(client, job))
     # Of requests, of aiohttp, of Ray, and of an answer that is not Ray's.
     except (OSError, ClientError, RuntimeError, RayError, ValueError, TypeError, KeyError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
@@ -41,18 +44,14 @@ def main() -> None:
         raise SystemExit(f"error: RAY_ADDRESS={address}: {what}: {reason:.300}") from None
 
 
-def _submit(client: JobSubmissionClient, folder: str, script: str, arguments: Sequence[str]) -> str:
-    """The name of the job."""
-    variables = {name: value for name, value in passed_variables(ALSO).items() if not is_secret(name)}
-    inside = shlex.join(["bash", script, *arguments])
+def _entrypoint(folder: str, script: str, arguments: Sequence[str]) -> str:
     missing = f"error: the head of the cluster has no checkout at {folder}; name its folder there with VERL_REMOTE_DIR"
-    entrypoint = f"cd {shlex.quote(folder)} || {{ echo {shlex.quote(missing)} >&2; exit 1; }}; exec {inside}"
-    job: str = client.submit_job(entrypoint=entrypoint, runtime_env={"env_vars": variables})
-    return job
+    enter = f"cd {shlex.quote(folder)} || {{ echo {shlex.quote(missing)} >&2; exit 1; }}"
+    return f"{enter}; exec {shlex.join(['bash', script, *arguments])}"
 
 
-def _follow_to_the_end(client: JobSubmissionClient, job: str) -> int:
-    """The exit code of the job, whose output is printed."""
+def _follow(client: JobSubmissionClient, job: str) -> int:
+    """Print the output of the job to its end; returns its exit code."""
     stopped = 0
 
     def stop(signum: int, frame: FrameType | None) -> None:
@@ -62,18 +61,17 @@ def _follow_to_the_end(client: JobSubmissionClient, job: str) -> int:
             print(f"stopping {job}", file=sys.stderr, flush=True)
             client.stop_job(job)
 
-    signal.signal(signal.SIGINT, stop)
-    signal.signal(signal.SIGTERM, stop)
-    asyncio.run(_follow(client, job))
+    async def output() -> None:
+        async for text in client.tail_job_logs(job):
+            print(text, end="", flush=True)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    asyncio.run(output())
     while (status := client.get_job_status(job)) not in ENDED:
         time.sleep(0.2)
     code = client.get_job_info(job).driver_exit_code
     return stopped or (ENDED[status] if code is None or code < 0 else int(code))
-
-
-async def _follow(client: JobSubmissionClient, job: str) -> None:
-    async for text in client.tail_job_logs(job):
-        print(text, end="", flush=True)
 
 
 if __name__ == "__main__":

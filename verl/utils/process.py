@@ -15,7 +15,7 @@ import psutil
 CGROUPS = Path("/sys/fs/cgroup")
 
 UMASK = "VERL_UMASK"
-"""Tells processes that start under a stricter mask which one the user has; scripts/cluster.sh sets it too."""
+"""Variable with the user's mask, for processes that start under a stricter one."""
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's ``mallopt``."""
@@ -130,3 +130,18 @@ def restore_umask() -> None:
     """Create files with the user's own permissions again, in a process that started under a stricter mask."""
     if UMASK in os.environ:
         os.umask(int(os.environ[UMASK], 8))
+
+
+@contextmanager
+def private_files() -> Iterator[None]:
+    """Within the block, files that this process and its children create are this user's alone; workers call
+    :func:`restore_umask`."""
+    # First, so that no process starts under the stricter mask without knowing the user's.
+    before = os.umask(0o077)
+    os.umask(before)
+    os.environ.setdefault(UMASK, f"{before:o}")
+    os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
