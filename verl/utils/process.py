@@ -134,8 +134,7 @@ def restore_umask() -> None:
 
 @contextmanager
 def private_files() -> Iterator[None]:
-    """Within the block, files that this process and its children create are this user's alone; workers call
-    :func:`restore_umask`."""
+    """Create files of this user alone within the block, in child processes too; workers :func:`restore_umask`."""
     # First, so that no process starts under the stricter mask without knowing the user's.
     before = os.umask(0o077)
     os.umask(before)
