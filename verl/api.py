@@ -1,13 +1,11 @@
-"""Training, evaluation and scores from Python: ``verl.train``, ``verl.evaluate``, ``verl.score`` and what they return.
+"""Training, evaluation and scores from Python: ``verl.train``, ``verl.evaluate``, ``verl.score`` and their results.
 
-A run has a process of its own, that of its entry point: an interrupt or an error ends it and leaves the caller's, a
-notebook's kernel for example, as it was.
+A run has its own process, that of its entry point, and everything else is read from its folder: an interrupt or error
+ends the run and leaves the caller's process, such as a notebook's kernel, as it was.
 """
 
-import codecs
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -15,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import pandas as pd
 
@@ -30,18 +27,9 @@ from verl.config.ppo import PPOConfig
 from verl.rewards import check_ground_truth, compute_score
 from verl.run.run_config import parse_run_config
 
-PAGE_LINE = "page: "
-"""What an evaluation prints before the path of its page, which is in its folder."""
-
-KEPT_CHARACTERS = 20_000
-"""The end of a run's output, in which an error is looked for."""
-
-LISTEN_S = 0.2
-"""Seconds between two looks at whether a run that prints nothing has ended."""
-
 
 class RunError(RuntimeError):
-    """A run that failed; the message is its last lines.
+    """A run that failed, with the errors that it printed.
 
     Args:
         code: its exit code: 1 failed, 75 to be started again, 128 + N ended by signal N.
@@ -54,7 +42,7 @@ class RunError(RuntimeError):
 
 @dataclass(frozen=True)
 class Run:
-    """The folder of a training run, finished or not. Everything is read when it is asked for."""
+    """The folder of a training run, finished or not. Its files are read on each access."""
 
     folder: Path
 
@@ -72,7 +60,7 @@ class Run:
     @property
     def summary(self) -> dict[str, Any]:
         """Final figures, versions, seed and git revision."""
-        return _read_object(self.folder / "summary.json")
+        return dict(json.loads((self.folder / "summary.json").read_text()))
 
     @property
     def model(self) -> Path | None:
@@ -88,29 +76,19 @@ class Run:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The folder of an evaluation. Everything is read when it is asked for."""
+    """The folder of an evaluation. Its files (docs/evaluation.md) are read on each access."""
 
     folder: Path
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """A row per model and benchmark: pass@k with its interval, lengths, rank metrics (docs/evaluation.md)."""
+        """A row per model and benchmark: pass@k with its interval, lengths, rank metrics."""
         return pd.read_csv(self.folder / "results.csv")
-
-    @property
-    def samples(self) -> pd.DataFrame:
-        """All responses, each with its model (``run``, ``step``), benchmark and temperature."""
-        tables = []
-        for file in sorted(self.folder.rglob("samples.parquet")):
-            run, step, benchmark, temperature = map(unquote, file.relative_to(self.folder).parts[:4])
-            place = {"run": run, "step": int(step.removeprefix("step_")), "benchmark": benchmark}
-            tables.append(pd.read_parquet(file).assign(**place, temperature=float(temperature.removeprefix("T"))))
-        return pd.concat(tables, ignore_index=True)
 
     @property
     def summary(self) -> dict[str, Any]:
         """Figures by model and benchmark, and what failed."""
-        return _read_object(self.folder / "summary.json")
+        return dict(json.loads((self.folder / "summary.json").read_text()))
 
     @property
     def page(self) -> Path:
@@ -119,16 +97,12 @@ class Evaluation:
 
 
 def score(
-    data_source: str,
-    response: str,
-    truth: Any,
-    extra_info: Mapping[str, Any] | None = None,
-    mode: str = "mix",
+    data_source: str, response: str, truth: Any, extra_info: Mapping[str, Any] | None = None, mode: str = "mix"
 ) -> dict[str, Any]:
-    """The verdict on one response and its score, in this process and without a limit on time.
+    """Return the verdict on one response and its score, in this process and without a limit on time.
 
     Args:
-        data_source: which verifier scores it (docs/rewards.md).
+        data_source: names the verifier that scores it (docs/rewards.md).
         truth: the ground truth, as in ``reward_model.ground_truth`` of a data file.
         extra_info: as in a data file, where a verifier reads it.
         mode: as ``reward_score.mode``, whose default this is.
@@ -141,22 +115,21 @@ def score(
 
 
 def train(overrides: Sequence[str] = ()) -> Run:
-    """Train as ``bash train.sh OVERRIDE...`` does and return the run's folder. The run prints what it prints there.
+    """Train as ``bash train.sh OVERRIDE...`` does, and return the run's folder.
 
     Raises:
         ConfigError: an override is wrong, or does not fit the others.
         RunError: the run failed.
         KeyboardInterrupt: it was interrupted, and has ended; the same call with its folder resumes it.
     """
-    words = _overrides(overrides, translate)
-    config = parse_run_config(PPOConfig, compose_config(PPOConfig, "ppo_trainer", words))
-    folder = config.trainer.default_local_dir
+    words = _translated(overrides, translate)
+    folder = parse_run_config(PPOConfig, compose_config(PPOConfig, "ppo_trainer", words)).trainer.default_local_dir
     _call("verl.trainer.main_ppo", [*words, f"trainer.default_local_dir={quoted(folder)}"])
     return Run(Path(folder))
 
 
 def evaluate(overrides: Sequence[str] = ()) -> Evaluation:
-    """Evaluate as ``bash eval.sh OVERRIDE...`` does and return the folder of the results.
+    """Evaluate as ``bash eval.sh OVERRIDE...`` does, and return the folder of the results.
 
     Without overrides that is ``evaluation=embedded``: the newest run of the embedded task, before and after training.
 
@@ -165,19 +138,21 @@ def evaluate(overrides: Sequence[str] = ()) -> Evaluation:
         RunError: one of the evaluations failed.
         KeyboardInterrupt: it was interrupted, and has ended; the same call resumes it.
     """
-    words = _overrides(overrides, lambda words: plain_arguments(words, EvaluationConfig)) or ["evaluation=embedded"]
-    parse_evaluation_config(compose_config(EvaluationConfig, "evaluation", words))
-    output = _call("verl.trainer.main_eval", words)
-    pages = [line.removeprefix(PAGE_LINE) for line in output.splitlines() if line.startswith(PAGE_LINE)]
-    return Evaluation(Path(pages[-1]).parent)
+    words = _translated(overrides, lambda words: plain_arguments(words, EvaluationConfig)) or ["evaluation=embedded"]
+    config = parse_evaluation_config(compose_config(EvaluationConfig, "evaluation", words))
+    _call("verl.trainer.main_eval", words)
+    # Without a folder in the options, it is named after what is evaluated.
+    parent = Path(config.runs_dir, "evaluation", config.trainer.experiment_name).resolve()
+    pages = [Path(config.trainer.default_local_dir, "index.html")] if config.trainer.default_local_dir else []
+    return Evaluation(max(pages or parent.glob("*/index.html"), key=lambda page: page.stat().st_mtime).parent)
 
 
-def _overrides(words: Sequence[str], translated: Callable[[list[str]], list[str]]) -> list[str]:
-    """The overrides as Hydra reads them. Raises ``ConfigError`` for a single string, and for Hydra's own flags."""
+def _translated(words: Sequence[str], translation: Callable[[list[str]], list[str]]) -> list[str]:
+    """Return overrides as Hydra reads them. Raises ``ConfigError`` for a single string, and for Hydra's own flags."""
     if isinstance(words, str):
         raise ConfigError(f"overrides={words!r:.200}: must be a list of strings, such as ['rollout.n=8']")
     try:
-        overrides = translated(list(words))
+        overrides = translation(list(words))
     except FlagError as error:
         raise ConfigError(str(error)) from None
     if flags := [word for word in overrides if word.startswith("-")]:
@@ -185,71 +160,30 @@ def _overrides(words: Sequence[str], translated: Callable[[list[str]], list[str]
     return overrides
 
 
-def _call(module: str, words: Sequence[str]) -> str:
-    """Run an entry point in a process of its own, print what it prints, and return the end of that.
+def _call(module: str, words: Sequence[str]) -> None:
+    """Run an entry point in its own process, which prints to this one's output.
 
     A first interrupt is passed on, so that the run can end as it does on Ctrl-C; a second one kills it.
     """
-    # A notebook's backend of matplotlib draws in the notebook alone.
-    environment = {name: value for name, value in os.environ.items() if name != "MPLBACKEND"}
-    environment["PYTHONUNBUFFERED"] = "1"
+    command = [sys.executable, "-m", module, *words]
+    environment = os.environ | {"PYTHONUNBUFFERED": "1", "MPLBACKEND": "agg"}  # a notebook's backend is in the kernel
     process = subprocess.Popen(
-        [sys.executable, "-m", module, *words],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=environment,
-        start_new_session=True,  # Ctrl-C would reach it twice, from the terminal and from here
+        command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace", env=environment
     )
-    assert process.stdout is not None
-    output = _Relay(process, process.stdout.fileno())
-    with process:
-        try:
-            output.relay()
-        except KeyboardInterrupt:
-            process.send_signal(signal.SIGINT)
-            output.relay()
-            raise
-        finally:
-            if process.poll() is None:
-                process.kill()
+    assert process.stderr is not None
+    lines = []
+    try:
+        for line in process.stderr:
+            print(line, end="", file=sys.stderr, flush=True)
+            lines.append(line)
+        process.wait()
+    except KeyboardInterrupt:
+        process.send_signal(signal.SIGINT)
+        print(process.communicate()[1], end="", file=sys.stderr)
+        raise
+    finally:
+        process.kill()  # after a second interrupt
     if process.returncode:
-        raise RunError(_failure(output.end), process.returncode)
-    return output.end
-
-
-class _Relay:
-    """Prints what a process prints until it has ended, though others that it started may hold its output open."""
-
-    def __init__(self, process: subprocess.Popen[bytes], descriptor: int) -> None:
-        self._process, self._descriptor = process, descriptor
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self.end = ""
-
-    def relay(self) -> None:
-        """Return when the process has ended and all that it printed is printed."""
-        while True:
-            ended = self._process.poll() is not None  # before looking for output: its last words come first
-            if select.select([self._descriptor], [], [], 0 if ended else LISTEN_S)[0]:
-                data = os.read(self._descriptor, 1 << 16)
-                text = self._decoder.decode(data)
-                print(text, end="", flush=True)
-                self.end = (self.end + text)[-KEPT_CHARACTERS:]
-                if data:
-                    continue
-                self._process.wait()  # it has closed its output
-                return
-            if ended:
-                return
-
-
-def _failure(output: str) -> str:
-    """The errors that the end of a run's output tells of; its last line if it tells of none."""
-    lines = [line for line in output.splitlines() if line.strip()]
-    told = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    return "\n".join(told or lines[-1:]) or "the run printed nothing"
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    values: dict[str, Any] = json.loads(path.read_text())
-    return values
+        errors = [line.removeprefix("error: ").strip() for line in lines if line.startswith("error: ")]
+        last = next((line.strip() for line in reversed(lines) if line.strip()), f"{module} failed; its output says why")
+        raise RunError("\n".join(errors) or last, process.returncode)
