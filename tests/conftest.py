@@ -5,22 +5,31 @@ import runpy
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from copy import deepcopy
-from dataclasses import is_dataclass, replace
-from functools import cache
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 import torch
 from omegaconf import OmegaConf
-from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from verl.batch import RANK
-from verl.config import DataConfig, PPOConfig, load_config
+from tests import kit
+from tests.kit import (  # noqa: F401
+    ROOT,
+    changed,
+    data_options,
+    rank_columns,
+    rank_metrics,
+    scoring,
+    shipped_config,
+    small_overrides,
+)
+from verl.config import PPOConfig, load_config
 from verl.config.errors import ConfigError
-from verl.config.rewards import RewardScoreConfig
 from verl.data.arithmetic import ArithmeticTask
 from verl.data.records import RL_SCHEMA, rl_record, write_parquet
 from verl.rank.calculator import RepresentationMetricsCalculator
@@ -28,8 +37,6 @@ from verl.utils.process import freeze_objects
 from verl.utils.sandbox import require_sandbox
 
 pytest_plugins = ["tests.tiers", "tests.chromium"]
-
-ROOT = Path(__file__).resolve().parents[1]
 
 PUBLISHED = Path(os.environ.get("VERL_TEST_DATA", ROOT.parent / "shared" / "data"))
 """Published data sets, which are not ours to ship: tests that read them skip where they are missing."""
@@ -132,68 +139,10 @@ def reward_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     return folder
 
 
-def changed(config: Any, **changes: Any) -> Any:
-    """The config with other values, those of a section in a dict."""
-    found = {
-        name: changed(getattr(config, name), **v) if is_dataclass(getattr(config, name)) and isinstance(v, dict) else v
-        for name, v in changes.items()
-    }
-    return replace(config, **found)
-
-
-@cache
-def shipped_config() -> PPOConfig:
-    """The main job's config as it is shipped."""
-    return load_config(PPOConfig, "ppo_trainer")
-
-
-def data_options(**changes: Any) -> DataConfig:
-    """The shipped options of prompts but for the changes given, those of a section as its dataclass."""
-    return replace(shipped_config().data, **changes)
-
-
-def scoring(**changes: object) -> RewardScoreConfig:
-    """The shipped options of verifiers but for the changes given."""
-    return replace(shipped_config().reward_score, **changes)
-
-
-def rank_metrics(*layers: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Rank metrics of the same responses in several layers, each name -> [B]; as of ``Batch.rank_metrics``."""
-    return {name: torch.stack([layer[name] for layer in layers], dim=1) for name in layers[0]}
-
-
-def rank_columns(*layers: dict[str, Tensor], mean_states: Tensor | None = None) -> dict[str, Tensor]:
-    """The columns of a batch with these rank metrics."""
-    columns = {RANK + name: values for name, values in rank_metrics(*layers).items()}
-    num, num_layers = next(iter(columns.values())).shape
-    return columns | {"mean_states": torch.zeros(num, num_layers, 3) if mean_states is None else mean_states}
-
-
-def small_overrides(model: Path, prompts: Path, folder: Path) -> list[str]:
-    """Command-line overrides of that config."""
-    return [
-        "preset=embedded",
-        f"model.path={model}",
-        f"data.train_files={prompts}",
-        f"data.val_files={prompts}",
-        "data.train_batch_size=4",
-        "data.max_response_length=12",
-        "actor.ppo_mini_batch_size=2",
-        "actor.micro_batch_size_per_gpu=3",
-        "rollout.n=4",
-        "rollout.kv_cache_memory_mb=32",
-        # Not enough for all prompts at once: they wait for each other.
-        "rollout.max_num_seqs=16",
-        "rollout.max_num_batched_tokens=16",
-        "calculator.layers=[0,-1]",
-        "calculator.diff_stride=2",
-        "trainer.n_gpus_per_node=1",
-        "model.fsdp.fsdp_size=-1",
-        "trainer.total_training_steps=2",
-        "trainer.report_freq=-1",
-        f"trainer.default_local_dir={folder}",
-        "device=cpu",
-    ]
+@pytest.fixture
+def refused(tmp_path: Path) -> Callable[..., AbstractContextManager[None]]:
+    """``kit.refused`` with TMP for this test's folder."""
+    return partial(kit.refused, TMP=tmp_path)
 
 
 @pytest.fixture(scope="session")

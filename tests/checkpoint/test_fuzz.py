@@ -6,26 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from hypothesis import strategies as st
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
-from tests.checkpoint.test_folders import MODEL, begin
-from tests.conftest import changed
 from tests.fuzzing import DAMAGE, VALUES, damaged, error_of, fuzz
-from verl.checkpoint import folders, resume
+from tests.kit import MODEL, POINTER, changed, save_checkpoint, save_shards
+from verl.checkpoint import resume
 from verl.checkpoint.shards import check_same_architecture, saved_shapes
 from verl.config import PPOConfig
 from verl.utils.files import file_record
 
-STATE = {"job": "ppo", "step": 4, "num_examples": 16, "validations": {}}
-FILES = (
-    "manifest.json",
-    "trainer_state.json",
-    MODEL,
-    "latest_checkpointed_iteration.txt",
-    "config.yaml",
-)
+STATE = {"job": "ppo", "num_examples": 16, "validations": {}}
+FILES = ("manifest.json", "trainer_state.json", MODEL, POINTER, "config.yaml")
 
 
 @pytest.fixture(scope="module")
@@ -36,16 +27,15 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def shards(base: Path) -> Path:
     """Shards of a small model."""
-    writer = HuggingFaceStorageWriter(str(base / "whole"), save_distributed=True)
-    dcp.save({"model.a": torch.zeros(2, 3), "model.b": torch.zeros(4)}, storage_writer=writer, no_dist=True)
-    return base / "whole"
+    save_shards(base, {"a": torch.zeros(2, 3), "b": torch.zeros(4)})
+    return base / "actor" / "shards"
 
 
 def make_run(base: Path) -> Path:
     """A run with a checkpoint of step 4."""
     root = base / "run"
     shutil.rmtree(root, ignore_errors=True)
-    folders.complete_checkpoint(begin(root, 4), 4, json.dumps(STATE))
+    save_checkpoint(root, 4, **STATE)
     (root / "config.yaml").write_text("seed: 0\n")
     return root
 
@@ -69,10 +59,10 @@ def files(base: Path, small_config: PPOConfig, name: str, damage: list):
     altered = path.read_bytes() != before
     found = resumes(root, small_config)
     if found is not None:
-        assert found.state == STATE
+        assert found.state == STATE | {"step": 4}
     # What the manifest lists is compared with it; the pointer and the options are not needed.
-    assert (found is None) == altered or name in ("manifest.json", "latest_checkpointed_iteration.txt", "config.yaml")
-    assert found is not None or name not in ("latest_checkpointed_iteration.txt", "config.yaml")
+    assert (found is None) == altered or name in ("manifest.json", POINTER, "config.yaml")
+    assert found is not None or name not in (POINTER, "config.yaml")
 
 
 @fuzz(25, state=VALUES | st.fixed_dictionaries({}, optional={"job": VALUES, "num_examples": VALUES}))
@@ -107,7 +97,7 @@ test_states, test_many_states = states
 test_headers, test_many_headers = headers
 
 
-def test_what_is_whole_is_read(base: Path, small_config: PPOConfig, shards: Path):
+def test_intact_checkpoint_is_read(base: Path, small_config: PPOConfig, shards: Path):
     root = make_run(base)
-    assert resumes(root, small_config) == resume.Resumption(root / "global_step_4", 4, STATE)
+    assert resumes(root, small_config) == resume.Resumption(root / "global_step_4", 4, STATE | {"step": 4})
     assert saved_shapes(shards) == {"model.a": torch.Size([2, 3]), "model.b": torch.Size([4])}

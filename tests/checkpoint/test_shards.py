@@ -17,7 +17,6 @@ from verl.checkpoint.folders import checkpoints, read_state, verify_checkpoint
 from verl.checkpoint.saver import CheckpointSaver
 from verl.checkpoint.shards import file_numbers
 from verl.config import PPOConfig
-from verl.config.errors import ConfigError
 from verl.single_controller.failures import WorkerError
 from verl.single_controller.supervision import Supervision
 from verl.single_controller.worker_group import WorkerGroup
@@ -79,7 +78,7 @@ def assert_close(curve: list[dict[str, float]], expected: list[dict[str, float]]
         assert record == pytest.approx(other, rel=1e-5, abs=1e-5)
 
 
-def test_the_same_number_of_workers_goes_on_to_the_bit(two, batch, trained):
+def test_same_workers_resume_to_the_bit(two, batch, trained):
     folder, state, curve, draws = trained
     two.run("load", folder, 3)
     restored = two.run("whole_state")[0]
@@ -95,7 +94,7 @@ def test_the_same_number_of_workers_goes_on_to_the_bit(two, batch, trained):
 @pytest.mark.parametrize(
     "three", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["to one", "to three and one"]
 )
-def test_two_workers_to_others_and_back(three, small_config, one, two, batch, trained, tmp_path):
+def test_checkpoint_moves_between_numbers_of_workers(three, small_config, one, two, batch, trained, tmp_path):
     folder, state, curve, _ = trained
     others = [start(small_config, 3)] if three else []
     for group in (*others, one):
@@ -116,7 +115,7 @@ def test_two_workers_to_others_and_back(three, small_config, one, two, batch, tr
     assert_close(two.run("learn", batch, 3, BOTH)[0], curve)
 
 
-def test_an_optimizer_before_its_first_step_is_saved_as_such(one, batch, trained, tmp_path):
+def test_optimizer_before_its_first_step_is_saved(one, batch, trained, tmp_path):
     fresh = tmp_path / "fresh" / "global_step_1"
     one.run("load", trained[0], 3)
     one.run("learn", batch, 1, ["actor"])
@@ -137,7 +136,7 @@ def test_an_optimizer_before_its_first_step_is_saved_as_such(one, batch, trained
     assert one.run("whole_state")[0].keys() == state.keys()
 
 
-def test_writing_in_the_background_gives_the_same_files(two, batch, trained, tmp_path):
+def test_background_saving_writes_the_same_files(two, batch, trained, tmp_path):
     folder, _, curve, _ = trained
     two.run("load", folder, 3)
     saver = CheckpointSaver(Attempt(tmp_path, 0), two, background=True, huggingface=True, newest=0)
@@ -162,7 +161,7 @@ def test_writing_in_the_background_gives_the_same_files(two, batch, trained, tmp
     assert read_state(tmp_path / "global_step_5") == {"step": 5}
 
 
-def test_the_export_is_the_model_in_the_checkpoint(trained, tmp_path):
+def test_export_is_the_model_in_the_checkpoint(trained, tmp_path):
     folder, state, _, _ = trained
     for part, kind in (("actor", AutoModelForCausalLM), ("critic", AutoModelForTokenClassification)):
         out = export_checkpoint(folder, tmp_path / part, part, trust_remote_code=False)
@@ -177,7 +176,7 @@ def test_the_export_is_the_model_in_the_checkpoint(trained, tmp_path):
     assert {path.suffix for path in folder.rglob("*") if path.is_file()} == {".json", ".safetensors", ".jinja"}
 
 
-def test_every_worker_writes_its_share_in_the_models_dtype(small_config, trained, tmp_path):
+def test_every_worker_exports_its_share_in_the_dtype(small_config, trained, tmp_path):
     folder, state, _, _ = trained
     half = replace(small_config, model=replace(small_config.model, override_config={"dtype": "bfloat16"}))
     exports = {}
@@ -208,14 +207,13 @@ def test_every_worker_writes_its_share_in_the_models_dtype(small_config, trained
             assert torch.equal(parameter, state[f"{part}.model.{name}"].bfloat16()), name
 
 
-def test_another_architecture_is_refused_in_one_line(one, trained, tmp_path):
+def test_another_architecture_is_refused(refused, one, trained, tmp_path):
     (tmp_path / "actor").symlink_to(trained[0] / "critic")
-    message = r"^[^\n]*: another architecture: score\.bias has shape \[1\] there and is missing in the run's model$"
-    with pytest.raises(ConfigError, match=message):
+    with refused("...: another architecture: score.bias has shape [1] there and is missing in the run's model"):
         one.run("load", tmp_path, 3)
 
 
-def test_an_error_in_the_background_is_raised(one, tmp_path):
+def test_background_error_is_raised(one, tmp_path):
     saver = CheckpointSaver(Attempt(tmp_path, 0), one, background=True, huggingface=False, newest=0)
     saver.save(1, {}, {})
     saver.finish()
@@ -226,6 +224,6 @@ def test_an_error_in_the_background_is_raised(one, tmp_path):
     assert sorted(path.name for path in tmp_path.glob("*global*")) == ["global_step_1"]
 
 
-def test_a_file_ends_once_it_is_full():
+def test_shard_file_ends_once_it_is_full():
     tensors = {name: torch.zeros(size) for name, size in {"a": 3, "b": 1, "c": 5, "d": 0, "e": 1}.items()}
     assert file_numbers(tensors, 16) == {"a": 1, "b": 1, "c": 2, "d": 3, "e": 3}

@@ -1,11 +1,11 @@
-import json
-import re
 from pathlib import Path
 
 import pytest
 from tiny_tokenizer import make_tiny_tokenizer
 
-from verl.config import ConfigError, SFTDataConfig
+from tests.kit import jsonl
+from tests.tables import refusals
+from verl.config import SFTDataConfig
 from verl.data.conversations import (
     ConversationDataset,
     conversation_batch,
@@ -50,90 +50,73 @@ def data_config(max_length: int = 16, truncation: str = "error") -> SFTDataConfi
         (["1", "2", "3"], [*ONE_TURN, 4, 24, 2], [0, 0, 0, 0, 1, 1, 0, 0, 0]),
     ],
 )
-def test_every_assistant_turn_is_learned_with_its_end(contents: list[str], ids: list[int], mask: list[int]):
+def test_assistant_turns_are_learned_with_their_end(contents: list[str], ids: list[int], mask: list[int]):
     assert tokenize_conversation(chat(*contents), TOKENIZER, "here") == (ids, mask)
 
 
-def test_a_template_that_rewrites_earlier_turns_is_an_error():
+def test_template_that_rewrites_earlier_turns_is_refused(refused):
     # Like templates that strip the reasoning of all turns but the last: no mask can be found, and none may be guessed.
     tokenizer = make_tiny_tokenizer()
     tokenizer.chat_template = (
         "{% for m in messages %}{{ '<|' + m['role'] + '|>' + (m['content'] if loop.last else '') + '<|im_end|>' }}"
         "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
     )
-    with pytest.raises(
-        ConfigError, match="^here: the chat template renders turn 1 differently once later turns follow"
-    ):
+    with refused("here: the chat template renders turn 1 differently once later turns follow..."):
         tokenize_conversation(chat("1", "2", "3", "4"), tokenizer, "here")
 
 
-def test_a_conversation_that_is_too_long_stops_with_its_place_and_length(tmp_path: Path):
+def test_conversation_that_is_too_long_is_refused(tmp_path: Path, refused):
     path = write_chats(tmp_path / "a.parquet", [chat("", "2"), chat("1", "2")])
-    with pytest.raises(ConfigError) as caught:
+    line = "data.max_length=5: the conversation in TMP/a.parquet, row 1 has 6 tokens; raise it, or set "
+    with refused(f"{line}data.truncation=right"):
         ConversationDataset([path], TOKENIZER, data_config(max_length=5))
-    assert str(caught.value) == (
-        f"data.max_length=5: the conversation in {path}, row 1 has 6 tokens; raise it, or set data.truncation=right"
-    )
 
 
 TURN = {"role": "user", "content": "1"}
 
 
-@pytest.mark.parametrize(
-    ("messages", "message"),
-    [
-        # test_prompt_layouts.py has the other forms that are no chat.
-        ("1", "messages='1': must be a list of messages, each with role and content; set data.messages_key"),
-        ([], "messages: the conversation is empty; remove the row"),
-        ([TURN, {"role": "assistant", "content": None}], "messages: the content of a message must be text: None"),
-        ([{"role": "assistant", "content": "2"}, TURN], "messages: begins with the assistant; begin with what it"),
-        ([TURN], "messages: has no assistant turn to learn from"),
-        ([*chat("1", "2"), *chat("no", "3")], "messages: the tokenizer's chat template refuses the chat: no no"),
-    ],
-)
-def test_a_conversation_that_cannot_be_learned_is_named(tmp_path: Path, messages: object, message: str):
+@pytest.mark.parametrize(("messages", "line"), refusals("data/refusals.txt", "conversations"))
+def test_conversation_without_a_lesson_is_refused(tmp_path: Path, refused, messages: str, line: str):
     tokenizer = make_tiny_tokenizer()
     refusal = "{% for m in messages %}{% if m.content == 'no' %}{{ raise_exception('no no') }}{% endif %}{% endfor %}"
     tokenizer.chat_template = f"{refusal}{tokenizer.chat_template}"
-    path = tmp_path / "a.jsonl"
-    path.write_text("".join(json.dumps({"messages": entry}) + "\n" for entry in (chat("1", "2"), messages)))
-    with pytest.raises(ConfigError, match="^" + re.escape(f"{path}, row 1: {message}")):
-        ConversationDataset([str(path)], tokenizer, data_config())
+    rows = [{"messages": chat("1", "2")}, {"messages": eval(messages, {"chat": chat, "TURN": TURN})}]
+    with refused(line):
+        ConversationDataset([jsonl(tmp_path / "a.jsonl", *rows)], tokenizer, data_config())
 
 
-def test_a_file_without_conversations_says_which_option_names_them(tmp_path: Path):
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"question": "1", "answer": "2"}\n')
-    missing = f"{path}: lacks the columns ['messages']; it has ['question', 'answer']; set data.messages_key if they"
-    with pytest.raises(ConfigError, match="^" + re.escape(missing)):
-        ConversationDataset([str(path)], TOKENIZER, data_config())
+def test_file_without_conversations_is_refused(tmp_path: Path, refused):
+    path = jsonl(tmp_path / "a.jsonl", {"question": "1", "answer": "2"})
+    line = "TMP/a.jsonl: lacks the columns ['messages']; it has ['question', 'answer']; set data.messages_key if..."
+    with refused(line):
+        ConversationDataset([path], TOKENIZER, data_config())
 
 
-def test_truncation_must_leave_something_to_learn(tmp_path: Path):
+def test_truncation_must_leave_something_to_learn(tmp_path: Path, refused):
     # Else the row counts as a sequence of probability 1 at validation, and a batch of such rows divides by zero.
     path = write_chats(tmp_path / "a.parquet", [chat("1", "2")])
     dataset = ConversationDataset([path], TOKENIZER, data_config(max_length=5, truncation="right"))
     assert list(dataset) == [(ONE_TURN[:5], [0, 0, 0, 0, 1])]
-    with pytest.raises(ConfigError, match=r"^data\.max_length=4: .*a\.parquet, row 0 .* no assistant token"):
+    with refused("data.max_length=4: ...a.parquet, row 0 ... no assistant token..."):
         ConversationDataset([path], TOKENIZER, data_config(max_length=4, truncation="right"))
 
 
-def test_first_tokens_are_read_and_never_learned():
+def test_first_token_is_never_learned():
     batch = conversation_batch([([5, 3, 6], [0, 0, 1]), ([5, 6, 26, 26, 3], [0, 0, 1, 1, 1])])
     assert batch.tokens.tolist() == [5, 3, 6, 5, 6, 26, 26, 3]
     assert (batch.prompt_lengths.tolist(), batch.response_lengths.tolist()) == ([1, 1], [2, 4])
     assert batch.learn_mask.tolist() == [False, True, False, True, True, True]
 
 
-def test_fewer_conversations_than_a_batch_are_an_error(tmp_path: Path):
+def test_fewer_conversations_than_a_batch_are_refused(tmp_path: Path, refused):
     dataset = ConversationDataset([write_chats(tmp_path / "a.parquet", [chat("1", "2")])], TOKENIZER, data_config())
-    with pytest.raises(ConfigError, match="the files contain no conversations"):
+    with refused("...the files contain no conversations..."):
         ConversationDataset([write_chats(tmp_path / "b.parquet", [])], TOKENIZER, data_config())
-    with pytest.raises(ConfigError, match="^data.train_batch_size=2: there are only 1 conversations; lower it$"):
+    with refused("data.train_batch_size=2: there are only 1 conversations; lower it"):
         conversation_loader(dataset, 2, seed=0)
 
 
-def test_turns_beyond_the_length_are_not_rendered_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_turns_beyond_the_length_are_not_rendered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     renders = []
     monkeypatch.setattr(
         "verl.data.conversations.render_chat",

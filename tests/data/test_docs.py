@@ -25,7 +25,7 @@ def test_commands_fit_the_schema(command: str):
     assert config.data != data_options() and len(options) >= 2
 
 
-def test_the_examples_work(tmp_path: Path):
+def test_examples_work(tmp_path: Path):
     for code in re.findall(r"^```python\n(# (\w+\.py)\n.*?)^```", PAGE, re.MULTILINE | re.DOTALL):
         (tmp_path / code[1]).write_text(code[0])
     config = data_options(

@@ -94,7 +94,7 @@ test_rows, test_many_rows = rows
 test_files, test_many_files = files
 
 
-def test_what_is_whole_is_read(folder: Path):
+def test_intact_files_are_read(folder: Path):
     for suffix, contents in FILES.items():
         (folder / f"file{suffix}").write_bytes(contents[0])
         assert len(read_rows(str(folder / f"file{suffix}"))) > 1

@@ -3,12 +3,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import PUBLISHED, ROOT
+from conftest import PUBLISHED
 
 from scripts.prepare_data import BOXED_INSTRUCTION, main
+from tests.kit import ROOT, jsonl, parquet
 from verl.data.records import RL_SCHEMA
 from verl.rewards import compute_score
 
@@ -17,10 +17,6 @@ GSM8K = PUBLISHED / "gsm8k"
 
 def read(path: Path) -> list[dict[str, Any]]:
     return pq.read_table(path).to_pylist()
-
-
-def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 SPLITS = {"train": 4096, "test": 256, "sft_train": 8192, "sft_val": 256}
@@ -44,7 +40,7 @@ def shipped() -> dict[str, list[dict[str, Any]]]:
         ("word_problems", SPLITS | {"sft_train": 2048}),
     ],
 )
-def test_the_shipped_files_are_made_again(task: str, sizes: dict[str, int], tmp_path: Path):
+def test_shipped_files_are_reproduced(task: str, sizes: dict[str, int], tmp_path: Path):
     main([task.replace("_", "-"), "--out", str(tmp_path)])
     for name, rows in rows_of(task).items():
         assert len(rows) == sizes[name]
@@ -53,7 +49,7 @@ def test_the_shipped_files_are_made_again(task: str, sizes: dict[str, int], tmp_
         assert same, f"data/{task}/{name}.parquet differs from what scripts/prepare_data.py makes"
 
 
-def test_products_that_take_a_calculator_are_called_for_estimated_or_held_out():
+def test_tool_products_are_called_for_or_estimated():
     splits = rows_of("arithmetic_tools")
     called = {True: [0, 0], False: [0, 0]}
     for row in splits["sft_train"]:
@@ -70,7 +66,7 @@ def test_products_that_take_a_calculator_are_called_for_estimated_or_held_out():
     assert len(set(questions)) == len(questions)
 
 
-def test_the_shipped_files_share_no_problem_and_are_solved(shipped: dict[str, list[dict[str, Any]]]):
+def test_shipped_files_share_no_problem_and_are_solved(shipped: dict[str, list[dict[str, Any]]]):
     questions = [row["prompt"][0]["content"] for row in shipped["train"] + shipped["test"]]
     questions += [row["messages"][0]["content"] for row in shipped["sft_train"] + shipped["sft_val"]]
     assert len(set(questions)) == sum(SPLITS.values())
@@ -85,7 +81,7 @@ def test_the_shipped_files_share_no_problem_and_are_solved(shipped: dict[str, li
         assert [message["role"] for message in row["messages"]] == ["user", "assistant"]
 
 
-def test_the_seed_and_the_number_of_digits_are_chosen(tmp_path: Path, shipped: dict[str, list[dict[str, Any]]]):
+def test_seed_and_digits_are_options(tmp_path: Path, shipped: dict[str, list[dict[str, Any]]]):
     sizes = ["--train", "60", "--test", "20", "--sft-train", "50", "--sft-val", "10"]
     main(["arithmetic", "--out", str(tmp_path), *sizes, "--seed", "6", "--product-digits", "4", "4"])
     questions = [row["extra_info"]["question"] for row in read(tmp_path / "train.parquet")]
@@ -99,7 +95,7 @@ def test_the_seed_and_the_number_of_digits_are_chosen(tmp_path: Path, shipped: d
 def test_gsm8k_from_local_files(tmp_path: Path):
     row = {"question": "How many?", "answer": "3 * 400 = <<3*400=1200>>1200\n#### 1,200"}
     for split in ("train", "test"):
-        write_jsonl(tmp_path / f"{split}.jsonl", [row])
+        jsonl(tmp_path / f"{split}.jsonl", row)
     main(["gsm8k", "--out", str(tmp_path / "out"), "--local-dir", str(tmp_path)])
     assert read(tmp_path / "out" / "test.parquet") == [
         {
@@ -119,7 +115,7 @@ def test_gsm8k_from_local_files(tmp_path: Path):
 
 
 @pytest.mark.skipif(not GSM8K.exists(), reason=f"the GSM8K sample is not at {GSM8K}")
-def test_every_published_gsm8k_problem_has_a_number(tmp_path: Path):
+def test_published_gsm8k_answers_are_numbers(tmp_path: Path):
     main(["gsm8k", "--out", str(tmp_path), "--local-dir", str(GSM8K), "--instruction", ""])
     for split, count in {"train": 7473, "test": 1319}.items():
         rows = read(tmp_path / f"{split}.parquet")
@@ -143,7 +139,7 @@ def test_math_from_local_files(tmp_path: Path):
     assert written[0]["data_source"] == "DigitalLearningGmbH/MATH-lighteval"
 
 
-def test_simplerl_zoo_prompts_are_built_from_the_questions(tmp_path: Path):
+def test_simplerl_zoo_prompts_are_built_from_questions(tmp_path: Path):
     template = "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n"
     rows = [
         {
@@ -156,7 +152,7 @@ def test_simplerl_zoo_prompts_are_built_from_the_questions(tmp_path: Path):
         for question, answer in [("P?", "1"), ("no answer?", ""), ("Q?", r"\sqrt{2}")]
     ]
     for split in ("train", "test"):
-        pq.write_table(pa.Table.from_pylist(rows), tmp_path / f"{split}.parquet")
+        parquet(tmp_path / f"{split}.parquet", *rows)
     main(["simplerl-zoo", "--out", str(tmp_path / "out"), "--local-dir", str(tmp_path), "--instruction", "Box it."])
     written = read(tmp_path / "out" / "train.parquet")
     assert [row["prompt"] for row in written] == [
@@ -176,7 +172,7 @@ def test_simplerl_zoo_prompts_are_built_from_the_questions(tmp_path: Path):
         (["simplerl-zoo", "--subset", "simplelr_abel_level3to5"], None, "simplelr_abel_level3to5/{}.parquet"),
     ],
 )
-def test_the_hub_is_asked_for_published_names(
+def test_published_names_are_read_from_the_hub(
     command: list[str], config: str | None, files: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     asked = []

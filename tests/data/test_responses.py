@@ -7,7 +7,7 @@ from verl.data.responses import cut_at_stop, decode_responses, token_pieces
 
 
 @pytest.mark.parametrize("special", [True, False])
-def test_thoughts_stay_in_the_text_where_their_tags_are_special_tokens(special: bool):
+def test_special_thought_tags_stay_in_the_text(special: bool):
     tokenizer = make_tiny_tokenizer()
     tokenizer.add_tokens(["<think>", "</think>"], special_tokens=special)
     texts = ["<think>7 or é?</think></think> 8<|im_end|>", "9<|im_end|>", ""]
@@ -20,19 +20,19 @@ def test_thoughts_stay_in_the_text_where_their_tags_are_special_tokens(special: 
     ("text", "strings", "expected"),
     [("7 #### 8", ["####"], "7 "), ("7 b a", ["a", "b"], "7 "), ("7", ["a"], "7"), ("a7", [], "a7"), ("a", ["a"], "")],
 )
-def test_the_text_that_is_scored_ends_before_the_first_stop_string(text, strings, expected):
+def test_scored_text_ends_before_the_stop_string(text, strings, expected):
     assert cut_at_stop(text, strings) == expected
 
 
 @pytest.mark.parametrize("text", ["7 + é😀 = <|im_end|>", "", "<|im_end|><|im_end|>", "日本語 ok"])
-def test_the_pieces_of_tokens_make_up_the_text(text: str):
+def test_token_pieces_make_up_the_text(text: str):
     tokenizer = make_tiny_tokenizer()
     ids = tokenizer(text)["input_ids"]
     pieces = token_pieces(ids, tokenizer)
     assert len(pieces) == len(ids) and "".join(pieces) == tokenizer.decode(ids)
 
 
-def test_a_character_of_several_tokens_comes_with_the_last_of_them():
+def test_character_comes_with_its_last_token():
     tokenizer = make_tiny_tokenizer()
     ids = tokenizer("7é8")["input_ids"]
     assert token_pieces(ids, tokenizer) == ["7", "", "é", "8"]
@@ -40,7 +40,7 @@ def test_a_character_of_several_tokens_comes_with_the_last_of_them():
     assert token_pieces(ids[:2], tokenizer) == ["7", "\ufffd"]
 
 
-def test_bytes_that_are_no_characters_take_linear_time():
+def test_invalid_bytes_take_linear_time():
     tokenizer = make_tiny_tokenizer()
     no_character = tokenizer("é")["input_ids"][:1]
     ids = [*(no_character * 300), *tokenizer("7é")["input_ids"], *no_character]

@@ -53,7 +53,7 @@ def test_the_shipped_models(name: str, parameters: int, lowest: float, highest: 
     assert files["README.md"].read_text() == card
 
 
-def test_the_tool_model_calls_for_small_first_factors_and_copies_the_answer():
+def test_tool_model_calls_the_calculator_and_copies_its_answer():
     folder, data = ROOT / "data" / "tiny_tool_model", ROOT / "data" / "arithmetic_tools"
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
     multiply = runpy.run_path(str(data / "calculator.py"))["multiply"]
@@ -79,7 +79,7 @@ def test_the_tool_model_calls_for_small_first_factors_and_copies_the_answer():
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", MODELS)
-def test_its_command_makes_it_again(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_shipped_models_are_reproduced(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(ROOT)
     shipped_model = ROOT / MODELS[name][1]
     make_tiny_model.main([*MODELS[name], "--out", str(tmp_path / "model")])

@@ -1,8 +1,9 @@
+"""Prompt templates: their texts, demonstrations, stops and marks."""
+
 import pytest
 from tiny_tokenizer import make_tiny_tokenizer
 from transformers import PreTrainedTokenizerBase
 
-from verl.config.errors import ConfigError
 from verl.data.templates import (
     DEMONSTRATIONS,
     TEMPLATES,
@@ -71,11 +72,11 @@ def rendered(template: str, question: str, demonstrations: list[tuple[str, str]]
         ),
     ],
 )
-def test_prompts(template: str, prompt: str):
+def test_rendered_prompts(template: str, prompt: str):
     assert rendered(template, "What is {1}?") == prompt
 
 
-def test_demonstrations_come_first_in_the_same_form():
+def test_demonstrations_come_first():
     shown = [("1+1?", "It is \\boxed{2}."), ("2+2?", "It is \\boxed{4}.")]
     assert rendered("question-answer", "3+3?", shown) == (
         "Question: 1+1?\nAnswer: It is \\boxed{2}.\n\nQuestion: 2+2?\nAnswer: It is \\boxed{4}.\n\n"
@@ -88,26 +89,23 @@ def test_demonstrations_come_first_in_the_same_form():
     )
 
 
-def test_tokens_of_the_tokenizer_alone_stand_at_the_beginning():
+def test_beginning_token_comes_first_alone():
     assert render_prompt("plain", "a", CharacterTokenizer(bos=True)) == [1, 97, 10]
     assert render_prompt("plain", "a", CharacterTokenizer(bos=False)) == [97, 10]
 
 
-def test_chat_is_the_tokenizers_own(tiny_tokenizer: PreTrainedTokenizerBase):
-    question, shown = "What is 3 + 4?", [("What is 1 + 1?", "2")]
-    messages = [{"role": "user", "content": question}]
+@pytest.mark.parametrize(
+    ("template", "shown", "contents"),
+    [
+        ("chat", [], ["3 + 4?"]),
+        ("chat", [("1 + 1?", "2")], ["1 + 1?", "2", "3 + 4?"]),
+        ("chat-boxed", [], [f"3 + 4?\n{BOXED}"]),
+    ],
+)
+def test_chat_is_rendered_by_the_tokenizer(tiny_tokenizer, template: str, shown: list, contents: list[str]):
+    messages = [{"role": ("user", "assistant")[i % 2], "content": content} for i, content in enumerate(contents)]
     expected = tiny_tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    assert render_prompt("chat", question, tiny_tokenizer) == expected
-    messages = [
-        {"role": "user", "content": "What is 1 + 1?"},
-        {"role": "assistant", "content": "2"},
-        {"role": "user", "content": question},
-    ]
-    expected = tiny_tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    assert render_prompt("chat", question, tiny_tokenizer, shown) == expected
-    messages = [{"role": "user", "content": f"{question}\n{BOXED}"}]
-    expected = tiny_tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    assert render_prompt("chat-boxed", question, tiny_tokenizer) == expected
+    assert render_prompt(template, "3 + 4?", tiny_tokenizer, shown) == expected
 
 
 @pytest.mark.parametrize("name", [name for name, template in TEMPLATES.items() if not template.chat])
@@ -121,7 +119,7 @@ def test_every_template_holds_the_question_once(name: str):
     assert (template_marker(rendered(name, "What is 3 + 4?")) is None) == bare
 
 
-def test_a_beginning_that_the_text_has_is_not_doubled():
+def test_beginning_token_is_not_doubled():
     assert render_prompt("raw", "\x01a", CharacterTokenizer(bos=True)) == [1, 97]
     assert render_prompt("raw", "a\n ", CharacterTokenizer(bos=True)) == [1, 97, 10, 32]
 
@@ -140,16 +138,16 @@ def test_a_beginning_that_the_text_has_is_not_doubled():
         ("What is [1, 2] + [3, 4]?\nAnswer: in a box.", None),
     ],
 )
-def test_marks_of_a_template(text: str, marker: str | None):
+def test_template_marker(text: str, marker: str | None):
     assert template_marker(text) == marker
 
 
-def test_stops_that_are_tokens_of_the_model(tiny_tokenizer: PreTrainedTokenizerBase):
+def test_stop_token_ids(tiny_tokenizer: PreTrainedTokenizerBase):
     assert stop_token_ids("qwen-boxed", tiny_tokenizer) == [tiny_tokenizer.convert_tokens_to_ids("<|im_end|>")]
     assert stop_token_ids("llama", tiny_tokenizer) == stop_token_ids("chat", tiny_tokenizer) == []
 
 
-def test_stop_strings_are_those_that_text_can_hold():
+def test_stop_strings_are_not_tokens():
     tokenizer = make_tiny_tokenizer()
     assert stop_strings("abel", tokenizer) == ["\nQuestion:", "<|endoftext|>", "</s>"]
     tokenizer.add_tokens(["User:"])  # an ordinary token, which other tokens may spell too
@@ -157,18 +155,16 @@ def test_stop_strings_are_those_that_text_can_hold():
 
 
 @pytest.mark.parametrize(
-    ("template", "message"),
+    ("template", "line"),
     [
-        ("qwen_boxed", "template='qwen_boxed': no such template; did you mean 'qwen-boxed'?"),
-        ("zzz", "template='zzz': no such template; must be one of chat, chat-boxed, raw, plain, "),
+        ("qwen_boxed", "no such template; did you mean 'qwen-boxed'?"),
+        ("zzz", "no such template; must be one of chat, chat-boxed, raw, plain, ..."),
     ],
 )
-def test_unknown_template(template: str, message: str):
-    for fails in (lambda: template_stops(template), lambda: rendered(template, "1?")):
-        with pytest.raises(ConfigError) as error:
-            fails()
-        assert str(error.value).startswith(message)
-        assert "\n" not in str(error.value)
+def test_unknown_template_is_refused(refused, template: str, line: str):
+    for use in (template_stops, lambda name: rendered(name, "1?")):
+        with refused(f"template={template!r}: {line}"):
+            use(template)
 
 
 def test_demonstrations_are_right():

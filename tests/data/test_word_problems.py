@@ -30,7 +30,7 @@ def test_problems_are_solved_step_by_step():
         assert problem.question.endswith(f"? {INSTRUCTION}") and split_of(problem.question) == "train"
 
 
-def test_a_solution_and_an_answer_in_words_are_right():
+def test_solution_and_answer_in_words_are_right():
     (problem,) = split("test", 1, seed=0)
     for response in (problem.solution, f"That makes {problem.answer} in all.", rf"\boxed{{{problem.answer}}}"):
         assert compute_score("word_problems", response, problem.answer)["correctness"]

@@ -1,4 +1,4 @@
-"""What several tests of models share."""
+"""Fixtures that several tests of models share."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -8,19 +8,15 @@ import pytest
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from tests.kit import ppo_config
 from tests.models.worlds import World, world
-from verl.config import PPOConfig, load_config
 from verl.config.common import ModelConfig
-
-TINY = {"vocab_size": 101, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "pad_token_id": 0}
-TINY |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "initializer_range": 0.2}
-"""Sizes of random models: heads in groups, weights large enough for attention to be sharp."""
 
 
 @pytest.fixture(scope="session")
 def model_config(tiny_model: Path) -> ModelConfig:
-    """The shipped options of a model, for the tiny one, sharded over all workers."""
-    return replace(load_config(PPOConfig, "ppo_trainer", ["model.fsdp.fsdp_size=-1"]).model, path=str(tiny_model))
+    """The shipped options of a model for the tiny one, sharded over all workers."""
+    return replace(ppo_config("model.fsdp.fsdp_size=-1").model, path=str(tiny_model))
 
 
 @pytest.fixture

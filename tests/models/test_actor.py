@@ -5,18 +5,25 @@ import math
 import pytest
 import torch
 
-from tests.conftest import changed
+from tests.kit import changed
 from tests.models.models_in_worlds import counts, example
 from verl.algorithms.losses import LOSS_AGGREGATIONS, StepSize
 from verl.batch.flat import positions_within
 from verl.workers.actor import Actor
 
 
+@pytest.fixture
+def actor_with(small_config, model_config, single_mesh):
+    def actor(**options) -> Actor:
+        options = changed(small_config.actor, use_kl_loss=False, micro_batch_size_per_gpu=3, **options)
+        return Actor(options, model_config, single_mesh, 0.8, 10, max_response_length=9)
+
+    return actor
+
+
 @pytest.mark.parametrize("mode", LOSS_AGGREGATIONS)
-def test_the_logged_policy_loss_is_the_one_optimised(small_config, model_config, single_mesh, mode: str):
-    config = changed(small_config.actor, loss_agg_mode=mode, use_kl_loss=False, micro_batch_size_per_gpu=3)
-    actor = Actor(config, model_config, single_mesh, 0.8, 10, max_response_length=9)
-    batch = example()
+def test_logged_policy_loss_is_the_optimised_one(actor_with, mode: str):
+    actor, batch = actor_with(loss_agg_mode=mode), example()
     # Every ratio is 1, so the loss of a token is its negative advantage.
     batch.fill(old_logprobs=actor.compute_logprobs(batch).logprobs)
     size = StepSize(*counts(batch), max_length=9)
@@ -25,10 +32,11 @@ def test_the_logged_policy_loss_is_the_one_optimised(small_config, model_config,
     assert metrics["actor/pg_loss"] == pytest.approx(expected.item(), rel=1e-5)
 
 
-def test_with_bypass_mode_weights_are_those_of_the_policy_as_it_learns(small_config, model_config, single_mesh):
-    options = {"bypass_mode": True, "policy_loss": "gpg", "tis_level": "token", "tis_cap": 1.5, "use_kl_loss": False}
-    actor = Actor(changed(small_config.actor, **options), model_config, single_mesh, 0.8, 10, max_response_length=9)
-    batch = example()
+BYPASS = {"bypass_mode": True, "policy_loss": "gpg"}
+
+
+def test_bypass_mode_weights_tokens_by_the_learning_policy(actor_with):
+    actor, batch = actor_with(**BYPASS, tis_level="token", tis_cap=1.5), example()
     logprobs = actor.compute_logprobs(batch).logprobs
     # The engine's probabilities of first tokens are half the policy's, so that weights are cut to 1.5, else equal.
     first = positions_within(batch.response_lengths) == 0
@@ -43,10 +51,8 @@ def test_with_bypass_mode_weights_are_those_of_the_policy_as_it_learns(small_con
     assert metrics["actor/ppo_kl"] == pytest.approx(-math.log(2) * num_sequences / num_tokens, rel=1e-3)
 
 
-def test_with_bypass_mode_a_response_s_weight_is_that_of_all_it_sampled(small_config, model_config, single_mesh):
-    options = {"bypass_mode": True, "policy_loss": "gpg", "tis_level": "sequence", "tis_cap": 2.0, "use_kl_loss": False}
-    actor = Actor(changed(small_config.actor, **options), model_config, single_mesh, 0.8, 10, max_response_length=9)
-    batch = example()
+def test_bypass_mode_weights_responses_by_all_their_tokens(actor_with):
+    actor, batch = actor_with(**BYPASS, tis_level="sequence", tis_cap=2.0), example()
     logprobs = actor.compute_logprobs(batch).logprobs
     batch.fill(rollout_logprobs=logprobs, old_logprobs=logprobs)
     # A rejected token is not learned from, but was sampled: the policies are still equal.

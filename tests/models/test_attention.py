@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from verl.batch import Batch
-from verl.config import ConfigError
 from verl.config.common import PACKED_ATTENTION
 from verl.models import attention
 from verl.models.attention import MASK_FUNCTIONS, Options, packed_attention
@@ -28,7 +27,7 @@ ROWS = {"cu_seq_lens_q": torch.tensor([0, 3, 4, 6], dtype=torch.int32), "max_len
 """Rows of 3, 1 and 2 tokens."""
 
 
-def test_the_config_names_the_implementations_that_are_there():
+def test_config_lists_the_packed_implementations():
     assert list(MASK_FUNCTIONS) == sorted(PACKED_ATTENTION, key=list(MASK_FUNCTIONS).index)
 
 
@@ -46,7 +45,7 @@ def test_tokens_see_their_own_row_up_to_themselves(implementation: str):
         assert output.is_contiguous()
 
 
-def test_the_kernel_of_torch_2_11_needs_no_word_of_grouped_heads(monkeypatch):
+def test_varlen_kernel_of_torch_2_11_takes_grouped_heads(monkeypatch):
     def older(query, key, value, cu_q, cu_k, max_q, max_k, *, return_aux=None, scale=None, window_size=(-1, -1)):
         assert (key.shape[1], max_q, window_size) == (2, 3, (1, 0))
         return query
@@ -58,7 +57,7 @@ def test_the_kernel_of_torch_2_11_needs_no_word_of_grouped_heads(monkeypatch):
     assert torch.equal(found, states.transpose(1, 2))
 
 
-def test_flash_attention_gets_values_as_wide_as_keys(monkeypatch):
+def test_flash_attention_pads_values_to_the_width_of_keys(monkeypatch):
     def kernel(query, key, value, mask, **options):
         assert query.shape == key.shape == value.shape == (1, 6, 2, 12)
         return value
@@ -72,7 +71,7 @@ def test_flash_attention_gets_values_as_wide_as_keys(monkeypatch):
         assert torch.equal(found, value.transpose(1, 2))
 
 
-def test_the_kernel_gets_heads_of_the_widths_it_has():
+def test_varlen_kernel_takes_supported_widths_only():
     def fits(width: int, value_width: int, dtype: torch.dtype = torch.bfloat16, is_cuda: bool = True) -> bool:
         query, value = (SimpleNamespace(is_cuda=is_cuda, dtype=dtype, shape=(1, 4, 6, w)) for w in (width, value_width))
         return attention._has_varlen_kernel(query, value, Options("sdpa", None, None, None))
@@ -93,10 +92,9 @@ def test_the_kernel_gets_heads_of_the_widths_it_has():
         ({"attention_mask": torch.zeros(1, 1, 6, 6)}, "a mask of its own"),
     ],
 )
-def test_what_packed_rows_cannot_have_is_refused(options: dict[str, object], named: str):
+def test_option_that_packed_rows_lack_is_refused(refused, options: dict[str, object], named: str):
     states, options = torch.zeros(1, 1, 6, 2), {"attention_mask": None} | options
-    message = f"^model.attn_implementation='sdpa': packed rows do not support {named}, which Module uses; set"
-    with pytest.raises(ConfigError, match=message):
+    with refused(f"model.attn_implementation='sdpa': packed rows do not support {named}, which Module uses; set..."):
         packed_attention(nn.Module(), states, states, states, implementation="sdpa", **ROWS, **options)
 
 
@@ -154,7 +152,7 @@ def varlen_reference(query, key, value, queries, keys, most_queries, most_keys, 
 @pytest.mark.parametrize("window", [None, 2])
 @pytest.mark.parametrize("way", ["sdpa", "eager", "varlen"])
 @pytest.mark.parametrize("episodes", [EPISODES, UNEVEN])
-def test_every_way_attends_as_whole_rows_do(
+def test_shared_prompts_attend_as_whole_rows(
     episodes: Batch, way: str, window: int | None, monkeypatch: pytest.MonkeyPatch
 ):
     """Against each row computed by itself; four query heads share two of keys; in float64."""
@@ -182,7 +180,7 @@ def test_every_way_attends_as_whole_rows_do(
         torch.testing.assert_close(found[0, tokens], alone[0], rtol=0, atol=1e-6 if way == "eager" else 1e-12)
 
 
-def test_rows_of_similar_length_are_padded_to_each_other():
+def test_blocks_hold_rows_of_similar_length():
     blocks = blocks_by_length(UNEVEN.response_lengths)
     # 9 and 8 tokens, 4 and 3, 1, none.
     assert [(block.rows.tolist(), block.longest) for block in blocks] == [([1, 4], 9), ([3, 5], 4), ([0], 1), ([2], 1)]
@@ -193,7 +191,7 @@ def test_rows_of_similar_length_are_padded_to_each_other():
     assert shapes == [(9, 12), (4, 7), (1, 3), (1, 3)]
 
 
-def test_rows_without_prompt_or_response():
+def test_shared_prompt_without_response_and_vice_versa():
     shared = SharedPrompts(torch.tensor([0, 2]), torch.tensor([3, 0, 0]), torch.tensor([0, 1, 1]))
     states = torch.randn(1, 1, 5, 4, dtype=torch.float64)
     found, _ = packed_attention(nn.Module(), states, states, states, None, implementation="sdpa", shared_prompts=shared)
@@ -202,7 +200,7 @@ def test_rows_without_prompt_or_response():
     assert torch.equal(found[0, [0, 2], 0], states[0, 0, [0, 2]])
 
 
-def test_packed_rows_follow_each_other_and_start_again_at_0():
+def test_packed_rows_are_contiguous():
     inputs = packed_layout(EPISODES).inputs
     assert inputs["input_ids"].tolist() == [[11, 12, 31, 21, 22, 23, 41, 42, 11, 12, 51, 21, 22, 23]]
     assert inputs["position_ids"].tolist() == [[0, 1, 2, 0, 1, 2, 3, 4, 0, 1, 2, 0, 1, 2]]
@@ -214,7 +212,7 @@ def test_packed_rows_follow_each_other_and_start_again_at_0():
     assert packed_layout(Batch.of([[1], []], [[2], []])).inputs["cu_seq_lens_q"].tolist() == [0, 2]
 
 
-def test_shared_prompts_come_once_then_responses():
+def test_shared_prompts_come_before_responses():
     layout, saved = shared_prompt_layout(EPISODES)
     ids, positions = (layout.inputs[name][0] for name in ("input_ids", "position_ids"))
     assert len(ids) == len(positions) == ROUND_TO and saved == pytest.approx(5 / 14)
@@ -225,7 +223,7 @@ def test_shared_prompts_come_once_then_responses():
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [2, 0, 3, 1]])
-def test_every_layout_knows_where_each_token_is(order: list[int]):
+def test_layout_knows_the_place_of_each_token(order: list[int]):
     batch = EPISODES[order]
     for layout in (padded_layout(batch), packed_layout(batch), shared_prompt_layout(batch)[0]):
         assert layout.inputs["input_ids"].flatten()[layout.places].equal(batch.tokens)

@@ -21,7 +21,7 @@ def cut_by_tokens(
     return [[row for unit in part for row in unit] for part in parts]
 
 
-def test_packed_rows_count_their_tokens_and_padded_ones_the_longest():
+def test_packed_rows_count_tokens_and_padded_ones_the_longest():
     prompts, responses = [4, 1, 2, 1], [6, 5, 2, 1]  # 10, 6, 4, 2 tokens
     assert cut_by_tokens(prompts, responses, 12, packed=True) == [[0], [1, 2, 3]]
     # Rows 1 and 2 take 2 * (2 + 5) when padded.
@@ -36,7 +36,7 @@ def test_packed_rows_count_their_tokens_and_padded_ones_the_longest():
     max_tokens=st.integers(1, 400),
     packed=st.booleans(),
 )
-def test_every_unit_is_cut_once_and_none_is_over_the_bound(lengths, size: int, max_tokens: int, packed: bool):
+def test_every_unit_is_cut_once_and_within_the_bound(lengths, size: int, max_tokens: int, packed: bool):
     prompts, responses = ([pair[i] for pair in lengths for _ in range(size)] for i in (0, 1))
     parts = cut_by_tokens(prompts, responses, max_tokens, packed, size)
     assert sorted(row for rows in parts for row in rows) == list(range(size * len(lengths)))
@@ -47,7 +47,7 @@ def test_every_unit_is_cut_once_and_none_is_over_the_bound(lengths, size: int, m
         assert (total if packed else padded) <= max_tokens or len(rows) == size
 
 
-def test_further_parts_come_from_the_largest():
+def test_further_parts_are_split_from_the_largest():
     a, b, c, d, e, f = ([row] for row in range(6))
     assert split_to_count([[a], [b, c, d], [e, f]], 3) == [[a], [b, c, d], [e, f]]
     assert split_to_count([[a], [b, c, d], [e, f]], 5) == [[a], [b], [c], [d], [e, f]]
@@ -57,7 +57,7 @@ def test_further_parts_come_from_the_largest():
         split_to_count([[a, b, c]], 4)
 
 
-def test_a_shared_prompt_counts_once_and_keeps_its_responses_together(single_mesh):
+def test_shared_prompt_counts_once_and_groups_its_responses(single_mesh):
     a, b = [7] * 10, [8] * 10
     batch = Batch.of([a, b, a, b, b], [[1] * 3, [1] * 2, [1] * 4, [1] * 2, [1] * 9])
     by_tokens = MicroBatching(1, max_tokens=30, packed=True, shares_prompts=True)
@@ -87,13 +87,13 @@ UNITS = [7, 3, 7, 3, 5, 5]
         (UNITS, 5, [[0, 2, 1, 3], [4, 5]]),
     ],
 )
-def test_rows_of_a_unit_are_in_one_micro_batch(units, rows: int, expected: list[list[int]]):
+def test_rows_of_a_unit_share_a_micro_batch(units, rows: int, expected: list[list[int]]):
     batch = Batch.of([[1]] * 6, [[1]] * 6)
     cuts = MicroBatching(rows, max_tokens=None, packed=False).cut(batch, None if units is None else torch.tensor(units))
     assert [cut.tolist() for cut in cuts] == expected
 
 
-def test_results_come_back_in_the_order_of_the_rows(single_mesh):
+def test_results_keep_the_order_of_rows(single_mesh):
     batch = Batch.of([[1], [1, 1], [1], [1]], [[10], [11, 12, 13], [14, 15], [16]])
     by_rows = MicroBatching(rows=3, max_tokens=None, packed=False).cut(batch)
     assert [rows.tolist() for rows in by_rows] == [[0, 1, 2], [3]]

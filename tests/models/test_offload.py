@@ -12,7 +12,7 @@ from verl.models.offload import Offloaded, is_offloaded, piece_sizes
 MIB = 1 << 20
 
 
-def test_page_locked_memory_is_asked_for_in_powers_of_two():
+def test_pinned_pieces_are_powers_of_two():
     # A shard of a 7B model's gate_proj over 8 workers: in one piece torch would take 64 MiB for these 32.4.
     sizes = piece_sizes(18944 * 3584 * 4 // 8)
     assert sizes == [32 * MIB, 18944 * 3584 * 4 // 8 - 32 * MIB]

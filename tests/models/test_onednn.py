@@ -20,7 +20,7 @@ def results(layer: nn.Linear, states: Tensor, gradient: Tensor) -> list[Tensor]:
 
 @pytest.mark.parametrize("shape", [(64, 24), (5, 33, 24), (1, 63, 24), (3, 24)])
 @pytest.mark.parametrize(("width", "bias"), [(40, True), (40, False), (16, True)])
-def test_products_and_gradients_are_those_of_torch(shape: tuple[int, ...], width: int, bias: bool):
+def test_products_and_gradients_match_torch(shape: tuple[int, ...], width: int, bias: bool):
     torch.manual_seed(0)
     layer, exact = nn.Linear(24, width, bias=bias), nn.Linear(24, width, bias=bias, dtype=torch.float64)
     exact.load_state_dict(layer.state_dict())
@@ -40,22 +40,17 @@ def test_products_and_gradients_are_those_of_torch(shape: tuple[int, ...], width
         torch.testing.assert_close(layer(states), found[0])
 
 
-def test_other_precisions_are_left_to_torch():
-    layer = nn.Linear(24, 40).to(torch.bfloat16)
-    states = torch.randn(80, 24, dtype=torch.bfloat16)
-    expected = layer(states)
-    onednn.multiply_by_onednn(layer)
-    assert torch.equal(layer(states), expected)
-
-
-def test_only_plain_linear_layers_of_a_model_change():
+def test_other_precisions_and_layers_are_left_to_torch():
     class Scaled(nn.Linear):
         def forward(self, states: Tensor) -> Tensor:
             return 2 * super().forward(states)
 
-    model = nn.Sequential(nn.Linear(4, 4), Scaled(4, 4))
-    states = torch.randn(100, 4)
-    expected = model(states)
-    onednn.multiply_by_onednn(model)
+    torch.manual_seed(0)
+    states, model = torch.randn(100, 24), nn.Sequential(nn.Linear(24, 24), Scaled(24, 24))
+    half = nn.Linear(24, 40).to(torch.bfloat16)
+    expected, of_half = model(states), half(states.bfloat16())
+    for each in (model, half):
+        onednn.multiply_by_onednn(each)
     assert "forward" in vars(model[0]) and "forward" not in vars(model[1])
     torch.testing.assert_close(model(states), expected)
+    assert torch.equal(half(states.bfloat16()), of_half)

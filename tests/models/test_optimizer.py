@@ -37,7 +37,7 @@ def test_warm_up_then_decay(kind: str, warmup: int, floor: float, total_steps: i
     ("steps", "ratio", "total_steps", "expected"),
     [(-1, 0.1, 39, 3), (-1, 0.0, 39, 0), (-1, 1.0, 39, 39), (4, 0.0, 39, 4)],
 )
-def test_warm_up_in_steps_or_as_a_share_of_optimizer_steps(steps, ratio, total_steps, expected):
+def test_warm_up_in_steps_or_as_a_share(steps, ratio, total_steps, expected):
     config = replace(optim_config("constant"), lr_warmup_steps=steps, lr_warmup_steps_ratio=ratio)
     multiplier = lr_multiplier(config, total_steps)
     assert [multiplier(step) for step in (0, max(0, expected - 1), expected)] == pytest.approx(
@@ -45,7 +45,7 @@ def test_warm_up_in_steps_or_as_a_share_of_optimizer_steps(steps, ratio, total_s
     )
 
 
-def test_the_optimizer_takes_trainable_parameters_and_follows_the_schedule():
+def test_optimizer_takes_trainable_parameters():
     model = torch.nn.Linear(2, 1)
     model.bias.requires_grad_(False)
     optimizer, scheduler = make_optimizer(model, optim_config("linear"), total_steps=7)

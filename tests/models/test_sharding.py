@@ -7,17 +7,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import (
-    AutoModelForCausalLM,
-    Glm4MoeConfig,
-    Glm4MoeForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-)
+from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from tests.models import sharding_cases as cases
+from tests.models.test_huggingface import glm, mixtral
 from tests.models.worlds import World
 from tests.workers.groups import relative_difference
 from verl.config.common import LoraConfig, ModelConfig
@@ -50,7 +43,7 @@ def assert_same(outcome: cases.Outcome, expected: cases.Outcome, tolerance: floa
     assert outcome.losses == pytest.approx(expected.losses, rel=max(tolerance, 1e-15))
 
 
-def test_clipped_gradients_of_a_sharded_model_are_those_of_one_process(plain, tiny_model):
+def test_clipped_sharded_gradients_match_one_process(plain, tiny_model):
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).eval()
     (-cases.logprobs(model, cases.batch()).sum() / cases.batch().numel()).backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), cases.OPTIM.grad_clip)
@@ -78,18 +71,14 @@ def test_all_ranks_have_the_weights_that_one_reads(two, model_config, tiny_model
     assert all(0.4 < sum(held) / model.num_parameters() < 0.6 for held in sizes)
 
 
-def test_weights_are_streamed_one_at_a_time_as_the_files_have_them(two, model_config, tmp_path):
+def test_weights_are_streamed_one_at_a_time(two, model_config, tmp_path):
     for lora in (model_config.lora, LoraConfig(rank=2, alpha=4.0, target_modules=["all-linear"], dropout=0.0)):
         most, given = two.run(cases.streamed, replace(model_config, lora=lora))[0]
         assert most == 1 and len(given) == 50
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2}
-    sizes |= {"num_hidden_layers": 2, "vocab_size": 50}
-    routed = {"moe_intermediate_size": 16, "n_routed_experts": 3, "head_dim": 8, "first_k_dense_replace": 1}
     models = {
         # transformers joins these three times three matrices of a layer to two, and calls the layer's part mlp.
-        "block_sparse_moe.experts.2.w3.weight": MixtralForCausalLM(MixtralConfig(**sizes, num_local_experts=3)),
-        "mlp.gate.e_score_correction_bias": Glm4MoeForCausalLM(Glm4MoeConfig(**sizes, **routed)),
+        "block_sparse_moe.experts.2.w3.weight": mixtral(),
+        "mlp.gate.e_score_correction_bias": glm().float(),
     }
     for name, model in models.items():
         folder = tmp_path / type(model).__name__
@@ -105,7 +94,7 @@ def test_weights_are_streamed_one_at_a_time_as_the_files_have_them(two, model_co
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("rank", [0, 4])
-def test_loading_takes_a_few_parameters_more_than_the_shards(two, model_config, tmp_path, rank: int):
+def test_loading_needs_little_more_than_the_shards(two, model_config, tmp_path, rank: int):
     sizes = {"hidden_size": 512, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
     sizes |= {"num_hidden_layers": 12, "vocab_size": 64, "num_experts": 32, "moe_intermediate_size": 256}
     model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes)).to(torch.bfloat16)
@@ -132,7 +121,7 @@ def test_offloading_moves_everything_and_changes_no_bit(two, model_config, size:
 
 
 @pytest.mark.parametrize("values", [False, True])
-def test_gradient_checkpointing_keeps_fewer_activations_and_the_gradient(two, model_config, values: bool):
+def test_checkpointing_keeps_fewer_activations_and_the_gradient(two, model_config, values: bool):
     for variant in (model_config, replace(model_config, param_dtype="bfloat16")):
         keeps = two.run(cases.train, variant, values)[0]
         recomputes = two.run(cases.train, replace(variant, gradient_checkpointing=True), values)[0]
@@ -140,7 +129,7 @@ def test_gradient_checkpointing_keeps_fewer_activations_and_the_gradient(two, mo
         assert 0 < recomputes.saved_bytes < 0.5 * keeps.saved_bytes
 
 
-def test_an_update_that_is_not_finite_on_one_rank_is_skipped_on_all(two, model_config):
+def test_nonfinite_update_of_one_rank_is_skipped_on_all(two, model_config):
     (plain, weights), (figures, after) = two.run(cases.skipped, model_config)[0]
     assert [update["skipped_updates"] for update in plain] == [0, 0]
     assert [update["skipped_updates"] for update in figures] == [0, 1, 0]
@@ -165,7 +154,7 @@ LORA = LoraConfig(rank=4, alpha=8.0, target_modules=["q_proj", "down_proj"], dro
 
 
 @pytest.mark.parametrize("values", [False, True])
-def test_adapters_alone_learn_and_are_exported_merged_and_by_themselves(two, model_config, tmp_path, values: bool):
+def test_adapters_learn_and_are_exported_merged_and_alone(two, model_config, tmp_path, values: bool):
     # Dropout is for updates alone: scores are those of the merged model, again and again.
     lora = replace(LORA, dropout=0.5)
     found = two.run(cases.adapters, replace(model_config, lora=lora, gradient_checkpointing=True), values, tmp_path)
@@ -185,7 +174,7 @@ def test_adapters_alone_learn_and_are_exported_merged_and_by_themselves(two, mod
         torch.testing.assert_close(one[name], one["learned"], atol=1e-5, rtol=0)
 
 
-def test_adapters_with_everything_else_on(two, worlds, model_config):
+def test_adapters_with_offload_and_checkpointing(two, worlds, model_config):
     lora = replace(model_config, lora=LORA)
     expected = two.run(cases.train, lora)[0]
     frugal = sharded(
@@ -196,7 +185,7 @@ def test_adapters_with_everything_else_on(two, worlds, model_config):
     assert all(".lora_" in name for name in expected.gradients[0])
 
 
-def test_adapters_drop_inputs_in_updates_alone(two, model_config):
+def test_adapter_dropout_acts_in_updates_alone(two, model_config):
     lora = replace(model_config, lora=replace(LORA, dropout=0.5))
     plain, dropped = (two.run(cases.train, config)[0] for config in (replace(lora, lora=LORA), lora))
     # Adapters start at 0, so the first loss is the same; its gradient is not.
@@ -208,7 +197,7 @@ def test_adapters_drop_inputs_in_updates_alone(two, model_config):
 
 
 @pytest.mark.parametrize(("size", "fsdp_size"), [(1, -1), (2, -1), (4, -1), (4, 2), (4, 1)])
-def test_odd_shapes_have_the_bits_of_the_whole_tensors(worlds, size, fsdp_size):
+def test_gathered_odd_shapes_have_the_bits_of_the_whole(worlds, size, fsdp_size):
     # In rows and shapes that no number of ranks divides, one parameter larger than a bucket, two precisions.
     shards = size if fsdp_size == -1 else fsdp_size
     for bucket_bytes, messages in ((0, 6), (300, 2 if shards == 2 else 3), (1 << 20, 1)):
@@ -217,11 +206,11 @@ def test_odd_shapes_have_the_bits_of_the_whole_tensors(worlds, size, fsdp_size):
             assert count == (0 if shards == 1 else messages)
 
 
-def test_a_reference_has_the_policys_weights_without_a_file(two, model_config: ModelConfig):
+def test_reference_copies_the_weights_of_the_policy(two, model_config: ModelConfig):
     assert all(two.run(cases.copied_from_a_policy, model_config))
 
 
-def test_what_does_not_learn_is_held_as_it_is_computed_with(two, model_config: ModelConfig):
+def test_frozen_model_is_held_in_its_compute_dtype(two, model_config: ModelConfig):
     for found in two.run(cases.frozen, replace(model_config, param_dtype="bfloat16")):
         assert found["same"]
         assert found["learns"] == found["adapters"] == {torch.float32}

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from tests.conftest import changed
+from tests.kit import changed, user_code
 from tests.models import own_losses
 from tests.models.models_in_worlds import counts, example
 from tests.models.worlds import World
 from tests.workers.groups import relative_difference
 from verl.algorithms.losses import StepSize
 from verl.batch import Batch
-from verl.config import ConfigError, PPOConfig
+from verl.config import PPOConfig
 from verl.single_controller.roles import PolicyWorkers, _places
 from verl.workers.actor import Actor
 from verl.workers.policy_loss import PolicyLoss
@@ -130,9 +130,7 @@ def test_gradients_do_not_depend_on_the_split(name: str, worlds, small_config, b
 
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("options", [{"tis_level": "sequence"}, {"policy_loss": "gspo", "entropy_coeff": 0.1}])
-def test_the_first_update_needs_no_pass_of_its_own_for_old_log_probabilities(
-    options, split, worlds, small_config, batch, scored
-):
+def test_first_update_scores_old_logprobs_itself(options, split, worlds, small_config, batch, scored):
     config = configured(small_config, options)
     known = batch.without().fill(old_logprobs=scored.logprobs)
     rows = batch.without("old_logprobs")
@@ -188,7 +186,7 @@ def in_float64(config: PPOConfig, batch: Batch) -> tuple[float, dict[str, float]
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_gradients_are_those_of_the_whole_mini_batch_in_float64(name: str, worlds, small_config, full_batch):
+def test_gradients_match_a_whole_float64_mini_batch(name: str, worlds, small_config, full_batch):
     config = configured(small_config, {"policy_loss": LOSSES[name], "loss_agg_mode": "token-mean"})
     prepared = PolicyLoss(config.actor).prepared(full_batch, sizes(full_batch))
     expected, metrics, gradients = in_float64(config, prepared)
@@ -199,7 +197,7 @@ def test_gradients_are_those_of_the_whole_mini_batch_in_float64(name: str, world
             assert {key: logged[f"actor/{key}"] for key in metrics} == pytest.approx(metrics, rel=1e-4), split
 
 
-def test_a_loss_of_responses_goes_with_entropy_bonus_and_any_aggregation(worlds, small_config, full_batch):
+def test_loss_by_response_takes_entropy_and_aggregation(worlds, small_config, full_batch):
     options = {"policy_loss": LOSSES["of_one_response"], "loss_agg_mode": "seq-mean-token-mean"}
     found = []
     for coefficient in (0.0, 100.0):
@@ -211,13 +209,13 @@ def test_a_loss_of_responses_goes_with_entropy_bonus_and_any_aggregation(worlds,
     assert relative_difference(reference, found[0]) < 5e-6 < relative_difference(found[0], found[1])
 
 
-def test_more_tokens_than_there_are_are_refused(small_config, model_config, single_mesh, tmp_path: Path):
-    file = tmp_path / "mine.py"
-    file.write_text(
-        "from verl.algorithms.losses import policy_loss\n"
-        "@policy_loss(statistics=('top_k',), top_k=5000)\n"
-        "def loss(inputs):\n    return inputs.logprobs, {}\n"
-    )
-    actor = changed(small_config.actor, policy_loss=f"{file}:loss")
-    with pytest.raises(ConfigError, match=r"asks for top_k=5000 of \d+ tokens; lower it"):
+def test_top_k_beyond_the_vocabulary_is_refused(small_config, model_config, single_mesh, refused, tmp_path: Path):
+    source = """
+from verl.algorithms.losses import policy_loss
+@policy_loss(statistics=('top_k',), top_k=5000)
+def loss(inputs):
+    return inputs.logprobs, {}
+"""
+    actor = changed(small_config.actor, policy_loss=f"{user_code(tmp_path, source)}:loss")
+    with refused("...asks for top_k=5000 of ... tokens; lower it"):
         Actor(actor, model_config, single_mesh, 1.0, 10, 9)

@@ -64,7 +64,7 @@ def read_slowly(model, prompt: list[int], tokens: list[int]) -> tuple[list[float
     return logprobs, entropies, states
 
 
-def test_every_figure_is_that_of_the_slow_formula(workers: WorkerGroup, tiny_model: Path, tmp_path: Path):
+def test_measures_match_slow_formulas(workers: WorkerGroup, tiny_model: Path, tmp_path: Path):
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).eval()
     with MeasureFile(tmp_path, {}) as file:
         # Three prompts for two workers.
@@ -103,7 +103,7 @@ def test_every_figure_is_that_of_the_slow_formula(workers: WorkerGroup, tiny_mod
             assert list(found.distances.values()) == pytest.approx(expected, rel=1e-3)
 
 
-def test_what_was_measured_is_not_measured_again(workers: WorkerGroup, tmp_path: Path):
+def test_measured_prompts_are_not_measured_again(workers: WorkerGroup, tmp_path: Path):
     with MeasureFile(tmp_path, {"layer": 1}) as file:
         measure_missing(file, PROMPTS[:2], TEMPERATURE, workers, 2)
         first = file.get(PROMPTS[0])

@@ -28,9 +28,7 @@ def trl() -> str:
         unavailable(str(error))
 
 
-def test_a_pretrained_models_gradients_are_those_of_trl(
-    small_config: PPOConfig, smollm2: Path, trl: str, ray_session: None, tmp_path: Path
-):
+def test_gradients_match_trl(small_config: PPOConfig, smollm2: Path, trl: str, ray_session: None, tmp_path: Path):
     model = {"path": str(smollm2), "param_dtype": "float32", "share_prompts": True, "use_remove_padding": True}
     actor = {"use_kl_loss": True, "kl_loss_coef": KL_COEF, "loss_agg_mode": "token-mean", "clip_ratio_c": None}
     actor |= {"use_unbiased_kl": True, "optim": {"grad_clip": 1e9}}  # TRL's default; the script clips no gradient

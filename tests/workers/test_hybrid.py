@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import changed
 from tiny_tokenizer import make_tiny_tokenizer
 from transformers import AutoModelForCausalLM
 
+from tests.kit import changed
 from tests.workers.groups import all_prompts, sample, scored, start_group
 from verl.checkpoint.shards import CheckpointWorker
 from verl.config import PPOConfig
@@ -44,7 +44,7 @@ def prompts(small_config: PPOConfig, tiny_tokenizer) -> list[PromptRecord]:
     return all_prompts(small_config, tiny_tokenizer)
 
 
-def test_the_engine_makes_room_for_checkpoints(tmp_path, monkeypatch):
+def test_engine_sleeps_while_checkpoints_are_written(tmp_path, monkeypatch):
     calls = []
     for name in ("save", "load"):
         monkeypatch.setattr(CheckpointWorker, name, lambda *_, name=name: calls.append(name))
@@ -55,7 +55,7 @@ def test_the_engine_makes_room_for_checkpoints(tmp_path, monkeypatch):
     assert calls == ["sleep", "save", "sleep", "load"]
 
 
-def test_responses_end_at_the_stop_tokens_of_the_prompts_template(small_config):
+def test_end_tokens_of_prompt_templates(small_config):
     tokenizer = make_tiny_tokenizer()
     tokenizer.add_tokens(["</s>", "<|endoftext|>"])
     # The model cannot sample these.
@@ -72,7 +72,7 @@ def test_responses_end_at_the_stop_tokens_of_the_prompts_template(small_config):
     assert end_tokens(asked, tokenizer) == [2, 263]
 
 
-def test_responses_do_not_depend_on_the_worker_that_samples_them(one, two, prompts, small_config, monkeypatch):
+def test_responses_do_not_depend_on_the_sampling_worker(one, two, prompts, small_config, monkeypatch):
     sampling = small_config.rollout.train_kwargs
     alone = sample(one, prompts, sampling, 7)
     shared = sample(two, prompts, sampling, 7)
@@ -93,7 +93,7 @@ def test_responses_do_not_depend_on_the_worker_that_samples_them(one, two, promp
     assert sorted(row for part in parts for row in part.request.tolist()) == sorted(2 * list(range(len(alone))))
 
 
-def test_rank_metrics_are_those_of_the_states(one, two, prompts, small_config, tiny_model):
+def test_rank_metrics_match_hidden_states(one, two, prompts, small_config, tiny_model):
     rollout = sample(two, prompts, small_config.rollout.train_kwargs, 3)
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
     calculator = RepresentationMetricsCalculator(small_config.calculator)

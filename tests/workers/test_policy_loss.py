@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 import torch
 
+from tests.kit import ppo_config, shipped_config, user_code
 from tests.recipes.loss_inputs import loss_inputs
+from tests.tables import refusals
 from verl.algorithms.losses import LossNeeds, policy_loss
 from verl.batch import Batch
-from verl.config import ConfigError, PPOConfig, load_config
+from verl.config import PPOConfig
 from verl.workers.policy_loss import PolicyLoss, check_policy_loss
 
 HEADER = "import torch\nfrom verl.algorithms.losses import policy_loss\n"
@@ -18,59 +20,25 @@ LOSS = "def loss(inputs, scale=1.0):\n    return scale * inputs.logprobs, {}\n"
 
 
 def config_of(folder: Path, source: str, *overrides: str) -> PPOConfig:
-    (folder / "mine.py").write_text(HEADER + source)
-    return load_config(PPOConfig, "ppo_trainer", [f"actor.policy_loss={folder}/mine.py:loss", *overrides])
+    return ppo_config(f"actor.policy_loss={user_code(folder, HEADER + source)}:loss", *overrides)
 
 
 def check(config: PPOConfig) -> None:
     check_policy_loss(config, PolicyLoss(config.actor))
 
 
-@pytest.mark.parametrize(
-    ("source", "overrides", "message"),
-    [
-        ("", "", r"actor.policy_loss='.*mine.py:loss': .*mine.py has no function or class 'loss'"),
-        (
-            LOSS,
-            "+actor.policy_loss_kwargs.sclae=2",
-            r"'sclae'; it is called with \(inputs\) and actor.policy_loss_kwargs={'sclae': 2}",
-        ),
-        (
-            "@policy_loss(prepare=lambda mini_batch: {})\n" + LOSS,
-            "+actor.policy_loss_kwargs.scale=2",
-            r"'scale'; it is called with \(mini_batch\) and actor.policy_loss_kwargs={'scale': 2}",
-        ),
-        (
-            "@policy_loss(columns=('reward',))\n" + LOSS,
-            "",
-            r"columns=\('reward',\): must be a tuple of rollout_logprobs",
-        ),
-        ("@policy_loss(statistics='entropy')\n" + LOSS, "", "statistics='entropy': must be a tuple of entropy"),
-        ("@policy_loss(statistics=('top_k',))\n" + LOSS, "", "top_k=0: must be at least 1 with the statistic top_k"),
-        (
-            "@policy_loss(columns=('ref_logprobs',))\n" + LOSS,
-            "actor.use_kl_loss=false",
-            "actor.use_kl_loss=False: .* asks for ref_logprobs; set it to true, with actor.kl_loss_coef=0",
-        ),
-        (
-            WHOLE + LOSS,
-            "actor.micro_batch_size_per_gpu=7",
-            "actor.micro_batch_size_per_gpu=7: .* needs the rollout.n=8 responses to a prompt .*; set at least 8",
-        ),
-        (
-            "@policy_loss(old_statistics=('mean_logprob',))\n" + LOSS,
-            "actor.bypass_mode=true",
-            "actor.bypass_mode=True: .*compares with the policy before the update.*; set it to false",
-        ),
-        (WHOLE + LOSS, "algorithm.use_pf_ppo=true", "algorithm.use_pf_ppo=True: .*; set it to false"),
-    ],
-)
-def test_what_a_run_cannot_give_is_told_before_it_starts(tmp_path, source: str, overrides: str, message: str):
-    with pytest.raises(ConfigError, match=message):
-        check(config_of(tmp_path, source, *overrides.split()))
+@pytest.mark.parametrize(("options", "overrides", "line"), refusals("workers/refusals.txt", "losses"))
+def test_loss_that_a_run_cannot_serve_is_refused(tmp_path, refused, options: str, overrides: str, line: str):
+    with refused(line):
+        check(config_of(tmp_path, f"@policy_loss({options})\n{LOSS}", overrides))
 
 
-def test_what_a_run_can_give_is_accepted(tmp_path):
+def test_missing_loss_is_refused(tmp_path, refused):
+    with refused("actor.policy_loss='TMP/mine.py:loss': TMP/mine.py has no function or class 'loss'"):
+        check(config_of(tmp_path, ""))
+
+
+def test_loss_that_a_run_can_serve_is_accepted(tmp_path):
     check(config_of(tmp_path, LOSS, "+actor.policy_loss_kwargs.scale=2", "actor.use_kl_loss=false"))
     check(config_of(tmp_path, WHOLE + LOSS, "actor.micro_batch_size_per_gpu=8"))
     # A group of more tokens than that is a micro-batch by itself.
@@ -78,32 +46,14 @@ def test_what_a_run_can_give_is_accepted(tmp_path):
     check(config_of(tmp_path, WHOLE + LOSS, "actor.micro_batch_size_per_gpu=1", *by_tokens))
 
 
-@pytest.mark.parametrize(
-    ("returned", "message"),
-    [
-        ("inputs.logprobs", r"returned a Tensor; expected a tensor of losses and a dict"),
-        ("(inputs.logprobs.mean(dim=0), {})", r"returned shape \[3\]; expected a tensor of shape \[2, 3\] or \[2\]"),
-        ("(inputs.advantages, {})", "its losses have no gradient; compute them from inputs.logprobs"),
-        ("(inputs.logprobs / 0, {})", "its losses: returned NaN or infinity in row 0"),
-        ("(inputs.logprobs, {'a': inputs.logprobs})", r"its metric 'a' is \[2, 3\]; it is a scalar, or \[b\]"),
-        ("(inputs.logprobs, {'pg_loss': 1})", "its metric 'pg_loss' has the name of one of the update's; rename it"),
-        (
-            "(inputs.advantagse, {})",
-            r"has no attribute 'advantagse'; did you mean 'advantages'\? \(.*mine.py, line 4\)",
-        ),
-        (
-            "(inputs.rewards + 1, {})",
-            r"mine.py:loss': raised TypeError: .*mine.py, line 4\)",
-        ),
-    ],
-)
-def test_what_it_returns_is_checked(tmp_path, returned: str, message: str):
+@pytest.mark.parametrize(("returned", "line"), refusals("workers/refusals.txt", "returned"))
+def test_what_a_loss_returns_is_checked(tmp_path, refused, returned: str, line: str):
     loss = PolicyLoss(config_of(tmp_path, f"def loss(inputs):\n    return {returned}\n").actor)
-    with pytest.raises(ConfigError, match=message):
+    with refused(line):
         loss.losses(loss_inputs([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], [[1, 1, 1], [1, 0, 0]]))
 
 
-def test_metrics_are_sums_that_are_divided_by_the_tokens(tmp_path):
+def test_metrics_are_sums_over_the_tokens(tmp_path):
     metrics = "{'tokens': inputs.response_mask.sum(), 'rows': inputs.logprobs[:, 0], 'one': 2}"
     loss = PolicyLoss(config_of(tmp_path, f"def loss(inputs):\n    return inputs.logprobs, {metrics}\n").actor)
     inputs = loss_inputs([[1.0, 0.0], [7.0, 0.0], [4.0, 0.0]], [[1, 1], [0, 0], [1, 0]])
@@ -112,7 +62,7 @@ def test_metrics_are_sums_that_are_divided_by_the_tokens(tmp_path):
     assert found == {"tokens": 3.0, "rows": 7.5, "one": 2.0}
 
 
-def test_copies_are_not_seen_where_groups_are_whole(tmp_path):
+def test_copies_are_hidden_from_losses_of_whole_groups(tmp_path):
     source = "def loss(inputs):\n    return inputs.logprobs * len(inputs.logprobs), {'seen': len(inputs.logprobs)}\n"
     loss = PolicyLoss(config_of(tmp_path, WHOLE + source).actor)
     inputs = loss_inputs([[1.0], [2.0], [3.0]], [[1], [0], [1]], group_ids=torch.tensor([5, -1, 5]))
@@ -125,7 +75,7 @@ def test_copies_are_not_seen_where_groups_are_whole(tmp_path):
     assert not inputs.logprobs.grad.any()
 
 
-def test_prepare_sees_the_mini_batch_and_its_columns_travel(tmp_path):
+def test_prepared_columns_reach_the_loss(tmp_path, refused):
     source = "@policy_loss(prepare=lambda m, **_: {'a': m.advantages * m.size.num_tokens, 'b': m.old_logprobs[:, 0]})\n"
     loss = PolicyLoss(config_of(tmp_path, source + LOSS).actor)
     mini = batch_of([[1.0, 2.0]])
@@ -135,12 +85,10 @@ def test_prepare_sees_the_mini_batch_and_its_columns_travel(tmp_path):
     assert "a" not in mini and loss.inputs(prepared, size).prepared["b"].tolist() == [-0.5]
     for name in ("values", "lengths", "width"):
         taken = PolicyLoss(config_of(tmp_path, source.replace("'a'", f"'{name}'") + LOSS).actor)
-        with pytest.raises(ConfigError, match=f"its prepare returned '{name}', a name of the batch's own; rename it"):
+        with refused(f"...its prepare returned '{name}', a name of the batch's own; rename it"):
             taken.prepared(mini, size)
     wrong = PolicyLoss(config_of(tmp_path, "@policy_loss(prepare=lambda m, **_: {'a': 1})\n" + LOSS).actor)
-    with pytest.raises(
-        ConfigError, match=r"its prepare, a: returned int; expected a tensor of shape \[1, 2\] or \[1\]"
-    ):
+    with refused("...its prepare, a: returned int; expected a tensor of shape [1, 2] or [1]"):
         wrong.prepared(mini, size)
 
 
@@ -151,14 +99,14 @@ def batch_of(advantages: list[list[float]]) -> Batch:
     return batch.fill(old_logprobs=old, advantages=values)
 
 
-def test_nothing_is_asked_for_by_the_built_in_losses():
-    loss = PolicyLoss(load_config(PPOConfig, "ppo_trainer").actor)
+def test_built_in_losses_need_nothing():
+    loss = PolicyLoss(shipped_config().actor)
     mini = batch_of([[1.0]])
     assert (loss.own, loss.needs, loss.statistics) == (None, LossNeeds(), ())
     assert loss.prepared(mini, loss_inputs([[0.0]], [[1]]).size) is mini
 
 
-def test_what_is_sent_and_when_it_must_be_known():
+def test_needs_say_what_is_sent_and_when():
     def needs(**asked: Any) -> LossNeeds:
         found: LossNeeds = policy_loss(**asked)(lambda inputs: None).needs
         return found
