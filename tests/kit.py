@@ -44,8 +44,12 @@ def refused(line: str, error: type[Exception] = ConfigError, **places: object) -
     found = str(caught.value)
     for name, place in places.items():
         found = found.replace(str(place), name)
-    pattern = ".*".join(re.escape(part) for part in line.split("..."))
-    assert re.fullmatch(pattern, found), f"\nexpected: {line}\nraised:   {found}"
+    assert matches(line, found), f"\nexpected: {line}\nraised:   {found}"
+
+
+def matches(line: str, text: str) -> bool:
+    """Return whether the text is this line, in which ``...`` stands for any text."""
+    return re.fullmatch(".*".join(re.escape(part) for part in line.split("...")), text) is not None
 
 
 def harm(folder: Path, call: str) -> None:

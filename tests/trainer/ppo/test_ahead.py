@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import ROOT, changed, small_overrides
 
 from tests.e2e.runs import Run, records
+from tests.kit import ROOT, changed, small_overrides
 from tests.trainer.ppo.test_carry_over import (
     GROUPS,
     PROMPTS,
@@ -118,7 +118,7 @@ def prompts_from(step: int) -> Any:
 
 
 @pytest.mark.parametrize("stop", [None, 1, 4])
-def test_a_step_is_sampled_while_the_one_before_is_learned_from(small_config, tiny_tokenizer, stop: int | None):
+def test_step_is_sampled_while_the_one_before_is_learned(small_config, tiny_tokenizer, stop: int | None):
     timer, seen = PhaseTimer(lambda name: None), []
     with ThreadPoolExecutor(1, "sampling") as background:
         pool = Pool(background)
@@ -150,7 +150,7 @@ def test_a_step_is_sampled_while_the_one_before_is_learned_from(small_config, ti
     assert seen == [(batch.group.tolist(), batch.response_lengths.tolist()) for batch in batches]
 
 
-def test_what_sampling_raises_ends_the_step(small_config, tiny_tokenizer):
+def test_error_while_sampling_ends_the_step(small_config, tiny_tokenizer):
     timer = PhaseTimer(lambda name: None)
     with ThreadPoolExecutor(1) as background:
         ahead = ahead_of(small_config, tiny_tokenizer, Pool(background))
@@ -160,9 +160,7 @@ def test_what_sampling_raises_ends_the_step(small_config, tiny_tokenizer):
 
 
 @pytest.mark.parametrize("publishes_first", [False, True])
-def test_weights_stay_as_they_are_while_a_step_is_sampled(
-    small_config, tiny_tokenizer, monkeypatch, publishes_first: bool
-):
+def test_weights_stay_fixed_while_a_step_is_sampled(small_config, tiny_tokenizer, monkeypatch, publishes_first: bool):
     """With dynamic sampling engines begin several times a step, and the trainer may publish between two of these."""
     published, used = threading.Event(), list[tuple[int, int | None]]()
     engines = CountingEngines([1, 40, 3, 64, 8], 6)
@@ -197,7 +195,7 @@ def test_weights_stay_as_they_are_while_a_step_is_sampled(
 
 
 @pytest.mark.parametrize("lengths", [[1, 40, 3, 64, 8]])
-def test_carry_over_goes_on_in_the_background(small_config, tiny_tokenizer, lengths: list[int]):
+def test_carry_over_continues_in_the_background(small_config, tiny_tokenizer, lengths: list[int]):
     timer, runs = PhaseTimer(lambda name: None), []
     for in_background in (False, True):
         scheduler = sampler_of(small_config, tiny_tokenizer, CountingEngines(lengths, 6), 3, pool=True)
@@ -229,7 +227,7 @@ ENGINES = ("rollout.nnodes=1", "rollout.n_gpus_per_node=2")
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_engines_of_their_own_give_the_colocated_runs_numbers(arithmetic_prompts, tmp_path):
+def test_engine_pool_gives_the_numbers_of_a_colocated_run(arithmetic_prompts, tmp_path):
     runs = []
     for name, pool in (("colocated", ()), ("pool", ("rollout.nnodes=1", "rollout.n_gpus_per_node=1"))):
         run = Run(
@@ -249,7 +247,7 @@ def kill_engine(folder: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_an_engine_that_dies_costs_an_attempt_and_no_bit(arithmetic_prompts, tmp_path):
+def test_lost_engine_costs_an_attempt_and_no_bit(arithmetic_prompts, tmp_path):
     folder = tmp_path / "run"
     options = (*ENGINES, "async_training.max_staleness=1", "actor.tis_level=token", "trainer.save_freq=1")
     overrides = overrides_of(arithmetic_prompts, folder, *options, "trainer.total_training_steps=5")
@@ -269,7 +267,7 @@ def test_an_engine_that_dies_costs_an_attempt_and_no_bit(arithmetic_prompts, tmp
 
 
 @pytest.mark.nightly
-def test_a_run_goes_on_without_an_engine_and_loses_no_group(arithmetic_prompts, tmp_path):
+def test_run_continues_without_an_engine_and_loses_no_group(arithmetic_prompts, tmp_path):
     folder, steps = tmp_path / "run", 10
     options = ("async_training.max_staleness=3", "async_training.partial_rollout=true", "actor.tis_level=token")
     filtering = ("algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=score")

@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import ROOT, changed, small_overrides
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.e2e.runs import Run, records
+from tests.kit import ROOT, changed, small_overrides
 from verl.batch import Batch
-from verl.config import ConfigError, PPOConfig
-from verl.config.load import load_config
+from verl.config import PPOConfig
 from verl.data.prompt_rows import PromptRecord
 from verl.method.calls import MethodCalls
 from verl.rollout.requests import ResponseRequests
@@ -35,10 +34,6 @@ N, GROUPS, STEPS, ROUND = 2, 3, 7, 4
 PROMPTS = [
     PromptRecord(uid, [5] * (1 + uid % 3), "arithmetic", "7", {"uid": uid}, [], False) for uid in range(GROUPS * STEPS)
 ]
-
-POOL = ["rollout.nnodes=1", "rollout.n_gpus_per_node=1"]
-
-OPTIONS = ["async_training.partial_rollout=true", "actor.tis_level=token"]
 
 
 class Verifiers:
@@ -161,7 +156,7 @@ def version_of(step: int, pool: bool) -> int:
     lengths=st.lists(st.sampled_from([1, 2, 3, 5, 8, 40, 64]), min_size=2, max_size=9),
     slots=st.integers(1, 50),
 )
-def test_a_step_does_not_depend_on_when_responses_are_measured(
+def test_step_does_not_depend_on_when_responses_are_measured(
     small_config, tiny_tokenizer, lengths: list[int], slots: int
 ):
     """How long measuring takes depends on the machine's load."""
@@ -184,7 +179,7 @@ def test_a_step_does_not_depend_on_when_responses_are_measured(
     pool=st.booleans(),
     losses=st.sets(st.integers(1, 2 * STEPS), max_size=3),
 )
-def test_no_response_is_dropped_learned_from_twice_or_too_late(
+def test_no_response_is_dropped_repeated_or_stale(
     small_config, tiny_tokenizer, lengths: list[int], slots: int, carried: int, stop: int, pool: bool, losses: set[int]
 ):
     staleness = carried + pool
@@ -228,7 +223,7 @@ def test_no_response_is_dropped_learned_from_twice_or_too_late(
     read_at_once=st.sampled_from([1, GROUPS, GROUPS + 2]),
     losses=st.sets(st.integers(1, 2 * STEPS), max_size=3),
 )
-def test_dynamic_sampling_admits_others_for_groups_that_do_not_differ(
+def test_dynamic_sampling_replaces_groups_without_variance(
     small_config,
     tiny_tokenizer,
     lengths: list[int],
@@ -279,44 +274,14 @@ def test_dynamic_sampling_admits_others_for_groups_that_do_not_differ(
     assert total["train/filler_groups"] or (sampler.groups.open is None and sampler.groups.ready is None)
 
 
-def test_dynamic_sampling_without_anything_to_learn_ends(small_config, tiny_tokenizer):
+def test_dynamic_sampling_without_anything_to_learn_ends(small_config, tiny_tokenizer, refused):
     sampler = sampler_of(small_config, tiny_tokenizer, CountingEngines([3], 8), 1, GROUPS)
     stream = itertools.repeat(PROMPTS[:GROUPS])
-    with pytest.raises(ConfigError, match="no prompt of 100 batches has responses that differ"):
+    with refused("...no prompt of 100 batches has responses that differ..."):
         sampler.sample(stream, 1, PhaseTimer(lambda name: None))
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["async_training.max_staleness=1"], r"max_staleness=1: without partial_rollout"),
-        (["async_training.max_staleness=1", *POOL], "actor.tis_level='none': responses are up to .*=token"),
-        ([*OPTIONS, "async_training.max_staleness=1", *POOL], "max_staleness=1: engines of their own .*2 or more"),
-        (["rollout.nnodes=1"], "rollout.n_gpus_per_node=0: engines of their own .*rollout.nnodes above 0"),
-        (["rollout.name=hf", *POOL], "rollout.nnodes=1: rollout.name=hf samples with the trainer's policy"),
-        (["rollout.tensor_parallel_size=2", *POOL], "tensor_parallel_size=2: must divide rollout.n_gpus_per_node=1"),
-        (["async_training.max_staleness=-1"], "must be 0 or more"),
-        (["async_training.partial_rollout=true"], "partial_rollout=True: responses that are carried over are behind"),
-        (["async_training.max_staleness=1", OPTIONS[0]], "actor.tis_level='none': responses are up to .*=token"),
-        (
-            ["calculator.compare_versions=true"],
-            "compare_versions=True: with async_training.max_staleness=0 the versions",
-        ),
-        (["calculator.compare_versions=true", "calculator.source=actor"], "source=actor measures .* already"),
-        (
-            [*OPTIONS, "async_training.max_staleness=1", "actor.bypass_mode=true", "actor.policy_loss=gpg"],
-            "bypass_mode=True: .*set it to false",
-        ),
-        ([*OPTIONS, "async_training.max_staleness=1", "algorithm=remax"], "adv_estimator='remax': remax compares"),
-        ([*OPTIONS, "async_training.max_staleness=1", "rollout.name=hf"], "rollout.name='hf': .*set rollout.name=vllm"),
-    ],
-)
-def test_refusals(overrides: list[str], message: str):
-    with pytest.raises(ConfigError, match=message):
-        load_config(PPOConfig, "ppo_trainer", overrides)
-
-
-def test_what_open_responses_depend_on_is_compared_on_resume(small_config, tiny_tokenizer):
+def test_options_of_open_responses_are_compared_on_resume(small_config, tiny_tokenizer):
     config = sampler_of(small_config, tiny_tokenizer, CountingEngines([1], 1), 2).config
     orders = [prompt_order(config, MethodCalls(config, tiny_tokenizer))]
     for options in (
@@ -339,7 +304,7 @@ def conversations(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[
     overrides = [
         *small_overrides(ROOT / "data/tiny_tool_model", ROOT / "data/arithmetic_tools/test.parquet", folder),
         *("experiment=arithmetic_tools", "data.max_response_length=48", "data.val_sample_size=8"),
-        *("async_training.max_staleness=2", *OPTIONS),
+        *("async_training.max_staleness=2", "async_training.partial_rollout=true", "actor.tis_level=token"),
         *("algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=score"),
         "calculator.compare_versions=true",
         *("trainer.total_training_steps=5", "trainer.except_save=[3]", "trainer.save_hf_model=false"),
@@ -351,7 +316,7 @@ def conversations(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[
 
 
 @pytest.mark.slow
-def test_a_run_with_open_conversations(conversations):
+def test_run_with_open_conversations(conversations):
     whole = records(conversations[0])
     assert [record["step"] for record in whole] == [1, 2, 3, 4, 5]
     assert all(record["environment/calls"] > 0 < record["critic/score/mean"] for record in whole)
@@ -372,7 +337,7 @@ def test_a_run_with_open_conversations(conversations):
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_a_run_with_open_conversations_resumes_to_the_bit(conversations, tmp_path):
+def test_run_with_open_conversations_resumes_to_the_bit(conversations, tmp_path):
     folder, overrides = conversations
     whole = records(folder)
     shutil.rmtree(folder / "global_step_5")
