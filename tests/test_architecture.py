@@ -87,14 +87,14 @@ MAX_FUNCTION_LINES = 90
 
 BUDGETS = {
     "algorithms": 1662,
-    "analysis": 1221,
-    "api": 255,
+    "analysis": 1228,
+    "api": 189,
     "batch": 788,
     "checkpoint": 1181,
     "cli": 1258,
     "config": 2912,
     "data": 1615,
-    "evaluation": 2932,
+    "evaluation": 2949,
     "method": 543,
     "models": 3524,
     "rank": 1212,
@@ -104,7 +104,7 @@ BUDGETS = {
     "run": 2235,
     "single_controller": 3100,
     "spectral": 1736,
-    "trainer": 3297,
+    "trainer": 3304,
     "utils": 1392,
     "verifiers": 2498,
     "verl": 50,
@@ -406,8 +406,6 @@ MAX_HEADLESS = {
 """Folder -> headless docstrings that are left. These numbers only shrink."""
 
 MAX_TEST_NAME = 60
-MAX_LONG_TEST_NAMES = 134
-"""Tests with longer names than ``MAX_TEST_NAME`` that are left. This number only shrinks."""
 
 
 def test_docstrings_begin_with_a_verb_or_noun():
@@ -423,10 +421,9 @@ def test_docstrings_begin_with_a_verb_or_noun():
 
 def test_names_of_tests_are_short():
     names = [
-        node.name
+        f"{module.where}: {node.name}"
         for module in modules("tests")
         for node in ast.walk(module.tree)
         if isinstance(node, FunctionNode) and node.name.startswith("test_") and len(node.name) > MAX_TEST_NAME
     ]
-    rule = f"{len(names)} names of tests have more than {MAX_TEST_NAME} characters; {MAX_LONG_TEST_NAMES} may:"
-    check(names if len(names) > MAX_LONG_TEST_NAMES else [], rule)
+    check(names, f"names of tests have at most {MAX_TEST_NAME} characters, the thing and what it does:")

@@ -86,7 +86,7 @@ def test_stages_go_on_after_one_that_fails(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_stage_that_takes_too_long_is_killed_with_all_it_started(tmp_path):
+def test_slow_stage_is_killed_with_children(tmp_path):
     done = run(tmp_path, "--stage", "sleep", "--stage", "versions", "--limit", "5")
     assert done.returncode == 1
     assert record(tmp_path, "sleep")["reason"] == "took longer than 5 s and was killed"

@@ -120,7 +120,7 @@ def test_shifts_of_arms_and_seeds_are_not_error():
 
 
 @pytest.mark.parametrize(("seeds", "arms", "level"), [(3, 7, 0.05 / 6), (5, 2, 0.05), (3, 2, 0.05)])
-def test_a_detectable_difference_is_found_in_four_of_five_studies(seeds: int, arms: int, level: float):
+def test_detectable_difference_has_power(seeds: int, arms: int, level: float):
     studies = [Block(values) for values in block(6000 * seeds, arms).view(6000, seeds, arms)]
     true = math.sqrt(2 / seeds)
     shift = studies[0].detectable(level) * true / studies[0].error
@@ -270,7 +270,7 @@ def test_a_study_that_is_ended_ends_its_training(tmp_path: Path, number: signal.
 
 
 @pytest.mark.slow
-def test_the_next_study_waits_for_a_training_whose_study_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_study_waits_for_orphaned_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     waiting = """
 import pathlib, time
 print("started", flush=True)

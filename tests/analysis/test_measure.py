@@ -26,7 +26,7 @@ def test_prompts_that_were_not_answered_are_left_out(tmp_path: Path):
         assert prompts_of(task, store, 2) == [PROMPT, PromptResponses(2, [4], [[8], [9]])]
 
 
-def test_measurements_come_back_for_the_same_responses_and_settings(tmp_path: Path):
+def test_measurements_are_reused_for_equal_settings(tmp_path: Path):
     with MeasureFile(tmp_path, {"stride": 8}) as file:
         assert file.get(PROMPT) is None
         file.append(PROMPT, MEASURED)

@@ -90,7 +90,7 @@ def test_what_is_published(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert "warning: 25% of the responses have fewer than three prefixes" in " ".join(capsys.readouterr().out.split())
 
 
-def test_histograms_of_correct_and_wrong_responses_have_the_same_bins():
+def test_histograms_share_bins():
     responses, _, _, correlations = tables(analysis_config())
     figure = scatter_figure(responses, [("Effective Rank", "avg_log_probs")], correlations, "correctness", "t")
     top = figure.subfigs[0].axes[1]

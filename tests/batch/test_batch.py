@@ -48,7 +48,7 @@ def test_several_numbers_a_token_are_not_taken_for_padded_rows() -> None:
     assert Batch.of([[1], [2]], [[3, 4], []], **prefixes)[[0]].prefix_metrics["m"].tolist() == [[5, 6], [7, 8]]
 
 
-def test_an_undeclared_column_says_what_it_has_entries_for_where_its_length_does_not() -> None:
+def test_ambiguous_column_needs_a_kind() -> None:
     short, long, ones = Batch.of([[1]], [[3]]), Batch.of([[1]], [[3, 4]]), torch.ones(2)
     with pytest.raises(
         ValueError, match=r"column own: 1 entries.*fill\('episode', own=\.\.\.\) or fill\('response token'"

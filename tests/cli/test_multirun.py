@@ -51,7 +51,7 @@ def test_every_job_has_its_own_folder(tmp_path: Path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["fake.py", "outputs"]
 
 
-def test_a_job_that_fails_ends_the_sweep_and_the_users_own_folder_wins(tmp_path: Path):
+def test_failed_job_ends_the_sweep(tmp_path: Path):
     code, jobs, errors = sweep(tmp_path, "seed=1,9,2", "trainer.default_local_dir=mine/${seed}", "--multirun")
     assert (code, errors, [job[2] for job in jobs]) == (1, "error: nine\n", ["mine/1", "mine/9"])
 

@@ -185,7 +185,7 @@ def test_the_users_files_may_choose_preset_and_model(arguments: str, chosen: boo
 @pytest.mark.parametrize(
     "varied", ["model=tiny,qwen2.5_1.5b", "model.path=my/a,data/tiny_model", "experiment=without,dapo"]
 )
-def test_a_sweep_over_the_embedded_model_and_others_names_its_preset(varied: str, tmp_path):
+def test_sweep_over_models_names_its_preset(varied: str, tmp_path):
     arguments = [varied, "--multirun", "--config-dir", str(own_configs(tmp_path))]
     with pytest.raises(
         FlagError, match="another job of this sweep trains the embedded model, .*name the preset of all"

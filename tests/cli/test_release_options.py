@@ -25,7 +25,7 @@ def options_of(*arguments: str) -> dict[str, object]:
     return leaves(compose_config(PPOConfig, "ppo_trainer", translate(arguments)))
 
 
-def test_every_option_of_the_release_is_accepted_with_its_default():
+def test_release_defaults_are_accepted():
     assert len(DEFAULTS) == 189
     given = [line.replace("\t", "=") for line in DEFAULTS]
     translate(given)

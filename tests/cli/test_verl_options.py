@@ -32,7 +32,7 @@ def config_of(*arguments: str) -> PPOConfig:
     return load_config(PPOConfig, "ppo_trainer", translate(arguments))
 
 
-def test_every_option_of_verls_trainer_is_translated_accepted_or_refused_by_name():
+def test_every_verl_option_has_a_fate():
     assert len(DEFAULTS) == 556
     unknown = [key for key in DEFAULTS if find_verl(key) is None]
     assert unknown == []
@@ -47,7 +47,7 @@ def test_every_row_names_options_of_ours_and_says_what_it_does():
         assert option.describe() and not re.search(r"[\n|]|\$(ours|theirs|above)", option.describe()), key
 
 
-def test_verls_defaults_change_nothing_in_the_preset_which_is_them():
+def test_verl_defaults_equal_the_preset():
     given = [f"{key}={value}" for key, value in DEFAULTS.items() if value != "???"]
     assert len(given) == 554
     ours, preset = (leaves(composed(*arguments)) for arguments in (given, ["preset=verl"]))
@@ -124,7 +124,7 @@ def test_bypass_mode_decides_the_loss(options: list[str], loss: str, dual_clip: 
         translate([*BYPASS, f"{CORRECTION}.loss_type=dpo"])
 
 
-def test_a_configuration_file_of_verls_is_dropped_if_it_is_the_preset():
+def test_verl_config_file_equal_to_preset_is_dropped():
     assert translate([MODEL, "--config-path", "./config", "--config-name=ppo_trainer.yaml", "--cfg", "job"])[-2:] == [
         "--cfg",
         "job",
@@ -163,7 +163,7 @@ def test_our_own_options_stand_beside_verls():
     assert (flags.actor.optim.lr, flags.rollout.n, flags.trainer.total_epochs) == (3e-6, 8, 30)
 
 
-def test_a_preset_of_the_users_stays_and_our_own_commands_are_left_alone(capsys: pytest.CaptureFixture[str]):
+def test_user_preset_and_native_commands_are_kept(capsys: pytest.CaptureFixture[str]):
     assert translate([f"{ROLLOUT}.n=8", "preset=paper"]) == ["rollout.n=8", "preset=paper"]
     ours = ["trainer.test_freq=5", "algorithm.gamma=1.0", "critic.model.path=x", "critic.model.override_config.a=1"]
     assert translate(ours) == ours
@@ -185,7 +185,7 @@ def test_a_preset_of_the_users_stays_and_our_own_commands_are_left_alone(capsys:
         ("rollout.tensor_model_parallel_size=2", "of veRL's; here: rollout.tensor_parallel_size"),
     ],
 )
-def test_a_name_of_verls_in_a_command_of_ours_is_told_with_what_it_is(argument: str, message: str):
+def test_verl_name_in_native_command_is_explained(argument: str, message: str):
     with pytest.raises(FlagError) as error:
         translate([argument, "trainer.test_freq=5"])
     assert message in str(error.value)

@@ -156,7 +156,7 @@ def test_a_wrong_token_is_one_line(machines, shared):
 
 
 @pytest.mark.nightly
-def test_a_head_that_is_lost_ends_the_others_with_the_code_for_another_try(machines, shared):
+def test_lost_head_ends_others_with_retry_code(machines, shared):
     one, two = machines
     first, second = start(one, shared, 0, JOB_SECONDS="300"), start(two, shared, 1)
     first.wait_for_line("ready")

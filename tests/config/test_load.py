@@ -32,7 +32,7 @@ def difference(first: PPOConfig, second: PPOConfig, group: str) -> dict[str, obj
     return {name: new[name] for name in old if old[name] != new[name]}
 
 
-def test_the_released_code_differs_from_the_shipped_signal_in_its_known_defects():
+def test_released_code_differs_in_known_defects():
     shipped = load_config(PPOConfig, "ppo_trainer", ["experiment=verl_grpo"])
     released = load_config(PPOConfig, "ppo_trainer", ["experiment=released_code"])
     differing = partial(difference, shipped, released)
@@ -95,7 +95,7 @@ def test_rejection_rules_are_written_as_in_verl(rules: str, bounds: str, expecte
     assert config.algorithm.rollout_correction.rejections == expected
 
 
-def test_integers_pass_as_floats_and_a_lone_element_as_a_list_and_nothing_changes_later():
+def test_config_values_are_coerced_once():
     config = load_config(PPOConfig, "ppo_trainer", ["rollout.temperature=2", "trainer.logger=wandb"])
     assert config.rollout.temperature == 2.0 and type(config.rollout.temperature) is float
     assert config.trainer.logger == ["wandb"]
@@ -169,7 +169,7 @@ def test_what_a_similar_config_may_do(overrides: str):
     load_config(PPOConfig, "ppo_trainer", overrides.split())
 
 
-def test_mistakes_that_have_nothing_to_do_with_each_other_are_told_together():
+def test_independent_mistakes_are_reported_together():
     wrong = ["actor.optim.lr=-1", "rollout.n=0", "data.train_batch_size=x", "trainer.nnodes=0"]
     with pytest.raises(ConfigError) as raised:
         load_config(PPOConfig, "ppo_trainer", wrong)

@@ -42,7 +42,7 @@ def countdown(data_source, solution_str, ground_truth, extra_info=None):
 """
 
 
-def test_a_base_model_learns_from_files_that_are_templated_already(tiny_model, tmp_path, monkeypatch):
+def test_base_model_learns_from_templated_files(tiny_model, tmp_path, monkeypatch):
     base_model = Path(shutil.copytree(tiny_model, tmp_path / "model"))
     (base_model / "chat_template.jinja").unlink()
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

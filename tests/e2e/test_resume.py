@@ -64,7 +64,7 @@ def test_dynamic_sampling_resumes_to_the_bit(tiny_model, arithmetic_prompts, tmp
 
 
 @pytest.mark.nightly
-def test_a_paused_driver_that_goes_on_after_another_took_over_writes_nothing(tiny_model, arithmetic_prompts, tmp_path):
+def test_stale_driver_cannot_write(tiny_model, arithmetic_prompts, tmp_path):
     folder = tmp_path / "run"
     overrides = [
         *six_steps(tiny_model, arithmetic_prompts, folder),

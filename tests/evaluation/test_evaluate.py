@@ -229,9 +229,7 @@ def test_prompts_longer_than_the_model_takes_are_unanswered(engines, evaluate, b
     assert engines[1][0].max_model_len == 512
 
 
-def test_a_chat_template_that_refuses_one_question_costs_its_benchmark(
-    engines, evaluate, benchmarks, tiny_model, tmp_path
-):
+def test_refusing_chat_template_costs_its_benchmark(engines, evaluate, benchmarks, tiny_model, tmp_path):
     strict = tmp_path / "strict"
     shutil.copytree(tiny_model, strict)
     refusal = (

@@ -63,7 +63,7 @@ def test_mapped_fields_and_the_first_problems(configure, tmp_path):
         load_problems("mine", evaluation_config(f"data.benchmark_dir={tmp_path}"))
 
 
-def test_an_answer_that_cannot_be_compared_is_named_before_anything_is_generated(tmp_path):
+def test_incomparable_answer_is_named_first(tmp_path):
     rows = [{"question": "?", "answer": answer, "kind": "countdown"} for answer in ('{"target":1,"numbers":[1]}', "24")]
     (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     options = [f"data.benchmark_dir={tmp_path}", "+data.fields.sums.verifier=kind"]

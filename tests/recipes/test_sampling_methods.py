@@ -129,7 +129,7 @@ def test_ghpo_gives_unsolved_prompts_a_longer_hint_in_each_round():
     assert edits(4) == {}
 
 
-def test_rorecomp_short_correct_and_long_incorrect_responses_come_first():
+def test_rorecomp_priority_order():
     lengths = torch.tensor([5, 3, 9, 4, 8, 6, 2, 7])
     correct = torch.tensor([1, 1, 1, 0, 0, 0, 1, 1]).bool()
     groups = torch.tensor([1, 1, 1, 1, 1, 1, 2, 2])

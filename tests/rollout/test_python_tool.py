@@ -58,7 +58,7 @@ def test_results(python, code: str, result: str):
     assert len(python(code)) <= 8100
 
 
-def test_where_programs_cannot_be_run_it_is_refused_with_the_line_that_helps():
+def test_python_tool_without_sandbox_is_refused():
     load = f"from verl.utils.user_code import load_code; load_code({PATH!r}, 'rollout.multi_turn.tools')"
     done = subprocess.run(
         [sys.executable, "-c", load],

@@ -37,7 +37,7 @@ def test_the_device(monkeypatch: pytest.MonkeyPatch):
         assert [resolve_device(device) for device in ("auto", "cpu", "cuda")[: len(expected)]] == expected
 
 
-def test_a_gpu_that_torch_cannot_use_is_no_reason_for_a_run_on_the_cpu(monkeypatch, tmp_path: Path):
+def test_unusable_gpu_is_refused(monkeypatch, tmp_path: Path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(cluster, "DEVICE_FILES", tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -203,7 +203,7 @@ def place(monkeypatch: pytest.MonkeyPatch):
     os.umask(before)
 
 
-def test_the_folder_is_private_and_a_link_of_another_user_is_not_followed(place: Path):
+def test_cluster_folder_is_private(place: Path):
     shared = place / "shared"
     shared.mkdir()
     shared.chmod(0o775)

@@ -138,7 +138,7 @@ def test_what_a_machine_lacks(request_here, changes, problem):
     assert os.listdir(folder) == ["marker"]
 
 
-def test_what_a_machine_fetches_has_the_permissions_that_the_user_wants(request_here, monkeypatch: pytest.MonkeyPatch):
+def test_fetched_files_respect_umask(request_here, monkeypatch: pytest.MonkeyPatch):
     """Ray runs under a stricter mask; a folder of models may be shared."""
     monkeypatch.setenv("VERL_UMASK", "0027")
     before = os.umask(0o077)

@@ -125,7 +125,7 @@ def test_a_silent_worker_is_lost_and_one_that_beats_is_not(heartbeat):
         assert beating.recv(100)
 
 
-def test_a_worker_that_ended_is_lost_after_ray_had_time_to_say_more(heartbeat):
+def test_ended_worker_is_lost_after_grace(heartbeat):
     with greet(heartbeat.pulse, 0, b"x" * 32) as stranger:
         assert stranger.recv(1) == b""
     with socket.create_connection(heartbeat.pulse.address) as mute:

@@ -60,7 +60,7 @@ def test_a_group_that_cannot_start_frees_its_workers(start):
 CACHE = "No available memory for the cache blocks. Try increasing `gpu_memory_utilization`."
 
 
-def test_a_worker_without_memory_says_where_how_much_and_what_to_lower(workers):
+def test_out_of_memory_names_place_and_fix(workers):
     with pytest.raises(OutOfMemory) as raised:
         workers.run("update_actor")
     reason = "Tried to allocate 2.00 GiB. See the docs."

@@ -88,7 +88,7 @@ def test_many_prefixes_are_factored_and_one_is_decomposed():
     assert choose(2048, 16, [2048]) == "eigh"
 
 
-def test_long_responses_are_cut_into_blocks_of_the_width_and_cost_grows_linearly():
+def test_long_responses_cost_linear_time():
     assert [block_rows(512, 896), block_rows(100, 64), block_rows(4096, 64)] == [512, 100, 64]
     for width in (16, 64):
         one, two = (factor_operations(rows, width, block_rows(rows, width)) for rows in (64 * width, 128 * width))

@@ -33,7 +33,7 @@ def test_literal_contrasts():
     torch.testing.assert_close(contrasts(rows, [3]), expected)
 
 
-def test_contrasts_of_every_prefix_have_its_centred_scatter_in_blocks_too():
+def test_prefix_contrasts_have_centred_scatter():
     chunk = chunk_of(random_rows(0, 2, 9, 4) + 5, [9, 5])
     chunk.hidden[1, 5:] = torch.nan
     states = chunk.all_contrasts()
@@ -103,7 +103,7 @@ def test_entropies_of_rows_of_hardly_comparable_size(method):
         torch.testing.assert_close(actual[name], expected[name], rtol=1e-6, atol=0)
 
 
-def test_responses_that_fail_are_named_and_their_neighbours_are_not():
+def test_failed_responses_are_named_alone():
     rows = random_rows(0, 2, 12, 6)
     rows[1, :8] *= 1e-160
     chunk, prefixes = chunk_of(rows, [12, 12]), torch.tensor([[5, 12], [5, 12]])

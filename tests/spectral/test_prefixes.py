@@ -77,7 +77,7 @@ def test_the_methods_agree(seed, size):
 @every_method
 @given(seeds, sizes)
 @settings(max_examples=15, deadline=None)
-def test_responses_see_neither_each_other_nor_what_lies_past_their_length(options, seed, size):
+def test_responses_are_independent_of_padding(options, seed, size):
     length, width = size
     generator = torch.Generator().manual_seed(seed)
     hidden = random_hidden(seed, 5, length, width)
@@ -277,7 +277,7 @@ def test_options_are_checked(options):
         SpectralOptions(**options)
 
 
-def test_the_nested_method_has_no_singular_values_and_no_names_give_nothing():
+def test_nested_method_has_no_singular_values():
     with pytest.raises(ValueError, match="'nested'.*no singular values"):
         prefix_singular_values(HIDDEN, LENGTHS, WHOLE, NESTED)
     assert prefix_functionals(HIDDEN, LENGTHS, WHOLE, []) == {}

@@ -55,7 +55,7 @@ def test_verdicts(verifier: str):
     assert unexpected == []
 
 
-def test_the_table_has_right_and_wrong_responses_for_every_verifier():
+def test_table_covers_every_verifier():
     assert {row.verifier for row in ROWS} == set(VERIFIERS)
     for verifier in VERIFIERS:
         reasons = [row.reason for row in ROWS if row.verifier == verifier]

@@ -119,7 +119,7 @@ def test_problems_and_temperatures_of_a_run_are_told_apart():
 
 
 @pytest.mark.slow
-def test_errors_and_requests_are_seen_and_scripts_that_are_not_ours_stopped(chromium):
+def test_foreign_scripts_are_stopped(chromium):
     image = "<img src='https://example.org/x.png'>"
     page = f"<!doctype html>{image}<script>missing()</script>"
     said = chromium(page, [until("document.readyState === 'complete'")])

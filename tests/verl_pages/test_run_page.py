@@ -205,7 +205,7 @@ def test_hostile_text_ends_no_element(tmp_path: Path):
     page.check_inert()
 
 
-def test_prompts_are_left_out_to_keep_the_page_small_the_same_at_every_step(tmp_path: Path):
+def test_page_drops_the_same_prompts_at_every_step(tmp_path: Path):
     folder = write_run(tmp_path / "run", num_prompts=200)
     run = read_run(folder, "run")
     size = sum(pq.read_metadata(folder / "samples" / file.name).row_group(0).total_byte_size for file in run.samples)
@@ -500,7 +500,7 @@ ANSWERS = {"\\frac{1}{2}": 1, "x^2": 1, "$x$ or $y^2$": 2, "\\text{Evelyn}": 1, 
 
 
 @pytest.mark.slow
-def test_formulas_are_typeset_and_hostile_ones_shown_as_their_source(browser, tmp_path: Path):
+def test_formulas_are_typeset_or_shown_as_source(browser, tmp_path: Path):
     folder = write_run(tmp_path / "run", samples=False)
     prompt = "<|im_start|>user\nWhat is $\\frac{1}{2}$?<|im_end|>\n<|im_start|>assistant\n"
     answers = [*ANSWERS, *[""] * (len(FORMULAS) - len(ANSWERS))]

@@ -72,9 +72,7 @@ def test_the_page_and_its_version_alone_are_served(served: tuple[Path, Server], 
     assert ask(server, home)[0] == 200 and capfd.readouterr().err == ""
 
 
-def test_half_sent_requests_hold_a_bounded_number_of_threads_for_a_bounded_time(
-    served: tuple[Path, Server], monkeypatch: pytest.MonkeyPatch
-):
+def test_half_sent_requests_are_bounded(served: tuple[Path, Server], monkeypatch: pytest.MonkeyPatch):
     _, server = served
     before = threading.active_count()
     with ExitStack() as opened:
@@ -92,7 +90,7 @@ def test_half_sent_requests_hold_a_bounded_number_of_threads_for_a_bounded_time(
     assert ask(server, server.path)[0] == 200
 
 
-def test_the_page_changes_when_the_run_goes_on_and_stays_when_it_is_gone(served: tuple[Path, Server]):
+def test_page_follows_the_run(served: tuple[Path, Server]):
     folder, server = served
     home, version_path = server.path, f"{server.path}version"
     page, version = ask(server, home), ask(server, version_path)

@@ -82,7 +82,7 @@ class Counting(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def test_the_number_of_operations_does_not_depend_on_the_number_of_rows():
+def test_draw_operations_are_independent_of_rows():
     counts = []
     for rows in (1, 7, 256):
         with Counting() as counting:

@@ -117,9 +117,7 @@ def test_weights_that_change_between_generations(inside: Run, qwen: Path, tmp_pa
     assert error([after], model, [1, -1]) < 1.1 * TOLERANCE * after.responses[0].states.abs().max()
 
 
-def test_a_step_that_is_prepared_before_the_last_ones_tokens_are_known(
-    qwen: Path, reference: PreTrainedModel, prompts: list[list[int]]
-):
+def test_step_prepared_before_last_tokens(qwen: Path, reference: PreTrainedModel, prompts: list[list[int]]):
     """Asynchronous scheduling, CUDA's default: states, streams, and weights that change are as without it."""
     capture = {"layers": [1, -1], "phase": "both", "max_bytes": 40_000}
     asked = [(prompt, {"temperature": 1.0, "n": 4, "extra_args": {"stream": i}}) for i, prompt in enumerate(prompts)]

@@ -98,7 +98,7 @@ class EngineConfig:
     additional_config: dict[str, object]
 
 
-def test_other_versions_refuse_engines_that_ask_and_leave_the_others(monkeypatch: pytest.MonkeyPatch):
+def test_other_vllm_versions_refuse_capture_only(monkeypatch: pytest.MonkeyPatch):
     started = []
     for engine_class in (LLMEngine, AsyncLLM):
         monkeypatch.setattr(engine_class, "__init__", lambda self, vllm_config: started.append(vllm_config))

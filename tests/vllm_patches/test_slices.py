@@ -16,7 +16,7 @@ def counting(done):
     return "result"
 
 
-def test_a_turn_does_at_least_one_slice_and_the_last_one_the_rest():
+def test_turn_does_at_least_one_slice():
     done = []
     job = Job(counting(done))
     assert not job.turn(0.0) and done == [0]

@@ -9,7 +9,7 @@ def table(*values: float) -> np.ndarray:
     return np.array(values, dtype=np.float32)
 
 
-def test_each_request_has_its_own_temperature_at_its_own_position():
+def test_temperatures_by_request_and_position():
     tables = TemperatureTables()
     a, b, c, d = table(0.5, 1.0), table(2.0), table(1.0, 2.0, 3.0, 4.0), table(0.25)
     slots = tables.slots(["a", "plain", "b"], [a, None, b])

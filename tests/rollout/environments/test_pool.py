@@ -210,7 +210,7 @@ def test_a_step_that_is_ended_costs_one_observation(file: Path):
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_an_async_tool_that_blocks_the_others_costs_one_observation(file: Path, monkeypatch: pytest.MonkeyPatch):
+def test_blocking_async_tool_costs_one_observation(file: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("verl.rollout.environments.pool.MARGIN_S", 1.0)
     steps = [asking(Call("misbehave", {"how": how})) for how in ("hang", "die")]
     with EnvironmentPool(options(file, "wait", "misbehave")) as pool:

@@ -143,7 +143,7 @@ def test_a_generation_batch_may_be_of_another_size(small_config, tiny_tokenizer,
     assert (found, metrics["train/num_gen_batches"], metrics["train/filler_groups"]) == ([3, 2], 4.0, 0.0)
 
 
-def test_without_a_limit_batches_are_sampled_until_the_step_is_full(small_config, tiny_tokenizer, pool, monkeypatch):
+def test_unlimited_batches_fill_the_step(small_config, tiny_tokenizer, pool, monkeypatch):
     answers = {0: RIGHT, 1: MIXED}
     sampler = make_sampler(small_config, tiny_tokenizer, pool, answers, max_num_gen_batches=0)
     dull, good = [prompts_of(0, 0)] * 12, [prompts_of(0, 1)] * 2
