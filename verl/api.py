@@ -161,29 +161,32 @@ def _translated(words: Sequence[str], translation: Callable[[list[str]], list[st
 
 
 def _call(module: str, words: Sequence[str]) -> None:
-    """Run an entry point in its own process, which prints to this one's output.
+    """Run an entry point in its own process, and print what it prints.
 
     A first interrupt is passed on, so that the run can end as it does on Ctrl-C; a second one kills it.
     """
-    command = [sys.executable, "-m", module, *words]
-    environment = os.environ | {"PYTHONUNBUFFERED": "1", "MPLBACKEND": "agg"}  # a notebook's backend is in the kernel
     process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace", env=environment
+        [sys.executable, "-m", module, *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+        env=os.environ | {"PYTHONUNBUFFERED": "1", "MPLBACKEND": "agg"},  # a notebook's backend is in the kernel
     )
-    assert process.stderr is not None
+    assert process.stdout is not None
     lines = []
     try:
-        for line in process.stderr:
-            print(line, end="", file=sys.stderr, flush=True)
-            lines.append(line)
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            lines.append(line.strip())
         process.wait()
     except KeyboardInterrupt:
         process.send_signal(signal.SIGINT)
-        print(process.communicate()[1], end="", file=sys.stderr)
+        print(process.communicate()[0], end="")
         raise
     finally:
         process.kill()  # after a second interrupt
     if process.returncode:
-        errors = [line.removeprefix("error: ").strip() for line in lines if line.startswith("error: ")]
-        last = next((line.strip() for line in reversed(lines) if line.strip()), f"{module} failed; its output says why")
-        raise RunError("\n".join(errors) or last, process.returncode)
+        errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+        raise RunError("\n".join(errors or [line for line in lines if line][-1:]), process.returncode)
