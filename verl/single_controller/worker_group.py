@@ -32,7 +32,7 @@ from verl.single_controller.failures import (
     out_of_memory_line,
 )
 from verl.single_controller.heartbeat import Pulse, follow
-from verl.single_controller.machines import RESOURCES
+from verl.single_controller.machines import RESOURCES, MachineSetup
 from verl.single_controller.network import free_port
 from verl.single_controller.profiling import MemoryPeak, PeakMemory
 from verl.single_controller.supervision import Identity, Supervision, Supervisor, log_to
@@ -45,15 +45,6 @@ CAUSE_S = 5.0
 """Seconds to wait for the worker at the other end of a broken connection to fail too."""
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-
-
-class MachineSetup(NamedTuple):
-    """Settings of the workers of one machine."""
-
-    cores: int
-    """Cores that they may use together."""
-    environment: dict[str, str]
-    """Environment variables of this machine alone."""
 
 
 def cpu_threads(workers_per_node: int, cores: int) -> int:
@@ -391,8 +382,8 @@ class _Host:
                 raise NetworkError(f"{type(error).__name__}: {error}") from error
             if not isinstance(error, Exception) or not is_out_of_memory(error):
                 raise
-            peak, place = self.memory.read(), self.place
-            raise OutOfMemory(out_of_memory_line(error, method, self.rank, peak, place.device_type)) from error
+            peak, device_type = self.memory.read().used, self.place.device_type
+            raise OutOfMemory(out_of_memory_line(error, method, self.rank, peak, device_type)) from error
 
     def start_profile(self) -> None:
         self.profiler = profile()
