@@ -16,8 +16,9 @@ from verl.checkpoint.export import export_checkpoint
 from verl.checkpoint.folders import checkpoints, read_state, verify_checkpoint
 from verl.checkpoint.saver import CheckpointSaver
 from verl.checkpoint.shards import file_numbers
+from verl.cluster.failures import WorkerError
 from verl.config import PPOConfig
-from verl.single_controller.failures import WorkerError
+from verl.cluster.failures import WorkerError
 from verl.single_controller.supervision import Supervision
 from verl.single_controller.worker_group import WorkerGroup
 from verl.utils.files import file_record

@@ -10,8 +10,8 @@ import pytest
 import yaml
 from conftest import ROOT
 
+from verl.cluster.environment import REQUEUE
 from verl.config import PPOConfig, load_config
-from verl.single_controller.environment import REQUEUE
 from verl.single_controller.launch import make_token
 from verl.single_controller.probe import ROOM
 

@@ -24,7 +24,7 @@ from tests.cluster.training import (
     wait_until,
     workers_gone,
 )
-from verl.single_controller.environment import REQUEUE
+from verl.cluster.environment import REQUEUE
 
 pytestmark = pytest.mark.slow
 

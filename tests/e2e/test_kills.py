@@ -19,7 +19,7 @@ from conftest import ROOT, small_overrides
 
 from tests.e2e.runs import RAY_AGENTS, Run, assert_checkpoints_complete, records, six_steps
 from verl.checkpoint.folders import checkpoints
-from verl.single_controller.environment import REQUEUE
+from verl.cluster.environment import REQUEUE
 
 SEED = int(os.environ.get("VERL_RECOVERY_SEED", "17"))
 KILLS = int(os.environ.get("VERL_KILLS", "5"))

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from tests.evaluation.example_tasks import FakeEngines, evaluation_config
 from verl.checkpoint.attempts import run_lock
+from verl.cluster.failures import WorkerError
 from verl.config import ConfigError
 from verl.config.evaluation import EvaluationConfig
 from verl.evaluation import evaluate as evaluate_module
@@ -24,7 +25,6 @@ from verl.evaluation.tasks import count_workers
 from verl.rewards.pool import VerifierPool
 from verl.rollout.requests import EngineModel, sample_stream
 from verl.run.session import RaySession
-from verl.single_controller.failures import WorkerError
 
 pytestmark = pytest.mark.slow
 

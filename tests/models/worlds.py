@@ -6,7 +6,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from verl.single_controller.network import free_port
+from verl.cluster.network import free_port
 from verl.utils.distributed import WorkerPlace, join_world
 
 

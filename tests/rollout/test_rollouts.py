@@ -15,6 +15,7 @@ from tests.conftest import changed
 from tests.evaluation.example_tasks import evaluation_config
 from tests.workers.groups import all_prompts, policy_batch, sample, scored, start_group
 from verl.batch import Batch
+from verl.cluster.failures import WorkerError
 from verl.config import ConfigError, PPOConfig
 from verl.config.rollout import SamplingConfig
 from verl.data.prompt_rows import PromptRecord
@@ -23,7 +24,6 @@ from verl.rollout.requests import EngineModel, ResponseRequests, ResponseSetting
 from verl.rollout.shared_memory import private_shared_memory
 from verl.rollout.vllm_engine import engine_options, naming_own_metrics
 from verl.single_controller import generation
-from verl.single_controller.failures import WorkerError
 from verl.single_controller.generation import run_engines
 from verl.single_controller.worker_group import WorkerGroup
 from verl.utils.distributed import WorkerPlace

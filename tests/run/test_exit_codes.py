@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from verl.checkpoint.attempts import StaleAttempt
+from verl.cluster.failures import RequeueError, WorkerError
 from verl.config import ConfigError
 from verl.run.exit_codes import Preempted, Preemption, run_to_exit_code
-from verl.single_controller.failures import RequeueError, WorkerError
 
 
 @pytest.fixture(autouse=True)

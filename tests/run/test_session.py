@@ -12,11 +12,11 @@ from ray.exceptions import RaySystemError
 
 from verl.checkpoint.attempts import Attempt, StaleAttempt, run_lock
 from verl.checkpoint.resume import Resumption
+from verl.cluster.failures import HeadLost, MachineError, NoRoom, OutOfMemory, RequeueError, WorkerError
 from verl.config import ConfigError, PPOConfig
 from verl.run import session as session_module
 from verl.run.exit_codes import Preempted
 from verl.run.session import TrainingRun
-from verl.single_controller.failures import HeadLost, MachineError, NoRoom, OutOfMemory, RequeueError, WorkerError
 
 
 @pytest.fixture

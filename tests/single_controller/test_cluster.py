@@ -15,11 +15,11 @@ import pytest
 import ray
 import torch
 
+from verl.cluster.environment import is_secret, passed_variables
+from verl.cluster.network import address_towards, interface_towards, reachable
 from verl.config import ConfigError
 from verl.single_controller import cluster
 from verl.single_controller.cluster import private_folder, resolve_device
-from verl.single_controller.environment import is_secret, passed_variables
-from verl.single_controller.network import address_towards, interface_towards, reachable
 from verl.single_controller.ray_head import check_head, cluster_address
 from verl.single_controller.worker_group import WorkerGroup
 from verl.utils.distributed import listening_socket
@@ -239,7 +239,7 @@ def test_a_port_that_answers_and_one_that_does_not():
 
 def test_the_loopback_is_no_address_for_others(monkeypatch: pytest.MonkeyPatch):
     # A machine's own name that resolves to 127.0.1.1, as on Debian, and its address.
-    monkeypatch.setattr("verl.single_controller.network.own_addresses", lambda: {"10.1.2.3": "ib0"})
+    monkeypatch.setattr("verl.cluster.network.own_addresses", lambda: {"10.1.2.3": "ib0"})
     monkeypatch.setattr("socket.gethostbyname", lambda host: {"own": "10.1.2.3", "debian": "127.0.1.1"}[host])
     assert (address_towards("own"), interface_towards("own")) == ("10.1.2.3", "ib0")
     assert not address_towards("debian").startswith("127.")

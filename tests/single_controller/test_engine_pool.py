@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from verl.cluster.failures import MachineError
 from verl.single_controller.engine_pool import EnginePool
-from verl.single_controller.failures import MachineError
 from verl.single_controller.generation import Exchange
 from verl.single_controller.supervision import Supervision
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from verl.batch import Batch
+from verl.cluster.failures import WorkerError
 from verl.rollout.base import EngineReply
 from verl.rollout.queue import EngineRoom, RequestQueue
 from verl.rollout.requests import ResponseRequests
-from verl.single_controller.failures import WorkerError
 from verl.single_controller.generation import STEPS_PER_CALL, Exchange, run_engines, serve
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import ray
 
+from verl.cluster.failures import NoRoom, RequeueError
 from verl.config import ConfigError
 from verl.single_controller import machines, probe
-from verl.single_controller.failures import NoRoom, RequeueError
 from verl.single_controller.launch import Start, claim, wait
 from verl.single_controller.machines import gather_machines, wait_for_machines
 from verl.single_controller.probe import ROOM, look, room_for_checkpoint

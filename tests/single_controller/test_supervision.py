@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from verl.single_controller.failures import HeadLost, MachineError, NetworkError, WorkerError
+from verl.cluster.failures import HeadLost, MachineError, NetworkError, WorkerError
 from verl.single_controller.generation import Exchange
 from verl.single_controller.heartbeat import Heartbeat, Pulse
 from verl.single_controller.supervision import Supervision, Supervisor

@@ -11,10 +11,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException, _wrap_exception
 
 from verl.checkpoint.shards import CheckpointWorker
-from verl.config import ConfigError, PPOConfig, SFTConfig
-from verl.config.load import option_names
-from verl.single_controller import profiling
-from verl.single_controller.failures import (
+from verl.cluster.failures import (
     BESIDE_GPU,
     FIXES,
     ON_CPU,
@@ -28,6 +25,9 @@ from verl.single_controller.failures import (
     killed_for_memory_line,
     out_of_memory_line,
 )
+from verl.config import ConfigError, PPOConfig, SFTConfig
+from verl.config.load import option_names
+from verl.single_controller import profiling
 from verl.single_controller.machines import MachineSetup
 from verl.single_controller.profiling import PeakMemory, resident_bytes
 from verl.single_controller.worker_group import WorkerGroup, cpu_threads

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from tests.vllm_patches import engines, zoo
-from verl.single_controller.network import free_port
+from verl.cluster.network import free_port
 
 QUIET = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "TORCHDYNAMO_DISABLE": "1"}
 IN_PROCESS = QUIET | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}

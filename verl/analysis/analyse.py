@@ -16,6 +16,7 @@ from verl.analysis.measure import MeasureFile, measure_missing, measure_settings
 from verl.analysis.publish import publish
 from verl.analysis.sheets import check_pairs, prompt_row, response_row
 from verl.checkpoint.attempts import run_lock
+from verl.cluster.failures import WorkerError
 from verl.config.analysis import AnalysisConfig
 from verl.config.errors import ConfigError
 from verl.data.files import read_rows
@@ -33,7 +34,6 @@ from verl.rank.own_metrics import own_measures
 from verl.rewards.pool import VerifierPool
 from verl.rollout.requests import MeasuredPrompt
 from verl.run.tracking import SUMMARY
-from verl.single_controller.failures import WorkerError
 from verl.single_controller.worker_group import WorkerGroup
 from verl.utils.portable import valid_unicode
 from verl.verifiers.verdict import Verdict

@@ -7,6 +7,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 from verl.checkpoint.attempts import run_lock
+from verl.cluster.failures import WorkerError
 from verl.config.errors import ConfigError
 from verl.config.evaluation import EvaluationConfig
 from verl.evaluation.generation import generate_target
@@ -20,7 +21,6 @@ from verl.evaluation.targets import Target
 from verl.evaluation.tasks import EvaluationTask, Job, prepare
 from verl.rank.own_metrics import own_measures
 from verl.rewards.pool import VerifierPool
-from verl.single_controller.failures import WorkerError
 from verl.utils.files import replace_text
 
 ENGINE_ERROR = "engine_error.log"

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from types import FrameType
 
 from verl.checkpoint.attempts import StaleAttempt
+from verl.cluster.environment import REPEATED_S, REQUEUE, SIGNALS
+from verl.cluster.failures import RequeueError, WorkerError, driver_memory_line, is_out_of_memory
 from verl.config.errors import ConfigError, error_lines
-from verl.single_controller.environment import REPEATED_S, REQUEUE, SIGNALS
-from verl.single_controller.failures import RequeueError, WorkerError, driver_memory_line, is_out_of_memory
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as in a shell."""

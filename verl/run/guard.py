@@ -13,10 +13,8 @@ from contextlib import suppress
 from typing import NoReturn
 
 from verl.checkpoint.requeue import resume_line
+from verl.cluster.environment import REQUEUE
 from verl.config.common import RunConfig
-
-REQUEUE = os.EX_TEMPFAIL
-"""As in verl/single_controller/environment.py, a room that takes long to import."""
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT)
 """Signals to this process that are meant for the one that works."""

@@ -7,13 +7,13 @@ what autograd saves.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from verl.cluster.failures import ON_GPU, fix
 from verl.config.common import ModelConfig
 from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
 from verl.models.info import ModelInfo
 from verl.rank.calculator import workspace_bytes
 from verl.rollout.hidden_states import reserved_bytes
-from verl.single_controller.failures import ON_GPU, fix
 
 GB = 1e9
 CONTEXT_GB = 2.0

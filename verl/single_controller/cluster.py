@@ -18,10 +18,10 @@ import psutil
 import ray
 import torch
 
+from verl.cluster.environment import signals_blocked
+from verl.cluster.network import LOOPBACK
 from verl.config.errors import ConfigError
-from verl.single_controller.environment import signals_blocked
 from verl.single_controller.machines import machines_with, wait_for_machines
-from verl.single_controller.network import LOOPBACK
 from verl.single_controller.ray_head import check_head, cluster_address, has_token, small_local_ray
 from verl.utils.process import private_files
 
@@ -53,7 +53,7 @@ LONGEST_FOLDER = 107 - len("/ray/session_2026-01-01_00-00-00_000000_4194304/sock
 
 
 def store_megabytes(num_rows: int, num_tokens: int, weight_bytes: int = 0) -> int:
-    """Shared memory for two batches of ``num_rows`` rows of ``num_tokens``, MiB: one that is sent, one that returns.
+    """Return the shared memory in MiB for two batches of ``num_rows`` rows of ``num_tokens``: one sent, one returned.
 
     Only tokens and numbers of them cross processes; and ``weight_bytes`` of weights, twice: the last ones may not have
     gone when the next come. More than the machine has would be taken from its disk.
@@ -64,7 +64,7 @@ def store_megabytes(num_rows: int, num_tokens: int, weight_bytes: int = 0) -> in
 
 
 def resolve_device(device: str, nnodes: int = 1, workers_per_node: int = 1, timeout_s: float = 60.0) -> str:
-    """``cuda`` or ``cpu``; ``auto`` is ``cuda`` where there is a GPU.
+    """Return ``cuda`` or ``cpu``; ``auto`` is ``cuda`` where there is a GPU.
 
     A GPU that torch cannot use is an error: a run on the CPU would take days before anyone looks.
 
@@ -95,7 +95,7 @@ def resolve_device(device: str, nnodes: int = 1, workers_per_node: int = 1, time
 
 
 def unused_gpu() -> str:
-    """The device file of a GPU of NVIDIA that this process may open and is not told to leave alone; empty if none."""
+    """Return the device file of an NVIDIA GPU that this process may use; empty if there is none."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1", "NoDevFiles"):
         return ""
     for path in sorted(DEVICE_FILES.glob("nvidia[0-9]*")):
@@ -107,7 +107,7 @@ def unused_gpu() -> str:
 
 
 def gpus_per_machine() -> int:
-    """GPUs of the machine that has the fewest, of those that have any: in the cluster if a run uses one, or here."""
+    """Return the GPUs of this machine, or of the cluster's machine that has the fewest but any."""
     if not cluster_address():
         return torch.cuda.device_count()
     with ray_cluster(1, "cuda"):
@@ -117,7 +117,7 @@ def gpus_per_machine() -> int:
 
 @contextmanager
 def ray_cluster(world_size: int, device_type: str, object_store_mb: int = SMALLEST_STORE_MB) -> Iterator[None]:
-    """A Ray cluster for the ``with`` block: the one of :func:`cluster_address`, or a local one.
+    """Connect to the Ray cluster of :func:`cluster_address`, or start a local one, for the ``with`` block.
 
     A local cluster ends with the block and leaves no processes, no token in the home folder and, if the block raised
     nothing, no files. Its shared memory has ``object_store_mb``.
@@ -169,8 +169,11 @@ def ray_cluster(world_size: int, device_type: str, object_store_mb: int = SMALLE
 
 
 def _init_ray(**options: Any) -> None:
-    """``ray.init``, again where a local cluster does not come up within the half minute that Ray allows it: on a busy
-    machine, where the processes of the attempt before may still be ending. Raises ``ConfigError`` if it never does."""
+    """Call ``ray.init``, again if a local cluster does not start within the half minute that Ray allows.
+
+    That happens on a busy machine, where processes of the previous attempt may still be ending. Raises ``ConfigError``
+    if it never starts.
+    """
     for tries_left in reversed(range(START_TRIES)):
         before = set(psutil.Process().children(recursive=True))
         try:
@@ -200,7 +203,7 @@ def _command(process: psutil.Process) -> list[str]:
 
 
 def private_folder() -> Path:
-    """This user's own folder for the temporary files of Ray, which lets everyone write into those that it makes.
+    """Return this user's folder for Ray's temporary files; everyone can write into folders that Ray makes.
 
     It is in RAY_TMPDIR, or in /tmp.
 
@@ -228,7 +231,7 @@ def private_folder() -> Path:
 
 
 def make_private(path: Path) -> None:
-    """Take all permissions but this user's from a file or folder of this user; one of another user stays as it is."""
+    """Remove all permissions of others from a file or folder that belongs to this user."""
     with suppress(OSError):
         mode = path.stat().st_mode & 0o777
         if mode & PRIVATE and path.stat().st_uid == os.getuid():

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import ray
 from ray.exceptions import RayError
 
-from verl.single_controller.failures import MachineError
+from verl.cluster.failures import MachineError
 from verl.single_controller.supervision import Identity
 from verl.single_controller.worker_group import WorkerGroup
 

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from verl.batch import Batch
+from verl.cluster.failures import MachineError
 from verl.config.rollout import SamplingConfig
 from verl.data.prompt_rows import PromptRecord
 from verl.rollout.base import EngineReply
 from verl.rollout.environments.conversations import DRIVER_COLUMNS, Conversations, ConversationSetup, with_measured
 from verl.rollout.queue import RequestQueue
 from verl.rollout.requests import ResponseRequests, ResponseSettings, response_stream
-from verl.single_controller.failures import MachineError
 from verl.single_controller.worker_group import WorkerGroup
 
 STEPS_PER_CALL = 32

@@ -20,7 +20,7 @@ from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
-from verl.single_controller.environment import REQUEUE
+from verl.cluster.environment import REQUEUE
 from verl.utils.distributed import listening_socket
 from verl.utils.process import Stage
 

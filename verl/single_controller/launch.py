@@ -25,9 +25,9 @@ import psutil
 from ray._raylet import GcsClient  # type: ignore[attr-defined]
 from ray.exceptions import RpcError
 
+from verl.cluster.environment import REQUEUE, SIGNALS, signals_blocked
+from verl.cluster.network import address_towards, own_addresses, reachable
 from verl.config.errors import ConfigError
-from verl.single_controller.environment import REQUEUE, SIGNALS, signals_blocked
-from verl.single_controller.network import address_towards, own_addresses, reachable
 from verl.single_controller.ray_head import check_head, use_token
 from verl.utils.process import private_files
 
@@ -183,8 +183,10 @@ def _find_head(start: Start) -> tuple[str, str]:
 
 
 def require_private(folder: Path) -> None:
-    """Raise ``ConfigError`` if other accounts may write into the folder: token and address could be theirs, and so the
-    code that the cluster runs."""
+    """Raise ``ConfigError`` if other accounts may write into the folder.
+
+    Token and address could be theirs, and so could the code that the cluster runs.
+    """
     with suppress(FileNotFoundError):
         status = folder.stat()
         if status.st_uid not in (os.getuid(), 0) or status.st_mode & 0o022:

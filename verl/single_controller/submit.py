@@ -17,7 +17,7 @@ from aiohttp import ClientError
 from ray.exceptions import RayError
 from ray.job_submission import JobStatus, JobSubmissionClient
 
-from verl.single_controller.environment import is_secret, passed_variables
+from verl.cluster.environment import is_secret, passed_variables
 from verl.single_controller.ray_head import use_token
 
 ALSO = ("VERL_ENV", "VERL_PYTHON", "VERL_FILE_LOGGER_PATH", "WANDB_MODE", "WANDB_PROJECT", "WANDB_ENTITY")

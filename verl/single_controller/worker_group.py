@@ -18,9 +18,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from torch.profiler import profile, record_function
 
 from verl.batch import Batch
-from verl.config.errors import ConfigError
-from verl.single_controller.environment import is_secret
-from verl.single_controller.failures import (
+from verl.cluster.environment import is_secret
+from verl.cluster.failures import (
     MachineError,
     NetworkError,
     NoRoom,
@@ -31,9 +30,10 @@ from verl.single_controller.failures import (
     killed_for_memory_line,
     out_of_memory_line,
 )
+from verl.cluster.network import free_port
+from verl.config.errors import ConfigError
 from verl.single_controller.heartbeat import Pulse, follow
 from verl.single_controller.machines import RESOURCES, MachineSetup
-from verl.single_controller.network import free_port
 from verl.single_controller.profiling import MemoryPeak, PeakMemory
 from verl.single_controller.supervision import Identity, Supervision, Supervisor, log_to
 from verl.utils.distributed import WorkerPlace

@@ -7,10 +7,10 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen3MoeConfig
 
+from verl.cluster.failures import OutOfMemory
 from verl.config.common import ModelConfig
 from verl.config.errors import ConfigError
 from verl.run.setup import check_profile_steps
-from verl.single_controller.failures import OutOfMemory
 from verl.single_controller.profiling import MemoryPeak
 from verl.trainer.logging import speed
 from verl.trainer.logging.speed import (

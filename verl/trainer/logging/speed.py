@@ -26,10 +26,10 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from verl.cluster.failures import OutOfMemory, WorkerError, driver_memory_line, is_out_of_memory
 from verl.config.common import ModelConfig
 from verl.config.ppo import PPOConfig
 from verl.models.info import ModelInfo
-from verl.single_controller.failures import OutOfMemory, WorkerError, driver_memory_line, is_out_of_memory
 from verl.single_controller.profiling import MemoryPeak, resident_bytes
 from verl.single_controller.worker_group import WorkerGroup
 

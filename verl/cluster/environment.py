@@ -1,4 +1,4 @@
-"""What a run and its surroundings tell each other: variables of workers, signals and the exit code of schedulers."""
+"""The interface to schedulers and shells: signals, the exit code for another start, and variables of workers."""
 
 import os
 import re
@@ -27,7 +27,7 @@ SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|PWD|CRED|AUTH", re.IGNORECASE)
 
 
 def passed_variables(names: Sequence[str] = ()) -> dict[str, str]:
-    """The variables set here that match ``PASSED`` or ``names``, which may hold ``*``."""
+    """Return the environment variables that match ``PASSED`` or ``names``, which may hold ``*``."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -42,7 +42,7 @@ def is_secret(name: str) -> bool:
 
 @contextmanager
 def signals_blocked(*signals: signal.Signals) -> Iterator[None]:
-    """Processes that start within the block never receive these signals; this one receives them afterwards."""
+    """Block signals: processes that start within the block never receive them, this one receives them afterwards."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield

@@ -8,17 +8,17 @@ from typing import Any
 import psutil
 
 LOOPBACK = "127.0.0.1"
-"""The address that a run on one machine uses alone."""
+"""The only address that a run on one machine uses."""
 
 
 def loopback_interface() -> str:
-    """The name of the network interface of ``LOOPBACK``."""
+    """Return the name of the network interface of ``LOOPBACK``."""
     interfaces: dict[str, Any] = psutil.net_if_addrs()
     return next(name for name, entries in interfaces.items() if any(entry.address == LOOPBACK for entry in entries))
 
 
 def reachable(address: str, timeout_s: float = 2.0) -> bool:
-    """Whether something listens at ``host:port``."""
+    """Return whether something listens at ``host:port``."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
         return False
@@ -30,7 +30,7 @@ def reachable(address: str, timeout_s: float = 2.0) -> bool:
 
 
 def own_addresses() -> dict[str, str]:
-    """IPv4 address -> interface, for all of this machine but the loopback's."""
+    """Return IPv4 address -> interface for this machine, without the loopback."""
     return {
         entry.address: name
         for name, entries in psutil.net_if_addrs().items()
@@ -40,7 +40,7 @@ def own_addresses() -> dict[str, str]:
 
 
 def address_towards(host: str) -> str:
-    """This machine's address on the way to ``host``; for a name or address of its own, one that others can reach.
+    """Return this machine's address on the way to ``host``; if that is this machine, one that others can reach.
 
     Raises:
         OSError: ``host`` has no address, or no way leads there.
@@ -62,12 +62,12 @@ def address_towards(host: str) -> str:
 
 
 def interface_towards(host: str) -> str:
-    """The network interface of :func:`address_towards`; empty if it is the loopback."""
+    """Return the network interface of :func:`address_towards`; empty if it is the loopback."""
     return own_addresses().get(address_towards(host), "")
 
 
 def free_port() -> int:
-    """A port that nothing listens on. Raises ``OSError`` if none is found."""
+    """Return a port that nothing listens on. Raises ``OSError`` if none is found."""
     # Below the ephemeral ports, so that no outgoing connection takes it before the workers do.
     ports = random.SystemRandom().sample(range(20000, 30000), k=100)
     for port in ports:

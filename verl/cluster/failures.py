@@ -1,4 +1,4 @@
-"""Failures of workers: of the program, which would come again; of machines, after which a run resumes; of memory."""
+"""Failures of workers: of the program, which would recur; of machines, after which a run resumes; of memory."""
 
 import re
 import resource
@@ -27,13 +27,13 @@ ON_GPU = {
     "hold": "use more workers, or set model.fsdp.param_offload=true and model.fsdp.optimizer_offload=true",
     "ref": "set ref.param_offload=true",
 }
-"""What stands in :data:`FIXES` where a GPU's memory is exhausted."""
+"""Values of the placeholders of :data:`FIXES` if a GPU runs out of memory."""
 FEWER = "use fewer workers on each machine (trainer.n_gpus_per_node)"
 ON_CPU = {"cache": "rollout.kv_cache_memory_mb (0 is 512)"}
 ON_CPU |= dict.fromkeys(("workers", "hold", "ref"), f"{FEWER}, or more machines")
-"""What stands there where models are in the host's memory, in which each worker has libraries of its own, too."""
+"""The same if the host, which holds the models, runs out of memory; each worker's libraries are there, too."""
 BESIDE_GPU = f"set model.fsdp.param_offload=false and model.fsdp.optimizer_offload=false, or {FEWER}"
-"""What lowers the host's memory where models are on GPUs: nothing that lowers theirs."""
+"""The same if the host runs out of memory while the models are on GPUs."""
 
 ENGINE = "lower rollout.max_num_seqs, {cache} or the longest response"
 SCORING = "lower actor.log_prob_micro_batch_size_per_gpu (log_prob_max_token_len_per_gpu with actor.use_dynamic_bsz)"
@@ -61,12 +61,12 @@ FIXES = {
     "save": "set trainer.async_save=false; {workers}",
     "load": "{hold}",
 }
-"""Method of a worker -> which options need less memory in it."""
+"""Worker method -> options that lower its memory."""
 
 PHASES = {"start": "start of models and engine", "advance": "gen", "cut": "gen", "compute_logprobs": "old_log_prob"}
 PHASES |= {"compute_ref_logprobs": "ref", "compute_values": "values", "compute_rm_scores": "reward_model"}
 PHASES |= {"update_actor_on_policy": "update_actor"}
-"""Method of a worker -> its phase in the log, where the two differ."""
+"""Worker method -> its phase in the log, if the two differ."""
 
 ENGINE_MESSAGES = (
     "No available memory for the cache blocks",
@@ -76,10 +76,10 @@ ENGINE_MESSAGES = (
 """Parts of the messages of vLLM's ``ValueError`` when an engine finds too little memory."""
 
 RAY_REPORT = (r"actual memory used=([\d.]+)GB", r" was ([\d.]+)GB used / ([\d.]+)GB limit")
-"""What Ray says of a worker that it ended, and of its machine; its GB are GiB."""
+"""Ray's message about a worker that it killed, and about its machine; its GB are GiB."""
 
 DRIVER_MESSAGES = ("can't allocate memory", "out of memory")
-"""The same of ``RuntimeError``: of torch on a CPU, of CUDA, and of vLLM's warm-up."""
+"""Parts of the messages of ``RuntimeError``: of torch on a CPU, of CUDA, and of vLLM's warm-up."""
 
 
 class WorkerError(RuntimeError):
@@ -118,7 +118,7 @@ class NetworkError(RuntimeError):
 
 
 def is_network_error(error: BaseException) -> bool:
-    """Whether an operation failed because of another worker, the network or a device."""
+    """Return whether an operation failed because of another worker, the network or a device."""
     seen: BaseException | None = error
     while seen is not None:
         # Ray has lost an object, such as weights, with the worker or the machine that held it.
@@ -139,7 +139,7 @@ class OutOfMemory(ConfigError):
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether ``error`` says that a GPU's or the host's memory is exhausted."""
+    """Return whether ``error`` says that a GPU's or the host's memory is exhausted."""
     text = str(error)
     return (
         isinstance(error, torch.OutOfMemoryError | MemoryError)
@@ -149,12 +149,12 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def fix(method: str, terms: Mapping[str, str]) -> str:
-    """What needs less memory in ``method`` of a worker, in the ``terms`` of :data:`ON_GPU` or :data:`ON_CPU`."""
+    """Return what needs less memory in ``method`` of a worker, in the ``terms`` of :data:`ON_GPU` or :data:`ON_CPU`."""
     return FIXES.get(method, "{hold}").format_map(terms)
 
 
 def out_of_memory_line(error: Exception, method: str, rank: int, peak: int, device_type: str) -> str:
-    """One line for the user.
+    """Return the line for a worker that ran out of memory.
 
     Args:
         method: of the worker ``rank``, in which it was raised.
@@ -172,10 +172,10 @@ def out_of_memory_line(error: Exception, method: str, rank: int, peak: int, devi
 
 
 def killed_for_memory_line(report: str, method: str, device_type: str) -> str:
-    """The same, after its name, for a worker that Ray ended when its machine's memory was exhausted.
+    """Return the line, after the worker's name, for a worker that Ray killed when its machine ran out of memory.
 
     Args:
-        report: Ray's, which names what the worker and its machine used.
+        report: Ray's message, with the memory of the worker and of its machine.
         device_type: where the models are, ``cpu`` or ``cuda``.
     """
     used, machine = (re.search(pattern, report) for pattern in RAY_REPORT)
@@ -186,7 +186,7 @@ def killed_for_memory_line(report: str, method: str, device_type: str) -> str:
 
 
 def driver_memory_line(error: Exception, phase: str) -> str:
-    """The same for the driver, in a ``phase`` of the log."""
+    """Return the line for a driver that ran out of memory in a ``phase`` of the log."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     fix = "lower data.train_batch_size, data.val_batch_size, rollout.n or the longest response"
     return f"{phase}: the driver ran out of host memory at a peak of {peak:.1f} GiB; {fix} ({_reason(error)})"
