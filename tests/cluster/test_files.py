@@ -11,9 +11,9 @@ import yaml
 from conftest import ROOT
 
 from verl.cluster.environment import REQUEUE
+from verl.cluster.probe import ROOM
 from verl.config import PPOConfig, load_config
 from verl.single_controller.launch import make_token
-from verl.single_controller.probe import ROOM
 
 PAGE = (ROOT / "docs" / "multinode.md").read_text()
 

@@ -25,10 +25,10 @@ from verl.cluster.failures import (
     killed_for_memory_line,
     out_of_memory_line,
 )
+from verl.cluster.machines import MachineSetup
 from verl.config import ConfigError, PPOConfig, SFTConfig
 from verl.config.load import option_names
 from verl.single_controller import profiling
-from verl.single_controller.machines import MachineSetup
 from verl.single_controller.profiling import PeakMemory, resident_bytes
 from verl.single_controller.worker_group import WorkerGroup, cpu_threads
 from verl.workers.hybrid import HybridWorker

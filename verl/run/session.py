@@ -19,7 +19,9 @@ from verl.checkpoint.folders import checkpoints, latest_checkpoint, remove_unfin
 from verl.checkpoint.resume import Resumption, check_resumable, find_resumption, resume_hint
 from verl.cluster.environment import REQUEUE, passed_variables
 from verl.cluster.failures import HeadLost, MachineError, NoRoom, OutOfMemory, RequeueError, WorkerError
+from verl.cluster.machines import gather_machines, wait_for_machines, wait_for_room
 from verl.cluster.network import LOOPBACK, loopback_interface
+from verl.cluster.probe import INTERFACES, survey
 from verl.config.common import MachineOptions, ModelConfig
 from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
@@ -33,8 +35,6 @@ from verl.run.page import PageWriter
 from verl.run.tracking import Tracker, drop_records, set_aside_records, steps_done, write_summary
 from verl.single_controller.cluster import ray_cluster, store_megabytes
 from verl.single_controller.engine_pool import EnginePool
-from verl.single_controller.machines import gather_machines, wait_for_machines, wait_for_room
-from verl.single_controller.probe import INTERFACES, survey
 from verl.single_controller.ray_head import cluster_address
 from verl.single_controller.supervision import Supervision
 from verl.single_controller.worker_group import WorkerGroup, cpu_threads

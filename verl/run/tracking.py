@@ -14,9 +14,9 @@ import yaml
 
 import verl
 from verl.checkpoint.attempts import Attempt
+from verl.cluster.probe import installed
 from verl.run.samples import drop_samples, set_aside_samples
 from verl.run.sinks import MLFLOW_ID, SINKS, WANDB_ID, Metrics, RunInfo, Sink, Table, jsonl_sink, keep_records
-from verl.single_controller.probe import installed
 from verl.utils.files import free_name, replace_text
 
 METRICS = "metrics.jsonl"

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import ray
 
 from verl.cluster.failures import HeadLost, MachineError
+from verl.cluster.machines import run_on
 from verl.cluster.network import reachable
 from verl.single_controller.heartbeat import Heartbeat, interval
-from verl.single_controller.machines import run_on
 
 HEAD_S = 3.0
 """Seconds that Ray's head may take to accept a connection."""

@@ -30,10 +30,10 @@ from verl.cluster.failures import (
     killed_for_memory_line,
     out_of_memory_line,
 )
+from verl.cluster.machines import RESOURCES, MachineSetup
 from verl.cluster.network import free_port
 from verl.config.errors import ConfigError
 from verl.single_controller.heartbeat import Pulse, follow
-from verl.single_controller.machines import RESOURCES, MachineSetup
 from verl.single_controller.profiling import MemoryPeak, PeakMemory
 from verl.single_controller.supervision import Identity, Supervision, Supervisor, log_to
 from verl.utils.distributed import WorkerPlace

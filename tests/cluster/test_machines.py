@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import ray
 
+from verl.cluster import machines, probe
 from verl.cluster.failures import NoRoom, RequeueError
+from verl.cluster.machines import gather_machines, wait_for_machines
+from verl.cluster.probe import ROOM, look, room_for_checkpoint
 from verl.config import ConfigError
-from verl.single_controller import machines, probe
 from verl.single_controller.launch import Start, claim, wait
-from verl.single_controller.machines import gather_machines, wait_for_machines
-from verl.single_controller.probe import ROOM, look, room_for_checkpoint
 
 
 def machine(rank: int, gpus: int, alive: bool = True) -> dict[str, Any]:
@@ -29,7 +29,7 @@ def test_machines_come_late(monkeypatch: pytest.MonkeyPatch):
     first, second = machine(0, 8), machine(1, 8)
     states = [[first], [first], [first, machine(1, 8, alive=False)], [first, second]]
     monkeypatch.setattr(ray, "nodes", lambda: states.pop(0) if len(states) > 1 else states[0])
-    monkeypatch.setattr("verl.single_controller.machines.LOOK_S", 0.0)
+    monkeypatch.setattr("verl.cluster.machines.LOOK_S", 0.0)
     said: list[str] = []
     wait_for_machines(2, 8, "cuda", 60.0, said.append)
     assert said == ["1 of 2 machines here; waiting for the others"]
@@ -179,7 +179,7 @@ def test_room_for_two_groups(sizes: list[int], groups: list[tuple[int, int]], fi
 def test_a_pool_waits_for_its_machines(monkeypatch: pytest.MonkeyPatch):
     states = [[machine(0, 8)], [machine(0, 8), machine(1, 4)]]
     monkeypatch.setattr(ray, "nodes", lambda: states.pop(0) if len(states) > 1 else states[0])
-    monkeypatch.setattr("verl.single_controller.machines.LOOK_S", 0.0)
+    monkeypatch.setattr("verl.cluster.machines.LOOK_S", 0.0)
     said: list[str] = []
     machines.wait_for_room([(1, 8), (1, 4)], "cuda", 60.0, said.append, lambda: None)
     assert said == ["waiting for machines with room for rollout.nnodes"]
