@@ -148,7 +148,7 @@ def refused(tmp_path: Path) -> Callable[..., AbstractContextManager[None]]:
 @pytest.fixture(scope="session")
 def ray_session() -> Iterator[None]:
     """A local Ray cluster for the tests of this process."""
-    from verl.single_controller.cluster import ray_cluster
+    from verl.cluster.start import ray_cluster
 
     with ray_cluster(world_size=6, device_type="cpu"):
         yield

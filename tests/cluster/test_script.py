@@ -168,7 +168,7 @@ def test_lost_head_ends_others_with_retry_code(machines, shared):
 
 
 DEVICE = """
-from verl.single_controller.cluster import gpus_per_machine, resolve_device
+from verl.cluster.start import gpus_per_machine, resolve_device
 print("device:", resolve_device("auto", 1, 1, 30.0), gpus_per_machine(), resolve_device("cpu"))
 """
 

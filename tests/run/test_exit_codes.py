@@ -91,7 +91,7 @@ def test_exhausted_memory_is_one_line():
 WHILE_RAY_RUNS = """
 import os, signal, time
 from verl.run.exit_codes import run_to_exit_code
-from verl.single_controller.cluster import ray_cluster
+from verl.cluster.start import ray_cluster
 
 def run():
     with ray_cluster(world_size=1, device_type="cpu"):

@@ -1,9 +1,13 @@
 """What a worker group settles before it starts, what it leaves if it cannot start, and how it measures calls."""
 
+import os
 import re
+import stat
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 import ray
 import torch
@@ -184,3 +188,26 @@ GLOO = RuntimeError("[../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connec
 )
 def test_which_errors_are_the_networks(error: BaseException, expected: bool):
     assert is_network_error(error) is expected
+
+
+def test_on_one_machine_nothing_can_be_reached_from_others(start: Callable[..., WorkerGroup]):
+    group = start("MeetingWorker", 2)
+    try:
+        processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+        sockets = [
+            (p.name(), s) for p in processes for s in p.net_connections("inet") if s.status == psutil.CONN_LISTEN
+        ]
+        addresses = {name: socket.laddr.ip.removeprefix("::ffff:") for name, socket in sockets}
+        assert {"gcs_server", "raylet"} <= addresses.keys()
+        assert any(20000 <= s.laddr.port < 30000 and "_Host" in name for name, s in sockets)  # torch's store
+        elsewhere = [(name, s.laddr) for name, s in sockets if s.laddr.ip.removeprefix("::ffff:") != "127.0.0.1"]
+        assert elsewhere == []
+        # Ray's files are this user's alone, those of workers have the user's own permissions.
+        session = Path(ray._private.worker._global_node.get_session_dir_path())
+        assert stat.S_IMODE(session.parents[1].stat().st_mode) == 0o700
+        logs = [path for path in session.glob("logs/*.log")]
+        assert logs and all(path.stat().st_mode & 0o077 == 0 for path in logs)
+        os.umask(own := os.umask(0o022))
+        assert group.run("umask") == [own, own]
+    finally:
+        group.close()

@@ -13,6 +13,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from verl.cluster.start import gpus_per_machine, resolve_device
 from verl.config.errors import ConfigError
 from verl.config.evaluation import EvaluationConfig
 from verl.config.rollout import MultiTurnConfig
@@ -40,7 +41,6 @@ from verl.rollout.environments.tools import tool_schemas
 from verl.rollout.requests import EngineModel, resolve_dtype
 from verl.run.session import RaySession
 from verl.run.sinks import check_trackers
-from verl.single_controller.cluster import gpus_per_machine, resolve_device
 from verl.utils.sandbox import require_sandbox
 
 CPU_WORKERS = 2

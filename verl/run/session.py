@@ -22,6 +22,8 @@ from verl.cluster.failures import HeadLost, MachineError, NoRoom, OutOfMemory, R
 from verl.cluster.machines import gather_machines, wait_for_machines, wait_for_room
 from verl.cluster.network import LOOPBACK, loopback_interface
 from verl.cluster.probe import INTERFACES, survey
+from verl.cluster.ray_head import cluster_address
+from verl.cluster.start import ray_cluster, store_megabytes
 from verl.config.common import MachineOptions, ModelConfig
 from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
@@ -33,9 +35,7 @@ from verl.run.exit_codes import Preemption
 from verl.run.memory import ENGINE_ITEMSIZE, GB, memory_warning
 from verl.run.page import PageWriter
 from verl.run.tracking import Tracker, drop_records, set_aside_records, steps_done, write_summary
-from verl.single_controller.cluster import ray_cluster, store_megabytes
 from verl.single_controller.engine_pool import EnginePool
-from verl.single_controller.ray_head import cluster_address
 from verl.single_controller.supervision import Supervision
 from verl.single_controller.worker_group import WorkerGroup, cpu_threads
 from verl.utils.process import available_cores

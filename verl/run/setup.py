@@ -7,6 +7,7 @@ from typing import Any
 from torchdata.stateful_dataloader import StatefulDataLoader
 from transformers import PreTrainedTokenizerBase
 
+from verl.cluster.start import resolve_device
 from verl.config.checks import require
 from verl.config.errors import ConfigError, Mistakes
 from verl.config.ppo import PPOConfig
@@ -29,7 +30,6 @@ from verl.rollout.environments.pool import EnvironmentPool
 from verl.rollout.environments.tools import tool_schemas
 from verl.run.sinks import check_trackers
 from verl.run.warnings import form_warnings, start_warnings
-from verl.single_controller.cluster import resolve_device
 from verl.utils.user_code import kl_estimator
 from verl.workers.policy_loss import PolicyLoss, check_policy_loss
 

@@ -27,8 +27,8 @@ from ray.exceptions import RpcError
 
 from verl.cluster.environment import REQUEUE, SIGNALS, signals_blocked
 from verl.cluster.network import address_towards, own_addresses, reachable
+from verl.cluster.ray_head import check_head, use_token
 from verl.config.errors import ConfigError
-from verl.single_controller.ray_head import check_head, use_token
 from verl.utils.process import private_files
 
 NAMESPACE = b"verl"

@@ -18,7 +18,7 @@ from ray.exceptions import RayError
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 from verl.cluster.environment import is_secret, passed_variables
-from verl.single_controller.ray_head import use_token
+from verl.cluster.ray_head import use_token
 
 ALSO = ("VERL_ENV", "VERL_PYTHON", "VERL_FILE_LOGGER_PATH", "WANDB_MODE", "WANDB_PROJECT", "WANDB_ENTITY")
 """Variables that the script itself reads. Secrets belong into the cluster's own environment: Ray shows a job's."""

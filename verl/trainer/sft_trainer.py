@@ -7,6 +7,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from verl.batch import Batch
 from verl.checkpoint.resume import saved_validations
+from verl.cluster.start import resolve_device
 from verl.config.sft import SFTConfig
 from verl.data.conversations import ConversationDataset, conversation_batch, conversation_loader
 from verl.models.checks import check_length, check_model
@@ -16,7 +17,6 @@ from verl.run.session import TrainingRun
 from verl.run.setup import check_profile_steps
 from verl.run.sinks import check_trackers
 from verl.run.tracking import Tracker
-from verl.single_controller.cluster import resolve_device
 from verl.single_controller.roles import RoleWorkers
 from verl.single_controller.worker_group import WorkerGroup
 from verl.trainer.logging.speed import (

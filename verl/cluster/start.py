@@ -21,8 +21,8 @@ import torch
 from verl.cluster.environment import signals_blocked
 from verl.cluster.machines import machines_with, wait_for_machines
 from verl.cluster.network import LOOPBACK
+from verl.cluster.ray_head import check_head, cluster_address, has_token, small_local_ray
 from verl.config.errors import ConfigError
-from verl.single_controller.ray_head import check_head, cluster_address, has_token, small_local_ray
 from verl.utils.process import private_files
 
 ALONE = (

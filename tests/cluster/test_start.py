@@ -5,23 +5,20 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 import ray
 import torch
 
+from verl.cluster import start
 from verl.cluster.environment import is_secret, passed_variables
 from verl.cluster.network import address_towards, interface_towards, reachable
+from verl.cluster.ray_head import check_head, cluster_address
+from verl.cluster.start import private_folder, resolve_device
 from verl.config import ConfigError
-from verl.single_controller import cluster
-from verl.single_controller.cluster import private_folder, resolve_device
-from verl.single_controller.ray_head import check_head, cluster_address
-from verl.single_controller.worker_group import WorkerGroup
 from verl.utils.distributed import listening_socket
 
 
@@ -39,7 +36,7 @@ def test_the_device(monkeypatch: pytest.MonkeyPatch):
 
 def test_unusable_gpu_is_refused(monkeypatch, tmp_path: Path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(cluster, "DEVICE_FILES", tmp_path)
+    monkeypatch.setattr(start, "DEVICE_FILES", tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     (tmp_path / "nvidiactl").touch()
     assert resolve_device("auto") == "cpu"
@@ -69,13 +66,13 @@ def test_clusters_and_devices_that_a_run_cannot_use(monkeypatch, address: str, a
 
 
 def test_the_store_holds_two_batches_but_not_more_than_there_is(monkeypatch):
-    monkeypatch.setattr(cluster.shutil, "disk_usage", lambda _: SimpleNamespace(free=64 << 30))
-    assert cluster.store_megabytes(0, 0) == 256
+    monkeypatch.setattr(start.shutil, "disk_usage", lambda _: SimpleNamespace(free=64 << 30))
+    assert start.store_megabytes(0, 0) == 256
     # 128 prompts x 8 responses of 1k + 8k tokens: 144 MiB each way.
-    assert cluster.store_megabytes(1024, 9216) == 288
-    assert cluster.store_megabytes(4096, 33792) == 4224
-    monkeypatch.setattr(cluster.shutil, "disk_usage", lambda _: SimpleNamespace(free=2000 << 20))
-    assert cluster.store_megabytes(4096, 33792) == 1600
+    assert start.store_megabytes(1024, 9216) == 288
+    assert start.store_megabytes(4096, 33792) == 4224
+    monkeypatch.setattr(start.shutil, "disk_usage", lambda _: SimpleNamespace(free=2000 << 20))
+    assert start.store_megabytes(4096, 33792) == 1600
 
 
 @pytest.mark.slow
@@ -93,10 +90,10 @@ def test_a_cluster_that_starts_slowly_is_started_again(monkeypatch, tmp_path, sl
     monkeypatch.setattr(ray, "init", init)
     try:
         if slow_starts == 2:
-            cluster._init_ray(_temp_dir=folder)
+            start._init_ray(_temp_dir=folder)
         else:
             with pytest.raises(ConfigError, match="did not start within half a minute, 4 times: this machine is too"):
-                cluster._init_ray(_temp_dir=folder)
+                start._init_ray(_temp_dir=folder)
         # Its processes of the tries that failed are gone; those of others are not.
         assert [process.poll() is None for process in [*started, other]] == [False] * slow_starts + [True]
         assert left == [0]
@@ -142,33 +139,10 @@ def test_a_cluster_is_not_found_by_a_file_that_anyone_can_write(monkeypatch: pyt
     assert cluster_address() == ""
 
 
-def test_on_one_machine_nothing_can_be_reached_from_others(start: Callable[..., WorkerGroup]):
-    group = start("MeetingWorker", 2)
-    try:
-        processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
-        sockets = [
-            (p.name(), s) for p in processes for s in p.net_connections("inet") if s.status == psutil.CONN_LISTEN
-        ]
-        addresses = {name: socket.laddr.ip.removeprefix("::ffff:") for name, socket in sockets}
-        assert {"gcs_server", "raylet"} <= addresses.keys()
-        assert any(20000 <= s.laddr.port < 30000 and "_Host" in name for name, s in sockets)  # torch's store
-        elsewhere = [(name, s.laddr) for name, s in sockets if s.laddr.ip.removeprefix("::ffff:") != "127.0.0.1"]
-        assert elsewhere == []
-        # Ray's files are this user's alone, those of workers have the user's own permissions.
-        session = Path(ray._private.worker._global_node.get_session_dir_path())
-        assert stat.S_IMODE(session.parents[1].stat().st_mode) == 0o700
-        logs = [path for path in session.glob("logs/*.log")]
-        assert logs and all(path.stat().st_mode & 0o077 == 0 for path in logs)
-        os.umask(own := os.umask(0o022))
-        assert group.run("umask") == [own, own]
-    finally:
-        group.close()
-
-
 CLUSTER = """
 from pathlib import Path
 import ray
-from verl.single_controller.cluster import ray_cluster
+from verl.cluster.start import ray_cluster
 
 with ray_cluster(1, "cpu"):
     session = Path(ray._private.worker._global_node.get_session_dir_path())
