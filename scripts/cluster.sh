@@ -27,7 +27,7 @@ run_on_cluster() { # PYTHON -m MODULE ARGUMENT...: does not return
     export NNODES NODE_RANK MASTER_ADDR MASTER_PORT=${MASTER_PORT:-6379}
     export VERL_CLUSTER_DIR=${VERL_CLUSTER_DIR:-outputs/.cluster/${SLURM_JOB_ID:-${MASTER_ADDR}_$MASTER_PORT}}
   fi
-  exec "$python" -m verl.single_controller.launch "$@"
+  exec "$python" -m verl.cluster.launch "$@"
 }
 
 read_slurm() { # the machines of a step that srun started on several
@@ -45,5 +45,5 @@ read_slurm() { # the machines of a step that srun started on several
 submit_elsewhere() { # SCRIPT ARGUMENT...: returns unless RAY_ADDRESS is the dashboard of a cluster
   [[ ${RAY_ADDRESS:-} == http://* || ${RAY_ADDRESS:-} == https://* ]] || return 0
   prints_only "${@:2}" && return
-  exec "$python" -m verl.single_controller.submit "$RAY_ADDRESS" "${VERL_REMOTE_DIR:-$PWD}" "$@"
+  exec "$python" -m verl.cluster.submit "$RAY_ADDRESS" "${VERL_REMOTE_DIR:-$PWD}" "$@"
 }

@@ -93,7 +93,7 @@ BUDGETS = {
     "batch": 788,
     "checkpoint": 1181,
     "cli": 1258,
-    "cluster": 1139,
+    "cluster": 1558,
     "config": 2912,
     "data": 1615,
     "evaluation": 2949,

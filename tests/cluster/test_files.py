@@ -11,9 +11,9 @@ import yaml
 from conftest import ROOT
 
 from verl.cluster.environment import REQUEUE
+from verl.cluster.launch import make_token
 from verl.cluster.probe import ROOM
 from verl.config import PPOConfig, load_config
-from verl.single_controller.launch import make_token
 
 PAGE = (ROOT / "docs" / "multinode.md").read_text()
 
@@ -53,7 +53,7 @@ def test_dockerfiles_install_what_setup_does(kind: str):
 
 
 def test_the_page_has_every_variable_of_the_script():
-    files = ("scripts/cluster.sh", "scripts/environment.sh", "verl/single_controller/launch.py")
+    files = ("scripts/cluster.sh", "scripts/environment.sh", "verl/cluster/launch.py")
     scripts = "".join((ROOT / name).read_text() for name in files)
     read = set(re.findall(r"(?:\$\{?|\")((?:VERL|MASTER|NODE|NNODES)[A-Z_]*)", scripts)) - {"VERL_HOSTS"}
     needed = "NNODES NODE_RANK MASTER_ADDR MASTER_PORT VERL_CLUSTER_DIR VERL_REMOTE_DIR VERL_JOIN_TIMEOUT"

@@ -11,10 +11,10 @@ import ray
 
 from verl.cluster import machines, probe
 from verl.cluster.failures import NoRoom, RequeueError
+from verl.cluster.launch import Start, claim, wait
 from verl.cluster.machines import gather_machines, wait_for_machines
 from verl.cluster.probe import ROOM, look, room_for_checkpoint
 from verl.config import ConfigError
-from verl.single_controller.launch import Start, claim, wait
 
 
 def machine(rank: int, gpus: int, alive: bool = True) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""Ray: the cluster, groups of workers and their supervision."""
+"""Groups of workers on the cluster: roles, generation, supervision."""

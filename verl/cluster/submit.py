@@ -1,6 +1,6 @@
 """Runs a script of the checkout as a job of a Ray cluster.
 
-python -m verl.single_controller.submit ADDRESS FOLDER SCRIPT ARGUMENT ...
+python -m verl.cluster.submit ADDRESS FOLDER SCRIPT ARGUMENT ...
 
 Its output is followed; Ctrl-C and SIGTERM stop it. The exit code is the script's.
 """

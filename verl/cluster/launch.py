@@ -1,6 +1,6 @@
 """Runs a command on the Ray cluster of ``RAY_ADDRESS``, or on one that several machines form for it.
 
-python -m verl.single_controller.launch PYTHON -m MODULE ARGUMENT ...
+python -m verl.cluster.launch PYTHON -m MODULE ARGUMENT ...
 
 scripts/cluster.sh calls it, with the variables of docs/multinode.md. Machine 0 starts the cluster and runs the command;
 the others join, wait, and leave with its exit code. That travels through the cluster itself, so the machines need no

@@ -9,7 +9,7 @@ from threading import Thread
 import pytest
 import ray
 
-from verl.single_controller import submit
+from verl.cluster import submit
 
 ANSWERS: dict[str, tuple[int, str]] = {}
 """Path -> status and text that the cluster's head answers with."""
