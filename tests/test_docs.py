@@ -74,7 +74,7 @@ def test_rank_metrics_of_any_model_in_a_few_lines(tiny_model: Path):
     assert 1 < float(metrics["Effective Rank"]) < 9  # of nine tokens
 
 
-def test_trl_table_names_existing_options():
+def test_every_trl_option_has_a_row():
     listed = (ROOT / "tests/cli/trl_options.txt").read_text().splitlines()
     own = [name for line in listed if not line.startswith("#") for name in line.split()]
     _, _, further = page("from_trl").partition("## Options of GRPOConfig")

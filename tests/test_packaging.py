@@ -118,7 +118,7 @@ verl_pages.command.main()
 """
 
 
-def test_light_imports_need_no_ray_or_vllm(installed: Path, tmp_path: Path):
+def test_scores_metrics_and_pages_need_no_ray_vllm_or_checkout(installed: Path, tmp_path: Path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "critic/rewards/mean": 0.5}\n')
     (tmp_path / "config.yaml").write_text("trainer:\n  experiment_name: mine\n")
     result = run_python(["-c", WITHOUT_RAY], tmp_path, installed)

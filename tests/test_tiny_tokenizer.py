@@ -1,11 +1,11 @@
+"""The tokenizer of the embedded models."""
+
 import unicodedata
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_tokenizer import SPECIAL_TOKENS, make_tiny_tokenizer
-from transformers import AutoTokenizer, Qwen2Config
 
 from verl.data.arithmetic import ArithmeticTask
 
@@ -45,7 +45,7 @@ def test_chat_template(messages: list[dict[str, str]], generation: bool, text: s
     assert TOKENIZER.decode(ids) == text
 
 
-def test_a_conversation_with_a_tool_is_few_tokens_and_reads_back():
+def test_tool_conversation_is_few_tokens():
     tokenizer = make_tiny_tokenizer(tools=True)
     call = '<tool_call>{"name": "multiply", "arguments": {"a": 980, "b": 771}}</tool_call>'
     says = [("user", "What is 980 * 771?"), ("assistant", call), ("tool", "755580"), ("assistant", r"\boxed{755580}")]
@@ -53,21 +53,6 @@ def test_a_conversation_with_a_tool_is_few_tokens_and_reads_back():
     ids = tokenizer.apply_chat_template(chat, return_dict=False)
     assert len(ids) == 42 and len(tokenizer) == 271
     assert tokenizer.decode(ids) == "".join(f"<|{role}|>{text}<|im_end|>" for role, text in says)
-
-
-def test_save_and_load_beside_a_model(tmp_path: Path):
-    folders = [tmp_path / "first", tmp_path / "second"]
-    tokenizer = TOKENIZER
-    for folder in folders:  # saved by a trainer that had loaded it, it must still be the same
-        tokenizer.save_pretrained(folder)
-        Qwen2Config().save_pretrained(folder)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-    assert tokenizer.get_vocab() == TOKENIZER.get_vocab()
-    assert tokenizer.special_tokens_map == TOKENIZER.special_tokens_map
-    text = "What is 3 + 1?\n  \u00e9"
-    assert tokenizer.encode(text) == TOKENIZER.encode(text) and tokenizer.decode(tokenizer.encode(text)) == text
-    expected = TOKENIZER.apply_chat_template(CHAT, return_dict=False)
-    assert tokenizer.apply_chat_template(CHAT, return_dict=False) == expected
 
 
 def test_arithmetic_problems_fit_in_128_tokens():

@@ -237,7 +237,7 @@ def test_literal_advantages_over_a_critic(rewards, values, mask, advantages, ret
     assert [t.tolist() for t in actual] == [[advantages], [returns]]
 
 
-def test_advantages_are_float64_and_returned_in_reward_dtype():
+def test_computed_in_float64_and_returned_in_the_dtype():
     # 1 - 2**25 has no float32: the last return, that advantage plus 2**25, would come back as 0 instead of 1.
     rewards, values = torch.tensor([[2.0**25, 1.0]]), f64([0.0, 2.0**25])
     advantages, returns = gae_advantages(rewards, values, torch.ones(1, 2), gamma=1.0, lam=1.0)
@@ -334,7 +334,7 @@ def test_literal_whitening():
         assert whitened(f64([4.0, NAN]), torch.tensor(mask)).tolist() == [[0.0, 0.0]]
 
 
-def test_token_variance_is_squared_norm_of_gradient():
+def test_token_variance_is_the_squared_gradient_norm():
     logits = f64(0.5, 0.3, 0.2).log().requires_grad_()
     for token, expected in enumerate([0.38, 0.78, 0.98]):
         logprob = logits.log_softmax(0)[token]

@@ -45,7 +45,7 @@ def test_literal_values_and_gradients(aggregate, expected, gradient, count):
     st.sampled_from(["token_mean", "sequence_mean", "sequence_sum", "constant_length"]),
 )
 @settings(max_examples=80, deadline=None)
-def test_splits_change_neither_value_nor_gradient(seed, places, name):
+def test_no_split_changes_value_or_gradient(seed, places, name):
     """``places[i]`` are the rank and the micro-batch of response i; each micro-batch is trimmed to its longest."""
     generator = torch.Generator().manual_seed(seed)
     features = torch.randn(7, 4, 3, generator=generator, dtype=torch.float64)

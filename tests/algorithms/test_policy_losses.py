@@ -165,7 +165,7 @@ def test_ppo_agrees_with_the_papers_objective_token_by_token(seed, clip_low, cli
 
 @given(seeds, st.floats(0.01, 0.5), st.floats(0.01, 0.5))
 @settings(max_examples=60, deadline=None)
-def test_sequence_mean_of_gspo_and_gmpo_is_the_papers(seed, clip_low, clip_high):
+def test_gspo_and_gmpo_match_the_sequence_objective(seed, clip_low, clip_high):
     """One advantage per response: value and gradient, by autograd, of the mean of what the papers' objectives say."""
     generator = torch.Generator().manual_seed(seed)
     new, old = torch.randn(2, 6, 5, generator=generator, dtype=torch.float64)
@@ -257,7 +257,7 @@ def test_huge_log_ratio_stays_finite(name, clip_low, clip_high, value, gradient)
 @pytest.mark.parametrize("name", [name for name in LOSSES if name not in OF_A_BATCH])
 @given(st.integers(0, 2**31 - 1))
 @settings(max_examples=30, deadline=None)
-def test_metrics_add_over_micro_batches_of_any_width(name, seed):
+def test_metrics_add_over_micro_batches(name, seed):
     generator = torch.Generator().manual_seed(seed)
     new, old, advantages = torch.randn(3, 6, 5, generator=generator, dtype=torch.float64)
     mask = torch.rand(6, 5, generator=generator) < 0.7

@@ -194,7 +194,7 @@ def test_weights_and_their_sums_add_over_micro_batches(level):
         torch.testing.assert_close(sum(part[1][name] for part in parts), value)
 
 
-def test_normalised_weights_equal_scaled_advantages():
+def test_normalized_weights_equal_scaled_advantages():
     old, rollout, mask = f64(ENGINE_RATIOS).log(), torch.zeros(3, 3, dtype=torch.float64), torch.tensor(ENGINE_MASK)
     # 5.25 over 6 tokens; (2 + 1/16 + 1.5) over 3 responses
     assert mean_rollout_weight(old, rollout, mask, "token", 2.0) == 0.875

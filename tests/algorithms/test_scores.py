@@ -31,7 +31,7 @@ def test_responses_are_drawn_by_their_weights_and_the_same_again():
     torch.testing.assert_close(drawn, torch.tensor([4.0, 0.0, 1.0, 16.0, 16.0]) / 37, rtol=0, atol=0.02)
 
 
-def test_resampling_of_zero_rewards_is_even():
+def test_zero_rewards_are_drawn_evenly():
     nothing, generator = torch.zeros(1000), torch.Generator().manual_seed(0)
     assert resampled_rows(nothing, torch.ones(1000), "pow", 2.0, generator).unique().numel() > 550
     assert resampled_rows(REWARDS, REWARDS > 9, "pow", 2.0, generator).tolist() == [0, 1, 2, 3, 4]

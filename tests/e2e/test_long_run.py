@@ -14,7 +14,7 @@ pytestmark = pytest.mark.nightly
 STEPS = 50
 
 
-def test_long_run_does_not_grow_and_ends_on_sigint(tiny_model, arithmetic_prompts, tmp_path):
+def test_long_run_keeps_its_memory_and_ends_at_sigint(tiny_model, arithmetic_prompts, tmp_path):
     folder = tmp_path / "run"
     overrides = small_overrides(tiny_model, arithmetic_prompts, folder)
     overrides += ["calculator.layers=[0,1,2,-1]", "data.val_files=[]", "trainer.profile_steps=[2]"]

@@ -49,7 +49,7 @@ def test_new_value_head_starts_at_zero_and_learns(small_config, tiny_model, sing
     assert min(losses) < 0.9 * losses[0]
 
 
-def test_reward_scores_equal_sequence_classification(small_config, reward_model, tiny_tokenizer, single_mesh):
+def test_reward_model_scores_match_sequence_classification(small_config, reward_model, tiny_tokenizer, single_mesh):
     options = changed(small_config.reward_model, model={"path": str(reward_model)}, micro_batch_size_per_gpu=3)
     texts = ["3", "the answer is 12345", "", "7" * 30, "no"]
     chats = [[{"role": "user", "content": f"{i} + {7 * i} = ?"}] for i in range(len(texts))]

@@ -158,7 +158,7 @@ def test_signal_fades_as_the_score_rises(score, factor):
     assert result.metrics["reward_manager/scale"] == 2.0 * factor
 
 
-def test_shaping_switches_are_independent():
+def test_switches_are_independent():
     rank_metrics = batch([1.0, 3.0, 2.0], [4.0, 4.0, 4.0])
     mask = torch.tensor([[1, 1, 0], [1, 0, 1], [0, 0, 0]])
     rewards = torch.tensor([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])

@@ -205,7 +205,7 @@ def states(*shape):
 
 
 @pytest.mark.parametrize("rule", ["after_stride", "at_stride_and_whole"])
-def test_custom_velocity_equals_built_in_metric(make_calculator, paths, rule):
+def test_velocity_and_acceleration_match_the_built_in_metric(make_calculator, paths, rule):
     calculator = make_calculator(own_metrics=paths("effective"), metric_indices=[1], diff_stride=3, prefix_rule=rule)
     metrics = calculator(states(4, 20, 2, 6), mask_of([20, 13, 4, 1], 20))
     assert list(metrics["1"]) == [f"{n}{s}" for n in ("Effective Rank", "effective") for s in ("", " diff", " diff 2")]

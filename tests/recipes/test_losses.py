@@ -17,7 +17,7 @@ from verl.recipes.top_entropy import top_entropy_loss, top_entropy_weights
 
 
 @pytest.mark.parametrize("experiment", ["aipo", "llamarl"])
-def test_aipo_gradient_has_capped_engine_ratio(experiment: str):
+def test_aipo_gradient_has_the_capped_ratio_to_the_engine(experiment: str):
     actor = load_config(PPOConfig, "ppo_trainer", [f"experiment={experiment}"]).actor
     # Probabilities 0.8 against 0.2 and 0.1 against 0.4: ratios of 4, cut to 2, and 0.25.
     policy, engine = torch.tensor([[0.8, 0.1]]).log().requires_grad_(), torch.tensor([[0.2, 0.4]]).log()

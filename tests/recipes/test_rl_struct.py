@@ -37,7 +37,7 @@ def test_layers_are_rewarded_one_by_one(response, reward):
     assert found["correctness"] is (reward == 1.0)
 
 
-def test_task_is_deterministic_and_answers_right():
+def test_rl_struct_task_is_seeded_and_its_answers_right():
     made = rows(300, seed=3)
     assert made == rows(300, seed=3) != rows(300, seed=4)
     assert len({row["prompt"][0]["content"] for row in made}) == 300

@@ -129,7 +129,7 @@ def test_ghpo_gives_unsolved_prompts_a_longer_hint_in_each_round():
     assert edits(4) == {}
 
 
-def test_rorecomp_priority_order():
+def test_rorecomp_puts_short_correct_and_long_wrong_first():
     lengths = torch.tensor([5, 3, 9, 4, 8, 6, 2, 7])
     correct = torch.tensor([1, 1, 1, 0, 0, 0, 1, 1]).bool()
     groups = torch.tensor([1, 1, 1, 1, 1, 1, 2, 2])

@@ -110,7 +110,7 @@ def test_scores_come_in_order(pool: VerifierPool):
     assert pool.score_batch([], [], []) == []
 
 
-def test_response_may_begin_in_opened_thought(pool: VerifierPool):
+def test_response_may_begin_in_an_open_thought(pool: VerifierPool):
     solutions = [r"\boxed{5}", r"so \boxed{5}</think> \boxed{5}", r"\boxed{4}</think> \boxed{5}"]
     for opened, correct in ((False, [True, True, True]), (True, [False, True, True])):
         scores = pool.score_batch(["math"] * 3, solutions, ["5"] * 3, None, [opened] * 3)

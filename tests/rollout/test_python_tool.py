@@ -58,7 +58,7 @@ def test_results(python, code: str, result: str):
     assert len(python(code)) <= 8100
 
 
-def test_python_tool_without_sandbox_is_refused():
+def test_missing_sandbox_is_refused():
     load = f"from verl.utils.user_code import load_code; load_code({PATH!r}, 'rollout.multi_turn.tools')"
     done = subprocess.run(
         [sys.executable, "-c", load],

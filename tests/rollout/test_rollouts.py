@@ -172,7 +172,7 @@ def test_a_response_ends_at_every_token_that_the_model_names(engine, prompts, co
 STRINGS = ["a", "b", "#3"]
 
 
-def test_response_ends_at_stop_string(alone, through_transformers, prompts, config, tiny_tokenizer):
+def test_response_ends_at_a_stop_string(alone, through_transformers, prompts, config, tiny_tokenizer):
     # Greedy responses of both engines are the same, up to and including what ends them.
     greedy = {}
     for group in (alone, through_transformers):
@@ -294,7 +294,7 @@ def test_settings_by_response_and_position_are_obeyed_alike(alone, together, thr
 
 
 @pytest.mark.nightly
-def test_engine_arguments_and_overrides(config, alone, prompts, ray_session):
+def test_engine_takes_engine_kwargs_and_override_config(config, alone, prompts, ray_session):
     engine = {"block_size": 64, "additional_config": {"mine": 1}}
     model = replace(config.model, override_config={"rope_theta": 20.0})
     told = replace(config, model=model, rollout=replace(config.rollout, engine_kwargs=engine))
@@ -449,7 +449,7 @@ def test_generating_and_learning_take_turns_on_a_gpu(name, ray_session, small_co
     group.close()
 
 
-def test_engine_uses_no_peer_access_kernels(config):
+def test_tensor_parallel_workers_use_no_peer_access(config):
     together = replace(config.rollout, tensor_parallel_size=2)
     options = engine_options(together, 64, False, "cpu", 0, None)
     assert options["disable_custom_all_reduce"] is True

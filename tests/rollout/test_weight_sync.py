@@ -53,7 +53,7 @@ def engine_with(runner: Runner) -> SimpleNamespace:
     return engine
 
 
-def test_layers_find_config_while_loading_weights():
+def test_layers_find_the_engine_config_while_loading():
     runner = Runner()
     engine = engine_with(runner)
     reload_weights(engine, runner.model.named_parameters())
@@ -136,7 +136,7 @@ STACKS = [("experts.*.gate_proj.weight", 5), ("experts.*.w3.weight", 5), ("exper
         (2, False, "by number"),
     ],
 )
-def test_stacked_experts_load_in_one_call(held, gated, given):
+def test_stacked_experts_take_one_loader_call_a_matrix(held, gated, given):
     runner = Runner()
     runner.model = Mixture(held, gated)
     weights = [(name, torch.zeros(2, size) if "*" in name else torch.zeros(size)) for name, size in STACKS]
@@ -164,7 +164,7 @@ def test_models_that_vllm_borrows_from_transformers_are_refused():
         check_native_class(engine_with(runner), "folder")
 
 
-def test_unknown_engine_argument_is_named():
+def test_unknown_engine_argument_is_refused():
     known = {"block_size": 32, "quantization": None, "compilation_config": {"level": 0}}
     assert check_engine_kwargs(known) == known
     message = r"^rollout\.engine_kwargs\.blocksize=32: vLLM .* has no such argument; did you mean block_size\?$"

@@ -39,7 +39,7 @@ def test_what_the_start_does_is_a_line_each(capsys: pytest.CaptureFixture[str]):
     assert capsys.readouterr().out == "starting Ray\nloading the model on 2 workers\n"
 
 
-def test_terminal_shows_spinner_then_bar(monkeypatch: pytest.MonkeyPatch):
+def test_terminal_shows_a_spinner_until_the_bar(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     display = RunDisplay("run", 3, {})
     display.console.file = shown = StringIO()

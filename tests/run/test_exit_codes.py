@@ -132,7 +132,7 @@ def test_a_step_is_finished_and_saved(handlers, number):
     assert saved == [4] and str(caught.value) == f"{number.name}: step 4 is saved"
 
 
-def test_no_grace_without_a_step_or_time(handlers, monkeypatch):
+def test_requeued_run_without_time_finishes_nothing(handlers, monkeypatch):
     now = 100.0
     monkeypatch.setattr("time.monotonic", lambda: now)
     preemption = Preemption(30)

@@ -36,7 +36,7 @@ def test_every_step_is_a_file_and_all_are_read_as_one(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("freq", "kept"), [(1, [1, 2, 3, 4, 5, 6]), (3, [1, 3, 6]), (0, [])])
-def test_sample_frequency_applies_to_training(tmp_path: Path, freq: int, kept: list[int]):
+def test_sample_frequency_for_training_and_validation(tmp_path: Path, freq: int, kept: list[int]):
     with store(tmp_path, SamplesConfig(freq, 1.0, 1.0, False)) as samples:
         assert [step for step in range(1, 7) if samples.wants("train", step)] == kept
         assert samples.wants("val", 5) is (freq > 0)
@@ -44,7 +44,7 @@ def test_sample_frequency_applies_to_training(tmp_path: Path, freq: int, kept: l
     assert len(sample_files(tmp_path / "samples")) == (freq == 1)
 
 
-def test_samples_stay_below_limit_and_spread():
+def test_samples_stay_below_their_limit():
     sizes: dict[SampleFile, int] = {}
     for step in range(1, 101):
         sizes[SampleFile(step, "train")] = 10
@@ -60,7 +60,7 @@ def test_samples_stay_below_limit_and_spread():
     assert list(superfluous({newest: 500, older: 1, SampleFile(2, "train"): 1}, 100)) == [SampleFile(2, "train"), older]
 
 
-def test_kill_leaves_complete_sample_files(tmp_path: Path):
+def test_killed_sample_store_leaves_complete_files(tmp_path: Path):
     with store(tmp_path) as samples:
         for step in (1, 2, 3):
             samples.keep("train", step, rows(step))
@@ -88,7 +88,7 @@ def test_a_newer_attempt_is_not_written_over(tmp_path: Path):
     assert sample_files(tmp_path / "samples") == []
 
 
-def test_full_disk_ends_sampling_not_the_run(tmp_path: Path):
+def test_full_disk_ends_samples_and_not_the_run(tmp_path: Path):
     def full() -> pa.Table:
         raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -148,7 +148,7 @@ OTHER = MachineError("worker 0 died", "worker 0 in generate")
         ([(1, HeadLost("the head is gone"))], "^the head is gone$"),
     ],
 )
-def test_machine_failure_ends_attempt_only(small_config, tmp_path, events, failures, expected):
+def test_machine_failure_ends_an_attempt_only(small_config, tmp_path, events, failures, expected):
     with training_run(small_config, tmp_path, max_restarts=3) as run:
         if isinstance(expected, int):
             assert attempts(run, failures) == expected
@@ -165,7 +165,7 @@ def test_machine_failure_ends_attempt_only(small_config, tmp_path, events, failu
     assert not list(tmp_path.glob("metrics.jsonl.*"))
 
 
-def test_machine_lost_again_is_not_a_config_error(small_config, tmp_path, events, monkeypatch):
+def test_machine_lost_twice_is_no_mistake_in_the_options(small_config, tmp_path, events, monkeypatch):
     waits: list[int] = []
     monkeypatch.setattr(session_module, "cluster_address", lambda: "head:6379")
     monkeypatch.setattr(session_module, "wait_for_machines", lambda nnodes, *_: waits.append(nnodes))
@@ -175,7 +175,7 @@ def test_machine_lost_again_is_not_a_config_error(small_config, tmp_path, events
     assert waits == [2]
 
 
-def test_failure_after_signal_does_not_restart(small_config, tmp_path, events):
+def test_failure_after_the_scheduler_signal_ends_the_run(small_config, tmp_path, events):
     with training_run(small_config, tmp_path) as run:
 
         def train() -> None:

@@ -91,7 +91,7 @@ def recorded(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_resumed_run_drops_records_to_repeat(recorded: Path):
+def test_resumed_tracker_drops_what_it_records_again(recorded: Path):
     before = {path.name: path.read_bytes() for path in recorded.iterdir() if path.is_file()}
     make_tracker(recorded, []).close()
     assert {path.name: path.read_bytes() for path in recorded.iterdir() if path.is_file()} == before

@@ -89,7 +89,7 @@ def test_when_a_run_validates_saves_and_stops(tiny_model, tmp_path, overrides, v
     assert (list(sft.validations), steps) == (validated, saved)
 
 
-def test_oversized_tokenizer_is_refused(tiny_model, tmp_path):
+def test_sft_refuses_a_tokenizer_larger_than_the_model(tiny_model, tmp_path):
     shutil.copytree(tiny_model, tmp_path / "model")
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     tokenizer.add_tokens(["<another>"])

@@ -75,7 +75,7 @@ def test_a_template_without_the_prefix_property_is_refused(fresh_tokenizer, temp
         bridges(fresh_tokenizer, template)
 
 
-def test_missing_role_is_refused_at_first_use(fresh_tokenizer):
+def test_role_that_the_template_drops_is_refused(fresh_tokenizer):
     made = bridges(fresh_tokenizer, DEAF, "user")
     made.between([{"role": "user", "content": "higher"}])
     with pytest.raises(ConfigError, match="role 'tool': the tokenizer's chat template leaves out the turns"):

@@ -32,7 +32,7 @@ def flat(values: list[float]) -> torch.Tensor:
     return torch.tensor(values)
 
 
-def test_filler_mini_batches_do_not_update():
+def test_mini_batches_of_filler_are_skipped():
     # Two mini-batches to learn from, a partly rejected one, and two in which nothing is left.
     batch = batch_of([[1, 1], [1, 0], [0, 0], [0, 1], [0, 0], [0, 0], [0, 0], [0, 0]])
     weight = torch.nn.Parameter(torch.tensor([1.0]))
@@ -81,7 +81,7 @@ def test_tokens_of_an_environment_enter_no_loss():
     assert batch.padded("learn_mask").int().tolist() == [[1, 0, 1], [1, 0, 0]]
 
 
-def test_gae_skips_environment_tokens():
+def test_gae_skips_tokens_of_the_environment():
     written = torch.tensor([POLICY, ENVIRONMENT, ENVIRONMENT, POLICY, POLICY], dtype=torch.uint8)
     talked = batch_of([[1] * 5], source=written, values=flat([0.5, 9.0, 9.0, 0.25, 0.125]))
     spoken = batch_of([[1] * 3], values=flat([0.5, 0.25, 0.125]))
@@ -126,7 +126,7 @@ def estimated(tmp_path, name: str, *options: str) -> Batch:
     return batch
 
 
-def test_custom_estimator_shapes(tmp_path):
+def test_custom_estimator_returns_one_number_a_response_or_token(tmp_path):
     batch = estimated(tmp_path, "by_response", "++algorithm.adv_estimator_kwargs.scale=2")
     assert batch.padded("advantages").tolist() == [[4, 4, 4], [8, 8, 8], [12, 12, 0], [0, 0, 0]]
     assert batch.advantages.dtype == torch.float32 and "returns" not in batch
@@ -294,7 +294,7 @@ def test_updates_take_the_rows_that_were_drawn():
     assert trainer.metrics["a"] == 3.5 and trainer.metrics["actor/skipped_updates"] == 0.0
 
 
-def test_policy_learns_after_warm_up():
+def test_policy_learns_after_the_warm_up_with_normalized_weights():
     options = ["algorithm=gae", "trainer.critic_warmup=2", "actor.tis_level=token", "actor.tis_normalize=true"]
     trainer = trainer_of([*options, "actor.tis_cap=8"])
     # Weights 2 and 4, whose mean is 3; the second token is rejected, but counts in the mean.
@@ -306,7 +306,7 @@ def test_policy_learns_after_warm_up():
     assert trainer.metrics["rollout_corr/rollout_is_batch_norm_factor"] == 3.0
 
 
-def test_samples_are_flushed_before_checkpoint():
+def test_samples_are_on_disk_before_the_checkpoint():
     done: list[str] = []
     trainer = object.__new__(RayPPOTrainer)
     trainer.step, trainer.validations, trainer._state = 3, {}, dict

@@ -149,7 +149,7 @@ def test_a_fraction_keeps_the_same_whole_groups_at_every_step(tmp_path: Path, ti
     assert [kept(tmp_path, f"train_00000{step}.parquet").uid.tolist() for step in (1, 2)] == [[5, 5], [5, 5]]
 
 
-def test_shown_samples_are_plain_text(tmp_path: Path, tiny_tokenizer, capsys):
+def test_shown_samples_are_plain_text_in_console_and_tensorboard(tmp_path: Path, tiny_tokenizer, capsys):
     batch = batch_of(tiny_tokenizer, [1, 3, 2, 3])
     samples = keeper(tmp_path, tiny_tokenizer, shown=2, loggers=("tensorboard",))
     with samples.store:
