@@ -18,7 +18,6 @@ from verl.checkpoint.saver import CheckpointSaver
 from verl.checkpoint.shards import file_numbers
 from verl.cluster.failures import WorkerError
 from verl.config import PPOConfig
-from verl.cluster.failures import WorkerError
 from verl.single_controller.supervision import Supervision
 from verl.single_controller.worker_group import WorkerGroup
 from verl.utils.files import file_record
