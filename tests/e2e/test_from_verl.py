@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from tests.rollout.test_verl_tools import write_checkout
+from tests.rollout.environments.test_verl_tools import write_checkout
 from tiny_tokenizer import make_tiny_tokenizer
 from transformers import AutoModelForCausalLM
 

@@ -286,7 +286,7 @@ def stepped_by_the_user(path: Path, prompts: list[list[int]]) -> Outcome:
         outputs = []
         with core.state_collector.deferring():
             while core.has_unfinished_requests():
-                outputs += core.step()
+                outputs += [output for output in core.step() if output.finished]
         again = llm.generate(asked, params)
         pairs = zip(sorted(outputs, key=lambda output: int(output.request_id)), again, strict=True)
         found = [(one.outputs[0].hidden_states, two.outputs[0].hidden_states) for one, two in pairs]
