@@ -6,12 +6,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from tests.rollout.environments.test_verl_tools import write_checkout
 from tiny_tokenizer import make_tiny_tokenizer
 from transformers import AutoModelForCausalLM
 
 from tests.cli.verl_command import ACTOR, EXAMPLES, ROLLOUT
 from tests.e2e.runs import Run, records
+from tests.rollout.environments.test_verl_tools import write_checkout
 from tests.vllm_patches import zoo
 from verl.data.templates import render_chat
 
