@@ -46,6 +46,7 @@ from vllm_patches.buffer import RowBuffer
 from vllm_patches.capture import HiddenStateCapture, Step
 from vllm_patches.draw import draw
 from vllm_patches.options import CaptureOptions
+from vllm_patches.slices import Job
 
 assert stub
 
@@ -275,12 +276,16 @@ def recording(gpu: GPU) -> None:
 
 
 def taking(gpu: GPU, reduced: bool = True) -> None:
-    """Eight responses handed out."""
+    """Eight responses handed out, in turns between the steps of an engine."""
     wanted = [(str(i), 40) for i in range(8)]
     expected = captured("cpu", reduced=reduced).take(wanted)
-    capture = captured("cuda", reduced=reduced)
+    job = Job(captured("cuda", reduced=reduced).take_in_slices(wanted))
     gpu.waits.clear()
-    for found, response in zip(capture.take(wanted), expected, strict=True):
+    for _ in range(100_000):
+        if job.turn(1e-4):
+            break
+    assert job.result is not None and len(job.result) == 8
+    for found, response in zip(job.result, expected, strict=True):
         assert found.keys() == response.keys() and not any(isinstance(value, Pretend) for value in found.values())
         for name, value in response.items():
             same(found[name], value, AS_EXACT, name)

@@ -49,13 +49,13 @@ class Engines:
             return self.cut()
         return [EngineRoom(self.slots, self.slots) if method == "start_generation" else None] * self.count
 
-    def cut(self) -> list[Batch | None]:
-        parts: list[Batch | None] = []
+    def cut(self) -> list[EngineReply]:
+        replies = []
         for running in self.running:
             rows = [row.fill(request=torch.tensor([place])) for place, (row, _, _) in running.items()]
-            parts.append(Batch.join(rows) if rows else None)
+            replies.append(EngineReply(None, 0, (), Batch.join(rows) if rows else None))
             running.clear()
-        return parts
+        return replies
 
     @property
     def busy(self) -> bool:
@@ -91,7 +91,8 @@ class Engines:
                     break
             else:
                 self.running[engine][place] = (row, stream, version)
-        self.replies[engine] = EngineReply(Batch.join(ended) if ended else None, 0)
+        places = [int(row.request) for row in ended]
+        self.replies[engine] = EngineReply(Batch.join(ended) if ended else None, 0, places)
 
     def receive(self, from_all: bool) -> list[tuple[int, Any]]:
         engines = sorted(self.replies) if from_all else [min(self.replies)]
