@@ -86,7 +86,7 @@ class Engines:
 
     def run(self, method: str) -> list[Any]:
         if method == "cut":
-            return [EngineReply(None, 0, open=joined(self._emptied(held))) for held in self.held]
+            return [joined(self._emptied(held)) for held in self.held]
         return [EngineRoom(SLOTS, SLOTS)] * self.world_size
 
     run_living = run
@@ -120,7 +120,7 @@ class Engines:
         finished = joined(ended)
         if finished is not None:
             finished.fill(truncated=torch.zeros(len(ended), dtype=torch.bool))
-        return EngineReply(finished, max(0, len(held) - SLOTS), [response.row for response in ended])
+        return EngineReply(finished, max(0, len(held) - SLOTS))
 
     @staticmethod
     def _emptied(held: dict[int, "Response"]) -> list["Response"]:

@@ -72,7 +72,7 @@ class Engine:
         ended = [place for place, (_, rounds) in self.running.items() if rounds == 1]
         self.running = {place: (row, rounds - 1) for place, (row, rounds) in self.running.items()}
         rows = [_longer(self.running.pop(place)[0], place) for place in ended]
-        return [(0, EngineReply(Batch.join(rows) if rows else None, 0, ended))]
+        return [(0, EngineReply(Batch.join(rows) if rows else None, 0))]
 
 
 def _longer(begun: Batch, place: int) -> Batch:

@@ -26,9 +26,10 @@ class OpenResponse(NamedTuple):
 
 
 def cut(engine: Any) -> list[OpenResponse]:
-    """Abort every unfinished request of an engine in this process; what it has of them, in the order they were added.
+    """Abort every unfinished request of an engine in this process, and release their hidden states.
 
-    Their hidden states are released. States of responses that have ended are still to be collected.
+    Returns:
+        What the engine has of them, in the order they were added.
     """
     states = engine.output_processor.request_states
     found = [

@@ -15,12 +15,11 @@ from torch import Tensor
 
 from vllm_patches.buffer import NOBODY, RowBuffer
 from vllm_patches.options import CaptureOptions
-from vllm_patches.slices import Slices, beside, finish, to_host
 
 STATES = "states"
 PROMPT = "prompt"
 REDUCED = "reduced."
-"""Names in a result: the states of the response; those of the prompt; and the prefix of a reducer's tensors."""
+"""Names in a result: the states of the response; those of the prompt; and the prefix of a reducer's columns."""
 
 GATHERED_BYTES = 256 << 20
 """Bound on the states that are copied out of the buffer, on the device, to be reduced or handed out at a time; a single
@@ -126,24 +125,20 @@ class HiddenStateCapture:
                 Asynchronous scheduling may have computed more.
 
         Returns:
-            For each request, as the options ask: ``states [num_tokens, num_layers, hidden]`` or the reducer's tensors
-            as ``reduced.<name>``, and ``prompt [prompt_length, num_layers, hidden]``, with NaN in rows from the prefix
-            cache, which were not computed.
+            For each request, as the options ask: ``states [num_tokens, num_layers, hidden]``, or its rows of the
+            reducer's columns as ``reduced.<name>``; and ``prompt [prompt_length, num_layers, hidden]``, with NaN in
+            rows from the prefix cache, which were not computed.
 
         Raises:
             RuntimeError: a state of the response is missing, which would mean that states are misaligned.
-            TypeError: the reducer does not return a list of dicts of tensors.
+            TypeError: the reducer returns no columns.
         """
-        return finish(self.take_in_slices(requests))
-
-    def take_in_slices(self, requests: Iterable[tuple[str, int]]) -> Slices[list[dict[str, Tensor]]]:
-        """:meth:`take`, with pauses where the reducer makes some."""
         waiting = list(requests)
         results: list[dict[str, Tensor]] = []
         try:
             while waiting:
                 at_once = self._num_that_fit(waiting)
-                results += yield from self._take(waiting[:at_once])
+                results += self._take(waiting[:at_once])
                 for request_id, _ in waiting[:at_once]:
                     self.drop(request_id)
                 del waiting[:at_once]
@@ -181,19 +176,17 @@ class HiddenStateCapture:
                 return index
         return len(requests)
 
-    def _take(self, requests: list[tuple[str, int]]) -> Slices[list[dict[str, Tensor]]]:
+    def _take(self, requests: list[tuple[str, int]]) -> list[dict[str, Tensor]]:
         results: list[dict[str, Tensor]] = [{} for _ in requests]
         if self.options.keeps_responses:
             responses = [self._response(request_id, num_tokens) for request_id, num_tokens in requests]
-            results = yield from self._reduced(responses)
-        for result, (request_id, _) in zip(results, requests, strict=True):
-            request = self._held(request_id)
-            if self.options.keeps_prompts and request is not None:
-                result[PROMPT] = self.buffer.gather(request.owner, 0, request.prompt_length)[0]
-        if self.options.device == "cpu":
-            fetched = yield from to_host([value for result in results for value in result.values()])
-            values = iter(fetched)
-            results = [{name: next(values) for name in result} for result in results]
+            results = self._reduced(responses)
+        if self.options.keeps_prompts:
+            held = [(index, self._held(request_id)) for index, (request_id, _) in enumerate(requests)]
+            known = {index: request for index, request in held if request is not None}
+            prompts = [self.buffer.gather(request.owner, 0, request.prompt_length)[0] for request in known.values()]
+            for index, prompt in zip(known, self._returned(prompts), strict=True):
+                results[index][PROMPT] = prompt
         return results
 
     def _held(self, request_id: str) -> _Request | None:
@@ -248,26 +241,44 @@ class HiddenStateCapture:
             )
         return states
 
-    def _reduced(self, responses: list[Tensor]) -> Slices[list[dict[str, Tensor]]]:
+    def _reduced(self, responses: list[Tensor]) -> list[dict[str, Tensor]]:
+        """Return the states of each response, or its rows of the reducer's columns."""
         if self._reducer is None:
-            return [{STATES: states} for states in responses]
-        filled = [states for states in responses if len(states)]
-        found: object = []
-        if filled:
-            found = yield from beside(self._reducer(filled), self.buffer.device)
-        reduced = iter(_checked(found, len(filled), self.options.reducer))
-        return [
-            {REDUCED + name: value for name, value in next(reduced).items()} if len(states) else {}
-            for states in responses
-        ]
+            return [{STATES: states} for states in self._returned(responses)]
+        results: list[dict[str, Tensor]] = [{} for _ in responses]
+        filled = [index for index, states in enumerate(responses) if len(states)]
+        if not filled:
+            return results
+        lengths = [len(responses[index]) for index in filled]
+        columns = _checked(self._reducer([responses[index] for index in filled]), lengths, self.options.reducer)
+        for name, values in zip(columns, self._returned(list(columns.values())), strict=True):
+            parts = values.split(1 if len(values) == len(filled) else lengths)
+            for index, part in zip(filled, parts, strict=True):
+                results[index][REDUCED + name] = part
+        return results
+
+    def _returned(self, tensors: list[Tensor]) -> list[Tensor]:
+        return tensors if self.options.device == "device" else to_host(tensors)
 
 
-def _checked(results: object, count: int, name: str | None) -> list[dict[str, Tensor]]:
-    """The reducer's results; ``TypeError`` unless they are a list of ``count`` dicts of tensors."""
-    if not isinstance(results, list) or len(results) != count:
-        raise TypeError(f"reducer {name}: must return a list of {count} dicts, one per request; got {results!r:.200}")
-    for result in results:
-        wrong = not isinstance(result, dict) or not all(isinstance(value, torch.Tensor) for value in result.values())
-        if wrong:
-            raise TypeError(f"reducer {name}: must return dicts of names to tensors; got {result!r:.200}")
-    return results
+def to_host(tensors: list[Tensor]) -> list[Tensor]:
+    """Return the tensors in the host's memory; from a GPU with one wait."""
+    fetched = [values.to("cpu", non_blocking=True) for values in tensors]
+    if not any(values.is_cuda for values in tensors):
+        return fetched
+    torch.cuda.current_stream().synchronize()
+    # Out of the page-locked memory that they arrived in.
+    return [values.clone() for values in fetched]
+
+
+def _checked(columns: object, lengths: list[int], name: str | None) -> dict[str, Tensor]:
+    """Return the reducer's columns; raise ``TypeError`` unless each has an entry for each response or each token."""
+    sizes = (len(lengths), sum(lengths))
+    if not isinstance(columns, dict) or not all(
+        isinstance(values, Tensor) and values.dim() and len(values) in sizes for values in columns.values()
+    ):
+        raise TypeError(
+            f"reducer {name}: must return a dict of tensors with one entry for each of {sizes[0]} responses, or for "
+            f"each of their {sizes[1]} tokens; got {columns!r:.200}"
+        )
+    return columns

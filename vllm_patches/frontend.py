@@ -5,9 +5,7 @@ a stop string or an abort. Before that output reaches the user, the states are c
 ``collective_rpc``. The states of a request that was given up are released when its handle is garbage-collected.
 """
 
-import time
 import weakref
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -30,19 +28,9 @@ from vllm_patches.capture import PROMPT, REDUCED, STATES
 from vllm_patches.compat import patch, require
 from vllm_patches.options import KEY, CaptureOptions
 from vllm_patches.sampler import check_streams, child_params
-from vllm_patches.slices import Job
-from vllm_patches.worker import reply
 
 COLLECTED_AT_ONCE = 64
-"""``LLM.generate``, which returns everything at its end, collects the states of this many responses together, so that a
-reducer sees batches."""
-
-SHARE = 0.25
-"""Time that the states of finished responses are reduced in the background between the steps of an engine, in units of
-the steps' own time."""
-
-LONGEST_PAUSE = 0.05
-"""Most seconds of that at once, unless a single slice takes longer."""
+"""While outputs may wait, the states of this many responses are collected together, so that a reducer sees batches."""
 
 
 class StateHandle:
@@ -76,119 +64,42 @@ class StateCollector:
         self._engine = weakref.ref(engine)
         self._abandoned: list[str] = []
         self._reduces = options.reducer is not None
-        self._waiting: list[RequestOutput] = []
+        # While deferring: the outputs without states, and the handles among theirs that are not collected.
         self._deferring = False
-        # In the background: what will be reduced together, what is being reduced, when the last turn ended, the seconds
-        # that the next may take, and what is complete.
-        self._background = False
-        self._batches: deque[list[RequestOutput]] = deque()
-        self._job: tuple[list[RequestOutput], Job[Any] | None] | None = None
-        self._turn_end = self._credit = 0.0
-        self._complete: list[RequestOutput] = []
+        self._waiting: list[RequestOutput] = []
+        self._uncollected: list[StateHandle] = []
 
     def new_handle(self, request_id: str) -> StateHandle:
-        """The handle of a new request."""
+        """Return the handle of a new request."""
         return StateHandle(request_id, self._abandoned)
 
     @contextmanager
     def deferring(self) -> Iterator[None]:
-        """Inside, outputs may wait for others; on exit all have their states."""
+        """Let outputs wait inside, so that their states are collected in batches; on exit all have theirs.
+
+        Which responses are collected together depends on the steps in which they end, never on time.
+        """
         self._deferring = True
         try:
             yield
-            self._collect(self._waiting)
+            self._collect(self._uncollected)
+            _attach_states(self._waiting)
         finally:
             self._deferring = False
-            self._waiting = []
-
-    @contextmanager
-    def in_background(self) -> Iterator[None]:
-        """Inside, outputs get their states between the steps of the engine, a bounded share of the time; see
-        :meth:`collected`. In another process than the worker's, as when deferring.
-
-        Which outputs are reduced together may change the last digits of their results. It depends on the steps in which
-        they end and on the calls of :meth:`collected`, never on how long anything takes.
-        """
-        self._background, self._turn_end = True, time.perf_counter()
-        try:
-            yield
-        except BaseException:
-            if self._job is not None and self._job[1] is not None:
-                self._job[1].close()
-            self._job, self._waiting, self._complete = None, [], []
-            self._batches.clear()
-            raise
-        finally:
-            self._background = False
-
-    def collected(self, wait: bool) -> list[RequestOutput]:
-        """The outputs that have got their states :meth:`in_background` since the last call; all, if ``wait``."""
-        if self._waiting:
-            self._batches.append(self._waiting)
-            self._waiting = []
-        if wait or not self.in_process:
-            while self._job is not None or self._batches:
-                self._work(None)
-        else:
-            self._work(max(0.0, self._credit))
-        complete, self._complete = self._complete, []
-        return complete
+            self._waiting, self._uncollected = [], []
 
     def attach(self, outputs: list[RequestOutput]) -> None:
-        """Attach states to the finished ones of ``outputs``: now, or with the next batch while deferring."""
-        self._waiting += [output for output in outputs if _handles([output])]
-        if self._background:
-            while len(_handles(self._waiting)) >= COLLECTED_AT_ONCE:
-                self._batches.append(self._next_batch())
-            self._turn()
+        """Attach states to the finished ones of ``outputs``: now, or at the end while deferring."""
+        finished = [output for output in outputs if _handles([output])]
+        if not self._deferring:
+            self._collect(_handles(finished))
+            _attach_states(finished)
             return
-        if self._waiting and (not self._deferring or len(_handles(self._waiting)) >= COLLECTED_AT_ONCE):
-            waiting, self._waiting = self._waiting, []
-            self._collect(waiting)
-
-    def _turn(self) -> None:
-        """Work for the share of time that has come together; what a long slice takes too much, the next turns lack."""
-        start = time.perf_counter()
-        self._credit = min(LONGEST_PAUSE, self._credit + SHARE * (start - self._turn_end))
-        due = self._job is not None or self._batches
-        if due and self._credit > 0:
-            self._work(self._credit)
-            self._credit -= time.perf_counter() - start
-        self._turn_end = time.perf_counter()
-
-    def _work(self, seconds: float | None) -> None:
-        """Work on the current batch of outputs, or begin the next one; to its end if ``seconds`` is None."""
-        if self._job is None:
-            if not self._batches:
-                return
-            outputs = self._batches.popleft()
-            if not self.in_process:
-                self._collect(outputs)
-                self._complete += outputs
-                return
-            self._job = outputs, self._begin(_handles(outputs))
-        outputs, job = self._job
-        results = [] if job is None else reply(job, seconds)
-        if job is not None:
-            # What a GPU spent on it, decoding lacked.
-            self._credit -= job.unpaid
-            job.unpaid = 0.0
-        if results is None:
-            return
-        self._job = None
-        if job is not None:
-            self._receive(_handles(outputs), [results])
-        _attach_states(outputs)
-        self._complete += outputs
-
-    def _next_batch(self) -> list[RequestOutput]:
-        """The first of the waiting outputs, of ``COLLECTED_AT_ONCE`` responses or just above."""
-        count = handles = 0
-        while count < len(self._waiting) and handles < COLLECTED_AT_ONCE:
-            handles += len(_handles([self._waiting[count]]))
-            count += 1
-        batch, self._waiting = self._waiting[:count], self._waiting[count:]
-        return batch
+        self._waiting += finished
+        self._uncollected += _handles(finished)
+        while len(self._uncollected) >= COLLECTED_AT_ONCE:
+            self._collect(self._uncollected[:COLLECTED_AT_ONCE])
+            del self._uncollected[:COLLECTED_AT_ONCE]
 
     async def attach_async(self, output: RequestOutput) -> None:
         """Attach states to one output of an ``AsyncLLM`` now."""
@@ -208,24 +119,13 @@ class StateCollector:
         if self._abandoned and self._engine() is not None:
             await self._take([])
 
-    def _collect(self, outputs: list[RequestOutput]) -> None:
-        handles = _handles(outputs)
+    def _collect(self, handles: list[StateHandle]) -> None:
         for start in range(0, len(handles), COLLECTED_AT_ONCE):
             some = handles[start : start + COLLECTED_AT_ONCE]
             self._receive(some, self._take(some))
-        _attach_states(outputs)
 
     def _take(self, handles: list[StateHandle]) -> Any:
         """Call ``take_hidden_states`` on all workers and return their replies; an ``AsyncLLM``'s must be awaited."""
-        return self._call("take_hidden_states", handles, not self.in_process)
-
-    def _begin(self, handles: list[StateHandle]) -> Job[Any] | None:
-        """The work of the worker in this process; None if it keeps no states."""
-        (job,) = self._call("begin_hidden_states", handles)
-        assert job is None or isinstance(job, Job)
-        return job
-
-    def _call(self, method: str, handles: list[StateHandle], *args: Any) -> Any:
         engine = self._engine()
         assert engine is not None, "outputs come from an engine"
         abandoned = self._abandoned[:]
@@ -233,7 +133,7 @@ class StateCollector:
         for handle in handles:
             handle.collected = True
         requests = [(handle.request_id, handle.num_tokens) for handle in handles]
-        return engine.collective_rpc(method, args=(requests, abandoned, *args))
+        return engine.collective_rpc("take_hidden_states", args=(requests, abandoned, not self.in_process))
 
     def _receive(self, handles: list[StateHandle], replies: list[Any]) -> None:
         """Store the states in their handles. The worker that keeps states replies with a list, the others with None.

@@ -19,8 +19,8 @@ RANKS = ("all", "first")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 Reducer = Callable[[list[Tensor]], Any]
-"""States ``[num_tokens, num_layers, hidden]`` of finished requests in, one mapping of named tensors per request out; or
-a generator that pauses after every bounded piece of work and returns these at the end."""
+"""States ``[num_tokens, num_layers, hidden]`` of finished responses -> named columns: tensors with one entry for each
+response, or for each of their tokens."""
 
 
 @dataclass(frozen=True)

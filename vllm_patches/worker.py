@@ -24,7 +24,6 @@ from vllm_patches.compat import patch, require
 from vllm_patches.options import CaptureOptions
 from vllm_patches.runners import LayerSelection, check_runner, read_step
 from vllm_patches.sampler import asks_for_streams, attach_streams
-from vllm_patches.slices import Job
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +39,6 @@ def install() -> None:
     patch(Worker, "load_model", _load_model)
     worker_class: Any = Worker  # Any, because vLLM does not declare these methods
     worker_class.take_hidden_states = take_hidden_states
-    worker_class.begin_hidden_states = begin_hidden_states
     worker_class.hidden_states_memory = hidden_states_memory
 
 
@@ -53,43 +51,23 @@ def take_hidden_states(
     the safetensors format, to pass between processes. An error is returned as text: an exception would leave the
     replies of other workers unread, and the next call would take them for its own.
     """
-    job = begin_hidden_states(worker, requests, abandoned)
-    if job is None:
-        return None
-    results = reply(job)
-    if isinstance(results, list) and as_bytes:
-        return [_to_bytes(result) for result in results]
-    return results
-
-
-def begin_hidden_states(
-    worker: Any, requests: list[tuple[str, int]], abandoned: list[str]
-) -> Job[list[dict[str, Tensor]]] | None:
-    """The same as work that is done in turns, for a caller in the worker's process; see :func:`reply`."""
     capture: HiddenStateCapture | None = getattr(worker, "hidden_state_capture", None)
     if capture is None:
         return None
     for request_id in abandoned:
         capture.drop(request_id)
-    return Job(capture.take_in_slices(requests))
-
-
-def reply(job: Job[list[dict[str, Tensor]]], seconds: float | None = None) -> list[dict[str, Tensor]] | str | None:
-    """Work on a job for so long, or to its end if ``seconds`` is None: its results, or an error as text.
-
-    None: it is not done.
-    """
     # The results are ordinary tensors, which a user may differentiate, even if the engine calls in inference mode.
     with torch.inference_mode(False), torch.no_grad():
         try:
-            return job.result if job.turn(seconds) else None
+            results = capture.take(requests)
         except Exception as error:  # A reducer may raise anything.
             logger.exception("Hidden states of finished responses are lost")
             return f"{type(error).__name__}: {error}"
+    return [_to_bytes(result) for result in results] if as_bytes else results
 
 
 def hidden_states_memory(worker: Any) -> dict[str, int] | None:
-    """Memory of the states of one worker, for ``collective_rpc``; None from workers that keep no states.
+    """Return the memory of the states of one worker, for ``collective_rpc``; None from workers that keep no states.
 
     The requests and rows held; the bytes held now, and at most since the start, on the device and (spilled) on the
     host; and the bytes on the device that are reserved for states and the reducer when vLLM sizes the KV cache.

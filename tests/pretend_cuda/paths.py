@@ -46,7 +46,6 @@ from vllm_patches.buffer import RowBuffer
 from vllm_patches.capture import HiddenStateCapture, Step
 from vllm_patches.draw import draw
 from vllm_patches.options import CaptureOptions
-from vllm_patches.slices import Job
 
 assert stub
 
@@ -276,16 +275,12 @@ def recording(gpu: GPU) -> None:
 
 
 def taking(gpu: GPU, reduced: bool = True) -> None:
-    """Eight responses handed out, in turns between the steps of an engine."""
+    """Eight responses handed out."""
     wanted = [(str(i), 40) for i in range(8)]
     expected = captured("cpu", reduced=reduced).take(wanted)
-    job = Job(captured("cuda", reduced=reduced).take_in_slices(wanted))
+    capture = captured("cuda", reduced=reduced)
     gpu.waits.clear()
-    for _ in range(100_000):
-        if job.turn(1e-4):
-            break
-    assert job.result is not None and len(job.result) == 8
-    for found, response in zip(job.result, expected, strict=True):
+    for found, response in zip(capture.take(wanted), expected, strict=True):
         assert found.keys() == response.keys() and not any(isinstance(value, Pretend) for value in found.values())
         for name, value in response.items():
             same(found[name], value, AS_EXACT, name)

@@ -9,7 +9,6 @@ from tests.rank.reference_loop import effective_rank, mask_of, terms, velocity_a
 from verl.config.calculator import BASE_METRICS
 from verl.rank.calculator import RepresentationMetricsCalculator, capture_options, reduce_states
 from verl.spectral import effective_rank as effective_rank_of
-from verl.spectral.slices import finish
 
 ALL = [0, 1, 2, 3, 4]
 
@@ -208,13 +207,13 @@ def test_the_engine_measures_each_response_by_itself(make_calculator):
     assert options["layers"] == [-1] and options["reducer"] == "verl.rank.calculator:reduce_states"
     torch.manual_seed(0)
     states = [torch.randn(length, 2, 6) for length in (9, 1, 30, 4)]
-    together = finish(reduce_states(states, **options["reducer_options"]))
+    together = reduce_states(states, **options["reducer_options"])
     batch = calculator.measure(states)
     assert list(batch.rank_metrics) == calculator.config.metric_names and batch.mean_states.shape == (4, 2, 6)
     for row, response in enumerate(states):
-        (alone,) = finish(reduce_states([response], **options["reducer_options"]))
+        alone = reduce_states([response], **options["reducer_options"])
         for name, value in alone.items():
-            torch.testing.assert_close(together[row][name], value)
+            torch.testing.assert_close(together[name][[row]], value)
             torch.testing.assert_close(getattr(batch, name)[[row]], value)
         layers = calculator(response[None], torch.ones(1, len(response)))
         for name, values in batch.rank_metrics.items():

@@ -18,7 +18,6 @@ from verl.rank.dynamics import by_layer
 from verl.rank.own_metrics import own_measures
 from verl.rank.reward_manager import RewardManager
 from verl.rank.token_metrics import fill_token_metrics
-from verl.spectral.slices import finish
 
 NAMES = ["avg_log_probs", "avg_response_entropy", "avg_logits_entropy"]
 
@@ -235,9 +234,11 @@ def test_it_sees_rows_and_width_and_the_units_of_the_states(make_calculator, pat
 def test_the_engine_loads_it_from_its_options(make_calculator, paths):
     calculator = make_calculator(own_metrics=paths("effective"), metric_indices=[1], diff_stride=3)
     options = capture_options(calculator.config)["reducer_options"]
-    (row,) = finish(reduce_states([states(1, 20, 2, 6)[0]], **options))
+    columns = reduce_states([states(1, 20, 2, 6)[0]], **options)
     expected = calculator(states(1, 20, 2, 6), mask_of([20], 20))
-    assert row["rank/effective diff"][0].tolist() == [expected[layer]["effective diff"].item() for layer in ("1", "2")]
+    assert columns["rank/effective diff"][0].tolist() == [
+        expected[layer]["effective diff"].item() for layer in ("1", "2")
+    ]
 
 
 @pytest.mark.parametrize(

@@ -49,13 +49,13 @@ class Engines:
             return self.cut()
         return [EngineRoom(self.slots, self.slots) if method == "start_generation" else None] * self.count
 
-    def cut(self) -> list[EngineReply]:
-        replies = []
+    def cut(self) -> list[Batch | None]:
+        parts: list[Batch | None] = []
         for running in self.running:
             rows = [row.fill(request=torch.tensor([place])) for place, (row, _, _) in running.items()]
-            replies.append(EngineReply(None, 0, (), Batch.join(rows) if rows else None))
+            parts.append(Batch.join(rows) if rows else None)
             running.clear()
-        return replies
+        return parts
 
     @property
     def busy(self) -> bool:
@@ -91,8 +91,7 @@ class Engines:
                     break
             else:
                 self.running[engine][place] = (row, stream, version)
-        places = [int(row.request) for row in ended]
-        self.replies[engine] = EngineReply(Batch.join(ended) if ended else None, 0, places)
+        self.replies[engine] = EngineReply(Batch.join(ended) if ended else None, 0)
 
     def receive(self, from_all: bool) -> list[tuple[int, Any]]:
         engines = sorted(self.replies) if from_all else [min(self.replies)]

@@ -186,10 +186,9 @@ class LosesAnEngineInCut:
         return rank, len(self.given)
 
     def completed(self, calls: dict[Any, int], method: str, started: float) -> Any:
-        # Of each engine the first has ended; the second's is still being measured.
+        # Of the first engine one has ended.
         for call, rank in calls.items():
-            first = self.given[rank][0]
-            yield call, EngineReply(episodes([first]) if rank == 0 else None, 0, [first])
+            yield call, EngineReply(episodes(self.given[0][:1]) if rank == 0 else None, 0)
 
     def received(self, reply: EngineReply) -> EngineReply:
         return reply
@@ -199,7 +198,7 @@ class LosesAnEngineInCut:
             return [EngineRoom(4, 4)] * 2
         assert method == "cut"
         self.living = [0]
-        return [EngineReply(None, 0, open=episodes(self.given[0][1:], more=3))]
+        return [episodes(self.given[0][1:], more=3)]
 
 
 def episodes(rows: list[int], more: int = 0) -> Batch:
@@ -210,13 +209,13 @@ def test_what_a_lost_engine_was_to_cut_is_left_as_it_was():
     pool, finished = LosesAnEngineInCut(), list[int]()
     requests = ResponseRequests(range(6), [[5]] * 6, [0] * 6, sampling=None, partial=episodes([*range(6)]))
     cut, _ = run_engines(
-        pool, 1, requests, True, lambda part: finished.extend(part.request.tolist()), lambda ended: len(ended) == 2
+        pool, 1, requests, True, lambda part: finished.extend(part.request.tolist()), lambda ended: len(ended) == 1
     )
     assert pool.given == {0: [0, 1, 2], 1: [3, 4, 5]} and finished == [0]
     left = {
         int(row): int(length) for part in cut for row, length in torch.stack([part.request, part.response_lengths], 1)
     }
-    # The first engine's go on; of the second's also the one that had ended begins where it was.
+    # The first engine's go on; the second's begin where they were.
     assert left == {1: 4, 2: 5, 3: 3, 4: 4, 5: 5}
 
 

@@ -160,6 +160,35 @@ def test_a_worker_whose_interpreter_is_locked_ends_too(heartbeat):
     assert worker.returncode == -signal.SIGALRM
 
 
+MEASURER = (
+    """
+import torch
+from verl.rank.calculator import RepresentationMetricsCalculator
+calculator = RepresentationMetricsCalculator()
+"""
+    + FOLLOWER.replace("time.sleep(60)", "calculator.measure([torch.randn(2048, 1, 512)])")
+    + "print('measured', flush=True)"
+)
+
+
+@pytest.mark.slow
+def test_worker_beats_while_it_measures_a_long_response():
+    """An engine computes nothing else meanwhile: 4 s here, 11 s for 8192 tokens of width 1024 on two cores."""
+    driver, lost = Heartbeat("127.0.0.1", detection_s=2.0), dict[int, str]()
+    address, token, _ = driver.pulse
+    command = [sys.executable, "-c", MEASURER, str(address[1]), token.hex()]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as worker:
+        assert worker.stdout is not None and worker.stdout.readline() == "following\n"
+        started = time.monotonic()
+        while worker.poll() is None:
+            lost |= driver.lost()
+            time.sleep(0.05)
+        assert time.monotonic() - started > 2 and worker.stdout.read() == "measured\n"
+    driver.close()
+    assert not lost
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["closed", "silent"])
 def test_a_worker_without_driver_exits_with_the_code_to_requeue(end):

@@ -10,7 +10,6 @@ from verl.spectral.functions import SUM_S, SUM_S_LOG_S
 from verl.spectral.nested import nested_sums
 from verl.spectral.nodes import node_set
 from verl.spectral.responses import Chunk
-from verl.spectral.slices import finish
 
 
 def random_rows(seed, *shape):
@@ -108,9 +107,9 @@ def test_failed_responses_are_named_alone():
     rows[1, :8] *= 1e-160
     chunk, prefixes = chunk_of(rows, [12, 12]), torch.tensor([[5, 12], [5, 12]])
     nodes = node_set((SUM_S, SUM_S_LOG_S), 2.5e-7, 1e6)
-    result = finish(nested_sums(chunk, prefixes, nodes, 10**6, MAX_BYTES))
+    result = nested_sums(chunk, prefixes, nodes, 10**6, MAX_BYTES)
     assert result.failed.tolist() == [False, True]
-    alone = finish(nested_sums(chunk.select(~result.failed), prefixes[:1], nodes, 10**6, MAX_BYTES))
+    alone = nested_sums(chunk.select(~result.failed), prefixes[:1], nodes, 10**6, MAX_BYTES)
     torch.testing.assert_close(result.sums[:, :1], alone.sums)
 
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from verl.spectral.responses import chunks, largest_entries
-from verl.spectral.slices import finish
 
 
 def random_hidden(seed, *shape):
@@ -14,7 +13,7 @@ def random_hidden(seed, *shape):
 
 
 def split(hidden, lengths, limit, on_nonfinite="raise"):
-    largest = finish(largest_entries(hidden, lengths, on_nonfinite))
+    largest = largest_entries(hidden, lengths, on_nonfinite)
     return list(chunks(hidden, lengths, largest, lambda rows: 8 * rows, limit))
 
 
@@ -37,8 +36,8 @@ def test_nonfinite_rows_raise_or_are_masked(bad, dtype):
     hidden[2, 3, 1] = bad
     hidden[3, 3:] = bad
     with pytest.raises(ValueError, match="response 2: .*NaN or infinity.*on_nonfinite=mask"):
-        finish(largest_entries(hidden, lengths, "raise"))
-    assert finish(largest_entries(hidden, lengths, "mask")).isnan().tolist() == [False, False, True, False]
+        largest_entries(hidden, lengths, "raise")
+    assert largest_entries(hidden, lengths, "mask").isnan().tolist() == [False, False, True, False]
     parts = split(hidden, lengths, limit=10**6, on_nonfinite="mask")
     assert [part.which.tolist() for part in parts] == [[1, 3, 0]]
 

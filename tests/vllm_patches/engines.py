@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import os
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from verl.rollout.weight_sync import reload_weights
 from verl.utils.process import freeze_objects
 from vllm_patches import begun as response_cuts
-from vllm_patches import frontend, slices, streams
+from vllm_patches import streams
 
 OPTIONS: dict[str, Any] = {
     "dtype": "float32",
@@ -244,11 +243,11 @@ def scheduled_ahead(function: Callable[..., Outcome], *arguments: Any, **options
     return outcome
 
 
-def raising(states: list[Tensor]) -> list[dict[str, Tensor]]:
+def raising(states: list[Tensor]) -> dict[str, Tensor]:
     """A reducer that fails for responses of 5 tokens."""
     if any(len(response) == 5 for response in states):
         raise ValueError("five is too many")
-    return [{"length": torch.tensor(len(response))} for response in states]
+    return {"length": torch.tensor([len(response) for response in states])}
 
 
 def with_a_failing_reducer(path: Path, prompts: list[list[int]], **options: Any) -> Outcome:
@@ -265,101 +264,38 @@ def with_a_failing_reducer(path: Path, prompts: list[list[int]], **options: Any)
         return Outcome(answers, {"error": error, "tasks": llm.collective_rpc("get_supported_tasks")} | memory(llm))
 
 
-SLICES: list[int] = []
-"""The step of the engine after which each slice of :func:`slowly` ran."""
-NUM_STEPS = [0]
-
-
-def slowly(states: list[Tensor]) -> Iterator[Any]:
-    """A sliced reducer; slices of short responses take their time."""
-    for _ in range(60 if any(len(response) == 4 for response in states) else 1):
-        time.sleep(0.005)
-        SLICES.append(NUM_STEPS[0])
-        yield
-    return [{"mean": response.mean(dim=0)} for response in states]
+def means(states: list[Tensor]) -> dict[str, Tensor]:
+    """A reducer whose results also say how many responses it was called with."""
+    mean = torch.stack([response.mean(dim=0) for response in states])
+    return {"mean": mean, "together": torch.full((len(states),), len(states)), "tokens": torch.cat(states)[:, :, 0]}
 
 
 def room(num_tokens: int, num_layers: int, width: int) -> int:
-    """The workspace that :func:`slowly` says it takes."""
+    """The workspace that :func:`means` says it takes."""
     return 1000 * num_tokens * num_layers
 
 
-def between_steps(path: Path, prompts: list[list[int]]) -> Outcome:
-    """Reduce the states of a short response while longer ones are decoded; then all of them again, together."""
-    capture = {"reducer": f"{__name__}:slowly", "workspace": f"{__name__}:room"}
+def stepped_by_the_user(path: Path, prompts: list[list[int]]) -> Outcome:
+    """Collect the states of 90 responses that end in different steps; then of the same, from ``generate``."""
+    capture = {"reducer": f"{__name__}:means", "workspace": f"{__name__}:room"}
     with engine(path, capture, skip_tokenizer_init=True) as llm:
-        core = llm.llm_engine
-        lengths = [4] + [100] * (len(prompts) - 1)
-        for index, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
-            core.add_request(str(index), {"prompt_token_ids": prompt}, sampling(max_tokens=length, temperature=0.0))
+        core, asked = llm.llm_engine, [{"prompt_token_ids": prompts[index % len(prompts)]} for index in range(90)]
+        params = [sampling(max_tokens=3 + index % 29, temperature=0.0) for index in range(90)]
+        for index, prompt in enumerate(asked):
+            core.add_request(str(index), prompt, params[index])
         outputs = []
-        with core.state_collector.in_background():
+        with core.state_collector.deferring():
             while core.has_unfinished_requests():
-                core.step()
-                NUM_STEPS[0] += 1
-                if NUM_STEPS[0] % 8 == 0:
-                    outputs += core.state_collector.collected(wait=not core.has_unfinished_requests())
-            outputs += core.state_collector.collected(wait=True)
-        spread = len(set(SLICES))
-        again = llm.generate(
-            [{"prompt_token_ids": p} for p in prompts], [sampling(max_tokens=n, temperature=0.0) for n in lengths]
-        )
+                outputs += [output for output in core.step() if output.finished]
+        again = llm.generate(asked, params)
         pairs = zip(sorted(outputs, key=lambda output: int(output.request_id)), again, strict=True)
-        difference = max(
-            float((one.outputs[0].hidden_states["mean"] - two.outputs[0].hidden_states["mean"]).abs().max())
-            for one, two in pairs
-        )
-        return Outcome([], memory(llm) | {"spread": spread, "difference": difference})
-
-
-def together(states: list[Tensor]) -> Iterator[Any]:
-    """A sliced reducer whose result names the responses that it was called with, by their lengths."""
-    for _ in range(3):
-        yield
-    return [{"lengths": torch.tensor([len(response) for response in states])} for _ in states]
-
-
-class Clock:
-    """Stands in for the module ``time``: between two looks at it, so many seconds pass."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self.now = 0.0
-
-    def perf_counter(self) -> float:
-        self.now += self.seconds
-        return self.now
-
-
-def measured_together(path: Path, prompts: list[list[int]]) -> Outcome:
-    """With clocks that differ: for each response, which were measured with it; and after which call it came back."""
-    batches, calls = [], []
-    with engine(path, {"reducer": f"{__name__}:together"}, skip_tokenizer_init=True) as llm:
-        core = llm.llm_engine
-        for seconds in (0.0, 1e-4, 10.0):
-            frontend.time = slices.time = Clock(seconds)
-            for index in range(90):
-                prompt = {"prompt_token_ids": prompts[index % len(prompts)]}
-                core.add_request(str(index), prompt, sampling(max_tokens=3 + index % 29, temperature=0.0))
-            lengths: dict[int, tuple[int, ...]] = {}
-            came: dict[int, int] = {}
-            num_calls = 0
-            while core.has_unfinished_requests():
-                with core.state_collector.in_background():
-                    for _ in range(4):
-                        core.step()
-                    outputs = core.state_collector.collected(wait=not core.has_unfinished_requests())
-                num_calls += 1
-                for output in outputs:
-                    index = int(output.request_id)
-                    assert index not in came
-                    lengths[index] = tuple(output.outputs[0].hidden_states["lengths"].tolist())
-                    assert len(output.outputs[0].token_ids) in lengths[index]
-                    came[index] = num_calls
-            batches.append([lengths[index] for index in range(90)])
-            calls.append([came[index] for index in range(90)])
-    frontend.time = slices.time = time
-    return Outcome([], {"batches": batches, "calls": calls})
+        found = [(one.outputs[0].hidden_states, two.outputs[0].hidden_states) for one, two in pairs]
+        facts = {
+            "difference": max(float((one["mean"] - two["mean"]).abs().max()) for one, two in found),
+            "together": [int(one["together"]) for one, _ in found],
+            "tokens": [len(one["tokens"]) for one, _ in found],
+        }
+        return Outcome([], memory(llm) | facts)
 
 
 def refusal(path: Path, capture: dict[str, Any], **options: Any) -> str:

@@ -95,16 +95,21 @@ def test_a_missing_state_is_an_error():
         capture.take([("b", 1)])
 
 
-def total(states: list[Tensor], scale: int) -> list[dict[str, Tensor]]:
-    return [{"sum": scale * response.sum(dim=0), "length": torch.tensor(len(response))} for response in states]
+def total(states: list[Tensor], scale: int) -> dict[str, Tensor]:
+    sums = torch.stack([scale * response.sum(dim=0) for response in states])
+    return {"sum": sums, "second": torch.cat(states)[:, 0, 1]}
 
 
-def too_few(states: list[Tensor]) -> list[dict[str, Tensor]]:
-    return []
+def a_list(states: list[Tensor]) -> list[dict[str, Tensor]]:
+    return [{"sum": response.sum(dim=0)} for response in states]
 
 
-def not_tensors(states: list[Tensor]) -> list[dict[str, float]]:
-    return [{"sum": 1.0} for _ in states]
+def too_few(states: list[Tensor]) -> dict[str, Tensor]:
+    return {"sum": torch.zeros(0)}
+
+
+def not_tensors(states: list[Tensor]) -> dict[str, list[float]]:
+    return {"sum": [1.0 for _ in states]}
 
 
 def test_a_reducer_takes_the_states_place():
@@ -114,15 +119,15 @@ def test_a_reducer_takes_the_states_place():
         capture.record(make_step([(request_id, 0, 1, True, [[value, 0]])]))
         capture.record(make_step([(request_id, 1, 1, True, [[value, 1]])]))
     a, empty, b = capture.take([("a", 2), ("aborted", 0), ("b", 1)])
-    assert a["reduced.sum"].tolist() == [[20, 10]] and a["reduced.length"] == 2
-    assert b["reduced.sum"].tolist() == [[20, 0]] and b["reduced.length"] == 1
+    # A row of a column of responses, or as many rows of a column of tokens as the response has tokens.
+    assert a["reduced.sum"].tolist() == [[[20, 10]]] and a["reduced.second"].tolist() == [0, 1]
+    assert b["reduced.sum"].tolist() == [[[20, 0]]] and b["reduced.second"].tolist() == [0]
     assert empty == {}
 
 
-@pytest.mark.parametrize(
-    ("name", "message"), [("too_few", "must return a list of 1 dicts"), ("not_tensors", "names to tensors")]
-)
-def test_a_reducer_that_breaks_its_contract_is_named(name: str, message: str):
+@pytest.mark.parametrize("name", ["a_list", "too_few", "not_tensors"])
+def test_a_reducer_that_breaks_its_contract_is_named(name: str):
+    message = "must return a dict of tensors with one entry for each of 1 responses"
     capture = make_capture(reducer=f"{SELF}:{name}")
     capture.begin("a", 1)
     capture.record(make_step([("a", 0, 1, True, [[0, 0]])]))
@@ -143,7 +148,7 @@ def test_states_are_gathered_in_bounded_portions(monkeypatch: pytest.MonkeyPatch
             capture.record(make_step([(f"r{index}", position, 1, True, [[index, 1]])]))
     results = capture.take([(f"r{index}", length) for index, length in enumerate(lengths)])
     assert sizes == [[2, 1], [1], [5], [1, 1]]
-    assert [int(result["reduced.sum"][0, 1]) for result in results] == lengths
+    assert [int(result["reduced.sum"][0, 0, 1]) for result in results] == lengths
     assert capture.buffer.num_rows == 0
 
 

@@ -176,25 +176,18 @@ def test_a_reducer_that_raises_leaves_the_engine_in_order(inside: Run, qwen: Pat
     outcome = inside(engines.with_a_failing_reducer, qwen, prompts)
     assert outcome.facts["error"] == "hidden states of 64 responses: ValueError: five is too many"
     assert [answer.prompt for answer in outcome.answers] == prompts
-    assert all(answer.responses[0].states == {"length": torch.tensor(4)} for answer in outcome.answers)
+    assert all(answer.responses[0].states == {"length": torch.tensor([4])} for answer in outcome.answers)
     assert outcome.facts["num_rows"] == 0
 
 
-def test_states_are_reduced_between_steps(inside: Run, qwen: Path, prompts: list[list[int]]):
-    outcome = inside(engines.between_steps, qwen, prompts)
-    # 60 slices of 5 ms, in turns of at most 50 ms.
-    assert outcome.facts["spread"] >= 5
-    assert outcome.facts["difference"] < 1e-5
+def test_states_come_in_batches_while_a_user_steps(inside: Run, qwen: Path, prompts: list[list[int]]):
+    facts = inside(engines.stepped_by_the_user, qwen, prompts).facts
+    assert sorted(facts["together"]) == [26] * 26 + [64] * 64
+    assert facts["tokens"] == [3 + index % 29 for index in range(90)]
+    assert facts["difference"] < 1e-5
     # The buffer, states copied out of it twice, and what the reducer asks for.
-    assert outcome.facts["reserved_bytes"] == 2**30 + 2 * 2**28 + 1000 * 128
-    assert outcome.facts["num_rows"] == 0
-
-
-def test_what_is_measured_together_depends_on_no_clock(inside: Run, qwen: Path, prompts: list[list[int]]):
-    outcome = inside(engines.measured_together, qwen, prompts)
-    still, slow, fast = outcome.facts["calls"]
-    assert still != fast and slow != fast
-    assert outcome.facts["batches"][1:] == outcome.facts["batches"][:-1]
+    assert facts["reserved_bytes"] == 2**30 + 2 * 2**28 + 1000 * 128
+    assert facts["num_rows"] == 0
 
 
 @pytest.mark.nightly

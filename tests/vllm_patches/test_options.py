@@ -14,9 +14,9 @@ from vllm_patches.compat import is_supported, require
 from vllm_patches.options import CaptureOptions
 
 
-def means(states: list[Tensor], scale: float = 1.0) -> list[dict[str, Tensor]]:
+def means(states: list[Tensor], scale: float = 1.0) -> dict[str, Tensor]:
     """A reducer."""
-    return [{"mean": scale * response.mean(dim=0)} for response in states]
+    return {"mean": torch.stack([scale * response.mean(dim=0) for response in states])}
 
 
 def parse(**options: object) -> CaptureOptions:
@@ -52,8 +52,8 @@ def test_layers_count_from_either_end():
 
 def test_a_reducer_is_loaded_with_its_options():
     reducer = parse(reducer=f"{__name__}:means", reducer_options={"scale": 2.0}).load_reducer()
-    (result,) = reducer([torch.ones(3, 1, 2)])
-    assert result["mean"].tolist() == [[2.0, 2.0]]
+    result = reducer([torch.ones(3, 1, 2)])
+    assert result["mean"].tolist() == [[[2.0, 2.0]]]
     assert parse().load_reducer() is None
 
 

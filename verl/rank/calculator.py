@@ -19,11 +19,10 @@ from torch.nn.utils.rnn import pad_sequence
 from verl.batch import PREFIX, RANK, Batch
 from verl.config.calculator import CalculatorConfig
 from verl.config.load import CONFIG_DIR, parse_config
-from verl.rank.dynamics import changes, prefix_counts, prefix_rows, sliced_base_metrics
+from verl.rank.dynamics import base_metrics, changes, prefix_counts, prefix_rows
 from verl.rank.own_metrics import own_measures
 from verl.spectral import SpectralOptions
 from verl.spectral.bounds import workspace_bound
-from verl.spectral.slices import Slices, finish
 from verl.utils.device import to_device
 
 RANKS = ("Effective Rank", "Log Effective Rank", "Traditional Rank")
@@ -84,18 +83,18 @@ class RepresentationMetricsCalculator:
         lengths = _lengths(attention_mask.cpu())
         compute_diff = self.config.compute_diff if compute_diff is None else compute_diff
         stride = self.config.diff_stride if diff_stride is None else diff_stride
-        layers, _ = finish(self._measure(hidden_states, lengths, compute_diff, stride))
+        layers, _ = self._measure(hidden_states, lengths, compute_diff, stride)
         return {str(layer): metrics for layer, metrics in enumerate(layers, start=1)}
 
     def _measure(
         self, hidden_states: Tensor, lengths: Tensor, compute_diff: bool, stride: int
-    ) -> Slices[tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]]:
-        """For each layer of ``[B, T, L, D]`` the metrics, name to ``[B]``, and those of prefixes, to ``[B, T]``."""
+    ) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:
+        """Compute the metrics of each layer of ``[B, T, L, D]``, name to ``[B]``, and of prefixes, to ``[B, T]``."""
         metrics, by_prefix = list[dict[str, Tensor]](), list[dict[str, Tensor]]()
         for layer in range(hidden_states.shape[2]):
             try:
                 states = hidden_states[:, :, layer]
-                measured, prefixes = yield from self._layer_metrics(states, lengths, compute_diff, stride)
+                measured, prefixes = self._layer_metrics(states, lengths, compute_diff, stride)
             except ValueError as error:
                 raise ValueError(f"layer {layer + 1}: {error}") from error
             metrics.append({name: self._stored(name, values) for name, values in measured.items()})
@@ -103,11 +102,7 @@ class RepresentationMetricsCalculator:
         return metrics, by_prefix
 
     def measure(self, states: list[Tensor]) -> Batch:
-        """:meth:`measure_in_slices` without pauses."""
-        return finish(self.measure_in_slices(states))
-
-    def measure_in_slices(self, states: list[Tensor]) -> Slices[Batch]:
-        """Metrics of whole responses of any lengths; those of one do not depend on the others.
+        """Measure whole responses of any lengths; the metrics of one do not depend on the others.
 
         Args:
             states: at least one response, each ``[T, L, D]`` with T at least 1.
@@ -126,7 +121,7 @@ class RepresentationMetricsCalculator:
             # A single one, however long, is not copied.
             padded = responses[0][None] if len(responses) == 1 else pad_sequence(responses, batch_first=True)
             lengths = torch.tensor([len(response) for response in responses])
-            layers, prefixes = yield from self._measure(padded, lengths, config.compute_diff, config.diff_stride)
+            layers, prefixes = self._measure(padded, lengths, config.compute_diff, config.diff_stride)
             columns = {RANK + name: values for name, values in _stacked(layers).items()}
             if config.keep_prefixes:
                 valid = torch.arange(padded.shape[1]) < lengths[:, None]
@@ -161,7 +156,7 @@ class RepresentationMetricsCalculator:
             raise ValueError(f"mean_states[{first}]: holds NaN or infinity; check the model's weights and the capture")
         lengths = torch.tensor([len(mean_states)])
         cumulative = config.compute_cumulative_global_metrics
-        (metrics,), _ = finish(self._measure(mean_states[None, :, None, :], lengths, cumulative, diff_stride))
+        (metrics,), _ = self._measure(mean_states[None, :, None, :], lengths, cumulative, diff_stride)
         wanted = {f"global/{name}": name for name in config.base_names if config.compute_global_metrics}
         if cumulative:
             wanted |= {f"cumulative/{name}": name for name in metrics if name not in config.base_names}
@@ -179,11 +174,11 @@ class RepresentationMetricsCalculator:
 
     def _layer_metrics(
         self, hidden: Tensor, lengths: Tensor, compute_diff: bool, stride: int
-    ) -> Slices[tuple[dict[str, Tensor], dict[str, Tensor]]]:
-        """Metrics of one layer ``[B, T, D]``, name to ``[B]``, and those of its prefixes, name to ``[B, T]``."""
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Compute the metrics of one layer ``[B, T, D]``, name to ``[B]``, and of prefixes, name to ``[B, T]``."""
         names, config = self.config.base_names, self.config
         if not compute_diff:
-            whole = yield from sliced_base_metrics(hidden, lengths, lengths[:, None], names, self._whole, self._own)
+            whole = base_metrics(hidden, lengths, lengths[:, None], names, self._whole, self._own)
             courses = self._courses(whole, lengths[:, None], hidden)
             return {name: values[:, 0] for name, values in whole.items()}, courses
         # 1. The rows that prefixes are taken from, and where these end.
@@ -193,12 +188,12 @@ class RepresentationMetricsCalculator:
         # 2. The base metrics of every prefix and of the whole response, in one pass where both are measured alike.
         if kept is hidden and self._whole == self._diff:
             ends = torch.cat([rows, lengths[:, None]], dim=1)
-            both = yield from sliced_base_metrics(hidden, lengths, ends, names, self._whole, self._own)
+            both = base_metrics(hidden, lengths, ends, names, self._whole, self._own)
             whole = {name: values[:, -1:] for name, values in both.items()}
             prefixes = {name: values[:, :-1] for name, values in both.items()}
         else:
-            whole = yield from sliced_base_metrics(hidden, lengths, lengths[:, None], names, self._whole, self._own)
-            prefixes = yield from sliced_base_metrics(kept, kept_lengths, rows, names, self._diff, self._own)
+            whole = base_metrics(hidden, lengths, lengths[:, None], names, self._whole, self._own)
+            prefixes = base_metrics(kept, kept_lengths, rows, names, self._diff, self._own)
         # 3. The same by token, for ``keep_prefixes``.
         measured = {name: torch.cat([prefixes[name], whole[name]], dim=1) for name in names}
         before = lengths - kept_lengths if config.max_seq_len_from == "end" else torch.zeros_like(lengths)
@@ -258,21 +253,21 @@ def capture_options(config: CalculatorConfig, reduces: bool = True) -> dict[str,
     }
 
 
-def reduce_states(states: list[Tensor], calculator: str) -> Slices[list[dict[str, Tensor]]]:
-    """The reducer of ``vllm_patches`` that :func:`capture_options` asks for, in slices.
+def reduce_states(states: list[Tensor], calculator: str) -> dict[str, Tensor]:
+    """Measure responses: the reducer of ``vllm_patches`` that :func:`capture_options` asks for.
 
     Args:
         states: of finished responses, each ``[T, L, D]``.
         calculator: the fields of :class:`CalculatorConfig` as JSON.
 
     Returns:
-        For each the columns that :meth:`RepresentationMetricsCalculator.measure` fills, by name.
+        The columns that :meth:`RepresentationMetricsCalculator.measure` fills, by name.
 
     Raises:
         ValueError: as :meth:`RepresentationMetricsCalculator.measure`.
     """
-    metrics = yield from _calculator(calculator).measure_in_slices(states)
-    return [{name: getattr(response, name) for name in response.names} for response in metrics.split(1)]
+    measured = _calculator(calculator).measure(states)
+    return {name: getattr(measured, name) for name in measured.names}
 
 
 def workspace_bytes(num_tokens: int, num_layers: int, width: int, calculator: str | CalculatorConfig) -> int:

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from verl.spectral import SpectralMeasure, SpectralOptions
-from verl.spectral.prefixes import sliced_functionals, sliced_measures
+from verl.spectral.prefixes import prefix_functionals, prefix_measures
 from verl.spectral.responses import Chunk, check_hidden, chunks, largest_entries, masked_rows
-from verl.spectral.slices import Slices, finish
 from verl.utils.device import to_device
 
 _FUNCTIONALS = {
@@ -102,7 +101,7 @@ def _deltas(values: Tensor) -> Tensor:
 
 
 def curvature(hidden: Tensor, lengths: Tensor, rows: Tensor, on_nonfinite: str = "raise") -> Tensor:
-    """Mean angle in radians between consecutive steps Z[j+1] - Z[j], over each response's chosen prefixes.
+    """Return the mean angle in radians between consecutive steps Z[j+1] - Z[j], over each response's chosen prefixes.
 
     ``hidden [B, T, D]``, ``lengths [B]``, ``rows [B, P]`` and ``on_nonfinite`` as for
     :func:`verl.spectral.prefix_functionals` -> float64 ``[B, P]`` in [0, pi]. An angle at a step of length zero is
@@ -111,13 +110,9 @@ def curvature(hidden: Tensor, lengths: Tensor, rows: Tensor, on_nonfinite: str =
     Raises:
         ValueError: as ``prefix_functionals``.
     """
-    return finish(_sliced_curvature(hidden, lengths, rows, on_nonfinite))
-
-
-def _sliced_curvature(hidden: Tensor, lengths: Tensor, rows: Tensor, on_nonfinite: str) -> Slices[Tensor]:
     lengths, rows = lengths.cpu(), rows.cpu()
     check_hidden(hidden, lengths)
-    largest = yield from largest_entries(hidden, lengths, on_nonfinite)
+    largest = largest_entries(hidden, lengths, on_nonfinite)
     result = torch.zeros(rows.shape, dtype=torch.float64, device=hidden.device)
     result[masked_rows(largest, hidden.device)] = torch.nan
     for chunk in chunks(hidden, lengths, largest, lambda n: 8 * 4 * n * hidden.shape[2], _CURVATURE_BYTES):
@@ -128,7 +123,6 @@ def _sliced_curvature(hidden: Tensor, lengths: Tensor, rows: Tensor, on_nonfinit
         # The angle at row j + 1 takes rows j to j + 2.
         for start in range(0, chunk.longest - 2, block):
             parts.append(_angles(chunk, start, min(start + block + 2, chunk.longest)))
-            yield
         angles, defined = (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
         sums = torch.where(defined, angles, 0.0).cumsum(1)
         counts = defined.cumsum(1)
@@ -154,10 +148,16 @@ def _angles(chunk: Chunk, start: int, stop: int) -> tuple[Tensor, Tensor]:
     return angles, (norms[:, :-1, 0] > 0) & (norms[:, 1:, 0] > 0)
 
 
+@torch.no_grad()
 def base_metrics(
-    hidden: Tensor, lengths: Tensor, rows: Tensor, names: Sequence[str], options: SpectralOptions
+    hidden: Tensor,
+    lengths: Tensor,
+    rows: Tensor,
+    names: Sequence[str],
+    options: SpectralOptions,
+    own: Mapping[str, SpectralMeasure] | None = None,
 ) -> dict[str, Tensor]:
-    """The metrics ``names``, of ``BASE_METRICS``, of every chosen prefix.
+    """Return the metrics ``names``, of ``BASE_METRICS`` or ``own`` (``calculator.own_metrics``), of chosen prefixes.
 
     ``hidden [B, T, D]``, ``lengths [B]``, ``rows [B, P]`` -> name to float64 ``[B, P]``. Degenerate prefixes (0 or
     1 rows, all rows equal): effective rank 1 and its log 0, entropy 0, rank 0, curvature 0.
@@ -165,29 +165,14 @@ def base_metrics(
     Raises:
         ValueError: as :func:`verl.spectral.prefix_functionals`.
     """
-    return finish(sliced_base_metrics(hidden, lengths, rows, names, options))
-
-
-@torch.no_grad()
-def sliced_base_metrics(
-    hidden: Tensor,
-    lengths: Tensor,
-    rows: Tensor,
-    names: Sequence[str],
-    options: SpectralOptions,
-    own: Mapping[str, SpectralMeasure] | None = None,
-) -> Slices[dict[str, Tensor]]:
-    """:func:`base_metrics` in slices; ``names`` may be those of ``own`` measures, too (``calculator.own_metrics``)."""
     metrics: dict[str, Tensor] = {}
     if own:
-        measured = yield from sliced_measures(hidden, lengths, rows, list(own.values()), options)
+        measured = prefix_measures(hidden, lengths, rows, list(own.values()), options)
         metrics |= zip(own, measured, strict=True)
     if "Curvature" in names:
-        metrics["Curvature"] = yield from _sliced_curvature(hidden, lengths, rows, options.on_nonfinite)
+        metrics["Curvature"] = curvature(hidden, lengths, rows, options.on_nonfinite)
     wanted = list(dict.fromkeys(_FUNCTIONALS[name] for name in names if name in _FUNCTIONALS))
-    spectral: dict[str, Tensor] = {}
-    if wanted:
-        spectral = yield from sliced_functionals(hidden, lengths, rows, wanted, options)
+    spectral = prefix_functionals(hidden, lengths, rows, wanted, options)
     for name in names:
         if name in _FUNCTIONALS:
             values = spectral[_FUNCTIONALS[name]]
@@ -196,6 +181,6 @@ def sliced_base_metrics(
 
 
 def by_layer(metrics: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-    """Name -> [B, L] as name -> [B] for each layer."""
+    """Return name -> [B, L] as name -> [B] for each layer."""
     layers = max((values.shape[1] for values in metrics.values()), default=0)
     return [{name: values[:, layer] for name, values in metrics.items()} for layer in range(layers)]

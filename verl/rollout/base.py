@@ -1,6 +1,6 @@
 """The interface of rollout engines: what they are made from and what they return."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -38,18 +38,12 @@ class RolloutSetup:
 
 
 class EngineReply(NamedTuple):
-    """Reply of an engine after it has worked for a while."""
+    """The result of some steps of an engine."""
 
     finished: Batch | None
-    """The responses that have ended and been measured, of which ``request`` is the place among those asked for; None
-    if there are none."""
+    """The responses that have ended, of which ``request`` is the place among the requests; None if there are none."""
     num_waiting: int
     """Requests that the engine has not begun yet."""
-    ended: Sequence[int] = ()
-    """Responses that have ended since the last reply, by the same places. Those that are still being measured are in
-    ``finished`` of a later reply, so ``finished`` depends on time where this does not."""
-    open: Batch | None = None
-    """After :meth:`Rollout.cut`, the tokens so far of the responses that have not ended, with ``version``."""
 
 
 class Rollout(Protocol):
@@ -70,8 +64,8 @@ class Rollout(Protocol):
             max_steps: tokens of each response after which to return. An engine may go on until all have ended.
         """
 
-    def cut(self) -> EngineReply:
-        """Give back every response that has not ended, and all that have."""
+    def cut(self) -> Batch | None:
+        """Return the partial responses, with ``version``; None if there are none."""
 
     def measured(self) -> Batch | None:
         """Return the rank metrics of the conversations that this engine has had turns of since the last call or cut.

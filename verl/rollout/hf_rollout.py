@@ -52,11 +52,10 @@ class HFRollout:
         """Sample all of the requests, however many steps that takes."""
         with self.policy.parameters.loaded(), keep_unsharded(self.policy.model):
             parts = [self._decode(requests, part) for part in self._batches(requests)]
-        return EngineReply(Batch.join(parts) if parts else None, 0, requests.rows)
+        return EngineReply(Batch.join(parts) if parts else None, 0)
 
-    def cut(self) -> EngineReply:
-        """Nothing: each call of :meth:`advance` samples whole responses."""
-        return EngineReply(None, 0)
+    def cut(self) -> None:
+        """Return nothing: each call of :meth:`advance` samples whole responses."""
 
     def measured(self) -> None:
         """Nothing: responses have one turn."""

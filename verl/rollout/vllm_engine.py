@@ -202,28 +202,19 @@ def engine_room(engine: LLMEngine) -> EngineRoom:
     return EngineRoom(slots, max(1, int(sequences)))
 
 
-def run_steps(engine: LLMEngine, max_steps: int, all_measured: bool = False) -> tuple[list[RequestOutput], list[str]]:
-    """Run the engine until no request is left, or for ``max_steps`` steps.
+def run_steps(engine: LLMEngine, max_steps: int) -> list[RequestOutput]:
+    """Run the engine until no request is left, or for ``max_steps`` steps; return the requests that have ended.
 
-    The hidden states of responses are measured between steps, so a response may be returned by a later call than that
-    in which it ended. All are returned by the call after which no request is left, and by each with
-    ``all_measured``.
-
-    Returns:
-        Measured responses; all are whole, whatever stays unfinished. And the requests whose responses have ended,
-        which depends on no time.
+    Their hidden states are measured at the end, or as soon as there are enough of them for a batch.
     """
     collector = getattr(engine, "state_collector", None)
     finished: list[RequestOutput] = []
-    with naming_own_metrics(), nullcontext() if collector is None else collector.in_background():
+    with naming_own_metrics(), nullcontext() if collector is None else collector.deferring():
         for _ in range(max_steps):
             if not engine.has_unfinished_requests():
                 break
             finished += [cast(RequestOutput, output) for output in engine.step() if output.finished]
-        ended = [output.request_id for output in finished]
-        if collector is not None:
-            finished = collector.collected(wait=all_measured or not engine.has_unfinished_requests())
-    return finished, ended
+    return finished
 
 
 def num_waiting(engine: LLMEngine) -> int:
@@ -234,7 +225,7 @@ def num_waiting(engine: LLMEngine) -> int:
 
 
 def rank_columns(completions: Sequence[CompletionOutput]) -> dict[str, Tensor]:
-    """The columns of rank metrics that the engine measured of responses, on the CPU.
+    """Return the columns of rank metrics that the engine measured of responses.
 
     Raises:
         RuntimeError: the engine returned nothing, because its plugin is not active.
@@ -243,4 +234,4 @@ def rank_columns(completions: Sequence[CompletionOutput]) -> dict[str, Tensor]:
     rows = [row for row in found if row is not None]
     if len(rows) < len(found):
         raise RuntimeError(f"vLLM {vllm.__version__} returned no hidden states: {PLUGIN_INACTIVE}")
-    return {name: torch.cat([row[name] for row in rows]).cpu() for name in rows[0]}
+    return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}

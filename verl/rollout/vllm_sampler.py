@@ -76,18 +76,14 @@ class VLLMSampler:
             if requests.temperatures is not None:
                 params.extra_args = {**(params.extra_args or {}), TEMPERATURES: requests.temperatures}
             engine.add_request(str(row), prompt, params)
-        outputs, ended = run_steps(engine, max_steps, all_measured=self.turns is not None)
-        return EngineReply(self._finished(outputs), num_waiting(engine), [int(name) for name in ended])
+        return EngineReply(self._finished(run_steps(engine, max_steps)), num_waiting(engine))
 
-    def cut(self) -> EngineReply:
-        """Return every partial response, and all that have ended."""
-        engine = self.engine.llm_engine
-        left = [(r.request_id, r.prompt_ids, r.token_ids, r.logprobs) for r in begun.cut(engine)]
-        outputs, _ = run_steps(engine, 0)
-        unfinished = self._episodes(left) if left and self.is_first else None
+    def cut(self) -> Batch | None:
+        """Return the partial responses, with ``version``; None if there are none."""
+        left = [(r.request_id, r.prompt_ids, r.token_ids, r.logprobs) for r in begun.cut(self.engine.llm_engine)]
         if self.turns is not None:
             self.turns.forget([request_id for request_id, *_ in left])
-        return EngineReply(self._finished(outputs), 0, open=unfinished)
+        return self._episodes(left) if left and self.is_first else None
 
     def measured(self) -> Batch | None:
         """Return the rank metrics of the conversations whose states are held, and forget these."""

@@ -150,9 +150,8 @@ def run_engines(
 
     Args:
         on_finished: gets responses soon after they have ended.
-        enough: asked whenever engines have replied, with the responses that have ended so far, measured or not; once it
-            says so, the others are cut. None: all are finished. Of an engine that is lost as they are cut, some that
-            were counted are not returned.
+        enough: asked whenever engines have replied, with the responses that have ended so far; once it says so, the
+            others are cut. None: all are finished.
         conversations: those that the requests are; None: a response has one turn.
         steps_per_call: engine steps between two replies of an engine; None: ``STEPS_PER_CALL``.
 
@@ -165,7 +164,7 @@ def run_engines(
     ended: list[int] = []
     nothing = requests.of(())
     left = set(range(len(requests.rows)))
-    """Those that no engine has returned."""
+    """The responses that no engine has returned."""
 
     def message(places: Sequence[int]) -> tuple[ResponseRequests, int]:
         asked = requests.of(places) if places else nothing
@@ -173,32 +172,31 @@ def run_engines(
             asked = replace(asked, partial=conversations.partial(places).without(*DRIVER_COLUMNS))
         return asked, steps_per_call or STEPS_PER_CALL
 
+    def end(responses: Batch) -> None:
+        places = responses.request.tolist()
+        ended.extend(places)
+        left.difference_update(places)
+        on_finished(responses)
+
     def end_conversations() -> None:
         assert conversations is not None
         over = conversations.over()
         if over is not None:
-            ended.extend(over.request.tolist())
-            left.difference_update(over.request.tolist())
-            on_finished(over)
+            end(over)
 
     def take(reply: EngineReply) -> tuple[int, int]:
-        if conversations is not None:
-            if reply.finished is not None:
-                conversations.take(reply.finished)
-                end_conversations()
-            return len(reply.ended), reply.num_waiting
-        if reply.finished is not None:
-            left.difference_update(reply.finished.request.tolist())
-            on_finished(reply.finished)
-        ended.extend(reply.ended)
-        return len(reply.ended), reply.num_waiting
+        if reply.finished is None:
+            return 0, reply.num_waiting
+        if conversations is None:
+            end(reply.finished)
+        else:
+            conversations.take(reply.finished)
+            end_conversations()
+        return len(reply.finished), reply.num_waiting
 
     def lose(engine: int) -> list[int]:
         elsewhere = set[int]() if conversations is None else conversations.waiting
-        unfinished = [place for place in dict.fromkeys(queue.dealt[engine]) if place in left - elsewhere]
-        # They may have ended without having been returned.
-        ended[:] = [place for place in ended if place not in unfinished]
-        return unfinished
+        return [place for place in dict.fromkeys(queue.dealt[engine]) if place in left - elsewhere]
 
     continued = None
     if conversations is not None:
@@ -208,31 +206,29 @@ def run_engines(
     measured = None if conversations is None else _measured(workers, copies)
     if enough is None:
         return [], measured
-    return _cut(workers, copies, requests, take, left, conversations), measured
+    return _cut(workers, copies, requests, left, conversations), measured
 
 
 def _cut(
     workers: WorkerGroup,
     copies: int,
     requests: ResponseRequests,
-    take: Callable[[EngineReply], Any],
     left: set[int],
     conversations: Conversations | None,
 ) -> list[Batch]:
-    """The responses that engines were working on, as they give them back, and those that none has begun.
+    """Return the responses that engines were working on, as they give them back, and those that none has begun.
 
     Args:
-        take: receives what has ended.
         left: the places that no engine has returned. Those of an engine that is lost here are returned as they were.
     """
     parts: list[Batch] = []
-    for reply in workers.run_living("cut")[::copies]:
-        take(reply)
-        if reply.open is not None:
+    for unfinished in workers.run_living("cut")[::copies]:
+        if unfinished is not None:
+            places = unfinished.request.tolist()
             if conversations is not None:
-                reply.open.merge(conversations.partial(reply.open.request.tolist()).columns(*DRIVER_COLUMNS))
-            parts.append(reply.open)
-            left.difference_update(reply.open.request.tolist())
+                unfinished.merge(conversations.partial(places).columns(*DRIVER_COLUMNS))
+            parts.append(unfinished)
+            left.difference_update(places)
     if left and requests.partial is not None:
         rows = sorted(left)
         unclaimed = requests.partial[rows] if conversations is None else conversations.partial(rows)

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from verl.spectral.bounds import BLOCK_ROWS
+from verl.spectral.factor import add_product
 from verl.spectral.functions import SpectralFunction, traditional_rank
 from verl.spectral.responses import Chunk
-from verl.spectral.slices import Slices, add_product
 from verl.utils.device import to_device
 
 
@@ -42,8 +42,8 @@ class Spectra(NamedTuple):
     """float64 ``[n, min(k, D, svd_rank)]``, descending."""
 
 
-def spectra(chunk: Chunk, prefixes: Tensor, method: str, svd_rank: int | None) -> Iterator[Spectra | None]:
-    """Spectra of all prefixes of 2 or more rows, one group for each number of rows k; None is a pause.
+def spectra(chunk: Chunk, prefixes: Tensor, method: str, svd_rank: int | None) -> Iterator[Spectra]:
+    """Yield the spectra of all prefixes of 2 or more rows, one group for each number of rows k.
 
     Args:
         chunk: b responses.
@@ -62,11 +62,7 @@ def spectra(chunk: Chunk, prefixes: Tensor, method: str, svd_rank: int | None) -
         return slice(None) if bool(present.all()) else to_device(present.nonzero()[:, 0], device)
 
     for kind, some in ((leading, narrow), (longer, sizes[len(narrow) :])):
-        for part in kind(chunk, some, having) if some else ():
-            if part is None:
-                yield None
-                continue
-            k, singular_values = part
+        for k, singular_values in kind(chunk, some, having) if some else ():
             response, column = (prefixes == k).nonzero(as_tuple=True)
             inverse = response.unique(return_inverse=True)[1]
             response, column, inverse = (to_device(part, device) for part in (response, column, inverse))
@@ -75,16 +71,15 @@ def spectra(chunk: Chunk, prefixes: Tensor, method: str, svd_rank: int | None) -
 
 _Having = Callable[[int], slice | Tensor]
 
-_Parts = Iterator[tuple[int, Tensor] | None]
-"""Rows k, and the singular values of the prefixes of k rows of the responses that have one; None is a pause."""
+_Parts = Iterator[tuple[int, Tensor]]
+"""Rows k, and the singular values of the prefixes of k rows of the responses that have one."""
 
 
 def _gram(chunk: Chunk, sizes: Sequence[int], having: _Having) -> _Parts:
     """Prefixes of at most D rows: the leading k x k block of one Gram matrix serves every one."""
     rows = chunk.all_contrasts(sizes[-1])
     gram = rows.new_zeros(len(rows), sizes[-1], sizes[-1])
-    for _ in add_product(gram, rows, rows.mT):
-        yield None
+    add_product(gram, rows, rows.mT)
     del rows
     for k in sizes:
         yield k, _singular_values(gram[:, :k, :k][having(k)], k)
@@ -97,8 +92,7 @@ def _scatter(chunk: Chunk, sizes: Sequence[int], having: _Having) -> _Parts:
         for k in ends:
             chosen, rest = having(k), block[:, : k - start]
             yield k, _singular_values(torch.baddbmm(scatter[chosen], rest[chosen].mT, rest[chosen]), k)
-        for _ in add_product(scatter, block.mT, block):
-            yield None
+        add_product(scatter, block.mT, block)
 
 
 def _centred(chunk: Chunk, sizes: Sequence[int], having: _Having) -> _Parts:
@@ -117,7 +111,6 @@ def _triangular(chunk: Chunk, sizes: Sequence[int], having: _Having) -> _Parts:
             chosen = having(k)
             yield k, torch.linalg.svdvals(torch.cat([factor[chosen], block[:, : k - start][chosen]], dim=1))
         factor = torch.linalg.qr(torch.cat([factor, block], dim=1), mode="r").R
-        yield None
 
 
 def _blocks_with_ends(chunk: Chunk, sizes: Sequence[int]) -> Iterator[tuple[int, Tensor, list[int]]]:
@@ -146,17 +139,14 @@ def decomposed_sums(
     method: str,
     svd_rank: int | None,
     eps: float,
-) -> Slices[DecomposedSums]:
-    """Sums of ``functions`` over the spectra of prefixes, and traditional ranks.
+) -> DecomposedSums:
+    """Return sums of ``functions`` over the spectra of prefixes, and traditional ranks.
 
     Arguments as in :func:`spectra`; ``eps`` is the relative precision of the entries, see :func:`traditional_rank`.
     """
     sums = chunk.scale.new_zeros(len(functions), *prefixes.shape)
     scale, ranks = chunk.scale.new_ones(prefixes.shape), chunk.scale.new_zeros(prefixes.shape)
     for part in spectra(chunk, prefixes, method, svd_rank):
-        yield
-        if part is None:
-            continue
         at = part.response, part.column
         ranks[at] = traditional_rank(part.singular_values, part.rows, chunk.width, eps)
         largest = part.singular_values[:, 0]

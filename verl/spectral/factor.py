@@ -11,7 +11,10 @@ import torch
 from torch import Tensor
 
 from verl.spectral.bounds import PADDING
-from verl.spectral.slices import Slices, add_product
+
+TILE_OPERATIONS = 2.0**28
+"""Most floating-point operations of one tile of :func:`add_product` on a CPU, unless 16 rows exceed them. Tiles of 128
+rows would be faster for large matrices, but change the last bits of results."""
 
 PANEL = {"cpu": 48, "cuda": 64}
 """Columns per panel, by device type. On CPUs a multiple of 64 maps the rows of a block to the same cache sets: 64
@@ -21,7 +24,7 @@ HEAD_SHARE = 0.45
 HEAD_PANELS = 5
 HEAD_FROM = 192
 """On CPUs, matrices of at least 192 rows have a :class:`Head` of about this share of their rows, in whole panels, of at
-most so many: a quarter faster at 512 rows. The eigenvectors of more columns take longer than a slice should."""
+most so many: a quarter faster at 512 rows."""
 
 
 def device_kind(device: torch.device) -> str:
@@ -43,6 +46,19 @@ class Head(NamedTuple):
     """W: ``[b, n - m, m]``."""
 
 
+def add_product(out: Tensor, left: Tensor, right: Tensor, lower: bool = False) -> None:
+    """Add ``left @ right`` to ``out`` in tiles of rows, ``[b, m, k] @ [b, k, n]``; with ``lower``, nothing above the
+    diagonal tiles."""
+    rows, columns = out.shape[1:]
+    tile = 128
+    if out.device.type == "cpu":
+        tile = min(tile, max(16, int(TILE_OPERATIONS / (2 * len(out) * left.shape[2] * columns + 1))))
+    for start in range(0, rows, tile):
+        stop = min(start + tile, rows)
+        last = stop if lower else columns
+        out[:, start:stop, :last].baddbmm_(left[:, start:stop], right[:, :, :last])
+
+
 def head_columns(rows: int, kind: str) -> int:
     """m of the :class:`Head` of matrices of so many rows; 0 where none pays. Eigenvectors are slow on GPUs."""
     if kind != "cpu" or rows < HEAD_FROM:
@@ -50,24 +66,23 @@ def head_columns(rows: int, kind: str) -> int:
     return PANEL[kind] * min(HEAD_PANELS, round(HEAD_SHARE * rows / PANEL[kind]))
 
 
-def decompose_head(gram: Tensor, columns: int) -> Slices[Head]:
-    """The head of ``gram [b, n, n]``, of which only the lower triangle is read, in slices."""
+def decompose_head(gram: Tensor, columns: int) -> Head:
+    """Return the head of ``gram [b, n, n]``, of which only the lower triangle is read."""
     values, vectors = [], []
     for matrix in gram[:, :columns, :columns]:
         eigenvalues, basis = torch.linalg.eigh(matrix)
         values.append(eigenvalues.clamp_(min=0))
         vectors.append(basis)
-        yield
     rows = gram[:, columns:, :columns]
     below = torch.zeros_like(rows)
-    yield from add_product(below, rows, torch.stack(vectors))
+    add_product(below, rows, torch.stack(vectors))
     return Head(torch.stack(values), below)
 
 
 def log_pivots(
     gram: Tensor, inverse_shifts: Tensor, workspace: Tensor, head: Head | None = None
-) -> Slices[tuple[Tensor, Tensor]]:
-    """``2 log L_ii`` of the Cholesky factors ``L L^T = I + G / t``, for b matrices and g shifts each.
+) -> tuple[Tensor, Tensor]:
+    """Return ``2 log L_ii`` of the Cholesky factors ``L L^T = I + G / t``, for b matrices and g shifts each.
 
     Args:
         gram: ``[b, n, n]`` symmetric positive semidefinite G; only the lower triangle is read.
@@ -82,18 +97,18 @@ def log_pivots(
     """
     size = gram.shape[1]
     if head is None or head.eigenvalues.shape[1] >= size:
-        return (yield from _log_pivots(gram, inverse_shifts, workspace))
+        return _log_pivots(gram, inverse_shifts, workspace)
     columns = head.eigenvalues.shape[1]
-    first, sound = yield from _log_pivots(gram[:, :columns, :columns], inverse_shifts, workspace)
+    first, sound = _log_pivots(gram[:, :columns, :columns], inverse_shifts, workspace)
     head = Head(head.eigenvalues, head.below[:, : size - columns])
-    rest, valid = yield from _log_pivots(gram[:, columns:, columns:], inverse_shifts, workspace, head)
+    rest, valid = _log_pivots(gram[:, columns:, columns:], inverse_shifts, workspace, head)
     return torch.cat([first, rest], dim=2), torch.where(sound < columns, sound, columns + valid)
 
 
 def _log_pivots(
     gram: Tensor, inverse_shifts: Tensor, workspace: Tensor, head: Head | None = None
-) -> Slices[tuple[Tensor, Tensor]]:
-    """As :func:`log_pivots`, of I + G / t or, with a head, of I + (G - W diag(1 / (t + l)) W^T) / t."""
+) -> tuple[Tensor, Tensor]:
+    """Do the work of :func:`log_pivots`: of I + G / t or, with a head, of I + (G - W diag(1 / (t + l)) W^T) / t."""
     batch, size = gram.shape[:2]
     group = inverse_shifts.shape[1]
     inverse = inverse_shifts[:, :, None]
@@ -109,12 +124,12 @@ def _log_pivots(
         return blocks.view(batch * group, -1, stop - start)
 
     stored = workspace[: batch * group * size * (size + PADDING)].view(batch * group, size, -1)
-    pivots, valid = yield from factor_columns(panel, stored[:, :, :size])
+    pivots, valid = factor_columns(panel, stored[:, :, :size])
     return pivots.log_().mul_(2).view(batch, group, size), valid.view(batch, group)
 
 
-def factor_columns(panel: Callable[[int, int], Tensor], lower: Tensor) -> Slices[tuple[Tensor, Tensor]]:
-    """The first n columns of the Cholesky factors of m matrices of R rows, in slices of one panel.
+def factor_columns(panel: Callable[[int, int], Tensor], lower: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute the first n columns of the Cholesky factors of m matrices of R rows.
 
     Args:
         panel: ``panel(start, stop)`` is a new tensor ``[m, R - start, stop - start]``, these columns of the matrices
@@ -145,7 +160,6 @@ def factor_columns(panel: Callable[[int, int], Tensor], lower: Tensor) -> Slices
             #    is ill-conditioned. The triangle itself is not stored: later panels read only the rows below it.
             below = lower[:, stop:, start:stop].mT
             torch.linalg.solve_triangular(corner, block[:, stop - start :].mT, upper=False, out=below)
-        yield
     # 5. The first row whose pivot was not positive, over all panels.
     failures = torch.stack(infos, dim=1)
     first_row = width * torch.arange(len(infos), device=lower.device)

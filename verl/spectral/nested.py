@@ -22,10 +22,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from verl.spectral.bounds import BLOCK_ROWS, PADDING, block_elements, block_rows, shift_elements
-from verl.spectral.factor import decompose_head, device_kind, factor_columns, head_columns, log_pivots
+from verl.spectral.factor import add_product, decompose_head, device_kind, factor_columns, head_columns, log_pivots
 from verl.spectral.nodes import NodeSet
 from verl.spectral.responses import Chunk
-from verl.spectral.slices import Slices, add_product, fetch
 from verl.utils.device import to_device
 
 SMALLEST_TRACE = 1e-270
@@ -69,8 +68,8 @@ class Sums(NamedTuple):
     """``[b]``: a pivot was not positive, or a prefix is too small beside the rows after it. The sums are invalid."""
 
 
-def nested_sums(chunk: Chunk, prefixes: Tensor, nodes: NodeSet, workspace_bytes: int, max_bytes: int) -> Slices[Sums]:
-    """Sums of the fitted functions over the spectrum of each prefix (eq. 5).
+def nested_sums(chunk: Chunk, prefixes: Tensor, nodes: NodeSet, workspace_bytes: int, max_bytes: int) -> Sums:
+    """Return sums of the fitted functions over the spectrum of each prefix (eq. 5).
 
     Args:
         chunk: b responses of n rows.
@@ -82,24 +81,23 @@ def nested_sums(chunk: Chunk, prefixes: Tensor, nodes: NodeSet, workspace_bytes:
             ``workspace_bytes``.
     """
     # 1. The Gram matrix, traces and norms, which all shifts share.
-    scatter = yield from _scatter(chunk, block_rows(chunk.longest, chunk.width, max_bytes), workspace_bytes)
+    scatter = _scatter(chunk, block_rows(chunk.longest, chunk.width, max_bytes), workspace_bytes)
     # 2. The scale of each prefix, and from which shift it starts to read.
     window = _window(scatter, to_device(prefixes, chunk.hidden.device), nodes)
     # 3. The log-determinants of every prefix at every shift (eq. 2). The Gram matrix stays beside the factors.
     if scatter.gram is not None:
         workspace_bytes = min(workspace_bytes, max_bytes - scatter.gram.nbytes)
-    logs, failed = yield from _prefix_logs(chunk, scatter, window, prefixes, nodes, workspace_bytes)
+    logs, failed = _prefix_logs(chunk, scatter, window, prefixes, nodes, workspace_bytes)
     # 4. The weighted sum over the shifts that each prefix reads (eq. 5).
     return Sums(window.sums(logs, nodes), window.scale, failed | scatter.lost)
 
 
-def lost_to_underflow(chunk: Chunk) -> Slices[Tensor]:
-    """``[b]``: the contrasts of a prefix are not 0, but their squares are (nearly) lost to underflow."""
+def lost_to_underflow(chunk: Chunk) -> Tensor:
+    """Return whether the contrasts of a prefix are not 0, but their squares are (nearly) lost to underflow: ``[b]``."""
     present, energy = [], []
     for block in chunk.contrasts():
         present.append(_present(block))
         energy.append(block.square_().sum(2))
-        yield
     return _lost(torch.cat(present, dim=1), torch.cat(energy, dim=1).cumsum(1))
 
 
@@ -155,14 +153,14 @@ def _window(scatter: Scatter, prefixes: Tensor, nodes: NodeSet) -> _Window:
 
 def _prefix_logs(
     chunk: Chunk, scatter: Scatter, window: _Window, prefixes: Tensor, nodes: NodeSet, workspace_bytes: int
-) -> Slices[tuple[Tensor, Tensor]]:
-    """Log-determinants of each prefix (eq. 2) at all shifts, ``[b, Q, P]``, and failures ``[b]``.
+) -> tuple[Tensor, Tensor]:
+    """Return the log-determinants of each prefix (eq. 2) at all shifts, ``[b, Q, P]``, and failures ``[b]``.
 
     A shift beyond those of the fit serves only prefixes with an offset, so only their rows are factored. A response has
     failed if a pivot within the rows that a shift serves was not positive.
     """
     # 1. The rows that each shift has to cover.
-    offset, present = yield from fetch(torch.stack([window.offset, window.present.long()]))
+    offset, present = torch.stack([window.offset, window.present.long()]).cpu()
     serves = _rows_served(prefixes * present, offset, len(nodes.shifts))
     needed = serves.amax(0).tolist()
     # 2. The shifts of each response, in its own units: the largest is t_0 times the square of its largest scale.
@@ -171,9 +169,9 @@ def _prefix_logs(
     shifts = first * nodes.ratio ** -torch.arange(len(needed), dtype=first.dtype, device=first.device)
     # 3. The logarithms of all pivots, and the rows before the first that was not positive.
     if scatter.gram is not None:
-        pivots, valid = yield from _gram_pivots(scatter.gram, shifts, needed, workspace_bytes)
+        pivots, valid = _gram_pivots(scatter.gram, shifts, needed, workspace_bytes)
     else:
-        pivots, valid = yield from _block_pivots(chunk, scatter.size, shifts, needed, workspace_bytes)
+        pivots, valid = _block_pivots(chunk, scatter.size, shifts, needed, workspace_bytes)
     # 4. The determinants at the last row of each prefix.
     at = (window.rows - 1).clamp(min=0)
     logs = pivots.cumsum_(-1).gather(2, at[:, None].expand(-1, len(needed), -1))
@@ -195,30 +193,27 @@ def _rows_served(rows: Tensor, offset: Tensor, count: int) -> Tensor:
     return longest[:, (shift - count + 1).clamp(min=0)]
 
 
-def _scatter(chunk: Chunk, size: int, workspace_bytes: int) -> Slices[Scatter]:
-    """Gram matrix, traces and norms of the contrasts of a chunk, in blocks of ``size`` rows.
+def _scatter(chunk: Chunk, size: int, workspace_bytes: int) -> Scatter:
+    """Compute Gram matrix, traces and norms of the contrasts of a chunk, in blocks of ``size`` rows.
 
     tr S_k and tr S_k^2 = sum_{i,j<=k} K_ij^2 are running sums over the rows of K = Z Z^T, in which nothing cancels.
     """
     # One block: everything comes from the Gram matrix of the response.
     if size == chunk.longest:
         rows = chunk.all_contrasts()
-        gram = yield from lower_gram(rows)
+        gram = lower_gram(rows)
         trace, square = (part.cumsum(1) for part in _moments(gram))
         return Scatter(size, gram, trace, _norm(trace, square), _lost(_present(rows), trace))
     # Several blocks, with S the scatter of the contrasts before each.
     presents, traces, squares = [], [], []
     for part in _blocks(chunk, size, workspace_bytes):
-        if part is None:
-            yield
-            continue
         rows, before = part.rows.flatten(0, 1), part.before.flatten(0, 1)
-        gram = yield from lower_gram(rows)
+        gram = lower_gram(rows)
         trace, square = _moments(gram)
         del gram
         # Row z_i of a block adds 2 z_i^T S z_i to tr S_k^2 besides what its own block adds.
         inner = torch.zeros_like(rows)
-        yield from add_product(inner, rows, before)
+        add_product(inner, rows, before)
         square = square + 2 * inner.mul_(rows).sum(-1)
         presents.append(_present(rows).reshape(len(chunk), -1))
         traces.append(trace.reshape(len(chunk), -1))
@@ -228,8 +223,8 @@ def _scatter(chunk: Chunk, size: int, workspace_bytes: int) -> Slices[Scatter]:
     return Scatter(size, None, trace, _norm(trace, square), _lost(present, trace))
 
 
-def _blocks(chunk: Chunk, size: int, workspace_bytes: int) -> Iterator[Blocks | None]:
-    """The blocks of ``size`` rows of a chunk, as many at a time as the workspace holds; None is a pause."""
+def _blocks(chunk: Chunk, size: int, workspace_bytes: int) -> Iterator[Blocks]:
+    """Yield the blocks of ``size`` rows of a chunk, as many at a time as the workspace holds."""
     batch, width = len(chunk), chunk.width
     at_once = max(1, workspace_bytes // (8 * batch * block_elements(size, width)))
     at_once = min(at_once, math.ceil(chunk.longest / size))
@@ -250,8 +245,7 @@ def _blocks(chunk: Chunk, size: int, workspace_bytes: int) -> Iterator[Blocks | 
         if start + rows.shape[1] < chunk.longest:
             total = before[:, -1]
             last = blocks[:, -1]
-            for _ in add_product(total, last.mT, last):
-                yield None
+            add_product(total, last.mT, last)
 
 
 def _moments(gram: Tensor) -> tuple[Tensor, Tensor]:
@@ -269,17 +263,15 @@ def _norm(trace: Tensor, square: Tensor) -> Tensor:
     return torch.where(square > SMALLEST_TRACE, square.clamp(min=0).sqrt(), trace)
 
 
-def lower_gram(rows: Tensor) -> Slices[Tensor]:
-    """``rows @ rows.mT``, ``[b, n, n]``, valid in the lower triangle; most of the rest is 0."""
+def lower_gram(rows: Tensor) -> Tensor:
+    """Return ``rows @ rows.mT``, ``[b, n, n]``, valid in the lower triangle; most of the rest is 0."""
     gram = rows.new_zeros(rows.shape[0], rows.shape[1], rows.shape[1])
-    yield from add_product(gram, rows, rows.mT, lower=True)
+    add_product(gram, rows, rows.mT, lower=True)
     return gram
 
 
-def _gram_pivots(
-    gram: Tensor, shifts: Tensor, needed: list[int], workspace_bytes: int
-) -> Slices[tuple[Tensor, Tensor]]:
-    """``2 log L_ii`` of I + K / t for the ``shifts [b, Q]``, each for its ``needed`` rows, and the valid rows.
+def _gram_pivots(gram: Tensor, shifts: Tensor, needed: list[int], workspace_bytes: int) -> tuple[Tensor, Tensor]:
+    """Return ``2 log L_ii`` of I + K / t for the ``shifts [b, Q]``, each for its ``needed`` rows, and the valid rows.
 
     ``gram [b, n, n]`` is K -> ``[b, Q, n]``, 0 past the needed rows, and ``[b, Q]``, rows before the first pivot that
     is not positive. Such pivots occur at shifts below the rounding error of the Gram matrix.
@@ -293,7 +285,7 @@ def _gram_pivots(
     # 1. What all shifts share of the first columns.
     columns, head = head_columns(needed[0], device_kind(gram.device)), None
     if columns:
-        head = yield from decompose_head(gram, columns)
+        head = decompose_head(gram, columns)
         workspace_bytes -= head.below.nbytes
     # 2. As many shifts at a time as the workspace holds, in groups of about one size.
     largest = max(columns, needed[0] - columns)
@@ -305,7 +297,7 @@ def _gram_pivots(
         # Shifts that serve far fewer rows than the first of their group are cheaper in their own.
         high = low + sum(rows > needed[low] // 2 for rows in needed[low : low + group])
         part = gram[:, : needed[low], : needed[low]]
-        found = yield from log_pivots(part, 1 / shifts[:, low:high], workspace, head)
+        found = log_pivots(part, 1 / shifts[:, low:high], workspace, head)
         pivots[:, low:high, : needed[low]], valid[:, low:high] = found
         low = high
     return pivots, valid
@@ -313,8 +305,8 @@ def _gram_pivots(
 
 def _block_pivots(
     chunk: Chunk, size: int, shifts: Tensor, needed: list[int], workspace_bytes: int
-) -> Slices[tuple[Tensor, Tensor]]:
-    """As :func:`_gram_pivots` for a response in blocks (eq. 3).
+) -> tuple[Tensor, Tensor]:
+    """Return what :func:`_gram_pivots` returns, for a response in blocks (eq. 3).
 
     With S the scatter of the rows before a block Z_b, the Schur complement of the block in I + Z Z^T / t is
     I + Z_b (S + t I)^{-1} Z_b^T, a sum of positive terms, so nothing cancels.
@@ -323,9 +315,6 @@ def _block_pivots(
     pivots = chunk.scale.new_zeros(batch, len(needed), chunk.longest)
     valid = torch.full(shifts.shape, chunk.longest, device=shifts.device)
     for part in _blocks(chunk, size, workspace_bytes):
-        if part is None:
-            yield
-            continue
         count, rows = part.rows.shape[1:3]
         stop = min(part.start + count * rows, chunk.longest)
         served = sum(row > part.start for row in needed)
@@ -333,15 +322,16 @@ def _block_pivots(
         group = max(1, min(served, workspace_bytes // per_shift))
         for low in range(0, served, group):
             high = min(low + group, served)
-            logs, good = yield from _schur_pivots(part, shifts[:, low:high])
+            logs, good = _schur_pivots(part, shifts[:, low:high])
             pivots[:, low:high, part.start : stop] = logs[..., : stop - part.start]
             good = torch.where(good < count * rows, part.start + good, chunk.longest)
             valid[:, low:high] = torch.minimum(valid[:, low:high], good)
     return pivots, valid
 
 
-def _schur_pivots(part: Blocks, shifts: Tensor) -> Slices[tuple[Tensor, Tensor]]:
-    """``2 log L_ii`` of the rows of some blocks for ``shifts [b, g]`` -> ``[b, g, c s]``, and ``[b, g]`` valid rows."""
+def _schur_pivots(part: Blocks, shifts: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``2 log L_ii`` of the rows of some blocks for ``shifts [b, g]``, ``[b, g, c s]``, and the valid rows,
+    ``[b, g]``."""
     blocks, before = part.rows, part.before
     batch, count, rows, width = blocks.shape
     group = shifts.shape[1]
@@ -357,12 +347,12 @@ def _schur_pivots(part: Blocks, shifts: Tensor) -> Slices[tuple[Tensor, Tensor]]
 
     # 1. Factor S + t I = M M^T, and with it compute Z_b M^{-T}, the rows below.
     lower = blocks.new_empty(number, width + rows, width + PADDING)[:, :, :width]
-    _, solved = yield from factor_columns(panel, lower)
+    _, solved = factor_columns(panel, lower)
     # 2. Z_b (S + t I)^{-1} Z_b^T is the Gram matrix of Z_b M^{-T}.
-    gram = yield from lower_gram(lower[:, width:])
+    gram = lower_gram(lower[:, width:])
     # 3. The pivots of the Schur complement are those of the block's rows in the whole.
     workspace = gram.new_empty(number * rows * (rows + PADDING))
-    logs, good = yield from log_pivots(gram, gram.new_ones(number, 1), workspace)
+    logs, good = log_pivots(gram, gram.new_ones(number, 1), workspace)
     # 4. Rows before the first failure of any block.
     good = torch.where(solved < width, 0, good[:, 0]).view(batch, group, count)
     first_row = rows * torch.arange(count, device=good.device)

@@ -37,7 +37,6 @@ from verl.spectral.functions import (
 from verl.spectral.nested import lost_to_underflow, nested_sums
 from verl.spectral.nodes import NodeSet, node_set
 from verl.spectral.responses import WORKSPACE_BYTES, check_hidden, chunks, largest_entries, masked_rows
-from verl.spectral.slices import Slices, fetch, finish
 from verl.utils.device import to_device
 
 METHODS = ("auto", "nested", "eigh", "svd")
@@ -123,7 +122,7 @@ def prefix_spectral_sums(
     functions: Sequence[SpectralFunction],
     options: SpectralOptions = DEFAULTS,
 ) -> Tensor:
-    """Sums of functions of the singular values of chosen prefixes of every response.
+    """Return sums of functions of the singular values of chosen prefixes of every response.
 
     Args:
         hidden: ``[B, T, D]`` floating point, row j the state from which response token j was sampled; rows at or
@@ -143,7 +142,7 @@ def prefix_spectral_sums(
     fitted = tuple(dict.fromkeys(g for f in functions for g in (SpectralFunction(f.power), f)))
     shape = (len(functions), *prefix_rows.shape)
     result = torch.zeros(shape, dtype=torch.float64, device=hidden.device)
-    for piece in finish(_pieces(hidden, lengths, prefix_rows, fitted, options)):
+    for piece in _pieces(hidden, lengths, prefix_rows, fitted, options):
         for row, function in enumerate(functions):
             sums, plain = (piece.sums[fitted.index(f)] for f in (function, SpectralFunction(function.power)))
             result[row, piece.which] = function.rescaled(sums, plain, piece.scale)
@@ -158,7 +157,7 @@ def prefix_functionals(
     names: Sequence[str],
     options: SpectralOptions = DEFAULTS,
 ) -> dict[str, Tensor]:
-    """Effective rank, response entropy and numerical rank of chosen prefixes of every response.
+    """Return effective rank, response entropy and numerical rank of chosen prefixes of every response.
 
     ``names`` are among ``effective_rank``, ``response_entropy`` and ``traditional_rank``; the other arguments and the
     errors are those of :func:`prefix_spectral_sums`. A traditional rank counts singular values, which is not a sum of
@@ -168,18 +167,6 @@ def prefix_functionals(
         Name -> float64 ``[B, P]``. Effective ranks lie in [1, min(k - 1, D)], response entropies in
         [0, log min(k - 1, D)].
     """
-    return finish(sliced_functionals(hidden, lengths, prefix_rows, names, options))
-
-
-@torch.no_grad()
-def sliced_functionals(
-    hidden: Tensor,
-    lengths: Tensor,
-    prefix_rows: Tensor,
-    names: Sequence[str],
-    options: SpectralOptions = DEFAULTS,
-) -> Slices[dict[str, Tensor]]:
-    """:func:`prefix_functionals` in slices."""
     if not names:
         return {}
     known = [*ENTROPIES, "traditional_rank"]
@@ -192,8 +179,7 @@ def sliced_functionals(
     results = {name: torch.zeros(prefix_rows.shape, dtype=torch.float64, device=hidden.device) for name in names}
     if "effective_rank" in results:
         results["effective_rank"].fill_(1.0)
-    pieces = yield from _pieces(hidden, lengths, prefix_rows, functions, options)
-    for piece in pieces:
+    for piece in _pieces(hidden, lengths, prefix_rows, functions, options):
         # A prefix of k rows has at most min(k - 1, D) nonzero singular values; this bounds its entropies.
         most = (piece.prefixes - 1).clamp(max=min(hidden.shape[2], options.svd_rank or hidden.shape[2]))
         most = most.clamp(min=1).double().log()
@@ -213,41 +199,39 @@ def sliced_functionals(
 def prefix_singular_values(
     hidden: Tensor, lengths: Tensor, prefix_rows: Tensor, options: SpectralOptions = DEFAULTS
 ) -> Tensor:
-    """Singular values of the centred prefixes, descending, then zeros: float64 ``[B, P, min(T, D)]``.
+    """Return the singular values of the centred prefixes, descending, then zeros: float64 ``[B, P, min(T, D)]``.
 
     Arguments and errors as in :func:`prefix_spectral_sums`; ``auto`` means ``eigh``, and ``nested``, which computes no
     singular values, is an error.
     """
     options = _decomposing(options)
-    lengths, prefix_rows, largest = finish(_checked(hidden, lengths, prefix_rows, options))
+    lengths, prefix_rows, largest = _checked(hidden, lengths, prefix_rows, options)
     most = min(hidden.shape[1:])
     result = torch.zeros((*prefix_rows.shape, most), dtype=torch.float64, device=hidden.device)
     result[masked_rows(largest, hidden.device)] = torch.nan
     limit = _workspace_bytes(options, hidden.device)
     for chunk in chunks(hidden, lengths, largest, partial(decomposition_bytes, width=hidden.shape[2]), limit):
         for part in spectra(chunk, prefix_rows[chunk.which], options.method, options.svd_rank):
-            if part is None:
-                continue
             values = part.singular_values * chunk.scale[part.response, None]
             result[chunk.index[part.response], part.column, : values.shape[1]] = values
     return result
 
 
 @torch.no_grad()
-def sliced_measures(
+def prefix_measures(
     hidden: Tensor,
     lengths: Tensor,
     prefix_rows: Tensor,
     measures: Sequence[SpectralMeasure],
     options: SpectralOptions = DEFAULTS,
-) -> Slices[list[Tensor]]:
-    """Any functions of the singular values of the centred prefixes, in slices: float64 ``[B, P]`` for each of them.
+) -> list[Tensor]:
+    """Return any functions of the singular values of the centred prefixes: float64 ``[B, P]`` for each of them.
 
     Arguments and errors as in :func:`prefix_singular_values`. A prefix without a nonzero singular value, of 0 or 1 rows
     or of equal rows, is never measured: it has 0. A response that is masked has NaN.
     """
     options = _decomposing(options)
-    lengths, prefix_rows, largest = yield from _checked(hidden, lengths, prefix_rows, options)
+    lengths, prefix_rows, largest = _checked(hidden, lengths, prefix_rows, options)
     results = [torch.zeros(prefix_rows.shape, dtype=torch.float64, device=hidden.device) for _ in measures]
     for result in results:
         result[masked_rows(largest, hidden.device)] = torch.nan
@@ -255,10 +239,7 @@ def sliced_measures(
     for chunk in chunks(hidden, lengths, largest, partial(decomposition_bytes, width=width), limit):
         prefixes = prefix_rows[chunk.which]
         for part in spectra(chunk, prefixes, options.method, options.svd_rank):
-            yield
-            if part is None:
-                continue
-            spread = yield from fetch(part.singular_values[:, 0] > 0)
+            spread = (part.singular_values[:, 0] > 0).cpu()
             if not bool(spread.any()):
                 continue
             chosen = to_device(spread.nonzero()[:, 0], hidden.device)
@@ -275,9 +256,9 @@ def _pieces(
     prefix_rows: Tensor,
     functions: tuple[SpectralFunction, ...],
     options: SpectralOptions,
-) -> Slices[list[_Piece]]:
-    """Sums chunk by chunk. Responses without rows are left out; masked ones get NaN."""
-    lengths, prefix_rows, largest = yield from _checked(hidden, lengths, prefix_rows, options)
+) -> list[_Piece]:
+    """Compute sums chunk by chunk. Responses without rows are left out; masked ones get NaN."""
+    lengths, prefix_rows, largest = _checked(hidden, lengths, prefix_rows, options)
     pieces: list[_Piece] = []
     if prefix_rows.numel() == 0:
         return pieces
@@ -303,22 +284,21 @@ def _pieces(
         ranks: Tensor | None = None
         failed = torch.zeros(len(chunk), dtype=torch.bool)
         if nodes is not None:
-            sums, scale, failed = yield from nested_sums(chunk, prefixes, nodes, limit, options.max_bytes)
+            sums, scale, failed = nested_sums(chunk, prefixes, nodes, limit, options.max_bytes)
         else:
-            sums, scale, ranks = yield from decomposed(chunk, prefixes, method=method)
+            sums, scale, ranks = decomposed(chunk, prefixes, method=method)
             if method == "eigh":
-                failed = yield from lost_to_underflow(chunk)
+                failed = lost_to_underflow(chunk)
         # 4. Responses on which the squares failed: their singular values themselves.
-        failed = yield from fetch(failed)
+        failed = failed.cpu()
         if bool(failed.any()):
-            exact = yield from decomposed(chunk.select(failed), prefixes[failed], method="svd")
+            exact = decomposed(chunk.select(failed), prefixes[failed], method="svd")
             at = to_device(failed.nonzero()[:, 0], hidden.device)
             sums[:, at], scale[at] = exact.sums, exact.scale
             if ranks is not None:
                 ranks[at] = exact.ranks
         rows = to_device(prefixes, hidden.device)
         pieces.append(_Piece(chunk.index, rows, sums, scale * chunk.scale[:, None], ranks))
-        yield
     return pieces
 
 
@@ -347,8 +327,8 @@ def _method_and_nodes(
 
 def _checked(
     hidden: Tensor, lengths: Tensor, prefix_rows: Tensor, options: SpectralOptions
-) -> Slices[tuple[Tensor, Tensor, Tensor]]:
-    """Lengths, prefixes and the largest entry of each response, on the CPU; raises ``ValueError``."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return lengths, prefixes and the largest entry of each response, on the CPU; raises ``ValueError``."""
     lengths, prefix_rows = lengths.cpu(), prefix_rows.cpu()
     check_hidden(hidden, lengths)
     batch = hidden.shape[0]
@@ -358,7 +338,7 @@ def _checked(
     prefix_rows = prefix_rows.long()
     if bool(((prefix_rows < 0) | (prefix_rows > lengths[:, None])).any()):
         raise ValueError("prefix_rows: every prefix must have between 0 rows and the response's length")
-    largest = yield from largest_entries(hidden, lengths, options.on_nonfinite)
+    largest = largest_entries(hidden, lengths, options.on_nonfinite)
     return lengths, prefix_rows, largest
 
 

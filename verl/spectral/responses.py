@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from verl.spectral.bounds import BLOCK_ROWS
-from verl.spectral.slices import Slices, fetch
 from verl.utils.device import to_device
 
 WORKSPACE_BYTES = {"cpu": 32 * 2**20, "cuda": 2**30}
@@ -126,9 +125,10 @@ def check_hidden(hidden: Tensor, lengths: Tensor) -> None:
         raise ValueError(f"lengths={lengths.tolist()}: must be between 0 and the {padded_rows} padded rows")
 
 
-def largest_entries(hidden: Tensor, lengths: Tensor, on_nonfinite: str) -> Slices[Tensor]:
-    """Largest absolute entry of each response's valid rows: float64 ``[B]`` on the CPU; 0 without rows, NaN if not
-    finite.
+def largest_entries(hidden: Tensor, lengths: Tensor, on_nonfinite: str) -> Tensor:
+    """Return the largest absolute entry of each response's valid rows: float64 ``[B]`` on the CPU.
+
+    It is 0 without rows, and NaN if one is not finite.
 
     Raises:
         ValueError: ``on_nonfinite`` is ``raise`` and a response holds NaN or infinity (names the first such response),
@@ -141,7 +141,7 @@ def largest_entries(hidden: Tensor, lengths: Tensor, on_nonfinite: str) -> Slice
     low, high = hidden.amin(2), hidden.amax(2)  # ten times as fast as aminmax on a CPU
     valid = torch.arange(hidden.shape[1], device=hidden.device) < to_device(lengths, hidden.device)[:, None]
     largest = torch.where(valid, torch.maximum(low.abs(), high.abs()), 0.0).amax(1).double()
-    largest = yield from fetch(torch.where(largest.isfinite(), largest, torch.nan))
+    largest = torch.where(largest.isfinite(), largest, torch.nan).cpu()
     if on_nonfinite == "raise" and bool(largest.isnan().any()):
         first = int(largest.isnan().nonzero()[0])
         raise ValueError(

@@ -45,7 +45,7 @@ class Generating:
         """See :meth:`verl.rollout.base.Rollout.advance`; the workers of one engine get the same requests."""
         return self.rollout.advance(requests, max_steps)
 
-    def cut(self) -> EngineReply:
+    def cut(self) -> Batch | None:
         """See :meth:`verl.rollout.base.Rollout.cut`."""
         return self.rollout.cut()
 

@@ -61,12 +61,11 @@ class Verifiers:
 class CountingEngines:
     """In place of :meth:`PolicyWorkers.advance`: a response ends at the length that its stream gives it.
 
-    With ``late``, none has been measured before all have stopped. In the calls ``losses``, counted from 1, an engine is
-    lost as responses are cut, with every other one that was not returned before.
+    In the calls ``losses``, counted from 1, an engine is lost as responses are cut, with every other one of them.
     """
 
-    def __init__(self, lengths: list[int], slots: int, late: bool = False, losses: set[int] | None = None) -> None:
-        self.lengths, self.slots, self.late = lengths, slots, late
+    def __init__(self, lengths: list[int], slots: int, losses: set[int] | None = None) -> None:
+        self.lengths, self.slots = lengths, slots
         self.losses, self.num_calls = losses or set(), 0
 
     def finish_generation(self) -> None:
@@ -83,24 +82,18 @@ class CountingEngines:
         assert begun is not None and len(begun) == len(requests.rows)
         made = begun.response_lengths.tolist()
         rows = list(requests.rows)
-        measured: list[Batch] = []
         all_ended: list[int] = []
         while rows and not enough(all_ended):
             for row in rows[: self.slots]:
                 made[row] = min(made[row] + ROUND, self.length(requests.streams[row]))
             ended = [row for row in rows if made[row] == self.length(requests.streams[row])]
-            measured += [self.response(requests, row, made[row]).fill(truncated=torch.tensor([False])) for row in ended]
-            while measured and not self.late:
-                take(measured.pop(0))
+            for row in ended:
+                take(self.response(requests, row, made[row]).fill(truncated=torch.tensor([False])))
             all_ended += ended
             rows = [row for row in rows if row not in ended]
         self.num_calls += 1
-        lost = set(range(0, len(made), 2)) if self.num_calls in self.losses else set()
+        lost = {row for row in rows if row % 2 == 0} if self.num_calls in self.losses else set()
         returned = [self.response(requests, row, made[row]) for row in rows if row not in lost]
-        for part in measured:
-            if part.request.item() not in lost:
-                take(part)
-        lost &= {*rows, *(part.request.item() for part in measured)}
         return returned + [begun[[row]].fill(request=torch.tensor([row])) for row in sorted(lost)], None
 
     def length(self, stream: int) -> int:
@@ -151,25 +144,6 @@ def version_of(step: int, pool: bool) -> int:
     return step - 1 - int(pool and step > 1)
 
 
-@settings(deadline=None, max_examples=20)
-@given(
-    lengths=st.lists(st.sampled_from([1, 2, 3, 5, 8, 40, 64]), min_size=2, max_size=9),
-    slots=st.integers(1, 50),
-)
-def test_step_does_not_depend_on_when_responses_are_measured(
-    small_config, tiny_tokenizer, lengths: list[int], slots: int
-):
-    """How long measuring takes depends on the machine's load."""
-    timer = PhaseTimer(lambda name: None)
-    steps = []
-    for late in (False, True):
-        sampler = sampler_of(small_config, tiny_tokenizer, CountingEngines(lengths, slots, late), 2)
-        stream = iter([PROMPTS[start : start + GROUPS] for start in range(0, len(PROMPTS), GROUPS)])
-        batches = [sampler.sample(stream, step, timer).batch for step in range(1, STEPS + 1)]
-        steps.append([(batch.group.tolist(), batch.version.tolist()) for batch in batches])
-    assert steps[0] == steps[1]
-
-
 @settings(deadline=None, max_examples=60)
 @given(
     lengths=st.lists(st.sampled_from([1, 2, 3, 5, 8, 40, 64]), min_size=2, max_size=9),
@@ -183,7 +157,7 @@ def test_no_response_is_dropped_repeated_or_stale(
     small_config, tiny_tokenizer, lengths: list[int], slots: int, carried: int, stop: int, pool: bool, losses: set[int]
 ):
     staleness = carried + pool
-    engines = CountingEngines(lengths, slots, late=bool(losses), losses=losses)
+    engines = CountingEngines(lengths, slots, losses)
     timer = PhaseTimer(lambda name: None)
     sampler = sampler_of(small_config, tiny_tokenizer, engines, staleness, pool=pool)
     stream = iter([PROMPTS[start : start + GROUPS] for start in range(0, len(PROMPTS), GROUPS)])
@@ -235,7 +209,7 @@ def test_dynamic_sampling_replaces_groups_without_variance(
     read_at_once: int,
     losses: set[int],
 ):
-    engines = CountingEngines(lengths, slots, late=bool(losses), losses=losses)
+    engines = CountingEngines(lengths, slots, losses)
     timer = PhaseTimer(lambda name: None)
     verifiers = Verifiers(sorted(mixed))
     made = (small_config, tiny_tokenizer, engines, staleness, read_at_once, limit * GROUPS)

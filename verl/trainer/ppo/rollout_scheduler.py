@@ -332,20 +332,15 @@ class RolloutScheduler:
             # 1. Admit groups, and run the engines until enough are complete.
             self._admit(groups, prompts, step)
             reread += self._advance(groups, step, version, timer) if groups.open is not None else 0.0
-            at_least = groups.batch_size
+            if not filtering.enable:
+                break
             # 2. Compare the groups that were completed in this step.
-            if filtering.enable:
-                new = [group for group in groups.complete() if group not in known]
-                known |= set(new)
-                num_compared += len(new)
-                with timer.phase("reward"):
-                    filtered += self._filter(groups, new)
-                if not self._must_end(groups, num_compared):
-                    continue
-                at_least = 0
-            # 3. Go on if an engine was lost with responses that had been counted.
-            ongoing = torch.zeros(0) if groups.open is None else groups.open.group
-            if groups.suffice(step, groups.outstanding(), at_least, ongoing, ()):
+            new = [group for group in groups.complete() if group not in known]
+            known |= set(new)
+            num_compared += len(new)
+            with timer.phase("reward"):
+                filtered += self._filter(groups, new)
+            if self._must_end(groups, num_compared):
                 break
         with timer.phase("gen"):
             self.policy.finish_generation()
