@@ -280,7 +280,7 @@ def stepped_by_the_user(path: Path, prompts: list[list[int]]) -> Outcome:
     capture = {"reducer": f"{__name__}:means", "workspace": f"{__name__}:room"}
     with engine(path, capture, skip_tokenizer_init=True) as llm:
         core, asked = llm.llm_engine, [{"prompt_token_ids": prompts[index % len(prompts)]} for index in range(90)]
-        params = [sampling(max_tokens=3 + index % 29, temperature=0.0) for index in range(90)]
+        params = [sampling(max_tokens=3 + index % 26, temperature=0.0) for index in range(90)]
         for index, prompt in enumerate(asked):
             core.add_request(str(index), prompt, params[index])
         outputs = []
@@ -288,12 +288,16 @@ def stepped_by_the_user(path: Path, prompts: list[list[int]]) -> Outcome:
             while core.has_unfinished_requests():
                 outputs += [output for output in core.step() if output.finished]
         again = llm.generate(asked, params)
-        pairs = zip(sorted(outputs, key=lambda output: int(output.request_id)), again, strict=True)
-        found = [(one.outputs[0].hidden_states, two.outputs[0].hidden_states) for one, two in pairs]
+        answers = [output.outputs[0] for output in sorted(outputs, key=lambda output: int(output.request_id))]
+        states = [answer.hidden_states for answer in answers]
+        expected = [output.outputs[0].hidden_states["mean"] for output in again]
+        pairs = [(one["mean"], mean) for one, mean in zip(states, expected, strict=True)]
+        # Rows of the column of tokens belong to the response whose row the other column has.
+        pairs += [(one["tokens"].mean(dim=0), one["mean"][0, :, 0]) for one in states]
         facts = {
-            "difference": max(float((one["mean"] - two["mean"]).abs().max()) for one, two in found),
-            "together": [int(one["together"]) for one, _ in found],
-            "tokens": [len(one["tokens"]) for one, _ in found],
+            "difference": max(float((left - right).abs().max()) for left, right in pairs),
+            "together": [int(one["together"]) for one in states],
+            "num_tokens": [(len(answer.token_ids), len(answer.hidden_states["tokens"])) for answer in answers],
         }
         return Outcome([], memory(llm) | facts)
 
