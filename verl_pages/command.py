@@ -1,4 +1,4 @@
-"""``verl-report RUN [RUN ...]``: one page of one or several training runs; ``--serve`` while they go on."""
+"""``verl-report RUN [RUN ...]``: one page of one or several training runs."""
 
 import argparse
 import ctypes
@@ -15,7 +15,6 @@ import psutil
 from verl.config.errors import ConfigError, visible
 from verl_pages import PAGE
 from verl_pages.run import write_page
-from verl_pages.serve import make_server
 
 MEMORY_BYTES = 4 << 30
 """Memory that making a page may take: a file of a few kilobytes may unpack to any size."""
@@ -27,13 +26,12 @@ PR_SET_PDEATHSIG = 1
 def main() -> None:
     """Run the command line."""
     arguments = _parser().parse_args()
+    if arguments.serve:
+        raise SystemExit(f"error: --serve is gone: open RUN/{PAGE}, which follows a run that trains (docs/report.md)")
     if arguments.background:
         stay_in_background()
     with limited_memory():
-        if arguments.serve:
-            serve(arguments.runs, arguments.port)
-        else:
-            write(arguments.runs, arguments.out)
+        write(arguments.runs, arguments.out)
 
 
 def write(folders: list[Path], out: Path | None) -> None:
@@ -49,23 +47,6 @@ def write(folders: list[Path], out: Path | None) -> None:
     except MemoryError:
         raise SystemExit(f"error: the page needs more than {MEMORY_BYTES >> 30} GiB; name fewer runs") from None
     print(f"page: {out}")
-
-
-def serve(folders: list[Path], port: int) -> None:
-    """Show the page to a browser on this machine until Ctrl-C."""
-    try:
-        server = make_server(folders, port)
-    except ConfigError as error:
-        raise SystemExit(f"error: {error}") from None
-    except OSError as error:
-        raise SystemExit(f"error: --port {port}: {error.strerror}; name another, or 0 for a free one") from None
-    print(f"page: {server.url} (Ctrl-C ends it; who has the address sees the page)", flush=True)
-    try:
-        server.serve_forever()
-    except KeyboardInterrupt:
-        pass
-    finally:
-        server.server_close()
 
 
 @contextmanager
@@ -100,8 +81,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help=f"the page; default: {PAGE} in the folder of a single run, here for several",
     )
-    parser.add_argument("--serve", action="store_true", help="show it to a browser on this machine while runs go on")
-    parser.add_argument("--port", type=int, default=8321, help="of --serve; 0: any free one; default: 8321")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     # For a run that trains: it writes its page without slowing its steps down.
     parser.add_argument("--background", action="store_true", help=argparse.SUPPRESS)
     return parser

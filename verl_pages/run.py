@@ -1,5 +1,6 @@
 """The page of training runs: curves, rank metrics, shaping, time, options and samples, of one run or of several."""
 
+import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
@@ -60,14 +61,14 @@ def write_page(folders: Sequence[Path], out: Path, max_bytes: int = MAX_PAGE_BYT
     return troubles
 
 
-def make_page(folders: Sequence[Path], max_bytes: int = MAX_PAGE_BYTES, version: str = "") -> tuple[str, list[str]]:
-    """Return the text of the page, and what could not be read. ``version``: as in :func:`build_page`.
+def make_page(folders: Sequence[Path], max_bytes: int = MAX_PAGE_BYTES) -> tuple[str, list[str]]:
+    """Return the text of the page, and what could not be read, a line each.
 
     Raises:
         ConfigError: a folder is not a run folder.
     """
     runs = read_runs(folders)
-    text = build_page(runs, max_bytes, version)
+    text = build_page(runs, max_bytes)
     return text, [f"{run.path}/{line}" for run in runs for line in run.troubles]
 
 
@@ -94,10 +95,10 @@ def read_runs(folders: Sequence[Path]) -> list[RunFolder]:
     return runs
 
 
-def build_page(runs: Sequence[RunFolder], max_bytes: int = MAX_PAGE_BYTES, version: str = "") -> str:
+def build_page(runs: Sequence[RunFolder], max_bytes: int = MAX_PAGE_BYTES) -> str:
     """Return the text of the page; everything read from the folders is ASCII.
 
-    With a ``version`` it asks the server that it comes from for another one.
+    While a run has not finished, the page reloads itself in the browser.
     """
     samples = gather_samples(runs)
     for run, rows in zip(runs, samples.shaping, strict=True):
@@ -119,15 +120,17 @@ def build_page(runs: Sequence[RunFolder], max_bytes: int = MAX_PAGE_BYTES, versi
         "options": len(chunks) - 1,
         "phases": [_phases(run) for run in runs],
         "timelines": [timeline(run) for run in runs],
-        "version": version,
     }
+    unfinished = not all(run.summary for run in runs)
+    if unfinished:
+        index["written"] = int(time.time())
     title = f"Run: {runs[0].name}" if len(runs) == 1 else f"{len(runs)} runs"
 
     formulas = has_formulas(text for prompt in samples.prompts for text in prompt.texts())
 
     def text(chunks: Sequence[str]) -> str:
-        scripts = (*BROWSER_SCRIPTS, "timeline", "run", *(["live"] if version else []))
-        connect = "'self'" if version else "'none'"
+        scripts = (*BROWSER_SCRIPTS, "timeline", "run", *(["follow"] if unfinished else []))
+        connect = "'self'" if unfinished else "'none'"
         return render("run.html", title, ("base", "pages"), scripts, index, chunks, connect, formulas)
 
     index["samples"], packed = _samples(samples, len(chunks), max_bytes - len(text(chunks)) - 4096)

@@ -37,7 +37,7 @@ def test_one_run_gets_its_page_and_several_get_one_here(tmp_path, monkeypatch, c
     ("arguments", "message"),
     [
         (["nothing"], "error: nothing: not a run folder; it has no metrics.jsonl, no config.yaml and no samples"),
-        (["nothing", "--serve"], "error: nothing: not a run folder"),
+        (["a", "--serve"], "error: --serve is gone: open RUN/report.html, which follows a run that trains"),
         (
             ["a", "--out", "no/such/page.html"],
             "error: no/such/page.html: cannot be written (No such file",

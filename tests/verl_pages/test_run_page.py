@@ -196,6 +196,7 @@ def hostile_run(folder: Path) -> Path:
     (folder / "config.yaml").write_text(json.dumps({"seed": 0, text: {text: text}}))
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": 7, f"my/{text}": 1.0, f"train/{text}/pass@1": 0.5}) + "\n")
+    (folder / "summary.json").write_text(json.dumps({text: text}))
     return folder
 
 

@@ -1,6 +1,8 @@
-// While the page is served: reload it once the run has moved on, unless the reader is inspecting a value or typing.
+// The page of a run that trains is written again every few steps: reload it, unless the reader is inspecting a value or typing.
 const KEPT = "verl-report";
-let follows = true;
+const RELOADED_S = 10;
+// A page that is older than this at first belongs to a run that has ended, though it did not finish.
+const FOLLOWED_S = 3600;
 
 // What was chosen, for the page after this one.
 function remember() {
@@ -46,24 +48,37 @@ async function recall() {
   if (id && byId(id)) window.scrollBy({ top: byId(id).getBoundingClientRect().top - top, behavior: "instant" });
 }
 
-async function watch() {
-  try {
-    const version = await (await fetch("version", { cache: "no-store" })).text();
-    if (follows && version !== data.version && byId("tip").hidden && !document.querySelector("dialog") && !document.activeElement.closest("input[type=search]")) {
-      remember();
-      location.reload();
-      return;
-    }
-    byId("live-state").textContent = "";
-  } catch {
-    byId("live-state").textContent = " (the server does not answer)";
-  }
-  setTimeout(watch, 3000);
+// Whether there may be a newer page. Only a server tells: of a file, one has to reload it to see.
+async function changed() {
+  if (location.protocol === "file:") return true;
+  const answer = await fetch(location.href, { method: "HEAD", cache: "no-store" });
+  return answer.ok && answer.headers.get("Last-Modified") !== new Date(document.lastModified).toUTCString();
 }
 
-const liveBox = el("input", { type: "checkbox" });
-liveBox.checked = true;
-liveBox.addEventListener("change", () => { follows = liveBox.checked; });
-byId("live").append(el("label", {}, liveBox, " follow the run"), el("span", { id: "live-state" }));
-byId("live").hidden = false;
-ready.then(recall).then(watch);
+async function follow() {
+  const reading = !byId("tip").hidden || document.querySelector("dialog") || document.activeElement.closest("input[type=search]");
+  if (followBox.checked && !reading) {
+    try {
+      if (await changed()) {
+        remember();
+        location.reload();
+        return;
+      }
+      byId("follow-state").textContent = "";
+    } catch {
+      byId("follow-state").textContent = " (the server does not answer)";
+    }
+  }
+  setTimeout(follow, wait);
+}
+
+const followBox = el("input", { type: "checkbox" });
+followBox.checked = Date.now() / 1000 - data.written < FOLLOWED_S;
+byId("follow").append(el("label", {}, followBox, " follow the run"), el("span", { id: "follow-state" }));
+byId("follow").hidden = false;
+let wait;
+ready.then(recall).then(() => {
+  // A large page is reloaded less often.
+  wait = Math.max(RELOADED_S * 1000, 20 * performance.now());
+  setTimeout(follow, wait);
+});
