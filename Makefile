@@ -19,9 +19,13 @@ docs: setup
 	$(BIN)/python scripts/make_training_config.py
 	$(BIN)/python scripts/make_from_verl.py
 
-# The pages as a searchable site, build/site/index.html; a broken link is an error.
-site: setup
-	$(BIN)/python scripts/make_site.py
+# The pages as a searchable site, build/site/index.html, with an environment of its own; a broken link is an error.
+site: build/docs
+	build/docs/bin/python scripts/make_site.py
+build/docs: requirements/docs.txt
+	python3 -m venv --clear build/docs
+	build/docs/bin/python -m pip install -q -r requirements/docs.txt
+	touch build/docs
 
 # Three tiers: without processes, what continuous integration runs, and what takes minutes a test.
 quick:

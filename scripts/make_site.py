@@ -1,9 +1,10 @@
-"""Builds the site of the documentation into build/site: ``make site``.
+"""Build the site of the documentation into build/site: ``make site``.
 
 Pages lie below build/pages as they do in the repository, with the files that they link to, so that one text serves a
-reader of the repository and of the site. A broken link is an error.
+reader of the repository and of the site. Notebooks become pages. A broken link is an error.
 """
 
+import json
 import os
 import re
 import shutil
@@ -31,13 +32,25 @@ def linked_files(page: Path) -> list[Path]:
     return [file.relative_to(ROOT) for file in files if file.is_relative_to(ROOT)]
 
 
+def notebook_page(path: Path) -> str:
+    """Return the cells of a notebook as Markdown."""
+    fences = {"markdown": "{}", "code": "```python\n{}\n```"}
+    return "\n\n".join(
+        fences[cell["cell_type"]].format("".join(cell["source"])) for cell in json.loads(path.read_text())["cells"]
+    )
+
+
 def lay_out() -> None:
-    """Copy pages and what they link to below ``PAGES``."""
+    """Copy pages and the files that they link to below ``PAGES``."""
     shutil.rmtree(PAGES, ignore_errors=True)
     pages = page_paths()
     for path in {*pages, *(file for page in pages for file in linked_files(page))}:
         (PAGES / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / path, PAGES / path)
+    for notebook in (ROOT / "docs").glob("*.ipynb"):
+        (PAGES / "docs" / notebook.name).with_suffix(".md").write_text(notebook_page(notebook))
+    shutil.copytree(ROOT / "docs" / "site", PAGES / "docs" / "site")
+    shutil.copytree(ROOT / "verl_pages" / "assets" / "katex", PAGES / "docs" / "site" / "katex")
 
 
 if __name__ == "__main__":

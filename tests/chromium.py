@@ -1,9 +1,10 @@
 """Pages read from their text, and in a real browser.
 
-As a script, ``python chromium.py PAGE < steps.json`` opens a page, or the address of a server on this machine, in
-Chromium (Qt WebEngine) without a window and takes the steps: {"until": js} waits until the expression is true,
+As a script, ``python chromium.py PAGE [FOLDER] < steps.json`` opens a page, or the address of a server on this machine,
+in Chromium (Qt WebEngine) without a window and takes the steps: {"until": js} waits until the expression is true,
 {"value": js} reports its value, {"write": [path, text]} replaces a file. It prints one JSON object: "loaded",
-"values", "console" (warnings and errors) and "requests" (all but those to the page's own server; they are refused).
+"values", "console" (warnings and errors) and "requests" (all but those to the page's own server, or to files in FOLDER;
+they are refused).
 """
 
 import base64
@@ -118,15 +119,15 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, list[di
         pytest.skip("no browser: PyQt6-WebEngine is not installed (pip install -r requirements/dev.txt)")
     path = tmp_path_factory.mktemp("pages") / "page.html"
 
-    def start(page: str, steps: list[dict]) -> subprocess.CompletedProcess:
+    def start(page: str, steps: list[dict], *folder: Path) -> subprocess.CompletedProcess:
         is_text = page.startswith("<")
         if is_text:
             path.write_text(page, encoding="utf-8")
-        command = [sys.executable, __file__, path if is_text else page]
+        command = [sys.executable, __file__, path if is_text else page, *folder]
         return subprocess.run(command, input=json.dumps(steps), capture_output=True, text=True, timeout=300)
 
-    def visit(page: str, steps: list[dict]) -> dict:
-        done = start(page, steps)
+    def visit(page: str, steps: list[dict], *folder: Path) -> dict:
+        done = start(page, steps, *folder)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.splitlines()[-1])
 
@@ -170,7 +171,7 @@ def main() -> None:
 
         def interceptRequest(self, info) -> None:
             asked = info.requestUrl().toString()
-            if asked != url.toString() and not (served and asked.startswith(url.toString())):
+            if asked != url.toString() and not (home and asked.startswith(home)):
                 refused.append(asked)
                 info.block(True)
 
@@ -198,6 +199,8 @@ def main() -> None:
     served = place.startswith("http://")
     app = QApplication(sys.argv[:1])
     url = QUrl(place) if served else QUrl.fromLocalFile(str(Path(place).resolve()))
+    folder = QUrl.fromLocalFile(str(Path(sys.argv[2]).resolve())).toString() + "/" if len(sys.argv) > 2 else ""
+    home = url.toString() if served else folder
     profile, requests = QWebEngineProfile(), Requests()
     profile.setUrlRequestInterceptor(requests)
     page, view = Page(profile), QWebEngineView()

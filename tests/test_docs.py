@@ -56,11 +56,10 @@ def test_the_method_names_functions_that_there_are():
     trees = [ast.parse(path.read_text()) for path in sources]
     kinds = (ast.FunctionDef, ast.ClassDef)
     known = {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, kinds)}
-    beside_formulas = re.findall(r"^    .* {3,}([\w.]+)$", page("method"), re.MULTILINE)
     in_text = [
         part for line in re.findall(r"\*Code:\*(.*?)\n\n", page("method"), re.DOTALL) for part in line.split("`")
     ]
-    named = [*beside_formulas, *(name for name in in_text if re.fullmatch(r"[A-Za-z_]+(\.[a-z_]+)?", name))]
+    named = [name for name in in_text if re.fullmatch(r"[A-Za-z_]+(\.[a-z_]+)?", name)]
     assert len(named) >= 12
     assert {part for name in named for part in name.split(".")} <= known
 
@@ -112,12 +111,12 @@ def test_messages_of_troubleshooting_are_those_of_the_code():
 
 
 def test_the_readme_links_every_page_and_the_site_has_it():
-    pages = {f"docs/{path.name}" for path in DOCS.glob("*.md")}
+    pages = {f"docs/{path.name}" for kind in ("*.md", "*.ipynb") for path in DOCS.glob(kind)}
     table = (ROOT / "README.md").read_text().partition("## Pages")[2]
     linked = [link for link in LINK.findall(table) if link.startswith("docs/")]
     assert sorted(linked) == sorted(pages)  # each once
     navigation = re.findall(r": (docs/\w+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
-    assert sorted(navigation) == sorted(pages)
+    assert sorted(navigation) == sorted(page.replace(".ipynb", ".md") for page in pages)
 
 
 @pytest.mark.parametrize(("name", "number"), [("tutorial", 3), ("from_trl", 1)])
