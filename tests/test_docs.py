@@ -119,7 +119,7 @@ def test_the_readme_links_every_page_and_the_site_has_it():
     assert sorted(navigation) == sorted(page.replace(".ipynb", ".md") for page in pages)
 
 
-@pytest.mark.parametrize(("name", "number"), [("tutorial", 3), ("from_trl", 1)])
+@pytest.mark.parametrize(("name", "number"), [("tutorial", 3), ("gsm8k", 1), ("from_trl", 1)])
 def test_trainings_on_the_pages_have_options_that_there_are(name: str, number: int):
     trainings = [shlex.split(line)[2:] for line in commands(name) if line.startswith("bash train.sh")]
     assert len(trainings) == number

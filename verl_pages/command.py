@@ -74,7 +74,7 @@ def stay_in_background() -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="verl-report", description="Make a page of training runs.")
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run, with metrics.jsonl")
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run, or of runs")
     parser.add_argument(
         "--out",
         type=Path,

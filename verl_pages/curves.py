@@ -33,6 +33,8 @@ class Panel:
     log: bool = False
     about: str = ""
     """What the chart shows."""
+    named: bool = False
+    """The legend has names that are not in the title: one series has a legend, too."""
 
 
 PARTS = {"split": "(?:val/)?", "layer": r"layer_\d+", "metric": ".+", "series": ".+", "source": ".+"}
@@ -97,7 +99,13 @@ def _panels_of(section: str, kind: Mapping[str, Any], names: Sequence[str]) -> l
             title = _filled(kind["title"], parts)
             if not kind["title"].startswith("<source>"):
                 title = title[:1].upper() + title[1:]
-            looks = kind.get("percent", False), parts["layer"], kind.get("log", False), _filled(kind["about"], parts)
+            looks = (
+                kind.get("percent", False),
+                parts["layer"],
+                kind.get("log", False),
+                _filled(kind["about"], parts),
+                "<series>" in label,
+            )
             panel = panels.get(order, Panel(section, title, (), *looks))
             panels[order] = replace(panel, series=(*panel.series, (match[0], _filled(label, parts))))
     return [panels[order] for order in sorted(panels)]

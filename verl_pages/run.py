@@ -17,7 +17,7 @@ from verl_pages.curves import Panel, bucket_steps, make_panels, thin
 from verl_pages.html import BROWSER_SCRIPTS, CHUNK_BYTES, ascii_json, has_formulas, pack, render
 from verl_pages.names import metric_name
 from verl_pages.options import differences, group_names, option_rows, run_names, seed_groups
-from verl_pages.run_folder import SAMPLES, RunFolder, is_run, read_run
+from verl_pages.run_folder import METRICS, SAMPLES, RunFolder, is_run, read_run
 from verl_pages.sample_files import FIGURES, METRIC_PREFIX, GatheredSamples, gather_samples, shaping_metrics
 from verl_pages.samples import Limits, PromptSamples, pack_samples
 from verl_pages.timeline import timeline
@@ -29,6 +29,9 @@ LIMITS = Limits(characters=12_000, responses=16)
 MAX_PROMPTS = 20_000
 
 MAX_RUNS = 32
+
+EVALUATED = "results.csv"
+"""A file that an evaluation's folder has and a run's has not."""
 
 MAX_DIFFERENCES = 5
 """Options in which a run differs that the overview names; the others are under Configuration."""
@@ -76,13 +79,11 @@ def read_runs(folders: Sequence[Path]) -> list[RunFolder]:
     """Read the runs in these folders, by distinct names.
 
     Raises:
-        ConfigError: a folder is not a run folder, or there are too many.
+        ConfigError: a folder neither is a run folder nor holds any, or there are too many.
     """
+    folders = [run for folder in folders for run in runs_in(folder)]
     if len(folders) > MAX_RUNS:
         raise ConfigError(f"{len(folders)} runs: a page holds at most {MAX_RUNS}; name fewer")
-    for folder in folders:
-        if not is_run(folder):
-            raise ConfigError(f"{folder}: not a run folder; it has no metrics.jsonl, no config.yaml and no samples")
     paths = [folder.resolve() for folder in folders]
     depth = 1
     while depth < 6 and len({path.parts[-depth:] for path in paths}) < len(paths):
@@ -92,6 +93,21 @@ def read_runs(folders: Sequence[Path]) -> list[RunFolder]:
     names = [printable(name)[-80:] for name in run_names(runs)]
     for place, (run, name) in enumerate(zip(runs, names, strict=True)):
         run.name = name if names.count(name) == 1 else f"{name} ({place + 1})"
+    return runs
+
+
+def runs_in(folder: Path) -> list[Path]:
+    """Return ``folder`` if it is a run's, and otherwise the folders of runs up to three levels below it, by path.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    if is_run(folder):
+        return [folder]
+    below = [path.parent for depth in ("*", "*/*", "*/*/*") for path in sorted(folder.glob(f"{depth}/{METRICS}"))]
+    runs = [path for path in below if not (path / EVALUATED).exists()]
+    if not runs:
+        raise ConfigError(f"{folder}: not a run folder; it has no metrics.jsonl, no config.yaml and no samples")
     return runs
 
 
@@ -215,6 +231,7 @@ def _pack_panels(
                 "percent": panel.percent,
                 "layer": panel.layer,
                 "log": panel.log,
+                "named": panel.named,
                 "about": printable(panel.about),
                 "nonfinite": sum(
                     int(np.isnan(run.metrics[name].values).sum())
@@ -247,10 +264,19 @@ def _run(run: RunFolder, group: int, place: int) -> dict[str, Any]:
         "seed": run.option("seed"),
         "model": printable("/".join((run.option("model.path") or "").rstrip("/").split("/")[-2:]))[-60:],
         "estimator": printable(run.option("algorithm.adv_estimator") or ""),
+        "shaping": _shaping(run),
         "version": printable(str(versions.get("verl", "")))[:40] if isinstance(versions, Mapping) else "",
         "revision": printable(str(run.summary.get("git_revision") or ""))[:50],
         "figures": dict(_figures(run)),
     }
+
+
+def _shaping(run: RunFolder) -> str:
+    """Return the place of rank shaping in a run's training, empty where its options do not tell."""
+    places = {"reward_manager.add_reward": "of rewards", "reward_manager.add_adv": "of advantages"}
+    if not places.keys() <= run.options.keys():
+        return ""
+    return " and ".join(place for name, place in places.items() if run.option(name) == "true") or "off"
 
 
 def _listed(differences: Sequence[str]) -> str:

@@ -1,5 +1,6 @@
 """The responses on a page: prompts in compressed chunks, shortened and left out until they fit."""
 
+import re
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,13 @@ from verl_pages.html import CHUNK_BYTES, ascii_json, pack
 MAX_PROMPT = 20_000
 MAX_LISTED = 500
 """Characters of a prompt in the list, which the search looks at."""
+
+USER_TURN = re.compile(
+    r"(?:<\|(?:im_start|start_header_id|turn)\|?>|<start_of_turn>)user\b(?:<\|end_header_id\|>)?\s*"
+    r"|<[|｜]user[|｜]>\s*|\[INST\]\s*",
+    re.IGNORECASE,
+)
+"""Tokens of chat templates that begin a user's message."""
 
 MAX_SHORT = 2_000
 """Characters of an answer or a ground truth."""
@@ -126,7 +134,12 @@ def _entry(prompt: PromptSamples, chunk: int, place: int) -> list[Any]:
         [run, step, "".join(row["verdict"] for row in rows), sum(row["truncated"] for row in rows)]
         for (run, step), rows in sorted(prompt.cells.items())
     ]
-    return [prompt.split, prompt.uid, prompt.source, prompt.prompt[:MAX_LISTED], cells, chunk, place]
+    return [prompt.split, prompt.uid, prompt.source, listed(prompt.prompt), cells, chunk, place]
+
+
+def listed(prompt: str) -> str:
+    """Return the text of a prompt in the list: its last user message, because system prompts are all the same."""
+    return USER_TURN.split(prompt)[-1][:MAX_LISTED]
 
 
 def _record(prompt: PromptSamples, figures: Sequence[str], prefixes: Sequence[str], limits: Limits) -> dict[str, Any]:

@@ -16,9 +16,10 @@ from verl.config.errors import ConfigError
 from verl.utils.portable import valid_unicode
 from verl_pages.names import metric_name
 from verl_pages.options import differences, run_names
-from verl_pages.run import make_page
+from verl_pages.run import make_page, read_runs
 from verl_pages.run_folder import RunFolder, read_run
 from verl_pages.sample_files import gather_samples
+from verl_pages.samples import listed
 
 COUNT = "document.getElementById('count').textContent"
 HEADING = "document.querySelector('#detail h3').textContent"
@@ -204,6 +205,46 @@ def test_hostile_text_ends_no_element(tmp_path: Path):
     page, plain = Page(hostile_run(tmp_path / "run")), Page(write_run(tmp_path / "plain"))
     assert [tag for tag in page.tags if tag != "script"] == [tag for tag in plain.tags if tag != "script"]
     page.check_inert()
+
+
+def test_a_folder_stands_for_the_runs_in_it(tmp_path: Path):
+    for name in ("sweep/0", "sweep/1", "later"):
+        write_run(tmp_path / name, samples=False)
+    evaluation = write_run(tmp_path / "evaluation", samples=False)
+    (evaluation / "results.csv").touch()
+    assert [run.path.name for run in read_runs([tmp_path])] == ["later", "0", "1"]
+    assert [run.path.name for run in read_runs([tmp_path / "sweep"])] == ["0", "1"]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match="empty: not a run folder"):
+        read_runs([tmp_path / "empty"])
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhat is 6 * 7?",
+        "<|start_header_id|>user<|end_header_id|><|eot_id|><|start_header_id|>user<|end_header_id|>\n\nWhat is 6 * 7?",
+        "<start_of_turn>user\nWhat is 6 * 7?",
+        "<|user|>What is 6 * 7?",
+        "<s>[INST] What is 6 * 7?",
+        "What is 6 * 7?",
+    ],
+)
+def test_list_shows_the_last_user_message(prompt: str):
+    assert listed(prompt) == "What is 6 * 7?"
+    assert listed(f"{prompt}{'7' * 600}") == f"What is 6 * 7?{'7' * 486}"
+
+
+def test_overview_names_the_place_of_shaping(tmp_path: Path):
+    def shaping(**places: bool) -> str:
+        run = write_run(tmp_path / "run", samples=False)
+        (run / "config.yaml").write_text(json.dumps({"reward_manager": places}))
+        return Page(run).index["runs"][0]["shaping"]
+
+    assert shaping(add_reward=False, add_adv=True) == "of advantages"
+    assert shaping(add_reward=True, add_adv=True) == "of rewards and of advantages"
+    assert shaping(add_reward=False, add_adv=False) == "off"
+    assert shaping() == ""
 
 
 def test_page_drops_the_same_prompts_at_every_step(tmp_path: Path):

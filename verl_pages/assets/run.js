@@ -69,7 +69,7 @@ function viewOf(panel) {
   return {
     ...headOf(panel), axis: stepAxis(), percent: panel.percent, smooth: shown.smoothing, log: panel.log,
     lines: (smoothing = shown.smoothing) => linesOf(panel, smoothing),
-    keys: (lines, large) => (panel.series.length < 2 && !(large && severalRuns) ? [] : severalRuns && !large ? dashes() : lines.map((line) => ({ ...line, marks: false }))),
+    keys: (lines, large) => (panel.series.length < 2 && !panel.named && !(large && severalRuns) ? [] : severalRuns && !large ? dashes() : lines.map((line) => ({ ...line, marks: false }))),
   };
 }
 
@@ -189,14 +189,15 @@ const atStep = ([value, step]) => el("span", {}, `${percent(value)}% `, el("smal
 const COLUMNS = [
   ["reward that is learned from", "reward", short], ["verifiers' score", "score", short], ["pass@1 in training", "training", (value) => `${percent(value)}%`],
   ["validation, first", "first", atStep], ["validation, last", "last", atStep], ["validation, best", "best", atStep],
-  ["tokens of a response", "tokens", short], ["ER", "er", short], ["ERV", "erv", short], ["ERA", "era", short],
+  ["tokens of a response", "tokens", short], ["effective rank (ER)", "er", short], ["its velocity (ERV)", "erv", short], ["its acceleration (ERA)", "era", short],
   ["loss", "loss", short], ["a step", "seconds", duration], ["all steps", "total", duration], ["tokens/s", "throughput", short],
 ].map(([name, key, shownAs]) => [name, ({ figures }) => (figures[key] === undefined ? null : shownAs(figures[key]))]);
-const TEXTS = ["seed", "estimator", "model", "version"].map((key) => [key, (run) => run[key]]);
+const TEXTS = [["seed", "seed"], ["advantage estimator", "estimator"], ["rank shaping", "shaping"], ["model", "model"], ["version", "version"]]
+  .map(([name, key]) => [name, (run) => run[key]]);
 
 // Up to four runs stand beside each other, more below each other; what is the same for all is said once.
 function showOverview() {
-  const same = severalRuns ? TEXTS.filter(([key]) => data.runs.every((run) => run[key] && run[key] === data.runs[0][key])) : [];
+  const same = severalRuns ? TEXTS.filter(([, text]) => text(data.runs[0]) && data.runs.every((run) => text(run) === text(data.runs[0]))) : [];
   const columns = [["steps", stepsOf], ...COLUMNS, ...TEXTS.filter((one) => !same.includes(one))].filter(([, cell]) => data.runs.some((run) => cell(run)));
   const heads = data.runs.map((run) => el("div", { class: "run-name" }, el("span", { class: "owner" }, severalRuns ? swatch(ownerOf(run)) : null, run.name), run.differs && !run.name.includes(run.differs) ? el("small", {}, run.differs) : null));
   const across = data.runs.length <= 4;
@@ -205,9 +206,9 @@ function showOverview() {
   byId("overview-table").classList.add(severalRuns ? (across ? "across" : "down") : "tiles");
   byId("overview-table").replaceChildren(tableOf(across ? ["", ...heads] : ["run", ...columns.map(([name]) => name)], 1, rows));
   const parts = ["Figures of training are means over its last 10 steps."];
-  if (same.length) parts.push(`All runs: ${same.map(([key]) => `${key} ${data.runs[0][key]}`).join(", ")}.`);
+  if (same.length) parts.push(`All runs: ${same.map(([name, text]) => `${name} ${text(data.runs[0])}`).join(", ")}.`);
   if (data.width > 1) parts.push(`Each point of a curve is the mean of ${data.width} steps; where it is one line per run, the band reaches from their lowest to their highest value, so that no peak is lost.`);
-  else parts.push("Curves show every step.");
+  else parts.push("Curves show every step; step 0 is the model before training.");
   if (data.groups.length < data.runs.length) parts.push("Runs that differ in nothing but their seed and their names are seeds of one setting: their line is the mean over them, and the band reaches from the lowest to the highest.");
   byId("reading").textContent = parts.join(" ");
 }

@@ -25,7 +25,7 @@ function specialMaker() {
   return (text, kind) => {
     if (kind === "template") {
       const role = [...text.matchAll(/(?:start|start_header_id|turn)\|?>(\w+)|<[|｜](system|user|assistant|tool)/gi)].pop();
-      return el("details", { class: "template" }, el("summary", { "data-role": role ? role[1] || role[2] : "…", title: "tokens of the template" }), visible(text));
+      return el("details", { class: role ? "template turn" : "template" }, el("summary", { "data-role": role ? role[1] || role[2] : "…", title: "tokens of the template" }), visible(text));
     }
     const start = performance.now();
     const made = left > 0 ? formula(text) : null;
