@@ -15,7 +15,7 @@ from rich.table import Table
 from verl.config import PPOConfig, load_config
 from verl.config.errors import ConfigError
 from verl.models.info import ModelInfo
-from verl.run.memory import GB, Shape, Shapes, engine_parts, estimate, fix_of, peak_of
+from verl.run.memory import GB, Shape, estimate, fix_of, peak_of
 
 
 def main(argv: list[str]) -> None:
@@ -27,7 +27,7 @@ def main(argv: list[str]) -> None:
     try:
         config = load_config(PPOConfig, "ppo_trainer", options.overrides)
         model = config.model
-        shape, critic, judge = (
+        policy, critic, reward_model = (
             Shape.of(ModelInfo.of(held).text_config) if used else None
             for held, used in (
                 (model, True),
@@ -35,24 +35,20 @@ def main(argv: list[str]) -> None:
                 (config.reward_model.model, config.uses_reward_model),
             )
         )
-        assert shape is not None
+        assert policy is not None
     except ConfigError as error:
         sys.exit(f"error: {error}")
-    phases = estimate(config, Shapes(shape, critic, judge), options.gpu_gb)
+    phases = estimate(config, options.gpu_gb, policy, critic, reward_model)
     names = list(dict.fromkeys(name for parts in phases.values() for name in parts))
     title = f"GB on each of {config.trainer.world_size} GPUs of {options.gpu_gb:g}: {model.path}, "
-    table = Table("", *phases, title=title + f"{shape.parameters / GB:.2f} billion parameters", title_justify="left")
+    table = Table("", *phases, title=title + f"{policy.parameters / GB:.2f} billion parameters", title_justify="left")
     for name in names:
         table.add_row(name, *(f"{parts[name]:.1f}" if name in parts else "" for parts in phases.values()))
     table.add_row("total", *(f"{sum(parts.values()):.1f}" for parts in phases.values()))
     console = Console()
     console.print(table)
-    if config.rollout.name == "vllm":
-        parts = engine_parts(config, shape, options.gpu_gb)
-        engine = ", ".join(f"{name} {size:.1f}" for name, size in parts.items())
-        console.print(f"engine: {engine} less activations", highlight=False)
-        if parts["KV cache"] <= 0:
-            sys.exit("error: no room for the KV cache; set rollout.gpu_memory_utilization higher")
+    if phases["generate"]["KV cache"] <= 0:
+        sys.exit("error: no room for the KV cache; set rollout.gpu_memory_utilization higher")
     worst, total = peak_of(phases)
     verdict = "fits" if total <= options.gpu_gb else f"does not fit; {fix_of(worst)}"
     console.print(f"{worst}: {total:.1f} GB; {verdict}", highlight=False)

@@ -48,7 +48,7 @@ BASE_IMPORTS = {
 HEAVY = {"torch", "vllm", "ray", "transformers"}
 """Packages that take seconds to import."""
 
-LATE_IMPORTS_ALLOWED = {"verl.run.sinks": "TensorBoard's writer is loaded only by runs that ask for it"}
+LATE_IMPORTS_ALLOWED = {"verl.run.tracker_backends": "TensorBoard's writer is loaded only by runs that ask for it"}
 """Modules, besides entry points, with a heavy import inside a function: module name -> why it must be so."""
 
 MODULES_BY_NAME = {

@@ -28,7 +28,7 @@ from gpu_checks.common import (
 )
 from verl.checkpoint.folders import checkpoints
 from verl.config import PPOConfig, load_config
-from verl.run.memory import Shape, Shapes, estimate
+from verl.run.memory import Shape, estimate
 
 AGREEMENT = 0.03
 """Largest mean distance between the log-probabilities of engine and trainer in any step, nats."""
@@ -248,7 +248,7 @@ def memory(context: Context, overrides: list[str], records: list[Record]) -> Rec
     config = load_config(PPOConfig, "ppo_trainer", [item.replace(" ", "") for item in overrides])
     total = torch.cuda.get_device_properties(0).total_memory / GB if context.on_gpu else 80.0
     shape = Shape.of(AutoConfig.from_pretrained(config.model.path))
-    phases = estimate(config, Shapes(shape), total)
+    phases = estimate(config, total, shape)
     # CUDA's context is not among what torch allocates.
     sums = {name: sum(parts.values()) - parts["context"] for name, parts in phases.items()}
     names = [name for name in PHASES if any(f"perf/memory/{name}_gb" in record for record in records)]

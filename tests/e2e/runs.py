@@ -55,7 +55,7 @@ class Job:
 
     @property
     def driver(self) -> int:
-        """The process that works; the one that was started waits for it (verl/run/guard.py)."""
+        """The process that works; the one that was started waits for it (verl/run/parent.py)."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         return int(children[0]) if children else self.process.pid
 

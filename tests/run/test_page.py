@@ -14,16 +14,16 @@ pytestmark = pytest.mark.slow
 def test_the_page_is_written_at_its_steps_and_at_the_end(tmp_path: Path):
     folder, said = write_run(tmp_path / "run"), []
     writer = PageWriter(folder, 4, said.append)
-    sink = writer.sink()
+    backend = writer.backend()
     for step in (0, 1, 3):
-        sink.log(step, {})
+        backend.log(step, {})
     assert writer._process is None
     start = time.monotonic()
-    sink.log(4, {})
+    backend.log(4, {})
     # A process is started, and not waited for; one that runs is left alone.
     assert time.monotonic() - start < 0.5 and not writer.page.exists()
     first = writer._process
-    sink.log(8, {})
+    backend.log(8, {})
     assert writer._process is first and first.wait(60) == 0 and '"steps":6,' in writer.page.read_text()
     writer.page.unlink()
     writer.finish()
@@ -34,7 +34,7 @@ def test_the_process_ends_with_the_run(tmp_path: Path):
     writer = PageWriter(write_run(tmp_path / "run"), 1, print)
     writer.after_step(1)
     process = writer._process
-    writer.sink().close()
+    writer.backend().close()
     assert process.returncode == -9 and list((tmp_path / "run").glob(".*")) == []
 
 
@@ -52,7 +52,7 @@ def test_a_page_that_cannot_be_written_is_a_line(tmp_path: Path, freq: int):
 def test_a_run_that_fails_has_a_page_of_what_it_recorded(tmp_path: Path):
     writer = PageWriter(write_run(tmp_path / "run"), 50, lambda line: None)
     with pytest.raises(KeyboardInterrupt), writer.even_after_failure():
-        writer.sink().log(3, {})
+        writer.backend().log(3, {})
         raise KeyboardInterrupt
     # What fails before its first step, or after its last page, leaves the page that is there.
     writer.page.unlink()

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -16,11 +15,10 @@ import pytest
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-import verl
 from verl.config.errors import ConfigError
-from verl.run import sinks
-from verl.run.sinks import SINKS, RunInfo, check_trackers
-from verl.run.tracking import Tracker, drop_records, git_revision, set_aside_records, steps_done, write_summary
+from verl.run import tracker_backends
+from verl.run.tracker_backends import BACKENDS, RunInfo, check_trackers
+from verl.run.tracking import Tracker, drop_records, set_aside_records, steps_done, write_summary
 
 
 @dataclass(frozen=True)
@@ -116,7 +114,7 @@ def test_resumed_tracker_drops_what_it_records_again(recorded: Path):
 def test_a_full_disk_is_an_error_that_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     if not Path("/dev/full").exists():
         pytest.skip("only Linux has a device that is always full")
-    monkeypatch.setattr("verl.run.sinks.open_to_write", lambda path, flags: os.open("/dev/full", flags))
+    monkeypatch.setattr("verl.run.tracker_backends.open_to_write", lambda path, flags: os.open("/dev/full", flags))
     tracker = make_tracker(tmp_path, [])
     with pytest.raises(OSError, match=r"No space left on device: '.*/metrics\.jsonl'"):
         tracker.log(1, {"a": 1.0})
@@ -146,19 +144,6 @@ def test_damaged_records_cost_a_warning_and_none_is_lost(bad: bytes, tmp_path: P
 def test_steps_of_a_summary_that_may_be_damaged(text: str, steps: int, tmp_path: Path):
     (tmp_path / "summary.json").write_text(text)
     assert steps_done(tmp_path / "summary.json") == steps
-
-
-@pytest.mark.slow
-def test_the_git_revision_is_that_of_the_packages_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    # Git looks for a repository in the parents too; pytest's own folder may lie in one.
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    monkeypatch.setattr(verl, "__file__", str(tmp_path / "verl" / "__init__.py"))
-    (tmp_path / "verl").mkdir()
-    assert git_revision() is None
-    identity = ["-c", "user.name=t", "-c", "user.email=t@example.com", "-c", "commit.gpgsign=false"]
-    for command in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "first"]):
-        subprocess.run(["git", "-C", str(tmp_path), *identity, *command], check=True)
-    assert re.fullmatch("[0-9a-f]{40}", git_revision() or "")
 
 
 @pytest.mark.slow
@@ -228,9 +213,9 @@ def run_info(folder: Path, last_step: int | None = None) -> RunInfo:
 def test_mlflow_gets_options_once_and_every_step(tmp_path: Path, stand_in, monkeypatch):
     mlflow = stand_in("mlflow")
     check_trackers(["mlflow"])
-    sink = SINKS["mlflow"](run_info(tmp_path))
-    sink.log(3, {"val/pass@1": 0.5, "cal/layer_1/Effective Rank diff 2/mean": 0.75, "a(b)": 1.0, "a": float("nan")})
-    sink.close()
+    backend = BACKENDS["mlflow"](run_info(tmp_path))
+    backend.log(3, {"val/pass@1": 0.5, "cal/layer_1/Effective Rank diff 2/mean": 0.75, "a(b)": 1.0, "a": float("nan")})
+    backend.close()
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     assert mlflow.calls == [
         ("set_tracking_uri", uri),
@@ -241,13 +226,13 @@ def test_mlflow_gets_options_once_and_every_step(tmp_path: Path, stand_in, monke
         ("end_run",),
     ]
     mlflow.calls.clear()
-    SINKS["mlflow"](run_info(tmp_path, last_step=3))
+    BACKENDS["mlflow"](run_info(tmp_path, last_step=3))
     assert mlflow.calls == [("set_tracking_uri", uri), ("start_run", "abc123", None)]
     # The server and the run of the environment.
     mlflow.calls.clear()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking:5000")
     monkeypatch.setenv("MLFLOW_RUN_ID", "given")
-    SINKS["mlflow"](run_info(tmp_path / "new"))
+    BACKENDS["mlflow"](run_info(tmp_path / "new"))
     assert mlflow.calls == [("start_run", "given", None)] and not (tmp_path / "new").exists()
 
 
@@ -263,9 +248,9 @@ def test_swanlab_gets_every_step(tmp_path: Path, stand_in, monkeypatch):
     for name, value in (("SWANLAB_MODE", "local"), ("SWANLAB_API_KEY", "key")):
         monkeypatch.setenv(name, value)
         check_trackers(["swanlab"])
-    sink = SINKS["swanlab"](run_info(tmp_path))
-    sink.log(2, {"a": 1.5, "b": float("inf")})
-    sink.close()
+    backend = BACKENDS["swanlab"](run_info(tmp_path))
+    backend.log(2, {"a": 1.5, "b": float("inf")})
+    backend.close()
     opened = ("init", "project", "experiment", str(tmp_path / "swanlog"), "local")
     assert swanlab.calls == [("login", "key"), opened, ("log", {"a": 1.5}, 2), ("finish",)]
 
@@ -277,7 +262,7 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     # A folder of its name is no package.
     with pytest.raises(ConfigError, match="^trainer.logger='swanlab': swanlab is not installed"):
         check_trackers(["swanlab"])
-    monkeypatch.setattr(sinks, "find_spec", lambda package: None)
+    monkeypatch.setattr(tracker_backends, "find_spec", lambda package: None)
     message = "^trainer.logger='tensorboard': tensorboard is not installed; `pip install tensorboard`"
     with pytest.raises(ConfigError, match=message):
         check_trackers(["console", "file", "tensorboard"])
@@ -286,14 +271,14 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_verls_file_is_written_beside_our_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "logs" / "verl.jsonl"
     monkeypatch.delenv("VERL_FILE_LOGGER_PATH", raising=False)
-    SINKS["file"](run_info(tmp_path)).log(1, {"a": 1.0})
+    BACKENDS["file"](run_info(tmp_path)).log(1, {"a": 1.0})
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(path))
     # Step 2 is done twice: the run resumed from step 1.
     for last_step, step in ((None, 1), (None, 1), (1, 2), (1, 2)):
-        sink = SINKS["file"](run_info(tmp_path, last_step))
-        sink.log(step, {"b": 0.5, "a": float("nan")})
-        sink.close()
+        backend = BACKENDS["file"](run_info(tmp_path, last_step))
+        backend.log(step, {"b": 0.5, "a": float("nan")})
+        backend.close()
     # A run from scratch starts the file again, a resumed one goes on.
     assert [json.loads(line) for line in path.read_text().splitlines()] == [
         {"step": step, "data": {"b": 0.5, "a": None}} for step in (1, 2)
@@ -310,7 +295,7 @@ def test_verls_file_is_written_beside_our_own(tmp_path: Path, monkeypatch: pytes
 )
 def test_wandb_without_a_key_is_refused(environment: dict[str, str], message: str, tmp_path: Path):
     kept = {name: value for name, value in os.environ.items() if "WANDB" not in name}
-    command = [sys.executable, "-c", "from verl.run.sinks import check_trackers; check_trackers(['wandb'])"]
+    command = [sys.executable, "-c", "from verl.run.tracker_backends import check_trackers; check_trackers(['wandb'])"]
     # Neither a .netrc nor settings of the user's.
     environment |= {"HOME": str(tmp_path), "WANDB_CONFIG_DIR": str(tmp_path)}
     environment |= {"PYTHONPATH": os.pathsep.join(sys.path)}

@@ -7,7 +7,7 @@ import pytest
 from verl.checkpoint.attempts import run_lock
 from verl.config.errors import ConfigError
 from verl.evaluation.store import AppendFile, read_lines
-from verl.run.sinks import jsonl_sink
+from verl.run.tracker_backends import jsonl_backend
 from verl.utils.files import replace_text, replacing
 
 
@@ -29,7 +29,7 @@ def lock(path: Path) -> None:
     ("name", "write"),
     [
         (".lock", lock),
-        ("metrics.jsonl", jsonl_sink),
+        ("metrics.jsonl", jsonl_backend),
         ("samples.jsonl", AppendFile),
         ("samples.jsonl", lambda path: list(read_lines(path))),
     ],

@@ -40,7 +40,7 @@ from verl.rollout.environments.conversations import check_conversations
 from verl.rollout.environments.tools import tool_schemas
 from verl.rollout.requests import EngineModel, resolve_dtype
 from verl.run.session import RaySession
-from verl.run.sinks import check_trackers
+from verl.run.tracker_backends import check_trackers
 from verl.utils.sandbox import require_sandbox
 
 CPU_WORKERS = 2

@@ -1,13 +1,14 @@
 """The memory of a training run on each GPU, phase by phase, from options alone; docs/memory.md derives the terms.
 
 They hold for decoder-only models with gated MLPs (Qwen, Llama, Mistral). The bytes of activations were counted from
-what autograd saves.
+the tensors that autograd saves.
 """
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from verl.cluster.failures import ON_GPU, fix
+from verl.config.actor import LearnerConfig
 from verl.config.common import ModelConfig
 from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
@@ -19,21 +20,15 @@ GB = 1e9
 CONTEXT_GB = 2.0
 """CUDA context, kernels and NCCL's buffers; a guess that holds for one process per GPU."""
 LOGITS_BYTES = 12
-"""Per token and vocabulary entry, besides the logits themselves: log-softmax, probabilities and their product, in
-float32."""
+"""Per token and vocabulary entry, on top of the logits: log-softmax, probabilities and their product, in float32."""
 ENTROPY_BYTES = 20
-"""The same, logits included, in the backward pass if the entropy has a gradient (``actor.entropy_coeff``)."""
+"""The same with the logits, in the backward pass if the entropy has a gradient (``actor.entropy_coeff``)."""
 SAMPLING_BYTES = 32
 """The same if ``rollout.name=hf`` draws a token: probabilities and their sums in float64, sorted for ``top_p``."""
 
-ITEMSIZE = {"bfloat16": 2, "float32": 4}
-"""Bytes of a number in ``param_dtype``."""
-ENGINE_ITEMSIZE = {"float32": 4}
-"""Bytes of a weight in ``rollout.dtype``; 2 for all others."""
 
 SAME_MODEL = 0.05
-"""Share of a model's parameters that its norms and biases may have."""
-
+"""Largest share of norms and biases in a model's parameters."""
 WARNED = 0.9
 """Share of a GPU's memory above which a run is warned: the estimate leaves out fragments and temporaries."""
 METHODS = {"generate": "sync_weights", "sync": "sync_weights", "logprobs": "compute_logprobs"}
@@ -42,6 +37,11 @@ METHODS |= {"update, backward": "update_actor", "critic, backward": "update_crit
 
 Parts = dict[str, float]
 """Holder of memory -> GB on one GPU."""
+
+
+def itemsize_of(dtype: str) -> int:
+    """Return the bytes of a number in ``param_dtype`` or ``rollout.dtype``; 2 except for float32."""
+    return 4 if dtype == "float32" else 2
 
 
 class Shape(NamedTuple):
@@ -59,18 +59,11 @@ class Shape(NamedTuple):
 
     @classmethod
     def of(cls, config: Any) -> "Shape":
-        """The sizes in a ``transformers`` config; raises ``AttributeError`` if they are not all there."""
+        """Return the sizes in a ``transformers`` config; raise ``AttributeError`` if one is missing."""
         head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         sizes = (config.hidden_size, config.intermediate_size, config.num_hidden_layers)
         heads = (config.num_attention_heads * head, config.num_key_value_heads * head)
         return cls(*sizes, *heads, config.vocab_size, config.tie_word_embeddings)
-
-    @property
-    def linears(self) -> dict[str, int]:
-        """Inputs plus outputs of each matrix of a layer."""
-        d, i = self.hidden, self.intermediate
-        attention = {"q_proj": d + self.attention, "k_proj": d + self.kv, "v_proj": d + self.kv}
-        return attention | {"o_proj": self.attention + d, "gate_proj": d + i, "up_proj": d + i, "down_proj": i + d}
 
     @property
     def layer_parameters(self) -> int:
@@ -84,19 +77,23 @@ class Shape(NamedTuple):
 
     @property
     def parameters(self) -> int:
+        """Parameters of the model."""
         return self.layers * self.layer_parameters + self.root_parameters
 
     def trainable(self, model: ModelConfig) -> int:
-        """Parameters with gradients and moments: all, or those of the adapters."""
-        lora = model.lora
+        """Return the number of parameters with gradients and moments: all, or those of the adapters."""
         if not model.trains_adapters:
             return self.parameters
-        chosen = [n for name, n in self.linears.items() if {name, "all-linear"} & set(lora.target_modules)]
-        return self.layers * lora.rank * sum(chosen)
+        d, i = self.hidden, self.intermediate
+        # Inputs plus outputs of each matrix of a layer.
+        linears = {"q_proj": d + self.attention, "k_proj": d + self.kv, "v_proj": d + self.kv}
+        linears |= {"o_proj": self.attention + d, "gate_proj": d + i, "up_proj": d + i, "down_proj": i + d}
+        chosen = [n for name, n in linears.items() if {name, "all-linear"} & set(model.lora.target_modules)]
+        return self.layers * model.lora.rank * sum(chosen)
 
     def activations(self, tokens: float, model: ModelConfig) -> float:
-        """Bytes saved for the backward pass, for a micro-batch of ``tokens`` tokens on this worker."""
-        scale = {"bfloat16": 1, "float32": 2}[model.param_dtype]
+        """Return the bytes saved for the backward pass, for a micro-batch of ``tokens`` tokens on this worker."""
+        scale = itemsize_of(model.param_dtype) / 2
         # With a padding mask, torch's attention needs a key and a value for every query.
         keys = self.kv if model.use_remove_padding else self.attention
         layer = scale * (20 * self.hidden + 8 * self.intermediate + 4 * keys)
@@ -104,177 +101,145 @@ class Shape(NamedTuple):
             return tokens * (2 * scale * self.hidden * self.layers + layer)
         return tokens * layer * self.layers
 
-    def passing(self, tokens: float, model: ModelConfig) -> float:
-        """Bytes that a layer holds at most while ``tokens`` tokens pass it and nothing is saved: in the MLP, two
-        factors and their product beside the residual stream and what attention left."""
-        return tokens * ITEMSIZE[model.param_dtype] * (3 * self.intermediate + 5 * self.hidden)
+    def model_parts(self, model: ModelConfig, workers: int, learns: bool = True) -> Parts:
+        """Return the holders of a sharded model.
+
+        Gathered are whole parameters of the root and of two layers, whole gradients those of the root and of one layer.
+        """
+        shards, itemsize = model.fsdp.workers_per_copy(workers), itemsize_of(model.param_dtype)
+        trainable = self.trainable(model) if learns else 0
+        reduced = itemsize * self.root_parameters + (itemsize + 4) * self.layer_parameters
+        return {
+            "parameters": (4 * trainable + itemsize * (self.parameters - trainable)) / shards / GB,
+            "gradients": 4 * trainable / shards / GB,
+            "moments": 8 * trainable / shards / GB,
+            "gathered": itemsize * (self.root_parameters + 2 * self.layer_parameters) / GB,
+            "whole gradients": 0.0 if model.trains_adapters else reduced / GB,
+        }
 
 
-class Shapes(NamedTuple):
-    """The sizes of a run's models; a critic or a reward model without is not counted. A reference has the policy's."""
-
-    policy: Shape
-    critic: Shape | None = None
-    judge: Shape | None = None
-    """The reward model."""
-
-
-class Held(NamedTuple):
-    """A model on one GPU, in GB."""
-
-    parameters: float
-    gradients: float
-    moments: float
-    gathered: float
-    """Whole parameters of the root and of two layers, in ``param_dtype``."""
-    reduced: float
-    """Whole gradients of the root and of one layer, before they are sharded."""
-
-    @classmethod
-    def of(cls, shape: Shape, model: ModelConfig, workers: int, learns: bool = True) -> "Held":
-        shards, itemsize = model.fsdp.workers_per_copy(workers), ITEMSIZE[model.param_dtype]
-        trainable = shape.trainable(model) if learns else 0
-        whole = not model.trains_adapters
-        return cls(
-            (4 * trainable + itemsize * (shape.parameters - trainable)) / shards / GB,
-            4 * trainable / shards / GB,
-            8 * trainable / shards / GB,
-            itemsize * (shape.root_parameters + 2 * shape.layer_parameters) / GB,
-            (itemsize * shape.root_parameters + (itemsize + 4) * shape.layer_parameters) / GB if whole else 0.0,
-        )
-
-    def idle(self, param_offload: bool, optimizer_offload: bool = False) -> float:
-        """Memory while other models are in use."""
-        return self.parameters * (not param_offload) + self.moments * (not optimizer_offload)
-
-
-def estimate(config: PPOConfig, shapes: Shapes, gpu_gb: float) -> dict[str, Parts]:
-    """GB on one GPU by phase and holder."""
-    shape, critic_shape, judge = shapes
-    model, workers = config.model, config.trainer.world_size
-    fsdp, parallel = model.fsdp, model.ulysses_sequence_parallel_size
-    policy = Held.of(shape, model, workers)
+def estimate(
+    config: PPOConfig, gpu_gb: float, policy: Shape, critic: Shape | None = None, reward_model: Shape | None = None
+) -> dict[str, Parts]:
+    """Return GB on one GPU by phase and holder; a critic or a reward model without a shape is not counted."""
+    model, actor, rollout, workers = config.model, config.actor, config.rollout, config.trainer.world_size
     longest, longest_response = config.max_sequence_length, config.data.max_response_length
-    update = config.actor.micro_batch_size_per_gpu * longest / parallel
-    forward = config.actor.log_prob_micro_batch_size_per_gpu * longest / parallel
-    if config.actor.use_dynamic_bsz:
-        # The limit of one worker: workers that share sequences take a multiple of it together.
-        update, forward = config.actor.ppo_max_token_len_per_gpu, config.actor.log_prob_max_token_len_per_gpu
+    rows = actor.log_prob_micro_batch_size_per_gpu
+    scored_tokens = _micro_batch(actor, rows, actor.log_prob_max_token_len_per_gpu, model, longest)
+    learned_tokens = _micro_batch(
+        actor, actor.micro_batch_size_per_gpu, actor.ppo_max_token_len_per_gpu, model, longest
+    )
+    parts, engine = policy.model_parts(model, workers), _engine(config, policy, gpu_gb)
+    colocated = {} if rollout.has_pool else engine
 
-    others: Parts = {}
+    # 1. Memory that is held in every phase. Each phase adds to it, or replaces a holder.
+    held = {"context": CONTEXT_GB}
     if config.uses_reference and not model.trains_adapters:
-        others["reference"] = Held.of(shape, model, workers, learns=False).idle(config.ref.param_offload)
-    if critic_shape is not None:
-        critic = config.critic.model
-        held = Held.of(critic_shape, critic, workers)
-        others["critic"] = held.idle(critic.fsdp.param_offload, critic.fsdp.optimizer_offload)
-    if judge is not None:
+        reference = policy.model_parts(model, workers, learns=False)
+        held["reference"] = 0.0 if config.ref.param_offload else reference["parameters"]
+    if reward_model is not None:
         frozen = config.reward_model.model
-        others["reward model"] = Held.of(judge, frozen, workers, learns=False).idle(frozen.fsdp.param_offload)
-    others["context"] = CONTEXT_GB
-    generating = _generating(config, shape, gpu_gb)
-    sleeping = {} if config.rollout.free_cache_engine or config.rollout.name == "hf" else generating
-    moments = 0.0 if fsdp.optimizer_offload else policy.moments
+        scores = reward_model.model_parts(frozen, workers, learns=False)
+        held["reward model"] = 0.0 if frozen.fsdp.param_offload else scores["parameters"]
+    held |= _idle(parts, model, "")
+    if critic is not None:
+        critic_parts = critic.model_parts(config.critic.model, workers)
+        held |= _idle(critic_parts, config.critic.model, "critic ")
+    awake = {} if rollout.free_cache_engine or rollout.name == "hf" else colocated
+    at_work = held | {"parameters": parts["parameters"]}
 
+    # 2. The pass for log-probabilities: the head comes after the layers, which hold in the MLP two factors and their
+    # product, next to the residual stream and the output of attention.
     def logits(num_bytes: int, tokens: float) -> float:
         responses = tokens * longest_response / longest
         alive = min(model.logits_chunk_size or responses, responses)
-        return num_bytes * alive * shape.vocabulary / GB
+        return num_bytes * alive * policy.vocabulary / GB
 
-    at_work = {"parameters": policy.parameters, "moments": moments, **others}
-    resting = at_work | {"parameters": 0.0 if fsdp.param_offload else policy.parameters}
-    learning = at_work | {"gradients": policy.gradients}
-    activations = shape.activations(update, model) / GB
-    sync = _syncing(config, shape) / GB
-    scored = ITEMSIZE[model.param_dtype] + LOGITS_BYTES
-    learned = ENTROPY_BYTES if config.actor.entropy_coeff else scored
+    itemsize = itemsize_of(model.param_dtype)
+    passing = scored_tokens * itemsize * (3 * policy.intermediate + 5 * policy.hidden) / GB
+    scoring = {"logits": logits(itemsize + LOGITS_BYTES, scored_tokens), "activations": passing}
+    largest = max(scoring, key=lambda part: scoring[part])
     spectra = {}
     if config.calculator.measured_by("actor"):
-        sizes = (longest_response, len(config.calculator.layers), shape.hidden)
+        sizes = (longest_response, len(config.calculator.layers), policy.hidden)
         spectra["spectra"] = workspace_bytes(*sizes, config.calculator) / GB
-    # The head comes after the layers.
-    scoring = {"logits": logits(scored, forward), "activations": shape.passing(forward, model) / GB}
-    largest = max(scoring, key=lambda part: scoring[part])
+
+    # 3. The phases. Engines with GPUs of their own share them with nothing.
+    learned = logits(ENTROPY_BYTES if actor.entropy_coeff else itemsize + LOGITS_BYTES, learned_tokens)
+    activations = policy.activations(learned_tokens, model) / GB
+    sampling = {"context": CONTEXT_GB} if rollout.has_pool else at_work if rollout.name == "hf" else held
     phases = {
-        "generate": (at_work if config.rollout.name == "hf" else resting) | generating,
-        "logprobs": at_work | sleeping | spectra | {"gathered": policy.gathered, largest: scoring[largest]},
-        "update, backward": learning
-        | sleeping
-        | {"gathered": policy.gathered, "whole gradients": policy.reduced, "activations": activations}
-        | {"logits": logits(learned, update)},
-        # AdamW's step over all parameters at once makes a temporary of the same size.
-        "update, step": learning | sleeping | {"moments": policy.moments, "temporary": policy.gradients},
-        "sync": at_work | generating | {"bucket": sync},
+        "generate": sampling | engine,
+        "logprobs": at_work | awake | spectra | {"gathered": parts["gathered"], largest: scoring[largest]},
+        **_update("update", held | awake, parts, "", {"activations": activations, "logits": learned}),
+        "sync": at_work | colocated | {"bucket": _syncing(config, policy) / GB},
     }
-    if config.rollout.name == "hf":
+    if rollout.name == "hf":
         del phases["sync"]
-    if critic_shape is not None:
-        phases |= _critic_phases(config, critic_shape, resting | sleeping)
+    if critic is not None:
+        options = config.critic
+        sizes = (options.micro_batch_size_per_gpu, options.ppo_max_token_len_per_gpu)
+        activations = critic.activations(_micro_batch(options, *sizes, options.model, longest), options.model) / GB
+        phases |= _update("critic", held | awake, critic_parts, "critic ", {"activations": activations})
     return phases
 
 
+def _micro_batch(options: LearnerConfig, rows: int, most: int, model: ModelConfig, longest: int) -> float:
+    """Return the tokens of a micro-batch on one worker, at most ``most`` of them with ``use_dynamic_bsz``."""
+    return most if options.use_dynamic_bsz else rows * longest / model.ulysses_sequence_parallel_size
+
+
+def _idle(parts: Parts, model: ModelConfig, prefix: str) -> Parts:
+    """Return a model's memory while other models are in use."""
+    offloaded = {"parameters": model.fsdp.param_offload, "moments": model.fsdp.optimizer_offload}
+    return {f"{prefix}{name}": 0.0 if off else parts[name] for name, off in offloaded.items()}
+
+
+def _update(name: str, held: Parts, parts: Parts, prefix: str, batch: Parts) -> dict[str, Parts]:
+    """Return the phases of a model's update: the backward pass, and the optimizer's step.
+
+    AdamW's step over all parameters at once makes a temporary of their size.
+    """
+    learning = held | {f"{prefix}parameters": parts["parameters"], "gradients": parts["gradients"]}
+    whole = {name: parts[name] for name in ("gathered", "whole gradients")}
+    step = {f"{prefix}moments": parts["moments"], "temporary": parts["gradients"]}
+    return {f"{name}, backward": learning | whole | batch, f"{name}, step": learning | step}
+
+
 def _syncing(config: PPOConfig, shape: Shape) -> float:
-    """Bytes of a weight sync: a bucket, this worker's part of it, a parameter taken out of it, and vLLM's copy."""
-    rollout, itemsize = config.rollout, ENGINE_ITEMSIZE.get(config.rollout.dtype, 2)
+    """Return the bytes of a weight sync: a bucket, this worker's part, a parameter of it, and vLLM's copy."""
+    rollout, itemsize = config.rollout, itemsize_of(config.rollout.dtype)
     largest = itemsize * shape.vocabulary * shape.hidden
     bucket = min(max(rollout.update_weights_bucket_megabytes << 20, largest), itemsize * shape.parameters)
     part = bucket / config.model.fsdp.workers_per_copy(config.trainer.world_size)
     return bucket + part + itemsize * shape.hidden * shape.intermediate + largest / rollout.tensor_parallel_size
 
 
-def _generating(config: PPOConfig, shape: Shape, gpu_gb: float) -> Parts:
-    """Holders of memory of the rollout engine while it samples; none where it has GPUs of its own."""
-    rollout = config.rollout
-    if rollout.has_pool:
-        return {}
+def _engine(config: PPOConfig, shape: Shape, gpu_gb: float) -> Parts:
+    """Return the holders of the rollout engine's memory while it samples.
+
+    vLLM's KV cache gets what weights and hidden states, with the workspace that measures them, leave of its share.
+    """
+    rollout, length = config.rollout, config.max_sequence_length
     if rollout.name == "hf":
-        itemsize = ITEMSIZE[config.model.param_dtype]
-        tokens = rollout.max_num_seqs * config.max_sequence_length
+        itemsize = itemsize_of(config.model.param_dtype)
         return {
             "whole policy": itemsize * shape.parameters / GB,
-            "KV cache": 2 * itemsize * shape.layers * shape.kv * tokens / GB,
+            "KV cache": 2 * itemsize * shape.layers * shape.kv * rollout.max_num_seqs * length / GB,
             "logits": SAMPLING_BYTES * rollout.max_num_seqs * shape.vocabulary / GB,
         }
-    if rollout.kv_cache_memory_mb:
-        # vLLM then takes no account of what else needs memory.
-        parts = engine_parts(config, shape, gpu_gb)
-        held = {"engine": parts["weights"] + parts["KV cache"], "hidden states": parts["hidden states"]}
-        return {name: size for name, size in held.items() if size}
-    return {"engine": gpu_gb * rollout.gpu_memory_utilization}
-
-
-def engine_parts(config: PPOConfig, shape: Shape, gpu_gb: float) -> Parts:
-    """Parts of vLLM's share, without activations: weights, hidden states with the workspace that measures them, and the
-    KV cache, which gets the rest."""
-    rollout, itemsize = config.rollout, ENGINE_ITEMSIZE.get(config.rollout.dtype, 2)
+    itemsize = itemsize_of(rollout.dtype)
     weights = itemsize * shape.parameters / rollout.tensor_parallel_size / GB
-    states = reserved_bytes(config.calculator, config.max_sequence_length, shape.hidden, itemsize) / GB
+    states = reserved_bytes(config.calculator, length, shape.hidden, itemsize) / GB
     cache = gpu_gb * rollout.gpu_memory_utilization - weights - states
     if rollout.kv_cache_memory_mb:
+        # vLLM then takes no account of other needs.
         cache = rollout.kv_cache_memory_mb * 2**20 / GB
-    return {"weights": weights, "hidden states": states, "KV cache": cache}
-
-
-def _critic_phases(config: PPOConfig, shape: Shape, resting: Parts) -> dict[str, Parts]:
-    """The phases of the update of a critic of this ``shape``, with what is ``resting`` meanwhile."""
-    critic = config.critic
-    held = Held.of(shape, critic.model, config.trainer.world_size)
-    tokens = critic.micro_batch_size_per_gpu * config.max_sequence_length / critic.model.ulysses_sequence_parallel_size
-    if critic.use_dynamic_bsz:
-        # The limit of one worker, as the actor's.
-        tokens = critic.ppo_max_token_len_per_gpu
-    activations = shape.activations(tokens, critic.model) / GB
-    idle = held.parameters + held.moments * (not critic.model.fsdp.optimizer_offload)
-    learning = resting | {"gradients": held.gradients}
-    return {
-        "critic, backward": learning
-        | {"critic": idle, "gathered": held.gathered, "whole gradients": held.reduced, "activations": activations},
-        "critic, step": learning | {"critic": held.parameters + held.moments, "temporary": held.gradients},
-    }
+    return {"engine weights": weights, "hidden states": states, "KV cache": cache}
 
 
 def shape_of(model: ModelConfig) -> Shape | None:
-    """The sizes of a model; None if it is not built as the terms of the estimate assume."""
+    """Return the sizes of a model; None if the terms of the estimate do not describe it."""
     info = ModelInfo.of(model)
     try:
         shape, whole = Shape.of(info.text_config), info.causal_model
@@ -286,27 +251,27 @@ def shape_of(model: ModelConfig) -> Shape | None:
 
 
 def peak_of(phases: Mapping[str, Parts]) -> tuple[str, float]:
-    """The phase of an estimate that needs most, and its GB."""
+    """Return the phase of an estimate that needs most, and its GB."""
     phase = max(phases, key=lambda name: sum(phases[name].values()))
     return phase, sum(phases[phase].values())
 
 
 def fix_of(phase: str) -> str:
-    """In words, the options that lower a phase's memory."""
+    """Return, in words, the options that lower a phase's memory."""
     return f"{fix(METHODS.get(phase, 'load'), ON_GPU)}, or train adapters (model.lora.rank=32)"
 
 
 def memory_warning(config: PPOConfig, gpu_gb: float) -> str:
-    """One line if the estimate exceeds 90 % of the smallest GPU's memory; otherwise empty.
+    """Return one line if the estimate exceeds 90 % of the smallest GPU's memory; otherwise an empty text.
 
-    Models whose sizes the estimate does not know are not counted; without the policy's there is no estimate.
+    Models of unknown sizes are not counted; without the policy's there is no estimate.
     """
     policy = shape_of(config.model)
     if policy is None:
         return ""
     critic = shape_of(config.critic.model) if config.uses_critic else None
-    judge = shape_of(config.reward_model.model) if config.uses_reward_model else None
-    phases = estimate(config, Shapes(policy, critic, judge), gpu_gb)
+    reward_model = shape_of(config.reward_model.model) if config.uses_reward_model else None
+    phases = estimate(config, gpu_gb, policy, critic, reward_model)
     phase, total = peak_of(phases)
     if total <= WARNED * gpu_gb:
         return ""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from verl.run.sinks import Sink
+from verl.run.tracker_backends import Backend
 from verl_pages import PAGE
 
 LAST_PAGE_S = 120.0
@@ -38,9 +38,9 @@ class PageWriter:
                 self.finish()
             raise
 
-    def sink(self) -> Sink:
-        """Return a sink of the tracker that updates the page after each recorded step."""
-        return Sink(lambda step, metrics: self.after_step(step), self.stop)
+    def backend(self) -> Backend:
+        """Return a backend of the tracker that updates the page after each recorded step."""
+        return Backend(lambda step, metrics: self.after_step(step), self.stop)
 
     def after_step(self, step: int) -> None:
         """Start to write the page if it is due, unless the previous one is still being written."""

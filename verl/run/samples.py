@@ -42,7 +42,7 @@ class SampleFile(NamedTuple):
 
 
 def sample_files(folder: Path) -> list[SampleFile]:
-    """The complete files of samples in ``folder``, in order."""
+    """Return the complete files of samples in ``folder``, in order."""
     names = (_NAME.fullmatch(path.name) for path in folder.iterdir()) if folder.is_dir() else ()
     return sorted(SampleFile(int(match[2]), match[1]) for match in names if match)
 
@@ -134,7 +134,7 @@ def superfluous(sizes: dict[SampleFile, int], limit: float) -> Iterator[SampleFi
 
 
 def _halvings(step: int) -> int:
-    """Number of times that ``step`` can be halved; 0 more often than any other."""
+    """Return how often ``step`` can be halved; 0 more often than any other step."""
     return (step & -step).bit_length() if step else 64
 
 

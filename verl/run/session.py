@@ -32,7 +32,7 @@ from verl.models.info import ModelInfo
 from verl.rollout.requests import resolve_dtype
 from verl.run.display import Columns, RunDisplay, share_rows
 from verl.run.exit_codes import Preemption
-from verl.run.memory import ENGINE_ITEMSIZE, GB, memory_warning
+from verl.run.memory import GB, itemsize_of, memory_warning
 from verl.run.page import PageWriter
 from verl.run.tracking import Tracker, drop_records, set_aside_records, steps_done, write_summary
 from verl.single_controller.engine_pool import EnginePool
@@ -164,7 +164,7 @@ class TrainingRun(RaySession):
             self.largest_batch = (rows, config.max_sequence_length)
             self.pool = (config.rollout.nnodes, config.rollout.n_gpus_per_node)
             if config.rollout.has_pool:
-                itemsize = ENGINE_ITEMSIZE.get(resolve_dtype(config.rollout.dtype, device_type == "cpu"), 2)
+                itemsize = itemsize_of(resolve_dtype(config.rollout.dtype, device_type == "cpu"))
                 parameters = ModelInfo.of(config.model).causal_model.parameters()
                 self.weight_bytes = itemsize * sum(parameter.numel() for parameter in parameters)
         self.steps = steps
@@ -230,7 +230,7 @@ class TrainingRun(RaySession):
             self.display.say(f"warning: {note}")
         names = (trainer.project_name, trainer.experiment_name)
         self.tracker = tracker = Tracker(self.folder, trainer.logger, *names, self.config, last_step, self.attempt)
-        tracker.add(self.page.sink())
+        tracker.add(self.page.backend())
         self.resources.callback(tracker.close)
         # After Ray has ended: until then, workers may still be writing.
         self.resources.callback(remove_unfinished, self.folder, self.attempt.number)

@@ -28,7 +28,7 @@ from verl.rollout import check_engine_model, end_tokens
 from verl.rollout.environments.conversations import ConversationSetup, check_conversations
 from verl.rollout.environments.pool import EnvironmentPool
 from verl.rollout.environments.tools import tool_schemas
-from verl.run.sinks import check_trackers
+from verl.run.tracker_backends import check_trackers
 from verl.run.warnings import form_warnings, start_warnings
 from verl.utils.user_code import kl_estimator
 from verl.workers.policy_loss import PolicyLoss, check_policy_loss

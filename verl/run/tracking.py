@@ -16,7 +16,17 @@ import verl
 from verl.checkpoint.attempts import Attempt
 from verl.cluster.probe import installed
 from verl.run.samples import drop_samples, set_aside_samples
-from verl.run.sinks import MLFLOW_ID, SINKS, WANDB_ID, Metrics, RunInfo, Sink, Table, jsonl_sink, keep_records
+from verl.run.tracker_backends import (
+    BACKENDS,
+    MLFLOW_ID,
+    WANDB_ID,
+    Backend,
+    Metrics,
+    RunInfo,
+    Table,
+    jsonl_backend,
+    keep_records,
+)
 from verl.utils.files import free_name, replace_text
 
 METRICS = "metrics.jsonl"
@@ -27,11 +37,11 @@ SUMMARY = "summary.json"
 
 
 class Tracker:
-    """Appends one record per step to every sink; :func:`drop_records` first removes those of steps to be repeated.
+    """Appends one record per step to every backend; :func:`drop_records` first removes those of steps to be repeated.
 
     Args:
         folder: the run's folder; ``metrics.jsonl`` and ``tensorboard/`` are written there.
-        loggers: those in ``SINKS`` open a sink each; ``console`` is left to the progress display.
+        loggers: names in ``BACKENDS`` open a backend each; ``console`` is left to the progress display.
         config: the run's configuration dataclass, stored as ``config.yaml`` and given to the trackers.
         last_step: the step that the run resumes from; None if it starts from scratch.
         attempt: refuses records once a newer attempt has taken over; None: nothing else writes into the folder.
@@ -54,12 +64,12 @@ class Tracker:
         self.step = last_step or 0
         """The latest recorded step."""
         run = RunInfo(folder, project, experiment, values, last_step)
-        opened = [SINKS[name](run) for name in dict.fromkeys(loggers) if name in SINKS]
-        self._sinks = [jsonl_sink(folder / METRICS), *opened]
+        opened = [BACKENDS[name](run) for name in dict.fromkeys(loggers) if name in BACKENDS]
+        self._backends = [jsonl_backend(folder / METRICS), *opened]
 
-    def add(self, sink: Sink) -> None:
-        """Record in another place too, after all others."""
-        self._sinks.append(sink)
+    def add(self, backend: Backend) -> None:
+        """Record with this backend too, after the others."""
+        self._backends.append(backend)
 
     def log(self, step: int, metrics: Metrics) -> None:
         """Record the scalars of one step, under sorted names.
@@ -71,18 +81,18 @@ class Tracker:
             self._attempt.check(self._folder / METRICS)
         self.step = step
         ordered = dict(sorted(metrics.items()))
-        for sink in self._sinks:
-            sink.log(step, ordered)
+        for backend in self._backends:
+            backend.log(step, ordered)
 
     def log_table(self, step: int, name: str, table: Table) -> None:
         """Record a table of one step in the trackers that have tables, before its scalars."""
-        for sink in self._sinks:
-            sink.table(step, name, table)
+        for backend in self._backends:
+            backend.table(step, name, table)
 
     def close(self) -> None:
-        """Flush and close every sink."""
-        for sink in self._sinks:
-            sink.close()
+        """Flush and close every backend."""
+        for backend in self._backends:
+            backend.close()
 
 
 def drop_records(folder: Path, last_step: int | None) -> list[str]:

@@ -13,7 +13,7 @@ from verl.cli.translate import overrides_of, read_line
 from verl.cli.values import FlagError
 from verl.config.errors import ConfigError, error_lines
 from verl.config.ppo import PPOConfig
-from verl.run.guard import guarded
+from verl.run.parent import run_in_child
 from verl.run.run_config import parse_run_config
 from verl.utils.process import loading
 
@@ -30,7 +30,7 @@ def run(config: PPOConfig) -> None:
 
         run_to_exit_code(lambda: run_ppo(config), requeue=True)
 
-    guarded(work, config.trainer)
+    run_in_child(work, config.trainer)
 
 
 def main() -> None:

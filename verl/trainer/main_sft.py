@@ -2,7 +2,7 @@
 
 from verl.cli.hydra_app import run_hydra
 from verl.config.sft import SFTConfig
-from verl.run.guard import guarded
+from verl.run.parent import run_in_child
 from verl.run.run_config import parse_run_config
 from verl.utils.process import loading
 
@@ -19,7 +19,7 @@ def run(config: SFTConfig) -> None:
 
         run_to_exit_code(lambda: run_sft(config), requeue=True)
 
-    guarded(work, config.trainer)
+    run_in_child(work, config.trainer)
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from verl.models.hub import fetch_model
 from verl.models.tokenizer import check_embeds_tokens, load_tokenizer
 from verl.run.session import TrainingRun
 from verl.run.setup import check_profile_steps
-from verl.run.sinks import check_trackers
+from verl.run.tracker_backends import check_trackers
 from verl.run.tracking import Tracker
 from verl.single_controller.roles import RoleWorkers
 from verl.single_controller.worker_group import WorkerGroup

@@ -185,7 +185,7 @@ def test_validation_of_a_checkpoint_prints_no_model(small_config, checkpoint, tm
 
         def fit(self) -> None: ...
 
-    tracker = SimpleNamespace(add=lambda sink: None)
+    tracker = SimpleNamespace(add=lambda backend: None)
     monkeypatch.setattr(run_module.TrainingRun, "start", lambda *_: (tracker, None))
     monkeypatch.setattr(run_module, "RolloutScheduler", lambda *_: None)
     monkeypatch.setattr(run_module, "ResponseRewards", lambda *_: None)

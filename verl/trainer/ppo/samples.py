@@ -23,7 +23,7 @@ from verl.rollout.environments.conversations import who_said_what
 from verl.rollout.environments.pool import COUNTS
 from verl.run.display import RunDisplay
 from verl.run.samples import METRIC_PREFIX, PREFIX, SampleStore, Split
-from verl.run.sinks import Table as SampleTable
+from verl.run.tracker_backends import Table as SampleTable
 from verl.run.tracking import Tracker
 from verl.utils.portable import finite_or_null, valid_unicode
 

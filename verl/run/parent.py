@@ -1,7 +1,7 @@
-"""The process that a run's command is. It starts the one that works, and says how that ended if that could not.
+"""The parent process of a run: it starts the process that works, and reports the end of one that could not itself.
 
-Ray ends a process that has lost its node manager (the raylet) at once and without a word, and the system one that takes
-too much memory. There should be a line, the command that resumes the run, and an exit code all the same.
+Ray kills a process that has lost its node manager (the raylet) without a message, and the system one that takes too
+much memory. The user still gets a line, the command that resumes the run, and an exit code.
 """
 
 import ctypes
@@ -17,23 +17,23 @@ from verl.cluster.environment import REQUEUE
 from verl.config.common import RunConfig
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT)
-"""Signals to this process that are meant for the one that works."""
+"""Signals that are forwarded to the child."""
 
 SI_KERNEL = 0x80
-"""Linux: the signal is a key of the terminal, which sends it to the process that works as well."""
+"""Linux: the signal is a key of the terminal, which sends it to the child as well."""
 
 PR_SET_PDEATHSIG = 1
 """Linux ``prctl`` option: the signal that a process gets when its parent ends."""
 
 
-def guarded(run: Callable[[], None], trainer: RunConfig) -> None:
-    """Call ``run`` in a process of its own, and exit as that does; return if it ends well.
+def run_in_child(run: Callable[[], None], trainer: RunConfig) -> None:
+    """Call ``run`` in a child process, and exit with its code; return if it ends well.
 
-    To be called before anything large is imported, so that this process stays small. Elsewhere than on Linux, ``run``
-    is called in this one.
+    Call it before large imports, so that this process stays small. On systems other than Linux, ``run`` is called in
+    this process.
 
     Raises:
-        SystemExit: with the code of the process that works: 75 if Ray ended it, 128 + N if signal N did.
+        SystemExit: with the code of the child: 75 if Ray ended it, 128 + N if signal N did.
     """
     if sys.platform != "linux":
         run()
@@ -42,7 +42,7 @@ def guarded(run: Callable[[], None], trainer: RunConfig) -> None:
     sys.stderr.flush()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *FORWARDED})
     heard, told = os.pipe()
-    # A debugger in the process that works needs the terminal.
+    # A debugger in the child needs the terminal.
     alone = not sys.stdin.isatty()
     child = os.fork()
     if child == 0:
@@ -60,7 +60,7 @@ def guarded(run: Callable[[], None], trainer: RunConfig) -> None:
 
 
 def _work(run: Callable[[], None], told: int, alone: bool, mask: set[int]) -> NoReturn:
-    """Run the work in the forked process, which ends with its parent and reports its own end."""
+    """Run the work in the child, which ends with its parent and reports its end."""
     parent = os.getppid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
@@ -79,7 +79,7 @@ def _work(run: Callable[[], None], told: int, alone: bool, mask: set[int]) -> No
 
 
 def _forward_signals_until_end(child: int, alone: bool) -> int:
-    """Return the exit status of the process."""
+    """Return the exit status of the child."""
     while True:
         info = signal.sigwaitinfo({signal.SIGCHLD, *FORWARDED})
         if info.si_signo == signal.SIGCHLD:
@@ -91,7 +91,7 @@ def _forward_signals_until_end(child: int, alone: bool) -> int:
 
 
 def _report(code: int, trainer: RunConfig) -> int:
-    """Print what a process that could not has to say; the exit code."""
+    """Print the end of a child that could not report it, and return the exit code."""
     if code < 0:
         memory = ", as the system does when memory runs out" if code == -signal.SIGKILL else ""
         print(f"error: the run was ended by {signal.Signals(-code).name}{memory}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The trackers of ``trainer.logger``: the checks before a run starts, and a sink for the metrics of each step.
+"""The trackers of ``trainer.logger``: their checks before a run starts, and a backend that records with each.
 
 Packages are imported only in runs that name them: mlflow and swanlab are not among the requirements.
 """
@@ -32,14 +32,14 @@ Metrics = Mapping[str, float]
 
 
 class Table(NamedTuple):
-    """Rows of text and numbers, recorded besides metrics."""
+    """Rows of text and numbers, recorded next to metrics."""
 
     columns: list[str]
     rows: list[list[str | float | None]]
 
 
 @dataclass(frozen=True)
-class Sink:
+class Backend:
     """One destination of metrics."""
 
     log: Callable[[int, Metrics], None]
@@ -135,17 +135,17 @@ def _step_of(line: bytes) -> int | None:
     return step if type(step) is int else None
 
 
-def jsonl_sink(path: Path) -> Sink:
-    """Return a sink that writes a line per step, with ``step`` before the names."""
+def jsonl_backend(path: Path) -> Backend:
+    """Return a backend that writes a line per step, with ``step`` before the names."""
     file = os.fdopen(open_to_write(path, os.O_WRONLY | os.O_APPEND), "a", buffering=1)
     return _lines(path, file, lambda step, metrics: {"step": step, **metrics})
 
 
-def _file_sink(run: RunInfo) -> Sink:
-    """Return a sink for ``VERL_FILE_LOGGER_PATH`` in veRL's form, names under ``data``; idle without the variable."""
+def _file_backend(run: RunInfo) -> Backend:
+    """Return a backend that writes ``VERL_FILE_LOGGER_PATH`` in veRL's form, names under ``data``; idle without it."""
     path = os.environ.get("VERL_FILE_LOGGER_PATH")
     if not path:
-        return Sink(lambda step, metrics: None, lambda: None)
+        return Backend(lambda step, metrics: None, lambda: None)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     mode = "w" if run.last_step is None else "a"
     if run.last_step is not None and Path(path).is_file():
@@ -154,7 +154,7 @@ def _file_sink(run: RunInfo) -> Sink:
     return _lines(Path(path), file, lambda step, metrics: {"step": step, "data": metrics})
 
 
-def _lines(path: Path, file: IO[str], record: Callable[[int, dict[str, float | None]], dict[str, Any]]) -> Sink:
+def _lines(path: Path, file: IO[str], record: Callable[[int, dict[str, float | None]], dict[str, Any]]) -> Backend:
     def log(step: int, metrics: Metrics) -> None:
         # JSON has no NaN and no infinity.
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
@@ -169,10 +169,10 @@ def _lines(path: Path, file: IO[str], record: Callable[[int, dict[str, float | N
         with suppress(OSError):  # what could not be written was an error before
             file.close()
 
-    return Sink(log, close)
+    return Backend(log, close)
 
 
-def _tensorboard_sink(run: RunInfo) -> Sink:
+def _tensorboard_backend(run: RunInfo) -> Backend:
     from torch.utils.tensorboard import SummaryWriter
 
     # TensorBoard hides what earlier files recorded from this step on.
@@ -189,7 +189,7 @@ def _tensorboard_sink(run: RunInfo) -> Sink:
         writer.add_text(name, markdown_table(table), step)
         writer.flush()
 
-    return Sink(log, writer.close, log_table)
+    return Backend(log, writer.close, log_table)
 
 
 def markdown_table(table: Table) -> str:
@@ -205,7 +205,7 @@ def _literal(text: str) -> str:
     return re.sub(r"\r\n?|\n", "<br>", escaped)
 
 
-def _wandb_sink(run: RunInfo) -> Sink:
+def _wandb_backend(run: RunInfo) -> Backend:
     import wandb
 
     id_file = run.folder / WANDB_ID
@@ -227,10 +227,10 @@ def _wandb_sink(run: RunInfo) -> Sink:
     def log_table(step: int, name: str, table: Table) -> None:
         opened.log({name: wandb.Table(columns=[*table.columns], data=table.rows)}, step=step)
 
-    return Sink(log, opened.finish, log_table)
+    return Backend(log, opened.finish, log_table)
 
 
-def _mlflow_sink(run: RunInfo) -> Sink:
+def _mlflow_backend(run: RunInfo) -> Backend:
     import mlflow
 
     # Elsewhere than in the run's folder only if the user says so.
@@ -251,7 +251,7 @@ def _mlflow_sink(run: RunInfo) -> Sink:
         finite = {mlflow_name(name): value for name, value in metrics.items() if math.isfinite(value)}
         mlflow.log_metrics(finite, step=step)
 
-    return Sink(log, mlflow.end_run)
+    return Backend(log, mlflow.end_run)
 
 
 def mlflow_name(name: str) -> str:
@@ -267,7 +267,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield prefix + name, value
 
 
-def _swanlab_sink(run: RunInfo) -> Sink:
+def _swanlab_backend(run: RunInfo) -> Backend:
     import swanlab
 
     if "SWANLAB_API_KEY" in os.environ:
@@ -283,14 +283,14 @@ def _swanlab_sink(run: RunInfo) -> Sink:
     def log(step: int, metrics: Metrics) -> None:
         swanlab.log({name: value for name, value in metrics.items() if math.isfinite(value)}, step=step)
 
-    return Sink(log, swanlab.finish)
+    return Backend(log, swanlab.finish)
 
 
-SINKS: dict[str, Callable[[RunInfo], Sink]] = {
-    "file": _file_sink,
-    "tensorboard": _tensorboard_sink,
-    "wandb": _wandb_sink,
-    "mlflow": _mlflow_sink,
-    "swanlab": _swanlab_sink,
+BACKENDS: dict[str, Callable[[RunInfo], Backend]] = {
+    "file": _file_backend,
+    "tensorboard": _tensorboard_backend,
+    "wandb": _wandb_backend,
+    "mlflow": _mlflow_backend,
+    "swanlab": _swanlab_backend,
 }
-"""Name in ``trainer.logger`` -> what opens it."""
+"""Name in ``trainer.logger`` -> the function that opens its backend."""

@@ -15,10 +15,10 @@ pytestmark = pytest.mark.slow
 SCRIPT = """
 import os, signal, sys, time
 from types import SimpleNamespace
-from verl.run.guard import guarded
+from verl.run.parent import run_in_child
 
 folder = sys.argv[1]
-guarded(lambda: exec(sys.argv[2]), SimpleNamespace(default_local_dir=folder, resume_mode="auto"))
+run_in_child(lambda: exec(sys.argv[2]), SimpleNamespace(default_local_dir=folder, resume_mode="auto"))
 assert not {"torch", "ray"} & sys.modules.keys()
 print("done")
 """
