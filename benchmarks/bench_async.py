@@ -152,7 +152,11 @@ def joined(responses: Sequence[Response]) -> Batch | None:
 
 def scheduler(overrides: Sequence[str], engines: Any, steps: int) -> RolloutScheduler:
     """Return the scheduler of a run of ``steps`` over ``engines`` instead of a worker group."""
-    carried = ["async_training.partial_rollout=true", "actor.tis_level=token", "actor.ppo_mini_batch_size=1"]
+    carried = [
+        "async_training.partial_rollout=true",
+        "algorithm.rollout_correction.rollout_is=token",
+        "actor.ppo_mini_batch_size=1",
+    ]
     config = load_config(PPOConfig, "ppo_trainer", [*carried, *overrides])
     tokenizer: Any = SimpleNamespace(batch_decode=lambda ids, **_: [""] * len(ids), added_tokens_decoder={})
     policy: Any = SimpleNamespace(

@@ -35,8 +35,7 @@ def __dir__() -> list[str]:
 
 
 def _refuse_verl() -> None:
-    """Raise ``ImportError`` where ByteDance's veRL is installed: its package has the same name, and files of one would
-    be loaded into the other."""
+    """Raise ``ImportError`` if ByteDance's veRL is installed, whose package has the same name."""
     try:
         other = version("verl")
     except PackageNotFoundError:

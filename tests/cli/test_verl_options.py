@@ -109,16 +109,17 @@ BYPASS = [f"{CORRECTION}.bypass_mode=true", f"{CORRECTION}.rollout_is=sequence"]
 @pytest.mark.parametrize(
     ("options", "loss", "dual_clip", "level"),
     [
-        ([*BYPASS], "ppo_clip", 3.0, "none"),
-        ([*BYPASS, f"{CORRECTION}.loss_type=ppo_clip", f"{ACTOR}.policy_loss.loss_mode=gspo"], "ppo_clip", 3.0, "none"),
+        ([*BYPASS], "ppo_clip", 3.0, None),
+        ([*BYPASS, f"{CORRECTION}.loss_type=ppo_clip", f"{ACTOR}.policy_loss.loss_mode=gspo"], "ppo_clip", 3.0, None),
         ([*BYPASS, f"{CORRECTION}.loss_type=reinforce", f"{ACTOR}.clip_ratio_c=10.0"], "gpg", None, "sequence"),
         ([*BYPASS[1:], f"{CORRECTION}.loss_type=reinforce"], "ppo_clip", 3.0, "sequence"),
     ],
 )
-def test_bypass_mode_decides_the_loss(options: list[str], loss: str, dual_clip: float | None, level: str):
+def test_bypass_mode_decides_the_loss(options: list[str], loss: str, dual_clip: float | None, level: str | None):
     for arguments in (options, options[::-1]):
-        actor = config_of(MODEL, "data.train_files=a", f"{ROLLOUT}.n=2", *arguments).actor
-        assert (actor.policy_loss, actor.clip_ratio_c, actor.tis_level) == (loss, dual_clip, level)
+        config = config_of(MODEL, "data.train_files=a", f"{ROLLOUT}.n=2", *arguments)
+        actor, correction = config.actor, config.algorithm.rollout_correction
+        assert (actor.policy_loss, actor.clip_ratio_c, correction.rollout_is) == (loss, dual_clip, level)
         assert actor.bypass_mode is (BYPASS[0] in options)
     with pytest.raises(FlagError, match="loss_type=dpo: must be ppo_clip or reinforce"):
         translate([*BYPASS, f"{CORRECTION}.loss_type=dpo"])

@@ -15,7 +15,8 @@ pytestmark = pytest.mark.nightly
 
 OPTIONS = [
     *("trainer.n_gpus_per_node=1", "rollout.nnodes=1", "rollout.n_gpus_per_node=1", "async_training.max_staleness=1"),
-    *("actor.tis_level=token", "actor.optim.lr=1e-3", "reward_manager.add_reward=true", "trainer.test_freq=2"),
+    *("algorithm.rollout_correction.rollout_is=token", "actor.optim.lr=1e-3"),
+    *("reward_manager.add_reward=true", "trainer.test_freq=2"),
     *("trainer.total_training_steps=3", "trainer.save_freq=1", "trainer.save_hf_model=false"),
 ]
 

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from tests.tables import cases
-from verl.config import CONFIG_DIR, ConfigError, PPOConfig, SFTConfig, checks, load_config
+from verl.config import CONFIG_DIR, ConfigError, PPOConfig, SFTConfig, load_config
 from verl.config.load import compose_config, parse_config
 from verl.config.rewards import RewardManagerConfig
 from verl.config.signal import Rejection
@@ -22,8 +22,8 @@ def test_every_yaml_loads():
     assert load_config(SFTConfig, "sft").data.messages_key == "messages"
 
 
-CORRECTION = "algorithm.rollout_correction.rollout_rs"
-VETO = "algorithm.rollout_correction.rollout_token_veto_threshold"
+CORRECTION = "algorithm.rollout_correction"
+GPG = "actor.bypass_mode=true actor.policy_loss=gpg"
 
 
 def difference(first: PPOConfig, second: PPOConfig, group: str) -> dict[str, object]:
@@ -91,7 +91,9 @@ def test_one_line_says_what_ends_the_run(epochs: int, limit: int, expected: str)
     ],
 )
 def test_rejection_rules_are_written_as_in_verl(rules: str, bounds: str, expected: list[Rejection]):
-    config = load_config(PPOConfig, "ppo_trainer", [f"{CORRECTION}={rules}", f"{CORRECTION}_threshold={bounds}"])
+    config = load_config(
+        PPOConfig, "ppo_trainer", [f"{CORRECTION}.rollout_rs={rules}", f"{CORRECTION}.rollout_rs_threshold={bounds}"]
+    )
     assert config.algorithm.rollout_correction.rejections == expected
 
 
@@ -110,15 +112,15 @@ def test_config_values_are_coerced_once():
         ("actor.bypass_mode=true", False, False),
         ("actor.bypass_mode=true calculator.metric_indices_add=[avg_logits_entropy]", True, False),
         ("actor.bypass_mode=true calculator.source=actor", True, False),
-        (f"actor.bypass_mode=true {VETO}=1e-4", True, False),
+        (f"actor.bypass_mode=true {CORRECTION}.rollout_token_veto_threshold=1e-4", True, False),
         ("actor.bypass_mode=true algorithm=optimal_token_baseline", True, False),
-        ("actor.bypass_mode=true actor.policy_loss=gpg actor.tis_level=token", False, False),
-        ("actor.bypass_mode=true actor.policy_loss=gpg actor.tis_level=token actor.tis_normalize=true", True, False),
-        ("actor.tis_level=sequence model.lora.rank=4 algorithm=gae", True, True),
-        ("actor.tis_level=token actor.tis_normalize=true", True, False),
+        (f"{GPG} {CORRECTION}.rollout_is=token", False, False),
+        (f"{GPG} {CORRECTION}.rollout_is=token {CORRECTION}.rollout_is_batch_normalize=true", True, False),
+        (f"{CORRECTION}.rollout_is=sequence model.lora.rank=4 algorithm=gae", True, True),
+        (f"{CORRECTION}.rollout_is=token {CORRECTION}.rollout_is_batch_normalize=true", True, False),
         ("calculator.metric_indices_add=[avg_logits_entropy]", True, False),
         ("calculator.source=actor", True, False),
-        (f"{VETO}=1e-4", True, False),
+        (f"{CORRECTION}.rollout_token_veto_threshold=1e-4", True, False),
         ("algorithm=optimal_token_baseline", True, False),
         ("algorithm.use_kl_in_reward=true", True, False),
         ("algorithm=gae algorithm.use_pf_ppo=true", True, False),
@@ -190,9 +192,3 @@ def test_independent_mistakes_are_reported_together():
         "actor.ppo_mini_batch_size",
         "rollout.tensor_parallel_size",
     ]
-
-
-def test_a_name_that_is_known_is_compared_with_no_other(monkeypatch: pytest.MonkeyPatch):
-    # Each record of a data file names its source.
-    monkeypatch.setattr(checks, "get_close_matches", lambda *_, **__: pytest.fail("compared"))
-    checks.require_choice("data_source", "math", ["gsm8k", "math"])

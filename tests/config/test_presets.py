@@ -45,9 +45,11 @@ def test_the_tables_name_every_shipped_file():
     assert set(EXPERIMENTS) <= {path.stem for path in (CONFIG_DIR / "experiment").glob("*.yaml")}
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_every_experiment_with_every_preset(experiment: str, preset: str):
+PAIRS = [*((experiment, "paper") for experiment in EXPERIMENTS), *(("dapo", preset) for preset in PRESETS)]
+
+
+@pytest.mark.parametrize(("experiment", "preset"), dict.fromkeys(PAIRS))
+def test_experiments_with_presets(experiment: str, preset: str):
     config = load(f"preset={preset}", f"experiment={experiment}", "device=cuda")
     (length, stride, buffer, lr, critic_lr, steps, mode, dtype), entropy, aggregation, n = PRESETS[preset]
     signal, sets = EXPERIMENTS[experiment]

@@ -73,7 +73,10 @@ def plain(model: Path, prompts: Path, folder: Path) -> list[str]:
     return [*options, "rollout.name=hf", "trainer.detection_s=5", "trainer.max_restarts=3"]
 
 
-CARRIED_OVER = ("async_training.max_staleness=2", "async_training.partial_rollout=true", "actor.tis_level=token")
+CARRIED_OVER = (
+    *("async_training.max_staleness=2", "async_training.partial_rollout=true"),
+    "algorithm.rollout_correction.rollout_is=token",
+)
 
 LONGER = [
     *("reward_manager.add_reward=true", "actor.optim.lr=1e-4", "trainer.total_training_steps=6"),

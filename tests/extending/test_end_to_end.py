@@ -23,7 +23,7 @@ def examples(folder: Path) -> list[str]:
         "++algorithm.adv_estimator_kwargs.wrong_weight=0.5",
         f"actor.kl_loss_type={example(folder, 'divergences.py')}:pseudo_huber",
         f"algorithm.kl_penalty={folder}/my/divergences.py:pseudo_huber",
-        *("algorithm.use_kl_in_reward=true", "actor.kl_loss_coef=0.1", "actor.tis_level=token"),
+        *("algorithm.use_kl_in_reward=true", "actor.kl_loss_coef=0.1", "algorithm.rollout_correction.rollout_is=token"),
         f"calculator.own_metrics=[{example(folder, 'metrics.py')}:participation_ratio]",
         f"calculator.metric_indices_add=[{example(folder, 'tokens.py')}:least_likely]",
         f"reward_manager.indicator_names=[{','.join(names)}]",

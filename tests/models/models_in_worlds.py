@@ -53,7 +53,8 @@ def every_model(
     num_tokens, num_sequences = counts(batch)
     learned: dict[str, Learned] = {}
 
-    actor = Actor(replace(config.actor, **batching), replace(config.model, **changes), mesh, 0.8, 10, batch.width)
+    options, correction = replace(config.actor, **batching), config.algorithm.rollout_correction
+    actor = Actor(options, correction, replace(config.model, **changes), mesh, 0.8, 10, batch.width)
     # The fifth response has no tokens, and so no states to measure.
     found, plain = actor.compute_logprobs(mine, [0, -1], norms), actor.compute_logprobs(mine)
     assert torch.equal(plain.logprobs, found.logprobs) and torch.equal(plain.entropy, found.entropy)

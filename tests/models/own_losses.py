@@ -70,7 +70,8 @@ def learn(
 ) -> tuple[Any, dict[str, Tensor]]:
     """What the actor returns of an update on a rank's share of ``rows``, and the whole gradient."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
-    actor = Actor(replace(config.actor, **batching), replace(config.model, **model), mesh, 0.8, 10, size.max_length)
+    options, correction = replace(config.actor, **batching), config.algorithm.rollout_correction
+    actor = Actor(options, correction, replace(config.model, **model), mesh, 0.8, 10, size.max_length)
     mine = share(rows, model.get("ulysses_sequence_parallel_size", 1))
     update = actor.update_on_policy if on_policy else actor.update
     return gradients_of(actor.learner, lambda: update(mine, size.num_tokens, size.num_sequences))
@@ -79,4 +80,5 @@ def learn(
 def score(config: PPOConfig, rows: Batch) -> Batch:
     """What the policy says of the rows, on one rank."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
-    return Actor(config.actor, config.model, mesh, 0.8, 10, rows.width).compute_logprobs(rows)
+    correction = config.algorithm.rollout_correction
+    return Actor(config.actor, correction, config.model, mesh, 0.8, 10, rows.width).compute_logprobs(rows)

@@ -14,9 +14,11 @@ from verl.workers.actor import Actor
 
 @pytest.fixture
 def actor_with(small_config, model_config, single_mesh):
-    def actor(**options) -> Actor:
+    def actor(rollout_is: str | None = None, cap: float = 2.0, **options) -> Actor:
         options = changed(small_config.actor, use_kl_loss=False, micro_batch_size_per_gpu=3, **options)
-        return Actor(options, model_config, single_mesh, 0.8, 10, max_response_length=9)
+        correction = small_config.algorithm.rollout_correction
+        correction = changed(correction, rollout_is=rollout_is, rollout_is_threshold=cap)
+        return Actor(options, correction, model_config, single_mesh, 0.8, 10, max_response_length=9)
 
     return actor
 
@@ -36,7 +38,7 @@ BYPASS = {"bypass_mode": True, "policy_loss": "gpg"}
 
 
 def test_bypass_mode_weights_tokens_by_the_learning_policy(actor_with):
-    actor, batch = actor_with(**BYPASS, tis_level="token", tis_cap=1.5), example()
+    actor, batch = actor_with(**BYPASS, rollout_is="token", cap=1.5), example()
     logprobs = actor.compute_logprobs(batch).logprobs
     # The engine's probabilities of first tokens are half the policy's, so that weights are cut to 1.5, else equal.
     first = positions_within(batch.response_lengths) == 0
@@ -52,7 +54,7 @@ def test_bypass_mode_weights_tokens_by_the_learning_policy(actor_with):
 
 
 def test_bypass_mode_weights_responses_by_all_their_tokens(actor_with):
-    actor, batch = actor_with(**BYPASS, tis_level="sequence", tis_cap=2.0), example()
+    actor, batch = actor_with(**BYPASS, rollout_is="sequence", cap=2.0), example()
     logprobs = actor.compute_logprobs(batch).logprobs
     batch.fill(rollout_logprobs=logprobs, old_logprobs=logprobs)
     # A rejected token is not learned from, but was sampled: the policies are still equal.

@@ -39,7 +39,10 @@ def test_training_starts_from_a_saved_adapter(small_config, model_config: ModelC
     assert config.lora.rank == 0 and config.trains_adapters
     check_model(config, "model", "cpu")
     options = {"use_kl_loss": False, "optim": {"lr": 1e-2, "lr_warmup_steps": 0}}
-    actor = Actor(changed(small_config.actor, **options), config, single_mesh, 1.0, 10, max_response_length=9)
+    correction = small_config.algorithm.rollout_correction
+    actor = Actor(
+        changed(small_config.actor, **options), correction, config, single_mesh, 1.0, 10, max_response_length=9
+    )
     batch = example()
     found = actor.compute_logprobs(batch).logprobs
 
@@ -86,7 +89,15 @@ def test_adapter_with_nonfinite_values_is_refused(small_config, model_config, si
     for value in (torch.nan, 1e300):
         change_tensors(adapter, lambda state, value=value: state.update({TENSOR: state[TENSOR].double().fill_(value)}))
         with refused(f"model.lora_adapter_path='TMP/adapter': {TENSOR} holds values that are not finite..."):
-            Actor(small_config.actor, config, single_mesh, 1.0, 10, max_response_length=9)
+            Actor(
+                small_config.actor,
+                small_config.algorithm.rollout_correction,
+                config,
+                single_mesh,
+                1.0,
+                10,
+                max_response_length=9,
+            )
 
 
 def test_adapter_that_verl_saved_is_read(tiny_model: Path, adapter: Path):

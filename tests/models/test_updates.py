@@ -26,9 +26,9 @@ pytestmark = pytest.mark.slow
 
 STRAIGHT_THROUGH = {"use_kl_loss": True, "kl_loss_coef": 1.0, "kl_loss_type": "k3+", "use_unbiased_kl": True}
 VARIANTS: dict[str, dict[str, Any]] = {
-    "dual clip, tokens reweighed": {"clip_ratio_c": 1.5, "tis_level": "token", "tis_cap": 1.1},
+    "dual clip, tokens reweighed": {"clip_ratio_c": 1.5, "rollout_is": "token", "rollout_is_threshold": 1.1},
     "gspo, sequence mean": {"policy_loss": "gspo", "loss_agg_mode": "seq-mean-token-mean"},
-    "cispo, sequence sum": {"policy_loss": "cispo", "loss_agg_mode": "seq-mean-token-sum", "tis_level": "sequence"},
+    "cispo, sequence sum": {"policy_loss": "cispo", "loss_agg_mode": "seq-mean-token-sum", "rollout_is": "sequence"},
     "straight-through KL, weighted": STRAIGHT_THROUGH,
     "constant length, entropy": {"loss_agg_mode": "seq-mean-token-sum-norm", "entropy_coeff": 0.01},
 }
@@ -62,8 +62,11 @@ OWN_SPLITS: list[Split] = [
 
 def configured(config: PPOConfig, options: dict[str, Any]) -> PPOConfig:
     """With gradients as they are."""
-    actor = {"use_kl_loss": False, "optim": {"grad_clip": 1e9}, **options}
-    return changed(config, actor=actor, trainer={"n_gpus_per_node": 4})
+    weights = {name: value for name, value in options.items() if name.startswith("rollout_is")}
+    others = {name: value for name, value in options.items() if name not in weights}
+    actor = {"use_kl_loss": False, "optim": {"grad_clip": 1e9}, **others}
+    algorithm = {"rollout_correction": weights}
+    return changed(config, actor=actor, algorithm=algorithm, trainer={"n_gpus_per_node": 4})
 
 
 def sizes(batch: Batch) -> StepSize:
@@ -129,7 +132,7 @@ def test_gradients_do_not_depend_on_the_split(name: str, worlds, small_config, b
 
 
 @pytest.mark.parametrize("split", SPLITS)
-@pytest.mark.parametrize("options", [{"tis_level": "sequence"}, {"policy_loss": "gspo", "entropy_coeff": 0.1}])
+@pytest.mark.parametrize("options", [{"rollout_is": "sequence"}, {"policy_loss": "gspo", "entropy_coeff": 0.1}])
 def test_first_update_scores_old_logprobs_itself(options, split, worlds, small_config, batch, scored):
     config = configured(small_config, options)
     known = batch.without().fill(old_logprobs=scored.logprobs)
@@ -218,4 +221,4 @@ def loss(inputs):
 """
     actor = changed(small_config.actor, policy_loss=f"{user_code(tmp_path, source)}:loss")
     with refused("...asks for top_k=5000 of ... tokens; lower it"):
-        Actor(actor, model_config, single_mesh, 1.0, 10, 9)
+        Actor(actor, small_config.algorithm.rollout_correction, model_config, single_mesh, 1.0, 10, 9)

@@ -115,7 +115,8 @@ def actor_of(config: PPOConfig, device: str) -> Actor:
     """The policy in training, unsharded."""
     mesh: Any = SimpleNamespace(device_type=device)
     with mock.patch("verl.models.policy.load_sharded_model", load_model):
-        return Actor(config.actor, config.model, mesh, 0.7, 10, max_response_length=20)
+        correction = config.algorithm.rollout_correction
+        return Actor(config.actor, correction, config.model, mesh, 0.7, 10, max_response_length=20)
 
 
 def episodes() -> Batch:
@@ -365,12 +366,12 @@ CHUNKED = "model.logits_chunk_size=7"
 WIDE = ["actor.clip_ratio_low=0.9", "actor.clip_ratio_high=9"]
 """No token near the edge of a clip, where rounding would decide."""
 LOSS_OPTIONS = {
-    "tis by token": ["actor.tis_level=token", "actor.policy_loss=gpg"],
-    "tis by response": ["actor.tis_level=sequence"],
+    "tis by token": ["algorithm.rollout_correction.rollout_is=token", "actor.policy_loss=gpg"],
+    "tis by response": ["algorithm.rollout_correction.rollout_is=sequence"],
     "unbiased kl": ["actor.use_kl_loss=true", "actor.use_unbiased_kl=true"],
     "kl k1": ["actor.use_kl_loss=true", "actor.kl_loss_type=k1"],
     "mean of responses": ["actor.loss_agg_mode=seq-mean-token-mean"],
-    "bypass": ["actor.bypass_mode=true", "actor.policy_loss=gpg", "actor.tis_level=sequence"],
+    "bypass": ["actor.bypass_mode=true", "actor.policy_loss=gpg", "algorithm.rollout_correction.rollout_is=sequence"],
 }
 PATHS: dict[str, DevicePath] = {
     **{f"score, {name}": given(scoring, *options) for name, options in LAYOUTS.items()},

@@ -18,12 +18,13 @@ from verl.recipes.top_entropy import top_entropy_loss, top_entropy_weights
 
 @pytest.mark.parametrize("experiment", ["aipo", "llamarl"])
 def test_aipo_gradient_has_the_capped_ratio_to_the_engine(experiment: str):
-    actor = load_config(PPOConfig, "ppo_trainer", [f"experiment={experiment}"]).actor
+    config = load_config(PPOConfig, "ppo_trainer", [f"experiment={experiment}"])
+    actor, correction = config.actor, config.algorithm.rollout_correction
     # Probabilities 0.8 against 0.2 and 0.1 against 0.4: ratios of 4, cut to 2, and 0.25.
     policy, engine = torch.tensor([[0.8, 0.1]]).log().requires_grad_(), torch.tensor([[0.2, 0.4]]).log()
     advantages, mask = torch.tensor([[1.5, -2.0]]), torch.ones(1, 2)
     losses, _ = POLICY_LOSSES[actor.policy_loss](policy, engine, advantages, mask, **actor.loss_options)
-    weights, _ = rollout_weights(policy.detach(), engine, mask, actor.tis_level, actor.tis_cap)
+    weights, _ = rollout_weights(policy.detach(), engine, mask, correction.rollout_is, correction.rollout_is_threshold)
     (losses * weights).sum().backward()
     torch.testing.assert_close(policy.grad, torch.tensor([[-3.0, 0.5]]))
     # AIPO's weights are those of the policy as it learns, LlamaRL's of the policy before the step.

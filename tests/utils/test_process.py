@@ -40,34 +40,6 @@ def test_loading_collects_nothing_and_freezes_what_stays():
     assert gc.get_freeze_count() >= frozen + 1000
 
 
-FAULTS = """
-import resource, sys
-import torch
-from verl.utils.process import keep_freed_memory
-if sys.argv[1:]:
-    assert keep_freed_memory()
-def use():
-    return [torch.zeros(2 << 20) for _ in range(20)]
-
-use()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(5):
-    use()
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the setting is glibc's")
-def test_tensors_get_the_memory_of_those_before_them():
-    def faults(*keeps: str) -> int:
-        run = subprocess.run([sys.executable, "-c", FAULTS, *keeps], capture_output=True, text=True, check=True)
-        return int(run.stdout)
-
-    # Tensors of 8 MiB.
-    assert faults("keep") < faults() / 2
-
-
 RETURNED = """
 import psutil, torch
 from verl.utils.process import keep_freed_memory, return_freed_memory

@@ -114,11 +114,10 @@ NAME, FOLDER = ("--config-name", "-cn"), ("--config-path", "-cp", "--config-dir"
 
 
 def with_verl_file(line: CommandLine) -> CommandLine:
-    """Return the command with the values of the configuration file that it names, in front of its own, not the name.
-    veRL's own files are ``preset=verl``.
+    """Return the command with the values of the file that it names in front of its own; veRL's are ``preset=verl``.
 
     Raises:
-        FlagError: a file that is missing, cannot be read, or is based on others than veRL's own.
+        FlagError: a file that is missing, cannot be read, or is not based on veRL's.
     """
     kept, named = list[str](), {"name": CONFIG_NAMES[0], "folder": ""}
     rest = list(line.hydra)

@@ -44,7 +44,7 @@ def _plain(override: str, schema: type, sweeps: bool) -> str:
 
 
 def _option(schema: Any, key: str) -> tuple[Any, bool]:
-    """The type of an option, None if it does not exist; and whether it is in an entry of a mapping."""
+    """Return the type of an option, None if it does not exist; and whether it is in an entry of a mapping."""
     hint, in_mapping = schema, False
     for part in key.split("."):
         if get_origin(hint) is dict:

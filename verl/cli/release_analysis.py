@@ -51,7 +51,7 @@ NO_COUNTERPART: dict[str, Any] = {
 
 
 def analysis_arguments(line: CommandLine) -> list[str] | None:
-    """The command line of ``verl.trainer.main_analysis`` for arguments of ``train.sh`` that ask for an analysis.
+    """Return the command line of ``verl.trainer.main_analysis`` for arguments of ``train.sh`` that ask for an analysis.
 
     The prompts are those of the validation files, the settings those of the rollout. ``exploit`` is greedy.
 

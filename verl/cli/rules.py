@@ -48,7 +48,7 @@ def policy_loss(option: Option, value: str, line: CommandLine) -> list[str]:
 def bypass_mode(option: Option, value: str, line: CommandLine) -> list[str]:
     if not bypasses(line):
         return option.assign(value)
-    no_weights = ["actor.tis_level=none"] if loss_of(line) == "ppo_clip" else []
+    no_weights = [f"{CORRECTION}.rollout_is=null"] if loss_of(line) == "ppo_clip" else []
     return [*option.assign(value), *policy_loss(option, value, line), *no_weights]
 
 

@@ -29,6 +29,7 @@ from verl.cli.values import FlagError, literal, nearest, note, override_key, unq
 from verl.config.calculator import BASE_METRICS
 from verl.config.errors import ConfigError
 from verl.config.load import compose_config, fast_dtype, is_embedded
+from verl.config.old_names import with_new_names
 from verl.config.ppo import PPOConfig
 
 HYDRA_FLAGS_WITH_VALUE = {
@@ -47,7 +48,7 @@ HYDRA_FLAGS = {
 
 MODEL_KEYS = ("experiment", "model", "model.path", "hydra.searchpath")
 """Options and groups that decide which model a run trains."""
-OWN_CONFIG = {"name": ("--config-name", "-cn"), "folder": ("--config-dir", "-cd")}
+USER_CONFIG = {"name": ("--config-name", "-cn"), "folder": ("--config-dir", "-cd")}
 """Hydra's flags for configurations of the user's next to ours."""
 
 Find = Callable[[str], tuple[Option, str] | None]
@@ -88,9 +89,8 @@ def overrides_of(line: CommandLine) -> list[str]:
     """Return the Hydra command line for sorted arguments, as :func:`translate`."""
     if MULTIRUN & {*line.hydra} and {"--cfg", "-c", "--info", "-i"} & {part.partition("=")[0] for part in line.hydra}:
         raise FlagError("--multirun: --cfg and --info show one configuration; leave out one of the two")
-    page = "TRAINING_CONFIG.md"
+    page = "docs/from_verl_options.md" if is_verl(line.overrides) else "TRAINING_CONFIG.md"
     if is_verl(line.overrides):
-        page = "docs/from_verl_options.md"
         line = _with_our_options(line)
     else:
         for override in line.overrides:
@@ -193,7 +193,7 @@ def _with_preset(overrides: list[str], hydra: Sequence[str]) -> list[str]:
         FlagError: a sweep over the embedded model and others.
     """
     keys = [override_key(override) for override in overrides]
-    own = any(_hydra_value(hydra, flags) for flags in OWN_CONFIG.values())
+    own = any(_hydra_value(hydra, flags) for flags in USER_CONFIG.values())
     if "preset" in keys or _hydra_value(hydra, ("--config-path", "-cp")) or not (own or {*keys} & {*MODEL_KEYS}):
         return overrides
     strangers: dict[str, None] = {}
@@ -239,7 +239,7 @@ def _model_of(overrides: Sequence[str], hydra: Sequence[str]) -> tuple[str, bool
     Raises:
         ConfigError: an override that does not fit.
     """
-    own = {name: _hydra_value(hydra, flags) for name, flags in OWN_CONFIG.items()}
+    own = {name: _hydra_value(hydra, flags) for name, flags in USER_CONFIG.items()}
     folder = [f"hydra.searchpath=['file://{Path(own['folder']).resolve()}']"] if own["folder"] else []
     tree = compose_config(PPOConfig, own["name"] or "ppo_trainer", [*overrides, *folder], with_hydra=True)
     try:
@@ -265,7 +265,7 @@ def sort_arguments(arguments: Sequence[str]) -> CommandLine:
         FlagError: an unknown flag or a missing value.
     """
     line = CommandLine({}, [], [])
-    rest = list(arguments)
+    rest = with_new_names(arguments)
     while rest:
         argument = rest.pop(0)
         name, has_value, value = argument.partition("=")

@@ -10,9 +10,9 @@ from verl.config.checks import (
     PositiveFloat,
     PositiveInt,
     Share,
-    own_or,
+    custom_or,
     require,
-    require_own_options,
+    require_custom_kwargs,
     rule,
 )
 from verl.config.common import OptimConfig
@@ -46,9 +46,8 @@ class LearnerConfig(Group):
     """How the policy and the critic are updated."""
 
     ppo_mini_batch_size: PositiveInt
-    """Prompts per optimizer step, over all workers; at most ``data.train_batch_size``. Need not divide it (the last
-    mini-batch is smaller), nor be a multiple of the workers (shares are filled up with rows that nothing is learned
-    from; veRL rounds a worker's share down instead)."""
+    """Prompts per optimizer step, over all workers; at most ``data.train_batch_size``. Need not divide it, nor be a
+    multiple of the workers, whose shares are filled up with rows that nothing is learned from."""
     ppo_epochs: PositiveInt
     """Passes over each rollout batch."""
     micro_batch_size_per_gpu: PositiveInt
@@ -69,11 +68,10 @@ class ActorConfig(LearnerConfig):
     """The policy update."""
 
     log_prob_micro_batch_size_per_gpu: PositiveInt
-    """Responses per forward pass on one worker when only log-probabilities are computed, of the policy or the
-    reference."""
+    """Responses per forward pass on one worker when only log-probabilities are computed."""
     log_prob_max_token_len_per_gpu: PositiveInt
     """As ``ppo_max_token_len_per_gpu``, when only log-probabilities are computed."""
-    policy_loss: Annotated[str, own_or(list(LOSS_OPTIONS))]
+    policy_loss: Annotated[str, custom_or(list(LOSS_OPTIONS))]
     """``ppo_clip`` clips the probability ratio of each token, ``gspo`` that of the whole response; ``cispo`` weights
     the log-probability of each token by its clipped ratio; ``gmpo`` takes the geometric mean of a response's ratios,
     each of whose logarithms is clipped to [-``clip_ratio_low``, ``clip_ratio_high``]; ``gpg`` is the log-probability
@@ -120,22 +118,15 @@ class ActorConfig(LearnerConfig):
     bypass_mode: bool
     """Take probability ratios, and the KL divergence in the reward, to the log-probabilities that the rollout engine
     recorded, instead of those of the policy before the update. Saves the pass that computes the latter, and with it
-    ``rollout_corr/*`` in the log, unless rejection rules, ``tis_normalize``, a metric of tokens or the advantage
-    estimator needs it. The ratio then corrects for the engine by itself; ``tis_level`` is for ``policy_loss=gpg``
-    alone, whose weights are those of the policy as it learns."""
-    tis_level: Literal["none", "token", "sequence"]
-    """Truncated importance sampling, which corrects for the mismatch between the probabilities of the rollout engine
-    and of the trainer: ``none``; ``token`` or ``sequence`` weights a token's loss by the ratio of the token or of its
-    whole response."""
-    tis_cap: PositiveFloat
-    """Largest weight of ``tis_level``, above 0."""
-    tis_normalize: bool
-    """Divide the weights by their mean over the batch, of tokens or responses by ``tis_level``."""
+    ``rollout_corr/*`` in the log, unless rejection rules, ``algorithm.rollout_correction.rollout_is_batch_normalize``,
+    a metric of tokens or the advantage estimator needs it. The ratio then corrects for the engine by itself;
+    ``algorithm.rollout_correction.rollout_is`` is for ``policy_loss=gpg`` alone, whose weights are those of the policy
+    as it learns."""
     use_kl_loss: bool
     """Add the KL divergence from the reference policy to the loss."""
     kl_loss_coef: NotNegativeFloat
     """Weight of the KL divergence in the loss, at least 0."""
-    kl_loss_type: Annotated[str, own_or(KL_TYPES)]
+    kl_loss_type: Annotated[str, custom_or(KL_TYPES)]
     """Estimator of that divergence, by token; it has an effect only with ``use_kl_loss=true``. ``kl`` or ``k1``, the
     log-ratio; ``abs``, its absolute value; ``mse`` or ``k2``, half its square; ``low_var_kl`` or ``k3``, whose
     log-ratio is clamped to [-20, 20] and whose value to 10, where its gradient ends. With the suffix ``+``, as in
@@ -153,28 +144,25 @@ class ActorConfig(LearnerConfig):
     def check(self) -> None:
         loss = self.policy_loss
         fix = f"are those of a policy loss of your own, and {loss} is not; set it to {{}}"
-        self.require(not self.policy_loss_kwargs or self.is_own_loss, "policy_loss_kwargs", fix)
-        require_own_options("kl_loss_type", self.kl_loss_type, self.kl_loss_type_kwargs)
+        self.require(not self.policy_loss_kwargs or self.is_custom_loss, "policy_loss_kwargs", fix)
+        require_custom_kwargs("kl_loss_type", self.kl_loss_type, self.kl_loss_type_kwargs)
         low, most = self.clip_range[0], math.inf if loss == "gmpo" else 1
         require(0 < low <= most, "clip_ratio_low", low, "must be in (0, 1]; with gmpo it may be greater")
         dual = self.clip_ratio_c is None or loss == "ppo_clip"
         self.require(dual, "clip_ratio_c", f"{loss} has no dual clip; set it to null")
-        twice = self.bypass_mode and self.tis_level != "none" and loss != "gpg"
-        fix = f"with actor.bypass_mode {loss} compares with the engine already; set it to none, or bypass_mode=false"
-        self.require(not twice, "tis_level", fix)
         below = f"must be below actor.clip_cov_ub={self.clip_cov_ub:g}"
         self.require(self.clip_cov_lb < self.clip_cov_ub, "clip_cov_lb", below)
 
     @property
     def loss_options(self) -> dict[str, float | None]:
-        """What ``policy_loss`` takes besides tensors."""
+        """Arguments of ``policy_loss`` other than tensors."""
         low, high = self.clip_range
         clips = {"clip_low": low, "clip_high": high}
         names = LOSS_OPTIONS.get(self.policy_loss, ())
         return {name: clips[name] if name in clips else getattr(self, name) for name in names}
 
     @property
-    def is_own_loss(self) -> bool:
+    def is_custom_loss(self) -> bool:
         """Whether ``policy_loss`` is an import path."""
         return ":" in self.policy_loss
 

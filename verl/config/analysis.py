@@ -28,11 +28,10 @@ class ReadingPolicyConfig(ReadingModelConfig):
 
 @dataclass(frozen=True)
 class AnalysisOptions(Group):
-    """What is measured, correlated and drawn."""
+    """Metrics, correlations and figures of the analysis."""
 
     mode: Literal["allin", "exploit", "explore"]
-    """Tables, by the release's names: ``exploit`` has a row per response, ``explore`` one per prompt, ``allin`` is
-    both."""
+    """Tables by the release's names: ``exploit`` has a row per response, ``explore`` one per prompt, ``allin`` both."""
     prompt_files: list[str]
     """Files of prompts in veRL's layout (docs/data.md), each analysed like a benchmark under its file name; prompts are
     a single user turn."""
@@ -44,8 +43,7 @@ class AnalysisOptions(Group):
     repetition_n: PositiveInt
     """Length of the token sequences of ``n_gram_repetition_rate``, at least 1."""
     kl_floor: Annotated[float, within("(0, 1)")]
-    """Shares of tokens below this count as this in ``pairwise_kl_div``, in (0, 1): two responses without a common token
-    are about -log(kl_floor) apart."""
+    """Least share of a token in ``pairwise_kl_div``, in (0, 1); it is about -log(kl_floor) without a common token."""
     reflection_words: list[str]
     """Words and phrases counted in ``reflection_words``, in any case and only whole."""
     response_pairs: list[Pair]
@@ -92,7 +90,7 @@ class AnalysisConfig(EvaluationConfig):
         return super().names_prompts or bool(self.analysis.prompt_files)
 
     def sampling(self, benchmarks: list[str]) -> EvaluationConfig:
-        """The evaluation that generates responses on ``benchmarks``; its engines measure nothing."""
+        """Return the evaluation that generates responses on ``benchmarks``; its engines measure nothing."""
         values = {field.name: getattr(self, field.name) for field in fields(EvaluationConfig)}
         values |= {"benchmarks": benchmarks, "calculator": replace(self.calculator, enable=False)}
         return EvaluationConfig(**values)

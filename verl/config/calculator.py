@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
-from verl.config.checks import NAMES_ONCE, NAMES_ONE, Group, PositiveInt, own_or, require_import_path
+from verl.config.checks import NAMES_ONCE, NAMES_ONE, Group, PositiveInt, custom_or, require_import_path
 
 BASE_METRICS = ["Response Entropy 1", "Effective Rank", "Traditional Rank", "Curvature", "Log Effective Rank"]
 """The metrics of one response and layer, in the order that ``calculator.metric_indices`` indexes."""
@@ -15,7 +15,7 @@ SVDMethod = Literal["full", "lowrank"]
 
 
 def name_of(metric: str) -> str:
-    """The name by which a metric is known: that of the user's function for an import path."""
+    """Return the name of a metric, that of the user's function for an import path."""
     return metric.rpartition(":")[2].rpartition(".")[2] if ":" in metric else metric
 
 
@@ -26,7 +26,7 @@ class CalculatorConfig(Group):
     enable: bool
     """Capture hidden states and compute rank metrics; needed by ``reward_manager.add_reward`` and ``add_adv``."""
     source: Literal["rollout", "actor"]
-    """Where hidden states come from: ``rollout``, the engine while it samples; or ``actor``, the forward pass that
+    """Source of hidden states: ``rollout``, the engine while it samples; or ``actor``, the forward pass that
     computes the policy's log-probabilities, for engines that cannot return hidden states. Validation then needs this
     extra pass. Evaluation supports ``rollout`` only."""
     compare_versions: bool
@@ -44,13 +44,12 @@ class CalculatorConfig(Group):
     (docs/extending.md). A metric is known by the function's name, its velocity and acceleration by that name with
     " diff" and " diff 2". Their spectra are decomposed prefix by prefix, which takes longer than those of
     ``metric_indices`` without 2; the analysis has them for responses, not for the stack of a prompt's responses."""
-    metric_indices_add: list[Annotated[str, own_or(get_args(TokenMetric))]]
-    """Metrics of a response's tokens, measured beside those of hidden states for ``reward_manager`` and the log, the
-    same in every layer and without velocity: ``avg_log_probs``, the mean log-probability of its tokens under the
-    policy; ``avg_response_entropy``, the entropy of the token frequencies within the response; ``avg_logits_entropy``,
-    the mean entropy of the distributions its tokens were sampled from; all in nats. Or your own, as ``module:function``
-    or ``file.py:function``, known by the function's name (docs/extending.md). Validation computes log-probabilities for
-    all but the second. Must be empty in an evaluation."""
+    metric_indices_add: list[Annotated[str, custom_or(get_args(TokenMetric))]]
+    """Metrics of a response's tokens for ``reward_manager`` and the log, the same in every layer and without velocity,
+    in nats: ``avg_log_probs``, the mean log-probability of its tokens under the policy; ``avg_response_entropy``, the
+    entropy of the token frequencies within the response; ``avg_logits_entropy``, the mean entropy of the distributions
+    its tokens were sampled from. Or your own, as ``module:function`` or ``file.py:function``, known by the function's
+    name (docs/extending.md). Must be empty in an evaluation."""
     compute_diff: bool
     """Also compute each metric's velocity ("<name> diff") and acceleration ("<name> diff 2")."""
     diff_stride: PositiveInt
@@ -84,7 +83,7 @@ class CalculatorConfig(Group):
     cache. Less takes more time: long responses are factored in blocks of fewer rows. Matrices of D x D alone may
     exceed it (docs/spectral.md, "Memory")."""
     on_nonfinite: Literal["raise", "mask", "zero"]
-    """What to do with a response whose hidden states hold NaN or infinity. ``raise``: end the run with an error that
+    """Treatment of a response whose hidden states hold NaN or infinity. ``raise``: end the run with an error that
     names the response and the layer. ``mask``: its metrics are NaN; it gets no signal, counts in no mean, and is
     counted in the log. ``zero``: its metrics are 0 and count like any other, as in the paper's release."""
     compute_global_metrics: bool

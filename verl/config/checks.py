@@ -1,4 +1,4 @@
-"""How options are checked: rules in the annotations of fields, and ``require`` for what holds between fields.
+"""Checks of options: rules in the annotations of fields, and ``require`` for rules between fields.
 
 Each error names the field, the value and the fix.
 """
@@ -37,9 +37,8 @@ def require_import_path(field: str, value: str) -> None:
     require(bool(module) and all(part.isidentifier() for part in attribute.split(".")), field, value, fix)
 
 
-def require_own_options(field: str, value: str | None, options: Mapping[str, Any]) -> None:
-    """Raise ``ConfigError`` for ``options``, those of ``<field>_kwargs``, unless ``field`` names code of the user's own
-    and each is a keyword."""
+def require_custom_kwargs(field: str, value: str | None, options: Mapping[str, Any]) -> None:
+    """Raise ``ConfigError`` for ``<field>_kwargs`` unless ``field`` names custom code and each is a keyword."""
     kwargs, fix = f"{field}_kwargs", f"are for your own {field}=module:attribute; set that, or leave them out"
     require(not options or (value is not None and ":" in value), kwargs, dict(options), fix)
     for name, option in options.items():
@@ -47,16 +46,16 @@ def require_own_options(field: str, value: str | None, options: Mapping[str, Any
 
 
 Check = Callable[[str, Any], None]
-"""Raises ``ConfigError`` for a value of the field that it gets the name of; stands in the field's annotation."""
+"""Raises ``ConfigError`` for a wrong value of the named field; part of the field's annotation."""
 
 
 def rule(holds: Callable[[Any], bool], fix: str) -> Check:
-    """The check that ``holds(value)`` is true: ``Annotated[int, rule(is_even, "must be even")]``."""
+    """Return the check that ``holds(value)`` is true: ``Annotated[int, rule(is_even, "must be even")]``."""
     return lambda field, value: require(holds(value), field, value, fix)
 
 
 def within(interval: str) -> Check:
-    """The check for an interval such as ``(0, 1]``, open at 0 and closed at 1."""
+    """Return the check for an interval such as ``(0, 1]``, open at 0 and closed at 1."""
     low, high = map(float, interval[1:-1].split(","))
     opens, closes = interval[0] == "(", interval[-1] == ")"
     return rule(
@@ -65,8 +64,8 @@ def within(interval: str) -> Check:
     )
 
 
-def own_or(names: Sequence[str]) -> Check:
-    """The check for one of ``names``, or for the import path of the user's own code."""
+def custom_or(names: Sequence[str]) -> Check:
+    """Return the check for one of ``names``, or for the import path of custom code."""
     or_else = ", or your own as module:attribute or file.py:attribute"
 
     def check(field: str, value: str) -> None:
@@ -105,10 +104,9 @@ NAMES_ONCE = rule(lambda values: len(set(values)) == len(values), "name each onc
 
 @dataclass(frozen=True)
 class Group:
-    """A group of options. Its constructor checks the rules in the annotations of the fields, then calls the method
-    ``check`` of each class that has one, which checks what must hold between options.
+    """A group of options, whose constructor checks the rules of fields, then calls each class's method ``check``.
 
-    Errors name options within the group; the parser puts the group's own name in front.
+    Errors name options within the group; the parser puts the group's name in front.
     """
 
     def __post_init__(self) -> None:
@@ -133,7 +131,7 @@ def _annotations(group: type[Group]) -> dict[str, Any]:
 
 
 def _check_value(hint: Any, value: Any, field: str) -> None:
-    """Check ``value`` against the rules and the choices in an annotation; types are the parser's to check."""
+    """Check ``value`` against the rules and the choices in an annotation; the parser has checked types."""
     kind, parts = get_origin(hint), get_args(hint)
     if kind is Annotated:
         _check_value(parts[0], value, field)

@@ -54,9 +54,8 @@ class LoraConfig(Group):
     target_modules: Annotated[list[str], NAMES_ONE]
     """Names of the linear layers that get an adapter, such as ``q_proj``; ``all-linear`` is all but the output head."""
     dropout: Annotated[float, within("[0, 1)")]
-    """Share of an adapter's inputs that each update drops, in [0, 1); log-probabilities, values and responses are
-    always computed without. In reinforcement learning it makes the probability ratio differ from 1 before the first
-    step already: leave it at 0 unless adapters overfit."""
+    """Share of an adapter's inputs that each update drops, in [0, 1); other passes drop none. In reinforcement learning
+    the probability ratio then differs from 1 before the first step: leave it at 0 unless adapters overfit."""
 
     def check(self) -> None:
         alone = ALL_LINEAR not in self.target_modules or len(self.target_modules) == 1
@@ -68,10 +67,9 @@ class FSDPConfig(Group):
     """How a model's weights and optimizer are sharded over workers and offloaded to host memory."""
 
     fsdp_size: Annotated[int, rule(lambda size: size == -1 or size > 0, "must be null, -1 or at least 1")] | None
-    """Workers, consecutive in rank, that share one copy of the model; the copies stay equal because their gradients are
-    averaged (hybrid sharding). Must divide the number of workers; -1: all workers share one copy. Null: each worker has
-    its own copy of a model of at most 50 million parameters, which takes longer to gather than to compute with; all
-    share one of a larger model."""
+    """Workers, consecutive in rank, that share one copy of the model (hybrid sharding). Must divide the number of
+    workers; -1: all workers share one copy. Null: each worker has its own copy of a model of at most 50 million
+    parameters, which takes longer to gather than to compute with; all share one of a larger model."""
     param_offload: bool
     """Keep parameters in pinned host memory between the phases that use them. Saves nothing on a CPU."""
     optimizer_offload: bool
@@ -106,13 +104,11 @@ class ModelConfig(Group):
     use_remove_padding: bool
     """Pack the rows of a micro-batch into one sequence without padding. Does not change the results."""
     share_prompts: bool
-    """Read each different prompt of a micro-batch once for all its responses in it, rather than once for each: less to
-    compute and to keep, the longer the prompts. Does not change the results. Where rows are packed
-    (``use_remove_padding``) and not split among workers. The responses to a prompt then stay together as far as they
-    fit. Of the policy and the reference; a critic and a reward model read whole rows."""
+    """Read each different prompt of a micro-batch once for all its responses in it. Does not change the results. Where
+    rows are packed (``use_remove_padding``) and not split among workers, by the policy and the reference; a critic and
+    a reward model read whole rows."""
     use_liger: bool
-    """Use the Liger kernels (norms, rotary embedding, gated linear units); needs a GPU and the package
-    ``liger-kernel``."""
+    """Use the Liger kernels (norms, rotary embedding, gated linear units); needs a GPU and ``liger-kernel``."""
     ulysses_sequence_parallel_size: PositiveInt
     """Workers, consecutive in rank, that split each sequence among them (DeepSpeed-Ulysses, arXiv 2309.14509). Must
     divide the number of workers and of attention heads; above 1 it needs ``use_remove_padding``."""
@@ -163,16 +159,12 @@ class OptimConfig(Group):
     weight_decay: float
     """Decoupled weight decay, at least 0."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"]
-    """``constant``, ``linear`` or ``cosine`` decay (half a wave) after the warm-up, until the run's last optimizer
-    step."""
+    """``constant``, ``linear`` or ``cosine`` decay (half a wave) after the warm-up, until the last optimizer step."""
     lr_warmup_steps: Annotated[int, rule(lambda n: n >= -1, "must be at least 0, or -1 for lr_warmup_steps_ratio")]
     """Optimizer steps of linear warm-up: the rate is lr / (n + 1), 2 lr / (n + 1), ... and ``lr`` after n of them; -1:
-    ``lr_warmup_steps_ratio`` decides. veRL counts training steps here, each with ``ppo_epochs`` passes of
-    ``data.train_batch_size`` / ``ppo_mini_batch_size`` optimizer steps, changes the rate between them only, and starts
-    from a rate of 0, so its first training step changes nothing."""
+    ``lr_warmup_steps_ratio`` decides. veRL counts training steps here, and starts from a rate of 0."""
     lr_warmup_steps_ratio: Probability
-    """Share of the run's optimizer steps that are warm-up, in [0, 1], rounded down; with ``lr_warmup_steps=-1``. As a
-    share it means the same as in veRL."""
+    """Share of the run's optimizer steps that are warm-up, in [0, 1], rounded down; with ``lr_warmup_steps=-1``."""
     min_lr_ratio: Probability
     """The decay ends at ``lr * min_lr_ratio``."""
     grad_clip: PositiveFloat
@@ -209,14 +201,12 @@ class MachineOptions(Group):
     nnodes: Machines
     """Machines of the Ray cluster to use."""
     machines_timeout_s: Seconds
-    """Seconds to wait until the cluster has ``nnodes`` machines, above 0; then the run ends and says which are
-    missing. Used only with a cluster that the run does not start itself. After a failure, a run waits as long for all
-    of them, and then once more for ``min_nnodes`` of them."""
+    """Seconds to wait until an existing cluster has ``nnodes`` machines, above 0; then the run ends and names those
+    that are missing. After a failure, a run waits as long again, and then once more for ``min_nnodes`` of them."""
     object_store_mb: Annotated[int, rule(lambda mb: mb == 0 or mb >= 75, "Ray needs at least 75; 0 sizes it itself")]
-    """Shared memory for what travels between driver and workers, MiB per machine, at least 75. 0: two training or
+    """Shared memory for messages between driver and workers, MiB per machine, at least 75. 0: two training or
     validation batches of the longest prompts and responses, and for engines of their own two copies of the weights, at
-    least 256 and at most four fifths of /dev/shm. Used only where the run starts Ray itself; ``ray start
-    --object-store-memory`` sets it elsewhere. What does not fit goes to disk."""
+    least 256 and at most four fifths of /dev/shm. Existing clusters have their own (``ray start``)."""
     env: list[str]
     """Names of environment variables that workers on all machines get besides NCCL_*, GLOO_*, UCX_*, HF_*, TORCH_*,
     CUDA_*, PYTORCH_*, VLLM_* and OMP_*; ``*`` stands for any characters. Their values come from the environment of the
@@ -241,8 +231,7 @@ class RunConfig(MachineOptions):
     total_epochs: PositiveInt
     """Passes over the training data. An incomplete last batch is left out."""
     total_training_steps: NotNegativeInt
-    """Stop after this many steps; 0: only ``total_epochs`` counts. The run ends with whichever comes first, which one
-    line says at the start, and learning rates decay until then."""
+    """Stop after this many steps, if ``total_epochs`` has more; 0: no limit. Learning rates decay until then."""
     test_freq: Frequency
     """Validate every so many steps and after the last; 0: only after the last; -1: never."""
     save_freq: Frequency
@@ -265,22 +254,19 @@ class RunConfig(MachineOptions):
     async_save: bool | None
     """Copy a checkpoint to the host's memory and write it to disk while training continues. ``null``: on GPUs."""
     max_restarts: NotNegativeInt
-    """How often the run starts again from its latest complete checkpoint after a worker, a machine or the network
-    failed or hung; 0: it ends with the first failure. Errors of the program, and one that comes twice in a row in the
-    same step and worker, always end it."""
+    """How often the run starts again from its latest checkpoint after a worker, a machine or the network failed or
+    hung. Errors of the program, and one that comes twice in a row in the same step and worker, always end it."""
     min_nnodes: int | None
     """Fewest machines to go on with if not all of ``nnodes`` are there a while after a failure; null: ``nnodes``."""
     # Below, a busy machine would count as lost at every start, and a job be requeued for ever.
     detection_s: Annotated[float, within("[1, 86400]")]
     """Seconds of silence, from 1 to 86400, after which a machine or worker counts as lost, and after which workers that
-    lost the driver exit. A machine that dies with a message is noticed at once. Ray's own time is set by its
-    environment variables (docs/multinode.md)."""
+    lost the driver exit. Ray's own time is set by its environment variables (docs/multinode.md)."""
     phase_timeout_s: SecondsOrZero
     """Most seconds for one call of the workers: generating a step's responses, one optimizer step, saving, starting.
     After that every worker's Python stacks are written to ``logs/`` and the attempt ends; 0: no limit."""
     nccl_timeout_s: Seconds
-    """Time limit in seconds of collective operations of torch.distributed, nccl or gloo. The others wait while worker 0
-    reads the model, so it must be longer than that takes."""
+    """Time limit in seconds of collective operations; longer than worker 0 takes to read the model."""
     preemption_grace_s: SecondsOrZero
     """After SIGTERM or SIGUSR1 the step is finished and saved, and the run exits with code 75. If that takes longer
     than this many seconds, the step is abandoned and the latest checkpoint counts; 0: no limit."""
@@ -327,7 +313,7 @@ class RunConfig(MachineOptions):
         return self.save_freq == -1
 
     def num_steps(self, steps_per_epoch: int) -> int:
-        """Steps of the whole run: ``total_epochs`` passes, or ``total_training_steps`` if set and smaller."""
+        """Return the steps of the run: ``total_epochs`` passes, or ``total_training_steps`` if set and smaller."""
         by_epochs = self.total_epochs * steps_per_epoch
         return min(self.total_training_steps, by_epochs) if self.total_training_steps else by_epochs
 

@@ -34,7 +34,7 @@ class HubSet(NamedTuple):
 
 
 def hub_set(name: str) -> HubSet | None:
-    """What ``owner/name``, ``owner/name:split`` or ``owner/name:config:split`` names; None for the path of a file.
+    """Return the set that ``owner/name``, ``owner/name:split`` or ``owner/name:config:split`` names; None for a file.
 
     A branch follows the name, ``owner/name@branch``. Without a split it is ``train``. A name below ``data/`` is a file
     even if that is missing.
@@ -72,13 +72,12 @@ class CustomDatasetConfig(Group):
 
 @dataclass(frozen=True)
 class SamplerConfig(Group):
-    """A class of your own that chooses the order of training prompts, such as a curriculum; docs/data.md has its
-    protocol. With ``async_training.max_staleness`` above 0 it learns how a step went only after the prompts of later
-    steps have been drawn."""
+    """A custom class that chooses the order of training prompts, such as a curriculum; docs/data.md has its protocol.
+
+    With ``async_training.max_staleness`` above 0 it learns of a step after the prompts of later steps are drawn."""
 
     class_path: str | None
-    """Its file or its module. Null: prompts come in random order, or with ``data.shuffle=false`` in that of the
-    files."""
+    """Its file or its module. Null: a random order, or with ``data.shuffle=false`` that of the files."""
     class_name: str | None
     """The class in it."""
 
@@ -109,12 +108,10 @@ class DataConfig(Group):
     """Column that names the verifier of a row."""
     template: str
     """How a prompt is written for the model. ``chat``: by the tokenizer's chat template, with all messages. ``raw``:
-    the text as it is, for files whose prompts are already in their form. Or any other key of
-    ``verl.data.templates.TEMPLATES``, as in evaluation: the text is the question. For all but ``chat`` a prompt is
-    text or a single user message. The template's stop tokens and strings end responses, in training and validation."""
+    the unchanged text. Or another key of ``verl.data.templates.TEMPLATES``: the text is the question. For all but
+    ``chat`` a prompt is text or a single user message. The template's stop tokens and strings end responses."""
     apply_chat_template_kwargs: ChatArguments
-    """Arguments for the tokenizer's chat template. On the command line,
-    ``+data.apply_chat_template_kwargs.enable_thinking=false`` adds one."""
+    """Arguments for the tokenizer's chat template: ``+data.apply_chat_template_kwargs.enable_thinking=false``."""
     train_batch_size: PositiveInt
     """Prompts per training step, over all workers."""
     gen_batch_size: PositiveInt | None
@@ -130,12 +127,10 @@ class DataConfig(Group):
     max_response_length: PositiveInt
     """Longest response in tokens; generation stops there."""
     truncation: Literal["error", "left", "right", "middle", "filter"]
-    """What to do with a prompt that is too long: ``error`` ends the run before training, ``left`` drops the first
-    tokens, ``right`` the last, ``middle`` those between the two halves that are kept, and ``filter`` leaves the prompt
-    out."""
+    """Treatment of a prompt that is too long: ``error`` ends the run before training, ``left`` drops the first tokens,
+    ``right`` the last, ``middle`` tokens in the middle, and ``filter`` the prompt."""
     filter_overlong_prompts: bool
-    """Leave prompts out that are too long, whatever ``truncation`` says: the same as ``truncation=filter``. One line
-    says how many, of training and of validation files."""
+    """Leave out prompts that are too long: the same as ``truncation=filter``, which it overrides."""
     shuffle: bool
     """Read the training prompts in a new random order each epoch, fixed by ``seed``."""
     custom_cls: CustomDatasetConfig

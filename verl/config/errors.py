@@ -9,12 +9,12 @@ HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
 def in_one_line(error: BaseException) -> str:
-    """The message of an error of another library in one line, at most 300 characters; its type if it has none."""
+    """Return another library's error in one line of at most 300 characters; its type if it has no message."""
     return f"{' '.join(str(error).split()) or type(error).__name__:.300}"
 
 
 def visible(text: str) -> str:
-    """``text`` with hidden characters other than the newline as escapes such as ``\\x1b``."""
+    """Return ``text`` with hidden characters other than the newline as escapes such as ``\\x1b``."""
     return "".join(c.encode("unicode_escape").decode() if _is_hidden(c) else c for c in text)
 
 
@@ -23,14 +23,14 @@ def _is_hidden(character: str) -> bool:
 
 
 class Mistakes:
-    """Collects mistakes that have nothing to do with each other, so that the user hears of all at once."""
+    """Collects independent mistakes, to report them together."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
 
     @contextmanager
     def collected(self) -> Iterator[None]:
-        """Keep a ``ConfigError`` that is raised within, and go on after it."""
+        """Keep a ``ConfigError`` that is raised within, and continue after it."""
         try:
             yield
         except ConfigError as error:
@@ -60,5 +60,5 @@ class ConfigError(ValueError):
 
 
 def error_lines(error: ConfigError) -> str:
-    """What the user reads: a line for each mistake."""
+    """Return the text for the user: a line for each mistake."""
     return "\n".join(f"error: {line}" for line in str(error).splitlines())

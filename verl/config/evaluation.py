@@ -41,7 +41,7 @@ CheckpointStep = Annotated[int, rule(lambda step: step >= LAST, "must be at leas
 
 @dataclass(frozen=True)
 class TargetConfig(Group):
-    """What to evaluate: checkpoints of a training run, or a model by itself."""
+    """A run to evaluate: checkpoints of a training run, or a model by itself."""
 
     path: str | None
     """A training run's folder (``trainer.default_local_dir``), one of its ``global_step_N``, or a model's folder or hub
@@ -53,19 +53,17 @@ class TargetConfig(Group):
     template: str
     """Prompt template, a key of ``verl.data.templates.TEMPLATES``; ``chat`` is the model's own chat template."""
     apply_chat_template_kwargs: ChatArguments
-    """Arguments for the tokenizer's chat template, such as ``{enable_thinking: false}``; for ``chat`` and
-    ``chat-boxed``."""
+    """Arguments for the chat template of ``chat`` and ``chat-boxed``, such as ``{enable_thinking: false}``."""
     max_response_length: PositiveInt
     """Longest response in tokens. Generation stops there, and the response counts as truncated."""
 
 
 @dataclass(frozen=True)
 class BenchmarkDataConfig(Group):
-    """Where the problems come from."""
+    """Source of the problems."""
 
     benchmark_dir: str | None
-    """Folder of benchmark files, ``<name>.jsonl`` or ``<name>/test.jsonl``. They replace the hub's copies; a file of
-    your own may have any name. Null: only the hub."""
+    """Folder of benchmark files, ``<name>.jsonl`` or ``<name>/test.jsonl``, before the hub's. Null: only the hub."""
     fields: dict[str, dict[str, str]]
     """Names of fields that are not recognised: benchmark -> our name, such as ``question`` or ``answer`` (all:
     ``verl.evaluation.benchmarks.rows.FIELD_NAMES``) -> the file's name."""
@@ -137,8 +135,7 @@ class RerankingConfig(ReadingModelConfig):
     """A reward model that chooses among the responses to a problem: rm@k, and votes weighted by its scores."""
 
     path: str | None
-    """As ``reward_model.model.path`` in training: a sequence classification model with one output, with its own
-    tokenizer and chat template, which reads the question and the response. Null: none."""
+    """As ``reward_model.model.path`` in training: a sequence classification model with one output. Null: none."""
     trust_remote_code: bool
     """Allow code shipped inside the model folder to run."""
     max_length: PositiveInt
@@ -162,8 +159,7 @@ class EvaluationTrainerConfig(MachineOptions):
     """Folder of all output. If it holds the same evaluation, finished or not, that evaluation is resumed. Null: a
     folder named after what is evaluated, in ``<runs_dir>/evaluation/<experiment_name>/``."""
     n_gpus_per_node: WorkersPerMachine | None
-    """Workers per machine: GPUs, or CPU processes. Null: all GPUs of the machine that has the fewest,
-    or 2 CPU processes (1 with a single core), rounded to whole engines."""
+    """Workers per machine. Null: all GPUs of the machine with the fewest, or 2 CPU processes, in whole engines."""
 
 
 @dataclass(frozen=True)
@@ -188,9 +184,9 @@ class EvaluationConfig(SamplingFilters):
     """Baseline of differences, at the same temperature: ``step0`` of the same run; the ``first`` model named; or
     ``auto``, step 0 if the run has one and the first model otherwise."""
     model: TargetConfig
-    """What is evaluated if ``runs`` is empty, and the defaults of every entry of ``runs``."""
+    """The model to evaluate if ``runs`` is empty, and the defaults of every entry of ``runs``."""
     runs: dict[str, TargetConfig]
-    """What to compare: alias -> ``path``, ``base``, ``steps``, ``template``, ``apply_chat_template_kwargs``,
+    """Models to compare: alias -> ``path``, ``base``, ``steps``, ``template``, ``apply_chat_template_kwargs``,
     ``max_response_length``. An entry takes what it leaves out from ``model``."""
     data: BenchmarkDataConfig
     rollout: EvaluationEngineConfig

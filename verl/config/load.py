@@ -15,15 +15,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from verl.config.errors import ConfigError, Mistakes, in_one_line
+from verl.config.old_names import REMOVED, rename_options, with_new_names
 from verl.config.paths import SHIPPED, find_path
 
 CONFIG_DIR = SHIPPED / "configs"
 """The folder of the shipped YAML files."""
 EMBEDDED_MODELS = [(SHIPPED / "data" / name).resolve() for name in ("tiny_model", "tiny_tool_model")]
 PROCESSOR = Path("/proc/cpuinfo")
-
-REMOVED = {"trainer.log_release_names": "it was removed; docs/metrics.md has the release's name of each metric"}
-"""Removed options -> what to use instead."""
 
 ConfigT = TypeVar("ConfigT")
 LARGEST_INTEGER = 2**32 - 1
@@ -55,7 +53,7 @@ def by_model(path: Any, embedded: Any, pretrained: Any) -> Any:
 
 
 def fast_dtype(device: str) -> str:
-    """``bfloat16``, or ``float32`` on a CPU without instructions for it: ``${fast_dtype:${device}}`` in a file.
+    """Return ``bfloat16``, or ``float32`` on a CPU without instructions for it: ``${fast_dtype:${device}}`` in a file.
 
     ``auto`` is taken for a GPU where there is a device file of one, or a cluster, whose machines may have some.
     """
@@ -85,24 +83,25 @@ def parse_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
         raise ConfigError(f"{error.full_key}: {_NO_VALUE}") from error
     except OmegaConfBaseException as error:
         raise ConfigError(f"{error.full_key}: {str(error).splitlines()[0]}") from error
+    rename_options(values)
     config: ConfigT = _with_full_paths(_Parser(schema).build(schema, values, ""))
     return config
 
 
 def compose_config(schema: type, name: str, overrides: Sequence[str] = (), with_hydra: bool = False) -> DictConfig:
-    """Compose ``configs/<name>.yaml`` with Hydra ``overrides``, without parsing it; ``with_hydra`` has its own group
-    ``hydra`` too.
+    """Compose ``configs/<name>.yaml`` with Hydra ``overrides``, and Hydra's group ``hydra`` if ``with_hydra``.
 
     Raises:
         ConfigError: for an override that does not fit.
     """
     check_group_values(overrides)
+    overrides = with_new_names(overrides)
     with initialize_config_dir(str(CONFIG_DIR), version_base="1.3"):
         try:
-            return compose(name, overrides=list(overrides), return_hydra_config=with_hydra)
+            return compose(name, overrides=overrides, return_hydra_config=with_hydra)
         except HydraException as error:
             raise ConfigError(explain(error, schema)) from error
-        # What Hydra raises for overrides such as "=5", int(x) and integers of thousands of digits.
+        # Raised by Hydra for overrides such as "=5", int(x) and integers of thousands of digits.
         except (ValueError, TypeError, AttributeError, AssertionError, ArithmeticError, RecursionError) as error:
             raise ConfigError(f"{' '.join(overrides):.200}: {in_one_line(error)}; write option=value") from error
 
@@ -117,7 +116,7 @@ def load_config(schema: type[ConfigT], name: str, overrides: Sequence[str] = ())
 
 
 def _with_full_paths(config: Any) -> Any:
-    """The config with full paths of the code that workers load too; on a cluster their working directories differ."""
+    """Return the config with full paths of code that workers load: on a cluster their working directories differ."""
     actor: Any = getattr(config, "actor", None)
     calculator: Any = getattr(config, "calculator", None)
     if hasattr(actor, "kl_loss_type"):
@@ -129,19 +128,19 @@ def _with_full_paths(config: Any) -> Any:
 
 
 def full_path(path: str) -> str:
-    """The import path of the user's code with the full path of its file; a name or a module stays as it is."""
+    """Return the import path of custom code with the full path of its file; a name or a module is unchanged."""
     file, colon, attribute = path.rpartition(":")
     return f"{Path(find_path(file)).resolve()}:{attribute}" if colon and file.endswith(".py") else path
 
 
 class _Parser:
-    """Builds ``schema`` from plain values; ``above`` is what comes before its options in messages."""
+    """Builds ``schema`` from plain values; ``above`` is the prefix of its options in messages."""
 
     def __init__(self, schema: Any, above: str = "") -> None:
         self.schema, self.above = schema, above
 
     def build(self, group: Any, values: Any, path: str) -> Any:
-        """An instance of the dataclass ``group``, whose dotted name is ``path``, empty for that of all options."""
+        """Return an instance of the dataclass ``group``, whose dotted name is ``path``, empty for the root."""
         if not isinstance(values, dict):
             raise ConfigError(f"{path}={values!r}: must be a group of options: {', '.join(get_type_hints(group))}")
         prefix, hints = f"{path}." if path else "", get_type_hints(group)
@@ -183,7 +182,7 @@ class _Parser:
         return _scalar(str if kind is Literal else hint, value, path)
 
     def _entry(self, hint: Any, value: Any, path: str) -> Any:
-        """One entry of a mapping; similar options of a dataclass in it are looked for there alone."""
+        """Convert an entry of a mapping; hints for a dataclass in it name only its options."""
         parser = _Parser(hint, f"{path}.") if is_dataclass(hint) else self
         return parser._convert(hint, value, path)
 
@@ -207,7 +206,7 @@ def _scalar(kind: Any, value: Any, path: str) -> Any:
 
 
 def explain(error: HydraException, schema: type) -> str:
-    """The unknown key with the nearest known one, or Hydra's own message in one line."""
+    """Return the unknown key with the nearest known one, or Hydra's own message in one line."""
     cause = error.__cause__
     key = cause.full_key if isinstance(cause, OmegaConfBaseException) else None
     if not key:
@@ -251,13 +250,13 @@ def check_group_values(words: Sequence[str]) -> None:
 
 
 def nearest_option(schema: type, key: str, whole: str = "", above: str = "") -> str:
-    """Return a hint which option of ``schema`` the unknown ``key`` may stand for, or those of its group.
+    """Return a hint which option of ``schema`` the unknown ``key`` may mean, or the options of its group.
 
     One of the same name elsewhere comes before one of a similar name in the same group.
 
     Args:
-        whole: the whole option, if its group ``key`` is what is unknown.
-        above: what comes before the names of ``schema``.
+        whole: the whole option, if its group ``key`` is unknown.
+        above: prefix of the names of ``schema`` in messages.
     """
     if key in REMOVED:
         return REMOVED[key]
@@ -275,7 +274,7 @@ def nearest_option(schema: type, key: str, whole: str = "", above: str = "") -> 
 
 
 def option_names(schema: Any, prefix: str) -> Iterator[str]:
-    """Dotted names of all options in ``schema``."""
+    """Yield the dotted names of all options in ``schema``."""
     for name, hint in get_type_hints(schema).items():
         yield f"{prefix}{name}"
         if is_dataclass(hint):

@@ -1,5 +1,4 @@
-"""Relative paths that a user types: in the working directory, else where the shell was; ``data/...`` also in what VERL
-ships."""
+"""Relative paths of a user: in the working directory, else in the shell's; ``data/...`` also in the shipped files."""
 
 import os
 from pathlib import Path
@@ -9,11 +8,11 @@ SHIPPED = _PACKAGE / "shipped" if (_PACKAGE / "shipped").is_dir() else _PACKAGE.
 """The folder that holds ``configs/`` and ``data/``: inside an installed package, the checkout otherwise."""
 
 SHELL_FOLDER = "VERL_SHELL_FOLDER"
-"""Where train.sh or eval.sh was called, which change to their checkout."""
+"""Variable with the working directory of the caller of train.sh or eval.sh, which change to their checkout."""
 
 
 def _elsewhere(path: str) -> list[Path]:
-    """Where a relative path may lead besides the working directory."""
+    """Return the paths that a relative path may mean, other than in the working directory."""
     if not path or os.path.isabs(path):
         return []
     folders = [Path(folder)] if (folder := os.environ.get(SHELL_FOLDER)) else []
@@ -23,8 +22,7 @@ def _elsewhere(path: str) -> list[Path]:
 
 
 def find_path(path: str) -> str:
-    """``path`` itself if there is such a file or folder, or nothing of that name elsewhere either; otherwise its full
-    path there."""
+    """Return the full path of a file or folder that is only elsewhere (:func:`_elsewhere`); otherwise ``path``."""
     # os.path: a name that no file can have, such as one with a NUL, is another's to refuse.
     if os.path.exists(path):
         return path
@@ -32,6 +30,6 @@ def find_path(path: str) -> str:
 
 
 def places(path: str) -> str:
-    """Where a missing ``path`` was looked for, for a message."""
+    """Return the places of a missing ``path``, for a message."""
     looked = [str(Path.cwd() / path), *map(str, _elsewhere(path))]
     return f"neither {' nor '.join(looked)}" if len(looked) > 1 else looked[0]

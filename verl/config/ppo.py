@@ -18,11 +18,12 @@ from verl.config.rollout import AsyncTrainingConfig, RolloutConfig
 from verl.config.signal import GROUP_ESTIMATORS, TOKEN_BASELINES, AlgorithmConfig
 from verl.config.trainer import TrainerConfig
 
+ROLLOUT_IS = "algorithm.rollout_correction.rollout_is"
+
 
 @dataclass(frozen=True)
 class ReferenceConfig(Group):
-    """The reference policy: the model before training, loaded if a KL divergence is used. With LoRA it is the policy
-    without its adapters."""
+    """The reference policy, for a KL divergence: the model before training, with LoRA the policy without adapters."""
 
     param_offload: bool
     """Keep its parameters in host memory while they are not used. Saves nothing on a CPU. With LoRA it has no
@@ -70,6 +71,7 @@ class PPOConfig(Group):
             self._check_batches,
             self._check_filtering,
             self._check_rewards,
+            self._check_rollout_weights,
             self._check_models,
             self._check_token_budgets,
             self._check_rank_signal,
@@ -91,27 +93,25 @@ class PPOConfig(Group):
 
     @property
     def scores_before_update(self) -> bool:
-        """Whether the policy computes the log-probabilities of a step's responses, as it was before the update. It also
-        does where a user's policy loss asks for more of that policy (``LossNeeds.of_old_policy``)."""
+        """Whether the policy before the update must score a step's responses, custom policy losses apart."""
         return not self.actor.bypass_mode or self._signal_needs_scores
 
     @property
     def scores_in_update(self) -> bool:
-        """Whether a step's first mini-batch gets these log-probabilities from its own update, whose forward pass
-        computes them anyway. Not if something needs them before the update (the learning signal, or a user's
-        policy loss with ``LossNeeds.before_update``), or if the update reads other rows (PF-PPO, or a
-        ``trainer.method`` that chooses what to learn from) or drops parts of adapters' inputs."""
+        """Whether the first mini-batch gets these log-probabilities from its update, whose forward pass computes them.
+
+        Not if the learning signal needs them earlier, or if the update reads other rows or drops adapters' inputs."""
         earlier = self._signal_needs_scores or self.algorithm.use_kl_in_reward
         differs = self.algorithm.use_pf_ppo or (self.model.trains_adapters and self.model.lora.dropout > 0)
         return not (self.actor.bypass_mode or earlier or differs)
 
     @property
     def _signal_needs_scores(self) -> bool:
-        """Whether what the update learns from depends on the policy's scores, besides a KL divergence in the reward."""
-        actor, calculator = self.actor, self.calculator
-        weighted = actor.tis_normalize and actor.tis_level != "none"
+        """Whether the learning signal, without a KL divergence in the reward, depends on the policy's scores."""
+        correction, calculator = self.algorithm.rollout_correction, self.calculator
+        weighted = correction.rollout_is_batch_normalize and correction.rollout_is is not None
         measured = calculator.needs_policy or calculator.measured_by("actor")
-        rejected = bool(self.algorithm.rollout_correction.rejections)
+        rejected = bool(correction.rejections)
         return weighted or measured or rejected or self.needs_sum_pi_squared
 
     @property
@@ -143,8 +143,7 @@ class PPOConfig(Group):
 
     @property
     def carried_steps(self) -> int:
-        """How many steps after that which admitted it a response may be learned from. The versions between are
-        ``async_training.max_staleness``, one of them already behind where sampling is a step ahead."""
+        """How many steps after its admission a response may be learned from; sampling ahead takes one version."""
         return self.async_training.max_staleness - self.samples_ahead
 
     @property
@@ -153,12 +152,12 @@ class PPOConfig(Group):
         return self.data.max_prompt_length + self.data.max_response_length
 
     def actor_updates(self, total_steps: int) -> int:
-        """Optimizer steps of the policy in a run of ``total_steps``; at least 1."""
+        """Return the optimizer steps of the policy in a run of ``total_steps``; at least 1."""
         steps = max(1, total_steps - self.trainer.critic_warmup)
         return steps * self.actor.ppo_epochs * math.ceil(self.data.train_batch_size / self.actor.ppo_mini_batch_size)
 
     def critic_updates(self, total_steps: int) -> int:
-        """Optimizer steps of the critic in a run of ``total_steps``."""
+        """Return the optimizer steps of the critic in a run of ``total_steps``."""
         per_pass = math.ceil(self.data.train_batch_size / self.critic.ppo_mini_batch_size)
         return total_steps * self.critic.ppo_epochs * per_pass
 
@@ -208,8 +207,14 @@ class PPOConfig(Group):
             fix = f"adaptive control would overshoot with {responses} responses per step; set it above"
             self.require(responses < 5 * control.horizon, "algorithm.kl_ctrl.horizon", f"{fix} {responses / 5:g}")
 
+    def _check_rollout_weights(self) -> None:
+        twice = self.actor.bypass_mode and self.actor.policy_loss != "gpg"
+        fix = f"with actor.bypass_mode {self.actor.policy_loss} compares with the engine already; set it to null"
+        correction = self.algorithm.rollout_correction
+        self.require(not twice or correction.rollout_is is None, ROLLOUT_IS, f"{fix}, or bypass_mode=false")
+
     def _check_models(self) -> None:
-        """Check what is loaded against the number of workers."""
+        """Check the models against the number of workers."""
         parallel, holder = self.rollout.tensor_parallel_size, "rollout" if self.rollout.has_pool else "trainer"
         per_machine = attrgetter(f"{holder}.n_gpus_per_node")(self)
         check_divides("rollout.tensor_parallel_size", parallel, f"{holder}.n_gpus_per_node", per_machine)
@@ -240,7 +245,7 @@ class PPOConfig(Group):
             self.require(holds, field, f"must hold one sequence{together}: {sum_of}")
 
     def _check_carry_over(self) -> None:
-        """Check what must go with responses of older weights."""
+        """Check the options that responses of older weights need."""
         staleness, partial = self.async_training.max_staleness, self.async_training.partial_rollout
         field = "async_training.max_staleness"
         fix = (
@@ -258,8 +263,8 @@ class PPOConfig(Group):
             return
         stale = f"responses are up to {field}={staleness} versions behind"
         self.require(not self.actor.bypass_mode, "actor.bypass_mode", f"{stale}; set it to false")
-        fix = f"{stale}; set actor.tis_level=token, which weighs their tokens by how likely they are today"
-        self.require(self.actor.tis_level == "token", "actor.tis_level", fix)
+        fix = f"{stale}; set it to token, which weights their tokens by how likely they are today"
+        self.require(self.algorithm.rollout_correction.rollout_is == "token", ROLLOUT_IS, fix)
         with_step = f"remax compares with responses of this step, which {field} lets be older; choose another"
         self.require(self.algorithm.adv_estimator != "remax", "algorithm.adv_estimator", with_step)
         fix = f"the reward model is busy with the update while engines sample ({field}={staleness}); set acc or score"

@@ -40,8 +40,7 @@ class RewardScoreConfig(Group):
     ``partial``: a program scores the share of its tests that it passes, other responses 1 or 0. Where a prompt asks for
     the answer after ``####`` and not for a box, that counts as boxed."""
     num_workers: Annotated[int, within("[0, 4096]")]
-    """Verifier processes, at most 4096. 0: as many as this machine's cores leave beside the workers, at least 1 and at
-    most 32; a worker on a GPU counts as one core, one on a CPU as its threads."""
+    """Verifier processes, at most 4096. 0: one for each core that the workers leave, at least 1 and at most 32."""
     timeout_s: Seconds
     """Seconds per response; a verifier that takes longer is killed, and the response counts as wrong."""
     memory_limit_mb: PositiveInt
@@ -52,11 +51,10 @@ class RewardScoreConfig(Group):
     on the command line each entry needs its own quotes: ``["my_set=my_rewards:score"]``. They take precedence over the
     verifiers; ``*`` stands for every data source without a function of its own. A function is called with
     ``data_source``, ``solution_str``, ``ground_truth`` and ``extra_info``, and returns a number, a bool, or a dict with
-    ``score`` and optionally ``acc``. A response is correct if that is above 0, or without it if the score is. The score
-    is used as it is, whatever ``mode`` says. Numbers among the dict's other entries are logged, and all are kept with
-    the sample (docs/rewards.md). A response on which the function exceeds the limits scores 0."""
+    ``score`` and optionally ``acc``. A response is correct if that is above 0, or without it if the score is. Numbers
+    among the dict's other entries are logged, and all are kept with the sample (docs/rewards.md)."""
     on_function_error: Literal["fail", "zero"]
-    """What an exception in one of ``custom_functions``, or a result that is no score, does: ``fail`` ends the run;
+    """Effect of an exception in one of ``custom_functions``, or of a result that is no score: ``fail`` ends the run;
     ``zero`` gives the response the score 0 with the reason ``error``, which ``verifier/error`` counts."""
     custom_kwargs: dict[str, Any]
     """Further keyword arguments of ``custom_functions``, the same for each response and each function."""
@@ -92,16 +90,14 @@ class RewardModelConfig(Group):
     enable: bool
     """Load it, and add its score to the verifier's."""
     model: ModelConfig
-    """A sequence classification model with one output (``AutoModelForSequenceClassification``, ``num_labels=1``) whose
-    head is called ``score``, as in Llama, Mistral and Qwen. It uses its own tokenizer and chat template, so it may be
-    of another family than the policy. ``none``: no model."""
+    """A sequence classification model with one output (``num_labels=1``) whose head is called ``score``, as in Llama,
+    Mistral and Qwen, with its own tokenizer and chat template. ``none``: no model."""
     micro_batch_size_per_gpu: PositiveInt
     """Responses per forward pass on one worker; changes memory and speed, never the scores."""
     max_length: PositiveInt
     """Most tokens of prompt and response, by its own tokenizer; longer texts lose their first tokens."""
     rule_weight: float
-    """Weight of the verifier's score in the reward. At 0 the policy learns from the reward model alone; verifiers still
-    decide what is correct, in the log and for ``algorithm.filter_groups``."""
+    """Weight of the verifier's score in the reward; verdicts count in the log and for ``algorithm.filter_groups``."""
     weight: float
     """Weight of the reward model's score in the reward."""
 
@@ -119,15 +115,14 @@ class RewardManagerConfig(Group):
     add_adv: bool
     """Add min(relu(Phi), |A| / kappa) to the advantage."""
     shaping_placement: Literal["all_tokens", "last_token"]
-    """Where ``add_adv`` acts: ``all_tokens`` of the response or its ``last_token``."""
+    """Place of ``add_adv``: ``all_tokens`` of the response or its ``last_token``."""
     phi_without_reward: bool
     """Compute Phi even if ``add_reward`` is off. False is the paper's first release: without ``add_reward`` Phi is 0
     and the baselines do not move, so ``add_adv`` alone changes nothing."""
     baseline_start: Literal["first_batch", "zero"]
     """``first_batch``: the first batch sets the baselines, each later one moves them. ``zero``, as in the paper's
-    release: baselines and score average start at 0, so the first step has no signal and in the second every deviation
-    is at its limit of 5; each step then moves the baselines, after its signal, towards the batch of the previous
-    step."""
+    release: baselines and score average start at 0, and each step moves the baselines, after its signal, towards the
+    batch of the previous step."""
     indicator_names: Annotated[list[str], NAMES_ONE]
     """Metrics that enter Phi; the first one (the acceleration) is the guide, unless ``guidance_metric`` names it."""
     guidance_metric: str | None

@@ -58,12 +58,10 @@ class EngineConfig(Group):
     max_num_batched_tokens: int
     """Most tokens that one engine step computes; at least one whole sequence."""
     seeded: bool
-    """Draw every response from its own stream of random numbers, which the seed and its place among the prompts and
-    their samples decide: responses do not depend on what else is sampled, in which order, or by which worker. ``false``
-    leaves sampling to vLLM; then nothing can be sampled again."""
+    """Draw every response from its own stream of random numbers, fixed by the seed and its place among the prompts and
+    their samples, whatever else is sampled. ``false`` leaves sampling to vLLM; then nothing can be sampled again."""
     tensor_parallel_size: PositiveInt
-    """Workers, consecutive in rank, that form one engine and share one copy of the model. Must divide the workers
-    of a machine."""
+    """Workers, consecutive in rank, that form one engine. Must divide the workers of a machine."""
     engine_kwargs: dict[str, Any]
     """Further arguments of ``vllm.LLM``, such as ``block_size`` or ``enable_prefix_caching``; they come before what the
     options above make of them. What the trainer depends on is refused by name."""
@@ -85,7 +83,7 @@ class EngineConfig(Group):
 
 @dataclass(frozen=True)
 class SamplingFilters(Group):
-    """What sampling changes of the model's distribution besides its temperature."""
+    """Options of sampling, except its temperature, that change the model's distribution."""
 
     top_p: Share
     """Probability mass of nucleus sampling, in (0, 1]; 1 keeps the whole distribution."""
@@ -114,8 +112,7 @@ class SamplingConfig(SamplingFilters):
 
 @dataclass(frozen=True)
 class MultiTurnConfig(Group):
-    """Conversations: the policy and an environment take turns until one of them ends it (docs/conversations.md). Names
-    are veRL's where it has the option."""
+    """Conversations: the policy and an environment take turns until one of them ends it (docs/conversations.md)."""
 
     enable: bool
     """Let responses have several turns, with ``tools``, ``tool_config_path`` or ``environment``.
@@ -127,11 +124,9 @@ class MultiTurnConfig(Group):
     """Python functions, ``[my.py:calculator]``, with annotated arguments and a docstring in Google's style, which
     describe them to the model; ``async`` ones run together. What they return is shown to the model as text."""
     tool_config_path: str | None
-    """A YAML file in veRL's form that names classes derived from its ``BaseTool``; their tools stand beside ``tools``.
-    """
+    """A YAML file in veRL's form that names classes derived from its ``BaseTool``; used together with ``tools``."""
     format: str
-    """How the model writes a call: the name of one of vLLM's tool parsers, such as ``hermes`` (Qwen's models) or
-    ``llama3_json``."""
+    """How the model writes a call: one of vLLM's tool parsers, such as ``hermes`` (Qwen) or ``llama3_json``."""
     max_assistant_turns: PositiveInt | None
     """Most turns of the policy; null: until the environment or the budget ends it."""
     max_user_turns: PositiveInt | None
@@ -141,18 +136,17 @@ class MultiTurnConfig(Group):
     max_tool_response_length: PositiveInt
     """Characters of one message of a tool, at least 1; of a longer one a part is left out."""
     tool_response_truncate_side: Literal["left", "middle", "right"]
-    """What is kept of it, as in veRL: ``left`` the beginning, ``right`` the end, ``middle`` half of each."""
+    """Part of it that is kept, as in veRL: ``left`` the beginning, ``right`` the end, ``middle`` half of each."""
     reward: Literal["add", "only"]
     """The environment's rewards, summed over the turns: ``add`` them to the verifier's score, or let them be the
     ``only`` score; then a conversation is correct if the sum is above 0, and no verifier is asked."""
     num_workers: NotNegativeInt
-    """Processes that run environments and tools, one step at a time each; 0: one for each core that is left, at most
-    32. ``async`` ones share one process."""
+    """Processes that run environments and tools; 0: one for each core that is left, at most 32. ``async`` ones share
+    one."""
     timeout_s: Seconds
     """Longest step of an environment, in seconds. A longer one is ended and answered by a message that says so."""
     memory_limit_mb: PositiveInt
-    """Most memory of such a process beyond its size after imports, MiB. A step that needs more is answered by a
-    message."""
+    """Most memory of such a process beyond its size after imports, MiB; the reply to a larger step is a message."""
 
     @property
     def has_tools(self) -> bool:
@@ -181,9 +175,10 @@ class MultiTurnConfig(Group):
 
 @dataclass(frozen=True)
 class RolloutConfig(SamplingConfig, EngineConfig):
-    """The engine inside each worker, and how it samples responses in training. The trainer's log-probabilities are
-    those at ``temperature``, and take nothing else into account: where ``top_p``, ``top_k``, ``min_p`` or
-    ``repetition_penalty`` change the distribution, ``rollout/logprob_abs_diff`` shows by how much."""
+    """The engine inside each worker, and how it samples responses in training.
+
+    The trainer's log-probabilities are those at ``temperature``. ``rollout/logprob_abs_diff`` shows the effect of
+    ``top_p``, ``top_k``, ``min_p`` and ``repetition_penalty``, which they leave out."""
 
     name: Literal["vllm", "hf"]
     """``vllm``; or ``hf``: the policy itself through ``transformers``, slower, for models that vLLM does not implement.
@@ -193,8 +188,8 @@ class RolloutConfig(SamplingConfig, EngineConfig):
     """Free the engine's weights and KV cache while the models learn (vLLM's sleep mode, level 2); the next weight sync
     restores them. GPU only; no effect on a CPU."""
     update_weights_bucket_megabytes: PositiveInt
-    """Weights that are gathered from the workers in one message for the engine, MiB, at least 1; a larger parameter has
-    a message of its own. A sync needs up to twice as much memory. It changes speed, not results."""
+    """Weights in one message to the engine, MiB, at least 1; a larger parameter has a message of its own. A sync needs
+    up to twice as much memory. It changes speed, not results."""
     stop_token_ids: list[Annotated[int, rule(lambda token: token >= 0, "tokens are numbered from 0")]]
     """Tokens that end a response, besides those of the tokenizer and of the model's ``generation_config.json``."""
     stop: list[Annotated[str, rule(bool, "an empty string ends every response; leave it out")]]
@@ -207,8 +202,7 @@ class RolloutConfig(SamplingConfig, EngineConfig):
     """Machines whose engines have devices of their own, apart from the trainer's (docs/async.md); 0: the engines are
     inside the trainer's workers. A machine with enough GPUs may hold both."""
     n_gpus_per_node: NotNegativeInt
-    """Workers of those engines on each of the machines: one per GPU, or this many CPU processes; 0 without
-    ``nnodes``."""
+    """Workers of those engines on each machine: one per GPU, or this many CPU processes; 0 without ``nnodes``."""
 
     @property
     def has_pool(self) -> bool:
@@ -248,8 +242,7 @@ class AsyncTrainingConfig(Group):
 
     max_staleness: Annotated[int, rule(lambda steps: steps >= 0, "must be 0 or more")]
     """How many versions of the weights a response may be behind when it is learned from; 0: every response is sampled
-    in its own step. Above 0 it needs ``partial_rollout``, or engines of their own (``rollout.nnodes``), which then
-    sample a step while the models learn from the one before."""
+    in its own step. Above 0 it needs ``partial_rollout``, or engines of their own (``rollout.nnodes``)."""
     partial_rollout: bool
     """End a step as soon as enough groups are complete; what has not ended goes on under newer weights. Needs a
     ``max_staleness`` of at least 1, and with engines of their own of at least 2."""

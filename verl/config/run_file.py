@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 
 from verl.config.errors import ConfigError, in_one_line
+from verl.config.old_names import rename_options
 
 RUN_CONFIG = "config.yaml"
 """File of a run's folder with its configuration."""
@@ -36,10 +37,10 @@ _PlainLoader.add_constructor("tag:yaml.org,2002:int", _PlainLoader.construct_yam
 
 
 def read_run_config(path: Path) -> dict[str, Any]:
-    """The options in the file ``path``.
+    """Return the options in the file ``path``, under their present names.
 
     Raises:
-        ConfigError: it cannot be read, or is not a mapping; says why in one line.
+        ConfigError: with the reason in one line, if it cannot be read or is not a mapping.
     """
     try:
         # A pipe may never end.
@@ -56,10 +57,11 @@ def read_run_config(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: is damaged: {in_one_line(error)}") from error
     if not isinstance(found, dict):
         raise ConfigError(f"{path}: is damaged: it is not a mapping")
+    rename_options(found)
     return found
 
 
 def run_option(config: Mapping[str, Any], group: str, option: str) -> Any:
-    """An option of a group; None if it is not there."""
+    """Return an option of a group; None if it is missing."""
     values = config.get(group)
     return values.get(option) if isinstance(values, dict) else None

@@ -25,7 +25,7 @@ class SFTDataConfig(Group):
     max_length: PositiveInt
     """Longest conversation in tokens."""
     truncation: Literal["error", "right"]
-    """What to do with a conversation that is too long: ``error`` ends the run before training, ``right`` drops the last
+    """Treatment of a conversation that is too long: ``error`` ends the run before training, ``right`` drops the last
     tokens."""
 
 
@@ -35,8 +35,7 @@ class SFTTrainerConfig(RunConfig):
 
     stop_at_sequence_probability: Share
     """Stop at the first validation whose ``val/sequence_probability`` reaches this value; 1 never stops early. It is
-    the probability that sampling at temperature 1 reproduces a held-out conversation's assistant turns exactly, on
-    average over these conversations."""
+    the mean probability that sampling at temperature 1 reproduces a held-out conversation's assistant turns exactly."""
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from verl.config.checks import (
     NotNegativeFloat,
     PositiveFloat,
     Probability,
-    own_or,
+    custom_or,
     require,
     require_choice,
-    require_own_options,
+    require_custom_kwargs,
     within,
 )
 
@@ -81,11 +81,19 @@ class Rejection(NamedTuple):
 
 @dataclass(frozen=True)
 class RolloutCorrectionConfig(Group):
-    """Rejection of tokens and responses whose probabilities in the rollout engine and in the trainer differ too much,
-    under veRL's names. ``actor.tis_level`` weights them instead, and both can be used together. What is rejected enters
-    no loss and no denominator of a loss: means are over the tokens and responses that are left. It still counts in the
-    statistics of its group and in the logs."""
+    """Corrections for the mismatch between the probabilities of the rollout engine and of the trainer.
 
+    Names are veRL's. Truncated importance sampling (``rollout_is``) weights tokens, rejection (``rollout_rs``) leaves
+    out tokens or responses, or both. Rejected tokens enter no loss and no denominator of a loss, but count in the
+    statistics of their group and in the logs."""
+
+    rollout_is: Literal["token", "sequence"] | None
+    """Truncated importance sampling: weight a token's loss by the ratio p_trainer / p_rollout of the token or of its
+    whole response; null: no weights."""
+    rollout_is_threshold: PositiveFloat
+    """Largest weight of ``rollout_is``, above 0."""
+    rollout_is_batch_normalize: bool
+    """Divide the weights by their mean over the batch, of tokens or responses by ``rollout_is``."""
     rollout_rs: list[str] | None
     """Rules, all of which a token must pass; null: none. With r = p_rollout / p_trainer of a token, k1 = log r,
     k2 = (log r)^2 / 2, k3 = 1/r - 1 + log r, log r within [-20, 20]. ``token_k1``, ``token_k2``, ``token_k3`` mask
@@ -124,7 +132,7 @@ class RolloutCorrectionConfig(Group):
 
 
 def _entries(values: list[Any] | None) -> list[str]:
-    """The entries as text; one of them may hold several with commas between them, as veRL writes them."""
+    """Return the entries as text; veRL writes several in one, with commas between them."""
     return [part.strip() for value in values or [] for part in str(value).split(",")]
 
 
@@ -162,7 +170,7 @@ class PFPPOConfig(Group):
 class AlgorithmConfig(Group):
     """How rewards become advantages."""
 
-    adv_estimator: Annotated[str, own_or(ADV_ESTIMATORS)]
+    adv_estimator: Annotated[str, custom_or(ADV_ESTIMATORS)]
     """Advantage estimator: ``grpo``, ``rloo``, ``reinforce_plus_plus``, ``reinforce_plus_plus_baseline``, ``remax``
     (the baseline is the greedy response, one more response per prompt), ``gae`` (PPO, with the critic of the group
     ``critic``), ``gpg`` (centred, and scaled by the share of scores that are not 0; arXiv 2504.02546), ``opo`` (centred
@@ -181,7 +189,7 @@ class AlgorithmConfig(Group):
     """Lambda of ``gae``, in [0, 1]: 0 trusts the critic alone, 1 the rewards alone."""
     use_kl_in_reward: bool
     """Subtract the KL divergence from the reference policy from every token's reward."""
-    kl_penalty: Annotated[str, own_or(KL_TYPES)]
+    kl_penalty: Annotated[str, custom_or(KL_TYPES)]
     """Estimator of that divergence, as ``actor.kl_loss_type``, with ``use_kl_in_reward=true``; rewards have no
     gradient, so a ``+`` changes nothing."""
     kl_penalty_kwargs: dict[str, Any]
@@ -195,7 +203,7 @@ class AlgorithmConfig(Group):
     pf_ppo: PFPPOConfig
 
     def check(self) -> None:
-        require_own_options("adv_estimator", self.adv_estimator, self.adv_estimator_kwargs)
-        require_own_options("kl_penalty", self.kl_penalty, self.kl_penalty_kwargs)
+        require_custom_kwargs("adv_estimator", self.adv_estimator, self.adv_estimator_kwargs)
+        require_custom_kwargs("kl_penalty", self.kl_penalty, self.kl_penalty_kwargs)
         drawn = not self.use_pf_ppo or self.adv_estimator == "gae"
         self.require(drawn, "use_pf_ppo", "belongs to algorithm.adv_estimator=gae; set it to false")

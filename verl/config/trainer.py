@@ -9,8 +9,8 @@ from verl.config.checks import (
     PositiveFloat,
     Share,
     Step,
+    require_custom_kwargs,
     require_import_path,
-    require_own_options,
 )
 from verl.config.common import RunConfig
 
@@ -48,27 +48,24 @@ class TrainerConfig(RunConfig):
     val_only: bool
     """Validate the initial policy, or the one resumed from, and end the run."""
     except_save: list[Step]
-    """Further steps to save a checkpoint after, besides those of ``save_freq``; ``max_ckpt_to_keep`` never removes
-    these."""
+    """Further steps to save a checkpoint after; ``max_ckpt_to_keep`` never removes these."""
     critic_warmup: NotNegativeInt
-    """Number of first steps in which only the critic learns; ``gae`` only. veRL's policy learns from step
-    ``critic_warmup`` on, so there one step fewer is the critic's alone. The policy's learning rate starts with its own
-    first update, here and in veRL."""
+    """Number of first steps in which only the critic learns; ``gae`` only; in veRL one step fewer. The policy's
+    learning rate starts with its first update."""
     remove_clip: bool
     """Leave responses that were cut at ``data.max_response_length`` out of the losses. They still count in the
     statistics of their group and in the logs."""
     deterministic: bool | None
     """Let no response depend on how long engines take: while requests wait for room, they are dealt to engines when all
     have replied, by counts of tokens alone. Which responses share a batch changes the last bits of their
-    log-probabilities; the random draws depend on seed, prompt and place in the group in any case. ``null``: on a CPU.
-    ``false`` deals each engine more as soon as it has room."""
+    log-probabilities. ``null``: on a CPU. ``false`` deals each engine more as soon as it has room."""
     samples: SamplesConfig
     log_samples: NotNegativeInt
     """Show this many responses of every kept training step and validation on the console and, as tables, in wandb and
     TensorBoard; spread over the batch, so that every validation shows the same prompts. 0: none."""
 
     def check(self) -> None:
-        require_own_options("method", self.method, self.method_kwargs)
+        require_custom_kwargs("method", self.method, self.method_kwargs)
 
     def deals_by_counts(self, device_type: str) -> bool:
         """Whether ``deterministic`` holds."""

@@ -73,8 +73,8 @@ class Method:
 
         ``temperature``, ``top_p``, ``top_k`` and ``min_p`` are numbers, or arrays that broadcast to [G, n].
         ``temperatures`` [T] stands in for ``temperature``: entry t is that of a response's token t, the last one that
-        of all later tokens. Needs ``rollout.seeded``; set ``actor.tis_level``, whose weights correct the difference to
-        ``rollout.temperature``, which is learned.
+        of all later tokens. Needs ``rollout.seeded``; set ``rollout_is``, whose weights correct the difference
+        to ``rollout.temperature``, which is learned.
         """
         return None
 
@@ -97,7 +97,7 @@ class Method:
         ``batch[rows]`` has some of the responses, ``Batch.join([...])`` puts batches together. Responses whose
         ``learned`` is false only enter the statistics of their group. At most ``max_learned`` may be learned from, and
         twice as many be returned. Those of earlier steps have the ratio to the policy that sampled them: their old
-        log-probabilities are the engine's, or, with ``actor.tis_level``, the policy's.
+        log-probabilities are the engine's, or, with ``rollout_is``, the policy's.
         """
         return batch
 

@@ -35,8 +35,8 @@ def parse_run_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
     with mistakes.collected():
         require_model("model.path", config.model.path)
     # A class of your own may read anything.
-    own_reader = isinstance(config.data, DataConfig) and config.data.custom_cls.path is not None
-    for name in () if own_reader else ("train_files", "val_files"):
+    custom_reader = isinstance(config.data, DataConfig) and config.data.custom_cls.path is not None
+    for name in () if custom_reader else ("train_files", "val_files"):
         with mistakes.collected():
             _require_files(f"data.{name}", getattr(config.data, name))
     with mistakes.collected():

@@ -39,16 +39,16 @@ def form_warnings(mode: str, records: Sequence[PromptRecord], tokenizer: PreTrai
 
 def start_warnings(config: PPOConfig, method: MethodCalls) -> list[str]:
     """Return warnings for options that are valid but probably a mistake."""
-    lines, actor = [], config.actor
+    lines, actor, weights = [], config.actor, config.algorithm.rollout_correction.rollout_is
     if config.compares_nothing:
         lines.append(
             f"rollout.n=1: {config.algorithm.adv_estimator} compares the responses to a prompt; with one of them the "
             "advantage is its reward, without a baseline; set rollout.n>=2"
         )
-    if method.overrides("sampling") and actor.tis_level == "none" and not actor.bypass_mode:
+    if method.overrides("sampling") and weights is None and not actor.bypass_mode:
         lines.append(
             f"{method.where}: overrides sampling, so responses come from other distributions than that at "
-            "rollout.temperature, which is learned; set actor.tis_level=token, which weights them"
+            "rollout.temperature, which is learned; set algorithm.rollout_correction.rollout_is=token to weight them"
         )
     lines += few_prefixes(config)
     num_updates, staleness = config.actor_updates(1), config.async_training.max_staleness

@@ -11,6 +11,7 @@ from verl.batch import Batch
 from verl.config.actor import ActorConfig
 from verl.config.common import ModelConfig
 from verl.config.errors import ConfigError
+from verl.config.signal import RolloutCorrectionConfig
 from verl.models.learner import Learner
 from verl.models.micro_batches import MicroBatching, join_parts
 from verl.models.output_head import Scoring
@@ -25,6 +26,7 @@ class Actor(Policy):
     def __init__(
         self,
         config: ActorConfig,
+        correction: RolloutCorrectionConfig,
         model: ModelConfig,
         mesh: DeviceMesh,
         temperature: float,
@@ -32,10 +34,9 @@ class Actor(Policy):
         max_response_length: int,
     ) -> None:
         super().__init__(model, mesh, scoring_batches(config, model), temperature, trainable=True)
-        self.config = config
+        self.config, self.correction = config, correction
         rows, max_tokens = config.micro_batch_size_per_gpu, config.ppo_max_token_len_per_gpu
-        by_tokens = config.use_dynamic_bsz
-        self.micro_batches = MicroBatching.of(model, rows, max_tokens, by_tokens, model.shares_prompts)
+        self.micro_batches = MicroBatching.of(model, rows, max_tokens, config.use_dynamic_bsz, model.shares_prompts)
         self.max_response_length = max_response_length
         self.kl_type = kl_estimator(config.kl_loss_type, "actor.kl_loss_type", config.kl_loss_type_kwargs)
         self.loss = PolicyLoss(config)
@@ -100,10 +101,10 @@ class Actor(Policy):
         With ``scored_before`` the old log-probabilities are those computed here; a batch of them and the entropies, of
         all tokens that were sampled, is appended to it.
         """
-        config, needs = self.config, self.loss.needs
+        config, needs, level = self.config, self.loss.needs, self.correction.rollout_is
         # 1. What the policy says. A loss of the user's own sees whole responses, and the ratio of a response is that of
         # all it sampled, while some of its tokens may have been rejected.
-        of_responses = config.bypass_mode and config.tis_level == "sequence"
+        of_responses = config.bypass_mode and level == "sequence"
         whole = scored_before is not None or self.loss.own is not None or of_responses
         micro = micro.trimmed()
         with_gradient = config.entropy_coeff > 0 or "entropy" in needs.statistics
@@ -124,11 +125,11 @@ class Actor(Policy):
             per_token, metrics = self.loss.losses(self.loss.inputs(micro, size, scored), self.loss.copies(micro))
         # 3. Its weight, for the distance between policy and engine. With bypass_mode the old log-probabilities are the
         # engine's.
-        if config.tis_level != "none":
+        if level is not None:
             self.loss.check_per_token(per_token)
             pair = (logprobs.detach() if config.bypass_mode else old, micro.padded("rollout_logprobs"))
-            weights, tis_metrics = rollout_weights(*pair, mask, config.tis_level, config.tis_cap, micro.policy_mask)
-            per_token, metrics = per_token * loss_weights(config.policy_loss, weights, mask), metrics | tis_metrics
+            weights, sums = rollout_weights(*pair, mask, level, self.correction.rollout_is_threshold, micro.policy_mask)
+            per_token, metrics = per_token * loss_weights(config.policy_loss, weights, mask), metrics | sums
         metrics.pop("num_tokens", None)
         aggregate = LOSS_AGGREGATIONS[config.loss_aggregation]
         metrics["entropy_loss"] = (entropy.detach() * mask).sum()

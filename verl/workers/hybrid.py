@@ -40,10 +40,10 @@ class HybridWorker(CheckpointWorker, Generating):
         self.is_first = place.rank == 0
         path, trust = config.model.path, config.model.trust_remote_code
         self.tokenizer = load_tokenizer(path, trust, needs_chat_template=False)
-        temperature = config.rollout.temperature
-        max_length = config.data.max_response_length
+        temperature, max_length = config.rollout.temperature, config.data.max_response_length
         actor_updates = config.actor_updates(total_steps)
-        self.actor = Actor(config.actor, config.model, mesh, temperature, actor_updates, max_length)
+        correction = config.algorithm.rollout_correction
+        self.actor = Actor(config.actor, correction, config.model, mesh, temperature, actor_updates, max_length)
         self.reference: Policy | None = None
         self.lora = config.model.trains_adapters
         if config.uses_reference and not self.lora:

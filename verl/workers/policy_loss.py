@@ -119,12 +119,8 @@ class PolicyLoss:
 
     def check_per_token(self, losses: Tensor) -> None:
         """Raise ``ConfigError`` for losses of responses, which no weights of tokens apply to."""
-        require(
-            losses.dim() == 2,
-            "actor.tis_level",
-            "token or sequence",
-            f"{self.where} returns one number a response, which has no tokens to weight; set it to none",
-        )
+        fix = f"{self.where} returns one number a response, which has no tokens to weight; set it to null"
+        require(losses.dim() == 2, "algorithm.rollout_correction.rollout_is", "token or sequence", fix)
 
     def _called(self, inputs: LossInputs, check: bool) -> tuple[Tensor, dict[str, Tensor]]:
         assert self.own is not None, "only a loss of the user's own is called"

@@ -101,7 +101,7 @@ def ahead_of(config: PPOConfig, tokenizer: Any, pool: Pool) -> StepAhead:
         config,
         data={"train_batch_size": GROUPS},
         rollout={"n": N, "nnodes": 1, "n_gpus_per_node": 1},
-        actor={"tis_level": "token"},
+        algorithm={"rollout_correction": {"rollout_is": "token"}},
         async_training={"max_staleness": 1},
     )
     policy = PolicyWorkers(Trainer(), config, pool=pool)
@@ -223,6 +223,7 @@ def overrides_of(prompts: Path, folder: Path, *more: str) -> list[str]:
 
 
 ENGINES = ("rollout.nnodes=1", "rollout.n_gpus_per_node=2")
+WEIGHTED = "algorithm.rollout_correction.rollout_is=token"
 
 
 @pytest.mark.slow
@@ -249,7 +250,7 @@ def kill_engine(folder: Path) -> None:
 @pytest.mark.nightly
 def test_lost_engine_costs_an_attempt_and_no_bit(arithmetic_prompts, tmp_path):
     folder = tmp_path / "run"
-    options = (*ENGINES, "async_training.max_staleness=1", "actor.tis_level=token", "trainer.save_freq=1")
+    options = (*ENGINES, "async_training.max_staleness=1", WEIGHTED, "trainer.save_freq=1")
     overrides = overrides_of(arithmetic_prompts, folder, *options, "trainer.total_training_steps=5")
     run = Run(overrides, tmp_path / "whole.log")
     assert run.finish() == 0, run.log.read_text()
@@ -269,7 +270,7 @@ def test_lost_engine_costs_an_attempt_and_no_bit(arithmetic_prompts, tmp_path):
 @pytest.mark.nightly
 def test_run_continues_without_an_engine_and_loses_no_group(arithmetic_prompts, tmp_path):
     folder, steps = tmp_path / "run", 10
-    options = ("async_training.max_staleness=3", "async_training.partial_rollout=true", "actor.tis_level=token")
+    options = ("async_training.max_staleness=3", "async_training.partial_rollout=true", WEIGHTED)
     filtering = ("algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=score")
     # With a higher rate the policy soon answers nothing, and no group differs.
     more = (*filtering, "trainer.deterministic=false", "actor.optim.lr=1e-5")

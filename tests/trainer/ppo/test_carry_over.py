@@ -123,13 +123,12 @@ def sampler_of(
 ) -> RolloutScheduler:
     """With dynamic sampling where ``read_at_once``. ``pool``: engines of their own, which sample a step ahead."""
     filtering = {"enable": True, "metric": "acc", "max_num_gen_batches": limit}
-    dynamic = {"algorithm": {"filter_groups": filtering}} if read_at_once else {}
+    dynamic = {"filter_groups": filtering} if read_at_once else {}
     config = changed(
         config,
         data={"train_batch_size": GROUPS, "max_response_length": 64, "gen_batch_size": read_at_once or None},
-        **dynamic,
+        algorithm={"rollout_correction": {"rollout_is": "token"}, **dynamic},
         rollout={"n": N, "nnodes": int(pool), "n_gpus_per_node": int(pool)},
-        actor={"tis_level": "token"},
         async_training={"max_staleness": staleness, "partial_rollout": True},
     )
     method = MethodCalls(config, tokenizer)
@@ -278,7 +277,8 @@ def conversations(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[
     overrides = [
         *small_overrides(ROOT / "data/tiny_tool_model", ROOT / "data/arithmetic_tools/test.parquet", folder),
         *("experiment=arithmetic_tools", "data.max_response_length=48", "data.val_sample_size=8"),
-        *("async_training.max_staleness=2", "async_training.partial_rollout=true", "actor.tis_level=token"),
+        *("async_training.max_staleness=2", "async_training.partial_rollout=true"),
+        "algorithm.rollout_correction.rollout_is=token",
         *("algorithm.filter_groups.enable=true", "algorithm.filter_groups.metric=score"),
         "calculator.compare_versions=true",
         *("trainer.total_training_steps=5", "trainer.except_save=[3]", "trainer.save_hf_model=false"),

@@ -55,6 +55,10 @@ def test_mini_batches_of_filler_are_skipped():
     assert list(mini_batches(batch_of([[0, 0], [0, 0]]), 1)) == []
 
 
+def weighted(**options) -> list[str]:
+    return [f"algorithm.rollout_correction.{name}={value}" for name, value in options.items()]
+
+
 def estimation(*options: str, **algorithm) -> AdvantageEstimation:
     config = changed(load_config(PPOConfig, "ppo_trainer", list(options)), algorithm=algorithm)
     return AdvantageEstimation(config, RewardManager(config.reward_manager))
@@ -146,7 +150,7 @@ def test_what_an_estimator_returns_is_checked(tmp_path, name, message):
 
 
 def test_the_variances_of_weighted_tokens():
-    options = ["actor.tis_level=token", "actor.tis_cap=3.0", "algorithm=optimal_token_baseline"]
+    options = [*weighted(rollout_is="token", rollout_is_threshold=3.0), "algorithm=optimal_token_baseline"]
     # Probabilities of 1/2 and 1/4 here, 1/4 and 1/16 in the engine: weights of 2 and, capped, 3.
     engine, squares = flat([0.25, 0.0625]).log(), flat([0.5, 0.75])
     batch = batch_of([[1, 1]], logprobs=flat([0.5, 0.25]).log(), rollout_logprobs=engine, sum_pi_squared=squares)
@@ -237,7 +241,7 @@ def three(replayed: bool = False) -> Batch:
             [("update on policy", [0, 1, 2]), ("update", [0.0, -1.0, -2.0])],
         ),
         (
-            ["actor.ppo_mini_batch_size=2", "actor.tis_level=token", "actor.tis_normalize=true"],
+            ["actor.ppo_mini_batch_size=2", *weighted(rollout_is="token", rollout_is_batch_normalize=True)],
             False,
             [1, 1, 1],
             [("score", [0, 1, 2]), ("update", [0.0, -1.0]), ("update", [-2.0])],
@@ -258,7 +262,7 @@ def three(replayed: bool = False) -> Batch:
         ),
         # With weights, the policy's own are the old ones of every row.
         (
-            ["actor.ppo_mini_batch_size=2", "actor.tis_level=token"],
+            ["actor.ppo_mini_batch_size=2", *weighted(rollout_is="token")],
             True,
             [1, 1, 1],
             [("score", [0, 1, 2]), ("update", [0.0, -1.0]), ("update", [-2.0])],
@@ -295,8 +299,8 @@ def test_updates_take_the_rows_that_were_drawn():
 
 
 def test_policy_learns_after_the_warm_up_with_normalized_weights():
-    options = ["algorithm=gae", "trainer.critic_warmup=2", "actor.tis_level=token", "actor.tis_normalize=true"]
-    trainer = trainer_of([*options, "actor.tis_cap=8"])
+    weights = weighted(rollout_is="token", rollout_is_batch_normalize=True, rollout_is_threshold=8)
+    trainer = trainer_of(["algorithm=gae", "trainer.critic_warmup=2", *weights])
     # Weights 2 and 4, whose mean is 3; the second token is rejected, but counts in the mean.
     columns = {"logprobs": torch.zeros(2), "old_logprobs": torch.zeros(2), "advantages": flat([6.0, 6.0])}
     batch = batch_of([[1, 0]], rollout_logprobs=-flat([2.0, 4.0]).log(), **columns)

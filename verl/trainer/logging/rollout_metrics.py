@@ -176,7 +176,7 @@ def learning_metrics(
     return metrics
 
 
-def policy_metrics(batch: Batch, tis_level: str, tis_cap: float) -> dict[str, float]:
+def policy_metrics(batch: Batch, rollout_is: str | None, threshold: float) -> dict[str, float]:
     """How far the engine was from the policy, in nats, and the policy's mean entropy, ``actor/entropy``.
 
     ``rollout/logprob_abs_diff`` is the mean difference of their log-probabilities, ``_max`` the largest; for
@@ -184,20 +184,20 @@ def policy_metrics(batch: Batch, tis_level: str, tis_cap: float) -> dict[str, fl
 
     Args:
         batch: with ``logprobs`` and ``entropy`` of the policy that sampled it.
-        tis_level, tis_cap: those of the actor's configuration.
+        rollout_is, threshold: level and cap of the weights, as in ``algorithm.rollout_correction``.
     """
     pair, mask = (batch.padded("logprobs"), batch.padded("rollout_logprobs")), batch.policy_mask
-    level = "sequence" if tis_level == "sequence" else "token"
+    level = rollout_is or "token"
     difference = (batch.rollout_logprobs - batch.logprobs)[batch.by_policy].abs().double()
     return {
         "rollout/logprob_abs_diff": difference.mean().item(),
         "rollout/logprob_abs_diff_max": difference.max().item(),
-        **with_prefix("rollout_corr", mismatch_metrics(*pair, mask, level, tis_cap)),
+        **with_prefix("rollout_corr", mismatch_metrics(*pair, mask, level, threshold)),
         "actor/entropy": batch.entropy[batch.by_policy].double().mean().item(),
     }
 
 
-def lag_metrics(batch: Batch, step: int, tis_cap: float) -> dict[str, float]:
+def lag_metrics(batch: Batch, step: int, threshold: float) -> dict[str, float]:
     """Return metrics of staleness, ``async/lag/{mean,max}`` and ``async/lag_<k>/...``; docs/metrics.md.
 
     A token is as many versions behind as the weights that learn from it have learned since they sampled it.
@@ -215,7 +215,7 @@ def lag_metrics(batch: Batch, step: int, tis_cap: float) -> dict[str, float]:
     for lag in sampled.unique().tolist():
         of_tokens, of_responses, measured = (lags == lag) & batch.by_policy, oldest == lag, last == lag
         pair = (batch.logprobs[of_tokens][None], batch.rollout_logprobs[of_tokens][None])
-        distance = mismatch_metrics(*pair, torch.ones_like(pair[0]), "token", tis_cap)
+        distance = mismatch_metrics(*pair, torch.ones_like(pair[0]), "token", threshold)
         figures = {
             "tokens": of_tokens[batch.by_policy].double().mean().item(),
             "kl": distance["k3_kl"],

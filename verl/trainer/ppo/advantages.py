@@ -183,12 +183,12 @@ class AdvantageEstimation:
         """
         if not self.config.needs_sum_pi_squared:
             return None
-        actor, logprobs = self.config.actor, batch.padded("logprobs")
+        config, logprobs = self.config.algorithm.rollout_correction, batch.padded("logprobs")
         variances = token_variances(logprobs, batch.padded("sum_pi_squared"))
-        if actor.tis_level == "none":
+        if config.rollout_is is None:
             return variances
         pair = (logprobs, batch.padded("rollout_logprobs"))
-        weights, _ = rollout_weights(*pair, batch.policy_mask.long(), actor.tis_level, actor.tis_cap)
+        weights, _ = rollout_weights(*pair, batch.policy_mask.long(), config.rollout_is, config.rollout_is_threshold)
         return variances * weights.square()
 
     def _penalise(self, token_rewards: Tensor, batch: Batch) -> tuple[Tensor, dict[str, float]]:

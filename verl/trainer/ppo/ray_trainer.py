@@ -194,11 +194,11 @@ class RayPPOTrainer(Trainer):
         """[M], what the loss compares with: the policy's log-probabilities.
 
         Responses of earlier steps come from an earlier policy. What they were sampled with makes the ratio of the loss
-        the importance ratio to that policy; with ``actor.tis_level`` the weight is that ratio.
+        the importance ratio to that policy; with ``rollout_is`` the weight is that ratio.
         """
         current: Tensor = batch.logprobs
         replayed = batch.step < self.step
-        if self.config.actor.tis_level != "none" or not replayed.any():
+        if self.config.algorithm.rollout_correction.rollout_is is not None or not replayed.any():
             return current
         return torch.where(replayed.repeat_interleave(batch.response_lengths), batch.rollout_logprobs, current)
 
@@ -287,12 +287,12 @@ class RayPPOTrainer(Trainer):
 
     def _compare_policies(self, batch: Batch) -> None:
         """Log how far the engine was from the policy, on what both did in this step, and what lag did."""
-        actor, fresh = self.config.actor, batch.step == self.step
+        correction, fresh = self.config.algorithm.rollout_correction, batch.step == self.step
         if "logprobs" in batch and fresh.any():
             both = batch if fresh.all() else batch[fresh]
-            self.metrics |= policy_metrics(both, actor.tis_level, actor.tis_cap)
+            self.metrics |= policy_metrics(both, correction.rollout_is, correction.rollout_is_threshold)
             if "version" in batch:
-                self.metrics |= lag_metrics(both, self.step, actor.tis_cap)
+                self.metrics |= lag_metrics(both, self.step, correction.rollout_is_threshold)
 
     def _update_baselines(self, sampled: SampledStep, batch: Batch) -> None:
         """Update the rank metrics' baselines, and the mean score of everything sampled for the step."""

@@ -63,12 +63,12 @@ class Updates:
             num_later: how many of the first responses get ``logprobs`` and ``entropy``, which are NaN, from the first
                 update; these columns are filled in place.
         """
-        config, metrics = self.config.actor, {}
-        weights = ("rollout_logprobs",) if config.tis_level != "none" else ()
+        config, rules, metrics = self.config.actor, self.config.algorithm.rollout_correction, {}
+        weights = () if rules.rollout_is is None else ("rollout_logprobs",)
         columns = batch.columns(*ACTOR_COLUMNS, *weights, *self.loss.needs.sent)
-        if config.tis_normalize and config.tis_level != "none":
+        if rules.rollout_is_batch_normalize and rules.rollout_is is not None:
             pair = (batch.padded("logprobs"), batch.padded("rollout_logprobs"))
-            mean = mean_rollout_weight(*pair, batch.policy_mask.long(), config.tis_level, config.tis_cap)
+            mean = mean_rollout_weight(*pair, batch.policy_mask.long(), rules.rollout_is, rules.rollout_is_threshold)
             metrics["rollout_corr/rollout_is_batch_norm_factor"] = mean
             columns.fill(advantages=batch.advantages / mean)
         max_length = self.config.data.max_response_length
