@@ -230,7 +230,6 @@ def test_more_workers_than_cores_are_warned_of(small_config, tmp_path, events, m
 @pytest.mark.parametrize(
     ("parts", "told"),
     [
-        (["huggingface"], ["model: {actor}/huggingface"]),
         # As with the defaults of veRL, whose checkpoints hold no export.
         (
             ["shards"],

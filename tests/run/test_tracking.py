@@ -210,7 +210,7 @@ def run_info(folder: Path, last_step: int | None = None) -> RunInfo:
     return RunInfo(folder, "project", "experiment", {"seed": 7, "optim": {"betas": [0.9, 0.99]}}, last_step)
 
 
-def test_mlflow_gets_options_once_and_every_step(tmp_path: Path, stand_in, monkeypatch):
+def test_mlflow_gets_options_once_and_every_step(tmp_path: Path, stand_in):
     mlflow = stand_in("mlflow")
     check_trackers(["mlflow"])
     backend = BACKENDS["mlflow"](run_info(tmp_path))
@@ -228,12 +228,6 @@ def test_mlflow_gets_options_once_and_every_step(tmp_path: Path, stand_in, monke
     mlflow.calls.clear()
     BACKENDS["mlflow"](run_info(tmp_path, last_step=3))
     assert mlflow.calls == [("set_tracking_uri", uri), ("start_run", "abc123", None)]
-    # The server and the run of the environment.
-    mlflow.calls.clear()
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking:5000")
-    monkeypatch.setenv("MLFLOW_RUN_ID", "given")
-    BACKENDS["mlflow"](run_info(tmp_path / "new"))
-    assert mlflow.calls == [("start_run", "given", None)] and not (tmp_path / "new").exists()
 
 
 def test_swanlab_gets_every_step(tmp_path: Path, stand_in, monkeypatch):

@@ -178,8 +178,8 @@ def estimate(
         del phases["sync"]
     if critic is not None:
         options = config.critic
-        sizes = (options.micro_batch_size_per_gpu, options.ppo_max_token_len_per_gpu)
-        activations = critic.activations(_micro_batch(options, *sizes, options.model, longest), options.model) / GB
+        limits = (options.micro_batch_size_per_gpu, options.ppo_max_token_len_per_gpu)
+        activations = critic.activations(_micro_batch(options, *limits, options.model, longest), options.model) / GB
         phases |= _update("critic", held | awake, critic_parts, "critic ", {"activations": activations})
     return phases
 
