@@ -25,6 +25,7 @@ from verl.checkpoint.attempts import Attempt
 from verl.config import DataConfig, PPOConfig, load_config
 from verl.config.errors import ConfigError
 from verl.config.rewards import RewardScoreConfig
+from verl.utils.json_state import from_json, to_json
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -124,12 +125,12 @@ def changed(config: Any, **changes: Any) -> Any:
     return replace(config, **values)
 
 
+@cache
 def ppo_config(*overrides: str) -> PPOConfig:
-    """Return the main job's config with these overrides, separated by arguments or spaces."""
+    """Return the main job's config with these overrides, separated by arguments or spaces; composed once."""
     return load_config(PPOConfig, "ppo_trainer", " ".join(overrides).split())
 
 
-@cache
 def shipped_config() -> PPOConfig:
     """Return the main job's config as it is shipped."""
     return ppo_config()
@@ -170,6 +171,11 @@ def small_overrides(model: Path, prompts: Path, folder: Path) -> list[str]:
         f"trainer.default_local_dir={folder}",
         "device=cpu",
     ]
+
+
+def stored(state: Any) -> Any:
+    """Return the state that a checkpoint gives back, after its way through JSON."""
+    return from_json(json.loads(json.dumps(to_json(state))))
 
 
 def user_code(folder: Path, source: str, name: str = "mine.py") -> str:
@@ -221,7 +227,12 @@ def save_shards(folder: Path, tensors: dict[str, Tensor]) -> None:
     dcp.save({f"model.{name}": value.detach() for name, value in tensors.items()}, storage_writer=writer, no_dist=True)
 
 
-# Columns of a batch.
+# Tensors, and columns of a batch.
+
+
+def f64(*values: Any) -> Tensor:
+    """Return numbers, or rows of them, in float64."""
+    return torch.tensor(values, dtype=torch.float64)
 
 
 def rank_metrics(*layers: dict[str, Tensor]) -> dict[str, Tensor]:

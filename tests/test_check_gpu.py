@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import check_environment
@@ -108,71 +109,53 @@ def test_exit_codes_of_the_check(tmp_path):
     assert "--toy" in run(tmp_path, "--device", "cpu").stderr
 
 
-def test_engine_and_trainer_must_agree_in_every_step(refused):
-    def step(number: int, difference: float) -> dict:
-        differences = {"rollout/logprob_abs_diff": difference, "rollout/logprob_abs_diff_max": 0.5}
-        return {"step": number, "timing_s/step": 1.0} | differences
-
-    good = [{"step": 0}, step(1, 0.001), step(2, 0.029)]
-    assert training.agreement(good, 2)["logprob_abs_diff"] == [0.001, 0.029]
-    for steps, count, line in (
-        ([step(1, 0.001), step(2, 0.03)], 2, "...step 2: engine and trainer differ by 0.03 nats..."),
-        ([step(1, float("nan"))], 1, "...differ by nan..."),
-        ([step(1, 0.001)], 2, "...holds the steps [1], not 1 to 2..."),
-    ):
-        with refused(line, Failed):
-            training.agreement(steps, count)
+def step(number: int, difference: float) -> dict:
+    differences = {"rollout/logprob_abs_diff": difference, "rollout/logprob_abs_diff_max": 0.5}
+    return {"step": number, "timing_s/step": 1.0} | differences
 
 
-def test_resumed_run_must_have_the_same_numbers(refused):
-    def made(reward: float, lr: float = 0.1) -> list[dict]:
-        scores = {"critic/score/mean": reward, "response_length/mean": 10.0, "actor/lr": lr}
-        return [{"step": 1, "timing_s/step": reward} | scores]
+def made(reward: float, lr: float = 0.1) -> list[dict]:
+    """The records of a run of one step."""
+    scores = {"critic/score/mean": reward, "response_length/mean": 10.0, "actor/lr": lr}
+    return [{"step": 1, "timing_s/step": reward} | scores]
 
+
+PHASES = {"gen": 10.0, "update_actor": 20.0, "update_weights": 10.0}
+
+
+def memory_of(measured: dict[str, float], device: str = "cuda") -> None:
+    context = Context("step-packed", device, False, Path("out"))
+    training.check_memory(context, {"estimated_gb": PHASES, "measured_gb": measured})
+
+
+@pytest.mark.parametrize(
+    ("check", "line"),
+    [
+        (lambda: training.agreement([step(1, 0.001), step(2, 0.03)], 2), "step 2: engine and trainer differ by 0.03 n"),
+        (lambda: training.agreement([step(1, float("nan"))], 1), "differ by nan"),
+        (lambda: training.agreement([step(1, 0.001)], 2), "holds the steps [1], not 1 to 2"),
+        (lambda: training.compare_runs(made(0.5), made(0.51), False, 1), "the runs differ: critic/score/mean"),
+        (lambda: training.compare_runs(made(0.5), made(0.5, lr=0.2), True, 1), "the runs differ: actor/lr"),
+        (lambda: training.compare_runs(made(0.5), made(0.9), True, 1), "scores by 0.40"),
+        (lambda: memory_of(PHASES | {"update_actor": 26.1}), "update_actor took 26.10 GB, 20.00 were estimated"),
+        (lambda: memory_of(dict.fromkeys(PHASES, 9.0)), "at most 9.00 GB were taken, 20.00 estimated"),
+        (lambda: memory_of({"update_actor": 20.0}), "no memory was measured in gen, update_weights"),
+        (lambda: memory_of(PHASES | {"gen": float("nan")}), "gen took nan GB"),
+    ],
+)
+def test_failed_check_has_its_reason(refused, check: Callable[[], object], line: str):
+    with refused(f"...{line}...", Failed):
+        check()
+
+
+def test_checks_pass_within_their_bounds():
+    assert training.agreement([{"step": 0}, step(1, 0.001), step(2, 0.029)], 2)["logprob_abs_diff"] == [0.001, 0.029]
     assert training.compare_runs(made(0.5), made(0.5), False, 1).figures["different"] == []
     # A GPU gives the last bits differently, but not the schedule.
     assert training.compare_runs(made(0.5), made(0.51), True, 1).figures["different"] == ["critic/score/mean"]
-    for other, on_gpu, line in (
-        (made(0.51), False, "...the runs differ: critic/score/mean..."),
-        (made(0.5, lr=0.2), True, "...the runs differ: actor/lr..."),
-        (made(0.9), True, "...scores by 0.40..."),
-    ):
-        with refused(line, Failed):
-            training.compare_runs(made(0.5), other, on_gpu, 1)
-
-
-def test_memory_must_be_near_the_estimate(refused, tmp_path):
-    phases = {"gen": 10.0, "update_actor": 20.0, "update_weights": 10.0}
-
-    def check(measured: dict[str, float], device: str = "cuda") -> None:
-        context = Context("step-packed", device, False, tmp_path)
-        training.check_memory(context, {"estimated_gb": phases, "measured_gb": measured})
-
-    check(phases | {"update_actor": 26.0})
+    memory_of(PHASES | {"update_actor": 26.0})
     # A process on a CPU holds what it has freed, and libraries.
-    check(dict.fromkeys(phases, 9.0), "cpu")
-    for measured, line in (
-        (phases | {"update_actor": 26.1}, "...update_actor took 26.10 GB, 20.00 were estimated..."),
-        (dict.fromkeys(phases, 9.0), "...at most 9.00 GB were taken, 20.00 estimated..."),
-        ({"update_actor": 20.0}, "...no memory was measured in gen, update_weights..."),
-        (phases | {"gen": float("nan")}, "...gen took nan GB..."),
-    ):
-        with refused(line, Failed):
-            check(measured)
-
-
-def test_pytest_reports_are_read(tmp_path):
-    (tmp_path / "report.xml").write_text("""
-        <testsuites><testsuite>
-          <testcase name="good"/>
-          <testcase name="away"><skipped message="needs flash-attn"/></testcase>
-          <testcase name="bad"><failure message="assert 2 &lt;\n 1">E   assert 2 &lt; 1</failure></testcase>
-          <testcase name="tests.new"><error message="collection failure">import new
-E   ModuleNotFoundError: No module named 'new'</error></testcase>
-        </testsuite></testsuites>""")
-    messages = ["assert 2 < 1", "ModuleNotFoundError: No module named 'new'"]
-    counts = {"tests": 4, "passed": 1, "failed": ["bad", "tests.new"], "skipped": ["away"], "messages": messages}
-    assert checks.counts(tmp_path / "report.xml") == counts
+    memory_of(dict.fromkeys(PHASES, 9.0), "cpu")
 
 
 def test_tests_of_stages_exist():

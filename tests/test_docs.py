@@ -16,6 +16,8 @@ import pytest
 from conftest import ROOT
 
 import verl
+from tests.kit import shipped_config
+from verl.cli.translate import translate
 from verl.config import PPOConfig, load_config
 from verl.config.load import option_names
 
@@ -43,7 +45,7 @@ def cells(name: str) -> list[list[str]]:
     return [[cell.strip() for cell in row] for row in rows if not set(row[0]) <= set("-: ")]
 
 
-def test_the_example_of_the_method_is_computed_again():
+def test_example_of_the_method_is_computed_again():
     (code,), (expected,) = blocks("method", "python"), blocks("method", "text")
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
@@ -51,7 +53,7 @@ def test_the_example_of_the_method_is_computed_again():
     assert printed.getvalue() == expected
 
 
-def test_the_method_names_functions_that_there_are():
+def test_method_names_functions_that_there_are():
     sources = [ROOT / f"verl/rank/{name}.py" for name in ("calculator", "dynamics", "reward_manager", "shaping")]
     trees = [ast.parse(path.read_text()) for path in sources]
     kinds = (ast.FunctionDef, ast.ClassDef)
@@ -110,7 +112,7 @@ def test_messages_of_troubleshooting_are_those_of_the_code():
             assert any(part in text for text in texts_of_the_code()), part
 
 
-def test_the_readme_links_every_page_and_the_site_has_it():
+def test_readme_links_every_page_and_the_site_has_it():
     pages = {f"docs/{path.name}" for kind in ("*.md", "*.ipynb") for path in DOCS.glob(kind)}
     table = (ROOT / "README.md").read_text().partition("## Pages")[2]
     linked = [link for link in LINK.findall(table) if link.startswith("docs/")]
@@ -119,17 +121,25 @@ def test_the_readme_links_every_page_and_the_site_has_it():
     assert sorted(navigation) == sorted(page.replace(".ipynb", ".md") for page in pages)
 
 
-@pytest.mark.parametrize(("name", "number"), [("tutorial", 3), ("gsm8k", 1), ("from_trl", 1)])
-def test_trainings_on_the_pages_have_options_that_there_are(name: str, number: int):
-    trainings = [shlex.split(line)[2:] for line in commands(name) if line.startswith("bash train.sh")]
-    assert len(trainings) == number
-    for overrides in trainings:
-        load_config(PPOConfig, "ppo_trainer", [word for word in overrides if "=" in word])
+TRAININGS = [
+    pytest.param(line, id=path.stem)
+    for path in DOCS.glob("*.md")
+    for line in commands(path.stem)
+    # Those of docs/paper.md, in functions of the shell, are read by tests/e2e/test_paper_page.py.
+    if line.startswith("bash train.sh ") and path.stem != "paper" and " -m" not in line and "$'" not in line
+]
+
+
+@pytest.mark.parametrize("line", TRAININGS)
+def test_training_commands_of_pages_compose(line: str):
+    assert len(TRAININGS) > 20
+    overrides = [word for word in translate(shlex.split(line, comments=True)[2:]) if "=" in word]
+    assert load_config(PPOConfig, "ppo_trainer", overrides) != shipped_config()
 
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_the_tutorial_with_the_embedded_model(tiny_model: Path, tmp_path: Path):
+def test_tutorial_with_the_embedded_model(tiny_model: Path, tmp_path: Path):
     code, question = blocks("tutorial", "python")
     (tmp_path / "my_data.py").write_text(code)
     subprocess.run([sys.executable, "my_data.py"], cwd=tmp_path, check=True)
@@ -145,7 +155,7 @@ def test_the_tutorial_with_the_embedded_model(tiny_model: Path, tmp_path: Path):
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_the_notebook(tmp_path: Path):
+def test_notebook(tmp_path: Path):
     cells = json.loads((DOCS / "first_steps.ipynb").read_text())["cells"]
     *body, last = ast.parse("\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")).body
     program = f"{ast.unparse(ast.Module(body, []))}\nprint({ast.unparse(last)})\nassert plt.gca().lines\n"

@@ -5,7 +5,6 @@ import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import psutil
 import pytest
@@ -42,7 +41,7 @@ def test_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         get(monkeypatch, "--out", tmp_path / "model")
 
 
-def test_a_folder_that_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def test_folder_that_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(SystemExit, match=f"{tmp_path} holds other files; name another folder with --out"):
         get(monkeypatch, "--out", tmp_path)
@@ -50,17 +49,3 @@ def test_a_folder_that_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
     get(monkeypatch, "--out", tmp_path)
     assert "is complete; remove the folder to make it again" in capsys.readouterr().out
     assert (tmp_path / "thesis.tex").exists()
-
-
-@pytest.mark.nightly
-def test_the_model_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    get(monkeypatch, "--out", tmp_path / "model")
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
-    assert model.num_parameters() == 134_515_008 and model.generation_config.eos_token_id == tokenizer.eos_token_id
-    chat: list[dict[str, Any]] = [{"role": "user", "content": "What is the capital of France?"}]
-    prompt = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-    answer = model.generate(**prompt, max_new_tokens=20, do_sample=False)[0, prompt["input_ids"].shape[1] :]
-    assert "Paris" in tokenizer.decode(answer) and answer[-1] == tokenizer.eos_token_id

@@ -7,7 +7,7 @@ import pytest
 from conftest import ROOT
 from transformers import GPT2Config, LlamaConfig, MixtralConfig, Qwen2Config
 
-from verl.config import PPOConfig, load_config
+from tests.kit import ppo_config
 from verl.run import memory
 
 QWEN_7B = memory.Shape(3584, 18944, 28, 3584, 512, 152064, False)
@@ -20,7 +20,7 @@ LAYER = 20 * 3584 + 8 * 18944 + 4 * 512
 
 def phases(*overrides: str) -> dict[str, dict[str, float]]:
     """GB by phase and holder of Qwen2.5-7B with the paper's preset on 8 GPUs of 80 GB."""
-    config = load_config(PPOConfig, "ppo_trainer", [*PRESET, *overrides])
+    config = ppo_config(*PRESET, *overrides)
     critic = QWEN_7B if config.uses_critic else None
     return memory.estimate(config, 80.0, QWEN_7B, critic)
 
@@ -48,12 +48,12 @@ MODELS = {
 }
 
 
-def test_the_table_of_configs_is_what_the_tool_says():
+def test_table_of_configs_is_what_the_tool_says():
     rows = [line for line in (ROOT / "configs" / "README.md").read_text().splitlines() if line.count("|") == 6]
     for name, sizes in MODELS.items():
         peaks = []
         for gpus in (1, 2, 4, 8):
-            config = load_config(PPOConfig, "ppo_trainer", [*PRESET, f"trainer.n_gpus_per_node={gpus}"])
+            config = ppo_config(*PRESET, f"trainer.n_gpus_per_node={gpus}")
             found = memory.estimate(config, 80.0, memory.Shape(*sizes))
             peak = round(max(sum(parts.values()) for parts in found.values()))
             peaks.append(f"{peak}" if peak <= 80 else f"**{peak}**")
@@ -105,14 +105,14 @@ def test_memory_by_holder(overrides, phase, holder, num_bytes):
     assert found == (num_bytes and pytest.approx(num_bytes / 1e9))
 
 
-def test_a_run_near_the_edge_of_its_gpus_is_warned(tmp_path: Path):
+def test_run_near_the_edge_of_its_gpus_is_warned(tmp_path: Path):
     Qwen2Config(
         hidden_size=3584, intermediate_size=18944, num_hidden_layers=28, num_attention_heads=28, num_key_value_heads=4,
         vocab_size=152064, tie_word_embeddings=False,
     ).save_pretrained(tmp_path)  # fmt: skip
 
     def warning(*overrides: str) -> str:
-        config = load_config(PPOConfig, "ppo_trainer", [*PRESET, f"model.path={tmp_path}", *overrides])
+        config = ppo_config(*PRESET, f"model.path={tmp_path}", *overrides)
         return memory.memory_warning(config, 80.0)
 
     assert warning() == ""

@@ -138,6 +138,6 @@ def test_verl_beside_it_is_refused(installed: Path, tmp_path: Path):
     assert result.stdout.startswith("veRL 0.7.0 is installed, which imports as `verl` too;") and result.returncode == 1
 
 
-def test_the_version_has_one_home():
+def test_version_has_one_home():
     assert f"\nversion: {verl.__version__}\n" in (ROOT / "CITATION.cff").read_text()
     assert f"\n## [{verl.__version__}] - " in (ROOT / "CHANGELOG.md").read_text()

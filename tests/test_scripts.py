@@ -50,7 +50,7 @@ def test_setup_refuses_in_one_line(args: list[str], python: str | None, words: l
 
 
 @pytest.mark.parametrize("kind", ["link", "folder"])
-def test_the_environment_of_another_checkout_is_left_alone(kind: str, tmp_path: Path):
+def test_environment_of_another_checkout_is_left_alone(kind: str, tmp_path: Path):
     other = tmp_path / "other"
     (other / "scripts").mkdir(parents=True)
     (other / "scripts" / "setup.sh").touch()
@@ -81,7 +81,7 @@ def test_failed_installation_does_not_look_complete(tmp_path: Path):
         assert "No matching distribution found" in (venv / "setup.log").read_text()
 
 
-def test_an_interrupted_update_goes_on(tmp_path: Path):
+def test_interrupted_update_goes_on(tmp_path: Path):
     (tmp_path / "venv" / "bin").mkdir(parents=True)
     (tmp_path / "venv" / "bin" / "python").symlink_to(sys.executable)
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -118,7 +118,7 @@ ENVIRONMENTS = ("VERL_ENV", "VIRTUAL_ENV", "CONDA_PREFIX")
 
 
 @pytest.mark.parametrize("variable", ENVIRONMENTS)
-def test_an_environment_that_exists_is_used_as_it_is(variable: str, checkout: Path):
+def test_environment_that_exists_is_used_as_it_is(variable: str, checkout: Path):
     """No pip and no .venv: setup.sh of this checkout would fail."""
     shutil.rmtree(checkout / ".venv")
     (checkout / "scripts" / "setup.sh").write_text("echo setup.sh >>calls; exit 1\n")
@@ -126,7 +126,7 @@ def test_an_environment_that_exists_is_used_as_it_is(variable: str, checkout: Pa
     assert calls[0] == 0 and calls[1] == [] and not (checkout / ".venv").exists()
 
 
-def test_an_environment_that_lacks_packages(checkout: Path):
+def test_environment_that_lacks_packages(checkout: Path):
     bare = checkout / "bare"
     (bare / "bin").mkdir(parents=True)
     (bare / "bin" / "python").write_text(f'#!/bin/sh\nexec {sys._base_executable} -I "$@"\n')
@@ -193,7 +193,7 @@ def test_train_passes_its_arguments_on(checkout: Path):
 
 
 @pytest.mark.parametrize("script", ["train.sh", "eval.sh"])
-def test_the_folder_of_the_shell_is_passed_on(checkout: Path, script: str, monkeypatch: pytest.MonkeyPatch):
+def test_folder_of_the_shell_is_passed_on(checkout: Path, script: str, monkeypatch: pytest.MonkeyPatch):
     (checkout / "elsewhere").mkdir()
     monkeypatch.chdir(checkout / "elsewhere")
     assert run(checkout / script)[0] == 0
@@ -267,7 +267,7 @@ def test_eval_refuses_in_one_line(settings: dict[str, str], line: str, checkout:
     assert evaluate(checkout, **settings) == (1, [], f"eval.sh: {line}\n")
 
 
-def test_a_quoted_path_is_what_the_config_reads(checkout: Path):
+def test_quoted_path_is_what_the_config_reads(checkout: Path):
     _, (call,), _ = evaluate(checkout, "benchmarks=x", RUN_NAME_MAP='([a]="outputs/it\'s a/b=c")')
     overrides = call.removeprefix(f"{EVALUATE} ").removesuffix(" benchmarks=x")
     path, steps = overrides.split(" ++runs.a.steps=")

@@ -1,7 +1,6 @@
 """The statistics of benchmarks/study.py on literal figures, its order, its resumption, and one study of a step."""
 
 import math
-import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,8 @@ import pytest
 import study
 import torch
 import yaml
-from bench_report import read_report, write_report
 from scipy.stats import ttest_rel
-from study import Run, runs_of
+from study import runs_of
 from study_file import Arm, Study
 from study_page import LOGGED, Block, holm, page, rates
 from torch import Tensor
@@ -33,9 +31,6 @@ GIVEN: dict[str, Any] = {
     },
     "contrasts": [["b", "a"], ["c", "b"]],
 }
-
-
-DISJOINT = {arm: {"overrides": [], "seeds": seeds} for arm, seeds in {"a": [1], "b": [1], "c": [2], "d": [2]}.items()}
 
 
 def written(folder: Path, **changes: Any) -> Path:
@@ -68,21 +63,6 @@ def test_shipped_studies_are_read(file: str):
     Study.read(study.ROOT / f"benchmarks/studies/{file}.yaml")
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"contrasts": [["b", "d"]]}, "contrasts: ['b', 'd']: must be two of a, b, c"),
-        ({"arms": {"a": {"overrides": []}, "b": {"overrides": [], "seeds": [9]}}}, "contrasts: ['b', 'a']: share no"),
-        ({"train": []}, "ks: 2: a has rollout.val_kwargs.n=1; raise that"),
-        ({"arms": DISJOINT, "contrasts": [["b", "a"], ["d", "c"]]}, "contrasts: b, a, d, c: share no seed; or call"),
-        ({"steps": 3}, "unexpected keyword argument 'steps'"),
-    ],
-)
-def test_invalid_study_is_refused(tmp_path: Path, refused, changes: dict[str, Any], message: str):
-    with refused(f"...{message}...", SystemExit):
-        Study.read(written(tmp_path, **changes))
-
-
 def block(seeds: int, arms: int, seed: int = 0) -> Tensor:
     return torch.randn(seeds, arms, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
@@ -95,18 +75,6 @@ def test_two_arms_are_compared_by_the_paired_t_test():
     assert found.freedom == 3 and found.p(difference) == pytest.approx(expected.pvalue)
     low, high = expected.confidence_interval()
     assert (difference - found.margin(), difference + found.margin()) == pytest.approx((low, high))
-
-
-def test_shifts_of_arms_and_seeds_are_not_error():
-    values = block(3, 5)
-    shifted = Block(values + 7 * block(3, 1, 1) + 9 * block(1, 5, 2))
-    assert shifted.error == pytest.approx(Block(values).error)
-    # Without variance over seeds any difference is certain.
-    still = Block(torch.tensor([[0.25, 0.75], [0.5, 1.0], [0.1, 0.6]], dtype=torch.float64))
-    assert (still.error, still.margin(), still.p(0.5), still.p(0.0), still.detectable()) == (0.0, 0.0, 0.0, 1.0, 0.0)
-    # What remains of this table is 1/2 or -1/2 in the corners: squares of 1 on 2 degrees of freedom.
-    literal = Block(torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]], dtype=torch.float64))
-    assert literal.freedom == 2 and literal.error == pytest.approx(math.sqrt(2 * 1.0 / 2 / 2))
 
 
 def test_p_values_are_corrected_for_their_number():
@@ -143,68 +111,6 @@ def test_page_compares_arms_with_shared_seeds(tmp_path: Path):
         page(facts(read), [*rows[:3], rows[3] | {"problems": [0, 2]}])
 
 
-def test_seeds_may_draw_different_problems(tmp_path: Path):
-    read = Study.read(written(tmp_path))
-    drawn = {1: [0, 1], 3: [1, 2]}
-    rows = [row(arm, seed, [4, 2 if arm == "a" else 0], problems=drawn[seed]) for arm in "ab" for seed in drawn]
-    text = page(facts(read), rows)
-    # In a, problem 0 has one run, with 1, problem 1 two, with 0.5 and 1, and problem 2 one, with 0.5.
-    assert "| a | 2 | 75.0% (50.0% to 100.0%) | 0.0 |" in text and "| b | 2 | 50.0% (0.0% to 100.0%) | 0.0 |" in text
-    assert "Each seed draws its own test problems, the same for all arms." in text
-    assert "draws its own" not in page(facts(read), [row("a", 1, [2, 2]), row("a", 3, [1, 3])])
-
-
-FINISHING = """
-import pathlib, sys
-folder = pathlib.Path(sys.argv[-1].removeprefix("trainer.default_local_dir="))
-folder.mkdir()
-(folder / "summary.json").touch()
-"""
-
-
-@pytest.mark.slow
-def test_complete_runs_are_not_repeated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    run = Run("a", 1, tmp_path / "a/seed_1", ["seed=1"])
-    run.folder.mkdir(parents=True)
-    (run.folder / "half").touch()
-    monkeypatch.setattr(study, "TRAIN", [sys.executable, "-c", FINISHING + "sys.exit(3)"])
-    assert not run.train() and (run.folder / "summary.json").exists() and not run.complete
-    assert f"error: a with seed=1: ended with exit code 3; see {run.folder}.log" in capsys.readouterr().err
-    monkeypatch.setattr(study, "TRAIN", [sys.executable, "-c", FINISHING])
-    assert run.train() and run.complete and not (run.folder / "half").exists()
-    monkeypatch.setattr(study, "TRAIN", ["/no/such/command"])
-    assert run.train()
-    assert not Run("a", 1, run.folder, ["seed=2"]).train() and run.complete
-    assert "was made with ['seed=1'], not ['seed=2']; remove it, or name --runs" in capsys.readouterr().err
-
-
-def test_study_resumes_from_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    # Made elsewhere: one run of each arm; b has other options by now.
-    before = Study.read(written(tmp_path, arms=GIVEN["arms"] | {"b": {"overrides": []}}))
-    write_report(tmp_path / "s", facts(before), [row("a", 3, [1, 2, 0]), row("b", 3, [1, 2, 0])], page)
-    file = written(tmp_path)
-    assert list(study.recorded(Study.read(file), tmp_path / "s")) == [("a", 3)]
-    trained: list[tuple[str, int, bool]] = []
-
-    def train(run: Run, waits: bool) -> bool | None:
-        # Another study trains arm b for a while.
-        trained.append((run.arm, run.seed, waits))
-        return None if run.arm == "b" and not waits else run.seed == 3
-
-    monkeypatch.setattr(Run, "train", train)
-    with pytest.raises(SystemExit, match="error: 3 of 4 runs failed"):
-        study.main([str(file), "--runs", str(tmp_path / "runs")])
-    assert trained == [
-        *[("a", 1, False), ("b", 1, False), ("b", 3, False), ("c", 1, False)],
-        *[("b", 1, True), ("b", 3, True)],
-    ]
-    _, rows = read_report(tmp_path / "s.jsonl")
-    assert [(found["arm"], found["seed"]) for found in rows] == [("a", 3)]
-    assert "Incomplete: 4 of 5 runs are missing" in (tmp_path / "s.md").read_text()
-
-
 def test_shuffled_metrics_stay_in_their_group():
     shuffled = load_code(str(study.ROOT / "benchmarks/studies/shuffled.py:Shuffled"), "trainer.method")
     batch = batch_of([1.0, 0.0] * 4, uids=[0, 0, 1, 1, 2, 2, 3, 3])
@@ -226,22 +132,3 @@ def test_shuffled_metrics_stay_in_their_group():
     batch = batch.without("rank/m")
     with pytest.raises(ValueError, match="calculator.source=rollout"):
         metrics(0, 1)
-
-
-@pytest.mark.nightly
-def test_study_of_one_step(tmp_path: Path):
-    train = ["model.path=data/tiny_model", "data.train_batch_size=4", "actor.ppo_mini_batch_size=4", "rollout.n=2"]
-    train += ["data.val_sample_size=8", "trainer.val_before_train=false", "trainer.report_freq=-1"]
-    train += ["trainer.total_training_steps=1", "rollout.val_kwargs.n=2", "rollout.val_kwargs.temperature=1.0"]
-    shuffled = ["experiment=verl_grpo", "+trainer.method_kwargs.seed=${seed}"]
-    shuffled += ["trainer.method=benchmarks/studies/shuffled.py:Shuffled"]
-    arms = {"a": {"overrides": ["experiment=grpo"]}, "b": {"overrides": shuffled}}
-    file = written(tmp_path, train=train, seeds=[7], arms=arms, contrasts=[["b", "a"]])
-    study.main([str(file), "--runs", str(tmp_path / "runs")])
-    given, rows = read_report(tmp_path / "s.jsonl")
-    assert [(found["arm"], found["samples"], len(found["correct"])) for found in rows] == [("a", 2, 8), ("b", 2, 8)]
-    assert page(given, rows) == (tmp_path / "s.md").read_text()
-    assert "| b | 1 |" in (tmp_path / "s.md").read_text() and "pass@2" in (tmp_path / "s.svg").read_text()
-    assert all(len(found["entropy"]) == len(found["reward"]) == 1 for found in rows)
-    assert all(rows[0][name] == rows[1][name] for name in ("problems", "code")) and "torch 2" in rows[0]["code"]
-    assert not list((tmp_path / "runs").glob("*/seed_7/global_step_*"))

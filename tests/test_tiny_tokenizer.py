@@ -2,12 +2,9 @@
 
 import unicodedata
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_tokenizer import SPECIAL_TOKENS, make_tiny_tokenizer
-
-from verl.data.arithmetic import ArithmeticTask
 
 TOKENIZER = make_tiny_tokenizer()
 CHAT = [{"role": "user", "content": "What is 1 + 1?"}, {"role": "assistant", "content": r"\boxed{2}"}]
@@ -27,22 +24,15 @@ def test_round_trip(text: str):
         assert len(ids) == len(text.encode())
 
 
-@pytest.mark.parametrize(
-    ("messages", "generation", "text"),
-    [
+def test_chat_template():
+    system = {"role": "system", "content": "Be brief."}
+    for messages, generation, text in (
         (CHAT[:1], True, "<|user|>What is 1 + 1?<|im_end|><|assistant|>"),
         (CHAT, False, r"<|user|>What is 1 + 1?<|im_end|><|assistant|>\boxed{2}<|im_end|>"),
-        (
-            [{"role": "system", "content": "Be brief."}, *CHAT[:1]],
-            True,
-            "<|system|>Be brief.<|im_end|><|user|>What is 1 + 1?<|im_end|><|assistant|>",
-        ),
-    ],
-)
-def test_chat_template(messages: list[dict[str, str]], generation: bool, text: str):
-    assert TOKENIZER.apply_chat_template(messages, tokenize=False, add_generation_prompt=generation) == text
-    ids = TOKENIZER.apply_chat_template(messages, add_generation_prompt=generation, return_dict=False)
-    assert TOKENIZER.decode(ids) == text
+        ([system, *CHAT[:1]], False, "<|system|>Be brief.<|im_end|><|user|>What is 1 + 1?<|im_end|>"),
+    ):
+        ids = TOKENIZER.apply_chat_template(messages, add_generation_prompt=generation, return_dict=False)
+        assert TOKENIZER.decode(ids) == text
 
 
 def test_tool_conversation_is_few_tokens():
@@ -53,10 +43,3 @@ def test_tool_conversation_is_few_tokens():
     ids = tokenizer.apply_chat_template(chat, return_dict=False)
     assert len(ids) == 42 and len(tokenizer) == 271
     assert tokenizer.decode(ids) == "".join(f"<|{role}|>{text}<|im_end|>" for role, text in says)
-
-
-def test_arithmetic_problems_fit_in_128_tokens():
-    for problem in ArithmeticTask().split("train", 500, seed=0):
-        chat = [{"role": "user", "content": problem.question}, {"role": "assistant", "content": problem.solution}]
-        ids = TOKENIZER.apply_chat_template(chat, return_dict=False)
-        assert 60 <= len(ids) <= 128

@@ -35,7 +35,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    config.pluginmanager.register(DeselectedByWorkers(config))
     if config.option.quick:
         config.option.markexpr = "not (slow or nightly or gpu)"
         config.option.timeout = TIME_LIMIT
@@ -83,25 +82,3 @@ def forbid_processes() -> None:
     sys.addaudithook(audit)
     # multiprocessing's way to spawn has no audit event.
     _posixsubprocess.fork_exec = lambda *_: refuse("multiprocessing")
-
-
-class DeselectedByWorkers:
-    """Says how many tests were deselected with pytest -n, which keeps it to itself."""
-
-    def __init__(self, config: pytest.Config) -> None:
-        self.config = config
-        self.count = 0
-
-    def pytest_deselected(self, items: list[pytest.Item]) -> None:
-        if hasattr(self.config, "workeroutput"):
-            self.count += len(items)
-            self.config.workeroutput["deselected"] = self.count
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any) -> None:
-        # Every worker collects all tests.
-        self.count = getattr(node, "workeroutput", {}).get("deselected", self.count)
-
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        if self.count:
-            terminalreporter.write_line(f"{self.count} deselected; tests marked nightly are run by `make nightly`")
