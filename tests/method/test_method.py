@@ -8,9 +8,11 @@ import torch
 from conftest import changed
 
 from tests.extending.examples import example
+from tests.kit import ppo_config
 from tests.method.batches import RECORDS, batch_of, method_of
+from tests.tables import refusals
 from verl.batch import Batch
-from verl.config import ConfigError, PPOConfig, load_config
+from verl.config import ConfigError
 from verl.method import StepOutcome
 from verl.method.calls import MethodCalls
 
@@ -60,7 +62,7 @@ def call(method: MethodCalls, place: str):
     return method.change_rewards(batch, torch.tensor([1.0, 0.0, 0.0, 1.0], dtype=torch.float64))
 
 
-def test_the_built_in_step_is_method_with_nothing_overridden(small_config, tiny_tokenizer):
+def test_built_in_step_is_method_with_nothing_overridden(small_config, tiny_tokenizer):
     method = MethodCalls(changed(small_config, data={"train_batch_size": 2}), tiny_tokenizer, RECORDS, 10)
     batch, rewards = batch_of([1.0, 0.0]), torch.ones(2).double()
     assert method.choose_prompts(RECORDS[:2]) == RECORDS[:2] and method.settings(RECORDS) is None
@@ -86,49 +88,13 @@ def test_attributes_are_there_before_init_and_the_step_after(make):
     assert metrics == {"change_rewards/mean": 11.0, "change_rewards/change": 10.5}
 
 
-DIFFERENT = "it must return 1 to 2 different ones of the candidates"
-MAPPING = "it must return a mapping from places of prompts, 0 to 1, to what edit_prompt makes"
-COUNT = "responses, . of them to learn from; must be from 1 to 8, and at most 4"
-
-
-@pytest.mark.parametrize(
-    ("place", "returned", "message"),
-    [
-        ("choose_prompts", "[candidates[0]] * 2", rf" \(.*mine.py, line 7\) returned \[Prompt.*; {DIFFERENT}"),
-        ("choose_prompts", "candidates[:0]", DIFFERENT),
-        ("choose_prompts", "[0, 1]", rf"returned \[0, 1\]; {DIFFERENT}"),
-        ("choose_prompts", "{}[self.step]", r" raised KeyError: 1 \(.*mine.py, line 8\)"),
-        ("sampling", "7", "returned 7; it must map some of"),
-        ("sampling", "{'beams': 3}", "returned {'beams': 3}; it must map some of temperature, top_p, top_k, min_p, t"),
-        ("sampling", "{'temperature': 0}", ": temperature=0: training needs sampling; return one above 0"),
-        (
-            "sampling",
-            "{'temperature': [1.0, 2.0, 3.0]}",
-            r"is \[1.0, 2.0, 3.0\]; it must be numbers that broadcast to \[G, n\]=",
-        ),
-        ("sampling", "{'top_p': 2.0}", r": top_p=2.0: must be in \(0, 1\]"),
-        ("sampling", "{'top_k': float('nan')}", ": top_k=nan: must be whole"),
-        ("sampling", "{'temperatures': [[1.0, 2.0], [1.0]]}", ": temperatures is .*; it must be numbers"),
-        ("sampling", "{'temperatures': torch.ones(2, 3)}", r"of shape \[2, 3\] must be 1 to 16 numbers from 0.01 to"),
-        ("sampling", "{'temperatures': torch.ones(17)}", r"of shape \[17\] must be 1 to 16 numbers"),
-        ("sampling", "{'temperatures': [1.0, float('inf')]}", "must be 1 to 16 numbers from 0.01 to 1000"),
-        ("resample", "{2: batch.records[0]}", rf"returned \{{2: .*; {MAPPING}"),
-        ("resample", "{0: 'a hint'}", rf"returned \{{0: 'a hint'\}}; {MAPPING}"),
-        ("learn_from", "batch.without('learned')", r"line 7\) returned a batch without the column 'learned'"),
-        ("learn_from", "batch[[]]", f"returned 0 {COUNT}"),
-        ("learn_from", "type(batch).join([batch] * 2)", f"returned 8 {COUNT}"),
-        ("learn_from", "batch.scores", r"returned tensor\(.*; it must return a Batch"),
-        ("learn_from", "batch.fill(step=batch.step + 1)", "returned responses of steps that are not 1 to 1"),
-        ("change_rewards", "rewards[:1]", r"returned shape \[1\]; expected a tensor of shape \[4\]"),
-        ("change_rewards", "1 / rewards", "returned NaN or infinity in row 1; expected finite numbers"),
-    ],
-)
-def test_what_is_returned_is_checked(make, place, returned, message):
-    with pytest.raises(ConfigError, match=rf"(?s)^trainer.method='.*mine.py:Mine': its {place}.*{message}"):
+@pytest.mark.parametrize(("place", "returned", "line"), refusals("method/refusals.txt", "returned"))
+def test_return_values_of_a_method_are_checked(make, refused, place: str, returned: str, line: str):
+    with refused(f"trainer.method='TMP/mine.py:Mine'{line}"):
         call(make(overriding(place, returned)), place)
 
 
-def test_an_edited_prompt_must_fit(make):
+def test_edited_prompt_must_fit(make):
     method = make(overriding("resample", "{0: self.edit_prompt(batch.records[0], '1+' * 200)}"))
     with pytest.raises(ConfigError, match=r"^data.max_prompt_length=\d+: trainer.method='.*Mine': its resample .* t"):
         call(method, "resample")
@@ -144,40 +110,12 @@ def test_settings_broadcast_over_prompts_and_responses(make):
     assert call(make(overriding("sampling", "{}")), "sampling") is None
 
 
-HALF = overriding("change_rewards", "rewards") + "    def state_dict(self):\n        return {'file': object()}\n"
-
-
-@pytest.mark.parametrize(
-    ("source", "kwargs", "message"),
-    [
-        (
-            *("class Mine(Method):\n    def change_rewards(self, batch):\n        return 0", {}),
-            r": its change_rewards: too many.*; it is called with \(batch, rewards\) \(.*mine.py, line \d+\)$",
-        ),
-        (SEEN, {"scael": 1}, r": got an unexpected keyword argument 'scael'; Mine is made with trainer.method"),
-        (HALF, {}, ": define both state_dict and load_state_dict, or neither$"),
-        (
-            *(HALF + "    def load_state_dict(self, state):\n        pass", {}),
-            r": its state_dict\(\), which may hold what JSON holds and tensors, raised TypeError",
-        ),
-        (
-            *("class Mine(Method):\n    def change_reward(self, batch, rewards):\n        return rewards", {}),
-            ": overrides none of choose_prompts, sampling, resample, learn_from, change_rewards, after",
-        ),
-        ("class Mine:\n    pass", {}, ": must be a subclass of verl.method.Method$"),
-        (
-            *("class Mine(Method):\n    def judged(self, batch, round):\n        return {}", {}),
-            ": its method judged is now called resample; rename it$",
-        ),
-        (
-            *(overriding("choose_prompts", "candidates") + "    candidates_per_prompt = 0\n", {}),
-            ": candidates_per_prompt=0: at least 1$",
-        ),
-    ],
-)
-def test_mistakes_are_reported_before_training(make, source, kwargs, message):
-    with pytest.raises(ConfigError, match=f"^trainer.method='.*mine.py:Mine'{message}"):
-        make(source, **kwargs)
+@pytest.mark.parametrize(("body", "kwargs", "line"), refusals("method/refusals.txt", "classes"))
+def test_mistakes_are_reported_before_training(make, refused, body: str, kwargs: str, line: str):
+    with refused(f"trainer.method='TMP/mine.py:Mine'{line}"):
+        make("class Mine(Method):\n    " + body.replace("; ", "\n    "), **eval(kwargs or "{}"))
+    with refused("trainer.method='...': must be a subclass of verl.method.Method"):
+        make("class Mine:\n    pass")
 
 
 def test_options_that_exclude_each_other(small_config):
@@ -186,19 +124,19 @@ def test_options_that_exclude_each_other(small_config):
         ("trainer.method=NearHalf", "^trainer.method='NearHalf': an import path is module:attribute or"),
     ):
         with pytest.raises(ConfigError, match=message):
-            load_config(PPOConfig, "ppo_trainer", [option])
+            ppo_config(option)
     with pytest.raises(ConfigError, match="^algorithm.adv_estimator='remax': .* overrides learn_from"):
         method_of(changed(small_config, algorithm={"adv_estimator": "remax"}), "verl.recipes.rorecomp:ShortFirst")
     with pytest.raises(ConfigError, match="^rollout.seeded=False: .* overrides sampling"):
         method_of(changed(small_config, rollout={"seeded": False}), "verl.recipes.ead:Annealed")
 
 
-def test_without_state_what_after_step_was_told_is_forgotten(make):
+def test_after_step_without_state_dict_is_noted(make):
     note = make(overriding("after_step", "None")).note
     assert note.endswith("has after_step but no state_dict, so a resumed run forgets what after_step was told")
 
 
-def test_a_group_may_be_learned_from_in_part(make):
+def test_group_may_be_learned_from_in_part(make):
     batch, metrics = call(make(overriding("learn_from", "batch.fill(learned=batch.correct)")), "learn_from")
     assert batch.learned.tolist() == [True, False, False, True]
     # The same prompt in another step is another group.
@@ -206,7 +144,7 @@ def test_a_group_may_be_learned_from_in_part(make):
     assert metrics == {"learn_from/responses": 4.0, "learn_from/learned": 2.0, "learn_from/replayed": 0.0}
 
 
-def test_the_example_goes_on_from_its_state(tmp_path, small_config, tiny_tokenizer):
+def test_example_goes_on_from_its_state(tmp_path, small_config, tiny_tokenizer):
     path = f"{example(tmp_path, 'method.py')}:NearHalf"
     method = method_of(small_config, path, tiny_tokenizer, memory=0.25, capacity=2)
     assert method.candidates_per_prompt == 2 and method.note == ""

@@ -1,24 +1,23 @@
 """A bounded buffer of responses, which comes back from a checkpoint to the bit."""
 
-import json
 from dataclasses import replace
 
 import pytest
 import torch
 
+from tests.kit import stored
 from tests.method.batches import RECORDS, batch_of
 from verl.config import ConfigError
 from verl.method import ReplayBuffer
-from verl.utils.json_state import from_json, to_json
 
 
 def restored(state, prompts=RECORDS) -> ReplayBuffer:
     again = ReplayBuffer(5, prompts)
-    again.load_state_dict(from_json(json.loads(json.dumps(to_json(state)))))
+    again.load_state_dict(stored(state))
     return again
 
 
-def test_a_buffer_is_bounded_and_comes_back_to_the_bit():
+def test_buffer_is_bounded_and_comes_back_to_the_bit():
     buffer = ReplayBuffer(5, RECORDS)
     assert len(restored(buffer.state_dict())) == 0
     buffer.add(batch_of([0.0, 0.0, 1.0, 0.0], uids=[0, 0, 1, 1], extras=[{"a": 1.0}] * 4))
@@ -53,6 +52,6 @@ def test_a_buffer_is_bounded_and_comes_back_to_the_bit():
         _ = buffer.batch
 
 
-def test_a_buffer_holds_something():
+def test_buffer_holds_something():
     with pytest.raises(ValueError, match="capacity=0: must be at least 1"):
         ReplayBuffer(0, RECORDS)

@@ -84,7 +84,7 @@ def test_means_over_the_responses_that_have_a_number():
     }
 
 
-def test_the_mean_of_finite_numbers_is_finite():
+def test_mean_of_finite_numbers_is_finite():
     assert extra_metrics([{"loss": 1.5e308}, {"loss": 1.7e308}]) == {
         "reward_extra/loss/mean": 1.6e308,
         "reward_extra/loss/count": 2.0,
@@ -92,7 +92,7 @@ def test_the_mean_of_finite_numbers_is_finite():
     assert extra_metrics([{"loss": 1e308}] * 3)["reward_extra/loss/mean"] == 1e308
 
 
-def test_the_number_of_keys_is_bounded():
+def test_number_of_keys_is_bounded():
     extras = [{f"key_{i}_{j}": 1.0 for j in range(32)} | {"common": 1.0} for i in range(100)]
     metrics = extra_metrics(extras)
     assert len(metrics) == 64 and metrics["reward_extra/common/count"] == 100.0

@@ -138,7 +138,7 @@ def test_mode_mix_with_two_workers():
     assert [score.score for score in scores] == [float(i == 7) for i in range(100)]
 
 
-def test_a_typical_batch_is_fast(pool: VerifierPool):
+def test_typical_batch_is_fast(pool: VerifierPool):
     solutions = ["1+2+0=03 " * 10 + rf"\boxed{{{i}}}" for i in range(384)]
     seconds = []
     for _ in range(3):
@@ -150,7 +150,7 @@ def test_a_typical_batch_is_fast(pool: VerifierPool):
     assert min(seconds) < 0.5
 
 
-def test_a_misbehaving_response_costs_itself_alone(pool: VerifierPool):
+def test_misbehaving_response_costs_itself_alone(pool: VerifierPool):
     solutions = ["7", "hang", "7", "hang in C", "eat memory", "die", "recurse", "8"]
     start = time.perf_counter()
     scores = pool.score_batch(["misbehaving"] * 8, solutions, ["7"] * 8)
@@ -162,20 +162,20 @@ def test_a_misbehaving_response_costs_itself_alone(pool: VerifierPool):
 
 
 @pytest.mark.parametrize("solution", ["hang", "die", "eat memory"])
-def test_a_verifier_that_misbehaves_in_the_quick_pass(pool: VerifierPool, solution: str):
+def test_verifier_that_misbehaves_in_the_quick_pass(pool: VerifierPool, solution: str):
     infos = [{"when_quick": True}] * 3
     scores = pool.score_batch(["misbehaving"] * 3, ["7", solution, "7"], ["7"] * 3, infos)
     assert [score.correct for score in scores] == [True, False, True]
 
 
-def test_a_hanging_process_is_killed(pool: VerifierPool, tmp_path: Path):
+def test_hanging_process_is_killed(pool: VerifierPool, tmp_path: Path):
     pid_file = tmp_path / "pid"
     scores = pool.score_batch(["misbehaving"], [r"hang"], ["7"], [{"pid_file": str(pid_file)}])
     assert scores[0].reason == "timeout"
     assert eventually(lambda: not is_alive(int(pid_file.read_text())))
 
 
-def test_a_bug_in_a_verifier_is_raised(pool: VerifierPool):
+def test_bug_in_a_verifier_is_raised(pool: VerifierPool):
     with pytest.raises(KeyError, match="bug"):
         score_one(pool, "bug", "7", "misbehaving")
     assert score_one(pool, "7", "7", "misbehaving").correct

@@ -5,14 +5,11 @@ import time
 
 import pytest
 
+from tests.tables import refusals
 from verl.algorithms.votes import answer_classes
 from verl.config.errors import ConfigError
 from verl.rewards import check_ground_truth, compute_score
-from verl.rewards.registry import (
-    VERIFIERS,
-    Job,
-    find_scorer,
-)
+from verl.rewards.registry import VERIFIERS, Job, find_scorer
 from verl.rewards.score import with_score
 from verl.verifiers.answers import vote_key
 
@@ -35,26 +32,18 @@ def test_variants_of_a_family_share_its_verifier(source: str, family: str):
     assert find_scorer(source) == (VERIFIERS[family], False)
 
 
-@pytest.mark.parametrize("source", ["kkk", "simplelr", "my_kk_set", "deepseek_r10"])
-def test_no_variant_of_a_family(source: str):
-    with pytest.raises(ValueError, match=f"data_source='{source}': must be one of"):
-        find_scorer(source)
-
-
-def test_unknown_source_names_the_known_ones():
-    own = r"reward_score.custom_functions may name your own: \['gsm9k=file.py:function'\]"
-    with pytest.raises(
-        ValueError, match=rf"data_source='gsm9k': must be one of arithmetic, .*; {own}; did you mean 'gsm8k'"
-    ):
+def test_unknown_source_or_mode_is_refused(refused):
+    own = "reward_score.custom_functions may name your own: ['gsm9k=file.py:function']"
+    with refused(f"data_source='gsm9k': must be one of arithmetic, ...; {own}; did you mean 'gsm8k'..."):
         compute_score("gsm9k", "1", "1")
-
-
-def test_unknown_mode():
-    with pytest.raises(ValueError, match="mode='both': must be one of independent, mix"):
+    for source in ("kkk", "simplelr", "my_kk_set", "deepseek_r10"):  # no variants of a family
+        with refused(f"data_source='{source}': must be one of ..."):
+            find_scorer(source)
+    with refused("mode='both': must be one of independent, mix, partial", ValueError):
         compute_score("math", "1", "1", mode="both")
 
 
-def test_a_verifier_without_a_verdict(monkeypatch: pytest.MonkeyPatch):
+def test_verifier_without_a_verdict(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("verl.rewards.score.silent", lambda *_, quick: None, raising=False)
     monkeypatch.setitem(VERIFIERS, "silent", "verl.rewards.score:silent")
     with pytest.raises(TypeError, match="verl.rewards.score:silent returned None with quick=False"):
@@ -76,17 +65,6 @@ TWO = [
     ' {"Alice": "Knight", "Bob": "KNAVE"}',
     "Alice is a knight, and Bob is a knave.",
     "Bob is a knave, Alice is a knight",
-]
-NOBODY = [
-    *("nobody", "{}", '{"Alice": "spy"}', '{"Alice": true}', "{", "Alice is a spy"),
-    *('{"": "knight"}', '{"knight": "knight"}', '{" ": "knave", "Bob": "knight"}'),
-    *('{"Alice": "knight", "ALICE": "knave"}', "Alice is a knight, Bob is a knave, Alice is a knave"),
-    *({f"person {i}": "knight" for i in range(100)}, {"A" * 1000: "knight"}),
-]
-UNUSABLE = [
-    *("3", "{", [3, [1, 2]], {"target": 3}, {"target": 3, "numbers": []}, {"target": 3, "numbers": [1] * 33}),
-    *({"target": 3, "numbers": numbers} for numbers in ([1, "2"], [1, -2], [1, True], "12")),
-    *({"target": target, "numbers": [1, 2]} for target in (0.5, 10**13)),
 ]
 
 
@@ -128,43 +106,18 @@ def test_any_accepted_answer_is_right():
     assert Job(scorer, "math", "8", truth).verdict().reason == "different"
 
 
-DEEP: list = []
-for _ in range(10**5):
-    DEEP = [DEEP]
-
-
-@pytest.mark.parametrize(
-    ("source", "truth", "message"),
-    [
-        ("math", None, "None: no answer to check against; remove the row"),
-        ("math", " ", "' ': no answer to check against"),
-        ("math", True, "True must be text"),
-        ("math", float("nan"), "nan: no answer to check against; remove the row"),
-        ("math", 10**400, "10{199} must be text that is not blank, or a finite number"),
-        ("math", [], "has 0 answers; give 1 to 64"),
-        ("math", ["1"] * 65, "has 65 answers; give 1 to 64"),
-        ("math", [["1"]], r"\['1'\] must be text"),
-        ("math", {"target": ["Paris"]}, r"\{'target': \['Paris'\]\} must be text"),
-        ("multiple_choice", ["A", "C"], "has 2 answers, and a list does not say whether any or all of them are right"),
-        ("kk", ["Alice is a knight"], r"\['Alice is a knight'\] must say of each person"),
-        ("kk", {"Alice": "spy"}, r"\{'Alice': 'spy'\} must say of each person"),
-        ("countdown", "24", "'24' must give a target and 1 to 32 numbers, all whole and up to 1e"),
-        *(("kk", truth, ".* must say of each person whether they are a knight or a knave") for truth in NOBODY),
-        *(
-            ("countdown", truth, ".* must give a target and 1 to 32 numbers, all whole and up to 1e")
-            for truth in UNUSABLE
-        ),
-        ("countdown", {"target": 24}, r"\{'target': 24\} must give a target and 1 to 32 numbers"),
-    ],
-)
-def test_ground_truths_that_nothing_can_match(source: str, truth: object, message: str):
-    where = rf"\(data_source='{source}' is scored by "
-    with pytest.raises(ConfigError, match=rf"reward_model.ground_truth: {message}.*{where}"):
-        check_ground_truth(source, truth)
+@pytest.mark.parametrize(("source", "truths", "line"), refusals("rewards/refusals.txt", "truths"))
+def test_ground_truths_that_nothing_can_match_are_refused(refused, source: str, truths: str, line: str):
+    deep: list = []
+    for _ in range(10**5):
+        deep = [deep]
+    for truth in eval(f"[{truths}]", {"deep": deep}):
+        with refused(line.replace("SCORED", f"(data_source='{source}' is scored by ...)")):
+            check_ground_truth(source, truth, {"mine": "builtins:print"})
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -0.1, "Infinity", "sNaN", "1e400", "a lot", True])
-def test_a_tolerance_that_makes_every_answer_right_or_wrong(value: object):
+def test_tolerance_that_makes_every_answer_right_or_wrong(value: object):
     for name in ("tolerance", "relative_tolerance"):
         with pytest.raises(ConfigError, match=rf"^extra_info.{name}=.*: must be a number from 0 to below"):
             check_ground_truth("open_answer", "5.5", extra_info={name: value})
@@ -174,12 +127,6 @@ def test_a_tolerance_that_makes_every_answer_right_or_wrong(value: object):
     check_ground_truth("open_answer", "5.5", extra_info={"tolerance": "1e-1", "relative_tolerance": 0.01})
 
 
-def test_a_ground_truth_may_not_be_too_deep():
-    for source, custom in (("math", {}), ("mine", {"*": "builtins:print"})):
-        with pytest.raises(ConfigError, match="reward_model.ground_truth is nested more than 32 levels deep; flatten"):
-            check_ground_truth(source, DEEP, custom)
-
-
 @pytest.mark.slow
 def test_importing_the_package_loads_no_algebra():
     code = "import sys, verl.rewards, verl.rewards.pool; print({'sympy', 'math_verify', 'torch'} & sys.modules.keys())"
@@ -187,7 +134,7 @@ def test_importing_the_package_loads_no_algebra():
     assert result.stdout.strip() == "set()"
 
 
-def test_the_longest_countdown_is_quick():
+def test_longest_countdown_is_quick():
     numbers = [10**12 - i for i in range(25)]
     expression = "/".join(f"({number}" for number in numbers) + ")" * 25
     assert len(expression) <= 400
@@ -211,7 +158,7 @@ def test_the_longest_countdown_is_quick():
         ("71", -1.0, -1.0),
     ],
 )
-def test_the_form_that_the_prompt_asks_for_is_well_formed(response: str, asked: float, other: float):
+def test_form_that_the_prompt_asks_for_is_well_formed(response: str, asked: float, other: float):
     scores = []
     for takes_hashes in (True, False):
         job = Job(find_scorer("gsm8k"), "gsm8k", response, "72", None, takes_hashes)
