@@ -6,12 +6,7 @@ from tiny_tokenizer import make_tiny_tokenizer
 from tests.kit import jsonl
 from tests.tables import refusals
 from verl.config import SFTDataConfig
-from verl.data.conversations import (
-    ConversationDataset,
-    conversation_batch,
-    conversation_loader,
-    tokenize_conversation,
-)
+from verl.data.conversations import ConversationDataset, conversation_batch, conversation_loader, tokenize_conversation
 from verl.data.records import SFT_SCHEMA, write_parquet
 from verl.data.templates import render_chat
 

@@ -91,13 +91,6 @@ def test_file_larger_than_memory_is_refused(tmp_path: Path, refused, suffix: str
         read_rows(str(path))
 
 
-def test_dictionary_column_is_read_as_values(tmp_path: Path):
-    names = pa.array(["a", "b", "a"]).dictionary_encode()
-    pq.write_table(pa.table({"name": names, "list": [[1], None, [2, 3]]}), tmp_path / "a.parquet", row_group_size=2)
-    read = [{"name": "a", "list": [1]}, {"name": "b", "list": None}, {"name": "a", "list": [2, 3]}]
-    assert read_rows(str(tmp_path / "a.parquet")) == read
-
-
 @pytest.mark.parametrize("suffix", [".parquet", ".jsonl", ".json"])
 def test_path_that_is_no_file_is_refused(tmp_path: Path, refused, suffix: str):
     (tmp_path / f"folder{suffix}").mkdir()

@@ -1,59 +1,355 @@
+"""Prompts from files: the layouts that veRL's and other projects' scripts write, templates, flaws, and batches."""
+
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tiny_tokenizer import make_tiny_tokenizer
+from transformers import PreTrainedTokenizerBase
 
-from tests.kit import data_options
+from scripts.prepare_data import BOXED_INSTRUCTION
+from tests.kit import data_options, jsonl, parquet, user_code
+from tests.tables import refusals
 from verl.config import DataConfig
+from verl.config.data import CustomDatasetConfig
 from verl.data.prompt_rows import PromptRecord
 from verl.data.prompts import PromptDataset, train_loader, val_batches
-from verl.data.records import RL_SCHEMA, rl_record, write_parquet
+from verl.data.records import rl_record
+from verl.data.templates import BOXED as IN_TEMPLATES
+from verl.data.templates import render_prompt
+from verl.rewards.registry import CUSTOM_FUNCTIONS
 
-TOKENIZER = make_tiny_tokenizer()
-# Ids: <|pad|> 0, <|im_end|> 2, <|user|> 4, <|assistant|> 5, "1" 22, "+" 16, "2" 23.
-SHORT = [4, 22, 2, 5]
-LONG = [4, 22, 16, 23, 2, 5]
+CHAT = make_tiny_tokenizer()
+"""Adds nothing but ``<|user|>``, ``<|im_end|>`` and ``<|assistant|>``; one token is one byte."""
+
+BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
+QUESTION = "What is 2 + 2?"
+ABEL = "Question:\nWhat is 2 + 2?\nAnswer:\nLet's think step by step.\n"
+QWEN = (
+    "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
+    f"<|im_start|>user\nWhat is 2 + 2?\n{BOXED}<|im_end|>\n<|im_start|>assistant\n"
+)
 
 
-def write_prompts(path: Path, questions: list[str]) -> str:
-    records = [
-        rl_record(data_source="arithmetic", question=q, ground_truth=f"={q}", split="train", index=i)
-        for i, q in enumerate(questions)
+@pytest.fixture
+def base_tokenizer() -> PreTrainedTokenizerBase:
+    """That of a base model: without a chat template."""
+    tokenizer = make_tiny_tokenizer()
+    tokenizer.chat_template = None
+    return tokenizer
+
+
+def config_of(**changes: Any) -> DataConfig:
+    return data_options(**({"max_prompt_length": 400, "train_batch_size": 2} | changes))
+
+
+def user(content: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": content}]
+
+
+def row(prompt: Any = "1?", **columns: Any) -> dict[str, Any]:
+    return {"data_source": "math", "prompt": prompt, "reward_model": {"style": "rule", "ground_truth": "4"}} | columns
+
+
+def simplerl_zoo(prompt: str) -> dict[str, Any]:
+    """A row as SimpleRL-Zoo's files have it: the template is part of the message."""
+    return {
+        "question": QUESTION,
+        "gt_answer": "4",
+        "level": 3,
+        "subject": "Algebra",
+        "target": "",
+        "data_source": "simplelr_math_35",
+        "prompt": user(prompt),
+        "ability": "math",
+        "reward_model": {"ground_truth": "4", "style": "rule"},
+        "extra_info": {"answer": "4", "index": 0, "level": 3, "question": QUESTION, "split": "train"},
+    }
+
+
+GSM8K = {
+    "data_source": "openai/gsm8k",
+    "prompt": user(f'{QUESTION} Let\'s think step by step and output the final answer after "####".'),
+    "ability": "math",
+    "reward_model": {"ground_truth": "4", "style": "rule"},
+    "extra_info": {"answer": "2 + 2 = <<2+2=4>>4\n#### 4", "index": 0, "question": QUESTION, "split": "train"},
+}
+COUNTDOWN = {
+    "target": 24,
+    "nums": [3, 8],
+    "data_source": "countdown",
+    "prompt": user("Using the numbers [3, 8], create an equation that equals 24."),
+    "ability": "math",
+    "reward_model": {"ground_truth": {"numbers": [3, 8], "target": 24}, "style": "rule"},
+    "extra_info": {"index": 0, "split": "train"},
+}
+
+
+def texts(dataset: PromptDataset) -> list[str]:
+    return [CHAT.decode(record.input_ids) for record in dataset.records]
+
+
+@pytest.mark.parametrize(
+    ("template", "record", "text"),
+    [
+        ("raw", simplerl_zoo(ABEL), ABEL),
+        ("raw", simplerl_zoo(QWEN), QWEN),
+        ("abel", row(user(QUESTION)), ABEL),
+        ("qwen-boxed", row(QUESTION), QWEN),
+        ("question-answer", GSM8K, f"Question: {GSM8K['prompt'][0]['content']}\nAnswer:"),
+        ("plain", COUNTDOWN, "Using the numbers [3, 8], create an equation that equals 24.\n"),
+    ],
+)
+def test_prompt_templates_of_a_base_model(
+    tmp_path: Path, base_tokenizer, monkeypatch, template: str, record: dict[str, Any], text: str
+):
+    monkeypatch.setitem(CUSTOM_FUNCTIONS, "countdown", "mine:score")
+    dataset = PromptDataset([parquet(tmp_path / "a.parquet", record)], base_tokenizer, config_of(template=template))
+    assert texts(dataset) == [text] and dataset.notes == []
+    assert dataset[0].ground_truth == record["reward_model"]["ground_truth"]
+    assert dataset[0].extra_info == record.get("extra_info", {})
+
+
+def test_base_model_needs_a_template(tmp_path: Path, refused, base_tokenizer):
+    path = parquet(tmp_path / "a.parquet", GSM8K)
+    line = "data.template='chat': the model's tokenizer has no chat template; set data.template=raw for prompts "
+    with refused(line + "...in the model's form, or one of raw, plain, plain-boxed, question-answer, ..."):
+        PromptDataset([path], base_tokenizer, config_of())
+
+
+def test_chat_is_rendered_by_the_tokenizer(tmp_path: Path, refused):
+    system = [{"role": "system", "content": "Be short."}, *user("1?")]
+    path = jsonl(tmp_path / "a.jsonl", row("1?"), row(system))
+    assert texts(PromptDataset([path], CHAT, config_of())) == [
+        "<|user|>1?<|im_end|><|assistant|>",
+        "<|system|>Be short.<|im_end|><|user|>1?<|im_end|><|assistant|>",
     ]
-    write_parquet(path, records, RL_SCHEMA)
-    return str(path)
+    line = "TMP/a.jsonl, row 1: prompt: data.template='abel' takes one user message, not system, user; set "
+    with refused(line + "data.template=chat"):
+        PromptDataset([path], CHAT, config_of(template="abel"))
+    strict = make_tiny_tokenizer()
+    strict.chat_template = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}1"
+    with refused("TMP/a.jsonl, row 1: prompt: the tokenizer's chat template refuses the chat: no system"):
+        PromptDataset([path], strict, config_of())
 
 
-def data_config(**changes: Any) -> DataConfig:
-    """Batches of two prompts of at most eight tokens."""
-    small = {"train_batch_size": 2, "val_batch_size": 4, "max_prompt_length": 8, "max_response_length": 8}
-    return data_options(**(small | changes))
+def test_failing_chat_template_is_one_line(tmp_path: Path, refused):
+    tokenizer = make_tiny_tokenizer()
+    tokenizer.chat_template = "{{ messages[0].content + extra }}"
+    path = jsonl(tmp_path / "a.jsonl", row("1?"))
+    config = config_of(apply_chat_template_kwargs={"extra": 1})
+    line = "TMP/a.jsonl, row 0: prompt: the tokenizer's chat template fails on the chat with "
+    with refused(line + "apply_chat_template_kwargs={'extra': 1}: TypeError: can only concatenate str ..."):
+        PromptDataset([path], tokenizer, config)
 
 
-def dataset_of(folder: Path, num_prompts: int) -> PromptDataset:
-    path = write_prompts(folder / "p.parquet", [str(i) for i in range(num_prompts)])
-    return PromptDataset([path], TOKENIZER, data_config())
+def test_template_on_top_of_another_is_noted(tmp_path: Path):
+    path = jsonl(tmp_path / "a.jsonl", row("1?"), row(user(QWEN)), row(user(ABEL)))
+    (note,) = PromptDataset([path], CHAT, config_of()).notes
+    assert note == (
+        "2 of 3 prompts already hold a template, and data.template=chat is added to it (the first: "
+        f"{path}, row 1 has '<|im_start|>'); data.template=raw takes prompts as they are"
+    )
+    assert PromptDataset([path], CHAT, config_of(template="raw")).notes == []
+    boxed = jsonl(tmp_path / "b.jsonl", row(f"1?\n{BOXED}"))
+    (note,) = PromptDataset([boxed], CHAT, config_of(template="qwen-boxed")).notes
+    assert note == (
+        f"1 of 1 prompts already ask for an answer in a box, and data.template=qwen-boxed asks again (the first: "
+        f"{boxed}, row 0)"
+    )
+
+
+@pytest.mark.parametrize(
+    "truth", ["4", 4, 4.5, True, False, 0, "", ["4", "5"], {"target": 24, "numbers": [3, 8]}, [{"a": None}]]
+)
+def test_ground_truth_of_any_type_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, truth: Any):
+    monkeypatch.setitem(CUSTOM_FUNCTIONS, "mine", "my_module:my_function")
+    record = row(data_source="mine", reward_model={"style": "rule", "ground_truth": truth})
+    for path in (jsonl(tmp_path / "a.jsonl", record), parquet(tmp_path / "a.parquet", record)):
+        found = PromptDataset([path], CHAT, config_of())[0].ground_truth
+        assert found == truth and type(found) is type(truth)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ({"index": 3, "tools": {"a": [1]}}, {"index": 3, "tools": {"a": [1]}}),
+        (None, {}),
+        ({}, {}),
+        ('{"index": 3}', {"index": 3}),
+        ("{}", {}),
+        ("", {}),
+        ("a note", {"value": "a note"}),
+        ([1, 2], {"value": [1, 2]}),
+        (7, {"value": 7}),
+    ],
+)
+def test_extra_info_of_any_shape_becomes_a_mapping(tmp_path: Path, value: Any, expected: dict[str, Any]):
+    path = jsonl(tmp_path / "a.jsonl", row(extra_info=value))
+    assert PromptDataset([path], CHAT, config_of())[0].extra_info == expected
+
+
+def test_columns_of_other_names_are_read(tmp_path: Path, refused):
+    record = {"source": "math", "chat": user("1?"), "reward_model": '{"ground_truth": 4}', "prompt": "unused"}
+    path = jsonl(tmp_path / "a.jsonl", record)
+    dataset = PromptDataset([path], CHAT, config_of(prompt_key="chat", reward_fn_key="source"))
+    assert texts(dataset) == ["<|user|>1?<|im_end|><|assistant|>"]
+    assert (dataset[0].data_source, dataset[0].ground_truth, dataset[0].messages) == ("math", 4, user("1?"))
+    with refused("TMP/a.jsonl: lacks the columns ['data_source']; ... set data.prompt_key or data.reward_f..."):
+        PromptDataset([path], CHAT, config_of())
+
+
+@pytest.mark.parametrize(("record", "line"), refusals("data/refusals.txt", "prompts"))
+def test_row_that_cannot_train_is_refused(tmp_path: Path, refused, record: str, line: str):
+    path = jsonl(tmp_path / "a.jsonl", row(), eval(record, {"row": row, "user": user, "json": json}))
+    with refused(line):
+        PromptDataset([path], CHAT, config_of())
+
+
+@pytest.mark.parametrize(
+    "options", [{"truncation": "filter"}, {"filter_overlong_prompts": True, "truncation": "error"}]
+)
+def test_overlong_prompts_are_left_out(tmp_path: Path, refused, options: dict[str, Any]):
+    path = jsonl(tmp_path / "a.jsonl", row("1?"), row("1 + 1?"), row("2?"), row("1 + 1 + 1?"))
+    dataset = PromptDataset([path], CHAT, config_of(max_prompt_length=5, **options))
+    assert texts(dataset) == ["<|user|>1?<|im_end|><|assistant|>", "<|user|>2?<|im_end|><|assistant|>"]
+    assert [record.uid for record in dataset.records] == [0, 1]
+    assert dataset.notes == [
+        "left out 2 of 4 prompts that are longer than data.max_prompt_length=5, the longest with 13 tokens (the first: "
+        f"{path}, row 1)"
+    ]
+    line = "data.max_prompt_length=4: all 4 prompts of ['TMP/a.jsonl'] are longer, of 5 to 13 tokens; raise it"
+    with refused(line):
+        PromptDataset([path], CHAT, config_of(max_prompt_length=4, **options))
+
+
+def test_cut_and_repeated_prompts_are_noted(tmp_path: Path):
+    path = jsonl(tmp_path / "a.jsonl", row("1?"), row("2?"), row("1?"), row("1 + 1?"), row("1?"))
+    assert PromptDataset([path], CHAT, config_of(max_prompt_length=5, truncation="right")).notes == [
+        "cut 1 of 5 prompts to data.max_prompt_length=5 tokens with data.truncation=right, the longest has 9",
+        f"2 of 5 prompts occur more than once (the first: {path}, row 2 repeats {path}, row 0)",
+    ]
+
+
+def test_random_part_of_the_prompts(tmp_path: Path):
+    files = [jsonl(tmp_path / f"{name}.jsonl", *(row(f"{name}{i}?") for i in range(20))) for name in "ab"]
+    drawn = [texts(PromptDataset(files, CHAT, config_of(), 8, seed)) for seed in (0, 0, 1)]
+    assert [len(set(found)) for found in drawn] == [8, 8, 8] and drawn[0] == drawn[1] != drawn[2]
+    whole = texts(PromptDataset(files, CHAT, config_of()))
+    assert [whole.index(text) for text in drawn[0]] == sorted(whole.index(text) for text in drawn[0])
+    assert texts(PromptDataset(files, CHAT, config_of(shuffle=False), 23, 0)) == whole[:23]
+    assert PromptDataset(files, CHAT, config_of(shuffle=False), 23, 0).sizes == [20, 3]
+
+
+def test_files_are_mixed_by_their_weights(tmp_path: Path, refused):
+    files = [jsonl(tmp_path / f"{name}.jsonl", *(row(f"{name}{i}?") for i in range(20))) for name in "abc"]
+    config = config_of(train_files=files, train_weights=[3, 1, 0], train_batch_size=4)
+    dataset = PromptDataset(files, CHAT, config)
+
+    def epoch(seed: int) -> list[int]:
+        return [record.uid for batch in train_loader(dataset, config, seed) for record in batch]
+
+    first = epoch(0)
+    # An epoch is as long as all files together: 45 of the 20 prompts of the first file, 15 of the second.
+    assert len(first) == 60 and sum(uid < 20 for uid in first) == 45 and max(first) < 40
+    assert first == epoch(0) != epoch(1)
+    short = replace(config, max_prompt_length=4, truncation="filter", train_batch_size=1)
+    with refused("...are longer..."):
+        PromptDataset(files, CHAT, short)
+    long = jsonl(tmp_path / "long.jsonl", row("a" * 500))
+    filtered = replace(config, train_files=[files[0], long, files[1]], filter_overlong_prompts=True)
+    with refused("data.train_weights=[3, 1, 0]: no prompt of TMP/long.jsonl is left to draw"):
+        train_loader(PromptDataset(filtered.train_files, CHAT, filtered), filtered, 0)
+    rare = replace(config, train_weights=[200, 1, 0])
+    with refused("...the share of TMP/b.jsonl in an epoch of 60 prompts is none; raise it"):
+        train_loader(dataset, rare, 0)
+
+
+OWN = """
+class Sums:
+    def __init__(self, files, config):
+        self.files = files
+
+    def __iter__(self):
+        for name in self.files:
+            for i in range(int(name)):
+                yield {"data_source": "math", "prompt": f"{i} + {i}?", "reward_model": {"ground_truth": 2 * i}}
+
+
+class Numbers(Sums):
+    def __iter__(self):
+        return iter([5])
+
+
+class Quits(Sums):
+    def __iter__(self):
+        raise SystemExit(0)
+"""
+
+
+def test_custom_data_set_is_read(tmp_path: Path, refused, monkeypatch: pytest.MonkeyPatch):
+    path = user_code(tmp_path, OWN, "own_sums.py")
+    monkeypatch.syspath_prepend(tmp_path)  # as a module it is found there
+    for place in (path, "own_sums"):
+        config = config_of(template="raw", custom_cls=CustomDatasetConfig(place, "Sums"))
+        dataset = PromptDataset(["1", "2"], CHAT, config)
+        assert texts(dataset) == ["0 + 0?", "0 + 0?", "1 + 1?"]
+        assert [record.ground_truth for record in dataset.records] == [0, 0, 2]
+    for place, name, line in [
+        (path, "Numbers", "name='Numbers': its record 0 lacks ['data_source', 'prompt', 'reward_model']..."),
+        (path, "Quits", "name='Quits': its iterator raised SystemExit: 0 (TMP/own_sums.py, line 19)"),
+        ("nowhere.py", "Sums", "path='nowhere.py': no such file (..."),
+    ]:
+        with refused(f"data.custom_cls.{line}"):
+            PromptDataset(["1"], CHAT, config_of(custom_cls=CustomDatasetConfig(place, name)))
+
+
+@pytest.mark.parametrize("template", ["chat", "plain", "qwen", "llama"])
+def test_training_and_evaluation_prompts_are_the_same(tmp_path: Path, template: str):
+    assert BOXED == BOXED_INSTRUCTION == IN_TEMPLATES
+    record = rl_record(
+        data_source="math", question=QUESTION, ground_truth="4", split="train", index=0, instruction=BOXED_INSTRUCTION
+    )
+    dataset = PromptDataset([jsonl(tmp_path / "a.jsonl", record)], CHAT, config_of(template=template))
+    assert dataset[0].input_ids == render_prompt(f"{template}-boxed", QUESTION, CHAT)
+
+
+def test_prompt_that_opens_a_thought_is_marked(tmp_path: Path):
+    path = jsonl(tmp_path / "a.jsonl", row("1?<|assistant|><think>\n"), row("<think> 1?"))
+    records = PromptDataset([path], CHAT, config_of(template="raw")).records
+    assert [record.opens_thought for record in records] == [True, False]
+
+
+def prompts_of(folder: Path, *questions: str, **changes: Any) -> PromptDataset:
+    """Prompts of at most eight tokens."""
+    path = jsonl(folder / f"{len(questions)}.jsonl", *map(row, questions))
+    return PromptDataset([path], CHAT, config_of(**({"max_prompt_length": 8} | changes)))
+
+
+def numbered(folder: Path, count: int) -> PromptDataset:
+    return prompts_of(folder, *map(str, range(count)))
 
 
 def uids(batches: list[list[PromptRecord]]) -> list[int]:
     return [record.uid for batch in batches for record in batch]
 
 
+SHORT, LONG = [4, 22, 2, 5], [4, 22, 16, 23, 2, 5]
+"""Of ``<|user|>`` 4, "1" 22, "+" 16, "2" 23, ``<|im_end|>`` 2 and ``<|assistant|>`` 5."""
+
+
 def test_prompts_are_tokenized_and_numbered(tmp_path: Path):
-    files = [write_prompts(tmp_path / "a.parquet", ["1", "1+2"]), write_prompts(tmp_path / "b.parquet", ["3"])]
-    (records,) = val_batches(PromptDataset(files, TOKENIZER, data_config()), data_config(), seed=0)
+    files = [
+        jsonl(tmp_path / "a.jsonl", row("1"), row("1+2", data_source="gsm8k")),
+        jsonl(tmp_path / "b.jsonl", row("3", extra_info={"question": "3"})),
+    ]
+    (records,) = val_batches(PromptDataset(files, CHAT, config_of()), config_of(val_batch_size=4), seed=0)
     assert [record.input_ids for record in records[:2]] == [SHORT, LONG]
     found = [(record.uid, record.data_source, record.ground_truth) for record in records]
-    assert found == [(0, "arithmetic", "=1"), (1, "arithmetic", "=1+2"), (2, "arithmetic", "=3")]
+    assert found == [(0, "math", "4"), (1, "gsm8k", "4"), (2, "math", "4")]
     assert records[2].extra_info["question"] == "3"
-
-
-def test_prompt_that_is_too_long_is_refused(tmp_path: Path, refused):
-    path = write_prompts(tmp_path / "a.parquet", ["1", "1+2"])
-    line = "data.max_prompt_length=5: the prompt in TMP/a.parquet, row 1 has 6 tokens; raise it, or set "
-    with refused(line + "data.truncation=filter, left, right or middle"):
-        PromptDataset([path], TOKENIZER, data_config(max_prompt_length=5))
 
 
 @pytest.mark.parametrize(
@@ -68,69 +364,54 @@ def test_prompt_that_is_too_long_is_refused(tmp_path: Path, refused):
     ],
 )
 def test_truncation_drops_the_named_side(tmp_path: Path, limit: int, truncation: str, expected: list[int]):
-    config = data_config(max_prompt_length=limit, truncation=truncation)
-    dataset = PromptDataset([write_prompts(tmp_path / "a.parquet", ["1+2"])], TOKENIZER, config)
+    dataset = prompts_of(tmp_path, "1+2", max_prompt_length=limit, truncation=truncation)
     assert dataset[0].input_ids == expected
 
 
-def test_files_without_prompts_are_refused(tmp_path: Path, refused):
-    path = write_prompts(tmp_path / "a.parquet", [])
+def test_prompts_that_are_too_long_or_none_are_refused(tmp_path: Path, refused):
+    line = "data.max_prompt_length=5: the prompt in TMP/2.jsonl, row 1 has 6 tokens; raise it, or set "
+    with refused(line + "data.truncation=filter, left, right or middle"):
+        prompts_of(tmp_path, "1", "1+2", max_prompt_length=5)
     with refused("...the files contain no prompts..."):
-        PromptDataset([path], TOKENIZER, data_config())
+        prompts_of(tmp_path)
 
 
 def test_batches_have_the_size_of_a_generation_batch(tmp_path: Path, refused):
-    config = data_config(train_batch_size=2, gen_batch_size=5)
-    loader = train_loader(dataset_of(tmp_path, 12), config, seed=0)
+    config = config_of(train_batch_size=2, gen_batch_size=5)
+    loader = train_loader(numbered(tmp_path, 12), config, seed=0)
     assert [len(batch) for batch in loader] == [5, 5] and len(loader) == 2
-    assert [len(batch) for batch in train_loader(dataset_of(tmp_path, 12), config, seed=0, candidates=2)] == [10]
+    assert [len(batch) for batch in train_loader(numbered(tmp_path, 12), config, seed=0, candidates=2)] == [10]
     with refused("data.gen_batch_size=5: there are only 3 training prompts; lower it"):
-        train_loader(dataset_of(tmp_path, 3), config, seed=0)
+        train_loader(numbered(tmp_path, 3), config, seed=0)
     with refused("data.gen_batch_size=5 times 2 candidates a prompt ...: there are only 9..."):
-        train_loader(dataset_of(tmp_path, 9), config, seed=0, candidates=2)
-
-
-def epochs(dataset: PromptDataset, seed: int, shuffle: bool = True) -> list[list[list[int]]]:
-    """The uids of two epochs, batch by batch."""
-    loader = train_loader(dataset, data_config(train_batch_size=4, shuffle=shuffle), seed=seed)
-    return [[uids([batch]) for batch in loader] for _ in range(2)]
+        train_loader(numbered(tmp_path, 9), config, seed=0, candidates=2)
 
 
 def test_order_depends_on_the_seed_and_the_epoch(tmp_path: Path):
-    dataset = dataset_of(tmp_path, 12)
-    first, second = epochs(dataset, seed=0)
-    assert sorted(sum(first, [])) == sorted(sum(second, [])) == list(range(12))
-    assert first != second
-    assert [first, second] == epochs(dataset, seed=0)
-    assert [first, second] != epochs(dataset, seed=1)
+    def epochs(seed: int, shuffle: bool = True) -> list[list[int]]:
+        loader = train_loader(numbered(tmp_path, 10), config_of(train_batch_size=2, shuffle=shuffle), seed=seed)
+        return [uids(list(loader)) for _ in range(2)]
 
-
-def test_unshuffled_batches_follow_the_file(tmp_path: Path):
-    expected = [[0, 1, 2, 3], [4, 5, 6, 7]]
-    assert epochs(dataset_of(tmp_path, 10), seed=0, shuffle=False) == [expected, expected]
+    first, second = epochs(seed=0)
+    assert sorted(first) == sorted(second) == list(range(10)) and first != second
+    assert [first, second] == epochs(seed=0) != epochs(seed=1)
+    assert epochs(seed=0, shuffle=False) == [list(range(10))] * 2
 
 
 @pytest.mark.parametrize(
     ("num_prompts", "val_batch_size", "sizes"),
-    [
-        (4, 4, [4]),
-        (10, 4, [3, 3, 4]),
-        (5, 4, [2, 3]),
-        (3, 1, [1, 1, 1]),
-        (3, 100, [3]),
-    ],
+    [(4, 4, [4]), (10, 4, [3, 3, 4]), (5, 4, [2, 3]), (3, 1, [1, 1, 1]), (3, 100, [3])],
 )
 def test_validation_batches(tmp_path: Path, num_prompts: int, val_batch_size: int, sizes: list[int]):
-    config = data_config(val_batch_size=val_batch_size)
-    batches = val_batches(dataset_of(tmp_path, num_prompts), config, seed=0)
+    batches = val_batches(numbered(tmp_path, num_prompts), config_of(val_batch_size=val_batch_size), seed=0)
     assert [len(batch) for batch in batches] == sizes
     assert uids(batches) == list(range(num_prompts))
 
 
-def test_a_sample_of_the_validation_prompts(tmp_path: Path):
-    dataset, config = dataset_of(tmp_path, 20), data_config(val_batch_size=4, val_sample_size=6)
+def test_sample_of_the_validation_prompts(tmp_path: Path):
+    dataset, config = numbered(tmp_path, 20), config_of(val_batch_size=4, val_sample_size=6)
     drawn = {seed: uids(val_batches(dataset, config, seed=seed)) for seed in (0, 1)}
     assert [len(set(some)) for some in drawn.values()] == [6, 6]
     assert drawn[0] != drawn[1] and drawn[0] == sorted(drawn[0])
-    more = data_config(val_batch_size=100, val_sample_size=100)
+    more = config_of(val_batch_size=100, val_sample_size=100)
     assert uids(val_batches(dataset, more, seed=0)) == list(range(20))

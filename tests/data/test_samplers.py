@@ -1,22 +1,19 @@
 """The order of training prompts: mixtures, and samplers of a researcher's own, interrupted and resumed."""
 
-import json
-import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import RandomSampler, SequentialSampler
+from torch.utils.data import SequentialSampler
 
-from tests.kit import data_options, user_code
+from tests.kit import data_options, stored, user_code
 from tests.tables import refusals
 from verl.config import DataConfig
 from verl.config.data import SamplerConfig
 from verl.data.samplers import CustomSampler, MixingSampler, ResumableRandomSampler, shares, whole_batches
 from verl.method import StepOutcome
-from verl.utils.json_state import from_json, to_json
 
 CURRICULUM = """
 class Hardest:
@@ -128,7 +125,7 @@ def test_interrupted_pass_resumes(tmp_path: Path, kind: str, done: int, size: in
     whole = batches(make(), 9, accuracy)
     interrupted, resumed = make(), make()
     assert done == 0 or batches(interrupted, done, accuracy) == whole[:done]
-    resumed.load_state_dict(from_json(json.loads(json.dumps(to_json(interrupted.state_dict())))))
+    resumed.load_state_dict(stored(interrupted.state_dict()))
     assert batches(resumed, 9 - done, accuracy) == whole[done:]
 
 
@@ -155,17 +152,3 @@ def test_curriculum_without_state_is_noted(tmp_path: Path):
         "data.sampler.class_name='A': has update but no state_dict, so a resumed run forgets what update was told"
     )
     assert CustomSampler(Numbers(range(7)), config_of(tmp_path, "Backwards"), 0, 2).note == ""
-
-
-def test_loader_is_made_without_warnings():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        data = Numbers(range(10))
-        assert list(whole_batches(data, 4, SequentialSampler(data), list)) == [[0, 1, 2, 3], [4, 5, 6, 7]]
-
-
-def test_order_matches_the_sampler_of_torch():
-    kinds = (ResumableRandomSampler, RandomSampler)
-    made = [kind(range(10), generator=torch.Generator().manual_seed(5)) for kind in kinds]
-    ours, torchs = ([list(sampler) for _ in range(3)] for sampler in made)
-    assert ours == torchs and ours[0] != ours[1]

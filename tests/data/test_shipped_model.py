@@ -8,9 +8,7 @@ from pathlib import Path
 import make_tiny_model
 import pyarrow.parquet as pq
 import pytest
-import torch
 from conftest import ROOT
-from safetensors.torch import load_file
 from tiny_tokenizer import make_tiny_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -36,7 +34,7 @@ def score(folder: Path) -> float:
     ("name", "parameters", "lowest", "highest"),
     [("tiny_model", 888_192, 0.36, 0.46), ("tiny_tool_model", 889_344, 0.25, 0.35)],
 )
-def test_the_shipped_models(name: str, parameters: int, lowest: float, highest: float):
+def test_shipped_models(name: str, parameters: int, lowest: float, highest: float):
     folder = ROOT / "data" / name
     files = {path.name: path for path in folder.iterdir()}
     assert sum(path.stat().st_size for path in files.values()) < 4e6
@@ -74,21 +72,3 @@ def test_tool_model_calls_the_calculator_and_copies_its_answer():
             turn = says(f"{chat}{turn}<|im_end|><|tool|>{multiply(**call['arguments'])}<|im_end|><|assistant|>")
             right.append(compute_score(row["data_source"], turn, truth, {})["correctness"])
     assert called == {True: [True] * 2, False: [False] * 22} and right == [True] * 2
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize("name", MODELS)
-def test_shipped_models_are_reproduced(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(ROOT)
-    shipped_model = ROOT / MODELS[name][1]
-    make_tiny_model.main([*MODELS[name], "--out", str(tmp_path / "model")])
-    assert {path.name for path in (tmp_path / "model").iterdir()} == {path.name for path in shipped_model.iterdir()}
-    made, shipped = metrics(tmp_path / "model"), metrics(shipped_model)
-    losses, expected = ([record["train/loss"] for record in records] for records in (made, shipped))
-    assert losses[:10] == pytest.approx(expected[:10], rel=1e-4)
-    # Accuracy rises by some 5 points between two validations.
-    assert score(tmp_path / "model") == pytest.approx(score(shipped_model), abs=0.07)
-    if losses == expected:  # a machine that computes like the one that made it
-        new, old = (load_file(folder / "model.safetensors") for folder in (tmp_path / "model", shipped_model))
-        assert new.keys() == old.keys() and all(torch.equal(new[name], old[name]) for name in new)
