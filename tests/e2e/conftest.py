@@ -31,7 +31,6 @@ def trained(tiny_model: Path, arithmetic_prompts: Path, tmp_path_factory: pytest
     folder = tmp_path_factory.mktemp("trained") / "run"
     overrides = six_steps(tiny_model, arithmetic_prompts, folder)
     overrides += ["trainer.async_save=false", "trainer.report_freq=1", "trainer.save_hf_model=true"]
-    run = Run(overrides, folder.with_name("log"))
-    assert run.finish() == 0, run.log.read_text()
+    run = Run.complete(overrides, folder.with_name("log"))
     run.assert_nothing_left(folder)
     return folder

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Self
 
 import pytest
 from conftest import ROOT, small_overrides
@@ -52,6 +54,13 @@ class Job:
             start_new_session=True,
         )
         STARTED.append(self)
+
+    @classmethod
+    def complete(cls, overrides: list[str], log: Path, timeout_s: float = 240) -> Self:
+        """Start a job and return it after its successful end."""
+        job = cls(overrides, log)
+        assert job.finish(timeout_s) == 0, log.read_text()
+        return job
 
     @property
     def driver(self) -> int:
@@ -126,6 +135,12 @@ class Analysis(Job):
     module = "verl.trainer.main_analysis"
 
 
+class FineTuning(Job):
+    """A supervised training run."""
+
+    module = "verl.trainer.main_sft"
+
+
 class Run(Job):
     """A training run."""
 
@@ -158,6 +173,18 @@ def records(folder: Path) -> list[dict[str, float]]:
         for line in lines
         if line.endswith("\n")
     ]
+
+
+def assert_resumes(
+    overrides: list[str], folder: Path, last: int, before: int, log: Path, kind: type[Job] = Run
+) -> None:
+    """A run without its last checkpoint resumes from the one before, to the same numbers."""
+    whole = records(folder)
+    shutil.rmtree(folder / f"global_step_{last}")
+    (folder / "summary.json").unlink()
+    kind.complete(overrides, log)
+    assert f"resuming from {folder}/global_step_{before}\n" in log.read_text()
+    assert records(folder) == whole
 
 
 def six_steps(model: Path, prompts: Path, folder: Path) -> list[str]:

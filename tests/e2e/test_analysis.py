@@ -32,15 +32,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_first_and_the_last_checkpoint(run: Path, tmp_path: Path):
+def test_first_and_the_last_checkpoint(run: Path, tmp_path: Path):
     folder = tmp_path / "out"
     arguments = [
         *("evaluation=embedded", f"model.path={run}", "n_sampling=4", "data.max_problems=10", "device=cpu"),
         *(f"trainer.default_local_dir={folder}", "calculator.layers=[0,-1]", "calculator.diff_stride=8"),
         *("analysis.draws=100", "rollout.kv_cache_memory_mb=64", "trainer.n_gpus_per_node=2"),
     ]
-    job = Analysis(arguments, tmp_path / "log")
-    assert job.finish(timeout_s=400) == 0, job.log.read_text()
+    Analysis.complete(arguments, tmp_path / "log", timeout_s=400)
     sheets = pd.read_excel(folder / "analysis.xlsx", sheet_name=None)
     assert list(sheets) == ["exploit_data (per-rollout)", "explore_data (per-prompt)", "correlations"]
     responses, prompts, correlations = sheets.values()
@@ -65,6 +64,5 @@ def test_the_first_and_the_last_checkpoint(run: Path, tmp_path: Path):
     # The same command again generates and measures nothing.
     (samples,) = folder.glob("*/step_5/arithmetic/T1/samples.jsonl")
     assert len(json.loads(samples.read_text().splitlines()[0])["token_ids"]) > 1
-    again = Analysis(arguments, tmp_path / "log2")
-    assert again.finish() == 0
+    again = Analysis.complete(arguments, tmp_path / "log2")
     assert "to generate" not in again.log.read_text() and "reading the responses" not in again.log.read_text()

@@ -8,10 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from conftest import ROOT
-from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer
 
 from tests.e2e.runs import RAY_AGENTS, Evaluation
 from verl.data.arithmetic import ArithmeticTask
@@ -61,15 +58,14 @@ def outcome(folder: Path) -> tuple[dict[tuple[int, int], dict[str, Any]], str, l
 def whole(benchmarks: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of an evaluation that nothing interrupted."""
     folder = tmp_path_factory.mktemp("whole")
-    run = Evaluation(overrides(MODEL, benchmarks, folder / "out"), folder / "log")
-    assert run.finish() == 0, run.log.read_text()
+    run = Evaluation.complete(overrides(MODEL, benchmarks, folder / "out"), folder / "log")
     assert run.survivors(RAY_AGENTS) == []
     assert "pass@8" in run.log.read_text() and "tok/s" in run.log.read_text()
     assert (folder / "out" / "index.html").is_file()
     return folder / "out"
 
 
-def test_what_an_evaluation_leaves(whole):
+def test_complete_evaluation_has_samples_and_results(whole):
     samples, metrics, problems = outcome(whole)
     assert len({sample["response"] for sample in samples.values()}) > PROBLEMS
     assert [problem["samples"] for problem in problems] == [N] * PROBLEMS
@@ -80,7 +76,7 @@ def test_what_an_evaluation_leaves(whole):
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("killed", [False, True], ids=["cut", "killed"])
-def test_an_evaluation_resumes_and_generates_nothing_twice(killed: bool, benchmarks, whole, tmp_path):
+def test_evaluation_resumes_and_generates_nothing_twice(killed: bool, benchmarks, whole, tmp_path):
     folder = tmp_path / "out"
 
     def samples() -> list[Path]:
@@ -105,8 +101,7 @@ def test_an_evaluation_resumes_and_generates_nothing_twice(killed: bool, benchma
 
     # At once, while processes of the first one are still ending, and with a line cut as by a kill during a write.
     path.write_bytes(kept[:-20])
-    again = Evaluation(overrides(MODEL, benchmarks, folder), tmp_path / "second.log")
-    assert again.finish() == 0, again.log.read_text()
+    again = Evaluation.complete(overrides(MODEL, benchmarks, folder), tmp_path / "second.log")
     assert f"{count - 1} of {PROBLEMS * N} samples already exist" in again.log.read_text()
     assert again.survivors(RAY_AGENTS) == [] and (not killed or run.survivors(RAY_AGENTS) == [])
     # The samples of the first one are unchanged, and the others follow them.
@@ -116,12 +111,11 @@ def test_an_evaluation_resumes_and_generates_nothing_twice(killed: bool, benchma
 
 
 @pytest.mark.nightly
-def test_a_tensor_parallel_engine_and_rank_metrics(benchmarks, whole, tmp_path):
+def test_tensor_parallel_engine_and_rank_metrics(benchmarks, whole, tmp_path):
     command = overrides(MODEL, benchmarks, tmp_path / "out")
     options = ["rollout.tensor_parallel_size=2", "trainer.n_gpus_per_node=2", "calculator.enable=true"]
     options += ["calculator.diff_stride=4", "calculator.layers=[0,-1]"]
-    run = Evaluation([*command, *options], tmp_path / "log")
-    assert run.finish() == 0, run.log.read_text()
+    run = Evaluation.complete([*command, *options], tmp_path / "log")
     samples, metrics, _ = outcome(tmp_path / "out")
     names = {f"layer_{i}/Effective Rank{order}" for i in (1, 2) for order in ("", " diff", " diff 2")}
     assert all(set(sample["metrics"]) == names for sample in samples.values())
@@ -134,12 +128,11 @@ def test_a_tensor_parallel_engine_and_rank_metrics(benchmarks, whole, tmp_path):
 
 
 @pytest.mark.nightly
-def test_a_reward_model_reranks(reward_model, benchmarks, whole, tmp_path):
+def test_reward_model_reranks(reward_model, benchmarks, whole, tmp_path):
     shutil.copytree(whole, tmp_path / "out")
     command = [*overrides(MODEL, benchmarks, tmp_path / "out"), f"reward_model.path={reward_model}"]
     command.append("reward_model.max_length=512")
-    run = Evaluation(command, tmp_path / "log")
-    assert run.finish() == 0, run.log.read_text()
+    run = Evaluation.complete(command, tmp_path / "log")
     assert f"the reward model reads {PROBLEMS * N} responses" in run.log.read_text()
     (task,) = (tmp_path / "out").glob("*/step_0/sums/T1")
     scores = [line["score"] for line in lines(task / "reward_model.jsonl")[1:]]
@@ -149,40 +142,6 @@ def test_a_reward_model_reranks(reward_model, benchmarks, whole, tmp_path):
     assert 0 <= figures["rm_at_k"]["8"]["low"] <= figures["rm_at_k"]["8"]["high"] <= 1
     # Its score of a response does not depend on what it is read with.
     options = ["reward_model.max_length=511", "reward_model.micro_batch_size=3", "trainer.n_gpus_per_node=2"]
-    second = Evaluation([*command[:-1], *options], tmp_path / "log2")
-    assert second.finish() == 0, second.log.read_text()
+    Evaluation.complete([*command[:-1], *options], tmp_path / "log2")
     again = [line["score"] for line in lines(task / "reward_model.jsonl")[1:]]
     assert again == pytest.approx(scores, abs=1e-4)
-
-
-def always_ending_model(source: Path, folder: Path) -> Path:
-    """A base model: it repeats ``<|im_end|>``, and its own end-of-sequence token is another."""
-    shutil.copytree(source, folder)
-    for name, key, value in (
-        ("tokenizer_config.json", "eos_token", "<|pad|>"),
-        ("generation_config.json", "eos_token_id", 0),
-        ("config.json", "eos_token_id", 0),
-        ("config.json", "tie_word_embeddings", False),
-    ):
-        content = json.loads((folder / name).read_text())
-        (folder / name).write_text(json.dumps(content | {key: value}))
-    weights = load_file(folder / "model.safetensors")
-    embeddings = weights["model.embed_tokens.weight"]
-    for name, weight in weights.items():
-        # Every position holds the same state, whatever the tokens are.
-        weight.fill_(1.0 if "norm" in name or "embed" in name else 0.0)
-    head = torch.zeros_like(embeddings)
-    head[AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids("<|im_end|>")] = 1.0
-    save_file({**weights, "lm_head.weight": head}, folder / "model.safetensors", {"format": "pt"})
-    return folder
-
-
-@pytest.mark.nightly
-def test_a_base_model_ends_where_its_template_does(tiny_model, benchmarks, tmp_path):
-    model = always_ending_model(tiny_model, tmp_path / "model")
-    options = ["model.template=qwen-boxed", "n_sampling=1", "data.max_problems=2"]
-    run = Evaluation([*overrides(model, benchmarks, tmp_path / "out"), *options], tmp_path / "log")
-    assert run.finish() == 0, run.log.read_text()
-    (path,) = (tmp_path / "out").glob("*/step_0/sums/T1/samples.jsonl")
-    found = [(sample["response"], sample["num_tokens"], sample["truncated"]) for sample in lines(path)]
-    assert found == [("", 1, False)] * 2

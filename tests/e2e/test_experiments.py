@@ -1,13 +1,13 @@
 """Experiments that are shipped, with what a small run of them can show."""
 
+import os
 import re
+import signal
 from functools import cache
 
 import pytest
 from conftest import ROOT, small_overrides
-from transformers import (
-    AutoModelForTokenClassification,
-)
+from transformers import AutoModelForTokenClassification
 
 from tests.e2e.runs import Run, records
 
@@ -43,6 +43,8 @@ EXPERIMENTS = {
         "reward_manager.indicator_names=[avg_log_probs]",
         *("reward_manager.w_explore=[1]", "reward_manager.w_exploit=[-1]"),
         "reward_manager.guidance_metric=avg_logits_entropy",
+        # It is interrupted in its third step.
+        *("trainer.total_training_steps=1000", "trainer.total_epochs=1000", "trainer.save_freq=2"),
     ],
     "dapo": [
         *("rollout.name=hf", "algorithm.filter_groups.max_num_gen_batches=2"),
@@ -66,9 +68,14 @@ def test_experiments(experiment, tiny_model, arithmetic_prompts, reward_model, t
     other_model = [f"reward_model.model.path={reward_model}", f"critic.model.path={reward_model}"]
     other_model.append("reward_model.max_length=512")
     run = Run([*overrides, *other_model, *EXPERIMENTS[experiment]], tmp_path / "log")
-    assert run.finish() == 0, run.log.read_text()
+    if experiment == "verl_ppo":
+        run.wait_for_line("step 3/")
+        assert len(run.processes()) > 3 and len(run.workers()) == 2, run.processes()
+        # Ctrl-C: to every process of the group, vLLM's included, which brings signal handlers of its own.
+        os.killpg(run.driver, signal.SIGINT)
+    assert run.finish() == (130 if experiment == "verl_ppo" else 0), run.log.read_text()
     run.assert_nothing_left(folder)
-    before, first, second = records(folder)
+    before, first, second = records(folder)[:3]
     for record in (first, second):
         assert record["rollout/logprob_abs_diff_max"] < 1e-3
         assert [name for name in record if name != "step" and not documented_names().fullmatch(name)] == []
@@ -77,6 +84,7 @@ def test_experiments(experiment, tiny_model, arithmetic_prompts, reward_model, t
         assert ("critic/advantages_0/mean" in record) == (experiment != "dapo")
     checkpoint = folder / "global_step_2"
     if experiment == "verl_ppo":
+        assert "interrupted" in run.log.read_text()
         run.assert_no_shared_memory()
         # It comes with a head, so has an opinion at once; the second step trains the policy too.
         assert "actor/lr" not in first and first["critic/values/max"] != 0

@@ -105,7 +105,7 @@ def teach(model: Path, tokens: list[int]) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_published_command_trains_two_steps(name: str, tmp_path: Path):
+def test_published_command_trains_two_steps(name: str, tmp_path: Path):
     tokenizer = make_tiny_tokenizer(tools=True)
     model = zoo.build("qwen2", tmp_path / "model", vocab_size=len(tokenizer))
     tokenizer.save_pretrained(model)
@@ -123,8 +123,7 @@ def test_a_published_command_trains_two_steps(name: str, tmp_path: Path):
     }
     options = EXAMPLES[name] | SMALL | further | ours
     command = [f"{key}={value}".replace("CHECKOUT", str(tmp_path)) for key, value in options.items()]
-    run = Run(command, tmp_path / "log")
-    assert run.finish() == 0, run.log.read_text()
+    Run.complete(command, tmp_path / "log")
     steps = [record for record in records(tmp_path / "run") if record["step"] > 0]
     assert [record["step"] for record in steps] == [1, 2]
     assert all(metric in record for record in steps), sorted(steps[0])

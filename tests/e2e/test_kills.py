@@ -151,7 +151,7 @@ def _kill_once(run: Run, kind: str, folder: Path, moment: float) -> None:
         (conversing_on, ("worker", "driver", "preemption", "Ctrl-C")),
     ],
 )
-def test_a_process_that_is_killed_costs_no_number(
+def test_killed_process_changes_no_number(
     tmp_path: Path,
     tiny_model: Path,
     arithmetic_prompts: Path,

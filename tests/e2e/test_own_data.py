@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from conftest import small_overrides
 
-from tests.data.test_prompt_layouts import ABEL, COUNTDOWN, GSM8K, QWEN, simplerl_zoo
+from tests.data.test_prompts import ABEL, COUNTDOWN, GSM8K, QWEN, simplerl_zoo
 from tests.e2e.runs import Run, records
 from verl.checkpoint.folders import read_state
 
@@ -59,8 +59,7 @@ def test_base_model_learns_from_templated_files(tiny_model, tmp_path, monkeypatc
         *(f"data.sampler.class_path={tmp_path}/own_code.py", "data.sampler.class_name=Easiest"),
         'reward_score.custom_functions=["countdown=own_code:countdown"]',
     ]
-    run = Run(overrides, tmp_path / "log")
-    assert run.finish() == 0, run.log.read_text()
+    run = Run.complete(overrides, tmp_path / "log")
     assert [record["step"] for record in records(folder)] == [0, 1, 2]
     said = run.log.read_text()
     assert f"the first of 4 training prompts: {ABEL!r}" in said

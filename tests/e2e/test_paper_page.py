@@ -51,7 +51,7 @@ PAIRS = [
 ]
 
 
-def test_the_commands_are_the_papers_runs():
+def test_commands_are_the_papers_runs():
     found = []
     for arguments in commands()[:-1]:
         config = config_of(arguments)
@@ -68,7 +68,7 @@ def test_the_commands_are_the_papers_runs():
     assert found == [(*pair, shaped) for pair in PAIRS for shaped in (True, False)]
 
 
-def test_the_releases_command_is_the_first_run():
+def test_releases_command_is_the_first_run():
     *_, released = commands()
     ours, theirs = config_of(commands()[0]), config_of(released)
     assert theirs.trainer.total_training_steps == ours.trainer.total_training_steps == 160

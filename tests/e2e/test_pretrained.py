@@ -17,8 +17,7 @@ def test_greedy_answers_are_those_of_transformers(smollm2: Path, tmp_path: Path)
     sizes = "data.train_batch_size=2 actor.ppo_mini_batch_size=2 data.val_sample_size=8 trainer.n_gpus_per_node=1"
     steps = "trainer.total_training_steps=1 trainer.test_freq=1 trainer.save_freq=0 model.param_dtype=float32"
     overrides = ["preset=small", "data=word_problems", f"model.path={smollm2}", *sizes.split(), *steps.split()]
-    run = Run([*overrides, "device=cpu", f"trainer.default_local_dir={folder}"], tmp_path / "log")
-    assert run.finish(timeout_s=900) == 0, run.log.read_text()
+    Run.complete([*overrides, "device=cpu", f"trainer.default_local_dir={folder}"], tmp_path / "log", timeout_s=900)
     for step, path in enumerate((smollm2, folder / "global_step_1" / "actor" / "huggingface")):
         model, tokenizer = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
         rows = pq.read_table(folder / "samples" / f"val_{step:06d}.parquet").to_pylist()

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 from conftest import small_overrides
 
-from tests.e2e.runs import Run, records, six_steps
+from tests.e2e.runs import Run, assert_resumes, records, six_steps
 from verl.checkpoint.folders import checkpoints
 from verl.data.files import read_rows
 from verl.data.records import RL_SCHEMA, write_parquet
@@ -40,8 +40,7 @@ def test_dynamic_sampling_resumes_to_the_bit(tiny_model, arithmetic_prompts, tmp
     write_parquet(tmp_path / "two_sets.parquet", rows, RL_SCHEMA)
     overrides = [*small_overrides(tiny_model, arithmetic_prompts, folder), *DYNAMIC]
     overrides.append(f"data.train_files=[{tmp_path}/two_sets.parquet]")
-    run = Run(overrides, tmp_path / "whole.log")
-    assert run.finish() == 0, run.log.read_text()
+    Run.complete(overrides, tmp_path / "whole.log")
     whole = records(folder)
     assert [record["step"] for record in whole] == [1, 2, 3, 4]
     # Up to the checkpoint more batches were drawn than there were steps, and not all groups could be learned from.
@@ -55,12 +54,7 @@ def test_dynamic_sampling_resumes_to_the_bit(tiny_model, arithmetic_prompts, tmp
     assert of_first >= {"reward_extra/chars/mean", "reward_extra/chars/count"}
     assert any("train/set 1/pass@1" in record for record in whole)
 
-    shutil.rmtree(folder / "global_step_4")
-    (folder / "summary.json").unlink()
-    run = Run(overrides, tmp_path / "resumed.log")
-    assert run.finish() == 0, run.log.read_text()
-    assert f"resuming from {folder}/global_step_2" in run.log.read_text()
-    assert records(folder) == whole
+    assert_resumes(overrides, folder, 4, 2, tmp_path / "resumed.log")
 
 
 @pytest.mark.nightly
@@ -77,8 +71,7 @@ def test_stale_driver_cannot_write(tiny_model, arithmetic_prompts, tmp_path):
     os.kill(paused.driver, signal.SIGSTOP)
     # As over NFS, where the lock of a machine that is not heard of is given away.
     (folder / ".lock").unlink()
-    run = Run(overrides, tmp_path / "log")
-    assert run.finish() == 0, run.log.read_text()
+    Run.complete(overrides, tmp_path / "log")
     before, found = records(folder), list(checkpoints(folder))
     assert paused.workers() == []  # they lost their driver
     os.kill(paused.driver, signal.SIGCONT)
@@ -89,35 +82,19 @@ def test_stale_driver_cannot_write(tiny_model, arithmetic_prompts, tmp_path):
     assert (folder / ".attempt").read_text() == "2\n" and (folder / "summary.json").exists()
 
 
-STOPS = {
-    # To every process of the group, vLLM's included, which brings signal handlers of its own.
-    "ctrl-c": ("vllm", lambda run: os.killpg(run.driver, signal.SIGINT), 130, "interrupted"),
-    "preemption": (
-        "hf",
-        lambda run: run.process.send_signal(signal.SIGTERM),
-        75,
-        "is saved; exit code 75: start it again",
-    ),
-}
-"""Name -> engine, what stops the run, its exit code, words of its message."""
-
-
-@pytest.mark.parametrize("name", ["ctrl-c", pytest.param("preemption", marks=pytest.mark.nightly)])
-def test_a_stopped_run_leaves_nothing(name, tiny_model, arithmetic_prompts, tmp_path):
-    engine, stop, code, message = STOPS[name]
+@pytest.mark.nightly
+def test_preempted_run_saves_its_step(tiny_model, arithmetic_prompts, tmp_path):
     folder = tmp_path / "run"
-    overrides = [*small_overrides(tiny_model, arithmetic_prompts, folder), f"rollout.name={engine}"]
+    overrides = [*small_overrides(tiny_model, arithmetic_prompts, folder), "rollout.name=hf", "trainer.max_restarts=0"]
     overrides += ["trainer.total_training_steps=1000", "trainer.total_epochs=1000", "trainer.save_freq=2"]
-    run = Run([*overrides, "trainer.max_restarts=0"], tmp_path / "log")
+    run = Run(overrides, tmp_path / "log")
     run.wait_for_line("step 3/")
-    assert len(run.processes()) > 3 and len(run.workers()) == 1, run.processes()
-    stop(run)
-    assert run.finish() == code, run.log.read_text()
+    run.process.send_signal(signal.SIGTERM)
+    assert run.finish() == 75, run.log.read_text()
     run.assert_nothing_left(folder)
-    assert message in run.log.read_text()
-    if name == "preemption":
-        # Steps 2, 4 and so on are saved anyway.
-        assert records(folder)[-1]["step"] == max(checkpoints(folder)) >= 3
+    assert "is saved; exit code 75: start it again" in run.log.read_text()
+    # Steps 2, 4 and so on are saved anyway.
+    assert records(folder)[-1]["step"] == max(checkpoints(folder)) >= 3
 
 
 NAMESPACE = ["unshare", "--mount", "--map-root-user"]
@@ -125,7 +102,7 @@ NAMESPACE = ["unshare", "--mount", "--map-root-user"]
 
 
 @pytest.mark.nightly
-def test_a_full_disk_while_saving_ends_the_run(tiny_model, arithmetic_prompts, tmp_path):
+def test_full_disk_while_saving_ends_the_run(tiny_model, arithmetic_prompts, tmp_path):
     if not shutil.which("unshare") or subprocess.run([*NAMESPACE, "true"], capture_output=True).returncode:
         pytest.skip("a file system of its own size needs unshare with user namespaces")
     disk, kept = tmp_path / "disk", tmp_path / "kept"

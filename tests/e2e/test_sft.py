@@ -2,18 +2,13 @@
 
 import gzip
 import json
-import shutil
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from conftest import ROOT
 from transformers import AutoModelForCausalLM
 
-from tests.e2e.runs import TIMING_PREFIXES
+from tests.e2e.runs import FineTuning, assert_resumes
 from verl.checkpoint.folders import verify_checkpoint
 from verl.data.arithmetic import ArithmeticTask
 from verl.data.conversations import tokenize_conversation
@@ -27,39 +22,27 @@ HELD_OUT = ArithmeticTask().split("sft_val", 5, 0)
 
 
 @pytest.fixture(scope="module")
-def command(tiny_model, tmp_path_factory) -> list[str]:
-    """A run of three steps, whose folder the last argument names."""
+def overrides(tiny_model, tmp_path_factory) -> list[str]:
+    """A run of three steps, whose folder the first option names."""
     folder = tmp_path_factory.mktemp("sft")
     for name, problems in {"train": ArithmeticTask().split("sft_train", 8, 0), "val": HELD_OUT}.items():
         write_parquet(folder / f"{name}.parquet", [sft_record(p.question, p.solution) for p in problems], SFT_SCHEMA)
-    return [
-        *(sys.executable, "-m", "verl.trainer.main_sft", f"model.path={tiny_model}"),
-        *(f"data.train_files={folder}/train.parquet", f"data.val_files={folder}/val.parquet"),
-        *(
-            "optim.lr=2e-3",
-            "data.train_batch_size=8",
-            "data.micro_batch_size_per_gpu=2",
-            "trainer.total_training_steps=3",
-        ),
-        *("trainer.save_freq=1", "trainer.profile_steps=[2]", "device=cpu"),
-        f"trainer.default_local_dir={folder / 'run'}",
-    ]
+    options = "optim.lr=2e-3 data.train_batch_size=8 data.micro_batch_size_per_gpu=2 trainer.total_training_steps=3 "
+    options += "trainer.save_freq=1 trainer.profile_steps=[2] device=cpu"
+    files = [f"data.{name}_files={folder}/{name}.parquet" for name in ("train", "val")]
+    return [f"trainer.default_local_dir={folder}/run", f"model.path={tiny_model}", *files, *options.split()]
 
 
 @pytest.fixture(scope="module")
-def run(command) -> Path:
+def run(overrides) -> Path:
     """Its folder after the run."""
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
-    assert result.returncode == 0, result.stderr
-    return Path(command[-1].partition("=")[2])
-
-
-def records_of(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    folder = Path(overrides[0].partition("=")[2])
+    FineTuning.complete(overrides, folder.with_name("log"))
+    return folder
 
 
 def test_held_out_figures_are_those_of_the_exported_model(run, tiny_tokenizer):
-    records = records_of(run)
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [record["step"] for record in records] == [1, 2, 3]
     assert records[2]["train/loss"] < records[0]["train/loss"]
     assert "Loss (supervised)" in (run / "report.html").read_text()
@@ -85,18 +68,7 @@ def test_held_out_figures_are_those_of_the_exported_model(run, tiny_tokenizer):
 
 
 @pytest.mark.nightly
-def test_one_step_back_and_forward_again(run, command):
-    records = records_of(run)
-    shutil.rmtree(run / "global_step_3")
-    (run / "summary.json").unlink()
-    result = subprocess.run(
-        [*command, "trainer.async_save=true"], cwd=ROOT, capture_output=True, text=True, timeout=240
-    )
-    assert result.returncode == 0, result.stderr
-    assert f"resuming from {run}/global_step_2\n  trainer.async_save: was None, is True\n" in result.stdout
-    again = records_of(run)
-    for record in (*records, *again):
-        for name in [name for name in record if name.startswith(TIMING_PREFIXES)]:
-            del record[name]
-    assert again == records
+def test_fine_tuning_resumes_to_the_bit(run, overrides, tmp_path):
+    assert_resumes([*overrides, "trainer.async_save=true"], run, 3, 2, tmp_path / "log", FineTuning)
+    assert "/global_step_2\n  trainer.async_save: was None, is True\n" in (tmp_path / "log").read_text()
     verify_checkpoint(run / "global_step_3")

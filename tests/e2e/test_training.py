@@ -20,7 +20,7 @@ def exported_model(run: Path) -> Path:
     return run / "global_step_6" / "actor" / "huggingface"
 
 
-def test_what_a_run_leaves(trained, tiny_model):
+def test_complete_run_has_metrics_summary_and_model(trained, tiny_model):
     before, *steps = records(trained)
     assert [record["step"] for record in steps] == [1, 2, 3, 4, 5, 6]
     assert "val/pass@1" in set(before) & set(steps[-1])
@@ -43,7 +43,7 @@ def test_what_a_run_leaves(trained, tiny_model):
 
 
 @pytest.mark.nightly
-def test_a_run_that_is_killed_again_and_again_resumes_to_the_bit(trained, tiny_model, arithmetic_prompts, tmp_path):
+def test_repeatedly_killed_run_resumes_to_the_bit(trained, tiny_model, arithmetic_prompts, tmp_path):
     folder = tmp_path / "killed"
     overrides = [*six_steps(tiny_model, arithmetic_prompts, folder), "trainer.async_save=true"]
 
@@ -69,8 +69,7 @@ def test_a_run_that_is_killed_again_and_again_resumes_to_the_bit(trained, tiny_m
     assert f"to resume from step {last}, run the same command with trainer.default_local_dir={folder}\n" in output
 
     # 3. Undisturbed to the end, where everything is as in the run that nothing interrupted.
-    run = Run(overrides, tmp_path / "last.log")
-    assert run.finish() == 0, run.log.read_text()
+    run = Run.complete(overrides, tmp_path / "last.log")
     run.assert_nothing_left(folder)
     assert "resuming from" in run.log.read_text()
     assert records(folder) == records(trained)
@@ -80,14 +79,13 @@ def test_a_run_that_is_killed_again_and_again_resumes_to_the_bit(trained, tiny_m
 
     # 4. The run is complete: the command says so at once.
     (folder / "summary.json").unlink()
-    run = Run(overrides, tmp_path / "again.log")
-    assert run.finish() == 0
+    run = Run.complete(overrides, tmp_path / "again.log")
     assert "the run is complete: step 6 was its last" in run.log.read_text()
     assert json.loads((folder / "summary.json").read_text())["after"] == summaries[0]["after"]
 
 
 @pytest.mark.nightly
-def test_a_policy_that_generates_itself(trained, arithmetic_prompts, tmp_path):
+def test_policy_that_generates_itself(trained, arithmetic_prompts, tmp_path):
     folder = tmp_path / "run"
     # What a run exports is a model like any other. Both workers share the sequences that it learns from, with adapters
     # and every saving of memory.
@@ -96,8 +94,7 @@ def test_a_policy_that_generates_itself(trained, arithmetic_prompts, tmp_path):
     overrides += ["model.use_remove_padding=true", "model.ulysses_sequence_parallel_size=2", "model.lora.rank=4"]
     overrides += ["model.fsdp.param_offload=true", "model.fsdp.optimizer_offload=true"]
     overrides += ["actor.use_dynamic_bsz=true", "actor.ppo_max_token_len_per_gpu=64"]
-    run = Run([*overrides, "model.gradient_checkpointing=true", "trainer.async_save=true"], tmp_path / "log")
-    assert run.finish() == 0, run.log.read_text()
+    run = Run.complete([*overrides, "model.gradient_checkpointing=true", "trainer.async_save=true"], tmp_path / "log")
     run.assert_nothing_left(folder)
     before, *steps = records(folder)
     assert before["val/response_length/mean"] == records(trained)[-1]["val/response_length/mean"]

@@ -83,7 +83,7 @@ def test_workers_that_share_sequences_get_the_same_rows(tiny_model: Path, tmp_pa
         (["trainer.stop_at_sequence_probability=0.4", "trainer.test_freq=2", "trainer.save_freq=-1"], [2], []),
     ],
 )
-def test_when_a_run_validates_saves_and_stops(tiny_model, tmp_path, overrides, validated, saved):
+def test_fine_tuning_validates_saves_and_stops_on_time(tiny_model, tmp_path, overrides, validated, saved):
     length = ["trainer.total_training_steps=5", "trainer.total_epochs=5"]
     sft, steps = fitted(tiny_model, tmp_path, CountingWorkers(), *overrides, *length)
     assert (list(sft.validations), steps) == (validated, saved)

@@ -6,15 +6,16 @@ import pytest
 import torch
 from conftest import changed, rank_columns
 
+from tests.kit import ppo_config
 from verl.batch import Batch
-from verl.config import PPOConfig, load_config
+from verl.config import PPOConfig
 from verl.data.prompt_rows import PromptRecord
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.reward_manager import RewardManager
 from verl.trainer.validation import Validator
 from verl.verifiers.verdict import Verdict
 
-CONFIG = load_config(PPOConfig, "ppo_trainer")
+CONFIG = ppo_config()
 
 
 def prompts(first_uid: int, sources: list[str]) -> list[PromptRecord]:
@@ -142,9 +143,8 @@ class RecordingPolicy:
         return batch.columns().fill(logprobs=logprobs, entropy=logprobs, **metrics)
 
 
-def test_the_policy_measures_where_the_engine_does_not():
-    calculator = dataclasses.replace(CONFIG.calculator, source="actor")
-    sampler = ScriptedScheduler(dataclasses.replace(CONFIG, calculator=calculator), measures=False)
+def test_policy_measures_where_the_engine_does_not():
+    sampler = ScriptedScheduler(changed(CONFIG, calculator={"source": "actor"}), measures=False)
     policy = RecordingPolicy(measures=True)
     batches = [prompts(0, ["math"] * 3), prompts(3, ["math"])]
     metrics, _ = Validator(batches, sampler, policy, None, RewardManager(CONFIG.reward_manager)).validate()
@@ -153,9 +153,9 @@ def test_the_policy_measures_where_the_engine_does_not():
 
 
 @pytest.mark.parametrize(("names", "passes"), [(["avg_response_entropy"], 0), (["avg_log_probs"], 1)])
-def test_the_policy_is_asked_where_a_metric_of_tokens_needs_it(names, passes):
-    calculator = dataclasses.replace(CONFIG.calculator, metric_indices_add=names)
-    sampler = ScriptedScheduler(dataclasses.replace(CONFIG, calculator=calculator))
+def test_policy_is_asked_where_a_metric_of_tokens_needs_it(names, passes):
+    config = changed(CONFIG, calculator={"metric_indices_add": names})
+    sampler = ScriptedScheduler(config)
     policy = RecordingPolicy(measures=False)
     manager = RewardManager(CONFIG.reward_manager)
     metrics, _ = Validator([prompts(0, ["math"] * 4)], sampler, policy, None, manager).validate()
@@ -164,8 +164,6 @@ def test_the_policy_is_asked_where_a_metric_of_tokens_needs_it(names, passes):
     # Every token is the same.
     expected = {"avg_response_entropy": 0.0, "avg_log_probs": 1.5}
     assert metrics[f"val/cal/overall/layer_1/{names[0]}/mean"] == pytest.approx(expected[names[0]])
-    disabled = dataclasses.replace(calculator, enable=False)
-    plain = dataclasses.replace(CONFIG.reward_manager, add_adv=False)
-    config = dataclasses.replace(CONFIG, calculator=disabled, reward_manager=plain)
-    sampler = ScriptedScheduler(config, measures=False)
+    disabled = changed(config, calculator={"enable": False}, reward_manager={"add_adv": False})
+    sampler = ScriptedScheduler(disabled, measures=False)
     assert "val/pass@1" in Validator([prompts(0, ["math"])], sampler, None, None, manager).validate()[0]

@@ -55,7 +55,7 @@ def test_emptied_responses_have_no_length():
     assert filtered_length_metrics(torch.zeros(2, 4, dtype=torch.int64), 4) == {}
 
 
-def test_what_the_update_learns_from():
+def test_learning_metrics_cover_masked_tokens_only():
     of_responses = {
         "score_0": torch.tensor([1.0, -0.5]),
         "score": torch.tensor([1.25, -0.5]),
@@ -128,12 +128,12 @@ def test_rank_metrics_are_split_by_correctness_and_layer(layers, correct, overal
     }
 
 
-def test_without_captured_states_there_are_no_rank_metrics(make_calculator):
+def test_rank_metrics_need_captured_states(make_calculator):
     assert rank_scalars({}, torch.tensor([True, False])) == {}
     assert dataset_scalars(Batch.of([[1]], [[2]]), make_calculator(), 2) == {}
 
 
-def test_the_rank_of_two_mean_states_is_one_once_centred(make_calculator):
+def test_rank_of_two_mean_states_is_one_once_centred(make_calculator):
     states = torch.tensor([[[1.0, 0.0, 0.0]], [[0.0, 2.0, 0.0]]])
     scalars = dataset_scalars(Batch.of([[1]] * 2, [[2]] * 2, mean_states=states), make_calculator(), 1)
     # One prefix of two rows: neither velocity nor acceleration.
@@ -144,7 +144,7 @@ def test_the_rank_of_two_mean_states_is_one_once_centred(make_calculator):
     }
 
 
-def test_how_far_the_engine_was_from_the_policy():
+def test_distance_of_the_engine_from_the_policy():
     engine, policy = torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -2.25])
     columns = {"rollout_logprobs": engine, "logprobs": policy, "entropy": torch.tensor([1.0, 2.0])}
     metrics = policy_metrics(Batch(torch.tensor([1]), torch.tensor([2]), 2, **columns), "none", 2.0)
@@ -186,7 +186,7 @@ def test_figures_by_lag():
     assert lag_metrics(batch, 5, 1.5) == pytest.approx(approx, abs=1e-6)
 
 
-def test_only_several_sources_have_figures_of_their_own():
+def test_single_source_has_no_metrics_of_its_own():
     assert logged_sources(["a", "a"]) == [] and logged_sources([]) == []
     assert logged_sources(["a", "b", "b"]) == ["b", "a"]
     many = [f"source {i}" for i in range(1000)] + ["common", "common"]
@@ -203,7 +203,7 @@ def test_rows_of_each_source():
     assert metrics == {"a/rows": 2.0, "b/rows": 5.0}
 
 
-def test_what_verdicts_say():
+def test_verdict_metrics_by_source_and_group():
     extras = [{"format": 1.0, "pred": "5"}, {"format": 0.0}, {"format": 0.5}, {}]
     corrects = [True, False, True, True]
     results = [

@@ -1,7 +1,6 @@
 """Sampling one step ahead, over engines that only count steps; and runs with engines of their own."""
 
 import itertools
-import json
 import os
 import re
 import shutil
@@ -16,7 +15,7 @@ import pytest
 import torch
 
 from tests.e2e.runs import Run, records
-from tests.kit import ROOT, changed, small_overrides
+from tests.kit import ROOT, changed, small_overrides, stored
 from tests.trainer.ppo.test_carry_over import (
     GROUPS,
     PROMPTS,
@@ -39,7 +38,6 @@ from verl.trainer.logging.speed import PhaseTimer
 from verl.trainer.ppo.advantages import ResponseRewards
 from verl.trainer.ppo.ahead import StepAhead
 from verl.trainer.ppo.rollout_scheduler import RolloutScheduler
-from verl.utils.json_state import from_json, to_json
 
 
 class Pool:
@@ -137,9 +135,9 @@ def test_step_is_sampled_while_the_one_before_is_learned(small_config, tiny_toke
             assert ("gen" in record.seconds, "gen" in record.beside) == (step == 1, step < STEPS)
             if step == stop:
                 # A checkpoint holds the next step's responses.
-                saved = json.loads(json.dumps(to_json(ahead.state())))
+                saved = stored(ahead.state())
                 ahead, prompts = ahead_of(small_config, tiny_tokenizer, pool), prompts_from(step + 2)
-                ahead.load_state(from_json(saved))
+                ahead.load_state(saved)
     assert [sorted(set(groups)) for groups, _ in seen] == [
         list(range(first, first + GROUPS)) for first in range(0, GROUPS * STEPS, GROUPS)
     ]
@@ -231,10 +229,7 @@ WEIGHTED = "algorithm.rollout_correction.rollout_is=token"
 def test_engine_pool_gives_the_numbers_of_a_colocated_run(arithmetic_prompts, tmp_path):
     runs = []
     for name, pool in (("colocated", ()), ("pool", ("rollout.nnodes=1", "rollout.n_gpus_per_node=1"))):
-        run = Run(
-            overrides_of(arithmetic_prompts, tmp_path / name, *pool),
-            tmp_path / f"{name}.log",
-        )
+        run = Run(overrides_of(arithmetic_prompts, tmp_path / name, *pool), tmp_path / f"{name}.log")
         assert run.finish() == 0, run.log.read_text()
         runs.append(records(tmp_path / name))
         run.assert_nothing_left(tmp_path / name)
@@ -252,8 +247,7 @@ def test_lost_engine_costs_an_attempt_and_no_bit(arithmetic_prompts, tmp_path):
     folder = tmp_path / "run"
     options = (*ENGINES, "async_training.max_staleness=1", WEIGHTED, "trainer.save_freq=1")
     overrides = overrides_of(arithmetic_prompts, folder, *options, "trainer.total_training_steps=5")
-    run = Run(overrides, tmp_path / "whole.log")
-    assert run.finish() == 0, run.log.read_text()
+    run = Run.complete(overrides, tmp_path / "whole.log")
     whole = records(folder)
     assert [record.get("async/lag/max") for record in whole] == [None, 0, 1, 1, 1, 1]
     shutil.rmtree(folder)

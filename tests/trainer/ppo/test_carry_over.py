@@ -1,8 +1,6 @@
 """Responses that outlive a step: the real scheduler over engines that only count steps, and real runs."""
 
 import itertools
-import json
-import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.e2e.runs import Run, records
-from tests.kit import ROOT, changed, small_overrides
+from tests.e2e.runs import Run, assert_resumes, records
+from tests.kit import ROOT, changed, small_overrides, stored
 from verl.batch import Batch
 from verl.config import PPOConfig
 from verl.data.prompt_rows import PromptRecord
@@ -25,7 +23,6 @@ from verl.trainer.logging.speed import PhaseTimer
 from verl.trainer.ppo.advantages import ResponseRewards
 from verl.trainer.ppo.ray_trainer import prompt_order
 from verl.trainer.ppo.rollout_scheduler import RolloutScheduler
-from verl.utils.json_state import from_json, to_json
 from verl.verifiers.verdict import Verdict
 
 N, GROUPS, STEPS, ROUND = 2, 3, 7, 4
@@ -178,9 +175,9 @@ def test_no_response_is_dropped_repeated_or_stale(
         assert len(batch.texts) == len(batch.verdicts) == len(batch) and batch.correct.all()
         if step == stop:
             # A resumed run has the open responses as they were.
-            saved = json.loads(json.dumps(to_json(sampler.state())))
+            saved = stored(sampler.state())
             sampler = sampler_of(small_config, tiny_tokenizer, engines, staleness, pool=pool)
-            sampler.load_state(from_json(saved))
+            sampler.load_state(saved)
     assert sorted(seen) == list(range(GROUPS * STEPS)) and next(stream, None) is None
     assert sampler.groups.open is None and sampler.groups.ready is None
 
@@ -238,10 +235,10 @@ def test_dynamic_sampling_replaces_groups_without_variance(
         assert outstanding <= staleness * GROUPS
         assert len(dropped_scores) // N == metrics["async/filtered"] - metrics["train/filler_groups"]
         if step == stop:
-            saved = json.loads(json.dumps(to_json(sampler.state())))
+            saved = stored(sampler.state())
             sampler = sampler_of(*made)
             sampler.verifiers = verifiers
-            sampler.load_state(from_json(saved))
+            sampler.load_state(saved)
     assert len(set(trained)) == len(trained) and (limit or len(trained) == GROUPS * STEPS)
     # Nothing is left at the end of a run, but where it had to fill up.
     assert total["train/filler_groups"] or (sampler.groups.open is None and sampler.groups.ready is None)
@@ -284,8 +281,7 @@ def conversations(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[
         *("trainer.total_training_steps=5", "trainer.except_save=[3]", "trainer.save_hf_model=false"),
         *("trainer.val_before_train=false", "trainer.test_freq=4", "actor.optim.lr=1e-4"),
     ]
-    run = Run(overrides, folder.with_name("whole.log"))
-    assert run.finish() == 0, run.log.read_text()
+    Run.complete(overrides, folder.with_name("whole.log"))
     return folder, overrides
 
 
@@ -313,10 +309,4 @@ def test_run_with_open_conversations(conversations):
 @pytest.mark.nightly
 def test_run_with_open_conversations_resumes_to_the_bit(conversations, tmp_path):
     folder, overrides = conversations
-    whole = records(folder)
-    shutil.rmtree(folder / "global_step_5")
-    (folder / "summary.json").unlink()
-    run = Run(overrides, tmp_path / "resumed.log")
-    assert run.finish() == 0, run.log.read_text()
-    assert f"resuming from {folder}/global_step_3" in run.log.read_text()
-    assert records(folder) == whole
+    assert_resumes(overrides, folder, 5, 3, tmp_path / "resumed.log")

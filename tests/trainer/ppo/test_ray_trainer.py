@@ -1,5 +1,4 @@
 import json
-import re
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -7,9 +6,9 @@ import pytest
 import torch
 from conftest import changed
 
+from tests.kit import ppo_config
 from verl.batch import ENVIRONMENT, POLICY, Batch
 from verl.checkpoint.resume import Resumption
-from verl.config import PPOConfig, load_config
 from verl.rank.reward_manager import RewardManager
 from verl.trainer.logging.speed import PhaseTimer
 from verl.trainer.ppo import ray_trainer
@@ -60,7 +59,7 @@ def weighted(**options) -> list[str]:
 
 
 def estimation(*options: str, **algorithm) -> AdvantageEstimation:
-    config = changed(load_config(PPOConfig, "ppo_trainer", list(options)), algorithm=algorithm)
+    config = changed(ppo_config(*options), algorithm=algorithm)
     return AdvantageEstimation(config, RewardManager(config.reward_manager))
 
 
@@ -138,18 +137,18 @@ def test_custom_estimator_returns_one_number_a_response_or_token(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "line"),
     [
-        ("integers", "returned torch.int64; expected floating"),
-        ("wide", "[4, 2]; expected a tensor of shape [4] or [4, 3]"),
+        ("integers", "...returned torch.int64; expected floating..."),
+        ("wide", "...[4, 2]; expected a tensor of shape [4] or [4, 3]..."),
     ],
 )
-def test_what_an_estimator_returns_is_checked(tmp_path, name, message):
-    with pytest.raises(ValueError, match=f"^algorithm.adv_estimator='.*mine.py:{name}': .*{re.escape(message)}"):
+def test_return_value_of_an_estimator_is_checked(tmp_path, refused, name, line):
+    with refused(f"algorithm.adv_estimator='TMP/mine.py:{name}': {line}", ValueError):
         estimated(tmp_path, name)
 
 
-def test_the_variances_of_weighted_tokens():
+def test_variances_of_weighted_tokens():
     options = [*weighted(rollout_is="token", rollout_is_threshold=3.0), "algorithm=optimal_token_baseline"]
     # Probabilities of 1/2 and 1/4 here, 1/4 and 1/16 in the engine: weights of 2 and, capped, 3.
     engine, squares = flat([0.25, 0.0625]).log(), flat([0.5, 0.75])
@@ -206,7 +205,7 @@ class RecordedPolicy:
 def trainer_of(options: list[str], replays: bool = False) -> RayPPOTrainer:
     """A trainer at step 1 whose policy is recorded; ``replays``: its method chooses what to learn from."""
     trainer = object.__new__(RayPPOTrainer)
-    config = trainer.config = load_config(PPOConfig, "ppo_trainer", ["rollout.n=1", *options])
+    config = trainer.config = ppo_config("rollout.n=1", *options)
     trainer.loss, trainer.policy = PolicyLoss(config.actor), RecordedPolicy()
     trainer.reference, trainer.critic = None, None
     trainer.method = SimpleNamespace(overrides=lambda name: replays and name == "learn_from")
@@ -218,61 +217,42 @@ def trainer_of(options: list[str], replays: bool = False) -> RayPPOTrainer:
 def three(replayed: bool = False) -> Batch:
     """Three responses of two tokens, sampled at -1; the last one in an earlier step where ``replayed``."""
     return batch_of([[1, 1]] * 3).fill(
-        rollout_logprobs=-torch.ones(6),
-        step=torch.tensor([1, 1, 0 if replayed else 1]),
-        advantages=torch.ones(6),
+        rollout_logprobs=-torch.ones(6), step=torch.tensor([1, 1, 0 if replayed else 1]), advantages=torch.ones(6)
     )
+
+
+SCORE, ON_POLICY, UPDATE = "score", "update on policy", "update"
+BY_TWO = "actor.ppo_mini_batch_size=2"
 
 
 @pytest.mark.parametrize(
     ("options", "replays", "learned", "calls"),
     [
-        (
-            ["actor.ppo_mini_batch_size=2"],
-            False,
-            [1, 1, 1],
-            [("score", [2]), ("update on policy", [0, 1]), ("update", [-2.0])],
-        ),
+        (BY_TWO, False, [1, 1, 1], [(SCORE, [2]), (ON_POLICY, [0, 1]), (UPDATE, [-2.0])]),
         # Later epochs have ratios to what the first update says.
         (
-            ["actor.ppo_mini_batch_size=3", "actor.ppo_epochs=2"],
-            False,
-            [1, 1, 1],
-            [("update on policy", [0, 1, 2]), ("update", [0.0, -1.0, -2.0])],
+            "actor.ppo_mini_batch_size=3 actor.ppo_epochs=2",
+            *(False, [1, 1, 1], [(ON_POLICY, [0, 1, 2]), (UPDATE, [0.0, -1.0, -2.0])]),
         ),
         (
-            ["actor.ppo_mini_batch_size=2", *weighted(rollout_is="token", rollout_is_batch_normalize=True)],
-            False,
-            [1, 1, 1],
-            [("score", [0, 1, 2]), ("update", [0.0, -1.0]), ("update", [-2.0])],
+            " ".join([BY_TWO, *weighted(rollout_is="token", rollout_is_batch_normalize=True)]),
+            *(False, [1, 1, 1], [(SCORE, [0, 1, 2]), (UPDATE, [0.0, -1.0]), (UPDATE, [-2.0])]),
         ),
         # Nothing can be learned from the first mini-batch, whose update is left out.
-        (
-            ["actor.ppo_mini_batch_size=2"],
-            False,
-            [0, 0, 1],
-            [("score", [2]), ("score", [0, 1]), ("update", [-2.0])],
-        ),
+        (BY_TWO, False, [0, 0, 1], [(SCORE, [2]), (SCORE, [0, 1]), (UPDATE, [-2.0])]),
         # The last row was sampled by an earlier policy, and its ratio is to that: here all were sampled at -1.
-        (
-            ["actor.ppo_mini_batch_size=2"],
-            True,
-            [1, 1, 1],
-            [("score", [0, 1, 2]), ("update", [0.0, -1.0]), ("update", [-1.0])],
-        ),
+        (BY_TWO, True, [1, 1, 1], [(SCORE, [0, 1, 2]), (UPDATE, [0.0, -1.0]), (UPDATE, [-1.0])]),
         # With weights, the policy's own are the old ones of every row.
         (
-            ["actor.ppo_mini_batch_size=2", *weighted(rollout_is="token")],
-            True,
-            [1, 1, 1],
-            [("score", [0, 1, 2]), ("update", [0.0, -1.0]), ("update", [-2.0])],
+            " ".join([BY_TWO, *weighted(rollout_is="token")]),
+            *(True, [1, 1, 1], [(SCORE, [0, 1, 2]), (UPDATE, [0.0, -1.0]), (UPDATE, [-2.0])]),
         ),
         # The policy does not learn yet.
-        (["algorithm=gae", "trainer.critic_warmup=1"], False, [1, 1, 1], [("score", [0, 1, 2])]),
+        ("algorithm=gae trainer.critic_warmup=1", False, [1, 1, 1], [(SCORE, [0, 1, 2])]),
     ],
 )
-def test_the_first_mini_batch_is_scored_as_it_is_learned_from(options, replays, learned, calls):
-    trainer, batch = trainer_of(options, replays), three(replays)
+def test_first_mini_batch_is_scored_as_it_is_learned(options, replays, learned, calls):
+    trainer, batch = trainer_of([options], replays), three(replays)
     trainer._compute_outputs(batch)
     batch.fill(learn_mask=torch.tensor(learned).bool().repeat_interleave(2))
     trainer._update_actor(batch, None)
@@ -280,7 +260,7 @@ def test_the_first_mini_batch_is_scored_as_it_is_learned_from(options, replays, 
     assert torch.equal(batch.logprobs, -batch.tokens.float()) and torch.equal(batch.entropy, batch.tokens.float())
 
 
-def test_with_bypass_mode_ratios_are_to_the_engine():
+def test_bypass_mode_takes_ratios_to_the_engine():
     trainer, batch = trainer_of(["actor.bypass_mode=true"]), three()
     trainer._compute_outputs(batch)
     assert "logprobs" not in batch and batch.old_logprobs is batch.rollout_logprobs and "ref_logprobs" not in batch
@@ -354,7 +334,7 @@ def trainer_with(states: dict[str, object]) -> RayPPOTrainer:
     return trainer
 
 
-def test_a_restored_trainer_has_the_state_of_the_saved_one(tmp_path, monkeypatch):
+def test_restored_trainer_has_the_state_of_the_saved_one(tmp_path, monkeypatch):
     monkeypatch.setattr(ray_trainer, "prompt_order", lambda *_: "the same")
     names = ("seconds", "method", "reward_manager", "sampler", "kl_control", "loader")
     saved, other = (trainer_with({name: number for number, name in enumerate(names, first)}) for first in (1, 11))
@@ -376,12 +356,12 @@ def test_a_restored_trainer_has_the_state_of_the_saved_one(tmp_path, monkeypatch
         (None, None, ""),
     ],
 )
-def test_a_velocity_of_0_for_want_of_prefixes_is_told(velocity, acceleration, note):
+def test_velocity_without_prefixes_is_noted(velocity, acceleration, note):
     name = "cal/overall/layer_1/Effective Rank diff"
     metrics = {} if velocity is None else {f"val/{name}/mean": velocity, f"val/{name} 2/mean": acceleration}
     assert prefix_note(metrics, 40) == note
 
 
-def test_a_step_without_an_informative_group_says_so():
+def test_step_without_informative_groups_is_noted():
     assert step_note({"train/filler_groups": 48.0}, 48) == "no informative group, no update"
     assert [step_note(metrics, 48) for metrics in ({"train/filler_groups": 47.0}, {})] == ["", ""]

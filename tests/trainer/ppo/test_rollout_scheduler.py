@@ -1,11 +1,10 @@
 """Dynamic sampling and rewards with the real verifiers; a worker group that answers from a list."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 import torch
-from conftest import rank_columns
+from conftest import changed, rank_columns
 
 from verl.batch import Batch
 from verl.config import ConfigError, PPOConfig
@@ -63,13 +62,8 @@ def pool(small_config: PPOConfig) -> Iterator[VerifierPool]:
 
 def make_sampler(config: PPOConfig, tokenizer, pool, answers: dict[int, list[str]], **changes) -> RolloutScheduler:
     """A step of 2 prompts, 2 responses each; ``changes`` in the group ``algorithm.filter_groups``."""
-    filtering = replace(config.algorithm.filter_groups, enable=True, **changes)
-    config = replace(
-        config,
-        data=replace(config.data, train_batch_size=2),
-        rollout=replace(config.rollout, n=N),
-        algorithm=replace(config.algorithm, filter_groups=filtering),
-    )
+    filtering = {"filter_groups": {"enable": True, **changes}}
+    config = changed(config, data={"train_batch_size": 2}, rollout={"n": N}, algorithm=filtering)
     workers = ScriptedWorkers(tokenizer, answers)
     policy = PolicyWorkers(workers, config)
     policy.generate = workers.generate
@@ -77,6 +71,7 @@ def make_sampler(config: PPOConfig, tokenizer, pool, answers: dict[int, list[str
     return RolloutScheduler(config, tokenizer, policy, pool, [], MethodCalls(config, tokenizer), rewards)
 
 
+PENALTY = {"overlong_buffer": {"enable": True, "len": 4, "penalty_factor": 0.5}}
 MIXED, RIGHT, WRONG = ["7", "8"], ["7", "7"], ["8", "9"]
 
 
@@ -111,7 +106,7 @@ def test_groups_without_variance_are_replaced(small_config, tiny_tokenizer, pool
     assert next(stream)[0].uid == 9
 
 
-def test_the_limit_of_batches_fills_up_with_dull_groups(small_config, tiny_tokenizer, pool):
+def test_limit_of_batches_fills_up_with_dull_groups(small_config, tiny_tokenizer, pool):
     answers = {0: RIGHT, 1: WRONG, 2: RIGHT, 3: MIXED}
     sampler = make_sampler(small_config, tiny_tokenizer, pool, answers, max_num_gen_batches=2)
     stream = iter([prompts_of(0, 1), prompts_of(2, 3)])
@@ -133,7 +128,7 @@ def sampled_uids(sampler: RolloutScheduler, *batches: list[PromptRecord]) -> tup
     return [record.uid for record in batch.records[::N]], metrics
 
 
-def test_a_generation_batch_may_be_of_another_size(small_config, tiny_tokenizer, pool):
+def test_generation_batch_may_be_of_another_size(small_config, tiny_tokenizer, pool):
     answers = {0: MIXED, 1: RIGHT, 2: MIXED, 3: MIXED, 4: WRONG}
     # Larger: one round is enough, and what is left over is dropped. Smaller: more rounds.
     sampler = make_sampler(small_config, tiny_tokenizer, pool, answers)
@@ -161,27 +156,18 @@ def test_groups_are_compared_by_verls_metrics(small_config, tiny_tokenizer, pool
     # Both responses to prompt 0 are wrong, but one is so long that it is punished.
     answers = {0: ["8", "8" * 12], 1: RIGHT, 2: MIXED, 3: MIXED}
     sampler = make_sampler(small_config, tiny_tokenizer, pool, answers, metric=metric)
-    config = sampler.config
-    overlong = replace(config.reward_score.overlong_buffer, enable=True, len=4, penalty_factor=0.5)
-    sampler.config = sampler.rewards.config = replace(
-        config, reward_score=replace(config.reward_score, overlong_buffer=overlong)
-    )
+    sampler.config = sampler.rewards.config = changed(sampler.config, reward_score=PENALTY)
     assert sampled_uids(sampler, prompts_of(0, 1), prompts_of(2, 3))[0] == expected
 
 
 def test_rewards_add_up(small_config, tiny_tokenizer, pool):
     sampler = make_sampler(small_config, tiny_tokenizer, pool, {0: ["7", "8" * 12], 1: ["7", "8"]})
-    config = sampler.config
-    batch, verification = sampler.generate(prompts_of(0, 1), config.rollout.train_kwargs, step=1)
+    batch, verification = sampler.generate(prompts_of(0, 1), sampler.config.rollout.train_kwargs, step=1)
     verification.finish()
     rewards, metrics = sampler.rewards.compute(batch)
     assert rewards.tolist() == [1.0, 0.0, 1.0, 0.0] and metrics == {}
-    overlong = replace(config.reward_score.overlong_buffer, enable=True, len=4, penalty_factor=0.5)
-    sampler.config = sampler.rewards.config = replace(
-        config,
-        reward_score=replace(config.reward_score, overlong_buffer=overlong),
-        reward_model=replace(config.reward_model, enable=True, rule_weight=2.0, weight=0.25),
-    )
+    judge = {"enable": True, "rule_weight": 2.0, "weight": 0.25}
+    sampler.config = sampler.rewards.config = changed(sampler.config, reward_score=PENALTY, reward_model=judge)
     # Twice the verifier's score, a quarter of 0, 1, 2, 3, and the full penalty for 12 tokens of at most 12.
     lengths = batch.response_lengths.tolist()
     assert lengths[1] == 12 and lengths[0] < 8

@@ -3,13 +3,10 @@
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import ray
-from huggingface_hub import constants
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.kit import (
@@ -24,7 +21,6 @@ from tests.kit import (
 )
 from tests.tables import refusals
 from verl.checkpoint.folders import complete_checkpoint
-from verl.checkpoint.resume import Resumption
 from verl.config import PPOConfig
 from verl.config.errors import ConfigError
 from verl.data.prompt_rows import PromptRecord
@@ -35,7 +31,6 @@ from verl.run import setup as run_setup
 from verl.run.session import TrainingRun
 from verl.run.setup import check_method_and_loss
 from verl.run.warnings import form_warnings, start_warnings
-from verl.trainer.ppo import run as run_module
 from verl.trainer.ppo.run import run_ppo
 from verl.workers.policy_loss import PolicyLoss
 
@@ -146,13 +141,6 @@ def test_other_models_need_the_vocabulary_of_the_policy(start, refused, tiny_mod
         start("algorithm=gae", f"critic.model.path={tmp_path}")
 
 
-def test_model_that_the_hub_cannot_give_is_refused(start, refused, monkeypatch, tmp_path: Path):
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    with refused("model.path='org/model': HF_HUB_OFFLINE is set, and the cache has no complete..."):
-        start("model.path=org/model")
-
-
 @pytest.fixture
 def checkpoint(small_config: PPOConfig, tiny_model: Path, tmp_path: Path) -> Path:
     """A checkpoint of step 1 that fits the small config."""
@@ -171,37 +159,8 @@ def test_another_order_of_prompts_is_refused_on_resume(start, refused, checkpoin
         start("data.train_weights=[2]")
 
 
-@pytest.mark.slow
-def test_validation_of_a_checkpoint_prints_no_model(small_config, checkpoint, tmp_path, monkeypatch, capsys):
-    class Validated:
-        """A trainer that has validated the checkpoint."""
-
-        step, validations, timer = 1, {1: {"val/pass@1": 0.5}}, SimpleNamespace(totals={"testing": 1.0})
-
-        def __init__(self, *_: object) -> None: ...
-
-        def restore(self, resumption: Resumption) -> None:
-            assert resumption.folder == checkpoint
-
-        def fit(self) -> None: ...
-
-    tracker = SimpleNamespace(add=lambda backend: None)
-    monkeypatch.setattr(run_module.TrainingRun, "start", lambda *_: (tracker, None))
-    monkeypatch.setattr(run_module, "RolloutScheduler", lambda *_: None)
-    monkeypatch.setattr(run_module, "ResponseRewards", lambda *_: None)
-    monkeypatch.setattr(run_module, "RayPPOTrainer", Validated)
-    folder = tmp_path / "validation"
-    trainer = replace(small_config.trainer, val_only=True, default_local_dir=str(folder))
-    trainer = replace(trainer, resume_mode="path", resume_from_path=str(checkpoint))
-    run_ppo(replace(small_config, trainer=trainer))
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"resuming from {checkpoint}" and lines[-1] == f"metrics: {folder}/metrics.jsonl"
-    assert not [line for line in lines if line.startswith("model: ")]
-    assert json.loads((folder / "summary.json").read_text())["after"] == {"val/pass@1": 0.5}
-
-
 @pytest.mark.parametrize(("options", "line"), refusals("trainer/refusals.txt", "warnings"))
-def test_options_that_are_probably_a_mistake_are_warned_of(options: str, line: str):
+def test_probably_wrong_options_are_warned(options: str, line: str):
     config = ppo_config(options)
     found = start_warnings(config, MethodCalls(config, None))
     assert [matches(line, warning) for warning in found] == [True] * (line != "none")
@@ -225,23 +184,13 @@ def test_loss_that_a_composed_batch_cannot_serve_is_refused(refused, loss: str, 
     [
         ("independent", "gsm8k", ["How many? Put it into \\boxed{}."], None),
         ("independent", "gsm8k", ["How many? Answer after ####."], None),
-        (
-            "independent",
-            "gsm8k",
-            ["How many?", "Which box? \\boxed{}"],
-            "1 of the first 2 prompts of data_source='gsm8k'",
-        ),
-        (
-            "independent",
-            "math",
-            ["Answer in <answer></answer>."],
-            "1 of the first 1 prompts of data_source='math' ask for <",
-        ),
+        ("independent", "gsm8k", ["How many?", "Which box? \\boxed{}"], "1 of the first 2 prompts"),
+        ("independent", "math", ["Answer in <answer></answer>."], "1 of the first 1 prompts"),
         ("independent", "countdown", ["How many?"], None),
         ("mix", "gsm8k", ["How many?"], None),
     ],
 )
-def test_prompts_that_ask_for_an_unrewarded_form_are_warned_of(tiny_tokenizer, mode, source, prompts, beginning):
+def test_prompts_with_an_unrewarded_answer_form_are_warned(tiny_tokenizer, mode, source, prompts, beginning):
     records = [
         PromptRecord(i, tiny_tokenizer.encode(text), source, "7", {}, [{"role": "user", "content": text}], False)
         for i, text in enumerate(prompts)

@@ -71,7 +71,7 @@ def kept(root: Path, name: str) -> pd.DataFrame:
     return pd.read_parquet(root / "samples" / name)
 
 
-def test_a_training_step_keeps_a_row_for_each_response(tmp_path: Path, tiny_tokenizer):
+def test_training_step_keeps_a_row_for_each_response(tmp_path: Path, tiny_tokenizer):
     batch = batch_of(tiny_tokenizer, [1, 3, 2, 3])
     samples = keeper(tmp_path, tiny_tokenizer)
     with samples.store:
@@ -106,7 +106,7 @@ def test_a_training_step_keeps_a_row_for_each_response(tmp_path: Path, tiny_toke
     assert rows.response.tolist() == ["7", "8", HOSTILE.replace("\ud800", "\ufffd"), ""]
 
 
-def test_a_validation_keeps_all_its_batches(tmp_path: Path, tiny_tokenizer):
+def test_validation_keeps_all_its_batches(tmp_path: Path, tiny_tokenizer):
     samples = keeper(tmp_path, tiny_tokenizer, fraction=0.01)
     with samples.store:
         parts = [batch_of(tiny_tokenizer, [1, 3, 2, 3]), batch_of(tiny_tokenizer, [2, 2, 2, 2], uids=(3, 4))]
@@ -138,7 +138,7 @@ def test_tokens_are_kept_with_all_that_is_known_of_each(tmp_path: Path, tiny_tok
     assert "token_entropies" not in validated.columns
 
 
-def test_a_fraction_keeps_the_same_whole_groups_at_every_step(tmp_path: Path, tiny_tokenizer):
+def test_fraction_keeps_the_same_whole_groups_at_every_step(tmp_path: Path, tiny_tokenizer):
     batch = batch_of(tiny_tokenizer, [1, 3, 2, 3])
     shares = [sum(is_kept(uid, fraction) for uid in range(2000)) / 2000 for fraction in (1.0, 0.5, 0.1)]
     assert shares == [1.0, pytest.approx(0.5, abs=0.03), pytest.approx(0.1, abs=0.03)]

@@ -1,17 +1,24 @@
 """The examples of docs/extending.md, all together, in one training through the entry point, and resumed."""
 
 import json
+import math
 import os
+import re
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, small_overrides
 
 from tests.e2e.runs import Run, records
-from tests.extending.examples import example
+from tests.extending.examples import BLOCK, example
+from tests.kit import ROOT, small_overrides
 from verl.checkpoint.folders import read_state
 
-pytestmark = pytest.mark.slow
+
+def test_every_example_has_a_command():
+    page = (ROOT / "docs/extending.md").read_text()
+    commands = re.findall(r"^bash train\.sh ((?:.*\\\n)*.+)$", page, re.MULTILINE)
+    named = {file for command in commands for file in re.findall(r"my/\w+\.py", command)}
+    assert named == {f"my/{block['name']}" for block in BLOCK.finditer(page)} and len(named) > 5
 
 
 def examples(folder: Path) -> list[str]:
@@ -43,12 +50,12 @@ def trained(arithmetic_prompts, tmp_path_factory) -> tuple[Path, list[str]]:
     overrides += ["trainer.save_freq=2", "trainer.save_hf_model=false", "actor.optim.lr=1e-3"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
-        run = Run(overrides, folder / "log")
-        assert run.finish() == 0, run.log.read_text()
+        Run.complete(overrides, folder / "log")
     return folder / "whole", overrides
 
 
-def test_the_examples_train(trained):
+@pytest.mark.slow
+def test_examples_train(trained):
     whole = records(trained[0])
     assert len(whole) == 4
     state = read_state(trained[0] / "global_step_2")["method"]
@@ -62,8 +69,9 @@ def test_the_examples_train(trained):
     assert whole[-1]["actor/kl_loss"] > 0 and whole[-1]["actor/reward_kl_penalty"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.nightly
-def test_the_examples_resume_to_the_bit(trained, tmp_path, monkeypatch):
+def test_examples_resume_to_the_bit(trained, tmp_path, monkeypatch):
     folder, overrides = trained
     monkeypatch.setenv("PYTHONPATH", str(folder.parent), prepend=os.pathsep)
     resumed = [
@@ -71,11 +79,30 @@ def test_the_examples_resume_to_the_bit(trained, tmp_path, monkeypatch):
         "trainer.resume_mode=path",
         f"trainer.resume_from_path={folder}/global_step_2",
     ]
-    run = Run([*overrides, *resumed], tmp_path / "log")
-    assert run.finish() == 0, run.log.read_text()
+    Run.complete([*overrides, *resumed], tmp_path / "log")
     assert records(tmp_path / "resumed") == records(folder)[2:]
     assert _method(tmp_path / "resumed") == _method(folder)
 
 
 def _method(folder: Path) -> str:
     return json.dumps(read_state(folder / "global_step_4")["method"])
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_policy_loss(tiny_model, arithmetic_prompts, tmp_path: Path):
+    file, folder = example(tmp_path, "listwise.py"), tmp_path / "run"
+    overrides = [
+        *small_overrides(tiny_model, arithmetic_prompts, folder),
+        f"actor.policy_loss={file}:listwise",
+        "+actor.policy_loss_kwargs.bonus=0.01",
+        *("data.val_files=[]", "rollout.name=hf"),
+    ]
+    refused = Run(overrides, tmp_path / "refused")
+    assert refused.finish() == 1
+    assert "actor.micro_batch_size_per_gpu=3: " in refused.log.read_text() and not folder.exists()
+    # One group of two goes to each worker in an update of two prompts.
+    Run.complete([*overrides, "actor.micro_batch_size_per_gpu=4", "trainer.n_gpus_per_node=2"], tmp_path / "log")
+    for record in records(folder):
+        assert record["actor/listwise_gap"] >= 0 and math.isfinite(record["actor/pg_loss"])
+        assert record["actor/grad_norm"] > 0
