@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import pad
 
+from tests.kit import f64
 from verl.algorithms.advantages.estimators import (
     gae_advantages,
     gpg_advantages,
@@ -97,10 +98,6 @@ A, B, GROUPS = torch.ones(2, 2), torch.ones(2, 3), torch.zeros(4, dtype=torch.in
 def test_shapes_are_checked(call, message):
     with pytest.raises(ValueError, match=message):
         call()
-
-
-def f64(*values):
-    return torch.tensor(values, dtype=torch.float64)
 
 
 def random_batch(seed, rows=3, columns=5):

@@ -35,7 +35,7 @@ def test_literal_values_and_gradients(name, values, gradient):
     assert KL_ESTIMATORS[alias] is KL_ESTIMATORS[name]
 
 
-def test_the_clamps_of_low_var_kl_are_those_of_verl():
+def test_clamps_of_low_var_kl_are_those_of_verl():
     # Log-ratios ref - policy: -499 and 499 beyond the clamp of 20, exp(3) - 4 = 16.1 beyond 10, exp(2) - 3 within.
     logprobs = torch.tensor([[-1.0, -500.0, -5.0, -4.0, -11.0, -1.0]], dtype=torch.float64, requires_grad=True)
     ref = torch.tensor([[-500.0, -1.0, -2.0, -2.0, -1.0, -9.0]], dtype=torch.float64)
@@ -48,7 +48,7 @@ def test_the_clamps_of_low_var_kl_are_those_of_verl():
 
 
 @pytest.mark.parametrize("name", ["kl", "abs", "mse", "low_var_kl"])
-def test_a_plus_keeps_the_value_and_has_the_gradient_of_k2(name):
+def test_plus_variant_keeps_value_with_k2_gradient(name):
     logprobs = torch.tensor([[-3.0 + LOG2, -3.0 - LOG2, -40.0]], dtype=torch.float64, requires_grad=True)
     ref = torch.tensor([[-3.0, -3.0, -3.0]], dtype=torch.float64)
     values = KL_ESTIMATORS[f"{name}+"](logprobs, ref)
@@ -90,12 +90,12 @@ def expected_gradient(name: str, sampled_from: torch.Tensor | None) -> list[floa
         ("k3", [0.23675182, 0.03969448, -0.2764463]),
     ],
 )
-def test_the_mean_gradient_on_policy(name, expected):
+def test_mean_gradient_on_policy(name, expected):
     assert expected_gradient(name, None) == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ["k1", "k2", "k3", "k1+", "k2+", "k3+"])
-def test_weighted_by_the_ratio_the_gradient_is_right_off_policy(name):
+def test_ratio_weighted_kl_gradient_is_exact_off_policy(name):
     assert expected_gradient(name, OLD) == pytest.approx(EXACT, abs=1e-6)
     # The weight's log-ratio is clamped to 20.
     logprobs, ref, old = (torch.tensor([[x, y]]).double() for x, y in ((0, 0), (-2, -2), (-30, 0)))

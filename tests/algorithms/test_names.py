@@ -34,7 +34,7 @@ def token_baseline(zero_tail: bool) -> torch.Tensor:
 GAE, RETURNS = advantages.gae_advantages(REWARDS, VALUES, MASK, 0.5, 0.9)
 
 
-def test_what_the_config_names_is_implemented():
+def test_names_in_the_config_are_implemented():
     (aggregations, _) = get_args(get_type_hints(ActorConfig)["loss_agg_mode"])
     assert sorted(losses.LOSS_AGGREGATIONS) == sorted(get_args(aggregations))
     assert sorted(ADVANTAGE_ESTIMATORS) == sorted(ADV_ESTIMATORS)
@@ -68,7 +68,7 @@ def test_estimators_by_name(name, expected):
 
 
 @pytest.mark.parametrize("name", ["gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline"])
-def test_what_is_not_learned_from_shifts_no_whitened_advantage(name):
+def test_masked_tokens_do_not_shift_whitened_advantages(name):
     estimate = ADVANTAGE_ESTIMATORS[name](REWARDS, MASK, GROUPS, **OPTIONS)[0]
     learned = estimate[LEARNED.bool()]
     assert abs(learned.mean()) < 1e-12 and abs(learned.std() - 1) < 1e-6

@@ -325,7 +325,7 @@ def test_some_tokens_between_the_bounds_learn_nothing():
     assert drawn == {0, 1, 2}
 
 
-def test_the_draw_ignores_padding_masked_rows_and_rounding():
+def test_draw_ignores_padding_masked_rows_and_rounding():
     generator = torch.Generator().manual_seed(0)
     logprobs, advantages = torch.randn(4, 50, generator=generator) - 2, torch.randn(4, 50, generator=generator)
     old, mask = logprobs.clone(), torch.ones(4, 50)
@@ -339,7 +339,7 @@ def test_the_draw_ignores_padding_masked_rows_and_rounding():
         assert torch.equal(found[:4, :50] == 0, losses == 0)
 
 
-def test_the_tokens_of_largest_covariance_are_penalised():
+def test_tokens_of_largest_covariance_are_penalised():
     logprobs = LOGPROBS.clone().requires_grad_()
     old = LOGPROBS - torch.tensor([[2.0, 0.5, 2.0], [1.0, 1.0, 1.0]], dtype=torch.float64).log()
     losses, metrics = kl_cov_loss(logprobs, old, ADVANTAGES, MASK, 0.5, 3.0)

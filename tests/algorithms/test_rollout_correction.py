@@ -52,7 +52,7 @@ VETO = ("seq_max_k1", None, 3.0)
         ([("token_k1", 0.4, 2.5), ("seq_max_k2", None, 0.5)], [[0, 0, 0], [0, 0, 0], [1, 0, 0]], 5 / 6, 2 / 3),
     ],
 )
-def test_what_rules_reject(rules, kept, tokens, sequences):
+def test_tokens_rejected_by_each_rule(rules, kept, tokens, sequences):
     keep, metrics = rejection_mask(OLD, ROLLOUT, MASK, rules)
     assert keep.long().tolist() == kept
     assert metrics["rollout_rs_masked_fraction"] == pytest.approx(tokens)
@@ -61,7 +61,7 @@ def test_what_rules_reject(rules, kept, tokens, sequences):
         assert metrics[f"rollout_rs_{rules[0][0]}_masked_fraction"] == pytest.approx(tokens)
 
 
-def test_a_veto_has_no_lower_bound():
+def test_veto_has_no_lower_bound():
     # The trainer is surer of every token, and no column is padding, whose ratio is 1.
     keep, _ = rejection_mask(torch.tensor([[-1.0, -2.0]]), torch.full((1, 2), -9.0), torch.ones(1, 2), [VETO])
     assert keep.all()
@@ -113,7 +113,7 @@ def test_figures_of_the_mismatch():
     assert figures.keys() - expected == {"training_ppl"}
 
 
-def test_the_effective_sample_size_of_whole_responses():
+def test_effective_sample_size_of_whole_responses():
     figures = mismatch_metrics(OLD, ROLLOUT, MASK, "sequence", 4.0)
     # Weights 2, 1/8 -> 1/4 and 1 on 2, 3 and 1 tokens.
     assert figures["rollout_is_eff_sample_size"] == pytest.approx(5.75**2 / 6 / (8 + 3 / 16 + 1))
@@ -124,7 +124,7 @@ def test_the_effective_sample_size_of_whole_responses():
     assert (alike["rollout_is_eff_sample_size"], alike["chi2_seq"], alike["kl"], alike["k3_kl"]) == (1.0, 0.0, 0.0, 0.0)
 
 
-def test_the_weight_of_a_response_is_over_all_that_it_sampled():
+def test_weight_of_a_response_is_over_all_that_it_sampled():
     keep, _ = rejection_mask(OLD, ROLLOUT, MASK, [("token_k1", 0.4, 2.5)])
     weights, metrics = rollout_weights(OLD, ROLLOUT, keep, "sequence", 5.0, MASK)
     expected = torch.tensor([[0.0, 2.0, 0.0], [0.125, 0.125, 0.0], [1.0, 0.0, 0.0]], dtype=torch.float64)

@@ -70,10 +70,7 @@ def test_width_pads_further_until_trimmed() -> None:
     assert wide[[1]].trimmed().width == 1
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [[2, 0], [1], [0, 0, 2], torch.tensor([False, True, True]), slice(1, None), []],
-)
+@pytest.mark.parametrize("rows", [[2, 0], [1], [0, 0, 2], torch.tensor([False, True, True]), slice(1, None), []])
 def test_chosen_episodes_keep_their_entries(rows: list[int] | Tensor | slice) -> None:
     verdicts = [{"score": score} for score in (0.0, 1.0, 2.0)]
     whole = batch(

@@ -6,15 +6,7 @@ from types import ModuleType
 
 import pytest
 from safetensors.torch import save_file
-from transformers import (
-    FalconConfig,
-    Gemma2Config,
-    Gemma3Config,
-    GPT2Config,
-    Qwen2_5_VLConfig,
-    Qwen2Config,
-    T5Config,
-)
+from transformers import FalconConfig, Gemma2Config, Gemma3Config, GPT2Config, Qwen2_5_VLConfig, Qwen2Config, T5Config
 
 from tests.tables import refusals
 from verl.config.common import LoraConfig

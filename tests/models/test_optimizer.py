@@ -3,10 +3,9 @@
 from dataclasses import replace
 
 import pytest
-import torch
 
 from verl.config import OptimConfig
-from verl.models.learner import lr_multiplier, make_optimizer
+from verl.models.learner import lr_multiplier
 
 
 def optim_config(kind: str, warmup: int = 3, floor: float = 0.1) -> OptimConfig:
@@ -43,18 +42,3 @@ def test_warm_up_in_steps_or_as_a_share(steps, ratio, total_steps, expected):
     assert [multiplier(step) for step in (0, max(0, expected - 1), expected)] == pytest.approx(
         [1 / (expected + 1), max(1, expected) / (expected + 1), 1.0]
     )
-
-
-def test_optimizer_takes_trainable_parameters():
-    model = torch.nn.Linear(2, 1)
-    model.bias.requires_grad_(False)
-    optimizer, scheduler = make_optimizer(model, optim_config("linear"), total_steps=7)
-    (group,) = optimizer.param_groups
-    assert len(group["params"]) == 1 and group["params"][0] is model.weight
-    assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.9, 0.99), 1e-6, 0.25)
-    rates = []
-    for _ in range(5):
-        rates.append(group["lr"])
-        optimizer.step()
-        scheduler.step()
-    assert rates == pytest.approx([0.125, 0.25, 0.375, 0.5, 0.3875])

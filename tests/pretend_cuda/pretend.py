@@ -36,18 +36,7 @@ WAITS = FETCHES | {
 """Operations after which the host knows a number or a size that the device has computed."""
 INDEXING = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default}
 COPIES = {aten._to_copy.default, aten.copy_.default, aten._copy_from.default}
-TAKE_NO_HOST_SCALAR = {
-    "cat",
-    "stack",
-    "gather",
-    "index_select",
-    "scatter",
-    "bmm",
-    "mm",
-    "addmm",
-    "baddbmm",
-    "embedding",
-}
+TAKE_NO_HOST_SCALAR = set("cat stack gather index_select scatter bmm mm addmm baddbmm embedding".split())
 """Operations that refuse even a tensor on the CPU that holds a single number; others take it for a Python number."""
 
 

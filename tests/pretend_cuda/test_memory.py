@@ -12,11 +12,7 @@ from tests.conftest import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.pretend_cuda]
 
-SIZES = {
-    "7b, four layers": (3584, 4, 18944, 28, 4),
-    "7b": (3584, 28, 18944, 28, 4),
-    "32b": (5120, 64, 27648, 40, 8),
-}
+SIZES = {"7b, four layers": (3584, 4, 18944, 28, 4), "7b": (3584, 28, 18944, 28, 4), "32b": (5120, 64, 27648, 40, 8)}
 """Width, layers, width of the MLP, heads of queries and of keys: those of Qwen2.5."""
 
 
@@ -28,9 +24,7 @@ SIZES = {
         pytest.param("32b", 64, marks=pytest.mark.nightly),
     ],
 )
-def test_the_estimate_covers_what_is_held_and_little_more(
-    compiled: dict[str, str], size: str, workers: int, tmp_path: Path
-):
+def test_memory_estimate_covers_the_tracked_peak(compiled: dict[str, str], size: str, workers: int, tmp_path: Path):
     width, layers, inner, heads, keys = SIZES[size]
     config = Qwen2Config(
         hidden_size=width, num_hidden_layers=layers, intermediate_size=inner, num_attention_heads=heads,

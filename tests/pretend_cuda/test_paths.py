@@ -78,11 +78,11 @@ def test_micro_batches_are_sent_and_scored_without_a_wait(results: Results):
         ("results read too early", "reduced.* off by|AssertionError"),
     ],
 )
-def test_a_mistake_is_seen(results: Results, mistake: str, error: str):
+def test_deliberate_mistake_is_detected(results: Results, mistake: str, error: str):
     assert re.search(error, results[f"mistake: {mistake}"]["error"])
 
 
-def test_a_number_that_is_looked_at_is_counted(results: Results):
+def test_reading_a_number_counts_as_a_wait(results: Results):
     waits = results["mistake: a number looked at"]["waits"]
     known = results["update, packed"]["waits"]
     added = [wait for wait in waits if wait not in known]

@@ -25,17 +25,10 @@ def unpacked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     wheels, folders = Path(given or tmp_path_factory.mktemp("wheels")), {}
     for version in VERSIONS:
         if not list(wheels.glob(f"vllm-{version}-*.whl")):
-            download = [
-                sys.executable,
-                "-m",
-                "pip",
-                "download",
-                "--no-deps",
-                "--only-binary",
-                ":all:",
-                f"vllm=={version}",
-            ]
-            done = subprocess.run([*download, "-d", wheels], capture_output=True, text=True, timeout=580)
+            download = [*"-m pip download --no-deps --only-binary :all:".split(), f"vllm=={version}"]
+            done = subprocess.run(
+                [sys.executable, *download, "-d", wheels], capture_output=True, text=True, timeout=580
+            )
             if done.returncode:
                 pytest.skip(f"pip finds no wheel of vLLM {version}: {done.stderr.strip().splitlines()[-1:]}")
         folders[version] = tmp_path_factory.mktemp(version)
@@ -56,11 +49,11 @@ def looked_at(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_wheel_has_what_the_plugin_and_the_rollout_rely_on(unpacked: dict[str, Path], version: str):
+def test_wheel_has_what_the_plugin_and_the_rollout_rely_on(unpacked: dict[str, Path], version: str):
     assert looked_at(unpacked[version]) == {"version": version, "supported": True, "missing": [], "raised": ""}
 
 
-def test_an_attribute_that_a_wheel_lacks_is_named(unpacked: dict[str, Path], tmp_path: Path):
+def test_attribute_that_a_wheel_lacks_is_named(unpacked: dict[str, Path], tmp_path: Path):
     folder = shutil.copytree(unpacked["0.32.0"], tmp_path / "changed")
     source = (folder / RUNNER).read_text()
     (folder / RUNNER).write_text(source.replace("discard_request_mask", "renamed_mask"))

@@ -200,7 +200,7 @@ def test_ranks_in_bfloat16(make_calculator):
             assert torch.equal(values, exact[name]), name
 
 
-def test_the_engine_measures_each_response_by_itself(make_calculator):
+def test_engine_measures_each_response_by_itself(make_calculator):
     """What the rollout engine's reducer returns does not depend on which responses finished together."""
     calculator = make_calculator(diff_stride=2, metric_indices=[1, 3])
     options = capture_options(calculator.config)
@@ -223,7 +223,7 @@ def test_the_engine_measures_each_response_by_itself(make_calculator):
         torch.testing.assert_close(batch.mean_states[row], response.mean(dim=0))
 
 
-def test_the_padded_copy_is_bounded(make_calculator, monkeypatch):
+def test_padded_copy_is_bounded(make_calculator, monkeypatch):
     sizes = []
     original = RepresentationMetricsCalculator._measure
 

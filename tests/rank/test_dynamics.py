@@ -6,14 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from tests.kit import f64
 from tests.rank.reference_loop import mask_of, terms, velocity_and_acceleration
 from verl.config.calculator import BASE_METRICS
 from verl.rank.dynamics import acceleration, base_metrics, curvature, prefix_counts, prefix_rows, velocity
 from verl.spectral import SpectralOptions
-
-
-def f64(*values):
-    return torch.tensor(values, dtype=torch.float64)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +127,7 @@ def test_literal_velocity_and_acceleration_of_a_short_path(make_calculator, rule
 
 
 @pytest.mark.parametrize("rule", RULES[1:])
-def test_the_last_term_is_the_rank_as_it_is_stored(make_calculator, rule):
+def test_last_term_is_the_rank_as_it_is_stored(make_calculator, rule):
     hidden, rows = random_states(2, 1, 11, 1, 6), 11
     calculator = make_calculator(diff_stride=3, prefix_rule=rule, metrics_dtype="bfloat16")
     (actual,) = measured(calculator, hidden, [rows])
@@ -147,7 +144,7 @@ def test_the_last_term_is_the_rank_as_it_is_stored(make_calculator, rule):
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_the_matrix_of_mean_states_follows_the_same_rule(make_calculator, rule):
+def test_matrix_of_mean_states_follows_the_same_rule(make_calculator, rule):
     states = random_states(3, 1, 11, 5)[0]
     metrics = make_calculator(prefix_rule=rule).dataset_metrics(states, diff_stride=3)
     actual = [metrics[f"cumulative/Effective Rank {diff}"] for diff in ("diff", "diff 2")]

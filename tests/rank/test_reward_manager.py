@@ -9,7 +9,7 @@ from conftest import rank_metrics as measured
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verl.config import PPOConfig, load_config
+from tests.kit import f64, ppo_config
 from verl.config.rewards import RewardManagerConfig
 from verl.rank.reward_manager import RewardManager
 from verl.rank.shaping import controller_weights, exploration_beta, relative_deviation, shaped_advantages
@@ -242,8 +242,8 @@ def shaped_twice(settings):
 
 
 def test_only_the_released_code_is_plain_grpo():
-    shipped = load_config(PPOConfig, "ppo_trainer", ["experiment=verl_grpo"]).reward_manager
-    released = load_config(PPOConfig, "ppo_trainer", ["experiment=released_code"]).reward_manager
+    shipped = ppo_config("experiment=verl_grpo").reward_manager
+    released = ppo_config("experiment=released_code").reward_manager
     for each in (shipped, released):
         assert (each.add_adv, each.add_reward) == (True, False)
     advantages, shaped, metrics = shaped_twice(shipped)
@@ -261,7 +261,7 @@ def test_only_the_released_code_is_plain_grpo():
 
 
 @pytest.mark.parametrize("start", ["first_batch", "zero"])
-def test_where_phi_is_not_computed_no_baseline_moves(start):
+def test_baselines_stay_where_phi_is_not_computed(start):
     manager = RewardManager(config(add_reward=False, phi_without_reward=False, baseline_start=start))
     before, rank_metrics = manager.state_dict(), batch([1.0, 3.0], [5.0, 3.0])
     for _ in range(2):
@@ -302,7 +302,7 @@ def guided(era, erv, entropy):
     return measured(layer(era, erv) | {ENTROPY: torch.tensor(entropy, dtype=torch.float64)})
 
 
-def test_a_guide_apart_from_the_indicators():
+def test_guide_apart_from_the_indicators():
     manager = RewardManager(config(hypothesis_type="PlanB", gain=2.0, guidance_metric=ENTROPY))
     manager.update(torch.zeros(2), guided([1.0, 1.0], [1.0, 1.0], [3.0, 5.0]))
     assert manager.baselines == {ERA: 1.0, ERV: 1.0, ENTROPY: 4.0}
@@ -315,7 +315,7 @@ def test_a_guide_apart_from_the_indicators():
 
 
 @pytest.mark.parametrize("start", ["first_batch", "zero"])
-def test_a_state_from_before_the_guide_had_a_baseline(start):
+def test_state_from_before_the_guide_had_a_baseline(start):
     older, newer = (
         RewardManager(config(hypothesis_type="PlanB", baseline_start=start, guidance_metric=guide))
         for guide in (None, ENTROPY)
@@ -335,10 +335,6 @@ def test_a_state_from_before_the_guide_had_a_baseline(start):
     again = RewardManager(newer.config)
     again.load_state_dict(json.loads(json.dumps(newer.state_dict())))
     assert again.state_dict() == newer.state_dict()
-
-
-def f64(*values):
-    return torch.tensor(values, dtype=torch.float64)
 
 
 def test_relative_deviation():

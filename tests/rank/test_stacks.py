@@ -28,7 +28,7 @@ def random_states(*lengths: int, width: int = 6, layers: int = 2, offset: float 
 
 @pytest.mark.parametrize("rule", ["after_stride", "after_stride_and_whole", "at_stride_and_whole"])
 @pytest.mark.parametrize("lengths", [(9, 4, 1, 17), (1, 1, 2), (3,), (40, 31)])
-def test_a_stack_has_the_metrics_of_the_concatenated_responses(
+def test_stack_has_the_metrics_of_the_concatenated_responses(
     make_calculator: Callable[..., RepresentationMetricsCalculator], rule: str, lengths: tuple[int, ...]
 ):
     calculator = make_calculator(metric_indices=SPECTRAL, diff_stride=3, prefix_rule=rule)
@@ -40,7 +40,7 @@ def test_a_stack_has_the_metrics_of_the_concatenated_responses(
         torch.testing.assert_close(values, expected[name][0], rtol=1e-5, atol=1e-5, msg=name)
 
 
-def test_a_stack_keeps_as_many_rows_as_the_states_are_wide(make_calculator):
+def test_stack_keeps_as_many_rows_as_the_states_are_wide(make_calculator):
     stack = StackedResponses(make_calculator(diff_stride=3).config)
     kept = []
     for response in random_states(4, 9, 50):
@@ -49,7 +49,7 @@ def test_a_stack_keeps_as_many_rows_as_the_states_are_wide(make_calculator):
     assert kept == [4, 6, 6]
 
 
-def test_the_effective_rank_of_a_stack_by_hand(make_calculator):
+def test_effective_rank_of_a_stack_by_hand(make_calculator):
     # Centred, the stacked rows are +-1 along each of two axes: two equal singular values.
     states = [torch.tensor([[[1.0, 0.0]], [[-1.0, 0.0]]]), torch.tensor([[[0.0, 1.0]], [[0.0, -1.0]]])]
     found = stack_metrics(states, make_calculator(diff_stride=1).config)
@@ -63,7 +63,7 @@ def test_the_effective_rank_of_a_stack_by_hand(make_calculator):
     assert float(found["Effective Rank diff 2"]) == pytest.approx(steps[1] - steps[0], abs=1e-6)
 
 
-def test_a_stack_of_nothing_and_states_that_are_not_finite(make_calculator):
+def test_stack_of_nothing_and_states_that_are_not_finite(make_calculator):
     with pytest.raises(ValueError, match="no responses"):
         StackedResponses(make_calculator().config).metrics()
     states = random_states(4, 5)

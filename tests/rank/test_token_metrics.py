@@ -10,9 +10,10 @@ import pytest
 import torch
 from conftest import rank_columns
 
+from tests.kit import ppo_config
 from tests.rank.reference_loop import effective_rank, mask_of, terms, velocity_and_acceleration
 from verl.batch import Batch
-from verl.config import ConfigError, PPOConfig, load_config
+from verl.config import ConfigError
 from verl.rank.calculator import RepresentationMetricsCalculator, capture_options, reduce_states
 from verl.rank.dynamics import by_layer
 from verl.rank.own_metrics import own_measures
@@ -114,7 +115,7 @@ def batches(count):
 @pytest.mark.parametrize("guide", [None, "avg_logits_entropy"])
 def test_phi_of_the_later_release(rule, guide):
     """From hidden states, tokens and log-probabilities to Phi over five steps, saved and restored on the way."""
-    config = load_config(PPOConfig, "ppo_trainer", ["experiment=released_code_later"])
+    config = ppo_config("experiment=released_code_later")
     # Rounding would hide errors.
     calculator = replace(config.calculator, diff_stride=4, prefix_rule=rule, metrics_dtype="float64")
     weights = {"w_explore": [0.0, 0.25, 1.0, 0.5, 0.0], "w_exploit": [0.5, 1.0, 0.0, 0.0, 0.75]}
@@ -155,7 +156,7 @@ def wide(batch):
 """
 
 
-def test_a_users_metrics(tmp_path):
+def test_users_metrics(tmp_path):
     (tmp_path / "tokens.py").write_text(OWN)
     paths = [f"{tmp_path}/tokens.py:{name}" for name in ("surprise", "spread")]
     logprobs = torch.tensor([[-1.0, -2.0, -3.0, -6.0], [-1.0, -1.0, -4.0, torch.nan], [-0.5, -1.5, 0.0, 0.0]])
@@ -219,7 +220,7 @@ def test_velocity_and_acceleration_match_the_built_in_metric(make_calculator, pa
     assert names["global/effective"] == pytest.approx(names["global/Effective Rank"], rel=1e-5)
 
 
-def test_it_sees_rows_and_width_and_the_units_of_the_states(make_calculator, paths):
+def test_own_metric_gets_rows_width_and_unscaled_values(make_calculator, paths):
     options = {"own_metrics": paths("rows_and_width", "largest"), "metric_indices": [2], "compute_diff": False}
     hidden = torch.zeros(1, 4, 1, 3)
     hidden[0, :2, 0, 1], hidden[0, 2:, 0, 1] = 1e5, -1e5  # centred as it is: one singular value, 2e5
@@ -231,7 +232,7 @@ def test_it_sees_rows_and_width_and_the_units_of_the_states(make_calculator, pat
     assert make_calculator(**options)(torch.ones(1, 4, 1, 3), mask_of([4], 4))["1"]["largest"].tolist() == [0.0]
 
 
-def test_the_engine_loads_it_from_its_options(make_calculator, paths):
+def test_engine_loads_own_metrics_from_its_options(make_calculator, paths):
     calculator = make_calculator(own_metrics=paths("effective"), metric_indices=[1], diff_stride=3)
     options = capture_options(calculator.config)["reducer_options"]
     columns = reduce_states([states(1, 20, 2, 6)[0]], **options)
@@ -249,7 +250,7 @@ def test_the_engine_loads_it_from_its_options(make_calculator, paths):
         ("gone", "has no function or class 'gone'"),
     ],
 )
-def test_it_is_tried_before_training(paths, name, message):
+def test_own_metric_is_tried_before_training(paths, name, message):
     with pytest.raises(ConfigError) as raised:
         own_measures(paths(name))
     assert str(raised.value).startswith("calculator.own_metrics=") and message in str(raised.value)

@@ -8,7 +8,7 @@ from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.turns import MEASURED_TURNS, measure_responses
 
 
-def test_what_an_environment_wrote_is_not_measured():
+def test_tokens_of_an_environment_are_not_measured():
     torch.manual_seed(0)
     calculator = RepresentationMetricsCalculator(shipped_config().calculator)
     policy = [torch.randn(n, 1, 16) for n in (9, 7)]

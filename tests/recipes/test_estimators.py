@@ -1,12 +1,12 @@
 """Advantage estimators of the recipes, against numbers by hand."""
 
-import json
 import math
 from dataclasses import replace
 
 import pytest
 import torch
 
+from tests.kit import stored
 from tests.method.batches import batch_of
 from verl.algorithms.advantages.estimators import grpo_advantages
 from verl.batch import Batch
@@ -15,7 +15,6 @@ from verl.recipes.confucius3 import hardness_weighted
 from verl.recipes.noisy_verifier import Appeals, appealed, forward, last_word
 from verl.recipes.recap import EPS, Reweighted, weighted_grpo
 from verl.recipes.w_reinforce import weighted
-from verl.utils.json_state import from_json, to_json
 
 
 @pytest.mark.parametrize(
@@ -55,7 +54,7 @@ def test_appeals_estimate_the_rate_of_false_negatives(small_config):
     # Of four negatives one is right, as are the three positives.
     assert weights(method, [1, 1, 1, 0, 0, 0, 0], [4] * 6 + [5]) == [0.25] * 3 + [-0.75] * 4
     again = LongIsRight(verifier="unused:here", share=0.25, half_life=1.0)
-    again.load_state_dict(from_json(json.loads(json.dumps(to_json(method.state_dict())))))
+    again.load_state_dict(stored(method.state_dict()))
     again.config, again.step = small_config, 2
     # The sums halve: 0.5 and 1.5. One of the negatives is drawn and right, so both are taken to be: 2.5 of 5.
     assert weights(again, [1, 0, 0], [4, 5, 5]) == [0.5, -0.5, -0.5] and len(again.rechecked) == 1
@@ -113,7 +112,7 @@ def test_recap_weights_follow_convergence_and_instability():
         assert torch.equal(advantages_of(method, batch), plain(batch)) and set(method.weights().values()) == {1.0}
     # To the bit after a resume.
     again = Reweighted(window=2, temperature=0.5)
-    again.load_state_dict(from_json(json.loads(json.dumps(to_json(method.state_dict())))))
+    again.load_state_dict(stored(method.state_dict()))
     batch = by_source(*steps[3])
     advantages = advantages_of(method, batch)
     assert torch.equal(advantages_of(again, by_source(*steps[3])), advantages)

@@ -20,7 +20,7 @@ BEFORE = {"a": "1", "b": "2"}
         ("submit", "submit"),
     ],
 )
-def test_the_command_of_a_turn(text: str, command: str):
+def test_command_of_a_turn(text: str, command: str):
     assert command_in(text) == command
 
 
@@ -54,7 +54,7 @@ def test_reward(after: dict[str, str], printed: str, expected: float):
 
 
 @pytest.mark.slow
-def test_a_conversation_with_the_shell(sandbox):
+def test_conversation_with_the_shell(sandbox):
     shell = Shell()
     state = shell.start(SimpleNamespace(extra_info={"setup": "seq 3 > a"}, ground_truth="mkdir d; cp a d/b; wc -l < a"))
     said = []
@@ -66,6 +66,6 @@ def test_a_conversation_with_the_shell(sandbox):
     assert shell.step(state, SimpleNamespace(text="submit")) == (state, [], True, pytest.approx(1.0))
 
 
-def test_the_task():
+def test_task():
     made = rows(200, seed=1)
     assert made == rows(200, seed=1) and len({row["prompt"][0]["content"] for row in made}) == 200

@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
+from tests.kit import ppo_config
 from tests.recipes.loss_inputs import loss_inputs
 from verl.algorithms.losses import POLICY_LOSSES
 from verl.algorithms.losses.per_token import ppo_clip_loss
 from verl.algorithms.rollout_correction import rollout_weights
-from verl.config import PPOConfig, load_config
 from verl.recipes.confucius3 import side_of_target, targeted_entropy_loss
 from verl.recipes.pacs import pacs_loss
 from verl.recipes.rover import rover_loss
@@ -18,7 +18,7 @@ from verl.recipes.top_entropy import top_entropy_loss, top_entropy_weights
 
 @pytest.mark.parametrize("experiment", ["aipo", "llamarl"])
 def test_aipo_gradient_has_the_capped_ratio_to_the_engine(experiment: str):
-    config = load_config(PPOConfig, "ppo_trainer", [f"experiment={experiment}"])
+    config = ppo_config(f"experiment={experiment}")
     actor, correction = config.actor, config.algorithm.rollout_correction
     # Probabilities 0.8 against 0.2 and 0.1 against 0.4: ratios of 4, cut to 2, and 0.25.
     policy, engine = torch.tensor([[0.8, 0.1]]).log().requires_grad_(), torch.tensor([[0.2, 0.4]]).log()
@@ -126,7 +126,7 @@ KEPT = [[1, 1, 0], [1, 1, 1]]
         (1.0, [[1, 1, 0], [1, 1, 1]]),
     ],
 )
-def test_the_tokens_of_highest_entropy_are_kept(ratio: float, expected: list[list[float]]):
+def test_tokens_of_highest_entropy_are_kept(ratio: float, expected: list[list[float]]):
     entropy = torch.tensor([[0.1, 2.0, 9.0], [3.0, 0.2, 0.3]])
     mini = loss_inputs([[0.0] * 3] * 2, KEPT, old_entropy=entropy)
     torch.testing.assert_close(top_entropy_weights(mini, ratio)["weight"], torch.tensor(expected).float())
@@ -134,7 +134,7 @@ def test_the_tokens_of_highest_entropy_are_kept(ratio: float, expected: list[lis
         top_entropy_weights(mini, 1.5)
 
 
-def test_the_mean_over_all_tokens_is_that_over_the_kept():
+def test_mean_over_all_tokens_is_that_over_the_kept():
     weights = {"weight": torch.tensor([[0, 2.5, 0], [2.5, 0, 0]])}
     advantages = torch.tensor([[1.0, 1.0, 1.0], [-2.0, -2.0, -2.0]])
     inputs = loss_inputs([[0.0] * 3] * 2, KEPT, advantages=advantages, prepared=weights)

@@ -4,8 +4,9 @@ import pytest
 import torch
 from conftest import changed
 
+from tests.kit import ppo_config, stored
 from tests.method.batches import batch_of
-from verl.config import ConfigError, PPOConfig, load_config
+from verl.config import ConfigError
 from verl.method import Method
 from verl.recipes.cosine_length import CosineLength
 from verl.recipes.laser import Laser, LaserD, band_of, right_responses, target_length
@@ -13,14 +14,13 @@ from verl.recipes.noisy_verifier import Backward
 from verl.recipes.repetition import repeats
 from verl.recipes.rlsp import Exploring
 from verl.recipes.rubric_anchors import Rubrics
-from verl.utils.json_state import from_json, to_json
 
 PLAIN = {"knees": {}, "vetoes": {}, "pairs": [], "power": 1.0}
 EXTRAS = [{"style": 1.0, "care": 0.5}, {"style": 0.5, "care": 0.0}, {"style": 0.0, "care": 1.0}]
 
 
 def rewards_of(method: Method, scores, **fields) -> list[float]:
-    method.config = changed(load_config(PPOConfig, "ppo_trainer"), data={"max_response_length": 16}, rollout={"n": 8})
+    method.config = changed(ppo_config(), data={"max_response_length": 16}, rollout={"n": 8})
     batch = batch_of(scores, **fields)
     return method.change_rewards(batch, batch.scores.double()).tolist()
 
@@ -28,7 +28,7 @@ def rewards_of(method: Method, scores, **fields) -> list[float]:
 def test_laser():
     assert rewards_of(Laser(target_share=0.5), [1, 1, 0, 0], lengths=[8, 9, 2, 12]) == [1.5, 1.0, -0.5, -0.5]
     assert [band_of(share) for share in (0, 1 / 3, 0.4, 2 / 3, 0.7, 1)] == [
-        *("hard", "hard", "medium", "medium", "easy", "easy"),
+        *("hard", "hard", "medium", "medium", "easy", "easy")
     ]
 
 
@@ -62,7 +62,7 @@ def test_laser_d_follows_its_bands_and_resumes():
     method.step = 1
     assert rewards_of(method, correct, **step) == first  # until then the target is the maximal length
     resumed = LaserD(every=2)
-    resumed.load_state_dict(from_json(to_json(method.state_dict())))
+    resumed.load_state_dict(stored(method.state_dict()))
     for one in (method, resumed):
         one.step = 2
         assert rewards_of(one, correct, **step) == first

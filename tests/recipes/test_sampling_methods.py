@@ -1,6 +1,5 @@
 """Methods that choose prompts, sample them otherwise or again, or compose the batch: literals by hand."""
 
-import json
 import math
 from dataclasses import replace
 
@@ -8,8 +7,8 @@ import pytest
 import torch
 from conftest import changed
 
+from tests.kit import ppo_config, stored
 from tests.method.batches import RECORDS, batch_of
-from verl.config import PPOConfig, load_config
 from verl.data.prompt_rows import PromptRecord
 from verl.method import Method, ReplayBuffer, StepOutcome
 from verl.recipes.adaptive_dapo import AdaptiveBatches
@@ -20,21 +19,18 @@ from verl.recipes.ghpo import GuidedHints, hint
 from verl.recipes.pcl import PromptCurriculum
 from verl.recipes.rorecomp import ShortFirst, priority
 from verl.recipes.seele import Sweet, fitted, next_share
-from verl.utils.json_state import from_json, to_json
 
 
 def in_run(method: Method, step: int = 1, batch: int = 2, length: int = 16) -> Method:
     """The method as in a run of ``batch`` prompts a step, 2 responses each of at most ``length`` tokens."""
     data = {"train_batch_size": batch, "max_response_length": length, "max_prompt_length": 40}
-    config = changed(
-        load_config(PPOConfig, "ppo_trainer"), actor={"ppo_mini_batch_size": 1}, rollout={"n": 2}, data=data
-    )
+    config = changed(ppo_config(), actor={"ppo_mini_batch_size": 1}, rollout={"n": 2}, data=data)
     method.config, method.prompts, method.step = config, RECORDS, step
     return method
 
 
 def restored(method: Method, again: Method) -> Method:
-    again.load_state_dict(from_json(json.loads(json.dumps(to_json(method.state_dict())))))
+    again.load_state_dict(stored(method.state_dict()))
     return again
 
 
@@ -86,7 +82,7 @@ def test_ead_lets_the_temperature_fall_along_the_response():
 )
 def test_recipes_without_a_kl_loss(experiment: str, clip: tuple[float, float]):
     """As their authors' scripts have it: EAD-RLVR's run_annealed_sampling.sh, RLVR-Decomposed's ..._psr_nsr.sh."""
-    config = load_config(PPOConfig, "ppo_trainer", [f"experiment={experiment}"])
+    config = ppo_config(f"experiment={experiment}")
     assert (config.actor.use_kl_loss, config.algorithm.use_kl_in_reward) == (False, False)
     assert config.actor.clip_range == clip
 

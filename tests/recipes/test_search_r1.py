@@ -40,7 +40,7 @@ def test_bm25(monkeypatch: pytest.MonkeyPatch):
     assert best("Rome", DOCUMENTS) == best("Ada", []) == []
 
 
-def test_a_conversation():
+def test_conversation():
     (row,) = rows(1, seed=3)
     record = SimpleNamespace(extra_info=row["extra_info"], ground_truth=row["reward_model"]["ground_truth"])
     name = " ".join(row["prompt"][0]["content"].split()[4:6])

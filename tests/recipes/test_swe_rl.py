@@ -48,7 +48,7 @@ def test_edits_are_worth_the_similarity_of_their_diffs(given: str, reward: float
     assert found == {"score": pytest.approx(reward), "correctness": reward == 1.0}
 
 
-def test_the_task_has_right_answers():
+def test_task_has_right_answers():
     made = rows(100, seed=3)
     assert made == rows(100, seed=3) != rows(100, seed=4)
     assert len({row["prompt"][0]["content"] for row in made}) == 100

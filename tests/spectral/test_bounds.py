@@ -62,7 +62,7 @@ def test_decompositions_stay_within_the_bound(size, method):
 
 
 @pytest.mark.parametrize("width", [1536, 3584, 5120, 8192])
-def test_the_default_bound_holds_at_any_length(width):
+def test_default_bound_holds_at_any_length(width):
     for rows in (1024, 4096, 8192, 32768, 131072):
         assert response_bytes(rows, width, block_rows(rows, width)) <= MAX_BYTES
         assert workspace_bound(rows, width, decomposes=False) == MAX_BYTES

@@ -36,7 +36,7 @@ def test_pivots(size, head):
 
 
 @pytest.mark.parametrize("head", [0, W + 5])
-def test_an_indefinite_matrix_is_reported_and_the_others_are_not(head):
+def test_indefinite_matrix_is_reported_and_the_others_are_not(head):
     size = W + 10
     gram = random_gram(0, 2, size, size)
     gram[1, W + 3, W + 3] = -1e6
@@ -48,7 +48,7 @@ def test_an_indefinite_matrix_is_reported_and_the_others_are_not(head):
     assert logs[1, 0, : W + 3].isfinite().all()
 
 
-def test_the_head_of_a_longer_matrix_serves_its_first_rows():
+def test_head_of_a_longer_matrix_serves_its_first_rows():
     gram, inverse_shifts = random_gram(1, 2, 150, 200), torch.tensor([[1.0, 50.0]] * 2, dtype=torch.float64)
     head = decompose_head(gram, 60)
     for rows in (40, 60, 61, 130):

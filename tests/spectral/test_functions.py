@@ -4,11 +4,8 @@ import math
 
 import torch
 
+from tests.kit import f64
 from verl.spectral.functions import effective_rank, rank_eps, response_entropy, traditional_rank
-
-
-def f64(*values):
-    return torch.tensor(values, dtype=torch.float64)
 
 
 def test_effective_rank_of_literal_spectra():

@@ -67,7 +67,7 @@ def test_several_massive_tokens_first(first, size):
 
 
 @pytest.mark.parametrize(("large", "small", "value"), [(30, 8, 3e-5), (60, 64, 1e-5), (400, 400, 1e-5), (5, 4, 1e-5)])
-def test_a_gap_in_the_spectrum_hides_nothing(large, small, value):
+def test_gap_in_the_spectrum_hides_nothing(large, small, value):
     rank = large + small
     rows = random_rows(0, rank + 40, rank + 1)
     left = torch.linalg.qr(rows - rows.mean(0)).Q[:, :rank]
@@ -114,7 +114,7 @@ def test_failed_responses_are_named_alone():
 
 
 @pytest.mark.parametrize("size", [(20, 30), (64, 8)], ids=["one block", "blocks"])
-def test_a_response_whose_factorisation_fails_is_decomposed(size, monkeypatch):
+def test_response_whose_factorisation_fails_is_decomposed(size, monkeypatch):
     """As happens at shifts below the rounding error of the Gram matrix, here made by hand for the second response."""
 
     def not_positive(gram, *others):

@@ -32,7 +32,7 @@ def test_two_eigenvalues_anywhere_in_the_range(functions, tolerance):
             assert abs(float(actual) - expected) <= 3 * tolerance * scale
 
 
-def test_a_cluster_of_small_values_counts_with_all_its_members():
+def test_cluster_of_small_values_counts_with_all_its_members():
     nodes = node_set(RANK, 2.5e-7, condition=1e6)
     for small in (1e-3, 1e-4, 1e-5, 1e-6):
         eigenvalues = torch.full((CLUSTER,), small**2, dtype=torch.float64)
@@ -62,7 +62,7 @@ def test_values_below_the_range_are_counted_too_low():
     assert errors[-1] == pytest.approx(1.0, abs=1e-2)
 
 
-def test_a_default_device_of_another_kind_does_not_matter():
+def test_default_device_of_another_kind_does_not_matter():
     node_set.cache_clear()
     with torch.device("meta"):
         assert node_set(RANK, 1e-4, 1e3).weights.device.type == "cpu"
@@ -80,6 +80,6 @@ def test_a_default_device_of_another_kind_does_not_matter():
         ((SpectralFunction(3.0),), 1e-9, 1e6, "64 nodes do not reach it"),
     ],
 )
-def test_what_cannot_be_fitted_is_an_error(functions, tolerance, condition, message):
+def test_impossible_fit_is_refused(functions, tolerance, condition, message):
     with pytest.raises(ValueError, match=message):
         node_set(functions, tolerance, condition)

@@ -64,7 +64,7 @@ def test_singular_values_and_ranks_of_square_corners():
 @pytest.mark.slow
 @given(seeds, sizes)
 @settings(max_examples=30, deadline=None)
-def test_the_methods_agree(seed, size):
+def test_methods_agree(seed, size):
     length, width = size
     hidden, lengths, rows = random_hidden(seed, 2, length, width), torch.tensor([length, length - 2]), None
     rows = torch.minimum(all_prefixes(length), lengths[:, None])
@@ -155,7 +155,7 @@ def test_rank_of_rows_that_span_fewer_dimensions():
 
 
 @every_method
-def test_a_prefix_far_smaller_than_what_follows(options):
+def test_prefix_far_smaller_than_what_follows(options):
     # A token 1e9 times the rest must not drown the prefixes before it, in one block or in many.
     for width in (24, 6):
         hidden, lengths, rows = random_hidden(0, 1, 40, width), torch.tensor([40]), torch.tensor([[10, 20, 30, 33]])
@@ -165,7 +165,7 @@ def test_a_prefix_far_smaller_than_what_follows(options):
 
 
 @pytest.mark.parametrize("size", [(60, 90), (150, 20)], ids=["one block", "blocks"])
-def test_a_neighbour_of_another_range_does_not_matter(size):
+def test_neighbour_of_another_range_does_not_matter(size):
     # The second response reads shifts so small that the rounding of the first one's Gram matrix exceeds them.
     length = size[0]
     hidden, lengths = random_hidden(0, 2, *size), torch.tensor([length, length])
@@ -190,7 +190,7 @@ def test_extreme_scales_stay_in_range(options, scale):
 
 
 @pytest.mark.parametrize("size", [(70, 90), (150, 20)], ids=["one block", "blocks"])
-def test_the_workspace_does_not_change_the_result(size):
+def test_workspace_does_not_change_the_result(size):
     hidden = random_hidden(0, 4, *size)
     lengths = torch.tensor([size[0], 4, 61, 6])
     rows = torch.minimum(all_prefixes(size[0]), lengths[:, None])
@@ -208,7 +208,7 @@ def test_empty_batch_and_no_prefixes(options):
         assert [tuple(values.shape) for values in result.values()] == [shape] * 2
 
 
-def test_the_largest_singular_values_alone():
+def test_largest_singular_values_alone():
     hidden, lengths, rows = random_hidden(0, 1, 20, 12), torch.tensor([20]), torch.tensor([[20, 3]])
     for method in ("auto", "eigh", "svd"):
         options = SpectralOptions(method, svd_rank=4)

@@ -10,7 +10,7 @@ EXCEPTIONS = {
         # Conditions on x as a set, and an equation whose left side is no name.
         r"We compute the value and get $\boxed{x \le 5 \text{ and } x \ne 1}$.": False,
         "The answer is $x+y=2+3=5$.": False,
-    },
+    }
 }
 """Family -> response and our verdict, where the reader's differs."""
 

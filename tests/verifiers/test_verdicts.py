@@ -72,7 +72,7 @@ def test_scores(source: str, solution: str, independent: float, mix: float):
     assert compute_score(source, solution, "12", mode="mix")["score"] == mix
 
 
-def test_the_form_of_deepseek_r1_takes_the_place_of_the_box():
+def test_form_of_deepseek_r1_takes_the_place_of_the_box():
     forms = ("</think><answer>{}</answer>", "<answer>{}</answer>")
     scores = [compute_score("deepseek_r1", form.format(x), "5")["score"] for form in forms for x in "56"]
     assert scores == [1.0, -0.5, 0.5, -1.0]
@@ -124,7 +124,7 @@ def test_long_answers_are_equal_as_text_alone():
         assert len(compute_score(source, rf"\boxed{{{long}}}", "5")["answer"]) == 200
 
 
-def test_an_exponent_beyond_all_limits_is_within_no_tolerance():
+def test_exponent_beyond_all_limits_is_within_no_tolerance():
     tolerance = Tolerance(extra_info={"tolerance": 0.1, "relative_tolerance": 0.1})
     for value in ("1e999999999999", "-1e999999999999", "1.5e10000000"):
         assert not tolerance.allows(Decimal(value), Decimal("0.5"))
