@@ -222,8 +222,8 @@ def test_more_workers_than_cores_are_warned_of(small_config, tmp_path, events, m
         run.start("workers", (), {})
     assert (
         "warning: trainer.n_gpus_per_node=1 rollout.nnodes=1 rollout.n_gpus_per_node=2: 3 workers on 2 cores, each a "
-        "process with models and an engine of its own: minutes to start, and perhaps all memory; have fewer of both, "
-        "or set both options of rollout to 0, for engines that take turns with the models"
+        "process with models and an engine of its own: minutes to start, and perhaps all memory; lower both, or "
+        "set both options of rollout to 0"
     ) in capsys.readouterr().out.splitlines()
 
 

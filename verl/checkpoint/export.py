@@ -72,8 +72,8 @@ def _write(
 ) -> Path:
     """Write ``target``, with the tokenizer in ``architecture``; renamed to its final name once it is complete.
 
-    ``adapters``: those that ``weights`` hold already. They go into a folder below: ``transformers`` would apply
-    adapters beside the weights once more.
+    ``adapters``: already merged into ``weights``. They go into a folder below: ``transformers`` would apply
+    adapters next to the weights once more.
     """
     if target.exists():
         raise ConfigError(f"{target}: already exists; name another folder")

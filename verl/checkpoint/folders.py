@@ -59,7 +59,7 @@ def attempt_of(folder: Path) -> Attempt:
 
 
 def complete_checkpoint(folder: Path, step: int, state: str, records: Mapping[str, FileRecord] | None = None) -> Path:
-    """Turn a folder of :func:`begin_checkpoint` into ``global_step_<step>`` beside it.
+    """Turn a folder of :func:`begin_checkpoint` into ``global_step_<step>`` next to it.
 
     An existing checkpoint of that name is replaced.
 
@@ -127,7 +127,7 @@ def verify_checkpoint(folder: Path) -> None:
 
 
 def _damage(path: Path, record: FileRecord) -> str:
-    """Why a file is not what was written; empty if it is."""
+    """Return the reason that a file differs from what was written; empty if it does not."""
     try:
         return "" if file_record(path) == record else f"{path} was altered: its checksum differs from the manifest"
     except OSError as error:
@@ -222,7 +222,7 @@ def remove_unfinished(root: Path, attempt: int | None = None) -> None:
 
 
 def remove_checkpoints(root: Path, keep: Collection[int]) -> None:
-    """Remove the run's checkpoints except those of the steps in ``keep``."""
+    """Remove the run's checkpoints of steps that are not in ``keep``."""
     for step, folder in checkpoints(root).items():
         if step not in keep:
             _discard(folder)
@@ -240,7 +240,7 @@ def _discard(folder: Path) -> None:
 def steps_to_keep(
     steps: Collection[int], newest: int, always: Collection[int], scores: Mapping[int, float]
 ) -> set[int]:
-    """Which of the checkpoints of ``steps`` are kept.
+    """Choose the checkpoints of ``steps`` to keep.
 
     Args:
         newest: number of newest checkpoints to keep; 0: all.

@@ -1,4 +1,4 @@
-"""How a run that has ended is resumed: by the same command, or as a requeued job."""
+"""Resuming a run that has ended: by the same command, or as a requeued job."""
 
 from pathlib import Path
 

@@ -53,7 +53,7 @@ def find_resumption(config: PPOConfig | SFTConfig, say: Callable[[str], None]) -
     ``global_step_<N>.damaged`` with a warning, and the one before it is used.
 
     Args:
-        say: prints a line: the checkpoint found, and each option that differs from those it was written with.
+        say: prints a line: the checkpoint found, and each option that has changed since.
 
     Raises:
         ConfigError: ``resume_from_path`` is not an intact checkpoint, the run in the folder cannot be resumed, or a
@@ -195,7 +195,7 @@ def check_resumable(resumption: Resumption, job: str, num_examples: int, parts: 
 
 
 def _trained_shapes(part: str, model: ModelConfig) -> dict[str, torch.Size]:
-    """Name -> shape of the trained parameters: all of them, or those of the adapters."""
+    """Name -> shape of the trained parameters: all of them, or the adapters'."""
     empty = empty_model(part, ModelInfo.of(model))
     if model.trains_adapters:
         add_adapters(empty, model)

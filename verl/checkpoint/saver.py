@@ -44,7 +44,7 @@ class CheckpointSaver:
     huggingface: bool
     """Also write the models as ``transformers`` loads them."""
     newest: int
-    """Number of newest checkpoints to keep besides the best one; 0: all."""
+    """Number of newest checkpoints to keep, in addition to the best one; 0: all."""
     always: Collection[int] = ()
     """Steps whose checkpoints are always kept."""
     saved_step: int | None = field(default=None, init=False)
@@ -52,7 +52,7 @@ class CheckpointSaver:
     _unfinished: _Unfinished | None = field(default=None, init=False)
 
     def save(self, step: int, state: Mapping[str, Any], scores: Mapping[int, float]) -> None:
-        """Write the models as they are now.
+        """Write the current models.
 
         Args:
             state: the trainer's state as JSON values.
@@ -109,7 +109,7 @@ class CheckpointSaver:
             raise
 
     def _abandon(self) -> None:
-        """Remove the checkpoint being written; earlier ones stay as they are."""
+        """Remove the checkpoint being written; earlier ones stay."""
         if self._unfinished is not None:
             shutil.rmtree(self._unfinished.folder, ignore_errors=True)
             self._unfinished = None

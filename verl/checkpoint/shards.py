@@ -45,7 +45,7 @@ MODEL = "model."
 OPTIMIZER = "optimizer."
 """Prefix of an optimizer tensor, followed by the parameter's name and the tensor's own, such as ``exp_avg``."""
 ADAPTERS = "lora_adapter"
-"""Folder of LoRA adapters in peft's format, beside the shards; these then hold the adapters only."""
+"""Folder of LoRA adapters in peft's format, next to the shards, which then hold the adapters only."""
 GATHER_BYTES = 1 << 28
 """Most bytes of whole parameters that an export gathers at once."""
 FILE_BYTES = 1 << 28
@@ -72,7 +72,7 @@ class CheckpointWorker:
         """``seed``: that of the run; seeds the generators if another number of workers wrote the checkpoint."""
         self._parts = parts
         self._seed = seed
-        # A separate group: messages of the background thread must not mix with those of training.
+        # A separate group: the background thread and training must not mix their messages.
         self._group = dist.new_group(backend="gloo", timeout=collective_timeout())
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[dict[str, FileRecord]] | None = None
@@ -148,7 +148,7 @@ class CheckpointWorker:
         generators: str,
         records: dict[str, FileRecord],
     ) -> dict[str, FileRecord]:
-        """Write ``records``, with those of the other files that this worker wrote."""
+        """Write ``records``, with records of the other files of this worker."""
         rank = dist.get_rank()
         attempt_of(folder).check(folder)
         for part in self._parts:
@@ -172,7 +172,7 @@ class CheckpointWorker:
         return records
 
     def _write_export(self, part: TrainedPart, target: Path, weights: Mapping[str, Tensor]) -> dict[str, FileRecord]:
-        """Write this worker's share of a model's folder, and on worker 0 everything besides weights."""
+        """Write this worker's share of a model's folder, and on worker 0 the other files."""
         rank, files = dist.get_rank(), self._exports[part.name]
         target.mkdir(exist_ok=True)
         records = {}
@@ -270,7 +270,7 @@ def saved_shapes(folder: Path) -> dict[str, torch.Size]:
     """
     try:
         metadata = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
-    except Exception as error:  # of any type: torch does not check what the headers say
+    except Exception as error:  # of any type: torch does not check the headers
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise ConfigError(f"{folder}: the shards cannot be read: {reason:.200}; use another checkpoint") from error
     return {name: entry.size for name, entry in metadata.items() if isinstance(entry, TensorStorageMetadata)}

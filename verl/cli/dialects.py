@@ -32,7 +32,7 @@ SHARED_GROUPS = ("algorithm", "critic", "reward", "reward_manager", "reward_mode
 """Groups of veRL and of ours; an option of veRL's alone in one of them marks a command as veRL's, too."""
 
 CONFIG_NAMES = ("ppo_trainer", "dapo_trainer", "transfer_queue_ppo_trainer")
-"""veRL's configuration files whose values are those of ``preset=verl``."""
+"""veRL's configuration files with the values of ``preset=verl``."""
 
 
 def is_release(line: CommandLine) -> bool:

@@ -53,7 +53,7 @@ NO_COUNTERPART: dict[str, Any] = {
 def analysis_arguments(line: CommandLine) -> list[str] | None:
     """Return the command line of ``verl.trainer.main_analysis`` for arguments of ``train.sh`` that ask for an analysis.
 
-    The prompts are those of the validation files, the settings those of the rollout. ``exploit`` is greedy.
+    Prompts come from the validation files, settings from the rollout. ``exploit`` is greedy.
 
     Returns:
         None for arguments that ask for a training, as those without ``--val_only`` do.

@@ -65,7 +65,7 @@ def clip_ratio_low(option: Option, value: str, line: CommandLine) -> list[str]:
 # veRL's rules for rejected responses.
 
 RATIO_RULES = {"token": "token_k1", "sequence": "seq_sum_k1", "geometric": "seq_mean_k1"}
-"""Rules whose bounds are those of p_trainer / p_rollout -> ours, of the inverse."""
+"""Rules with bounds of p_trainer / p_rollout -> our rules, with bounds of the inverse."""
 
 
 def rollout_rs(option: Option, value: str, line: CommandLine) -> list[str]:
@@ -150,7 +150,7 @@ def _simplerl(name: str, folder: str, line: CommandLine) -> list[str]:
     """Return the override for files of SimpleRL-Zoo, whose prompts are complete, unless the command has another."""
     if not folder.startswith("simplelr_") or "data" in line.options:
         return []
-    note(f"{name}: prompts of SimpleRL-Zoo's files are read as they are, as configs/data/simplerl.yaml has it")
+    note(f"{name}: prompts of SimpleRL-Zoo's files are complete, so they get no template (configs/data/simplerl.yaml)")
     return ["data=simplerl"]
 
 

@@ -5,7 +5,7 @@ with a dot follow ``ours``; in all texts ``$theirs`` and ``$ours`` are these two
 mapping of
 
 - ``to``: our option, or several, which get the value; ``as``: how it is converted, one of ``CONVERSIONS``
-- ``values``: words that have another spelling here; ``skip``: values that leave ours as it is
+- ``values``: words that have another spelling here; ``skip``: values that do not set ours
 - ``also``: overrides that come first, unless the value is false or null
 - ``unless``: other options of the command, each with the values at which this row does nothing
 - ``only``: the values that are accepted, with ``because`` and ``instead`` for the message about others
@@ -13,7 +13,7 @@ mapping of
 - ``no_effect`` or ``refused``: why it has no effect, or is refused
 - ``read_with``: the option whose row reads this one
 - ``by``: a function of ``rules.py``, where the meaning depends on other options; ``of``: one that it reads
-- ``note``: a remark for the page; ``meaning``: all that the page says about the row, where that is not clear from it.
+- ``note``: a remark for the page; ``meaning``: the page's whole text about the row, where the row itself is not clear.
 """
 
 import re
@@ -129,7 +129,7 @@ class Option:
         return [*also, *(f"{option}={converted}" for option in self.to)]
 
     def describe(self) -> str:
-        """Return what the page says about it, in Markdown."""
+        """Return the page's text about the row, in Markdown."""
         if self.meaning:
             return self.meaning
         if self.refused:

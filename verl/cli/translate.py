@@ -1,6 +1,6 @@
-"""The command line of training: Hydra overrides, and in any command those of veRL and of the paper's release.
+"""The command line of training: Hydra overrides, with options of veRL and of the paper's release.
 
-Tables in YAML say what becomes of each option and flag; the schema has each option once, under our name.
+Tables in YAML translate each option and flag; the schema has each option once, under our name.
 """
 
 import re

@@ -93,9 +93,9 @@ class ActorConfig(LearnerConfig):
     """Dual clip of ``ppo_clip``, above 1: the loss of a token with a negative advantage A is at most
     -``clip_ratio_c`` * A; null: no bound."""
     tau_pos: PositiveFloat
-    """How fast the gradient of ``sapo`` fades where the advantage is positive, above 0."""
+    """Speed at which the gradient of ``sapo`` fades where the advantage is positive, above 0."""
     tau_neg: PositiveFloat
-    """The same elsewhere."""
+    """The same where it is not positive."""
     clip_cov_ratio: Share
     """Share of the tokens of a micro-batch that ``clip_cov`` leaves out, in (0, 1]."""
     clip_cov_lb: float
@@ -107,7 +107,7 @@ class ActorConfig(LearnerConfig):
     ppo_kl_coef: NotNegativeFloat
     """Weight of that penalty, at least 0."""
     loss_agg_mode: LossAggMode | None
-    """How token losses, those of entropy and KL divergence included, become one number. ``token-mean``: the mean over
+    """Aggregation of token losses, with entropy and KL divergence. ``token-mean``: the mean over
     all response tokens of the optimizer step; ``seq-mean-token-mean``: the mean over responses of each one's mean;
     ``seq-mean-token-sum``: of each one's sum; ``seq-mean-token-sum-norm``: of each one's sum, divided by
     ``data.max_response_length`` (Dr.GRPO). Null: ``seq-mean-token-mean`` for ``gspo``, ``gmpo`` and ``sapo``,
@@ -131,7 +131,7 @@ class ActorConfig(LearnerConfig):
     log-ratio; ``abs``, its absolute value; ``mse`` or ``k2``, half its square; ``low_var_kl`` or ``k3``, whose
     log-ratio is clamped to [-20, 20] and whose value to 10, where its gradient ends. With the suffix ``+``, as in
     ``k3+``, the same value with the gradient of ``k2``, which is that of the divergence on policy and is never clamped.
-    The gradient of ``k1`` alone vanishes on policy, and a warning says so. Or your own, as ``module:attribute`` or
+    The gradient of ``k1`` alone vanishes on policy, with a warning. Or your own, as ``module:attribute`` or
     ``file.py:attribute`` (docs/extending.md)."""
     kl_loss_type_kwargs: dict[str, Any]
     """Keyword arguments of your own ``kl_loss_type``."""
@@ -168,7 +168,7 @@ class ActorConfig(LearnerConfig):
 
     @property
     def clip_range(self) -> tuple[float, float]:
-        """``clip_ratio_low`` and ``clip_ratio_high``, with those of the policy loss where they are null."""
+        """``clip_ratio_low`` and ``clip_ratio_high``, or the policy loss's default where they are null."""
         low, high = CLIP_RANGES[self.policy_loss] if self.policy_loss in CLIP_RANGES else (0.2, 0.2)
         low = low if self.clip_ratio_low is None else self.clip_ratio_low
         return low, high if self.clip_ratio_high is None else self.clip_ratio_high

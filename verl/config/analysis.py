@@ -22,7 +22,7 @@ class ReadingPolicyConfig(ReadingModelConfig):
     """Tokens whose logits are in memory at the same time; 0: all of a micro-batch."""
 
     def model_config(self, path: str, trust_remote_code: bool, on_cpu: bool) -> ModelConfig:
-        """How the model at ``path`` is held."""
+        """Return the configuration of the model at ``path``."""
         return replace(super().model_config(path, trust_remote_code, on_cpu), logits_chunk_size=self.logits_chunk_size)
 
 
@@ -102,5 +102,5 @@ class AnalysisConfig(EvaluationConfig):
 
 
 def parse_analysis_config(tree: DictConfig) -> AnalysisConfig:
-    """As ``parse_config``, after :func:`verl.config.evaluation.complete_runs`."""
+    """Parse as ``parse_config``, after :func:`verl.config.evaluation.complete_runs`."""
     return parse_config(AnalysisConfig, complete_runs(tree))

@@ -40,10 +40,10 @@ class CalculatorConfig(Group):
     """The metrics to compute: 0 Response Entropy 1, 1 Effective Rank, 2 Traditional Rank, 3 Curvature, 4 Log Effective
     Rank."""
     own_metrics: list[Annotated[str, require_import_path]]
-    """Metrics of your own besides, functions of a spectrum, each as ``module:function`` or ``file.py:function``
+    """Further, custom metrics: functions of a spectrum, each as ``module:function`` or ``file.py:function``
     (docs/extending.md). A metric is known by the function's name, its velocity and acceleration by that name with
-    " diff" and " diff 2". Their spectra are decomposed prefix by prefix, which takes longer than those of
-    ``metric_indices`` without 2; the analysis has them for responses, not for the stack of a prompt's responses."""
+    " diff" and " diff 2". Their spectra are decomposed prefix by prefix, which takes longer
+    than ``metric_indices`` without 2; the analysis has them for responses only."""
     metric_indices_add: list[Annotated[str, custom_or(get_args(TokenMetric))]]
     """Metrics of a response's tokens for ``reward_manager`` and the log, the same in every layer and without velocity,
     in nats: ``avg_log_probs``, the mean log-probability of its tokens under the policy; ``avg_response_entropy``, the
@@ -65,7 +65,7 @@ class CalculatorConfig(Group):
     A cut response has no last prefix by ``after_stride_and_whole``; by ``at_stride_and_whole`` its last prefix is all
     of it, unless the others reach the cut."""
     max_seq_len_from: Literal["end", "start"]
-    """Which tokens ``max_seq_len`` keeps: the last (``end``) or the first (``start``)."""
+    """End of the response that ``max_seq_len`` keeps: the last tokens (``end``) or the first (``start``)."""
     metrics_dtype: Literal["float64", "bfloat16"]
     """``float64``; or ``bfloat16``: the effective, log effective and traditional rank of a whole response are rounded
     to 8 significant bits, as the paper's release stored them (301 becomes 300). Other metrics are never rounded."""

@@ -24,7 +24,7 @@ def require(condition: bool, field: str, value: object, fix: str) -> None:
 def require_choice(field: str, value: str, choices: Sequence[str], or_else: str = "") -> None:
     """Raise ``ConfigError`` naming the choices, and the nearest one, unless ``value`` is among them."""
     if value in choices:
-        return  # at once: each record of a data file comes here
+        return  # at once: called for each record of a data file
     near = get_close_matches(value, choices, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     require(False, field, value, f"must be one of {', '.join(choices)}{or_else}{hint}")

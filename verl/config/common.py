@@ -76,7 +76,7 @@ class FSDPConfig(Group):
     """Keep the optimizer's state in host memory except during its step. Saves nothing on a CPU."""
 
     def workers_per_copy(self, workers: int) -> int:
-        """How many of so many workers share one copy of a model that is not small."""
+        """Return the workers, of ``workers``, that share one copy of a model that is not small."""
         return workers if self.fsdp_size in (None, -1) else self.fsdp_size
 
 
@@ -87,7 +87,7 @@ class ModelConfig(Group):
     path: Annotated[str, rule(bool, "name a model folder or a hub id")]
     """A Hugging Face model: a local folder or a hub id."""
     override_config: dict[str, Any]
-    """Values put over those of the model's ``config.json``, such as ``rope_scaling`` or ``max_position_embeddings``; a
+    """Values that replace those in ``config.json``, such as ``rope_scaling`` or ``max_position_embeddings``; a
     mapping replaces the file's as a whole. They hold for training, rollouts, checks and what is exported."""
     param_dtype: Literal["float32", "bfloat16"]
     """Precision of matrix products, forward and backward: ``float32`` or ``bfloat16``; master weights stay float32."""
@@ -118,7 +118,7 @@ class ModelConfig(Group):
     lora: LoraConfig
     lora_adapter_path: str | None
     """Folder of a LoRA adapter that ``peft`` saved (safetensors), to train further; null: none. Its rank, scale and
-    layers are its own, whatever ``lora`` says. The reference policy is the model without it. Of the policy alone."""
+    layers replace ``lora``. The reference policy is the model without it. For the policy alone."""
     fsdp: FSDPConfig
 
     @property
@@ -195,7 +195,7 @@ class MachineOptions(Group):
     project_name: FolderName
     """Name of the project in trackers; letters, digits and ``. _ + -``."""
     logger: list[Logger]
-    """Trackers besides ``metrics.jsonl``, which is always written (docs/metrics.md#trackers): ``console``,
+    """Trackers in addition to ``metrics.jsonl`` (docs/metrics.md#trackers): ``console``,
     ``tensorboard``, ``wandb``; ``mlflow`` and ``swanlab``, whose packages you install; ``file``, which writes the file
     that ``VERL_FILE_LOGGER_PATH`` names as well. Missing packages and keys are found before anything starts."""
     nnodes: Machines
@@ -208,7 +208,7 @@ class MachineOptions(Group):
     validation batches of the longest prompts and responses, and for engines of their own two copies of the weights, at
     least 256 and at most four fifths of /dev/shm. Existing clusters have their own (``ray start``)."""
     env: list[str]
-    """Names of environment variables that workers on all machines get besides NCCL_*, GLOO_*, UCX_*, HF_*, TORCH_*,
+    """Environment variables that workers on all machines get, in addition to NCCL_*, GLOO_*, UCX_*, HF_*, TORCH_*,
     CUDA_*, PYTORCH_*, VLLM_* and OMP_*; ``*`` stands for any characters. Their values come from the environment of the
     command and are never written down."""
 
@@ -257,7 +257,7 @@ class RunConfig(MachineOptions):
     """How often the run starts again from its latest checkpoint after a worker, a machine or the network failed or
     hung. Errors of the program, and one that comes twice in a row in the same step and worker, always end it."""
     min_nnodes: int | None
-    """Fewest machines to go on with if not all of ``nnodes`` are there a while after a failure; null: ``nnodes``."""
+    """Fewest machines to continue with if not all of ``nnodes`` return after a failure; null: ``nnodes``."""
     # Below, a busy machine would count as lost at every start, and a job be requeued for ever.
     detection_s: Annotated[float, within("[1, 86400]")]
     """Seconds of silence, from 1 to 86400, after which a machine or worker counts as lost, and after which workers that
@@ -304,7 +304,7 @@ class RunConfig(MachineOptions):
 
     @property
     def world_sizes(self) -> list[int]:
-        """Numbers of workers that the run may go on with, ``min_nnodes`` included."""
+        """Numbers of workers that the run may continue with, ``min_nnodes`` included."""
         fewest = self.nnodes if self.min_nnodes is None else self.min_nnodes
         return [nodes * self.n_gpus_per_node for nodes in range(self.nnodes, fewest - 1, -1)]
 
@@ -318,7 +318,7 @@ class RunConfig(MachineOptions):
         return min(self.total_training_steps, by_epochs) if self.total_training_steps else by_epochs
 
     def length_note(self, steps_per_epoch: int) -> str:
-        """Which of ``total_epochs`` and ``total_training_steps`` ends the run, and when."""
+        """Return a line with the option that ends the run, and when."""
         by_epochs, limit = self.total_epochs * steps_per_epoch, self.total_training_steps
         note = f"trainer.total_epochs={self.total_epochs} ({by_epochs} steps, {steps_per_epoch} each)"
         if limit > by_epochs:

@@ -1,4 +1,4 @@
-"""Where prompts come from, how they are written for the model, and how they are batched."""
+"""Prompts: their files, templates and batches."""
 
 import math
 import re
@@ -19,7 +19,7 @@ CHAT_ARGUMENTS = {
     *("return_assistant_tokens_mask", "add_generation_prompt", "continue_final_message"),
     *("padding", "truncation", "max_length"),
 }
-"""Arguments of ``apply_chat_template`` that prompts need as they are; with others they would be cut, or padded."""
+"""Arguments of ``apply_chat_template`` that are fixed: others would cut or pad prompts."""
 
 
 class HubSet(NamedTuple):
@@ -61,7 +61,7 @@ class CustomDatasetConfig(Group):
     """A class of your own that yields the records of prompts; docs/data.md has its protocol."""
 
     path: str | None
-    """Its file, ``my_prompts.py``, or its module, ``my_package.prompts``. Null: the files are read as they are."""
+    """Its file, ``my_prompts.py``, or its module, ``my_package.prompts``. Null: the files hold the prompts."""
     name: str | None
     """The class in it."""
 
@@ -89,7 +89,7 @@ class SamplerConfig(Group):
 
 @dataclass(frozen=True)
 class DataConfig(Group):
-    """Prompts: where they come from and how they are batched."""
+    """Prompts and their batches."""
 
     train_files: Annotated[list[str], NAMES_ONE]
     """Training prompts in veRL's record layout: ``.parquet``, ``.jsonl`` or ``.json`` files, or sets of the Hugging
@@ -153,7 +153,7 @@ class DataConfig(Group):
 
     @property
     def order(self) -> str:
-        """The option that decides the order of training prompts besides ``shuffle``, with its value; empty if none."""
+        """The option other than ``shuffle`` that decides the order of training prompts, with its value; or empty."""
         order = f"data.train_weights={self.train_weights}" if self.train_weights else ""
         if self.sampler.class_name is not None:
             order = f"data.sampler.class_name={self.sampler.class_name}"

@@ -107,7 +107,7 @@ class ReadingModelConfig(Group):
     fsdp: FSDPConfig
 
     def model_config(self, path: str, trust_remote_code: bool, on_cpu: bool) -> ModelConfig:
-        """How the model at ``path`` is held."""
+        """Return the configuration of the model at ``path``."""
         dtype = self.param_dtype
         if dtype == "auto":
             dtype = "float32" if on_cpu else "bfloat16"
@@ -142,7 +142,7 @@ class RerankingConfig(ReadingModelConfig):
     """Most tokens of question and response; longer texts lose their first tokens."""
 
     def held(self, on_cpu: bool) -> RewardModelConfig:
-        """How workers hold the model."""
+        """Return the reward model's configuration for workers."""
         assert self.path is not None, "there is a reward model"
         model = self.model_config(self.path, self.trust_remote_code, on_cpu)
         sizes = {"micro_batch_size_per_gpu": self.micro_batch_size, "max_length": self.max_length}
@@ -224,12 +224,12 @@ class EvaluationConfig(SamplingFilters):
 
 
 def parse_evaluation_config(tree: DictConfig) -> EvaluationConfig:
-    """As ``parse_config``, after :func:`complete_runs`."""
+    """Parse as ``parse_config``, after :func:`complete_runs`."""
     return parse_config(EvaluationConfig, complete_runs(tree))
 
 
 def complete_runs(tree: DictConfig) -> DictConfig:
-    """``tree`` with every entry of ``runs`` completed from ``model``; an entry may be only its path."""
+    """Complete every entry of ``runs`` in ``tree`` from ``model``; an entry may be only its path."""
     runs: Any = tree.get("runs")
     if OmegaConf.is_dict(runs) and OmegaConf.is_dict(tree.get("model")):
         tree = OmegaConf.create({key: tree._get_node(key) for key in tree})

@@ -58,7 +58,7 @@ def fast_dtype(device: str) -> str:
     ``auto`` is taken for a GPU where there is a device file of one, or a cluster, whose machines may have some.
     """
     elsewhere = any(os.environ.get(name) not in (None, "", "local") for name in ("RAY_ADDRESS", "NNODES"))
-    # NVIDIA's, AMD's, and those of Windows below.
+    # NVIDIA's, AMD's, and that of Windows below.
     gpu = elsewhere or any(any(Path("/dev").glob(name)) for name in ("nvidia[0-9]*", "kfd", "dxg"))
     if device == "cuda" or (device == "auto" and gpu):
         return "bfloat16"
@@ -252,7 +252,7 @@ def check_group_values(words: Sequence[str]) -> None:
 def nearest_option(schema: type, key: str, whole: str = "", above: str = "") -> str:
     """Return a hint which option of ``schema`` the unknown ``key`` may mean, or the options of its group.
 
-    One of the same name elsewhere comes before one of a similar name in the same group.
+    An equal name in another group takes precedence over a similar name in the same group.
 
     Args:
         whole: the whole option, if its group ``key`` is unknown.

@@ -138,7 +138,7 @@ class PPOConfig(Group):
 
     @property
     def samples_ahead(self) -> bool:
-        """Whether the responses of a step are sampled while the models learn from those of the step before."""
+        """Whether engines sample the next step while the models learn from the previous one."""
         return self.rollout.has_pool and self.async_training.max_staleness > 0
 
     @property

@@ -63,8 +63,8 @@ class EngineConfig(Group):
     tensor_parallel_size: PositiveInt
     """Workers, consecutive in rank, that form one engine. Must divide the workers of a machine."""
     engine_kwargs: dict[str, Any]
-    """Further arguments of ``vllm.LLM``, such as ``block_size`` or ``enable_prefix_caching``; they come before what the
-    options above make of them. What the trainer depends on is refused by name."""
+    """Further arguments of ``vllm.LLM``, such as ``block_size`` or ``enable_prefix_caching``; they override the
+    options above. Arguments that the trainer sets are refused by name."""
 
     def check(self) -> None:
         least = f"must be at least rollout.max_num_seqs={self.max_num_seqs}"
@@ -98,7 +98,7 @@ class SamplingFilters(Group):
 
 @dataclass(frozen=True)
 class SamplingConfig(SamplingFilters):
-    """How responses are sampled."""
+    """Sampling of responses."""
 
     n: PositiveInt
     """Responses per prompt."""
@@ -116,7 +116,7 @@ class MultiTurnConfig(Group):
 
     enable: bool
     """Let responses have several turns, with ``tools``, ``tool_config_path`` or ``environment``.
-    ``data.max_response_length`` is then the budget of a whole conversation, with what the environment says."""
+    ``data.max_response_length`` is then the budget of a whole conversation, the environment's messages included."""
     environment: str | None
     """A class of your own, ``my.py:Env``, with ``start(record) -> state`` and ``step(state, turn) -> (state, messages,
     done, reward)``. Null: the environment is that of ``tools``."""
@@ -144,7 +144,7 @@ class MultiTurnConfig(Group):
     """Processes that run environments and tools; 0: one for each core that is left, at most 32. ``async`` ones share
     one."""
     timeout_s: Seconds
-    """Longest step of an environment, in seconds. A longer one is ended and answered by a message that says so."""
+    """Longest step of an environment, in seconds. A longer one is ended, and its reply is a message."""
     memory_limit_mb: PositiveInt
     """Most memory of such a process beyond its size after imports, MiB; the reply to a larger step is a message."""
 
@@ -191,7 +191,7 @@ class RolloutConfig(SamplingConfig, EngineConfig):
     """Weights in one message to the engine, MiB, at least 1; a larger parameter has a message of its own. A sync needs
     up to twice as much memory. It changes speed, not results."""
     stop_token_ids: list[Annotated[int, rule(lambda token: token >= 0, "tokens are numbered from 0")]]
-    """Tokens that end a response, besides those of the tokenizer and of the model's ``generation_config.json``."""
+    """Further tokens that end a response, next to the tokenizer's and those in ``generation_config.json``."""
     stop: list[Annotated[str, rule(bool, "an empty string ends every response; leave it out")]]
     """Strings that end a response, in training and validation. The tokens up to the one that completes a string are
     learned from; the text that is scored ends before the string. Such a response is not truncated."""
@@ -244,7 +244,7 @@ class AsyncTrainingConfig(Group):
     """How many versions of the weights a response may be behind when it is learned from; 0: every response is sampled
     in its own step. Above 0 it needs ``partial_rollout``, or engines of their own (``rollout.nnodes``)."""
     partial_rollout: bool
-    """End a step as soon as enough groups are complete; what has not ended goes on under newer weights. Needs a
+    """End a step as soon as enough groups are complete; open responses continue under newer weights. Needs a
     ``max_staleness`` of at least 1, and with engines of their own of at least 2."""
 
     def check(self) -> None:

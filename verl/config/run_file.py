@@ -13,7 +13,7 @@ RUN_CONFIG = "config.yaml"
 """File of a run's folder with its configuration."""
 
 MAX_BYTES = 1 << 17
-"""Size of the largest file that is parsed, within seconds; those of runs have some 10 kB."""
+"""Size of the largest file that is parsed, within seconds; a run's file has some 10 kB."""
 
 MAX_INTEGER = 100
 """Characters of the longest integer: ``1:59:59:...`` would take time quadratic in its length to show."""

@@ -26,8 +26,8 @@ KL_TYPES = (*_KL_TYPES, *(f"{name}+" for name in _KL_TYPES))
 
 TOKEN_BASELINES = ("optimal_token_baseline", "tir_optimal_token_baseline")
 GROUP_ESTIMATORS = ("grpo", "rloo", "reinforce_plus_plus_baseline", "gpg", "opo", *TOKEN_BASELINES)
-"""Estimators that compare the responses to one prompt; of a single one they keep the reward as it is. An estimator of
-the user's own decides for itself how many it needs."""
+"""Estimators that compare the responses to one prompt; of a single one they keep the reward. A
+custom estimator decides how many it needs."""
 _OTHERS = ("remax", "gae", "gpg", "opo", "grpo_passk")
 ADV_ESTIMATORS = ("grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", *_OTHERS, *TOKEN_BASELINES)
 
@@ -156,7 +156,7 @@ def _rejection(field: str, rule: str, bound: str) -> Rejection:
 
 @dataclass(frozen=True)
 class PFPPOConfig(Group):
-    """Which responses ``algorithm.use_pf_ppo`` draws."""
+    """Weights with which ``algorithm.use_pf_ppo`` draws responses."""
 
     reweight_method: Literal["pow", "max_min", "max_random"]
     """Weight of a response of reward r: ``pow``, abs(r) to the power of ``weight_pow``; ``max_min``, 1 for the largest
@@ -176,7 +176,7 @@ class AlgorithmConfig(Group):
     ``critic``), ``gpg`` (centred, and scaled by the share of scores that are not 0; arXiv 2504.02546), ``opo`` (centred
     at the mean weighted by length; arXiv 2505.23585), ``grpo_passk`` (the best response's lead over the second best;
     arXiv 2503.19595), ``optimal_token_baseline`` (a baseline of its own for each token, that of least variance) or
-    ``tir_optimal_token_baseline`` (the same, and none where only one response goes on). Or your own, as
+    ``tir_optimal_token_baseline`` (the same, and none where only one response continues). Or your own, as
     ``module:attribute`` or ``file.py:attribute`` (docs/extending.md), which has no critic and may need any number of
     responses to a prompt."""
     adv_estimator_kwargs: dict[str, Any]

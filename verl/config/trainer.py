@@ -39,8 +39,8 @@ class TrainerConfig(RunConfig):
 
     method: Annotated[str, require_import_path] | None
     """A subclass of ``verl.method.Method`` that changes places of the training step, as ``module:Class`` or
-    ``file.py:Class`` (docs/extending.md): it chooses prompts, says how they are sampled, samples some again, chooses
-    what to learn from, or changes rewards. null: none of these."""
+    ``file.py:Class`` (docs/extending.md): it chooses prompts, sets their sampling, samples some again, chooses
+    the batch to learn from, or changes rewards. null: none of these."""
     method_kwargs: dict[str, Any]
     """Keyword arguments of that class."""
     val_before_train: bool

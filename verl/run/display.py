@@ -15,7 +15,7 @@ MAX_SHOWN = 2000
 """Characters of a prompt or a response that are shown."""
 
 MAX_FACT = 200
-"""Characters of what is shown beside them."""
+"""Characters next to them."""
 
 Columns = Mapping[str, tuple[str, str]]
 """The metrics that a progress bar shows: header -> (metric name, format)."""
@@ -52,13 +52,13 @@ class RunDisplay:
         )
 
     def begin(self, step: int) -> None:
-        """Begin an attempt, which goes on after ``step``: figures of an earlier one are no longer shown."""
+        """Begin an attempt, which continues after ``step``: figures of an earlier one are no longer shown."""
         self._shown.clear()
         self._figures.plain = ""
         self._progress.reset(self._task, completed=step)
 
     def stage(self, text: str) -> None:
-        """Say what the start of the run is doing: beside a spinner on a terminal, as a line elsewhere."""
+        """Show a stage of the run's start: next to a spinner on a terminal, as a line elsewhere."""
         if self._live is None:
             self.say(text)
         elif self._live.is_started:

@@ -1,4 +1,4 @@
-"""How a run ends: preempted between two steps with a checkpoint, or with a last message; and its exit code."""
+"""The end of a run: preemption between two steps with a checkpoint, last messages, and exit codes."""
 
 import errno
 import signal
@@ -85,7 +85,7 @@ def run_to_exit_code(run: Callable[[], None], requeue: bool = False) -> None:
     traceback.
 
     Args:
-        requeue: SIGTERM and SIGUSR1 mean that the run shall go on elsewhere, so that the code is 75.
+        requeue: SIGTERM and SIGUSR1 mean that the run continues elsewhere, so that the code is 75.
     """
     code = REQUEUE if requeue else TERMINATED
     terminated = False

@@ -81,7 +81,7 @@ class Shape(NamedTuple):
         return self.layers * self.layer_parameters + self.root_parameters
 
     def trainable(self, model: ModelConfig) -> int:
-        """Return the number of parameters with gradients and moments: all, or those of the adapters."""
+        """Return the number of parameters with gradients and moments: all, or the adapters'."""
         if not model.trains_adapters:
             return self.parameters
         d, i = self.hidden, self.intermediate

@@ -41,25 +41,25 @@ def run_in_child(run: Callable[[], None], trainer: RunConfig) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD, *FORWARDED})
-    heard, told = os.pipe()
+    reader, writer = os.pipe()
     # A debugger in the child needs the terminal.
     alone = not sys.stdin.isatty()
     child = os.fork()
     if child == 0:
-        os.close(heard)
-        _work(run, told, alone, mask)
-    os.close(told)
+        os.close(reader)
+        _work(run, writer, alone, mask)
+    os.close(writer)
     code = os.waitstatus_to_exitcode(_forward_signals_until_end(child, alone))
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    os.set_blocking(heard, False)  # processes that live on may hold its other end
-    with suppress(BlockingIOError), open(heard, "rb") as pipe:
+    os.set_blocking(reader, False)  # processes that live on may hold its other end
+    with suppress(BlockingIOError), open(reader, "rb") as pipe:
         if not pipe.read(1):
             code = _report(code, trainer)
     if code:
         sys.exit(code)
 
 
-def _work(run: Callable[[], None], told: int, alone: bool, mask: set[int]) -> NoReturn:
+def _work(run: Callable[[], None], writer: int, alone: bool, mask: set[int]) -> NoReturn:
     """Run the work in the child, which ends with its parent and reports its end."""
     parent = os.getppid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -68,13 +68,13 @@ def _work(run: Callable[[], None], told: int, alone: bool, mask: set[int]) -> No
     if alone:
         os.setpgid(0, 0)  # so that a signal to the group is not one to both, of which the other is forwarded
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    # If this process is killed, a helper of multiprocessing cleans up, and would say so after the last line.
+    # If this process is killed, a helper of multiprocessing cleans up, and would print that after the last line.
     quiet = "ignore:resource_tracker:UserWarning"
     os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), quiet]))
     try:
         run()
     finally:
-        os.write(told, b".")
+        os.write(writer, b".")
     sys.exit(0)
 
 

@@ -48,9 +48,9 @@ def sample_files(folder: Path) -> list[SampleFile]:
 
 
 class SampleStore:
-    """Writes samples beside the training; a context manager that ends when everything is written.
+    """Writes samples while training continues; a context manager that ends when everything is written.
 
-    If the disk is full or fails, no further samples are written, with one warning; the run goes on.
+    If the disk is full or fails, no further samples are written, with one warning; the run continues.
 
     Args:
         root: the run's folder.

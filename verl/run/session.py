@@ -1,4 +1,4 @@
-"""The skeleton of a run: what training and evaluation set up alike, and end in the reverse order."""
+"""The skeleton of training and evaluation: resources that start in order, and end in the reverse order."""
 
 import math
 import os
@@ -70,7 +70,7 @@ class RaySession(ExitStack):
         self.largest_batch = (0, 0)
         """Rows, and tokens of each, that travel at once."""
         self.pool = (0, 0)
-        """Machines, and workers on each, of a second group beside that of the session's size."""
+        """Machines, and workers on each, of a second group."""
         self.weight_bytes = 0
         """Of the weights that travel to it."""
         self.machines_gathered = False
@@ -148,7 +148,7 @@ class TrainingRun(RaySession):
     """A context manager for one run of training, which holds the lock of its folder; it may take several attempts.
 
     At the end of each attempt, the workers and Ray are stopped before unfinished checkpoints are removed. If the run
-    fails or is interrupted, a line on stderr says how to resume it.
+    fails or is interrupted, a line on stderr has the command that resumes it.
     """
 
     def __init__(self, config: PPOConfig | SFTConfig, steps: int, columns: Columns, device_type: str) -> None:
@@ -260,21 +260,21 @@ class TrainingRun(RaySession):
 
     def _crowding(self, cores: int) -> list[str]:
         """Return a line if this machine has fewer cores than the run has workers, each a process with its own model."""
-        beside = math.prod(self.pool)
-        count, options = self.world_size + beside, f"trainer.n_gpus_per_node={self.workers_per_node}"
+        engines = math.prod(self.pool)
+        count, options = self.world_size + engines, f"trainer.n_gpus_per_node={self.workers_per_node}"
         if count <= cores:
             return []
         fix = f"set trainer.n_gpus_per_node={max(1, cores)}"
-        if beside:
+        if engines:
             options += f" rollout.nnodes={self.pool[0]} rollout.n_gpus_per_node={self.pool[1]}"
-            fix = "have fewer of both, or set both options of rollout to 0, for engines that take turns with the models"
+            fix = "lower both, or set both options of rollout to 0"
         return [
             f"{options}: {count} workers on {cores} core{'s' * (cores > 1)}, each a process with models and an engine "
             f"of its own: minutes to start, and perhaps all memory; {fix}"
         ]
 
     def _supervision(self, engines: bool) -> Supervision:
-        """Of the workers, or of the engines beside them."""
+        """Return the supervision of the workers, or of separate engines."""
         trainer, logs = self.config.trainer, self.folder / "logs" / f"attempt_{self.attempt.number}"
         times = (trainer.detection_s, trainer.phase_timeout_s, trainer.nccl_timeout_s)
         kind, logs = ("engine worker", logs / "engines") if engines else ("worker", logs)

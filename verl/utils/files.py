@@ -77,7 +77,7 @@ def unreadable(paths: Iterable[Path]) -> str:
         try:
             status = path.stat()
         except OSError:
-            continue  # a link to nothing; what needs it says that it is missing
+            continue  # a link to nothing; its reader reports that it is missing
         if stat.S_ISDIR(status.st_mode):
             continue
         if not stat.S_ISREG(status.st_mode):

@@ -1,4 +1,4 @@
-"""State as JSON: the parts of a checkpoint besides its weights are readable by people and never unpickled."""
+"""State as JSON: a checkpoint's parts other than weights are readable by people and never unpickled."""
 
 import base64
 import zlib
@@ -52,7 +52,7 @@ def from_json(value: Any) -> Any:
             stored = value[_TENSOR]
             dtype, shape = np.dtype(stored["dtype"]), stored["shape"]
             if "zlib" in stored:
-                # No more than the shape says, whatever the bytes would unpack to.
+                # No more than the shape needs, whatever the bytes would unpack to.
                 packed, size = base64.b64decode(stored["zlib"]), dtype.itemsize * prod(shape)
                 data = zlib.decompressobj().decompress(packed, size + 1)
             else:  # a checkpoint of an earlier version

@@ -1,4 +1,4 @@
-"""Runs Python code that nobody has read, a model's, under bubblewrap. SECURITY.md says what that protects from.
+"""Runs Python code that nobody has read, a model's, under bubblewrap. SECURITY.md lists the attacks it withstands.
 
 The program runs in namespaces of its own: it sees ``/usr``, Python's environment and a temporary folder of its
 own, has no network, no environment variables and no capabilities, and a seccomp filter refuses what namespaces leave
@@ -43,7 +43,7 @@ POLL_MS = 20
 """Time between two looks at the memory of a run."""
 
 FIRST_UID, NUM_UIDS = 61184, 4336
-"""User ids for programs that root runs: those that systemd keeps for short-lived users, so that no one owns them."""
+"""User ids for programs that root runs: systemd keeps them for short-lived users, so that no one owns them."""
 
 ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
@@ -122,7 +122,7 @@ def _file(files: ExitStack, data: bytes | None = None) -> int:
 
 
 def _watch(process: subprocess.Popen[bytes], status: int, deadline: float, max_bytes: int) -> Ending | None:
-    """Wait for the end of a run; what it was killed for, if it was."""
+    """Wait for the end of a run; return the limit at which it was killed, if it was."""
     ended, poller = os.pidfd_open(process.pid), select.poll()
     poller.register(ended, select.POLLIN)
     try:
@@ -309,7 +309,7 @@ SWITCHES = {
 
 @cache
 def require_sandbox() -> None:
-    """Raise ``ConfigError`` with one line that says what to install or to set, unless :func:`run_python` works."""
+    """Raise ``ConfigError`` with one line that names what to install or to set, unless :func:`run_python` works."""
     if sys.platform != "linux" or platform.machine() not in ARCHITECTURES:
         raise ConfigError(f"the sandbox for programs needs Linux on {' or '.join(ARCHITECTURES)}")
     if not Path(f"/proc/self/task/{os.getpid()}/children").exists():

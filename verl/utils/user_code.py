@@ -69,12 +69,12 @@ def check_signature(
     """Raise ``ConfigError``, which begins with ``where``, unless ``code`` takes these arguments.
 
     Args:
-        inputs: what the positional arguments are, for the message.
-        kwargs: those of the option ``kwargs_field``.
+        inputs: names of the positional arguments, for the message.
+        kwargs: keyword arguments, from the option ``kwargs_field``.
     """
     try:
         signature = inspect.signature(code)
-    except (ValueError, TypeError):  # some functions of C do not tell
+    except (ValueError, TypeError):  # functions of C may have no signature
         return
     try:
         signature.bind(*inputs, **kwargs)
@@ -151,7 +151,7 @@ class UserFunction:
 def check_tensor(where: str, value: Any, *shapes: Sequence[int], what: str = "") -> None:
     """Raise ``ConfigError`` unless ``value``, which a user's code returned, is a tensor of one of ``shapes``.
 
-    ``what``: how the message goes on after the shapes.
+    ``what``: end of the message, after the shapes.
     """
     fits = hasattr(value, "is_complex") and not value.is_complex() and tuple(value.shape) in map(tuple, shapes)
     if not fits:
