@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from tests.models.models_in_worlds import share
 from tests.workers.groups import gradients_of
 from verl.algorithms.losses import LossInputs, StepSize, policy_loss
-from verl.algorithms.losses.own import COLUMNS, OLD_STATISTICS, STATISTICS
+from verl.algorithms.losses.custom import COLUMNS, OLD_STATISTICS, STATISTICS
 from verl.batch import Batch
 from verl.config import PPOConfig
 from verl.workers.actor import Actor

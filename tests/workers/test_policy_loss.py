@@ -111,7 +111,7 @@ def test_needs_say_what_is_sent_and_when():
         found: LossNeeds = policy_loss(**asked)(lambda inputs: None).needs
         return found
 
-    assert needs(columns=("correct", "rollout_logprobs"), whole_groups=True).sent == (
+    assert needs(columns=("correct", "rollout_logprobs"), whole_groups=True).batch_columns == (
         "group",
         "correct",
         "rollout_logprobs",
@@ -123,4 +123,4 @@ def test_needs_say_what_is_sent_and_when():
         ({"prepare": dict}, False, True),
     ):
         found = needs(**asked)
-        assert (found.of_old_policy, found.before_update) == (of_old, before), asked
+        assert (found.old_policy, found.before_update) == (of_old, before), asked

@@ -1,4 +1,4 @@
-"""Reinforcement-learning algorithms as pure functions on tensors: one method, one function, one dict entry.
+"""Reinforcement-learning algorithms as pure functions on tensors.
 
-Shapes throughout: B responses, R padded response tokens.
+Each method is one function and one dict entry. Shapes: B responses, R padded response tokens.
 """

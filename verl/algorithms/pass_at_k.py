@@ -1,7 +1,7 @@
-"""pass@k, best@k and rm@k, each without bias.
+"""Unbiased estimates of pass@k, best@k and rm@k.
 
-The chance that one of k samples is correct, the best score among k, and the chance that the sample which a reward
-model prefers among k is correct.
+pass@k is the probability that one of k samples is correct, best@k the expected highest score of k samples, and rm@k
+the probability that the sample with the highest reward-model score of k is correct.
 """
 
 import math
@@ -16,8 +16,8 @@ from torch import Tensor
 def pass_at_k(num_samples: Tensor, num_correct: Tensor, k: int) -> Tensor:
     """Return the probability that at least one of k samples is correct: 1 - C(n-c, k) / C(n, k), for P problems.
 
-    Equation 1 of Chen et al. 2021 (arXiv 2107.03374): the exact mean over all subsets of k of the n samples. The ratio
-    is a product of k factors between 0 and 1, so no binomial is ever formed.
+    Equation 1 of Chen et al. 2021 (arXiv 2107.03374): the exact mean over all subsets of k of the n samples, computed
+    as a product of k factors between 0 and 1 rather than from binomials.
 
     Args:
         num_samples: n ``[P]``, may differ between problems.
@@ -45,8 +45,7 @@ def pass_at_k(num_samples: Tensor, num_correct: Tensor, k: int) -> Tensor:
 def best_at_k(scores: Tensor, k: int) -> Tensor:
     """Return the expected highest score among k of n samples, for P problems: the exact mean over all subsets.
 
-    veRL's figure of this name draws k samples with replacement, so it is lower. The lowest score is that of
-    ``-scores``, negated.
+    veRL's metric of this name draws k samples with replacement, so it is lower.
 
     Args:
         scores: ``[P, n]``.
@@ -63,9 +62,9 @@ def best_at_k(scores: Tensor, k: int) -> Tensor:
 
 
 def best_shares(n: int, k: int) -> list[float]:
-    """Return, for n samples in ascending order, the probability of each to be the highest of k.
+    """Return for each of n samples in ascending order the probability that it is the highest of k.
 
-    For the i-th (from 1) it is C(i - 1, k - 1) / C(n, k). Raises ``ValueError`` if k is not from 1 to n.
+    For the i-th sample (from 1) this is C(i - 1, k - 1) / C(n, k). Raises ``ValueError`` if k is not from 1 to n.
     """
     if not 1 <= k <= n:
         raise ValueError(f"k={k}: must be between 1 and the number of samples ({n})")
@@ -78,9 +77,9 @@ def k_grid(num_samples: int) -> list[int]:
 
 
 def rm_at_k(correct: Sequence[bool], scores: Sequence[float], k: int) -> float:
-    """Return the probability that the sample of the highest score among k, drawn without replacement, is correct.
+    """Return the probability that the highest-scoring of k samples, drawn without replacement, is correct.
 
-    Samples of equal scores are chosen with equal chances.
+    Ties are broken at random.
 
     Args:
         scores: one per sample; NaN counts as the lowest.
@@ -98,5 +97,5 @@ def rm_at_k(correct: Sequence[bool], scores: Sequence[float], k: int) -> float:
 
 
 def nan_lowest(score: float) -> float:
-    """Return ``score``, or minus infinity for NaN."""
+    """Return ``score``, and minus infinity for NaN."""
     return -math.inf if math.isnan(score) else score

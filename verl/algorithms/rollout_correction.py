@@ -1,13 +1,13 @@
-"""How far the rollout engine's policy is from the trainer's, and which tokens are too far to learn from.
+"""Measurement and correction of the mismatch between the policies of the rollout engine and the trainer.
 
-Both hold the same weights, but their kernels and precisions differ. Rules and figures are those of veRL's rollout
+Both have the same weights, but their kernels and precisions differ. Rejection rules and metrics follow veRL's rollout
 correction (Liu, Li et al. 2025, "When Speed Kills Stability: Demystifying RL Collapse from the Training-Inference
-Mismatch"), the weights of truncated importance sampling those of Yao et al. 2025, "Your Efficient RL Framework Secretly
-Brings You Off-Policy RL Training".
+Mismatch"). Truncated importance sampling follows Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You
+Off-Policy RL Training".
 
-Legend: B responses, R response columns. ``old_logprobs [B, R]`` are the trainer's before the update,
-``rollout_logprobs [B, R]`` those that the engine sampled with, both in nats. ``response_mask [B, R]`` is true or 1 on
-response tokens, and padding may hold anything.
+Shapes: B responses, R response columns. ``old_logprobs [B, R]`` are from the trainer before the update and
+``rollout_logprobs [B, R]`` from the engine, both in nats. ``response_mask [B, R]`` is true or 1 on response tokens;
+values outside it are ignored.
 """
 
 import math
@@ -19,22 +19,22 @@ from torch import Tensor
 from verl.algorithms.losses.per_token import MAX_LOG_RATIO
 
 Rule = tuple[str, float | None, float]
-"""Name, lower bound or None, upper bound; of the ratio p_rollout / p_trainer for k1, of the divergence in nats for the
-others, which have no lower bound. The names are a level, ``token``, ``seq_sum``, ``seq_mean`` or ``seq_max``, and
-``k1``, ``k2`` or ``k3``."""
+"""Name, lower bound or None, upper bound. The name is a level (``token``, ``seq_sum``, ``seq_mean`` or ``seq_max``), an
+underscore, and ``k1``, ``k2`` or ``k3``. For k1 the bounds are on the ratio p_rollout / p_trainer. For k2 and k3 the
+upper bound is on the divergence in nats, and there is no lower one."""
 
 
 def rejection_mask(
     old_logprobs: Tensor, rollout_logprobs: Tensor, response_mask: Tensor, rules: Sequence[Rule]
 ) -> tuple[Tensor, dict[str, float]]:
-    """Which tokens pass all rules, and what share of them does not.
+    """Return a mask of the tokens that pass all rules, and the shares of rejected tokens and responses.
 
     Args:
-        rules: at least one; a rule of a response passes or rejects all of its tokens.
+        rules: at least one; a ``seq_*`` rule passes or rejects all tokens of a response.
 
     Returns:
-        ``[B, R]`` bool, false outside the mask, and the shares of tokens (``masked_fraction``) and of responses with a
-        rejected token (``seq_masked_fraction``), together and by rule.
+        ``[B, R]`` bool, false outside the mask, and the shares of rejected tokens (``masked_fraction``) and of
+        responses with a rejected token (``seq_masked_fraction``), in total and by rule.
     """
     mask = response_mask.bool()
     keep = mask
@@ -42,7 +42,7 @@ def rejection_mask(
     for name, lower, upper in rules:
         values = _divergence(name, old_logprobs, rollout_logprobs, mask)
         passed = values <= (math.log(upper) if name.endswith("k1") else upper)
-        if lower is not None:  # of k1 alone
+        if lower is not None:  # k1 only
             passed = passed & (values >= math.log(lower))
         metrics |= _shares(f"rollout_rs_{name}_", passed, mask)
         keep = keep & passed
@@ -52,29 +52,29 @@ def rejection_mask(
 def mismatch_metrics(
     old_logprobs: Tensor, rollout_logprobs: Tensor, response_mask: Tensor, level: str, cap: float
 ) -> dict[str, float]:
-    """Measure the distance of the two policies, and the effect that importance weights at ``level`` would have.
+    """Measure the mismatch of the two policies and of the importance weights at ``level``.
 
     Args:
-        response_mask: with at least one token in each row.
-        level: ``token``, or ``sequence`` for the ratio of whole responses.
-        cap: weights count in the effective sample size within [1 / cap, cap].
+        response_mask: has at least one token in each row.
+        level: ``token`` for the ratio of each token, ``sequence`` for the ratio of the whole response.
+        cap: the effective sample size is computed from weights clamped to [1 / cap, cap].
 
     Returns:
-        veRL's figures: ``kl`` and ``k3_kl``, estimates of KL(rollout || trainer) in nats per token; perplexities;
-        ``chi2_token`` and ``chi2_seq``, the chi-square divergence by token and by response; mean, largest and
-        smallest importance weight, the shares of weights above ``cap`` and below 1 / cap (of tokens, or of responses
-        by ``level``), and the effective sample size as a share of the batch, 1 if all weights are alike.
+        veRL's metrics. ``kl`` and ``k3_kl`` estimate KL(rollout || trainer) in nats per token, ``chi2_token`` and
+        ``chi2_seq`` the chi-square divergence per token and per response. ``*ppl*`` are perplexities. ``rollout_is_*``
+        describe the importance weights: mean, extremes, the shares above ``cap`` and below 1 / cap, and the effective
+        sample size as a share of the batch.
     """
     mask = response_mask.bool()
-    # Log-ratios of tokens and of whole responses.
+    # 1. Log-ratios of tokens and of whole responses.
     old, rollout = (torch.where(mask, t.double(), 0.0) for t in (old_logprobs, rollout_logprobs))
     lengths, log_ratio = mask.sum(dim=1), old - rollout
     tokens = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     whole = log_ratio.sum(dim=1).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    # Log-perplexities of each response.
+    # 2. Log-perplexity of each response.
     log_ppl, rollout_log_ppl = -old.sum(dim=1) / lengths, -rollout.sum(dim=1) / lengths
     gap = log_ppl - rollout_log_ppl
-    # Importance weights at ``level``, one a token, and the ratios that the shares count.
+    # 3. Importance weights of all tokens, and the ratios at ``level``.
     weights = (tokens if level == "token" else whole[:, None].expand_as(tokens)).exp()[mask]
     ratios = weights if level == "token" else whole.exp()
     low, high = sorted((1 / cap, cap))
@@ -111,27 +111,25 @@ def rollout_weights(
     cap: float,
     sampled_mask: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Weights min(exp(old - rollout), cap) by which the per-token policy losses are multiplied.
-
-    ``token``: each token's own ratio. ``sequence``: the ratio of the whole response, exp(sum over its tokens of
-    (old - rollout)), on all of its tokens. Before the cap, a ratio is clamped to exp(``MAX_LOG_RATIO``).
+    """Return the weights min(exp(old - rollout), cap) of truncated importance sampling.
 
     Args:
-        level: ``token`` or ``sequence``.
+        level: ``token`` for the ratio of each token. ``sequence`` for the ratio of the response, exp(sum over its
+            tokens of (old - rollout)), on all of its tokens.
         cap: largest weight, finite and above 0; the paper's C.
-        sampled_mask: ``[B, R]``, all tokens of the responses, if ``response_mask`` leaves some out; the ratio of a
-            whole response is over these.
+        sampled_mask: ``[B, R]``, all tokens of the responses, which the ratio of a response is computed from; None:
+            ``response_mask``.
 
     Returns:
-        Weights ``[B, R]``, detached, 0 outside the mask, and metrics as sums over tokens: ``tis_weight``,
-        ``tis_capped`` (tokens whose ratio is above the cap), ``num_tokens``.
+        Detached weights ``[B, R]``, 0 outside the mask, and metrics as sums over tokens: ``tis_weight``,
+        ``tis_capped`` (tokens whose ratio is above the cap) and ``num_tokens``.
     """
     mask = response_mask.bool()
     sampled = mask if sampled_mask is None else sampled_mask.bool()
     log_ratio = torch.where(sampled, (old_logprobs - rollout_logprobs).detach(), 0.0)
     if level == "sequence":
         log_ratio = log_ratio.sum(-1, keepdim=True).expand_as(log_ratio)
-    # Clamped from above only: a vanishing weight is correct, and no gradient passes here.
+    # Clamp from above only: a vanishing weight is correct.
     ratio = log_ratio.clamp(max=MAX_LOG_RATIO).exp()
     weights = torch.where(mask, ratio.clamp(max=cap), 0.0)
     metrics = {
@@ -143,15 +141,15 @@ def rollout_weights(
 
 
 def loss_weights(policy_loss: str, weights: Tensor, response_mask: Tensor) -> Tensor:
-    """Return the factors of the per-token losses of ``policy_loss``, ``[B, R]``.
+    """Return the factors ``[B, R]`` of the per-token losses of ``policy_loss``.
 
-    :func:`rollout_weights` themselves; with ``gmpo``, whose ratio is one of responses, their geometric mean over the
-    tokens of the response, as in veRL.
+    These are the ``weights``. For ``gmpo``, which has one ratio per response, they are the geometric mean of the
+    weights over the response, as in veRL.
     """
     if policy_loss != "gmpo":
         return weights
     mask = response_mask.bool()
-    # A weight may have vanished; 1e-10 as in veRL.
+    # A weight may be 0; 1e-10 as in veRL.
     logs = torch.where(mask, (weights + 1e-10).log(), 0.0)
     mean = logs.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
     return torch.where(mask, mean.exp(), 0.0)
@@ -160,10 +158,9 @@ def loss_weights(policy_loss: str, weights: Tensor, response_mask: Tensor) -> Te
 def mean_rollout_weight(
     old_logprobs: Tensor, rollout_logprobs: Tensor, response_mask: Tensor, level: str, cap: float
 ) -> float:
-    """Mean of :func:`rollout_weights` over the batch, of tokens or of responses by ``level``; 1 if it vanishes.
+    """Return the mean of :func:`rollout_weights` over tokens or, by ``level``, responses; 1 if it vanishes.
 
-    Weights divided by it have a mean of 1. Policy losses are proportional to advantages, so advantages divided by it
-    give the same losses.
+    Policy losses are proportional to the advantages, so dividing these by the mean normalizes the weights.
     """
     weights, _ = rollout_weights(old_logprobs, rollout_logprobs, response_mask, level, cap)
     mask = response_mask.bool()
@@ -174,7 +171,7 @@ def mean_rollout_weight(
 
 
 def _divergence(name: str, old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> Tensor:
-    """Return the divergence that the rule ``name`` bounds, ``[B, R]``, or ``[B, 1]`` for a rule of responses."""
+    """Return the divergence that the rule ``name`` bounds, ``[B, R]``, or ``[B, 1]`` for a ``seq_*`` rule."""
     level, _, kind = name.rpartition("_")
     log_ratio = torch.where(mask, (old_logprobs - rollout_logprobs).double(), 0.0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     values = {"k1": -log_ratio, "k2": 0.5 * log_ratio.square(), "k3": log_ratio.expm1() - log_ratio}[kind]

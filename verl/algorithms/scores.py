@@ -1,4 +1,4 @@
-"""Functions of whole responses' scores: the soft overlong punishment, and the resampling of PF-PPO."""
+"""Functions of response scores: the soft overlong penalty and the resampling of PF-PPO."""
 
 import torch
 from torch import Generator, Tensor
@@ -7,16 +7,15 @@ WEIGHT_EPS = 1e-8
 
 
 def overlong_penalty(lengths: Tensor, max_length: int, buffer: int, factor: float) -> Tensor:
-    """Penalty to add to the scores, so that long responses lose score before they are cut off (arXiv 2503.14476).
+    """Return DAPO's soft overlong penalty (arXiv 2503.14476, eq. 13), to be added to the scores.
 
-    DAPO's eq. 13, where the factor is 1: 0 up to ``max_length - buffer`` tokens, then linear down to ``-factor``. A
-    response longer than ``max_length`` counts as one of that length.
+    It is 0 up to ``max_length - buffer`` tokens, then falls linearly to ``-factor`` at ``max_length`` and beyond.
 
     Args:
         lengths: response lengths in tokens, ``[B]``.
         max_length: the longest response allowed, in tokens.
         buffer: tokens over which the penalty grows, in 1..``max_length``.
-        factor: the largest penalty in units of reward, at least 0.
+        factor: the largest penalty in units of reward, at least 0; 1 in the paper.
 
     Returns:
         ``[B]`` float64, in [-factor, 0].
@@ -26,11 +25,11 @@ def overlong_penalty(lengths: Tensor, max_length: int, buffer: int, factor: floa
 
 
 def resampling_weights(rewards: Tensor, method: str, power: float) -> Tensor:
-    """How often policy filtration (PF-PPO, arXiv 2409.06957) draws each response, ``[B]`` float64, up to a factor.
+    """Return PF-PPO's unnormalised sampling weights (arXiv 2409.06957), ``[B]`` float64.
 
-    Rewards that a reward model is surest of, the highest and lowest, are the most reliable. ``pow``: |r|^power.
-    ``max_min``: 1 for the largest and the smallest reward of the batch, else 0. ``max_random``: 0.4 for the largest,
-    else 0.1. Every weight is 1e-8 larger than that.
+    They favour the highest and lowest rewards, where a reward model is most reliable. ``pow``: |r|^power. ``max_min``:
+    1 for the largest and smallest reward of the batch, else 0. ``max_random``: 0.4 for the largest, else 0.1. 1e-8 is
+    added to each weight.
     """
     rewards = rewards.double()
     largest, smallest = rewards == rewards.max(), rewards == rewards.min()
@@ -43,9 +42,9 @@ def resampling_weights(rewards: Tensor, method: str, power: float) -> Tensor:
 
 
 def resampled_rows(rewards: Tensor, learned: Tensor, method: str, power: float, generator: Generator) -> Tensor:
-    """``[B']`` int64, rows drawn with replacement by :func:`resampling_weights`.
+    """Draw as many rows as are true in ``learned [B]`` from these rows, with replacement, ``[B']`` int64.
 
-    They are drawn from those that are true in ``learned [B]``, as many as these; if there are none, all rows once.
+    :func:`resampling_weights` are the weights of the draw. If no row is learned from, return all rows once.
     """
     candidates = learned.nonzero().flatten()
     if not len(candidates):

@@ -1,4 +1,4 @@
-"""maj@k: the probability that a vote among k of a problem's samples elects the correct answer."""
+"""maj@k: the probability that a majority vote among k samples of a problem elects the correct answer."""
 
 import math
 from collections import Counter
@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 from verl.algorithms.pass_at_k import nan_lowest
 
 DRAWS = 4096
-"""Maximum number of votes per problem and k. The standard error of one problem is at most 0.008, far below that of its
-samples."""
+"""Maximum number of votes per problem and k. The standard error per problem is at most 0.008, far below the sampling
+error of its responses."""
 
 SEED = 0
-
 
 ROUNDING = 1e-9
 """Relative difference below which two sums of weights count as a tie."""
@@ -26,12 +25,11 @@ ROUNDING = 1e-9
 def majority_at_k(classes: Sequence[int], correct_class: int | None, k: int) -> float:
     """Return the probability that a vote among k samples, drawn without replacement, elects the correct answer.
 
-    Every sample votes for its answer's class, and the class with the most votes wins; ties are broken at random with
-    equal chances. Without votes nothing is elected. The mean over all choices of k samples if these are at most
-    ``DRAWS``, otherwise over as many seeded draws, the same ones whenever the votes are the same.
+    Every sample votes for the class of its answer. Ties are broken at random, and without votes no answer is elected.
+    The probability is the mean over all choices of k samples, or over ``DRAWS`` seeded draws if there are more.
 
     Args:
-        classes: one id per sample, equal for equivalent answers; a negative id marks a sample without an answer, which
+        classes: one id per sample, equal for equivalent answers. A negative id marks a sample without an answer, which
             counts among the k but does not vote.
         correct_class: the id of the correct answer; None if no sample gave it.
         k: from 1 to the number of samples.
@@ -50,18 +48,15 @@ def majority_at_k(classes: Sequence[int], correct_class: int | None, k: int) -> 
 
 @lru_cache(maxsize=65536)
 def _election(n: int, k: int, supporters: int, rivals: tuple[int, ...]) -> float:
-    """Return the share of elections that ``supporters`` of n samples win against rival classes of these sizes.
-
-    Ties are split.
-    """
+    """Return the share of votes that ``supporters`` of n samples win against rival classes of these sizes."""
     sizes = [supporters, *rivals, n - supporters - sum(rivals)]
     if math.comb(n, k) <= DRAWS:
-        chosen = np.array(list(combinations(np.repeat(np.arange(len(sizes)), sizes), k)))
-        places = chosen + len(sizes) * np.arange(len(chosen))[:, None]
-        counts = np.bincount(places.ravel(), minlength=len(sizes) * len(chosen)).reshape(-1, len(sizes))
+        draws = np.array(list(combinations(np.repeat(np.arange(len(sizes)), sizes), k)))
+        cells = draws + len(sizes) * np.arange(len(draws))[:, None]
+        counts = np.bincount(cells.ravel(), minlength=len(sizes) * len(draws)).reshape(-1, len(sizes))
     else:
         counts = np.random.default_rng(SEED).multivariate_hypergeometric(sizes, k, DRAWS, method="count")
-    votes = counts[:, :-1]  # the last did not vote
+    votes = counts[:, :-1]  # The last class does not vote.
     leads = votes == votes.max(axis=1, keepdims=True)
     return float(np.mean(leads[:, 0] * (votes[:, 0] > 0) / leads.sum(axis=1)))
 
@@ -69,10 +64,8 @@ def _election(n: int, k: int, supporters: int, rivals: tuple[int, ...]) -> float
 def answer_classes(correct: Sequence[bool], answers: Sequence[Hashable]) -> tuple[list[int], int | None]:
     """Return class ids for a vote, one per sample, and the id of the correct answer (None if no sample is correct).
 
-    Correct samples form one class, 0: their answers equal the reference answer. Wrong ones are grouped by answer.
-
-    Args:
-        answers: one per sample, equal for equivalent answers; an empty one does not vote and has the class -1.
+    Correct samples form class 0; wrong samples are grouped by answer. A sample with an empty answer has class -1 and
+    does not vote.
     """
     ids: dict[Hashable, int] = {}
     classes = [
@@ -83,29 +76,28 @@ def answer_classes(correct: Sequence[bool], answers: Sequence[Hashable]) -> tupl
 
 
 def weighted_majority_at_k(classes: Sequence[int], correct_class: int | None, scores: Sequence[float], k: int) -> float:
-    """Return :func:`majority_at_k` where a sample of score s has sigmoid(s) votes.
+    """Return :func:`majority_at_k` with votes weighted by sigmoid(score), as in arXiv 2206.02336.
 
-    In a Bradley-Terry preference model that is the probability that the sample is good (weighted votes: arXiv
-    2206.02336).
+    In a Bradley-Terry preference model this weight is the probability that the sample is good.
     """
-    places = {answer: place for place, answer in enumerate(sorted({answer for answer in classes if answer >= 0}))}
-    if correct_class not in places:
+    columns = {answer: column for column, answer in enumerate(sorted({answer for answer in classes if answer >= 0}))}
+    if correct_class not in columns:
         return 0.0
-    # Samples without an answer come last.
-    ids = np.array([places.get(answer, len(places)) for answer in classes])
+    # Samples without an answer are in an extra last column.
+    ids = np.array([columns.get(answer, len(columns)) for answer in classes])
     weights = 1 / (1 + np.exp(-np.clip(list(map(nan_lowest, scores)), -500, 500)))
-    chosen = _choices(len(ids), k)
-    cells = ids[chosen] + (len(places) + 1) * np.arange(len(chosen))[:, None]
-    size = (len(places) + 1) * len(chosen)
-    votes = np.bincount(cells.ravel(), weights[chosen].ravel(), size).reshape(len(chosen), -1)[:, :-1]
+    draws = _choices(len(ids), k)
+    cells = ids[draws] + (len(columns) + 1) * np.arange(len(draws))[:, None]
+    size = (len(columns) + 1) * len(draws)
+    votes = np.bincount(cells.ravel(), weights[draws].ravel(), size).reshape(len(draws), -1)[:, :-1]
     most = votes.max(axis=1, keepdims=True)
     leads = (votes >= most * (1 - ROUNDING)) & (most > 0)
-    return float(np.mean(leads[:, places[correct_class]] / np.maximum(leads.sum(axis=1), 1)))
+    return float(np.mean(leads[:, columns[correct_class]] / np.maximum(leads.sum(axis=1), 1)))
 
 
 @lru_cache(maxsize=32)
 def _choices(n: int, k: int) -> NDArray[Any]:
-    """Return choices of k among n, ``[DRAWS or fewer, k]``: all of them if at most ``DRAWS``, else seeded draws."""
+    """Return all choices of k of n samples, or ``DRAWS`` seeded draws if there are more, ``[draws, k]``."""
     if math.comb(n, k) <= DRAWS:
         return np.array(list(combinations(range(n), k)))
     return np.random.default_rng(SEED).random((DRAWS, n)).argpartition(k - 1, axis=1)[:, :k].astype(np.int32)

@@ -54,7 +54,7 @@ class Actor(Policy):
 
         Args:
             batch: this rank's responses: ``tokens``, ``learn_mask``, ``old_logprobs`` and ``advantages``, and what the
-                options need of ``rollout_logprobs``, ``ref_logprobs`` and the columns in ``LossNeeds.sent``.
+                options need of ``rollout_logprobs``, ``ref_logprobs`` and the columns in ``LossNeeds.batch_columns``.
             num_tokens: tokens to learn from in the whole mini-batch, over all ranks. It and ``num_sequences`` are the
                 denominators of the loss, so that every token weighs the same however the mini-batch is split over ranks
                 and micro-batches.

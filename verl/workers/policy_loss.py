@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from verl.algorithms.losses import LossInputs, LossNeeds, StepSize
-from verl.algorithms.losses.own import COLUMNS
+from verl.algorithms.losses.custom import COLUMNS
 from verl.batch import EPISODE, Batch
 from verl.batch.columns import KINDS
 from verl.config.actor import ActorConfig

@@ -1,14 +1,14 @@
 """Advantage estimators by name: ``algorithm.adv_estimator`` selects one.
 
-Common to all of them: B responses, R response columns, G groups, one for each prompt;
+Shapes: B responses, R response columns, G groups (one per prompt). Common arguments:
 
-- ``token_rewards [B, R]`` floating point, in units of reward; the score s of a response is the sum of its own;
-- ``response_mask [B, R]``, true or 1 on response tokens; the other tensors may hold anything outside it;
-- ``learned_mask [B, R]``, the response tokens to learn from; the others count in the statistics of their group alone;
-- ``group_ids [B]`` int64, equal for responses to the same prompt; in any order.
+- ``token_rewards [B, R]``: floating point, in units of reward. The score s of a response is the sum of its rewards.
+- ``response_mask [B, R]``: true or 1 on response tokens. All other tensors are ignored outside it.
+- ``learned_mask [B, R]``: the response tokens to learn from. Other tokens only affect the statistics of their group.
+- ``group_ids [B]``: int64, equal for responses to the same prompt, in any order.
 
-Each returns advantages ``[B, R]``, computed in float64, in the dtype of ``token_rewards`` and 0 outside the mask, in
-units of reward, or of a standard deviation where it divides by one. Each raises ``ValueError`` if shapes do not match.
+Advantages are ``[B, R]`` in the dtype of ``token_rewards``, computed in float64 and 0 outside the mask. Their unit is
+the reward's, or a standard deviation if the estimator normalizes. ``ValueError`` is raised if shapes do not match.
 """
 
 from collections.abc import Callable
@@ -67,12 +67,12 @@ ADVANTAGE_ESTIMATORS: dict[str, Callable[..., tuple[Tensor, Tensor | None]]] = {
 """Name -> f(token_rewards [B, R], response_mask [B, R], group_ids [B], **options) -> advantages and returns, [B, R].
 
 Returns are the critic's regression target (``gae``), None without a critic. ``gae`` whitens its advantages over the
-batch, as is usual in PPO for language models. Each estimator takes its own of these options:
+batch, as is usual in PPO for language models. Options:
 
 - ``norm_by_std``: divide by the group's standard deviation (``grpo``, ``grpo_passk``)
 - ``gamma``: discount per token (``reinforce_plus_plus``, ``gae``)
 - ``lam``: lambda, the weight of later temporal differences (``gae``)
-- ``learned_mask [B, R]``: whitening and the scale of ``gpg`` are over these tokens
+- ``learned_mask [B, R]``: the tokens that whitening and the scale of ``gpg`` are computed over
 - ``values [B, R]``: the critic's values (``gae``)
 - ``greedy_scores [B]``: score of the greedy response to the same prompt (``remax``)
 - ``variances [B, R]``: variance of each token (``optimal_token_baseline``, ``tir_optimal_token_baseline``)

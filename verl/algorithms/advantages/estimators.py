@@ -1,4 +1,4 @@
-"""The advantage estimators; the package's docstring describes the tensors that they share."""
+"""The advantage estimators. The package's docstring describes their common arguments."""
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ WEIGHT_EPS = 1e-8
 
 
 def grpo_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Tensor, norm_by_std: bool) -> Tensor:
-    """Score of each response relative to the other responses to the same prompt, on every response token.
+    """Compute GRPO's advantage: each response's score relative to its group, on every response token.
 
     GRPO (``norm_by_std``, arXiv 2402.03300): A = (s - mean) / (std + 1e-6) with the mean and the unbiased standard
     deviation of the group. Dr.GRPO (arXiv 2503.20783): A = s - mean. In a group of one the mean is 0 and the standard
@@ -31,11 +31,11 @@ def grpo_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Ten
 
 
 def grpo_passk_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Tensor, norm_by_std: bool) -> Tensor:
-    """Pass@k: the lead of the group's best response over its second best, on the tokens of the best; 0 on all others.
+    """Compute the lead of the group's best response over its second best, on the tokens of the best; 0 elsewhere.
 
-    An estimate of the gradient of the largest score among the responses to a prompt (Tang et al. 2025, arXiv
-    2503.19595): what the batch would lose without its best response. Of several best responses the first has the lead,
-    0. Groups have at least 2 responses. ``norm_by_std`` divides by the group's unbiased standard deviation, plus 1e-6.
+    This estimates the gradient of the highest score among the responses to a prompt (Tang et al. 2025, arXiv
+    2503.19595). If several responses tie for best, all advantages are 0. Groups need at least 2 responses.
+    ``norm_by_std`` divides by the group's unbiased standard deviation plus 1e-6.
     """
     groups, scores = scored_groups(token_rewards, response_mask, group_ids)
     deviations = groups.deviations(scores) + GROUP_STD_EPS
@@ -49,11 +49,10 @@ def grpo_passk_advantages(token_rewards: Tensor, response_mask: Tensor, group_id
 
 
 def rloo_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Tensor) -> Tensor:
-    """Score of each response minus the mean score of the other responses to the same prompt, on every response token.
+    """Compute REINFORCE leave-one-out (Ahmadian et al. 2024, arXiv 2402.14740), on every response token.
 
-    REINFORCE leave-one-out (Ahmadian et al. 2024, arXiv 2402.14740): A_i = s_i - 1/(n-1) * (sum over j != i of s_j) in
-    a group of n. A response is not part of its own baseline, so the policy gradient is unbiased; in a group of one the
-    baseline is 0.
+    A_i = s_i - 1/(n-1) * (sum over j != i of s_j) in a group of n. A response is not part of its own baseline, so the
+    policy gradient is unbiased. In a group of one the baseline is 0.
     """
     groups, scores = scored_groups(token_rewards, response_mask, group_ids)
     mean_of_others = (groups.sums(scores)[groups.index] - scores) / (groups.counts - 1).clamp(min=1)[groups.index]
@@ -61,11 +60,11 @@ def rloo_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Ten
 
 
 def opo_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Tensor) -> Tensor:
-    """Score of each response minus the group's mean score weighted by length, on every response token.
+    """Subtract the group's length-weighted mean score (OPO, arXiv 2505.23585), on every response token.
 
-    OPO's optimal reward baseline (arXiv 2505.23585): A_i = s_i - (sum over j of l_j s_j) / (sum over j of l_j), l_j the
-    number of tokens of response j, has the least variance if a response's squared gradient norm grows with its length.
-    A group of one has a baseline of 0.
+    A_i = s_i - (sum over j of l_j s_j) / (sum over j of l_j), where l_j is the length of response j in tokens. This
+    baseline minimizes the variance if the squared gradient norm of a response is proportional to its length. In a
+    group of one the baseline is 0.
     """
     groups, scores = scored_groups(token_rewards, response_mask, group_ids)
     lengths = response_mask.bool().sum(1)
@@ -75,12 +74,12 @@ def opo_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Tens
 
 
 def gpg_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Tensor, learned_mask: Tensor) -> Tensor:
-    """Score of each response minus the group's mean score, scaled up over the batch, on every response token.
+    """Compute the group policy gradient's advantage (arXiv 2504.02546), on every response token.
 
-    Group policy gradient (arXiv 2504.02546): A = alpha (s - mean of the group), where alpha = responses / (responses
-    with a score other than 0), at least one of them, both of those that are learned from: filler must not change the
-    gradient. The scale makes up for prompts without a correct response, which give no gradient. The count is veRL's;
-    the paper's leaves out prompts whose responses are all correct as well. A group of one has a mean of 0.
+    A = alpha (s - mean of the group) with alpha = responses / max(1, responses with a nonzero score). Both counts
+    include only responses to learn from, so filler does not change the gradient. The scale makes up for prompts
+    without a correct response, which give no gradient. The count is veRL's; the paper also excludes prompts whose
+    responses are all correct. In a group of one the mean is 0.
     """
     check_shapes({"token_rewards": token_rewards, "learned_mask": learned_mask})
     groups, scores = scored_groups(token_rewards, response_mask, group_ids)
@@ -92,17 +91,17 @@ def gpg_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Tens
 def optimal_token_baseline_advantages(
     token_rewards: Tensor, response_mask: Tensor, group_ids: Tensor, variances: Tensor, zero_tail: bool
 ) -> Tensor:
-    """Sum of the rewards from each token on, minus the baseline of least variance, of the same column in the group.
+    """Subtract the minimum-variance baseline of each token position in the group from the return at that token.
 
-    veRL's ``optimal_token_baseline``: A_it = G_it - b_t, G_it the undiscounted return from token t on, and
+    veRL's ``optimal_token_baseline``: A_it = G_it - b_t, where G_it is the undiscounted return from token t on and
     b_t = (sum over i of W_it G_it) / (sum over i of W_it + 1e-8) over the responses of the group that have a token t.
-    W_it is the sum of ``variances`` up to token t, a proxy of the squared norm of the gradient of the response's
-    log-probability so far. In a group of one the baseline is 0. The mask has no gaps.
+    W_it is the sum of ``variances`` up to token t, a proxy for the squared gradient norm of the log-probability of the
+    response up to t. In a group of one the baseline is 0. The mask must have no gaps.
 
     Args:
-        variances: ``[B, R]``, at least 0, of each token; see :func:`token_variances`; anything outside the mask.
-        zero_tail: where only one response of the group still has a token, its baseline is 0 and not its own return
-            (veRL's ``tir_optimal_token_baseline``).
+        variances: ``[B, R]``, at least 0; see :func:`token_variances`.
+        zero_tail: use a baseline of 0 where only one response of the group still has a token (veRL's
+            ``tir_optimal_token_baseline``).
     """
     per_token = {"token_rewards": token_rewards, "response_mask": response_mask, "variances": variances}
     check_shapes(per_token, {"group_ids": group_ids})
@@ -118,23 +117,22 @@ def optimal_token_baseline_advantages(
 
 
 def token_variances(logprobs: Tensor, sum_pi_squared: Tensor) -> Tensor:
-    """1 - 2 p + (sum of the squares of all probabilities), ``[B, R]``: the squared norm of d log p / d logits.
+    """Return the squared norm of d log p / d logits at each token, 1 - 2 p + sum of pi^2, ``[B, R]``.
 
-    ``logprobs [B, R]`` are log p of each response token in nats, ``sum_pi_squared [B, R]`` that sum, of the
-    distribution that the token was drawn from.
+    ``logprobs [B, R]`` are the log p of the response tokens in nats. ``sum_pi_squared [B, R]`` sums the squared
+    probabilities of the whole vocabulary at each token.
     """
     return 1 - 2 * logprobs.exp() + sum_pi_squared
 
 
 def remax_advantages(token_rewards: Tensor, response_mask: Tensor, baseline_scores: Tensor) -> Tensor:
-    """Undiscounted sum of the rewards from each token on, minus the score of the greedy response to the same prompt.
+    """Subtract the score of the greedy response to the same prompt from the undiscounted return of each token.
 
-    ReMax (Li et al. 2023, arXiv 2310.10505) weights every token of a response by r(x, a) - r(x, greedy a). With the
-    whole score on the last token that is A_t = (sum over t' >= t of r_t') - b; earlier rewards, which a token cannot
-    change, drop out.
+    ReMax (Li et al. 2023, arXiv 2310.10505) weights every token of a response by r(x, a) - r(x, greedy a). If the
+    whole score is on the last token, this is A_t = (sum over t' >= t of r_t') - b.
 
-    ``baseline_scores [B]``, b in units of reward, are the scores of the greedy responses, without rewards that are
-    given per token, such as a KL penalty.
+    ``baseline_scores [B]`` are the scores b of the greedy responses in units of reward, without per-token rewards such
+    as a KL penalty.
     """
     check_shapes({"token_rewards": token_rewards, "response_mask": response_mask}, {"baseline_scores": baseline_scores})
     relative = rewards_to_go(token_rewards, response_mask) - baseline_scores.double()[:, None]
@@ -144,21 +142,20 @@ def remax_advantages(token_rewards: Tensor, response_mask: Tensor, baseline_scor
 def gae_advantages(
     token_rewards: Tensor, values: Tensor, response_mask: Tensor, gamma: float, lam: float
 ) -> tuple[Tensor, Tensor]:
-    """Generalized advantage estimation (arXiv 1506.02438): advantage over the critic's value, and the critic's target.
+    """Compute generalized advantage estimation (arXiv 1506.02438).
 
-    Eq. 16 of the paper: A_t = sum over l >= 0 of (gamma lam)^l delta_{t+l}, where the temporal difference is
-    delta_t = r_t + gamma V_{t+1} - V_t. V is 0 after the last response token: a response that was cut off at the
-    maximum length counts as finished. ``lam=0`` gives delta_t (eq. 17), ``lam=1`` the discounted return minus V_t
-    (eq. 18). The advantages are not whitened. Positions outside the mask are skipped: the token after a gap follows
-    the one before it.
+    Eq. 16 of the paper: A_t = sum over l >= 0 of (gamma lam)^l delta_{t+l}, with the temporal difference
+    delta_t = r_t + gamma V_{t+1} - V_t. V is 0 after the last response token, so a truncated response counts as
+    finished. ``lam=0`` gives delta_t (eq. 17), ``lam=1`` the discounted return minus V_t (eq. 18). The advantages are
+    not whitened. Positions outside the mask are skipped: the recursion continues across gaps.
 
     Args:
-        values: the critic's V_t in units of reward, ``[B, R]``; anything outside the mask.
+        values: the critic's V_t in units of reward, ``[B, R]``.
         gamma: discount per token, in [0, 1].
-        lam: weight of later temporal differences, in [0, 1]; small values trust the critic, large ones the rewards.
+        lam: weight of later temporal differences, in [0, 1]. Small values rely on the critic, large ones on rewards.
 
     Returns:
-        Advantages and returns (advantages + values), both ``[B, R]``.
+        Advantages and returns (advantages + values, the critic's targets), both ``[B, R]``.
     """
     check_shapes({"token_rewards": token_rewards, "values": values, "response_mask": response_mask})
     # Tokens first, [R, B]: the recursion runs over contiguous rows.
@@ -181,8 +178,8 @@ def gae_advantages(
 def whitened(advantages: Tensor, response_mask: Tensor) -> Tensor:
     """Return (A - mean) / (std + 1e-8), with mean and unbiased std over the response tokens of the whole batch.
 
-    Every token counts once, so long responses weigh more than short ones. With fewer than two response tokens there is
-    nothing to compare, and the result is 0. ``[B, R]`` in the dtype of ``advantages``, 0 outside the mask.
+    Every token counts once, so long responses weigh more than short ones. The result is ``[B, R]`` in the dtype of
+    ``advantages``, 0 outside the mask, and 0 everywhere with fewer than two response tokens.
     """
     check_shapes({"advantages": advantages, "response_mask": response_mask})
     mask = response_mask.bool()
@@ -195,14 +192,14 @@ def whitened(advantages: Tensor, response_mask: Tensor) -> Tensor:
 
 
 def reinforce_plus_plus_advantages(token_rewards: Tensor, response_mask: Tensor, gamma: float) -> Tensor:
-    """Discounted return from each token to the end of its response, whitened over the batch's response tokens.
+    """Compute the discounted return of each token, whitened over all response tokens of the batch.
 
-    REINFORCE++ (Hu et al. 2025, arXiv 2501.03262), its global advantage normalization: A_t = (G_t - mean) / (std +
-    1e-8), where the return G_t = r_t + gamma G_{t+1} is 0 after the last response token; the paper has gamma = 1. A KL
-    penalty, if wanted, is part of the token rewards. Positions outside the mask are skipped, as in GAE.
+    REINFORCE++ (Hu et al. 2025, arXiv 2501.03262): A_t = (G_t - mean) / (std + 1e-8) with G_t = r_t + gamma G_{t+1},
+    and 0 after the last response token. The paper uses gamma = 1. Token rewards include the KL penalty, if any.
+    Positions outside the mask are skipped, as in GAE.
     """
     check_shapes({"token_rewards": token_rewards, "response_mask": response_mask})
-    # The return is GAE's advantage with lam = 1 over a critic whose values are 0 (eq. 18 of GAE's paper).
+    # The return is GAE's advantage with lam = 1 and values of 0 (eq. 18 of the GAE paper).
     rewards = token_rewards.double()
     returns, _ = gae_advantages(rewards, torch.zeros_like(rewards), response_mask, gamma, lam=1.0)
     return whitened(returns, response_mask).to(token_rewards.dtype)
@@ -211,11 +208,11 @@ def reinforce_plus_plus_advantages(token_rewards: Tensor, response_mask: Tensor,
 def reinforce_plus_plus_baseline_advantages(
     token_rewards: Tensor, response_mask: Tensor, group_ids: Tensor, learned_mask: Tensor
 ) -> Tensor:
-    """Score minus the group's mean score, on every response token, whitened over the tokens to learn from.
+    """Subtract the group's mean score, then whiten over the tokens to learn from.
 
-    REINFORCE++ w/ baseline of the same paper: A = s - mean of the group, then (A - mean) / (std + 1e-8) over the batch.
-    Unlike GRPO's, the divisor is common to all prompts, so a group of nearly equal scores is not blown up. A group of
-    one has a baseline of 0. The result is 0 outside ``learned_mask``; other tokens count in the mean of their group.
+    REINFORCE++ w/ baseline (arXiv 2501.03262): A = s - mean of the group, then (A - mean) / (std + 1e-8) over the
+    batch. Unlike in GRPO, all prompts share one divisor, so small differences within a group are not amplified. In a
+    group of one the baseline is 0. The result is 0 outside ``learned_mask``.
     """
     check_shapes({"token_rewards": token_rewards, "learned_mask": learned_mask})
     groups, scores = scored_groups(token_rewards, response_mask, group_ids)

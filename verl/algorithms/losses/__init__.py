@@ -5,7 +5,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from verl.algorithms.losses.aggregate import response_mean, sequence_mean, sequence_sum, token_mean
-from verl.algorithms.losses.own import LossInputs, LossNeeds, StepSize, policy_loss
+from verl.algorithms.losses.custom import LossInputs, LossNeeds, StepSize, policy_loss
 from verl.algorithms.losses.per_token import (
     cispo_loss,
     clip_cov_loss,
@@ -32,7 +32,7 @@ POLICY_LOSSES: dict[str, PolicyLoss] = {
 }
 """Name -> f(logprobs, old_logprobs, advantages, response_mask, **options) -> (losses [B, R], metrics).
 
-The options of each, such as ``clip_low``, are those of ``ActorConfig.loss_options``.
+``ActorConfig.loss_options`` holds the options, such as ``clip_low``.
 """
 
 LOSS_AGGREGATIONS: dict[str, Callable[[Tensor, Tensor, StepSize], Tensor]] = {
@@ -41,7 +41,7 @@ LOSS_AGGREGATIONS: dict[str, Callable[[Tensor, Tensor, StepSize], Tensor]] = {
     "seq-mean-token-sum": lambda loss, mask, size: sequence_sum(loss, mask, size.num_sequences),
     "seq-mean-token-sum-norm": lambda loss, mask, size: sequence_sum(loss, mask, size.num_sequences, size.max_length),
 }
-"""Name -> f(per_token_loss [B, R], response_mask [B, R], step size) -> the micro-batch's part of the step's loss."""
+"""Name -> f(per_token_loss [B, R], response_mask [B, R], StepSize) -> the micro-batch's share of the loss, a scalar."""
 
 __all__ = [
     "LOSS_AGGREGATIONS",

@@ -175,7 +175,7 @@ class RayPPOTrainer(Trainer):
         """Log-probabilities under policy and reference, the critic's values, and rank metrics."""
         config, work = self.config, Work.of(batch.lengths)
         self.timer.count(BATCH, work)
-        if config.scores_before_update or self.loss.needs.of_old_policy:
+        if config.scores_before_update or self.loss.needs.old_policy:
             self._compute_logprobs(batch, self._num_scored_in_update)
         batch.fill(old_logprobs=batch.rollout_logprobs if config.actor.bypass_mode else self._old_logprobs(batch))
         if self.reference is not None:

@@ -65,7 +65,7 @@ class Updates:
         """
         config, rules, metrics = self.config.actor, self.config.algorithm.rollout_correction, {}
         weights = () if rules.rollout_is is None else ("rollout_logprobs",)
-        columns = batch.columns(*ACTOR_COLUMNS, *weights, *self.loss.needs.sent)
+        columns = batch.columns(*ACTOR_COLUMNS, *weights, *self.loss.needs.batch_columns)
         if rules.rollout_is_batch_normalize and rules.rollout_is is not None:
             pair = (batch.padded("logprobs"), batch.padded("rollout_logprobs"))
             mean = mean_rollout_weight(*pair, batch.policy_mask.long(), rules.rollout_is, rules.rollout_is_threshold)

@@ -1,11 +1,10 @@
-"""Custom policy losses, f(LossInputs, **policy_loss_kwargs) -> (losses, metrics): their requests and their inputs.
+"""The interface of custom policy losses, f(LossInputs, **policy_loss_kwargs) -> (losses, metrics).
 
-Losses are [b, R], aggregated by ``actor.loss_agg_mode`` as those of the built-in ones, or one number a response, [b],
-whose mean is taken over all responses of the mini-batch that have tokens to learn from. Metrics are scalars, sums over
-tokens, which are logged as means over the tokens of the mini-batch; or [b], logged as means over the same responses.
-Their names must be the same in every call.
+Losses are either [b, R], aggregated by ``actor.loss_agg_mode``, or [b], averaged over all responses of the mini-batch
+with tokens to learn from. Metrics are either scalars (sums over tokens, logged as means over the tokens of the
+mini-batch) or [b], logged as means over the same responses. Every call must return the same metric names.
 
-Legend: b responses of a micro-batch, B of a mini-batch, R response columns.
+Shapes: b responses of a micro-batch, B of a mini-batch, R response columns.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,13 +15,13 @@ from torch import Tensor
 
 COLUMNS = {name: name for name in ("rollout_logprobs", "ref_logprobs", "rewards", "scores", "correct")}
 COLUMNS |= {"group_ids": "group", "old_entropy": "entropy"}
-"""Fields of :class:`LossInputs` that are there only if a loss asks for them -> the columns of the batch."""
+"""Optional fields of :class:`LossInputs`, which a loss must request -> the columns of the batch."""
 
 STATISTICS = ("entropy", "logsumexp", "mean_logprob", "sum_pi_squared", "top_k")
-"""Statistics over the vocabulary that a loss may request at each token, with a gradient."""
+"""Differentiable statistics over the vocabulary that a loss may request at each token."""
 
 OLD_STATISTICS = ("logsumexp", "mean_logprob", "sum_pi_squared")
-"""And of the policy before the update."""
+"""Statistics of the policy before the update that a loss may request."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -41,27 +40,26 @@ class StepSize(NamedTuple):
 Prepare = Callable[..., Mapping[str, Tensor]]
 """f(LossInputs, **policy_loss_kwargs) -> further columns by name, float or integer, [B] or [B, R].
 
-The inputs are those of a whole mini-batch on the CPU; the policy has not read it yet, so ``logprobs``, ``entropy`` and
-``statistics`` are NaN or missing."""
+The inputs are a whole mini-batch on the CPU, before the forward pass: ``logprobs``, ``entropy`` and ``statistics`` are
+NaN or missing."""
 
 
 @dataclass(frozen=True)
 class LossNeeds:
-    """Needs of a policy loss; anything else is neither computed nor sent."""
+    """Inputs that a policy loss requests; others are neither computed nor sent."""
 
     columns: tuple[str, ...] = ()
     """Names in ``COLUMNS``."""
     statistics: tuple[str, ...] = ()
     """Names in ``STATISTICS``."""
     top_k: int = 0
-    """How many tokens the statistic ``top_k`` names at each position, at least 1 with it."""
+    """Number of tokens per position for the statistic ``top_k``."""
     old_statistics: tuple[str, ...] = ()
     """Names in ``OLD_STATISTICS``."""
     whole_groups: bool = False
     """Whether all responses to a prompt must be in one micro-batch of one worker."""
     prepare: Prepare | None = None
-    """Called once for each mini-batch, before it is cut: for what depends on all of its tokens, such as a quantile, and
-    must not depend on the cut."""
+    """Called once per mini-batch, before it is cut into micro-batches; for values such as a quantile of all tokens."""
 
     def __post_init__(self) -> None:
         choices = {"columns": tuple(COLUMNS), "statistics": STATISTICS, "old_statistics": OLD_STATISTICS}
@@ -73,23 +71,23 @@ class LossNeeds:
             raise ValueError(f"top_k={self.top_k}: must be at least 1 with the statistic top_k, and 0 without")
 
     @property
-    def of_old_policy(self) -> bool:
-        """Whether the policy must score the responses before the update, whatever the log-probabilities are to."""
+    def old_policy(self) -> bool:
+        """Whether the trainer's policy must score the responses before the update."""
         return bool(self.old_statistics) or "old_entropy" in self.columns
 
     @property
     def before_update(self) -> bool:
-        """Whether all log-probabilities before the update must be known when it begins."""
-        return self.of_old_policy or self.prepare is not None
+        """Whether the old log-probabilities of all responses must be known when the update begins."""
+        return self.old_policy or self.prepare is not None
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The fields of :class:`LossInputs` in ``COLUMNS`` that are there."""
+        """The requested fields of :class:`LossInputs` in ``COLUMNS``."""
         return tuple(dict.fromkeys((*(["group_ids"] if self.whole_groups else []), *self.columns)))
 
     @property
-    def sent(self) -> tuple[str, ...]:
-        """Columns of the batch that the update needs besides those of every loss."""
+    def batch_columns(self) -> tuple[str, ...]:
+        """The batch columns to send to the update in addition to those of every loss."""
         return (*(COLUMNS[name] for name in self.fields), *self.old_statistics)
 
 
@@ -102,9 +100,9 @@ def policy_loss(
     whole_groups: bool = False,
     prepare: Prepare | None = None,
 ) -> Callable[[Function], Function]:
-    """Declare what a custom policy loss needs, see :class:`LossNeeds`; a decorator.
+    """Decorate a custom policy loss with the inputs that it requests; see :class:`LossNeeds`.
 
-    A function without it gets the fields of :class:`LossInputs` that are always there.
+    Without the decorator, a loss gets only the fields of :class:`LossInputs` that have no default.
 
     Raises:
         ValueError: a name is unknown, or ``top_k`` does not fit ``statistics``.
@@ -112,7 +110,7 @@ def policy_loss(
     needs = LossNeeds(columns, statistics, top_k, old_statistics, whole_groups, prepare)
 
     def mark(function: Function) -> Function:
-        function.needs = needs  # type: ignore[attr-defined]  # functions take attributes
+        function.needs = needs  # type: ignore[attr-defined]
         return function
 
     return mark
@@ -120,35 +118,36 @@ def policy_loss(
 
 @dataclass(frozen=True)
 class LossInputs:
-    """A micro-batch as a user's policy loss sees it. All tensors are on the policy's device.
+    """A micro-batch for a custom policy loss. All tensors are on the policy's device.
 
-    Values of tokens are 0 outside ``sampled_mask``, log-probabilities and entropies are in nats, and only
-    ``logprobs``, ``statistics`` and, if asked for, ``entropy`` carry a gradient. b and R are those of the micro-batch:
-    divide by what masks count, with ``clamp(min=1)``, as a response may have no token to learn from; never by b or R.
+    Per-token values are 0 outside ``sampled_mask``; log-probabilities and entropies are in nats. Only ``logprobs``,
+    ``statistics`` and, if requested, ``entropy`` carry a gradient. Never divide by b or R, which belong to the
+    micro-batch. Divide by a count of ``response_mask`` with ``clamp(min=1)``, since a response may have no token to
+    learn from.
     """
 
     logprobs: Tensor
-    """[b, R] float32, log-probabilities of the response tokens under the policy as it learns."""
+    """[b, R] float32, log-probabilities of the response tokens under the current policy."""
     old_logprobs: Tensor
     """[b, R] float32, under the policy before the update, or under the engine with ``actor.bypass_mode``."""
     advantages: Tensor
     """[b, R] float32."""
     response_mask: Tensor
-    """[b, R] bool, the tokens to learn from; what is returned for others is not read."""
+    """[b, R] bool, the tokens to learn from; losses outside it are ignored."""
     sampled_mask: Tensor
-    """[b, R] bool, all tokens of the responses, those that were rejected included."""
+    """[b, R] bool, all tokens of the responses, including rejected ones."""
     tokens: Tensor
     """[b, R] int64, the response tokens."""
     entropy: Tensor
-    """[b, R] float32, of the policy as it learns."""
+    """[b, R] float32, of the current policy."""
     size: StepSize
     """Counts of the whole mini-batch."""
     statistics: Mapping[str, Tensor] = field(default_factory=dict)
-    """The ``statistics`` that the decorator requests, softmax temperature included: ``logsumexp`` of all logits,
-    ``mean_logprob``, the mean of all V log-probabilities, ``sum_pi_squared``, the sum of all squared probabilities, [b,
-    R] float32; ``top_k_logprobs`` [b, R, k] float32 and ``top_k_ids`` [b, R, k] int64, likeliest first."""
+    """Requested statistics of the softmax at the sampling temperature. [b, R] float32: ``logsumexp`` of the logits,
+    ``mean_logprob`` (mean of all log-probabilities), ``sum_pi_squared`` (sum of all squared probabilities).
+    [b, R, k], most likely first: ``top_k_logprobs`` float32 and ``top_k_ids`` int64."""
     old_statistics: Mapping[str, Tensor] = field(default_factory=dict)
-    """The same of the policy before the update, as ``old_statistics`` asks, [b, R]."""
+    """Requested statistics of the policy before the update, [b, R]."""
     prepared: Mapping[str, Tensor] = field(default_factory=dict)
     """Columns that ``prepare`` returned, [b] or [b, R]."""
     rollout_logprobs: Tensor | None = None
@@ -156,9 +155,9 @@ class LossInputs:
     ref_logprobs: Tensor | None = None
     """[b, R] float32, under the reference policy."""
     rewards: Tensor | None = None
-    """[b] float32, what advantages are estimated from: reward shaping and KL penalty included."""
+    """[b] float32, input of the advantage estimator, with reward shaping and KL penalty."""
     scores: Tensor | None = None
-    """[b] float32, the verifiers' scores as they are."""
+    """[b] float32, the verifiers' scores."""
     correct: Tensor | None = None
     """[b] bool, the verifiers' verdicts."""
     group_ids: Tensor | None = None
@@ -168,12 +167,12 @@ class LossInputs:
 
     @property
     def lengths(self) -> Tensor:
-        """[b] int64, sampled tokens of each response."""
+        """Number of sampled tokens of each response, [b] int64."""
         return self.sampled_mask.sum(dim=1)
 
     @property
     def groups(self) -> Tensor:
-        """[b] int64, ``group_ids`` as 0, 1, ..., to index by."""
-        assert self.group_ids is not None, "ask for the column group_ids, or whole_groups=True"
+        """``group_ids`` renumbered as 0, 1, ..., [b] int64."""
+        assert self.group_ids is not None, "request the column group_ids or whole_groups=True"
         groups: Tensor = self.group_ids.unique(return_inverse=True)[1]
         return groups
