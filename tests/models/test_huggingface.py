@@ -201,5 +201,5 @@ def test_value_head_keeps_its_precision(tmp_path: Path):
     kept = {name for name, dtype in files.dtypes.items() if dtype == torch.float32}
     assert kept == {"score.weight", "score.bias"}
     # What travels is never widened.
-    assert files.travel_dtype("score.weight", torch.zeros(1, dtype=torch.bfloat16)) == torch.bfloat16
-    assert files.travel_dtype("model.norm.weight", torch.zeros(1)) == torch.bfloat16
+    assert files.sent_dtype("score.weight", torch.zeros(1, dtype=torch.bfloat16)) == torch.bfloat16
+    assert files.sent_dtype("model.norm.weight", torch.zeros(1)) == torch.bfloat16

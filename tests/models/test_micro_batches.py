@@ -17,7 +17,7 @@ def cut_by_tokens(
     """The rows of each part, of units of ``size`` neighbours."""
     units = [list(range(first, first + size)) for first in range(0, len(prompts), size)]
     rows = RowTokens(prompts, responses, packed)
-    parts = split_by_tokens(sorted(units, key=rows.order), max_tokens, rows.together)
+    parts = split_by_tokens(sorted(units, key=rows.sort_key), max_tokens, rows.count)
     return [[row for unit in part for row in unit] for part in parts]
 
 

@@ -193,7 +193,7 @@ class CheckpointWorker:
         files = self._exports[part.name]
         mine = {name for file in files.share(dist.get_rank(), dist.get_world_size()) for name in files.files[file]}
         kept = {name: buffer for name, buffer in self._buffers[part.name].items() if name in mine}
-        for name, value in full_parameters(part.learner.model, files.travel_dtype, GATHER_BYTES):
+        for name, value in full_parameters(part.learner.model, files.sent_dtype, GATHER_BYTES):
             if name in mine:
                 kept[name] = value.to("cpu", copy=True)
         return kept

@@ -1,1 +1,1 @@
-"""Everything about one transformer: what it is, how it is loaded and sharded, read, trained and written."""
+"""One transformer: its facts, loading, sharding, forward passes, training and export."""

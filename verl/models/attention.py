@@ -1,13 +1,11 @@
-"""Attention over packed rows: several sequences joined to one without padding, each attending only to itself.
+"""Attention over packed rows: several sequences concatenated without padding, each attending only to itself.
 
-``transformers`` picks a model's attention function, and what makes its mask, by a name in the model's config. Importing
-this module registers its own functions, named by :func:`packed_name`. The keyword arguments that ``transformers``
-has for FlashAttention (``cu_seq_lens_q``, ``max_length_q``, ...) tell them where the rows are, and ``sequence_group``
-which workers share the tokens. Without these they do what the implementation they stand for does, so that a model
-loaded for packed rows still reads padded ones.
+``transformers`` looks up attention and mask functions by the name in the model's config. Importing this module
+registers packed ones under :func:`packed_name`. They find the row boundaries in the keyword arguments that
+``transformers`` has for FlashAttention (``cu_seq_lens_q``, ``max_length_q``, ...), and in ``sequence_group`` the
+workers that share the tokens. Without these arguments they compute padded rows like the original implementation.
 
-Legend: B rows, H query heads, K key and value heads, T tokens of a packed sequence, D head width; with prompts that are
-read once: G prompts, P and Q tokens of the longest prompt and response.
+Shapes: B rows, H query heads, K key and value heads, T tokens of a packed sequence, D head dimension.
 """
 
 from collections.abc import Callable
@@ -32,15 +30,15 @@ from verl.models.sequence_parallel import gather_heads, split_heads
 
 
 def fused_mask(*, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
-    """Make ``transformers``' mask for ``sdpa``.
+    """Return ``transformers``' mask for ``sdpa``.
 
-    It omits the mask where no token is padding, which the host would have to wait for a GPU to know: there the mask is
+    ``transformers`` skips the mask if there is no padding. On a GPU that check would make the host wait, so the mask is
     always made.
     """
     if attention_mask is not None and attention_mask.is_cuda:
         kwargs["allow_is_causal_skip"] = False
-    made: Tensor | None = sdpa_mask(attention_mask=attention_mask, **kwargs)
-    return made
+    mask: Tensor | None = sdpa_mask(attention_mask=attention_mask, **kwargs)
+    return mask
 
 
 MASK_FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -49,16 +47,16 @@ MASK_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "flash_attention_2": flash_attention_mask,
     "flash_attention_3": flash_attention_mask,
 }
-"""Implementations that support packed rows -> the function that makes the mask of their padded rows."""
+"""Implementations that support packed rows -> their mask function for padded rows."""
 
 UNSUPPORTED = ("s_aux", "position_bias", "indices", "block_indices")
 """Arguments of attention functions that change the result and that packed rows do not support."""
 
 WINDOWS_IN_MASKS = ("PhimoeAttention", "Qwen2MoeAttention")
-"""Attention of ``transformers`` whose sliding window is in its mask alone, which packed rows do not have."""
+"""Attention classes that apply their sliding window through the mask only, which packed rows do not have."""
 
 FLASH_HEAD_WIDTH = 256
-"""Largest head width of the variable-length kernel."""
+"""Largest head dimension of the variable-length kernel."""
 
 
 def attention_name(config: ModelConfig) -> str:
@@ -69,27 +67,26 @@ def attention_name(config: ModelConfig) -> str:
 def packed_name(implementation: str) -> str:
     """Return the name under which packed attention like ``implementation`` is registered.
 
-    It must contain neither "sdpa" nor "flash": ``transformers`` looks for these in names and would treat ours as its
-    own.
+    The name must not contain "sdpa" or "flash", which ``transformers`` gives a special treatment.
     """
     return {"sdpa": "packed_fused", "eager": "packed_eager"}.get(implementation, f"packed_fa{implementation[-1]}")
 
 
 class Options(NamedTuple):
-    """How scores are made."""
+    """Options of the attention scores."""
 
     implementation: str
-    """The attention function of ``transformers`` that ours stands for."""
+    """The attention implementation of ``transformers`` to use."""
     scaling: float | None
     """Factor on the scores; None: 1 / sqrt(D)."""
     window: int | None
-    """Tokens that each one sees, itself included; None: all before it."""
+    """Sliding window in tokens, including the query itself; None: no window."""
     softcap: float | None
-    """Bound on the scores by ``softcap * tanh(scores / softcap)``; None: none."""
+    """Soft cap, ``softcap * tanh(scores / softcap)``; None: no cap."""
 
     @property
     def flash(self) -> bool:
-        """Whether the FlashAttention package computes it."""
+        """Whether to use the FlashAttention package."""
         return self.implementation.startswith("flash")
 
 
@@ -111,26 +108,26 @@ def packed_attention(
     shared_prompts: SharedPrompts | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Return a causal attention function for ``transformers``; see :class:`Options` for the scores.
+    """Compute causal attention as an attention function of ``transformers``; see :class:`Options` for the scores.
 
     Args:
-        query: [B, H, T, D]; with packed rows B is 1, and with ``sequence_group`` T counts this worker's tokens only.
+        query: [B, H, T, D]. With packed rows B is 1. With ``sequence_group`` T counts this worker's tokens only.
         key, value: [B, K, T, D].
-        attention_mask: of padded rows, as the implementation expects it; for packed ones None, or of the shape
+        attention_mask: mask of padded rows, in the form of the implementation. For packed rows None, or of the shape
             ``NO_MASK``.
-        sliding_window: None: as the module has it in its mask.
-        cu_seq_lens_q: [rows + 1] int32, where rows start and end; None: the rows are padded.
-        max_length_q: longest row.
-        sequence_group: workers that share the tokens; None: this one has all.
-        shared_prompts: where prompts stand that several rows share; None: each row has its own.
+        sliding_window: None: the window that the module applies through its mask, if any.
+        cu_seq_lens_q: [rows + 1] int32, cumulative row lengths; None: the rows are padded.
+        max_length_q: length of the longest row.
+        sequence_group: workers that share the tokens; None: this worker has all.
+        shared_prompts: layout of prompts that several rows share; None: each row has its own prompt.
 
     Returns:
-        [B, T, H, D], contiguous, and None in place of attention weights.
+        [B, T, H, D], contiguous, and None instead of attention weights.
 
     Raises:
         ConfigError: the model's attention has a feature that is not supported here.
     """
-    assert dropout == 0.0, "models score and learn without dropout"
+    assert dropout == 0.0, "models run without dropout"
     window = window_in_mask(module) if sliding_window is None else sliding_window
     options = Options(implementation, scaling, window, softcap)
     if attention_mask is not None and attention_mask.shape == NO_MASK:
@@ -153,25 +150,26 @@ def packed_attention(
 
 
 def _check_supported(module: nn.Module, options: Options, masked: bool, others: dict[str, Any]) -> None:
-    """Raise ``ConfigError`` for what would change the result; ``masked``: packed rows have a mask of their own."""
-    wrong = [name for name in UNSUPPORTED if others.get(name) is not None]
+    """Raise ``ConfigError`` for unsupported arguments; ``masked``: packed rows came with a mask."""
+    unsupported = [name for name in UNSUPPORTED if others.get(name) is not None]
     if options.softcap is not None and options.implementation == "sdpa":
-        wrong.append("softcap")
+        unsupported.append("softcap")
     causal = others.get("is_causal")
     if not (getattr(module, "is_causal", True) if causal is None else causal):
-        wrong.append("is_causal=False")
+        unsupported.append("is_causal=False")
     if masked:
-        wrong.append("a mask of its own")
-    if wrong:
+        unsupported.append("a mask of its own")
+    if unsupported:
+        names = ", ".join(unsupported)
         raise ConfigError(
-            f"model.attn_implementation={options.implementation!r}: packed rows do not support {', '.join(wrong)}, "
+            f"model.attn_implementation={options.implementation!r}: packed rows do not support {names}, "
             f"which {type(module).__name__} uses; set model.use_remove_padding=false, or, for softcap only, "
             "model.attn_implementation=eager or flash_attention_2"
         )
 
 
 def window_in_mask(module: nn.Module) -> int | None:
-    """Return the sliding window of an attention that has it in its mask alone; None for others."""
+    """Return the sliding window of a module in ``WINDOWS_IN_MASKS``; None for others."""
     if type(module).__name__ not in WINDOWS_IN_MASKS:
         return None
     config: Any = module.config
@@ -193,8 +191,8 @@ def _padded(
 def _packed(query: Tensor, key: Tensor, value: Tensor, rows: Rows, options: Options) -> Tensor:
     """Return packed attention, [1, T, H, D].
 
-    Kernels take all rows at once, and align a row's last query with its last key; without a kernel, rows with as many
-    keys as queries are computed one after another.
+    Kernels process all rows at once and align a row's last query with its last key. Without a kernel, rows are computed
+    one by one, and each must have as many keys as queries.
     """
     if options.flash:
         return _flash(query, key, value, None, rows, options)
@@ -213,7 +211,7 @@ def _packed(query: Tensor, key: Tensor, value: Tensor, rows: Rows, options: Opti
 
 
 def _sharing_prompts(query: Tensor, key: Tensor, value: Tensor, shared: SharedPrompts, options: Options) -> Tensor:
-    """[1, T, H, D], 0 at the tokens that fill up the sequence."""
+    """Return attention with shared prompts, [1, T, H, D], 0 at padding tokens."""
     fillers = query.shape[2] - shared.num_tokens
     query, key, value = (states[:, :, : shared.num_tokens] for states in (query, key, value))
     if options.flash or _has_varlen_kernel(query, value, options):
@@ -225,12 +223,12 @@ def _sharing_prompts(query: Tensor, key: Tensor, value: Tensor, shared: SharedPr
 
 
 def _in_blocks(query: Tensor, key: Tensor, value: Tensor, shared: SharedPrompts, options: Options) -> Tensor:
-    """[1, T, H, D] in blocks of prompts, and of responses, of similar length."""
+    """Return attention with shared prompts, [1, T, H, D], in blocks of prompts and responses of similar length."""
 
     def blocks(states: Tensor, tokens: Tensor) -> Tensor:
-        """[N, H, L, D], for ``tokens [N, L]``."""
-        chosen = states[0].transpose(0, 1).index_select(0, tokens.flatten())
-        return chosen.view(*tokens.shape, *chosen.shape[1:]).transpose(1, 2)
+        """Gather the states of ``tokens [N, L]``, [N, H, L, D]."""
+        selected = states[0].transpose(0, 1).index_select(0, tokens.flatten())
+        return selected.view(*tokens.shape, *selected.shape[1:]).transpose(1, 2)
 
     outputs = []
     for tokens in shared.prompt_blocks:
@@ -248,9 +246,9 @@ def _in_blocks(query: Tensor, key: Tensor, value: Tensor, shared: SharedPrompts,
 def _flash(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, rows: Rows | None, options: Options
 ) -> Tensor:
-    """Import FlashAttention by way of ``transformers``; it has one width for keys and values."""
-    narrower = query.shape[-1] - value.shape[-1]
-    value = F.pad(value, (0, narrower)) if narrower else value
+    """Call FlashAttention through ``transformers``, with values padded to the width of keys."""
+    padding = query.shape[-1] - value.shape[-1]
+    value = F.pad(value, (0, padding)) if padding else value
     bounds: Any = (None, None, None, None) if rows is None else rows
     query, key, value = (states.transpose(1, 2) for states in (query, key, value))
     output: Tensor = _flash_attention_forward(
@@ -269,11 +267,11 @@ def _flash(
         max_length_k=bounds[3],
         attn_implementation=options.implementation,
     )
-    return output[..., : query.shape[-1] - narrower]
+    return output[..., : query.shape[-1] - padding]
 
 
 def _has_varlen_kernel(query: Tensor, value: Tensor, options: Options) -> bool:
-    """Whether torch's variable-length attention takes these states: on GPUs, in half precision, of fitting width."""
+    """Whether torch's variable-length kernel supports these states: on a GPU, in half precision, of fitting width."""
     half, width = query.dtype in (torch.float16, torch.bfloat16), query.shape[-1]
     fits = width <= FLASH_HEAD_WIDTH and width % 8 == 0 and value.shape[-1] == width
     return options.implementation == "sdpa" and query.is_cuda and half and fits
@@ -281,15 +279,15 @@ def _has_varlen_kernel(query: Tensor, value: Tensor, options: Options) -> bool:
 
 @cache
 def grouped_query_options(kernel: Callable[..., Any]) -> dict[str, Any]:
-    """Options of ``kernel``, torch's variable-length attention, for fewer heads of keys than of queries.
+    """Return the options of torch's variable-length attention ``kernel`` for grouped queries.
 
-    The kernel of torch 2.11, which vLLM 0.24 to 0.26 pin, has no such option and supports them without it.
+    In torch 2.11, which vLLM 0.24 to 0.26 pin, the kernel supports them without an option.
     """
     return {"enable_gqa": True} if "enable_gqa" in signature(kernel).parameters else {}
 
 
 def _varlen(query: Tensor, key: Tensor, value: Tensor, rows: Rows, options: Options) -> Tensor:
-    # The kernel's window does not count the token itself.
+    # The kernel's window excludes the query itself.
     before = -1 if options.window is None else options.window - 1
     query, key, value = (states[0].transpose(0, 1).contiguous() for states in (query, key, value))
     grouped = grouped_query_options(varlen_attn)
@@ -301,7 +299,7 @@ def _varlen(query: Tensor, key: Tensor, value: Tensor, rows: Rows, options: Opti
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: Options) -> Tensor:
     """Return [B, H, Q, D] from queries [B, H, Q, D], keys and values [B, K, N, D], and a mask [B, 1, Q, N].
 
-    The mask is true where a key is seen; without one, tokens see all previous tokens.
+    The mask is true where a query attends to a key. None: causal.
     """
     if options.implementation != "sdpa":
         return _eager(query, key, value, mask, options)
@@ -312,7 +310,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, opti
 
 
 def _eager(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: Options) -> Tensor:
-    """As :func:`_attend`, by plain matrix products; ``mask`` may also be numbers to add to the scores."""
+    """Compute :func:`_attend` by plain matrix products; ``mask`` may also be additive."""
     key, value = (states.repeat_interleave(query.shape[1] // states.shape[1], dim=1) for states in (key, value))
     scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if options.scaling is None else options.scaling)
     if options.softcap is not None:
@@ -326,12 +324,12 @@ def _eager(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, optio
     return scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype) @ value
 
 
-def _mask_of_padded_rows(make: Callable[..., Tensor | None], *args: Any, **kwargs: Any) -> Tensor | None:
-    """No mask for packed rows, which have none of their own: its size would be the square of their tokens."""
-    return None if kwargs.get("attention_mask") is None else make(*args, **kwargs)
+def _mask_of_padded_rows(make_mask: Callable[..., Tensor | None], *args: Any, **kwargs: Any) -> Tensor | None:
+    """Call ``make_mask`` for padded rows; packed rows get no mask, whose size would be quadratic."""
+    return None if kwargs.get("attention_mask") is None else make_mask(*args, **kwargs)
 
 
 AttentionMaskInterface.register("sdpa", fused_mask)
-for _implementation, _make in MASK_FUNCTIONS.items():
+for _implementation, _function in MASK_FUNCTIONS.items():
     AttentionInterface.register(packed_name(_implementation), partial(packed_attention, implementation=_implementation))
-    AttentionMaskInterface.register(packed_name(_implementation), partial(_mask_of_padded_rows, _make))
+    AttentionMaskInterface.register(packed_name(_implementation), partial(_mask_of_padded_rows, _function))

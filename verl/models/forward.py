@@ -1,10 +1,9 @@
-"""Forward passes of a sharded model over micro-batches: log-probabilities, hidden states, or a number per token.
+"""Forward passes of a sharded model over micro-batches: log-probabilities, hidden states, or a value per token.
 
-The same numbers whatever the way: padded or packed rows, the head at once or in pieces, one worker or several to a
-sequence.
+The results do not depend on the layout: padded or packed rows, a chunked output head, sequence parallelism.
 
-Legend: B episodes, N tokens of them all, M of them in responses, T tokens as the model of this worker reads them, V
-vocabulary, L layers, D hidden width.
+Shapes: B episodes with N tokens, M of which are in responses; T tokens in the layout of this worker; V vocabulary;
+L layers; D hidden size.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -35,14 +34,14 @@ from verl.models.sequence_parallel import sequence_group
 from verl.utils.device import to_device
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
-"""Largest mean difference of a row between two ways to the same numbers, by precision of the products."""
+"""Largest mean difference of a row between two layouts, by ``param_dtype``."""
 
 
 class ForwardPass:
-    """A model and the way that micro-batches go through it. All workers must call it together."""
+    """Forward passes over micro-batches. All workers must call it together."""
 
     def __init__(self, model: PreTrainedModel, config: ModelConfig, device: str) -> None:
-        """``model``: loaded with ``config`` and sharded; it computes on ``device``, ``cpu`` or ``cuda``."""
+        """Take a sharded ``model`` that was loaded with ``config`` and computes on ``device``, ``cpu`` or ``cuda``."""
         self.model = model
         self.config = config
         self.device = device
@@ -56,36 +55,37 @@ class ForwardPass:
         return packed_layout(batch, self.group) if self.config.use_remove_padding else padded_layout(batch)
 
     def _inputs(self, layout: Layout) -> dict[str, Any]:
-        """Keyword arguments of the model for a layout."""
+        """Return the model's keyword arguments for a layout."""
         inputs = layout.on(self.device)
-        # Only our own attention knows what it means, and of other layers some would take it for a mask.
+        # Only packed attention understands this mask.
         ours = self.model.config._attn_implementation == attention_name(self.config)
         if "attention_mask" not in inputs and ours and self.model._supports_attention_backend:
             inputs["attention_mask"] = torch.ones(NO_MASK, dtype=torch.bool, device=self.device)
         return inputs
 
     @torch.no_grad()
-    def _check_equal(self, ways: Callable[[Batch], Iterator[tuple[str, Tensor]]]) -> None:
-        """Compare several ways to read a few tokens.
+    def _check_equal(self, results: Callable[[Batch], Iterator[tuple[str, Tensor]]]) -> None:
+        """Compare the results of several layouts on a small batch.
 
         Args:
-            ways: the option that avoids a way, and what it gives, [M, ...]; the first way is the model's own.
+            results: yields for each layout the setting that disables it and its result, [M, ...]. The first result is
+                the model's own forward pass.
 
         Raises:
-            ConfigError: a way gives other numbers than the first.
+            ConfigError: a result differs from the first.
         """
         vocabulary = self.model.config.get_text_config().vocab_size
         rows = (7919 * torch.arange(1, 25)).remainder(vocabulary).view(3, 8)
-        # The last row continues the beginning of the first in another way.
+        # The first and the last row share a prompt.
         rows[2, :4] = rows[0, :4]
         prompts = [rows[0, :4].tolist(), rows[1, 3:4].tolist(), rows[2, :4].tolist()]
         batch = Batch.of(prompts, rows[:, 4:].tolist())
-        (_, first), *others = ways(batch)
+        (_, expected), *others = results(batch)
         if isinstance(self.model, FSDPModule):
             self.model.reshard()
-        for fix, other in others:
-            # Row by row: where packed rows mix, the first of them is still right.
-            difference = (other - first).abs().view(len(batch), -1).mean(dim=1).max().item()
+        for fix, actual in others:
+            # By row, since the first row is right even if packed rows attend to each other.
+            difference = (actual - expected).abs().view(len(batch), -1).mean(dim=1).max().item()
             if not difference <= TOLERANCE[self.config.param_dtype]:
                 raise ConfigError(
                     f"model.path={self.config.path!r}: {self.model.config.model_type} gives other results than its own "
@@ -97,10 +97,10 @@ class LogprobForward(ForwardPass):
     """Forward passes of a causal language model: log-probabilities of tokens and entropies."""
 
     def __init__(self, model: PreTrainedModel, config: ModelConfig, device: str) -> None:
-        """As :class:`ForwardPass`.
+        """Prepare the output head and, for packed rows or a chunked head, check the results on a small batch.
 
         Raises:
-            ConfigError: on a few tokens the configured way gives other numbers than the model's own forward pass.
+            ConfigError: the configured layout gives other results than the model's own forward pass.
         """
         super().__init__(model, config, device)
         if config.logits_dtype == "float32":
@@ -108,49 +108,47 @@ class LogprobForward(ForwardPass):
         if config.logits_chunk_size:
             chunk_output_head(model, config.logits_chunk_size)
         if config.logits_chunk_size or config.use_remove_padding:
-            self._check_equal(self._all_ways)
+            self._check_equal(self._results)
 
-    def logprobs(
-        self, batch: Batch, scoring: Scoring, wanted: Tensor | None = None, layers: Sequence[int] = ()
-    ) -> Batch:
-        """Log-probability of each response token, and the entropy it was drawn with.
+    def logprobs(self, batch: Batch, scoring: Scoring, mask: Tensor | None = None, layers: Sequence[int] = ()) -> Batch:
+        """Compute the log-probability and the entropy at each response token.
 
         Args:
-            batch: a micro-batch with ``tokens``, on the CPU; every prompt has a token.
-            wanted: [M] bool on the CPU, the tokens to score, the others get 0; None: all.
-            layers: layers whose hidden states are returned too, see :func:`record_states`.
+            batch: a micro-batch with ``tokens`` on the CPU; no prompt may be empty.
+            mask: [M] bool on the CPU, the tokens to score (others get 0); None: all.
+            layers: layers whose hidden states to return; see :func:`record_states`.
 
         Returns:
-            The same episodes on the device with ``logprobs``, ``entropy`` and columns of the statistics' names (see
-            :func:`verl.models.output_head.by_statistic`); with ``layers`` also ``states``, for each response of n
-            tokens the hidden states [n, L, D] that these are drawn from.
+            The same episodes on the device with ``logprobs``, ``entropy`` and the statistics (see
+            :func:`verl.models.output_head.by_statistic`). With ``layers`` also ``states``: for each response of n
+            tokens, the hidden states [n, L, D] that predict them.
         """
         batch = batch.columns("tokens")
         layout = self._layout(batch, share_prompts=True)
         with record_states(self.model, layers) as recorded:
-            logprobs, entropy, *further = self._score(layout, batch, wanted, scoring)
+            logprobs, entropy, *further = self._score(layout, batch, mask, scoring)
         entropy = entropy if scoring.differentiable_entropy else entropy.detach()
         scored = (
             batch.columns().to(self.device).fill(logprobs=logprobs, entropy=entropy, **by_statistic(further, scoring))
         )
         if recorded:
             places = to_device(layout.find(batch.predictors)[0], self.device)
-            read = torch.stack([layer.flatten(0, 1)[places] for layer in recorded], dim=1)
-            states = layout.collect(read, batch.predictors)
+            local = torch.stack([layer.flatten(0, 1)[places] for layer in recorded], dim=1)
+            states = layout.collect(local, batch.predictors)
             scored.fill(states=list(states.split(batch.response_lengths.tolist())))
         return scored
 
-    def _score(self, layout: Layout, batch: Batch, wanted: Tensor | None, scoring: Scoring) -> tuple[Tensor, ...]:
-        """Columns [M] of what is computed from logits."""
+    def _score(self, layout: Layout, batch: Batch, mask: Tensor | None, scoring: Scoring) -> tuple[Tensor, ...]:
+        """Return the columns [M] that are computed from logits."""
         if not self.config.use_remove_padding and not self.config.logits_chunk_size:
-            return self._score_rows(layout, batch, wanted, scoring)
+            return self._score_rows(layout, batch, mask, scoring)
         tokens, targets = batch.predictors, batch.response_tokens
-        if wanted is not None:
-            tokens, targets = tokens[wanted], targets[wanted]
+        if mask is not None:
+            tokens, targets = tokens[mask], targets[mask]
         places, here = layout.find(tokens)
-        targets, nothing = targets[here], not len(places)
-        if nothing:
-            # Every worker must reach the head, forward and backward, or the others wait for its weights.
+        targets, is_empty = targets[here], not len(places)
+        if is_empty:
+            # Every worker must run the head, forward and backward, or the others hang in a collective.
             places, targets = places.new_zeros(1), targets.new_zeros(1)
         inputs, places, targets = self._inputs(layout), *(to_device(part, self.device) for part in (places, targets))
         if self.config.logits_chunk_size:
@@ -158,22 +156,22 @@ class LogprobForward(ForwardPass):
         else:
             logits = self.model(**inputs, use_cache=False, logits_to_keep=places).logits[0]
             values = logprobs_and_entropy(logits, targets, scoring)
-        found = torch.stack(values, dim=1)
-        scored = layout.collect(found[:0] if nothing else found, tokens)
-        if wanted is not None:
-            rows = to_device(wanted.nonzero().flatten(), self.device)
-            scored = scored.new_zeros(len(wanted), scored.shape[1]).index_copy(0, rows, scored)
+        local = torch.stack(values, dim=1)
+        scored = layout.collect(local[:0] if is_empty else local, tokens)
+        if mask is not None:
+            rows = to_device(mask.nonzero().flatten(), self.device)
+            scored = scored.new_zeros(len(mask), scored.shape[1]).index_copy(0, rows, scored)
         return scored.unbind(1)
 
-    def _score_rows(self, layout: Layout, batch: Batch, wanted: Tensor | None, scoring: Scoring) -> tuple[Tensor, ...]:
-        """By the model's own forward pass over padded rows, as ``transformers`` has it."""
+    def _score_rows(self, layout: Layout, batch: Batch, mask: Tensor | None, scoring: Scoring) -> tuple[Tensor, ...]:
+        """Return the columns of :meth:`_score` by the model's own forward pass over padded rows."""
         batch = batch.trimmed().to(self.device)
         logits = self.model(**self._inputs(layout), use_cache=False, logits_to_keep=batch.width + 1).logits[:, :-1]
         values = map(batch.flat, logprobs_and_entropy(logits, batch.padded("response_tokens"), scoring))
-        wanted = None if wanted is None else to_device(wanted, self.device)
-        return tuple(value if wanted is None else torch.where(wanted, value, 0.0) for value in values)
+        mask = None if mask is None else to_device(mask, self.device)
+        return tuple(value if mask is None else torch.where(mask, value, 0.0) for value in values)
 
-    def _all_ways(self, batch: Batch) -> Iterator[tuple[str, Tensor]]:
+    def _results(self, batch: Batch) -> Iterator[tuple[str, Tensor]]:
         scoring, padded = Scoring(temperature=1.0), padded_layout(batch)
         yield "", self._score_rows(padded, batch, None, scoring)[0]
         if self.config.logits_chunk_size:
@@ -187,30 +185,30 @@ class LogprobForward(ForwardPass):
 
 
 class ValueForward(ForwardPass):
-    """Forward passes of a token classification model with one label: a number per token."""
+    """Forward passes of a token classification model with one label: a value per token."""
 
     def __init__(self, model: PreTrainedModel, config: ModelConfig, device: str) -> None:
-        """As :class:`LogprobForward`."""
+        """Check the results of packed rows, as :class:`LogprobForward` does."""
         super().__init__(model, config, device)
         if config.use_remove_padding:
-            self._check_equal(self._states_both_ways)
+            self._check_equal(self._results)
 
     def values(self, batch: Batch) -> Tensor:
-        """Return the model's number at each token of a batch on the CPU, [N] float32 on the device."""
+        """Return the value at each token of a batch on the CPU, [N] float32 on the device."""
         batch = batch.columns("tokens")
-        # A policy with more rows of padding than this model may sample their numbers, which no tokenizer has.
-        rows = self.model.config.get_text_config().vocab_size
-        layout = self._layout(batch.fill(tokens=batch.tokens.clamp(max=rows - 1)))
+        # A policy whose vocabulary is padded further than this model's may sample ids that this model does not have.
+        vocabulary = self.model.config.get_text_config().vocab_size
+        layout = self._layout(batch.fill(tokens=batch.tokens.clamp(max=vocabulary - 1)))
         logits: Tensor = self.model(**self._inputs(layout), use_cache=False).logits
         return self._at_all_tokens(layout, logits.squeeze(-1).float())
 
     def _at_all_tokens(self, layout: Layout, values: Tensor) -> Tensor:
-        """[N, ...] from what the model gave, [B, S, ...] or [1, T, ...]."""
-        every = torch.arange(len(layout.places))
-        return layout.collect(values.flatten(0, 1)[to_device(layout.find(every)[0], self.device)], every)
+        """Return [N, ...] from the model's output, [B, S, ...] or [1, T, ...]."""
+        tokens = torch.arange(len(layout.places))
+        return layout.collect(values.flatten(0, 1)[to_device(layout.find(tokens)[0], self.device)], tokens)
 
-    def _states_both_ways(self, batch: Batch) -> Iterator[tuple[str, Tensor]]:
-        """Last hidden states of responses in units of their mean size, because a new head gives 0 for everything."""
+    def _results(self, batch: Batch) -> Iterator[tuple[str, Tensor]]:
+        """Yield the last hidden states, divided by their mean magnitude, because a new head returns only zeros."""
         for layout in (padded_layout(batch), self._layout(batch)):
             inputs = self._inputs(layout)
             states = self.model(**inputs, use_cache=False, output_hidden_states=True).hidden_states[-1]
@@ -220,11 +218,11 @@ class ValueForward(ForwardPass):
 
 @contextmanager
 def record_states(model: PreTrainedModel, layers: Sequence[int]) -> Iterator[list[Tensor]]:
-    """Within, a forward pass of a causal language model fills the list with states [B, S, D] of each of ``layers``.
+    """Record the states [B, S, D] of ``layers`` in a list during the forward pass inside the block.
 
     Args:
-        layers: counted from either end, each once. The last is the state after the final norm, any other the output of
-            that decoder layer: what ``transformers`` calls ``hidden_states[1:][layer]``.
+        layers: distinct indices, negative ones from the end, into ``hidden_states[1:]`` of ``transformers``: the output
+            of each decoder layer, except for the last, which is the state after the final norm.
 
     Raises:
         ValueError: the model has no such layer, or one is named twice.
@@ -233,28 +231,28 @@ def record_states(model: PreTrainedModel, layers: Sequence[int]) -> Iterator[lis
         yield []
         return
     decoder = getattr(model, model.base_model_prefix)
-    # A model that also sees images has a text model within.
+    # A vision-language model wraps a text model.
     decoder = getattr(decoder, "language_model", decoder)
     depth = decoder.config.get_text_config().num_hidden_layers
-    wanted = resolve_layers(layers, depth)
+    indices = resolve_layers(layers, depth)
     last = depth - 1
-    blocks = _blocks(decoder, depth) if any(layer != last for layer in wanted) else []
-    found: dict[int, Tensor] = {}
+    blocks = _blocks(decoder, depth) if any(layer != last for layer in indices) else []
+    outputs: dict[int, Tensor] = {}
     states: list[Tensor] = []
 
     def keep(layer: int, _module: nn.Module, _inputs: Any, output: Any) -> None:
-        found[layer] = (output if isinstance(output, Tensor) else output[0]).detach()
+        outputs[layer] = (output if isinstance(output, Tensor) else output[0]).detach()
 
     with ExitStack() as stack:
-        for layer in wanted:
+        for layer in indices:
             module = decoder if layer == last else blocks[layer]
             stack.callback(module.register_forward_hook(partial(keep, layer)).remove)
         yield states
-    states += [found[layer] for layer in wanted]
+    states += [outputs[layer] for layer in indices]
 
 
 def _blocks(decoder: nn.Module, depth: int) -> list[nn.Module]:
-    """Return the layers of a language model's body, without the head."""
+    """Return the decoder's layers."""
     for module in decoder.modules():
         if isinstance(module, nn.ModuleList) and len(module) == depth:
             return list(module)

@@ -1,6 +1,6 @@
-"""Models sharded by FSDP2: how they are split, and how whole parameters are gathered, many of them in one collective.
+"""FSDP2 sharding, and gathering of full parameters in buckets.
 
-Legend: W ranks that hold one copy of the model together.
+Shapes: W ranks that shard one copy of the model.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -25,26 +25,25 @@ from verl.models.offload import Offloaded, local_part, require_loaded, reshard
 from verl.utils.distributed import collective_timeout
 
 WeightDtype = Callable[[str, Tensor], torch.dtype]
-"""The precision in which a parameter of this name and value travels."""
+"""The dtype in which a parameter of this name and value is sent."""
 
 
 def keep_dtype(name: str, value: Tensor) -> torch.dtype:
-    """Return the type unchanged; a :data:`WeightDtype`."""
+    """Return the dtype unchanged; a :data:`WeightDtype`."""
     return value.dtype
 
 
 @dataclass(frozen=True)
 class EngineDtype:
-    """A :data:`WeightDtype`: weights travel as an engine will hold them, where that is narrower.
+    """A :data:`WeightDtype` that sends weights in the engine's dtype if that is narrower.
 
-    Only matrices and stacks of them are cast; vectors weigh nothing, and some, such as a state-space model's, are
-    computed with before they are rounded.
+    Only matrices are cast. Vectors are small, and some, such as those of state-space models, are used in computations
+    before they are rounded.
     """
 
     dtype: torch.dtype
     exact: frozenset[str]
-    """Parameters that the engine keeps in higher precision than the rest, such as the router of some mixtures, by
-    :func:`name_tail`."""
+    """:func:`name_tail` of the parameters that the engine keeps in higher precision, such as some MoE routers."""
 
     def __call__(self, name: str, value: Tensor) -> torch.dtype:
         is_matrix = value.dim() > 2 or (value.dim() == 2 and name.endswith(".weight"))
@@ -53,12 +52,12 @@ class EngineDtype:
 
 
 def name_tail(name: str) -> str:
-    """Return the last two parts of a parameter's name: engine and file may name the enclosing module differently."""
+    """Return the last two parts of a parameter's name, on which the engine and the files agree."""
     return ".".join(name.split(".")[-2:])
 
 
 ALIGNMENT = 16
-"""Bytes to whose multiples shards start in a bucket, so that each can be read as numbers of its own type."""
+"""Alignment of shards in a bucket in bytes, so that each can be viewed in its dtype."""
 
 # Newer versions of torch have renamed it.
 all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -66,18 +65,18 @@ all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
 @cache
 def sharding_mesh(mesh: DeviceMesh, fsdp_size: int) -> DeviceMesh:
-    """Return the mesh over which :func:`fully_shard` spreads a model: ``mesh`` itself, or [copies, shards of a copy].
+    """Return the mesh for :func:`fully_shard`: ``mesh`` itself, or [copies, shards of a copy].
 
-    Neighbours in rank, which the fastest links join, hold one copy together. Models with the same ``fsdp_size`` share
-    one mesh, because each mesh has its own communicators, and these take GPU memory.
+    Neighbouring ranks, which have the fastest links, shard one copy. Models with the same ``fsdp_size`` share a mesh,
+    because the communicators of each mesh take GPU memory.
 
     Args:
         mesh: all workers, one-dimensional.
-        fsdp_size: workers that hold one copy; -1: all.
+        fsdp_size: number of workers that shard one copy; -1: all.
     """
     if fsdp_size in (-1, mesh.size()):
         return mesh
-    # init_device_mesh would make groups with torch's own time limit.
+    # init_device_mesh would use torch's default timeout.
     ranks, limit = torch.arange(mesh.size()).view(-1, fsdp_size), collective_timeout()
     replicate, _ = dist.new_subgroups_by_enumeration(ranks.T.tolist(), timeout=limit)
     shard, _ = dist.new_subgroups_by_enumeration(ranks.tolist(), timeout=limit)
@@ -86,44 +85,44 @@ def sharding_mesh(mesh: DeviceMesh, fsdp_size: int) -> DeviceMesh:
 
 
 def shard_model(model: PreTrainedModel, config: ModelConfig, mesh: DeviceMesh, trainable: bool) -> None:
-    """Shard ``model`` in place over ``mesh``, by :func:`sharding_mesh`; what does not learn is kept in ``param_dtype``.
+    """Shard ``model`` in place over ``mesh`` of :func:`sharding_mesh`; frozen weights are kept in ``param_dtype``.
 
-    Each decoder layer is its own unit: besides the embedding and the head, only one layer's full parameters are in
-    memory at a time.
+    Each decoder layer is an FSDP unit, so memory holds the full parameters of one layer at a time, in addition to the
+    embedding and the head.
     """
     model.requires_grad_(trainable)
     if any(is_adapter(name) for name, _ in model.named_parameters()):
         train_adapters_only(model)
-    # In bfloat16 a frozen weight takes half the memory, and every product has the same bits: it is cast for it anyway.
-    # A value model's head is not.
+    # Casting frozen weights halves their memory and changes no result, since products cast them anyway. The head of a
+    # value model computes in float32.
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad and not name.startswith(f"{VALUE_HEAD}."):
             parameter.data = parameter.data.to(getattr(torch, config.param_dtype))
     if hasattr(model, VALUE_HEAD):
-        # Small differences between values matter: the head's products stay in float32.
+        # Small differences between values matter, so the head computes in float32.
         exact = MixedPrecisionPolicy(param_dtype=torch.float32)
         fully_shard(model.get_submodule(VALUE_HEAD), mesh=mesh, mp_policy=exact)
-    # Gradients are summed in float32 whatever the precision of the products: a sum over ranks must not lose bits.
+    # Gradients are always reduced in float32.
     policy = MixedPrecisionPolicy(param_dtype=getattr(torch, config.param_dtype), reduce_dtype=torch.float32)
     for layer in decoder_layers(model):
         if trainable and config.gradient_checkpointing:
-            # Not by transformers' own switch, which is off in models in evaluation mode, as ours are. Only an adapter's
-            # dropout draws numbers, which the backward pass must draw again.
-            drops = config.trains_adapters and config.lora.dropout > 0
-            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=drops)
+            # transformers' own checkpointing is off in evaluation mode. The random state matters for the dropout of
+            # adapters only.
+            has_dropout = config.trains_adapters and config.lora.dropout > 0
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=has_dropout)
         fully_shard(layer, mesh=mesh, mp_policy=policy)
-    # A model that learns needs embedding and head again in the backward pass, which starts where the forward ends.
+    # The backward pass starts with the head, so a trainable model keeps it unsharded.
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=not trainable)
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """Return the blocks that ``transformers`` keeps in one piece: the layers of the model's body."""
+    """Return the decoder layers, which are the modules that ``transformers`` does not split."""
     names = set(model._no_split_modules or [])
     return [module for module in model.modules() if type(module).__name__ in names]
 
 
 def offloaded_parameters(model: nn.Module, enabled: bool) -> Offloaded:
-    """Keep a sharded model's parameters on the host except inside ``with result.loaded():``, if ``enabled``."""
+    """Return an :class:`Offloaded` with the parameters of a sharded model."""
 
     def tensors() -> list[nn.Parameter]:
         reshard(model)
@@ -136,10 +135,9 @@ def offloaded_parameters(model: nn.Module, enabled: bool) -> Offloaded:
 
 @contextmanager
 def keep_unsharded(model: PreTrainedModel) -> Iterator[None]:
-    """Within the block ``model`` has its full parameters, in ``param_dtype``, which all ranks gather on entry.
+    """Gather the full parameters of a trainable ``model`` in ``param_dtype`` for the block; all ranks must enter it.
 
-    For a model that learns, without gradients. Forward passes need no communication; each rank makes as many as it
-    likes, or none.
+    Forward passes inside need no communication, so ranks may run different numbers of them, without gradients.
     """
     units = [module for module in model.modules() if isinstance(module, FSDPModule)]
     for unit in units:
@@ -149,7 +147,7 @@ def keep_unsharded(model: PreTrainedModel) -> Iterator[None]:
         yield
     finally:
         for unit in units:
-            # As in shard_model: only the root stays unsharded between forward and backward.
+            # Only the root stays unsharded between forward and backward, as in shard_model.
             unit.set_reshard_after_forward(unit is not units[0], recurse=False)
             unit.reshard()
 
@@ -157,21 +155,18 @@ def keep_unsharded(model: PreTrainedModel) -> Iterator[None]:
 def full_parameters(
     model: nn.Module, dtype: WeightDtype = keep_dtype, bucket_bytes: int = 0
 ) -> Iterator[tuple[str, Tensor]]:
-    """Every parameter by name, adapters merged, as by :func:`gather_parameters`.
-
-    A weight with an adapter is merged in float32, and cast afterwards.
-    """
+    """Yield every parameter by name as :func:`gather_parameters` does, with adapters merged in float32."""
     reshard(model)
     require_loaded(model.parameters())
-    # The two factors of an adapter come before its weight.
+    # The two factors of an adapter precede its weight.
     weights = [named for named in model.named_parameters() if not is_adapter(named[0])]
     parts = (part for named in weights for part in (*adapter_of(model, named[0]), named))
 
-    def travels(name: str, value: Tensor) -> torch.dtype:
+    def sent_dtype(name: str, value: Tensor) -> torch.dtype:
         return value.dtype if is_adapter(name) or is_adapted(name) else dtype(base_parameter_name(name), value)
 
     factors: list[Tensor] = []
-    for name, value in gather_parameters(parts, travels, bucket_bytes):
+    for name, value in gather_parameters(parts, sent_dtype, bucket_bytes):
         if is_adapter(name):
             factors.append(value)
             continue
@@ -191,23 +186,22 @@ class _Shard(NamedTuple):
     tensor: DTensor
     dtype: torch.dtype
     offset: int
-    """Bytes of the bucket, on each rank, before it."""
+    """Offset of its shard in each rank's part of the bucket, in bytes."""
     num_bytes: int
-    """Of a full shard."""
+    """Size of a full shard in bytes."""
 
 
 def gather_parameters(
     parameters: Iterable[tuple[str, Tensor]], dtype: WeightDtype, bucket_bytes: int
 ) -> Iterator[tuple[str, Tensor]]:
-    """Whole parameters by name, in their order; all ranks must iterate over it together.
+    """Yield full parameters by name in their order; all ranks must iterate together.
 
-    Each rank casts its shards before they travel, and packs those of a bucket into one message. At one time there are
-    this rank's part of a bucket, the whole bucket, and one parameter taken out of it. Without a second rank in the
-    group there is nothing to send.
+    Each rank casts its shards and packs a bucket of them into one all-gather. Peak memory is this rank's part of a
+    bucket, the whole bucket, and one parameter.
 
     Args:
-        parameters: replicated, or sharded by rows as FSDP2 does; copies of a shard (HSDP) send nothing.
-        bucket_bytes: most bytes of a bucket's whole parameters; a parameter with more has a bucket of its own.
+        parameters: replicated, or sharded by rows as in FSDP2.
+        bucket_bytes: maximum size of a bucket's full parameters; a larger parameter has a bucket to itself.
     """
     bucket: list[_Shard] = []
     for name, parameter in parameters:
@@ -228,34 +222,33 @@ def gather_parameters(
 
 
 def _unpacked(bucket: list[_Shard]) -> Iterator[tuple[str, Tensor]]:
-    """One collective, and the whole parameters of a bucket."""
+    """Gather a bucket in one collective and yield its full parameters."""
     if not bucket:
         return
-    whole = _exchange(bucket)
+    gathered = _gathered(bucket)
     for name, parameter, dtype, offset, num_bytes in bucket:
-        # The shards of all ranks, one after another. Only the last ones are short, so what fills them up is at the end.
-        flat = whole[:, offset : offset + num_bytes].reshape(-1).view(dtype)
+        # Concatenate the shards of all ranks. Only the last ones are padded, so the padding is at the end.
+        flat = gathered[:, offset : offset + num_bytes].reshape(-1).view(dtype)
         yield name, flat.view(-1, *parameter.shape[1:])[: parameter.shape[0]]
-        # Free this parameter before the next one is taken out.
+        # Free this parameter before the next one is unpacked.
         del flat
 
 
-def _exchange(bucket: list[_Shard]) -> Tensor:
-    """[W, bytes of a rank's part] uint8, what each rank holds of the parameters."""
-    first, last = bucket[0].tensor, bucket[-1]
-    device, group = local_part(first).device, _shard_group(first)
-    own = torch.empty(last.offset + last.num_bytes, dtype=torch.uint8, device=device)
+def _gathered(bucket: list[_Shard]) -> Tensor:
+    """Return the packed shards of each rank, [W, bytes] uint8."""
+    last, device, group = bucket[-1], local_part(bucket[0].tensor).device, _shard_group(bucket[0].tensor)
+    local = torch.empty(last.offset + last.num_bytes, dtype=torch.uint8, device=device)
     for _, parameter, dtype, offset, num_bytes in bucket:
         shard = local_part(parameter).reshape(-1)
-        # Casts and packs in one copy.
-        own[offset : offset + num_bytes].view(dtype)[: len(shard)].copy_(shard)
-    whole = torch.empty(group.size() * len(own), dtype=torch.uint8, device=device)
-    all_gather(whole, own, group=group)
-    return whole.view(-1, len(own))
+        # Cast and pack in one copy.
+        local[offset : offset + num_bytes].view(dtype)[: len(shard)].copy_(shard)
+    gathered = torch.empty(group.size() * len(local), dtype=torch.uint8, device=device)
+    all_gather(gathered, local, group=group)
+    return gathered.view(-1, len(local))
 
 
 def _shard_group(parameter: DTensor) -> dist.ProcessGroup:
-    """Return the W ranks over which rows are spread: the last dimension of the mesh, after the one of copies."""
+    """Return the W ranks that shard the rows, the last dimension of the mesh."""
     *copies, last = parameter.placements
     assert last == Shard(0) and all(p.is_replicate() for p in copies), parameter.placements
     return parameter.device_mesh.get_group(len(copies))

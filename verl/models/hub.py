@@ -1,4 +1,4 @@
-"""Models of the Hugging Face hub: one download per machine, and one clear line where there can be none."""
+"""Models on the Hugging Face hub, downloaded once per machine."""
 
 import json
 from pathlib import Path
@@ -24,22 +24,21 @@ COPIES = ["consolidated*", "original/*", "onnx/*"]
 
 
 def fetch_model(path: str, field: str) -> None:
-    """Download what the cache of this machine lacks of the model's newest version; a local folder is left as it is.
+    """Download the newest version of a hub model into this machine's cache; do nothing for a local folder.
 
     Raises:
-        ConfigError: the hub has no such model or does not hand it out, or cannot be reached; ``field`` names it.
+        ConfigError: the model, named by the option ``field``, does not exist, is not accessible, or the hub cannot be
+            reached.
     """
     if not is_local(path):
         _download(path, field)
 
 
 def local_folder(path: str) -> str:
-    """Return the model's folder on this machine: ``path`` itself, or the cache of this hub id.
-
-    On a machine that does not have it the first process that asks downloads it; the others wait, file by file.
+    """Return the model's folder on this machine: ``path`` itself, or the cache of this hub id, downloaded if missing.
 
     Raises:
-        ConfigError: as :func:`fetch_model`.
+        ConfigError: see :func:`fetch_model`.
     """
     if is_local(path):
         return path
@@ -71,7 +70,7 @@ def is_complete(folder: Path) -> bool:
         if (folder / index).is_file():
             try:
                 names = set(json.loads((folder / index).read_text())["weight_map"].values())
-                # A path would lead out of the folder.
+                # Reject names that lead out of the folder.
                 return all(name == Path(name).name and (folder / name).is_file() for name in names)
             except Exception:  # the file may hold anything
                 return False

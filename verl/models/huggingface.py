@@ -1,7 +1,4 @@
-"""Models in Hugging Face's layout: their folders, which file holds what, and models without weights.
-
-The layout does not depend on how many processes write it.
-"""
+"""Reading and writing of models in the Hugging Face layout, independently of the number of processes."""
 
 import json
 from collections import Counter, defaultdict
@@ -33,16 +30,13 @@ from verl.models.lora import base_parameter_name, is_adapter
 from verl.utils.files import FileRecord, write_recorded
 
 AUTO_CLASSES = {"actor": AutoModelForCausalLM, "critic": AutoModelForTokenClassification}
-"""Part of a checkpoint -> the class that its model is loaded with."""
+"""Part of a checkpoint -> the auto class of its model."""
 
 BUFFERS = "buffers.safetensors"
-"""File of a model's persistent buffers in a folder of its architecture; models without any have no such file."""
+"""File of a model's persistent buffers, if it has any, in a folder of :func:`write_architecture`."""
 
 FILE_BYTES = 1 << 30
-"""Most bytes of weights in a file, unless parameters that the files cut or join in one piece have more.
-
-Small enough that the workers of a large model get about as much to write each.
-"""
+"""Target size of weight files in bytes, small enough to balance the work of several writers."""
 
 
 def empty_model(part: str, info: ModelInfo) -> PreTrainedModel:
@@ -52,19 +46,18 @@ def empty_model(part: str, info: ModelInfo) -> PreTrainedModel:
         part: a key of ``AUTO_CLASSES``; a critic has one output.
     """
     model = info.meta_model(AUTO_CLASSES[part], num_labels=1 if part == "critic" else None)
-    # Without the file the architecture's own defaults hold, as when the model was loaded.
     if model.can_generate() and info.generation_config is not None:
         model.generation_config = deepcopy(info.generation_config)
-    # The model is float32 here; its files keep the precision that they came with.
+    # The model is float32 here; its files keep the precision of the original files.
     dtype = info.config.dtype
     model.config.dtype = dtype if dtype in (torch.bfloat16, torch.float16) else torch.float32
     return model
 
 
 def saved_buffers(model: torch.nn.Module) -> dict[str, Tensor]:
-    """Return the tensors that belong to the weights without being parameters, by name.
+    """Return the persistent buffers by name, such as those of the routers in GLM 4 and DeepSeek V3.
 
-    Most models have none; the mixtures of GLM 4 and DeepSeek V3 have one for each router. No step changes them.
+    Training does not change them.
     """
     saved = model.state_dict().keys()
     return {name: buffer for name, buffer in model.named_buffers() if name in saved}
@@ -73,10 +66,9 @@ def saved_buffers(model: torch.nn.Module) -> dict[str, Tensor]:
 def checkpoint_parameters(
     model: PreTrainedModel, dtype: WeightDtype = keep_dtype, bucket_bytes: int = 0
 ) -> Iterator[tuple[str, Tensor]]:
-    """Everything that the model's files hold, one tensor at a time; all ranks must iterate over it together.
+    """Yield all tensors of the model's files by :func:`in_checkpoint_format`; all ranks must iterate together.
 
-    The parameters of :func:`verl.models.fsdp.full_parameters` by :func:`in_checkpoint_format`, and the buffers, which
-    no step changes, but which an engine that slept has forgotten.
+    Buffers are included, because an engine loses them when it sleeps.
     """
     names = [base_parameter_name(name) for name in model.state_dict() if not is_adapter(name)]
     parameters = full_parameters(model, dtype, bucket_bytes)
@@ -86,25 +78,25 @@ def checkpoint_parameters(
 def in_checkpoint_format(
     model: PreTrainedModel, names: Iterable[str], weights: Iterable[tuple[str, Tensor]]
 ) -> Iterator[tuple[str, Tensor]]:
-    """``weights`` as the model's files have them, which ``transformers`` may have renamed, joined or cut on loading.
+    """Yield ``weights`` as in the model's files, reverting the conversions that ``transformers`` makes on loading.
 
-    What was cut from one tensor is kept until the last part comes; anything else goes out at once. The experts of a
-    layer, of which the files have a tensor each, stay stacked, ``[E, ...]``, under a name with ``*`` for the number of
-    the expert: one by one they would cost more Python than the copying takes.
+    Parameters that share a tensor in the files are kept until all have arrived; others are yielded at once. The experts
+    of a layer, which have separate tensors in the files, stay stacked, ``[E, ...]``, under a name with ``*`` for the
+    expert's index, because a Python loop over them would take longer than the copying.
 
     Args:
-        model: loaded by ``from_pretrained``, which notes there what it converted.
-        names: of all ``weights``, and perhaps more.
+        model: loaded by ``from_pretrained``, which records its conversions in the model.
+        names: a superset of the names of ``weights``.
         weights: full tensors by their name in ``model``.
     """
     target, stacks = names_and_stacks(model, names)
     num_parts = Counter(target.values())
-    held: dict[str, dict[str, Tensor]] = defaultdict(dict)
+    pending: dict[str, dict[str, Tensor]] = defaultdict(dict)
     for name, value in weights:
-        parts = held[target[name]]
+        parts = pending[target[name]]
         parts[name] = value
         if len(parts) == num_parts[target[name]]:
-            complete = held.pop(target[name])
+            complete = pending.pop(target[name])
             if name in stacks:
                 yield from zip(stacks[name], value.chunk(len(stacks[name]), dim=1), strict=True)
             else:
@@ -115,7 +107,7 @@ def in_checkpoint_format(
 
 
 def one_by_one(name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield a weight of :func:`in_checkpoint_format`; stacked experts one by one, as in the model's files."""
+    """Yield a weight of :func:`in_checkpoint_format`, with stacked experts split as in the model's files."""
     if "*" not in name:
         yield name, value
         return
@@ -124,21 +116,18 @@ def one_by_one(name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 def names_in_files(model: PreTrainedModel, names: Iterable[str]) -> dict[str, str]:
-    """Return, for each weight, the name of its tensor in the model's files.
-
-    For a weight that is part of a tensor, it is that tensor; for one made of several, the first of them.
-    """
+    """Return the name of each weight's tensor in the model's files, the first if it is made from several."""
     return names_and_stacks(model, names)[0]
 
 
 def names_and_stacks(model: PreTrainedModel, names: Iterable[str]) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """Return the names of :func:`names_in_files`, and the file names of stacked experts.
+    """Return the names of :func:`names_in_files`, and the names in the files of stacked experts.
 
-    For a weight that stacks the experts of a layer, ``[E, ...]``, these are the names of an expert's matrices, with
-    ``*`` for its number: one, or gate and up, which the weight has one above the other.
+    For a weight that stacks the experts of a layer, ``[E, ...]``, these are one name, or the names of the gate and up
+    projections that it concatenates, with ``*`` for the expert's index.
     """
     conversions = getattr(model, "_weight_conversions", None)
-    if conversions is None:  # not loaded by from_pretrained: what revert_weight_conversion then takes
+    if conversions is None:  # Not loaded by from_pretrained: use the defaults of revert_weight_conversion.
         loading = get_model_conversion_mapping(model, add_legacy=False)
         conversions = [entry for entry in loading if not isinstance(entry, PrefixChange)]
     reverse = [conversion.reverse_transform() for conversion in reversed(conversions)]
@@ -154,18 +143,15 @@ def names_and_stacks(model: PreTrainedModel, names: Iterable[str]) -> tuple[dict
         converter = of_pattern[pattern]
         steps = [(type(step), getattr(step, "dim", None)) for step in converter.operations]
         if steps in ([(SplitModulelist, 0)], [(Chunk, 1), (SplitModulelist, 0)]):
-            first = converter.target_patterns[0]
-            stacks[name] = [in_files[name].replace(first, pattern) for pattern in converter.target_patterns]
+            patterns = converter.target_patterns
+            stacks[name] = [in_files[name].replace(patterns[0], pattern) for pattern in patterns]
     return in_files, stacks
 
 
 def write_architecture(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, buffers: Mapping[str, Tensor]
 ) -> None:
-    """Write what ``folder`` needs besides parameters.
-
-    Configurations, tokenizer, the code that the model came with, and its ``buffers``, by :func:`saved_buffers`.
-    """
+    """Write everything but parameters: configs, tokenizer, the model's code, and the ``buffers``."""
     folder.mkdir(parents=True, exist_ok=True)
     config = model.config
     config.architectures = [type(model).__name__]
@@ -185,28 +171,28 @@ def read_buffers(folder: Path) -> dict[str, Tensor]:
 
 
 class WeightFiles:
-    """The plan of an export: file -> its weights. It depends on the model alone, never on who writes."""
+    """The assignment of weights to files in an export. It depends on the model only."""
 
     def __init__(self, model: PreTrainedModel, file_bytes: int = FILE_BYTES) -> None:
-        """``model``: the architecture on the meta device, from :func:`empty_model`."""
+        """Assign the weights of ``model``, an architecture from :func:`empty_model`."""
         self.model = model
         parameters = dict(model.named_parameters())
         self.shapes = parameters | saved_buffers(model)
-        """By name, the tensors to be written; of tied ones the first."""
-        own = model.config.dtype
-        assert isinstance(own, torch.dtype), own
-        # transformers raises what it keeps in float32 on loading, and a value's head is computed in it.
-        exact = model._get_dtype_plan(own)
+        """Name -> tensor to write, on the meta device; of tied tensors the first."""
+        dtype = model.config.dtype
+        assert isinstance(dtype, torch.dtype), dtype
+        # Keep in float32 the head of a value model and the weights that transformers loads in float32.
+        exact = model._get_dtype_plan(dtype)
         self.dtypes = {name: value.dtype for name, value in self.shapes.items()}
-        """By name, the precision that they are written in."""
+        """Name -> dtype in the file."""
         for name in parameters:
             if not (name.startswith(f"{VALUE_HEAD}.") or any(part in name for part in exact)):
-                self.dtypes[name] = _narrower(own, self.dtypes[name])
+                self.dtypes[name] = _narrower(dtype, self.dtypes[name])
         self.files = self._cut(file_bytes)
         """File -> names of its weights."""
 
     def _cut(self, file_bytes: int) -> dict[str, list[str]]:
-        # What the files have in one piece cannot be written by two processes.
+        # One process must write all weights that share a tensor.
         groups: dict[str, list[str]] = defaultdict(list)
         for name, in_file in names_in_files(self.model, self.shapes).items():
             groups[in_file].append(name)
@@ -224,11 +210,11 @@ class WeightFiles:
         return {f"{stem}-{i:05d}-of-{len(files):05d}{suffix}": names for i, names in enumerate(files, start=1)}
 
     def num_bytes(self, names: Iterable[str]) -> int:
-        """Of these weights in their files."""
+        """Return the size of these weights in the files."""
         return sum(self.shapes[name].numel() * self.dtypes[name].itemsize for name in names)
 
     def share(self, rank: int, world_size: int) -> list[str]:
-        """Return the files that one of several processes writes: the largest go to the one with the least so far."""
+        """Return the files that process ``rank`` writes; each file, largest first, goes to the least loaded process."""
         loads = [0] * world_size
         shares: list[list[str]] = [[] for _ in range(world_size)]
         for file in sorted(self.files, key=lambda file: -self.num_bytes(self.files[file])):
@@ -237,31 +223,31 @@ class WeightFiles:
             shares[least].append(file)
         return shares[rank]
 
-    def travel_dtype(self, name: str, value: Tensor) -> torch.dtype:
-        """Return the file's type where it is narrower; a :data:`verl.models.fsdp.WeightDtype`."""
+    def sent_dtype(self, name: str, value: Tensor) -> torch.dtype:
+        """Return the dtype in the file if it is narrower; a :data:`verl.models.fsdp.WeightDtype`."""
         return _narrower(self.dtypes[name], value.dtype)
 
     def write(self, file: str, weights: Mapping[str, Tensor], folder: Path) -> FileRecord:
-        """Write one of the files; ``weights``: on the CPU, at least those of the file."""
+        """Write one file; ``weights`` are on the CPU and include those of the file."""
         state = {name: weights[name].to(self.dtypes[name]) for name in self.files[file]}
         content = {name: value.contiguous() for name, value in self._in_files(state).items()}
         return write_recorded(folder / file, save(content, metadata={"format": "pt"}))
 
     def write_index(self, folder: Path) -> dict[str, FileRecord]:
-        """Write which file has which tensor, if there are several; the file's record by its name."""
+        """Write the index from tensors to files, if there are several; returns its record by name."""
         if len(self.files) == 1:
             return {}
-        places: dict[str, str] = {}
+        weight_map: dict[str, str] = {}
         for file, names in self.files.items():
-            places |= dict.fromkeys(self._in_files({name: self.shapes[name].detach() for name in names}), file)
-        index = {"metadata": {"total_size": self.num_bytes(self.shapes)}, "weight_map": places}
+            weight_map |= dict.fromkeys(self._in_files({name: self.shapes[name].detach() for name in names}), file)
+        index = {"metadata": {"total_size": self.num_bytes(self.shapes)}, "weight_map": weight_map}
         text = json.dumps(index, indent=2, sort_keys=True) + "\n"
         return {SAFE_WEIGHTS_INDEX_NAME: write_recorded(folder / SAFE_WEIGHTS_INDEX_NAME, text.encode())}
 
     def _in_files(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        left_out = set(self.model._keys_to_ignore_on_save or ())
-        written = {name: value for name, value in state.items() if name not in left_out}
-        return dict(revert_weight_conversion(self.model, written))
+        ignored = set(self.model._keys_to_ignore_on_save or ())
+        saved = {name: value for name, value in state.items() if name not in ignored}
+        return dict(revert_weight_conversion(self.model, saved))
 
 
 def _narrower(first: torch.dtype, second: torch.dtype) -> torch.dtype:
@@ -271,11 +257,11 @@ def _narrower(first: torch.dtype, second: torch.dtype) -> torch.dtype:
 def write_huggingface(
     model: PreTrainedModel, weights: Mapping[str, Tensor], tokenizer: PreTrainedTokenizerBase, folder: Path
 ) -> None:
-    """Write a folder that ``transformers`` and vLLM load directly, in the precision that ``model.config.dtype`` names.
+    """Write a folder that ``transformers`` and vLLM can load, in ``model.config.dtype``.
 
     Args:
         model: the architecture from :func:`empty_model`.
-        weights: every parameter by name, of tied ones the first, and the persistent buffers; on the CPU.
+        weights: all parameters (of tied ones the first) and persistent buffers by name, on the CPU.
     """
     write_architecture(model, tokenizer, folder, {})
     files = WeightFiles(model)

@@ -1,4 +1,4 @@
-"""AdamW over a sharded model: its schedule, gradient clipping, and one step on a loss that is computed in parts."""
+"""AdamW over a sharded model, with its schedule, gradient clipping, and accumulation over micro-batches."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -27,8 +27,8 @@ class Learner:
         """Prepare the optimizer and its schedule.
 
         Args:
-            offload: keep the optimizer's state in the host's memory except during its step.
-            copies: workers that compute the same part of the loss, because they share the tokens of its sequences.
+            offload: keep the optimizer's state in host memory except during its step.
+            copies: number of workers that share the tokens of a sequence and so compute the same part of the loss.
         """
         self.model = model
         self.copies = copies
@@ -41,31 +41,31 @@ class Learner:
     ) -> tuple[dict[str, float], dict[str, float]]:
         """Sum the gradients over micro-batches and ranks, and step once.
 
-        A gradient that is not finite would destroy the model: the step is skipped, and the schedule goes on.
+        If the gradient norm is not finite, the optimizer step is skipped; the schedule advances.
 
         Args:
-            micros: this rank's micro-batches. Every rank must give as many.
-            loss_of: from a micro-batch to its share of the step's loss, and sums for the log. Shares of all
+            micros: this rank's micro-batches, equally many on every rank.
+            loss_of: returns for a micro-batch its share of the step's loss, and sums for the log. The shares of all
                 micro-batches and ranks add up to the loss.
 
         Returns:
-            The sums added up over all ranks, and ``grad_norm``, ``lr`` and ``skipped_updates`` (1 if this step was
-            skipped, else 0); both the same on every rank.
+            The sums over all ranks, and ``grad_norm``, ``lr`` and ``skipped_updates`` (1 if this step was skipped, else
+            0). Both are the same on every rank.
         """
         totals: dict[str, Tensor] = {}
-        # Steps and ranks drop different parts. The count of steps is saved: a resumed run drops what it would have.
+        # Steps and ranks need different dropout masks, and a resumed run the same ones.
         seed = (torch.initial_seed() + self.scheduler.last_epoch * dist.get_world_size() + dist.get_rank()) % 2**63
         with adapter_dropout(self.model, seed):
-            for place, micro in enumerate(micros, start=1):
+            for index, micro in enumerate(micros, start=1):
                 if isinstance(self.model, FSDPModule):
-                    # Copies of the model (fsdp_size) add their gradients up once, after the last.
-                    self.model.set_requires_all_reduce(place == len(micros))
+                    # Replicas (fsdp_size) reduce their gradients once, after the last micro-batch.
+                    self.model.set_requires_all_reduce(index == len(micros))
                 loss, sums = loss_of(micro)
-                # FSDP averages gradients over ranks, while the losses of the ranks add up. Workers that share a
-                # sequence each have the gradient through their own tokens, and these add up too.
+                # FSDP averages gradients over ranks, but the losses of ranks add up. So do the gradients of workers
+                # that share a sequence, each of which is through the worker's own tokens.
                 (loss * dist.get_world_size()).backward()
                 for name, value in sums.items():
-                    # On the device: to fetch each would wait for everything before it.
+                    # Keep the values on the device; fetching them would synchronize.
                     value = value.detach().double()
                     totals[name] = totals.get(name, torch.zeros_like(value)) + value
         grad_norm = clip_gradients(self.model, self.grad_clip)
@@ -73,11 +73,11 @@ class Learner:
         if not skipped:
             with self.optimizer_state.loaded():
                 self.optimizer.step()
-        # Gradients would occupy the device until the next step, while the rollout engine needs the memory.
+        # The rollout engine needs the memory of the gradients.
         self.optimizer.zero_grad()
         learning_rate = float(self.scheduler.get_last_lr()[0])
         self.scheduler.step()
-        # By name: the loss of a user's own may give its metrics in another order on another rank.
+        # Sort: a custom loss may return its metrics in another order on another rank.
         names = sorted(totals)
         summed = torch.stack([totals[name] for name in names])
         dist.all_reduce(summed)
@@ -86,13 +86,13 @@ class Learner:
         return dict(zip(names, averages, strict=True)), state
 
     def _state_tensors(self) -> list[Tensor]:
-        # AdamW counts its steps in tensors of one element, which it keeps on the CPU.
+        # Exclude AdamW's step counts, which are scalars on the CPU.
         entries = (value for state in self.optimizer.state.values() for value in state.values())
         return [value for value in entries if isinstance(value, Tensor) and value.dim() > 0]
 
 
 def make_optimizer(model: nn.Module, config: OptimConfig, total_steps: int) -> tuple[torch.optim.AdamW, LambdaLR]:
-    """AdamW over ``model``'s trainable parameters, with warm-up and decay over ``total_steps`` optimizer steps."""
+    """Return AdamW over the trainable parameters, and its schedule over ``total_steps`` optimizer steps."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     betas = (config.betas[0], config.betas[1])
     optimizer = torch.optim.AdamW(
@@ -120,9 +120,6 @@ def lr_multiplier(config: OptimConfig, total_steps: int) -> Callable[[int], floa
 
 
 def clip_gradients(model: nn.Module, max_norm: float) -> float:
-    """Scale gradients down to a global norm of at most ``max_norm``; returns the norm before, the same on every rank.
-
-    If it is not finite, a step on these gradients would destroy the model.
-    """
+    """Clip gradients to a global norm of ``max_norm``; returns the norm before clipping, the same on every rank."""
     total = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
     return float(total.full_tensor() if isinstance(total, DTensor) else total)

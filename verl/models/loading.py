@@ -1,9 +1,9 @@
-"""Loading language models and value models onto shards.
+"""Loading of language models and value models into shards.
 
-Rank 0 alone reads a checkpoint. The others build the model on the meta device and get their shards by broadcast,
-parameter by parameter, so that all machines have the same weights. Rank 0 reads each from the files when its turn
-comes, and stacks the experts of a layer then. Where ``transformers`` joins or makes others (a new head), its memory
-holds the whole model once, in float32.
+Only rank 0 reads a checkpoint. The other ranks build the model on the meta device and receive each parameter by
+broadcast, so that all machines have the same weights. Rank 0 reads the parameters from the files one by one, stacking
+the experts of a layer. If ``transformers`` must convert or create others (a new head), rank 0 temporarily holds the
+whole model in float32.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ from verl.models.offload import local_part, require_loaded, reshard
 from verl.models.onednn import multiply_by_onednn
 
 SMALL = 50_000_000
-"""Parameters of a model up to which each worker has its own copy unless ``fsdp_size`` says otherwise."""
+"""Largest number of parameters of a model that is replicated, not sharded, by default (``fsdp_size``)."""
 
 
 def load_sharded_model(
@@ -43,12 +43,12 @@ def load_sharded_model(
 ) -> PreTrainedModel:
     """Load a causal language model and shard its parameters over the workers of ``mesh``.
 
-    What learns is held in float32, the rest in ``config.param_dtype``.
+    Trainable parameters are kept in float32, others in ``config.param_dtype``.
 
     Args:
         mesh: all workers, one-dimensional.
-        trainable: whether it learns: all of it, or with ``config.lora`` the adapters that it then gets.
-        source: a model of the same folder, sharded in the same way, whose weights are copied instead of read.
+        trainable: train the model, or with ``config.lora`` only adapters, which are added.
+        source: a model of the same folder, sharded in the same way, to copy the weights from.
     """
 
     def build(device: str) -> Any:
@@ -60,21 +60,21 @@ def load_sharded_model(
 def load_sharded_value_model(config: ModelConfig, mesh: DeviceMesh, trainable: bool) -> PreTrainedModel:
     """Load a transformer with a head ``score`` and shard it as :func:`load_sharded_model` does.
 
-    For one that learns a checkpoint without a head will do, such as a language model; the head then starts at 0.
+    A trainable model may start from a checkpoint without a head, such as a language model. The head is then zero.
 
     Raises:
-        ConfigError: weights of the body are missing; or it does not learn, and there is no head, one of another size,
-            or more than a head.
+        ConfigError: weights of the body are missing; or a frozen model lacks a head with one output or has other
+            weights.
     """
     return load_and_shard(partial(_read_value_model, config, trainable), config, mesh, trainable)
 
 
-def _read_value_model(config: ModelConfig, learns: bool, device: str) -> PreTrainedModel:
+def _read_value_model(config: ModelConfig, trainable: bool, device: str) -> PreTrainedModel:
     model: PreTrainedModel
     options = pretrained_options(config, device)
     options["config"].num_labels = 1
     verbosity = transformers.logging.get_verbosity()
-    # What is missing is checked below, and transformers need not warn about it.
+    # Missing weights are checked below.
     transformers.logging.set_verbosity_error()
     try:
         model, loading = AutoModelForTokenClassification.from_pretrained(
@@ -84,28 +84,28 @@ def _read_value_model(config: ModelConfig, learns: bool, device: str) -> PreTrai
         transformers.logging.set_verbosity(verbosity)
     missing = sorted({*loading["missing_keys"], *(entry[0] for entry in loading["mismatched_keys"])})
     if body := [name for name in missing if not name.startswith(f"{VALUE_HEAD}.")]:
-        # A training and an evaluation call a reward model's path differently.
-        which = f"critic.model.path={config.path!r}" if learns else f"the reward model {config.path!r}"
+        # The option for a reward model's path differs between training and evaluation.
+        which = f"critic.model.path={config.path!r}" if trainable else f"the reward model {config.path!r}"
         raise ConfigError(
             f"{which}: its files lack weights of {type(model).__name__}: {', '.join(body)}; name a complete model"
         )
-    if not learns:
+    if not trainable:
         unknown = sorted(name for name in loading["unexpected_keys"] if not name.startswith("lm_head."))
         if f"{VALUE_HEAD}.weight" in missing or unknown:
-            found = f"has further weights {unknown}" if unknown else "has no head with one output"
+            reason = f"has further weights {unknown}" if unknown else "has no head with one output"
             raise ConfigError(
-                f"the reward model {config.path!r}: {found}; name a model that was saved by "
+                f"the reward model {config.path!r}: {reason}; name a model that was saved by "
                 "AutoModelForSequenceClassification with num_labels=1"
             )
     with torch.no_grad():
-        # Zeros rather than transformers' random numbers: every value is 0 before learning.
+        # Replace transformers' random initialization, so that all values are 0 before training.
         for name in missing:
             model.get_parameter(name).zero_()
     return model
 
 
 def pretrained_options(config: ModelConfig, device: str) -> dict[str, Any]:
-    """Arguments of ``from_pretrained`` for a model in float32 on ``device``, ``meta`` or ``cpu``."""
+    """Return the arguments of ``from_pretrained`` for a model in float32 on ``device``, ``meta`` or ``cpu``."""
     options = {
         "config": deepcopy(ModelInfo.of(config).config),
         "dtype": torch.float32,
@@ -122,33 +122,33 @@ def load_and_shard(
     trainable: bool,
     source: PreTrainedModel | None = None,
 ) -> PreTrainedModel:
-    """Shard the model that ``build`` makes on the device it is given, ``meta`` or ``cpu``; ``source`` as above."""
+    """Shard a model that ``build`` makes on a device, ``meta`` or ``cpu``; see :func:`load_sharded_model`."""
 
     def build_base(device: str) -> PreTrainedModel:
         model = build(device)
         if config.use_liger:
-            # The losses are our own; what is left are norms, rotary embedding and gated linear units.
+            # The losses do not use liger's; norms, rotary embedding and gated linear units do.
             apply_liger_kernel(model, {"cross_entropy": False, "fused_linear_cross_entropy": False})
         return model
 
-    # Before all ranks read the config at once.
+    # Download the model before all ranks read its config at once.
     local_folder(config.path)
-    reads, adapted = dist.get_rank() == 0 and source is None, trainable and config.trains_adapters
+    is_reader, has_adapters = dist.get_rank() == 0 and source is None, trainable and config.trains_adapters
     model = build_base("meta")
-    values = tensors_in_files(model, config.path) if reads else None
-    if adapted:
+    values = tensors_in_files(model, config.path) if is_reader else None
+    if has_adapters:
         add_adapters(model, config)
     is_small = sum(parameter.numel() for parameter in model.parameters()) <= SMALL
     if mesh.device_type == "cpu":
         multiply_by_onednn(model)
-    if reads and values is None:
+    if is_reader and values is None:
         whole = build_base("cpu")
-        if adapted:
+        if has_adapters:
             add_adapters(whole, config)
         values = dict(_named_tensors(whole)).pop
         del whole
-    elif values is not None and adapted:
-        values = _beside_adapters(values, build_base("meta"), config)
+    elif values is not None and has_adapters:
+        values = _with_adapters(values, build_base("meta"), config)
     copy_size = config.fsdp.fsdp_size
     if copy_size is None:
         copy_size = 1 if is_small else -1
@@ -157,53 +157,53 @@ def load_and_shard(
         _broadcast(model, values, mesh.device_type)
     else:
         _copy(model, source, mesh.device_type)
-    # Dropout would make log-probabilities of one policy differ between two forward passes.
+    # Disable dropout: two forward passes of a policy must give the same log-probabilities.
     model.eval()
     return model
 
 
 def tensors_in_files(model: PreTrainedModel, path: str) -> Callable[[str], Tensor] | None:
-    """Return a reader of the parameters of ``model``, on the meta device, by name from the safetensors in ``path``.
+    """Return a function that reads a parameter of ``model`` by name from the safetensors in ``path``.
 
-    None where a parameter is not in them with its shape, under its name or as the matrices of a layer's experts, or
-    there are buffers that must be computed besides those of rotary embeddings, which their config decides.
+    Stacked experts are assembled from their matrices, and the buffers of rotary embeddings are computed. Return None if
+    any other tensor is missing in the files or has another shape. ``model`` is on the meta device.
     """
     files: dict[str, tuple[Path, tuple[int, ...]]] = {}
     for file in sorted(Path(local_folder(path)).glob("*.safetensors")):
         with safe_open(file, framework="pt") as tensors:
             files |= {name: (file, tuple(tensors.get_slice(name).get_shape())) for name in tensors.keys()}  # noqa: SIM118
     computed: dict[str, Tensor] = {}
-    for place, module in model.named_modules():
+    for path_in_model, module in model.named_modules():
         if type(module).__name__.endswith("RotaryEmbedding") and hasattr(module, "config"):
             fresh: nn.Module = type(module)(module.config)
-            computed |= {f"{place}.{name}": buffer for name, buffer in fresh.named_buffers(recurse=False)}
-    needed = {name: tuple(value.shape) for name, value in _named_tensors(model) if name not in computed}
-    renamed, stacks = names_and_stacks(model, needed)
-    # 1. The tensors of the files that each is made of, in order: all experts' first matrices, then their second ones.
+            computed |= {f"{path_in_model}.{name}": buffer for name, buffer in fresh.named_buffers(recurse=False)}
+    shapes = {name: tuple(value.shape) for name, value in _named_tensors(model) if name not in computed}
+    renamed, stacks = names_and_stacks(model, shapes)
+    # 1. List the tensors in the files that make up each parameter: all experts' first matrices, then their second ones.
     parts = {
         name: [pattern.replace("*", str(i)) for pattern in stacks[name] for i in range(shape[0])]
         if name in stacks
         else [renamed[name]]
-        for name, shape in needed.items()
+        for name, shape in shapes.items()
     }
-    for name, shape in needed.items():
-        part = (shape[1] // len(stacks[name]), *shape[2:]) if name in stacks else shape
-        if any(files.get(in_file, (None, None))[1] != part for in_file in parts[name]):
+    for name, shape in shapes.items():
+        part_shape = (shape[1] // len(stacks[name]), *shape[2:]) if name in stacks else shape
+        if any(files.get(part, (None, None))[1] != part_shape for part in parts[name]):
             return None
 
-    # 2. Reading one, each file opened once for it.
+    # 2. Read a parameter, opening each file once.
     def read(name: str) -> Tensor:
         if name in computed:
             return computed[name]
         result: Tensor | None = None
         for file, group in groupby(enumerate(parts[name]), key=lambda part: files[part[1]][0]):
             with safe_open(file, framework="pt") as tensors:
-                for place, in_file in group:
-                    value: Tensor = tensors.get_tensor(in_file)
+                for index, part in group:
+                    value: Tensor = tensors.get_tensor(part)
                     if name not in stacks:
                         return value
-                    result = value.new_empty(needed[name]) if result is None else result
-                    half, expert = divmod(place, len(result))
+                    result = value.new_empty(shapes[name]) if result is None else result
+                    half, expert = divmod(index, len(result))
                     result[expert, half * len(value) : (half + 1) * len(value)] = value
         assert result is not None, name
         return result
@@ -211,24 +211,20 @@ def tensors_in_files(model: PreTrainedModel, path: str) -> Callable[[str], Tenso
     return read
 
 
-def _beside_adapters(
+def _with_adapters(
     values: Callable[[str], Tensor], base: PreTrainedModel, config: ModelConfig
 ) -> Callable[[str], Tensor]:
-    """``values`` by the names that weights have beside adapters, and the adapters as :func:`add_adapters` makes them.
-
-    Args:
-        base: the model on the meta device, which is used up.
-    """
-    # Weights of the right shape and device that take no memory.
+    """Extend ``values`` by initialized adapters. ``base``, the model on the meta device, is modified."""
+    # Expanded zeros have the right shape and device and take no memory.
     base._apply(lambda weight: torch.zeros((), dtype=weight.dtype).expand(weight.shape))
     add_adapters(base, config)
-    made = dict(base.named_parameters())
-    return lambda name: made[name] if is_adapter(name) else values(base_parameter_name(name))
+    parameters = dict(base.named_parameters())
+    return lambda name: parameters[name] if is_adapter(name) else values(base_parameter_name(name))
 
 
 @torch.no_grad()
 def _broadcast(model: nn.Module, values: Callable[[str], Tensor] | None, device: str) -> None:
-    """Move ``model`` from the meta device to ``device`` with rank 0's ``values``, each of which is asked for once."""
+    """Move ``model`` from the meta device to ``device`` with rank 0's ``values``, each requested once."""
     model.to_empty(device=device)
     for name, target in _named_tensors(model):
         if dist.get_rank() == 0:
@@ -238,14 +234,14 @@ def _broadcast(model: nn.Module, values: Callable[[str], Tensor] | None, device:
             value = torch.empty(target.shape, dtype=target.dtype, device=device)
         dist.broadcast(value, src=0)
         if isinstance(target, DTensor):
-            # Every rank has the full tensor, and cuts its own part out without asking the others.
+            # Every rank has the full tensor and slices it without communication.
             value = distribute_tensor(value, target.device_mesh, target.placements, src_data_rank=None)
         target.copy_(value)
 
 
 @torch.no_grad()
 def _copy(model: nn.Module, source: PreTrainedModel, device: str) -> None:
-    """Move ``model`` from the meta device to ``device`` with the values of ``source``, each rank its own shards."""
+    """Move ``model`` from the meta device to ``device``, copying this rank's shards of ``source``."""
     reshard(source)
     require_loaded(source.parameters())
     model.to_empty(device=device)

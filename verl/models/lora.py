@@ -1,10 +1,10 @@
-"""Low-rank adapters (LoRA, arXiv 2106.09685) through peft, inside a model that keeps its own class and names.
+"""Low-rank adapters (LoRA, arXiv 2106.09685), injected by peft into a model that keeps its class.
 
-An adapted linear layer computes ``W x + scaling * B (A x)``. Below it, ``W`` is called ``base_layer``, ``A`` and ``B``
-``lora_A.default`` and ``lora_B.default``.
+An adapted linear layer computes ``W x + scaling * B (A x)``. Its submodules are ``base_layer`` for ``W``,
+``lora_A.default`` for ``A`` and ``lora_B.default`` for ``B``.
 
-They may start from an adapter that ``peft`` saved, a folder with ``adapter_config.json`` and
-``adapter_model.safetensors``. Both may come from anywhere, so all that they say is checked before it is used.
+Training may start from an adapter that ``peft`` saved in ``adapter_config.json`` and ``adapter_model.safetensors``. The
+files are untrusted, so their content is checked before use.
 """
 
 from collections.abc import Iterable, Iterator
@@ -30,24 +30,24 @@ from verl.models.offload import full_tensor, reshard
 from verl.utils.files import FileRecord, file_record, write_recorded
 
 ADAPTER = "default"
-"""peft's name of the one adapter."""
+"""The adapter's name in peft."""
 WRAPPER = "base_model.model."
-"""Prefix of parameter names in peft."""
+"""Prefix of parameter names in peft's files."""
 OPTIONS, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 UNUSED = {
     *("base_model_name_or_path", "task_type", "inference_mode", "revision", "auto_mapping", "peft_version"),
     *("lora_dropout", "megatron_core", "qalora_group_size"),
 }
-"""Options that say nothing about what a trained adapter computes. All others must be those of plain LoRA."""
+"""Options that do not affect the output of a trained adapter. All others must have the values of plain LoRA."""
 TRAINABLE_STARTS = (True, False, "gaussian")
-"""``init_lora_weights`` of adapters that do not change the model they start from."""
+"""``init_lora_weights`` of adapters that do not modify the base weights."""
 MAX_SCALE = 10_000
-"""The largest ``lora_alpha / r``, and the inverse of the smallest; common values are 0.5 to 4."""
+"""Bound on ``lora_alpha / r`` and its inverse; common values are 0.5 to 4."""
 
 
 def linear_layers(model: PreTrainedModel) -> dict[str, nn.Linear]:
-    """Return the linear layers that can have an adapter, all but the output head, by name."""
+    """Return the linear layers except the output head by name."""
     head = model.get_output_embeddings() or getattr(model, VALUE_HEAD, None)
     return {
         name: module for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head
@@ -55,10 +55,10 @@ def linear_layers(model: PreTrainedModel) -> dict[str, nn.Linear]:
 
 
 def adapter_options(model: PreTrainedModel, config: ModelConfig, prefix: str = "model") -> peft.LoraConfig:
-    """Return the adapters of ``model``, by the options or by the adapter that they start from.
+    """Return the adapter config of ``model``, from the options or from the saved adapter that training starts from.
 
     Raises:
-        ConfigError: the model does not have their layers, or the saved adapter cannot be used.
+        ConfigError: the model lacks the target layers, or the saved adapter cannot be used.
     """
     lora, saved = config.lora, config.lora_adapter_path
     if saved is not None:
@@ -72,7 +72,7 @@ def adapter_options(model: PreTrainedModel, config: ModelConfig, prefix: str = "
                 f"{prefix}.lora.target_modules={lora.target_modules!r}: {type(model).__name__} has no linear layers "
                 f"called {', '.join(unknown)}; it has {', '.join(available) or 'none'}"
             )
-        # declared int, only divided
+        # Declared as int, but only divided.
         options = peft.LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets)  # type: ignore[arg-type]
     options.lora_dropout = lora.dropout
     options.task_type = "TOKEN_CLS" if hasattr(model, VALUE_HEAD) else "CAUSAL_LM"
@@ -81,22 +81,22 @@ def adapter_options(model: PreTrainedModel, config: ModelConfig, prefix: str = "
 
 
 def add_adapters(model: PreTrainedModel, config: ModelConfig) -> None:
-    """Give the layers of ``model`` adapters in place, on the device that it is on.
+    """Add adapters to ``model`` in place, on its device.
 
-    Without ``lora_adapter_path`` ``A`` is drawn from torch's global generator and ``B`` is 0, so that the model
-    computes what it did before.
+    Without ``lora_adapter_path``, ``A`` is drawn from torch's global generator and ``B`` is 0, so that the output of
+    the model does not change.
     """
-    options, empty = adapter_options(model, config), model.device.type == "meta"
-    peft.inject_adapter_in_model(options, model, ADAPTER, low_cpu_mem_usage=empty)
-    if config.lora_adapter_path is not None and not empty:
+    options, is_meta = adapter_options(model, config), model.device.type == "meta"
+    peft.inject_adapter_in_model(options, model, ADAPTER, low_cpu_mem_usage=is_meta)
+    if config.lora_adapter_path is not None and not is_meta:
         load_saved_adapter(config.lora_adapter_path, model, "model.lora_adapter_path")
 
 
 def read_saved_adapter(folder: str, model: PreTrainedModel, field: str) -> peft.LoraConfig:
-    """Return the rank, scale and layers of the adapter in ``folder``, which fits ``model``.
+    """Return the config of the adapter in ``folder`` after checking that it fits ``model``.
 
-    Raises ``ConfigError`` naming ``field``: a file is missing or broken, the adapter is not plain LoRA, or belongs to
-    another model.
+    Raises ``ConfigError`` naming ``field`` if a file is missing or broken, or the adapter is not plain LoRA or belongs
+    to another model.
     """
     where = f"{field}={folder!r}"
     options = _read_options(Path(folder), where)
@@ -121,7 +121,7 @@ def read_saved_adapter(folder: str, model: PreTrainedModel, field: str) -> peft.
 
 @torch.no_grad()
 def load_saved_adapter(folder: str, model: nn.Module, field: str) -> None:
-    """Copy the weights in ``folder``, checked by :func:`read_saved_adapter`, into those of ``model``."""
+    """Copy the adapter weights in ``folder``, checked by :func:`read_saved_adapter`, into ``model``."""
     parameters = dict(model.named_parameters())
     with safe_open(Path(folder) / WEIGHTS, framework="pt") as file:
         for key in file.keys():  # noqa: SIM118  # not a mapping
@@ -133,14 +133,14 @@ def load_saved_adapter(folder: str, model: nn.Module, field: str) -> None:
 
 
 def _read_options(folder: Path, where: str) -> peft.LoraConfig:
-    if not (folder / OPTIONS).is_file():  # peft would ask the hub
+    if not (folder / OPTIONS).is_file():  # peft would look on the hub.
         raise ConfigError(f"{where}: there is no {OPTIONS}; name the folder of an adapter that peft saved")
     try:
         saved: Any = peft.PeftConfig.from_pretrained(str(folder)).to_dict()
         plain: Any = peft.LoraConfig(
             r=saved["r"], lora_alpha=saved["lora_alpha"], target_modules=saved["target_modules"]
         )
-    except Exception as error:  # the file may hold anything
+    except Exception as error:  # The file may contain anything.
         raise ConfigError(f"{where}: {OPTIONS} does not describe a LoRA adapter: {in_one_line(error)}") from error
     expected: dict[str, Any] = plain.to_dict()
     if saved.get("init_lora_weights") in TRAINABLE_STARTS:
@@ -165,28 +165,28 @@ def _is_target(name: str, targets: Iterable[str]) -> bool:
 
 
 def train_adapters_only(model: nn.Module) -> None:
-    """Freeze everything but the adapters and a value model's head."""
+    """Freeze everything except the adapters and a value model's head."""
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(is_adapter(name) or name.startswith(f"{VALUE_HEAD}."))
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a parameter of this name belongs to an adapter."""
+    """Whether the parameter ``name`` belongs to an adapter."""
     return ".lora_A." in name or ".lora_B." in name
 
 
 def base_parameter_name(name: str) -> str:
-    """Return a parameter's name in the model before :func:`add_adapters`."""
+    """Return the name of a parameter in the model without adapters."""
     return name.replace(".base_layer.", ".")
 
 
 def is_adapted(name: str) -> bool:
-    """Whether the parameter of this name is a weight with an adapter."""
+    """Whether the parameter ``name`` is a weight with an adapter."""
     return name.endswith(".base_layer.weight")
 
 
 def adapter_of(model: nn.Module, name: str) -> list[tuple[str, Tensor]]:
-    """Return the names and parameters ``A`` and ``B`` of the adapter of the weight ``name``, if it has one."""
+    """Return the names and values of ``A`` and ``B`` for the weight ``name``, if it has an adapter."""
     if not is_adapted(name):
         return []
     path = name.removesuffix(".base_layer.weight")
@@ -195,12 +195,7 @@ def adapter_of(model: nn.Module, name: str) -> list[tuple[str, Tensor]]:
 
 
 def merged_weight(model: nn.Module, name: str, weight: Tensor, down: Tensor, up: Tensor) -> Tensor:
-    """``W + scaling * B A`` in float32: ``weight`` as a model without adapters needs it.
-
-    Args:
-        name: the parameter's name in ``model``.
-        weight, down, up: the whole of ``W``, ``A`` and ``B``.
-    """
+    """Return ``W + scaling * B A`` in float32 from the full ``W``, ``A`` and ``B`` of the parameter ``name``."""
     layer = model.get_submodule(name.removesuffix(".base_layer.weight"))
     assert isinstance(layer, LoraLayer), type(layer)
     return torch.addmm(weight.float(), up, down, alpha=layer.scaling[ADAPTER])
@@ -208,12 +203,12 @@ def merged_weight(model: nn.Module, name: str, weight: Tensor, down: Tensor, up:
 
 @contextmanager
 def adapter_dropout(model: nn.Module, seed: int) -> Iterator[None]:
-    """Inside the block, adapters drop parts of their inputs (``lora.dropout``), the same parts for the same ``seed``.
+    """Enable the dropout of adapters (``lora.dropout``) inside the block, with a fixed ``seed``.
 
-    Outside a model computes without dropout, so that log-probabilities of one policy agree between forward passes.
+    Outside, models compute without dropout, so that forward passes of one policy agree.
     """
-    adapted = [module for module in model.modules() if isinstance(module, LoraLayer)]
-    layers = [drop for layer in adapted for drop in layer.lora_dropout.values() if isinstance(drop, nn.Dropout)]
+    adapters = [module for module in model.modules() if isinstance(module, LoraLayer)]
+    layers = [drop for layer in adapters for drop in layer.lora_dropout.values() if isinstance(drop, nn.Dropout)]
     if not layers:
         yield
         return
@@ -231,7 +226,7 @@ def adapter_dropout(model: nn.Module, seed: int) -> Iterator[None]:
 
 @contextmanager
 def adapters_disabled(model: nn.Module) -> Iterator[None]:
-    """Inside the block, ``model`` computes what it computed before it got adapters."""
+    """Disable the adapters of ``model`` inside the block."""
     layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
     for layer in layers:
         layer.enable_adapters(False)
@@ -243,13 +238,13 @@ def adapters_disabled(model: nn.Module) -> Iterator[None]:
 
 
 def export_adapters(model: PreTrainedModel, folder: Path) -> dict[str, FileRecord]:
-    """Write what is trained as ``peft.PeftModel.from_pretrained`` loads it; all ranks must call it, rank 0 writes.
+    """Write the trained parameters for ``peft.PeftModel.from_pretrained``; all ranks must call it, rank 0 writes.
 
-    Returns the record of each file by its name; none on other ranks.
+    Returns the record of each file by name on rank 0.
     """
     reshard(model)
     state = {
-        # peft leaves the adapter's name out.
+        # peft's files omit the adapter's name.
         f"{WRAPPER}{name.replace(f'.{ADAPTER}.', '.')}": full_tensor(parameter).cpu()
         for name, parameter in model.named_parameters()
         if parameter.requires_grad

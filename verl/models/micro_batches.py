@@ -1,6 +1,6 @@
-"""Cutting a worker's share into micro-batches, by rows or by tokens.
+"""Splitting of a worker's batch into micro-batches, by rows or by tokens.
 
-Legend: B episodes on this rank.
+Shapes: B episodes on this rank.
 """
 
 from collections.abc import Callable
@@ -13,71 +13,68 @@ from torch import Tensor
 
 from verl.batch import Batch
 from verl.config.common import ModelConfig
-from verl.models.packing import LEAST_SHARED, numbered, prompts_of
+from verl.models.packing import LEAST_SHARED, prompt_index
 
 REPEATED = 1 / 16
-"""Weight of a shared prompt's token for each further response to it: about the share of keys and values in what a
-token keeps for the backward pass."""
+"""Cost of a shared prompt's token for each further response: about the share of keys and values in the activations."""
 
 
 @dataclass(frozen=True)
 class MicroBatching:
-    """How large micro-batches are. It changes memory and speed, never the sum of gradients."""
+    """Size limits of micro-batches. They affect memory and speed, not the gradients."""
 
     rows: int
-    """Rows of a micro-batch where ``max_tokens`` is None."""
+    """Rows of a micro-batch if ``max_tokens`` is None."""
     max_tokens: int | None
-    """Most tokens of a micro-batch, padding included unless ``packed``; a longer row is a micro-batch by itself."""
+    """Most tokens of a micro-batch, including padding unless ``packed``; a longer row is a micro-batch by itself."""
     packed: bool
-    """Rows are joined without padding."""
+    """Whether rows are concatenated without padding."""
     shares_prompts: bool = False
-    """The responses of a micro-batch to one prompt have it once (:func:`verl.models.packing.shared_prompt_layout`),
-    which then counts once."""
+    """Whether responses share the tokens of their prompt (:func:`verl.models.packing.shared_prompt_layout`)."""
 
     @classmethod
     def of(cls, model: ModelConfig, rows: int, max_tokens: int, by_tokens: bool, shares_prompts: bool = False) -> Self:
-        """For a model whose sequences ``ulysses_sequence_parallel_size`` workers share, with so many tokens on each."""
+        """Return the limits for ``model``, with ``max_tokens`` for each worker of a sequence-parallel group."""
         budget = max_tokens * model.ulysses_sequence_parallel_size if by_tokens else None
         return cls(rows, budget, model.use_remove_padding, shares_prompts)
 
     def cut(self, batch: Batch, units: Tensor | None = None) -> list[Tensor]:
-        """Row numbers [b] of each micro-batch; together they are every row of ``batch`` once.
+        """Partition the rows of ``batch``: the row indices [b] of each micro-batch.
 
-        By tokens, rows are sorted by length, so that neighbours pad little, or by prompt where they share it, the
-        longest first; and all ranks, which must call this together and hold equally many rows, get equally many
-        micro-batches: FSDP gathers parameters once in each.
+        By tokens, rows are sorted by length, or by prompt if prompts are shared, longest first. All ranks must call
+        this together with equally many rows, and get equally many micro-batches, because each has FSDP collectives.
 
         Args:
-            units: [B] int64, equal on rows that must be in one micro-batch; a larger unit than fits is a micro-batch by
-                itself. All ranks have equally many of them. None: every row by itself.
+            units: [B] int64, equal for rows that must be in one micro-batch; a unit that does not fit is a micro-batch
+                by itself. All ranks have equally many units. None: every row is a unit.
         """
         members = [[row] for row in range(len(batch))] if units is None else rows_by_value(units)
         if self.max_tokens is None:
             per_cut = max(1, self.rows // max(map(len, members)))
             cuts = [members[start : start + per_cut] for start in range(0, len(members), per_cut)]
-            return [torch.tensor(_joined(cut)) for cut in cuts]
+            return [torch.tensor(_flat(cut)) for cut in cuts]
         rows = RowTokens.of(batch, self.packed, self.shares_prompts)
-        parts = split_by_tokens(sorted(members, key=rows.order), self.max_tokens, rows.together)
-        count = torch.tensor(len(parts))
-        dist.all_reduce(count, dist.ReduceOp.MAX)
-        return [torch.tensor(_joined(part)) for part in split_to_count(parts, int(count))]
+        parts = split_by_tokens(sorted(members, key=rows.sort_key), self.max_tokens, rows.count)
+        num_parts = torch.tensor(len(parts))
+        dist.all_reduce(num_parts, dist.ReduceOp.MAX)
+        return [torch.tensor(_flat(part)) for part in split_to_count(parts, int(num_parts))]
 
 
 def rows_by_value(values: Tensor) -> list[list[int]]:
-    """Return the rows of each value of ``values [B]``, in the order in which the values appear."""
+    """Group row indices by their value in ``values [B]``, in order of appearance."""
     members: dict[int, list[int]] = {}
     for row, value in enumerate(values.tolist()):
         members.setdefault(value, []).append(row)
     return list(members.values())
 
 
-def _joined(units: list[list[int]]) -> list[int]:
+def _flat(units: list[list[int]]) -> list[int]:
     return [row for rows in units for row in rows]
 
 
 @dataclass(frozen=True)
 class RowTokens:
-    """How many tokens rows take in a micro-batch."""
+    """The token counts of rows."""
 
     prompts: list[int]
     """Tokens of each row's prompt."""
@@ -85,48 +82,47 @@ class RowTokens:
     """Tokens of each row's response."""
     packed: bool
     prompt_of: list[int] | None = None
-    """Rows of which this is the same share their prompt; None: each has its own."""
+    """Equal for rows that share their prompt; None: prompts are not shared."""
 
     @classmethod
     def of(cls, batch: Batch, packed: bool, shares_prompts: bool) -> Self:
-        """Return the rows of ``batch``."""
-        prompt_of = numbered(prompts_of(batch)).tolist() if shares_prompts else None
+        """Return the token counts of ``batch``."""
+        prompt_of = prompt_index(batch).tolist() if shares_prompts else None
         return cls(batch.prompt_lengths.tolist(), batch.response_lengths.tolist(), packed, prompt_of)
 
-    def order(self, unit: list[int]) -> tuple[int, int]:
-        """By which units are sorted: long ones first, or long prompts, and the units of each together."""
+    def sort_key(self, unit: list[int]) -> tuple[int, int]:
+        """Sort units by length, or by the length of their shared prompt, longest first."""
         if self.prompt_of is None:
-            return -self._whole(unit), 0
+            return -self._unshared(unit), 0
         return -self.prompts[unit[0]], self.prompt_of[unit[0]]
 
-    def together(self, rows: list[int]) -> int:
-        """Tokens of a micro-batch of these rows.
+    def count(self, rows: list[int]) -> int:
+        """Return the tokens of a micro-batch of these rows.
 
-        A padded one takes, for every row, the longest prompt and the longest response: prompts are padded on the left
-        and responses on the right. A shared prompt is read once, but its keys and values are there for each response,
-        which :data:`REPEATED` counts.
+        Without packing, every row takes the longest prompt (padded left) plus the longest response (padded right). A
+        shared prompt is computed once, but its keys and values are repeated for each response (:data:`REPEATED`).
         """
         if not self.packed:
             return len(rows) * (max(self.prompts[i] for i in rows) + max(self.responses[i] for i in rows))
-        whole = self._whole(rows)
+        unshared = self._unshared(rows)
         if self.prompt_of is None:
-            return whole
+            return unshared
         prompts = {self.prompt_of[i]: self.prompts[i] for i in rows}
         shared = sum(prompts.values()) + sum(self.responses[i] for i in rows)
-        repeated = whole - shared
-        return shared + int(REPEATED * repeated) if repeated >= LEAST_SHARED * whole else whole
+        saved = unshared - shared
+        return shared + int(REPEATED * saved) if saved >= LEAST_SHARED * unshared else unshared
 
-    def _whole(self, rows: list[int]) -> int:
+    def _unshared(self, rows: list[int]) -> int:
         return sum(self.prompts[i] + self.responses[i] for i in rows)
 
 
 def split_by_tokens(
-    units: list[list[int]], max_tokens: int, together: Callable[[list[int]], int]
+    units: list[list[int]], max_tokens: int, num_tokens: Callable[[list[int]], int]
 ) -> list[list[list[int]]]:
-    """Units of rows in their order, cut where the next would not fit: where rows take more tokens ``together``."""
+    """Split the list of units, in order, into parts of at most ``max_tokens``, as counted by ``num_tokens(rows)``."""
     parts: list[list[list[int]]] = []
     for unit in units:
-        if parts and together(_joined([*parts[-1], unit])) <= max_tokens:
+        if parts and num_tokens(_flat([*parts[-1], unit])) <= max_tokens:
             parts[-1].append(unit)
         else:
             parts.append([unit])
@@ -134,7 +130,7 @@ def split_by_tokens(
 
 
 def split_to_count(parts: list[list[list[int]]], count: int) -> list[list[list[int]]]:
-    """Halve the part with the most units of rows until there are ``count``, at most one a unit."""
+    """Halve the part with the most units until there are ``count`` parts."""
     parts = list(parts)
     while len(parts) < count:
         largest = max(range(len(parts)), key=lambda i: len(parts[i]))
@@ -145,8 +141,8 @@ def split_to_count(parts: list[list[list[int]]], count: int) -> list[list[list[i
 
 
 def join_parts(parts: list[Batch], cuts: list[Tensor], width: int) -> Batch:
-    """Results of micro-batches in the order of the rows they were cut from, on the CPU, with R = ``width``.
+    """Concatenate the results of micro-batches in the order of the original rows, on the CPU, with R = ``width``.
 
-    They are fetched together: to fetch each would have the device wait before the next micro-batch.
+    They are fetched in one transfer, because fetching each would synchronize before the next micro-batch.
     """
     return Batch.join(parts).to("cpu").widened(width)[torch.cat(cuts).argsort()]

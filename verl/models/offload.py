@@ -1,7 +1,7 @@
-"""Tensors that live in the host's memory while their device needs the room for something else.
+"""Offloading of tensors to host memory between the phases of a step.
 
-They move as a whole, between phases. FSDP2's ``CPUOffloadPolicy`` would keep parameters on the host within a phase too:
-less memory, but every forward and backward pass would wait for the bus and AdamW would run on the CPU.
+FSDP2's ``CPUOffloadPolicy`` also offloads within a phase. That saves more memory, but every forward and backward pass
+waits for transfers, and AdamW runs on the CPU.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -13,23 +13,23 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 SMALLEST_PIECE = 1 << 20
-"""Bytes below which a host copy is not cut further."""
+"""Smallest size in bytes of a piece of a host copy, except for the last one."""
 
 
 class Offloaded:
-    """A set of tensors that is on its device only inside ``with offloaded.loaded():``, and on the host between.
+    """Tensors that are on their device inside ``with offloaded.loaded():`` only, and on the host otherwise.
 
-    What moves is the memory behind the tensors: they stay the same objects, so that whoever holds them (FSDP, an
-    optimizer, a checkpoint) does not notice. Between, the tensors are empty shells that must not be read.
+    Only their storage moves. The tensors stay the same objects, so FSDP, optimizers and checkpoints can keep references
+    to them, but must not read them while they are offloaded.
     """
 
     def __init__(self, tensors: Callable[[], Iterable[Tensor]], enabled: bool, constant: bool = False) -> None:
-        """Send the tensors to the host.
+        """Offload the tensors.
 
         Args:
-            tensors: what to move; called each time, for an optimizer has no state before its first step.
-            enabled: if not, nothing ever moves.
-            constant: whether their values never change, so that the host's copy is made only once.
+            tensors: returns the tensors; called each time, because an optimizer has no state before its first step.
+            enabled: if false, the tensors stay on their device.
+            constant: the values never change, so one host copy is enough.
         """
         self.enabled = enabled
         self._tensors = tensors
@@ -40,7 +40,7 @@ class Offloaded:
 
     @contextmanager
     def loaded(self) -> Iterator[None]:
-        """Have the tensors on their device for the ``with`` block. Blocks can be nested."""
+        """Keep the tensors on their device inside the block. Blocks can be nested."""
         if self._depth == 0:
             self._load()
         self._depth += 1
@@ -68,13 +68,13 @@ class Offloaded:
         if not self.enabled:
             return
         if not (self._constant and self._on_host):
-            # Views and tied weights share one storage, which moves once.
+            # Views and tied weights share a storage.
             storages = [local_part(tensor).untyped_storage() for tensor in self._tensors()]
             distinct = {storage.data_ptr(): storage for storage in storages if len(storage)}
             self._on_host = [(storage, _copy_on_host(storage)) for storage in distinct.values()]
         on_gpu = any(storage.device.type == "cuda" for storage, _ in self._on_host)
         if on_gpu:
-            # Other streams, such as FSDP's, may still read what is freed next.
+            # Other streams, such as FSDP's, may still read the memory that is freed next.
             torch.cuda.synchronize()
         for storage, _ in self._on_host:
             storage.resize_(0)
@@ -83,31 +83,31 @@ class Offloaded:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a tensor, without a gradient."""
+    """Return this rank's part of a tensor, detached."""
     tensor = tensor.detach()
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def is_offloaded(tensor: Tensor) -> bool:
-    """Whether an :class:`Offloaded` currently holds the tensor's values on the host."""
+    """Whether an :class:`Offloaded` has moved the tensor to the host."""
     local = local_part(tensor)
     return local.numel() > 0 and len(local.untyped_storage()) == 0
 
 
 def require_loaded(tensors: Iterable[Tensor]) -> None:
-    """Raise ``RuntimeError`` if any of a model's tensors is currently offloaded."""
+    """Raise ``RuntimeError`` if any of a model's tensors is offloaded."""
     if any(map(is_offloaded, tensors)):
         raise RuntimeError("the model is offloaded to the host's memory; use it inside `with ....loaded():`")
 
 
 def reshard(model: nn.Module) -> None:
-    """Free the full parameters that a forward pass without a backward leaves at the root of a sharded model."""
+    """Free the unsharded parameters of the root module, which FSDP keeps after a forward pass."""
     if isinstance(model, FSDPModule):
         model.reshard()
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """Gather a loaded tensor from all ranks, without a gradient; all must call it together."""
+    """Gather a loaded tensor from all ranks, detached; all ranks must call it together."""
     require_loaded([tensor])
     return tensor.detach().full_tensor() if isinstance(tensor, DTensor) else local_part(tensor)  # type: ignore[attr-defined]  # detach keeps the class
 
@@ -118,7 +118,7 @@ def _bytes_of(storage: UntypedStorage) -> Tensor:
 
 def _copy_on_host(storage: UntypedStorage) -> list[Tensor]:
     """Copy the bytes of ``storage`` in pieces of :func:`piece_sizes`."""
-    # A GPU copies page-locked memory at full speed, and while the CPU continues.
+    # Copies to pinned memory are faster, and asynchronous.
     pinned = storage.device.type == "cuda"
     parts = _bytes_of(storage).split(piece_sizes(len(storage)))
     pieces = [torch.empty(len(part), dtype=torch.uint8, pin_memory=pinned) for part in parts]
@@ -126,9 +126,9 @@ def _copy_on_host(storage: UntypedStorage) -> list[Tensor]:
 
 
 def piece_sizes(num_bytes: int) -> list[int]:
-    """Sizes that add up to ``num_bytes``: powers of two, and last what is less than ``SMALLEST_PIECE``.
+    """Split ``num_bytes`` into powers of two and a rest of less than ``SMALLEST_PIECE``.
 
-    torch rounds page-locked memory up to a power of two: in one piece up to half of it would be lost.
+    torch rounds pinned allocations up to a power of two, so a single piece could waste half of its memory.
     """
     sizes = []
     while num_bytes >= SMALLEST_PIECE:

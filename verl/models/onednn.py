@@ -1,9 +1,9 @@
-"""Linear layers whose float32 products come from oneDNN, on CPUs.
+"""Linear layers that compute float32 products with oneDNN on CPUs.
 
-torch multiplies float32 matrices by MKL, which keeps its AVX-512 kernels for Intel's processors. oneDNN, which torch
-brings as well, does not: on AMD's it takes less than half the time (benchmarks/products.md), and otherwise as long.
+torch uses MKL, whose AVX-512 kernels run on Intel processors only. oneDNN, which torch includes, is more than twice as
+fast on AMD processors (benchmarks/products.md) and as fast elsewhere.
 
-Legend: K inputs, N outputs.
+Shapes: K input features, N output features.
 """
 
 import platform
@@ -16,19 +16,19 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 MIN_ROWS = 64
-"""Products of fewer rows are left to torch: a call of oneDNN takes longer to begin."""
+"""Smallest number of rows for oneDNN, whose calls have a larger overhead."""
 
 
 def multiply_by_onednn(model: nn.Module) -> None:
-    """Let the linear layers of ``model``, which computes on a CPU, multiply by oneDNN where that is faster."""
+    """Make the linear layers of ``model``, which computes on a CPU, use oneDNN where it is faster."""
     if available():
         for module in model.modules():
             if type(module) is nn.Linear:
-                module.forward = partial(_forward, module)  # type: ignore[method-assign]  # of this instance alone
+                module.forward = partial(_forward, module)  # type: ignore[method-assign]
 
 
 def available() -> bool:
-    """Whether torch was built with oneDNN, for a processor where it is no slower than what torch would call."""
+    """Whether torch has oneDNN and the processor is one on which it is not slower."""
     return (
         platform.machine() in ("x86_64", "AMD64")
         and torch.backends.mkldnn.is_available()
@@ -38,8 +38,8 @@ def available() -> bool:
 
 def _forward(module: nn.Linear, states: Tensor) -> Tensor:
     weight, bias = module.weight, module.bias
-    few = states.numel() < MIN_ROWS * states.shape[-1]
-    if few or states.dtype != torch.float32 or weight.dtype != torch.float32:
+    is_small = states.numel() < MIN_ROWS * states.shape[-1]
+    if is_small or states.dtype != torch.float32 or weight.dtype != torch.float32:
         return F.linear(states, weight, bias)
     if not torch.is_grad_enabled():
         return product(states, weight, bias)
@@ -48,21 +48,21 @@ def _forward(module: nn.Linear, states: Tensor) -> Tensor:
 
 
 def product(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``states [..., K]`` times the transpose of ``weight [N, K]``, plus ``bias [N]``: [..., N]."""
+    """Return ``states [..., K]`` times the transpose of ``weight [N, K]``, plus ``bias [N]``: [..., N]."""
     result: Tensor = torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
     return result
 
 
 def weight_gradient(gradient: Tensor, states: Tensor) -> Tensor:
-    """[N, K], from the gradient [M, N] of a product and the states [M, K] that went into it."""
+    """Return the gradient [N, K] of a weight from the output's ``gradient [M, N]`` and the input ``states [M, K]``."""
     if gradient.shape[1] > states.shape[1]:
-        # oneDNN is faster, by up to three times, if its first factor has fewer rows than its second.
+        # oneDNN is up to three times faster if its first factor has fewer rows than its second.
         return product(states.t(), gradient.t()).t()
     return product(gradient.t(), states.t())
 
 
 class _Linear(torch.autograd.Function):
-    """:func:`torch.nn.functional.linear`."""
+    """Differentiable :func:`torch.nn.functional.linear`."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

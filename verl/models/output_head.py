@@ -1,9 +1,9 @@
-"""The output head in chunks: log-probabilities without the logits of all tokens.
+"""The output head in chunks: log-probabilities without the logits of all tokens in memory.
 
-FSDP's hooks on the model's ``forward`` gather the head's weights and reduce their gradients: the head must run inside
-it. A model therefore gets a ``forward`` that scores tokens when it is given targets, and is unchanged otherwise.
+FSDP's hooks on the model's ``forward`` gather the head's weights and reduce their gradients, so the head must run
+inside it. The model gets a ``forward`` with an optional argument ``targets``, the tokens to score.
 
-Legend: T tokens as the model reads them (rows flattened), N of them to score, V vocabulary.
+Shapes: T tokens in the layout (rows flattened), N of them to score, V vocabulary.
 """
 
 import functools
@@ -22,23 +22,23 @@ from verl.config.errors import ConfigError
 
 
 class Scoring(NamedTuple):
-    """Statistics of a token's logits."""
+    """Statistics to compute from a token's logits."""
 
     temperature: float
     """Softmax temperature."""
     differentiable_entropy: bool = False
     """Whether the entropy carries a gradient."""
     statistics: tuple[str, ...] = ()
-    """Names in ``STATISTICS`` of what is wanted of the distribution, too, with a gradient."""
+    """Names in ``STATISTICS``, all differentiable."""
     top_k: int = 0
-    """How many tokens ``top_k`` names."""
+    """Number of tokens in the statistic ``top_k``."""
 
 
 class ScoringTargets(NamedTuple):
     """The tokens to score."""
 
     positions: Tensor
-    """[N] int64, the tokens of the T that each target follows."""
+    """[N] int64, indices of the T tokens that precede the targets."""
     tokens: Tensor
     """[N] int64, the targets."""
     scoring: Scoring
@@ -46,7 +46,7 @@ class ScoringTargets(NamedTuple):
 
 def _top_k(_: Tensor, distribution: Tensor, k: int) -> list[Tensor]:
     values, ids = distribution.topk(k)
-    return [*values.unbind(dim=-1), *ids.float().unbind(dim=-1)]  # float32 holds integers up to 2^24 as they are
+    return [*values.unbind(dim=-1), *ids.float().unbind(dim=-1)]  # float32 is exact for integers up to 2^24.
 
 
 STATISTICS: dict[str, Callable[[Tensor, Tensor, int], list[Tensor]]] = {
@@ -55,20 +55,19 @@ STATISTICS: dict[str, Callable[[Tensor, Tensor, int], list[Tensor]]] = {
     "sum_pi_squared": lambda _, distribution, __: [(2 * distribution).exp().sum(dim=-1)],
     "top_k": _top_k,
 }
-"""Name -> f(logits over temperature, their log-softmax, both [..., V], k) -> columns [...]: the logarithm of the sum of
-exponentials, the mean of all V log-probabilities, the sum of the squares of all V probabilities, and the
-log-probabilities of the k most likely tokens followed by these tokens. One column each, but 2 k of ``top_k``."""
+"""Name -> f(logits / temperature [..., V], their log-softmax [..., V], k) -> columns [...]. ``top_k`` has 2 k columns,
+the log-probabilities of the k most likely tokens followed by their ids; the others have one."""
 
 
 def logprobs_and_entropy(logits: Tensor, tokens: Tensor, scoring: Scoring) -> tuple[Tensor, ...]:
-    """Log-probabilities of ``tokens [...]`` and entropies in nats [...], float32, from logits [..., V].
+    """Return log-probabilities of ``tokens [...]`` and entropies, in nats, from logits [..., V].
 
-    Behind them the columns of ``scoring.statistics``, [...] each.
+    The columns of ``scoring.statistics`` follow. All are [...] float32.
     """
     scaled = logits.float() / scoring.temperature
     distribution = scaled.log_softmax(dim=-1)
     if "logsumexp" not in scoring.statistics:
-        scaled = logits  # which nothing else reads: that frees as many numbers as there are logits
+        scaled = logits  # Free the scaled logits, which no other statistic needs.
     logprobs = distribution.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
     with torch.set_grad_enabled(scoring.differentiable_entropy and torch.is_grad_enabled()):
         entropy = -(distribution.exp() * distribution).sum(dim=-1)
@@ -77,9 +76,9 @@ def logprobs_and_entropy(logits: Tensor, tokens: Tensor, scoring: Scoring) -> tu
 
 
 def by_statistic(columns: Sequence[Tensor], scoring: Scoring) -> dict[str, Tensor]:
-    """Return the statistics that :func:`logprobs_and_entropy` returns after the entropy, by name: [...].
+    """Return by name the statistics that :func:`logprobs_and_entropy` returns after the entropy, [...] each.
 
-    ``top_k`` gives both ``top_k_logprobs`` and ``top_k_ids`` (int64), [..., k], likeliest first.
+    ``top_k`` becomes ``top_k_logprobs`` and ``top_k_ids`` (int64), [..., k], most likely first.
     """
     named, rest, k = dict[str, Tensor](), list(columns), scoring.top_k
     for name in scoring.statistics:
@@ -93,7 +92,7 @@ def by_statistic(columns: Sequence[Tensor], scoring: Scoring) -> dict[str, Tenso
 
 
 def compute_logits_in_float32(model: PreTrainedModel) -> None:
-    """Let the output head of a causal language model multiply in float32, whatever its weights and states are in."""
+    """Make the output head of a causal language model compute in float32."""
     head = model.get_output_embeddings()
     if not isinstance(head, nn.Linear):
         kind = type(model).__name__
@@ -103,26 +102,25 @@ def compute_logits_in_float32(model: PreTrainedModel) -> None:
         bias = None if head.bias is None else head.bias.float()
         return F.linear(states.float(), head.weight.float(), bias)
 
-    head.forward = forward  # type: ignore[method-assign, assignment]  # of this instance alone
+    head.forward = forward  # type: ignore[method-assign, assignment]
 
 
 def chunk_output_head(model: PreTrainedModel, chunk_size: int) -> None:
-    """Give a causal language model a ``forward`` that, given ``targets``, scores them by :func:`logprobs_and_entropy`.
+    """Patch ``forward`` of a causal language model to score ``targets`` by :func:`logprobs_and_entropy`.
 
-    Logits of at most ``chunk_size`` tokens exist at a time, in the backward pass too, which computes them again. They
-    are the model's own, with all that its ``forward`` does to them (scales, soft caps).
+    Logits of at most ``chunk_size`` tokens exist at a time; the backward pass recomputes them. They come from the
+    model's ``forward``, which may scale or cap them.
     """
     original = model.forward
 
-    # The signature stays that of the model's class, which generation reads.
+    # Keep the signature, which generation inspects.
     @functools.wraps(original)
     def forward(*args: Any, targets: ScoringTargets | None = None, **kwargs: Any) -> Any:
         if targets is None:
             return original(*args, **kwargs)
-        # All of the model but the head.
+        # Run the model without the head.
         decoder = getattr(model, model.base_model_prefix)
-        given = {name: value for name, value in kwargs.items() if value is not None}
-        decoded = decoder(*args, **given)
+        decoded = decoder(*args, **{name: value for name, value in kwargs.items() if value is not None})
         states, kind = decoded.last_hidden_state.flatten(0, 1)[targets.positions], type(decoded)
         del decoded
 
@@ -139,18 +137,18 @@ def chunk_output_head(model: PreTrainedModel, chunk_size: int) -> None:
 
 
 class _PrecomputedDecoder:
-    """A decoder that has already run: it returns what it is given as input embeddings.
+    """A stand-in for a decoder that returns its input embeddings as the last hidden states.
 
-    Its attributes are the decoder's, because a model's ``forward`` may read more from it than states.
+    It has the decoder's attributes, which a model's ``forward`` may read.
     """
 
-    def __init__(self, decoder: nn.Module, kind: type[ModelOutput]) -> None:
-        """``kind``: what the decoder returns."""
+    def __init__(self, decoder: nn.Module, output_type: type[ModelOutput]) -> None:
+        """Imitate ``decoder``, whose output has the type ``output_type``."""
         self.decoder = decoder
-        self.kind = kind
+        self.output_type = output_type
 
     def __call__(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> ModelOutput:
-        return self.kind(last_hidden_state=inputs_embeds)
+        return self.output_type(last_hidden_state=inputs_embeds)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.decoder, name)
@@ -159,7 +157,7 @@ class _PrecomputedDecoder:
 @contextmanager
 def _submodule_replaced(module: nn.Module, name: str, value: Any) -> Iterator[None]:
     """Replace the submodule ``name`` of ``module`` by ``value`` inside the block."""
-    # In the instance's own dictionary, which comes before submodules: these stay as they are.
+    # The instance's dictionary shadows the registered submodule.
     module.__dict__[name] = value
     try:
         yield

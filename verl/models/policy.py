@@ -17,13 +17,13 @@ from verl.models.micro_batches import MicroBatching, join_parts
 from verl.models.output_head import Scoring
 
 Measure = Callable[[list[Tensor], Batch], Batch]
-"""Hidden states [T, L, D] of responses in, their columns of rank metrics out."""
+"""f(hidden states [T, L, D] of each response, batch) -> the columns of rank metrics."""
 
 
 class Policy:
     """A sharded causal language model that scores responses.
 
-    Legend: T tokens of a response, L layers, D hidden width.
+    Shapes: T tokens of a response, L layers, D hidden size.
     """
 
     def __init__(
@@ -35,10 +35,10 @@ class Policy:
         trainable: bool,
         source: PreTrainedModel | None = None,
     ) -> None:
-        """Make the policy.
+        """Load the model.
 
         Args:
-            scoring: how large micro-batches are without a backward pass.
+            scoring: micro-batches of forward passes without a backward pass.
             source: see :func:`verl.models.loading.load_sharded_model`.
         """
         self.model = load_sharded_model(config, mesh, trainable, source)
@@ -56,15 +56,15 @@ class Policy:
         measure: Measure | None = None,
         statistics: Sequence[str] = (),
     ) -> Batch:
-        """Log-probabilities and entropies of the responses, and what ``measure`` makes of their hidden states.
+        """Compute log-probabilities, entropies and, with ``measure``, rank metrics of the responses.
 
         Args:
-            layers: layers whose states are measured, see :func:`verl.models.forward.record_states`.
-            measure: called with the states that the tokens of each response were sampled from; goes with ``layers``.
-            statistics: names in :data:`verl.models.output_head.STATISTICS` of what is wanted, too, one number a token.
+            layers: layers to measure; see :func:`verl.models.forward.record_states`.
+            measure: computes columns from the hidden states that predict the tokens of each response.
+            statistics: further names in :data:`verl.models.output_head.STATISTICS` to compute at each token.
 
         Returns:
-            The same episodes on the CPU with ``logprobs``, ``entropy``, the statistics, and what ``measure`` fills.
+            The same episodes on the CPU with ``logprobs``, ``entropy``, the statistics, and the columns of ``measure``.
         """
         parts, cuts = [], self.scoring.cut(batch)
         scoring = Scoring(self.temperature, statistics=tuple(statistics))
@@ -78,6 +78,6 @@ class Policy:
 
 
 def scoring_batches(config: ActorConfig, model: ModelConfig) -> MicroBatching:
-    """Micro-batches of policy and reference where only log-probabilities are needed."""
+    """Return the micro-batch sizes of policy and reference for forward passes without a backward pass."""
     rows, max_tokens = config.log_prob_micro_batch_size_per_gpu, config.log_prob_max_token_len_per_gpu
     return MicroBatching.of(model, rows, max_tokens, config.use_dynamic_bsz, model.shares_prompts)

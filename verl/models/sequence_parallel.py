@@ -1,9 +1,9 @@
 """Ulysses sequence parallelism (arXiv 2309.14509): neighbouring workers share the tokens of each sequence.
 
-Everything but attention works on single tokens, so each worker of a group holds a slice of them. For attention a worker
-gets all tokens of a share of the heads: one exchange before it, one after.
+Each worker of a group has a slice of the tokens. An all-to-all before attention gives it all tokens for a share of the
+heads, and another one after attention restores the slices.
 
-Legend: G workers of a group, H heads, t tokens of this worker, T = G t tokens of all, D head width.
+Shapes: G workers of a group, H heads, t tokens of this worker, T = G t tokens of the group, D head dimension.
 """
 
 import math
@@ -20,10 +20,9 @@ from verl.utils.distributed import collective_timeout
 
 @cache
 def sequence_group(size: int) -> ProcessGroup | None:
-    """Return the group of ``size`` neighbours in rank that this worker belongs to; None for a size of 1.
+    """Return this worker's group of ``size`` neighbouring ranks; None for a size of 1.
 
-    All workers must call it together. Models share one group, because each group has its own communicator, and that
-    takes GPU memory.
+    All workers must call it together. Models share one group, because the communicator of each group takes GPU memory.
     """
     if size == 1:
         return None
@@ -33,10 +32,9 @@ def sequence_group(size: int) -> ProcessGroup | None:
 
 
 def split_heads(states: Tensor, group: ProcessGroup) -> Tensor:
-    """From [H, t, D], all heads of this worker's tokens, to [H / G, T, D], all tokens of this worker's heads.
+    """Exchange [H, t, D], all heads of this worker's tokens, for [H / G, T, D], all tokens of this worker's heads.
 
-    Heads of keys and values that cannot be split are repeated first, each next to itself, so that every worker has
-    those that its queries ask for.
+    Key and value heads that cannot be split evenly are repeated, so that every worker has the ones for its queries.
     """
     size = group.size()
     repeats = size // math.gcd(states.shape[0], size)
@@ -46,15 +44,15 @@ def split_heads(states: Tensor, group: ProcessGroup) -> Tensor:
 
 
 def gather_heads(states: Tensor, group: ProcessGroup) -> Tensor:
-    """Invert :func:`split_heads`: from [H / G, T, D] to [H, t, D]."""
+    """Invert :func:`split_heads`, from [H / G, T, D] to [H, t, D]."""
     return _exchange(states.unflatten(1, (group.size(), -1)).transpose(0, 1), group).flatten(0, 1)
 
 
 def gather_tokens(values: Tensor, group: ProcessGroup) -> Tensor:
-    """From [t, ...] of each worker to [T, ...] on all.
+    """Gather [t, ...] of each worker into [T, ...] on all.
 
-    The gradient that comes back must be the same on all workers, which it is if all compute the same loss from here on:
-    each worker keeps its own slice of it.
+    In the backward pass each worker keeps its slice of the gradient, without a reduction. All workers must therefore
+    compute the same loss from the result.
     """
     parts = [torch.empty_like(values) for _ in range(group.size())]
     dist.all_gather(parts, values.detach().contiguous(), group=group)
@@ -63,7 +61,7 @@ def gather_tokens(values: Tensor, group: ProcessGroup) -> Tensor:
 
 
 def _exchange(parts: Tensor, group: ProcessGroup) -> Tensor:
-    """Send ``parts[g]`` to worker g; returns what each worker sent, in their order. Differentiable."""
+    """Send ``parts[g]`` to worker g and return the received parts in the order of workers. Differentiable."""
     parts = parts.contiguous()
     received: Tensor = all_to_all_single(torch.empty_like(parts), parts, group=group)
     return received

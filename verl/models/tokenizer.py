@@ -1,4 +1,4 @@
-"""The tokenizer of a model, and what a reward model reads by its own."""
+"""Tokenizers of models, and the inputs of a reward model."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,45 +15,43 @@ from verl.models.info import ModelInfo
 def load_tokenizer(
     path: str, trust_remote_code: bool, field: str = "model.path", needs_chat_template: bool = True
 ) -> PreTrainedTokenizerBase:
-    """Load the model's tokenizer; errors name the config's ``field``.
+    """Load the model's tokenizer; errors name the option ``field``.
 
     Raises:
-        ConfigError: there is none, or it lacks an end-of-sequence token or, if it needs one, a chat template.
+        ConfigError: there is none, or it lacks an end-of-sequence token or a required chat template.
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
-    except Exception as error:  # its files may hold anything, and may be a program of the model's
+    except Exception as error:  # The files may contain anything, including code.
         raise ConfigError(f"{field}={path!r}: no tokenizer there: {in_one_line(error)}") from error
-    # From a folder that names the model's type and holds no vocabulary, transformers makes an empty tokenizer.
+    # transformers makes an empty tokenizer for a folder with a config and no vocabulary.
     if len(tokenizer) <= len(tokenizer.all_special_ids):
         raise ConfigError(f"{field}={path!r}: no tokenizer there, only special tokens; copy the model's files")
     lacks_template = needs_chat_template and tokenizer.chat_template is None
     if lacks_template or tokenizer.eos_token_id is None:
-        wanted = "a chat template and an end-of-sequence token" if needs_chat_template else "an end-of-sequence token"
-        raise ConfigError(f"{field}={path!r}: its tokenizer needs {wanted}")
+        needs = "a chat template and an end-of-sequence token" if needs_chat_template else "an end-of-sequence token"
+        raise ConfigError(f"{field}={path!r}: its tokenizer needs {needs}")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
 
 
 def check_reads_tokens(model: ModelConfig, field: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Check that a model gives every token of the policy's ``tokenizer`` the number that the policy gives it.
-
-    Tokens that it has besides do no harm. Errors name the model by ``field``.
+    """Check that a model has the same ids for the tokens of the policy's ``tokenizer``; it may have further tokens.
 
     Raises:
-        ConfigError: a token has another number, or the model has no embedding for the largest.
+        ConfigError: a token has another id, or the model has no embedding for the largest id; names ``field``.
     """
-    own = load_tokenizer(model.path, model.trust_remote_code, field, needs_chat_template=False).get_vocab()
-    known = tokenizer.get_vocab()
-    differing = sorted(known, key=known.__getitem__)
-    differing = [token for token in differing if own.get(token) != known[token]]
+    vocabulary = load_tokenizer(model.path, model.trust_remote_code, field, needs_chat_template=False).get_vocab()
+    expected = tokenizer.get_vocab()
+    by_id = sorted(expected, key=expected.__getitem__)
+    differing = [token for token in by_id if vocabulary.get(token) != expected[token]]
     if differing:
         token = differing[0]
-        there = f"number {own[token]}" if token in own else "missing"
+        there = f"number {vocabulary[token]}" if token in vocabulary else "missing"
         raise ConfigError(
-            f"{field}={model.path!r}: reads the policy's token numbers, but {len(differing)} of these {len(known)} "
-            f"differ: {token!r} is {known[token]} for the policy and {there} here; name a relative of the policy"
+            f"{field}={model.path!r}: reads the policy's token numbers, but {len(differing)} of these {len(expected)} "
+            f"differ: {token!r} is {expected[token]} for the policy and {there} here; name a relative of the policy"
         )
     check_embeds_tokens(model, field, tokenizer)
 
@@ -74,13 +72,13 @@ def reward_model_batch(
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
 ) -> tuple[Batch, float]:
-    """Return the conversations that end in the responses, without prompts, and the fraction that was too long.
+    """Return the tokenized conversations as a batch of responses, and the fraction that was truncated.
 
     Args:
-        prompts: for each response the chat before it, a list of ``{"role", "content"}``.
-        responses: the policy's answers, B texts.
-        tokenizer: the reward model's, whose chat template is applied.
-        max_length: tokens kept of each conversation; a longer one loses its beginning.
+        prompts: the chat before each response, a list of ``{"role", "content"}``.
+        responses: the policy's B responses.
+        tokenizer: the reward model's tokenizer, whose chat template is applied.
+        max_length: most tokens of a conversation; longer ones lose their beginning.
     """
     chats: Any = [[*prompt, _answer(text)] for prompt, text in zip(prompts, responses, strict=True)]
     rendered: Any = tokenizer.apply_chat_template(chats, return_dict=False)

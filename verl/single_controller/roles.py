@@ -15,7 +15,7 @@ from verl.config.ppo import PPOConfig
 from verl.config.rollout import SamplingConfig
 from verl.data.prompt_rows import PromptRecord
 from verl.models.micro_batches import rows_by_value
-from verl.models.packing import numbered, prompts_of
+from verl.models.packing import prompt_index
 from verl.rollout.environments.conversations import Conversations, ConversationSetup
 from verl.rollout.requests import ResponseRequests, ResponseSettings
 from verl.single_controller.engine_pool import EnginePool
@@ -151,7 +151,7 @@ class RoleWorkers:
     def _dealt_together(self, batch: Batch, rows: Tensor) -> Tensor:
         """[U, n], places in ``rows``: whole prompts where every share gets as many of one size, else each by itself."""
         if self.whole_prompts:
-            groups = rows_by_value(numbered(prompts_of(batch))[rows])
+            groups = rows_by_value(prompt_index(batch)[rows])
             if len({*map(len, groups)}) == 1 and len(groups) % self._num_shares == 0:
                 return torch.tensor(groups)
         return torch.arange(len(rows))[:, None]
