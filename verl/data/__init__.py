@@ -1,1 +1,1 @@
-"""Prompts and conversations: record layouts, data sets, templates, generated tasks, published problem sets."""
+"""Prompts and conversations: record layouts, datasets, templates and generated tasks."""

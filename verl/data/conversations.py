@@ -1,4 +1,4 @@
-"""Conversations from files for supervised learning, tokenised with a mask on the assistant's turns."""
+"""Tokenized conversations for supervised fine-tuning, with a mask of the assistant's turns."""
 
 import sys
 from collections.abc import Sequence
@@ -18,17 +18,15 @@ from verl.data.samplers import ResumableRandomSampler, whole_batches
 from verl.data.templates import render_chat
 
 Conversation = tuple[list[int], list[int]]
-"""Token ids and, per token, 1 if it is learned."""
+"""Token ids and the loss mask, 1 on tokens to learn."""
 
 
 class ConversationDataset(Dataset[Conversation]):
-    """All conversations of ``files``, tokenised when the data set is created.
+    """The conversations in ``files``, tokenized on creation.
 
     Raises:
-        ConfigError: a file cannot be read or lacks the column; or a conversation is not a list of messages, begins with
-            the assistant or has no turn of its, is refused by the chat template or rendered differently by its
-            template once later turns follow, or is too long while ``truncation`` is ``error`` or would leave nothing to
-            learn (names the file and the row).
+        ConfigError: a file cannot be read or lacks the column, or a conversation (named by file and row) is malformed,
+            has no assistant turn to learn, does not fit the chat template, or is too long.
     """
 
     def __init__(self, files: Sequence[str], tokenizer: PreTrainedTokenizerBase, config: SFTDataConfig) -> None:
@@ -67,10 +65,8 @@ def tokenize_conversation(
 ) -> Conversation:
     """Return the conversation's token ids, and the mask of the assistant's turns with their end-of-turn tokens.
 
-    Turns that begin after ``max_length`` tokens are left out, since each turn takes the time of all previous ones.
-
-    The tokens of a turn are those that the template appends when the turn is added. So every chat template works that
-    does not change earlier turns when later ones follow.
+    The tokens of a turn are the ones that the template appends for it, so the template must not change earlier turns
+    when later ones follow. Turns after the first ``max_length`` tokens are skipped, because rendering is quadratic.
     """
 
     def render(turns: list[dict[str, Any]], generation_prompt: bool) -> list[int]:
@@ -98,14 +94,14 @@ def tokenize_conversation(
 
 
 def conversation_batch(conversations: Sequence[Conversation]) -> Batch:
-    """Return the conversations with ``learn_mask``; the first token of each, which nothing predicts, is its prompt."""
+    """Return the conversations as a batch with ``learn_mask``; the first token of each is its prompt."""
     ids, masks = zip(*conversations, strict=True)
     learned = torch.tensor([learned for mask in masks for learned in mask[1:]]).bool()
     return Batch.of([row[:1] for row in ids], [row[1:] for row in ids], learn_mask=learned)
 
 
 def conversation_loader(dataset: ConversationDataset, batch_size: int, seed: int) -> StatefulDataLoader:
-    """Shuffled batches of exactly ``batch_size`` conversations; the incomplete last batch of an epoch is dropped.
+    """Return shuffled batches of ``batch_size`` conversations, dropping the incomplete last batch of an epoch.
 
     Raises:
         ConfigError: there are fewer conversations than ``batch_size``.

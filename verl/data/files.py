@@ -1,4 +1,4 @@
-"""Rows of data files, local or on the Hugging Face hub."""
+"""Reading of data files, local or on the Hugging Face hub."""
 
 import csv
 import io
@@ -19,26 +19,26 @@ from verl.utils.process import memory_limit
 
 Row = dict[str, Any]
 
-MOST_BYTES, MOST_TIMES = 1 << 28, 200
-"""Most bytes that the rows of a parquet file take in memory: the larger of this and this many times its size."""
+MAX_BYTES, MAX_EXPANSION = 1 << 28, 200
+"""The rows of a parquet file may take the larger of ``MAX_BYTES`` and ``MAX_EXPANSION`` times the file's size."""
 OVERHEAD = 4
-"""Most bytes that reading takes, as a multiple of that."""
+"""Bound on the memory used for reading, relative to that for the rows."""
 BYTES_PER_ROW = 100
-"""Least bytes of a row in memory, whatever is in it."""
+"""Smallest size of a row in memory."""
 ROWS_AT_A_TIME = 4096
 
 _FIX = "correct or remove it"
 
 
 def read_rows(name: str, columns: Sequence[str] = (), field: str = "") -> list[Row]:
-    """Return the rows of a parquet, jsonl or json file, or of a hub set that :func:`hub_set` names.
+    """Return the rows of a parquet, jsonl or json file, or of a hub dataset (:func:`hub_set`).
 
     Args:
-        columns: what every row must have.
-        field: the options that name the columns, to be named in the error.
+        columns: columns that every row must have.
+        field: the options that set the column names, for the error.
 
     Raises:
-        ConfigError: there is no such file or set, it cannot be read, or a row lacks one of ``columns``.
+        ConfigError: there is no such file or dataset, it cannot be read, or a row lacks one of ``columns``.
     """
     path, published = Path(name), hub_set(name)
     if published is not None:
@@ -57,7 +57,7 @@ def read_rows(name: str, columns: Sequence[str] = (), field: str = "") -> list[R
 
 
 def _read_hub(name: str, published: HubSet) -> list[Row]:
-    # Late: files need none of it, and it takes half a second of every start.
+    # Imported late, because it takes half a second and local files do not need it.
     from datasets import load_dataset
     from datasets.exceptions import DatasetsError
 
@@ -78,10 +78,10 @@ def _read_parquet(path: Path) -> list[Row]:
     try:
         file, size = pq.ParquetFile(path, page_checksum_verification=True), path.stat().st_size
         groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
-        most = max(MOST_BYTES, MOST_TIMES * size)
+        limit = max(MAX_BYTES, MAX_EXPANSION * size)
         needed = max(sum(group.total_byte_size for group in groups), BYTES_PER_ROW * file.metadata.num_rows)
-        rows = _rows_in(file, most) if needed <= most else None
-    # Damaged pages, text that is not UTF-8, dates that Python does not have.
+        rows = _rows_in(file, limit) if needed <= limit else None
+    # Damaged pages, text that is not UTF-8, dates that Python does not support.
     except (pa.ArrowException, OSError, ValueError, OverflowError, TypeError, KeyError, MemoryError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise ConfigError(
@@ -90,22 +90,22 @@ def _read_parquet(path: Path) -> list[Row]:
         ) from error
     if rows is None:
         raise ConfigError(
-            f"{path}: its {size} bytes stand for {file.metadata.num_rows} rows, which take more than {most / 1e9:.1f} "
-            "GB; write the file again with the rows that it should have"
+            f"{path}: its {size} bytes stand for {file.metadata.num_rows} rows, which take more than "
+            f"{limit / 1e9:.1f} GB; write the file again with the rows that it should have"
         )
     return rows
 
 
-def _rows_in(file: pq.ParquetFile, most: int) -> list[Row] | None:
-    """Return the rows of a file; None if they take more than ``most`` bytes."""
+def _rows_in(file: pq.ParquetFile, limit: int) -> list[Row] | None:
+    """Return the rows of a file; None if they take more than ``limit`` bytes."""
     rows: list[Row] = []
-    needed = 0
+    num_bytes = 0
     try:
-        # One row may hold any number of values, and what the file says of itself need not be true.
-        with memory_limit(OVERHEAD * most):
-            for batch in _batches(file, most):
-                needed += batch.nbytes
-                if needed > most:
+        # The metadata may be wrong, and a single row may be arbitrarily large.
+        with memory_limit(OVERHEAD * limit):
+            for batch in _batches(file, limit):
+                num_bytes += batch.nbytes
+                if num_bytes > limit:
                     return None
                 rows += batch.to_pylist()
     except MemoryError:
@@ -113,15 +113,15 @@ def _rows_in(file: pq.ParquetFile, most: int) -> list[Row] | None:
     return rows
 
 
-def _batches(file: pq.ParquetFile, most: int) -> Iterator[pa.Table]:
-    """Yield the rows of a file in batches that take at most ``most`` bytes per column."""
-    # One value may stand in all rows of its group, and is at most as large as that.
+def _batches(file: pq.ParquetFile, limit: int) -> Iterator[pa.Table]:
+    """Yield the rows of a file in batches that take at most ``limit`` bytes per column."""
+    # With dictionary encoding, every row of a group may hold a value that is as large as the whole group.
     sizes = [file.metadata.row_group(i).total_byte_size for i in range(file.num_row_groups)]
-    at_a_time = max(1, min(ROWS_AT_A_TIME, most // max(1, *sizes, 1)))
+    at_a_time = max(1, min(ROWS_AT_A_TIME, limit // max(1, *sizes, 1)))
     schema = pa.schema([field.with_type(_decoded(field.type)) for field in file.schema_arrow])
     for group in range(file.num_row_groups):
         for batch in file.iter_batches(at_a_time, row_groups=[group]):
-            # The values themselves, as often as they occur, are what rows will take.
+            # Decode dictionaries, so that the batch has the size of its rows.
             yield pa.Table.from_batches([batch]).cast(schema)
 
 
@@ -131,22 +131,22 @@ def _decoded(kind: pa.DataType) -> pa.DataType:
 
 
 def read_json_lines(path: Path) -> list[tuple[int, Row]]:
-    """Return the objects of a JSON lines file, each with its line number, from 1; blank lines do not count.
+    """Return the objects of a JSON lines file with their line numbers, from 1; blank lines are skipped.
 
     Raises:
         ConfigError: the file cannot be read or is not UTF-8 text, or a line is not a JSON object.
     """
-    # Not splitlines(), which also splits at characters that JSON allows inside a text.
-    lines = _text(path).split("\n")
-    places = [(number, line, f"{path}, line {number}") for number, line in enumerate(lines, start=1) if line.strip()]
-    return [(number, _row(_parse(line, place), place)) for number, line, place in places]
+    # splitlines() would also split at characters that JSON allows inside strings.
+    lines = enumerate(_text(path).split("\n"), start=1)
+    named = [(number, line, f"{path}, line {number}") for number, line in lines if line.strip()]
+    return [(number, _row(_parse(line, where), where)) for number, line, where in named]
 
 
 def read_csv(path: Path) -> list[Row]:
-    """Return the rows of a table whose first line names its columns; all values are text.
+    """Return the rows of a CSV file with a header; all values are text.
 
     Raises:
-        ConfigError: the file cannot be read, is not UTF-8 text, or a row has other columns.
+        ConfigError: the file cannot be read or is not UTF-8 text, or a row does not fit the header.
     """
     try:
         reader = csv.DictReader(io.StringIO(_text(path), newline=""), strict=True)
@@ -173,12 +173,12 @@ def _read_json(path: Path) -> list[Row]:
 
 def _require_file(path: Path) -> None:
     try:
-        found = path.exists()
-    except OSError as error:  # a folder of others, or too long a name
+        exists = path.exists()
+    except OSError as error:  # No permission, or the name is too long.
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    if not found:
+    if not exists:
         raise ConfigError(f"{path}: no such file")
-    # Neither a folder nor a pipe, from which reading may never end.
+    # Reading from a pipe may never end.
     if not path.is_file():
         raise ConfigError(f"{path}: is not a file; name one")
 
@@ -186,7 +186,7 @@ def _require_file(path: Path) -> None:
 def _text(path: Path) -> str:
     _require_file(path)
     size, available = path.stat().st_size, psutil.virtual_memory().available
-    if size > available:  # a sparse file can have any size
+    if size > available:  # A sparse file can have any size.
         raise ConfigError(f"{path}: has {size} bytes, but {available} bytes of memory are available; give a part of it")
     try:
         content = path.read_bytes()
@@ -211,16 +211,16 @@ def _parse(text: str, where: str) -> Any:
         raise ConfigError(f"{where}: is not JSON: {error.msg}, column {error.colno}{line}; {_FIX}") from error
     except RecursionError as error:
         raise ConfigError(f"{where}: is nested too deeply; {_FIX}") from error
-    except ValueError as error:  # a key twice, or an integer of thousands of digits
+    except ValueError as error:  # A duplicate key, or an integer with thousands of digits.
         raise ConfigError(f"{where}: {str(error).partition(';')[0]}; {_FIX}") from error
 
 
 def _object(pairs: list[tuple[str, Any]]) -> Row:
-    """Return a JSON object. Raises ``ValueError`` if a key occurs twice, since either value could be meant."""
+    """Return a JSON object. Raises ``ValueError`` for duplicate keys, whose meaning is ambiguous."""
     row = dict(pairs)
     if len(row) < len(pairs):
-        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
-        raise ValueError(f"has the key {twice!r:.80} twice")
+        duplicate = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(f"has the key {duplicate!r:.80} twice")
     return row
 
 
@@ -235,4 +235,4 @@ READERS: dict[str, Callable[[Path], list[Row]]] = {
     ".jsonl": _read_jsonl,
     ".json": _read_json,
 }
-"""File suffix -> function that reads all rows. A ``.json`` file is a list, or one object a line."""
+"""File suffix -> function that reads all rows. A ``.json`` file holds a list, or one object per line."""

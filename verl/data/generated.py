@@ -1,4 +1,4 @@
-"""Base of generated tasks: a problem, and splits that never share a question."""
+"""Generated tasks: problems, and disjoint splits of them."""
 
 import hashlib
 import random
@@ -11,30 +11,30 @@ SPLIT_SHARES = {"train": 12, "sft_train": 12, "test": 4, "sft_val": 4}
 """Split name -> its share of all questions, in 32nds."""
 
 MAX_MISSES = 10_000
-"""Draws in a row without a new question of the split, after which a task counts as exhausted."""
+"""Number of consecutive draws without a new question after which a task counts as exhausted."""
 
 
 @dataclass(frozen=True)
 class GeneratedProblem:
-    """One question with its worked solution."""
+    """A question with its worked solution."""
 
     question: str
     solution: str
-    """The worked steps, ending in the answer in the form that the task's verifier reads."""
+    """The worked steps, ending in the answer in the form that the task's verifier expects."""
     answer: str
-    """A non-negative integer in decimal, without leading zeros."""
+    """A non-negative decimal integer without leading zeros."""
     kind: str
-    """The task's own label."""
+    """The kind of problem, defined by the task."""
 
 
 def draw_split(
     task: str, draw: Callable[[random.Random], GeneratedProblem], name: str, size: int, seed: int
 ) -> list[GeneratedProblem]:
-    """``size`` problems with distinct questions, of the split ``name``, a key of ``SPLIT_SHARES``.
+    """Draw ``size`` problems with distinct questions in the split ``name``, a key of ``SPLIT_SHARES``.
 
-    The split of a question depends on the question alone (``split_of``), so two splits never share a question,
-    whatever their seeds and sizes. A larger ``size`` extends the list of a smaller one. Raises ``ValueError`` for an
-    unknown split or if the task has too few distinct questions.
+    :func:`split_of` assigns each question to one split, so splits never overlap, whatever their seeds and sizes. A
+    larger ``size`` extends the list of a smaller one. Raises ``ValueError`` for an unknown split, or if the task has
+    too few distinct questions.
     """
     require(name in SPLIT_SHARES, "split", name, f"must be one of {', '.join(SPLIT_SHARES)}")
     require(size >= 0, "size", size, "must be at least 0")
@@ -54,7 +54,7 @@ def draw_split(
 
 
 def split_of(question: str) -> str:
-    """Return the split of ``question``, decided by a hash of its text."""
+    """Return the split of ``question``, chosen by a hash of its text."""
     bucket = hashlib.blake2b(question.encode(), digest_size=8).digest()[0] % sum(SPLIT_SHARES.values())
     for name, share in SPLIT_SHARES.items():
         if bucket < share:

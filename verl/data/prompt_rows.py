@@ -1,4 +1,4 @@
-"""From the row of a file to a prompt of the model: its columns, its template and its length."""
+"""Conversion of rows in veRL's layout to tokenized prompts."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -23,31 +23,31 @@ from verl.rewards.registry import check_ground_truth
 MEDIA = ("images", "videos")
 """Columns of veRL's multimodal records."""
 ONE_TURN_AGENT = "single_turn_agent"
-"""Agent names in veRL's records for single-turn responses."""
+"""Agent name in veRL's records for single-turn responses."""
 TOOL_AGENT = "tool_agent"
-"""And where it may call tools."""
+"""Agent name for responses with tool calls."""
 
 
 @dataclass(frozen=True)
 class PromptRecord:
-    """One prompt with the inputs of its verifier."""
+    """A prompt with the inputs of its verifier."""
 
     uid: int
-    """Its place in the data set."""
+    """Index in the dataset."""
     input_ids: list[int]
     data_source: str
-    """Names the verifier."""
+    """Name of the verifier."""
     ground_truth: Any
     """The answer, a JSON value; null only for a custom reward function."""
     extra_info: Mapping[str, Any]
     messages: list[dict[str, Any]]
-    """The chat, as in the file; a prompt that is text is a message of the user."""
+    """The chat in the file; a plain text is one user message."""
     opens_thought: bool
-    """Whether it ends in ``<think>``."""
+    """Whether the prompt ends in ``<think>``."""
 
     @property
     def asks_for_hashes(self) -> bool:
-        """Whether it asks for the answer after ``####``, as GSM8K's solutions have it, and not for a box."""
+        """Whether the prompt requests the answer after ``####``, as in GSM8K's solutions, and not in a box."""
         text = "\n".join(str(message["content"]) for message in self.messages)
         return "####" in text and "boxed" not in text
 
@@ -59,15 +59,15 @@ NOTES = {
     "data.truncation={config.truncation}, the longest has {longest}",
     "marked": "{count} already hold a template, and data.template={config.template} is added to it (the first: "
     "{first}); data.template=raw takes prompts as they are",
-    "asked_twice": "{count} already ask for an answer in a box, and data.template={config.template} asks again (the "
+    "instructed": "{count} already ask for an answer in a box, and data.template={config.template} asks again (the "
     "first: {first})",
     "repeated": "{count} occur more than once (the first: {first})",
 }
-"""Notes on prompts, for the user."""
+"""Kind of note for the user -> its text."""
 
 
 class PromptReader:
-    """Reads rows one after another, and notes what the user should know of them."""
+    """Converts rows to records and collects notes for the user."""
 
     def __init__(self, config: DataConfig, tokenizer: PreTrainedTokenizerBase) -> None:
         check_template(config.template, tokenizer, "data.template")
@@ -76,13 +76,13 @@ class PromptReader:
         self.records: list[PromptRecord] = []
         self.num_read = 0
         self._noted: dict[str, list[str]] = {kind: [] for kind in NOTES}
-        """Kind of note -> the rows that it is about."""
+        """Kind of note -> names of its rows."""
         self._too_long: list[int] = []
         """Lengths above ``max_prompt_length``."""
         self._first_at: dict[int, str] = {}
 
     def add(self, row: Mapping[str, Any], where: str) -> None:
-        """Read one row, named ``where`` in errors. Raises ``ConfigError`` if it cannot be used."""
+        """Convert a row, named ``where`` in errors. Raises ``ConfigError`` if it cannot be used."""
         config = self.config
         self.num_read += 1
         check_verifiable(row, where, config.reward_fn_key)
@@ -94,10 +94,10 @@ class PromptReader:
             if config.filters:
                 return
             ids = truncate(ids, config.max_prompt_length, config.truncation, where)
-        # A hash is enough for a note, and the tokens of millions of prompts are not held twice.
-        first = self._first_at.setdefault(hash(tuple(ids)), where)
-        if first != where:
-            self._noted["repeated"].append(f"{where} repeats {first}")
+        # Hashes save the memory of the tokens; a collision would only affect a note.
+        original = self._first_at.setdefault(hash(tuple(ids)), where)
+        if original != where:
+            self._noted["repeated"].append(f"{where} repeats {original}")
         self.records.append(
             PromptRecord(
                 uid=len(self.records),
@@ -117,14 +117,14 @@ class PromptReader:
         if config.template != "raw" and marker is not None:
             self._noted["marked"].append(f"{where} has {marker!r}")
         if instruction and instruction in text:
-            self._noted["asked_twice"].append(where)
+            self._noted["instructed"].append(where)
         try:
             return render(messages, config, self.tokenizer)
         except ConfigError as error:
             raise ConfigError(f"{where}: {config.prompt_key}: {error}") from error
 
     def check_any_left(self, files: Sequence[str]) -> None:
-        """Raise ``ConfigError`` if there is nothing to train on."""
+        """Raise ``ConfigError`` if there are no prompts to train on."""
         if not self.num_read:
             raise ConfigError(f"{list(files)}: the files contain no prompts; add some")
         if not self.records:
@@ -146,7 +146,7 @@ class PromptReader:
 
 
 def render(messages: list[dict[str, Any]], config: DataConfig, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the tokens of a chat in ``data.template``. Raises ``ConfigError`` for messages that it cannot hold."""
+    """Return the tokens of a chat in ``data.template``. Raises ``ConfigError`` if it does not support the messages."""
     name, arguments = config.template, config.apply_chat_template_kwargs
     if name == "chat":
         return render_chat(messages, tokenizer, arguments)
@@ -157,9 +157,9 @@ def render(messages: list[dict[str, Any]], config: DataConfig, tokenizer: PreTra
 
 
 def read_messages(row: Mapping[str, Any], where: str, key: str, with_tools: bool = False) -> list[dict[str, Any]]:
-    """Return the row's prompt as a chat. Raises ``ConfigError`` naming ``where`` for an empty prompt or another form.
+    """Return the row's prompt as a chat. Raises ``ConfigError`` naming ``where`` for an empty or malformed prompt.
 
-    ``with_tools``: the run has tools, which veRL's records may ask for.
+    ``with_tools``: the run has tools, which veRL's records may require.
     """
     prompt = row[key]
     for column in MEDIA:
@@ -167,13 +167,13 @@ def read_messages(row: Mapping[str, Any], where: str, key: str, with_tools: bool
             raise ConfigError(f"{where}: has {column}; prompts with images or videos are not supported")
     agent = row.get("agent_name") or ONE_TURN_AGENT
     if with_tools and agent in (ONE_TURN_AGENT, TOOL_AGENT):
-        agent, asks = ONE_TURN_AGENT, False
+        agent, needs_tools = ONE_TURN_AGENT, False
     else:
-        asks = bool(read_extra_info(row.get("extra_info")).get("need_tools_kwargs"))
-    if agent != ONE_TURN_AGENT or asks:
-        asked = f"agent_name={agent!r}" if agent != ONE_TURN_AGENT else "extra_info.need_tools_kwargs=True"
+        needs_tools = bool(read_extra_info(row.get("extra_info")).get("need_tools_kwargs"))
+    if agent != ONE_TURN_AGENT or needs_tools:
+        field = f"agent_name={agent!r}" if agent != ONE_TURN_AGENT else "extra_info.need_tools_kwargs=True"
         raise ConfigError(
-            f"{where}: {asked}: needs tools; set rollout.multi_turn.enable=true and name them with "
+            f"{where}: {field}: needs tools; set rollout.multi_turn.enable=true and name them with "
             "rollout.multi_turn.tools or tool_config_path, or use the data set without tools"
         )
     if isinstance(prompt, str):
@@ -182,26 +182,27 @@ def read_messages(row: Mapping[str, Any], where: str, key: str, with_tools: bool
 
 
 def check_verifiable(row: Mapping[str, Any], where: str, source_key: str) -> None:
-    """Raise ``ConfigError`` naming ``where`` unless a verifier or a custom function can score responses to this row."""
+    """Raise ``ConfigError`` naming ``where`` unless a verifier or custom function can score responses to this row."""
     source = row[source_key]
     if not isinstance(source, str):
         raise ConfigError(
             f"{where}: {source_key}={source!r:.80}: must name a verifier; data.reward_fn_key is its column"
         )
-    holder = row["reward_model"]
-    if holder is not None and not isinstance(parse_json(holder), dict):
+    reward_model = row["reward_model"]
+    if reward_model is not None and not isinstance(parse_json(reward_model), dict):
         raise ConfigError(
-            f"{where}: reward_model={holder!r:.80}: must be a mapping that holds ground_truth, or the JSON text of one"
+            f"{where}: reward_model={reward_model!r:.80}: must be a mapping that holds ground_truth, or the JSON text "
+            "of one"
         )
     try:
-        truth = as_mapping(holder).get("ground_truth")
+        truth = as_mapping(reward_model).get("ground_truth")
         check_ground_truth(source, truth, extra_info=read_extra_info(row.get("extra_info")))
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
 
 
 def as_mapping(value: Any) -> Mapping[str, Any]:
-    """Return a mapping, or the JSON text of one, as a mapping; empty for anything else."""
+    """Return a mapping or the JSON text of one as a mapping; anything else becomes an empty mapping."""
     value = parse_json(value)
     return value if isinstance(value, dict) else {}
 
@@ -217,19 +218,19 @@ def parse_json(value: Any) -> Any:
 
 
 def read_extra_info(value: Any) -> Mapping[str, Any]:
-    """Return the ``extra_info`` of verifiers: a mapping, or the JSON text of one.
+    """Return ``extra_info``, a mapping or the JSON text of one, as a mapping.
 
     Null becomes an empty mapping, and any other value the entry ``value``.
     """
     if value is None:
         return {}
-    found = as_mapping(value)
-    is_mapping = bool(found) or value in ({}, "", "{}")
-    return found if is_mapping else {"value": value}
+    mapping = as_mapping(value)
+    is_mapping = bool(mapping) or value in ({}, "", "{}")
+    return mapping if is_mapping else {"value": value}
 
 
 def truncate(ids: list[int], length: int, truncation: str, where: str) -> list[int]:
-    """``ids`` cut to ``length`` as ``data.truncation`` says. Raises ``ConfigError`` for ``error``."""
+    """Cut ``ids`` to ``length`` according to ``data.truncation``. Raises ``ConfigError`` for ``error``."""
     if truncation == "error":
         raise ConfigError(
             f"data.max_prompt_length={length}: the prompt in {where} has {len(ids)} tokens; raise it, or set "

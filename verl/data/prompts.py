@@ -1,4 +1,4 @@
-"""Prompts in veRL's record layout, written in a template and tokenised."""
+"""The dataset of prompts, and the loaders of its batches."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,16 +18,15 @@ from verl.utils.user_code import load_class, user_code
 
 
 class PromptDataset(Dataset[PromptRecord]):
-    """The prompts of ``files``, tokenised when the data set is created.
+    """The prompts in ``files``, tokenized on creation.
 
     Args:
-        max_samples: number of prompts drawn from all files with ``seed``, or with ``data.shuffle=false`` the first; -1:
-            all.
+        max_samples: number of prompts to draw from all files with ``seed``, or with ``data.shuffle=false`` to take from
+            the beginning; -1: all.
 
     Raises:
-        ConfigError: a file cannot be read or lacks a column; there are no prompts, or none is short enough; or a row
-            cannot be used (names the file and the row): its prompt is empty, does not fit ``data.template`` or is too
-            long, or its answer is missing or no verifier can score it.
+        ConfigError: a file cannot be read or lacks a column; there are no prompts that are short enough; or a row,
+            named by file and number, is malformed, does not fit ``data.template``, is too long, or cannot be scored.
     """
 
     def __init__(
@@ -39,11 +38,11 @@ class PromptDataset(Dataset[PromptRecord]):
         seed: int = 0,
     ) -> None:
         sources = _read_sources(files, config)
-        chosen = _choose([len(rows) for _, rows in sources], max_samples, config.shuffle, seed)
+        selection = _select([len(rows) for _, rows in sources], max_samples, config.shuffle, seed)
         reader = PromptReader(config, tokenizer)
         self.sizes: list[int] = []
-        """Prompts of each file; they lie one after another."""
-        for (name, rows), numbers in zip(sources, chosen, strict=True):
+        """Number of prompts from each file, in the order of the dataset."""
+        for (name, rows), numbers in zip(sources, selection, strict=True):
             before = len(reader.records)
             for number in numbers:
                 reader.add(rows[number], f"{name}, row {number}")
@@ -61,7 +60,7 @@ class PromptDataset(Dataset[PromptRecord]):
 
 
 def _read_sources(files: Sequence[str], config: DataConfig) -> list[tuple[str, Sequence[Mapping[str, Any]]]]:
-    """Return the name and the rows of each file, or what the custom class yields."""
+    """Return the name and the rows of each file, or of the custom dataset class."""
     columns = [config.reward_fn_key, config.prompt_key, "reward_model"]
     path, name = config.custom_cls.path, config.custom_cls.name
     if path is None or name is None:
@@ -80,8 +79,8 @@ def _read_sources(files: Sequence[str], config: DataConfig) -> list[tuple[str, S
     return [(where, rows)]
 
 
-def _choose(sizes: Sequence[int], max_samples: int, shuffle: bool, seed: int) -> list[list[int]]:
-    """Row numbers to use of each file, in ascending order."""
+def _select(sizes: Sequence[int], max_samples: int, shuffle: bool, seed: int) -> list[list[int]]:
+    """Return the row numbers to use of each file, in ascending order."""
     total = sum(sizes)
     if max_samples == -1 or max_samples >= total:
         return [list(range(size)) for size in sizes]
@@ -94,12 +93,12 @@ def _choose(sizes: Sequence[int], max_samples: int, shuffle: bool, seed: int) ->
 
 
 def train_loader(dataset: PromptDataset, config: DataConfig, seed: int, candidates: int = 1) -> StatefulDataLoader:
-    """Return batches of exactly ``prompts_per_batch`` times ``candidates`` prompts, each a list.
+    """Return batches, as lists, of exactly ``prompts_per_batch`` times ``candidates`` prompts.
 
     The incomplete last batch of an epoch is dropped.
 
     Raises:
-        ConfigError: there are fewer prompts than that; or ``data.sampler`` cannot be used.
+        ConfigError: there are fewer prompts than a batch, or ``data.sampler`` cannot be used.
     """
     size = config.prompts_per_batch * candidates
     if len(dataset) < size:
@@ -108,11 +107,10 @@ def train_loader(dataset: PromptDataset, config: DataConfig, seed: int, candidat
             f"{config.batch_field}={config.prompts_per_batch}{times}: there are only {len(dataset)} training prompts; "
             "lower it"
         )
-    return whole_batches(dataset, size, _order(dataset, config, seed, size), list)
+    return whole_batches(dataset, size, _sampler(dataset, config, seed, size), list)
 
 
-def _order(dataset: PromptDataset, config: DataConfig, seed: int, batch_size: int) -> Sampler[int]:
-    """Return the order of the training prompts."""
+def _sampler(dataset: PromptDataset, config: DataConfig, seed: int, batch_size: int) -> Sampler[int]:
     generator = torch.Generator().manual_seed(seed)
     if config.sampler.class_path is not None:
         custom = CustomSampler(dataset, config, seed, batch_size)
@@ -135,12 +133,12 @@ def _order(dataset: PromptDataset, config: DataConfig, seed: int, batch_size: in
 def val_batches(dataset: PromptDataset, config: DataConfig, seed: int) -> list[list[PromptRecord]]:
     """Return all prompts in order, or ``val_sample_size`` of them drawn with ``seed``.
 
-    Batches are about equal, of at most ``val_batch_size``.
+    Batches have about equal sizes of at most ``val_batch_size``.
     """
     records = dataset.records
     if config.val_sample_size != -1:
-        chosen = torch.randperm(len(records), generator=torch.Generator().manual_seed(seed))[: config.val_sample_size]
-        records = [records[i] for i in chosen.sort().values.tolist()]
+        drawn = torch.randperm(len(records), generator=torch.Generator().manual_seed(seed))[: config.val_sample_size]
+        records = [records[i] for i in drawn.sort().values.tolist()]
     num_batches = math.ceil(len(records) / config.val_batch_size)
     bounds = [len(records) * i // num_batches for i in range(num_batches + 1)]
     return [records[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]

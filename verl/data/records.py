@@ -1,4 +1,4 @@
-"""Record layouts of prompt data (veRL's) and of supervised data: how files are written, and how chats are read."""
+"""Record layouts of prompts (veRL's) and of conversations for supervised fine-tuning."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,7 +26,7 @@ RL_SCHEMA = pa.schema(
         "extra_info": EXTRA_INFO,
     }
 )
-"""One prompt per row. The same for every data set, so that files of several sets can be read together."""
+"""One prompt per row."""
 
 SFT_SCHEMA = pa.schema({"messages": MESSAGES})
 """One chat per row; the last message is the assistant's."""
@@ -44,10 +44,10 @@ def rl_record(
     category: str = "",
     ability: str = "math",
 ) -> dict[str, Any]:
-    """One row of ``RL_SCHEMA``: a single user turn, the question and on a new line the instruction, if any.
+    """Return a row of ``RL_SCHEMA`` whose prompt is a user message with the question and the instruction.
 
-    ``data_source`` selects the verifier (``verl.rewards.registry``), ``ground_truth`` is the correct answer,
-    ``solution`` a worked solution if the data set has one, and ``category`` the set's own label (kind, level).
+    ``data_source`` selects the verifier (``verl.rewards.registry``). ``category`` is a label of the dataset, such as a
+    level.
     """
     content = f"{question}\n{instruction}" if instruction else question
     return {
@@ -60,29 +60,27 @@ def rl_record(
 
 
 def sft_record(question: str, solution: str) -> dict[str, Any]:
-    """One row of ``SFT_SCHEMA``: the question as the user's turn, the worked solution as the assistant's."""
+    """Return a row of ``SFT_SCHEMA`` with the question and the worked solution."""
     return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": solution}]}
 
 
 def write_parquet(path: Path, records: Sequence[Mapping[str, Any]], schema: pa.Schema) -> None:
-    """Write ``records`` to ``path``; its folder is created if missing.
+    """Write ``records`` to ``path`` atomically, creating its folder if missing.
 
-    The file gets its name only when it is complete, so a reader never sees half of it. Raises ``pyarrow.ArrowInvalid``
-    or ``ArrowTypeError`` if a record does not match the schema.
+    Raises ``pyarrow.ArrowInvalid`` or ``ArrowTypeError`` if a record does not match the schema.
     """
     table = pa.Table.from_pylist(list(records), schema=schema)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
-        # With checksums, a reader notices a damaged page.
+        # Checksums let readers detect damaged pages.
         pq.write_table(table, temporary, write_page_checksum=True)
 
 
 def read_chat(value: Any, where: str, key: str, option: str, what: str = "prompt") -> list[dict[str, Any]]:
-    """Return the chat in the column ``key``, a list of messages; errors call it ``what``.
+    """Check that ``value`` of the column ``key`` is a list of messages, and return it; errors call it ``what``.
 
     Raises:
-        ConfigError: it has another form or is empty; names ``where``, the column and ``option``, which names the
-            column.
+        ConfigError: it is malformed or empty; names ``where``, the column, and ``option``, which sets the column.
     """
     if not isinstance(value, list) or not all(
         isinstance(message, dict) and {"role", "content"} <= message.keys() for message in value
@@ -101,5 +99,5 @@ def read_chat(value: Any, where: str, key: str, option: str, what: str = "prompt
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a text can be encoded: JSON may hold half of a surrogate pair, which no tokenizer takes."""
+    """Whether a text can be encoded; JSON may contain lone surrogates, which tokenizers reject."""
     return not any("\ud800" <= character <= "\udfff" for character in text)

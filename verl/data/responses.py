@@ -1,4 +1,4 @@
-"""From the tokens of a response to the text that verifiers read."""
+"""Decoding of responses to text."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -11,9 +11,9 @@ from verl.verifiers.answers import END_OF_THINK, THINK
 def decode_responses(
     responses: Sequence[list[int]], tokenizer: PreTrainedTokenizerBase, stop_strings: Sequence[str] = ()
 ) -> list[str]:
-    """Decode ``responses``, token ids, without special tokens, up to the first of ``stop_strings``.
+    """Decode ``responses`` without special tokens, up to the first of ``stop_strings``.
 
-    The tags of thoughts stay even if they are special tokens of this tokenizer, because verifiers look for them.
+    ``<think>`` and ``</think>`` are kept even if they are special tokens, because verifiers look for them.
     """
     tags = special_tags(tokenizer)
     if not tags:
@@ -23,26 +23,26 @@ def decode_responses(
     return [cut_at_stop(text, stop_strings) for text in texts]
 
 
-INCOMPLETE = 8
-"""Tokens that end in an incomplete character before the first of them are looked at apart."""
+MAX_INCOMPLETE = 8
+"""Number of tokens without a complete character after which their bytes count as invalid."""
 
 
 def token_pieces(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Return the text that each token adds, special tokens included; joined it is the whole text.
+    """Return the text of each token, including special tokens; concatenated they are the whole text.
 
-    A character that several tokens make up comes with the last of them.
+    A character that spans several tokens belongs to the last of them.
     """
     pieces, start, read = [], 0, 0
     for end in range(1, len(ids) + 1):
-        # Tokens from ``start`` on give the context that the text of one token may depend on.
+        # Decode from ``start``, because the text of a token may depend on the previous one.
         before, text = str(tokenizer.decode(ids[start:read])), str(tokenizer.decode(ids[start:end]))
         unfinished = text.endswith("\ufffd") and end < len(ids)
-        if unfinished and end - read > INCOMPLETE:
-            # No character is that long: these bytes are none. Go on behind the first of them, or the time is quadratic.
-            split = end - INCOMPLETE // 2
-            first = str(tokenizer.decode(ids[start:split]))
-            if first + str(tokenizer.decode(ids[split:end])) == text:
-                pieces.append(first[len(before) :])
+        if unfinished and end - read > MAX_INCOMPLETE:
+            # No character is that long. Skip some of the invalid bytes, or the time is quadratic.
+            split = end - MAX_INCOMPLETE // 2
+            head = str(tokenizer.decode(ids[start:split]))
+            if head + str(tokenizer.decode(ids[split:end])) == text:
+                pieces.append(head[len(before) :])
                 start = read = split
                 continue
         pieces.append("" if unfinished else text[len(before) :])
@@ -52,13 +52,13 @@ def token_pieces(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[str
 
 
 def special_tags(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
-    """Return the thought tags that are special tokens of this tokenizer, by id."""
+    """Return the thought tags that are special tokens of the tokenizer, by id."""
     added = tokenizer.added_tokens_decoder.items()
     return {i: token.content for i, token in added if token.special and token.content in (THINK, END_OF_THINK)}
 
 
 def cut_at_stop(text: str, stop_strings: Sequence[str]) -> str:
-    """``text`` before the first of the strings that it holds."""
+    """Cut ``text`` before the first occurrence of a stop string."""
     places = [place for string in stop_strings if (place := text.find(string)) >= 0]
     return text[: min(places)] if places else text
 

@@ -1,4 +1,4 @@
-"""Orders of examples that can be resumed in the middle of an epoch: shuffled, mixtures of files, custom samplers."""
+"""Samplers that can be resumed within an epoch: shuffled, mixtures of files, and custom ones."""
 
 import operator
 import warnings
@@ -18,29 +18,29 @@ from verl.utils.user_code import load_class, user_code
 def whole_batches(
     dataset: Dataset[Any], batch_size: int, sampler: Sampler[int], collate: Callable[[list[Any]], Any]
 ) -> StatefulDataLoader:
-    """Batches of exactly ``batch_size`` examples; the incomplete last batch of an epoch is dropped."""
+    """Return a loader of batches of ``batch_size`` examples that drops the incomplete last batch of an epoch."""
     with warnings.catch_warnings():
-        # torchdata calls a function that torch has deprecated; users can change neither.
+        # torchdata calls a deprecated function of torch.
         warnings.filterwarnings("ignore", "'set_vital' is deprecated")
         return StatefulDataLoader(dataset, batch_size, sampler=sampler, collate_fn=collate, drop_last=True)
 
 
 class ResumableRandomSampler(RandomSampler):
-    """torch's :class:`RandomSampler` with the state that ``StatefulDataLoader`` asks for; the order is the same.
+    """A :class:`RandomSampler` whose iterators have the state that ``StatefulDataLoader`` saves.
 
-    Without that state, the loader would always skip to its position in the first pass, whichever pass it was in.
+    Without it, the loader would resume in the first epoch.
     """
 
     def __iter__(self) -> Iterator[int]:
-        return _Pass(self)
+        return _Epoch(self)
 
     def draw(self) -> Iterator[int]:
-        """Return the next pass over all indices; the generator advances when the first index is requested."""
+        """Return the next epoch of indices; the generator advances when the first index is requested."""
         return super().__iter__()
 
 
-class _Pass(Iterator[int]):
-    """One pass, with the state of its generator at the start."""
+class _Epoch(Iterator[int]):
+    """The indices of an epoch, and the state of the generator before it."""
 
     def __init__(self, sampler: ResumableRandomSampler) -> None:
         self.sampler = sampler
@@ -57,7 +57,7 @@ class _Pass(Iterator[int]):
         return index
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the generator's state before the pass and the number of indices yielded."""
+        """Return the generator's state before the epoch and the number of indices yielded."""
         return {"generator": self.start, "num_yielded": self.num_yielded}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -69,33 +69,33 @@ class _Pass(Iterator[int]):
 
 
 class MixingSampler(ResumableRandomSampler):
-    """Epochs of as many prompts as all files have, in which each file has its share.
+    """A sampler that mixes the concatenated files of a dataset in proportion to ``weights``.
 
-    Files lie in the data set one after another. Each gives ``counts`` prompts, drawn without repeating one before all
-    of the file's were drawn, and the epoch is shuffled.
+    An epoch has as many prompts as the dataset. Each file contributes ``counts`` of them, drawn without replacement
+    until it is exhausted, and the epoch is shuffled.
     """
 
     def __init__(
         self, dataset: Dataset[Any], sizes: Sequence[int], weights: Sequence[float], generator: torch.Generator
     ) -> None:
-        super().__init__(dataset, generator=generator)  # type: ignore[arg-type]  # torch asks for a length alone
+        super().__init__(dataset, generator=generator)  # type: ignore[arg-type]  # torch only needs a length.
         self.sizes = list(sizes)
         self.counts = shares(sum(sizes), weights)
 
     def draw(self) -> Iterator[int]:
         """Return the next epoch; the generator advances when the first index is requested."""
         drawn: list[torch.Tensor] = []
-        first = 0
+        offset = 0
         for size, count in zip(self.sizes, self.counts, strict=True):
             for begin in range(0, count, max(size, 1)):
-                drawn.append(first + torch.randperm(size, generator=self.generator)[: count - begin])
-            first += size
+                drawn.append(offset + torch.randperm(size, generator=self.generator)[: count - begin])
+            offset += size
         indices = torch.cat(drawn)
         yield from indices[torch.randperm(len(indices), generator=self.generator)].tolist()
 
 
 def shares(total: int, weights: Sequence[float]) -> list[int]:
-    """``total`` split in proportion to ``weights``: rounded down, and the rest to the largest remainders."""
+    """Split ``total`` in proportion to ``weights`` by the largest-remainder method."""
     exact = [total * weight / sum(weights) for weight in weights]
     counts = [int(share) for share in exact]
     by_remainder = sorted(range(len(weights)), key=lambda i: (counts[i] - exact[i], i))
@@ -105,23 +105,23 @@ def shares(total: int, weights: Sequence[float]) -> list[int]:
 
 
 class CustomSampler(Sampler[int]):
-    """A user's sampler, with checks.
+    """A user's sampler with checks.
 
     Raises:
-        ConfigError: its class cannot be loaded; it raised; its length is unknown or below a batch; or it has only one
-            of ``state_dict`` and ``load_state_dict``.
+        ConfigError: its class cannot be loaded or raises, its length is unknown or less than a batch, or it has only
+            one of ``state_dict`` and ``load_state_dict``.
     """
 
     def __init__(self, dataset: Dataset[Any], config: DataConfig, seed: int, batch_size: int) -> None:
         path, name = config.sampler.class_path, config.sampler.class_name
-        assert path is not None and name is not None, "made only where a class is named"
+        assert path is not None and name is not None
         self.where = f"data.sampler.class_name={name!r}"
         user_class = load_class(path, name, "data.sampler.class_path", "data.sampler.class_name")
         with user_code(f"{self.where}: {name}(dataset, config, seed)"):
             self.inner = user_class(dataset, config, seed)
         with user_code(f"{self.where}: its len()"):
             self.length = len(self.inner)
-        self.num_prompts = len(dataset)  # type: ignore[arg-type]  # torch's data sets have a length
+        self.num_prompts = len(dataset)  # type: ignore[arg-type]  # The dataset has a length.
         self.batch_size = batch_size
         if self.length < batch_size:
             raise ConfigError(
@@ -135,23 +135,23 @@ class CustomSampler(Sampler[int]):
         return self.length
 
     def __iter__(self) -> Iterator[int]:
-        return _CustomPass(self)
+        return _CustomEpoch(self)
 
     @property
     def note(self) -> str:
-        """A note on the sampler for the user; empty if there is nothing."""
+        """A warning for the user, or an empty string."""
         if hasattr(self.inner, "update") and not self.state.exists:
             return f"{self.where}: has update but no state_dict, so a resumed run forgets what update was told"
         return ""
 
     def update(self, outcome: object) -> None:
-        """Tell the sampler how a step went (:class:`verl.method.StepOutcome`), if it listens."""
+        """Pass the outcome of a step (:class:`verl.method.StepOutcome`) to the sampler's ``update``, if it has one."""
         if hasattr(self.inner, "update"):
             with user_code(f"{self.where}: its update(outcome)"):
                 self.inner.update(outcome)
 
     def to_index(self, index: Any) -> int:
-        """``index`` as an integer. Raises ``ConfigError`` unless the data set has it."""
+        """Convert ``index`` to an integer. Raises ``ConfigError`` unless it is an index of the dataset."""
         try:
             number = operator.index(index)
         except TypeError:
@@ -163,8 +163,8 @@ class CustomSampler(Sampler[int]):
         return number
 
 
-class _CustomPass(Iterator[int]):
-    """One pass of a user's sampler, which begins when its first index is requested."""
+class _CustomEpoch(Iterator[int]):
+    """An epoch of a user's sampler, which begins when its first index is requested."""
 
     def __init__(self, sampler: CustomSampler) -> None:
         self.sampler = sampler
@@ -180,7 +180,7 @@ class _CustomPass(Iterator[int]):
         with user_code(f"{sampler.where}: its iterator"):
             index = next(self.indices, None)
         if index is None:
-            # Without a batch from a whole pass, the next one would begin at once, for ever.
+            # With less than a batch per epoch the loader would loop forever.
             if self.num_yielded < sampler.batch_size and not self.resumed:
                 raise ConfigError(f"{sampler.where}: ended after {self.num_yielded} prompts, fewer than a batch")
             raise StopIteration
@@ -192,7 +192,7 @@ class _CustomPass(Iterator[int]):
         return {"inner": self.sampler.state.save(), "num_yielded": self.num_yielded}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where :meth:`state_dict` was called: with a state of its own, the user's sampler knows where."""
+        """Continue where :meth:`state_dict` was called, by the sampler's state or else by skipping indices."""
         sampler = self.sampler
         if "inner" not in state or (state["inner"] is not None) != sampler.state.exists:
             raise ConfigError(f"{sampler.where}: the checkpoint was written by another sampler; start a new run")

@@ -1,8 +1,8 @@
-"""Prompt templates by name, for training and evaluation, and worked examples that show a base model the form.
+"""Prompt templates by name, and few-shot demonstrations for base models.
 
-The texts are in ``templates.yaml`` and ``demonstrations.yaml``. The special tokens in a template (``<|im_start|>``)
-must be the model's own, so choose the template that the model was trained with. ``chat`` and ``chat-boxed`` use the
-chat template of the tokenizer, and ``raw`` adds nothing.
+The texts are in ``templates.yaml`` and ``demonstrations.yaml``. Choose the template that the model was trained with,
+since the special tokens in it (``<|im_start|>``) must be the model's. ``chat`` and ``chat-boxed`` use the tokenizer's
+chat template, and ``raw`` adds nothing.
 """
 
 import re
@@ -28,7 +28,7 @@ Demonstration = tuple[str, str]
 
 @dataclass(frozen=True)
 class Template:
-    """The text around a question; ``templates.yaml`` says what the fields are."""
+    """The text around a question. ``templates.yaml`` describes the fields."""
 
     turn: str
     head: str = ""
@@ -39,7 +39,7 @@ class Template:
 
     @property
     def instruction(self) -> str:
-        """Text added to a question that requests a boxed answer; empty if it requests none."""
+        """The text that requests a boxed answer, or an empty string."""
         return BOXED if BOXED in self.head + self.turn else ""
 
 
@@ -53,14 +53,14 @@ TEMPLATES = {name: Template(**fields) for name, fields in _read("templates").ite
 """Name -> template."""
 
 DEMONSTRATIONS: dict[str, list[Demonstration]] = {
-    name: [(shown["question"], shown["answer"]) for shown in examples]
+    name: [(example["question"], example["answer"]) for example in examples]
     for name, examples in _read("demonstrations").items()
 }
 """Name, as in ``Benchmark.demonstrations`` -> questions with their worked answers."""
 
 
 def find_template(name: str, field: str = "template") -> Template:
-    """Return the template ``name``, the value of ``field``. Raises ``ConfigError`` with the most similar, or all."""
+    """Return the template ``name``, the value of ``field``. Raises ``ConfigError`` if there is none."""
     if name not in TEMPLATES:
         near = get_close_matches(name, list(TEMPLATES), n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"must be one of {', '.join(TEMPLATES)}"
@@ -69,22 +69,22 @@ def find_template(name: str, field: str = "template") -> Template:
 
 
 def template_stops(name: str) -> list[str]:
-    """Return the strings that end a response; see ``Template.stops``. Raises ``ConfigError`` as ``find_template``."""
+    """Return the strings that end a response; raises like :func:`find_template`."""
     return list(find_template(name).stops)
 
 
 def stop_token_ids(name: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the tokens that end a response: the :func:`template_stops` that are single tokens of the model.
+    """Return the ids of the :func:`template_stops` that are single tokens of the model.
 
-    Engines compare stop strings with the text, which has no special tokens. So a base model with another
-    end-of-sequence token would continue after its ``<|im_end|>``.
+    Engines search stop strings in the text without special tokens, so they would miss ``<|im_end|>`` in a base model
+    with another end-of-sequence token.
     """
     vocabulary = tokenizer.get_vocab()
     return [vocabulary[stop] for stop in template_stops(name) if stop in vocabulary]
 
 
 def stop_strings(name: str, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Return the :func:`template_stops` that text can hold: those that are not special tokens of the model."""
+    """Return the :func:`template_stops` that are not special tokens of the model."""
     special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
     return [stop for stop in template_stops(name) if stop not in special]
 
@@ -100,7 +100,7 @@ def check_template(name: str, tokenizer: PreTrainedTokenizerBase, field: str) ->
 
 
 def opens_thought(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether a prompt ends in ``<think>``, as templates of reasoning models do: its response begins in a thought."""
+    """Whether a prompt ends in ``<think>``, as in templates of reasoning models."""
     return str(tokenizer.decode(list(ids[-8:]))).rstrip().endswith(THINK)
 
 
@@ -111,23 +111,22 @@ def render_prompt(
     demonstrations: Sequence[Demonstration] = (),
     chat_arguments: Mapping[str, Any] | None = None,
 ) -> list[int]:
-    """Token ids of the prompt for ``question``, after ``demonstrations`` in the same form.
+    """Return the token ids of the prompt for ``question``, preceded by ``demonstrations`` in the same form.
 
     Args:
-        chat_arguments: further arguments of the tokenizer's chat template, where the template uses it.
+        chat_arguments: further arguments of the tokenizer's chat template, if the template uses it.
 
     Raises:
-        ConfigError: there is no such template; or it uses the tokenizer's chat template, and the tokenizer has none or
-            refuses the chat.
+        ConfigError: there is no such template, or the tokenizer's chat template is needed and missing or fails.
     """
     form = find_template(template)
     if form.chat:
         check_template(template, tokenizer, "template")
         return render_chat(_messages(form, question, demonstrations), tokenizer, chat_arguments)
-    # Only the beginning-of-sequence token: a tokenizer may also add tokens at the end, after which no model continues.
+    # Add only the beginning-of-sequence token. A tokenizer may also add one at the end, where generation would stop.
     start = [token for token in tokenizer("").input_ids if token == tokenizer.bos_token_id]
     ids = list(tokenizer(_text(form, question, demonstrations), add_special_tokens=False).input_ids)
-    # Text that was rendered by a chat template may begin with that token.
+    # A text that was rendered by a chat template may already begin with it.
     return ids if start and ids[: len(start)] == start else [*start, *ids]
 
 
@@ -137,10 +136,10 @@ def render_chat(
     chat_arguments: Mapping[str, Any] | None = None,
     generation_prompt: bool = True,
 ) -> list[int]:
-    """Token ids of a chat by the tokenizer's own template, with ``generation_prompt`` up to where an answer begins.
+    """Return the token ids of a chat by the tokenizer's template, with the prompt for an answer if requested.
 
     Raises:
-        ConfigError: the template refuses the chat, such as one with a system message, or fails on it.
+        ConfigError: the template refuses the chat, for example a system message, or fails on it.
     """
     rendered: list[int] = list(_rendered(messages, tokenizer, chat_arguments, generation_prompt, return_dict=False))
     return rendered
@@ -152,7 +151,7 @@ def render_chat_text(
     chat_arguments: Mapping[str, Any],
     generation_prompt: bool,
 ) -> str:
-    """Return the text whose tokens :func:`render_chat` returns; raises like it."""
+    """Return the text that :func:`render_chat` tokenizes; raises like it."""
     return str(_rendered(messages, tokenizer, chat_arguments, generation_prompt, tokenize=False))
 
 
@@ -168,10 +167,10 @@ def _rendered(
         return tokenizer.apply_chat_template([dict(message) for message in messages], **options)
     except TemplateError as error:
         raise ConfigError(f"the tokenizer's chat template refuses the chat: {error}") from error
-    except Exception as error:  # a template is a program of the model's, and may fail on arguments of the wrong type
-        given = f" with apply_chat_template_kwargs={dict(chat_arguments)}" if chat_arguments else ""
+    except Exception as error:  # A template is a program, and may fail on arguments of the wrong type.
+        arguments = f" with apply_chat_template_kwargs={dict(chat_arguments)}" if chat_arguments else ""
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise ConfigError(f"the tokenizer's chat template fails on the chat{given}: {reason}") from error
+        raise ConfigError(f"the tokenizer's chat template fails on the chat{arguments}: {reason}") from error
 
 
 _MARKERS = re.compile(
@@ -184,23 +183,23 @@ _MARKERS = re.compile(
 
 
 def template_marker(text: str) -> str | None:
-    """Return a sign that ``text`` is already templated, such as ``<|im_start|>``; None if there is none."""
-    found = _MARKERS.search(text)
-    return None if found is None else f"{found.group(1)}: ... {found.group(2)}:" if found.group(1) else found.group()
+    """Return a marker of templated text in ``text``, such as ``<|im_start|>``; None if there is none."""
+    match = _MARKERS.search(text)
+    return None if match is None else f"{match.group(1)}: ... {match.group(2)}:" if match.group(1) else match.group()
 
 
 def _text(form: Template, question: str, demonstrations: Sequence[Demonstration]) -> str:
     space = "" if form.turn.endswith(("\n", "]", ">")) else " "
-    shown = [f"{_fill(form, asked)}{space}{answer}{form.joint}" for asked, answer in demonstrations]
-    return form.head + "".join(shown) + _fill(form, question)
+    shots = [f"{_fill(form, example)}{space}{answer}{form.joint}" for example, answer in demonstrations]
+    return form.head + "".join(shots) + _fill(form, question)
 
 
 def _fill(form: Template, question: str) -> str:
-    # Not str.format, because questions and instructions contain braces.
+    # str.format would fail on braces in questions and instructions.
     return form.turn.replace("{question}", question, 1)
 
 
 def _messages(form: Template, question: str, demonstrations: Sequence[Demonstration]) -> list[dict[str, str]]:
-    turns = [text for asked, answer in demonstrations for text in (_fill(form, asked), answer)]
+    turns = [text for example, answer in demonstrations for text in (_fill(form, example), answer)]
     roles = cycle(("user", "assistant"))
     return [{"role": role, "content": text} for role, text in zip(roles, [*turns, _fill(form, question)], strict=False)]

@@ -1,8 +1,7 @@
 """Generated word problems of one or two steps, in several wordings: a first task for small pretrained models.
 
-Numbers are small and sentences short, so that an instruction-tuned model of 0.1 to 0.6 billion parameters answers some
-of them before any training, and many groups of responses hold right and wrong ones. A solution works through the steps
-and ends in ``#### ANSWER`` on a line of its own, as GSM8K's do::
+They are simple enough for an instruction-tuned model of 0.1 to 0.6 billion parameters to solve some of them before
+training. A solution shows the steps and ends in a line ``#### ANSWER``, as in GSM8K::
 
     Ana has 7 apples and buys 2 more. How many apples does Ana have now?   ->   7 + 2 = 9\\n#### 9
 """
@@ -13,71 +12,56 @@ from collections.abc import Callable
 from verl.data.generated import GeneratedProblem, draw_split
 
 INSTRUCTION = "Answer in one short sentence."
-"""Ends every question; without it, or asked for a bare number, small models write at length."""
+"""End of every question. Without it, or with a request for a bare number, small models write long answers."""
 
-NAMES = (
-    "Ana",
-    "Ben",
-    "Carla",
-    "Deniz",
-    "Emil",
-    "Fatou",
-    "Grace",
-    "Hugo",
-    "Ines",
-    "Jun",
-    "Kofi",
-    "Lena",
-    "Mina",
-    "Noor",
-)
+NAMES = "Ana Ben Carla Deniz Emil Fatou Grace Hugo Ines Jun Kofi Lena Mina Noor".split()
 THINGS = ("apples", "books", "buttons", "cards", "coins", "marbles", "pencils", "shells", "stamps", "stickers")
 HOLDERS = {"box": "boxes", "bag": "bags", "basket": "baskets", "shelf": "shelves", "tray": "trays"}
 
 
 def split(name: str, size: int, seed: int) -> list[GeneratedProblem]:
-    """``size`` problems of the split ``name``, as of ``draw_split``."""
+    """Draw a split; see :func:`draw_split`."""
     return draw_split("word_problems", draw, name, size, seed)
 
 
 def draw(rng: random.Random) -> GeneratedProblem:
-    """One problem; consumes ``rng``."""
+    """Draw a problem."""
     kind = rng.choices(list(KINDS), weights=[weight for weight, _ in KINDS.values()])[0]
     question, steps, answer = KINDS[kind][1](rng)
     return GeneratedProblem(f"{question} {INSTRUCTION}", f"{steps}\n#### {answer}", str(answer), kind)
 
 
 Parts = tuple[str, str, int]
-"""Question without its instruction, worked steps, answer."""
+"""The question without ``INSTRUCTION``, the worked steps and the answer."""
 
 
 def _more(rng: random.Random) -> Parts:
     name, thing, a, b = rng.choice(NAMES), rng.choice(THINGS), rng.randint(2, 9), rng.randint(1, 9)
     verb = rng.choice(("finds", "buys", "gets", "wins"))
-    asked = rng.choice((f"How many {thing} does {name} have now?", f"How many {thing} is that in all?"))
-    return f"{name} has {a} {thing} and {verb} {b} more. {asked}", f"{a} + {b} = {a + b}", a + b
+    ending = rng.choice((f"How many {thing} does {name} have now?", f"How many {thing} is that in all?"))
+    return f"{name} has {a} {thing} and {verb} {b} more. {ending}", f"{a} + {b} = {a + b}", a + b
 
 
 def _together(rng: random.Random) -> Parts:
-    (first, second), thing = rng.sample(NAMES, 2), rng.choice(THINGS)
+    (name, other), thing = rng.sample(NAMES, 2), rng.choice(THINGS)
     a, b = rng.randint(2, 9), rng.randint(1, 9)
-    asked = rng.choice((f"How many {thing} do they have together?", f"How many {thing} do they have in all?"))
-    return f"{first} has {a} {thing} and {second} has {b}. {asked}", f"{a} + {b} = {a + b}", a + b
+    ending = rng.choice((f"How many {thing} do they have together?", f"How many {thing} do they have in all?"))
+    return f"{name} has {a} {thing} and {other} has {b}. {ending}", f"{a} + {b} = {a + b}", a + b
 
 
 def _fewer(rng: random.Random) -> Parts:
     name, thing, b = rng.choice(NAMES), rng.choice(THINGS), rng.randint(1, 8)
     a = rng.randint(b + 1, 9)
     verb = rng.choice(("gives away", "loses", "sells", "lends out"))
-    asked = rng.choice((f"How many {thing} are left?", f"How many {thing} does {name} still have?"))
-    return f"{name} has {a} {thing} and {verb} {b} of them. {asked}", f"{a} - {b} = {a - b}", a - b
+    ending = rng.choice((f"How many {thing} are left?", f"How many {thing} does {name} still have?"))
+    return f"{name} has {a} {thing} and {verb} {b} of them. {ending}", f"{a} - {b} = {a - b}", a - b
 
 
 def _apart(rng: random.Random) -> Parts:
-    (first, second), thing, b = rng.sample(NAMES, 2), rng.choice(THINGS), rng.randint(1, 8)
+    (name, other), thing, b = rng.sample(NAMES, 2), rng.choice(THINGS), rng.randint(1, 8)
     a = rng.randint(b + 1, 9)
-    asked = f"How many more {thing} does {first} have?"
-    return f"{first} has {a} {thing} and {second} has {b}. {asked}", f"{a} - {b} = {a - b}", a - b
+    ending = f"How many more {thing} does {name} have?"
+    return f"{name} has {a} {thing} and {other} has {b}. {ending}", f"{a} - {b} = {a - b}", a - b
 
 
 def _groups(rng: random.Random) -> Parts:
@@ -113,4 +97,4 @@ KINDS: dict[str, tuple[float, Callable[[random.Random], Parts]]] = {
     "more_and_more": (1, _more_and_more),
     "more_and_fewer": (1, _more_and_fewer),
 }
-"""Kind -> its relative weight, and from a random generator to a problem."""
+"""Kind -> its relative frequency, and a function that draws a problem."""
