@@ -1,4 +1,4 @@
-"""Verifiers: they extract the answer of a response and compare it with the ground truth.
+"""Verifiers, which extract the answer of a response and compare it with the ground truth.
 
-Nothing here knows of rewards or training. Importing the package loads neither sympy nor math-verify.
+They do not depend on rewards or training. Importing the package loads neither sympy nor math-verify.
 """

@@ -1,7 +1,6 @@
-"""Whether two LaTeX expressions mean the same, according to math-verify and to what it would drop.
+"""Comparison of LaTeX expressions by math-verify, with checks of what it would ignore.
 
-Run it in a ``VerifierPool``: there is no time limit on sympy here, and it never finishes an answer like
-``10^{10^{10}}``.
+Run it in a ``VerifierPool``: sympy has no time limit here and never finishes an answer like ``10^{10^{10}}``.
 """
 
 import logging
@@ -18,14 +17,14 @@ from verl.verifiers.comparison import agree, numbers_agree, relations
 from verl.verifiers.equations import unwrap_equations
 from verl.verifiers.lexicon import TEXT, is_unit, marks_in, modifiers_in, numerals_in, units_in, with_factors
 
-# math-verify warns once per process that its own time limit is off. That limit needs SIGALRM in the main thread and
-# does not interrupt long C calls; the pool's limit does.
+# math-verify warns that its time limit is off. That limit needs SIGALRM in the main thread and cannot interrupt long C
+# calls; the pool's limit can.
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 _LATEX = [LatexExtractionConfig()]
 
 EXACT_DIGITS, DECIMAL_DIGITS = 30, 15
-"""math-verify's ``numeric_precision``: differences below it count as zero."""
+"""``numeric_precision`` of math-verify: smaller differences count as zero."""
 
 _NUMBER_IN_TEXT = re.compile(rf"{TEXT}\{{([^{{}}A-Za-z\u4e00-\u9fff]{{1,99}})\}}")
 _VARIABLE_IN_TEXT = re.compile(rf"(?<=[0-9}})])(?:\s|~){{0,9}}{TEXT}\{{\s{{0,9}}([abknpquvwxyz])\s{{0,9}}\}}")
@@ -42,22 +41,19 @@ _SUM = re.compile(r"(?<=[^\s({\[])\s*[+-]")
 def compare_latex(
     answer: str, ground_truth: str, allows: Callable[[Decimal, Decimal], bool] | None = None
 ) -> bool | None:
-    """Whether two LaTeX expressions mean the same; None if the answer cannot be parsed. May take forever.
+    """Whether two LaTeX expressions are equivalent; None if the answer cannot be parsed. May take forever.
 
-    Letters at the end of an expression are read as variables rather than units (``keep_variable``), especially if the
-    ground truth has variables.
-
-    ``allows(value, truth)`` decides whether a number is close enough to the ground truth if either is a decimal
-    fraction; without it, they must agree to six decimals. Numbers must agree to five digits, however small they are
-    (``agree``).
+    Letters at the end of an expression are variables rather than units (``keep_variable``), especially if the ground
+    truth has variables. ``allows(value, truth)`` decides whether numbers are close enough if either has decimals;
+    without it, they must agree to six decimals and five significant digits (``agree``).
     """
     if measures_differ(answer, ground_truth):
         return False
-    # 1. Keep what math-verify would drop: factors, numbers in \text{}, variables that look like units.
+    # 1. Protect what math-verify would ignore: factors, numbers in \text{}, variables that look like units.
     answer, ground_truth = (with_factors(without_text(text)) for text in (answer, ground_truth))
     truth = keep_variable(ground_truth)
     theirs = _parse(truth)
-    # 2. Of an equation whose left side is a name or which is true, the right side is the answer.
+    # 2. Reduce an equation to its right side if its left side is a name or if it is an identity.
     is_equation = "=" in truth or any(isinstance(reading, Basic) and reading.has(Relational) for reading in theirs)
     text, has_equation = (answer, False) if is_equation else unwrap_equations(answer)
     ours = _parse(keep_variable(text, short=not has_variables(truth)))
@@ -65,13 +61,13 @@ def compare_latex(
         ours = [relations(ours[0])[-1].rhs]
     elif has_equation or (not is_equation and ours and isinstance(ours[0], Basic) and ours[0].has(Eq)):
         return False if ours and isinstance(ours[0], Basic) else None
-    # 3. What math-verify calls equal must agree as numbers. Between decimal fractions more digits are noise.
+    # 3. If math-verify accepts the answer, also compare the numbers. For decimals, further digits are noise.
     decimal = bool(ours and theirs) and _has_decimals(ours[0], theirs[0])
     digits = DECIMAL_DIGITS if decimal else EXACT_DIGITS
     if verify(theirs, ours, numeric_precision=digits, allow_set_relation_comp=True, timeout_seconds=None):
-        # A reading ends with its text; of what was parsed, the expression comes first.
+        # math-verify returns the expression, if it could parse one, followed by the text.
         return ours[-1] == theirs[-1] or agree(ours[0], theirs[0], allows)
-    # 4. Decimal fractions may be as far off as the problem allows. If the text comes first, nothing was parsed.
+    # 4. Otherwise apply the tolerance to decimals.
     if not ours or isinstance(ours[0], str):
         return None
     if not allows or not decimal:
@@ -86,11 +82,8 @@ def _parse(latex: str) -> list[Any]:
 
 
 def _with_imaginary_unit(reading: Basic) -> Basic:
-    """Return ``reading`` with the imaginary unit for a free ``i``, which is a variable to math-verify.
-
-    All other variables are then real.
-    """
-    if isinstance(reading, Relational):  # x = 2i is false to sympy, for real x
+    """Replace the variable ``i`` by the imaginary unit; other variables become real."""
+    if isinstance(reading, Relational):  # sympy would evaluate x = 2i to false for a real x.
         sides = (_with_imaginary_unit(side) for side in reading.args)
         equation: Basic = reading.func(*sides, evaluate=False)
         return equation
@@ -103,7 +96,7 @@ def _with_imaginary_unit(reading: Basic) -> Basic:
 
 
 def _is_identity(reading: Any) -> bool:
-    """Whether a chain of equations is true and without variables, such as 2 + 3 = 5."""
+    """Whether a chain of equations is true and has no variables, such as 2 + 3 = 5."""
     links = relations(reading)
     return bool(links) and all(
         isinstance(link, Eq)
@@ -120,21 +113,21 @@ def _has_decimals(*readings: Any) -> bool:
 
 
 def _number(expression: Any) -> Decimal | None:
-    """Return the value of an expression, or of an equation's right side, if it is a real number."""
+    """Return the value of an expression, or of the right side of an equation, if it is a real number."""
     if isinstance(expression, Eq):
         expression = expression.rhs
     if not isinstance(expression, Expr) or not expression.is_number or not expression.is_real:
         return None
     try:
         return Decimal(str(expression.evalf()))
-    except ArithmeticError:  # an exponent beyond Decimal's, or no number at all
+    except ArithmeticError:  # The exponent is too large for Decimal, or the value is not a number.
         return None
 
 
 def measures_differ(answer: str, truth: str) -> bool:
-    """Whether both have units, or both a base, and these differ; or one has words that change its value."""
+    """Whether the units, number bases or modifying words of the two differ."""
     numerals = [numerals_in(text) for text in (answer, truth)]
-    # A digit that is too large for its base, 18_5, makes no number.
+    # A digit may not exceed its base, as in 18_5.
     invalid = [any(int(digit, 36) >= base for digits, base in pairs for digit in digits) for pairs in numerals]
     if modifiers_in(answer) != modifiers_in(truth) or invalid[0] > invalid[1]:
         return True
@@ -146,7 +139,7 @@ def measures_differ(answer: str, truth: str) -> bool:
 
 
 def _names_differ(answer: str, truth: str) -> bool:
-    """Whether variables differ in their primes or, inside of expressions, only in their capitals."""
+    """Whether variables differ in their primes or, within expressions, in their case."""
     if len(_PRIMED.findall(answer)) != len(_PRIMED.findall(truth)):
         return True
     ours, theirs = (set(_VARIABLE.findall(_COMMANDS.sub(" ", text))) for text in (answer, truth))
@@ -155,9 +148,9 @@ def _names_differ(answer: str, truth: str) -> bool:
 
 
 def without_text(latex: str) -> str:
-    """Return LaTeX without ``\\text{}`` and the like around numbers, signs and single variables.
+    """Remove ``\\text{}`` and similar commands, which algebra drops, around numbers, signs and single variables.
 
-    Algebra would drop these. ``^{\\prime}`` becomes ``'``.
+    ``^{\\prime}`` becomes ``'``.
     """
     latex = _PRIME.sub(lambda match: "'" * match[0].count("prime"), latex)
     return _VARIABLE_IN_TEXT.sub(r" \1", _NUMBER_IN_TEXT.sub(r"\1", latex))
@@ -169,10 +162,10 @@ def has_variables(latex: str) -> bool:
 
 
 def keep_variable(latex: str, short: bool = False) -> str:
-    """LaTeX with braces around a variable at its end, because math-verify drops what it takes for a unit.
+    """Put braces around a variable at the end of LaTeX, where math-verify would drop it as a unit.
 
-    It takes ``t`` in ``2+3t``, ``ab`` in ``5ab`` and the imaginary unit in ``5\\mathrm{i}`` for units. Two-letter names
-    in ``UNITS`` stay units; with ``short`` so do those of ``SHORT_UNITS`` after a single number.
+    Examples are ``2+3t``, ``5ab`` and ``5\\mathrm{i}``. Two-letter names in ``UNITS`` remain units, and with ``short``
+    so do the names in ``SHORT_UNITS`` after a single number.
     """
     latex = _CONSTANT.sub(r" \1 ", latex)
     match = _LAST_LETTERS.search(latex)
@@ -181,5 +174,5 @@ def keep_variable(latex: str, short: bool = False) -> str:
     letters, rest = match[1], latex[: match.start()].rstrip()
     if not rest or is_unit(letters, short and not has_variables(rest) and not _SUM.search(rest)):
         return latex
-    # After a sign, braces would make it a set.
+    # After an operator, braces would be parsed as a set.
     return rest + (letters if rest[-1] in "+-*/=<>(,;:|&" else f"{{{letters}}}")

@@ -1,7 +1,7 @@
-"""Extracts the answer of a response, and compares answers where no algebra is needed.
+"""Extraction of answers from responses, and comparison of answers without algebra.
 
-Responses are hostile input: a policy under training writes megabytes of braces. Every function here takes time linear
-in the length of the text, never raises, whatever the string, and never converts a long digit string to a number.
+Responses are hostile input: a policy in training may write megabytes of braces. Functions here take linear time, never
+raise, and never convert long digit strings to numbers.
 """
 
 import re
@@ -15,24 +15,24 @@ from verl.verifiers.equations import last_equation, leaves_open
 from verl.verifiers.lexicon import plain_number
 
 MAX_ALGEBRA_CHARS = 400
-"""Longer answers are compared only as text; ground truths are much shorter."""
+"""Longer answers are compared as text only; ground truths are much shorter."""
 
 MAX_RAW_CHARS = 2000
-"""The same for answers before presentation is removed, because algebra reads them whole."""
+"""The same limit for answers before normalisation, since algebra parses them unnormalised."""
 
 TAIL_CHARS = 4096
-"""An unboxed answer is searched for in this many characters at the end of a response."""
+"""Number of characters at the end of a response that are searched for an unboxed answer."""
 
 DECIMAL_TOLERANCE = Decimal("1e-6")
 
 SENTENCE_END = re.compile(r"\n|。|\.(?=\s|$)")
-"""A full stop inside a number does not end a sentence."""
+"""The end of a sentence. A full stop inside a number does not match."""
 
 _BOX_OR_BRACE = re.compile(r"\\(?:boxed|fbox|framebox)[ \t\n]*\{|\\[{}]|[{}]")
 _AFTER_HASHES = re.compile(r"[\s$]*+(-?)\$?([0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)[ \t.]*(?:\n|\Z)")
 _ANSWER_IS = re.compile(r"answer[ \t]*(?:is|:|=)|答案[ \t]*(?:[是为][ \t]*[:：]?|[:：])", re.IGNORECASE)
 _REJECTED = re.compile(r"(?:,\s|\s\()(?:and |but )?not\b")
-"""After an answer: "18, not 17"."""
+"""A rejected alternative after an answer, as in "18, not 17"."""
 
 _NEGATIVE = re.compile(r"\A(?:negative|minus)\s{1,3}(?=[$0-9])", re.IGNORECASE)
 NUMBER = re.compile(
@@ -40,10 +40,10 @@ NUMBER = re.compile(
 )
 WIDE_DIGITS = {0xFF10 + digit: str(digit) for digit in range(10)}
 SEPARATORS = str.maketrans("", "", "{},")
-"""Removes the separators of thousands from what ``NUMBER`` matches."""
+"""Removes thousands separators from a match of ``NUMBER``."""
 
 _IGNORED = re.compile(
-    # A decimal comma is not ignored, nor is any space between two digits.
+    # Decimal commas and spaces between digits are kept.
     r"\\left(?![a-zA-Z])|\\right(?![a-zA-Z])|\\[!,;: ]|\\?\$|\{,\}(?=[0-9]{3}(?![0-9]))|~"
     r"|(?<![0-9\s])\s+|(?<=[0-9])\s++(?![0-9])"
 )
@@ -53,18 +53,16 @@ _STRUCK = re.compile(
     r"(?<![^\s(>*:])~~(?=\S)[^~]{1,400}~~(?![A-Za-z0-9\\])|<(del|strike)>[^<]{0,400}</\1>"
     r"|\\(?:[bx]?cancel|sout)\s?\{(?:[^{}]|\{(?:[^{}]|\{[^{}]{0,99}+\}){0,99}+\}){0,400}+\}",
 )
-"""Text that an author has struck through. Two ``~`` between formulas are spaces."""
+"""Struck-through text. In LaTeX, ``~~`` between formulas is spacing."""
 
 THINK, END_OF_THINK = "<think>", "</think>"
-"""Between them reasoning models think. Templates may write the first at the end of the prompt."""
+"""Tags around the thoughts of reasoning models. Templates may put the first at the end of the prompt."""
 
 
 def after_thinking(text: str) -> str:
-    """Return the part of a response that is graded: after its last ``</think>``, or all of it without thoughts.
+    """Return the part of a response after its last ``</think>``, which is graded, without struck-through text.
 
-    Text that is struck through is left out.
-
-    Empty if the last thought does not end, so that such a response has no answer.
+    A response without thoughts is graded as a whole. The part is empty if the last thought is not closed.
     """
     end = text.rfind(END_OF_THINK)
     rest = text if end < 0 else text[end + len(END_OF_THINK) :]
@@ -74,11 +72,10 @@ def after_thinking(text: str) -> str:
 def extract_answer(text: str, equation: bool = False) -> tuple[str | None, bool]:
     """Return the answer of a response, and whether it was in a box.
 
-    The first that exists of: the last box; the number after the last ``####``; the rest of the sentence after the last
-    "answer is" (or "answer:", 答案是); the last number. None if none of them does. A box and a number come with what
-    changes their meaning where they stand: -5 for ``-\\boxed{5}``, ``5 million`` for "it costs 5 million". With
-    ``equation``, for a truth like ``x = 5``, the last number comes with the equation that it ends: the 5 of ``2x = 5``
-    alone would be right.
+    The answer is the first that exists of: the last box; the number after the last ``####``; the rest of the sentence
+    after the last "answer is" (or "answer:", 答案是); the last number. It is None if there is none. Boxes and numbers
+    include context that changes their value: -5 for ``-\\boxed{5}``, ``5 million`` for "it costs 5 million". With
+    ``equation``, for a ground truth like ``x = 5``, the last number includes its equation, so that ``2x = 5`` is wrong.
     """
     boxed = boxed_in_place(text)
     if boxed is not None:
@@ -90,9 +87,9 @@ def extract_answer(text: str, equation: bool = False) -> tuple[str | None, bool]
 
 
 def extract_number(text: str, equation: bool = False) -> str | None:
-    """Return the last number of the final ``TAIL_CHARS`` characters, with signs and words that change its meaning.
+    """Return the last number in the final ``TAIL_CHARS`` characters, with context that changes its value.
 
-    None if there is none, or if it is not stated (``is_stated``, ``is_one_number``).
+    Return None if there is none, or if it is not stated (``is_stated``, ``is_one_number``).
     """
     tail = text[-TAIL_CHARS:].translate(WIDE_DIGITS)
     number = deque(NUMBER.finditer(tail), maxlen=1)
@@ -115,13 +112,13 @@ class Box(NamedTuple):
 
     start: int
     content: int
-    """Start of its content."""
+    """Start of the content."""
     end: int
-    """One past its closing brace."""
+    """One past the closing brace."""
 
 
 def boxes_in(text: str) -> Iterator[Box]:
-    """Every ``\\boxed{...}`` (or ``\\fbox``, ``\\framebox``) whose braces balance, in the order in which they close."""
+    """Yield each balanced ``\\boxed{...}`` (or ``\\fbox``, ``\\framebox``) in the order of the closing braces."""
     open_braces: list[re.Match[str] | None] = []
     for token in _BOX_OR_BRACE.finditer(text):
         symbol = token.group()
@@ -136,18 +133,13 @@ def boxes_in(text: str) -> Iterator[Box]:
 
 
 def extract_boxed(text: str) -> str | None:
-    """Return the content of the last balanced ``\\boxed{...}`` (or ``\\fbox``, ``\\framebox``), stripped.
-
-    None if blank or absent.
-
-    Of nested boxes the innermost counts, because it starts last.
-    """
+    """Return the stripped content of the box of :func:`boxes_in` that starts last; None if blank or absent."""
     box = max(boxes_in(text), default=None)
     return text[box.content : box.end - 1].strip() or None if box else None
 
 
 def boxed_in_place(text: str) -> str | None:
-    """As ``extract_boxed``, with what changes its meaning there (``in_place``)."""
+    """Return the content of the last box with context that changes its value; see :func:`in_place`."""
     box = max(boxes_in(text), default=None)
     content = text[box.content : box.end - 1].strip() if box else ""
     return in_place(text, box.start, box.end, content, boxed=True) if box and content else None
@@ -156,7 +148,7 @@ def boxed_in_place(text: str) -> str | None:
 def extract_gsm8k(text: str) -> str | None:
     """Return the number after the last ``####``, without thousands separators; None if there is none.
 
-    It must be alone on its line, because Markdown headings such as ``#### 2. Solve for x`` begin the same way.
+    It must be alone on its line, unlike in Markdown headings such as ``#### 2. Solve for x``.
     """
     position = text.rfind("####")
     if position < 0:
@@ -166,15 +158,15 @@ def extract_gsm8k(text: str) -> str | None:
 
 
 def extract_stated(text: str) -> str | None:
-    """Return the rest of the sentence after the last "answer is" (or "answer:") of the final ``TAIL_CHARS`` characters.
+    """Return the rest of the sentence after the last "answer is" (or "answer:"); None if blank or absent.
 
-    None if blank or absent.
+    Only the final ``TAIL_CHARS`` characters are searched.
     """
     tail = text[-TAIL_CHARS:]
-    stated = deque(_ANSWER_IS.finditer(tail), maxlen=1)
-    if not stated:
+    matches = deque(_ANSWER_IS.finditer(tail), maxlen=1)
+    if not matches:
         return None
-    start = end = stated[0].end()
+    start = end = matches[0].end()
     answer = SENTENCE_END.split(tail[end:].lstrip(" \t\n:=*"), maxsplit=1)[0]
     if not is_stated(tail, start, end):
         return None
@@ -182,7 +174,7 @@ def extract_stated(text: str) -> str | None:
 
 
 def extract_tagged(text: str, tag: str) -> str | None:
-    """Return the content of the last closed ``<tag>``, stripped; None if blank or absent."""
+    """Return the stripped content of the last closed ``<tag>``; None if blank or absent."""
     start = text.rfind(f"<{tag}>", 0, max(0, text.rfind(f"</{tag}>")))
     if start < 0:
         return None
@@ -191,27 +183,27 @@ def extract_tagged(text: str, tag: str) -> str | None:
 
 
 def normalise(answer: str) -> str:
-    """``answer`` without presentation.
+    """Normalise the notation of an answer.
 
-    Removes whitespace except between digits, dollar signs, LaTeX spacing and ``{,}``, ``\\left`` and ``\\right``, a
-    final full stop and a final percent sign; ``\\dfrac`` and ``\\tfrac`` become ``\\frac``.
+    Remove whitespace except between digits, dollar signs, LaTeX spacing, ``{,}``, ``\\left``, ``\\right``, a final full
+    stop and a final percent sign. Replace ``\\dfrac`` and ``\\tfrac`` by ``\\frac``.
     """
     text = _FRACTION.sub(r"\\frac", _IGNORED.sub("", answer)).rstrip(".")
     return text.removesuffix("%").removesuffix("\\")
 
 
 def vote_key(answer: str) -> Hashable:
-    """Return a key that equivalent answers share: the value of a plain number, otherwise the normalised text."""
+    """Return a key that is equal for equivalent answers: the value of a plain number, else the normalised text."""
     text = normalise(answer.strip())
     number = plain_number(text)
     return text if number is None else number
 
 
 def quick_equal(answer: str, ground_truth: str) -> bool | None:
-    """Whether the two are equal as text or as plain numbers; None if that does not decide it.
+    """Whether the two are equal as text or as plain numbers; None if undecided.
 
-    Integers must be equal exactly. With a fractional part on either side, the tolerance is a millionth of the smaller
-    of the ground truth and 1.
+    Integers must be equal. If either number has a fractional part, the tolerance is a millionth of the smaller of the
+    ground truth and 1.
     """
     a, b = normalise(answer), normalise(ground_truth)
     if a == b:

@@ -1,4 +1,4 @@
-"""Verifier of the embedded arithmetic task: the answer must be an integer in digits."""
+"""Verifier of the embedded arithmetic task, whose answers are integers in digits."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from verl.verifiers.verdict import Verdict, decide
 def verify_arithmetic(
     solution: str, ground_truth: str, extra_info: Mapping[str, Any] | None = None, quick: bool = False
 ) -> Verdict | None:
-    """Verify a response, which is always immediate. ``extra_info`` and ``quick`` are not used."""
+    """Verify a response without algebra. ``extra_info`` and ``quick`` are unused."""
     answer, boxed = extract_answer(solution)
     equal = answer is not None and quick_equal(answer, ground_truth) is True
     return decide(answer, boxed, equal)

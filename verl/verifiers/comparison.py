@@ -1,7 +1,7 @@
-"""Whether two expressions that math-verify calls equal also agree as numbers, however small these are.
+"""Comparison by relative error of expressions that math-verify considers equal.
 
-math-verify rounds decimal fractions to six places, so that all small ones are equal to it, and cuts differences below
-its precision. Here numbers are compared by their relative error, entry by entry.
+math-verify rounds decimals to six places and ignores differences below its precision, so it considers all small numbers
+equal.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,24 +18,24 @@ from sympy.sets import FiniteSet, Interval, Union
 DIGITS = 30
 
 DECIMAL_ERROR = Rational(1, 10**5)
-"""Largest relative error where one of the two has a decimal fraction."""
+"""Largest relative error if either expression has decimals."""
 
 EXACT_ERROR = Rational(1, 10**20)
-"""The same without decimal fractions; covers what evaluation loses."""
+"""Largest relative error of exact expressions, above the error of their evaluation."""
 
 NOISE = Rational(1, 10**25)
-"""A real or imaginary part is lost below this fraction of the whole."""
+"""Smaller real or imaginary parts, as a fraction of the absolute value, are ignored."""
 
 PRIMES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41)
-"""Values of variables, in alphabetical order; as whole numbers they suit sums and factorials too."""
+"""Values for variables in alphabetical order. Integers are valid in sums and factorials, too."""
 
 Allows = Callable[[Decimal, Decimal], bool]
 
 
 def agree(ours: Any, theirs: Any, allows: Allows | None = None) -> bool:
-    """Whether parsed expressions that math-verify calls equal agree as numbers; True if they cannot be evaluated.
+    """Whether parsed expressions agree as numbers; True if they cannot be evaluated.
 
-    ``allows`` is the problem's own tolerance, as in ``verl.verifiers.algebra.compare_latex``.
+    ``allows`` is the problem's tolerance; see :func:`verl.verifiers.algebra.compare_latex`.
     """
     ours, theirs = _right_side(ours, theirs), _right_side(theirs, ours)
     if _is_number(ours) and _is_number(theirs):
@@ -49,18 +49,18 @@ def agree(ours: Any, theirs: Any, allows: Allows | None = None) -> bool:
 
 
 def _match(left: Sequence[Any], right: Sequence[Any], allows: Allows | None) -> bool:
-    """Whether the entries of the two agree in some order."""
-    rest = list(left)
+    """Whether the entries agree in some order."""
+    unmatched = list(left)
     for entry in right:
-        index = next((i for i, other in enumerate(rest) if agree(other, entry, allows)), None)
+        index = next((i for i, other in enumerate(unmatched) if agree(other, entry, allows)), None)
         if index is None:
             return False
-        del rest[index]
+        del unmatched[index]
     return True
 
 
 def _entries(value: Any) -> list[Any]:
-    """Return the entries of a set, tuple, interval or matrix, or the expression itself; nothing for anything else."""
+    """Return the entries of a set, tuple, interval or matrix, or the expression itself; empty for anything else."""
     if isinstance(value, MatrixBase):
         return list(value.flat())
     if isinstance(value, Interval):
@@ -71,7 +71,7 @@ def _entries(value: Any) -> list[Any]:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether the value is one number or expression; matrices are expressions to sympy too."""
+    """Whether the value is a scalar expression."""
     return isinstance(value, Expr) and not isinstance(value, MatrixBase)
 
 
@@ -82,43 +82,43 @@ def relations(value: Any) -> list[Relational]:
     links = getattr(value, "_unsorted_args", value.args) if isinstance(value, And) else ()
     if not links or not all(isinstance(link, Relational) for link in links):
         return []
-    # Of a = b = c, the first and the last count.
+    # Reduce a = b = c to a = c.
     return [Eq(links[0].lhs, links[-1].rhs, evaluate=False)] if all(isinstance(a, Eq) for a in links) else list(links)
 
 
 def _right_side(value: Any, other: Any) -> Any:
-    """5 of x = 5, if its counterpart is no relation or has the same left side."""
+    """Return the right side of an equation if ``other`` is no relation or has the same left side."""
     links, others = relations(value), relations(other)
     same = not others or (len(others) == 1 and links and others[0].lhs == links[0].lhs)
     return links[0].rhs if len(links) == 1 and same and isinstance(links[0], Eq) else value
 
 
 def numbers_agree(ours: Expr, theirs: Expr, allows: Allows | None = None) -> bool:
-    """As ``agree``, for numbers and for expressions in variables, which are compared at one point."""
+    """Whether scalar expressions agree as numbers, with variables set to ``PRIMES``."""
     if isinstance(ours, Symbol) or isinstance(theirs, Symbol):
-        return True  # a name, which math-verify compares as text
+        return True  # math-verify compares names as text.
     decimal = ours.has(Float) or theirs.has(Float)
-    # 9% is 9 to math-verify.
+    # math-verify reads 9% as 9.
     percent = ours.has(UnevaluatedExpr) != theirs.has(UnevaluatedExpr)
     factors = [Integer(1), *([Integer(100), Rational(1, 100)] if percent else [])]
-    # 1. Values at the point; exact expressions in variables were compared exactly.
+    # 1. Evaluate; math-verify compares exact expressions with variables exactly.
     ours, theirs = _plain(ours), _plain(theirs)
     symbols = ours.free_symbols | theirs.free_symbols
     names = sorted({str(symbol) for symbol in symbols})
-    # Symbols of one name may differ in their assumptions.
+    # Symbols with the same name may differ in their assumptions.
     point = {symbol: Integer(PRIMES[names.index(str(symbol)) % len(PRIMES)]) for symbol in symbols}
     value, truth = _evaluate(ours, point), _evaluate(theirs, point)
     if value is None or truth is None or (names and not decimal):
         return True
-    # 2. The relative error of both parts.
+    # 2. Compare real and imaginary parts by their relative errors.
     if any(_close(value * factor, truth, DECIMAL_ERROR if decimal else EXACT_ERROR) for factor in factors):
         return True
-    # 3. The problem's own tolerance.
+    # 3. Apply the problem's tolerance.
     if allows is None or names or im(value) or im(truth):
         return False
     try:
         return allows(*(Decimal(str(Float(number, DIGITS))) for number in (value, truth)))
-    except ArithmeticError:  # an exponent beyond Decimal's
+    except ArithmeticError:  # The exponent is too large for Decimal.
         return False
 
 
@@ -129,7 +129,7 @@ def _close(value: Expr, truth: Expr, error: Rational) -> bool:
 
 
 def _plain(expression: Expr) -> Expr:
-    """``expression`` with decimal fractions as they were written, and symbols for values of unknown functions."""
+    """Replace decimals by exact fractions, and values of unknown functions by symbols."""
     exact = {
         number: Rational(str(number))
         for number in expression.atoms(Float)

@@ -1,6 +1,6 @@
-"""Verifier of Countdown: an expression that uses every given number exactly once and has the target as its value.
+"""Verifier of Countdown: the answer is an expression of the target that uses every number exactly once.
 
-In exact rational arithmetic on a syntax tree of numbers, operators and brackets: nothing of a response runs as code.
+It is evaluated in exact rational arithmetic on a syntax tree. No part of a response is run as code.
 """
 
 import ast
@@ -19,13 +19,13 @@ MAX_CHARS = 400
 """Longer expressions are wrong; four numbers need about twenty characters."""
 
 MAX_NUMBERS = 32
-"""Given numbers of one problem."""
+"""Maximum number of numbers in a problem."""
 
 MAX_NUMBER = 10**12
-"""Limit of the given numbers and of the target's absolute value."""
+"""Largest number, and largest absolute value of the target."""
 
 MAX_NESTED = 16
-"""Depth of fractions."""
+"""Maximum depth of nested fractions."""
 
 _TOKEN = re.compile(r"[0-9]+|[-+*/()]")
 _WRAPPING = re.compile(r"\\(?:left|right)(?![A-Za-z])|\\[()\[\],;!]|\\?\$|`|\A\s*\*\*|\*\*\s*\Z|\.\s*\Z")
@@ -41,13 +41,13 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Fraction]] = {
 def verify_countdown(
     solution: str, ground_truth: Any, extra_info: Mapping[str, Any] | None = None, quick: bool = False
 ) -> Verdict:
-    """Verify a response, which is always immediate. ``extra_info`` and ``quick`` are not used.
+    """Verify a response without algebra. ``extra_info`` and ``quick`` are unused.
 
-    The expression is read from the last ``<answer>``, else from the last box, else from the last "the answer is". It
-    may end in ``=`` and the target. Allowed are the four operations, brackets and signs. ``boxed`` says whether it was
-    in tags or a box; ``unparsed`` is what is not such an expression.
+    The expression is in the last ``<answer>``, else the last box, else after the last "the answer is". It may have the
+    four operations, brackets and signs, and end in ``=`` and the target; anything else is ``unparsed``. ``boxed`` means
+    that it is in tags or a box.
 
-    Raises ``ValueError`` if the ground truth does not give numbers and a target.
+    Raises ``ValueError`` if the ground truth has no numbers or no target.
     """
     target, numbers = read_truth(ground_truth)
     marked = extract_tagged(solution, "answer")
@@ -56,13 +56,13 @@ def verify_countdown(
     if answer is None:
         return Verdict(False, False, "missing")
     plain = _WRAPPING.sub("", answer[: MAX_CHARS + 1].translate(_PLAIN))
-    # 4 * 6 = 24, or 24 = 4 * 6: of the sides all but one are the target.
+    # Remove the target from 4 * 6 = 24 or 24 = 4 * 6.
     sides = [side.strip() for side in plain.split("=")]
     rest = [side for side in sides if side != str(target)] or sides[:1]
     tokens = tokenise(rest[0]) if len(rest) == 1 and len(answer) <= MAX_CHARS else None
     if tokens is None:
         return Verdict(False, bool(marked), "unparsed", answer)
-    # Before the evaluation: it bounds how large a value can become.
+    # Check the numbers before the evaluation, which bounds the size of its result.
     used = Counter(int(token) for token in tokens if token.isdigit() and len(token) <= len(str(MAX_NUMBER)))
     if used != Counter(numbers) or sum(token.isdigit() for token in tokens) != len(numbers):
         return Verdict(False, bool(marked), "different", answer)
@@ -83,10 +83,7 @@ class Problem(NamedTuple):
 
 
 def read_truth(ground_truth: Any) -> Problem:
-    """Target and given numbers, from ``{"target": 24, "numbers": [3, 3, 8, 8]}`` or the same as JSON text.
-
-    Raises ``ValueError`` if it has another form.
-    """
+    """Parse ``{"target": 24, "numbers": [3, 3, 8, 8]}`` or the JSON text of it. Raises ``ValueError`` if malformed."""
     truth = ground_truth
     if isinstance(truth, str):
         try:
@@ -94,18 +91,18 @@ def read_truth(ground_truth: Any) -> Problem:
         except (ValueError, RecursionError):
             truth = None
     target, numbers = (truth.get("target"), truth.get("numbers")) if isinstance(truth, Mapping) else (None, None)
-    listed = list(numbers) if isinstance(numbers, Iterable) and not isinstance(numbers, str | Mapping) else []
-    whole = [_whole(number) for number in [target, *listed]]
-    goal, usable = whole[0], [number for number in whole[1:] if number is not None and number >= 0]
-    if goal is None or not 1 <= len(usable) <= MAX_NUMBERS or len(usable) < len(listed):
+    entries = list(numbers) if isinstance(numbers, Iterable) and not isinstance(numbers, str | Mapping) else []
+    goal, *integers = (_integer(number) for number in [target, *entries])
+    valid = [number for number in integers if number is not None and number >= 0]
+    if goal is None or not 1 <= len(valid) <= MAX_NUMBERS or len(valid) < len(entries):
         raise ValueError(
             f"{ground_truth!r:.200} must give a target and 1 to {MAX_NUMBERS} numbers, all whole and up to "
             f'{MAX_NUMBER:.0e}, for example {{"target": 24, "numbers": [3, 3, 8, 8]}}'
         )
-    return Problem(goal, usable)
+    return Problem(goal, valid)
 
 
-def _whole(value: Any) -> int | None:
+def _integer(value: Any) -> int | None:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     try:
@@ -116,7 +113,7 @@ def _whole(value: Any) -> int | None:
 
 
 def tokenise(expression: str) -> list[str] | None:
-    """Numbers, operators and brackets, with ``*`` where it is left out; None if there is anything else."""
+    """Split an expression into numbers, operators and brackets, adding implicit ``*``; None if it has anything else."""
     for _ in range(MAX_NESTED):
         expression = _FRACTION.sub(r"((\1)/(\2))", expression)
     for command, sign in _COMMANDS.items():
@@ -129,16 +126,16 @@ def tokenise(expression: str) -> list[str] | None:
 
 
 def _is_product(before: str, token: str) -> bool:
-    """Whether a sign of multiplication is left out between two tokens: 4(6), (4)(6), (4)6."""
+    """Whether there is an implicit multiplication between two tokens, as in 4(6), (4)(6) and (4)6."""
     return (before[-1].isdigit() and token == "(") or (before == ")" and (token == "(" or token.isdigit()))
 
 
 def evaluate(tokens: Iterable[str]) -> Fraction:
-    """Evaluate an expression in tokens.
+    """Evaluate an expression of tokens.
 
-    Raises ``SyntaxError`` or ``ValueError`` if it is not an expression, ``ZeroDivisionError`` if it divides by zero.
+    Raises ``SyntaxError`` or ``ValueError`` if it is malformed, ``ZeroDivisionError`` if it divides by zero.
     """
-    # Blanks keep "/", "/" apart, which would be another operator; Python takes no number that begins with 0.
+    # Spaces separate "/", "/", which would be another operator. Python rejects leading zeros.
     source = " ".join(token.lstrip("0") or "0" if token.isdigit() else token for token in tokens)
     return _value(ast.parse(source, mode="eval").body)
 

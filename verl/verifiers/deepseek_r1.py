@@ -14,12 +14,11 @@ _MARKUP = re.compile(r"\\[()\[\]]|\*\*|`")
 def verify_deepseek_r1(
     solution: str, ground_truth: str, extra_info: Mapping[str, Any] | None = None, quick: bool = False
 ) -> Verdict | None:
-    """Verify a response; with ``quick``, return None if it needs algebra. ``extra_info`` is not used.
+    """Verify a response; with ``quick``, return None if it needs algebra. ``extra_info`` is unused.
 
-    The answer is read from the last ``<answer>`` after all thoughts: its box, else what it states ("the answer is 5"),
-    else all of it. It is compared as mathematics, even if the form of the response is wrong; a response without an
-    ``<answer>`` has no answer. ``boxed`` says whether the form is correct. So ``mode=independent`` gives a correct
-    answer 1 in the correct form and 0.5 in another, and a wrong one -0.5 and -1.
+    The answer is in the last ``<answer>`` after all thoughts: its box, else its statement ("the answer is 5"), else all
+    of it. It is compared as mathematics even if the response is malformed. ``boxed`` means that the response is well
+    formed, so ``mode=independent`` gives a correct answer 1 if well formed and else 0.5, and a wrong one -0.5 and -1.
     """
     well_formed = has_r1_form(solution)
     content = extract_tagged(after_thinking(solution), "answer")
@@ -29,9 +28,9 @@ def verify_deepseek_r1(
 
 
 def has_r1_form(solution: str) -> bool:
-    """Whether a response is one thought and one non-empty answer in their tags, with only whitespace around them.
+    """Whether a response consists of a thought and a non-empty answer in their tags, and whitespace.
 
-    The opening ``<think>`` may be missing, because chat templates write it at the end of the prompt.
+    The opening ``<think>`` may be missing, because chat templates put it at the end of the prompt.
     """
     if any(solution.count(tag) != 1 for tag in ("</think>", "<answer>", "</answer>")):
         return False

@@ -1,4 +1,4 @@
-"""Equations as answers: ``x = 5`` answers 5 and so does ``2 + 3 = 5``, but ``2x = 5`` and ``x^2 = 5`` do not."""
+"""Equations as answers: ``x = 5`` and ``2 + 3 = 5`` answer 5, but ``2x = 5`` and ``x^2 = 5`` do not."""
 
 import re
 
@@ -41,17 +41,17 @@ _MULTIPLE = re.compile(
 )
 
 MAX_CHARS = 400
-"""Longer text is not unwrapped."""
+"""Brackets around longer text are kept."""
 
 MAX_NAME = 200
-"""Longer text names nothing."""
+"""Longer text is not a name."""
 
 
 def is_name(text: str) -> bool:
-    """Whether the left side of an equation names one value.
+    """Whether the left side of an equation is the name of a value.
 
-    A symbol (``x_1``, ``\\theta``), a segment, angle or shape (``AB``, ``\\angle ABC``), a value of a function
-    (``f(2)``, ``P(A)``), words (``total cost``), or a tuple of symbols (``(x, y)``).
+    Names are symbols (``x_1``, ``\\theta``), segments, angles and shapes (``AB``, ``\\angle ABC``), function values
+    (``f(2)``, ``P(A)``), words (``total cost``) and tuples of symbols (``(x, y)``).
     """
     if len(text) > MAX_NAME or _MULTIPLE.search(text):
         return False
@@ -64,12 +64,12 @@ def is_name(text: str) -> bool:
         return all(_NAME.fullmatch(part) for part in bare[1:-1].split(","))
     function = _FUNCTION.match(bare)
     arguments = bare[function.end() :] if function else ""
-    # x(x+1) is a product, whatever x is.
+    # x(x+1) is a product.
     return arguments[:1] in ("(", "[") and _closes_at_end(arguments) and bare[0] not in _COMMAND.sub("", arguments)
 
 
 def _closes_at_end(text: str) -> bool:
-    """Whether the bracket that ``text`` begins with is closed by its last character."""
+    """Whether the first character of ``text``, a bracket, is closed by the last one."""
     depth = 0
     for position, symbol in enumerate(text):
         depth += (symbol in "([{") - (symbol in ")]}")
@@ -79,27 +79,27 @@ def _closes_at_end(text: str) -> bool:
 
 
 def unwrap_equations(text: str) -> tuple[str, bool]:
-    """``text`` with the last side alone of each equation whose first is a name, and whether other equations are left.
+    """Reduce each equation whose first side is a name to its last side; also return whether other equations remain.
 
-    Of several answers, separated by commas, semicolons or words, each is looked at on its own; brackets around all of
-    them do not matter.
+    Answers separated by commas, semicolons or words are reduced one by one, also within common brackets.
     """
-    around = _AROUND.fullmatch(text) if len(text) <= MAX_CHARS else None
-    if around and _closes_at_end(around.group(1) + around.group(2) + around.group(3)):
-        inner, left = unwrap_equations(around.group(2))
-        return text[: around.start(2)] + inner + text[around.end(2) :], left
+    bracketed = _AROUND.fullmatch(text) if len(text) <= MAX_CHARS else None
+    if bracketed and _closes_at_end(bracketed.group(1) + bracketed.group(2) + bracketed.group(3)):
+        inner, remaining = unwrap_equations(bracketed.group(2))
+        return text[: bracketed.start(2)] + inner + text[bracketed.end(2) :], remaining
     parts: list[str] = []
     depth = start = 0
-    first, after_first, last, left = -1, -1, -1, False
+    # Start and end of the first sign of the equation, end of the last one.
+    first_start, first_end, last_end, remaining = -1, -1, -1, False
 
     def finish(end: int) -> None:
-        nonlocal left
-        named = first >= 0 and is_name(text[start:first])
-        left = left or (first >= 0 and not named)
-        # Numbers between the name and the last side must equal it: x = 4 = 5 gives no value.
-        chain = named and last > after_first and not _LETTER.search(_COMMAND.sub("", text[after_first:end]))
-        left = left or chain
-        parts.append(text[after_first if chain else last if named else start : end])
+        nonlocal remaining
+        named = first_start >= 0 and is_name(text[start:first_start])
+        remaining = remaining or (first_start >= 0 and not named)
+        # Numbers between the name and the last side must equal it: x = 4 = 5 has no value.
+        chain = named and last_end > first_end and not _LETTER.search(_COMMAND.sub("", text[first_end:end]))
+        remaining = remaining or chain
+        parts.append(text[first_end if chain else last_end if named else start : end])
 
     for token in _TOKEN.finditer(text):
         if token.lastgroup == "open":
@@ -107,18 +107,18 @@ def unwrap_equations(text: str) -> tuple[str, bool]:
         elif token.lastgroup == "close":
             depth -= 1
         elif depth == 0 and token.lastgroup == "sign":
-            first, after_first = (first, after_first) if first >= 0 else token.span()
-            last = token.end()
+            first_start, first_end = (first_start, first_end) if first_start >= 0 else token.span()
+            last_end = token.end()
         elif depth == 0:
             finish(token.start())
             parts.append(token.group())
-            start, first, after_first, last = token.end(), -1, -1, -1
+            start, first_start, first_end, last_end = token.end(), -1, -1, -1
     finish(len(text))
-    return "".join(parts), left
+    return "".join(parts), remaining
 
 
 def last_equation(text: str, end: int) -> str | None:
-    """Return the chain of equations in ``text`` that ends at ``end``, without the words before it; None without one."""
+    """Return the chain of equations in ``text`` that ends at ``end``, without the words before it; None if absent."""
     line = text[max(0, end - MAX_NAME) : end]
     sign = line.rfind("=")
     if sign < 0 or any(match.end() > sign for match in _BEFORE_EQUATION.finditer(line.replace("$", " "))):
@@ -129,11 +129,11 @@ def last_equation(text: str, end: int) -> str | None:
 
 
 def leaves_open(text: str, chain: str) -> bool:
-    """Whether an equation that ends ``text`` gives the value of a multiple or a sum of a variable, as ``2x = 18`` does.
+    """Whether the equation at the end of ``text`` leaves a variable to be solved for, as ``2x = 18`` does.
 
-    "She makes 2x = 2 * 9 = 18" and "her wins are 2x = 18" say whose value it is.
+    In "She makes 2x = 2 * 9 = 18" and "her wins are 2x = 18" the number is the answer.
     """
-    first, *middle, _ = (side.strip(" $") for side in chain.split("="))
+    left, *middle, _ = (side.strip(" $") for side in chain.split("="))
     computed = any(re.search(r"[0-9]\s?[-+*/×]", side) for side in middle)
-    said = _SAID_OF.search(text, max(0, len(text) - len(chain) - MAX_NAME), len(text) - len(chain))
-    return not computed and not said and _MULTIPLE_OF_VARIABLE.fullmatch(first) is not None
+    has_subject = _SAID_OF.search(text, max(0, len(text) - len(chain) - MAX_NAME), len(text) - len(chain))
+    return not computed and not has_subject and _MULTIPLE_OF_VARIABLE.fullmatch(left) is not None

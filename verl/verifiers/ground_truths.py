@@ -1,4 +1,4 @@
-"""Ground truths as data files hold them: any JSON value, and what a verifier reads from it."""
+"""Parsing of the ground truths and tolerances in data files."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -12,26 +12,23 @@ MAX_ACCEPTED = 64
 """Maximum number of accepted answers to one question."""
 
 MAX_DEPTH = 32
-"""Maximum nesting of a value that is sent to a verifier process; records of real data sets have two or three levels."""
+"""Maximum nesting of a value that is sent to a verifier process; records of real datasets have two or three levels."""
 
 TOLERANCES = {"tolerance": Decimal("1e100"), "relative_tolerance": Decimal(1)}
-"""Tolerance in ``extra_info`` -> its limit; with a larger one every answer would be right."""
+"""Tolerance in ``extra_info`` -> its limit, from which on every answer would be right."""
 
 MAX_INTEGER_BITS = 1024
-"""Longer integers are refused: Python takes time quadratic in their length to write them down."""
+"""Longer integers are refused, because Python formats them in quadratic time."""
 
 
 def is_missing(truth: Any) -> bool:
-    """Whether there is no answer: null, blank text, or NaN, which tables write for a missing number."""
+    """Whether there is no answer: null, blank text, or NaN, the missing number in tables."""
     blank = isinstance(truth, str) and not truth.strip()
     return truth is None or blank or (isinstance(truth, float) and math.isnan(truth))
 
 
 def any_of(truth: Any) -> list[str]:
-    """Return the accepted answers: a text, a number, or a list of these, any of which is right.
-
-    Raises ``ValueError`` for anything else.
-    """
+    """Return the accepted answers in a text, a number, or a list of these. Raises ``ValueError`` for anything else."""
     entries = list(truth) if isinstance(truth, list | tuple) else [truth]
     if not 1 <= len(entries) <= MAX_ACCEPTED:
         raise ValueError(f"has {len(entries)} answers; give 1 to {MAX_ACCEPTED}")
@@ -39,13 +36,13 @@ def any_of(truth: Any) -> list[str]:
 
 
 def any_of_words(truth: Any) -> list[str]:
-    """As :func:`any_of`; a bool is the word ``True`` or ``False``."""
+    """Return the accepted answers like :func:`any_of`, with booleans as the words ``True`` and ``False``."""
     entries = truth if isinstance(truth, list | tuple) else [truth]
     return any_of([str(entry) if isinstance(entry, bool) else entry for entry in entries])
 
 
 def only_one(truth: Any) -> list[str]:
-    """As :func:`any_of`, but a list may hold one answer only. Raises ``ValueError`` for a longer one."""
+    """Return the accepted answers like :func:`any_of`, but raise ``ValueError`` if there are several."""
     texts = any_of(truth)
     if len(texts) > 1:
         raise ValueError(
@@ -69,7 +66,7 @@ def _text(value: Any) -> str:
 def require_shallow(value: Any, field: str) -> None:
     """Raise ``ConfigError`` naming ``field`` if a value is nested more than ``MAX_DEPTH`` deep.
 
-    Sending such lists and mappings to another process would exhaust the stack.
+    Pickling such a value would overflow the stack.
     """
     level: Iterable[Any] = [value]
     for _ in range(MAX_DEPTH):
@@ -86,20 +83,17 @@ def _children(value: Any) -> Iterable[Any]:
 
 
 def read_tolerance(extra_info: Mapping[str, Any], name: str) -> Decimal | None:
-    """Return the tolerance ``name``; None if there is none, or one that ``check_tolerances`` refuses."""
+    """Return the tolerance ``name``; None if it is missing or invalid (``check_tolerances``)."""
     value = extra_info.get(name)
     try:
         tolerance = Decimal("nan") if value is None or isinstance(value, bool) else Decimal(str(value).strip())
-    except (InvalidOperation, ValueError):  # the second for an integer of thousands of digits
+    except (InvalidOperation, ValueError):  # ValueError for an integer with thousands of digits.
         return None
     return tolerance if tolerance.is_finite() and 0 <= tolerance < TOLERANCES[name] else None
 
 
 def check_tolerances(extra_info: Mapping[str, Any]) -> None:
-    """Raise ``ConfigError`` naming a tolerance that cannot be used.
-
-    It is not a finite number, is negative, or would make any answer right.
-    """
+    """Raise ``ConfigError`` naming a tolerance that is not a number from 0 to below its limit."""
     for name, limit in TOLERANCES.items():
         value = extra_info.get(name)
         valid = value in (None, "") or read_tolerance(extra_info, name) is not None

@@ -1,4 +1,4 @@
-"""Verifier of GSM8K: the answer is one number, often written with its unit."""
+"""Verifier of GSM8K, whose answers are numbers, often with units."""
 
 import re
 import unicodedata
@@ -25,15 +25,15 @@ _AFTER = re.compile(r"[A-Za-zÀ-ɏ\u4e00-\u9fff\s$£€¥:,.*_~'\")\]}{%°/?&(-]
 _HYPHEN = re.compile(r"(?<![A-Za-z0-9])-|-(?![A-Za-z])")
 _LETTERS = re.compile(r"[A-Za-z]+")
 _SINGLE = re.compile(r"(?<![A-Za-z'])(?![aAI]\s+[A-Za-z])[A-Za-z](?![A-Za-z'])")
-"""A letter that is no word."""
+"""A single letter that is not a word."""
 
 _DROPPED = {"So": set("➖➕✖➗❌❎🚫⛔✗✘👎"), "Pi": set(), "Pf": set()}
-"""Categories of characters that say nothing, such as ticks and quotation marks -> those of them that do."""
+"""Unicode categories of meaningless characters, such as ticks and quotation marks -> their exceptions."""
 
 _VARIANTS = "\ufe0e\ufe0f\u20e3"
 _SPACED = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:[ \u00a0\u202f][0-9]{3})+(?![0-9])")
 _DASH = re.compile(r"\s[-–—]\s(?!(?:sin|cos|tan|log|sqrt)(?![A-Za-z]))(?=[A-Za-z]{3})")
-"""18 - good luck."""
+"""A dash before words, as in 18 - good luck."""
 
 _THOUSANDS = re.compile("(?<=[0-9])k(?![A-Za-z])")
 _REASON = re.compile(r",?\s(?:since|because|as|so)\s|\s\([-0-9\s+*/×÷·=.$]{1,80}\)$")
@@ -56,9 +56,9 @@ _CHANGING = re.compile(r"[万亿千百倍负不非半]")
 def verify_gsm8k(
     solution: str, ground_truth: str, extra_info: Mapping[str, Any] | None = None, quick: bool = False
 ) -> Verdict | None:
-    """Verify a response; with ``quick``, return None if it needs algebra. ``extra_info`` is not used.
+    """Verify a response; with ``quick``, return None if it needs algebra. ``extra_info`` is unused.
 
-    An answer with text around its only number, as in ``18 dollars``, counts as that number.
+    An answer with words around its only number, such as ``18 dollars``, counts as that number.
     """
     answer, boxed = extract_answer(solution, equation="=" in ground_truth)
     equal = quick_equal(answer or "", ground_truth)
@@ -74,7 +74,7 @@ def verify_gsm8k(
     if number is not None:
         return decide(answer, boxed, quick_equal(number, ground_truth) is True)
     if "=" in answer:
-        # 3 * 6 = 18 dollars: algebra decides whether the equation is true.
+        # Algebra checks an equation like 3 * 6 = 18 dollars.
         sides, _, last = answer.rpartition("=")
         number = _only_number(last) if re.search("[0-9]", sides) else None
         answer = answer if not number else f"{_WRAPPER.sub('', sides).replace('$', '')}={number}"
@@ -82,10 +82,10 @@ def verify_gsm8k(
 
 
 def _only_number(answer: str) -> str | None:
-    """Return the only number of an answer amid a name, currency and words: ``x = $18``, ``18 dollars``.
+    """Return the only number of an answer with a name, currency or words, such as ``x = $18`` or ``18 dollars``.
 
-    None for ``18x``, ``18 million``, ``-(18)`` and with any sign that might be part of a formula; empty if words make
-    another number of it, which algebra would not read ("18 or nineteen").
+    Return None if other characters may belong to a formula (``18x``, ``18 million``, ``-(18)``). Return an empty string
+    if words that algebra would ignore change the number ("18 or nineteen").
     """
     if len(answer) > MAX_CHARS:
         return None
@@ -102,7 +102,7 @@ def _only_number(answer: str) -> str | None:
         return None
     if _NUMERAL_BEFORE.search(before) or _CHANGED_AFTER.search(after):
         return ""
-    # A hyphen joins words; any other is a minus.
+    # A hyphen between words is not a minus.
     if _HYPHEN.search(before) or _HYPHEN.search(after[1:] if re.match("-[A-Za-z]", after) else after):
         return None
     if before[-1:].isalpha() or _SINGLE.search(before):
@@ -113,7 +113,7 @@ def _only_number(answer: str) -> str | None:
 
 
 def _plain(sign: str) -> str:
-    """``sign``, a dollar for any currency, nothing for what says nothing."""
+    """Replace a currency sign by a dollar, and a meaningless character by an empty string."""
     category = unicodedata.category(sign)
     if category == "Sc":
         return "$"
@@ -121,7 +121,7 @@ def _plain(sign: str) -> str:
 
 
 def _keeps_variable(after: str) -> bool:
-    """Whether what follows a number multiplies it: ``18x``, ``18k``, but not ``18 m``, ``18 a day``."""
+    """Whether the text after a number contains a factor: ``18x``, ``18k``, but not ``18 m``, ``18 a day``."""
     after = re.sub("(?<![A-Za-z])L(?![A-Za-z])", "l", after)
     words = _LETTERS.findall(after)
     if any(len(word) == 1 and word not in {"a", "A", *SHORT_UNITS} for word in words):
@@ -129,5 +129,5 @@ def _keeps_variable(after: str) -> bool:
     attached = _LETTERS.match(after)
     if attached and len(attached.group()) <= 2 and attached.group().lower() not in UNITS:
         return True
-    # The last of several words is one.
+    # Of several words, even a short one is a word.
     return len(words) == 1 and len(words[0]) <= 2 and not is_unit(words[0], short=True)

@@ -1,4 +1,4 @@
-"""Verifier of Knights and Knaves: every person is a knight or a knave, and the answer says which."""
+"""Verifier of Knights and Knaves, whose answers name the role of each person, knight or knave."""
 
 import json
 import re
@@ -17,7 +17,7 @@ MAX_PEOPLE = 64
 MAX_NAME_CHARS = 80
 
 MAX_ANSWER_CHARS = 16384
-"""Of a longer answer, the end is read."""
+"""Number of characters at the end of an answer that are read."""
 
 _CONCLUSION = re.compile(r"conclusion[\s*]*:", re.IGNORECASE)
 _TRUTH_ROLE = re.compile(r"(?<!\s)\s++is\s++a\s++(knight|knave)\b", re.IGNORECASE)
@@ -33,11 +33,11 @@ _RETRACTED = re.compile(
     r"(?<!this)(?<!that)(?<!these)(?<!those)(?<!it)(?=[^\S\n]*+(?:[.!\n]|\Z))",
     re.IGNORECASE,
 )
-"""A sentence that takes back what was said before it: "This is false.", "Not!"."""
+"""A sentence that retracts the previous ones: "This is false.", "Not!"."""
 
 _UNSETTLED = re.compile(rf"(?<![\w])(?:{'|'.join(WORDS['statements']['unsettled'])})(?!\w)", re.IGNORECASE)
 _HEADING = re.compile(r"[\s*]*(?::|(?:[=(→]|[-–—]+>?\s|(?:is|are)\s)[\s*]*(?=[A-Z]))")
-"""After a role: the names that have it follow."""
+"""Text after a role that heads a list of names."""
 
 _BREAK = r"[\n;]|\.(?=\s|$)"
 _PLAIN = frozenset(WORDS["statements"]["plain"].split())
@@ -47,14 +47,13 @@ _BETWEEN_NAMES = re.compile(r"[\s,&*]*+(?:(?:and|nor)[\s*]++)?", re.IGNORECASE)
 def verify_knights_and_knaves(
     solution: str, ground_truth: Any, extra_info: Mapping[str, Any] | None = None, quick: bool = False
 ) -> Verdict:
-    """Verify a response, which is always immediate. ``extra_info`` and ``quick`` are not used.
+    """Verify a response without algebra. ``extra_info`` and ``quick`` are unused.
 
-    An answer is correct if it names the role of every person of the ground truth and gives nobody both roles. It is
-    read from the last ``<answer>``, else from the last box, else from the text after the last "CONCLUSION:". Without
-    any of these, the last statements of the response count, as many as there are people. ``boxed`` says whether the
-    answer was in tags or a box.
+    A correct answer names the role of every person in the ground truth, and only one role each. It is in the last
+    ``<answer>``, else the last box, else after the last "CONCLUSION:". Without any of these, as many statements as
+    there are people count, from the end of the response. ``boxed`` means that the answer is in tags or a box.
 
-    Raises ``ValueError`` if the ground truth names nobody.
+    Raises ``ValueError`` if the ground truth is malformed.
     """
     truth = read_truth(ground_truth)
     marked = extract_tagged(solution, "answer") or extract_boxed(solution)
@@ -64,7 +63,7 @@ def verify_knights_and_knaves(
         end = answer[-MAX_ANSWER_CHARS:]
         statements = [] if _UNSETTLED.search(end) else read_statements(end, truth)
     else:
-        # A proof makes assumptions before it concludes, so only its end is the answer.
+        # A proof makes assumptions before its conclusion, so only its end counts.
         answer = solution[-TAIL_CHARS:]
         unsettled = _UNSETTLED.search(answer, answer.lower().rfind("kn"))
         statements = [] if unsettled else read_statements(answer, truth)[-len(truth) :]
@@ -75,14 +74,15 @@ def verify_knights_and_knaves(
 
 
 def read_truth(ground_truth: Any) -> dict[str, str]:
-    """Name in lower case -> ``knight`` or ``knave``.
+    """Return the role, ``knight`` or ``knave``, of each name in lower case.
 
-    From a mapping ``{"Alice": "knight"}``, as JSON text too, or from sentences like ``(1) Alice is a knight``. Raises
-    ``ValueError`` if it names nobody, a person whose role is neither or both, or one whom an answer cannot name.
+    Ground truths are mappings ``{"Alice": "knight"}``, the JSON text of one, or sentences like
+    ``(1) Alice is a knight``. Raises ``ValueError`` if there is no name, if a role is missing or contradictory, or if
+    an answer could not contain a name.
     """
     pairs: Iterable[tuple[Any, Any]] = []
     if isinstance(ground_truth, Mapping):
-        # In a column of structs, every row has every name that some row has.
+        # A struct column has the names of all rows in each row.
         pairs = [(name, role) for name, role in ground_truth.items() if role is not None]
     elif not isinstance(ground_truth, str):
         pass
@@ -91,14 +91,10 @@ def read_truth(ground_truth: Any) -> dict[str, str]:
             pairs = json.loads(ground_truth).items()
     else:
         pairs = _sentences(ground_truth)
-    listed = [(str(name).strip().lower(), str(role).strip().lower()) for name, role in pairs]
-    truth = dict(listed)
-    if (
-        not truth
-        or not set(truth.values()) <= {KNIGHT, KNAVE}
-        or set(truth.items()) != set(listed)
-        or not _readable(truth)
-    ):
+    roles = [(str(name).strip().lower(), str(role).strip().lower()) for name, role in pairs]
+    truth = dict(roles)
+    valid = truth and set(truth.values()) <= {KNIGHT, KNAVE} and set(truth.items()) == set(roles)
+    if not valid or not _readable(truth):
         raise ValueError(
             f"{ground_truth!r:.200} must say of each person whether they are a knight or a knave, for example "
             '{"Alice": "knight"} or (1) Alice is a knight'
@@ -107,7 +103,7 @@ def read_truth(ground_truth: Any) -> dict[str, str]:
 
 
 def _sentences(text: str) -> Iterator[tuple[str, str]]:
-    """Name and role of each "NAME is a ROLE"; a name begins with a letter, and no comma, colon or line is in it."""
+    """Yield name and role of each "NAME is a ROLE". Names begin with a letter and have no comma, colon or newline."""
     end = 0
     for match in _TRUTH_ROLE.finditer(text):
         start = max(end, *(text.rfind(mark, end, match.start()) + 1 for mark in ",;:\n"))
@@ -118,18 +114,18 @@ def _sentences(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _readable(truth: Mapping[str, str]) -> bool:
-    """Whether an answer can name these people: none is called "knight", or by nothing at all."""
+    """Whether the statements of a correct answer would be read correctly; a person may not be called "knight"."""
     if len(truth) > MAX_PEOPLE or not all(1 <= len(name) <= MAX_NAME_CHARS for name in truth):
         return False
     return read_statements("\n".join(f"{name} is a {role}" for name, role in truth.items()), truth) == [*truth.items()]
 
 
 def read_statements(text: str, people: Iterable[str]) -> list[tuple[str, str]]:
-    """Return the statements of ``text`` about ``people`` (lower case), in order: (name, ``knight`` or ``knave``).
+    """Return the statements (name, ``knight`` or ``knave``) in ``text`` about ``people`` (lower case), in order.
 
-    A role belongs to the names before it in its sentence, so "Alice and Bob are knights" is two statements. So is
-    "Alice is a knight or a knave", and the two contradict each other. "Not a knight" means a knave. What is supposed,
-    asked, denied afterwards, or said with words that may change its meaning ("hardly a knight") is no statement.
+    A role belongs to the names before it in its sentence, so "Alice and Bob are knights" is two statements. "Alice is a
+    knight or a knave" is two contradictory statements. "Not a knight" means a knave. Suppositions, questions, retracted
+    statements, and ones with words that may change their meaning ("hardly a knight") are ignored.
     """
     names = "|".join(re.escape(name) for name in sorted(people, key=len, reverse=True))
     token = re.compile(
@@ -151,54 +147,54 @@ def _read_sentence(tokens: Iterable["re.Match[str]"]) -> list[tuple[str, str]]:
     """Return the statements of one sentence, read from left to right."""
     statements: list[tuple[str, str]] = []
     subjects: dict[str, None] = {}
-    num_said = 0  # statements in a row that the last role made; a denial after them takes them back
+    num_last = 0  # Statements of the last role, which a following denial retracts.
     negated = denied = ignored = either = quoted = False
     clear = True
     name_end = negation_end = 0
-    heading: str | None = None  # the role of a list, Knights: Alice, Bob
+    heading: str | None = None  # The role of a list, as in Knights: Alice, Bob.
     for match in tokens:
         kind, word, text = match.lastgroup, match[0].lower(), match.string
-        # A "not" at the end of a bracket or sentence denies what was said before it.
+        # A "not" at the end of a bracket or sentence denies the statement before it.
         ends = kind in ("stop", "break")
         ends_in_not = ends and negation_end > 0 and not text[negation_end : match.start()].strip()
-        # "Alice is a knight or Bob is a knave" says nothing of either.
+        # "Alice is a knight or Bob is a knave" makes no statement.
         if kind in ("denied", "asked", "cross") or ends_in_not or (kind == "name" and either):
-            if num_said:
-                del statements[-num_said:]
-                num_said = 0
+            if num_last:
+                del statements[-num_last:]
+                num_last = 0
             elif subjects:
                 clear = False
             else:
                 denied = not denied
         if kind == "name":
             if not subjects:
-                # What comes before the first name denies the whole: it is not so that, neither of.
+                # A negation before the first name denies the sentence: it is not so that, neither of.
                 denied = denied != negated
-            if num_said or not subjects or not _BETWEEN_NAMES.fullmatch(text, name_end, match.start()):
+            if num_last or not subjects or not _BETWEEN_NAMES.fullmatch(text, name_end, match.start()):
                 subjects = {}
             subjects[word] = None
             ignored = ignored or either
             if heading and not (negated or denied or ignored):
                 statements.append((word, heading))
-                num_said, negated, clear, name_end = num_said + 1, False, True, match.end()
+                num_last, negated, clear, name_end = num_last + 1, False, True, match.end()
                 continue
-            negated, clear, num_said, name_end = False, True, 0, match.end()
+            negated, clear, num_last, name_end = False, True, 0, match.end()
         elif kind == "role" and _HEADING.match(text, match.end()) and (heading or not subjects):
             heading = None if negated or denied or quoted else match["role"].lower()
-            num_said = 0
-        elif kind == "too" and num_said:
+            num_last = 0
+        elif kind == "too" and num_last:
             heading = statements[-1][1]
         elif kind == "role":
-            said = clear and not ignored and not quoted
+            counts = clear and not ignored and not quoted
             role = KNIGHT if (match["role"].lower() == KNIGHT) != (negated != denied) else KNAVE
-            statements += [(name, role) for name in subjects if said]
-            num_said = len(subjects) if said else 0
-            ignored = ignored or (denied and num_said > 0)  # how far a denial reaches is not clear
+            statements += [(name, role) for name in subjects if counts]
+            num_last = len(subjects) if counts else 0
+            ignored = ignored or (denied and num_last > 0)  # The scope of a denial is unclear.
             negated = quoted = either = False
         elif kind in ("not", "sign"):
             negated, negation_end = not negated, match.end()
         elif kind == "either":
-            either = num_said > 0
+            either = num_last > 0
         elif kind == "quoted":
             quoted = bool(subjects)
         elif kind == "supposed":

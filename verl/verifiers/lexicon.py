@@ -1,6 +1,6 @@
-"""The lexicon of answers: units, words that multiply a number or change it, bases, and what else algebra would drop.
+"""The lexicon of answers: units, words that multiply or modify a number, number bases and marks.
 
-math-verify takes all of these for presentation, so that 5 m, 5 km, 5 million and "not 5" are the same to it.
+math-verify ignores all of these, so that it considers 5 m, 5 km, 5 million and "not 5" equal.
 """
 
 import re
@@ -15,10 +15,10 @@ TEXT = (
     r"\\(?:text(?:bf|rm|it|normal|sf)?|mbox|hbox|math(?:rm|bf|it|sf|normal)|operatorname|boldsymbol|bm|underline|emph)"
     r"\*?\s{0,3}"
 )
-"""A LaTeX command that sets its argument as text, up to the opening brace."""
+"""A LaTeX command with a text argument, up to the opening brace."""
 
 WORDS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
-"""The tables of ``lexicon.toml``, which say what they hold."""
+"""The tables of ``lexicon.toml``."""
 
 # Units
 
@@ -26,10 +26,10 @@ UNITS = {name: unit for unit, names in WORDS["units"].items() for name in [unit,
 """Name of a unit -> its canonical name."""
 
 SHORT_UNITS = {"s", "m", "g", "l", "h", "t"}
-"""Names that are variables more often than units."""
+"""Units whose names are variables more often than units."""
 
 _OTHER_SHORT_UNITS = {"am", "pm", "st", "th", "yr", "gm", "cc", "sq", "rs"}
-"""More two-letter names that math-verify drops as units and that are not products of variables."""
+"""Further two-letter names that math-verify drops as units and that are not products of variables."""
 
 _SYMBOLS = {
     prefix.strip("-") + symbol
@@ -41,7 +41,7 @@ _POWERS: dict[str, int] = WORDS["powers"]
 
 
 def is_unit(letters: str, short: bool) -> bool:
-    """Whether one or two letters after a number are a unit; ``short`` decides for those of ``SHORT_UNITS``."""
+    """Whether one or two letters after a number are a unit; ``short`` is the result for ``SHORT_UNITS``."""
     if letters in SHORT_UNITS:
         return short
     return letters in UNITS or letters.lower() in _OTHER_SHORT_UNITS
@@ -71,7 +71,7 @@ def _factor_of(match: re.Match[str]) -> Fraction:
 
 
 def with_factors(latex: str) -> str:
-    """LaTeX with the words that multiply a number as factors: ``5\\text{ million}`` is ``5\\times 1000000``."""
+    """Replace words that multiply a number by factors: ``5\\text{ million}`` becomes ``5\\times 1000000``."""
 
     def times(match: re.Match[str]) -> str:
         value = _factor_of(match)
@@ -85,21 +85,21 @@ def with_factors(latex: str) -> str:
     return latex
 
 
-# Words that make another number of the one beside them
+# Words that modify a number
 
 
-def _modifiers(*where: str) -> re.Pattern[str]:
-    words = "|".join(word for kind in where for word in WORDS["modifiers"][kind])
+def _modifiers(*kinds: str) -> re.Pattern[str]:
+    words = "|".join(word for kind in kinds for word in WORDS["modifiers"][kind])
     return re.compile(rf"(?<![A-Za-z\\])(?:{words})(?![A-Za-z])", re.IGNORECASE)
 
 
-_CHANGES = _modifiers("beside", "bound")
+_CHANGES = _modifiers("anywhere", "bound")
 _CHANGES_NEXT = _modifiers("after")
 _DIGIT = re.compile("[0-9]")
 
 
 def modifiers_in(text: str) -> list[str]:
-    """Return the words that change the value of a number in ``text``, such as "not" and "twice"."""
+    """Return the words in ``text`` that change the value of a number, such as "not" and "twice"."""
     last = max((match.end() for match in _DIGIT.finditer(text)), default=0)
     return [word.lower() for word in _CHANGES.findall(text) + _CHANGES_NEXT.findall(text, 0, last)]
 
@@ -124,9 +124,9 @@ class Quantity(NamedTuple):
 
     value: Decimal
     unit: str
-    """The canonical name in ``UNITS`` and its power; ``%``; another word as it is; empty if there is none."""
+    """Canonical name in ``UNITS`` with its power, ``%``, another word, or an empty string."""
     known: bool
-    """Whether the unit is one of ``UNITS`` or ``%``; two known units that differ mean different answers."""
+    """Whether the unit is in ``UNITS`` or ``%``. Quantities with different known units differ."""
 
 
 _QUANTITY = re.compile(
@@ -141,8 +141,8 @@ _OPERATION = re.compile(r"(?:squared|cubed|factorial|times [a-z]|doubled|tripled
 def read_quantity(text: str, short: bool = False) -> Quantity | None:
     """Return number and unit of unified ``text``: ``18 dollars``, ``9 (apples)``, ``20 cm^2``, ``3元``, ``25%``.
 
-    None if there is no plain number, or if the text after it may be a variable (``3x``, ``2 ab``, and without ``short``
-    also ``5 m``).
+    Return None if there is no plain number, or if a variable may follow it (``3x``, ``2 ab``, and without ``short``
+    ``5 m``).
     """
     match = _QUANTITY.fullmatch(text) if len(text) <= 120 else None
     value = plain_number(re.sub(r"[¥€£\s]", "", match[1]).rstrip(",")) if match else None
@@ -152,7 +152,7 @@ def read_quantity(text: str, short: bool = False) -> Quantity | None:
         return Quantity(value, "%", True)
     unit = (match[3] or match[4] or "").strip().rstrip(".")
     if unit in {"M", "S", "G", "H", "T"} or _OPERATION.match(unit.lower()):
-        return None  # 5M are millions
+        return None  # 5M is 5 million.
     phrase = unit.lower()
     while factor := _LEADING_FACTOR.match(phrase):
         if (multiple := _factor_of(factor)) < 1:
@@ -192,14 +192,14 @@ _BASE = re.compile(
     rf"([0-9][0-9A-F]{{0,40}})(?:_(?:base)?|base-?)([0-9]{{1,2}}|{'|'.join(_NUMERALS)})(?![0-9A-Za-z])", re.I
 )
 MAX_NUMERAL = 200
-"""Longer text is not one number with a base."""
+"""Longer text is not a number with a base."""
 
 _SUBSCRIPT = re.compile("[₀-₉]+")
 _SUBSCRIPT_DIGITS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 
 
 def units_in(latex: str) -> set[tuple[tuple[str, int], ...]]:
-    """Return the units after numbers or in ``\\text{}``, one per answer of a list; none if any word is unknown."""
+    """Return the units after numbers or in ``\\text{}``, one per answer of a list; empty if any word is unknown."""
     units = set()
     latex = _SPACING.sub(" ", _MICRO.sub(lambda match: r"\text{µ" if match[0].endswith("{") else "µ", latex))
     latex = _BARE_UNIT.sub(r"\\text{\1}", latex) if "{" not in latex else latex
@@ -229,24 +229,21 @@ def units_in(latex: str) -> set[tuple[tuple[str, int], ...]]:
 
 
 def marks_in(latex: str) -> set[str]:
-    """Return the kinds of quantity that signs and words in ``latex`` name, of which it can have one.
-
-    They are degrees, arc minutes, arc seconds, radians, percent, dollars and cents.
-    """
+    """Return the marks in ``latex``: degrees, minutes and seconds of arc, radians, percent, dollars and cents."""
     marks = {(match.lastgroup or "").replace("_sign", "s") for match in _MARKS.finditer(latex)}
     return marks | {["minutes", "seconds"][len(_PRIME_SIGN.findall(primes)) - 1] for primes in _ARC.findall(latex)}
 
 
 def numerals_in(latex: str) -> list[tuple[str, int]]:
-    """Digits and base of numbers such as ``1010_2``, ``1010_{\\text{two}}`` and ``1010\\text{ base }2``."""
+    """Return digits and base of numbers such as ``1010_2``, ``1010_{\\text{two}}`` and ``1010\\text{ base }2``."""
     latex = _SUBSCRIPT.sub(lambda match: f"_{match[0].translate(_SUBSCRIPT_DIGITS)}", latex)
     pairs = [(digits, name.lower()) for digits, name in _BASE.findall(_DROPPED_IN_BASE.sub("", latex))]
     bases = [(digits, int(name) if name.isdigit() else _NUMERALS.index(name) + 2) for digits, name in pairs]
-    # 3E_2 is three times E_2, 3E_{16} a number.
+    # 3E_2 is a product, but 3E_{16} a number.
     return [(digits, base) for digits, base in bases if base > 1 and (digits.isdigit() or base > 10)]
 
 
 def numeral_of(latex: str) -> tuple[str, int] | None:
-    """Digits and base of ``latex`` if it is one number with a base."""
+    """Return digits and base of ``latex`` if it is a number with a base."""
     match = _BASE.fullmatch(_DROPPED_IN_BASE.sub("", latex)) if len(latex) <= MAX_NUMERAL else None
     return numerals_in(latex)[0] if match and numerals_in(latex) else None

@@ -1,6 +1,6 @@
-"""Verifier of mathematical answers: numbers with units, expressions, sets, intervals, lists of answers, words.
+"""Verifier of mathematical answers in English and Chinese: quantities, expressions, sets, intervals, lists, words.
 
-For English and Chinese. math-verify decides what text, numbers and units do not, so run it in a ``VerifierPool``.
+It calls math-verify if text, numbers and units are not conclusive, so run it in a ``VerifierPool``.
 """
 
 import math
@@ -27,27 +27,27 @@ from verl.verifiers.notation import split_answers, squeeze, unify, words_in
 from verl.verifiers.verdict import Verdict, decide
 
 MAX_CHARS = 2000
-"""Longer answers are correct only if their text is that of the ground truth."""
+"""Longer answers must equal the ground truth as text."""
 
 MAX_LISTED = 12
 """Longer lists of answers are compared as one expression."""
 
 FULL_TURN = 2 * math.pi
-"""Radians. Larger angles without a unit are meant in degrees."""
+"""A full turn in radians. Larger angles without a unit are in degrees."""
 
 _LABEL = re.compile(r"[A-Za-z][A-Za-z0-9_]*=")
 _BETWEEN_BOXES = re.compile(
     r"[\s$,;.、，；()\\]{0,20}(?:(and|or|和|或|与)[\s$]{0,5})?(?:\\?[A-Za-z][A-Za-z0-9_{}]{0,10}\s{0,3}=\s{0,3})?[\s$]{0,5}"
 )
 _SEVERAL = re.compile(r"\A\s*\\?[({\[]|\\pm|[<>,]|\\(?:[lg]eq?|in|cup|neq)(?![A-Za-z])|\\begin")
-"""A single truth that may also be written as a list: a set, a tuple, conditions."""
+"""A ground truth that may also be written as a list: a set, a tuple, conditions."""
 
 
 class Tolerance:
-    """How far a number may be off."""
+    """Limits on the error of a number."""
 
     def __init__(self, rounding: str = "1e-6", extra_info: Mapping[str, Any] | None = None) -> None:
-        """Set ``rounding``, the largest relative error of a decimal fraction; whole numbers must be exact."""
+        """Set ``rounding``, the largest relative error of decimals, and read the tolerances in ``extra_info``."""
         info = extra_info or {}
         self.rounding = Decimal(rounding)
         self.relative = read_tolerance(info, "relative_tolerance") or Decimal(0)
@@ -60,7 +60,7 @@ class Tolerance:
             whole = truth == truth.to_integral_value() and value == value.to_integral_value()
             relative = max(self.relative, Decimal(0) if whole else self.rounding)
             return error <= self.absolute or error <= relative * abs(truth)
-        except ArithmeticError:  # an exponent beyond Decimal's
+        except ArithmeticError:  # The exponent is too large for Decimal.
             return False
 
 
@@ -70,24 +70,24 @@ EXACT = Tolerance()
 def verify_math(
     solution: str, ground_truth: str, extra_info: Mapping[str, Any] | None = None, quick: bool = False
 ) -> Verdict | None:
-    """Verify a response; with ``quick``, return None if it needs algebra. ``extra_info`` is not used."""
+    """Verify a response; with ``quick``, return None if it needs algebra. ``extra_info`` is unused."""
     return decide_math(*find_answer(solution, ground_truth), ground_truth, quick)
 
 
 def decide_math(
     answer: str | None, boxed: bool, ground_truth: str, quick: bool, tolerance: Tolerance = EXACT
 ) -> Verdict | None:
-    """Decide on an answer, which is compared as text, words, numbers and units, else by algebra.
+    """Compare an answer with the ground truth as text, words, numbers and units, then by algebra.
 
-    A missing unit, wrappers such as ``\\text{}``, full-width signs and the order of a list's entries do not matter.
-    Different units of measure do, and so does the order of answers that the ground truth separates with semicolons.
+    Missing units, wrappers such as ``\\text{}``, full-width characters and the order of a list do not matter. Different
+    units do, and so does the order of answers that the ground truth separates by semicolons.
     """
     equal = _quick_same(answer, ground_truth, tolerance) if answer else None
     return decide(answer, boxed, equal, quick, partial(_same_by_algebra, truth=ground_truth, tolerance=tolerance))
 
 
 def find_answer(solution: str, ground_truth: str) -> tuple[str | None, bool]:
-    """Find the answer as ``extract_answer`` does; for a list, it is all boxes side by side at the end.
+    """Find the answer like ``extract_answer``, but join adjacent boxes at the end for a list of answers.
 
     Boxes with an "or" between them are one answer.
     """
@@ -97,13 +97,12 @@ def find_answer(solution: str, ground_truth: str) -> tuple[str | None, bool]:
     spans = sorted(boxes_in(solution))
     if len(spans) == 1:
         return answer, True
-    wanted = len(split_answers(unify(ground_truth))[0])
-    listed = wanted > 1 and len(split_answers(unify(answer))[0]) == 1
+    is_list = len(split_answers(unify(ground_truth))[0]) > 1 and len(split_answers(unify(answer))[0]) == 1
     first = len(spans) - 1
     while first:
         between = _BETWEEN_BOXES.fullmatch(solution, spans[first - 1].end, spans[first].start)
         if not between or not (
-            listed or (between[1] in ("or", "或") and _differ(solution, *spans[first - 1 : first + 1]))
+            is_list or (between[1] in ("or", "或") and _differ(solution, *spans[first - 1 : first + 1]))
         ):
             break
         first -= 1
@@ -113,12 +112,12 @@ def find_answer(solution: str, ground_truth: str) -> tuple[str | None, bool]:
 
 
 def _differ(solution: str, a: Box, b: Box) -> bool:
-    """Whether two boxes hold different numbers."""
+    """Whether two boxes contain different numbers."""
     return quick_equal(solution[a.content : a.end - 1], solution[b.content : b.end - 1]) is False
 
 
 def _quick_same(answer: str, ground_truth: str, tolerance: Tolerance) -> bool | None:
-    """Whether the two are the same by text, words, numbers and units; None if these do not decide it."""
+    """Whether the two are equal as text, words, numbers and units; None if undecided."""
     equal = quick_equal(answer, ground_truth)
     if "%" not in answer + ground_truth and (equal or (equal is False and tolerance is EXACT)):
         return equal
@@ -141,7 +140,7 @@ def _quick_same(answer: str, ground_truth: str, tolerance: Tolerance) -> bool | 
 
 
 def _plainly_same(answer: str, truth: str, tolerance: Tolerance) -> bool | None:
-    """As ``_quick_same``, for unified text."""
+    """Compare unified texts for :func:`_quick_same`."""
     if not answer or not truth:
         return False
     if squeeze(answer) == squeeze(truth):
@@ -159,7 +158,7 @@ def _plainly_same(answer: str, truth: str, tolerance: Tolerance) -> bool | None:
 
 
 def _labels_differ(answer: str, truth: str) -> bool:
-    """Whether one is the value of x and the other that of y."""
+    """Whether the two are values of different variables."""
     labels = [_LABEL.match(squeeze(text)) for text in (answer, truth)]
     return all(labels) and len({label.group() for label in labels if label}) > 1
 
@@ -170,24 +169,24 @@ def _same_quantity(a: Quantity, b: Quantity, tolerance: Tolerance) -> bool:
         return False
     if tolerance.allows(a.value, b.value):
         return True
-    # 25% is 0.25, whichever of the two is the ground truth.
+    # 25% equals 0.25.
     if percent == [True, False]:
         return tolerance.allows(a.value / 100, b.value)
     return percent == [False, True] and tolerance.allows(a.value, b.value / 100)
 
 
 def _same_by_algebra(answer: str, truth: str, tolerance: Tolerance) -> bool | None:
-    """Whether the two mean the same; None if the answer cannot be parsed. May take forever."""
+    """Whether the two are equivalent; None if the answer cannot be parsed. May take forever."""
     unified = unify(answer)
     equal = _same(unified, unify(truth), tolerance)
     if not equal and units_in(answer) and len(split_answers(unified)[0]) == 1:
-        # Without its \\text{}, a unit after an expression would be a product of variables.
+        # Without its \\text{}, a unit after an expression would be parsed as variables.
         equal = compare_latex(answer, truth, tolerance.allows) or equal
     return equal
 
 
 def _same(answer: str, truth: str, tolerance: Tolerance) -> bool | None:
-    """As ``_same_by_algebra``, for unified text."""
+    """Compare unified texts for :func:`_same_by_algebra`."""
     answer, truth = _both_signs(answer), _both_signs(truth)
     for thousands in (True, False):
         ours, _ = split_answers(answer, thousands)
@@ -201,7 +200,7 @@ def _same(answer: str, truth: str, tolerance: Tolerance) -> bool | None:
 
 
 def _both_signs(text: str) -> str:
-    """Return the two answers of one with plus or minus, and any other unchanged."""
+    """Expand an answer with a plus-minus sign into a list of two; others are unchanged."""
     if text.count(r"\pm") != 1 or r"\mp" in text:
         return text
     return ", ".join(text.replace(r"\pm", sign) for sign in "+-")
@@ -212,17 +211,17 @@ def _same_list(ours: list[str], theirs: list[str], ordered: bool, tolerance: Tol
         verdicts = [_same_single(a, b, tolerance) for a, b in zip(ours, theirs, strict=True)]
         return all(verdicts) or (None if None in verdicts and False not in verdicts else False)
     labels = [[_LABEL.match(squeeze(part)) for part in parts] for parts in (ours, theirs)]
-    left = list(ours)
+    unmatched = list(ours)
     for truth in theirs:
-        # If all entries are labelled (x=1, y=2), x is compared with x.
+        # If all entries are labelled (x=1, y=2), compare those with the same label.
         named = all(map(all, labels)) and squeeze(truth).partition("=")[0] + "="
-        candidates = [a for a in left if not named or squeeze(a).startswith(named)]
-        # Text first: algebra on every pair would be quadratic in the length of the list.
+        candidates = [a for a in unmatched if not named or squeeze(a).startswith(named)]
+        # Match texts first, since algebra on every pair would be slow.
         match = next((a for a in candidates if squeeze(a) == squeeze(truth)), None)
         match = match or next((a for a in candidates if _same_single(a, truth, tolerance)), None)
         if match is None:
             return False
-        left.remove(match)
+        unmatched.remove(match)
     return True
 
 
@@ -235,7 +234,7 @@ def _same_single(answer: str, truth: str, tolerance: Tolerance) -> bool | None:
     if answer.count(":") != truth.count(":") and ":" in answer and ":" in truth:
         return False
     a, b = read_quantity(answer), read_quantity(truth)
-    # Algebra gets the number without its unit: math-verify knows fewer units, and 9% is 9 to it.
+    # Pass the number without its unit, because math-verify knows fewer units and reads 9% as 9.
     percents = [text.endswith("%") for text in (answer, truth)]
     answer, truth = (str(x.value) if x else text.rstrip("%") for x, text in ((a, answer), (b, truth)))
     if percents[0] != percents[1]:

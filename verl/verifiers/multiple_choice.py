@@ -1,4 +1,4 @@
-"""Verifier of multiple-choice questions: the answer is the letter of an option, or its text."""
+"""Verifier of multiple-choice questions, whose answers are the letters or texts of options."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ _CORRECTED = re.compile(
     r"(?<![A-Za-z])(?i:(?<!is\s)no|wait|sorry|actually|correction|rather|i meant?|make that)(?![A-Za-z])"
     r"(?:(?!not|n['’]t)[^\n.]){0,30}?(?<![A-Za-z0-9])\(?([A-Z])\)?(?=[.!*]*\s*\Z)"
 )
-"""After an answer: No, C."""
+"""A correction after an answer, as in "No, C"."""
 
 _NAMED = re.compile(r"(?:\bans|answer|option|choice)[:.]?$", re.IGNORECASE)
 _REJECTED = re.compile(r",?\s(?:and |but )?not\b.*")
@@ -56,7 +56,7 @@ _BEFORE_LETTER = re.compile(
     r"|chose|pick|select|with|namely|get|have|gives?|only|and|but|say|[a-z]{3,12}ly))\Z",
     re.IGNORECASE,
 )
-"""Before a letter that names an option; after any other word it is part of a name, as in Vitamin D."""
+"""Text before a letter that names an option. After other words it may be part of a name, as in Vitamin D."""
 
 _CLAUSE_END = re.compile(r"[.!?;,](?=\s)")
 _CONTRAST = re.compile(r"(?<![A-Za-z])but(?![A-Za-z])")
@@ -64,7 +64,7 @@ _HEDGED = re.compile(
     r"\A[A-Z]\)?,?\s(?:\(?or\s(?:[a-z]{1,12}\s)?\(?[A-Z](?![A-Za-z])|unless\b|(?:if|when|for)\b.{1,80}\b(?:otherwise|else)\b"
     r"|(?:otherwise|else)\b)"
 )
-"""A letter that holds under a condition: C if n is even, else A."""
+"""A letter with a condition, as in "C if n is even, else A"."""
 
 _DENIED_BEFORE = re.compile(r"(?<![A-Za-z])(?:wrong|incorrect|false|worst)\s{1,3}\Z", re.IGNORECASE)
 _DENIED_AFTER = re.compile(
@@ -77,10 +77,10 @@ _NAMES_OPTION = re.compile(
 _GOES_ON = re.compile(r"\s+(?!(?:because|since|as|which)\b)[A-Za-z]")
 
 OR = "or"
-"""Stands among the letters of an answer that leaves a choice."""
+"""Added to the letters of an answer that leaves a choice."""
 
 WORDS = "AI"
-"""Letters that are English words: without brackets they count only if no sentence continues after them."""
+"""Letters that are English words. Without brackets they count only at the end of a sentence."""
 
 
 def verify_multiple_choice(
@@ -89,11 +89,10 @@ def verify_multiple_choice(
     """Verify a response; with ``quick``, return None if it needs algebra.
 
     ``ground_truth`` is a letter, several letters (``AD``: exactly these are correct), a labelled option or the text of
-    one; anything else is compared as mathematics. ``extra_info`` may hold ``options`` in the form that ``read_options``
-    takes; then the text of the correct option, or an expression equal to it, is correct too.
+    an option; anything else is compared as mathematics. If ``extra_info`` has ``options`` (see :func:`read_options`),
+    the text of the correct option and expressions equal to it are correct, too.
 
-    The answer is read from the last box, else from the last statement ("the answer is (B)"), else it is a single letter
-    at the end. Two letters are wrong if the ground truth is one.
+    The answer is in the last box, else in the last statement ("the answer is (B)"), else a letter at the end.
     """
     options = read_options((extra_info or {}).get("options"))
     truth = letters_in(ground_truth, options) or _matching(ground_truth, options)
@@ -108,31 +107,31 @@ def verify_multiple_choice(
         named = _NAMES_OPTION.sub("", plain, 1)
         answer, letters = content, letters_in(content if named == plain else named, options)
     matching = _matching(answer or "", options)
-    right = "".join(sorted(truth))
+    correct = "".join(sorted(truth))
     equal: bool | None = False
     if len(truth) > 1 and sorted(_plain(answer or "")) == sorted(truth):
-        equal = True  # CA for AC
+        equal = True  # CA instead of AC.
     elif letters and not (matching and len(letters) > 1):
         equal = letters == truth
     elif matching:
-        # Two options with the same text are both correct.
+        # Several options may have the same text.
         equal = truth <= matching
-    elif right in options:
-        equal = quick_equal(_unwrap(answer or ""), _unwrap(options[right]))
+    elif correct in options:
+        equal = quick_equal(_unwrap(answer or ""), _unwrap(options[correct]))
 
     def algebra(answer: str) -> bool | None:
-        # Algebra ignores units and takes 8 \\mathrm{i} for 8: it cannot tell options that differ only in that.
-        others = [text for text in options.values() if not quick_equal(_unwrap(text), _unwrap(options[right]))]
-        return not any(compare_latex(answer, text) for text in others) and compare_latex(answer, options[right])
+        # Algebra ignores units and reads 8 \\mathrm{i} as 8, so the answer may equal several options.
+        others = [text for text in options.values() if not quick_equal(_unwrap(text), _unwrap(options[correct]))]
+        return not any(compare_latex(answer, text) for text in others) and compare_latex(answer, options[correct])
 
     return decide(answer, boxed, equal, quick, algebra)
 
 
 def read_options(options: Any) -> dict[str, str]:
-    """Letter -> text of each option, in order; empty if there are none.
+    """Return the text of each option by letter, in order; empty if there are none.
 
-    ``options`` is such a mapping; or a list of texts, whose labels (``A) 5``, ``(A) 5``, ``A. 5``) are removed if all
-    have one; or one text with the labels in order.
+    ``options`` is such a mapping, a list of texts, or one text with labels (``A) 5``, ``(A) 5``, ``A. 5``) in order.
+    Labels in a list are removed if all texts have one.
     """
     if isinstance(options, Mapping):
         return {str(letter): str(text) for letter, text in options.items() if text is not None}
@@ -157,20 +156,20 @@ def _inline_options(text: str) -> dict[str, str]:
 
 
 def letters_in(text: str, options: Mapping[str, str]) -> frozenset[str]:
-    """Return the options that ``text`` names, if it consists only of letters or labelled options; otherwise empty.
+    """Return the options that ``text`` names, if it consists of letters or labelled options only; otherwise empty.
 
-    ``B``, ``(B)``, ``\\text{(B)}``, ``B. 42``, ``A, C``, and ``b`` unless that is an option's text. A label before the
-    text of another option names both.
+    Examples are ``B``, ``(B)``, ``\\text{(B)}``, ``B. 42``, ``A, C``, and ``b`` unless it is the text of an option. A
+    label before the text of another option names both.
     """
     plain = _plain(text)
     if _LOWER_LETTER.fullmatch(plain) and not _matching(text, options):
         plain = plain.upper()
-    # "ACD" may be three options, "BAD" is a word.
+    # "ACD" may be three options, but "BAD" is a word.
     if len(plain) <= MAX_LETTERS_CHARS and (_LETTERS.fullmatch(plain) or _ascends(plain)):
         named = frozenset(re.findall("[A-Z]", plain))
-        # A or C are neither A nor both.
-        offered = frozenset({OR} if _OR.search(plain) else ())
-        return named | offered if not options or named <= options.keys() else frozenset()
+        # "A or C" is neither A nor both.
+        choice = frozenset({OR} if _OR.search(plain) else ())
+        return named | choice if not options or named <= options.keys() else frozenset()
     label = _LABEL.match(plain)
     if label is None or (options and _letter(label) not in options):
         return frozenset()
@@ -184,7 +183,7 @@ def letters_in(text: str, options: Mapping[str, str]) -> frozenset[str]:
 
 
 def _matching(text: str, options: Mapping[str, str]) -> frozenset[str]:
-    """Return the options whose text is ``text``; no option is longer than ``TAIL_CHARS``."""
+    """Return the options whose text is ``text``, if it has at most ``TAIL_CHARS`` characters."""
     if len(text) > TAIL_CHARS:
         return frozenset()
     unwrapped = _unwrap(text)
@@ -192,20 +191,20 @@ def _matching(text: str, options: Mapping[str, str]) -> frozenset[str]:
 
 
 def _find_unboxed(solution: str, options: Mapping[str, str]) -> tuple[str | None, frozenset[str]]:
-    """Return the answer of a response without a box, or None, and the options that it names by letter."""
+    """Return the answer of a response without a box, or None, and the options that it names."""
     tail = solution[-TAIL_CHARS:].translate(_WIDE).rstrip()
-    stated = [
+    statements = [
         _first_sentence(tail[match.end() :])
         for match in _STATED.finditer(tail)
         if not _DENIED_BEFORE.search(tail[max(0, match.start() - 20) : match.start()])
         and is_stated(tail, match.end(), match.end(), choice=True)
     ]
-    # "The answer is a" at the end of a line was cut off.
-    stated = [sentence for sentence in stated if sentence not in ("", "a", "i")]
-    corrected = _CORRECTED.search(tail) if stated else None
+    # Ignore a statement that was cut off after "The answer is a".
+    statements = [sentence for sentence in statements if sentence not in ("", "a", "i")]
+    corrected = _CORRECTED.search(tail) if statements else None
     if corrected:
         return corrected[0], frozenset(corrected[1])
-    for sentence in reversed(stated):
+    for sentence in reversed(statements):
         letters = letters_in(sentence, options) or _matching(sentence, options) or _leading_letter(sentence)
         if letters:
             return sentence, letters
@@ -214,16 +213,15 @@ def _find_unboxed(solution: str, options: Mapping[str, str]) -> tuple[str | None
         return called_right[-1], frozenset(called_right[-1])
     line_start = tail.rfind("\n") + 1
     last_line = tail[line_start:]
-    if not is_stated(tail, max(line_start, len(tail) - 1), len(tail), choice=True):
-        return (stated[-1] if stated else None), frozenset()
-    letters = letters_in(last_line, {}) or _last_letter(last_line)
-    if letters:
-        return last_line, letters
-    return (stated[-1] if stated else None), frozenset()
+    if is_stated(tail, max(line_start, len(tail) - 1), len(tail), choice=True):
+        letters = letters_in(last_line, {}) or _last_letter(last_line)
+        if letters:
+            return last_line, letters
+    return (statements[-1] if statements else None), frozenset()
 
 
 def _first_sentence(text: str) -> str:
-    """Return the first sentence, up to a "not"; the full stop of a label (``B. 42``) does not end it."""
+    """Return the first sentence up to a "not". The full stop of a label (``B. 42``) does not end it."""
     line = _REJECTED.sub("", text.lstrip(" \t\n:=*").partition("\n")[0][:MAX_LETTERS_CHARS])
     label = _LABEL.match(line)
     start = label.end() if label else 0
@@ -249,7 +247,7 @@ def _last_letter(line: str) -> frozenset[str]:
     before = plain[: match.start(2)].rstrip(" (")[-20:]
     clause = _CLAUSE_END.split(plain[: match.start(2)][-MAX_LETTERS_CHARS:])
     denials = [denial.end() for denial in _DENIED.finditer(clause[-1])]
-    # "Not A but C" denies what comes before its "but".
+    # In "not A but C" the denial ends at "but".
     if (
         denials
         and not _CONTRAST.search(clause[-1], denials[-1])
@@ -272,12 +270,12 @@ def _letter(label: re.Match[str]) -> str:
 
 
 def _plain(text: str) -> str:
-    """``text`` without markup; letters and their brackets remain."""
+    """Remove the markup of ``text``, but not the brackets around letters."""
     return _SET_OFF.sub(r"(\1)", _MARKUP.sub("", text.translate(_WIDE))).strip().rstrip(". \t")
 
 
 def _unwrap(text: str) -> str:
-    """``text`` without dollar signs, emphasis, or a ``\\text{}`` around all of it."""
+    """Remove dollar signs, emphasis, and a ``\\text{}`` around the whole ``text``."""
     bare = text.strip(" \t\n$*")
     wrapped = _WRAPPED.fullmatch(bare)
     return wrapped.group(1).strip() if wrapped else bare

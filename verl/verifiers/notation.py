@@ -1,6 +1,6 @@
-"""Normalises the notation of answers: Unicode and full-width signs to LaTeX, no wrappers or spacing, units parsed.
+"""Normalisation of the notation of answers, and their splitting into words and lists.
 
-Every function takes time linear in the length of the text, with a fixed number of passes.
+Every function takes linear time.
 """
 
 import re
@@ -18,10 +18,10 @@ WRAPPER = re.compile(TEXT + r"\{([^{}]*)\}")
 _CIRCLED = re.compile(r"\\textcircled\s*\{\s*(\w)\s*\}")
 _REWRITES = [(re.compile(pattern), replacement) for pattern, replacement in WORDS["notation"]["rewrites"]]
 _LEADING = re.compile(r"\A[:\s]*+(?:,(?!\d)[:,\s]*+)?")
-"""A comma before a digit is a decimal one."""
+"""Punctuation at the start of an answer, but not a comma before a digit, which may be a decimal comma."""
 
 _REPEATING = re.compile(r"(?<![\d.])(\d{0,15})\.(\d{0,15})\\(?:overline|bar|dot)\s?\{(\d{1,15})\}")
-"""0.1\\overline{6}"""
+"""A repeating decimal, such as 0.1\\overline{6}."""
 
 _SET_OF_REALS = re.compile(
     r"(?:\\mathbb\s*\{R\}|R|all real(?: number)?s?|\(-\\infty\s*,\s*\\infty\s*\)|全体实数|实数集R?)\.?", re.I
@@ -35,7 +35,7 @@ _BUILDER = re.compile(r"\\?\{\s*+([A-Za-z])\s*+(?:\\in\s*+\S+?\s*+)?[|:]\s*+([^|
 
 
 def unify(text: str) -> str:
-    """``text`` in one notation: its mathematical meaning is kept and presentation is removed."""
+    """Convert ``text`` to a common notation: Unicode and full-width characters to LaTeX, without wrappers."""
     text = _CIRCLED.sub(r"(\1)", text.translate(_TRANSLATION))
     for _ in range(2):
         text = WRAPPER.sub(_unwrapped, text)
@@ -58,7 +58,7 @@ def unify(text: str) -> str:
 
 def _unwrapped(match: re.Match[str]) -> str:
     content, before = match.group(1).strip(" ~\t\n"), match.string[max(0, match.start() - 9) : match.start()]
-    # 5\\text{ m} is a length, 5m is 5 times m: the brackets keep the difference.
+    # The brackets keep the difference between 5\\text{ m}, a length, and 5m, a product.
     if content.lower() in SHORT_UNITS and before.rstrip(" ~\\,$")[-1:].isdigit():
         return f" ({content}) "
     return f" {content} "
@@ -71,9 +71,9 @@ def _as_fraction(match: re.Match[str]) -> str:
 
 
 def squeeze(text: str) -> str:
-    """Unified text without redundant braces and spaces, for comparison as text.
+    """Remove redundant braces and spaces from unified text, for comparison as text.
 
-    A space between two numbers stays unless it separates thousands: ``1 1/2`` is not ``11/2``.
+    A space between numbers is kept unless it separates thousands: ``1 1/2`` is not ``11/2``.
     """
     text = re.sub(r"\s+", " ", text)
     text = re.sub(r"(?<=\d) (?=\d{3}(?![\d/.]))|(?<!\d) | (?!\d)|\\(?=[{}])", "", text)
@@ -83,29 +83,29 @@ def squeeze(text: str) -> str:
 _WORDS = re.compile(r"[A-Za-z\u4e00-\u9fff0-9 .,:'’!?()&/-]+")
 _JOINERS = re.compile(r"\b(?:and|or)\b|[和或与及且]")
 _WORD = re.compile(r"[A-Za-z]{3,}|[\u4e00-\u9fff]|\b[ap]\.?m\b", re.IGNORECASE)
-_NOT_SAID = re.compile(
-    # Full stops, commas and slashes count between two digits; a minus counts before a digit or at the start.
+_PUNCTUATION = re.compile(
+    # Full stops, commas and slashes are kept between digits, a minus before a digit or at the start.
     r"(?<=\d),(?=\d{3}(?!\d))|(?<!\d)[.,/]|[.,/](?!\d)|(?<=[a-z\u4e00-\u9fff])-|(?<!^)-(?!\d)"
     r"|[^0-9a-z:.,/\u4e00-\u9fff-]+"
 )
 
 
 def words_in(text: str) -> str | None:
-    """Unified ``text`` in lower case and without signs, if it consists of words; None if it is mathematics."""
+    """Return unified ``text`` in lower case without punctuation if it consists of words; None if it is mathematics."""
     if not _WORDS.fullmatch(text) or not _WORD.search(_JOINERS.sub("", text)):
         return None
     joined = re.sub(r"(?<=\d)\s*/\s*(?=\d)", "/", text.lower())
-    return _NOT_SAID.sub("", re.sub(r"(?<=\d)\s+(?=\d)", ",", joined))
+    return _PUNCTUATION.sub("", re.sub(r"(?<=\d)\s+(?=\d)", ",", joined))
 
 
 _SPLIT = re.compile(r"(?P<open>\\?[({\[])|(?P<close>\\?[)}\]])|(?P<mark>[,;]|\b(?:and|or)\b|[和或与及且])")
-"""The words are those of ``_JOINERS``."""
+"""Brackets and separators of a list, with the words of ``_JOINERS``."""
 
 
 def split_answers(text: str, thousands: bool = True) -> tuple[list[str], bool]:
-    """Return the answers that unified ``text`` lists, and whether their order counts because semicolons separate them.
+    """Split unified ``text`` into answers; also return whether their order matters because semicolons separate them.
 
-    One surrounding pair of set braces is removed. With ``thousands``, a comma between a digit and three digits is not a
+    A surrounding pair of set braces is removed. With ``thousands``, a comma between a digit and three digits is not a
     separator.
     """
     inner = text[2:-2] if text.startswith(r"\{") and text.endswith(r"\}") else text

@@ -1,4 +1,4 @@
-"""The verdict of a verifier on a response."""
+"""The result of a verifier."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -7,26 +7,26 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Verdict:
-    """A verifier's result for one response."""
+    """A verifier's result for a response."""
 
     correct: bool
     boxed: bool
-    """Whether the response has a closed, non-empty ``\\boxed{...}``, or the form that its verifier requires instead."""
+    """Whether the response has a closed, non-empty ``\\boxed{...}``, or another form that its verifier requires."""
     reason: str
-    """``exact`` or ``equivalent`` (correct); ``different``, ``missing`` (no answer found), ``unparsed`` (algebra cannot
-    parse the answer), ``timeout``, ``memory``, ``crash`` (the verifier crashed); ``custom`` (a user's function
-    decided); ``error`` (it raised, or returned no score)."""
+    """``exact`` or ``equivalent`` if correct, otherwise ``different``, ``missing`` (no answer), ``unparsed`` (algebra
+    cannot parse the answer), ``timeout``, ``memory`` or ``crash``. ``custom`` with a custom function, or ``error`` if
+    it raised or returned no score."""
     answer: str = ""
-    """The answer found in the response."""
+    """The answer in the response."""
     score: float | None = None
-    """None until it follows from ``correct`` and ``boxed`` (``verl.rewards.score``); a custom function sets it."""
+    """Score of a custom function; None until ``verl.rewards.score`` computes it from ``correct`` and ``boxed``."""
     extras: Mapping[str, Any] = field(default_factory=dict)
-    """Further values that a custom function returned (``verl.rewards.custom``) or a verifier counted."""
+    """Further values from a custom function (``verl.rewards.custom``) or a verifier."""
     share: float | None = None
-    """Share of its tests that a program passed; None for other responses."""
+    """Fraction of tests that a program passed; None for other responses."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the verdict in veRL's convention for results of reward functions."""
+        """Return the verdict as a dictionary with veRL's keys for the results of reward functions."""
         return {
             "score": self.score,
             "correctness": self.correct,
@@ -38,13 +38,13 @@ class Verdict:
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> "Verdict":
-        """Return the verdict that :meth:`as_dict` returned."""
+        """Restore the verdict from the result of :meth:`as_dict`."""
         correct, boxed, reason, answer = (saved[name] for name in ("correctness", "boxed", "reason", "answer"))
         return cls(correct, boxed, reason, answer, saved["score"], saved["reward_extra_info"])
 
 
 REASONS = {True: "equivalent", False: "different", None: "unparsed"}
-"""Result of algebra -> the reason of the verdict; None if it cannot parse the answer."""
+"""Result of algebra (None: it cannot parse the answer) -> reason of the verdict."""
 
 
 def decide(
@@ -54,11 +54,12 @@ def decide(
     quick: bool = False,
     algebra: Callable[[str], bool | None] = lambda answer: None,
 ) -> Verdict | None:
-    """Return the verdict on an answer whose quick comparison gave ``equal``; None if that is None and must be quick.
+    """Return the verdict on an answer; with ``quick``, return None if it needs algebra.
 
     Args:
         answer: None if the response has none.
-        algebra: compares the answer with the ground truth, however long that takes.
+        equal: result of a quick comparison with the ground truth; None if undecided.
+        algebra: slow comparison with the ground truth, called if ``equal`` is None.
     """
     if answer is None:
         return Verdict(False, boxed, "missing")
