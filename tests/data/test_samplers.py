@@ -12,7 +12,7 @@ from tests.kit import data_options, stored, user_code
 from tests.tables import refusals
 from verl.config import DataConfig
 from verl.config.data import SamplerConfig
-from verl.data.samplers import CustomSampler, MixingSampler, ResumableRandomSampler, shares, whole_batches
+from verl.data.samplers import CustomSampler, MixingSampler, ResumableRandomSampler, batch_loader, shares
 from verl.method import StepOutcome
 
 CURRICULUM = """
@@ -66,7 +66,7 @@ def config_of(tmp_path: Path, name: str, source: str = CURRICULUM, batch: int = 
 
 def loader_of(config: DataConfig, num: int = 7) -> Any:
     dataset = Numbers(range(num))
-    return whole_batches(
+    return batch_loader(
         dataset, config.train_batch_size, CustomSampler(dataset, config, 0, config.train_batch_size), list
     )
 
@@ -119,7 +119,7 @@ def test_interrupted_pass_resumes(tmp_path: Path, kind: str, done: int, size: in
             "sequential": SequentialSampler(data),
             "mixture": MixingSampler(data, [2, size - 2], [1, 1], generator),
         }
-        return whole_batches(data, 2, samplers[kind], list)
+        return batch_loader(data, 2, samplers[kind], list)
 
     accuracy = 0.0 if kind == "Hardest" else None
     whole = batches(make(), 9, accuracy)

@@ -14,7 +14,7 @@ from verl.config.errors import ConfigError
 from verl.config.sft import SFTDataConfig
 from verl.data.files import read_rows
 from verl.data.records import read_chat
-from verl.data.samplers import ResumableRandomSampler, whole_batches
+from verl.data.samplers import ResumableRandomSampler, batch_loader
 from verl.data.templates import render_chat
 
 Conversation = tuple[list[int], list[int]]
@@ -109,4 +109,4 @@ def conversation_loader(dataset: ConversationDataset, batch_size: int, seed: int
     if len(dataset) < batch_size:
         raise ConfigError(f"data.train_batch_size={batch_size}: there are only {len(dataset)} conversations; lower it")
     sampler = ResumableRandomSampler(dataset, generator=torch.Generator().manual_seed(seed))
-    return whole_batches(dataset, batch_size, sampler, conversation_batch)
+    return batch_loader(dataset, batch_size, sampler, conversation_batch)

@@ -13,7 +13,7 @@ from verl.config.data import DataConfig
 from verl.config.errors import ConfigError
 from verl.data.files import read_rows
 from verl.data.prompt_rows import PromptReader, PromptRecord
-from verl.data.samplers import CustomSampler, MixingSampler, ResumableRandomSampler, whole_batches
+from verl.data.samplers import CustomSampler, MixingSampler, ResumableRandomSampler, batch_loader
 from verl.utils.user_code import load_class, user_code
 
 
@@ -84,11 +84,11 @@ def _select(sizes: Sequence[int], max_samples: int, shuffle: bool, seed: int) ->
     total = sum(sizes)
     if max_samples == -1 or max_samples >= total:
         return [list(range(size)) for size in sizes]
-    kept = torch.arange(max_samples)
+    rows = torch.arange(max_samples)
     if shuffle:
-        kept = torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:max_samples].sort().values
+        rows = torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:max_samples].sort().values
     ends = torch.tensor(sizes).cumsum(0)
-    parts = [kept[(kept >= end - size) & (kept < end)] - (end - size) for size, end in zip(sizes, ends, strict=True)]
+    parts = [rows[(rows >= end - size) & (rows < end)] - (end - size) for size, end in zip(sizes, ends, strict=True)]
     return [part.tolist() for part in parts]
 
 
@@ -107,7 +107,7 @@ def train_loader(dataset: PromptDataset, config: DataConfig, seed: int, candidat
             f"{config.batch_field}={config.prompts_per_batch}{times}: there are only {len(dataset)} training prompts; "
             "lower it"
         )
-    return whole_batches(dataset, size, _sampler(dataset, config, seed, size), list)
+    return batch_loader(dataset, size, _sampler(dataset, config, seed, size), list)
 
 
 def _sampler(dataset: PromptDataset, config: DataConfig, seed: int, batch_size: int) -> Sampler[int]:

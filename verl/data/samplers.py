@@ -15,7 +15,7 @@ from verl.utils.json_state import UserState
 from verl.utils.user_code import load_class, user_code
 
 
-def whole_batches(
+def batch_loader(
     dataset: Dataset[Any], batch_size: int, sampler: Sampler[int], collate: Callable[[list[Any]], Any]
 ) -> StatefulDataLoader:
     """Return a loader of batches of ``batch_size`` examples that drops the incomplete last batch of an epoch."""

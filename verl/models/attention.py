@@ -25,7 +25,7 @@ from transformers.modeling_flash_attention_utils import _flash_attention_forward
 
 from verl.config.common import ModelConfig
 from verl.config.errors import ConfigError
-from verl.models.packing import NO_MASK, Rows, SharedPrompts, tokens_seen
+from verl.models.packing import NO_MASK, Rows, SharedPrompts, causal_mask
 from verl.models.sequence_parallel import gather_heads, split_heads
 
 
@@ -234,13 +234,13 @@ def _in_blocks(query: Tensor, key: Tensor, value: Tensor, shared: SharedPrompts,
     for tokens in shared.prompt_blocks:
         positions = torch.arange(tokens.shape[1], device=query.device)[None]
         narrow = options.window is not None and tokens.shape[1] > options.window
-        mask = tokens_seen(positions, positions, options.window)[:, None] if narrow else None
+        mask = causal_mask(positions, positions, options.window)[:, None] if narrow else None
         q, k, v = (blocks(states, tokens) for states in (query, key, value))
         outputs.append(_attend(q, k, v, mask, options))
-    for (tokens, keys), seen in zip(shared.response_blocks, shared.seen(options.window), strict=True):
-        outputs.append(_attend(blocks(query, tokens), blocks(key, keys), blocks(value, keys), seen, options))
+    for (tokens, keys), mask in zip(shared.response_blocks, shared.response_masks(options.window), strict=True):
+        outputs.append(_attend(blocks(query, tokens), blocks(key, keys), blocks(value, keys), mask, options))
     flat = [states.transpose(1, 2).flatten(0, 1) for states in outputs]
-    return torch.cat(flat).index_select(0, shared.in_blocks)[None]
+    return torch.cat(flat).index_select(0, shared.block_index)[None]
 
 
 def _flash(

@@ -29,7 +29,7 @@ from verl.models.output_head import (
     compute_logits_in_float32,
     logprobs_and_entropy,
 )
-from verl.models.packing import LEAST_SHARED, NO_MASK, Layout, packed_layout, padded_layout, shared_prompt_layout
+from verl.models.packing import MIN_SHARED, NO_MASK, Layout, packed_layout, padded_layout, shared_prompt_layout
 from verl.models.sequence_parallel import sequence_group
 from verl.utils.device import to_device
 
@@ -50,7 +50,7 @@ class ForwardPass:
     def _layout(self, batch: Batch, share_prompts: bool = False) -> Layout:
         if share_prompts and self.config.shares_prompts:
             layout, share_saved = shared_prompt_layout(batch)
-            if share_saved >= LEAST_SHARED:
+            if share_saved >= MIN_SHARED:
                 return layout
         return packed_layout(batch, self.group) if self.config.use_remove_padding else padded_layout(batch)
 

@@ -115,16 +115,11 @@ def one_by_one(name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
         yield name.replace("*", str(expert)), weight
 
 
-def names_in_files(model: PreTrainedModel, names: Iterable[str]) -> dict[str, str]:
-    """Return the name of each weight's tensor in the model's files, the first if it is made from several."""
-    return names_and_stacks(model, names)[0]
-
-
 def names_and_stacks(model: PreTrainedModel, names: Iterable[str]) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """Return the names of :func:`names_in_files`, and the names in the files of stacked experts.
+    """Return the name of each weight's (first) tensor in the model's files, and the patterns of stacked experts.
 
-    For a weight that stacks the experts of a layer, ``[E, ...]``, these are one name, or the names of the gate and up
-    projections that it concatenates, with ``*`` for the expert's index.
+    For a weight that stacks the experts of a layer, ``[E, ...]``, the patterns are one name, or the names of the gate
+    and up projections that it concatenates, with ``*`` for the expert's index.
     """
     conversions = getattr(model, "_weight_conversions", None)
     if conversions is None:  # Not loaded by from_pretrained: use the defaults of revert_weight_conversion.
@@ -194,7 +189,7 @@ class WeightFiles:
     def _cut(self, file_bytes: int) -> dict[str, list[str]]:
         # One process must write all weights that share a tensor.
         groups: dict[str, list[str]] = defaultdict(list)
-        for name, in_file in names_in_files(self.model, self.shapes).items():
+        for name, in_file in names_and_stacks(self.model, self.shapes)[0].items():
             groups[in_file].append(name)
         files: list[list[str]] = [[]]
         size = 0

@@ -34,7 +34,7 @@ from verl.models.lora import add_adapters, base_parameter_name, is_adapter
 from verl.models.offload import local_part, require_loaded, reshard
 from verl.models.onednn import multiply_by_onednn
 
-SMALL = 50_000_000
+MAX_REPLICATED = 50_000_000
 """Largest number of parameters of a model that is replicated, not sharded, by default (``fsdp_size``)."""
 
 
@@ -138,7 +138,7 @@ def load_and_shard(
     values = tensors_in_files(model, config.path) if is_reader else None
     if has_adapters:
         add_adapters(model, config)
-    is_small = sum(parameter.numel() for parameter in model.parameters()) <= SMALL
+    is_small = sum(parameter.numel() for parameter in model.parameters()) <= MAX_REPLICATED
     if mesh.device_type == "cpu":
         multiply_by_onednn(model)
     if is_reader and values is None:

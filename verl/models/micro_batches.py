@@ -13,9 +13,9 @@ from torch import Tensor
 
 from verl.batch import Batch
 from verl.config.common import ModelConfig
-from verl.models.packing import LEAST_SHARED, prompt_index
+from verl.models.packing import MIN_SHARED, prompt_index
 
-REPEATED = 1 / 16
+REPEAT_COST = 1 / 16
 """Cost of a shared prompt's token for each further response: about the share of keys and values in the activations."""
 
 
@@ -100,7 +100,7 @@ class RowTokens:
         """Return the tokens of a micro-batch of these rows.
 
         Without packing, every row takes the longest prompt (padded left) plus the longest response (padded right). A
-        shared prompt is computed once, but its keys and values are repeated for each response (:data:`REPEATED`).
+        shared prompt is computed once, but its keys and values are repeated for each response (:data:`REPEAT_COST`).
         """
         if not self.packed:
             return len(rows) * (max(self.prompts[i] for i in rows) + max(self.responses[i] for i in rows))
@@ -110,7 +110,7 @@ class RowTokens:
         prompts = {self.prompt_of[i]: self.prompts[i] for i in rows}
         shared = sum(prompts.values()) + sum(self.responses[i] for i in rows)
         saved = unshared - shared
-        return shared + int(REPEATED * saved) if saved >= LEAST_SHARED * unshared else unshared
+        return shared + int(REPEAT_COST * saved) if saved >= MIN_SHARED * unshared else unshared
 
     def _unshared(self, rows: list[int]) -> int:
         return sum(self.prompts[i] + self.responses[i] for i in rows)

@@ -7,8 +7,7 @@ Shapes: T tokens in the layout (rows flattened), N of them to score, V vocabular
 """
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -125,8 +124,12 @@ def chunk_output_head(model: PreTrainedModel, chunk_size: int) -> None:
         del decoded
 
         def score(states: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
-            with _submodule_replaced(model, model.base_model_prefix, _PrecomputedDecoder(decoder, kind)):
+            # The instance's dictionary shadows the registered submodule.
+            model.__dict__[model.base_model_prefix] = _PrecomputedDecoder(decoder, kind)
+            try:
                 logits = original(inputs_embeds=states[None], use_cache=False).logits[0]
+            finally:
+                del model.__dict__[model.base_model_prefix]
             return logprobs_and_entropy(logits, tokens, targets.scoring)
 
         chunks = zip(states.split(chunk_size), targets.tokens.split(chunk_size), strict=True)
@@ -152,14 +155,3 @@ class _PrecomputedDecoder:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.decoder, name)
-
-
-@contextmanager
-def _submodule_replaced(module: nn.Module, name: str, value: Any) -> Iterator[None]:
-    """Replace the submodule ``name`` of ``module`` by ``value`` inside the block."""
-    # The instance's dictionary shadows the registered submodule.
-    module.__dict__[name] = value
-    try:
-        yield
-    finally:
-        del module.__dict__[name]

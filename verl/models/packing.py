@@ -27,7 +27,7 @@ ROUND_TO = 128
 """Sequences with shared prompts are padded to a multiple of this many tokens, so that the allocator can reuse buffers.
 On a CPU, allocating new ones takes as long as sharing prompts saves."""
 
-LEAST_SHARED = 0.05
+MIN_SHARED = 0.05
 """Smallest share of a micro-batch's tokens that sharing prompts must save; otherwise they are not shared."""
 
 NO_MASK = (1, 1, 1, 1)
@@ -175,8 +175,11 @@ class SharedPrompts:
         self.prompt_starts, self.response_starts = starts
         self.longest_prompt = max(1, int(prompt_lengths.max()))
         self.longest_response = max(1, int(response_lengths.max()))
-        self._seen: dict[int | None, list[Tensor]] = {}
-        self._masks = _within(prompt_lengths, self.longest_prompt), _within(response_lengths, self.longest_response)
+        self._response_masks: dict[int | None, list[Tensor]] = {}
+        self._masks = (
+            _is_token(prompt_lengths, self.longest_prompt),
+            _is_token(response_lengths, self.longest_response),
+        )
         self._of_prompts = self._tokens(self.prompt_starts, self.longest_prompt)
         self._of_responses = self._tokens(self.response_starts, self.longest_response)
 
@@ -216,7 +219,7 @@ class SharedPrompts:
         return (starts[:, None] + torch.arange(longest)).clamp(max=self.num_tokens - 1)
 
     @cached_property
-    def in_blocks(self) -> Tensor:
+    def block_index(self) -> Tensor:
         """Index of each token in the flattened blocks of prompts followed by those of responses, [T] int64."""
         sources = zip((self._of_prompts, self._of_responses), self._masks, self._blocks, strict=True)
         blocks = [(tokens[rows, :end], mask[rows, :end]) for tokens, mask, cut in sources for rows, end in cut]
@@ -225,13 +228,13 @@ class SharedPrompts:
         places[torch.cat([tokens.flatten() for tokens, _ in blocks])[is_token]] = is_token.nonzero().flatten()
         return to_device(places, self.device)
 
-    def seen(self, window: int | None) -> list[Tensor]:
+    def response_masks(self, window: int | None) -> list[Tensor]:
         """Return the attention mask of the responses in each block, [b, 1, Q, P + Q] bool, with a sliding window."""
-        if window not in self._seen:  # Layers of a type share it.
-            self._seen[window] = [self._seen_in(block, window) for block in self._blocks[1]]
-        return self._seen[window]
+        if window not in self._response_masks:  # Layers of a type share it.
+            self._response_masks[window] = [self._response_mask(block, window) for block in self._blocks[1]]
+        return self._response_masks[window]
 
-    def _seen_in(self, block: Block, window: int | None) -> Tensor:
+    def _response_mask(self, block: Block, window: int | None) -> Tensor:
         prompt_of, longest = self._prompt_of[block.rows], self._longest_prompt(block.rows)
         queries = self.prompt_lengths[prompt_of][:, None] + torch.arange(block.longest)
         of_prompts = torch.arange(longest).expand(len(queries), -1)
@@ -239,7 +242,7 @@ class SharedPrompts:
         of_prompts = of_prompts.masked_fill(~self._masks[0][prompt_of, :longest], _NOWHERE)
         keys = torch.cat([of_prompts, queries], dim=1)
         queries, keys = (to_device(positions, self.device) for positions in (queries, keys))
-        return tokens_seen(queries, keys, window)[:, None]
+        return causal_mask(queries, keys, window)[:, None]
 
     @cached_property
     def rows(self) -> Rows:
@@ -258,7 +261,7 @@ class SharedPrompts:
         return to_device(torch.cat([self._of_prompts[self._masks[0]], tokens[mask]]), self.device)
 
 
-def _within(lengths: Tensor, longest: int) -> Tensor:
+def _is_token(lengths: Tensor, longest: int) -> Tensor:
     """Return the padding mask [N, longest] of rows with ``lengths [N]``, true at tokens."""
     return torch.arange(longest) < lengths[:, None]
 
@@ -268,10 +271,10 @@ def _bounds(lengths: Tensor) -> Tensor:
     return torch.cat([lengths.new_zeros(1), lengths.cumsum(dim=0)]).to(torch.int32)
 
 
-def tokens_seen(queries: Tensor, keys: Tensor, window: int | None) -> Tensor:
+def causal_mask(queries: Tensor, keys: Tensor, window: int | None) -> Tensor:
     """Return the causal mask [B, Q, N] of tokens at positions ``queries [B, Q]`` and ``keys [B, N]``."""
-    seen = keys[:, None] <= queries[:, :, None]
-    return seen if window is None else seen & (keys[:, None] > queries[:, :, None] - window)
+    mask = keys[:, None] <= queries[:, :, None]
+    return mask if window is None else mask & (keys[:, None] > queries[:, :, None] - window)
 
 
 def _prompts(batch: Batch) -> list[tuple[int, ...]]:

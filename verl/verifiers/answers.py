@@ -10,7 +10,7 @@ from collections.abc import Hashable, Iterator
 from decimal import Decimal
 from typing import NamedTuple
 
-from verl.verifiers.context import formula_before, in_place, is_one_number, is_stated
+from verl.verifiers.context import formula_before, is_one_number, is_stated, with_context
 from verl.verifiers.equations import last_equation, leaves_open
 from verl.verifiers.lexicon import plain_number
 
@@ -77,7 +77,7 @@ def extract_answer(text: str, equation: bool = False) -> tuple[str | None, bool]
     include context that changes their value: -5 for ``-\\boxed{5}``, ``5 million`` for "it costs 5 million". With
     ``equation``, for a ground truth like ``x = 5``, the last number includes its equation, so that ``2x = 5`` is wrong.
     """
-    boxed = boxed_in_place(text)
+    boxed = boxed_with_context(text)
     if boxed is not None:
         return boxed, True
     answer = extract_gsm8k(text)
@@ -104,7 +104,7 @@ def extract_number(text: str, equation: bool = False) -> str | None:
     chain = last_equation(tail, end)
     if chain and (equation or leaves_open(tail[:end], chain)):
         return chain
-    return in_place(tail, start, end, number[0].group().translate(SEPARATORS))
+    return with_context(tail, start, end, number[0].group().translate(SEPARATORS))
 
 
 class Box(NamedTuple):
@@ -138,11 +138,11 @@ def extract_boxed(text: str) -> str | None:
     return text[box.content : box.end - 1].strip() or None if box else None
 
 
-def boxed_in_place(text: str) -> str | None:
-    """Return the content of the last box with context that changes its value; see :func:`in_place`."""
+def boxed_with_context(text: str) -> str | None:
+    """Return the content of the last box with context that changes its value; see :func:`with_context`."""
     box = max(boxes_in(text), default=None)
     content = text[box.content : box.end - 1].strip() if box else ""
-    return in_place(text, box.start, box.end, content, boxed=True) if box and content else None
+    return with_context(text, box.start, box.end, content, boxed=True) if box and content else None
 
 
 def extract_gsm8k(text: str) -> str | None:

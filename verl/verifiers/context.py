@@ -79,7 +79,7 @@ _FORMULA = re.compile(
 """A formula before a number with the same value: $30 + $160 or $190, 0.6 or 60%, 5A/5 or 20."""
 
 
-def in_place(text: str, start: int, end: int, answer: str, boxed: bool = False) -> str:
+def with_context(text: str, start: int, end: int, answer: str, boxed: bool = False) -> str:
     """Return ``answer``, which is at ``text[start:end]``, with the signs and words around it that change its value."""
     rest = text[end : end + AFTER_CHARS]
     before = (_BEFORE_BOX if boxed else _BEFORE_NUMBER).search(text[max(0, start - BEFORE_CHARS) : start])

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from verl.verifiers.answers import after_thinking, boxed_in_place, extract_gsm8k, extract_stated, extract_tagged
+from verl.verifiers.answers import after_thinking, boxed_with_context, extract_gsm8k, extract_stated, extract_tagged
 from verl.verifiers.math import decide_math
 from verl.verifiers.verdict import Verdict
 
@@ -22,7 +22,7 @@ def verify_deepseek_r1(
     """
     well_formed = has_r1_form(solution)
     content = extract_tagged(after_thinking(solution), "answer")
-    marked = content and (boxed_in_place(content) or extract_gsm8k(content) or extract_stated(content))
+    marked = content and (boxed_with_context(content) or extract_gsm8k(content) or extract_stated(content))
     answer = marked or (content and _MARKUP.sub("", content).strip())
     return decide_math(answer, well_formed, ground_truth, quick)
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl.verifiers.algebra import compare_latex
-from verl.verifiers.answers import SENTENCE_END, TAIL_CHARS, boxed_in_place, quick_equal
+from verl.verifiers.answers import SENTENCE_END, TAIL_CHARS, boxed_with_context, quick_equal
 from verl.verifiers.context import is_stated
 from verl.verifiers.math import verify_math
 from verl.verifiers.verdict import Verdict, decide
@@ -98,7 +98,7 @@ def verify_multiple_choice(
     truth = letters_in(ground_truth, options) or _matching(ground_truth, options)
     if not truth:
         return verify_math(solution, ground_truth, extra_info, quick)
-    content = boxed_in_place(solution)
+    content = boxed_with_context(solution)
     boxed = content is not None
     if content is None:
         answer, letters = _find_unboxed(solution, options)

@@ -94,8 +94,8 @@ def words_in(text: str) -> str | None:
     """Return unified ``text`` in lower case without punctuation if it consists of words; None if it is mathematics."""
     if not _WORDS.fullmatch(text) or not _WORD.search(_JOINERS.sub("", text)):
         return None
-    joined = re.sub(r"(?<=\d)\s*/\s*(?=\d)", "/", text.lower())
-    return _PUNCTUATION.sub("", re.sub(r"(?<=\d)\s+(?=\d)", ",", joined))
+    lowered = re.sub(r"(?<=\d)\s*/\s*(?=\d)", "/", text.lower())
+    return _PUNCTUATION.sub("", re.sub(r"(?<=\d)\s+(?=\d)", ",", lowered))
 
 
 _SPLIT = re.compile(r"(?P<open>\\?[({\[])|(?P<close>\\?[)}\]])|(?P<mark>[,;]|\b(?:and|or)\b|[和或与及且])")
