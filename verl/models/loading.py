@@ -127,20 +127,20 @@ def load_and_shard(
     def build_base(device: str) -> PreTrainedModel:
         model = build(device)
         if config.use_liger:
-            # The losses do not use liger's; norms, rotary embedding and gated linear units do.
+            # Training has its own losses, so liger's are not needed.
             apply_liger_kernel(model, {"cross_entropy": False, "fused_linear_cross_entropy": False})
         return model
 
-    # Download the model before all ranks read its config at once.
+    # 1. Download the model before all ranks read its config at once, and build it on the meta device.
     local_folder(config.path)
     is_reader, has_adapters = dist.get_rank() == 0 and source is None, trainable and config.trains_adapters
     model = build_base("meta")
     values = tensors_in_files(model, config.path) if is_reader else None
     if has_adapters:
         add_adapters(model, config)
-    is_small = sum(parameter.numel() for parameter in model.parameters()) <= MAX_REPLICATED
     if mesh.device_type == "cpu":
         multiply_by_onednn(model)
+    # 2. If a parameter cannot be read by itself, rank 0 loads the whole model.
     if is_reader and values is None:
         whole = build_base("cpu")
         if has_adapters:
@@ -149,9 +149,11 @@ def load_and_shard(
         del whole
     elif values is not None and has_adapters:
         values = _with_adapters(values, build_base("meta"), config)
+    # 3. Shard the model and fill the shards.
     copy_size = config.fsdp.fsdp_size
     if copy_size is None:
-        copy_size = 1 if is_small else -1
+        num_parameters = sum(parameter.numel() for parameter in model.parameters())
+        copy_size = 1 if num_parameters <= MAX_REPLICATED else -1
     shard_model(model, config, sharding_mesh(mesh, copy_size), trainable)
     if source is None:
         _broadcast(model, values, mesh.device_type)

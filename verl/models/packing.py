@@ -293,7 +293,7 @@ def shared_prompt_layout(batch: Batch) -> tuple[Layout, float]:
     No row may be empty.
     """
     is_response, prompts = batch.in_response, _prompts(batch)
-    # Sort the prompts: gradients are summed in this order, which must not depend on the order of the rows.
+    # 1. Sort the distinct prompts: gradients are summed in this order, which must not depend on the order of the rows.
     distinct = sorted(set(prompts), key=lambda prompt: (len(prompt), prompt))
     index = {prompt: i for i, prompt in enumerate(distinct)}
     responses = batch.response_lengths
@@ -301,10 +301,11 @@ def shared_prompt_layout(batch: Batch) -> tuple[Layout, float]:
     lengths = torch.tensor([len(prompt) for prompt in distinct])
     shared = SharedPrompts(lengths, responses, prompt_of)
     padding = -shared.num_tokens % ROUND_TO
-    # Each row has a part in a prompt and one in a response.
+    # 2. Find the places of the tokens; each row has one part in a prompt and one in a response.
     starts = torch.stack([shared.prompt_starts[prompt_of], shared.response_starts], dim=1).flatten()
     sizes = torch.stack([batch.prompt_lengths, responses], dim=1).flatten()
     places = starts.repeat_interleave(sizes) + positions_within(sizes)
+    # 3. Concatenate the inputs.
     ids = torch.tensor([token for prompt in distinct for token in prompt], dtype=torch.int64)
     positions = [positions_within(lengths), positions_within(batch.lengths)[is_response]]
     inputs = {
