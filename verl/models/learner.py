@@ -61,8 +61,8 @@ class Learner:
                     # Replicas (fsdp_size) reduce their gradients once, after the last micro-batch.
                     self.model.set_requires_all_reduce(index == len(micros))
                 loss, sums = loss_of(micro)
-                # FSDP averages gradients over ranks, but the losses of ranks add up. So do the gradients of workers
-                # that share a sequence, each of which is through the worker's own tokens.
+                # FSDP averages gradients over ranks, but they must be summed: the losses of ranks add up, and workers
+                # that share a sequence backpropagate through different tokens.
                 (loss * dist.get_world_size()).backward()
                 for name, value in sums.items():
                     # Keep the values on the device; fetching them would synchronize.
