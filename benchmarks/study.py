@@ -29,7 +29,7 @@ same options, is not run again either: a study can go on elsewhere. For new code
 
 With trainer.n_gpus_per_node=1 and OMP_NUM_THREADS=1, the same command can run side by side as often as there are cores.
 
-Statistics need scipy: `pip install -r requirements/analysis.txt`.
+Its page needs matplotlib: `pip install -r requirements/analysis.txt`.
 """
 
 import argparse

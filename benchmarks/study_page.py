@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from bench_report import table
 from matplotlib import rc_context
@@ -16,21 +17,20 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from scipy.optimize import brentq
-from scipy.stats import nct
+from scipy.stats import bootstrap, nct
 from scipy.stats import t as student
 from study_file import Arm, Study
 from torch import Tensor
 
 from verl.algorithms.pass_at_k import pass_at_k
 from verl.analysis.drawing import STYLE
-from verl.evaluation.statistics import Estimate, bootstrap_means
 from verl_pages.colours import COLOURS
 
 POWER, LEVEL = 0.8, 0.05
 """How often a detectable difference would be found, and how often one would be where there is none."""
 
-ENDS = [LEVEL / 2, 1 - LEVEL / 2]
-"""The quantiles at which intervals over problems end."""
+DRAWS = 4000
+"""Resamplings of the problems for an interval."""
 
 ROUNDING = 1e-12
 """What differs by less is equal."""
@@ -169,8 +169,8 @@ class Results:
                 raise SystemExit(f"error: {row['arm']}: with seed {row['seed']} it had other problems than other arms")
         return problems
 
-    def estimates(self, arm: str) -> list[Estimate]:
-        """pass@k of an arm: its mean over seeds and their problems for each k, with an interval over problems."""
+    def estimates(self, arm: str) -> list[tuple[float, float, float]]:
+        """pass@k of an arm, low and high: the mean over seeds and their problems, with an interval over problems."""
         problems = torch.tensor([problem for seed in self.rates[arm] for problem in self.problems[seed]])
         values = torch.cat(list(self.rates[arm].values()))
         different, places = problems.unique(return_inverse=True)
@@ -179,10 +179,15 @@ class Results:
         sums.index_add_(0, places, torch.cat([values, values.new_ones(len(values), 1)], dim=1))
         means = sums[:, :-1].sum(dim=0) / sums[:, -1].sum()
         if len(different) == 1:  # whose spread is unknown
-            return [Estimate(mean, math.nan, math.nan) for mean in means.tolist()]
-        drawn = bootstrap_means(sums)
-        low, high = (drawn[:, :-1] / drawn[:, -1:]).quantile(torch.tensor(ENDS, dtype=torch.float64), dim=0)
-        return [Estimate(*row) for row in torch.stack([means, low, high], dim=1).tolist()]
+            return [(mean, math.nan, math.nan) for mean in means.tolist()]
+
+        def ratios(drawn: Any, axis: int) -> Any:
+            totals = drawn.sum(axis=axis)
+            return totals[:-1] / totals[-1:]
+
+        rng = np.random.default_rng(0)
+        found = bootstrap((sums.numpy(),), ratios, n_resamples=DRAWS, method="percentile", vectorized=True, rng=rng)
+        return list(zip(means.tolist(), *(end.tolist() for end in found.confidence_interval), strict=True))
 
     @cached_property
     def block_seeds(self) -> list[int]:
@@ -226,7 +231,7 @@ def page(facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
 def _rates(results: Results) -> str:
     rows = []
     for arm, runs in results.by_arm.items():
-        cells = [f"{rate.value:.1%} ({rate.low:.1%} to {rate.high:.1%})" for rate in results.estimates(arm)]
+        cells = [f"{rate:.1%} ({low:.1%} to {high:.1%})" for rate, low, high in results.estimates(arm)]
         of_first = results.means(arm, list(runs))[:, 0].tolist()
         deviation = _points(statistics.stdev(of_first)) if len(of_first) > 1 else ""
         rows.append([_label(results.study, arm), str(len(runs)), cells[0], deviation, *cells[1:]])
@@ -324,9 +329,9 @@ def _dots(panels: Sequence[Axes], results: Results, arm: str, row: int) -> None:
     """A dot for each seed, the mean, and its interval over problems."""
     colour = COLOURS[row % len(COLOURS)]
     means = results.means(arm, list(results.by_arm[arm]))
-    for place, (panel, estimate) in enumerate(zip(panels, results.estimates(arm), strict=True)):
-        panel.plot([estimate.low, estimate.high], [row, row], color=colour, linewidth=5, alpha=0.35)
-        panel.plot([estimate.value], [row], marker="|", markersize=12, color=colour)
+    for place, (panel, (rate, low, high)) in enumerate(zip(panels, results.estimates(arm), strict=True)):
+        panel.plot([low, high], [row, row], color=colour, linewidth=5, alpha=0.35)
+        panel.plot([rate], [row], marker="|", markersize=12, color=colour)
         of_k = means[:, place].tolist()
         panel.plot(of_k, [row] * len(of_k), linestyle="", marker="o", markersize=3.5, color="#333333")
 

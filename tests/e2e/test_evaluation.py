@@ -138,7 +138,7 @@ def test_reward_model_reranks(reward_model, benchmarks, whole, tmp_path):
     scores = [line["score"] for line in lines(task / "reward_model.jsonl")[1:]]
     assert len(scores) == PROBLEMS * N and len(set(scores)) > PROBLEMS
     figures = json.loads((task / "results.json").read_text())["figures"]
-    assert figures["rm_at_k"]["1"]["value"] == pytest.approx(figures["pass_at_k"]["1"]["value"])
+    assert figures["rm@1"] == pytest.approx(figures["pass@1"])
     assert 0 <= figures["rm_at_k"]["8"]["low"] <= figures["rm_at_k"]["8"]["high"] <= 1
     # Its score of a response does not depend on what it is read with.
     options = ["reward_model.max_length=511", "reward_model.micro_batch_size=3", "trainer.n_gpus_per_node=2"]

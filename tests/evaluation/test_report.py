@@ -25,7 +25,7 @@ from tests.evaluation.example_tasks import evaluation_config
 from verl.evaluation.progress import EvaluationDisplay
 from verl.evaluation.report.page import label_styles
 from verl.evaluation.report.publish import publish, write_results
-from verl.evaluation.report.tables import comparison_table, csv_text, markdown, overview_table
+from verl.evaluation.report.tables import comparison_table, csv_text, markdown, overview_table, terminal_table
 from verl.evaluation.reranking import with_scores
 from verl.evaluation.results import ProblemResult, result_folder, row_labels, safe_name, write_result
 from verl.evaluation.statistics import summarise
@@ -134,11 +134,11 @@ def test_worse_and_within_the_noise():
     rows = [result(["c"] * 12), result(["w"] * 12, step=1), result(["w"] + ["c"] * 11, step=2)]
     table = comparison_table(summarise(rows), 1)
     # More runs than benchmarks: runs go down.
-    assert table.headers == ["run", "aime24"]
-    assert table.rows == [["grpo@0", "100.0"], ["grpo@1", "0.0 (-100.0 ▼)"], ["grpo@2", "91.7 (-8.3)"]]
+    assert (table.index.name, list(table)) == ("run", ["aime24"])
+    assert table["aime24"].to_dict() == {"grpo@0": "100.0", "grpo@1": "0.0 (-100.0 ▼)", "grpo@2": "91.7 (-8.3)"}
     # A missing figure is a dash.
     summary = summarise([*RUNS, result(["", ""], run="late"), result(["c"], run="odd", benchmark="amc23")])
-    assert comparison_table(summary, 2).rows[2:] == [["late@0", "–", "–"], ["odd@0", "–", "–"]]
+    assert comparison_table(summary, 2)[2:].to_numpy().tolist() == [["–", "–"], ["–", "–"]]
     assert "macro average" not in markdown(summary)
 
 
@@ -156,7 +156,7 @@ def test_csv_has_one_line_per_run_and_benchmark():
 def test_hostile_names_stay_in_their_cells():
     summary = summarise([hostile_result("a|b\n# c\ud800")])
     text = markdown(summary)
-    assert table_lines(text, "pass@1")[0] == "| benchmark | a\\|b # c @0 |"
+    assert table_lines(text, "pass@1")[0] == "| benchmark | a\\|b # c\ufffd@0 |"
     assert table_lines(text, "pass@1")[2].startswith("| </script>bench\\|mark |")
     text.encode()
     assert len(list(csv.reader(io.StringIO(csv_text(summary))))) == 2
@@ -165,9 +165,9 @@ def test_hostile_names_stay_in_their_cells():
 
 def test_console_table_fits_80_columns():
     console = Console(width=80, record=True, file=io.StringIO())
-    console.print(overview_table(summarise(RUNS)).on_terminal())
+    console.print(terminal_table("", overview_table(summarise(RUNS))))
     # Markup in names is text.
-    console.print(overview_table(summarise([result(["c"], run="[red]x[/]")])).on_terminal())
+    console.print(terminal_table("", overview_table(summarise([result(["c"], run="[red]x[/]")]))))
     lines = [" ".join(line.split()) for line in console.export_text().splitlines()]
     assert "aime24 grpo@300 100.0 (+75.0 ▲) 100.0 (+50.0 ▲) 100.0 10 0.0" in lines
     assert any(line.startswith("macro average grpo@0 12.5") for line in lines)
@@ -186,7 +186,7 @@ def test_label_styles_deepen_with_steps():
 def test_the_same_results_give_the_same_files(tmp_path: Path):
     results = [*TWO_RUNS[:2], hostile_result()]
     summary = write_results(tmp_path / "a", results)
-    assert [row.label for row in summary.rows] == ["grpo@0", "grpo@300", "<b>grpo</b>@0"]
+    assert [run for _, run in summary.table.index] == ["grpo@0", "grpo@300", "<b>grpo</b>@0"]
     write_results(tmp_path / "b", results)
     files = {path.relative_to(tmp_path / "a").as_posix() for path in (tmp_path / "a").rglob("*") if path.is_file()}
     assert files > {
@@ -196,9 +196,8 @@ def test_the_same_results_give_the_same_files(tmp_path: Path):
     for file in files:
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
     figures = json.loads((tmp_path / "a/grpo/step_300/aime24/T1/results.json").read_text())["figures"]
-    assert figures["pass_at_k"]["1"]["value"] == pytest.approx(8 / 12)
-    assert figures["differences"]["1"]["estimate"]["value"] == pytest.approx(8 / 12 - 5 / 12)
-    assert figures["baseline"] == "grpo@0" and not {"label", "benchmark"} & figures.keys()
+    assert figures["pass@1"] == pytest.approx(8 / 12) and figures["Effective Rank/all"] is None
+    assert figures["difference@1"] == pytest.approx(8 / 12 - 5 / 12) and figures["baseline"] == "grpo@0"
     write_results(tmp_path / "none", [])
     assert (tmp_path / "none" / "results.md").read_text() == "# Evaluation\n\nThere are no results.\n"
     assert (tmp_path / "none" / "results.csv").read_text() == "benchmark,run\n"

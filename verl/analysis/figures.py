@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from matplotlib.axes import Axes
 from matplotlib.cbook import boxplot_stats
 from matplotlib.figure import Figure
@@ -29,7 +28,7 @@ from verl.analysis.drawing import (
 from verl.analysis.sheets import MODEL, column, of_model
 from verl.config.analysis import AnalysisConfig
 from verl.evaluation.results import safe_name
-from verl.evaluation.statistics import mean_estimates
+from verl.evaluation.statistics import intervals
 from verl_pages.names import metric_name
 
 MAX_POINTS = 2000
@@ -213,11 +212,11 @@ def _band(
 
 def _estimate(rows: pd.DataFrame, name: str) -> tuple[float, float, float]:
     """Mean over prompts of the mean over responses, with its 95% interval."""
-    means = rows.groupby("prompt_id")[name].mean().dropna().to_numpy(dtype=np.float64)
+    means = rows.groupby("prompt_id")[[name]].mean().dropna()
     if not len(means):
         return (np.nan, np.nan, np.nan)
-    (estimate,) = mean_estimates(torch.from_numpy(means.copy())[:, None], DRAWS)
-    return estimate.value, estimate.low, estimate.high
+    value, low, high = intervals([means], draws=DRAWS).values()
+    return value, low, high
 
 
 def _histograms(top: Axes, right: Axes, rows: pd.DataFrame, x: str, y: str, edges: Sequence[Any], colour: str) -> None:

@@ -90,7 +90,7 @@ class TaskResult:
     @property
     def label(self) -> str:
         """``alias@step``; :func:`row_labels` adds the temperature if results would share a label."""
-        return f"{self.run}@{self.step}"
+        return valid_unicode(f"{self.run}@{self.step}")
 
 
 def row_labels(results: Sequence[TaskResult]) -> list[str]:
@@ -112,9 +112,11 @@ def safe_name(name: str) -> str:
 
 
 def write_result(folder: Path, result: TaskResult, figures: Mapping[str, Any]) -> Path:
-    """Write ``results.json``, with ``figures``, and ``samples.parquet`` of one result; return their folder.
+    """Write ``results.json`` and ``samples.parquet`` of one result; return their folder.
 
-    Figures that are not finite become null. Lone surrogates, which UTF-8 cannot represent, become U+FFFD.
+    ``figures`` are its columns of ``results.csv``.
+
+    Those that are not finite become null. Lone surrogates, which UTF-8 cannot represent, become U+FFFD.
     ``results.json`` is written last: if it exists, the result is complete.
     """
     target = result_folder(folder, result.run, result.step, result.benchmark, result.temperature)

@@ -12,7 +12,7 @@ from verl.config.analysis import AnalysisConfig, parse_analysis_config
 from verl.config.errors import ConfigError
 from verl.utils.process import loading
 
-PACKAGES = {name.replace("-", "_"): name for name in ("rouge-score", "rapidfuzz", "scipy", "pandas", "openpyxl")}
+PACKAGES = {name.replace("-", "_"): name for name in ("rouge-score", "rapidfuzz", "scipy", "matplotlib", "openpyxl")}
 """Packages of the extra ``analysis``: module -> package."""
 
 

@@ -1,13 +1,14 @@
 """Content of an evaluation's page: tables, curves and every response."""
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl.evaluation.report.tables import DEFINITIONS, LEGEND, baseline_sentence
-from verl.evaluation.results import PROMPT_TOO_LONG, ScoredSample, TaskResult, metric_names, row_labels
-from verl.evaluation.statistics import AVERAGE, FIGURES, GROUPS, Estimate, Summary, SummaryRow
+from verl.evaluation.results import PROMPT_TOO_LONG, ScoredSample, TaskResult, row_labels
+from verl.evaluation.statistics import AVERAGE, ENDS, FIGURES, GROUPS, Summary
 from verl.utils.portable import finite_or_null, printable
 from verl_pages.colours import COLOURS, SHAPES, lighter, page_colour
 from verl_pages.evaluation import MAX_PAGE_BYTES, build_page
@@ -26,15 +27,12 @@ VERDICT_CODES = {
     "error": "e",
     PROMPT_TOO_LONG: "l",
 }
-OTHER_VERDICT = "o"
 
 
 def make_page(
     summary: Summary, results: Sequence[TaskResult], title: str = "Evaluation", max_bytes: int = MAX_PAGE_BYTES
 ) -> str:
     """Return the text of the page; ``max_bytes``: its size, unless figures, verdicts and questions alone are larger."""
-    metrics = metric_names(problem for result in results for problem in result.problems)
-    names = [*VERDICT_CODES, *sorted(set(summary.reasons()) - VERDICT_CODES.keys())]
     runs, prompts = _gather(summary, results)
     index = {
         "runs": [
@@ -42,12 +40,12 @@ def make_page(
         ],
         "labels": [{"name": printable(label)} | style for label, style in label_styles(summary.labels).items()],
         "benchmarks": [printable(name) for name in summary.benchmarks],
-        "rows": [_row(row, summary) for row in summary.all_rows],
-        "reasons": names,
+        "rows": [_row(name, label, row, summary) for (name, label), row in summary.table.to_dict("index").items()],
+        "reasons": list(VERDICT_CODES),
         "legend": [text for text in (LEGEND, printable(baseline_sentence(summary)), DEFINITIONS) if text],
     }
-    verdicts = {VERDICT_CODES.get(name, OTHER_VERDICT): name for name in reversed(names)}
-    return build_page(title, index, prompts, metrics, dict(reversed(verdicts.items())), max_bytes)
+    verdicts = {code: name for name, code in VERDICT_CODES.items()}
+    return build_page(title, index, prompts, summary.metrics, verdicts, max_bytes)
 
 
 def _gather(summary: Summary, results: Sequence[TaskResult]) -> tuple[list[str], list[PromptSamples]]:
@@ -73,7 +71,7 @@ def _response(sample: ScoredSample) -> Row:
         **sample.metrics,
         "response": spoken(sample.conversation) or sample.response,
         "truncated": sample.truncated,
-        "verdict": "c" if sample.correct else VERDICT_CODES.get(sample.reason, OTHER_VERDICT),
+        "verdict": VERDICT_CODES[sample.reason],
         "reason": "",
         "answer": sample.answer,
         "extra": json.dumps(finite_or_null(sample.extras), ensure_ascii=False) if sample.extras else "",
@@ -103,27 +101,29 @@ def label_styles(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
     return styles
 
 
-def _row(row: SummaryRow, summary: Summary) -> dict[str, Any]:
-    """Return the figures of one run on one benchmark, -1 for the average."""
+def _row(benchmark: str, label: str, row: Mapping[str, Any], summary: Summary) -> dict[str, Any]:
+    """Return the figures of one run on one benchmark, whose place is -1 for the average."""
+
+    def estimates(name: str, *ends: str) -> list[list[Any]]:
+        """Return k, value and interval of a figure for every k that the row has."""
+        every_k = ([k, *(row.get(f"{name}@{k}{end}", math.nan) for end in (*ENDS, *ends))] for k in summary.ks)
+        return [values for values in every_k if not math.isnan(values[1])]
+
     return {
-        "label": summary.labels.index(row.label),
-        "benchmark": -1 if row.benchmark == AVERAGE else summary.benchmarks.index(row.benchmark),
-        "problems": row.num_problems,
-        "missing": row.num_missing,
-        "samples": row.samples,
-        **{name: _estimates(row.estimates(name)) for name in FIGURES},
-        "differences": [
-            [k, d.estimate.value, d.estimate.low, d.estimate.high, d.outside_noise] for k, d in row.differences.items()
-        ],
-        "tokens": row.mean_tokens,
-        "truncated": row.truncation_rate,
-        "repetition": row.repetition_rate,
-        "reasons": dict(row.reasons),
+        "label": summary.labels.index(label),
+        "benchmark": -1 if benchmark == AVERAGE else summary.benchmarks.index(benchmark),
+        "problems": row["problems"],
+        "missing": row["problems_without_samples"],
+        "samples": [row["samples_min"], row["samples_max"]],
+        **{name: estimates(name) for name in FIGURES},
+        "differences": estimates("difference", "_outside_noise"),
+        "tokens": row["mean_tokens"],
+        "truncated": row["truncation_rate"],
+        "repetition": row["repetition_rate"],
+        "reasons": {name: count for name in summary.reasons if (count := row[f"reason_{name}"])},
         "metrics": {
-            metric_name(name): [groups[group].mean for group in GROUPS] for name, groups in row.metrics.items()
+            metric_name(name): [row[f"{name}/{group}"] for group in GROUPS]
+            for name in summary.metrics
+            if math.isfinite(row[f"{name}/all"])
         },
     }
-
-
-def _estimates(estimates: Mapping[int, Estimate]) -> list[list[float]]:
-    return [[k, e.value, e.low, e.high] for k, e in estimates.items()]

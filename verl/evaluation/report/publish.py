@@ -1,16 +1,16 @@
 """Results of an evaluation: files of every result, tables, the page, and the trackers' records."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
 from verl.config.evaluation import EvaluationConfig
 from verl.evaluation.progress import EvaluationDisplay
 from verl.evaluation.report.page import make_page
-from verl.evaluation.report.tables import csv_text, markdown, overview_table
+from verl.evaluation.report.tables import csv_text, markdown, overview_table, terminal_table
 from verl.evaluation.results import PROMPT_TOO_LONG, TaskResult, row_labels, write_result
-from verl.evaluation.statistics import FIGURES, Summary, SummaryRow, summarise
+from verl.evaluation.statistics import GROUPS, Key, Summary, summarise
 from verl.run.tracking import Tracker, drop_records, write_summary
 from verl.utils.files import replace_text
 
@@ -32,12 +32,13 @@ class Figures(NamedTuple):
 def publish(folder: Path, results: Sequence[TaskResult], config: EvaluationConfig, display: EvaluationDisplay) -> None:
     """Write everything into ``folder``, log the figures to the trackers, and show the table."""
     summary = write_results(folder, results, config.trainer.experiment_name, config.compare_to, config.seed)
+    tracked = tracked_figures(summary)
     figures = [
-        Figures(result.run, result.step, row.label.removeprefix(result.label), result.benchmark, tracked_figures(row))
-        for result, row in _rows_of(results, summary)
+        Figures(r.run, r.step, label.removeprefix(r.label), r.benchmark, tracked[r.benchmark, label])
+        for r, label in zip(results, row_labels(results), strict=True)
     ]
     record(folder, config, figures, display.errors, UPLOADED)
-    display.console.print(overview_table(summary).on_terminal())
+    display.console.print(terminal_table("Evaluation (percent)", overview_table(summary)))
     display.say(f"page: {folder}/index.html")
     display.say(f"tables: {folder}/results.md, {folder}/results.csv")
 
@@ -48,27 +49,20 @@ def write_results(
     """Write all results into ``folder`` and return their figures.
 
     ``<run>/step_<N>/<benchmark>/T<temperature>/results.json`` and ``samples.parquet`` for each result, ``results.md``,
-    ``results.csv`` and ``index.html``; they replace those of an earlier evaluation. The
-    same results give the same files.
+    ``results.csv`` and ``index.html``; they replace those of an earlier evaluation. The same results give the same
+    files.
 
     ``compare_to`` and ``seed`` are those of :func:`summarise`.
     """
     summary = summarise(results, compare_to, seed)
     folder.mkdir(parents=True, exist_ok=True)
-    for result, row in _rows_of(results, summary):
-        figures = asdict(row)
-        del figures["label"], figures["benchmark"]
-        write_result(folder, result, figures)
+    rows = summary.table.to_dict("index")
+    for result, label in zip(results, row_labels(results), strict=True):
+        write_result(folder, result, rows[result.benchmark, label])
     replace_text(folder / "results.md", markdown(summary, title))
     replace_text(folder / "results.csv", csv_text(summary))
     replace_text(folder / "index.html", make_page(summary, results, title))
     return summary
-
-
-def _rows_of(results: Sequence[TaskResult], summary: Summary) -> list[tuple[TaskResult, SummaryRow]]:
-    """Every result with its row in the summary of ``results``."""
-    rows = {(row.label, row.benchmark): row for row in summary.rows}
-    return [(r, rows[label, r.benchmark]) for r, label in zip(results, row_labels(results), strict=True)]
 
 
 def record(
@@ -110,13 +104,13 @@ def record(
         tracker.close()
 
 
-def tracked_figures(row: SummaryRow) -> dict[str, float]:
-    """Return the figures of one checkpoint on one benchmark, by their names in trackers."""
-    figures = {f"{name}@{k}": estimate.value for name in FIGURES for k, estimate in row.estimates(name).items()}
-    figures |= {"response_length/mean": row.mean_tokens, "response_length/clip_ratio": row.truncation_rate}
-    figures["repetition_rate"] = row.repetition_rate
-    if row.reasons.get(PROMPT_TOO_LONG):
-        figures[PROMPT_TOO_LONG] = row.reasons[PROMPT_TOO_LONG]
-    for name, groups in row.metrics.items():
-        figures |= {f"{name}/{group}/mean": spread.mean for group, spread in groups.items() if spread.count}
-    return figures
+def tracked_figures(summary: Summary) -> dict[Key, dict[str, float]]:
+    """Return the figures of each checkpoint on each benchmark by their names in trackers, without undefined ones."""
+    names = {(column := f"{name}@{k}"): column for name in summary.figures for k in summary.ks}
+    names |= {"mean_tokens": "response_length/mean", "truncation_rate": "response_length/clip_ratio"}
+    names |= {"repetition_rate": "repetition_rate", f"reason_{PROMPT_TOO_LONG}": PROMPT_TOO_LONG}
+    names |= {(mean := f"{name}/{group}"): f"{mean}/mean" for name in summary.metrics for group in GROUPS}
+    return {
+        key: {names[name]: value for name, value in row.items() if name in names and math.isfinite(value)}
+        for key, row in summary.table.to_dict("index").items()
+    }
