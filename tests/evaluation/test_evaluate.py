@@ -1,6 +1,5 @@
 """A whole evaluation with fake engines: a failure affects nothing else, and existing samples are used."""
 
-import io
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -10,7 +9,6 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from rich.console import Console
 
 from tests.evaluation.example_tasks import FakeEngines, evaluation_config
 from verl.checkpoint.attempts import run_lock
@@ -20,7 +18,7 @@ from verl.config.evaluation import EvaluationConfig
 from verl.evaluation import evaluate as evaluate_module
 from verl.evaluation import generation
 from verl.evaluation.evaluate import run_evaluation
-from verl.evaluation.progress import EvaluationDisplay
+from verl.evaluation.failures import EvaluationDisplay
 from verl.evaluation.tasks import count_workers
 from verl.rewards.pool import VerifierPool
 from verl.rollout.requests import EngineModel, sample_stream
@@ -213,15 +211,14 @@ def test_prompts_longer_than_the_model_takes_are_unanswered(engines, evaluate, b
     folder = tmp_path / "outputs/evaluation/embedded/model"
     record = json.loads((folder / "metrics.jsonl").read_text())
     assert record["model T=0.5/some/prompt_too_long"] == 4 and record["model T=1/all_long/pass@1"] == 0
-    assert "model T=1/mine/prompt_too_long" not in record and record["model T=1/some/pass@1"] <= 1 / 3
+    assert record["model T=1/mine/prompt_too_long"] == 0 and record["model T=1/some/pass@1"] <= 1 / 3
     # Lengths are those of responses; there is none to the only problem of the other benchmark.
-    assert (
-        record["model T=1/some/response_length/mean"] > 0 and record["model T=1/all_long/response_length/mean"] is None
-    )
+    assert record["model T=1/some/response_length/mean"] > 0
+    assert "model T=1/all_long/response_length/mean" not in record
     task = folder / "model/step_0/some/T1"
     samples = pq.read_table(task / "samples.parquet").to_pylist()
     assert [row["reason"] for row in samples if row["problem"] > 0] == ["prompt_too_long"] * 4
-    assert json.loads((task / "results.json").read_text())["figures"]["reasons"]["prompt_too_long"] == 4
+    assert json.loads((task / "results.json").read_text())["figures"]["reason_prompt_too_long"] == 4
     assert "prompt_too_long" in (folder / "results.md").read_text()
     assert evaluate("benchmarks=[all_long,some,mine]", "temperatures=[0.5,1.0]")[0] == 0 and len(engines) == 1
     # A response may be shorter than asked for, so that it fits.
@@ -260,21 +257,16 @@ def test_a_folder_in_use_is_refused(engines, configure, tmp_path):
     assert engines == []
 
 
-def test_off_a_terminal_progress_is_lines(monkeypatch):
+def test_lines_of_a_log_have_a_distance(monkeypatch, capsys):
     now = 0.0
-    monkeypatch.setattr("verl.evaluation.progress.time.monotonic", lambda: now)
-    output = io.StringIO()
-    with EvaluationDisplay(Console(file=output, width=120)) as shown:
-        shown.start("run@0", 4, 8)
-        shown.running()
-        for problems in (1, 1, 2):
-            now += 10
-            shown.generated(problems, 2 * problems, 100 * problems)
-        shown.finish()
-    lines = output.getvalue().splitlines()
-    assert lines[0] == "run@0: 8 samples of 4 problems to generate; starting the engines"
-    assert lines[1] == "run@0: 2/4 problems  10 tok/s  20 s left"
-    assert lines[-1].startswith("run@0: 4/4 problems") and lines[-1].endswith("0 s left")
+    monkeypatch.setattr("verl.evaluation.failures.time.monotonic", lambda: now)
+    display = EvaluationDisplay()
+    display.begin_model("run@0", 4)
+    for step in range(1, 5):
+        now += 8
+        display.step(step, {"problems": step, "tokens_per_s": 10.4, "seconds_left": 0.0})
+    lines = [f"sample {step}/4  problems {step}  tok/s 10  seconds left 0" for step in (2, 4)]
+    assert capsys.readouterr().out.splitlines() == lines  # the last one is always printed
 
 
 def test_workers_are_as_many_as_the_machine_has_in_whole_engines(monkeypatch):
@@ -292,6 +284,6 @@ def test_the_base_of_two_runs_is_sampled_once(engines, evaluate, tiny_model, tmp
     code, errors, output = evaluate(*(f"+runs.{run}={{path: {tiny_model}{more}}}" for run, more in runs.items()))
     assert (code, errors) == (0, [])
     # b asks in another way; c is a under another name.
-    assert len(engines) == 2 and "c@0 is the model of a@0, whose samples are used again" in output
-    a, c = (next(tmp_path.glob(f"outputs/**/{run}/step_0/mine/T1/samples.jsonl")).read_bytes() for run in "ac")
-    assert a == c and len(a.splitlines()) == 6
+    assert len(engines) == 2 and "c@0 is the model of a@0, and has its results" in output
+    a, c = (next(tmp_path.glob(f"outputs/**/{run}/step_0/mine/T1/samples.parquet")).read_bytes() for run in "ac")
+    assert a == c

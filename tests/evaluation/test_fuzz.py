@@ -1,6 +1,5 @@
 """Hostile benchmarks and damaged records: one line that names the file, and nothing is lost."""
 
-import io
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -8,7 +7,6 @@ from typing import Any
 
 import pytest
 from hypothesis import strategies as st
-from rich.console import Console
 from tiny_tokenizer import make_tiny_tokenizer
 
 from tests.conftest import changed
@@ -17,11 +15,11 @@ from tests.fuzzing import DAMAGE, VALUES, damaged, error_of, fuzz, json_lines
 from verl.config.evaluation import EvaluationConfig
 from verl.config.run_file import read_run_config
 from verl.data.templates import render_prompt
-from verl.evaluation.progress import EvaluationDisplay
+from verl.evaluation.failures import EvaluationDisplay
 from verl.evaluation.results import ProblemResult, ScoredSample, TaskResult, write_result
 from verl.evaluation.scoring import StoredVerdict, verdict_settings
 from verl.evaluation.statistics import summarise
-from verl.evaluation.store import RecordFile, SampleStore, StoredSample, parse_record
+from verl.evaluation.store import RecordFile, SampleStore, StoredSample
 from verl.evaluation.targets import newest_run, select_targets
 from verl.evaluation.tasks import load_problems
 
@@ -101,9 +99,8 @@ def verdicts(folder: Path, damage: list):
     path.write_bytes(damaged(json_lines([SETTINGS, *map(asdict, VERDICTS)]), damage))
 
     def read() -> None:
-        with RecordFile(path, SETTINGS) as file:
-            found = [parse_record(StoredVerdict, record, place) for place, record in file.stored]
-            assert all(type(verdict.correct) is bool for verdict in found)
+        with RecordFile(path, StoredVerdict, SETTINGS) as file:
+            assert all(type(verdict.correct) is bool for verdict in file.records)
 
     error_of(read, path)
 
@@ -120,7 +117,7 @@ def run_configs(folder: Path, damage: list):
     error_of(lambda: read_run_config(run / "config.yaml"), run / "config.yaml")
     assert newest_run(folder / "runs", "some/model") is None
     # The run has no model to evaluate, whatever its options say.
-    display = EvaluationDisplay(Console(file=io.StringIO()))
+    display = EvaluationDisplay()
     select_targets(changed(evaluation_of(folder), model={"path": str(run), "steps": [0, 2]}), display)
     assert all(len(line.splitlines()) == 1 for line in display.errors) and len(display.errors) >= 1
 

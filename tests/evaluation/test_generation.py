@@ -27,13 +27,13 @@ def test_conversations_are_stored_as_the_policy_said_them(
     turns = replace(shipped_config().rollout.multi_turn, enable=True, environment="mine:Env")
     setup = ConversationSetup(turns, LENGTH, tiny_tokenizer, {}, [], Environment(turns=3))
     task = replace(make_task(tmp_path, ["1", "2", "3"]), settings={"temperature": 0.6, "stop": [], "tokens": True})
-    display = SimpleNamespace(generated=lambda problems, samples, tokens: done.append(samples))
+    display = SimpleNamespace(step=lambda step, metrics: done.append(step))
     with task.open_store() as store:
         generate_missing(
             {task: store}, evaluation_config(n_sampling=4, temperatures=[0.6]), engines, tiny_tokenizer, display, setup
         )
         samples = list(store.samples.values())
-    assert len(samples) == sum(done) == 12
+    assert len(samples) == done[-1] == 12
     heard = 0
     for sample in samples:
         whole, said = tiny_tokenizer.decode(sample.token_ids), sample.response.split("\n")

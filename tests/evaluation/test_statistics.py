@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -10,15 +11,17 @@ import pytest
 from tests.evaluation.example_results import problem, result, with_metrics
 from verl.evaluation.reranking import with_scores
 from verl.evaluation.results import TaskResult
-from verl.evaluation.statistics import AVERAGE, intervals, repetition_rate, summarise
+from verl.evaluation.statistics import AVERAGE, intervals, repetition_rate, resampled, summarise
 
 Interval = tuple[float, float, float]
 """Value, low, high."""
 
 
-def of_shares(*benchmarks: Sequence[float], **options: object) -> Interval:
+def of_values(*benchmarks: Sequence[float], shares: bool = False, **options: Any) -> Interval:
     """Return the macro average of one figure with its interval."""
-    return tuple(intervals([pd.DataFrame({"x": values}, dtype=float) for values in benchmarks], **options).values())
+    values = [pd.DataFrame({"x": of_problems}, dtype=float) for of_problems in benchmarks]
+    drawn = [resampled(of_problems, seed, **options) for seed, of_problems in enumerate(values)]
+    return tuple(intervals(drawn, values if shares else ()).values())
 
 
 def rows_of(*results: TaskResult, **options: object) -> list[pd.Series]:
@@ -29,7 +32,7 @@ def rows_of(*results: TaskResult, **options: object) -> list[pd.Series]:
 
 def test_an_interval_of_many_problems_is_the_normal_one():
     # 400 ones of 1000: standard error sqrt(0.24 / 1000) = 0.01549, so 0.4 -+ 1.96 * 0.01549
-    assert of_shares([1.0] * 400 + [0.0] * 600) == pytest.approx((0.4, 0.3696, 0.4304), abs=2e-3)
+    assert of_values([1.0] * 400 + [0.0] * 600) == pytest.approx((0.4, 0.3696, 0.4304), abs=2e-3)
 
 
 def test_pairing_removes_what_both_runs_share():
@@ -37,40 +40,38 @@ def test_pairing_removes_what_both_runs_share():
     hard = np.array([0.0, 1.0] * 50)
     better = hard.copy()
     better[:20] = 1.0
-    value, *ends = of_shares(better - hard)
+    value, *ends = of_values(better - hard)
     assert value == pytest.approx(0.1)
     # standard error sqrt(0.1 * 0.9 / 100) = 0.03; unpaired it would be sqrt(0.25 / 100 + 0.24 / 100) = 0.07
     assert ends == pytest.approx([0.04, 0.16], abs=0.011)
-    assert of_shares(hard - hard) == (0.0, 0.0, 0.0)
+    assert of_values(hard - hard) == (0.0, 0.0, 0.0)
 
 
 def test_one_seed_gives_one_interval_for_all_columns():
-    values = np.random.default_rng(1).random(50)
-    assert of_shares(values, seed=3) == of_shares(values, seed=3) != of_shares(values, seed=4)
-    # Columns see the same draws.
-    both = intervals([pd.DataFrame({"x": values, "y": 2 * values})])
-    assert [both[f"y{end}"] for end in ("", "_low", "_high")] == pytest.approx(
-        [2 * both[f"x{end}"] for end in ("", "_low", "_high")]
-    )
+    values = pd.DataFrame({"x": np.random.default_rng(1).random(50)})
+    assert resampled(values, seed=3).equals(resampled(values, seed=3))
+    assert not resampled(values, seed=3).equals(resampled(values, seed=4))
+    both = resampled(values.assign(y=2 * values["x"]))
+    assert both["y"].to_numpy() == pytest.approx(2 * both["x"].to_numpy())
 
 
 def test_a_macro_average_gives_every_benchmark_the_same_weight():
     # Standard errors 0.5 / sqrt(100) and 0: the average is off by half of the first.
     half = [0.0, 1.0] * 50
-    value, *ends = of_shares(half, [1.0] * 400)
+    value, *ends = of_values(half, [1.0] * 400)
     assert value == 0.75 and ends == pytest.approx([0.701, 0.799], abs=5e-3)
     # Shares that are the same for all problems: Wilson's interval of 0 of 12, z^2 / (12 + z^2), and of 12 of 12.
-    assert of_shares([0.0] * 12, shares=True) == (0.0, 0.0, pytest.approx(0.242494))
-    assert of_shares([1.0] * 12, shares=True) == (1.0, pytest.approx(0.757506), 1.0)
+    assert of_values([0.0] * 12, shares=True) == (0.0, 0.0, pytest.approx(0.242494))
+    assert of_values([1.0] * 12, shares=True) == (1.0, pytest.approx(0.757506), 1.0)
     # In an average the parts' widths add up in squares: 0.2425 / 2 upwards of the one, 0.049 of the other.
-    _, *ends = of_shares(half, [0.0] * 12, shares=True)
+    _, *ends = of_values(half, [0.0] * 12, shares=True)
     assert ends == pytest.approx([0.201, 0.25 + math.hypot(0.121247, 0.049)], abs=5e-3)
     for n in range(2, 200, 7):
-        _, low, _ = of_shares([0.0] * n, shares=True, draws=10)
-        _, _, high = of_shares([1.0] * n, shares=True, draws=10)
+        _, low, _ = of_values([0.0] * n, shares=True, draws=10)
+        _, _, high = of_values([1.0] * n, shares=True, draws=10)
         assert low == 0 and high == 1  # not -1e-17, which tables show as -0.0
     # One problem has no interval.
-    value, *ends = of_shares([0.25], [0.5, 1.0])
+    value, *ends = of_values([0.25], [0.5, 1.0])
     assert value == 0.5 and all(map(math.isnan, ends))
 
 

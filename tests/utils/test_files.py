@@ -6,7 +6,7 @@ import pytest
 
 from verl.checkpoint.attempts import run_lock
 from verl.config.errors import ConfigError
-from verl.evaluation.store import AppendFile, read_lines
+from verl.evaluation.store import RecordFile, StoredSample
 from verl.run.tracker_backends import jsonl_backend
 from verl.utils.files import replace_text, replacing
 
@@ -30,8 +30,7 @@ def lock(path: Path) -> None:
     [
         (".lock", lock),
         ("metrics.jsonl", jsonl_backend),
-        ("samples.jsonl", AppendFile),
-        ("samples.jsonl", lambda path: list(read_lines(path))),
+        ("samples.jsonl", lambda path: RecordFile(path, StoredSample)),
     ],
 )
 def test_a_folder_of_somebody_else_leads_to_no_other_file(

@@ -23,8 +23,8 @@ from verl.data.files import read_rows
 from verl.data.prompt_rows import as_mapping, read_extra_info, read_messages
 from verl.evaluation.benchmarks import Problem
 from verl.evaluation.evaluate import in_one_line
+from verl.evaluation.failures import displayed
 from verl.evaluation.generation import generate_target
-from verl.evaluation.progress import displayed
 from verl.evaluation.scoring import score_batches
 from verl.evaluation.store import SampleKey, SampleStore
 from verl.evaluation.targets import Target
@@ -51,7 +51,7 @@ def run_analysis(config: AnalysisConfig) -> None:
     """
     check_pairs(config)
     own_measures(config.calculator.own_metrics)  # checked before an engine starts
-    with displayed("samples and measurements") as display:
+    with displayed("analysis", "samples and measurements") as display:
         files: dict[str, list[Problem]] = {}
         for path in config.analysis.prompt_files:
             with display.recorded():
@@ -108,7 +108,6 @@ def _analyse_target(job: Job, target: Target, config: AnalysisConfig, verifiers:
     with ExitStack() as stack:
         stores = job.open_stores(tasks, stack)
         generate_target(target.label, stores, job.config, job.session, job.display, job.tokenizers[target])
-        job.display.finish()
         measured = _measure(job, stores, config)
         for task, store in stores.items():
             job.display.say(f"{task.label}: scoring and comparing the responses")

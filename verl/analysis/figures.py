@@ -28,7 +28,7 @@ from verl.analysis.drawing import (
 from verl.analysis.sheets import MODEL, column, of_model
 from verl.config.analysis import AnalysisConfig
 from verl.evaluation.results import safe_name
-from verl.evaluation.statistics import intervals
+from verl.evaluation.statistics import intervals, resampled
 from verl_pages.names import metric_name
 
 MAX_POINTS = 2000
@@ -215,7 +215,7 @@ def _estimate(rows: pd.DataFrame, name: str) -> tuple[float, float, float]:
     means = rows.groupby("prompt_id")[[name]].mean().dropna()
     if not len(means):
         return (np.nan, np.nan, np.nan)
-    value, low, high = intervals([means], draws=DRAWS).values()
+    value, low, high = intervals([resampled(means, draws=DRAWS)]).values()
     return value, low, high
 
 

@@ -4,19 +4,17 @@ The first line of ``measures.jsonl`` holds what the measurements depend on besid
 prompt's. So an interrupted analysis resumes.
 """
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from verl.config.analysis import AnalysisConfig
 from verl.config.calculator import CalculatorConfig
-from verl.config.errors import ConfigError
-from verl.evaluation.store import RecordFile, SampleStore
+from verl.evaluation.store import RecordFile, SampleStore, digest
 from verl.evaluation.tasks import EvaluationTask
-from verl.rollout.requests import Course, MeasuredPrompt, PromptResponses
+from verl.rollout.requests import MeasuredPrompt, PromptResponses
 from verl.single_controller.worker_group import WorkerGroup
 
 MEASURES_FILE = "measures.jsonl"
@@ -25,30 +23,31 @@ PROMPTS_PER_CALL = 4
 """Prompts that each worker reads between two writes."""
 
 
-class MeasureFile(RecordFile):
+@dataclass(frozen=True)
+class StoredMeasurement:
+    """A policy's measurements of one prompt's responses."""
+
+    responses: str
+    """Digest of the prompt and the responses."""
+    measured: MeasuredPrompt
+
+
+class MeasureFile(RecordFile[StoredMeasurement]):
     """Measurements on disk."""
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
-        super().__init__(folder / MEASURES_FILE, settings)
-        self._measured: dict[int, tuple[str, MeasuredPrompt]] = {}
-        for place, record in self.stored:
-            try:
-                courses = [Course(**course) for course in record["measured"]["courses"]]
-                measured = MeasuredPrompt(**record["measured"] | {"courses": courses})
-                self._measured[measured.key] = (record["responses"], measured)
-            except (KeyError, TypeError) as error:
-                raise ConfigError(f"{place} is damaged; remove that line and run the same command again") from error
+        super().__init__(folder / MEASURES_FILE, StoredMeasurement, settings)
+        self._measured = {(record.measured.key, record.responses): record.measured for record in self.records}
 
     def get(self, prompt: PromptResponses) -> MeasuredPrompt | None:
         """Return the measurements of exactly these responses."""
-        digest, measured = self._measured.get(prompt.key, ("", None))
-        return measured if digest == _digest(prompt) else None
+        return self._measured.get((prompt.key, _digest(prompt)))
 
     def append(self, prompt: PromptResponses, measured: MeasuredPrompt) -> None:
         """Add the measurements of ``prompt`` and write them down."""
-        digest = _digest(prompt)
-        self._measured[prompt.key] = (digest, measured)
-        self.write([{"responses": digest, "measured": asdict(measured)}])
+        record = StoredMeasurement(_digest(prompt), measured)
+        self._measured[prompt.key, record.responses] = measured
+        self.write([record])
 
 
 def measure_settings(config: AnalysisConfig, on_cpu: bool) -> dict[str, Any]:
@@ -94,4 +93,4 @@ def measure_missing(
 
 
 def _digest(prompt: PromptResponses) -> str:
-    return hashlib.blake2b(json.dumps([prompt.prompt_ids, prompt.token_ids]).encode(), digest_size=8).hexdigest()
+    return digest(json.dumps([prompt.prompt_ids, prompt.token_ids]).encode())

@@ -1,5 +1,5 @@
 """Evaluation: samples of models on benchmarks, their verdicts, and tables, curves and a page to read them in.
 
-Imports inside point one way: store, benchmarks, progress <- targets <- tasks <- generation, scoring;
+Imports inside point one way: store, benchmarks, failures <- targets <- tasks <- generation, scoring;
 results <- statistics <- report; evaluate on top.
 """

@@ -4,19 +4,21 @@ If one benchmark or model fails, a line says so, the others are evaluated, and t
 """
 
 from contextlib import ExitStack, closing
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 from verl.checkpoint.attempts import run_lock
 from verl.cluster.failures import WorkerError
 from verl.config.errors import ConfigError
 from verl.config.evaluation import EvaluationConfig
+from verl.evaluation.failures import displayed
 from verl.evaluation.generation import generate_target
-from verl.evaluation.progress import displayed
 from verl.evaluation.report.publish import publish
 from verl.evaluation.reranking import Judge, load_reward_model, score_by_reward_model, with_scores
 from verl.evaluation.results import TaskResult
 from verl.evaluation.scoring import score_samples
-from verl.evaluation.store import SampleKey, copy_samples
+from verl.evaluation.store import SampleKey
 from verl.evaluation.targets import Target
 from verl.evaluation.tasks import EvaluationTask, Job, prepare
 from verl.rank.own_metrics import own_measures
@@ -34,46 +36,38 @@ def run_evaluation(config: EvaluationConfig) -> None:
         SystemExit: with 1 if some evaluations failed; with 130 after an interrupt.
     """
     own_measures(config.calculator.own_metrics)  # checked before an engine starts
-    with displayed("samples") as display:
+    with displayed("evaluation", "samples") as display:
         job = prepare(config, "evaluation", display)
         if job is None:
             return
         session, count = job.session, len(job.tokenizers)
         judge = load_reward_model(config, session.device_type) if config.reward_model.path is not None else None
         with run_lock(job.folder):
-            results: list[TaskResult] = []
             # The verifiers' processes start with the first sample to score.
             with session, closing(VerifierPool(config.reward_score, session.busy_cores)) as verifiers:
-                earlier: dict[Target, list[EvaluationTask]] = {}
+                by_target: dict[Target, list[TaskResult]] = {}
                 for place, target in enumerate(job.tokenizers, start=1):
                     title = f"{target.label} ({place}/{count})" if count > 1 else target.label
+                    twin = next((other for other in by_target if other.same_model(target)), None)
+                    if twin is not None:  # such as the base of two runs
+                        display.say(f"{target.label} is the model of {twin.label}, and has its results")
+                        by_target[target] = [replace(r, run=target.run, step=target.step) for r in by_target[twin]]
+                        continue
                     with display.recorded(target.label):
-                        results += _evaluate_target(job, target, title, verifiers, earlier, judge)
-            if results:
+                        by_target[target] = _evaluate_target(job, target, title, verifiers, judge)
+            if results := list(chain.from_iterable(by_target.values())):
                 publish(job.folder, results, config, display)
 
 
 def _evaluate_target(
-    job: Job,
-    target: Target,
-    title: str,
-    verifiers: VerifierPool,
-    earlier: dict[Target, list[EvaluationTask]],
-    judge: Judge | None,
+    job: Job, target: Target, title: str, verifiers: VerifierPool, judge: Judge | None
 ) -> list[TaskResult]:
     """Generate the missing samples of one model and score all, also by the ``judge``.
 
     Returns the results of the tasks that succeeded.
-
-    The same model under another name, such as the base of two runs, is among the ``earlier`` ones with its tasks: what
-    it sampled is what this one would.
     """
-    config, display, results = job.config, job.display, []
-    earlier[target] = tasks = job.tasks_of(target)
-    twin = next(other for other in earlier if other.same_model(target))
-    copied = [copy_samples(of.folder, task.folder) for of, task in zip(earlier[twin], tasks, strict=True)]
-    if any(copied):
-        display.say(f"{target.label} is the model of {twin.label}, whose samples are used again")
+    config, display, tasks = job.config, job.display, job.tasks_of(target)
+    results: list[TaskResult] = []
     with ExitStack() as stack:
         stores = job.open_stores(tasks, stack)
         try:
@@ -92,7 +86,6 @@ def _evaluate_target(
             with display.recorded(target.label):
                 result = score_samples(task, store.samples, config.n_sampling, verifiers)
                 results.append(with_scores(result, scores[task]) if task in scores else result)
-        display.finish()
     return results
 
 

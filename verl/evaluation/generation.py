@@ -1,6 +1,7 @@
 """Generation: requests to the engines, and their responses into the stores."""
 
 import math
+import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -12,7 +13,7 @@ from verl.batch import Batch
 from verl.config.evaluation import EvaluationConfig
 from verl.config.rollout import SamplingConfig, SamplingFilters
 from verl.data.prompt_rows import PromptRecord
-from verl.evaluation.progress import EvaluationDisplay
+from verl.evaluation.failures import EvaluationDisplay
 from verl.evaluation.store import SampleStore, StoredSample
 from verl.evaluation.tasks import EvaluationTask, chat_arguments, engine_model
 from verl.rollout import engine_environment
@@ -47,7 +48,9 @@ def generate_target(
     total = sum(config.n_sampling * len(store.answered) for store in stores.values())
     if num_samples < total:
         display.say(f"{title}: {total - num_samples} of {total} samples already exist")
-    display.start(title, sum(len({problem for problem, _ in keys}) for keys in missing.values()), num_samples)
+    num_problems = sum(len({problem for problem, _ in keys}) for keys in missing.values())
+    display.say(f"{title}: {num_samples} samples of {num_problems} problems to generate")
+    display.begin_model(title, num_samples)
     model, turns = engine_model(list(missing), config), config.rollout.multi_turn
     with ExitStack() as stack:
         setup = None
@@ -64,9 +67,10 @@ def generate_target(
                 target.template,
                 model.max_model_len,
             )
+        display.stage("starting the engines")
         workers = start_engines(session, model, config)
         stack.callback(workers.close)
-        display.running()
+        display.phase("generating")
         generate_missing(stores, config, workers, tokenizer, display, setup)
 
 
@@ -106,9 +110,10 @@ def generate_missing(
         overrides=[sampling[task.temperature] for task, _, _ in samples],
     )
     stops = next(iter(stores)).settings["stop"]
+    done, started = Counter[str](), time.monotonic()
 
     def store(part: Batch) -> None:
-        problems_done, lengths = 0, part.policy_lengths.tolist()
+        lengths = part.policy_lengths.tolist()
         arrived: dict[EvaluationTask, list[StoredSample]] = defaultdict(list)
         texts, metrics = policy_texts(part, tokenizer, stops), finite_metrics(part)
         said = who_said_what(part, tokenizer)
@@ -116,13 +121,17 @@ def generate_missing(
         for row, place in enumerate(part.request.tolist()):
             task, problem, i = samples[place]
             left_of_problem[task, problem] -= 1
-            problems_done += left_of_problem[task, problem] == 0
+            done["problems"] += left_of_problem[task, problem] == 0
             ids = tokens[row].tolist() if task.settings.get("tokens", False) else []
             sample = (texts[row], lengths[row], bool(part.truncated[row]), metrics[row], ids, said[row])
             arrived[task].append(StoredSample(problem, i, *sample))
         for task, new in arrived.items():
             stores[task].append(new)
-        display.generated(problems_done, len(part), sum(lengths))
+        done.update(samples=len(part), tokens=sum(lengths))
+        seconds = time.monotonic() - started
+        left = seconds * (len(samples) - done["samples"]) / max(done["samples"], 1)
+        speed = {"tokens_per_s": done["tokens"] / max(seconds, 1e-9), "seconds_left": left}
+        display.step(done["samples"], {"problems": done["problems"]} | speed)
 
     talks = None
     if conversations is not None:

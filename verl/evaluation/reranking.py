@@ -5,7 +5,7 @@ The first line of ``reward_model.jsonl`` holds what the scores depend on. Each n
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from verl.config.evaluation import EvaluationConfig
 from verl.config.rewards import RewardModelConfig
 from verl.evaluation.results import TaskResult
 from verl.evaluation.scoring import digest_of
-from verl.evaluation.store import RecordFile, SampleKey, SampleStore, parse_record
+from verl.evaluation.store import RecordFile, SampleKey, SampleStore
 from verl.evaluation.tasks import EvaluationTask, Job, model_digest
 from verl.models.checks import check_sequence_fits, check_value_architecture
 from verl.models.hub import fetch_model
@@ -86,11 +86,10 @@ def score_by_reward_model(
             return RoleWorkers(workers)
 
         for task, store in stores.items():
-            file = stack.enter_context(RecordFile(task.folder / SCORES_FILE, settings))
+            file = stack.enter_context(RecordFile(task.folder / SCORES_FILE, StoredScore, settings))
             keys = [(i, j) for i in store.answered for j in range(job.config.n_sampling)]
             digests = {key: digest_of(store.samples[key].response) for key in keys}
-            stored = [parse_record(StoredScore, record, place) for place, record in file.stored]
-            stored = [s for s in stored if digests.get((s.problem, s.sample)) == s.response]
+            stored = [s for s in file.records if digests.get((s.problem, s.sample)) == s.response]
             scores = {(s.problem, s.sample): s.score for s in stored}
             missing = [key for key in keys if key not in scores]
             if missing:
@@ -101,7 +100,7 @@ def score_by_reward_model(
                 responses = [store.samples[key].response for key in batch]
                 texts, _ = reward_model_batch(chats, responses, tokenizer, held.max_length)
                 new = dict(zip(batch, model().map_rows("compute_rm_scores", texts).scores.tolist(), strict=True))
-                file.write([asdict(StoredScore(*key, digests[key], score)) for key, score in new.items()])
+                file.write([StoredScore(*key, digests[key], score) for key, score in new.items()])
                 scores |= new
             found[task] = scores
     return found

@@ -4,11 +4,10 @@ The first line of ``verdicts.jsonl`` holds what the verdicts depend on: the veri
 limits, and the problems' answers. Each verdict names the response it belongs to. Scoring never generates.
 """
 
-import hashlib
 import importlib.util
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from verl.config.rewards import RewardScoreConfig
 from verl.data.templates import find_template
 from verl.evaluation.benchmarks import Problem
 from verl.evaluation.results import PROMPT_TOO_LONG, ProblemResult, ScoredSample, TaskResult
-from verl.evaluation.store import RecordFile, SampleKey, StoredSample, parse_record
+from verl.evaluation.store import RecordFile, SampleKey, StoredSample, digest
 from verl.evaluation.tasks import EvaluationTask
 from verl.rewards.pool import VerifierPool
 from verl.rollout.programs import with_solutions
@@ -65,15 +64,15 @@ def score_samples(
     """
     keys = [(i, j) for i in range(len(task.problems)) if i not in task.unanswered for j in range(n)]
     digests = {key: digest_of(samples[key].response) for key in keys}
-    with RecordFile(task.folder / VERDICTS_FILE, verdict_settings(task.problems, verifiers.config)) as file:
-        stored = [parse_record(StoredVerdict, record, place) for place, record in file.stored]
-        verdicts = {(v.problem, v.sample): v for v in stored}
+    settings = verdict_settings(task.problems, verifiers.config)
+    with RecordFile(task.folder / VERDICTS_FILE, StoredVerdict, settings) as file:
+        verdicts = {(v.problem, v.sample): v for v in file.records}
         waiting = [key for key in keys if key not in verdicts or verdicts[key].response != digests[key]]
         for batch in score_batches(task, samples, waiting, verifiers):
             for key, score in batch.items():
                 correct, extras, reason = score.correct, dict(score.extras), reason_code(score)
                 verdicts[key] = StoredVerdict(*key, digests[key], correct, score.answer, reason, extras)
-            file.write([asdict(verdicts[key]) for key in batch])
+            file.write([verdicts[key] for key in batch])
 
     def scored(key: SampleKey) -> ScoredSample:
         if key[0] in task.unanswered:
@@ -127,9 +126,9 @@ def verdict_settings(problems: Sequence[Problem], config: RewardScoreConfig) -> 
     sources += [path for path in map(_source_of, config.paths_of_custom_functions().values()) if path is not None]
     truths = [[problem.answer, problem.data_source, dict(problem.extra_info)] for problem in problems]
     return {
-        "verifiers": _digest(b"".join(path.read_bytes() for path in sources)),
+        "verifiers": digest(b"".join(path.read_bytes() for path in sources)),
         "libraries": {name: version(name) for name in LIBRARIES},
-        "problems": _digest(json.dumps(truths, sort_keys=True).encode()),
+        "problems": digest(json.dumps(truths, sort_keys=True).encode()),
         "timeout_s": config.timeout_s,
         "memory_limit_mb": config.memory_limit_mb,
         "custom_functions": config.custom_functions,
@@ -156,9 +155,5 @@ def reason_code(score: Verdict) -> str:
 
 
 def digest_of(response: str) -> str:
-    """Names a response in a few characters."""
-    return _digest(response.encode(errors="surrogatepass"))
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=8).hexdigest()
+    """Return a name of a response in a few characters."""
+    return digest(response.encode(errors="surrogatepass"))

@@ -5,6 +5,7 @@ P: problems with samples. K: figures, such as ``pass@4``.
 
 import math
 import re
+import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import NDArray
 from scipy.stats import binomtest, bootstrap
 
 from verl.algorithms.pass_at_k import k_grid, pass_at_k, rm_at_k
@@ -114,19 +114,28 @@ def summarise(results: Sequence[TaskResult], compare_to: str = "auto", seed: int
     """
     by_key = {(r.benchmark, label): r for r, label in zip(results, row_labels(results), strict=True)}
     benchmarks, labels = (list(dict.fromkeys(key[place] for key in by_key)) for place in (0, 1))
+    # Benchmarks are resampled independently, each with the same draws for every run.
+    seeds = {name: seed + zlib.crc32(name.encode(errors="surrogatepass")) for name in benchmarks}
     figures = {key: problem_figures(result) for key, result in by_key.items()}
     baselines = {key: _baseline(key, by_key, compare_to) for key in by_key}
+    drawn = {key: resampled(values, seeds[key[0]]) for key, values in figures.items()}
+    changes = {key: _changes(figures[key], figures[other]) for key, other in baselines.items() if other}
+    drawn_changes = {key: resampled(values, seeds[key[0]]) for key, values in changes.items() if values.size}
 
     def estimates(keys: Sequence[Key]) -> dict[str, Any]:
         """Return the figures of a run, averaged over the benchmarks of ``keys``, and their differences."""
-        values = {"baseline": "", **intervals([figures[key] for key in keys], seed, shares=True)}
-        others = [other for key in keys if (other := baselines[key])]
-        names = {label for _, label in others}
-        if len(others) == len(keys) and len(names) == 1:
-            pairs = [(figures[key], figures[other]) for key, other in zip(keys, others, strict=True)]
-            if differences := _differences(pairs, seed):
-                values |= {"baseline": names.pop(), **differences}
-        return values
+        row = {"baseline": "", **intervals([drawn[key] for key in keys], [figures[key] for key in keys])}
+        names = {other[1] if (other := baselines[key]) else "" for key in keys}
+        if len(names) > 1 or any(key not in drawn_changes for key in keys):
+            return row
+        differences = intervals([drawn_changes[key] for key in keys])
+        num_changed = (pd.concat([changes[key] for key in keys], join="inner") != 0).sum()
+        noise = {
+            f"{name}_outside_noise": (differences[f"{name}_low"] > 0 or differences[f"{name}_high"] < 0)
+            and count >= MIN_CHANGED
+            for name, count in num_changed.items()
+        }
+        return row | {"baseline": names.pop(), **differences, **noise}
 
     rows = {key: _counts(by_key[key]) | estimates([key]) for name in benchmarks for key in by_key if key[0] == name}
     averaged = [name for name in benchmarks if all(len(figures.get((name, label), ())) for label in labels)]
@@ -189,74 +198,55 @@ def _baseline(key: Key, results: Mapping[Key, TaskResult], compare_to: str) -> K
     return None if baseline == key else baseline
 
 
-def _differences(pairs: Sequence[tuple[pd.DataFrame, pd.DataFrame]], seed: int) -> dict[str, Any]:
-    """Return ``difference@k`` of pass@k from the baseline, averaged over benchmarks; empty if they share no problem.
+def _changes(figures: pd.DataFrame, baseline: pd.DataFrame) -> pd.DataFrame:
+    """Return the differences of pass@k from the baseline on the problems that both have: ``difference@k``."""
+    one, other = figures.filter(like="pass@").align(baseline.filter(like="pass@"), join="inner")
+    return (one - other).rename(columns=lambda column: column.replace("pass", "difference"))
 
-    ``pairs``: for each benchmark the figures of a run and those of its baseline; the problems that both have count.
+
+def resampled(values: pd.DataFrame, seed: int = 0, draws: int = DRAWS) -> pd.DataFrame:
+    """Return each column's mean over problems, and its means over problems drawn with replacement: [1 + draws, K].
+
+    All columns see the same problems. The spread of one problem is unknown: its draws are NaN.
     """
-    changes = []
-    for figures, baseline in pairs:
-        one, other = figures.filter(like="pass@").align(baseline.filter(like="pass@"), join="inner")
-        changes.append((one - other).rename(columns=lambda column: column.replace("pass", "difference")))
-    if not all(part.size for part in changes):
-        return {}
-    values: dict[str, Any] = intervals(changes, seed)
-    num_changed = (pd.concat(changes, join="inner") != 0).sum()
-    for name, count in num_changed.items():
-        excludes_zero = values[f"{name}_low"] > 0 or values[f"{name}_high"] < 0
-        values[f"{name}_outside_noise"] = excludes_zero and count >= MIN_CHANGED
-    return values
+    means = np.full((draws, len(values.columns)), math.nan)
+    if len(values) > 1 and values.size:
+        means = bootstrap(
+            (values.to_numpy(),),
+            np.mean,
+            n_resamples=draws,
+            batch=max(1, MAX_BLOCK // values.size),
+            method="percentile",
+            rng=np.random.default_rng(seed),
+        ).bootstrap_distribution.T
+    return pd.concat([values.mean().to_frame().T, pd.DataFrame(means, columns=values.columns)])
 
 
-def intervals(
-    benchmarks: Sequence[pd.DataFrame], seed: int = 0, shares: bool = False, draws: int = DRAWS
-) -> dict[str, float]:
-    """Return the mean over benchmarks of each column's mean over problems, with a percentile bootstrap interval.
-
-    Problems are drawn within each benchmark, the same ones for all columns. The spread within a benchmark of one
-    problem is unknown, so its average has no interval.
+def intervals(drawn: Sequence[pd.DataFrame], shares: Sequence[pd.DataFrame] = ()) -> dict[str, float]:
+    """Return the mean over benchmarks of each column and its percentile interval.
 
     Args:
-        benchmarks: values ``[P, K]`` of each; only columns of all count.
-        shares: values lie in [0, 1]. Where those of a benchmark's problems are all the same, as with 0 of 12 correct,
-            draws do not vary: its part of the interval is then Wilson's (JASA 1927, 22:209), of whole problems.
+        drawn: the :func:`resampled` values of each benchmark; only columns of all count.
+        shares: these values, if they lie in [0, 1]. Where those of all problems of a benchmark are the same, as with
+            0 of 12 correct, draws do not vary: its part of the interval is then Wilson's (JASA 1927, 22:209), for a
+            whole number of problems.
 
     Returns:
         Column, with one of ``ENDS`` -> value, low, high.
     """
-    columns = [column for column in benchmarks[0] if all(column in values for values in benchmarks)]
-    if not columns:
-        return {}
-    parts = [values[columns].to_numpy() for values in benchmarks]
-    means = macro_mean(*parts)
-    low = high = np.full(len(columns), math.nan)
-    if all(len(part) > 1 for part in parts):
-        low, high = bootstrap(
-            parts,
-            macro_mean,
-            n_resamples=draws,
-            batch=max(1, MAX_BLOCK // sum(part.size for part in parts)),
-            vectorized=True,
-            confidence_level=LEVEL,
-            method="percentile",
-            rng=np.random.default_rng(seed),
-        ).confidence_interval
-        for part in parts if shares else ():
-            for place in np.flatnonzero(np.ptp(part, axis=0) == 0):
-                share, count = part[0, place], len(part)
-                wilson = binomtest(round(share * count), count).proportion_ci(LEVEL, "wilson")
-                # Independent parts of an average add up in squares (Zou and Donner 2008, Stat. in Medicine 27:1693).
-                for side, ends, bound in ((-1, low, wilson.low), (1, high, wilson.high)):
-                    width = math.hypot(ends[place] - means[place], (bound - share) / len(parts))
-                    ends[place] = means[place] + side * width
-    rows = zip(columns, means.tolist(), low.tolist(), high.tolist(), strict=True)
+    columns = [column for column in drawn[0] if all(column in part for part in drawn)]
+    macro = np.mean([part[columns].to_numpy() for part in drawn], axis=0)
+    low, high = np.quantile(macro[1:], [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
+    for values in shares:
+        for place in np.flatnonzero(values[columns].nunique() == 1):
+            share, count = values[columns[place]].iloc[0], len(values)
+            wilson = binomtest(round(share * count), count).proportion_ci(LEVEL, "wilson")
+            # Independent parts of an average add up in squares (Zou and Donner 2008, Statistics in Medicine 27:1693).
+            for side, ends, bound in ((-1, low, wilson.low), (1, high, wilson.high)):
+                width = math.hypot(ends[place] - macro[0, place], (bound - share) / len(drawn))
+                ends[place] = macro[0, place] + side * width
+    rows = zip(columns, macro[0].tolist(), low.tolist(), high.tolist(), strict=True)
     return {f"{column}{end}": value for column, *row in rows for end, value in zip(ENDS, row, strict=True)}
-
-
-def macro_mean(*benchmarks: NDArray[np.float64], axis: int = 0) -> NDArray[np.float64]:
-    """Return the mean over benchmarks of their means over problems, which are an ``axis`` of each."""
-    means: NDArray[np.float64] = np.mean([values.mean(axis=axis) for values in benchmarks], axis=0)
-    return means
 
 
 def _counts(result: TaskResult) -> dict[str, Any]:

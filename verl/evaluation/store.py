@@ -12,12 +12,11 @@ readers drop that line.
 import hashlib
 import json
 import os
-import shutil
-import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any, Self, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Generic, Self, TypeVar, get_args, get_origin, get_type_hints
 
 from verl.config.errors import ConfigError
 from verl.utils.files import open_to_write, replace_text
@@ -31,6 +30,11 @@ SampleKey = tuple[int, int]
 """Problem and sample, both from 0."""
 
 RecordT = TypeVar("RecordT")
+
+
+def digest(content: bytes, size: int = 8) -> str:
+    """Return a digest of ``size`` bytes."""
+    return hashlib.blake2b(content, digest_size=size).hexdigest()
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -61,52 +65,66 @@ def read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield place, record
 
 
-def parse_record(kind: type[RecordT], record: Mapping[str, Any], place: str) -> RecordT:
-    """Return the dataclass ``kind`` with the fields of ``record``; those with defaults may be missing.
+def _damaged(place: str) -> ConfigError:
+    return ConfigError(f"{place} is damaged; remove that line and run the same command again")
 
-    Raises ``ConfigError`` for other fields, or other types.
+
+@cache
+def _field_types(kind: Any) -> tuple[dict[str, Any], set[str]]:
+    """Return the types of a dataclass's fields, and the names of those that may be missing."""
+    return get_type_hints(kind), {field.name for field in fields(kind) if field.default_factory is not MISSING}
+
+
+def _read(value: Any, kind: Any) -> Any:
+    """Return a JSON value as a dataclass, a list, a dict, or a plain type; an integer also is a float.
+
+    Raises:
+        TypeError: it is of another type.
     """
-    hints = get_type_hints(kind)
-    described: Any = kind  # a dataclass, for which there is no annotation
-    optional = {field.name for field in fields(described) if field.default_factory is not MISSING}
-    complete = hints.keys() - optional <= record.keys() <= hints.keys()
-    if not complete or not all(_fits(value, hints[name]) for name, value in record.items()):
-        raise _damaged(place)
-    return kind(**record)
+    if is_dataclass(kind) and isinstance(value, dict):
+        made: Any = kind  # a dataclass, for which there is no annotation
+        types, optional = _field_types(made)
+        if types.keys() - optional <= value.keys() <= types.keys():
+            return made(**{name: _read(entry, types[name]) for name, entry in value.items()})
+    elif get_origin(kind) is dict and isinstance(value, dict):
+        return {name: _read(entry, get_args(kind)[1]) for name, entry in value.items()}
+    elif get_origin(kind) is list and isinstance(value, list):
+        return [_read(entry, get_args(kind)[0]) for entry in value]
+    elif kind is Any or type(value) is kind or (kind is float and type(value) is int):
+        return value
+    raise TypeError(f"{value!r:.80} is not {kind}")
 
 
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a JSON value is of the type ``hint``; an integer also is a float."""
-    if get_origin(hint) is dict:
-        _, item = get_args(hint)
-        return isinstance(value, dict) and (item is Any or all(_fits(entry, item) for entry in value.values()))
-    if get_origin(hint) is list:
-        return isinstance(value, list) and all(_fits(entry, get_args(hint)[0]) for entry in value)
-    return type(value) is hint or (hint is float and type(value) is int)
+class RecordFile(Generic[RecordT]):
+    """Dataclasses on disk as JSON lines, that more are appended to; a context manager.
 
+    Args:
+        path: created if missing.
+        kind: the dataclass. Fields with a default factory may be missing in a line, and empty ones are not written.
+        settings: what the records depend on, the first line; a file with others is emptied. None: no such line.
 
-def copy_samples(source: Path, folder: Path) -> bool:
-    """Copy samples and their settings into ``folder``, unless that is there already; returns whether it was done."""
-    if folder.exists() or not (source / SAMPLES_FILE).is_file():
-        return False
-    unfinished = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.unfinished")
-    unfinished.mkdir(parents=True)
-    try:
-        for name in (SETTINGS_FILE, SAMPLES_FILE):
-            shutil.copyfile(source / name, unfinished / name)
-        unfinished.rename(folder)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-    return True
+    Raises:
+        ConfigError: a line is damaged.
+    """
 
-
-class AppendFile:
-    """A file of JSON lines that records are added to; a context manager."""
-
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, kind: type[RecordT], settings: Mapping[str, Any] | None = None) -> None:
+        lines = list(read_lines(path))
+        head = [] if settings is None else [json.loads(json.dumps(settings))]
+        current = [record for _, record in lines[: len(head)]] == head
+        self._kind: Any = kind
+        self.records: list[RecordT] = []
+        """The records that the file had."""
+        for place, record in lines[len(head) :] if current else ():
+            try:
+                self.records.append(_read(record, kind))
+            except TypeError as error:
+                raise _damaged(place) from error
         # A response may hold half of a surrogate pair, which strict UTF-8 refuses.
         handle = open_to_write(path, os.O_WRONLY | os.O_APPEND)
         self._file = os.fdopen(handle, "a", encoding="utf-8", errors="surrogatepass")
+        if not current:
+            self._file.truncate(0)
+            self._write_lines(head)
 
     def __enter__(self) -> Self:
         return self
@@ -114,32 +132,15 @@ class AppendFile:
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
-    def write(self, records: Sequence[Mapping[str, Any]]) -> None:
+    def write(self, records: Sequence[RecordT]) -> None:
         """Add records and hand them to the operating system."""
-        self._file.write("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+        lines: list[dict[str, Any]] = [asdict(record) for record in records]  # type: ignore[call-overload]
+        _, optional = _field_types(self._kind)
+        self._write_lines([{k: v for k, v in line.items() if v or k not in optional} for line in lines])
+
+    def _write_lines(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        self._file.write("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
         self._file.flush()
-
-
-class RecordFile(AppendFile):
-    """Records on disk that follow from settings, which are the first line.
-
-    A file that was made with other settings is emptied.
-    """
-
-    def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
-        settings = json.loads(json.dumps(settings))
-        lines = list(read_lines(path))
-        current = bool(lines) and lines[0][1] == settings
-        self.stored = lines[1:] if current else []
-        """The records that were in the file, each with its place for messages."""
-        super().__init__(path)
-        if not current:
-            self._file.truncate(0)
-            self.write([settings])
-
-
-def _damaged(place: str) -> ConfigError:
-    return ConfigError(f"{place} is damaged; remove that line and run the same command again")
 
 
 @dataclass(frozen=True)
@@ -156,17 +157,11 @@ class StoredSample:
     token_ids: list[int] = field(default_factory=list)
     """Empty where they are not kept."""
     conversation: list[dict[str, str]] = field(default_factory=list)
-    """Who said what, as :func:`verl.rollout.environments.conversations.who_said_what` tells it; empty for one turn."""
-
-    def record(self) -> dict[str, Any]:
-        """Return the line of the file."""
-        return {
-            name: value for name, value in asdict(self).items() if name not in ("token_ids", "conversation") or value
-        }
+    """Who said what, from :func:`verl.rollout.environments.conversations.who_said_what`; empty for one turn."""
 
 
-class SampleStore(AppendFile):
-    """The samples in one folder. A context manager, because it keeps a file open.
+class SampleStore(RecordFile[StoredSample]):
+    """The samples in one folder.
 
     Args:
         folder: created if missing.
@@ -189,14 +184,13 @@ class SampleStore(AppendFile):
         self.answered = [i for i in range(len(prompts)) if i not in unanswered]
         """Problems of which there are samples, or will be."""
         folder.mkdir(parents=True, exist_ok=True)
-        self._claim(json.loads(json.dumps(settings)), [_digest(ids) for ids in prompts])
-        path = folder / SAMPLES_FILE
-        stored = [parse_record(StoredSample, record, place) for place, record in read_lines(path)]
-        self.samples: dict[SampleKey, StoredSample] = {(sample.problem, sample.sample): sample for sample in stored}
-        super().__init__(path)
+        digests = [digest(",".join(map(str, ids)).encode(), size=4) for ids in prompts]
+        self._claim(json.loads(json.dumps(settings)), digests)
+        super().__init__(folder / SAMPLES_FILE, StoredSample)
+        self.samples: dict[SampleKey, StoredSample] = {(one.problem, one.sample): one for one in self.records}
 
     def missing(self, n: int) -> list[SampleKey]:
-        """Which of the first ``n`` samples of every problem are missing, problem by problem."""
+        """Return which of the first ``n`` samples of every problem are missing, problem by problem."""
         return [(i, j) for i in self.answered for j in range(n) if (i, j) not in self.samples]
 
     def append(self, samples: Sequence[StoredSample]) -> None:
@@ -204,7 +198,7 @@ class SampleStore(AppendFile):
         for sample in samples:
             assert (sample.problem, sample.sample) not in self.samples, sample
             self.samples[sample.problem, sample.sample] = sample
-        self.write([sample.record() for sample in samples])
+        self.write(samples)
 
     def _claim(self, settings: dict[str, Any], digests: list[str]) -> None:
         """Compare settings and prompts with those of the folder, or record them in a new one."""
@@ -232,7 +226,3 @@ class SampleStore(AppendFile):
         elif (self.folder / SAMPLES_FILE).exists():
             raise ConfigError(f"{self.folder}: holds {SAMPLES_FILE} without {SETTINGS_FILE}; {FIX}")
         replace_text(path, json.dumps({"settings": settings, "prompts": digests}, indent=1) + "\n")
-
-
-def _digest(ids: Sequence[int]) -> str:
-    return hashlib.blake2b(",".join(map(str, ids)).encode(), digest_size=4).hexdigest()

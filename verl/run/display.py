@@ -11,11 +11,8 @@ from rich.text import Text
 
 from verl.config.errors import visible
 
-MAX_SHOWN = 2000
-"""Characters of a prompt or a response that are shown."""
-
-MAX_FACT = 200
-"""Characters next to them."""
+MAX_SHOWN, MAX_FACT = 2000, 200
+"""Characters of a prompt or a response, and of a fact about it, that are shown."""
 
 Columns = Mapping[str, tuple[str, str]]
 """The metrics that a progress bar shows: header -> (metric name, format)."""
@@ -27,13 +24,14 @@ class RunDisplay:
     Args:
         title: name of the run.
         total_steps: length of the bar.
+        unit: what the bar counts.
     """
 
-    def __init__(self, title: str, total_steps: int, columns: Columns) -> None:
+    def __init__(self, title: str, total_steps: int, columns: Columns, unit: str = "step") -> None:
         self.console = Console()
         self._columns = columns
         self._shown: dict[str, float] = {}
-        self._total = total_steps
+        self._total, self._unit = total_steps, unit
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=20),
@@ -101,7 +99,7 @@ class RunDisplay:
         self._progress.update(self._task, completed=step)
         self._figures.plain = figures
         if self._live is None:
-            self.say(f"step {step}/{self._total}  {figures}")
+            self.say(f"{self._unit} {step}/{self._total}  {figures}")
 
     def sample(self, facts: Mapping[str, str], prompt: str, response: str) -> None:
         """Show a response with a line of facts; of long texts the beginning and the end."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from verl.config.evaluation import EvaluationConfig
-from verl.evaluation.progress import EvaluationDisplay
+from verl.evaluation.failures import EvaluationDisplay
 from verl.evaluation.report.page import make_page
 from verl.evaluation.report.tables import csv_text, markdown, overview_table, terminal_table
 from verl.evaluation.results import PROMPT_TOO_LONG, TaskResult, row_labels, write_result
@@ -16,6 +16,10 @@ from verl.utils.files import replace_text
 
 UPLOADED = ("index.html", "results.md", "results.csv")
 """Files that are added to the tracker's run on wandb."""
+
+
+COLUMNS_OF_LOGS = 140
+"""Width of the table without a terminal."""
 
 
 class Figures(NamedTuple):
@@ -38,7 +42,8 @@ def publish(folder: Path, results: Sequence[TaskResult], config: EvaluationConfi
         for r, label in zip(results, row_labels(results), strict=True)
     ]
     record(folder, config, figures, display.errors, UPLOADED)
-    display.console.print(terminal_table("Evaluation (percent)", overview_table(summary)))
+    table, console = terminal_table("Evaluation (percent)", overview_table(summary)), display.console
+    console.print(table, width=None if console.is_terminal else max(console.width, COLUMNS_OF_LOGS))
     display.say(f"page: {folder}/index.html")
     display.say(f"tables: {folder}/results.md, {folder}/results.csv")
 
