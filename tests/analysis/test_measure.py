@@ -7,9 +7,10 @@ import pytest
 from conftest import ROOT
 
 from tests.analysis.example_tables import analysis_config
+from tests.kit import refused
+from tests.tables import cases, refusals
 from verl.analysis.analyse import read_prompt_file
 from verl.analysis.measure import MeasureFile, prompts_of
-from verl.config import ConfigError
 from verl.data.records import RL_SCHEMA, rl_record, write_parquet
 from verl.evaluation.store import SampleStore, StoredSample
 from verl.rollout.requests import Course, MeasuredPrompt, PromptResponses
@@ -37,12 +38,14 @@ def test_measurements_are_reused_for_equal_settings(tmp_path: Path):
         assert file.get(PROMPT) is None
 
 
-@pytest.mark.parametrize("line", ['{"measured": {}}', '{"measured": 1, "responses": ""}', "[1]", "{"])
+@pytest.mark.parametrize(("line",), cases("analysis/refusals.txt", "lines"))
 def test_a_damaged_line_is_named(tmp_path: Path, line: str):
-    MeasureFile(tmp_path, {})._file.close()
+    MeasureFile(tmp_path, {}).__exit__()
     with (tmp_path / "measures.jsonl").open("a") as file:
         file.write(f"{line}\n")
-    with pytest.raises(ConfigError, match="measures.jsonl, line 2 is damaged; remove that line and run"):
+    with refused(
+        "TMP/measures.jsonl, line 2 is damaged; remove that line and run the same command again", TMP=tmp_path
+    ):
         MeasureFile(tmp_path, {})
 
 
@@ -58,17 +61,10 @@ def test_the_embedded_prompts():
     assert problems[0].data_source == "arithmetic"
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"prompt": [{"role": "system", "content": "x"}, {"role": "user", "content": "y"}]}, "a single user turn"),
-        ({"data_source": "nobodys"}, "row 1: "),
-    ],
-)
-def test_invalid_prompts_are_named(change: dict[str, object], message: str, tmp_path: Path):
-    path = tmp_path / "prompts.parquet"
-    write_parquet(path, [RECORD, RECORD | change], RL_SCHEMA)
-    with pytest.raises(ConfigError) as caught:
+@pytest.mark.parametrize(("change", "line"), refusals("analysis/refusals.txt", "prompts"))
+def test_invalid_prompts_are_named(change: str, line: str, tmp_path: Path):
+    path = tmp_path / "a.parquet"
+    write_parquet(path, [RECORD, RECORD | eval(change)], RL_SCHEMA)
+    with refused(line, TMP=tmp_path):
         read_prompt_file(str(path), analysis_config())
-    assert f"{path}, row 1: " in str(caught.value) and message in str(caught.value)
     assert read_prompt_file(str(path), analysis_config("data.max_problems=1"))[1][0].question == "What is 2 + 3?"

@@ -23,14 +23,12 @@ from tests.evaluation.example_results import (
 )
 from tests.evaluation.example_tasks import evaluation_config
 from verl.evaluation.failures import EvaluationDisplay
-from verl.evaluation.report.page import label_styles
 from verl.evaluation.report.publish import publish, write_results
 from verl.evaluation.report.tables import comparison_table, csv_text, markdown, overview_table, terminal_table
 from verl.evaluation.reranking import with_scores
 from verl.evaluation.results import ProblemResult, result_folder, row_labels, safe_name, write_result
 from verl.evaluation.statistics import summarise
 from verl.utils.portable import printable
-from verl_pages.colours import lighter, page_colour
 
 
 def test_labels_name_the_temperature_only_if_needed():
@@ -172,15 +170,6 @@ def test_console_table_fits_80_columns():
     assert "aime24 grpo@300 100.0 (+75.0 ▲) 100.0 (+50.0 ▲) 100.0 10 0.0" in lines
     assert any(line.startswith("macro average grpo@0 12.5") for line in lines)
     assert any("[red]x[/]@0" in line for line in lines)
-
-
-def test_label_styles_deepen_with_steps():
-    styles = label_styles(["a@0", "a@10", "a@20", "b@20", "c@d@5 T=0.6", "no step"])
-    assert styles["a@20"]["colour"] == page_colour("#009e73")
-    assert styles["a@10"]["colour"] == page_colour(lighter("#009e73", 0.275))
-    assert styles["a@0"]["dash"] and not styles["a@20"]["dash"]
-    assert styles["a@20"]["shape"] != styles["b@20"]["shape"]
-    assert len({style["colour"] for style in styles.values()}) == 6
 
 
 def test_the_same_results_give_the_same_files(tmp_path: Path):

@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
+from tests.kit import harm, refused
+from tests.tables import cases, refusals
 from verl.config import ConfigError
-from verl.evaluation.store import SampleStore, StoredSample
+from verl.evaluation.store import FIX, SampleStore, StoredSample
 
 SETTINGS = {"model": "0123", "temperature": 0.6, "stop": ["</s>"], "calculator": {"enable": True, "diff_stride": 20}}
 PROMPTS = [[1, 2, 3], [4, 5]]
+SAMPLE = {"problem": 0, "sample": 1, "response": "", "num_tokens": 1, "truncated": False, "metrics": {}}
 
 
 def sample(problem: int, number: int, response: str = "two\nlines \u2028 and 数学 \\boxed{4}") -> StoredSample:
@@ -56,55 +59,29 @@ def test_an_incomplete_last_line_is_dropped(cut: int, tmp_path: Path):
 SAMPLE = {"problem": 0, "sample": 1, "response": "", "num_tokens": 1, "truncated": False, "metrics": {}}
 
 
-@pytest.mark.parametrize(
-    "damaged",
-    [
-        *('{"problem": 0, "sam', "[1]", '{"problem": 3}', "[" * 9999, "7" * 5000, "\0\0", "NaN"),
-        *(
-            json.dumps(SAMPLE | wrong)
-            for wrong in (
-                *({"problem": [0]}, {"problem": "0"}, {"problem": True}, {"response": None}, {"truncated": 0}),
-                *({"metrics": []}, {"metrics": {"a": "x"}}, {"num_tokens": 1.5}, {"more": 1}),
-            )
-        ),
-    ],
-)
-def test_a_damaged_line_in_the_middle_is_named(damaged: str, tmp_path: Path):
+@pytest.mark.parametrize(("line",), cases("evaluation/refusals.txt", "lines"))
+def test_a_damaged_line_in_the_middle_is_named(line: str, tmp_path: Path):
     path = fill(tmp_path, sample(0, 0), sample(0, 1), sample(1, 0))
     lines = path.read_text().split("\n")
-    path.write_text("\n".join([lines[0], damaged, *lines[2:]]))
-    with pytest.raises(ConfigError, match=r"samples\.jsonl, line 2 is damaged; remove that line and run the same"):
+    path.write_text("\n".join([lines[0], eval(line), *lines[2:]]))
+    with refused(f"{path}, line 2 is damaged; remove that line and run the same command again"):
         reopen(tmp_path)
 
 
-def test_other_settings_are_refused_and_named(tmp_path: Path):
+@pytest.mark.parametrize(("change", "settings", "prompts", "line"), refusals("evaluation/refusals.txt", "folders"))
+def test_folders_that_are_not_touched(change: str, settings: str, prompts: str, line: str, tmp_path: Path):
+    content = fill(tmp_path, sample(0, 0), sample(0, 1), sample(1, 0)).read_text()
+    harm(tmp_path, change)
+    with refused(line.replace("FIX", FIX), TMP=tmp_path):
+        SampleStore(tmp_path, eval(settings), eval(prompts))
+    assert (tmp_path / "samples.jsonl").read_text() == content
+
+
+def test_settings_that_json_writes_alike_and_further_prompts(tmp_path: Path):
     reopen(tmp_path)
-    changed = r"temperature=0\.6, now 1\.0, stop=\['</s>'\], now \[\]"
-    fix = r"name another trainer\.default_local_dir, or remove that folder"
-    with pytest.raises(ConfigError, match=rf"^{tmp_path}: holds samples made with {changed}; {fix}$"):
-        reopen(tmp_path, temperature=1.0, stop=[])
-    # Values that JSON writes alike are alike.
     reopen(tmp_path, stop=("</s>",))
-
-
-def test_other_prompts_are_refused_and_further_ones_are_added(tmp_path: Path):
-    reopen(tmp_path)
-    with pytest.raises(ConfigError, match=r"other prompts: 1 of 2 differ, the first is problem 1; name another"):
-        reopen(tmp_path, [[1, 2, 3], [4, 5, 6]])
     reopen(tmp_path, [*PROMPTS, [7]])
     # The longer list is recorded, and a shorter one still belongs to it.
     reopen(tmp_path, PROMPTS[:1])
     with pytest.raises(ConfigError, match="the first is problem 2"):
         reopen(tmp_path, [*PROMPTS, [8]])
-
-
-def test_samples_without_their_settings_are_not_touched(tmp_path: Path):
-    (tmp_path / "samples.jsonl").write_text("someone else's\n")
-    with pytest.raises(ConfigError, match=r"holds samples\.jsonl without generation\.json"):
-        reopen(tmp_path)
-    settings = '{"settings": %s, "prompts": %s}'
-    for damaged in ("{", "[]", "[" * 9999, settings % ("[1]", "[]"), settings % ("{}", "3")):
-        (tmp_path / "generation.json").write_text(damaged)
-        with pytest.raises(ConfigError, match=r"generation\.json is damaged"):
-            reopen(tmp_path)
-    assert (tmp_path / "samples.jsonl").read_text() == "someone else's\n"

@@ -77,7 +77,7 @@ def run_analysis(config: AnalysisConfig) -> None:
 
 
 def read_prompt_file(path: str, config: AnalysisConfig) -> tuple[str, list[Problem]]:
-    """Name and first ``data.max_problems`` prompts of a parquet, jsonl or json file in veRL's layout, or of a hub set.
+    """Return the name and first ``data.max_problems`` prompts of a file in veRL's layout, or of a hub set.
 
     Raises:
         ConfigError: it cannot be read, a prompt is more than one user turn, or no verifier can score it.
@@ -101,7 +101,7 @@ def read_prompt_file(path: str, config: AnalysisConfig) -> tuple[str, list[Probl
 
 
 def _analyse_target(job: Job, target: Target, config: AnalysisConfig, verifiers: VerifierPool) -> Iterator[Tables]:
-    """Generate, measure and score the responses of one model; the tables of each task."""
+    """Generate, measure and score the responses of one model, and yield the tables of each task."""
     info = ModelInfo.read(target.path, config.rollout.trust_remote_code)
     resolve_layers(config.calculator.layers, info.num_layers)
     tasks = [replace(task, settings=task.settings | {"tokens": True}) for task in job.tasks_of(target)]
@@ -147,7 +147,7 @@ def _tables(
     config: AnalysisConfig,
     verifiers: VerifierPool,
 ) -> Tables:
-    """Score the responses of a task, and make its rows."""
+    """Score the responses of a task and return its rows."""
     numbers = range(config.n_sampling)
     keys = [(i, j) for i in store.answered for j in numbers]
     scores: dict[SampleKey, Verdict] = {}

@@ -53,7 +53,7 @@ def correlate(columns: Array, weights: Counts) -> Array:
 
 
 def partial(correlations: Array) -> Array:
-    """Correlations ``[..., C, C]`` with the first column held fixed; NaN where it determines another."""
+    """Return correlations ``[..., C, C]`` with the first column held fixed; NaN where it determines another."""
     with_first = correlations[..., :1, :]
     rest = (1 - with_first**2) * (1 - np.swapaxes(with_first, -1, -2) ** 2)
     with np.errstate(invalid="ignore", divide="ignore"):

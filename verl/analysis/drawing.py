@@ -1,7 +1,6 @@
 """Drawing of an analysis's figures: their style, panels, boxes and files."""
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,8 @@ from verl_pages.names import metric_name
 STYLE = Path(__file__).with_name("figures.mplstyle")
 MARKERS = "osD^vPX*"
 
-MAX_COLUMNS = 5
-"""Panels per row of a figure."""
+MAX_COLUMNS = 2
+"""Panels per row of a figure, which is read on a phone, and two fit next to each other on a screen."""
 
 
 @dataclass(frozen=True)
@@ -51,17 +50,14 @@ class NamedFigure:
     caption: str = ""
 
 
-def write_figures(
-    folder: Path, figures: Iterable[NamedFigure], replaced: Sequence[str] = ("",)
-) -> list[tuple[str, str]]:
-    """Write each figure to ``folder`` as SVG and PNG; return their names and captions.
+def write_figures(folder: Path, figures: Iterable[NamedFigure]) -> list[tuple[str, str]]:
+    """Write each figure to ``folder`` as SVG and PNG, which replace earlier ones; return their names and captions.
 
-    Earlier SVG and PNG files whose names begin with one of ``replaced`` are removed. Pass a generator, so that figures
-    are drawn in this style.
+    Pass a generator, so that figures are drawn in this style.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.iterdir():
-        if old.suffix in (".svg", ".png") and old.name.startswith(tuple(replaced)):
+        if old.suffix in (".svg", ".png"):
             old.unlink()
     written = []
     with rc_context(fname=STYLE):
@@ -75,17 +71,12 @@ def write_figures(
     return written
 
 
-def panels(
-    figure: Figure, names: Sequence[str], width: float, height: float, shared: bool = False, most: int = MAX_COLUMNS
-) -> Iterator[tuple[Axes, str]]:
-    """Yield an axes of ``width`` x ``height`` inches for each name, titled with its display name.
-
-    ``shared``: all have the same ranges; ``most``: panels per row.
-    """
-    columns = min(most, len(names) if len(names) <= 3 else math.ceil(math.sqrt(len(names))))
+def panels(figure: Figure, names: Sequence[str], width: float, height: float) -> Iterator[tuple[Axes, str]]:
+    """Yield an axes of ``width`` x ``height`` inches for each name, titled with its display name."""
+    columns = min(MAX_COLUMNS, len(names))
     lines = -(-len(names) // columns)
     figure.set_size_inches(width * columns + 0.4, height * lines + 0.8)
-    axes = list(figure.subplots(lines, columns, squeeze=False, sharex=shared, sharey=shared).flat)
+    axes = list(figure.subplots(lines, columns, squeeze=False).flat)
     for panel, name in zip(axes, names, strict=False):
         panel.set_title(metric_name(name), fontsize=10)
         yield panel, name
@@ -101,25 +92,8 @@ def line_style(number: int) -> dict[str, Any]:
     }
 
 
-def draw_box(axes: Axes, position: float, stats: Mapping[str, float], verdict: VerdictStyle, width: float) -> None:
-    """Draw a horizontal box at ``position``; ``stats`` as in ``matplotlib.cbook.boxplot_stats``."""
-    style = {"color": verdict.colour, "linewidth": 1.4}
-    axes.bxp(
-        [dict(stats)],
-        positions=[position],
-        orientation="horizontal",
-        widths=width,
-        showfliers=False,
-        manage_ticks=False,
-        boxprops=style,
-        medianprops=style | {"linewidth": 2.4},
-        whiskerprops=style,
-        capprops=style,
-    )
-
-
-def bottom_legend(figure: Figure, handles: Sequence[Line2D], columns: int = 4) -> None:
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(columns, len(handles)), handlelength=2.8)
+def bottom_legend(figure: Figure, handles: Sequence[Line2D]) -> None:
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(4, len(handles)), handlelength=2.8)
 
 
 def heading(figure: Figure, title: str) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.cbook import boxplot_stats
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
@@ -20,7 +19,6 @@ from verl.analysis.drawing import (
     NamedFigure,
     VerdictStyle,
     bottom_legend,
-    draw_box,
     heading,
     line_style,
     panels,
@@ -37,9 +35,6 @@ MAX_POINTS = 2000
 MIN_ALIVE = 5
 """A curve along the response ends where fewer responses continue."""
 
-COLUMNS = 2
-"""Panels beside each other: a figure is read on a phone, and two fit beside each other on a screen."""
-
 DRAWS = 500
 """Bootstrap draws of the bands."""
 
@@ -52,7 +47,7 @@ POINTS = "Each point is a prompt, with all responses to it; colour: the share of
 def draw_figures(
     config: AnalysisConfig, responses: pd.DataFrame, prompts: pd.DataFrame, courses: pd.DataFrame, table: pd.DataFrame
 ) -> Iterator[NamedFigure]:
-    """Every figure that the tables have data for; ``table`` holds the correlations."""
+    """Yield every figure that the tables have data for; ``table`` holds the correlations."""
     options = config.analysis
     over_prompts = "Mean over prompts of their responses' mean; {}: 95% interval over prompts."
     for (run, step, benchmark, temperature), part in responses.groupby(MODEL, sort=False):
@@ -94,7 +89,7 @@ def _panel_columns(config: AnalysisConfig) -> list[str]:
 def scatter_figure(
     rows: pd.DataFrame, pairs: Sequence[Sequence[str]], correlations: pd.DataFrame, colour: str, title: str
 ) -> Figure:
-    """Exploration (x) against exploitation (y) for each pair, with the histograms of both at the margins."""
+    """Draw exploration (x) against exploitation (y) for each pair, with the histograms of both at the margins."""
     figure = Figure(figsize=(4.8, 4.3 * len(pairs) + 0.7), layout="constrained")
     points = rows.sample(MAX_POINTS, random_state=0) if len(rows) > MAX_POINTS else rows
     by_verdict = colour == "correctness"
@@ -131,12 +126,23 @@ def scatter_figure(
 def correctness_figure(rows: pd.DataFrame, metrics: Sequence[str], title: str) -> Figure:
     """Draw the distribution of each metric over correct and over wrong responses."""
     figure = Figure(layout="constrained")
-    for axes, name in panels(figure, metrics, 2.4, 1.9, most=COLUMNS):
+    for axes, name in panels(figure, metrics, 2.4, 1.9):
         for place, verdict in enumerate(VERDICTS):
             values = rows.loc[rows["correctness"] == verdict.correctness, name].dropna()
-            if len(values):
-                (stats,) = boxplot_stats(values, whis=(5, 95))
-                draw_box(axes, 1 - place, stats, verdict, 0.6)
+            line = {"color": verdict.colour, "linewidth": 1.4}
+            axes.boxplot(
+                [values],
+                positions=[1 - place],
+                orientation="horizontal",
+                whis=(5, 95),
+                widths=0.6,
+                showfliers=False,
+                manage_ticks=False,
+                boxprops=line,
+                medianprops=line | {"linewidth": 2.4},
+                whiskerprops=line,
+                capprops=line,
+            )
         axes.set_ylim(-0.5, 1.5)
         axes.set_yticks([1, 0], [verdict.name for verdict in VERDICTS])
         axes.grid(axis="y", visible=False)
@@ -146,12 +152,12 @@ def correctness_figure(rows: pd.DataFrame, metrics: Sequence[str], title: str) -
 
 
 def course_figure(courses: pd.DataFrame, metrics: Sequence[str], title: str) -> Figure:
-    """Each metric along the response, of correct and of wrong ones."""
+    """Draw each metric along the response, of correct and of wrong ones."""
     figure = Figure(layout="constrained")
     # The last point of a response is its end, wherever that falls: positions that all responses share are kept.
     whole = courses.groupby(["prompt_id", "rollout_id"])["tokens"].transform("max")
     shared = courses[courses["tokens"] < whole]
-    for axes, name in panels(figure, metrics, 3.0, 2.3, most=COLUMNS):
+    for axes, name in panels(figure, metrics, 3.0, 2.3):
         for verdict in VERDICTS:
             groups = shared[shared["correctness"] == verdict.correctness].groupby("tokens")
             alive = {int(tokens): part for tokens, part in groups if part[name].count() >= MIN_ALIVE}
@@ -163,12 +169,12 @@ def course_figure(courses: pd.DataFrame, metrics: Sequence[str], title: str) -> 
 
 
 def layer_figure(config: AnalysisConfig, rows: pd.DataFrame, title: str) -> Figure:
-    """Each rank metric over the layers, of correct and of wrong responses."""
+    """Draw each rank metric over the layers, of correct and of wrong responses."""
     layers = config.calculator.layers
     # From the first layer to the last, whatever their order in the config.
     places = sorted(range(len(layers)), key=lambda place: (layers[place] < 0, layers[place]))
     figure = Figure(layout="constrained")
-    for axes, name in panels(figure, config.calculator.metric_names, 3.0, 2.3, most=COLUMNS):
+    for axes, name in panels(figure, config.calculator.metric_names, 3.0, 2.3):
         for verdict in VERDICTS:
             part = rows[rows["correctness"] == verdict.correctness]
             frames = [(part, column(config, place, name)) for place in places]
@@ -184,7 +190,7 @@ def checkpoint_figure(responses: pd.DataFrame, metrics: Sequence[str]) -> Figure
     """Draw the mean of each metric over training steps, a line per run, benchmark and temperature."""
     figure = Figure(layout="constrained")
     lines = list(responses.groupby(["run", "benchmark", "temperature"], sort=False))
-    for axes, name in panels(figure, metrics, 2.4, 2.1, most=COLUMNS):
+    for axes, name in panels(figure, metrics, 2.4, 2.1):
         for number, (_, part) in enumerate(lines):
             style = line_style(number)
             by_step = part.groupby("step")
@@ -211,7 +217,7 @@ def _band(
 
 
 def _estimate(rows: pd.DataFrame, name: str) -> tuple[float, float, float]:
-    """Mean over prompts of the mean over responses, with its 95% interval."""
+    """Return the mean over prompts of the mean over responses, with its 95% interval."""
     means = rows.groupby("prompt_id")[[name]].mean().dropna()
     if not len(means):
         return (np.nan, np.nan, np.nan)
@@ -227,7 +233,7 @@ def _histograms(top: Axes, right: Axes, rows: pd.DataFrame, x: str, y: str, edge
 
 
 def _edges(values: pd.Series) -> Any:
-    """Edges of the bins that all histograms of a metric share."""
+    """Return the edges of the bins that all histograms of a metric share."""
     found = values.to_numpy(dtype=np.float64)
     return np.histogram_bin_edges(found[np.isfinite(found)], bins=24)
 

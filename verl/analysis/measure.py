@@ -51,7 +51,7 @@ class MeasureFile(RecordFile[StoredMeasurement]):
 
 
 def measure_settings(config: AnalysisConfig, on_cpu: bool) -> dict[str, Any]:
-    """Everything besides prompts and responses that the measurements depend on."""
+    """Return everything that the measurements depend on, except prompts and responses."""
     model = config.policy.model_config("model", config.rollout.trust_remote_code, on_cpu)
     how = {"param_dtype": model.param_dtype, "attn_implementation": model.attn_implementation}
     return {"calculator": asdict(measuring(config)), "layer": config.analysis.layer, "policy": how}

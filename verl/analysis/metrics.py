@@ -26,12 +26,12 @@ _WORDS = DefaultTokenizer(use_stemmer=True)
 
 
 def token_shares(tokens: Tokens) -> dict[int, float]:
-    """Token -> its share of the response."""
+    """Return token -> its share of the response."""
     return {token: count / len(tokens) for token, count in Counter(tokens).items()}
 
 
 def frequency_entropy(tokens: Tokens) -> float:
-    """Entropy of the response's distribution; 0 for an empty response.
+    """Return the entropy of the response's distribution; 0 for an empty response.
 
     It is also the mean surprise -log(share) of the response's tokens: the release gives the number both names.
     """
@@ -39,7 +39,7 @@ def frequency_entropy(tokens: Tokens) -> float:
 
 
 def top_confidence(tokens: Tokens, k: int) -> float:
-    """Mean of -log(share) over the ``k`` most frequent tokens, or all if there are fewer; 0 for an empty response.
+    """Return the mean of -log(share) over the ``k`` most frequent tokens; 0 for an empty response.
 
     By its name a confidence, it falls as the response concentrates on few tokens.
     """
@@ -48,7 +48,7 @@ def top_confidence(tokens: Tokens, k: int) -> float:
 
 
 def repetition_rate(responses: Sequence[Tokens], n: int) -> float:
-    """Share of the n-grams of ``responses`` that are repetitions of others among them; 0 without any n-gram.
+    """Return the share of n-grams of ``responses`` that repeat others among them; 0 without any n-gram.
 
     No n-gram reaches from one response into the next.
     """
@@ -57,14 +57,14 @@ def repetition_rate(responses: Sequence[Tokens], n: int) -> float:
 
 
 def jensen_shannon(p: Mapping[int, float], q: Mapping[int, float]) -> float:
-    """Jensen-Shannon divergence of two distributions, in [0, log 2]."""
+    """Return the Jensen-Shannon divergence of two distributions, in [0, log 2]."""
     a, b = _aligned(p, q)
     middle = (a + b) / 2
     return float((entropy(a, middle) + entropy(b, middle)) / 2)
 
 
 def symmetric_kl(p: Mapping[int, float], q: Mapping[int, float], floor: float) -> float:
-    """(KL(p || q) + KL(q || p)) / 2, where a share below ``floor`` counts as ``floor``.
+    """Return (KL(p || q) + KL(q || p)) / 2, where a share below ``floor`` counts as ``floor``.
 
     The release hands probabilities to a function that expects their logarithms; its numbers are no divergences.
     """
@@ -74,7 +74,7 @@ def symmetric_kl(p: Mapping[int, float], q: Mapping[int, float], floor: float) -
 
 
 def mean_over_pairs(items: Sequence[object], compare: Callable[..., float]) -> float:
-    """Mean of ``compare`` over all pairs; NaN for fewer than two items."""
+    """Return the mean of ``compare`` over all pairs; NaN for fewer than two items."""
     pairs = [compare(a, b) for a, b in combinations(items, 2)]
     return fmean(pairs) if pairs else math.nan
 
@@ -102,25 +102,25 @@ def words(text: str) -> list[str]:
 
 
 def rouge_n(a: Items, b: Items, n: int) -> float:
-    """F1 of the n-grams that two sequences share; 0 if either has none."""
+    """Return F1 of the n-grams that two sequences share; 0 if either has none."""
     counts = [Counter(tuple(items[i : i + n]) for i in range(len(items) - n + 1)) for items in (a, b)]
     total = counts[0].total() + counts[1].total()
     return 2 * (counts[0] & counts[1]).total() / total if total else 0.0
 
 
 def rouge_l(a: Items, b: Items) -> float:
-    """F1 of the longest common subsequence; 0 if either sequence is empty."""
+    """Return F1 of the longest common subsequence; 0 if either sequence is empty."""
     total = len(a) + len(b)
     return 2 * LCSseq.similarity(a, b) / total if total else 0.0
 
 
 def levenshtein_similarity(a: Items, b: Items) -> float:
-    """1 minus the edit distance over the longer length; 1 for two empty sequences."""
+    """Return 1 minus the edit distance over the longer length; 1 for two empty sequences."""
     return float(Levenshtein.normalized_similarity(a, b))
 
 
 def pairwise_similarity(tokens: Sequence[Sequence[int]], texts: Sequence[str]) -> dict[str, float]:
-    """Means over the pairs of the responses to a prompt, by the release's names; NaN for a single response."""
+    """Return means over pairs of responses to a prompt, by the release's names; NaN for a single response."""
     stems = [words(text) for text in texts]
     means = {
         "pairwise_rouge_l": mean_over_pairs(tokens, rouge_l),

@@ -89,7 +89,7 @@ def _too_short(config: AnalysisConfig, responses: pd.DataFrame) -> list[str]:
 
 
 def _mean_figures(config: AnalysisConfig, responses: pd.DataFrame, prompts: pd.DataFrame) -> Iterator[Figures]:
-    """Return the mean of every metric over prompts, for each model and benchmark."""
+    """Yield the mean of every metric over prompts, for each model and benchmark."""
     names = prompt_columns(config) if config.analysis.per_prompt else []
     compared = [name for name in names if not name.endswith((" Avg", "_avg"))]
     several = responses["temperature"].nunique() > 1
@@ -101,7 +101,7 @@ def _mean_figures(config: AnalysisConfig, responses: pd.DataFrame, prompts: pd.D
 
 
 def correlate_all(config: AnalysisConfig, responses: pd.DataFrame, prompts: pd.DataFrame) -> pd.DataFrame:
-    """Correlations of the configured pairs, and of every metric with the outcome, for each model and benchmark."""
+    """Correlate the configured pairs, and every metric with the outcome, for each model and benchmark."""
     options, parts = config.analysis, []
     for kind, wanted, table, pairs, suffix, correct in (
         ("response", options.per_response, responses, options.response_pairs, "", "correctness"),

@@ -72,7 +72,7 @@ OF_PAIRS = (
 
 
 def rank_columns(config: AnalysisConfig) -> dict[str, tuple[str, int]]:
-    """Columns of a response's rank metrics, those of ``analysis.layer`` first -> metric and place of its layer."""
+    """Return the columns of a response's rank metrics, ``analysis.layer`` first -> metric and place of its layer."""
     calculator = config.calculator
     places = sorted(range(len(calculator.layers)), key=lambda place: (place != config.layer_place, place))
     return {column(config, place, name): (name, place) for place in places for name in calculator.metric_names}
@@ -84,12 +84,12 @@ def column(config: AnalysisConfig, place: int, name: str) -> str:
 
 
 def response_columns(config: AnalysisConfig) -> list[str]:
-    """Names of a response's metrics."""
+    """Return the names of a response's metrics."""
     return [*rank_columns(config), *OF_RESPONSES]
 
 
 def prompt_columns(config: AnalysisConfig) -> list[str]:
-    """Names of a prompt's metrics."""
+    """Return the names of a prompt's metrics."""
     ranks = rank_columns(config)
     unstacked = ("Curvature", *config.calculator.own_names)
     stacks = [name for name in ranks if name.rpartition("/")[2].partition(" diff")[0] not in unstacked]
@@ -196,7 +196,7 @@ def _as_cell(value: Any) -> Any:
 
 
 def _token_metrics(config: AnalysisConfig, responses: Sequence[Sequence[int]]) -> dict[str, float]:
-    """``OF_TOKENS`` of one response, or of several stacked."""
+    """Return ``OF_TOKENS`` of one response, or of several stacked."""
     together = [token for tokens in responses for token in tokens]
     entropy = frequency_entropy(together)
     confidence = top_confidence(together, config.analysis.confidence_k)
@@ -205,6 +205,6 @@ def _token_metrics(config: AnalysisConfig, responses: Sequence[Sequence[int]]) -
 
 
 def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float:
-    """Mean of the finite values; NaN if there are none."""
+    """Return the mean of the finite values; NaN if there are none."""
     values = [float(row[name]) for row in rows if math.isfinite(row[name])]
     return fmean(values) if values else math.nan

@@ -75,7 +75,7 @@ def generate_target(
 
 
 def start_engines(session: RaySession, model: EngineModel, config: EvaluationConfig) -> WorkerGroup:
-    """Workers that hold ``model``, to be closed by the caller. Raises ``WorkerError`` if one cannot load it."""
+    """Start workers that hold ``model``; the caller closes them. Raises ``WorkerError`` if one cannot load it."""
     calculator = config.calculator if config.calculator.enable else None
     worker, environment = "verl.workers.evaluation:EvaluationWorker", engine_environment(session.device_type)
     return session.start_workers(worker, config.rollout, (model, calculator), environment, [model.path])
@@ -89,13 +89,13 @@ def generate_missing(
     display: EvaluationDisplay,
     conversations: ConversationSetup | None = None,
 ) -> None:
-    """Generate what is missing of the samples of every problem; each sample is stored as it arrives.
+    """Generate the missing samples of every problem; each is stored as it arrives.
 
     All tasks form one stream, so that engines wait for the longest response once and not once per benchmark.
 
     Args:
         workers: of class :class:`verl.workers.evaluation.EvaluationWorker`.
-        conversations: how responses have several turns; None: each has one.
+        conversations: of responses with several turns; None: each has one.
     """
     # A request's name is its place in this list.
     samples = [(task, problem, i) for task, store in stores.items() for problem, i in store.missing(config.n_sampling)]
@@ -143,9 +143,9 @@ def generate_missing(
 def _record(task: EvaluationTask, place: int) -> PromptRecord:
     """Return a problem as environments see it."""
     problem = task.problems[place]
-    asked = [{"role": "user", "content": problem.question}]
+    messages = [{"role": "user", "content": problem.question}]
     facts = (problem.data_source, problem.answer, problem.extra_info)
-    return PromptRecord(place, task.prompts[place], *facts, asked, task.opens_thought)
+    return PromptRecord(place, task.prompts[place], *facts, messages, task.opens_thought)
 
 
 def finite_metrics(batch: Batch) -> list[dict[str, float]]:

@@ -1,4 +1,4 @@
-"""A reward model's scores of stored samples, which are stored beside them.
+"""A reward model's scores of stored samples, which are stored next to them.
 
 The first line of ``reward_model.jsonl`` holds what the scores depend on. Each names the response that it belongs to.
 """

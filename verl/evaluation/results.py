@@ -38,8 +38,8 @@ SAMPLE_COLUMNS = {
     "score": pa.float64(),
 }
 """Columns of ``samples.parquet``. ``problem`` is the problem's index in the benchmark; ``sample`` counts from 0;
-``reward_extra_info`` and ``conversation`` (who said what) are JSON, null if there is nothing in them; ``score`` is a
-reward model's, null without one."""
+``reward_extra_info`` and ``conversation`` (who said what) are JSON, null if empty; ``score`` is a reward model's, null
+without one."""
 
 
 @dataclass(frozen=True)
@@ -101,12 +101,12 @@ def row_labels(results: Sequence[TaskResult]) -> list[str]:
 
 
 def result_folder(folder: Path, run: str, step: int, benchmark: str, temperature: float) -> Path:
-    """``<folder>/<run>/step_<N>/<benchmark>/T<temperature>``; no name leads out of ``folder``."""
+    """Return ``<folder>/<run>/step_<N>/<benchmark>/T<temperature>``; no name leads out of ``folder``."""
     return folder / safe_name(run) / f"step_{step}" / safe_name(benchmark) / f"T{temperature:g}"
 
 
 def safe_name(name: str) -> str:
-    """``name`` as a file name; different names stay different. What a path could misread becomes ``%2F`` and so on."""
+    """Return ``name`` as a file name, special characters as ``%2F`` and so on; different names stay different."""
     quoted = quote(name, safe=" @+=,()", errors="surrogatepass")
     return quoted.replace(".", "%2E") if quoted.strip(".") == "" else quoted
 
@@ -134,7 +134,7 @@ def write_result(folder: Path, result: TaskResult, figures: Mapping[str, Any]) -
 
 
 def sample_table(result: TaskResult) -> pa.Table:
-    """One row per sample. Every rank metric that some sample has is a column, null for samples without it."""
+    """Return a row per sample. Every rank metric that some sample has is a column, null for samples without it."""
     names = metric_names(result.problems)
     schema = pa.schema([*SAMPLE_COLUMNS.items(), *((METRIC_PREFIX + name, pa.float64()) for name in names)])
     rows = [
@@ -155,5 +155,5 @@ def _json_text(values: Any) -> str:
 
 
 def metric_names(problems: Iterable[ProblemResult]) -> list[str]:
-    """Names of the rank metrics, in order of first appearance."""
+    """Return the names of the rank metrics, in order of first appearance."""
     return list(dict.fromkeys(name for p in problems for sample in p.samples for name in sample.metrics))

@@ -1,4 +1,4 @@
-"""Verdicts on stored samples. They are stored beside the samples, and made again when what they depend on changes.
+"""Verdicts on stored samples. They are stored next to the samples, and made again if their inputs change.
 
 The first line of ``verdicts.jsonl`` holds what the verdicts depend on: the verifiers' source and libraries, their
 limits, and the problems' answers. Each verdict names the response it belongs to. Scoring never generates.
@@ -36,7 +36,7 @@ KEPT_REASONS = ("unparsed", "timeout", "memory", "crash", "error")
 """Verifiers' reasons that are kept as reason codes; any other reason for a wrong answer becomes ``wrong``."""
 
 NOT_GENERATED = ScoredSample("", 0, truncated=False, correct=False, answer="", reason=PROMPT_TOO_LONG)
-"""Stands for the samples of a problem whose prompt is longer than the model takes."""
+"""The samples of a problem whose prompt is longer than the model takes."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class StoredVerdict:
 def score_samples(
     task: EvaluationTask, samples: Mapping[SampleKey, StoredSample], n: int, verifiers: VerifierPool
 ) -> TaskResult:
-    """Return the result of a task with complete samples; missing and outdated verdicts are made.
+    """Return the result of a task whose samples are complete; missing and outdated verdicts are made.
 
     Raises:
         ConfigError: as :func:`score_batches`, or a line of verdicts is damaged.
@@ -121,7 +121,7 @@ def score_batches(
 
 
 def verdict_settings(problems: Sequence[Problem], config: RewardScoreConfig) -> dict[str, Any]:
-    """Everything besides the responses that verdicts depend on."""
+    """Return everything that verdicts depend on, except the responses."""
     sources = [path for package in verl.rewards.__path__ for path in sorted(Path(package).iterdir()) if path.is_file()]
     sources += [path for path in map(_source_of, config.paths_of_custom_functions().values()) if path is not None]
     truths = [[problem.answer, problem.data_source, dict(problem.extra_info)] for problem in problems]
@@ -146,7 +146,7 @@ def _source_of(path: str) -> Path | None:
 
 
 def reason_code(score: Verdict) -> str:
-    """One of ``verl.evaluation.results.REASONS``."""
+    """Return one of ``verl.evaluation.results.REASONS``."""
     if score.correct:
         return "correct"
     if score.reason == "missing":

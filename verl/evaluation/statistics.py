@@ -276,7 +276,7 @@ def _average_counts(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def repetition_rate(text: str, length: int = REPEATED_WORDS) -> float:
-    """Share of the sequences of ``length`` words that occurred before in ``text``; 0 for a shorter text.
+    """Return the share of sequences of ``length`` words that occurred before in ``text``; 0 for a shorter text.
 
     A word is a run of letters and digits, a punctuation mark, or a Chinese or Japanese character.
     """

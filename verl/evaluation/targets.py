@@ -1,4 +1,4 @@
-"""Which models are evaluated: checkpoints of training runs, and models by themselves."""
+"""The models that are evaluated: checkpoints of training runs, and models by themselves."""
 
 import os
 import re
@@ -48,7 +48,7 @@ class Target:
 def select_targets(config: EvaluationConfig, display: EvaluationDisplay) -> tuple[list[Target], str]:
     """Return the models that ``config`` names, runs in order and steps within a run, and a name for their folder.
 
-    What is missing is an error on the ``display``.
+    Missing models are errors on the ``display``.
     """
     found: list[Target] = []
     names: list[str] = []
@@ -158,11 +158,11 @@ def _run_option(root: Path, group: str, option: str) -> Any:
 
 
 def _run_text(root: Path, group: str, option: str) -> str:
-    """As :func:`_run_option`; empty for what is not the text of a path or a name."""
+    """Return :func:`_run_option`; empty for anything but the text of a path or a name."""
     value = _run_option(root, group, option)
     return value if isinstance(value, str) and "\0" not in value else ""
 
 
 def _as_name(text: str) -> str:
-    """``text`` with everything replaced that a folder's name may not contain."""
+    """Return ``text`` with everything replaced that a folder's name may not contain."""
     return re.sub(r"[^\w.+-]+", "_", text).strip("._-+") or "model"

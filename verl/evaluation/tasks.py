@@ -70,7 +70,7 @@ class EvaluationTask:
     """Whether the prompts end in ``<think>``."""
     folder: Path
     settings: dict[str, Any]
-    """All inputs of the samples besides the prompts."""
+    """All inputs of the samples except the prompts."""
     unanswered: Mapping[int, int]
     """Places of the problems whose prompts are longer than the model takes -> tokens; they have no samples."""
 
@@ -143,7 +143,7 @@ class Job:
         return tasks
 
     def open_stores(self, tasks: Sequence[EvaluationTask], stack: ExitStack) -> dict[EvaluationTask, SampleStore]:
-        """Return the stores of the tasks whose folders hold no other samples."""
+        """Return the stores of tasks whose folders hold no other samples."""
         stores = {}
         for task in tasks:
             with self.display.recorded(task.label):
@@ -161,7 +161,7 @@ def prepare(
 
     Args:
         kind: ``evaluation`` or ``analysis``, the folder below ``runs_dir``.
-        more_benchmarks: beside those that the config names.
+        more_benchmarks: in addition to the benchmarks that the config names.
     """
     trainer = config.trainer
     check_trackers(trainer.logger)
@@ -195,7 +195,7 @@ def prepare(
 
 
 def count_workers(config: EvaluationConfig, device_type: str) -> int:
-    """Workers per machine: as configured, or as many as this machine has GPUs or cores for, in whole engines.
+    """Return the workers per machine: as configured, or as its GPUs or cores allow, in whole engines.
 
     Raises:
         ConfigError: an engine needs more GPUs than this machine has.
@@ -252,7 +252,7 @@ def load_target_tokenizer(target: Target, trust_remote_code: bool) -> PreTrained
 def _settings(
     target: Target, tokenizer: PreTrainedTokenizerBase, config: EvaluationConfig, device_type: str
 ) -> dict[str, Any]:
-    """Everything besides prompts and temperature that the samples depend on."""
+    """Return everything that the samples depend on, except prompts and temperature."""
     settings: dict[str, Any] = {
         "model": model_digest(target.path),
         "template": target.template,
@@ -282,7 +282,7 @@ def _settings(
 
 
 def chat_arguments(target: Target, options: MultiTurnConfig) -> dict[str, Any]:
-    """Arguments of the chat template: the target's own, and the schemas of the tools."""
+    """Return the arguments of the chat template: the target's, and the schemas of the tools."""
     return dict(target.chat_arguments) | ({"tools": tool_schemas(options)} if options.calls_tools else {})
 
 

@@ -2,13 +2,12 @@ import math
 
 import pytest
 
-from verl.config.errors import ConfigError
+from tests.kit import refused
+from tests.tables import refusals
 from verl.evaluation.benchmarks import Benchmark, Problem
 from verl.evaluation.benchmarks.rows import inline_options, read_problem, recognise_fields
 
 OWN = Benchmark("own")
-UNKNOWN, MAP, FIELDS = "cannot tell which field holds the", "map them: +data.fields.own", "its fields are"
-ROLES = "context, question, options, answer, solution, wrong_answers, tolerance, verifier"
 
 
 def read(row: dict, mapping: dict[str, str] | None = None, benchmark: Benchmark = OWN) -> Problem:
@@ -129,62 +128,16 @@ def test_mapped_fields():
     assert read(row, mapping | {"verifier": "by"}).data_source == "mine"
 
 
-@pytest.mark.parametrize(
-    ("row", "mapping", "message"),
-    [
-        ({"text": "", "answer": ""}, None, f"{UNKNOWN} question; {FIELDS} text, answer, level; {MAP}.question=<field>"),
-        ({"question": "?", "id": 3}, None, f"{UNKNOWN} answer; {FIELDS} question, id, level; {MAP}.answer=<field>"),
-        ({"question": "?", "answer": "2"}, {"answer": "x"}, f"has no field 'x'; {FIELDS} question, answer, level"),
-        ({"question": "?", "answer": "2"}, {"anwser": "answer"}, f"maps 'anwser', which is not one of {ROLES}"),
-    ],
-)
-def test_fields_that_are_not_recognised(row: dict, mapping: dict[str, str] | None, message: str):
-    with pytest.raises(ConfigError) as error:
-        recognise_fields([row, {"level": 3}], mapping, "own", "own.jsonl")
-    assert str(error.value) == f"own.jsonl: {message}"
+@pytest.mark.parametrize(("row", "mapping", "line"), refusals("evaluation/refusals.txt", "fields"))
+def test_fields_that_are_not_recognised(row: str, mapping: str, line: str):
+    with refused(line):
+        recognise_fields([eval(row), {"level": 3}], eval(mapping), "own", "own.jsonl")
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        *(
-            ({"question": question, "answer": "2"}, "has no question in question; fill it in or remove the row$")
-            for question in (" ", math.nan)
-        ),
-        *(
-            ({"question": "1+1?", "answer": answer}, "has no answer in answer; fill it in or remove the row$")
-            for answer in (None, math.nan)
-        ),
-        ({"question": "1+1?", "answer": math.inf}, "its answer, answer, is not a finite number; write it out in a fie"),
-        ({"question": "1+1?", "answer": [[2]]}, "its answer, answer, is not text"),
-        ({"question": [None], "answer": 2}, "its question, question, is not text"),
-        ({"question": "1+1?", "answer": 2, "passage": {"a": 1}}, "its context, passage, is not text"),
-        ({"question": "1\ud800?", "answer": 2}, "its question holds half of a surrogate pair, which is no character"),
-        ({"question": "1?", "answer": 2, "passage": "\udfff"}, "its question holds half of a surrogate pair"),
-        ({"question": "1?", "answer": "A", "options": ["\ud800", "x"]}, "its question holds half of a surrogate pair"),
-        ({"question": "1+1?", "answer": "\ud800"}, "its answer holds half of a surrogate pair"),
-        ({"question": "1+1?", "solution": "Two."}, "has no answer in solution; fill it in or remove the row$"),
-        (
-            {"prompt": [{"content": "?"}], "answer": "2"},
-            "its question, prompt, is not text; write it out in a field of",
-        ),
-        ({"question": "1+1?", "answer": {"value": "2"}}, "its answer, answer, is not text; write it out in a field of"),
-        ({"question": "?", "options": [5, 6], "answer": 2}, "its answer 2 is not among its 2 options; indices count"),
-        *(
-            ({"question": "?", "options": [*"xyz"], "answer": index}, f"its answer {named} is not among its 3 options")
-            for index, named in [(3, 3), (-1, -1), (29, 29), (7.0, 7), ([0, 29], 29), ([-1], -1)]
-        ),
-        ({"question": "?", "options": list("abc") * 10, "answer": 29}, "has 30 options; at most 26 have a letter"),
-        ({"question": "?", "options": ["x", "y"], "correct_option": "F"}, "its answer F is not among its options A, B"),
-        *(
-            ({"question": "?", "answer": "5", "error": error}, f"extra_info.tolerance='{error}': must be a number from")
-            for error in (math.nan, math.inf, -0.5, "NaN", "1e999", "some")
-        ),
-    ],
-)
-def test_rows_that_cannot_be_read(row: dict, message: str):
-    with pytest.raises(ValueError, match=f"^{message}"):
-        read(row)
+@pytest.mark.parametrize(("row", "line"), refusals("evaluation/refusals.txt", "rows"))
+def test_rows_that_cannot_be_read(row: str, line: str):
+    with refused(line, ValueError):
+        read(eval(row, {"nan": math.nan, "inf": math.inf}))
 
 
 @pytest.mark.timeout(60)

@@ -71,12 +71,12 @@ def load_benchmark(name: str, folder: Path | None, fields: Mapping[str, str] | N
 
 
 def local_file(name: str, folder: Path | None) -> Path | None:
-    """``<folder>/<name>/test.jsonl``, else ``<folder>/<name>.jsonl``, else these with the next of ``SUFFIXES``."""
+    """Return ``<folder>/<name>/test.jsonl``, else ``<folder>/<name>.jsonl``, else one with the next of ``SUFFIXES``."""
     # A name with a separator would reach outside the folder.
     if folder is None or Path(name).name != name:
         return None
     candidates = [place for end in SUFFIXES for place in (folder / name / f"test{end}", folder / f"{name}{end}")]
-    # What is there under such a name is meant, and reading it says what is wrong with it.
+    # Whatever has such a name is meant; reading it reports what is wrong with it.
     return next((path for path in candidates if os.path.lexists(path)), None)
 
 

@@ -111,7 +111,7 @@ class Problem:
 def recognise_fields(
     rows: Sequence[Row], mapping: Mapping[str, str] | None, benchmark: str, where: str
 ) -> dict[str, list[str]]:
-    """Our field -> names of the rows' fields that hold it, by precedence. ``mapping`` fixes some of them.
+    """Return our field -> names of the rows' fields that hold it, by precedence. ``mapping`` fixes some of them.
 
     Raises:
         ConfigError: ``mapping`` names a field that no row has, or no field can be the question or the answer; the
@@ -202,7 +202,7 @@ def read_problem(row: Row, index: int, fields: Mapping[str, Sequence[str]], benc
 
 
 def inline_options(question: str) -> dict[str, str]:
-    """Letter -> text of the options at the end of a question, ``A. 1 B. 2`` or ``(A) 1 (B) 2``; may be empty."""
+    """Return letter -> text of the options at the end of a question, ``A. 1 B. 2`` or ``(A) 1 (B) 2``; may be empty."""
     labels = list(_INLINE_LABEL.finditer(question))
     for order in _LABEL_ORDERS:
         # From the last A backwards, because the question itself may mention a point A.
@@ -227,7 +227,7 @@ def _option_text(text: str) -> str:
 
 
 def _strip_option(text: str) -> str:
-    """``text`` without blanks around it, and without line breaks and opening brackets at its end."""
+    """Return ``text`` without blanks around it, and without line breaks and opening brackets at its end."""
     end = len(text)
     while match := _AFTER_OPTION.search(text, max(0, end - len(r"\qquad")), end):
         end = match.start()
@@ -244,7 +244,7 @@ def _first_value(row: Row, names: Sequence[str], nan_is_gap: bool) -> Any:
 
 
 def _require_plain(value: Any, ours: str, row: Row, names: Sequence[str]) -> None:
-    """Raise ``ValueError`` for what is no text, number or list of these, such as chat messages."""
+    """Raise ``ValueError`` for anything but text, a number or a list of these, such as chat messages."""
     for entry in value if isinstance(value, list) else [value]:
         nested = isinstance(entry, Mapping | list)
         infinite = isinstance(entry, float) and not math.isfinite(entry)
@@ -255,7 +255,7 @@ def _require_plain(value: Any, ours: str, row: Row, names: Sequence[str]) -> Non
 
 
 def _text(value: Any) -> str:
-    """``value`` as text: whole floats without ``.0``, of a list the first entry."""
+    """Return ``value`` as text: whole floats without ``.0``, of a list the first entry."""
     if value is None or isinstance(value, bool):
         return ""
     if isinstance(value, float) and value.is_integer():

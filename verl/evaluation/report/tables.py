@@ -41,7 +41,7 @@ def markdown_table(cells: pd.DataFrame) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    """``text`` as one table cell: bars are escaped, control characters and line breaks become spaces."""
+    """Return ``text`` as one table cell: bars are escaped, control characters and line breaks become spaces."""
     return printable(text).replace("\\", "\\\\").replace("|", "\\|")
 
 
