@@ -62,7 +62,7 @@ def test_examples_train(trained):
     assert len(state["accuracy"]) == 8 and state["usual_length"] < 64
     assert sum(record["learn_from/replayed"] for record in whole) > 0
     assert sum(record["resample/groups"] for record in whole) > 0
-    assert all(record["change_rewards/change"] >= 0 for record in whole)
+    assert all(record["shape_rewards/change"] >= 0 for record in whole)
     measured = [record["cal/overall/layer_1/participation_ratio/mean"] for record in whole]
     assert all(value > 1 for value in measured)
     assert all(record["cal/overall/layer_1/least_likely/mean"] > 0 for record in whole)

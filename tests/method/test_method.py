@@ -26,7 +26,7 @@ INPUTS = {
     "sampling": "records",
     "resample": "batch, round",
     "learn_from": "batch",
-    "change_rewards": "batch, rewards",
+    "shape_rewards": "batch, rewards",
     "after_step": "outcome",
 }
 
@@ -59,7 +59,7 @@ def call(method: MethodCalls, place: str):
         return method.resample(batch, 1)
     if place == "learn_from":
         return method.learn_from(batch)
-    return method.change_rewards(batch, torch.tensor([1.0, 0.0, 0.0, 1.0], dtype=torch.float64))
+    return method.shape_rewards(batch, torch.tensor([1.0, 0.0, 0.0, 1.0], dtype=torch.float64))
 
 
 def test_built_in_step_is_method_with_nothing_overridden(small_config, tiny_tokenizer):
@@ -67,7 +67,7 @@ def test_built_in_step_is_method_with_nothing_overridden(small_config, tiny_toke
     batch, rewards = batch_of([1.0, 0.0]), torch.ones(2).double()
     assert method.choose_prompts(RECORDS[:2]) == RECORDS[:2] and method.settings(RECORDS) is None
     assert method.resample(batch, 1) == {} and method.learn_from(batch) == (batch, {})
-    assert method.learn_from(batch)[0] is batch and method.change_rewards(batch, rewards) == (rewards, {})
+    assert method.learn_from(batch)[0] is batch and method.shape_rewards(batch, rewards) == (rewards, {})
     assert method.state() is None and method.note == "" and method.candidates_per_prompt == 1
     method.load_state(None)
 
@@ -77,15 +77,15 @@ class Mine(Method):
     def __init__(self, scale=1):
         self.scale = scale * self.total_steps  # the attributes are there
         assert self.config.rollout.n == 2 and len(self.prompts) == 8 and self.max_response_length == 16
-    def change_rewards(self, batch, rewards):
+    def shape_rewards(self, batch, rewards):
         return self.scale * rewards + self.step
 """
 
 
 def test_attributes_are_there_before_init_and_the_step_after(make):
-    rewards, metrics = call(make(SEEN, scale=2), "change_rewards")
+    rewards, metrics = call(make(SEEN, scale=2), "shape_rewards")
     assert rewards.tolist() == [21.0, 1.0, 1.0, 21.0]
-    assert metrics == {"change_rewards/mean": 11.0, "change_rewards/change": 10.5}
+    assert metrics == {"shape_rewards/mean": 11.0, "shape_rewards/change": 10.5}
 
 
 @pytest.mark.parametrize(("place", "returned", "line"), refusals("method/refusals.txt", "returned"))
@@ -158,7 +158,7 @@ def test_example_goes_on_from_its_state(tmp_path, small_config, tiny_tokenizer):
     assert edited[1].messages[-1]["content"] == "1 (it begins with 7)" and method.resample(batch, 2) == {}
     learned, _ = method.learn_from(batch)
     assert learned.texts == ["text 0", "text 1"]
-    rewards, _ = method.change_rewards(batch, torch.zeros(4).double())
+    rewards, _ = method.shape_rewards(batch, torch.zeros(4).double())
     assert rewards.tolist() == [0.2, 0.0, 0.0, 0.0]
     method.after_step(StepOutcome(1, [0, 1], [0.5, 0.0], [0.5, 0.0], {}, RECORDS[:2]))
 

@@ -48,7 +48,7 @@ def test_appeals_estimate_the_rate_of_false_negatives(small_config):
 
     def weights(method: Appeals, scores: list[int], lengths: list[int]) -> list[float]:
         batch = batch_of(scores, lengths=lengths)
-        assert method.change_rewards(batch, batch.scores).tolist() == scores
+        assert method.shape_rewards(batch, batch.scores).tolist() == scores
         return appealed(batch).tolist()
 
     # Of four negatives one is right, as are the three positives.
@@ -95,7 +95,7 @@ def by_source(math_correct: list[int], code_correct: list[int]) -> Batch:
 
 def advantages_of(method: Reweighted, batch: Batch):
     rewards = batch.scores.double()
-    assert method.change_rewards(batch, rewards) is rewards
+    assert method.shape_rewards(batch, rewards) is rewards
     return weighted_grpo(batch)
 
 

@@ -22,7 +22,7 @@ EXTRAS = [{"style": 1.0, "care": 0.5}, {"style": 0.5, "care": 0.0}, {"style": 0.
 def rewards_of(method: Method, scores, **fields) -> list[float]:
     method.config = changed(ppo_config(), data={"max_response_length": 16}, rollout={"n": 8})
     batch = batch_of(scores, **fields)
-    return method.change_rewards(batch, batch.scores.double()).tolist()
+    return method.shape_rewards(batch, batch.scores.double()).tolist()
 
 
 def test_laser():

@@ -1,4 +1,4 @@
-"""The one batch: episodes in flat columns, from the engine to the loss and the checkpoint."""
+"""The batch: episodes in flat columns, from the engine to the loss and the checkpoint."""
 
 from verl.batch.batch import Batch
 from verl.batch.columns import (

@@ -1,15 +1,14 @@
-"""The one batch: what a response is, from the engine to the loss and the checkpoint.
+"""The batch of episodes that a training step passes from the engine to the loss and the checkpoint.
 
-A response is an episode: a prompt, then tokens that the policy sampled and, in a conversation, tokens that an
-environment wrote. A batch holds B of them in flat columns, so that what travels between processes is what exists. Each
-stage of a training step fills the columns that it knows. Padding exists only in :meth:`Batch.padded` and
-:meth:`Batch.rows`, for pure functions and models that need rows of one length.
+An episode is a prompt and its response: tokens sampled by the policy and, in a conversation, tokens written by an
+environment. Each stage of a training step fills some columns. They are flat, so padding never travels between
+processes; only :meth:`Batch.padded` and :meth:`Batch.rows` pad, for functions and models that need rows of one length.
 
-Columns may be on a GPU. The lengths never are: what follows from them (masks, the places of tokens) is computed on the
-host and sent, so that nobody waits for the GPU to know a size.
+Columns may be on a GPU, lengths stay on the CPU: masks and indices are computed from them on the host and copied, so
+reading a size never waits for the GPU.
 
-Legend: B episodes, N tokens, M of them in responses (everything after the prompt), P and R the columns of padded
-prompts and responses, L captured layers, D hidden width.
+Legend: B episodes, N tokens, M response tokens (all after the prompt), P and R padded prompt and response lengths,
+L captured layers, D hidden width.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,13 +21,13 @@ from torch import Tensor
 
 from verl.batch.columns import (
     EPISODE,
-    FEW,
     KINDS,
     POLICY,
     PREFIX,
     RANK,
     RESPONSE_TOKEN,
     TOKEN,
+    TOP_K,
     TURN_RANK,
     Columns,
     declared_kind,
@@ -39,16 +38,16 @@ from verl.utils.device import to_device, to_host
 
 
 class Batch(Columns):
-    """B episodes in the columns of :class:`Columns`.
+    """B episodes with the columns of :class:`Columns`.
 
-    ``batch[rows]`` selects episodes, ``name in batch`` tests whether a column is filled.
+    ``batch[rows]`` selects episodes; ``name in batch`` tests whether a column is filled.
 
-    Example: two turns with a calculator, and a single-turn response (B = 2, N = 14, M = 9)::
+    Example: an episode of two turns with a calculator, and one of a single turn (B = 2, N = 14, M = 9)::
 
         prompt    response                          prompt_lengths    [3, 2]
         P P P     A A E E A A                       response_lengths  [6, 3]
         P P       A A A
-        tokens    P P P A A E E A A P P A A A       [N], of all episodes, one after the other
+        tokens    P P P A A E E A A P P A A A       [N]
         source          0 0 1 1 0 0     0 0 0       [M], 1 where the environment wrote the token
         learn_mask      1 1 0 0 1 1     1 1 1       [M]
         scores          0.0             1.0         [B]
@@ -61,23 +60,23 @@ class Batch(Columns):
         """Make a batch of episodes with these lengths.
 
         Args:
-            prompt_lengths, response_lengths: [B] int64 on the CPU, tokens of each.
-            width: R, at least the longest response; None: that.
-            columns: as :meth:`fill` takes them.
+            prompt_lengths, response_lengths: [B] int64 on the CPU, in tokens.
+            width: R, at least the length of the longest response, which is the default.
+            columns: passed to :meth:`fill`.
         """
         self.prompt_lengths = prompt_lengths
         self.response_lengths = response_lengths
         self.width = self.longest_response if width is None else width
         self.device = torch.device("cpu")
-        """Device of the columns, to which :meth:`to` has moved them, and of the masks."""
-        self._sent: dict[str, Tensor] = {}
+        """Device of the columns and masks; :meth:`to` moves them."""
+        self._copied: dict[str, Tensor] = {}
         self._columns: dict[str, Any] = {}
         self._kinds: dict[str, str] = {}
         self.fill(**columns)
 
     @classmethod
     def of(cls, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], **columns: Any) -> Self:
-        """Episodes with these tokens; ``columns`` as :meth:`fill` takes them."""
+        """Make a batch from token ids; ``columns`` are passed to :meth:`fill`."""
         pairs = zip(prompts, responses, strict=True)
         tokens = torch.tensor([t for prompt, response in pairs for part in (prompt, response) for t in part])
         prompt_lengths, response_lengths = (
@@ -92,87 +91,87 @@ class Batch(Columns):
 
     @property
     def lengths(self) -> Tensor:
-        """[B] int64, tokens of each episode."""
+        """[B] int64, number of tokens in each episode."""
         return self.prompt_lengths + self.response_lengths
 
     @property
     def longest_response(self) -> int:
-        """Tokens of the longest response."""
+        """Number of tokens in the longest response."""
         return int(self.response_lengths.max()) if len(self) else 0
 
     @property
     def mask(self) -> Tensor:
         """[B, R] bool, true on response tokens."""
-        return self._there("mask", lambda: torch.arange(self.width) < self.response_lengths[:, None])
+        return self._on_device("mask", lambda: torch.arange(self.width) < self.response_lengths[:, None])
 
     @property
     def policy_mask(self) -> Tensor:
-        """[B, R] bool, true on response tokens that the policy sampled: all but those of an environment."""
+        """[B, R] bool, true on response tokens that the policy sampled."""
         return self.pad(self.by_policy, False) if "source" in self else self.mask
 
     @property
     def by_policy(self) -> Tensor:
-        """[M] bool, whether the policy sampled a response token."""
+        """[M] bool, true on response tokens that the policy sampled."""
         if "source" in self:
             return self.source == POLICY
         return torch.ones(self._size(RESPONSE_TOKEN), dtype=torch.bool, device=self.device)
 
     @property
     def policy_lengths(self) -> Tensor:
-        """[B] int64, tokens of each response that the policy sampled."""
+        """[B] int64, number of tokens in each response that the policy sampled."""
         return self.policy_mask.sum(dim=1)
 
     @property
     def learned_responses(self) -> Tensor:
-        """[B] bool on the CPU, responses with a token to learn from."""
+        """[B] bool on the CPU, true on responses with at least one token to learn from."""
         return sums_within(self.learn_mask.long().cpu(), self.response_lengths) > 0
 
     @property
     def in_response(self) -> Tensor:
-        """[N] bool, whether a token is after its prompt."""
-        return self._there("in_response", self._after_prompts)
+        """[N] bool, true on response tokens."""
+        return self._on_device("in_response", self._after_prompts)
 
     @property
     def predictors(self) -> Tensor:
-        """[M] int64, the index among the N of the token before each response token, from which it is predicted."""
-        return self._there("predictors", lambda: self._after_prompts().nonzero().flatten() - 1)
+        """[M] int64, the index in ``tokens`` of the token before each response token, which predicts it."""
+        return self._on_device("predictors", lambda: self._after_prompts().nonzero().flatten() - 1)
 
     @property
     def response_tokens(self) -> Tensor:
-        """[M] int64."""
+        """[M] int64, token ids."""
         tokens: Tensor = self.tokens
-        return tokens[self._there("responses", lambda: self._after_prompts().nonzero().flatten())]
+        return tokens[self._on_device("responses", lambda: self._after_prompts().nonzero().flatten())]
 
     def _after_prompts(self) -> Tensor:
         lengths = torch.stack([self.prompt_lengths, self.response_lengths], dim=1).flatten()
         return torch.arange(len(lengths)).remainder(2).bool().repeat_interleave(lengths)
 
-    def _places(self) -> Tensor:
-        """[M] int64, where response tokens are in [B, R], flattened."""
-        rows, lengths = torch.arange(len(self)), self.response_lengths
-        return self._there("places", lambda: (rows * self.width).repeat_interleave(lengths) + positions_within(lengths))
+    def _padded_indices(self) -> Tensor:
+        """Return the index of each response token in a flattened [B, R] tensor, [M] int64."""
+        rows, n = torch.arange(len(self)), self.response_lengths
+        return self._on_device("padded", lambda: (rows * self.width).repeat_interleave(n) + positions_within(n))
 
-    def _there(self, name: str, computed: Callable[[], Tensor]) -> Tensor:
-        """Compute on the host and move to the columns' device; for a GPU once."""
+    def _on_device(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
+        """Compute on the host and copy to the columns' device; copies on a GPU are cached."""
         if self.device.type == "cpu":
-            return computed()
-        if name not in self._sent:
-            self._sent[name] = to_device(computed(), self.device)
-        return self._sent[name]
+            return compute()
+        if name not in self._copied:
+            self._copied[name] = to_device(compute(), self.device)
+        return self._copied[name]
 
     # --- Columns ---
 
     def fill(self, kind: str | None = None, /, **columns: Any) -> Self:
-        """Set columns, in place; returns the batch. None leaves a column as it is.
+        """Set columns in place and return the batch. Columns whose value is None do not change.
 
-        A response-token column with one number a token may be given padded, [B, R]; what is on padding is dropped.
+        A response-token column may be padded, [B, R]; the entries on padding are dropped.
 
         Args:
-            kind: ``EPISODE`` or ``RESPONSE_TOKEN``, what those columns have one entry for that the class does not
-                declare. None: the length says it.
+            kind: ``EPISODE`` or ``RESPONSE_TOKEN``, the kind of custom columns. None: infer it from their length.
 
         Raises:
-            ValueError: a column fits neither, or both and is not declared, or an attribute of its name would hide it.
+            ValueError: a column has the wrong length, the kind of a custom column is ambiguous, or the batch has an
+                attribute of the same name.
         """
         for name, values in columns.items():
             if values is None:
@@ -181,17 +180,17 @@ class Batch(Columns):
                 raise ValueError(f"column {name}: a batch has an attribute of this name; rename it")
             known = declared_kind(name) or (EPISODE if isinstance(values, list) else kind)
             padded = isinstance(values, Tensor) and values.shape == (len(self), self.width)
-            if padded and known in (RESPONSE_TOKEN, None) and name not in FEW and not name.startswith(PREFIX):
+            if padded and known in (RESPONSE_TOKEN, None) and name not in TOP_K and not name.startswith(PREFIX):
                 known, values = RESPONSE_TOKEN, self.flat(values)
-            self._set(name, values, known or self._guessed(name, values))
+            self._set(name, values, known or self._inferred_kind(name, values))
         return self
 
-    def _guessed(self, name: str, values: Tensor) -> str:
+    def _inferred_kind(self, name: str, values: Tensor) -> str:
         """Infer the kind of a custom column from its length."""
         if len(values) == len(self) == self._size(RESPONSE_TOKEN):
             raise ValueError(
-                f"column {name}: {len(values)} entries, and the batch has as many episodes as response tokens; say "
-                f"which they are: fill({EPISODE!r}, {name}=...) or fill({RESPONSE_TOKEN!r}, {name}=...)"
+                f"column {name}: {len(values)} entries, and the batch has as many episodes as response tokens; "
+                f"set its kind: fill({EPISODE!r}, {name}=...) or fill({RESPONSE_TOKEN!r}, {name}=...)"
             )
         return EPISODE if len(values) == len(self) else RESPONSE_TOKEN
 
@@ -202,10 +201,10 @@ class Batch(Columns):
         self._columns[name], self._kinds[name] = values, kind
 
     def columns(self, *names: str) -> Self:
-        """Return the same episodes with the named columns, as far as they are filled.
+        """Return the same episodes with the named columns; declared ones that are not filled are left out.
 
         Raises:
-            ValueError: a name that is neither filled nor declared.
+            ValueError: a name is neither filled nor declared.
         """
         for name in names:
             if name not in self._columns and declared_kind(name) is None:
@@ -215,11 +214,11 @@ class Batch(Columns):
 
     @property
     def names(self) -> list[str]:
-        """The columns that are filled."""
+        """Names of the filled columns."""
         return list(self._columns)
 
     def kind_of(self, name: str) -> str:
-        """Return the kind of a filled column, as :meth:`fill` takes it."""
+        """Return the kind of a filled column."""
         return self._kinds[name]
 
     def without(self, *names: str) -> Self:
@@ -227,7 +226,7 @@ class Batch(Columns):
         return self.columns(*(name for name in self.names if name not in names))
 
     def merge(self, other: "Batch") -> Self:
-        """Take over the columns of ``other``, which has the same episodes; returns the batch."""
+        """Add the columns of ``other``, which has the same episodes, in place; return the batch."""
         for name, values in other._columns.items():
             self._set(name, values, other._kinds[name])
         return self
@@ -249,24 +248,24 @@ class Batch(Columns):
 
     @property
     def rank_metrics(self) -> dict[str, Tensor]:
-        """Metric name -> [B, L], in the order the calculator gives them; none where nothing is captured."""
+        """Metric name -> [B, L], in the calculator's order; empty if no states are captured."""
         return self._family(RANK)
 
     @property
     def turn_metrics(self) -> dict[str, Tensor]:
-        """Metric name -> [B, K, L], of the first K turns of conversations; none of other responses."""
+        """Metric name -> [B, K, L], for the first K turns of conversations; empty for single-turn responses."""
         return self._family(TURN_RANK)
 
     @property
     def prefix_metrics(self) -> dict[str, Tensor]:
-        """Metric name -> [M, L], of the response up to each token; none without ``calculator.keep_prefixes``."""
+        """Metric name -> [M, L], for the response up to each token; empty without ``calculator.keep_prefixes``."""
         return self._family(PREFIX)
 
     def _family(self, prefix: str) -> dict[str, Tensor]:
         return {name.removeprefix(prefix): v for name, v in self._columns.items() if name.startswith(prefix)}
 
     def padded(self, name: str, fill: float = 0.0) -> Tensor:
-        """Return a response-token column as [B, R, ...], ``fill`` on padding; a column of episodes unchanged."""
+        """Return a response-token column as [B, R, ...] with ``fill`` on padding, or an episode column unchanged."""
         if name == "response_tokens":
             return self.pad(self.response_tokens, fill)
         values: Tensor = getattr(self, name)
@@ -274,40 +273,38 @@ class Batch(Columns):
 
     def flat(self, values: Tensor) -> Tensor:
         """Invert :meth:`pad`: return [M, ...] from ``values [B, R, ...]``."""
-        return values.flatten(0, 1)[to_device(self._places(), values.device)]
+        return values.flatten(0, 1)[to_device(self._padded_indices(), values.device)]
 
     def pad(self, values: Tensor, fill: float = 0.0) -> Tensor:
-        """``values [M, ...]`` of response tokens as [B, R, ...], ``fill`` on padding."""
+        """Return ``values [M, ...]`` of response tokens as [B, R, ...] with ``fill`` on padding."""
         rows = values.new_full((len(self) * self.width, *values.shape[1:]), fill)
-        rows[to_device(self._places(), values.device)] = values
+        rows[to_device(self._padded_indices(), values.device)] = values
         return rows.view(len(self), self.width, *values.shape[1:])
 
     def rows(self, pad_token_id: int = 0) -> tuple[Tensor, Tensor]:
         """Return token ids and attention mask, [B, P + R] int64 on the CPU.
 
-        Prompts are padded on the left, responses on the right.
-
-        Position P is the first response token of every row.
+        Prompts are padded on the left and responses on the right, so every response starts at position P.
         """
         longest_prompt = int(self.prompt_lengths.max()) if len(self) else 0
-        places = torch.arange(-longest_prompt, self.width)
-        there = (places >= -self.prompt_lengths[:, None]) & (places < self.response_lengths[:, None])
-        input_ids = torch.full(there.shape, pad_token_id, dtype=torch.int64)
-        input_ids[there] = self.tokens
-        return input_ids, there.long()
+        positions = torch.arange(-longest_prompt, self.width)
+        mask = (positions >= -self.prompt_lengths[:, None]) & (positions < self.response_lengths[:, None])
+        input_ids = torch.full(mask.shape, pad_token_id, dtype=torch.int64)
+        input_ids[mask] = self.tokens
+        return input_ids, mask.long()
 
     # --- Episodes ---
 
     def __getitem__(self, rows: Tensor | slice | Sequence[int]) -> Self:
-        """Select the episodes at these indices, or of this mask [B] bool, in that order; their entries are copied."""
+        """Return copies of the episodes that ``rows`` selects: a slice, indices, or a mask [B] bool."""
         counts = {TOKEN: self.lengths, RESPONSE_TOKEN: self.response_lengths}
-        places: dict[str, Any]
+        entries: dict[str, Any]
         index: Any
         if isinstance(rows, slice) and rows.step in (None, 1):
-            # The entries of neighbours are neighbours too, so that no index of tokens is made.
+            # Consecutive episodes have consecutive tokens: slice columns without building token indices.
             start, stop, _ = rows.indices(len(self))
             index = slice(start, max(start, stop))
-            places = {kind: slice(int(n[:start].sum()), int(n[: index.stop].sum())) for kind, n in counts.items()}
+            entries = {kind: slice(int(n[:start].sum()), int(n[: index.stop].sum())) for kind, n in counts.items()}
         else:
             index = torch.as_tensor(range(len(self))[rows] if isinstance(rows, slice) else rows)
             if index.dim() != 1:
@@ -315,21 +312,21 @@ class Batch(Columns):
                     f"batch[{rows}]: not a list, mask or slice of episodes; batch[[i]] has the single one i"
                 )
             index = index.nonzero().flatten() if index.dtype == torch.bool else index.long()
-            places = {kind: spans(n, index) for kind, n in counts.items()}
-        places[EPISODE] = index
-        chosen = {name: take(values, places[self._kinds[name]]) for name, values in self._columns.items()}
+            entries = {kind: spans(n, index) for kind, n in counts.items()}
+        entries[EPISODE] = index
+        chosen = {name: take(values, entries[self._kinds[name]]) for name, values in self._columns.items()}
         return self._like(take(self.prompt_lengths, index), take(self.response_lengths, index), chosen)
 
     def split(self, num_rows: int) -> Iterator[Self]:
-        """Consecutive parts of ``num_rows`` episodes, the last of what is left."""
+        """Yield consecutive batches of ``num_rows`` episodes; the last one may be smaller."""
         return (self[start : start + num_rows] for start in range(0, len(self), num_rows))
 
     @classmethod
     def join(cls, parts: Sequence[Self]) -> Self:
-        """Join the episodes of all parts, with the declared columns that all of them have.
+        """Concatenate batches. Declared columns that some of them lack are dropped.
 
         Raises:
-            ValueError: no parts, or an undeclared column that some of them lack.
+            ValueError: ``parts`` is empty, or some of them lack a custom column.
         """
         if not parts:
             raise ValueError("Batch.join([]): nothing to join")
@@ -350,15 +347,15 @@ class Batch(Columns):
         return joined
 
     def trimmed(self) -> Self:
-        """Return the same episodes with R = the longest response."""
+        """Return the same episodes with R reduced to the length of the longest response."""
         return self._like(self.prompt_lengths, self.response_lengths, self._columns, self.longest_response)
 
     def widened(self, width: int) -> Self:
-        """Return the same episodes with R = ``width``, at least the longest response."""
+        """Return the same episodes with R = ``width``, at least the length of the longest response."""
         return self._like(self.prompt_lengths, self.response_lengths, self._columns, width)
 
     def to(self, device: str | torch.device) -> Self:
-        """Move the columns to ``device``; the host waits for a GPU only if they come from it, and once."""
+        """Return the batch with its columns on ``device``; copies from a GPU need a single synchronization."""
         device, columns = torch.device(device), dict(self._columns)
         tensors = {name: values for name, values in columns.items() if isinstance(values, Tensor)}
         if device.type == "cpu":
@@ -374,17 +371,17 @@ class Batch(Columns):
         return int(counted[kind].sum()) if kind in counted else len(self)
 
     def _like(self, prompts: Tensor, responses: Tensor, columns: Mapping[str, Any], width: int | None = None) -> Self:
-        """Return a batch with other episodes or columns, which are not checked again."""
+        """Return a batch of other episodes or columns without checking them."""
         batch = type(self)(prompts, responses, self.width if width is None else width)
         batch._columns = dict(columns)
         batch._kinds = {name: self._kinds[name] for name in columns}
         batch.device = self.device
         return batch
 
-    # --- Travel between processes ---
+    # --- Pickling ---
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle columns as numpy arrays, which Ray reads in place, in few bytes (:class:`Packed`)."""
+        """Compress the columns to numpy arrays (:class:`Packed`), which Ray reads without a copy."""
         token_lengths = {TOKEN: self.lengths.numpy(), RESPONSE_TOKEN: self.response_lengths.numpy()}
         packed = {n: Packed.of(v, token_lengths.get(self._kinds[n])) for n, v in self._columns.items()}
         lengths = (self.prompt_lengths.numpy(), self.response_lengths.numpy())
@@ -393,6 +390,6 @@ class Batch(Columns):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.prompt_lengths, self.response_lengths = (torch.from_numpy(np.array(a)) for a in state["lengths"])
         self.width, self._kinds = state["width"], state["kinds"]
-        self.device, self._sent = torch.device("cpu"), {}
+        self.device, self._copied = torch.device("cpu"), {}
         lengths = {TOKEN: self.lengths.numpy(), RESPONSE_TOKEN: self.response_lengths.numpy()}
         self._columns = {n: p.restore(lengths.get(self._kinds[n])) for n, p in state["columns"].items()}

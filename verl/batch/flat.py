@@ -1,4 +1,4 @@
-"""Indexing of flat columns: one entry for each token of each episode, episode after episode."""
+"""Indexing of flat columns, which hold the entries of one episode after another."""
 
 from typing import Any
 
@@ -9,19 +9,19 @@ from verl.utils.device import to_device
 
 
 def spans(lengths: Tensor, rows: Tensor) -> Tensor:
-    """Return the indices of the entries of ``rows [b]`` in a flat column with ``lengths [B]`` entries per episode."""
+    """Return the indices of the entries of episodes ``rows [b]``, given ``lengths [B]`` entries per episode."""
     starts, sizes = (lengths.cumsum(dim=0) - lengths)[rows], lengths[rows]
     return starts.repeat_interleave(sizes) + positions_within(sizes)
 
 
 def positions_within(lengths: Tensor) -> Tensor:
-    """Return 0, 1, ... for the entries of each episode, with ``lengths [B]`` entries per episode."""
+    """Return 0, 1, ... for the entries of each episode, given ``lengths [B]`` entries per episode."""
     starts = lengths.cumsum(dim=0) - lengths
     return torch.arange(int(lengths.sum()), device=lengths.device) - starts.repeat_interleave(lengths)
 
 
 def sums_within(values: Tensor, lengths: Tensor) -> Tensor:
-    """Return the sum of each episode's entries of ``values [M]``, [B], with ``lengths [B]`` entries per episode."""
+    """Sum the entries of each episode, [B], given ``values [M]`` and ``lengths [B]`` entries per episode."""
     rows = torch.arange(len(lengths)).repeat_interleave(lengths)
     return values.new_zeros(len(lengths)).index_add(0, rows, values)
 

@@ -1,4 +1,4 @@
-"""Columns and weights as they travel between processes."""
+"""Serialization of columns and weights between processes."""
 
 import warnings
 from collections.abc import Iterable, Iterator
@@ -10,30 +10,31 @@ from torch import Tensor
 
 
 class Packed(NamedTuple):
-    """A column in transit: every bit of it, in as few bytes as cost no thought.
+    """A losslessly compressed column.
 
-    A column of tokens that is one number throughout each episode, such as the advantages of GRPO, travels as that
-    number. Bools travel as bits; token ids as 16 bits and the one or two bits above those.
+    - A token column that is constant within each episode, such as GRPO's advantages, keeps one number per episode.
+    - Bools are packed into bits.
+    - Non-negative integers below 2^24, such as token ids, keep their low 16 bits and, packed, the bits above.
     """
 
     values: Any
-    """A numpy array; or what the column is, where it is not a tensor that numpy knows."""
+    """A numpy array, or the column itself if numpy cannot represent it."""
     dtype: str = ""
-    """numpy's name of the column's type; empty: ``values`` is the column."""
+    """numpy's name of the column's type; empty if ``values`` is the column itself."""
     constant: bool = False
-    """``values`` has one entry for each episode."""
+    """``values`` has one entry per episode."""
     high: Any = None
-    """[k, n / 8] uint8, of integers with k bits above their low 16: those bits, eight numbers to a byte."""
+    """[k, n / 8] uint8, the k bits above the low 16 of n integers, one row per bit."""
 
     @classmethod
     def of(cls, column: Any, lengths: Any) -> "Packed":
-        """``lengths``: [B], the entries of each episode; None where each has one."""
-        if not isinstance(column, Tensor) or column.dtype == torch.bfloat16:  # numpy has none
+        """Compress a column with ``lengths [B]`` entries per episode; None: one each."""
+        if not isinstance(column, Tensor) or column.dtype == torch.bfloat16:  # numpy has no bfloat16
             return cls(column)
         values = column.detach().cpu().contiguous().numpy()
         dtype, constant = values.dtype.name, False
         if lengths is not None and values.ndim == 1 and (lengths > 0).all():
-            # Bits are compared: NaN equals itself, and -0.0 is not 0.0.
+            # Compare bits, so that NaN equals itself and -0.0 differs from 0.0.
             bits = values.view(f"u{values.itemsize}")
             starts = lengths.cumsum() - lengths
             constant = bool(np.array_equal(bits, bits[starts].repeat(lengths)))
@@ -43,42 +44,39 @@ class Packed(NamedTuple):
         if dtype == "int64" and values.size and 0 <= values.min() and values.max() < 1 << 24:
             above = (values >> 16).astype(np.uint8)
             bits = np.arange(int(values.max()).bit_length() - 16, dtype=np.uint8)
-            high = np.packbits(above >> bits[:, None] & 1, axis=1) if values.ndim == 1 else above
+            high = np.packbits(above.ravel() >> bits[:, None] & 1, axis=1)
             return cls(values.astype(np.uint16), dtype, constant, high if above.any() else None)
         return cls(values, dtype, constant)
 
     def restore(self, lengths: Any) -> Any:
-        """Return the column; ``lengths`` as :meth:`of` takes them."""
+        """Return the column; ``lengths`` as in :meth:`of`."""
         if not self.dtype:
             return self.values
         if self.dtype == "bool" and isinstance(self.values, tuple):
             packed, count = self.values
             values = np.unpackbits(packed, count=count).astype(bool)
         else:
-            # Ray's arrays are read-only views of shared memory: a tensor needs its own.
+            # Copy: Ray's arrays are read-only views of shared memory.
             values = np.array(self.values, dtype=self.dtype)
-        if self.high is not None and values.ndim > 1:
-            values |= self.high.astype(np.int64) << 16
-        elif self.high is not None:
-            for place, bits in enumerate(self.high):
-                values |= np.unpackbits(bits, count=len(values)).astype(np.int64) << (16 + place)
+        for place, bits in enumerate(() if self.high is None else self.high):
+            values |= np.unpackbits(bits, count=values.size).reshape(values.shape).astype(np.int64) << (16 + place)
         return torch.from_numpy(values.repeat(lengths) if self.constant else values)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the arrays."""
+        """Total size of the arrays in bytes."""
         arrays = [self.values[0] if isinstance(self.values, tuple) else self.values, self.high]
         return sum(array.nbytes for array in arrays if isinstance(array, np.ndarray))
 
 
 class PackedWeight(NamedTuple):
-    """A weight in transit, which a reader need not copy."""
+    """A serialized weight, which a reader can use without a copy."""
 
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
     values: Any
-    """Its bytes, [n] uint8: numpy has no bfloat16."""
+    """Raw bytes, [n] uint8, because numpy has no bfloat16."""
 
     @classmethod
     def of(cls, name: str, value: Tensor) -> "PackedWeight":
@@ -87,20 +85,19 @@ class PackedWeight(NamedTuple):
         return cls(name, value.dtype, tuple(value.shape), flat.view(torch.uint8).numpy())
 
     def restore(self) -> Tensor:
-        """Return the weight, which must not be written into: its memory may be shared."""
+        """Return the weight. It must not be modified: its memory may be shared."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")
             return torch.from_numpy(self.values).view(self.dtype).reshape(self.shape)
 
 
 def weight_buckets(weights: Iterable[tuple[str, Tensor]], num_bytes: int) -> Iterator[list[PackedWeight]]:
-    """Weights in messages of at most ``num_bytes``; a larger one has a message of its own."""
+    """Yield weights in buckets of at most ``num_bytes``; a larger weight gets its own bucket."""
     bucket: list[PackedWeight] = []
     size = 0
     for name, value in weights:
         packed = PackedWeight.of(name, value)
-        # Free this weight before the next one is gathered.
-        del value
+        del value  # free this weight before the next one is gathered
         if bucket and size + packed.values.nbytes > num_bytes:
             yield bucket
             bucket, size = [], 0

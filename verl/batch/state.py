@@ -1,6 +1,6 @@
-"""A batch as the state of a checkpoint: tensors and JSON values.
+"""Conversion of a batch to a checkpoint's state, and back.
 
-Records are not saved again: of each only its place in the training data and what was edited, if anything.
+Records are saved as an index into the training data and their edited fields.
 """
 
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ EDITED = ("input_ids", "messages", "opens_thought")
 """Fields of a record that ``Method.resample`` may edit."""
 
 VERDICTS = {"verdicts", "first_verdicts"}
-"""Columns of verdicts."""
+"""Columns that hold verdicts."""
 
 
 def batch_state(batch: Batch, prompts: Sequence[Any]) -> dict[str, Any]:
-    """Return a batch as tensors and JSON values. Its records come from ``prompts``, the training data by ``uid``."""
+    """Return a batch as tensors and JSON values. ``prompts`` is the training data, indexed by ``uid``."""
     columns = {name: getattr(batch, name) for name in batch.names}
     columns["records"] = [saved_record(record, prompts) for record in batch.records]
     columns |= {name: [verdict.as_dict() for verdict in columns[name]] for name in VERDICTS & columns.keys()}
@@ -33,7 +33,7 @@ def batch_state(batch: Batch, prompts: Sequence[Any]) -> dict[str, Any]:
 
 
 def batch_from_state(state: dict[str, Any], prompts: Sequence[Any]) -> Batch:
-    """Return the batch that :func:`batch_state` saved. Raises ``ConfigError`` if ``prompts`` differ from those then."""
+    """Invert :func:`batch_state`. Raises ``ConfigError`` if ``prompts`` are not the ones that were saved."""
     columns = dict(state["columns"])
     columns["records"] = [restored_record(saved, prompts) for saved in columns["records"]]
     columns |= {name: [*map(Verdict.from_dict, columns[name])] for name in VERDICTS & columns.keys()}
@@ -44,25 +44,25 @@ def batch_from_state(state: dict[str, Any], prompts: Sequence[Any]) -> Batch:
     for record, held in zip(batch.records, prompts_held, strict=True):
         if record.input_ids != held.tolist():
             raise ConfigError(
-                f"data.train_files: prompt {record.uid} is not the one whose response the checkpoint holds; set it, "
-                "and what makes prompts of it (data.template, model.path), back to those of that run"
+                f"data.train_files: prompt {record.uid} is not the one whose response the checkpoint holds; restore "
+                "the data, data.template and model.path of that run"
             )
     return batch
 
 
 def saved_record(record: Any, prompts: Sequence[Any]) -> dict[str, Any]:
-    """Return the place of a prompt in the training data, and its edited fields."""
+    """Return the index of a prompt in the training data, and its edited fields."""
     edited = record is not prompts[record.uid]
     return {"uid": record.uid} | ({name: getattr(record, name) for name in EDITED} if edited else {})
 
 
 def restored_record(saved: dict[str, Any], prompts: Sequence[Any]) -> Any:
-    """Return the record that :func:`saved_record` saved. Raises ``ConfigError`` if ``prompts`` has no such place."""
+    """Invert :func:`saved_record`. Raises ``ConfigError`` if ``prompts`` has no such index."""
     uid, num = saved["uid"], len(prompts)
     if not 0 <= uid < num:
         raise ConfigError(
-            f"data.train_files: the checkpoint has responses to prompts that are not among these {num}; set it back to "
-            "the files of that run"
+            f"data.train_files: the checkpoint has responses to prompts that are not among these {num}; restore the "
+            "files of that run"
         )
     edits = {name: value for name, value in saved.items() if name != "uid"}
     record = prompts[uid]

@@ -1,6 +1,6 @@
-"""The method of a run as the trainer calls it: what a subclass returns is checked, and its errors name its line.
+"""Validated calls of the user's method; errors name its file and line.
 
-Legend: B responses, G prompts, n responses to each, T positions.
+Legend: B responses, G prompts, n responses per prompt, T token positions.
 """
 
 import inspect
@@ -27,26 +27,26 @@ from verl.utils.user_code import check_finite, check_signature, check_tensor, lo
 
 FIELD = "trainer.method"
 
-PLACES = ("choose_prompts", "sampling", "resample", "learn_from", "change_rewards", "after_step")
+HOOKS = ("choose_prompts", "sampling", "resample", "learn_from", "shape_rewards", "after_step")
 """Methods that a subclass may override."""
 
-RENAMED = {"judged": "resample"}
-"""Former name of a place -> its name."""
+RENAMED = {"judged": "resample", "change_rewards": "shape_rewards"}
+"""Former name of a hook -> its name."""
 
 MAX_ROUNDS = 7
 """Maximum number of times that a prompt is sampled again in a step."""
 
 FIELDS = ("temperature", "top_p", "top_k", "min_p")
-"""Options that :meth:`Method.sampling` may set for each response."""
+"""Sampling parameters that :meth:`Method.sampling` may set per response."""
 TABLE = "temperatures"
-"""Option that it may set for each position."""
+"""Sampling parameter that it may set per token position."""
 
 
 class MethodCalls:
-    """The method that ``trainer.method`` names, or :class:`Method` itself.
+    """Caller of the method that ``trainer.method`` selects, or of the unchanged :class:`Method`.
 
     Raises:
-        ConfigError: it cannot be loaded or made, or does not fit the other options.
+        ConfigError: the method cannot be loaded or constructed, or conflicts with other options.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class MethodCalls:
         prompts: Sequence[PromptRecord] = (),
         total_steps: int = 0,
     ) -> None:
-        """``prompts``: the training data, by ``uid``."""
+        """``prompts``: the training data, indexed by ``uid``."""
         path, kwargs = config.trainer.method, config.trainer.method_kwargs
         self.config = config
         self.where = f"{FIELD}={path!r}"
@@ -68,40 +68,40 @@ class MethodCalls:
         self.method.config, self.method.tokenizer = config, tokenizer
         self.method.prompts, self.method.total_steps = prompts, total_steps
         with user_code(f"{self.where}: {kind.__name__}(**{FIELD}_kwargs)"):
-            self.method.__init__(**kwargs)  # type: ignore[misc]  # it has its attributes before __init__
+            self.method.__init__(**kwargs)  # type: ignore[misc]  # the attributes are set before __init__
         for old, new in RENAMED.items():
             if hasattr(self.method, old):
                 raise ConfigError(f"{self.where}: its method {old} is now called {new}; rename it")
-        for name in PLACES:
+        for name in HOOKS:
             inputs = list(inspect.signature(getattr(Method, name)).parameters)[1:]
             check_signature(f"{self.where}: its {name}", getattr(self.method, name), inputs, {})
-        if path is not None and not any(map(self.overrides, PLACES)):
-            raise ConfigError(f"{self.where}: overrides none of {', '.join(PLACES)}")
+        if path is not None and not any(map(self.overrides, HOOKS)):
+            raise ConfigError(f"{self.where}: overrides none of {', '.join(HOOKS)}")
         has = (self.overrides("state_dict"), self.overrides("load_state_dict"))
         self._state = UserState(self.where, self.method, has)
         self._check_options()
 
     def overrides(self, name: str) -> bool:
-        """Whether a subclass changes the place ``name``."""
+        """Return whether the method overrides the hook ``name``."""
         return getattr(type(self.method), name) is not getattr(Method, name)
 
     @property
     def note(self) -> str:
-        """A note on the method for the user; empty if there is nothing."""
+        """Warning about a method whose state is not saved; empty otherwise."""
         if self.overrides("after_step") and not self._state.exists:
             return f"{self.where}: has after_step but no state_dict, so a resumed run forgets what after_step was told"
         return ""
 
     @property
     def candidates_per_prompt(self) -> int:
-        """Prompts that are read for each that is sampled."""
+        """Number of candidates that are read per sampled prompt."""
         return self.method.candidates_per_prompt
 
     def begin_step(self, step: int) -> None:
-        """Say which step is in progress."""
+        """Set the step in progress."""
         self.method.step = step
 
-    # --- The places of a step ---
+    # --- Hooks ---
 
     def choose_prompts(self, candidates: list[PromptRecord]) -> list[PromptRecord]:
         """Return the prompts to sample."""
@@ -112,38 +112,42 @@ class MethodCalls:
         return list(chosen)
 
     def settings(self, records: Sequence[PromptRecord]) -> ResponseSettings | None:
-        """How the responses to these prompts are sampled; None: as the options say."""
-        if not self.overrides("sampling"):
+        """Return sampling parameters for the responses to ``records``; None: use the options of ``rollout``."""
+        settings = self._call("sampling", list(records)) if self.overrides("sampling") else None
+        where, base, names = self._location("sampling"), self.config.rollout.train_kwargs, (*FIELDS, TABLE)
+        fits = settings is None or (isinstance(settings, Mapping) and set(settings) <= set(names))
+        self._require(fits, "sampling", settings, f"it must map some of {', '.join(names)}")
+        if not settings:
             return None
-        settings = self._call("sampling", list(records))
-        return response_settings(settings, len(records), self.config, self._place("sampling"))
+        fields = {name: settings[name] for name in FIELDS if name in settings}
+        overrides = _overrides(fields, len(records), base, where) if fields else None
+        limit = self.config.data.max_response_length
+        return ResponseSettings(overrides, _table(settings[TABLE], limit, where) if TABLE in settings else None)
 
     def resample(self, batch: Batch, round: int) -> dict[int, PromptRecord]:
-        """Return the prompts to sample again by their place in ``batch``, in ascending order."""
+        """Return the prompts to sample again by their index in ``batch``, in ascending order."""
         edited, num = self._call("resample", batch, round), len(batch) // self.config.rollout.n
         fits = isinstance(edited, Mapping) and all(
             type(place) is int and 0 <= place < num and isinstance(record, PromptRecord)
             for place, record in edited.items()
         )
-        must = (
-            f"it must return a mapping from places of prompts, 0 to {num - 1}, to what edit_prompt makes; {{}} for none"
-        )
+        must = f"it must map indices of prompts, 0 to {num - 1}, to records that edit_prompt returned; {{}} for none"
         self._require(fits, "resample", edited, must)
         limit = self.config.data.max_prompt_length
         for record in edited.values():
             if len(record.input_ids) > limit:
                 raise ConfigError(
-                    f"data.max_prompt_length={limit}: {self._place('resample')} edited prompt {record.uid} to "
+                    f"data.max_prompt_length={limit}: {self._location('resample')} edited prompt {record.uid} to "
                     f"{len(record.input_ids)} tokens; raise it, or shorten what is added (len(record.input_ids))"
                 )
         return dict(sorted(edited.items()))
 
     def learn_from(self, batch: Batch) -> tuple[Batch, dict[str, float]]:
-        """Return the batch to learn from, and metrics. Without an override, ``batch`` itself."""
+        """Return the batch to learn from, and metrics; without an override ``batch`` itself."""
         if not self.overrides("learn_from"):
             return batch, {}
         n, step = self.config.rollout.n, self.method.step
-        # A prompt that comes again in a later step makes another group.
+        # Responses to the same prompt in different steps are different groups.
         group = (step << 32) + torch.arange(len(batch) // n).repeat_interleave(n)
         sampled = batch.columns(*batch.names).fill(group=group, learned=batch.learned.clone())
         chosen = self._call("learn_from", sampled)
@@ -159,20 +163,20 @@ class MethodCalls:
             metrics["learn_from/age/mean"] = (step - chosen.step[replayed]).double().mean().item()
         return chosen, metrics
 
-    def change_rewards(self, batch: Batch, rewards: Tensor) -> tuple[Tensor, dict[str, float]]:
+    def shape_rewards(self, batch: Batch, rewards: Tensor) -> tuple[Tensor, dict[str, float]]:
         """Return the rewards [B] float64, and metrics of the change."""
-        if not self.overrides("change_rewards"):
+        if not self.overrides("shape_rewards"):
             return rewards, {}
-        changed = self._call("change_rewards", batch, rewards.clone())
-        where = self._place("change_rewards")
+        changed = self._call("shape_rewards", batch, rewards.clone())
+        where = self._location("shape_rewards")
         check_tensor(where, changed, rewards.shape)
         check_finite(where, changed)
         changed = changed.detach().cpu().double()
         metrics = {"mean": changed.mean().item(), "change": (changed - rewards).mean().item()}
-        return changed, {f"change_rewards/{name}": value for name, value in metrics.items()}
+        return changed, {f"shape_rewards/{name}": value for name, value in metrics.items()}
 
     def after_step(self, outcome: StepOutcome) -> None:
-        """Tell the method how the step went."""
+        """Pass the outcome of a step to the method."""
         self._call("after_step", outcome)
 
     # --- State ---
@@ -182,25 +186,25 @@ class MethodCalls:
         return self._state.save()
 
     def load_state(self, state: Any) -> None:
-        """Restore :meth:`state`. Raises ``ConfigError`` for the state of another method."""
+        """Restore a saved state. Raises ``ConfigError`` if another method saved it."""
         self._state.load(state)
 
     def _call(self, name: str, *arguments: Any) -> Any:
         with user_code(f"{self.where}: its {name}"):
             return getattr(self.method, name)(*arguments)
 
-    def _place(self, name: str) -> str:
-        """Name the option and the override, with its file and line."""
+    def _location(self, name: str) -> str:
+        """Return the option, the hook, and the file and line of its override, for error messages."""
         code = getattr(type(self.method), name)
         line = inspect.unwrap(code).__code__.co_firstlineno
         return f"{self.where}: its {name} ({inspect.getsourcefile(code)}, line {line})"
 
     def _require(self, fits: bool, name: str, returned: Any, must: str) -> None:
         if not fits:
-            raise ConfigError(f"{self._place(name)} returned {str(returned):.80}; {must}")
+            raise ConfigError(f"{self._location(name)} returned {str(returned):.80}; {must}")
 
     def _check_learned(self, chosen: Batch, batch: Batch) -> None:
-        where, most, step = self._place("learn_from"), self.method.max_learned, self.method.step
+        where, most, step = self._location("learn_from"), self.method.max_learned, self.method.step
         missing = [name for name in batch.names if name not in chosen]
         if missing:
             raise ConfigError(f"{where} returned a batch without the column {missing[0]!r}")
@@ -217,56 +221,39 @@ class MethodCalls:
         if lengths[0] > limits[0] or lengths[1] != limits[1]:
             raise ConfigError(
                 f"data.max_prompt_length={limits[0]}, data.max_response_length={limits[1]}: {where} returned responses "
-                "that were sampled with other limits; set them back"
+                "that were sampled with other limits; restore the limits"
             )
 
     def _check_options(self) -> None:
-        """Raise ``ConfigError`` where a place of the method and another option exclude each other."""
-        fix = "compares with a greedy response of this step, which this place does not see; choose another"
-        for name in ("learn_from", "change_rewards"):
-            if self.config.algorithm.adv_estimator == "remax" and self.overrides(name):
-                raise ConfigError(f"algorithm.adv_estimator='remax': {self.where} overrides {name}; remax {fix}")
-        if self.overrides("sampling") and not self.config.rollout.seeded:
-            raise ConfigError(
-                f"rollout.seeded=False: {self.where} overrides sampling, which the project's own sampler obeys; set it "
-                "to true"
-            )
-        staleness = self.config.async_training.max_staleness
-        for name in ("resample", "sampling"):
-            if staleness and self.overrides(name):
-                raise ConfigError(
-                    f"async_training.max_staleness={staleness}: {self.where} overrides {name}, which would see "
-                    "responses of several steps; set it to 0"
-                )
-        learns = [name for name in ("learn_from", "change_rewards") if self.overrides(name)]
-        if self.config.samples_ahead and self.overrides("choose_prompts") and learns:
-            raise ConfigError(
-                f"async_training.max_staleness={staleness}: {self.where} overrides choose_prompts and {learns[0]}, and "
-                "engines of their own sample while the models learn; set it to 0"
-            )
+        """Raise ``ConfigError`` if a hook and another option exclude each other."""
+        config, learning = self.config, [name for name in ("learn_from", "shape_rewards") if self.overrides(name)]
+        staleness = config.async_training.max_staleness
+        stale = f"async_training.max_staleness={staleness}"
+        conflicts = [
+            ("algorithm.adv_estimator='remax'", name, "which has no greedy response to compare with; use another one")
+            for name in learning
+            if config.algorithm.adv_estimator == "remax"
+        ]
+        if self.overrides("sampling") and not config.rollout.seeded:
+            conflicts.append(("rollout.seeded=False", "sampling", "which needs the seeded sampler; set it to true"))
+        if staleness:
+            why = "which would see responses of several steps; set it to 0"
+            conflicts += [(stale, name, why) for name in ("resample", "sampling") if self.overrides(name)]
+        if config.samples_ahead and self.overrides("choose_prompts") and learning:
+            why = f"which would run during {learning[0]}; set it to 0"
+            conflicts.append((stale, "choose_prompts", why))
+        if conflicts:
+            option, name, why = conflicts[0]
+            raise ConfigError(f"{option}: {self.where} overrides {name}, {why}")
         if self.method.candidates_per_prompt < 1:
             raise ConfigError(f"{self.where}: candidates_per_prompt={self.method.candidates_per_prompt}: at least 1")
 
 
-def response_settings(settings: Any, num_prompts: int, config: PPOConfig, where: str) -> ResponseSettings | None:
-    """Return the settings of the G n responses to ``num_prompts`` prompts; None: ``config``'s for all.
-
-    Raises:
-        ConfigError: they are not in their ranges and shapes; begins with ``where``.
-    """
-    names, base = (*FIELDS, TABLE), config.rollout.train_kwargs
-    if settings is None or (isinstance(settings, Mapping) and not settings):
-        return None
-    if not isinstance(settings, Mapping) or not set(settings) <= set(names):
-        raise ConfigError(f"{where} returned {str(settings):.80}; it must map some of {', '.join(names)}")
-    fields = {name: settings[name] for name in FIELDS if name in settings}
-    overrides = _overrides(fields, num_prompts, base, where) if fields else None
-    table = _table(settings[TABLE], config.data.max_response_length, where) if TABLE in settings else None
-    return ResponseSettings(overrides, table)
-
-
 def _overrides(fields: Mapping[str, Any], num_prompts: int, base: SamplingConfig, where: str) -> list[SamplingConfig]:
-    """Return the settings of each response; equal ones are one object."""
+    """Return the sampling parameters of each of the G n responses; equal ones share an object.
+
+    Raises ``ConfigError``, beginning with ``where``, for a parameter out of range or of another shape.
+    """
     made: dict[tuple[Any, ...], SamplingConfig] = {}
     shape = (num_prompts, base.n)
     columns = [_numbers(f"{where}: {name}", values, shape).ravel().tolist() for name, values in fields.items()]
@@ -287,7 +274,7 @@ def _overrides(fields: Mapping[str, Any], num_prompts: int, base: SamplingConfig
 
 
 def _table(values: Any, max_positions: int, where: str) -> NDArray[np.float32]:
-    """Temperatures [T] float32, T at most ``max_positions``."""
+    """Return temperatures [T] float32, T at most ``max_positions``."""
     table = _numbers(f"{where}: {TABLE}", values).astype(np.float32)
     if table.ndim != 1 or not 1 <= len(table) <= max_positions or not ((table >= 0.01) & (table <= 1000)).all():
         shape = list(table.shape)
@@ -296,7 +283,7 @@ def _table(values: Any, max_positions: int, where: str) -> NDArray[np.float32]:
 
 
 def _numbers(what: str, values: Any, shape: tuple[int, int] | None = None) -> NDArray[np.float64]:
-    """``values`` as an array, of ``shape`` = [G, n] if there is one."""
+    """Return ``values`` as an array, broadcast to ``shape`` = [G, n] if set."""
     try:
         array = np.asarray(values, dtype=np.float64)
         return array if shape is None else np.broadcast_to(array, shape)

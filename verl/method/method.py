@@ -1,4 +1,4 @@
-"""The places of a training step that a study may change."""
+"""Base class for changes of a training step."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,104 +15,110 @@ from verl.data.records import read_chat
 from verl.data.templates import opens_thought
 
 Prompt = str | list[dict[str, Any]]
-"""The content of the last message of a prompt, in place of its own; or a whole chat."""
+"""New content for the last message of a prompt, or a whole chat."""
 
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """How the G prompts of a step went, as the data set has them: before :meth:`Method.resample` edited any."""
+    """Results of the G prompts of a step, before :meth:`Method.resample` edited any."""
 
     step: int
     indices: list[int]
-    """G, the ``uid`` of each prompt, its place in the training data."""
+    """G, ``uid`` of each prompt, its index in the training data."""
     scores: list[float]
-    """G, mean score of the responses to each."""
+    """G, mean score of the responses to each prompt."""
     accuracy: list[float]
-    """G, share of correct responses to each, 0 to 1."""
+    """G, share of correct responses to each prompt, 0 to 1."""
     metrics: Mapping[str, float]
     """The step's logged metrics."""
     records: Sequence[PromptRecord] = ()
-    """G, the prompts themselves."""
+    """G prompts."""
 
 
 class Method:
-    """A training step with nothing changed; a subclass overrides the places that it changes.
+    """A training step; subclasses override the hooks whose behavior they change.
 
-    ``trainer.method=my/file.py:Mine`` names the subclass, whose ``__init__`` gets ``trainer.method_kwargs``. The
-    attributes below are there before ``__init__`` is called. All tensors are on the CPU.
+    ``trainer.method=my/file.py:Shorter`` selects a subclass; its arguments are ``trainer.method_kwargs``. The
+    attributes below are set before ``__init__`` is called. All tensors are on the CPU. Example::
 
-    A subclass with state defines ``state_dict`` and ``load_state_dict``. Checkpoints hold the state: what JSON holds,
-    and tensors.
+        class Shorter(Method):
+            def __init__(self, weight=0.1):
+                self.weight = weight
+
+            def shape_rewards(self, batch, rewards):
+                return rewards - self.weight * batch.response_lengths / self.max_response_length
+
+    A subclass with state defines ``state_dict`` and ``load_state_dict``; the state is JSON values and tensors.
     """
 
     config: PPOConfig
     """All options of the run."""
     tokenizer: PreTrainedTokenizerBase
-    """The policy's."""
+    """The policy's tokenizer."""
     prompts: Sequence[PromptRecord] = ()
-    """The training data, by ``uid``."""
+    """The training data, indexed by ``uid``."""
     total_steps: int = 0
-    """Steps of the whole run."""
+    """Number of steps of the run."""
     step: int = 0
     """The step in progress, from 1."""
     candidates_per_prompt: int = 1
-    """How many candidates :meth:`choose_prompts` gets for each prompt that it chooses. Set it in ``__init__``."""
+    """Number of candidates that :meth:`choose_prompts` gets per prompt. Set it in ``__init__``."""
 
-    # --- The places of a step, in their order ---
+    # --- Hooks, in the order of a step ---
 
     def choose_prompts(self, candidates: list[PromptRecord]) -> list[PromptRecord]:
-        """Choose the prompts to sample responses to, 1 to ``num_prompts`` of the candidates, in any order.
+        """Return the prompts to sample responses to, 1 to ``num_prompts`` of the candidates, in any order.
 
-        The others come again in the next epoch, which has as many steps as batches of candidates. Fewer make a smaller
-        batch, which dynamic sampling fills up with further ones.
+        The remaining candidates are skipped until the next epoch. If fewer than ``num_prompts`` are returned, the batch
+        is smaller; dynamic sampling fills it up.
         """
         return candidates
 
     def sampling(self, records: list[PromptRecord]) -> Mapping[str, Any] | None:
-        """How the n responses to each of G prompts are sampled; None: as the options of ``rollout`` say.
+        """Return sampling parameters for the n responses to each of G prompts; None: use the options of ``rollout``.
 
         ``temperature``, ``top_p``, ``top_k`` and ``min_p`` are numbers, or arrays that broadcast to [G, n].
-        ``temperatures`` [T] stands in for ``temperature``: entry t is that of a response's token t, the last one that
-        of all later tokens. Needs ``rollout.seeded``; set ``rollout_is``, whose weights correct the difference
-        to ``rollout.temperature``, which is learned.
+        ``temperatures`` [T] replaces ``temperature`` by one per token; the last entry applies to all later tokens.
+        Requires ``rollout.seeded``. Set ``rollout_is`` to correct for the difference to ``rollout.temperature``,
+        at which the policy is trained.
         """
         return None
 
     def resample(self, batch: Batch, round: int) -> Mapping[int, PromptRecord]:
-        """Return edited prompts to sample again, given the verdicts on the responses to them.
+        """Return edited prompts to sample again, given verified responses.
 
         Args:
-            batch: the responses, n neighbours for each prompt (:meth:`by_prompt`).
-            round: 1 for the prompts of the data set, 2 for those edited once, up to 7.
+            batch: the responses, n consecutive ones per prompt (:meth:`by_prompt`).
+            round: 1 for the prompts of the data set, 2 for prompts edited once, up to 7.
 
         Returns:
-            Place of the prompt in the batch, 0 to G - 1 -> what :meth:`edit_prompt` makes of it. Its new responses
-            replace those before, and are verified by the same ground truth. Nothing more is sampled after {}.
+            Index of a prompt in the batch, 0 to G - 1 -> its edited record (:meth:`edit_prompt`). New responses are
+            verified with the same ground truth and replace the old ones. {} ends the rounds.
         """
         return {}
 
     def learn_from(self, batch: Batch) -> Batch:
-        """Return the batch to learn from, of this step's responses and earlier ones, e.g. from a :class:`ReplayBuffer`.
+        """Return the batch to learn from: responses of this step and, e.g. from a :class:`ReplayBuffer`, earlier ones.
 
-        ``batch[rows]`` has some of the responses, ``Batch.join([...])`` puts batches together. Responses whose
-        ``learned`` is false only enter the statistics of their group. At most ``max_learned`` may be learned from, and
-        twice as many be returned. Those of earlier steps have the ratio to the policy that sampled them: their old
-        log-probabilities are the engine's, or, with ``rollout_is``, the policy's.
+        Select responses with ``batch[rows]`` and concatenate batches with ``Batch.join([...])``. At most
+        ``max_learned`` responses may have ``learned`` set; up to as many others only enter the statistics of their
+        group. The policy ratio of earlier responses is relative to the policy that sampled them: their old
+        log-probabilities are the engine's or, with ``rollout_is``, the policy's.
         """
         return batch
 
-    def change_rewards(self, batch: Batch, rewards: Tensor) -> Tensor:
+    def shape_rewards(self, batch: Batch, rewards: Tensor) -> Tensor:
         """Return the rewards to learn from, [B], given ``rewards [B]`` float64.
 
-        They come after verifiers, reward model and overlong penalty, and before rank shaping, the KL divergence and
-        advantages. Dynamic sampling and validation do not use them.
+        Called after verifiers, reward model and overlong penalty, and before rank shaping, the KL divergence and
+        advantages. Does not affect dynamic sampling and validation.
         """
         return rewards
 
     def after_step(self, outcome: StepOutcome) -> None:
-        """React to the outcome of a step; called at its end.
+        """Process the outcome of a finished step.
 
-        With ``async_training.max_staleness`` above 0, the prompts of later steps have been chosen by then.
+        With ``async_training.max_staleness`` above 0, prompts of later steps have already been chosen.
         """
 
     def state_dict(self) -> dict[str, Any]:
@@ -120,34 +126,34 @@ class Method:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+        """Restore the state that :meth:`state_dict` returned."""
 
-    # --- Help for subclasses ---
+    # --- Helpers for subclasses ---
 
     @property
     def num_prompts(self) -> int:
-        """G, the most prompts that are sampled together."""
+        """Maximum number of prompts that are sampled together."""
         return self.config.data.prompts_per_batch
 
     @property
     def max_learned(self) -> int:
-        """The most responses that a step can learn from."""
+        """Maximum number of responses that a step learns from."""
         return self.config.data.train_batch_size * self.config.rollout.n
 
     @property
     def max_response_length(self) -> int:
-        """The most tokens of a response, R."""
+        """Maximum number of tokens in a response, R."""
         return self.config.data.max_response_length
 
     def by_prompt(self, batch: Batch) -> list[Batch]:
-        """Split a batch into the responses to each prompt, which are n neighbours in it."""
+        """Split a batch into the n consecutive responses to each prompt."""
         return list(batch.split(self.config.rollout.n))
 
     def edit_prompt(self, record: PromptRecord, prompt: Prompt) -> PromptRecord:
-        """``record`` with another prompt in ``data.template``; its tokens are ``input_ids``.
+        """Return ``record`` with another prompt, rendered with ``data.template``; its tokens are ``input_ids``.
 
         Raises:
-            ConfigError: the prompt is not one, or does not fit the template.
+            ConfigError: the prompt is invalid, or does not fit the template.
         """
         where = f"trainer.method={self.config.trainer.method!r}: its prompt for {record.uid}"
         if isinstance(prompt, str):

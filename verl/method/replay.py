@@ -1,4 +1,4 @@
-"""Responses of earlier steps, for :meth:`verl.method.Method.learn_from`."""
+"""Replay buffer for :meth:`verl.method.Method.learn_from`."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,13 +13,13 @@ from verl.data.prompt_rows import PromptRecord
 
 
 class ReplayBuffer:
-    """At most ``capacity`` responses, in about 20 bytes a token; the oldest groups fall out.
+    """Holds at most ``capacity`` responses, about 20 bytes per token; the oldest groups are dropped first.
 
-    A method that has one puts its ``state_dict()`` into its own.
+    Include its ``state_dict()`` in the method's.
     """
 
     def __init__(self, capacity: int, prompts: Sequence[PromptRecord]) -> None:
-        """``prompts``: the training data (``Method.prompts``), which is not saved again."""
+        """``prompts``: the training data (``Method.prompts``), which is not saved."""
         if capacity < 1:
             raise ValueError(f"capacity={capacity}: must be at least 1")
         self.capacity = capacity
@@ -31,18 +31,18 @@ class ReplayBuffer:
 
     @property
     def batch(self) -> Batch:
-        """The responses held, the oldest first. Raises ``ValueError`` while the buffer is empty."""
+        """The responses in the buffer, oldest first. Raises ``ValueError`` if it is empty."""
         if self._held is None:
-            raise ValueError("the buffer is empty; ask for its len() first")
+            raise ValueError("the buffer is empty; check its len() first")
         return self._held
 
     def add(self, batch: Batch) -> None:
-        """Hold these too. What a user's reward function returned besides the score is not kept."""
+        """Append responses, without the extra values that custom reward functions returned."""
         verdicts = [replace(verdict, extras={}) for verdict in batch.verdicts]
         added = batch.columns(*batch.names).fill(verdicts=verdicts)
         held = added if self._held is None else Batch.join([self._held, added])
         first = max(0, len(held) - self.capacity)
-        # A group falls out as a whole.
+        # Drop whole groups.
         while 0 < first < len(held) and held.group[first] == held.group[first - 1]:
             first += 1
         self._hold(held[first:])
@@ -60,9 +60,9 @@ class ReplayBuffer:
         self._held = held if len(held) else None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the responses held, as tensors and JSON values."""
+        """Return the buffered responses as tensors and JSON values."""
         return {} if self._held is None else batch_state(self._held, self.prompts)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Hold what :meth:`state_dict` returned. Raises ``ConfigError`` if the training data is other data."""
+        """Restore the responses. Raises ``ConfigError`` if the training data differs from the saved run's."""
         self._held = batch_from_state(state, self.prompts) if state else None

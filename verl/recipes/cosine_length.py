@@ -24,7 +24,7 @@ class CosineLength(Method):
     def __init__(self, correct: Sequence[float] = (1.0, 0.5), wrong: Sequence[float] = (-1.0, -0.5)) -> None:
         self.correct, self.wrong = tuple(correct), tuple(wrong)
 
-    def change_rewards(self, batch: Batch, rewards: Tensor) -> Tensor:
+    def shape_rewards(self, batch: Batch, rewards: Tensor) -> Tensor:
         """[B]; reward model and overlong penalty, which it has no place for, are dropped."""
         ends = torch.tensor([self.wrong, self.correct], dtype=torch.float64)[batch.correct.long()]
         short, long = ends.unbind(dim=1)

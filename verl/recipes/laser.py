@@ -37,7 +37,7 @@ class Laser(Method):
     def __init__(self, target_share: float) -> None:
         self.target_share = target_share
 
-    def change_rewards(self, batch: Batch, rewards: Tensor) -> Tensor:
+    def shape_rewards(self, batch: Batch, rewards: Tensor) -> Tensor:
         """[B]."""
         targets = torch.full_like(rewards, self.target_share * self.max_response_length)
         return stepped(batch.correct, batch.response_lengths, targets)
@@ -52,7 +52,7 @@ class LaserD(Method):
         self.targets: dict[str, int] = {}
         self.lengths: dict[str, list[int]] = {band: [] for band in BANDS}
 
-    def change_rewards(self, batch: Batch, rewards: Tensor) -> Tensor:
+    def shape_rewards(self, batch: Batch, rewards: Tensor) -> Tensor:
         """[B]."""
         bands = [band_of(accuracy) for accuracy in group_means(batch.correct, batch.group).tolist()]
         longest, lengths = self.max_response_length, batch.response_lengths

@@ -42,7 +42,7 @@ class Backward(Method):
             )
         self.false_positive, self.false_negative = false_positive, false_negative
 
-    def change_rewards(self, batch: Batch, rewards: Tensor) -> Tensor:
+    def shape_rewards(self, batch: Batch, rewards: Tensor) -> Tensor:
         """[B]."""
         return (batch.correct.double() - self.false_positive) / (1 - self.false_positive - self.false_negative)
 
@@ -75,7 +75,7 @@ class Appeals(Method):
         self.failed, self.passed = 0.0, 0.0
         """Right responses that failed, by the estimate, and that passed."""
 
-    def change_rewards(self, batch: Batch, rewards: Tensor) -> Tensor:
+    def shape_rewards(self, batch: Batch, rewards: Tensor) -> Tensor:
         """Update the estimates; the rewards are unchanged."""
         negatives = (~batch.correct).nonzero().flatten()
         draws = torch.Generator().manual_seed((self.config.seed << 32) + self.step)

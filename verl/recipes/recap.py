@@ -42,7 +42,7 @@ class Reweighted(Method):
         self.temperature = temperature
         self.losses: dict[str, list[float]] = {}
 
-    def change_rewards(self, batch: Batch, rewards: Tensor) -> Tensor:
+    def shape_rewards(self, batch: Batch, rewards: Tensor) -> Tensor:
         """Fill the column ``source_weight`` [B]; the rewards are unchanged."""
         sources = [str(record.data_source) for record in batch.records]
         for source in sorted(set(sources)):

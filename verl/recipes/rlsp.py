@@ -21,7 +21,7 @@ class Exploring(Method):
     def __init__(self, alpha: float, half_share: float) -> None:
         self.alpha, self.half_share = alpha, half_share
 
-    def change_rewards(self, batch: Batch, rewards: Tensor) -> Tensor:
+    def shape_rewards(self, batch: Batch, rewards: Tensor) -> Tensor:
         """[B]."""
         effort = 1 - 0.5 ** (batch.response_lengths.double() / (self.half_share * self.max_response_length))
         effort = torch.where(batch.truncated, 0.0, effort)

@@ -54,7 +54,7 @@ class Rubrics(Method):
             raise ConfigError(f"{FIELD}: weights and pairs must be at least 0 and not all 0, and power at least 1")
         self.total = total
 
-    def change_rewards(self, batch: Batch, rewards: Tensor) -> Tensor:
+    def shape_rewards(self, batch: Batch, rewards: Tensor) -> Tensor:
         """[B]."""
         pairs = [name for first, second, _ in self.pairs for name in (first, second)]
         scores = {name: rubric_scores(batch, name) for name in dict.fromkeys([*self.weights, *self.vetoes, *pairs])}

@@ -251,7 +251,7 @@ class RayPPOTrainer(Trainer):
         with self.timer.phase("reward"):
             rewards, metrics = self.scheduler.rewards.compute(batch)
             greedy_rewards = None if greedy is None else self._greedy_rewards(greedy)
-            rewards, changes = self.method.change_rewards(batch, rewards)
+            rewards, changes = self.method.shape_rewards(batch, rewards)
             self.metrics |= metrics | changes
         with self.timer.phase("adv"):
             self.metrics |= self.advantages.estimate(batch, rewards, greedy_rewards)
