@@ -9,9 +9,8 @@ from tests.method.batches import batch_of
 from verl.config import ConfigError
 from verl.method import Method
 from verl.recipes.cosine_length import CosineLength
-from verl.recipes.laser import Laser, LaserD, band_of, right_responses, target_length
+from verl.recipes.laser import Laser, LaserD, band_of, expected_correct, repeats, target_length
 from verl.recipes.noisy_verifier import Backward
-from verl.recipes.repetition import repeats
 from verl.recipes.rlsp import Exploring
 from verl.recipes.rubric_anchors import Rubrics
 
@@ -50,7 +49,7 @@ def test_laser_d_targets(lengths, expected_of, target):
     ("n", "expected"), [(2, (1, 0, 1)), (4, (1, 1, 2)), (8, (1, 2, 5)), (16, (1, 5, 10)), (32, (1, 10, 21))]
 )
 def test_laser_d_counts_on_the_least_right_responses_of_a_band(n: int, expected: tuple[int, int, int]):
-    assert right_responses(n) == expected
+    assert expected_correct(n) == expected
 
 
 def test_laser_d_follows_its_bands_and_resumes():
@@ -113,7 +112,7 @@ def test_backward_is_unbiased():
     # Of 100 right responses 80 pass, of 100 wrong ones 10.
     for truth, verdicts in ((1, [1] * 80 + [0] * 20), (0, [1] * 10 + [0] * 90)):
         assert sum(rewards_of(Backward(0.1, 0.2), verdicts)) / 100 == pytest.approx(truth)
-    with pytest.raises(ConfigError, match="false_positive=0.5 and false_negative=0.5 must be .* below 1 together"):
+    with pytest.raises(ConfigError, match="false_positive=0.5 and false_negative=0.5 must be .* their sum below 1"):
         Backward(0.5, 0.5)
 
 

@@ -12,10 +12,11 @@ from tests.method.batches import RECORDS, batch_of
 from verl.data.prompt_rows import PromptRecord
 from verl.method import Method, ReplayBuffer, StepOutcome
 from verl.recipes.adaptive_dapo import AdaptiveBatches
+from verl.recipes.common import hint
 from verl.recipes.confucius3 import Recovering
 from verl.recipes.drive import HardFocus
 from verl.recipes.ead import Annealed
-from verl.recipes.ghpo import GuidedHints, hint
+from verl.recipes.ghpo import GuidedHints
 from verl.recipes.pcl import PromptCurriculum
 from verl.recipes.rorecomp import ShortFirst, priority
 from verl.recipes.seele import Sweet, fitted, next_share

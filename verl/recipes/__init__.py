@@ -1,5 +1,4 @@
-"""Methods of the field, a file each: what an experiment of ``configs/experiment/`` needs beyond options.
+"""Published methods, one file each, for experiments of ``configs/experiment/`` that need more than options.
 
-Nothing here is imported by the rest: experiments name it by import path, ``verl.recipes.rover:rover_loss``, as they
-would name a researcher's own file.
+Experiments name them by import path, such as ``verl.recipes.rover:rover_loss``; no other package imports them.
 """

@@ -1,14 +1,14 @@
-"""Adaptive DAPO of CodeV-R1 (arXiv 2505.24183): dynamic sampling asks for no more prompts than it expects to need.
+"""Adaptive DAPO of CodeV-R1 (arXiv 2505.24183): dynamic sampling generates only as many prompts as it expects to need.
 
 As in its code, the next generation batch of a step has at least
 
     missing / min(ratio, part)
 
-prompts: ``missing`` groups with a learning signal are still needed; ``ratio`` is the smallest share of such groups in
-all that a step generated, over the steps that filled their batch; ``part`` is the smallest in a generation batch of
-this step. Both begin at 1. Assumed: a group has a signal if some of its responses are correct and some are not
-(``algorithm.filter_groups.metric=acc``). A generation batch has at most ``data.gen_batch_size`` prompts, and those that
-it leaves out come again in the next epoch.
+prompts, where ``missing`` is the number of informative groups still needed, ``ratio`` the smallest share of informative
+groups in any step that filled its batch, and ``part`` the smallest share in any generation batch of this step. Both
+shares start at 1. Assumed: a group is informative if some but not all of its responses are correct
+(``algorithm.filter_groups.metric=acc``). A generation batch has at most ``data.gen_batch_size`` prompts; the others are
+skipped until the next epoch.
 """
 
 import math
@@ -20,7 +20,7 @@ from verl.method import Method, StepOutcome
 
 
 class AdaptiveBatches(Method):
-    """Sets the size of generation batches; checkpoints hold ``ratio``."""
+    """Adapts the size of generation batches; checkpoints hold ``ratio``."""
 
     def __init__(self) -> None:
         self.ratio = 1.0
@@ -30,13 +30,13 @@ class AdaptiveBatches(Method):
         self.part, self.kept, self.generated = 1.0, 0, 0
 
     def choose_prompts(self, candidates: list[PromptRecord]) -> list[PromptRecord]:
-        """Choose the first candidates, as many as are expected to be needed."""
+        """Choose the first candidates, as many as the step is expected to need."""
         share = min(self.ratio, self.part)
         missing = self.config.data.train_batch_size - self.kept
         return candidates[: math.ceil(missing / share)] if share else candidates
 
     def resample(self, batch: Batch, round: int) -> dict[int, PromptRecord]:
-        """Count; no prompt is edited."""
+        """Count the informative groups; no prompt is edited."""
         groups = self.by_prompt(batch)
         kept = sum(0 < int(group.correct.sum()) < len(group) for group in groups)
         self.kept, self.generated = self.kept + kept, self.generated + len(groups)
@@ -50,9 +50,7 @@ class AdaptiveBatches(Method):
         self._begin_step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the ratio."""
         return {"ratio": self.ratio}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore it."""
         self.ratio = state["ratio"]

@@ -1,7 +1,4 @@
-"""Confucius3-Math (arXiv 2506.18330): entropy near a target, weights for hard prompts, recovered surplus.
-
-Sections 6.1, 6.2 and 6.3: the surplus of dynamic sampling enters the next step's batch.
-"""
+"""Confucius3-Math (arXiv 2506.18330): targeted entropy, hardness weights and recent sample recovery (section 6)."""
 
 from typing import Any
 
@@ -18,8 +15,8 @@ from verl.method import Method, ReplayBuffer
 def hardness_weighted(batch: Batch, alpha: float = -0.256, constant: float = 1.256) -> Tensor:
     """Return A = (R - mu) (alpha mu + constant), [B], with R = 1 if correct, else -1 (eqs. 2 and 3).
 
-    mu is the mean of R over the prompt's responses, from -1, where the weight is 1.512, to 1, where it is 1. Penalties,
-    changed rewards and a reward model have no effect.
+    mu is the mean of R over the prompt's responses; the weight falls from 1.512 at mu = -1 to 1 at mu = 1. Penalties,
+    reward shaping and a reward model have no effect.
     """
     signs = 2 * batch.correct.double() - 1
     mean = group_means(signs, batch.group)
@@ -27,8 +24,8 @@ def hardness_weighted(batch: Batch, alpha: float = -0.256, constant: float = 1.2
 
 
 def side_of_target(mini_batch: LossInputs, target: float = 0.55, **_: float) -> dict[str, Tensor]:
-    """``side`` [B]: 1 if the mean entropy of the mini-batch's tokens is above the target, -1 below, 0 at it."""
-    assert mini_batch.old_entropy is not None, "asked for below"
+    """Return ``side`` [B]: 1 if the mean entropy of the mini-batch's tokens is above the target, -1 below, 0 at it."""
+    assert mini_batch.old_entropy is not None, "targeted_entropy_loss declares the column"
     entropy = mini_batch.old_entropy[mini_batch.response_mask]
     return {"side": (entropy.mean() - target).sign().expand(len(mini_batch.response_mask))}
 
@@ -37,46 +34,44 @@ def side_of_target(mini_batch: LossInputs, target: float = 0.55, **_: float) -> 
 def targeted_entropy_loss(
     inputs: LossInputs, target: float = 0.55, coef: float = 0.001, clip_low: float = 0.2, clip_high: float = 0.2
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Per-token clipped surrogate of PPO plus ``coef |H - target|``, H being the mean entropy in nats.
+    """Compute PPO's clipped surrogate per token plus ``coef |H - target|``, where H is the mean entropy in nats.
 
-    Its gradient is that of H, or of -H where H is below the target. Assumed: the side is that of the mini-batch's mean
-    entropy before the step, so that neither micro-batches nor workers change it, also in later updates of the step; the
-    constant is left out.
+    Assumed: H is above or below the target by the mini-batch's mean entropy before the step, so that the sign does not
+    depend on micro-batches, workers, or earlier updates of the step. The constant ``target`` is left out of the loss.
 
     Args:
         inputs: see :class:`verl.algorithms.losses.LossInputs`.
-        target: in nats; 0.55 in the paper. Read by :func:`side_of_target`.
-        coef: 0.001 in the paper.
-        clip_low: the ratio is clipped below at 1 - clip_low.
-        clip_high: and above at 1 + clip_high.
+        target: in nats, 0.55 in the paper. Read by :func:`side_of_target`.
+        coef: weight of the entropy term, 0.001 in the paper.
+        clip_low, clip_high: clip the ratio to [1 - clip_low, 1 + clip_high].
     """
     mask, side = inputs.response_mask, inputs.prepared["side"][:, None]
-    given = (inputs.logprobs, inputs.old_logprobs, inputs.advantages)
-    losses, metrics = ppo_clip_loss(*given, mask, clip_low, clip_high)
+    tokens = (inputs.logprobs, inputs.old_logprobs, inputs.advantages)
+    losses, metrics = ppo_clip_loss(*tokens, mask, clip_low, clip_high)
     return torch.where(mask, losses + coef * side * inputs.entropy, 0.0), metrics
 
 
 class Recovering(Method):
-    """Recent Sample Recovery (algorithm 1): informative groups beyond the batch open that of the next step.
+    """Recent Sample Recovery (algorithm 1): carry surplus informative groups over to the next step's batch.
 
-    As in the paper, they are learned from as if the policy of that step had sampled them, without importance weights.
-    Assumed: each step samples one generation batch (``algorithm.filter_groups.max_num_gen_batches=1``), larger than the
-    training batch; where it and the surplus do not fill that, the step learns from fewer groups, and the paper samples
-    more. At most two training batches are kept. Checkpoints hold them.
+    As in the paper, the update treats them as sampled by the current policy, without importance weights. Assumed: each
+    step samples one generation batch (``algorithm.filter_groups.max_num_gen_batches=1``), larger than the training
+    batch. If this batch and the surplus do not fill a training batch, the step learns from fewer groups, where the
+    paper samples more. At most two training batches are kept; checkpoints hold them.
     """
 
     def __init__(self) -> None:
         self.surplus = ReplayBuffer(2 * self.max_learned, self.prompts)
         self.informative: list[Batch] = []
-        """Groups of the step in progress."""
+        """Informative groups of the step in progress."""
 
     def resample(self, batch: Batch, round: int) -> dict[int, PromptRecord]:
-        """Note the informative groups, before those that the batch has no room for are dropped."""
+        """Collect the informative groups, before the trainer drops the surplus; no prompt is edited."""
         self.informative += [group for group in self.by_prompt(batch) if 0 < int(group.correct.sum()) < len(group)]
         return {}
 
     def learn_from(self, batch: Batch) -> Batch:
-        """Return the surplus of earlier steps, then this step's groups, as many as a step learns from."""
+        """Return the surplus of earlier steps and then this step's groups, up to the size of a training batch."""
         if not (self.informative or len(self.surplus)):
             return batch
         parts = [self.surplus.take(range(len(self.surplus)))] if len(self.surplus) else []
@@ -88,13 +83,11 @@ class Recovering(Method):
         learned, rest = groups[: self.max_learned], groups[self.max_learned :]
         if len(rest):
             self.surplus.add(rest)
-        # Of this step, as the loss gives responses of earlier ones the ratio to the policy that sampled them.
+        # Mark all as sampled in this step; otherwise the ratio would be relative to an earlier policy.
         return learned.fill(step=torch.full((len(learned),), self.step))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the surplus."""
         return {"surplus": self.surplus.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore it."""
         self.surplus.load_state_dict(state["surplus"])

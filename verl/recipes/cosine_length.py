@@ -2,10 +2,9 @@
 
     reward = long + (short - long) (1 + cos(pi length / longest)) / 2
 
-A correct response earns ``short`` = 1 as its length goes to 0 and ``long`` = 0.5 at the longest, a wrong one -1 and
--0.5: correct ones are to be short, and wrong ones to go on trying. Assumed: lengths are counted in tokens (the code
-counts characters), and the longest is ``data.max_response_length``. Left out: the reward for tags of thoughts that the
-code adds.
+A correct response earns ``short`` = 1 at length 0 and ``long`` = 0.5 at the maximum length, a wrong one -1 and -0.5:
+short correct responses and long wrong ones are preferred. Assumed: lengths are in tokens (the code counts characters),
+and ``longest`` is ``data.max_response_length``. The code's reward for thought tags is left out.
 """
 
 import math
@@ -19,13 +18,13 @@ from verl.method import Method
 
 
 class CosineLength(Method):
-    """Rewards correctness and length; ``correct`` and ``wrong`` are the rewards at length 0 and at the longest."""
+    """Rewards by correctness and length; ``correct`` and ``wrong`` are the rewards at length 0 and maximum length."""
 
     def __init__(self, correct: Sequence[float] = (1.0, 0.5), wrong: Sequence[float] = (-1.0, -0.5)) -> None:
         self.correct, self.wrong = tuple(correct), tuple(wrong)
 
     def shape_rewards(self, batch: Batch, rewards: Tensor) -> Tensor:
-        """[B]; reward model and overlong penalty, which it has no place for, are dropped."""
+        """Return the cosine rewards, [B], which replace reward model and overlong penalty."""
         ends = torch.tensor([self.wrong, self.correct], dtype=torch.float64)[batch.correct.long()]
         short, long = ends.unbind(dim=1)
         share = batch.response_lengths.double() / self.max_response_length

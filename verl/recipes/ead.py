@@ -1,8 +1,8 @@
-"""EAD (arXiv 2510.05251): explore early tokens, exploit late ones, by a temperature that falls along the response.
+"""EAD (arXiv 2510.05251): explore with early tokens and exploit with late ones, by annealing the temperature.
 
     tau_t = max(1 + tau_max - exp(t / (scale d_s)), tau_min)    d_s = min(d_0 + 5 s, d_max) at step s
 
-for tokens t, counted from 0, from the ``first``-th on; the tokens before have 1. The paper's formula has no ``scale``;
+for tokens t = ``first``, ``first`` + 1, ...; earlier tokens have temperature 1. The paper's formula has no ``scale``;
 its code samples with 20 d, which is the default here.
 """
 
@@ -16,7 +16,7 @@ from verl.method import Method
 
 
 class Annealed(Method):
-    """Samples every response with the temperatures above."""
+    """Samples all responses with annealed temperatures."""
 
     def __init__(
         self,
@@ -27,20 +27,15 @@ class Annealed(Method):
         scale: float = 20.0,
         first: int = 10,
     ) -> None:
-        self.tau_max, self.tau_min, self.d0, self.d_max, self.scale, self.first = (
-            tau_max,
-            tau_min,
-            d0,
-            d_max,
-            scale,
-            first,
-        )
+        self.tau_max, self.tau_min = tau_max, tau_min
+        self.d0, self.d_max = d0, d_max
+        self.scale, self.first = scale, first
 
     def sampling(self, records: list[PromptRecord]) -> Mapping[str, Any]:
-        """Return the temperature at each position of every response."""
+        """Return the temperature of each token position."""
         t = np.arange(self.max_response_length)
         d = min(self.d0 + 5 * self.step, self.d_max)
-        # Where the exponential is above, the temperature is tau_min anyway.
+        # Clip the exponent to avoid overflow; at 50 the temperature is tau_min already.
         growth = np.exp(np.minimum(t / (self.scale * d), 50.0))
         annealed = np.maximum(1 + self.tau_max - growth, self.tau_min)
         return {"temperatures": np.where(t < self.first, 1.0, annealed)}

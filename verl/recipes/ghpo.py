@@ -1,6 +1,6 @@
-"""GHPO (arXiv 2507.10628): prompts that no response solves are sampled again with a growing part of the solution.
+"""GHPO (arXiv 2507.10628): resample unsolved prompts with a growing part of the solution as a hint.
 
-As in its code, the part is one of the solution's characters, and follows the question in the wording of ``text``.
+As in its code, a hint is the beginning of the solution, measured in characters, and follows the question.
 """
 
 from collections.abc import Sequence
@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from verl.batch import Batch
 from verl.data.prompt_rows import PromptRecord
 from verl.method import Method
-
-WORDING = "\n The following text is the beginning part of the answer, which you can refer to for solving the problem:\n"
+from verl.recipes.common import HINT, with_hint
 
 
 class GuidedHints(Method):
@@ -18,15 +17,17 @@ class GuidedHints(Method):
     def __init__(
         self,
         shares: Sequence[float] = (0.25, 0.5, 0.75),
-        text: str = WORDING + "{hint}",
+        text: str = HINT,
         solution: str = "solution",
         rounds: int = 3,
     ) -> None:
-        """Set the hints.
+        """Configure the hints.
 
         Args:
-            solution: the key of the worked solution in ``extra_info``; without one, the answer takes its place.
-            rounds: how often a prompt is sampled again at most.
+            shares: of the solution, one per round; the last one applies to all later rounds.
+            text: wording of a hint, with ``{hint}``.
+            solution: key of the worked solution in ``extra_info``; the answer if there is none.
+            rounds: maximum number of times that a prompt is sampled again.
         """
         self.rounds = rounds
         self.shares = tuple(shares)
@@ -34,28 +35,19 @@ class GuidedHints(Method):
         self.solution = solution
 
     def resample(self, batch: Batch, round: int) -> dict[int, PromptRecord]:
-        """Return the unsolved prompts with their hints; one that would be too long keeps its first responses."""
+        """Return the unsolved prompts with hints; prompts that would be too long are not resampled."""
         edited: dict[int, PromptRecord] = {}
         if round > self.rounds:
             return edited
+        # A small share of a short solution can be empty; use the first share that is not.
         shares = self.shares[min(round, len(self.shares)) - 1 :]
         for place, responses in enumerate(self.by_prompt(batch)):
-            original = self.prompts[responses.records[0].uid]
-            # Of a short solution, a small share is nothing: the first that is something.
-            parts = [hint(self._solution_of(original), share) for share in shares]
-            part = next(filter(None, parts), "")
-            if responses.correct.any() or not part:
+            if responses.correct.any():
                 continue
-            text = str(original.messages[-1]["content"]) + self.text.format(hint=part)
-            hinted = self.edit_prompt(original, text)
-            if len(hinted.input_ids) <= self.config.data.max_prompt_length:
-                edited[place] = hinted
+            original = self.prompts[responses.records[0].uid]
+            for share in shares:
+                hinted = with_hint(self, original, share, self.solution, self.text)
+                if hinted is not original:
+                    edited[place] = hinted
+                    break
         return edited
-
-    def _solution_of(self, record: PromptRecord) -> str:
-        return str(record.extra_info.get(self.solution) or record.ground_truth)
-
-
-def hint(solution: str, share: float) -> str:
-    """Return the first ``share`` of a solution's characters."""
-    return solution[: round(len(solution) * share)]

@@ -1,14 +1,15 @@
-"""InterCode's shell (arXiv 2306.14898): the policy gives commands, sees what they print, and submits.
+"""InterCode's shell environment (arXiv 2306.14898): the policy runs commands, reads their output, and submits.
 
-Commands run in the sandbox, in a folder that the command ``extra_info["setup"]`` has filled; the ground truth is the
-command that does what was asked. The reward on ``submit`` is that of the authors' code without its rounding,
+Commands run in the sandbox, in a folder that the command ``extra_info["setup"]`` prepares. The ground truth is a
+command that solves the task. The reward on ``submit`` is that of the authors' code without its rounding,
 
     0.01 + 0.33 (1 - erf(|D|)) + 0.33 c + 0.33 s
 
-where D are the changes of files that only one of the two made, c is the share with equal content of the files that both
-added (1 without any), and s is the cosine of the TF-IDF vectors of what the last command and the right one printed.
-Assumed: a state is the commands so far, which are run again from the start at each turn; a turn's command is its last
-fenced block, else its whole text; a conversation without ``submit`` earns nothing.
+where D is the set of file changes that only one of the two solutions makes, c the share of files with equal content
+among those that both add (1 if there are none), and s the cosine of the TF-IDF vectors of their last outputs.
+
+Assumed: the state is the list of commands so far, which all run again at each turn. The command of a turn is its last
+fenced block, or its whole text. A conversation without ``submit`` has no reward.
 :mod:`verl.recipes.intercode_task` writes a small task.
 """
 
@@ -46,7 +47,7 @@ json.dump([printed, before, files()], sys.stdout)
 
 
 class Shell:
-    """The environment, for ``rollout.multi_turn.environment`` with ``reward=only``."""
+    """Environment for ``rollout.multi_turn.environment`` with ``reward=only``."""
 
     def __init__(self) -> None:
         require_sandbox()
@@ -61,42 +62,42 @@ class Shell:
             return state, [], True, reward(mine, gold) if mine and gold else 0.0
         state = state | {"commands": [*state["commands"], command]}
         outcome = run(state["setup"], state["commands"])
-        said = "The commands took too long, or printed too much." if outcome is None else outcome[0] or "(nothing)"
-        return state, [{"role": "user", "content": said}], False, 0.0
+        output = "The commands took too long, or printed too much." if outcome is None else outcome[0] or "(nothing)"
+        return state, [{"role": "user", "content": output}], False, 0.0
 
 
 def command_in(text: str) -> str:
-    """Return the last fenced block of a turn, or all of it."""
+    """Return the last fenced block of a turn, or its whole text."""
     parts = text.split("```")
     return (parts[-2].partition("\n")[2] if len(parts) > 2 else text).strip()
 
 
 Outcome = tuple[str, dict[str, str], dict[str, str]]
-"""Output of the last command, and the files before the first and after the last: path -> hash."""
+"""Output of the last command, and the files before the first and after the last command, as path -> hash."""
 
 
 def run(setup: str, commands: list[str]) -> Outcome | None:
-    """None if they could not be run to their end."""
+    """Run commands in the sandbox; return None if they do not finish."""
     ending, stdout, _ = run_python(PROGRAM, json.dumps([setup, *commands]), seconds=SECONDS)
     return tuple(json.loads(stdout)) if ending == "ok" else None
 
 
 def reward(mine: Outcome, gold: Outcome) -> float:
-    """0.01 to 1."""
-    ours, theirs = (changes(before, after) for _, before, after in (mine, gold))
-    added = [path for path, kind in ours & theirs if kind == "added"]
+    """Return the reward of the outcome ``mine``, 0.01 to 1, given the reference outcome."""
+    changed, expected = (changes(before, after) for _, before, after in (mine, gold))
+    added = [path for path, kind in changed & expected if kind == "added"]
     same = sum(mine[2][path] == gold[2][path] for path in added) / len(added) if added else 1.0
-    return 0.01 + 0.33 * (1 - math.erf(len(ours ^ theirs)) + same + similarity(mine[0], gold[0]))
+    return 0.01 + 0.33 * (1 - math.erf(len(changed ^ expected)) + same + similarity(mine[0], gold[0]))
 
 
 def changes(before: dict[str, str], after: dict[str, str]) -> set[tuple[str, str]]:
-    """Path, and ``added``, ``deleted`` or ``modified``."""
+    """Return the changed paths, each with ``added``, ``deleted`` or ``modified``."""
     kinds = {path: "deleted" if path not in after else "modified" for path in before if before[path] != after.get(path)}
     return set((kinds | dict.fromkeys(after.keys() - before.keys(), "added")).items())
 
 
 def similarity(one: str, other: str) -> float:
-    """Return the cosine of two TF-IDF vectors as in scikit-learn: words of two letters or more, smooth idf."""
+    """Return the cosine of two TF-IDF vectors as in scikit-learn: words of two or more letters, smooth idf."""
     counts = [Counter(re.findall(r"\b\w\w+\b", text.lower())) for text in (one, other)]
     if not any(counts):
         return float(one == other)

@@ -1,10 +1,10 @@
-"""A small task for :mod:`verl.recipes.intercode`: ``python -m verl.recipes.intercode_task FOLDER`` writes its files."""
+"""Small task for :mod:`verl.recipes.intercode`; ``python -m verl.recipes.intercode_task FOLDER`` writes its files."""
 
 import random
 from itertools import permutations
 from typing import Any
 
-from verl.recipes.rl_struct import write_task
+from verl.recipes.common import task_row, write_task
 
 FILES = [f"{name}{i}" for name in ("ann", "ben", "cat", "dog", "eel", "fox", "gnu", "hen") for i in range(5)]
 COMMANDS = {
@@ -17,18 +17,16 @@ COMMANDS = {
 
 
 def rows(count: int, seed: int) -> list[dict[str, Any]]:
-    """``count`` different records, at most 3240, of files with 2 to 9 lines."""
+    """Return ``count`` distinct rows, at most 3240, about files with 2 to 9 lines."""
     generator = random.Random(seed)
     questions = {text.format(*pair): (text, pair) for text in COMMANDS for pair in permutations(FILES, 2)}
-    return [
-        {
-            "data_source": "open_answer",  # a name is needed; with reward=only no verifier is asked
-            "prompt": [{"role": "user", "content": f"{question} Reply with a command, then with submit."}],
-            "reward_model": {"style": "rule", "ground_truth": COMMANDS[text].format(*pair)},
-            "extra_info": {"setup": f"seq {generator.randint(2, 9)} > {pair[0]}"},
-        }
-        for question, (text, pair) in generator.sample(sorted(questions.items()), count)
-    ]
+    made = []
+    for question, (text, pair) in generator.sample(sorted(questions.items()), count):
+        prompt = f"{question} Reply with a command, then with submit."
+        setup = f"seq {generator.randint(2, 9)} > {pair[0]}"
+        # The data source is required but unused: with reward=only no verifier runs.
+        made.append(task_row("open_answer", prompt, COMMANDS[text].format(*pair), setup=setup))
+    return made
 
 
 if __name__ == "__main__":

@@ -1,22 +1,22 @@
-"""Corrections for a verifier that errs (arXiv 2510.00915).
+"""Corrections for noisy verifiers (arXiv 2510.00915).
 
-The verifier sees r* in {0, 1} as r: with probability p0 a wrong response passes (false positive), with p1 a right one
-fails (false negative). p0 + p1 < 1.
+The verifier observes the true reward r* in {0, 1} as r: a wrong response passes with probability p0 (false positive), a
+correct one fails with probability p1 (false negative). p0 + p1 < 1.
 
-Backward: the reward (r - p0) / (1 - p0 - p1) has the mean r*. With constant rates it is an affine function of r, so an
-estimator that divides by the group's standard deviation undoes it; it needs one that does not.
+Backward: the reward (r - p0) / (1 - p0 - p1) has mean r*. With constant rates it is an affine function of r, so it has
+no effect on estimators that divide by the group's standard deviation.
 
-Forward: weight each response's score function with w = p1 if r = 1, p1 - 1 if r = 0. Given r* = 1 the mean of w is
-p1 (1 - p1) + (p1 - 1) p1 = 0, given r* = 0 it is -(1 - p0 - p1). As the score function has mean 0, the expected
-gradient is (1 - p0 - p1) times that of r*, whatever p0 is. Assumed: there is no baseline.
+Forward: weight the score function of each response by w = p1 if r = 1, p1 - 1 if r = 0. The mean of w is
+p1 (1 - p1) + (p1 - 1) p1 = 0 given r* = 1, and -(1 - p0 - p1) given r* = 0. Since the score function has mean 0, the
+expected gradient is (1 - p0 - p1) times that of r*, for any p0. Assumed: there is no baseline.
 
-Appeals: a second, better verifier rechecks some of the rule's negatives, which estimates p1 for the forward correction
-while the run goes on. Assumed, as only the outline is public: with P positives, all of them right, and N negatives, of
-which u of m rechecked ones are right, N u / m right responses failed, and
+Appeals: a second, better verifier rechecks some of the negatives, which estimates p1 for the forward correction during
+the run. Assumed, since only an outline is public: all P positives are correct, and u of m rechecked negatives are
+correct. Of N negatives, N u / m are then false, and
 
     p1 = (N u / m) / (P + N u / m)
 
-of sums over the run that halve every ``half_life`` steps. Verdicts stay as they are.
+where both sums decay with a half-life of ``half_life`` steps. Verdicts do not change.
 """
 
 from dataclasses import replace
@@ -32,18 +32,18 @@ from verl.rewards.pool import VerifierPool
 
 
 class Backward(Method):
-    """The unbiased reward; reward model and overlong penalty, which it has no place for, are dropped."""
+    """Backward correction, which replaces reward model and overlong penalty."""
 
     def __init__(self, false_positive: float, false_negative: float) -> None:
         if not (0 <= false_positive and 0 <= false_negative and false_positive + false_negative < 1):
             raise ConfigError(
                 f"trainer.method_kwargs: false_positive={false_positive} and false_negative={false_negative} must be "
-                "at least 0 and below 1 together"
+                "at least 0, and their sum below 1"
             )
         self.false_positive, self.false_negative = false_positive, false_negative
 
     def shape_rewards(self, batch: Batch, rewards: Tensor) -> Tensor:
-        """[B]."""
+        """Return the unbiased rewards, [B]."""
         return (batch.correct.double() - self.false_positive) / (1 - self.false_positive - self.false_negative)
 
 
@@ -57,14 +57,14 @@ def forward(batch: Batch, false_negative: float) -> Tensor:
 
 
 class Appeals(Method):
-    """Estimates p1 for :func:`appealed`, as the column ``false_negative`` [B]; checkpoints hold the sums."""
+    """Estimates p1 for :func:`appealed` in the column ``false_negative`` [B]; checkpoints hold the sums."""
 
     def __init__(self, verifier: str, share: float = 0.25, half_life: float = 10.0) -> None:
-        """Prepare the second verifier and the estimates.
+        """Configure the appeals.
 
         Args:
-            verifier: the second one: import path of a reward function, as in ``reward_score.custom_functions``.
-            share: of the negatives, which are rechecked, at least one; drawn again in each step.
+            verifier: import path of the second reward function, as in ``reward_score.custom_functions``.
+            share: of the negatives to recheck, at least one, drawn at random in each step.
             half_life: in steps.
         """
         if not 0 < share <= 1 or half_life <= 0:
@@ -73,16 +73,18 @@ class Appeals(Method):
             )
         self.verifier, self.share, self.memory = verifier, share, 0.5 ** (1 / half_life)
         self.failed, self.passed = 0.0, 0.0
-        """Right responses that failed, by the estimate, and that passed."""
+        """Decayed numbers of correct responses that failed (estimated) and passed."""
 
     def shape_rewards(self, batch: Batch, rewards: Tensor) -> Tensor:
-        """Update the estimates; the rewards are unchanged."""
+        """Update the estimate of p1; the rewards do not change."""
+        # 1. Recheck a random share of the negatives.
         negatives = (~batch.correct).nonzero().flatten()
         draws = torch.Generator().manual_seed((self.config.seed << 32) + self.step)
         order = negatives[torch.randperm(len(negatives), generator=draws)]
         rechecked = order[: max(1, round(self.share * len(order)))]
-        upheld = self.recheck(batch[rechecked]) if len(rechecked) else []
-        failed = len(negatives) * sum(upheld) / max(1, len(upheld))
+        correct = self.recheck(batch[rechecked]) if len(rechecked) else []
+        # 2. Update the sums and the rate.
+        failed = len(negatives) * sum(correct) / max(1, len(correct))
         self.failed = self.memory * self.failed + failed
         self.passed = self.memory * self.passed + len(batch) - len(negatives)
         rate = self.failed / (self.failed + self.passed) if self.failed else 0.0
@@ -90,7 +92,7 @@ class Appeals(Method):
         return rewards
 
     def recheck(self, batch: Batch) -> list[bool]:
-        """Whether the second verifier takes each response for right."""
+        """Return whether each response is correct by the second verifier."""
         config = replace(self.config.reward_score, custom_functions=[f"*={self.verifier}"], num_workers=1)
         with VerifierPool(config) as pool:
             sources, truths, infos = zip(
@@ -99,21 +101,19 @@ class Appeals(Method):
             return [verdict.correct for verdict in pool.score_batch(sources, batch.texts, truths, infos)]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the sums."""
         return {"failed": self.failed, "passed": self.passed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore them."""
         self.failed, self.passed = state["failed"], state["passed"]
 
 
 def appealed(batch: Batch) -> Tensor:
-    """:func:`forward` with the rate that :class:`Appeals` estimates, [B]."""
+    """Return the weights of :func:`forward` with the rate that :class:`Appeals` estimates, [B]."""
     weights: Tensor = batch.correct.double() - 1 + batch.false_negative
     return weights
 
 
 def last_word(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> bool:
-    """Verify leniently: the last word of the response, without marks around it, is the ground truth."""
+    """Return whether the last word of the response, without punctuation, is the ground truth."""
     words = solution_str.split()
     return bool(words) and words[-1].strip(".,;:!$*\\{}()[]") == str(ground_truth)

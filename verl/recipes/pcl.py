@@ -1,8 +1,8 @@
-"""PCL (arXiv 2510.01135): a value function learned beside the policy picks prompts that it solves about half the time.
+"""PCL (arXiv 2510.01135): a value model trained with the policy selects prompts of intermediate difficulty.
 
-Of k m candidates the m with the smallest |V - 1/2| are sampled, and V is then fitted to the mean reward of each by one
-step on the squared error. Assumed: V is not the paper's language model but a logistic function of the prompt's tokens
-and pairs of tokens, hashed into ``num_features``; it costs nothing, and knows less.
+Of k m candidates, sample the m prompts with the smallest |V - 1/2|, then fit V to their accuracy by one gradient step
+on the squared error. Assumed: V is a logistic regression on hashed tokens and token pairs, ``num_features`` of them,
+instead of the paper's language model; it is cheaper and less accurate.
 """
 
 import math
@@ -17,7 +17,7 @@ from verl.method import Method, StepOutcome
 
 
 class PromptCurriculum(Method):
-    """Selects prompts by a learned V, which checkpoints hold."""
+    """Selects prompts by V; checkpoints hold its weights."""
 
     def __init__(self, candidates: int = 4, target: float = 0.5, lr: float = 2.0, num_features: int = 4096) -> None:
         """``candidates``: k."""
@@ -25,14 +25,14 @@ class PromptCurriculum(Method):
         self.target = target
         self.lr = lr
         self.weights = torch.zeros(num_features + 1, dtype=torch.float64)
-        """The last one is that of the constant."""
+        """[num_features + 1]; the last entry is the bias."""
 
     def choose_prompts(self, candidates: list[PromptRecord]) -> list[PromptRecord]:
-        """Choose the prompts whose V is nearest to the target; of equal ones the first."""
+        """Choose the prompts whose V is closest to the target; ties go to the first."""
         return sorted(candidates, key=lambda record: abs(self.value(record) - self.target))[: self.num_prompts]
 
     def after_step(self, outcome: StepOutcome) -> None:
-        """One gradient step on the mean of (V - mean accuracy)^2 over the step's prompts."""
+        """Take one gradient step on the mean of (V - accuracy)^2 over the step's prompts."""
         gradient = torch.zeros_like(self.weights)
         for record, accuracy in zip(outcome.records, outcome.accuracy, strict=True):
             value = self.value(record)
@@ -40,25 +40,23 @@ class PromptCurriculum(Method):
         self.weights -= self.lr * gradient / len(outcome.records)
 
     def value(self, record: PromptRecord) -> float:
-        """V of a prompt, in (0, 1)."""
+        """Return V of a prompt, in (0, 1)."""
         return 1 / (1 + math.exp(-float(self.weights @ self.features(record))))
 
     def features(self, record: PromptRecord) -> Tensor:
-        """[F + 1] float64: counts of hashed tokens and pairs, of length 1 together, and the constant."""
+        """Return counts of hashed tokens and token pairs, normalized to length 1, and a constant 1: [F + 1] float64."""
         ids = record.input_ids
         size = len(self.weights) - 1
-        places = [token % size for token in ids]
-        places += [(first * 1000003 + second) % size for first, second in zip(ids, ids[1:], strict=False)]
+        buckets = [token % size for token in ids]
+        buckets += [(first * 1000003 + second) % size for first, second in zip(ids, ids[1:], strict=False)]
         counts = torch.zeros(size + 1, dtype=torch.float64)
-        counts.index_add_(0, torch.tensor(places), torch.ones(len(places), dtype=torch.float64))
+        counts.index_add_(0, torch.tensor(buckets), torch.ones(len(buckets), dtype=torch.float64))
         counts /= counts.norm()
         counts[-1] = 1.0
         return counts
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the weights."""
         return {"weights": self.weights}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore them."""
         self.weights = state["weights"]

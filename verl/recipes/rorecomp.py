@@ -1,9 +1,9 @@
-"""RoRecomp (arXiv 2509.25958): short correct and long incorrect responses first, the others later from a buffer.
+"""RoRecomp (arXiv 2509.25958): learn from short correct and long incorrect responses first, and from the rest later.
 
-The abstract gives the idea; the rest is assumed. In each group the correct responses up to the median length of the
-correct ones, and the incorrect responses from the median of the incorrect ones on, form the priority batch. The others
-wait in the buffer, and every ``period`` steps those of the oldest groups are learned from besides (the compensation
-batch). Advantages are estimated in whole groups in both.
+Only the abstract was available; the details are assumed. The priority batch has, from each group, the correct responses
+up to their median length and the incorrect responses from their median length on. The rest goes to a buffer; every
+``period`` steps the oldest buffered groups are added to the batch (compensation batch). Advantages always use whole
+groups.
 """
 
 from typing import Any
@@ -16,15 +16,15 @@ from verl.method import Method, ReplayBuffer
 
 
 class ShortFirst(Method):
-    """Recomposes the batch; the buffer holds whole groups, of which the responses left out are to be learned from."""
+    """Recomposes batches; buffered groups are whole, with ``learned`` set on the responses not yet learned from."""
 
     def __init__(self, period: int = 4, buffer_size: int = 4096) -> None:
-        """``buffer_size``: responses that the buffer holds at most."""
+        """``buffer_size``: maximum number of buffered responses."""
         self.period = period
         self.buffer = ReplayBuffer(buffer_size, self.prompts)
 
     def learn_from(self, batch: Batch) -> Batch:
-        """Return the priority batch, followed in every ``period``-th step by the compensation batch."""
+        """Return the priority batch, in every ``period``-th step followed by the compensation batch."""
         first = priority(batch.correct, batch.response_lengths, batch.group) & batch.learned
         parts = [with_learned(batch, first)]
         if self.step % self.period == 0 and len(self.buffer):
@@ -34,21 +34,19 @@ class ShortFirst(Method):
         return Batch.join(parts)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the buffer."""
         return {"buffer": self.buffer.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore it."""
         self.buffer.load_state_dict(state["buffer"])
 
 
 def with_learned(batch: Batch, learned: Tensor) -> Batch:
-    """Return the same responses, of which those of ``learned`` [B] bool are learned from."""
+    """Return the same responses with another column ``learned`` [B] bool."""
     return batch.columns(*batch.names).fill(learned=learned)
 
 
 def oldest_groups(held: Batch, room: int, most: int) -> Tensor:
-    """[N] int64, places of the oldest groups, of ``most`` responses with ``room`` of them to learn from."""
+    """Return the rows of the oldest groups, at most ``most`` responses with ``room`` of them to learn from."""
     ids, index = held.group.unique(return_inverse=True)
     learned = torch.zeros(len(ids), dtype=torch.int64).index_add(0, index, held.learned.long()).cumsum(0)
     sizes = torch.zeros(len(ids), dtype=torch.int64).index_add(0, index, torch.ones_like(index)).cumsum(0)
@@ -56,10 +54,9 @@ def oldest_groups(held: Batch, room: int, most: int) -> Tensor:
 
 
 def priority(correct: Tensor, lengths: Tensor, group_ids: Tensor) -> Tensor:
-    """Return the responses of the priority batch, [B] bool.
+    """Return which responses are in the priority batch, [B] bool, given ``correct`` [B] bool and ``lengths`` [B].
 
-    Those are the ``correct`` [B] bool ones no longer than the median of their group's correct ``lengths`` [B], and the
-    incorrect ones no shorter than that of its incorrect ones. Of two in the middle, the one that keeps fewer counts.
+    If two lengths are in the middle, the median is the one that selects fewer responses.
     """
     chosen = torch.zeros_like(correct)
     for group in group_ids.unique():

@@ -1,8 +1,8 @@
-"""ROVER: the values of the uniformly random policy are enough to learn from (arXiv 2509.24981).
+"""ROVER: learn from the action values of the uniformly random policy (arXiv 2509.24981).
 
-In a tree of tokens whose reward comes at the end, the action value Q of the policy that picks every token with equal
-probability says where correct answers lie, and its Bellman equation has no maximum. The policy holds Q relative to the
-policy before the update: Q(s, a) = rho (log pi(a | s) - log pi_old(a | s)).
+In a token tree with a reward at the end, the action values Q of the uniformly random policy show where correct answers
+are, and their Bellman equation has no maximum. The policy represents Q relative to the policy before the update:
+Q(s, a) = rho (log pi(a | s) - log pi_old(a | s)).
 """
 
 import torch
@@ -13,10 +13,10 @@ from verl.algorithms.losses import LossInputs, policy_loss
 
 @policy_loss(statistics=("mean_logprob",), old_statistics=("mean_logprob",))
 def rover_loss(inputs: LossInputs, rho: float = 1.0) -> tuple[Tensor, dict[str, Tensor]]:
-    """Per-token loss (Q_t - (r + V_{t+1}))^2, the squared Bellman error; the target carries no gradient.
+    """Compute the squared Bellman error (Q_t - (r + V_{t+1}))^2 per token, without a gradient through the target.
 
-    Q_t = rho (log pi(y_t) - log pi_old(y_t)); V_{t+1} is the mean of Q over the whole vocabulary at the next token, 0
-    behind the last; r is the advantage, the response's reward less the mean of its group, on every token.
+    Q_t = rho (log pi(y_t) - log pi_old(y_t)). V_{t+1} is the mean of Q over the vocabulary at the next token, 0 after
+    the last token. r is the advantage of every token: the response's reward minus its group's mean.
 
     Args:
         inputs: see :class:`verl.algorithms.losses.LossInputs`.
@@ -31,11 +31,11 @@ def rover_loss(inputs: LossInputs, rho: float = 1.0) -> tuple[Tensor, dict[str, 
 
 
 def next_sampled(values: Tensor, mask: Tensor) -> Tensor:
-    """[B, R], at each place the one of ``values`` at the next token of the ``mask`` [B, R] bool behind it; 0 without.
+    """Return ``values`` at the next token in ``mask`` [B, R] bool after each position, or 0 if there is none: [B, R].
 
-    Between the turns of a conversation the environment's tokens are passed over.
+    Tokens of the environment between the turns of a conversation are skipped.
     """
     size = mask.shape[1]
-    places = torch.where(mask, torch.arange(size, device=mask.device), size)
-    behind = torch.nn.functional.pad(places[:, 1:], (0, 1), value=size).flip(1).cummin(1).values.flip(1)
-    return torch.nn.functional.pad(values, (0, 1)).gather(1, behind)
+    positions = torch.where(mask, torch.arange(size, device=mask.device), size)
+    following = torch.nn.functional.pad(positions[:, 1:], (0, 1), value=size).flip(1).cummin(1).values.flip(1)
+    return torch.nn.functional.pad(values, (0, 1)).gather(1, following)

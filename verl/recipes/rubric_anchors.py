@@ -1,18 +1,17 @@
-"""One reward from the scores of several rubrics (arXiv 2508.12790).
+"""Rubric anchors: combine the scores of several rubrics into one reward (arXiv 2508.12790).
 
-The paper scores a response by K rubrics with weights w_k and names four ways of putting them together besides the
-weighted mean. Their formulas could not be read; those here are the plainest of each kind, an assumption:
+The paper scores a response by K rubrics with weights w_k, and names four ways to combine them besides the weighted
+mean. Their formulas could not be read; the simplest one of each kind is assumed:
 
-- saturation: past its knee t a score counts half, s <- min(s, t) + max(0, s - t) / 2, so that no rubric is worth
-  overdoing;
-- interaction: a pair of rubrics adds v s_i s_j, for what is good only together;
-- veto: a rubric below its limit makes the whole reward 0;
+- saturation: the part of a score above its knee t counts half, s <- min(s, t) + max(0, s - t) / 2;
+- interaction: a pair of rubrics adds v s_i s_j, which rewards satisfying both;
+- veto: a rubric below its limit makes the reward 0;
 - targeted shaping: the result R in [0, 1] becomes R^p with p > 1, which spreads good responses apart.
 
     reward = (0 if vetoed else ((sum_k w_k s_k + sum_ij v_ij s_i s_j) / (sum_k w_k + sum_ij v_ij)))^p
 
-Scores are in [0, 1] and come from the verifier: ``correct``, ``boxed`` and ``finished`` (not cut off) of any, and under
-their names what a function of ``reward_score.custom_functions`` returns, such as the verdicts of a judge.
+Scores are in [0, 1]. Every verifier provides ``correct``, ``boxed`` and ``finished`` (not truncated); functions of
+``reward_score.custom_functions`` may return more by name, such as the scores of an LLM judge.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,13 +27,13 @@ FIELD = "trainer.method_kwargs"
 
 
 class Rubrics(Method):
-    """The rewards of rubrics.
+    """Combines rubric scores.
 
     Args:
         weights: rubric -> w.
-        knees: rubric -> t, 1 for those left out.
-        vetoes: rubric -> the score below which nothing else counts.
-        pairs: ``[first, second, v]`` each.
+        knees: rubric -> t, by default 1.
+        vetoes: rubric -> minimum score; a lower one makes the reward 0.
+        pairs: list of ``[first, second, v]``.
         power: p, at least 1.
     """
 
@@ -55,7 +54,7 @@ class Rubrics(Method):
         self.total = total
 
     def shape_rewards(self, batch: Batch, rewards: Tensor) -> Tensor:
-        """[B]."""
+        """Return the combined rewards, [B]."""
         pairs = [name for first, second, _ in self.pairs for name in (first, second)]
         scores = {name: rubric_scores(batch, name) for name in dict.fromkeys([*self.weights, *self.vetoes, *pairs])}
         damped = {name: saturated(values, self.knees.get(name, 1.0)) for name, values in scores.items()}
@@ -69,7 +68,7 @@ class Rubrics(Method):
 
 
 def saturated(scores: Tensor, knee: float) -> Tensor:
-    """``scores [B]``, of which what exceeds ``knee`` counts half."""
+    """Return ``scores [B]`` with the part above ``knee`` halved."""
     return scores.clamp(max=knee) + (scores - knee).clamp(min=0) / 2
 
 

@@ -1,10 +1,10 @@
-"""Search-R1 (arXiv 2503.09516): the policy searches documents until it answers.
+"""Search-R1 (arXiv 2503.09516): the policy searches documents before it answers.
 
-As in the authors' code, the first ``<search>query</search>`` of a turn is answered by the three best documents between
-``<information>`` and ``</information>``, the first ``<answer>`` ends the conversation with the reward 1 if it equals a
-right answer, else 0, and a turn without either is told so. Answers are compared without case, punctuation, articles
-and surplus spaces. Assumed: the corpus are the texts ``extra_info["documents"]`` of the record, as in the distractor
-setting of HotpotQA, ranked by BM25 with k1 = 0.9 and b = 0.4; a document without a word of the query is not shown.
+As in the authors' code, the environment answers the first ``<search>query</search>`` of a turn with the three best
+documents between ``<information>`` and ``</information>``. The first ``<answer>`` ends the conversation, with reward 1
+if it is correct, else 0. Answers are compared without case, punctuation, articles and extra spaces. A turn with neither
+tag gets a usage hint. Assumed: the corpus is ``extra_info["documents"]``, as in the distractor setting of HotpotQA,
+ranked by BM25 with k1 = 0.9 and b = 0.4; documents that share no word with the query are not returned.
 
 ``python -m verl.recipes.search_r1 FOLDER`` writes a small task of two hops.
 """
@@ -16,7 +16,7 @@ import string
 from collections import Counter
 from typing import Any
 
-from verl.recipes.rl_struct import CITIES, NAMES, write_task
+from verl.recipes.common import CITIES, NAMES, task_row, write_task
 
 TOP = 3
 K1, B = 0.9, 0.4
@@ -25,7 +25,7 @@ COUNTRIES = ("Germany", "Egypt", "Peru", "Norway", "France", "Ecuador", "Italy",
 
 
 class Search:
-    """The environment, for ``rollout.multi_turn.environment`` with ``reward=only``."""
+    """Environment for ``rollout.multi_turn.environment`` with ``reward=only``."""
 
     def start(self, record: Any) -> dict[str, Any]:
         truth = record.ground_truth
@@ -35,14 +35,14 @@ class Search:
         action, content = action_in(turn.text)
         if action == "answer":
             return state, [], True, float(normal(content) in [normal(str(answer)) for answer in state["answers"]])
-        said = "Write <search>your query</search> to search, or <answer>your answer</answer>."
+        reply = "Write <search>your query</search> to search, or <answer>your answer</answer>."
         if action == "search":
-            said = f"<information>{' '.join(best(content, state['documents']))}</information>"
-        return state, [{"role": "user", "content": said}], False, 0.0
+            reply = f"<information>{' '.join(best(content, state['documents']))}</information>"
+        return state, [{"role": "user", "content": reply}], False, 0.0
 
 
 def action_in(text: str) -> tuple[str, str]:
-    """``search`` or ``answer``, whichever complete tag opens first, and its content; two empty texts without any."""
+    """Return ``search`` or ``answer``, whichever complete tag comes first, and its content; empty strings if none."""
     actions = []
     for action in ("search", "answer"):
         before, opened, rest = text.partition(f"<{action}>")
@@ -59,25 +59,25 @@ def normal(answer: str) -> str:
 
 
 def best(query: str, documents: list[str]) -> list[str]:
-    """Return the documents of the highest BM25 above 0, at most ``TOP``; of equals the first.
+    """Return up to ``TOP`` documents with the highest BM25 score above 0; ties go to the first.
 
-    A word that stands f times in a document of l words, m being the mean length, and in d of N documents, adds
+    A word with f occurrences in a document of l words (m on average) that occurs in d of N documents adds
     ln(1 + (N - d + 0.5) / (d + 0.5)) f / (f + K1 (1 - B + B l / m)).
     """
     counts = [Counter(re.findall(r"\w+", text.lower())) for text in documents]
     mean = sum(c.total() for c in counts) / max(1, len(counts))
     scores = [0.0] * len(documents)
     for word in set(re.findall(r"\w+", query.lower())):
-        having = sum(word in c for c in counts)
-        rarity = math.log(1 + (len(counts) - having + 0.5) / (having + 0.5))
+        num_with = sum(word in c for c in counts)
+        idf = math.log(1 + (len(counts) - num_with + 0.5) / (num_with + 0.5))
         for i, c in enumerate(counts):
-            scores[i] += rarity * c[word] / (c[word] + K1 * (1 - B + B * c.total() / mean)) if c[word] else 0.0
+            scores[i] += idf * c[word] / (c[word] + K1 * (1 - B + B * c.total() / mean)) if c[word] else 0.0
     ranked = sorted(range(len(documents)), key=lambda i: -scores[i])
     return [documents[i] for i in ranked[:TOP] if scores[i] > 0]
 
 
 def rows(count: int, seed: int) -> list[dict[str, Any]]:
-    """``count`` different records, at most 6000: who lives where is in one document, where that is in another."""
+    """Return ``count`` distinct rows, at most 6000, whose questions need two documents (person, city, country)."""
     generator, made = random.Random(seed), dict[str, dict[str, Any]]()
     while len(made) < count:
         people = [f"{name} {''.join(generator.choices(string.ascii_uppercase, k=2))}" for name in NAMES]
@@ -86,12 +86,9 @@ def rows(count: int, seed: int) -> list[dict[str, Any]]:
         documents += [f"{city} is in {country}." for city, country in zip(CITIES, COUNTRIES, strict=True)]
         person = generator.choice(people)
         question = f"In which country does {person} live? Use <search>query</search>, then <answer>country</answer>."
-        made[question] = {
-            "data_source": "open_answer",  # a name is needed; with reward=only no verifier is asked
-            "prompt": [{"role": "user", "content": question}],
-            "reward_model": {"style": "rule", "ground_truth": COUNTRIES[homes[person]]},
-            "extra_info": {"documents": generator.sample(documents, len(documents))},
-        }
+        shuffled = generator.sample(documents, len(documents))
+        # The data source is required but unused: with reward=only no verifier runs.
+        made[question] = task_row("open_answer", question, COUNTRIES[homes[person]], documents=shuffled)
     return list(made.values())
 
 

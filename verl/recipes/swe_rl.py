@@ -1,4 +1,4 @@
-"""SWE-RL (arXiv 2502.18449): edits of source files, rewarded by how alike their diff and that of the right change are.
+"""SWE-RL (arXiv 2502.18449): edits of source files, rewarded by the similarity of their diff to the reference diff.
 
 A response thinks between ``<think>`` and ``</think>``, and edits between ``<solution>`` and ``</solution>``, in blocks
 
@@ -7,15 +7,16 @@ A response thinks between ``<think>`` and ``</think>``, and edits between ``<sol
     <<<<<<< SEARCH
     lines of the file
     =======
-    lines in their place
+    new lines
     >>>>>>> REPLACE
     ```
 
-As in the authors' code, each file that either change touches is worth the ratio of ``difflib.SequenceMatcher`` of the
-two unified diffs, 0 if one of them has none, and the reward is their mean; -1 if the format is wrong, a search is not
-found, or a block changes nothing. The ground truth is ``{"before": {path: text}, "after": {path: text}}``.
+As in the authors' code, the reward is the mean over all files that either change touches of the ratio of
+``difflib.SequenceMatcher`` between the two unified diffs, 0 if only one change touches the file. It is -1 if the format
+is wrong, a search is not found, or a block changes nothing. The ground truth is ``{"before": {path: text}, "after":
+{path: text}}``.
 
-``python -m verl.recipes.swe_rl FOLDER`` writes a small task of that form.
+``python -m verl.recipes.swe_rl FOLDER`` writes a small task.
 """
 
 import difflib
@@ -24,29 +25,29 @@ from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
-from verl.recipes.rl_struct import write_task
+from verl.recipes.common import task_row, write_task
 
 DATA_SOURCE = "edit_task"
 OPERATORS = {"sum": "+", "difference": "-", "product": "*", "ratio": "/"}
 
 
 def score(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> dict[str, Any]:
-    """Score one response, for ``reward_score.custom_functions``; correct if the change is the right one."""
+    """Score one response, for ``reward_score.custom_functions``; correct if its change is the reference change."""
     before, after = ground_truth["before"], ground_truth["after"]
     try:
         edited = apply_edits(before, blocks_of(solution_str))
     except ValueError:
         return {"score": -1.0, "correctness": False}
-    wanted, made = diffs(before, after), diffs(before, edited)
-    reward = fmean(similarity(made.get(path, ""), wanted.get(path, "")) for path in {**wanted, **made})
+    reference, made = diffs(before, after), diffs(before, edited)
+    reward = fmean(similarity(made.get(path, ""), reference.get(path, "")) for path in {**reference, **made})
     return {"score": reward, "correctness": reward == 1.0}
 
 
 def blocks_of(response: str) -> list[tuple[str, str, str]]:
-    """Path, search and replacement of each block. Raises ``ValueError`` if the format is wrong."""
+    """Return path, search and replacement of each block. Raises ``ValueError`` if the format is wrong."""
     tags = ("<think>", "</think>", "<solution>", "</solution>")
     if any(response.count(tag) != 1 for tag in tags):
-        raise ValueError("a tag is missing or stands twice")
+        raise ValueError("a tag is missing or duplicate")
     thought = response.partition("<think>")[2].partition("</think>")[0]
     lines = response.partition("<solution>")[2].partition("</solution>")[0].strip().split("\n")
     blocks = []
@@ -62,10 +63,10 @@ def blocks_of(response: str) -> list[tuple[str, str, str]]:
 
 
 def apply_edits(files: Mapping[str, str], blocks: list[tuple[str, str, str]]) -> dict[str, str]:
-    """Return the edited files. Raises ``ValueError`` for a search that is not found, or equals its replacement."""
+    """Return the edited files. Raises ``ValueError`` if a search is not found or equals its replacement."""
     edited: dict[str, str] = {}
     for path, search, replacement in blocks:
-        # The line break keeps a search from beginning within a line.
+        # The line break prevents matches in the middle of a line.
         text = "\n" + edited.get(path, files.get(path, ""))
         if search == replacement or "\n" + search not in text:
             raise ValueError(f"{path}: nothing to replace")
@@ -74,7 +75,7 @@ def apply_edits(files: Mapping[str, str], blocks: list[tuple[str, str, str]]) ->
 
 
 def diffs(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]:
-    """Path -> unified diff with 3 lines of context and no header, of the files that change."""
+    """Return path -> unified diff of each changed file, with 3 lines of context and no header."""
     changed = {}
     for path, text in after.items():
         lines = difflib.unified_diff(before.get(path, "").splitlines(), text.splitlines(), lineterm="")
@@ -83,12 +84,12 @@ def diffs(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]
 
 
 def similarity(one: str, other: str) -> float:
-    """0 to 1; 0 if either is empty."""
+    """Return the similarity ratio, 0 to 1; 0 if either text is empty."""
     return difflib.SequenceMatcher(None, one, other, autojunk=False).ratio() if one and other else 0.0
 
 
 def rows(count: int, seed: int) -> list[dict[str, Any]]:
-    """``count`` different records of the task, at most a few thousand: a function that computes something else."""
+    """Return ``count`` distinct rows, at most a few thousand, each with a function that uses the wrong operator."""
     generator = random.Random(seed)
     made: dict[str, dict[str, Any]] = {}
     while len(made) < count:
@@ -96,15 +97,8 @@ def rows(count: int, seed: int) -> list[dict[str, Any]]:
         a, b = generator.sample("abcdefghijkmnpqrstuvwxyz", 2)
         before, after = (f"def {right}({a}, {b}):\n    return {a} {s} {b}\n" for s in (other, sign))
         question = f"### tools.py\n{before}\n{right} returns the {wrong}. Fix it."
-        made[question] = {
-            "data_source": DATA_SOURCE,
-            "prompt": [{"role": "user", "content": question}],
-            "reward_model": {
-                "style": "rule",
-                "ground_truth": {"before": {"tools.py": before}, "after": {"tools.py": after}},
-            },
-            "extra_info": {},
-        }
+        truth = {"before": {"tools.py": before}, "after": {"tools.py": after}}
+        made[question] = task_row(DATA_SOURCE, question, truth)
     return list(made.values())
 
 

@@ -1,0 +1,62 @@
+"""Helpers shared by recipes: hints in prompts, and files of generated tasks."""
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from verl.data.prompt_rows import PromptRecord
+from verl.method import Method
+
+HINT = (
+    "\n The following text is the beginning part of the answer, which you can refer to for solving the problem:\n{hint}"
+)
+"""Wording of a hint in GHPO's code."""
+
+NAMES = ("Ada", "Alan", "Emmy", "Grace", "Kurt", "Leon", "Mary", "Niels", "Omar", "Rosa")
+CITIES = ("Bonn", "Cairo", "Lima", "Oslo", "Paris", "Quito", "Rome", "Seoul", "Turin", "Vienna")
+
+
+def hint(solution: str, share: float) -> str:
+    """Return the first ``share`` of a solution's characters."""
+    return solution[: round(len(solution) * share)]
+
+
+def with_hint(method: Method, record: PromptRecord, share: float, solution_key: str, text: str = HINT) -> PromptRecord:
+    """Return ``record`` with a hint after its question, or unchanged if the hint is empty or makes it too long.
+
+    Args:
+        share: of the solution's characters, 0 to 1.
+        solution_key: key of the worked solution in ``extra_info``; the answer if there is none.
+        text: the hint's wording, with ``{hint}``.
+    """
+    part = hint(str(record.extra_info.get(solution_key) or record.ground_truth), share)
+    if not part:
+        return record
+    edited = method.edit_prompt(record, str(record.messages[-1]["content"]) + text.format(hint=part))
+    return edited if len(edited.input_ids) <= method.config.data.max_prompt_length else record
+
+
+def task_row(data_source: str, question: str, ground_truth: Any, **extra_info: Any) -> dict[str, Any]:
+    """Return a row of a data file."""
+    return {
+        "data_source": data_source,
+        "prompt": [{"role": "user", "content": question}],
+        "reward_model": {"style": "rule", "ground_truth": ground_truth},
+        "extra_info": extra_info,
+    }
+
+
+def write_task(what: str, make_rows: Callable[[int, int], list[dict[str, Any]]]) -> None:
+    """Run a command that writes a task's ``train.jsonl`` and ``test.jsonl`` from ``make_rows(count, seed)``."""
+    parser = argparse.ArgumentParser(description=f"{what}: train.jsonl and test.jsonl.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--train", type=int, default=2000, help="training prompts (2000)")
+    parser.add_argument("--test", type=int, default=200, help="validation prompts, none of them in training (200)")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    rows = make_rows(options.train + options.test, options.seed)
+    options.folder.mkdir(parents=True, exist_ok=True)
+    for name, part in (("train", rows[: options.train]), ("test", rows[options.train :])):
+        (options.folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
