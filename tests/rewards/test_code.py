@@ -189,7 +189,7 @@ class All:
     __eq__ = __lt__ = __gt__ = lambda *_: True
     __abs__ = __sub__ = lambda *_: 0
 main.text = main.plain = lambda value: "True"
-main.ASKED = {kind: lambda *_: All() for kind in main.ASKED}
+main.HANDLERS = {kind: lambda *_: All() for kind in main.HANDLERS}
 def square(x): return All()
 append = square
 """,

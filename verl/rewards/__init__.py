@@ -1,6 +1,6 @@
-"""Rewards: the registry of verifiers and custom functions, the pool of processes that they run in, and scores.
+"""Rewards: the registry of verifiers and custom functions, their process pool, and scores.
 
-Importing this package loads neither sympy nor math-verify; a verifier's module is loaded on first use.
+Verifier modules are loaded on first use, so importing this package loads neither sympy nor math-verify.
 """
 
 from verl.rewards.registry import check_ground_truth, compute_score, use_custom_functions

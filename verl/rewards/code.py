@@ -1,9 +1,9 @@
-"""Verifier of programs with tests. Programs run in a sandbox (``verl.utils.sandbox``) that holds no expected result.
+"""Verifier of programs with tests. Programs run in a sandbox (``verl.utils.sandbox``) and cannot see expected results.
 
-A program with tests on standard input runs once for each, and its output is compared here. Assertions run in a sandbox
-of their own, where the names that they take from the program stand for it: calls, attributes and items are asked of a
-second sandbox, which holds the program and no test, and answers with values of built-in types. A program knows what it
-is called with and says what its calls return, in whatever way; it can neither see nor reach what that is compared with.
+A program with tests on standard input runs once per test, and its output is compared in this process. Assertions run in
+a sandbox that does not contain the program: its names are proxies that forward calls, attributes and items to a second
+sandbox, which contains the program but no tests, and replies with values of built-in types. The program sees the
+arguments of its calls, but never the values that its results are compared with.
 """
 
 import ast
@@ -22,25 +22,25 @@ from verl.utils.sandbox import Ending, run_python
 from verl.verifiers.verdict import Verdict
 
 SECONDS = 4.0
-"""Time of a program for one test on standard input, or for all its calls."""
+"""Time limit of a program, per test on standard input or for all calls."""
 
 FLOAT_TOLERANCE = 1e-6
-"""Relative or absolute, of a printed number that has a decimal point in the expected output."""
+"""Relative or absolute tolerance for printed numbers that have a decimal point in the expected output."""
 
 REASONS = {"timeout": "timeout", "memory": "memory"}
-"""How a program ended that failed -> the reason of its verdict, else ``different``."""
+"""Ending of a failed program -> reason of its verdict; ``different`` for all others."""
 
 _BLOCK = re.compile(r"^[ \t]*```[ \t]*+([\w+.-]*+)[^\n]*+\n(.*?)^[ \t]*```", re.MULTILINE | re.DOTALL)
 _PYTHON = ("python", "py", "python3")
 
 
 class Tests(NamedTuple):
-    """The tests that a ground truth holds for a program."""
+    """The tests of a ground truth."""
 
     pipes: list[tuple[str, str]]
     """Standard input and expected output."""
     checks: list[tuple[str, list[str]]]
-    """Source of each test with assertions, and the names in it that are the program's."""
+    """Source of each test with assertions, and the names in it that the program defines."""
 
     @property
     def number(self) -> int:
@@ -52,8 +52,8 @@ def verify_code(
 ) -> Verdict | None:
     """Verify the program in the last fenced block of a response; with ``quick``, return None if there is one.
 
-    ``boxed`` says whether there is a block. ``share`` is the share of tests that pass; none is tried after the program
-    has once run out of time or memory. ``extra_info`` is not used.
+    The verdict's ``boxed`` is whether there is a block, and ``share`` the share of tests that pass. Testing stops once
+    the program runs out of time or memory. ``extra_info`` is not used.
 
     Raises ``ValueError`` for a ground truth without tests.
     """
@@ -74,18 +74,18 @@ def verify_code(
 
 
 def extract_program(text: str) -> str | None:
-    """Return the last fenced block marked as Python, else the last one without a mark; None without such a block."""
+    """Return the last fenced block labeled as Python, or else the last one without a label; None without either."""
     blocks = [(language.lower(), code) for language, code in _BLOCK.findall(text)]
-    marked = [code for language, code in blocks if language in _PYTHON]
+    labeled = [code for language, code in blocks if language in _PYTHON]
     plain = [code for language, code in blocks if not language]
-    return next(reversed(marked or plain), None)
+    return next(reversed(labeled or plain), None)
 
 
 # --- tests on standard input -----------------------------------------------------------------------------------------
 
 
 def _run_pipes(program: str, pipes: list[tuple[str, str]]) -> tuple[int, Ending | None]:
-    """How many tests the program passed, and how it ended where it first failed."""
+    """Return the number of passed tests, and how the program ended in its first failed test."""
     passed, failure = 0, None
     for stdin, expected in pipes:
         ending, stdout, _ = run_python(program, stdin, seconds=SECONDS)
@@ -99,7 +99,7 @@ def _run_pipes(program: str, pipes: list[tuple[str, str]]) -> tuple[int, Ending 
 
 
 def same_output(printed: str, expected: str) -> bool:
-    """Whether two outputs have the same words on the same lines; blanks and empty lines at the end do not count."""
+    """Return whether two outputs have the same words on the same lines, ignoring spaces and empty lines at the end."""
     lines = (text.rstrip().splitlines() for text in (printed, expected))
     return all(
         a is not None and b is not None and all(_same_word(x, y) for x, y in zip_longest(a.split(), b.split()))
@@ -120,7 +120,7 @@ def _same_word(word: str | None, expected: str | None) -> bool:
 
 # --- assertions and calls --------------------------------------------------------------------------------------------
 
-ANSWERS = '''
+SERVER = '''
 import operator, os, sys, types, typing
 def text(value):
     """A value of built-in types as a literal."""
@@ -158,7 +158,7 @@ def plain(value):
 def answer(request):
     try:
         kind, target, *rest = eval(request, scope)
-        value, changed = call(target, *rest) if kind == "call" else (ASKED[kind](target, *rest), "{}")
+        value, changed = call(target, *rest) if kind == "call" else (HANDLERS[kind](target, *rest), "{}")
         literal = plain(value)
         if literal is None:
             objects.append(value)
@@ -166,8 +166,8 @@ def answer(request):
         return f'("value", {literal}, {changed})'
     except Exception as error:
         return f'("error", {type(error).__name__!r}, {{}})'
-ASKED = {"attribute": getattr, "item": operator.getitem, "in": operator.contains, "is": isinstance}
-ASKED |= {"length": len, "text": str, "truth": bool, "iterate": iter, "next": next}
+HANDLERS = {"attribute": getattr, "item": operator.getitem, "in": operator.contains, "is": isinstance}
+HANDLERS |= {"length": len, "text": str, "truth": bool, "iterate": iter, "next": next}
 sys.set_int_max_str_digits(0)
 requests, answers = os.fdopen(READ), os.fdopen(WRITE, "w", errors="backslashreplace")
 module = sys.modules["solution"] = types.ModuleType("solution")
@@ -184,17 +184,17 @@ while request := requests.readline():
     print(answer(request), file=answers, flush=True)
 os._exit(0)
 '''
-"""Runs with the program, after lines that set ``PROGRAM`` and the descriptors ``READ`` and ``WRITE``. Programs of
-functions may leave out the usual imports, as on the sites that set such tasks."""
+"""Server in the program's sandbox, after lines that set ``PROGRAM`` and the descriptors ``READ`` and ``WRITE``. It
+provides common imports, as the websites of programming contests do."""
 
-JUDGE = '''
+CLIENT = '''
 import ast, builtins, json, os, sys
 sys.set_int_max_str_digits(0)
 tests = json.load(sys.stdin)
 answers, requests = os.fdopen(READ), os.fdopen(WRITE, "w", errors="backslashreplace")
-asked, functions = 0, []
+num_requests, functions = 0, []
 class Shown:
-    """What stands for a function of the tests or of Python where the program is called with it."""
+    """A function of the tests or of Python in the arguments of a call."""
     def __init__(self, function):
         self.name = getattr(function, "__name__", "")
         if getattr(builtins, self.name, None) is not function:
@@ -205,8 +205,8 @@ def exchange(message):
     print(message, file=requests, flush=True)
     return ast.literal_eval(answers.readline())
 def ask(kind, target, *rest):
-    global asked
-    asked += 1
+    global num_requests
+    num_requests += 1
     outcome, value, changed = exchange(repr((kind, target, *rest)))
     while outcome == "call":
         try:
@@ -223,12 +223,12 @@ def ask(kind, target, *rest):
             old.update(new)
     if outcome == "error":
         error = getattr(builtins, value, Exception)
-        # Where nothing is iterated, it would end the tests' own loops.
+        # A StopIteration outside of an iteration would end loops of the tests.
         ends = error is StopIteration and kind != "next"
         raise error if isinstance(error, type) and issubclass(error, Exception) and not ends else Exception
     return Remote(value) if outcome == "object" else value
 class Remote:
-    """Something of the program; equal to itself alone."""
+    """Proxy of an object in the program, equal only to itself."""
     def __init__(self, number): self.__dict__["number"] = int(number)
     def __repr__(self): return f"_objects[{self.number}]"
     def __str__(self): return ask("text", self)
@@ -246,7 +246,7 @@ class Remote:
 class Iterated(Remote):
     def __iter__(self): return self
 def plain(value):
-    """As JSON has it."""
+    """Return the value as it would be after a round trip through JSON."""
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
@@ -259,32 +259,32 @@ def function(name):
 scope = {"_same": same, "_function": function}
 passed = 0
 for source, names in tests:
-    before = asked
+    before = num_requests
     try:
         for name in names:
             scope[name] = getattr(program, name, *(getattr(builtins, name) for _ in [0] if hasattr(builtins, name)))
         exec(source, scope)
-        passed += asked > before
+        passed += num_requests > before
     except BaseException:
         pass
 print(f"\\n{passed}")
 '''
-"""Reads tests as JSON; the last line that it prints is how many have passed."""
+"""Program in the sandbox of the tests. It reads tests as JSON; its last line is the number that passed."""
 
 
 def _run_calls(program: str, tests: Tests) -> tuple[int, Ending | None]:
-    (asks, asked), (answers, answered) = os.pipe(), os.pipe()
-    judge = f"READ, WRITE = {answers}, {asked}\n{JUDGE}"
+    """Return the number of passed tests, and how the program ended if some failed."""
+    (requests, send_request), (replies, send_reply) = os.pipe(), os.pipe()
+    client = f"READ, WRITE = {replies}, {send_request}\n{CLIENT}"
+    checks = json.dumps(tests.checks)
     with ThreadPoolExecutor(1) as thread:
-        judging = thread.submit(
-            run_python, judge, json.dumps(tests.checks), seconds=3 * SECONDS, descriptors=(answers, asked)
-        )
-        select([asks], [], [])  # the program's time begins with the first question
-        answering = f"READ, WRITE = {asks}, {answered}\nPROGRAM = {program!r}\n{ANSWERS}"
-        called = run_python(answering, seconds=SECONDS, descriptors=(asks, answered))
-        judged = judging.result()
-    passed = int(judged.stdout.rsplit("\n", 2)[-2]) if judged.ending == "ok" else 0
-    return passed, None if passed == len(tests.checks) else called.ending
+        testing = thread.submit(run_python, client, checks, seconds=3 * SECONDS, descriptors=(replies, send_request))
+        select([requests], [], [])  # the program's time starts with the first request
+        server = f"READ, WRITE = {requests}, {send_reply}\nPROGRAM = {program!r}\n{SERVER}"
+        served = run_python(server, seconds=SECONDS, descriptors=(requests, send_reply))
+        tested = testing.result()
+    passed = int(tested.stdout.rsplit("\n", 2)[-2]) if tested.ending == "ok" else 0
+    return passed, None if passed == len(tests.checks) else served.ending
 
 
 # --- ground truths ---------------------------------------------------------------------------------------------------
@@ -330,17 +330,15 @@ def _lines(value: Any) -> str:
 
 
 def _assertions(source: str, known: set[str], entry_point: str | None) -> tuple[str, list[str]]:
-    """Parse a test with assertions, and the names in it that are the program's.
+    """Parse a test with assertions; return its source and the names in it that the program defines.
 
-    These are all that neither the tests define nor Python has, or else what it calls. Names that it defines are added
-    to ``known``.
-
-    A function ``check(candidate)``, as HumanEval has it, is called with the function ``entry_point``.
+    These are the names that neither the tests nor Python define or, if there are none, the functions that it calls.
+    Names that the test defines are added to ``known``. ``entry_point`` is the argument of HumanEval's ``check``.
     """
     try:
         tree = ast.parse(source)
     except (SyntaxError, RecursionError, MemoryError) as error:
-        raise ValueError(f"{source!r:.200} is no Python: {error}") from error
+        raise ValueError(f"{source!r:.200} is not Python: {error}") from error
     nodes = [*ast.walk(tree)]
     if not any(isinstance(node, ast.Assert) for node in nodes):
         raise ValueError(f"{source!r:.200} has no assert statement")
@@ -357,16 +355,16 @@ def _assertions(source: str, known: set[str], entry_point: str | None) -> tuple[
     known |= {(alias.asname or alias.name).split(".")[0] for node in modules for alias in node.names}
     names = {node.id for node in nodes if isinstance(node, ast.Name)} - known
     if not names and not any(getattr(node, "module", None) == "solution" for node in modules):
-        # The program's function may be called "sum".
+        # The program may define a built-in name such as "sum".
         names = {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
         names -= known - set(dir(builtins))
     if not names and "solution" not in source:
-        raise ValueError(f"{source!r:.200} tests nothing of the program")
+        raise ValueError(f"{source!r:.200} does not test the program")
     return source, sorted(names)
 
 
 def _call(function: str, arguments: Any, expected: Any) -> str:
-    """Parse a call of a function, or of a method of ``class Solution``; as text, arguments are lines of JSON."""
+    """Return a test that calls a function, or a method of ``class Solution``; text arguments are lines of JSON."""
     if not function.isidentifier():
         raise ValueError(f"fn_name={function!r} must be the name of a function")
     arguments = [json.loads(line) for line in arguments.split("\n")] if isinstance(arguments, str) else arguments

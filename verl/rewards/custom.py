@@ -1,10 +1,9 @@
-"""A user's own reward function, named ``module:function`` or ``file.py:function`` in ``reward_score.custom_functions``.
+"""Custom reward functions, named ``module:function`` or ``file.py:function`` in ``reward_score.custom_functions``.
 
-It has veRL's signature ``(data_source, solution_str, ground_truth, extra_info=None)``, is called with these names and
-those of ``reward_score.custom_kwargs``, and returns a number, a bool, or a dict with ``score``, optionally ``acc``, and
-whatever else is to be logged and kept with the sample, veRL's ``reward_extra_info``. These extras are often made of the
-response (``pred``), so they are as hostile as it is. What leaves a verifier process is a few plain values of a few
-thousand characters, whatever the function returned.
+A function has veRL's signature ``(data_source, solution_str, ground_truth, extra_info=None)``; it is called with these
+keywords and ``reward_score.custom_kwargs``. It returns a number, a bool, or a dict with ``score``, optionally ``acc``,
+and further values to log and store with the sample (veRL's ``reward_extra_info``). These often contain parts of the
+response, so they are untrusted: a verifier process returns only a few thousand characters of plain JSON values.
 """
 
 import inspect
@@ -25,40 +24,39 @@ ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
 FIELD = "reward_score.custom_functions"
 
 CUSTOM_KWARGS: dict[str, Any] = {}
-"""Further keyword arguments of every function, ``reward_score.custom_kwargs``; filled by ``use_custom_functions``."""
+"""Keyword arguments for all functions, ``reward_score.custom_kwargs``; set by ``use_custom_functions``."""
 
 CORRECT_KEYS = ("correctness", "acc")
-"""Whether the response is right: veRL calls it ``acc``, the paper's release ``correctness``, which counts first."""
+"""Keys that mark a response as correct, in order of precedence: the paper's release's, then veRL's."""
 
 MAX_EXTRAS = 32
-"""Keys kept of one response; further ones are left out."""
+"""Maximum number of keys per response; further keys are dropped."""
 
 MAX_KEY_CHARS = 64
-"""Longer keys are cut."""
+"""Maximum length of a key; longer keys are truncated."""
 
 MAX_CHARS = 4000
-"""Characters kept of all values of one response together, as JSON. A text that exceeds them is cut, any other value is
-replaced by the name of its type."""
+"""Maximum length of all values of a response as JSON. Longer strings are truncated; other values are replaced by the
+name of their type."""
 
 MAX_CONTAINERS = 256
-"""A value of more lists and mappings is replaced by the name of its type."""
+"""Maximum number of lists and mappings in a value; larger values are replaced by the name of their type."""
 
 MAX_LOGGED_KEYS = 32
-"""Keys whose means are logged; of more, those that most responses have."""
+"""Maximum number of keys whose means are logged, the most frequent ones."""
 
 _NOT_IN_KEYS = re.compile(r"[^\w.-]+", re.ASCII)
 
 
 class CustomFunctionError(ConfigError):
-    """A user's function raised an exception or did not return a score."""
+    """Raised when a custom function raises an exception or does not return a score."""
 
 
 @cache
 def load_function(path: str, keywords: tuple[str, ...] = ()) -> Callable[..., Any]:
-    """Load the function that ``module:function`` or ``file.py:function`` names.
+    """Load a function by its path, ``module:function`` or ``file.py:function``.
 
-    Raises ``ConfigError`` if the module cannot be imported or has no such function, or if the function does not take
-    veRL's four arguments and ``keywords``.
+    Raises ``ConfigError`` if it cannot be imported, or does not accept veRL's four arguments and ``keywords``.
     """
     function: Callable[..., Any] = load_code(path, FIELD)
     try:
@@ -70,42 +68,39 @@ def load_function(path: str, keywords: tuple[str, ...] = ()) -> Callable[..., An
 
 
 def custom_verdict(path: str, *arguments: Any) -> Verdict:
-    """Return the verdict of the custom function ``path`` on ``ARGUMENTS``, with its score and further values.
+    """Return the verdict of the custom function ``path`` called with ``ARGUMENTS``.
 
-    The function gets the whole response, thoughts included, and the ground truth as the data file holds it.
+    The function gets the whole response, including thoughts, and the ground truth of the data file.
 
-    Raises ``CustomFunctionError``, one line that names the function, the data source, the mistake and its place.
-    ``MemoryError`` and ``RecursionError`` pass unchanged: the response causes them.
+    Raises ``CustomFunctionError``, one line with the function, the data source, the mistake and its location.
+    ``MemoryError`` and ``RecursionError``, which the response causes, propagate unchanged.
     """
     data_source, solution = arguments[:2]
     where = f"{FIELD}: {path} on data_source={data_source!r}"
-    place = None
+    location = None
     try:
         function = load_function(path, tuple(CUSTOM_KWARGS))
         result = function(**dict(zip(ARGUMENTS, arguments, strict=True)), **CUSTOM_KWARGS)
-        place = _place(function)
+        location = _location(function)
         score, correct, extras = _read_result(result)
     except (MemoryError, RecursionError):
         raise
     except CustomFunctionError as error:
-        raise CustomFunctionError(f"{where} returned {error}{place}") from None
-    except BaseException as error:  # the user's function and objects may raise anything, KeyboardInterrupt too
-        kept = "" if place is None else f"returned a value that cannot be kept{place}: reading it "
+        raise CustomFunctionError(f"{where} returned {error}{location}") from None
+    except BaseException as error:  # custom code may raise anything, including KeyboardInterrupt
+        kept = "" if location is None else f"returned a value that cannot be kept{location}: reading it "
         raise CustomFunctionError(f"{where} {kept}{raised(error)}") from error
     boxed = extract_boxed(after_thinking(solution)) is not None
     return Verdict(correct, boxed, "custom", score=score, extras=extras)
 
 
-def _place(function: Callable[..., Any]) -> str:
+def _location(function: Callable[..., Any]) -> str:
     code = getattr(inspect.unwrap(function), "__code__", None)
     return f" ({code.co_filename}, line {code.co_firstlineno})" if code else ""
 
 
 def _read_result(result: Any) -> tuple[float, bool, dict[str, Any]]:
-    """Return the score, whether the response is correct, and further values.
-
-    Raises ``CustomFunctionError`` with what was returned and what is expected.
-    """
+    """Return score, correctness and further values. Raises ``CustomFunctionError`` for an invalid result."""
     whole = "a finite number, a bool, or a dict with 'score'"
     if not isinstance(result, Mapping):
         score = _number(result, "", whole)
@@ -129,10 +124,10 @@ def _number(value: Any, what: str, expected: str = "a finite number or a bool") 
 
 
 def plain_extras(returned: Mapping[Any, Any], ignored: Collection[str]) -> dict[str, Any]:
-    """Return the entries of ``returned`` except ``ignored``, as JSON values within the limits of this module.
+    """Return the entries of ``returned`` except ``ignored``, as JSON values within this module's limits.
 
-    Characters of a key other than letters, digits, ``_``, ``.`` and ``-`` become ``_``. Of two keys that become equal,
-    the first counts. Integers beyond 64 bits become floats, so that they fit a column of a table.
+    In keys, characters other than letters, digits, ``_``, ``.`` and ``-`` become ``_``; of equal keys, the first wins.
+    Integers that do not fit 64 bits become floats, so that a table column can hold them.
     """
     extras: dict[str, Any] = {}
     left = MAX_CHARS
@@ -149,7 +144,7 @@ def plain_extras(returned: Mapping[Any, Any], ignored: Collection[str]) -> dict[
 
 
 def _plain(value: Any) -> Any:
-    """Return the value of a scalar of numpy or torch; the type's name of anything else that JSON does not have."""
+    """Return the value of a numpy or torch scalar, or the type name of any other object that is not JSON."""
     return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else _type_name(value)
 
 
@@ -158,10 +153,10 @@ def _type_name(value: Any) -> str:
 
 
 def extra_metrics(extras: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Means of the numbers and bools among the extras of some responses.
+    """Return statistics of the numbers and bools that custom functions returned.
 
-    ``reward_extra/<key>/mean`` over the responses that have a finite one, ``reward_extra/<key>/count`` of these, and
-    ``reward_extra/<key>/nonfinite`` of NaN and infinity, if there are any.
+    These are ``reward_extra/<key>/mean`` and ``count`` of finite values, and ``nonfinite``, the count of NaN and
+    infinity if there are any.
     """
     values: dict[str, list[float]] = {}
     for extra in extras:
@@ -172,7 +167,7 @@ def extra_metrics(extras: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     for key in sorted(values, key=lambda key: -len(values[key]))[:MAX_LOGGED_KEYS]:
         finite = [value for value in values[key] if math.isfinite(value)]
         if finite:
-            # Exact: the sum of finite floats may exceed the largest.
+            # statistics.mean is exact; a float sum could overflow.
             metrics[f"reward_extra/{key}/mean"] = statistics.mean(finite)
         metrics[f"reward_extra/{key}/count"] = float(len(finite))
         if len(finite) < len(values[key]):

@@ -1,7 +1,7 @@
-"""Verifiers in processes that can be killed, so that no response can hang the trainer or exhaust its memory.
+"""Pool of killable verifier processes, so that no response can hang the trainer or exhaust its memory.
 
-A batch gets quick verdicts first, with many responses per message: most answers are equal or different as text or as
-numbers. Answers that need algebra are then verified one per message, each under its own time limit.
+A batch first gets quick verdicts, with many responses per message, since most answers can be compared as text or
+numbers. Answers that need algebra are then verified one per message, each with its own time limit.
 """
 
 import logging
@@ -22,36 +22,34 @@ from verl.verifiers.verdict import Verdict
 logger = logging.getLogger(__name__)
 
 CHUNK_SIZE = 32
-"""Responses in one message of the quick pass."""
+"""Responses per message of the quick pass."""
 
 WARM_UP = ("math", r"\boxed{x^2+2x+1}", "(x+1)^2")
-"""Scored before the first response, so that its time limit does not include imports and the filling of sympy's
-caches."""
+"""Scored at startup, so that the first response's time limit does not include imports and filling sympy's caches."""
 
 PendingVerdicts = Future[list[Verdict]]
-"""The verdicts on a submitted batch, with scores, in the order of its responses.
+"""Verdicts on a submitted batch, with scores, in the order of its responses.
 
-``result`` waits for them. It raises what a verifier raised, or ``RuntimeError`` if the pool was closed.
+``result`` raises a verifier's exception, or ``RuntimeError`` if the pool was closed.
 """
 
 
 class VerifierPool(KillablePool):
-    """A context manager of verifier processes: ``config.num_workers``, or what :func:`spare_cores` leaves for them.
+    """Context manager of ``config.num_workers`` verifier processes, by default :func:`spare_cores`.
 
-    A response whose verifier exceeds ``timeout_s`` or its memory, or dies, counts as wrong with the reason
-    ``timeout``, ``memory`` or ``crash``; other responses are not affected. ``memory_limit_mb`` bounds the memory of a
-    process beyond its size after imports. Any other exception of a verifier is a bug in it and is raised.
+    A response is wrong, with the reason ``timeout``, ``memory`` or ``crash``, if its verifier exceeds ``timeout_s`` or
+    its memory limit, or dies; other responses are not affected. ``memory_limit_mb`` is measured from a process's size
+    after imports. Any other exception of a verifier is a bug and is raised.
 
-    ``config.custom_functions`` are a user's own functions and come before the verifiers; a response on which one of
-    them runs out of time or memory or dies scores 0, and processes that it started end with it. So does one on which it
-    raises with ``on_function_error=zero``, with the reason ``error``; the first of these is shown. Raises
-    ``ConfigError`` if one cannot be loaded.
+    ``config.custom_functions`` take precedence over verifiers. Responses on which they fail score 0, and their child
+    processes are killed. With ``on_function_error=zero``, exceptions also score 0, with the reason ``error``, and the
+    first one is logged. Raises ``ConfigError`` if a function cannot be loaded.
 
-    One pool may be used from several threads; its batches are scored one after another.
+    A pool can be used from several threads; batches are scored one at a time.
     """
 
     def __init__(self, config: RewardScoreConfig, busy_cores: int = 1) -> None:
-        """``busy_cores``: cores of this machine that others compute on meanwhile."""
+        """``busy_cores``: number of this machine's cores that other processes use."""
         self.config = config
         self._custom = config.paths_of_custom_functions()
         for path in self._custom.values():
@@ -70,7 +68,7 @@ class VerifierPool(KillablePool):
         )
 
     def __enter__(self) -> Self:
-        # Starts the processes now, so that their imports overlap with the work before the first batch.
+        # Start the processes now, so that their imports overlap with work before the first batch.
         self.submit(self.run, _verify_quickly, [[]])
         return self
 
@@ -85,7 +83,7 @@ class VerifierPool(KillablePool):
         extra_infos: Sequence[Mapping[str, Any] | None] | None = None,
         in_thought: Sequence[bool] | None = None,
     ) -> list[Verdict]:
-        """Return the verdicts on a batch, scored by ``config.mode``; see ``submit_batch``."""
+        """Return the verdicts on a batch, scored by ``config.mode``; see :meth:`submit_batch`."""
         return self.submit_batch(data_sources, solutions, ground_truths, extra_infos, in_thought).result()
 
     def submit_batch(
@@ -97,14 +95,18 @@ class VerifierPool(KillablePool):
         in_thought: Sequence[bool] | None = None,
         takes_hashes: Sequence[bool] | None = None,
     ) -> PendingVerdicts:
-        """Start scoring a batch: for each response its data source, text, ground truth and extra information.
+        """Start scoring a batch and return immediately.
 
-        ``in_thought`` says which responses begin in a thought that their prompt opened: without ``</think>`` they have
-        no answer. A custom function gets the response alone. ``takes_hashes``: as of :class:`Job`, for each response.
+        Args:
+            data_sources, solutions, ground_truths, extra_infos: one entry per response.
+            in_thought: whether the prompt opened a thought, so that a response without ``</think>`` has no answer.
+                Not used by custom functions.
+            takes_hashes: see :class:`Job`.
 
-        Returns immediately. Raises ``ValueError`` for an unknown data source, a ground truth that its verifier cannot
-        compare with, values too deep to be sent, or sequences of unequal length; ``RuntimeError`` if the pool is
-        closed.
+        Raises:
+            ValueError: a data source is unknown, a ground truth does not fit its verifier, values are nested too
+                deeply, or the sequences have different lengths.
+            RuntimeError: the pool is closed.
         """
         infos = [None] * len(solutions) if extra_infos is None else extra_infos
         opened = [False] * len(solutions) if in_thought is None else in_thought
@@ -130,7 +132,7 @@ class VerifierPool(KillablePool):
         chunks = [jobs[i : i + CHUNK_SIZE] for i in range(0, len(jobs), CHUNK_SIZE)]
         verdicts: list[Verdict | None] = []
         for chunk, quick in zip(chunks, self.run(_verify_quickly, chunks), strict=True):
-            # The responses of a failed chunk stay undecided and are verified one by one below.
+            # Responses of a failed chunk are verified one by one below.
             verdicts += [None] * len(chunk) if isinstance(quick, BaseException) else quick
         undecided = [index for index, verdict in enumerate(verdicts) if verdict is None]
         outcomes = self.run(Job.verdict, [jobs[index] for index in undecided])
@@ -140,27 +142,27 @@ class VerifierPool(KillablePool):
         return [with_score(verdict, self.config.mode) for verdict in verdicts if verdict is not None]
 
     def _failure(self, error: BaseException, job: Job) -> Verdict:
-        """Return the verdict on a response whose verifier failed because of it; raise any other ``error``."""
+        """Return the verdict on a response that made its verifier fail; raise any other ``error``."""
         reason = failure_reason(error)
         if isinstance(error, CustomFunctionError) and self.config.on_function_error == "zero":
             reason = "error"
             if not self._warned:
                 self._warned = True
-                logger.warning("%s; its score is 0, as of all that follow (verifier/error counts them)", error)
+                logger.warning("%s; this and later such responses score 0 (verifier/error counts them)", error)
         if reason is None and isinstance(error, Exception):
             raise error
-        if reason is None:  # KeyboardInterrupt or SystemExit would end this process as if the user had asked for it
+        if reason is None:  # a raised KeyboardInterrupt or SystemExit would look like the user's
             raise RuntimeError(f"the verifier of {job.data_source!r} raised {type(error).__name__}") from error
         boxed = extract_boxed(after_thinking(job.solution)) is not None
         return Verdict(False, boxed, reason, score=0.0 if job.scorer.is_custom else None)
 
 
 def _prepare_verifiers(custom: Mapping[str, str], kwargs: Mapping[str, Any]) -> None:
-    """Prepare a verifier process."""
+    """Initialize a verifier process."""
     compute_score(*WARM_UP)
     use_custom_functions(custom, kwargs)
 
 
 def _verify_quickly(jobs: list[Job]) -> list[Verdict | None]:
-    """Return quick verdicts; in a verifier process."""
+    """Return quick verdicts, None for responses that need more time. Runs in a verifier process."""
     return [job.verdict(quick=True) for job in jobs]

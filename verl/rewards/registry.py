@@ -1,4 +1,4 @@
-"""Which verifier or custom function scores which data source."""
+"""Registry of verifiers and custom functions by data source."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -19,8 +19,7 @@ from verl.verifiers.verdict import Verdict
 FAMILIES: dict[str, tuple[str, Callable[[Any], list[Any]]]] = {
     "arithmetic": ("arithmetic", ground_truths.any_of),
     "gsm8k": ("openai/gsm8k gsm8k word_problems", ground_truths.any_of),
-    # Every data set whose answers are numbers or LaTeX.
-    "math": (
+    "math": (  # data sets whose answers are numbers or LaTeX
         "math math_dapo math_dapo_reasoning DigitalLearningGmbH/MATH-lighteval lighteval/MATH HuggingFaceH4/MATH-500"
         " hkust-nlp/SimpleRL-Zoo-Data simplelr_* aime* numina_*",
         ground_truths.any_of,
@@ -35,7 +34,7 @@ FAMILIES: dict[str, tuple[str, Callable[[Any], list[Any]]]] = {
     "countdown": ("countdown", lambda truth: [countdown.read_truth(truth)._asdict()]),
     "code": ("code codecontests apps codeforces taco", lambda truth: [code.read_tests(truth)]),
 }
-"""Module with the function ``verify_<module>`` -> its data sources, and the reader of its ground truths."""
+"""Module with a function ``verify_<module>`` -> its data sources, and the reader of its ground truths."""
 
 
 def _path(module: str) -> str:
@@ -44,35 +43,33 @@ def _path(module: str) -> str:
 
 
 VERIFIERS = {source: _path(module) for module, (sources, _) in FAMILIES.items() for source in sources.split()}
-"""``data_source`` of a record -> ``module:function`` of its verifier, loaded on first use, so that sympy is loaded only
-where it is needed. A name that ends in ``*`` is the prefix of a family with one name per variant.
+"""``data_source``, or a prefix of it with ``*`` -> ``module:function`` of its verifier.
 
-A verifier is called with ``(solution, ground_truth, extra_info, quick)``; the solution is what follows the thoughts of
-a response. It returns a :class:`Verdict`, however long that takes. With ``quick=True``, which the pool tries first, it
-returns None unless the verdict takes well under a millisecond, whatever the response."""
+Verifiers are imported on first use, because some need sympy. They are called with ``(solution, ground_truth,
+extra_info, quick)``, where ``solution`` is the response after its thoughts, and return a :class:`Verdict`. With
+``quick=True``, which the pool tries first, they return None if that could take more than about a millisecond."""
 
 TRUTH_READERS = {_path(module): read for module, (_, read) in FAMILIES.items()}
-"""Verifier -> from a ground truth to what the verifier is called with, once for every answer that counts as right.
-They raise ``ValueError`` for a ground truth that the verifier cannot compare with; one that is not listed gets the
-value as it is."""
+"""Verifier -> function from a ground truth to the list of accepted answers, each a valid argument of the verifier.
+Raises ``ValueError`` for an invalid ground truth."""
 
 BOXED = tuple(_path(module) for module in ("gsm8k", "math", "open_answer"))
-"""Verifiers whose well-formed answers are in a box."""
+"""Verifiers that expect answers in a box."""
 
 WITH_THOUGHTS = (_path("deepseek_r1"),)
-"""Verifiers that get the whole response, because they judge the form of its thoughts too."""
+"""Verifiers that get the whole response, because they also check the format of its thoughts."""
 
 CUSTOM_FUNCTIONS: dict[str, str] = {}
-"""``data_source``, or ``*`` for all -> ``module:function`` of a user's own reward function, which comes before any
-verifier; filled by ``use_custom_functions``."""
+"""``data_source``, or ``*`` for all -> ``module:function`` of a custom reward function, which takes precedence over
+verifiers. Set by ``use_custom_functions``."""
 
 load_verifier = cache(resolve_name)
 
 
 def use_custom_functions(paths: Mapping[str, str], kwargs: Mapping[str, Any] | None = None) -> None:
-    """Replace ``CUSTOM_FUNCTIONS`` by ``paths``, and what they are called with by ``kwargs``.
+    """Replace ``CUSTOM_FUNCTIONS`` by ``paths``, and ``CUSTOM_KWARGS`` by ``kwargs``.
 
-    Raises ``ConfigError`` if a function cannot be loaded or does not take ``kwargs``.
+    Raises ``ConfigError`` if a function cannot be loaded or does not accept ``kwargs``.
     """
     for path in paths.values():
         load_function(path, tuple(kwargs or {}))
@@ -82,40 +79,33 @@ def use_custom_functions(paths: Mapping[str, str], kwargs: Mapping[str, Any] | N
 
 
 class Scorer(NamedTuple):
-    """A verifier or a user's own function."""
+    """A verifier or a custom function."""
 
     path: str
     """``module:function``."""
     is_custom: bool
 
     def accepted(self, ground_truth: Any) -> list[Any]:
-        """Return a verifier's arguments, one for every answer that counts as right.
-
-        Raises ``ValueError`` if it cannot compare with ``ground_truth``.
-        """
+        """Return the accepted answers of a ground truth. Raises ``ValueError`` if it is invalid for the verifier."""
         if self.is_custom or isinstance(ground_truth, str) or self.path not in TRUTH_READERS:
             return [ground_truth]
         return TRUTH_READERS[self.path](ground_truth)
 
 
 def find_scorer(data_source: str, custom: Mapping[str, str] = CUSTOM_FUNCTIONS) -> Scorer:
-    """Return the scorer of ``data_source``: its custom function, else its verifier.
-
-    Raises ``ConfigError`` naming the configured functions and the known sources if it has neither.
-    """
+    """Return the custom function or the verifier of ``data_source``. Raises ``ConfigError`` if it has neither."""
     for name in (data_source, "*"):
         if name in custom:
             return Scorer(custom[name], is_custom=True)
     families = (name for name in VERIFIERS if name.endswith("*") and data_source.startswith(name[:-1]))
     name = data_source if data_source in VERIFIERS else next(families, data_source)
-    own = f"has {', '.join(custom)}" if custom else f"may name your own: ['{data_source}=file.py:function']"
-    configured = f"; reward_score.custom_functions {own}"
-    require_choice("data_source", name, [*VERIFIERS, *custom], configured)
+    configured = f"has {', '.join(custom)}" if custom else f"may name your own: ['{data_source}=file.py:function']"
+    require_choice("data_source", name, [*VERIFIERS, *custom], f"; reward_score.custom_functions {configured}")
     return Scorer(VERIFIERS[name], is_custom=False)
 
 
 def rewards_boxes(data_source: str) -> bool:
-    """Whether a verifier scores it whose verdict asks for ``\\boxed{}``."""
+    """Return whether the scorer of ``data_source`` expects answers in ``\\boxed{}``."""
     return find_scorer(data_source).path in BOXED
 
 
@@ -163,13 +153,12 @@ def compute_score(
     extra_info: Mapping[str, Any] | None = None,
     mode: str = "independent",
 ) -> dict[str, Any]:
-    """Score one response in this process, without limits on time or memory; see ``VerifierPool`` for limits.
+    """Score one response in this process, without the time and memory limits of ``VerifierPool``.
 
-    ``mode`` is that of ``RewardScoreConfig``; a custom function gives its own score. Raises ``ConfigError`` for an
-    unknown data source or mode.
+    ``mode`` is ``RewardScoreConfig.mode``. Raises ``ConfigError`` for an unknown data source or mode.
     """
     verdict = Job(find_scorer(data_source), data_source, solution_str, ground_truth, extra_info).verdict()
-    assert verdict is not None, "a verdict that may take its time"
+    assert verdict is not None, "only quick verdicts are None"
     return with_score(verdict, mode).as_dict()
 
 
@@ -179,10 +168,10 @@ def check_ground_truth(
     custom: Mapping[str, str] = CUSTOM_FUNCTIONS,
     extra_info: Mapping[str, Any] | None = None,
 ) -> None:
-    """Raise ``ConfigError`` unless the scorer of ``data_source`` can compare responses with ``ground_truth``.
+    """Raise ``ConfigError`` unless the scorer of ``data_source`` accepts ``ground_truth``.
 
-    A verifier is tried on an empty response; that of programs needs a sandbox on this machine. A custom function may be
-    given any JSON value.
+    Verifiers are tried on an empty response, and the verifier of programs requires a sandbox on this machine. Custom
+    functions accept any JSON value.
     """
     scorer = find_scorer(data_source, custom)
     ground_truths.require_shallow(ground_truth, "reward_model.ground_truth")

@@ -8,13 +8,13 @@ from verl.config.rewards import ScoreMode
 from verl.verifiers.verdict import Verdict
 
 MAX_LOGGED_ANSWER = 200
-"""Maximum number of characters that are kept of an answer."""
+"""Maximum number of characters of an answer that are stored."""
 
 
 def with_score(verdict: Verdict, mode: str) -> Verdict:
-    """Return ``verdict`` with its score: a custom function's, otherwise by ``mode`` as in ``RewardScoreConfig.mode``.
+    """Return ``verdict`` with a score by ``mode`` (``RewardScoreConfig.mode``), unless a custom function set one.
 
-    Raises ``ConfigError`` for another mode.
+    Raises ``ConfigError`` for an unknown mode.
     """
     require_choice("mode", mode, get_args(ScoreMode))
     if verdict.score is not None:
