@@ -1,7 +1,7 @@
-"""Training, evaluation and scores from Python: ``verl.train``, ``verl.evaluate``, ``verl.score`` and their results.
+"""Python interface: ``verl.train``, ``verl.evaluate``, ``verl.score`` and their results.
 
-A run has its own process, that of its entry point, and everything else is read from its folder: an interrupt or error
-ends the run and leaves the caller's process, such as a notebook's kernel, as it was.
+Runs are separate processes, and their results are read from their folders. An interrupt or error ends the run without
+affecting the caller's process, such as a notebook kernel.
 """
 
 import json
@@ -29,10 +29,9 @@ from verl.run.run_config import parse_run_config
 
 
 class RunError(RuntimeError):
-    """A run that failed, with the errors that it printed.
+    """Raised when a run fails, with the errors that it printed.
 
-    Args:
-        code: its exit code: 1 failed, 75 to be started again, 128 + N ended by signal N.
+    ``code`` is the run's exit code: 1 failed, 75 should be started again, 128 + N killed by signal N.
     """
 
     def __init__(self, message: str, code: int) -> None:
@@ -42,85 +41,85 @@ class RunError(RuntimeError):
 
 @dataclass(frozen=True)
 class Run:
-    """The folder of a training run, finished or not. Its files are read on each access."""
+    """Folder of a training run, finished or not. Its files are read on each access."""
 
     folder: Path
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """Every logged number: a row per step, a column per metric."""
+        """Logged metrics, one row per step."""
         lines = (self.folder / "metrics.jsonl").read_text().splitlines()
         return pd.DataFrame.from_records([json.loads(line) for line in lines], index="step")
 
     @property
     def samples(self) -> pd.DataFrame:
-        """The responses that were kept, with verdicts and metrics (docs/samples.md)."""
+        """Saved responses with verdicts and metrics (docs/samples.md)."""
         return pd.read_parquet(self.folder / "samples")
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Final figures, versions, seed and git revision."""
+        """Final metrics, versions, seed and git revision."""
         return dict(json.loads((self.folder / "summary.json").read_text()))
 
     @property
     def model(self) -> Path | None:
-        """The newest checkpoint's model, as ``transformers`` loads it; None where no checkpoint has one."""
+        """Model folder of the newest checkpoint, for ``transformers``; None if no checkpoint has one."""
         models = [folder / "actor" / "huggingface" for folder in checkpoints(self.folder).values()]
         return next((model for model in reversed(models) if model.is_dir()), None)
 
     @property
     def page(self) -> Path:
-        """The page of the run, for a browser."""
+        """HTML page of the run."""
         return self.folder / "report.html"
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The folder of an evaluation. Its files (docs/evaluation.md) are read on each access."""
+    """Folder of an evaluation. Its files (docs/evaluation.md) are read on each access."""
 
     folder: Path
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """A row per model and benchmark: pass@k with its interval, lengths, rank metrics."""
+        """Results, one row per model and benchmark: pass@k with its interval, lengths, rank metrics."""
         return pd.read_csv(self.folder / "results.csv")
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Figures by model and benchmark, and what failed."""
+        """Results by model and benchmark, and failures."""
         return dict(json.loads((self.folder / "summary.json").read_text()))
 
     @property
     def page(self) -> Path:
-        """The page of the results, for a browser."""
+        """HTML page of the results."""
         return self.folder / "index.html"
 
 
 def score(
     data_source: str, response: str, truth: Any, extra_info: Mapping[str, Any] | None = None, mode: str = "mix"
 ) -> dict[str, Any]:
-    """Return the verdict on one response and its score, in this process and without a limit on time.
+    """Return the verdict on one response and its score, in this process and without a time limit.
 
     Args:
-        data_source: names the verifier that scores it (docs/rewards.md).
+        data_source: selects the verifier (docs/rewards.md).
         truth: the ground truth, as in ``reward_model.ground_truth`` of a data file.
-        extra_info: as in a data file, where a verifier reads it.
-        mode: as ``reward_score.mode``, whose default this is.
+        extra_info: as in a data file, for verifiers that read it.
+        mode: as ``reward_score.mode``.
 
     Raises:
-        ConfigError: an unknown data source or mode, or a truth that the verifier cannot compare with.
+        ConfigError: the data source or mode is unknown, or the verifier cannot use this ground truth.
     """
     check_ground_truth(data_source, truth, extra_info=extra_info)
     return compute_score(data_source, response, truth, extra_info, mode)
 
 
 def train(overrides: Sequence[str] = ()) -> Run:
-    """Train as ``bash train.sh OVERRIDE...`` does, and return the run's folder.
+    """Train as ``bash train.sh OVERRIDE...`` does, and return the run.
 
     Raises:
-        ConfigError: an override is wrong, or does not fit the others.
+        ConfigError: an override is invalid, or conflicts with others.
         RunError: the run failed.
-        KeyboardInterrupt: it was interrupted, and has ended; the same call with its folder resumes it.
+        KeyboardInterrupt: the run was interrupted and has ended; a call with the same folder resumes it.
     """
     words = _translated(overrides, translate)
     folder = parse_run_config(PPOConfig, compose_config(PPOConfig, "ppo_trainer", words)).trainer.default_local_dir
@@ -129,26 +128,22 @@ def train(overrides: Sequence[str] = ()) -> Run:
 
 
 def evaluate(overrides: Sequence[str] = ()) -> Evaluation:
-    """Evaluate as ``bash eval.sh OVERRIDE...`` does, and return the folder of the results.
+    """Evaluate as ``bash eval.sh OVERRIDE...`` does, and return the evaluation.
 
-    Without overrides that is ``evaluation=embedded``: the newest run of the embedded task, before and after training.
-
-    Raises:
-        ConfigError: an override is wrong, or does not fit the others.
-        RunError: one of the evaluations failed.
-        KeyboardInterrupt: it was interrupted, and has ended; the same call resumes it.
+    The default is ``evaluation=embedded``: the newest run of the embedded task, before and after training. Raises the
+    errors of :func:`train`; the same call resumes an interrupted evaluation.
     """
     words = _translated(overrides, lambda words: plain_arguments(words, EvaluationConfig)) or ["evaluation=embedded"]
     config = parse_evaluation_config(compose_config(EvaluationConfig, "evaluation", words))
     _call("verl.trainer.main_eval", words)
-    # Without a folder in the options, it is named after what is evaluated.
+    # Unless set, the folder is named after the evaluated models.
     parent = Path(config.runs_dir, "evaluation", config.trainer.experiment_name).resolve()
     pages = [Path(config.trainer.default_local_dir, "index.html")] if config.trainer.default_local_dir else []
     return Evaluation(max(pages or parent.glob("*/index.html"), key=lambda page: page.stat().st_mtime).parent)
 
 
 def _translated(words: Sequence[str], translation: Callable[[list[str]], list[str]]) -> list[str]:
-    """Return overrides as Hydra reads them. Raises ``ConfigError`` for a single string, and for Hydra's own flags."""
+    """Return Hydra overrides. Raises ``ConfigError`` for a single string, and for Hydra's flags."""
     if isinstance(words, str):
         raise ConfigError(f"overrides={words!r:.200}: must be a list of strings, such as ['rollout.n=8']")
     try:
@@ -161,9 +156,9 @@ def _translated(words: Sequence[str], translation: Callable[[list[str]], list[st
 
 
 def _call(module: str, words: Sequence[str]) -> None:
-    """Run an entry point in its own process, and print what it prints.
+    """Run an entry point in a process of its own, and print its output.
 
-    A first interrupt is passed on, so that the run can end as it does on Ctrl-C; a second one kills it.
+    A first interrupt is forwarded, so that the run ends as on Ctrl-C; a second one kills it.
     """
     process = subprocess.Popen(
         [sys.executable, "-m", module, *words],
@@ -172,7 +167,7 @@ def _call(module: str, words: Sequence[str]) -> None:
         stderr=subprocess.STDOUT,
         encoding="utf-8",
         errors="replace",
-        env=os.environ | {"PYTHONUNBUFFERED": "1", "MPLBACKEND": "agg"},  # a notebook's backend is in the kernel
+        env=os.environ | {"PYTHONUNBUFFERED": "1", "MPLBACKEND": "agg"},  # a notebook's backend needs its kernel
     )
     assert process.stdout is not None
     lines = []
