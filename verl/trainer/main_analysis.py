@@ -13,15 +13,11 @@ from verl.config.errors import ConfigError
 from verl.utils.process import loading
 
 PACKAGES = {name.replace("-", "_"): name for name in ("rouge-score", "rapidfuzz", "scipy", "matplotlib", "openpyxl")}
-"""Packages of the extra ``analysis``: module -> package."""
+"""Module -> package, for the extra ``analysis``."""
 
 
 def parse(tree: DictConfig) -> AnalysisConfig:
-    """Return the checked config.
-
-    Raises:
-        ConfigError: the config is wrong, or a package of the extra ``analysis`` is missing.
-    """
+    """Return the checked config. Raises ``ConfigError`` if it is invalid, or a package of the extra is missing."""
     config = parse_analysis_config(tree)
     missing = [package for module, package in PACKAGES.items() if find_spec(module) is None]
     if missing:
@@ -31,8 +27,8 @@ def parse(tree: DictConfig) -> AnalysisConfig:
 
 
 def run(config: AnalysisConfig) -> None:
-    """Analyse."""
-    # Late, so that --help, --cfg and a wrong config answer at once.
+    """Run the analysis."""
+    # Import late, so that --help, --cfg and config errors respond immediately.
     with loading():
         from verl.analysis.analyse import run_analysis
         from verl.run.exit_codes import run_to_exit_code

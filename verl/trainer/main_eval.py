@@ -10,8 +10,8 @@ from verl.utils.process import loading
 
 
 def run(config: EvaluationConfig) -> None:
-    """Evaluate."""
-    # Late, so that --help, --cfg and a wrong config answer at once.
+    """Run the evaluation."""
+    # Import late, so that --help, --cfg and config errors respond immediately.
     with loading():
         from verl.evaluation.evaluate import run_evaluation
         from verl.run.exit_codes import run_to_exit_code

@@ -1,4 +1,4 @@
-"""Entry point of the export: ``python -m verl.trainer.main_export <checkpoint or run>``."""
+"""Entry point of model export: ``python -m verl.trainer.main_export <checkpoint or run>``."""
 
 import argparse
 from pathlib import Path
@@ -21,7 +21,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     """Run the command line."""
     arguments = parse_arguments()
-    # Late, so that --help answers at once.
+    # Import late, so that --help responds immediately.
     import torch
 
     from verl.checkpoint.export import export_checkpoint

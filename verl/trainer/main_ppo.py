@@ -1,7 +1,7 @@
-"""Entry point of training: ``python -m verl.trainer.main_ppo ARGUMENT...``, what ``train.sh`` runs.
+"""Entry point of training: ``python -m verl.trainer.main_ppo ARGUMENT...``, called by ``train.sh``.
 
-Arguments are Hydra overrides of the options in ``configs/``, Hydra's own flags, flags or Hydra options of the paper's
-release, or veRL's options.
+Arguments are Hydra overrides of the options in ``configs/``, Hydra's flags, options of the paper's release, or veRL's
+options.
 """
 
 import os
@@ -23,7 +23,7 @@ def run(config: PPOConfig) -> None:
 
     def work() -> None:
         print("importing libraries, reading data and checking options", flush=True)
-        # Late, so that --help, --cfg and a wrong config answer at once.
+        # Import late, so that --help, --cfg and config errors respond immediately.
         with loading():
             from verl.run.exit_codes import run_to_exit_code
             from verl.trainer.ppo.run import run_ppo

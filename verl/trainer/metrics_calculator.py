@@ -1,4 +1,4 @@
-"""The rank metrics, where readers of the paper's release look for them; they live in ``verl.rank.calculator``."""
+"""Alias of ``verl.rank.calculator`` under its path in the paper's release."""
 
 from verl.rank.calculator import RepresentationMetricsCalculator
 

@@ -1,4 +1,4 @@
-"""Velocity, acceleration and their relatives, where readers of the paper's release look; see ``verl.rank.dynamics``."""
+"""Alias of ``verl.rank.dynamics`` under its path in the paper's release."""
 
 from verl.rank.dynamics import acceleration, base_metrics, curvature, prefix_counts, prefix_rows, velocity
 

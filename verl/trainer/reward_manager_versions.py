@@ -1,4 +1,4 @@
-"""The reward manager, where readers of the paper's release look for it; it lives in ``verl.rank.reward_manager``."""
+"""Alias of ``verl.rank.reward_manager`` under its path in the paper's release."""
 
 from verl.rank.reward_manager import RewardManager
 

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on conversations: the loop, from a checked config to ``summary.json``."""
+"""Supervised fine-tuning on conversations."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -38,11 +38,11 @@ COLUMNS = {
 }
 
 BEST_BY = "val/sequence_probability"
-"""The validation metric whose highest value marks the best checkpoint."""
+"""Validation metric whose highest value marks the best checkpoint."""
 
 
 class SFTTrainer(Trainer):
-    """Stops after the last step, or early once held-out sequences are probable enough."""
+    """Trains for a number of steps, or until held-out sequences are probable enough."""
 
     best_by = BEST_BY
 
@@ -78,7 +78,7 @@ class SFTTrainer(Trainer):
             self.profiler.end(self.step)
             if self._due(self.config.trainer.test_freq) and self.held_out is not None:
                 self._validate(self.held_out)
-            # Before the checkpoint: a run that resumes from it has the record of its step.
+            # Log before the checkpoint, so that a resumed run has this step's metrics.
             self._log()
             if target_reached(self.config, self.validations):
                 self.total_steps = self.step
@@ -109,7 +109,7 @@ class SFTTrainer(Trainer):
 
 
 def run_sft(config: SFTConfig) -> None:
-    """Train. Everything that can be wrong with config and data is found before Ray starts.
+    """Run a training job. Config and data are checked before Ray starts.
 
     Raises:
         ConfigError: the config does not fit the data or the machine.
@@ -159,7 +159,7 @@ def run_sft(config: SFTConfig) -> None:
 
 
 def target_reached(config: SFTConfig, validations: Mapping[int, Mapping[str, float]]) -> bool:
-    """Whether a validation so far allows the run to stop early."""
+    """Return whether a validation has reached the probability at which the run stops early."""
     target = config.trainer.stop_at_sequence_probability
     return target < 1 and any(metrics[BEST_BY] >= target for metrics in validations.values())
 

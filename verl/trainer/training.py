@@ -1,4 +1,4 @@
-"""Base of the training loops: remaining steps, checkpoints, validations, and skipped updates."""
+"""Base class of the training loops, with checkpoints and skipped updates."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -22,7 +22,7 @@ BatchT = TypeVar("BatchT")
 
 
 class Trainer:
-    """Drives the workers through the steps of training; a subclass defines a step, and what is logged."""
+    """Base of trainers; a subclass defines a training step and its metrics."""
 
     best_by: str
     """The validation metric whose highest value marks the best checkpoint."""
@@ -36,7 +36,7 @@ class Trainer:
         run: TrainingRun,
         except_save: Sequence[int] = (),
     ) -> None:
-        """``except_save``: steps whose checkpoints are always kept."""
+        """``except_save``: steps whose checkpoints are never deleted."""
         trainer = config.trainer
         self.loader = loader
         self.workers = workers
@@ -53,7 +53,7 @@ class Trainer:
         self.saver = CheckpointSaver(run.attempt, workers, background, trainer.save_hf_model, newest, except_save)
 
     def fit(self) -> None:
-        """Train from the step after the one reached, 0 at first, to the last."""
+        """Train the remaining steps, and finish the last checkpoint."""
         with self.preemption.finishing_steps():
             self._train()
         with self.timer.phase("save_checkpoint"):
@@ -73,11 +73,11 @@ class Trainer:
         self.timer.totals.update(state["seconds_by_phase"])
 
     def _state(self) -> dict[str, Any]:
-        """Return the trainer's state as JSON; see :meth:`restore`."""
+        """Return the trainer's state as JSON."""
         return {
             "step": self.step,
             "num_examples": len(self.loader.dataset),
-            # It cannot be derived from the step: dynamic sampling draws as many batches as it needs.
+            # Does not follow from the step, because dynamic sampling reads a variable number of batches.
             "loader": to_json(self.loader.state_dict()),
             "best": best_validation(self.validations, self.best_by),
             "validations": self.validations,
@@ -97,7 +97,7 @@ class Trainer:
             self.saver.save(self.step, self._state(), scores)
 
     def _save_now(self) -> None:
-        """Have a complete checkpoint of this step."""
+        """Write a complete checkpoint of this step, unless there is one."""
         self.saver.finish()
         if self.saver.saved_step != self.step:
             self._save()
@@ -105,25 +105,25 @@ class Trainer:
 
 
 def endless(loader: Iterable[BatchT]) -> Iterator[BatchT]:
-    """Yield the batches of ``loader``, pass after pass."""
+    """Yield the batches of ``loader``, epoch after epoch."""
     while True:
         yield from loader
 
 
 def is_due(step: int, last_step: int, frequency: int) -> bool:
-    """Whether validating or saving is due after ``step``.
+    """Return whether validation or a checkpoint is due after ``step``.
 
-    ``frequency``: every so many steps and after the last; 0: only after the last; -1: never.
+    It is after every ``frequency`` steps and the last step; 0: only after the last step; -1: never.
     """
     return frequency >= 0 and (step == last_step or (frequency > 0 and step % frequency == 0))
 
 
 class SkippedUpdates:
-    """Optimizer steps of one learner, since the run was started or resumed, whose gradient was not finite.
+    """Counts the optimizer steps of a model that were skipped because their gradient was not finite.
 
     Args:
-        prefix: of the learner's metrics, such as ``actor``.
-        field: where ``config`` stands in the run's, such as ``actor.optim``.
+        prefix: of the model's metrics, such as ``actor``.
+        field: path of ``config`` in the run's config, such as ``actor.optim``.
     """
 
     def __init__(self, prefix: str, field: str, config: OptimConfig) -> None:
@@ -133,10 +133,10 @@ class SkippedUpdates:
         self.in_a_row = 0
 
     def summarise(self, updates: Sequence[Mapping[str, float]], step: int) -> dict[str, float]:
-        """Return the mean metrics of the ``updates`` that were applied, and the number of skipped ones.
+        """Return the mean metrics of the applied ``updates``, and the number of skipped updates.
 
         Raises:
-            ConfigError: more than ``max_skipped_updates`` in a row were skipped, the last in training step ``step``.
+            ConfigError: more than ``max_skipped_updates`` consecutive updates were skipped, up to ``step``.
         """
         for update in updates:
             self.in_a_row = self.in_a_row + 1 if update[self.name] else 0

@@ -7,6 +7,7 @@ from conftest import rank_metrics
 from verl.batch import Batch
 from verl.rewards.score import with_score
 from verl.trainer.logging.rollout_metrics import (
+    at_k_metrics,
     dataset_scalars,
     filtered_length_metrics,
     lag_metrics,
@@ -17,7 +18,6 @@ from verl.trainer.logging.rollout_metrics import (
     policy_metrics,
     rank_scalars,
     response_metrics,
-    sample_figures,
     verdict_metrics,
 )
 from verl.verifiers.verdict import Verdict
@@ -231,15 +231,15 @@ CORRECT = torch.tensor([True, False, True, False, False, False, False, True])
 
 
 def verdicts(answers: list[str]) -> list[Verdict]:
-    given = zip(CORRECT.tolist(), answers, strict=True)
+    rows = zip(SCORES.tolist(), CORRECT.tolist(), answers, strict=True)
     return [
-        with_score(Verdict(right, True, "exact" if right else "different", answer), "mix") for right, answer in given
+        Verdict(right, True, "exact" if right else "different", answer, score=score) for score, right, answer in rows
     ]
 
 
 def test_figures_of_four_responses():
     # The first prompt's wrong answers differ; the second's agree, and one response has none.
-    figures = sample_figures(SCORES, CORRECT, verdicts(["7", "8", "7", "9", "5", "5", "", "3"]), 4)
+    figures = at_k_metrics(verdicts(["7", "8", "7", "9", "5", "5", "", "3"]), 4)
     expected = {
         # 1 - C(2, 2) / C(4, 2) and 1 - C(3, 2) / C(4, 2)
         "pass@2": (5 / 6 + 1 / 2) / 2,
@@ -258,8 +258,8 @@ def test_figures_of_four_responses():
 
 
 def test_k_of_other_numbers_and_no_answers():
-    assert sample_figures(SCORES, CORRECT, verdicts([""] * 8), 1) == {}
-    assert list(sample_figures(SCORES, CORRECT, verdicts([""] * 8), 8)) == [
+    assert at_k_metrics(verdicts([""] * 8), 1) == {}
+    assert list(at_k_metrics(verdicts([""] * 8), 8)) == [
         f"{name}@{k}{suffix}"
         for k in (2, 4, 8)
         for name, suffix in (("pass", ""), ("best", "/mean"), ("worst", "/mean"))

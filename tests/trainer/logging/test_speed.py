@@ -79,7 +79,7 @@ RECORD = StepRecord(
     seconds={"gen": 2.0, "old_log_prob": 1.0, "reward": 0.5, "update_actor": 4.5},
     work={name: Work(160, 1600) for name in ("batch", "old_log_prob", "update_actor")} | {"gen": Work(100, 0)},
     peaks={"gen": MemoryPeak(2 * 10**9, 3 * 10**9), "update_actor": MemoryPeak(10**9, 10**9)},
-    beside={},
+    background={},
 )
 
 
@@ -113,7 +113,7 @@ def test_unknown_speeds_are_not_logged():
 
 def test_background_work_is_not_part_of_step_time():
     timer = PhaseTimer(lambda name: None)
-    timer.add_beside(StepRecord({"gen": 3.0}, {"gen": Work(90, 0)}, {"gen": MemoryPeak(10**9, 10**9)}, {}))
+    timer.add_background(StepRecord({"gen": 3.0}, {"gen": Work(90, 0)}, {"gen": MemoryPeak(10**9, 10**9)}, {}))
     timer.count("batch", Work(160, 0))
     record = timer.take_step()
     record.seconds["update_actor"] = 4.0

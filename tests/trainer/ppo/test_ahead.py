@@ -132,7 +132,7 @@ def test_step_is_sampled_while_the_one_before_is_learned(small_config, tiny_toke
             ahead.finish(timer)
             record = timer.take_step()
             # What engines do beside an update is no part of its time.
-            assert ("gen" in record.seconds, "gen" in record.beside) == (step == 1, step < STEPS)
+            assert ("gen" in record.seconds, "gen" in record.background) == (step == 1, step < STEPS)
             if step == stop:
                 # A checkpoint holds the next step's responses.
                 saved = stored(ahead.state())

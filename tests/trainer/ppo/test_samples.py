@@ -18,7 +18,7 @@ from verl.data.prompt_rows import PromptRecord
 from verl.run.display import RunDisplay
 from verl.run.samples import SampleStore
 from verl.run.tracking import Tracker
-from verl.trainer.ppo.samples import SampleKeeper, is_kept
+from verl.trainer.ppo.samples import SampleLogger, is_kept
 from verl.verifiers.verdict import Verdict
 
 HOSTILE = "\x1b[31m<script>alert(1)</script>|\n\ud800**b** \\boxed{8}"
@@ -59,12 +59,12 @@ def learned(batch: Batch) -> Batch:
     )
 
 
-def keeper(
+def sample_logger(
     root: Path, tokenizer, shown: int = 0, fraction: float = 1.0, tokens: bool = False, loggers: tuple[str, ...] = ()
-) -> SampleKeeper:
+) -> SampleLogger:
     store = SampleStore(root, SamplesConfig(1, fraction, 1.0, tokens), Attempt.claim(root), print)
     tracker = Tracker(root, loggers, "project", "experiment", SamplesConfig(1, fraction, 1.0, tokens))
-    return SampleKeeper(store, shown, tokenizer, tracker, RunDisplay("run", 2, {}))
+    return SampleLogger(store, shown, tokenizer, tracker, RunDisplay("run", 2, {}))
 
 
 def kept(root: Path, name: str) -> pd.DataFrame:
@@ -73,9 +73,9 @@ def kept(root: Path, name: str) -> pd.DataFrame:
 
 def test_training_step_keeps_a_row_for_each_response(tmp_path: Path, tiny_tokenizer):
     batch = batch_of(tiny_tokenizer, [1, 3, 2, 3])
-    samples = keeper(tmp_path, tiny_tokenizer)
+    samples = sample_logger(tmp_path, tiny_tokenizer)
     with samples.store:
-        samples.keep("train", 7, learned(batch))
+        samples.log("train", 7, learned(batch))
     rows = kept(tmp_path, "train_000007.parquet")
     assert rows.drop(columns=["prompt", "response", "prompt_tokens", "reward_extra_info"]).to_dict("list") == {
         "step": [7] * 4,
@@ -107,10 +107,10 @@ def test_training_step_keeps_a_row_for_each_response(tmp_path: Path, tiny_tokeni
 
 
 def test_validation_keeps_all_its_batches(tmp_path: Path, tiny_tokenizer):
-    samples = keeper(tmp_path, tiny_tokenizer, fraction=0.01)
+    samples = sample_logger(tmp_path, tiny_tokenizer, fraction=0.01)
     with samples.store:
         parts = [batch_of(tiny_tokenizer, [1, 3, 2, 3]), batch_of(tiny_tokenizer, [2, 2, 2, 2], uids=(3, 4))]
-        samples.keep("val", 0, Batch.join(parts))
+        samples.log("val", 0, Batch.join(parts))
     rows = kept(tmp_path, "val_000000.parquet")
     assert rows.group.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     assert rows.num_tokens.tolist() == [1, 3, 2, 3, 2, 2, 2, 2]
@@ -123,10 +123,10 @@ def test_tokens_are_kept_with_all_that_is_known_of_each(tmp_path: Path, tiny_tok
     course = torch.full((9, 1), torch.nan)
     course[[0, 1, 4, 6]], course[3] = 1.5, 2.5
     batch.fill(**{"prefix/Effective Rank": course})
-    samples = keeper(tmp_path, tiny_tokenizer, tokens=True)
+    samples = sample_logger(tmp_path, tiny_tokenizer, tokens=True)
     with samples.store:
-        samples.keep("train", 7, learned(batch))
-        samples.keep("val", 7, batch)
+        samples.log("train", 7, learned(batch))
+        samples.log("val", 7, batch)
     rows = kept(tmp_path, "train_000007.parquet")
     assert [list(row) for row in rows.token_logprobs] == [[-1.0], [-1.0, -2.0, -3.0], [-1.0, -2.0], [-1.0, -2.0, -3.0]]
     assert [list(row) for row in rows.token_entropies][1] == [0.5, 1.0, 1.5]
@@ -142,18 +142,18 @@ def test_fraction_keeps_the_same_whole_groups_at_every_step(tmp_path: Path, tiny
     batch = batch_of(tiny_tokenizer, [1, 3, 2, 3])
     shares = [sum(is_kept(uid, fraction) for uid in range(2000)) / 2000 for fraction in (1.0, 0.5, 0.1)]
     assert shares == [1.0, pytest.approx(0.5, abs=0.03), pytest.approx(0.1, abs=0.03)]
-    samples = keeper(tmp_path, tiny_tokenizer, fraction=0.53)  # their hashes are 0.52 and 0.55
+    samples = sample_logger(tmp_path, tiny_tokenizer, fraction=0.53)  # their hashes are 0.52 and 0.55
     with samples.store:
         for step in (1, 2):
-            samples.keep("train", step, learned(batch))
+            samples.log("train", step, learned(batch))
     assert [kept(tmp_path, f"train_00000{step}.parquet").uid.tolist() for step in (1, 2)] == [[5, 5], [5, 5]]
 
 
 def test_shown_samples_are_plain_text_in_console_and_tensorboard(tmp_path: Path, tiny_tokenizer, capsys):
     batch = batch_of(tiny_tokenizer, [1, 3, 2, 3])
-    samples = keeper(tmp_path, tiny_tokenizer, shown=2, loggers=("tensorboard",))
+    samples = sample_logger(tmp_path, tiny_tokenizer, shown=2, loggers=("tensorboard",))
     with samples.store:
-        samples.keep("train", 7, learned(batch))
+        samples.log("train", 7, learned(batch))
     samples.tracker.close()
     shown = capsys.readouterr().out
     assert "reason exact | score 1 | advantage 10" in shown and "\\x1b[31m<script>" in shown
@@ -172,10 +172,10 @@ def test_shown_samples_are_a_table_in_wandb(tmp_path: Path, tiny_tokenizer, monk
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     batch = batch_of(tiny_tokenizer, [1, 3, 2, 3])
-    samples = keeper(tmp_path, tiny_tokenizer, shown=4, loggers=("wandb",))
+    samples = sample_logger(tmp_path, tiny_tokenizer, shown=4, loggers=("wandb",))
     folder = Path(wandb.run.dir)
     with samples.store:
-        samples.keep("train", 7, learned(batch))
+        samples.log("train", 7, learned(batch))
     samples.tracker.close()
     (path,) = folder.glob("media/table/samples/train_*.table.json")
     table = json.loads(path.read_text())

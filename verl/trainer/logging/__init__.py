@@ -1,1 +1,1 @@
-"""Logging of training: figures of rollouts, time, speed and memory, and profiler traces."""
+"""Training metrics of rollouts, time, speed and memory, and profiler traces."""

@@ -1,6 +1,6 @@
-"""Figures of a batch of responses, as they are logged; docs/metrics.md lists them.
+"""Logged metrics of a batch of responses; docs/metrics.md lists them.
 
-Legend: B responses, R response columns, n responses to each prompt, neighbours in the batch.
+Legend: B responses, M their tokens, R padded response length, n consecutive responses per prompt, L layers, K turns.
 """
 
 from collections import Counter
@@ -22,16 +22,16 @@ from verl.verifiers.answers import vote_key
 from verl.verifiers.verdict import Verdict
 
 MAX_SOURCES = 16
-"""Data sources with figures of their own. Each has some dozens."""
+"""Maximum number of data sources with separate metrics, some dozens each."""
 
 # --- Lengths and rank metrics ---
 
 
 def length_metrics(batch: Batch, max_prompt_length: int) -> dict[str, float]:
-    """Prompt and response lengths in tokens, and the share of each at its limit.
+    """Return prompt and response lengths in tokens.
 
-    ``prompt_length/clip_ratio`` is the share of prompts as long as ``data.max_prompt_length``,
-    ``response_length/clip_ratio`` that of responses cut at ``data.max_response_length``.
+    ``prompt_length/clip_ratio`` is the share of prompts with ``data.max_prompt_length`` tokens, and
+    ``response_length/clip_ratio`` the share of responses truncated at ``data.max_response_length``.
     """
     return {
         **_spread("prompt_length", batch.prompt_lengths),
@@ -43,11 +43,7 @@ def length_metrics(batch: Batch, max_prompt_length: int) -> dict[str, float]:
 
 
 def turn_metrics(batch: Batch) -> dict[str, float]:
-    """Return metrics of conversations.
-
-    These are ``turns/{mean,max,min}``, tokens that environments wrote per response and their share,
-    ``environment/tokens/...``, their rewards, and sums of :data:`verl.rollout.environments.pool.COUNTS`.
-    """
+    """Return metrics of conversations: turns, the environments' tokens and rewards, and counts of tool calls."""
     if "source" not in batch:
         return {}
     written = batch.response_lengths - batch.policy_lengths
@@ -64,10 +60,9 @@ def turn_metrics(batch: Batch) -> dict[str, float]:
 def response_metrics(
     batch: Batch, calculator: RepresentationMetricsCalculator | None, diff_stride: int
 ) -> dict[str, float]:
-    """Rank metrics, and numbers and lengths of correct and incorrect responses.
+    """Return rank metrics, and the number and lengths of correct and incorrect responses.
 
-    ``cal/{num_correct,num_incorrect}`` and ``response_length/{correct,incorrect}/{mean,max,min,clip_ratio}``. A group
-    without responses is left out; the release logs a length of 0, which no response has.
+    A group without responses is left out; the paper's release logs a length of 0 for it.
     """
     lengths, correct = batch.response_lengths, batch.correct
     metrics = {"cal/num_correct": float(correct.sum()), "cal/num_incorrect": float((~correct).sum())}
@@ -80,10 +75,10 @@ def response_metrics(
 
 
 def rank_scalars(rank_metrics: Mapping[str, Tensor], correct: Tensor) -> dict[str, float]:
-    """Mean, max and min of every rank metric over all, the correct and the incorrect responses.
+    """Return mean, max and min of each rank metric over all, correct and incorrect responses.
 
-    ``cal/{overall,correct,incorrect}/layer_1/Effective Rank/{mean,max,min}`` and so on; a group without responses is
-    left out. Responses whose hidden states held NaN or infinity are left out too and counted in
+    The names are ``cal/{overall,correct,incorrect}/layer_1/Effective Rank/{mean,max,min}`` and so on. Groups without
+    responses are left out. Responses with NaN or infinite hidden states are excluded, and counted in
     ``cal/overall/layer_1/nonfinite``.
     """
     groups = {"overall": torch.ones_like(correct), "correct": correct, "incorrect": ~correct}
@@ -98,21 +93,20 @@ def rank_scalars(rank_metrics: Mapping[str, Tensor], correct: Tensor) -> dict[st
 
 
 def turn_scalars(batch: Batch) -> dict[str, float]:
-    """Return rank metrics by turn: means over the k-th turns, and changes from each turn to the next.
+    """Return the mean of each rank metric in turn k, and its mean change from turn k - 1 to turn k.
 
-    The names are ``cal/turn_1/layer_1/Effective Rank/mean`` and so on, and ``cal/turn_2/layer_1/Effective
-    Rank/change``, over conversations that have both turns.
+    The names are ``cal/turn_2/layer_1/Effective Rank/{mean,change}`` and so on.
     """
     scalars = {}
     for name, values in batch.turn_metrics.items():
         for turn, now in enumerate(values.unbind(dim=1)):
             for layer, measured in enumerate(now.unbind(dim=1)):
-                where, there = f"cal/turn_{turn + 1}/layer_{layer + 1}/{name}", measured.isfinite()
-                if there.any():
-                    scalars[f"{where}/mean"] = measured[there].mean().item()
-                if turn and there.any():
-                    changes = (measured - values[:, turn - 1, layer])[there]
-                    scalars[f"{where}/change"] = changes[changes.isfinite()].mean().item()
+                full_name, finite = f"cal/turn_{turn + 1}/layer_{layer + 1}/{name}", measured.isfinite()
+                if finite.any():
+                    scalars[f"{full_name}/mean"] = measured[finite].mean().item()
+                if turn and finite.any():
+                    changes = (measured - values[:, turn - 1, layer])[finite]
+                    scalars[f"{full_name}/change"] = changes[changes.isfinite()].mean().item()
     return scalars
 
 
@@ -120,8 +114,6 @@ def dataset_scalars(
     batch: Batch, calculator: RepresentationMetricsCalculator | None, diff_stride: int
 ) -> dict[str, float]:
     """Return rank metrics of each layer's matrix of mean states, ``cal/layer_1/global/Effective Rank`` and so on.
-
-    None without a calculator.
 
     ``diff_stride`` is the number of responses between two prefixes of the cumulative metrics.
     """
@@ -139,11 +131,10 @@ def dataset_scalars(
 
 
 def filtered_length_metrics(response_mask: Tensor, max_length: int) -> dict[str, float]:
-    """Lengths of the responses that are learned from, ``filtered_response_length/{mean,max,min,clip_ratio}``.
+    """Return ``filtered_response_length/{mean,max,min,clip_ratio}``, the lengths of the responses to learn from.
 
-    ``response_mask [B, R]`` after ``trainer.remove_clip`` emptied the rows of truncated responses. Those rows do not
-    count (in the release they do, with length 0), so nothing is logged where all were emptied. ``clip_ratio`` is the
-    share with ``max_length`` tokens.
+    ``response_mask`` [B, R] has empty rows for truncated responses if ``trainer.remove_clip`` is set. These are
+    excluded; the paper's release counts them with length 0. ``clip_ratio`` is the share with ``max_length`` tokens.
     """
     lengths = response_mask.sum(dim=1)
     lengths = lengths[lengths > 0]
@@ -156,13 +147,12 @@ def filtered_length_metrics(response_mask: Tensor, max_length: int) -> dict[str,
 def learning_metrics(
     of_responses: Mapping[str, Tensor], of_tokens: Mapping[str, Tensor], learn_mask: Tensor
 ) -> dict[str, float]:
-    """Mean, max and min of what the update learns from, under ``critic/``, as in veRL.
+    """Return mean, max and min of rewards, advantages and values under veRL's names, ``critic/...``.
 
     Args:
         of_responses: name -> [B].
-        of_tokens: name -> [B, R], of which the learned tokens count; the critic's ``values`` come with ``returns``,
-            and both give ``vf_explained_var``.
-        learn_mask: [B, R] bool.
+        of_tokens: name -> [B, R]; ``values`` and ``returns`` also give ``critic/vf_explained_var``.
+        learn_mask: [B, R] bool, the tokens of ``of_tokens`` that count.
     """
     learned = {name: values[learn_mask] for name, values in of_tokens.items()}
     metrics: dict[str, float] = {}
@@ -170,21 +160,21 @@ def learning_metrics(
         metrics |= _spread(f"critic/{name}", values)
     if "values" in learned and learn_mask.any():
         target, error = learned["returns"].double(), (learned["returns"] - learned["values"]).double()
-        # The addend keeps constant returns from a division by zero.
+        # Avoid a division by zero if the returns are constant.
         explained = 1 - error.var(correction=0) / (target.var(correction=0) + 1e-5)
         metrics["critic/vf_explained_var"] = explained.item()
     return metrics
 
 
 def policy_metrics(batch: Batch, rollout_is: str | None, threshold: float) -> dict[str, float]:
-    """How far the engine was from the policy, in nats, and the policy's mean entropy, ``actor/entropy``.
+    """Return the mismatch between engine and policy, and the policy's mean entropy, all in nats.
 
-    ``rollout/logprob_abs_diff`` is the mean difference of their log-probabilities, ``_max`` the largest; for
+    ``rollout/logprob_abs_diff`` is the mean absolute difference of their log-probabilities, ``_max`` the largest; for
     ``rollout_corr/*`` see :func:`verl.algorithms.rollout_correction.mismatch_metrics`.
 
     Args:
-        batch: with ``logprobs`` and ``entropy`` of the policy that sampled it.
-        rollout_is, threshold: level and cap of the weights, as in ``algorithm.rollout_correction``.
+        batch: has ``logprobs`` and ``entropy`` of the policy that sampled it.
+        rollout_is, threshold: options of ``algorithm.rollout_correction``.
     """
     pair, mask = (batch.padded("logprobs"), batch.padded("rollout_logprobs")), batch.policy_mask
     level = rollout_is or "token"
@@ -198,42 +188,38 @@ def policy_metrics(batch: Batch, rollout_is: str | None, threshold: float) -> di
 
 
 def lag_metrics(batch: Batch, step: int, threshold: float) -> dict[str, float]:
-    """Return metrics of staleness, ``async/lag/{mean,max}`` and ``async/lag_<k>/...``; docs/metrics.md.
+    """Return staleness metrics, ``async/lag/{mean,max}`` and ``async/lag_<k>/...``.
 
-    A token is as many versions behind as the weights that learn from it have learned since they sampled it.
-
-    Args:
-        batch: of ``step``, with ``version``, ``rollout_logprobs``, ``logprobs`` of the policy before the update, and
-            ``rewards``.
+    The lag of a token is the number of updates between the weights that sampled it and the weights that learn from it.
+    ``batch`` has ``version``, ``rollout_logprobs``, ``rewards``, and ``logprobs`` of the policy before the update.
     """
     lags = step - 1 - batch.version.long()
     ends = batch.response_lengths.cumsum(dim=0)
-    # Versions only rise along a response, and its rank metrics are of the last.
+    # Versions never decrease along a response; its rank metrics belong to the last version.
     oldest, last = lags[ends - batch.response_lengths], lags[ends - 1]
     sampled = lags[batch.by_policy]
     metrics = {"async/lag/mean": sampled.double().mean().item(), "async/lag/max": float(sampled.max())}
     for lag in sampled.unique().tolist():
-        of_tokens, of_responses, measured = (lags == lag) & batch.by_policy, oldest == lag, last == lag
-        pair = (batch.logprobs[of_tokens][None], batch.rollout_logprobs[of_tokens][None])
-        distance = mismatch_metrics(*pair, torch.ones_like(pair[0]), "token", threshold)
-        figures = {
-            "tokens": of_tokens[batch.by_policy].double().mean().item(),
-            "kl": distance["k3_kl"],
-            "eff_sample_size": distance["rollout_is_eff_sample_size"],
-            "capped": distance["rollout_is_ratio_fraction_high"],
+        tokens, responses = (lags == lag) & batch.by_policy, oldest == lag
+        pair = (batch.logprobs[tokens][None], batch.rollout_logprobs[tokens][None])
+        mismatch = mismatch_metrics(*pair, torch.ones_like(pair[0]), "token", threshold)
+        by_lag = {
+            "tokens": tokens[batch.by_policy].double().mean().item(),
+            "kl": mismatch["k3_kl"],
+            "eff_sample_size": mismatch["rollout_is_eff_sample_size"],
+            "capped": mismatch["rollout_is_ratio_fraction_high"],
         }
-        if of_responses.any():
-            figures["reward"] = batch.rewards[of_responses].mean().item()
-            figures["response_length"] = batch.response_lengths[of_responses].double().mean().item()
-        metrics |= with_prefix(f"async/lag_{lag}", figures | version_metrics(batch[measured]))
+        if responses.any():
+            by_lag["reward"] = batch.rewards[responses].mean().item()
+            by_lag["response_length"] = batch.response_lengths[responses].double().mean().item()
+        metrics |= with_prefix(f"async/lag_{lag}", by_lag | version_metrics(batch[last == lag]))
     return metrics
 
 
 def version_metrics(batch: Batch) -> dict[str, float]:
-    """Compare effective rank, velocity and acceleration before the update with the engine's.
+    """Return the mean (absolute) difference of rank metrics between the policy before the update and the engine.
 
-    With ``calculator.compare_versions``: ``<layer>/<metric>/change``, the mean difference, and ``abs_change``, the mean
-    distance.
+    Effective rank, velocity and acceleration are compared if ``calculator.compare_versions`` is set.
     """
     metrics = {}
     for name, engine in batch.rank_metrics.items():
@@ -252,75 +238,72 @@ def version_metrics(batch: Batch) -> dict[str, float]:
 
 
 def score_tensors(verdicts: Sequence[Verdict]) -> tuple[Tensor, Tensor]:
-    """Scores [B] float32, and whether each response is correct [B] bool."""
+    """Return scores [B] float32 and correctness [B] bool."""
     scores = torch.tensor([verdict.score for verdict in verdicts])
     return scores, torch.tensor([verdict.correct for verdict in verdicts])
 
 
 def count_reasons(verdicts: Sequence[Verdict]) -> dict[str, float]:
-    """``verifier/<reason>``: how many verdicts have each reason."""
+    """Return ``verifier/<reason>``, the number of verdicts by reason."""
     counts = Counter(verdict.reason for verdict in verdicts)
     return {f"verifier/{reason}": float(count) for reason, count in counts.items()}
 
 
-def verdict_figures(score: Tensor, correct: Tensor, results: Iterable[Verdict]) -> dict[str, float]:
-    """Return figures of any group of verdicts: ``pass@1``, ``score/mean``, and values of custom functions.
-
-    ``score [B]`` and ``correct [B]`` are those of ``results``, B verdicts.
-    """
-    shares = {"pass@1": correct.double().mean().item(), "score/mean": score.double().mean().item()}
-    return shares | extra_metrics(result.extras for result in results)
+def score_metrics(verdicts: Sequence[Verdict]) -> dict[str, float]:
+    """Return ``pass@1``, ``score/mean``, and means of the values that custom functions returned."""
+    scores, correct = score_tensors(verdicts)
+    means = {"pass@1": correct.double().mean().item(), "score/mean": scores.double().mean().item()}
+    return means | extra_metrics(verdict.extras for verdict in verdicts)
 
 
 def verdict_metrics(
     verdicts: Sequence[Verdict], n: int, sources: Sequence[str], logged: Sequence[str]
 ) -> dict[str, float]:
-    """Return all figures of the verdicts on sampled responses.
+    """Return all metrics of the verdicts on sampled responses.
 
-    These are scores, the count of each reason, the share of prompts whose ``n`` > 1 responses all score alike and so
-    teach nothing, values that custom functions returned, and figures by data source (``logged`` of the responses'
-    ``sources``).
+    These are scores, counts of reasons, the share of prompts whose ``n`` > 1 responses have the same score and thus no
+    learning signal, and metrics of the data sources in ``logged``, given the ``sources`` of the responses.
     """
-    scores, correct = score_tensors(verdicts)
-
-    def describe(rows: Tensor) -> dict[str, float]:
-        chosen = [verdicts[i] for i in rows.nonzero().flatten().tolist()]
-        return verdict_figures(scores[rows], correct[rows], chosen)
-
-    figures = verdict_figures(scores, correct, verdicts)
-    metrics = {"score/mean": figures.pop("score/mean")} | count_reasons(verdicts) | with_prefix("train", figures)
+    means = score_metrics(verdicts)
+    metrics = {"score/mean": means.pop("score/mean")} | count_reasons(verdicts) | with_prefix("train", means)
     if n > 1:
-        metrics["train/groups_without_variance"] = (~groups_that_differ(scores, n)).double().mean().item()
-    return metrics | with_prefix("train", metrics_by_source(sources, logged, describe))
+        differ = groups_that_differ(score_tensors(verdicts)[0], n)
+        metrics["train/groups_without_variance"] = (~differ).double().mean().item()
+    by_source = metrics_by_source(sources, logged, lambda rows: score_metrics(select(verdicts, rows)))
+    return metrics | with_prefix("train", by_source)
+
+
+def select(verdicts: Sequence[Verdict], rows: Tensor) -> list[Verdict]:
+    """Return the verdicts of ``rows`` [B] bool."""
+    return [verdicts[i] for i in rows.nonzero().flatten().tolist()]
 
 
 def groups_that_differ(values: Tensor, n: int) -> Tensor:
-    """[B / n] bool, whether the n ``values`` of each group differ, for ``values [B]``."""
+    """Return which groups have different ``values`` [B] among their n responses, [B / n] bool."""
     grouped = values.view(-1, n)
     return (grouped != grouped[:, :1]).any(dim=1)
 
 
-def sample_figures(score: Tensor, correct: Tensor, results: Sequence[Verdict], n: int) -> dict[str, float]:
-    """Means over prompts of figures of k responses, for k = 2, 4, 8, ... and ``n``; nothing for ``n`` = 1.
+def at_k_metrics(verdicts: Sequence[Verdict], n: int) -> dict[str, float]:
+    """Return means over prompts of metrics of k responses, for k = 2, 4, 8, ... and ``n``; empty for ``n`` = 1.
 
-    ``pass@k``, the chance that one of them is correct; ``best@k/mean`` and ``worst@k/mean``, their highest and lowest
-    score; ``maj@k/mean``, the chance that a vote elects the correct answer, left out where verifiers name no answers.
-    Each is the exact mean over all choices of k of the n responses.
-
-    ``score [B]`` and ``correct [B]`` are those of ``results``, B verdicts.
+    ``pass@k`` is the probability that one of k responses is correct, ``best@k/mean`` and ``worst@k/mean`` are their
+    highest and lowest score, and ``maj@k/mean`` is the probability that a majority vote is correct, left out if
+    verifiers extract no answers. Each is the exact mean over all choices of k of the n responses.
     """
-    grouped_score, num_correct = score.view(-1, n), correct.view(-1, n).sum(dim=1)
-    right, answers = correct.tolist(), [vote_key(result.answer) for result in results]
+    scores, correct = score_tensors(verdicts)
+    grouped, num_correct = scores.double().view(-1, n), correct.view(-1, n).sum(dim=1)
+    right, answers = correct.tolist(), [vote_key(verdict.answer) for verdict in verdicts]
     votes = [answer_classes(right[i : i + n], answers[i : i + n]) for i in range(0, len(answers), n)]
     num_samples = num_correct.new_full(num_correct.shape, n)
-    figures = {}
+    metrics = {}
     for k in k_grid(n)[1:]:
-        figures[f"pass@{k}"] = pass_at_k(num_samples, num_correct, k).mean().item()
-        figures[f"best@{k}/mean"] = best_at_k(grouped_score, k).mean().item()
-        figures[f"worst@{k}/mean"] = -best_at_k(-grouped_score, k).mean().item()
-        if any(result.answer for result in results):
-            figures[f"maj@{k}/mean"] = fmean(majority_at_k(*vote, k) for vote in votes)
-    return figures
+        metrics[f"pass@{k}"] = pass_at_k(num_samples, num_correct, k).mean().item()
+        metrics[f"best@{k}/mean"] = best_at_k(grouped, k).mean().item()
+        metrics[f"worst@{k}/mean"] = -best_at_k(-grouped, k).mean().item()
+        if any(verdict.answer for verdict in verdicts):
+            metrics[f"maj@{k}/mean"] = fmean(majority_at_k(*vote, k) for vote in votes)
+    return metrics
 
 
 # --- Data sources ---
@@ -332,39 +315,36 @@ def data_sources(batch: Batch) -> list[str]:
 
 
 def logged_sources(sources: Iterable[str]) -> list[str]:
-    """Of the ``sources`` of all prompts, those with figures of their own: the ``MAX_SOURCES`` that most prompts have.
-
-    None of a single source, because they would be the figures of all responses.
-    """
+    """Return the ``MAX_SOURCES`` most frequent data sources, given those of all prompts; empty for a single source."""
     counts = Counter(sources)
     return [source for source, _ in counts.most_common(MAX_SOURCES)] if len(counts) > 1 else []
 
 
 def metrics_by_source(
-    sources: Sequence[str], logged: Sequence[str], describe: Callable[[Tensor], Mapping[str, float]]
+    sources: Sequence[str], logged: Sequence[str], metrics_of: Callable[[Tensor], Mapping[str, float]]
 ) -> dict[str, float]:
-    """Metrics of each source of ``logged`` that is there, ``<source>/<name>``, without the largest and smallest values.
+    """Return ``<source>/<name>``, the metrics of each source in ``logged`` that occurs, except maxima and minima.
 
     Args:
         sources: the data source of each response, B.
-        describe: metrics of the responses chosen by rows [B] bool.
+        metrics_of: returns the metrics of some responses, given as a mask [B] bool.
     """
     metrics: dict[str, float] = {}
     for source in logged:
         rows = torch.tensor([name == source for name in sources])
         if rows.any():
-            means = {name: v for name, v in describe(rows).items() if not name.endswith(("/max", "/min"))}
+            means = {name: v for name, v in metrics_of(rows).items() if not name.endswith(("/max", "/min"))}
             metrics |= with_prefix(source, means)
     return metrics
 
 
 def with_prefix(prefix: str, metrics: Mapping[str, float]) -> dict[str, float]:
-    """``{name: value}`` -> ``{prefix/name: value}``."""
+    """Return the metrics with ``prefix/`` before each name."""
     return {f"{prefix}/{name}": value for name, value in metrics.items()}
 
 
 def _spread(prefix: str, values: Tensor) -> dict[str, float]:
-    """``prefix/{mean,max,min}`` of ``values``; nothing for none."""
+    """Return ``prefix/{mean,max,min}`` of ``values``; empty without values."""
     if not values.numel():
         return {}
     values = values.double()

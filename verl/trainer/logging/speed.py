@@ -1,18 +1,18 @@
-"""Speed and memory of a step by phase, as the log says them, and profiler traces.
+"""Metrics of speed and memory by phase, and profiler traces.
 
-Names are veRL's where it has one; ``<phase>`` is ``gen``, ``old_log_prob``, ``update_actor`` and so on.
+Names are veRL's where it has them; ``<phase>`` is ``gen``, ``old_log_prob``, ``update_actor`` and so on.
 
-- ``timing_s/<phase>``, ``timing_s/step`` (their sum, also ``perf/time_per_step``): seconds. Where engines have devices
-  of their own, what they do while the models learn is no part of that sum; ``timing_s/trainer_wait``, which is, says
-  how long the models waited for the engines, and ``timing_s/engine_wait`` how long the engines had nothing to do
-- ``perf/<phase>_throughput``: tokens a second and worker; of ``gen`` the sampled tokens, of all others prompt and
-  response, each as often as it is read
-- ``perf/total_num_tokens``: prompt and response tokens of the step's batch; ``perf/throughput``: these a second of the
-  whole step and worker
-- ``perf/tflops/<phase>``: 10^12 model operations a second and worker; ``perf/mfu/<phase>``: their share of a device's
-  peak speed, where that is known; veRL calls the phases ``actor``, ``actor_infer`` and ``critic`` here
-- ``perf/memory/<phase>_gb`` and on GPUs ``perf/memory/<phase>_reserved_gb``: peak of the worker that used most, see
-  :class:`MemoryPeak`; ``perf/memory/driver_gb``: the driver's resident memory; all in 10^9 bytes
+- ``timing_s/<phase>``, and ``timing_s/step`` (= ``perf/time_per_step``), their sum: seconds. If engines have separate
+  devices, their work during the update is not part of the sum; ``timing_s/trainer_wait``, which is part of it, is the
+  time that the models waited for the engines, and ``timing_s/engine_wait`` the time that the engines were idle
+- ``perf/<phase>_throughput``: tokens per second and worker. ``gen`` counts sampled tokens, other phases the tokens of
+  prompts and responses, each as often as it is processed
+- ``perf/total_num_tokens``: prompt and response tokens of the step's batch; ``perf/throughput``: these per second of
+  the step and worker
+- ``perf/tflops/<phase>``: 10^12 model operations per second and worker; ``perf/mfu/<phase>``: their share of a device's
+  peak, if known, with veRL's phase names ``actor``, ``actor_infer`` and ``critic``
+- ``perf/memory/<phase>_gb``, on GPUs also ``perf/memory/<phase>_reserved_gb``: peak of the worker that used most
+  (:class:`MemoryPeak`); ``perf/memory/driver_gb``: the driver's resident memory; all in 10^9 bytes
 """
 
 import re
@@ -52,64 +52,63 @@ PEAK_TFLOPS = {
     "L40": 181,
     "L4": 121,
 }
-"""GPU, as its name has it, to its peak in bfloat16 with float32 sums and without sparsity, 10^12 operations a second.
-From NVIDIA's data sheets of the HGX B200, GH200, H200, H100, A100, A10, L40S, L40 and L4; for Hopper, Ada and Blackwell
-they give figures with sparsity, twice these. H800 and A800 compute as H100 and A100. Of two names that fit, the first
-counts."""
+"""Part of a GPU's name -> peak in bfloat16 with float32 accumulation and without sparsity, 10^12 operations per second.
+The first match wins. From NVIDIA's data sheets of the HGX B200, GH200, H200, H100, A100, A10, L40S, L40 and L4, which
+for Hopper, Ada and Blackwell list twice these numbers, with sparsity. H800 and A800 compute like H100 and A100."""
 
 MFU_NAMES = {"update_actor": "actor", "old_log_prob": "actor_infer", "update_critic": "critic"}
-"""Phases whose utilisation veRL logs under other names."""
+"""veRL's names of phases in ``perf/mfu``."""
 
 BATCH = "batch"
-"""Key of the tokens of a step's prompts and responses, whichever models read them."""
+"""Key of the work of a step's batch."""
 
 FORWARD = 1
 UPDATE = 3
-"""Passes over the matrices: a backward pass takes two, for the gradients of inputs and of weights."""
+"""Passes over the matrices: a backward pass takes two, for the gradients of inputs and weights."""
 UPDATE_LORA = 2
-"""Without the gradients of frozen weights; those of the adapters are left out."""
+"""Passes without the gradients of frozen weights; the adapters are neglected."""
 
 NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""How ``transformers`` configs call the number of a mixture's experts."""
+"""Names of the number of experts in ``transformers`` configs."""
 
 
 class Work(NamedTuple):
-    """The tokens that a phase processed, which determine a transformer's operations."""
+    """Tokens that a phase processed, from which a transformer's operations follow."""
 
     tokens: float
     """Number of tokens."""
     context: float
-    """Sum over sequences of the squared number of tokens; attention grows with it."""
+    """Sum over sequences of their squared length, for attention."""
 
     @classmethod
-    def of(cls, lengths: Tensor, known: Tensor | int = 0) -> "Work":
-        """Sequences of ``lengths`` [B] tokens, the first ``known`` of which ([B], or a number) are cached."""
-        return cls(float((lengths - known).sum()), float((lengths.double() ** 2 - known**2).sum()))
+    def of(cls, lengths: Tensor, cached: Tensor | int = 0) -> "Work":
+        """Return the work of sequences of ``lengths`` [B] tokens, of which the first ``cached`` need no computation."""
+        return cls(float((lengths - cached).sum()), float((lengths.double() ** 2 - cached**2).sum()))
 
 
 class StepRecord(NamedTuple):
-    """One step, by phase."""
+    """Measurements of a step by phase."""
 
     seconds: dict[str, float]
     work: dict[str, Work]
-    """Over all workers; phases that read or write no tokens are left out."""
+    """Work over all workers, of phases that process tokens."""
     peaks: dict[str, MemoryPeak]
-    """Of the worker that used most; phases without workers are left out."""
-    beside: dict[str, float]
-    """Seconds of phases that ran beside the others, on devices of their own; they are no part of the step's time."""
+    """Peak of the worker that used most, of phases that use workers."""
+    background: dict[str, float]
+    """Seconds of phases that ran in parallel on separate devices; they are not part of the step's time."""
 
     @property
     def busy(self) -> dict[str, float]:
-        """Seconds of every phase, wherever it ran."""
-        names = dict.fromkeys([*self.seconds, *self.beside])
-        return {name: self.seconds.get(name, 0.0) + self.beside.get(name, 0.0) for name in names}
+        """Seconds of each phase, including background phases."""
+        names = dict.fromkeys([*self.seconds, *self.background])
+        return {name: self.seconds.get(name, 0.0) + self.background.get(name, 0.0) for name in names}
 
 
 class PhaseTimer:
-    """Adds up wall time, work and peak memory of named phases.
+    """Measures wall time, work and peak memory of named phases.
 
     Args:
-        on_enter: called with the phase's name when it begins, such as a progress bar's.
+        on_enter: called with the phase's name when it starts.
         take_peak: returns the workers' peak memory since its last call, None if they were idle.
     """
 
@@ -123,13 +122,13 @@ class PhaseTimer:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count the time and the peak memory of the ``with`` block under ``name``.
+        """Add the time and peak memory of the ``with`` block to ``name``.
 
         Raises:
-            OutOfMemory: this process has no memory left.
+            OutOfMemory: this process ran out of memory.
         """
         self._on_enter(name)
-        self._take_peak()  # drops the peak of work outside phases
+        self._take_peak()  # discard the peak of work outside phases
         started = time.perf_counter()
         try:
             yield
@@ -146,30 +145,29 @@ class PhaseTimer:
                 peaks[name] = peak.joined(peaks.get(name))
 
     def count(self, name: str, work: Work) -> None:
-        """Add work to the phase ``name`` of this step."""
+        """Add work to the phase ``name``."""
         before = self._step.work.get(name, Work(0.0, 0.0))
         self._step.work[name] = Work(before.tokens + work.tokens, before.context + work.context)
 
-    def add_beside(self, record: StepRecord) -> None:
-        """Add what another timer counted beside this one's phases."""
+    def add_background(self, record: StepRecord) -> None:
+        """Add the measurements of a timer that ran in the background."""
         for name, seconds in record.seconds.items():
-            self._step.beside[name] = self._step.beside.get(name, 0.0) + seconds
+            self._step.background[name] = self._step.background.get(name, 0.0) + seconds
         for name, work in record.work.items():
             self.count(name, work)
         for name, peak in record.peaks.items():
             self._step.peaks[name] = peak.joined(self._step.peaks.get(name))
 
     def take_step(self) -> StepRecord:
-        """Return the counts since the last call."""
+        """Return the measurements since the last call."""
         step, self._step = self._step, StepRecord({}, {}, {}, {})
         return step
 
 
 def peak_tflops(config: float, device_name: str, dtype: str) -> float | None:
-    """Return a device's peak speed, 10^12 operations a second.
+    """Return a device's peak, 10^12 operations per second: ``config`` (``trainer.peak_tflops``) unless that is 0.
 
-    ``config`` (``trainer.peak_tflops``) if that is not 0; else by the device's name, for products in ``bfloat16``. None
-    where it is not known.
+    Otherwise look up the device's name; None if it is unknown or the dtype is not ``bfloat16``.
     """
     if config:
         return config
@@ -180,22 +178,22 @@ def peak_tflops(config: float, device_name: str, dtype: str) -> float | None:
 
 @dataclass(frozen=True)
 class ModelCost:
-    """Operations of a decoder-only transformer, as PaLM counts them (arXiv 2204.02311, appendix B).
+    """Operations of a decoder-only transformer by PaLM's formula (arXiv 2204.02311, appendix B).
 
-    A forward pass takes 2 N + 4 L H Q T operations a token: N parameters, L layers of H heads of width Q, T tokens of
-    context; backward twice that. Attention is counted as if every token saw the whole sequence. What is computed again
-    (gradient checkpointing) and what serves padding is not counted, and so lowers the utilisation.
+    A forward pass takes 2 N + 4 L H Q T operations per token, with N parameters, L layers of H heads of width Q and T
+    tokens of context; a backward pass takes twice as many. Every token attends to the whole sequence. Recomputation
+    (gradient checkpointing) and padding are not counted, so they lower the utilization.
     """
 
     num_parameters: float
-    """N: weights of matrix products. The output head counts once, tied or not; an embedding that is only looked up does
-    not; of a mixture's experts those that a token passes."""
+    """N, the weights that a token is multiplied with: the output head, tied or not, but no embedding table; of a
+    mixture's experts only the active ones."""
     attention_width: int
     """L H Q; 0 for a model without attention."""
 
     @classmethod
     def of(cls, config: ModelConfig) -> "ModelCost":
-        """Return the cost of a causal language model, from its shape; no weights are read."""
+        """Return the cost of a causal language model without loading its weights."""
         info = ModelInfo.of(config)
         shape = info.text_config
         heads = getattr(shape, "num_attention_heads", 0)
@@ -203,20 +201,20 @@ class ModelCost:
         return cls(_num_multiplied(info.causal_model, shape), info.num_layers * heads * width)
 
     def without_head(self, config: ModelConfig) -> "ModelCost":
-        """Return the same body with a head of one output, as a critic has."""
+        """Return the cost with a single-output head, for a critic."""
         shape = ModelInfo.of(config).text_config
         head = (shape.vocab_size - 1) * shape.hidden_size
         return ModelCost(self.num_parameters - head, self.attention_width)
 
     def flops(self, tokens: float, context: float, passes: int) -> float:
-        """Operations on ``tokens`` tokens whose sequences' squared lengths add up to ``context``."""
-        # Attention has no weights that could be frozen: its backward pass takes two whatever is trained.
+        """Return the number of operations for ``tokens`` and ``context`` as in :class:`Work`."""
+        # Attention has no weights to freeze: its backward pass always takes two passes.
         attention = FORWARD if passes == FORWARD else UPDATE
         return passes * 2 * self.num_parameters * tokens + attention * 4 * self.attention_width * context
 
 
 def _num_multiplied(model: PreTrainedModel, shape: Any) -> float:
-    """Weights that one token is multiplied with."""
+    """Return the number of weights that a token is multiplied with."""
     embedding = model.get_input_embeddings().get_parameter("weight")
     head = model.get_output_embeddings().weight
     looked_up = 0 if embedding is head else embedding.numel()
@@ -227,7 +225,7 @@ def _num_multiplied(model: PreTrainedModel, shape: Any) -> float:
 
 
 class StepMetrics:
-    """Turns what a :class:`PhaseTimer` counted into the scalars that this module's first lines list."""
+    """Converts a :class:`StepRecord` to this module's metrics."""
 
     def __init__(
         self,
@@ -236,13 +234,13 @@ class StepMetrics:
         peak: float | None,
         pool_size: int = 0,
     ) -> None:
-        """Prepare the metrics of steps.
+        """Prepare the metrics.
 
         Args:
             world_size: number of workers that hold the models.
-            passes: for each phase whose operations are counted, the model and how often its matrices are passed.
-            peak: 10^12 operations a second of one worker's device; None where that is not known.
-            pool_size: workers whose engines sample; 0: those of the models.
+            passes: phase -> its model, and the number of passes over the model's matrices.
+            peak: 10^12 operations per second of a worker's device; None if unknown.
+            pool_size: number of workers with separate engines; 0: the models' workers sample.
         """
         self._pool_size = pool_size
         self._world_size = world_size
@@ -250,7 +248,7 @@ class StepMetrics:
         self._peak = peak
 
     def __call__(self, record: StepRecord) -> dict[str, float]:
-        """Return the scalars of one step."""
+        """Return the metrics of one step."""
         step_seconds, busy = sum(record.seconds.values()), record.busy
         metrics = {f"timing_s/{name}": seconds for name, seconds in busy.items()}
         metrics |= {"timing_s/step": step_seconds, "perf/time_per_step": step_seconds}
@@ -283,7 +281,7 @@ class StepMetrics:
 
 
 def step_metrics(config: PPOConfig, world_size: int, device_name: str, pool_size: int) -> StepMetrics:
-    """How the speed of the phases of a run on so many workers is counted."""
+    """Return the step metrics of a PPO run."""
     policy = ModelCost.of(config.model)
     update = UPDATE_LORA if config.model.trains_adapters else UPDATE
     passes = {name: (policy, FORWARD) for name in ("gen", "old_log_prob", "ref")}
@@ -298,28 +296,22 @@ def step_metrics(config: PPOConfig, world_size: int, device_name: str, pool_size
 
 
 class StepProfiler:
-    """Has the workers write ``profile/step_N_rank_R.json.gz`` for the given steps.
+    """Profiles ``steps`` on all workers to ``profile/step_N_rank_R.json.gz`` in the run's folder."""
 
-    Args:
-        steps: counted from 1.
-        folder: the run's folder.
-        say: prints a line.
-    """
-
-    def __init__(self, workers: WorkerGroup, steps: Sequence[int], folder: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, workers: WorkerGroup, steps: Sequence[int], folder: Path, log: Callable[[str], None]) -> None:
         self._workers = workers
         self._steps = frozenset(steps)
         self._folder = folder / "profile"
-        self._say = say
+        self._log = log
 
     def begin(self, step: int) -> None:
-        """Start recording if ``step`` is to be profiled."""
+        """Start profiling if ``step`` is one of the steps."""
         if step in self._steps:
             self._workers.start_profile()
 
     def end(self, step: int) -> None:
-        """Write the trace of ``step`` if it was recorded."""
+        """Write the traces of ``step`` if it was profiled."""
         if step in self._steps:
             ranks = range(self._workers.world_size)
             self._workers.stop_profile([self._folder / f"step_{step}_rank_{rank}.json.gz" for rank in ranks])
-            self._say(f"profile of step {step}: {self._folder}/step_{step}_rank_*.json.gz (https://ui.perfetto.dev)")
+            self._log(f"profile of step {step}: {self._folder}/step_{step}_rank_*.json.gz (https://ui.perfetto.dev)")

@@ -1,1 +1,1 @@
-"""The PPO-family training loop and the lookup of its algorithms."""
+"""Training loop of PPO and related algorithms."""

@@ -1,6 +1,6 @@
-"""From the verdicts on a step's responses to rewards, advantages and what the updates learn from.
+"""Rewards, advantages and the mask of tokens to learn from.
 
-Legend: B responses, R response columns.
+Legend: B responses, R padded response length.
 """
 
 import numpy as np
@@ -26,11 +26,11 @@ from verl.utils.user_code import UserFunction, check_finite, check_tensor, is_im
 
 
 class ResponseRewards:
-    """The reward of a response: the verifiers' score, the reward model's, and the overlong penalty.
+    """Computes rewards from the scores of verifiers and reward model, and the overlong penalty.
 
     Args:
-        tokenizer: the reward model's; None without one.
-        workers: hold the reward model.
+        tokenizer: the reward model's tokenizer; None without a reward model.
+        workers: the workers that hold the reward model.
     """
 
     def __init__(self, config: PPOConfig, tokenizer: PreTrainedTokenizerBase | None, workers: WorkerGroup) -> None:
@@ -39,9 +39,9 @@ class ResponseRewards:
         self.reward_model = RoleWorkers(workers, config.reward_model.model.ulysses_sequence_parallel_size)
 
     def compute(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
-        """Return the reward of each response, [B] float64, and the means of what was added to the verifier's score.
+        """Return the reward of each response, [B] float64, and metrics.
 
-        The reward is the verifier's score, or its weighted sum with the reward model's, plus the overlong penalty.
+        It is the verifier's score, or its weighted sum with the reward model's score, plus the overlong penalty.
         """
         config = self.config
         metrics: dict[str, float] = {}
@@ -70,10 +70,10 @@ class ResponseRewards:
 
 
 class AdvantageEstimation:
-    """The learning signal: rank shaping, the KL divergence in the reward, and the estimator, built in or the user's.
+    """Applies rank shaping, the KL penalty in the reward, and a built-in or custom advantage estimator.
 
     Raises:
-        ConfigError: the user's code cannot be loaded, or does not take what it is called with.
+        ConfigError: a custom function cannot be loaded, or does not accept its arguments.
     """
 
     def __init__(self, config: PPOConfig, reward_manager: RewardManager) -> None:
@@ -88,7 +88,7 @@ class AdvantageEstimation:
             self.function = UserFunction("algorithm.adv_estimator", path, ["batch"], kwargs)
 
     def fill_learn_mask(self, batch: Batch) -> dict[str, float]:
-        """Fill ``learn_mask``: the tokens that enter the losses. Returns metrics of what was rejected."""
+        """Fill ``learn_mask``, the tokens that enter the losses; return metrics of rejected tokens."""
         learned = batch.learned
         if self.config.trainer.remove_clip:
             learned = learned & ~batch.truncated
@@ -103,16 +103,16 @@ class AdvantageEstimation:
         return metrics
 
     def estimate(self, batch: Batch, rewards: Tensor, greedy_rewards: Tensor | None) -> dict[str, float]:
-        """Fill rewards, advantages and returns, from ``rewards [B]`` float64; returns metrics.
+        """Fill rewards, advantages and returns from ``rewards [B]`` float64; return metrics.
 
-        ``greedy_rewards``: [B], of the greedy response to each response's prompt; with ReMax only.
+        ``greedy_rewards`` [B] are the rewards of the greedy response to the same prompt, for ReMax.
         """
         mask, manager = batch.policy_mask.long(), self.reward_manager
         metrics: dict[str, float] = {}
-        # 1. The reward comes with the last token, which the policy sampled.
+        # 1. Put the reward on the last token, which the policy always sampled.
         token_scores = torch.zeros(mask.shape, dtype=torch.float64)
         token_scores[torch.arange(len(mask)), batch.response_lengths - 1] = rewards
-        # 2. Rank shaping and the KL divergence.
+        # 2. Apply rank shaping and the KL penalty to rewards.
         if manager.config.active:
             phi, metrics = manager.compute_phi(batch.rank_metrics)
             token_scores = manager.shape_rewards(token_scores, mask, phi)
@@ -122,13 +122,14 @@ class AdvantageEstimation:
             token_rewards, penalty = self._penalise(token_scores, batch)
             metrics |= penalty
         batch.fill(token_rewards=token_rewards, rewards=token_rewards.double().sum(dim=1))
-        # 3. Advantages, and rank shaping again.
+        # 3. Estimate advantages, and apply rank shaping to them.
         unshaped, returns = self._advantages(batch, token_rewards, greedy_rewards)
         returns = None if returns is None else returns.float()
         advantages = unshaped
         if manager.config.active:
             advantages, changes = manager.shape_advantages(unshaped, mask, batch.phi)
             metrics |= changes
+        # 4. Fill the columns and log them.
         of_responses = {"score_0": batch.scores, "score": token_scores.sum(dim=1), "rewards": batch.rewards}
         of_tokens = {"advantages_0": unshaped, "advantages": advantages}
         if returns is not None:
@@ -141,9 +142,9 @@ class AdvantageEstimation:
         return metrics
 
     def resampled_rows(self, batch: Batch, step: int) -> Tensor:
-        """[B'] int64, the responses that PF-PPO learns from; the draw depends on the run's seed and the step alone."""
+        """Return the rows that PF-PPO learns from, [B'] int64; the draw depends only on the run's seed and the step."""
         options = self.config.algorithm.pf_ppo
-        # A generator of torch uses only the low 32 bits of its seed.
+        # Hash seed and step, because torch generators use only the low 32 bits of a seed.
         (seed,) = np.random.SeedSequence([self.config.seed, step]).generate_state(1)
         generator = torch.Generator().manual_seed(int(seed))
         rewards, method = batch.scores_with_phi, options.reweight_method
@@ -177,10 +178,7 @@ class AdvantageEstimation:
         return values, None
 
     def _variances(self, batch: Batch) -> Tensor | None:
-        """Return the variance of each token, [B, R], for the estimators that need it.
-
-        With truncated importance sampling, of the weighted tokens.
-        """
+        """Return the variance of each token, weighted by importance if enabled, for estimators that need it: [B, R]."""
         if not self.config.needs_sum_pi_squared:
             return None
         config, logprobs = self.config.algorithm.rollout_correction, batch.padded("logprobs")
@@ -192,7 +190,7 @@ class AdvantageEstimation:
         return variances * weights.square()
 
     def _penalise(self, token_rewards: Tensor, batch: Batch) -> tuple[Tensor, dict[str, float]]:
-        """Token rewards less the weighted KL divergence, whose weight is then adapted to the divergence; metrics."""
+        """Return token rewards minus the weighted KL divergence, and metrics; adapt the weight."""
         control, pair = self.kl_control, (batch.padded("old_logprobs"), batch.padded("ref_logprobs"))
         coef = control.coef
         rewards, mean_kl = kl_penalised_rewards(token_rewards, *pair, batch.policy_mask.long(), coef, self.kl_penalty)

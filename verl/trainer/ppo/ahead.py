@@ -1,8 +1,7 @@
-"""Sampling one step ahead: engines with devices of their own sample while the models learn from the previous step.
+"""Sampling one step ahead: engines with separate devices sample while the models learn from the previous step.
 
-They use the newest weights at the time they begin, held until they end, so nothing depends on which of the two is
-faster. The background thread runs between the start of a step and its end, where the loop waits for it; the loop uses
-nothing that the thread reads or writes meanwhile.
+The engines keep the weights that are newest when they start, so results do not depend on timing. The background thread
+runs from the start of a step to its end, where the loop waits for it, and shares no mutable state with the loop.
 """
 
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from verl.trainer.ppo.rollout_scheduler import RolloutScheduler, SampledStep
 
 
 class StepAhead:
-    """The step that ``pool`` samples beside the one in progress."""
+    """Samples the next step on ``pool`` during the step in progress."""
 
     def __init__(self, scheduler: RolloutScheduler, pool: EnginePool) -> None:
         self.scheduler, self.pool = scheduler, pool
@@ -26,34 +25,34 @@ class StepAhead:
         self._step = 0
 
     def take(self, prompts: Iterator[list[PromptRecord]], step: int, timer: PhaseTimer) -> SampledStep:
-        """Return what was sampled ahead, and begin to sample the next step."""
+        """Return the responses sampled ahead, and start sampling the next step."""
         scheduler = self.scheduler
-        # Nothing was sampled ahead of the first step, which has the newest weights.
+        # The first step is sampled now, with the newest weights.
         sampled = self._next or self._sample(prompts, step, step - 1, timer)
         self._next, self._step = None, step
         if step < scheduler.total_steps:
-            timer.add_beside(StepRecord({"engine_wait": scheduler.take_idle_s()}, {}, {}, {}))
+            timer.add_background(StepRecord({"engine_wait": scheduler.take_idle_s()}, {}, {}, {}))
             scheduler.policy.hold_weights()
-            self.running = self.pool.background.submit(self._sample_beside, prompts, step + 1)
+            self.running = self.pool.background.submit(self._sample_in_background, prompts, step + 1)
         return sampled
 
     def finish(self, timer: PhaseTimer) -> None:
-        """Wait for the next step's responses. Raises what sampling them raised."""
+        """Wait for the next step's responses; raise the exceptions of sampling."""
         if self.running is None:
             return
         with timer.phase("trainer_wait"):
             self._next, record = self.running.result()
         self.running = None
         self.scheduler.policy.release_weights()
-        timer.add_beside(record)
+        timer.add_background(record)
         self.scheduler.method.begin_step(self._step)
 
-    def _sample_beside(self, prompts: Iterator[list[PromptRecord]], step: int) -> tuple[SampledStep, StepRecord]:
-        """Sample ``step``, in the background; return its record of time too."""
+    def _sample_in_background(self, prompts: Iterator[list[PromptRecord]], step: int) -> tuple[SampledStep, StepRecord]:
+        """Sample ``step``; return its responses and measurements."""
         timer = PhaseTimer(lambda name: None, self.pool.take_peak_memory)
         if self.scheduler.method.overrides("choose_prompts"):
             self.scheduler.method.begin_step(step)
-        # The update in progress makes the weights of version step - 1.
+        # The update in progress produces version step - 1.
         return self._sample(prompts, step, step - 2, timer), timer.take_step()
 
     def _sample(self, prompts: Iterator[list[PromptRecord]], step: int, version: int, timer: PhaseTimer) -> SampledStep:
@@ -68,7 +67,7 @@ class StepAhead:
 
     def state(self) -> dict[str, Any]:
         """Return the responses of the next step, as JSON and tensors."""
-        assert self.running is None, "a checkpoint waits for what is sampled ahead"
+        assert self.running is None, "checkpoints are written after finish()"
         if self._next is None:
             return {}
         batch, metrics, dropped_scores, *_ = self._next
@@ -76,7 +75,7 @@ class StepAhead:
         return {"next": {"batch": saved, "metrics": metrics, "dropped_scores": dropped_scores}}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state` returned."""
+        """Restore the saved state."""
         if "next" in state:
             batch = batch_from_state(state["next"]["batch"], self.scheduler.prompts)
             self._next = SampledStep(batch, state["next"]["metrics"], state["next"]["dropped_scores"])

@@ -1,7 +1,7 @@
-"""The groups that ``async_training.partial_rollout`` carries from step to step, counted without engines.
+"""Bookkeeping of the groups that ``async_training.partial_rollout`` carries from step to step.
 
-A group is admitted, its responses are open until they end, then ready, and it is complete once all are ready. A step
-learns from the oldest complete groups. Nothing is dropped.
+After a group is admitted, its responses are open until they end and then ready; a group is complete once all of its
+responses are ready. A step learns from the oldest complete groups. Groups are never dropped.
 """
 
 from collections import Counter
@@ -18,11 +18,11 @@ from verl.rollout.environments.conversations import DRIVER_COLUMNS, new_conversa
 from verl.rollout.requests import response_stream
 
 ADMITTED = 1 << 31
-"""Added to the number of a group in the seed of its responses, so that a prompt drawn twice gets new ones."""
+"""Added to a group's number in the seed of its responses, so that a prompt drawn twice gets new responses."""
 
 
 class OpenGroups:
-    """Bookkeeping of the groups that were admitted and are not learned from yet."""
+    """Admitted groups that no step has learned from yet."""
 
     def __init__(self, n: int, batch_size: int, carried_steps: int) -> None:
         """Start without groups.
@@ -30,20 +30,20 @@ class OpenGroups:
         Args:
             n: responses per group.
             batch_size: groups per step.
-            carried_steps: steps after its admission in which a group may still be learned from.
+            carried_steps: maximum number of steps between a group's admission and the step that learns from it.
         """
         self.n, self.batch_size, self.carried_steps = n, batch_size, carried_steps
         self.open: Batch | None = None
         """Partial responses."""
         self.ready: Batch | None = None
-        """Responses that have ended, with their verdicts."""
+        """Finished responses with verdicts."""
         self.waiting: Sequence[PromptRecord] = ()
-        """Prompts that were read from the data and are not admitted yet."""
+        """Prompts that were read from the data but not admitted yet."""
         self.num_admitted = 0
-        """Groups so far."""
+        """Number of groups admitted so far."""
 
     def admit(self, records: Sequence[PromptRecord], step: int, seed: int, conversing: bool) -> None:
-        """Open the responses to these prompts. ``seed``: the run's; ``conversing``: they are conversations."""
+        """Open the responses to these prompts, conversations if ``conversing``. ``seed`` is the run's."""
         prompts = [record for record in records for _ in range(self.n)]
         groups = self.num_admitted + torch.arange(len(records)).repeat_interleave(self.n)
         seeds = ((seed << 32) + ADMITTED + groups).tolist()
@@ -60,12 +60,12 @@ class OpenGroups:
         )
         if conversing:
             batch.merge(new_conversations(prompts).columns("source", *DRIVER_COLUMNS))
-        # The same 64 bits as a signed number.
+        # Reinterpret the unsigned 64 bits as a signed number.
         batch.fill(EPISODE, stream=torch.tensor([s - (s >> 63 << 64) for s in streams]))
         self.open = append(self.open, batch)
 
     def outstanding(self) -> dict[int, int]:
-        """Return the groups not learned from yet, oldest first, each with the step that admitted it."""
+        """Return group -> step of its admission, oldest first, for all groups held."""
         pairs = {
             number: step
             for part in (self.open, self.ready)
@@ -75,12 +75,12 @@ class OpenGroups:
         return dict(sorted(pairs.items()))
 
     def complete(self) -> list[int]:
-        """Return the groups whose responses are all ready, oldest first."""
+        """Return the complete groups, oldest first."""
         ready, still_open = (set() if part is None else set(part.group.tolist()) for part in (self.ready, self.open))
         return sorted(ready - still_open)
 
     def take(self, groups: Sequence[int]) -> Batch | None:
-        """Remove these complete groups from ``ready`` and return them in this order; None if there are none."""
+        """Remove and return these complete groups, oldest first; None if ``groups`` is empty."""
         if not groups:
             return None
         assert self.ready is not None
@@ -93,29 +93,28 @@ class OpenGroups:
     def needed(self) -> int:
         """Return the number of complete groups at which engines may stop.
 
-        If more have to be compared, a quarter of a batch at least: stopping means reading the open responses again.
+        To replace filtered groups, complete at least a quarter of a batch, because stopping rereads open responses.
         """
         ready = len(self.complete())
         return max(self.batch_size, ready + self.batch_size // 4 if ready < self.batch_size else 0)
 
     def suffice(self, step: int, admitted: dict[int, int], needed: int, groups: Tensor, ended: Sequence[int]) -> bool:
-        """Return whether the step may end: enough groups are complete, and the others can be learned from in time.
+        """Return whether the step may end: enough groups are complete, and the rest can be learned from in time.
 
-        A group is learned from at most ``carried_steps`` steps after its admission, so of those due within the next j
-        steps at most j batches may be left.
+        A group is due ``carried_steps`` steps after its admission, so at most j batches may be due in the next j steps.
 
         Args:
-            admitted: the outstanding groups, with the steps that admitted them.
-            needed: complete groups that the step needs.
-            groups: [B], the group of each response in generation.
-            ended: the places of those that have ended.
+            admitted: outstanding groups, with the steps of their admission.
+            needed: number of complete groups that the step needs.
+            groups: [B], group of each response in generation.
+            ended: indices of the responses that have ended.
         """
         left = Counter(groups.tolist())
         left.subtract(groups[list(ended)].tolist())
         complete = [group for group in admitted if not left[group]]
         if len(complete) < needed:
             return False
-        # With filter_groups some of these leave unlearned, and later ones may leave too.
+        # With filter_groups, this step or later ones may filter some of these groups.
         taken = set(complete[: self.batch_size])
         due = Counter(admitted[group] + self.carried_steps - step for group in admitted if group not in taken)
         return all(
@@ -124,14 +123,14 @@ class OpenGroups:
         )
 
     def state(self, prompts: Sequence[PromptRecord]) -> dict[str, Any]:
-        """Return the groups as JSON and tensors. ``prompts``: the training data, by ``uid``."""
+        """Return the groups as JSON and tensors. ``prompts``: the training data, indexed by ``uid``."""
         parts = {"open": self.open, "ready": self.ready}
         saved = {name: batch_state(part, prompts) for name, part in parts.items() if part is not None}
         waiting = [saved_record(record, prompts) for record in self.waiting]
         return {"num_admitted": self.num_admitted, "waiting": waiting} | saved
 
     def load_state(self, state: dict[str, Any], prompts: Sequence[PromptRecord]) -> None:
-        """Restore what :meth:`state` returned."""
+        """Restore the saved state."""
         self.num_admitted = state["num_admitted"]
         self.waiting = [restored_record(saved, prompts) for saved in state["waiting"]]
         self.open, self.ready = (

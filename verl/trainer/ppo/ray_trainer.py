@@ -1,6 +1,6 @@
-"""The training loop: PPO and its relatives with rank shaping (arXiv 2509.23808) over a group of hybrid workers.
+"""Training loop of PPO and related algorithms, with rank shaping (arXiv 2509.23808).
 
-Legend: B responses of a step, R response columns.
+Legend: B responses of a step, M their tokens.
 """
 
 from collections.abc import Mapping
@@ -39,9 +39,9 @@ from verl.trainer.logging.rollout_metrics import (
 from verl.trainer.logging.speed import BATCH, Work, step_metrics
 from verl.trainer.ppo.advantages import AdvantageEstimation
 from verl.trainer.ppo.ahead import StepAhead
-from verl.trainer.ppo.resampled import FIRST, first
+from verl.trainer.ppo.resampled import FIRST, original
 from verl.trainer.ppo.rollout_scheduler import RolloutScheduler, SampledStep
-from verl.trainer.ppo.samples import SampleKeeper
+from verl.trainer.ppo.samples import SampleLogger
 from verl.trainer.ppo.updates import Updates, fill_first
 from verl.trainer.training import Trainer, endless
 from verl.trainer.validation import Validator
@@ -49,11 +49,11 @@ from verl.utils.json_state import from_json, to_json
 from verl.workers.policy_loss import PolicyLoss
 
 BEST_BY = "val/pass@1"
-"""The validation metric of which the highest value makes a checkpoint the best."""
+"""Validation metric whose highest value marks the best checkpoint."""
 
 
 class RayPPOTrainer(Trainer):
-    """Drives the workers through the steps of training; holds no tensor larger than a batch of tokens."""
+    """Trains the policy on the workers; this process holds no tensors larger than a batch of tokens."""
 
     best_by = BEST_BY
 
@@ -67,7 +67,7 @@ class RayPPOTrainer(Trainer):
         scheduler: RolloutScheduler,
         calculator: RepresentationMetricsCalculator | None,
         tracker: Tracker,
-        samples: SampleKeeper,
+        samples: SampleLogger,
         run: TrainingRun,
     ) -> None:
         """``held_out``: the validation prompts, in batches."""
@@ -78,12 +78,12 @@ class RayPPOTrainer(Trainer):
         self.method: MethodCalls = scheduler.method
         self.calculator = calculator
         self.samples = samples
-        self.noted_prefixes = False
+        self.logged_prefix_note = False
         self.loss = loss
         self.policy = scheduler.policy
         policy, critic = self.policy, config.critic
-        alike = (policy.copies, policy.balance, policy.whole_prompts)
-        self.reference = RoleWorkers(workers, *alike) if config.uses_reference else None
+        layout = (policy.copies, policy.balance, policy.whole_prompts)
+        self.reference = RoleWorkers(workers, *layout) if config.uses_reference else None
         copies = critic.model.ulysses_sequence_parallel_size
         self.critic = RoleWorkers(workers, copies, critic.use_dynamic_bsz) if config.uses_critic else None
         self.reward_manager = RewardManager(config.reward_manager)
@@ -96,7 +96,7 @@ class RayPPOTrainer(Trainer):
         self.step_metrics = step_metrics(config, workers.world_size, workers.device_name, pool_size)
 
     def fit(self) -> None:
-        """Train from the step after the one reached, 0 at first, to the last."""
+        """Validate if required, and train the remaining steps."""
         trainer = self.config.trainer
         if self.validator.prompts and (trainer.val_only or (trainer.val_before_train and self.step == 0)):
             self.display.stage(f"step {self.step}: validating")
@@ -118,7 +118,7 @@ class RayPPOTrainer(Trainer):
             self.metrics |= self.updates.update_critic(batch, rows, step)
             self._update_actor(batch, rows)
             self._compare_policies(batch)
-            self.samples.keep("train", step, batch)
+            self.samples.log("train", step, batch)
             self._update_baselines(sampled, batch)
             self._sync_weights()
             self._finish_ahead()
@@ -126,7 +126,7 @@ class RayPPOTrainer(Trainer):
             self.profiler.end(step)
             if self._due(trainer.test_freq):
                 self._validate()
-            # Before the checkpoint, so that a resumed run has the record of its step.
+            # Log before the checkpoint, so that a resumed run has this step's metrics.
             self._log()
             if self._due(trainer.save_freq) or self.step in trainer.except_save:
                 self._save()
@@ -135,7 +135,7 @@ class RayPPOTrainer(Trainer):
                 self.preemption.after_step(step, self._save_now)
 
     def restore(self, resumption: Resumption) -> None:
-        """Restore the state of a checkpoint, and give the rollout engines its weights."""
+        """Restore a checkpoint, and send its weights to the rollout engines."""
         super().restore(resumption)
         self._sync_weights()
         self.method.load_state(resumption.state["method"])
@@ -148,7 +148,7 @@ class RayPPOTrainer(Trainer):
         self.scheduler.load_state(state)
 
     def _sample(self) -> SampledStep:
-        """Return the step's responses; their verification may still run."""
+        """Return the step's responses; their verification may still be running."""
         self.method.begin_step(self.step)
         sample = self.scheduler.sample if self.ahead is None else self.ahead.take
         sampled = sample(self.prompts, self.step, self.timer)
@@ -156,12 +156,12 @@ class RayPPOTrainer(Trainer):
         return sampled
 
     def _finish_ahead(self) -> None:
-        """Wait for the responses of the next step, where engines have sampled them meanwhile."""
+        """Wait for the next step's responses, if they are sampled ahead."""
         if self.ahead is not None:
             self.ahead.finish(self.timer)
 
     def _learn_from(self, sampled: SampledStep) -> Batch:
-        """Return the batch to learn from: what was sampled, or what the method makes of it."""
+        """Return the batch to learn from: the sampled responses, or the method's choice."""
         if not self.method.overrides("learn_from"):
             return sampled.batch
         with self.timer.phase("reward"):
@@ -172,7 +172,7 @@ class RayPPOTrainer(Trainer):
         return batch
 
     def _compute_outputs(self, batch: Batch) -> None:
-        """Log-probabilities under policy and reference, the critic's values, and rank metrics."""
+        """Fill log-probabilities under policy and reference, the critic's values, and rank metrics."""
         config, work = self.config, Work.of(batch.lengths)
         self.timer.count(BATCH, work)
         if config.scores_before_update or self.loss.needs.old_policy:
@@ -191,10 +191,10 @@ class RayPPOTrainer(Trainer):
         fill_token_metrics(batch, config.calculator.token_metrics)
 
     def _old_logprobs(self, batch: Batch) -> Tensor:
-        """[M], what the loss compares with: the policy's log-probabilities.
+        """Return the denominator of the loss's ratio, [M]: the policy's log-probabilities.
 
-        Responses of earlier steps come from an earlier policy. What they were sampled with makes the ratio of the loss
-        the importance ratio to that policy; with ``rollout_is`` the weight is that ratio.
+        For responses of earlier steps it is the engine's log-probabilities, so that the ratio is relative to the policy
+        that sampled them; with ``rollout_is`` the importance weight already is.
         """
         current: Tensor = batch.logprobs
         replayed = batch.step < self.step
@@ -204,7 +204,7 @@ class RayPPOTrainer(Trainer):
 
     @property
     def _num_scored_in_update(self) -> int:
-        """How many of a step's first rows the policy scores as it learns from them, at no cost."""
+        """Number of first rows whose log-probabilities the first update computes, which saves a forward pass."""
         config = self.config
         in_update = config.scores_in_update and not self.loss.needs.before_update
         other_rows = self.method.overrides("learn_from")
@@ -212,10 +212,10 @@ class RayPPOTrainer(Trainer):
         return config.actor.ppo_mini_batch_size * config.rollout.n if in_update and updates and not other_rows else 0
 
     def _compute_logprobs(self, batch: Batch, num_later: int) -> None:
-        """Fill what the policy says of the responses, NaN for the first ``num_later``."""
+        """Fill the policy's log-probabilities and statistics, NaN for the first ``num_later`` rows."""
         later, rest = batch[:num_later], batch[num_later:]
-        unknown = torch.full((int(later.response_lengths.sum()),), torch.nan)
-        parts = [later.columns().fill(logprobs=unknown, entropy=unknown)] if num_later else []
+        nan = torch.full((int(later.response_lengths.sum()),), torch.nan)
+        parts = [later.columns().fill(logprobs=nan, entropy=nan)] if num_later else []
         if len(rest):
             with self.timer.phase("old_log_prob"):
                 parts.append(self.policy.compute_logprobs(rest))
@@ -223,29 +223,28 @@ class RayPPOTrainer(Trainer):
         batch.merge(Batch.join(parts))
 
     def _collect_verdicts(self, sampled: SampledStep, batch: Batch) -> None:
-        """Wait for the verifiers, and log their verdicts on all that was sampled, and on the batch to learn from."""
+        """Wait for the verifiers, and log verdicts on the sampled responses and metrics of the batch to learn from."""
         with self.timer.phase("reward"):
             sampled.collect_verdicts()
         config, logged = self.config, self.scheduler.sources
         stride = config.calculator.global_diff_stride_train
 
-        def describe(rows: Tensor) -> dict[str, float]:
+        def metrics_of(rows: Tensor) -> dict[str, float]:
             chosen = batch[rows]
             lengths = length_metrics(chosen, config.data.max_prompt_length)
             return lengths | response_metrics(chosen, self.calculator, stride)
 
         with self.timer.phase("rank_metrics"):
-            verdicts, sources = first(sampled.batch, "verdicts"), data_sources(sampled.batch)
+            verdicts, sources = original(sampled.batch, "verdicts"), data_sources(sampled.batch)
             of_sampled = verdict_metrics(verdicts, config.rollout.n, sources, logged)
-            by_source = with_prefix("train", metrics_by_source(data_sources(batch), logged, describe))
-            # With dynamic sampling, the verdicts on everything sampled are already there.
+            by_source = with_prefix("train", metrics_by_source(data_sources(batch), logged, metrics_of))
+            # Dynamic sampling has already logged the verdicts on all sampled responses: self.metrics takes precedence.
             self.metrics = by_source | of_sampled | self.metrics | response_metrics(batch, self.calculator, stride)
 
     def _compute_advantages(self, batch: Batch, greedy: Batch | None) -> Tensor | None:
-        """Compute rewards and advantages. ``greedy``: the greedy response to each prompt, with ReMax.
+        """Compute rewards and advantages. ``greedy`` has the greedy response to each prompt, for ReMax.
 
-        Returns:
-            [B'] int64, the responses that the updates take in place of each once; None: all.
+        Returns the rows to update on, [B'] int64; None: each row once.
         """
         self.metrics |= self.advantages.fill_learn_mask(batch)
         with self.timer.phase("reward"):
@@ -263,22 +262,22 @@ class RayPPOTrainer(Trainer):
         self.metrics |= with_prefix("train", means)
         if self.config.algorithm.use_pf_ppo:
             return self.advantages.resampled_rows(batch, self.step)
-        # Responses that only enter the statistics of their group need no update.
+        # Skip responses that only enter the statistics of their group.
         return batch.learned.nonzero().flatten() if self.method.overrides("learn_from") else None
 
     def _greedy_rewards(self, greedy: Batch) -> Tensor:
-        """Return the reward of the greedy response to each response's prompt, [B]."""
+        """Return the reward of the greedy response to the same prompt for each response, [B]."""
         rewards, _ = self.scheduler.rewards.compute(greedy)
         self.metrics["train/greedy_score/mean"] = rewards.mean().item()
         return rewards.repeat_interleave(self.config.rollout.n)
 
     def _update_actor(self, batch: Batch, rows: Tensor | None) -> None:
-        """Update the policy, once the critic is warm."""
+        """Update the policy, except during the critic's warmup."""
         if self.step <= self.config.trainer.critic_warmup:
             return
         num_later = self._num_scored_in_update
         if num_later and not batch.columns("learn_mask")[:num_later].learn_mask.any():
-            # An update that teaches nothing is left out, and with it the scores.
+            # The first update is skipped, because it has nothing to learn from: compute the log-probabilities here.
             with self.timer.phase("old_log_prob"):
                 fill_first(batch, self.policy.compute_logprobs(batch[:num_later]))
             self.timer.count("old_log_prob", Work.of(batch.lengths[:num_later]))
@@ -286,23 +285,23 @@ class RayPPOTrainer(Trainer):
         self.metrics |= self.updates.update_actor(batch, rows, self.step, num_later)
 
     def _compare_policies(self, batch: Batch) -> None:
-        """Log how far the engine was from the policy, on what both did in this step, and what lag did."""
+        """Log the mismatch between engine and policy on this step's responses, also by staleness."""
         correction, fresh = self.config.algorithm.rollout_correction, batch.step == self.step
         if "logprobs" in batch and fresh.any():
-            both = batch if fresh.all() else batch[fresh]
-            self.metrics |= policy_metrics(both, correction.rollout_is, correction.rollout_is_threshold)
+            current = batch if fresh.all() else batch[fresh]
+            self.metrics |= policy_metrics(current, correction.rollout_is, correction.rollout_is_threshold)
             if "version" in batch:
-                self.metrics |= lag_metrics(both, self.step, correction.rollout_is_threshold)
+                self.metrics |= lag_metrics(current, self.step, correction.rollout_is_threshold)
 
     def _update_baselines(self, sampled: SampledStep, batch: Batch) -> None:
-        """Update the rank metrics' baselines, and the mean score of everything sampled for the step."""
+        """Update the baselines of rank metrics and scores; scores include dropped responses."""
         fresh = (batch.step == self.step).nonzero().flatten()
         if self.config.reward_manager.active and len(fresh):
             scores = torch.cat([sampled.batch.scores, sampled.dropped_scores])
             self.reward_manager.update(scores, {n: v[fresh] for n, v in batch.rank_metrics.items()})
 
     def _after_step(self, sampled: Batch) -> None:
-        """Tell the method, and a user's sampler, how the step's prompts went."""
+        """Pass the step's outcome to the method and to a custom sampler."""
         sampler = self.loader.sampler
         outcome = step_outcome(self.step, sampled, self.config.rollout.n, self.metrics)
         self.method.after_step(outcome)
@@ -310,7 +309,7 @@ class RayPPOTrainer(Trainer):
             sampler.update(outcome)
 
     def _take_peak(self) -> MemoryPeak | None:
-        """Also of engines with workers of their own, unless another thread has them sample."""
+        """Return the peak of the models' workers and, unless sampling runs in another thread, the engines' workers."""
         peak, pool = super()._take_peak(), self.policy.pool
         if pool is None or self.config.samples_ahead:
             return peak
@@ -325,13 +324,13 @@ class RayPPOTrainer(Trainer):
         if self.validator.prompts:
             with self.timer.phase("testing"):
                 metrics, batch = self.validator.validate()
-                self.samples.keep("val", self.step, batch)
+                self.samples.log("val", self.step, batch)
             self.metrics |= metrics
             self.validations[self.step] = metrics
 
     def _save(self) -> None:
         with self.timer.phase("save_checkpoint"):
-            # A resumed run does not sample these steps again.
+            # A resumed run does not repeat these steps, so write their samples first.
             self.samples.store.flush()
         super()._save()
 
@@ -358,20 +357,20 @@ class RayPPOTrainer(Trainer):
             timing["perf/generated_tokens"] = record.work["gen"].tokens
         metrics = self.metrics | timing
         self.tracker.log(self.step, metrics)
-        if not self.noted_prefixes and (note := prefix_note(metrics, self.config.calculator.diff_stride)):
-            self.noted_prefixes = True
+        if not self.logged_prefix_note and (note := prefix_note(metrics, self.config.calculator.diff_stride)):
+            self.logged_prefix_note = True
             self.display.say(note)
         self.display.step(self.step, metrics, step_note(metrics, self.config.data.train_batch_size))
         self.metrics = {}
 
 
 def step_note(metrics: Mapping[str, float], batch_size: int) -> str:
-    """Return a note on a step of dynamic sampling whose groups are all filler."""
+    """Return a note if dynamic sampling found no informative group; empty otherwise."""
     return "no informative group, no update" if metrics.get("train/filler_groups") == batch_size else ""
 
 
 def prefix_note(metrics: Mapping[str, float], stride: int) -> str:
-    """Return a line if responses were too short for velocity or acceleration, which are 0 then; empty otherwise."""
+    """Return a note if responses were too short for velocity or acceleration; empty otherwise."""
     for where in ("", "val/"):
         velocity, acceleration = (
             metrics.get(f"{where}cal/overall/layer_1/Effective Rank {name}/mean") for name in ("diff", "diff 2")
@@ -383,9 +382,9 @@ def prefix_note(metrics: Mapping[str, float], stride: int) -> str:
 
 
 def prompt_order(config: PPOConfig, method: MethodCalls) -> str:
-    """Return what decides the order of training prompts, and which responses a checkpoint holds.
+    """Return the options, except ``data.shuffle``, that decide the order of prompts and a checkpoint's responses.
 
-    Besides ``data.shuffle``; empty if nothing does.
+    A run can only resume with the same ones. Empty if there are none.
     """
     num = method.candidates_per_prompt
     candidates = f"{method.where} with {num} candidates a prompt" if num > 1 else ""
@@ -402,8 +401,8 @@ def prompt_order(config: PPOConfig, method: MethodCalls) -> str:
 
 
 def step_outcome(step: int, batch: Batch, n: int, metrics: Mapping[str, float]) -> StepOutcome:
-    """How the prompts of a step went, each with ``n`` responses."""
-    records, verdicts = first(batch, "records")[::n], first(batch, "verdicts")
+    """Return the outcome of a step's prompts, with ``n`` responses each."""
+    records, verdicts = original(batch, "records")[::n], original(batch, "verdicts")
     means, accuracy = (
         values.double().view(len(records), -1).mean(dim=1).tolist() for values in score_tensors(verdicts)
     )

@@ -1,4 +1,4 @@
-"""Groups that ``Method.resample`` has sampled again with another prompt."""
+"""Groups that ``Method.resample`` samples again with edited prompts."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,26 +9,25 @@ from verl.batch import Batch
 from verl.trainer.logging.rollout_metrics import score_tensors
 
 FIRST = ("first_records", "first_verdicts")
-"""Columns with the prompts as in the data set and the verdicts on the responses to these, where ``Method.resample`` may
-replace them."""
+"""Columns with the data set's prompts and the verdicts on their responses; filled if ``Method.resample`` is used."""
 
 
-def replace_groups(batch: Batch, places: Sequence[int], again: Batch, n: int) -> Batch:
-    """Return ``batch`` with the groups of n responses at ``places``, ascending, from ``again``."""
+def replace_groups(batch: Batch, groups: Sequence[int], resampled: Batch, n: int) -> Batch:
+    """Return ``batch`` with the groups at these indices, ascending, replaced by the ``resampled`` ones."""
     num = len(batch) // n
     order = torch.arange(num)
-    order[torch.tensor(places)] = num + torch.arange(len(places))
-    return Batch.join([batch, again])[(order[:, None] * n + torch.arange(n)).flatten()]
+    order[torch.tensor(groups)] = num + torch.arange(len(groups))
+    return Batch.join([batch, resampled])[(order[:, None] * n + torch.arange(n)).flatten()]
 
 
-def first(batch: Batch, name: str) -> list[Any]:
-    """Return the column ``records`` or ``verdicts`` as it was before ``Method.resample`` replaced any, B."""
+def original(batch: Batch, name: str) -> list[Any]:
+    """Return the column ``records`` or ``verdicts`` before any resampling, B entries."""
     column: list[Any] = getattr(batch, f"first_{name}" if f"first_{name}" in batch else name)
     return column
 
 
 def edited_metrics(batch: Batch, n: int) -> dict[str, float]:
-    """Count the prompts that ``Method.resample`` edited, and compare their accuracy before and after."""
+    """Return the number of edited prompts, their added tokens, and their accuracy before and after."""
     pairs = list(zip(batch.records, batch.first_records, strict=True))[::n]
     added = [len(now.input_ids) - len(before.input_ids) for now, before in pairs if now is not before]
     metrics = {"resample/groups": float(len(added))}

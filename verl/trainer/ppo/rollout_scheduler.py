@@ -1,12 +1,13 @@
-"""The rollout scheduler: prompts in, verified responses out, for one training step after another.
+"""Rollout scheduler: samples and verifies the responses of training steps and validation.
 
-It drives the rollout engines and the verifiers, and decides which prompts a step samples: the next batch; with
-``algorithm.filter_groups`` as many batches as it takes (dynamic sampling); with ``async_training.partial_rollout`` the
-groups that are open, so that engines never run empty for the longest responses of a batch: a step learns from the
-oldest complete groups, and the scheduler keeps the partial responses and resumes them after the update. With
-``trainer.deterministic`` everything depends on the lengths of responses, counted in steps of the engines.
+It decides which prompts a step samples:
 
-Legend: G prompts, n responses to each, B = G n responses, neighbours where they share a prompt.
+- by default the next batch;
+- with ``algorithm.filter_groups``, batches until there are enough informative groups (dynamic sampling);
+- with ``async_training.partial_rollout``, all open groups, so that engines never wait for the longest responses of a
+  batch. A step learns from the oldest complete groups; partial responses are resumed after the update.
+
+Legend: G prompts, n consecutive responses to each, B = G n responses.
 """
 
 import time
@@ -33,28 +34,28 @@ from verl.trainer.logging.rollout_metrics import data_sources, groups_that_diffe
 from verl.trainer.logging.speed import PhaseTimer, Work
 from verl.trainer.ppo.advantages import ResponseRewards
 from verl.trainer.ppo.open_groups import OpenGroups, append
-from verl.trainer.ppo.resampled import FIRST, edited_metrics, first, replace_groups
+from verl.trainer.ppo.resampled import FIRST, edited_metrics, original, replace_groups
 from verl.trainer.ppo.verification import Verification, fill_verdicts
 from verl.verifiers.verdict import Verdict
 
 VALIDATION_STEP = 1 << 20
-"""Takes the place of the step in the seed of validation: the same at every validation, and never used in training."""
+"""Used instead of the step in the seed of every validation; training never uses it."""
 
 MAX_FRUITLESS_BATCHES = 100
-"""Batches of one step without a group to learn from after which a run without a limit of batches ends."""
+"""Maximum number of batches per step without an informative group, if the number of batches is not limited."""
 
 ROUND_STEP = 1 << 29
-"""Added to the step in the seed each time that a prompt is sampled again."""
+"""Added to the step in the seed for each round of resampling."""
 
 REFILL_STEP = 1 << 21
 """Added to the step in the seed for each further batch of a step, so that a prompt drawn twice gets new responses."""
 
 KEPT = ("records", "group", "step", "stream")
-"""Columns of an open response that engines do not see: ``step`` is the one that admitted it, ``stream`` [B] int64 its
-random numbers (:func:`verl.rollout.requests.response_stream`)."""
+"""Columns of an open response that engines do not return. ``step`` is when it was admitted, ``stream`` [B] int64 its
+random stream (:func:`verl.rollout.requests.response_stream`)."""
 
 OPEN_COLUMNS = ("tokens", "rollout_logprobs", "version", "source", *DRIVER_COLUMNS)
-"""Columns of an open conversation that its next turn needs."""
+"""Columns that the next turn of an open conversation needs."""
 
 
 class SampledStep(NamedTuple):
@@ -63,26 +64,26 @@ class SampledStep(NamedTuple):
     batch: Batch
     metrics: dict[str, float]
     dropped_scores: Tensor
-    """[B'], the verifiers' scores of responses that were sampled for the step and dropped."""
+    """[B'], scores of responses that were sampled but dropped."""
     greedy: Batch | None = None
-    """The greedy response to each prompt; with ReMax only."""
+    """Greedy responses, one per prompt, for ReMax."""
     verifications: Sequence[Verification] = ()
-    """Verifications that may still run."""
+    """Verifications that may still be running."""
 
     def collect_verdicts(self) -> None:
-        """Wait for the verifiers; fill their columns of ``batch`` and ``greedy``."""
+        """Wait for the verifiers, and fill their columns of ``batch`` and ``greedy``."""
         for verification in self.verifications:
             verification.finish()
 
 
 class RolloutScheduler:
-    """Samples the responses of training steps and of validation.
+    """Samples the responses of training steps and validation.
 
     Args:
-        stop_strings: strings that end a response; they are not part of the text that is scored.
-        sources: the data sources of the training data that are logged separately (``logged_sources``).
-        prompts: the training data, by ``uid``.
-        total_steps: of the run.
+        stop_strings: strings that end a response; they are not part of the verified text.
+        sources: data sources that are logged separately (``logged_sources``).
+        prompts: the training data, indexed by ``uid``.
+        total_steps: number of steps of the run.
     """
 
     def __init__(
@@ -109,28 +110,22 @@ class RolloutScheduler:
         self.prompts = prompts
         self.total_steps = total_steps
         self.groups: OpenGroups | None = None
-        """Groups carried from step to step; None without ``async_training.partial_rollout``."""
+        """Groups carried from step to step, with ``async_training.partial_rollout``."""
         if config.async_training.partial_rollout:
             self.groups = OpenGroups(config.rollout.n, config.data.train_batch_size, config.carried_steps)
         self._idle_since: float | None = None
         self._idle_s = 0.0
 
     def state(self) -> dict[str, Any]:
-        """Return what outlives a step, as JSON and tensors."""
+        """Return the state that outlives a step, as JSON and tensors."""
         return {} if self.groups is None else self.groups.state(self.prompts)
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state` returned."""
+        """Restore the saved state."""
         if self.groups is not None:
             self.groups.load_state(state, self.prompts)
 
-    def take_idle_s(self) -> float:
-        """Return the seconds in which the engines had nothing to do since the last call."""
-        self._count_idle()
-        idle, self._idle_s = self._idle_s, 0.0
-        return idle
-
-    # --- Responses to given prompts ---
+    # --- Generation ---
 
     def generate(
         self,
@@ -139,9 +134,9 @@ class RolloutScheduler:
         step: int,
         settings: ResponseSettings | None = None,
     ) -> tuple[Batch, Verification]:
-        """Generate ``sampling.n`` responses to each prompt, and have them verified as they end.
+        """Generate ``sampling.n`` responses to each prompt, and start to verify each when it ends.
 
-        Their random draws depend on the run's seed, ``step`` and the prompt alone. ``settings`` override ``sampling``.
+        Random draws depend only on the run's seed, ``step`` and the prompt. ``settings`` override ``sampling``.
         """
         prompts = [record for record in records for _ in range(sampling.n)]
         verification = self._verification(prompts)
@@ -162,10 +157,10 @@ class RolloutScheduler:
         timer: PhaseTimer,
         settings: ResponseSettings | None = None,
     ) -> tuple[Batch, Verification]:
-        """Do :meth:`generate` and count its work."""
+        """Generate as :meth:`generate`, and count time and work."""
         with timer.phase("gen"):
             batch, verification = self.generate(records, sampling, step, settings)
-        # Prompts, read once for all their responses, are not counted.
+        # Prompts are processed once for all responses, and not counted.
         timer.count("gen", Work.of(batch.lengths, batch.prompt_lengths))
         return batch, verification
 
@@ -175,29 +170,29 @@ class RolloutScheduler:
 
     @contextmanager
     def _busy(self) -> Iterator[None]:
-        """Mark the engines as busy, for :meth:`take_idle_s`."""
-        self._count_idle()
-        self._idle_since = None
+        """Mark the engines as busy, and count the time that they were idle before."""
+        if self._idle_since is not None:
+            self._idle_s += time.perf_counter() - self._idle_since
         try:
             yield
         finally:
             self._idle_since = time.perf_counter()
 
-    def _count_idle(self) -> None:
-        if self._idle_since is not None:
-            now = time.perf_counter()
-            self._idle_s += now - self._idle_since
-            self._idle_since = now
+    def take_idle_s(self) -> float:
+        """Return the seconds that the engines were idle since the last call."""
+        with self._busy():
+            idle, self._idle_s = self._idle_s, 0.0
+        return idle
 
     # --- A training step ---
 
     def sample(
         self, prompts: Iterator[list[PromptRecord]], step: int, timer: PhaseTimer, version: int | None = None
     ) -> SampledStep:
-        """Sample the responses of a training step; the engines' memory is free afterwards.
+        """Sample the responses of a training step, then free the engines' memory.
 
         Args:
-            version: of the weights that the engines have; None: those of ``step``.
+            version: version of the engines' weights; None: the current weights of ``step``.
 
         Raises:
             ConfigError: ``algorithm.filter_groups`` leaves nothing to learn from.
@@ -232,13 +227,10 @@ class RolloutScheduler:
     def _sample_batch(
         self, prompts: Iterator[list[PromptRecord]], step: int, number: int, timer: PhaseTimer
     ) -> tuple[Batch, list[Verification]]:
-        """Sample the next prompts, of which the method may choose some and edit some again.
+        """Sample responses to the next prompts, and resample those that the method edits.
 
-        Args:
-            number: of this batch among those of the step, from 0.
-
-        Returns:
-            The responses, and the verification that may still run.
+        ``number`` is the index of this batch in the step. Returns the responses, and verifications that may still be
+        running.
         """
         sampling, method = self.config.rollout.train_kwargs, self.method
         draws = step + number * REFILL_STEP
@@ -254,20 +246,20 @@ class RolloutScheduler:
                 break
             records = list(edited.values())
             settings = method.settings(records)
-            again, verification = self._generate(records, sampling, draws + round * ROUND_STEP, timer, settings)
+            resampled, verification = self._generate(records, sampling, draws + round * ROUND_STEP, timer, settings)
             finish(verification, timer)
-            batch = replace_groups(batch, list(edited), again, sampling.n)
+            batch = replace_groups(batch, list(edited), resampled, sampling.n)
         return batch.fill(**first_round), []
 
     def _sample_informative(self, prompts: Iterator[list[PromptRecord]], step: int, timer: PhaseTimer) -> SampledStep:
-        """Sample dynamically (DAPO, arXiv 2503.14476, section 3.2). The metrics count all that was sampled.
+        """Sample dynamically (DAPO, arXiv 2503.14476, section 3.2).
 
-        Batches are sampled until there are ``data.train_batch_size`` prompts whose responses differ in the metric of
-        ``algorithm.filter_groups``, or its ``max_num_gen_batches`` is reached. Prompts without a difference then fill
-        the batch up, and are not learned from.
+        Sample batches until ``data.train_batch_size`` prompts have responses that differ in the metric of
+        ``algorithm.filter_groups``, or ``max_num_gen_batches`` is reached. Other prompts then fill up the batch and are
+        not learned from. Metrics include all sampled responses.
 
         Raises:
-            ConfigError: there is no limit of batches, and ``MAX_FRUITLESS_BATCHES`` held nothing to learn from.
+            ConfigError: ``MAX_FRUITLESS_BATCHES`` batches had nothing to learn from.
         """
         n, filtering = self.config.rollout.n, self.config.algorithm.filter_groups
         informative: list[Batch] = []
@@ -283,7 +275,7 @@ class RolloutScheduler:
                     verification.finish()
                 values = self._filter_values(batch)
             num_batches += 1
-            verdicts += first(batch, "verdicts")
+            verdicts += original(batch, "verdicts")
             sources += data_sources(batch)
             differs = groups_that_differ(values, n)
             kept = (differs & (differs.cumsum(dim=0) <= missing)).repeat_interleave(n)
@@ -298,34 +290,30 @@ class RolloutScheduler:
             filler = dropped[: missing * n]
             filler.fill(learned=torch.zeros(len(filler), dtype=torch.bool))
             chosen, dropped = Batch.join([chosen, filler]), dropped[missing * n :]
-        # A prompt drawn twice in one step makes two groups.
+        # A prompt drawn twice in one step has two groups.
         chosen.fill(group=torch.arange(len(chosen) // n).repeat_interleave(n))
         metrics |= verdict_metrics(verdicts, n, sources, self.sources)
         metrics |= {"train/num_gen_batches": float(num_batches), "train/filler_groups": float(missing)}
         return SampledStep(chosen, metrics, dropped.scores)
 
     def _filter_values(self, batch: Batch) -> Tensor:
-        """Return what groups are compared by, [B]."""
+        """Return the value of each response that groups are filtered by, [B]."""
         metric = self.config.algorithm.filter_groups.metric
         if metric == "acc":
             return batch.correct
         if metric == "score":
             return batch.scores
         if self.config.uses_reward_model:
-            # The reward model needs the memory that the engine holds while it samples; further batches wake it.
+            # Free the engine's memory for the reward model; the next batch wakes the engine.
             self.policy.finish_generation()
         return self.rewards.compute(batch)[0]
 
-    # --- A training step with groups that outlive it ---
+    # --- A training step with partial rollouts ---
 
     def _sample_open(
         self, groups: OpenGroups, prompts: Iterator[list[PromptRecord]], step: int, timer: PhaseTimer, version: int
     ) -> SampledStep:
-        """Return the oldest complete groups.
-
-        Complete groups that ``algorithm.filter_groups`` finds without a difference leave, and others are admitted
-        instead.
-        """
+        """Return the oldest complete groups; replace groups that ``algorithm.filter_groups`` filters."""
         filtering, known, admitted = self.config.algorithm.filter_groups, set(groups.complete()), groups.num_admitted
         filtered, reread, num_compared = list[Batch](), 0.0, 0
         while True:
@@ -334,7 +322,7 @@ class RolloutScheduler:
             reread += self._advance(groups, step, version, timer) if groups.open is not None else 0.0
             if not filtering.enable:
                 break
-            # 2. Compare the groups that were completed in this step.
+            # 2. Filter the groups that were completed in this step.
             new = [group for group in groups.complete() if group not in known]
             known |= set(new)
             num_compared += len(new)
@@ -355,7 +343,7 @@ class RolloutScheduler:
         return sampled._replace(batch=batch.widened(self.config.data.max_response_length), metrics=metrics)
 
     def _admit(self, groups: OpenGroups, prompts: Iterator[list[PromptRecord]], step: int) -> None:
-        """Admit groups up to the limit of outstanding ones, and no more than the remaining steps learn from."""
+        """Admit groups up to the limit of outstanding groups, but no more than the remaining steps learn from."""
         num_batches = min(self.config.carried_steps + 1, self.total_steps + 1 - step)
         while (missing := num_batches * groups.batch_size - len(groups.outstanding())) > 0:
             records = groups.waiting or self.method.choose_prompts(next(prompts))
@@ -363,7 +351,7 @@ class RolloutScheduler:
             groups.waiting = records[missing:]
 
     def _advance(self, groups: OpenGroups, step: int, version: int, timer: PhaseTimer) -> float:
-        """Run the engines on the open responses until the step has its groups; return the tokens they read again."""
+        """Generate until the step has enough complete groups; return the number of reread tokens."""
         assert groups.open is not None
         before, parts = groups.open, list[Batch]()
         verification = self._verification(before.records)
@@ -386,11 +374,11 @@ class RolloutScheduler:
             version=version,
         )
         setup = self.policy.conversations
-        talks = None if setup is None else setup.begin(before.records, before.columns(*OPEN_COLUMNS))
+        conversations = None if setup is None else setup.begin(before.records, before.columns(*OPEN_COLUMNS))
         with timer.phase("gen"), self._busy():
-            cut, measured = self.policy.advance(requests, take, enough, talks)
+            cut, measured = self.policy.advance(requests, take, enough, conversations)
         verification.submit()
-        # 2. Those that were cut stay open, the others are ready.
+        # 2. Keep the responses that were cut open; the others are ready.
         still_open, ended = restore_columns(cut, before), restore_columns(parts, before)
         ended = None if ended is None else with_measured(ended, measured)
         if ended is not None:
@@ -399,32 +387,32 @@ class RolloutScheduler:
             fill_verdicts(ended, verdicts, [verification.texts[row] for row in ended.request.tolist()])
             groups.ready = append(groups.ready, ended.without("request"))
         groups.open = None if still_open is None else still_open.without("request")
-        # 3. Count. Tokens of partial responses are read again, and counted as known, like a prompt's.
+        # 3. Count the work. Rereading prompts and partial responses is not counted.
         after = before.lengths.clone()
         for part in (still_open, ended):
             if part is not None:
                 after[part.request] = part.lengths
         timer.count("gen", Work.of(after, before.lengths))
-        # No engine got to the others.
+        # Responses that no engine resumed were not reread.
         resumed = (before.response_lengths > 0) & (after > before.lengths)
         return float(before.lengths[resumed].sum())
 
     def _filter(self, groups: OpenGroups, numbers: Sequence[int]) -> list[Batch]:
-        """Remove and return those of the complete groups whose responses do not differ."""
-        compared = groups.take(numbers)
-        if compared is None:
+        """Remove and return the complete groups ``numbers`` whose responses do not differ."""
+        complete = groups.take(numbers)
+        if complete is None:
             return []
-        differ = groups_that_differ(self._filter_values(compared), self.config.rollout.n)
+        differ = groups_that_differ(self._filter_values(complete), self.config.rollout.n)
         rows = differ.repeat_interleave(self.config.rollout.n)
         if rows.any():
-            groups.ready = append(groups.ready, compared[rows])
-        return [] if rows.all() else [compared[~rows]]
+            groups.ready = append(groups.ready, complete[rows])
+        return [] if rows.all() else [complete[~rows]]
 
     def _must_end(self, groups: OpenGroups, num_compared: int) -> bool:
-        """Return whether there are enough groups to learn from, or the step has compared as many as it may.
+        """Return whether there are enough groups to learn from, or the limit of generation batches is reached.
 
         Raises:
-            ConfigError: there is no limit, and ``MAX_FRUITLESS_BATCHES`` held nothing to learn from.
+            ConfigError: ``MAX_FRUITLESS_BATCHES`` batches had nothing to learn from.
         """
         filtering, num_batches = self.config.algorithm.filter_groups, num_compared // self.config.data.prompts_per_batch
         num_ready = len(groups.complete())
@@ -435,7 +423,7 @@ class RolloutScheduler:
         return num_ready >= groups.batch_size
 
     def _filled(self, batch: Batch | None, filtered: Sequence[Batch]) -> SampledStep:
-        """Pad the step's batch with filtered groups, which are not learned from."""
+        """Fill up the step's batch with filtered groups, which are not learned from."""
         n = self.config.rollout.n
         sampled = Batch.join([*([] if batch is None else [batch]), *filtered])
         num_learned = 0 if batch is None else len(batch)
@@ -451,13 +439,13 @@ class RolloutScheduler:
 
 
 def finish(verification: Verification, timer: PhaseTimer) -> None:
-    """Wait for the verdicts, and count the time."""
+    """Wait for the verdicts, and measure the time."""
     with timer.phase("reward"):
         verification.finish()
 
 
 def restore_columns(parts: Sequence[Batch], before: Batch) -> Batch | None:
-    """Join the engines' ``parts`` of ``before``, in its order and with its ``KEPT`` columns; None if there are none."""
+    """Join the engines' ``parts`` in the order of ``before``, with its ``KEPT`` columns; None if there are none."""
     if not parts:
         return None
     batch = Batch.join(parts)
@@ -466,7 +454,7 @@ def restore_columns(parts: Sequence[Batch], before: Batch) -> Batch | None:
 
 
 def nothing_to_learn(metric: str, num_batches: int) -> ConfigError:
-    """Return the error of dynamic sampling that finds nothing."""
+    """Return the error for dynamic sampling without informative groups."""
     return ConfigError(
         f"algorithm.filter_groups.metric={metric!r}: no prompt of {num_batches} batches has responses that differ, so "
         "there is nothing to learn from; use easier or harder prompts, or set "

@@ -1,4 +1,4 @@
-"""One run of the main job, from a checked config to ``summary.json``."""
+"""Training job, from a checked config to ``summary.json``."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -21,7 +21,7 @@ from verl.trainer.logging.rollout_metrics import logged_sources
 from verl.trainer.ppo.advantages import AdvantageEstimation, ResponseRewards
 from verl.trainer.ppo.ray_trainer import BEST_BY, RayPPOTrainer, prompt_order
 from verl.trainer.ppo.rollout_scheduler import RolloutScheduler
-from verl.trainer.ppo.samples import SampleKeeper
+from verl.trainer.ppo.samples import SampleLogger
 
 COLUMNS = {
     "reward": ("critic/rewards/mean", "+.2f"),
@@ -38,7 +38,7 @@ COLUMNS = {
 
 
 def run_ppo(config: PPOConfig) -> None:
-    """Train. Errors in config, data and the user's code are reported before Ray starts where possible.
+    """Run a training job. Errors in config, data and custom code are reported before Ray starts where possible.
 
     Raises:
         ConfigError: the config does not fit the data or the machine.
@@ -57,12 +57,12 @@ def run_ppo(config: PPOConfig) -> None:
 
 
 def check_learning_signal(config: PPOConfig) -> None:
-    """Raise ``ConfigError`` for advantage and KL estimators that cannot be used."""
+    """Raise ``ConfigError`` if the advantage or KL estimator cannot be loaded."""
     AdvantageEstimation(config, RewardManager(config.reward_manager))
 
 
 def _is_done(run: TrainingRun, setup: TrainingSetup) -> bool:
-    """Return whether the folder holds the complete run, and report it; also find the checkpoint to resume from."""
+    """Find the checkpoint to resume from; return whether the run is already complete, after reporting it."""
     config, trainer = setup.config, setup.config.trainer
     if trainer.val_only and (run.folder / "summary.json").exists() and latest_checkpoint(run.folder) is None:
         changed = changed_options(run.folder / "config.yaml", asdict(config))
@@ -85,7 +85,7 @@ def _is_done(run: TrainingRun, setup: TrainingSetup) -> bool:
 
 
 def _announce(run: TrainingRun, setup: TrainingSetup) -> None:
-    """Show the first prompt, the warnings, and how long the run is."""
+    """Print the first prompt, the warnings and the length of the run."""
     first = setup.tokenizer.decode(setup.train_set[0].input_ids)
     run.display.say(f"the first of {len(setup.train_set)} training prompts: {first!r:.500}")
     for line in setup.warnings:
@@ -94,7 +94,7 @@ def _announce(run: TrainingRun, setup: TrainingSetup) -> None:
 
 
 def _train(run: TrainingRun, setup: TrainingSetup) -> RayPPOTrainer:
-    """Make one attempt, from the run's checkpoint or from the start."""
+    """Train from the run's checkpoint or from the start."""
     config, trainer = setup.config, setup.config.trainer
     tokenizer, strings = setup.tokenizer, setup.stop_strings
     verifiers = run.resources.enter_context(VerifierPool(config.reward_score, run.busy_cores))
@@ -114,7 +114,7 @@ def _train(run: TrainingRun, setup: TrainingSetup) -> RayPPOTrainer:
         config, tokenizer, policy, verifiers, strings, method, rewards, sources, prompts, setup.steps
     )
     store = run.resources.enter_context(SampleStore(run.folder, trainer.samples, run.attempt, run.display.say))
-    samples = SampleKeeper(store, trainer.log_samples, tokenizer, tracker, run.display)
+    samples = SampleLogger(store, trainer.log_samples, tokenizer, tracker, run.display)
     loader, held_out = setup.new_loader(), setup.held_out
     ppo = RayPPOTrainer(
         config, setup.loss, loader, held_out, workers, scheduler, setup.calculator, tracker, samples, run
@@ -126,7 +126,7 @@ def _train(run: TrainingRun, setup: TrainingSetup) -> RayPPOTrainer:
 
 
 def _check_resumption(setup: TrainingSetup, resumption: Resumption) -> None:
-    """Raise ``ConfigError`` if the checkpoint does not fit the options of this job."""
+    """Raise ``ConfigError`` if the checkpoint is incompatible with the options."""
     config = setup.config
     shuffle, trainer = config.data.shuffle, config.trainer
     if resumption.state["shuffle"] != shuffle:
@@ -166,7 +166,7 @@ def _summary(
 
 
 def _show_validations(display: RunDisplay, validations: Mapping[int, Mapping[str, float]]) -> None:
-    """Compare the first and the last validation, if there are two."""
+    """Print the first and the last validation, if there are two."""
     if len(validations) < 2:
         return
     (first, before), *_, (last, after) = validations.items()

@@ -1,6 +1,6 @@
-"""Samples that a run keeps and shows: a row for each response, in ``samples/`` of its folder and in trackers.
+"""Samples that a run saves and shows: one row per response, in the folder's ``samples/`` and in trackers.
 
-Legend: B responses, R response columns.
+Legend: B responses, M their tokens.
 """
 
 import json
@@ -28,11 +28,11 @@ from verl.run.tracking import Tracker
 from verl.utils.portable import finite_or_null, valid_unicode
 
 SHOWN = ("data_source", "prompt", "response", "ground_truth", "answer", "reason", "score", "advantage")
-"""Columns of the tables in trackers, as far as they are there."""
+"""Columns of the tables in trackers."""
 
 
-class SampleKeeper:
-    """Keeps and shows the responses of training steps and validations."""
+class SampleLogger:
+    """Saves and shows the responses of training steps and validations."""
 
     def __init__(
         self,
@@ -42,15 +42,15 @@ class SampleKeeper:
         tracker: Tracker,
         display: RunDisplay,
     ) -> None:
-        """``num_shown``: responses of each kept step that trackers and the console show."""
+        """``num_shown``: number of responses per saved step in trackers and on the console."""
         self.store = store
         self.num_shown = num_shown
         self.tokenizer = tokenizer
         self.tracker = tracker
         self.display = display
 
-    def keep(self, split: Split, step: int, batch: Batch) -> None:
-        """Keep the responses of a training step, with what the policy learns from them, or those of a validation."""
+    def log(self, split: Split, step: int, batch: Batch) -> None:
+        """Save and show the responses of a training step or a validation."""
         if not self.store.wants(split, step):
             return
         if not self.num_shown:
@@ -58,7 +58,7 @@ class SampleKeeper:
             return
         table = self._table(split, step, batch)
         self.store.keep(split, step, lambda: table)
-        shown = table.take(_spread(len(table), self.num_shown)).to_pylist()
+        shown = table.take(_evenly_spaced(len(table), self.num_shown)).to_pylist()
         columns = [name for name in SHOWN if name in table.column_names]
         rows = [[row[name] for name in columns] for row in shown]
         self.tracker.log_table(step, f"samples/{split}", SampleTable(columns, rows))
@@ -81,7 +81,7 @@ class SampleKeeper:
         return table.filter(pa.array([is_kept(record.uid, self.store.config.fraction) for record in batch.records]))
 
     def _columns(self, split: str, step: int, batch: Batch) -> dict[str, Any]:
-        """Return the columns of all responses; docs/samples.md describes them."""
+        """Return the columns of all samples, see docs/samples.md."""
         records, verdicts, num = batch.records, batch.verdicts, len(batch)
         prompts: dict[int, str] = {}
         for record in records:
@@ -113,7 +113,7 @@ class SampleKeeper:
         }
 
     def _conversation_columns(self, batch: Batch) -> dict[str, Any]:
-        """Of conversations: who said what, as JSON, and what became of it."""
+        """Return the columns of conversations: messages as JSON, and counts and rewards of the environment."""
         if "source" not in batch:
             return {}
         said = who_said_what(batch, self.tokenizer)
@@ -126,7 +126,7 @@ class SampleKeeper:
         }
 
     def _token_columns(self, batch: Batch, logprobs: str) -> dict[str, Any]:
-        """Return the columns with a list per response, of its tokens' values; ``logprobs`` is among them."""
+        """Return the columns with one list of token values per response; ``logprobs`` names one of them."""
         ids = [part.tolist() for part in batch.response_tokens.split(batch.response_lengths.tolist())]
         pieces = [[valid_unicode(piece) for piece in token_pieces(row, self.tokenizer)] for row in ids]
         columns = {"tokens": pa.array(pieces), "token_logprobs": _token_lists(batch, getattr(batch, logprobs))}
@@ -140,12 +140,12 @@ class SampleKeeper:
 
 
 def is_kept(uid: int, fraction: float) -> bool:
-    """Whether the responses to a prompt are among the ``fraction`` that is kept, at every step alike."""
+    """Return whether a prompt is in the saved ``fraction``, which is the same at every step."""
     return zlib.crc32(str(uid).encode()) < fraction * 2**32
 
 
 def _learning_columns(batch: Batch) -> dict[str, Any]:
-    """Return the columns about learning."""
+    """Return the columns of rewards and advantages."""
     means = {"entropy": "entropy", "advantage_0": "unshaped_advantages", "advantage": "advantages"}
     columns = {name: _row_means(batch, column) for name, column in means.items() if column in batch}
     columns |= {"reward": batch.rewards.numpy(), "learned": batch.learned_responses.numpy()}
@@ -162,15 +162,15 @@ def _metric_columns(batch: Batch) -> dict[str, Any]:
 
 
 def _places(group_ids: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Return the groups numbered as they come, and the place of each response in its group."""
+    """Return the number of each response's group, in order of appearance, and its index in the group."""
     numbers: dict[int, int] = {}
     sizes: Counter[int] = Counter()
     places = []
-    for name in group_ids:
-        numbers.setdefault(name, len(numbers))
-        places.append(sizes[name])
-        sizes[name] += 1
-    return [numbers[name] for name in group_ids], places
+    for group in group_ids:
+        numbers.setdefault(group, len(numbers))
+        places.append(sizes[group])
+        sizes[group] += 1
+    return [numbers[group] for group in group_ids], places
 
 
 def _row_means(batch: Batch, name: str) -> Any:
@@ -180,7 +180,7 @@ def _row_means(batch: Batch, name: str) -> Any:
 
 
 def _token_lists(batch: Batch, values: Tensor, kept: Tensor | None = None) -> pa.Array:
-    """Return each response's entries of ``values [M]``, float32; only where ``kept [M]`` holds, if given."""
+    """Return a list column of ``values [M]`` as float32, only of tokens in ``kept [M]`` if that is set."""
     lengths = batch.response_lengths
     if kept is not None:
         values, lengths = values[kept], sums_within(kept.long(), lengths)
@@ -195,6 +195,6 @@ def _short(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _spread(num_rows: int, num_shown: int) -> list[int]:
-    """So many places of rows, evenly spread."""
+def _evenly_spaced(num_rows: int, num_shown: int) -> list[int]:
+    """Return the indices of ``num_shown`` evenly spaced rows."""
     return sorted({num_rows * i // num_shown for i in range(num_shown)}) if num_rows else []

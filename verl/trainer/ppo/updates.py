@@ -1,4 +1,4 @@
-"""Optimizer steps of the policy and the critic on the mini-batches of a step."""
+"""Updates of policy and critic on the mini-batches of a step."""
 
 from collections.abc import Callable, Iterator
 
@@ -22,7 +22,7 @@ Metrics = dict[str, float]
 
 
 class Updates:
-    """Updates both models in mini-batches, and counts the steps that were skipped."""
+    """Updates both models in mini-batches, and counts skipped updates."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Updates:
         self.critic_skipped = SkippedUpdates("critic", "critic.optim", config.critic.optim)
 
     def update_critic(self, batch: Batch, rows: Tensor | None, step: int) -> Metrics:
-        """Update the critic on ``rows`` of the batch; None: all."""
+        """Update the critic on ``rows`` of the batch, by default all."""
         critic = self.critic
         if critic is None:
             return {}
@@ -57,11 +57,9 @@ class Updates:
             )
 
     def update_actor(self, batch: Batch, rows: Tensor | None, step: int, num_later: int) -> Metrics:
-        """Update the policy on ``rows`` of the batch; None: all.
+        """Update the policy on ``rows`` of the batch, by default all.
 
-        Args:
-            num_later: how many of the first responses get ``logprobs`` and ``entropy``, which are NaN, from the first
-                update; these columns are filled in place.
+        The first update replaces ``logprobs`` and ``entropy`` of the first ``num_later`` responses, NaN so far, in place.
         """
         config, rules, metrics = self.config.actor, self.config.algorithm.rollout_correction, {}
         weights = () if rules.rollout_is is None else ("rollout_logprobs",)
@@ -97,7 +95,7 @@ class Updates:
         skipped: SkippedUpdates,
         step: int,
     ) -> Metrics:
-        """Update on ``batch`` in mini-batches; the mean of their metrics."""
+        """Update on ``batch`` in mini-batches; return the mean of their metrics."""
         updates = []
         for _ in range(config.ppo_epochs):
             num_rows = config.ppo_mini_batch_size * self.config.rollout.n
@@ -110,8 +108,8 @@ class Updates:
 def mini_batches(batch: Batch, num_rows: int) -> Iterator[tuple[Batch, int, int]]:
     """Yield consecutive mini-batches of ``num_rows`` responses, with the numbers of tokens and responses to learn from.
 
-    A mini-batch without such tokens, of filler or rejected responses alone, is left out: an optimizer step on gradients
-    of 0 would still move the parameters, by AdamW's moments and weight decay.
+    Mini-batches with nothing to learn from are skipped: with zero gradients, AdamW's moments and weight decay would
+    still change the parameters.
     """
     for mini in batch.split(num_rows):
         num_tokens = int(mini.learn_mask.sum())
@@ -120,9 +118,9 @@ def mini_batches(batch: Batch, num_rows: int) -> Iterator[tuple[Batch, int, int]
 
 
 def fill_first(batch: Batch, scored: Batch) -> None:
-    """Put what the policy says of the first responses into ``batch``, for later epochs and the log.
+    """Copy log-probabilities and entropies of the first responses into ``batch``, for later epochs and the log.
 
-    In place: ``old_logprobs`` are the same tensor, and parts of the batch may share it.
+    This is in place, because ``old_logprobs`` is the same tensor.
     """
     assert batch.old_logprobs is batch.logprobs, "PPOConfig.scores_in_update"
     num = len(scored.logprobs)

@@ -1,4 +1,4 @@
-"""Verification of a batch's responses while others are still generated."""
+"""Verification of finished responses during generation."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,10 +14,9 @@ from verl.verifiers.verdict import Verdict
 
 
 class Verification:
-    """Has responses verified as they end.
+    """Submits responses to the verifiers as they end.
 
-    The next batch of the pool begins when the previous one has ended. Meanwhile responses gather, so that few messages
-    carry them, and one that takes long to verify does not hold up the others one by one.
+    Responses are collected until the verifiers have finished the previous ones, so that they travel in few messages.
     """
 
     def __init__(
@@ -36,9 +35,9 @@ class Verification:
         """
         self.records = records
         self.texts = [""] * len(records)
-        """Text of each response that verifiers read."""
+        """B, the part of each response that verifiers read."""
         self.batch: Batch | None = None
-        """The responses, once all have ended, until :meth:`finish` has filled the verifiers' columns."""
+        """The finished responses, until :meth:`finish` has filled the verifiers' columns."""
         self._tokenizer = tokenizer
         self._stop_strings = stop_strings
         self._verifiers = verifiers
@@ -48,7 +47,7 @@ class Verification:
         self._submitted: list[tuple[list[int], PendingVerdicts]] = []
 
     def add(self, part: Batch) -> None:
-        """Take responses that have ended; their column ``request`` holds their places in ``records``."""
+        """Add finished responses; their column ``request`` has their indices in ``records``."""
         rows = part.request.tolist()
         for row, text in zip(rows, policy_texts(part, self._tokenizer, self._stop_strings), strict=True):
             self.texts[row] = text
@@ -61,7 +60,7 @@ class Verification:
             self.submit()
 
     def submit(self) -> None:
-        """Submit the gathered responses; also called after the last :meth:`add`."""
+        """Submit the collected responses. Must be called after the last :meth:`add`."""
         rows, self._gathered = self._gathered, []
         if not rows:
             return
@@ -77,7 +76,7 @@ class Verification:
         self._submitted.append((rows, pending))
 
     def verdicts(self) -> list[Verdict]:
-        """Wait for the verdicts on the added responses, in the order of their prompts. Raises a verifier's error."""
+        """Wait for the verdicts on the added responses, in the order of ``records``; raise a verifier's exception."""
         verdicts: dict[int, Verdict] = {}
         for rows, pending in self._submitted:
             verdicts |= zip(rows, pending.result(), strict=True)
@@ -88,7 +87,7 @@ class Verification:
         return [verdicts[row] for row in sorted(verdicts)]
 
     def finish(self) -> None:
-        """Wait for the verdicts and fill the verifiers' columns of ``batch``; nothing the second time."""
+        """Wait for the verdicts and fill the verifiers' columns of ``batch``, once."""
         if self.batch is not None:
             fill_verdicts(self.batch, self.verdicts(), self.texts)
             self.batch = None
