@@ -12,7 +12,7 @@ Legend: G prompts, n consecutive responses to each, B = G n responses.
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -133,35 +133,25 @@ class RolloutScheduler:
         sampling: SamplingConfig,
         step: int,
         settings: ResponseSettings | None = None,
+        timer: PhaseTimer | None = None,
     ) -> tuple[Batch, Verification]:
         """Generate ``sampling.n`` responses to each prompt, and start to verify each when it ends.
 
-        Random draws depend only on the run's seed, ``step`` and the prompt. ``settings`` override ``sampling``.
+        Random draws depend only on the run's seed, ``step`` and the prompt. ``settings`` override ``sampling``, and
+        ``timer`` measures the phase ``gen``.
         """
         prompts = [record for record in records for _ in range(sampling.n)]
         verification = self._verification(prompts)
         seed = (self.config.seed << 32) + step
-        with self._busy():
+        with nullcontext() if timer is None else timer.phase("gen"), self._busy():
             batch = self.policy.generate(records, sampling, seed, verification.add, settings)
         verification.submit()
         group = torch.tensor([record.uid for record in prompts])
         batch.fill(records=prompts, group=group, learned=torch.ones(len(prompts), dtype=torch.bool))
         verification.batch = batch
-        return batch, verification
-
-    def _generate(
-        self,
-        records: Sequence[PromptRecord],
-        sampling: SamplingConfig,
-        step: int,
-        timer: PhaseTimer,
-        settings: ResponseSettings | None = None,
-    ) -> tuple[Batch, Verification]:
-        """Generate as :meth:`generate`, and count time and work."""
-        with timer.phase("gen"):
-            batch, verification = self.generate(records, sampling, step, settings)
-        # Prompts are processed once for all responses, and not counted.
-        timer.count("gen", Work.of(batch.lengths, batch.prompt_lengths))
+        if timer is not None:
+            # Prompts are processed once for all responses, and not counted.
+            timer.count("gen", Work.of(batch.lengths, batch.prompt_lengths))
         return batch, verification
 
     def _verification(self, prompts: Sequence[PromptRecord]) -> Verification:
@@ -207,7 +197,7 @@ class RolloutScheduler:
         if self.config.algorithm.adv_estimator == "remax":
             sampling = replace(self.config.rollout.train_kwargs, n=1, temperature=0.0)
             records = batch.records[:: self.config.rollout.n]
-            greedy, verification = self._generate(records, sampling, step, timer)
+            greedy, verification = self.generate(records, sampling, step, None, timer)
             sampled = sampled._replace(greedy=greedy, verifications=[*sampled.verifications, verification])
         with timer.phase("gen"):
             self.policy.finish_generation()
@@ -235,7 +225,7 @@ class RolloutScheduler:
         sampling, method = self.config.rollout.train_kwargs, self.method
         draws = step + number * REFILL_STEP
         records = method.choose_prompts(next(prompts))
-        batch, verification = self._generate(records, sampling, draws, timer, method.settings(records))
+        batch, verification = self.generate(records, sampling, draws, method.settings(records), timer)
         if not method.overrides("resample"):
             return batch, [verification]
         finish(verification, timer)
@@ -246,7 +236,7 @@ class RolloutScheduler:
                 break
             records = list(edited.values())
             settings = method.settings(records)
-            resampled, verification = self._generate(records, sampling, draws + round * ROUND_STEP, timer, settings)
+            resampled, verification = self.generate(records, sampling, draws + round * ROUND_STEP, settings, timer)
             finish(verification, timer)
             batch = replace_groups(batch, list(edited), resampled, sampling.n)
         return batch.fill(**first_round), []

@@ -1,6 +1,7 @@
 """Updates of policy and critic on the mini-batches of a step."""
 
 from collections.abc import Callable, Iterator
+from typing import Literal
 
 from torch import Tensor
 
@@ -37,29 +38,26 @@ class Updates:
         self.critic = critic
         self.loss = loss
         self.timer = timer
-        self.actor_skipped = SkippedUpdates("actor", "actor.optim", config.actor.optim)
-        self.critic_skipped = SkippedUpdates("critic", "critic.optim", config.critic.optim)
+        self.skipped = {
+            "actor": SkippedUpdates("actor", "actor.optim", config.actor.optim),
+            "critic": SkippedUpdates("critic", "critic.optim", config.critic.optim),
+        }
 
     def update_critic(self, batch: Batch, rows: Tensor | None, step: int) -> Metrics:
         """Update the critic on ``rows`` of the batch, by default all."""
         critic = self.critic
         if critic is None:
             return {}
-        columns = batch.columns(*CRITIC_COLUMNS)
-        with self.timer.phase("update_critic"):
-            return self._run(
-                "update_critic",
-                columns if rows is None else columns[rows],
-                self.config.critic,
-                lambda mini, num_tokens, _: critic.run_update("update_critic", mini, num_tokens),
-                self.critic_skipped,
-                step,
-            )
+
+        def update(mini: Batch, num_tokens: int, num_sequences: int) -> Metrics:
+            return critic.run_update("update_critic", mini, num_tokens)
+
+        return self._run("critic", batch.columns(*CRITIC_COLUMNS), rows, update, step)
 
     def update_actor(self, batch: Batch, rows: Tensor | None, step: int, num_later: int) -> Metrics:
         """Update the policy on ``rows`` of the batch, by default all.
 
-        The first update replaces ``logprobs`` and ``entropy`` of the first ``num_later`` responses, NaN so far, in place.
+        The first update fills ``logprobs`` and ``entropy`` of the first ``num_later`` responses in place.
         """
         config, rules, metrics = self.config.actor, self.config.algorithm.rollout_correction, {}
         weights = () if rules.rollout_is is None else ("rollout_logprobs",)
@@ -82,27 +80,27 @@ class Updates:
             fill_first(batch, scored)
             return metrics
 
-        with self.timer.phase("update_actor"):
-            chosen = columns if rows is None else columns[rows]
-            return metrics | self._run("update_actor", chosen, config, update, self.actor_skipped, step)
+        return metrics | self._run("actor", columns, rows, update, step)
 
     def _run(
         self,
-        phase: str,
+        model: Literal["actor", "critic"],
         batch: Batch,
-        config: ActorConfig | CriticConfig,
+        rows: Tensor | None,
         update: Callable[[Batch, int, int], Metrics],
-        skipped: SkippedUpdates,
         step: int,
     ) -> Metrics:
-        """Update on ``batch`` in mini-batches; return the mean of their metrics."""
-        updates = []
-        for _ in range(config.ppo_epochs):
-            num_rows = config.ppo_mini_batch_size * self.config.rollout.n
-            for mini, num_tokens, num_sequences in mini_batches(batch, num_rows):
-                updates.append(update(mini, num_tokens, num_sequences))
-                self.timer.count(phase, Work.of(mini.lengths))
-        return skipped.summarise(updates, step)
+        """Update ``model`` on ``rows`` of the batch in mini-batches; return the mean of their metrics."""
+        config: ActorConfig | CriticConfig = getattr(self.config, model)
+        phase, updates = f"update_{model}", list[Metrics]()
+        with self.timer.phase(phase):
+            chosen = batch if rows is None else batch[rows]
+            for _ in range(config.ppo_epochs):
+                num_rows = config.ppo_mini_batch_size * self.config.rollout.n
+                for mini, num_tokens, num_sequences in mini_batches(chosen, num_rows):
+                    updates.append(update(mini, num_tokens, num_sequences))
+                    self.timer.count(phase, Work.of(mini.lengths))
+            return self.skipped[model].summarise(updates, step)
 
 
 def mini_batches(batch: Batch, num_rows: int) -> Iterator[tuple[Batch, int, int]]:
