@@ -19,15 +19,7 @@ from verl.run.tracker_backends import check_trackers
 from verl.run.tracking import Tracker
 from verl.single_controller.roles import RoleWorkers
 from verl.single_controller.worker_group import WorkerGroup
-from verl.trainer.logging.speed import (
-    BATCH,
-    UPDATE,
-    UPDATE_LORA,
-    ModelCost,
-    StepMetrics,
-    Work,
-    peak_tflops,
-)
+from verl.trainer.logging.speed import BATCH, ModelCost, StepMetrics, Work, peak_tflops
 from verl.trainer.training import SkippedUpdates, Trainer, endless
 
 COLUMNS = {
@@ -60,7 +52,7 @@ class SFTTrainer(Trainer):
         self.held_out = held_out
         self.model = RoleWorkers(workers, config.model.ulysses_sequence_parallel_size)
         peak = peak_tflops(config.trainer.peak_tflops, workers.device_name, config.model.param_dtype)
-        passes = {"train": (ModelCost.of(config.model), UPDATE_LORA if config.model.trains_adapters else UPDATE)}
+        passes = {"train": (ModelCost.of(config.model), ModelCost.update_passes(config.model))}
         self.step_metrics = StepMetrics(workers.world_size, passes, peak)
         self.skipped = SkippedUpdates("train", "optim", config.optim)
 

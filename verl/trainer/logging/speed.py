@@ -62,11 +62,9 @@ MFU_NAMES = {"update_actor": "actor", "old_log_prob": "actor_infer", "update_cri
 BATCH = "batch"
 """Key of the work of a step's batch."""
 
-FORWARD = 1
-UPDATE = 3
-"""Passes over the matrices: a backward pass takes two, for the gradients of inputs and weights."""
-UPDATE_LORA = 2
-"""Passes without the gradients of frozen weights; the adapters are neglected."""
+FORWARD, UPDATE, UPDATE_LORA = 1, 3, 2
+"""Passes over the matrices. A backward pass takes two, for the gradients of inputs and weights; with LoRA one, because
+weights are frozen and the adapters are negligible."""
 
 NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Names of the number of experts in ``transformers`` configs."""
@@ -200,6 +198,11 @@ class ModelCost:
         width = getattr(shape, "head_dim", None) or shape.hidden_size // max(1, heads)
         return cls(_num_multiplied(info.causal_model, shape), info.num_layers * heads * width)
 
+    @staticmethod
+    def update_passes(config: ModelConfig) -> int:
+        """Return the number of passes of an update."""
+        return UPDATE_LORA if config.trains_adapters else UPDATE
+
     def without_head(self, config: ModelConfig) -> "ModelCost":
         """Return the cost with a single-output head, for a critic."""
         shape = ModelInfo.of(config).text_config
@@ -283,14 +286,13 @@ class StepMetrics:
 def step_metrics(config: PPOConfig, world_size: int, device_name: str, pool_size: int) -> StepMetrics:
     """Return the step metrics of a PPO run."""
     policy = ModelCost.of(config.model)
-    update = UPDATE_LORA if config.model.trains_adapters else UPDATE
     passes = {name: (policy, FORWARD) for name in ("gen", "old_log_prob", "ref")}
-    passes["update_actor"] = (policy, update)
+    passes["update_actor"] = (policy, ModelCost.update_passes(config.model))
     if config.uses_critic:
         model = config.critic.model
         critic = ModelCost.of(model).without_head(model)
         passes["values"] = (critic, FORWARD)
-        passes["update_critic"] = (critic, UPDATE_LORA if model.trains_adapters else UPDATE)
+        passes["update_critic"] = (critic, ModelCost.update_passes(model))
     peak = peak_tflops(config.trainer.peak_tflops, device_name, config.model.param_dtype)
     return StepMetrics(world_size, passes, peak, pool_size)
 
