@@ -74,12 +74,14 @@ class Recovering(Method):
         """Return the surplus of earlier steps and then this step's groups, up to the size of a training batch."""
         if not (self.informative or len(self.surplus)):
             return batch
+        # 1. Join the surplus and this step's groups.
         parts = [self.surplus.take(range(len(self.surplus)))] if len(self.surplus) else []
         for place, group in enumerate(self.informative):
             ids = torch.full((len(group),), (self.step << 32) + place)
             parts.append(group.fill(group=ids, step=torch.full((len(group),), self.step)))
         self.informative = []
         groups = Batch.join(parts)
+        # 2. Learn from as many as fit, and keep the rest.
         learned, rest = groups[: self.max_learned], groups[self.max_learned :]
         if len(rest):
             self.surplus.add(rest)

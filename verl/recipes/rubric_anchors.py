@@ -57,10 +57,13 @@ class Rubrics(Method):
         """Return the combined rewards, [B]."""
         pairs = [name for first, second, _ in self.pairs for name in (first, second)]
         scores = {name: rubric_scores(batch, name) for name in dict.fromkeys([*self.weights, *self.vetoes, *pairs])}
+        # 1. Saturation.
         damped = {name: saturated(values, self.knees.get(name, 1.0)) for name, values in scores.items()}
+        # 2. Weighted mean with interactions.
         reward = sum((w * damped[name] for name, w in self.weights.items()), torch.zeros_like(rewards))
         for first, second, v in self.pairs:
             reward = reward + v * damped[first] * damped[second]
+        # 3. Targeted shaping and vetoes.
         reward = (reward / self.total).clamp(min=0) ** self.power
         for name, limit in self.vetoes.items():
             reward = torch.where(scores[name] < limit, 0.0, reward)

@@ -54,6 +54,7 @@ class Sweet(Method):
         self.sampled.append(batch.columns(*batch.names))  # the trainer adds columns to the last batch
         if round >= self.rounds:
             return {}
+        # The next hint of each prompt follows from its accuracy in all rounds so far.
         accuracies = [part.correct.view(len(self.shares), -1).double().mean(dim=1).tolist() for part in self.sampled]
         edited = {}
         for place, (shares, accuracy) in enumerate(zip(self.shares, zip(*accuracies, strict=True), strict=True)):

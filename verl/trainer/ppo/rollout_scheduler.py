@@ -259,6 +259,7 @@ class RolloutScheduler:
         size = missing = self.config.data.train_batch_size
         num_batches, limit = 0, filtering.max_num_gen_batches
         while missing > 0 and (limit <= 0 or num_batches < limit):
+            # 1. Sample and verify a batch.
             batch, verifications = self._sample_batch(prompts, step, num_batches, timer)
             with timer.phase("reward"):
                 for verification in verifications:
@@ -267,6 +268,7 @@ class RolloutScheduler:
             num_batches += 1
             verdicts += original(batch, "verdicts")
             sources += data_sources(batch)
+            # 2. Keep as many informative groups as are missing.
             differs = groups_that_differ(values, n)
             kept = (differs & (differs.cumsum(dim=0) <= missing)).repeat_interleave(n)
             informative.append(batch[kept])
@@ -276,6 +278,7 @@ class RolloutScheduler:
                 raise nothing_to_learn(filtering.metric, num_batches)
         chosen, dropped = Batch.join(informative), Batch.join(others)
         metrics = edited_metrics(Batch.join([chosen, dropped]), n) if FIRST[0] in chosen else {}
+        # 3. Fill up the batch with other groups.
         if missing:
             filler = dropped[: missing * n]
             filler.fill(learned=torch.zeros(len(filler), dtype=torch.bool))
