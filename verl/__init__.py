@@ -1,6 +1,6 @@
 """VERL: reinforcement learning with verifiable rewards, shaped by the effective rank of hidden states.
 
-``import verl`` loads none of what is below; a name is loaded when it is first used (docs/python.md).
+Public names are loaded on first use (docs/python.md).
 """
 
 from importlib import import_module
@@ -19,7 +19,7 @@ _HOMES = {
     "score": "verl.api",
     "train": "verl.api",
 }
-"""Public name -> the module that it lives in."""
+"""Public name -> its module."""
 
 __all__ = list(_HOMES)
 

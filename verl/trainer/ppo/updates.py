@@ -59,7 +59,8 @@ class Updates:
 
         The first update fills ``logprobs`` and ``entropy`` of the first ``num_later`` responses in place.
         """
-        config, rules, metrics = self.config.actor, self.config.algorithm.rollout_correction, {}
+        rules = self.config.algorithm.rollout_correction
+        metrics: Metrics = {}
         weights = () if rules.rollout_is is None else ("rollout_logprobs",)
         columns = batch.columns(*ACTOR_COLUMNS, *weights, *self.loss.needs.batch_columns)
         if rules.rollout_is_batch_normalize and rules.rollout_is is not None:
