@@ -2,7 +2,7 @@
 
 python benchmarks/bench_async.py --out benchmarks/async
 
-``RolloutScheduler``, ``run_engines`` and ``RequestQueue`` run as in training. In place of engines stand lengths, drawn
+``RolloutScheduler``, ``Generation`` and ``RequestQueue`` run as in training. In place of engines stand lengths, drawn
 from lognormal distributions, and a clock: a decoding step of an engine takes BASE + PER_RESPONSE x the responses that
 it decodes, a token that it reads again READ, a token that a device learns from LEARN. The page names these figures and
 what they leave out. Every run checks that no token is older than the bound, that nothing is lost, and that it ends.
@@ -24,10 +24,9 @@ from verl.batch import Batch
 from verl.config import PPOConfig, load_config
 from verl.data.prompt_rows import PromptRecord
 from verl.method.calls import MethodCalls
-from verl.rollout.base import EngineReply
-from verl.rollout.queue import EngineRoom
+from verl.rollout.queue import EngineCapacity
 from verl.rollout.requests import ResponseRequests
-from verl.single_controller.generation import run_engines
+from verl.single_controller.generation import Generation
 from verl.trainer.logging.speed import PhaseTimer
 from verl.trainer.ppo.advantages import ResponseRewards
 from verl.trainer.ppo.rollout_scheduler import RolloutScheduler
@@ -74,6 +73,9 @@ def lengths(ratio: float, median: float = MEDIAN, unit: int = UNIT) -> list[int]
     return (tokens[order] / unit).round().clamp(min=1).long().tolist()
 
 
+Reply = tuple[Batch | None, int]
+
+
 class Engines:
     """In place of a worker group: engines that count, with one clock, since they wait for each other after a unit."""
 
@@ -81,13 +83,13 @@ class Engines:
         self.world_size, self.lengths, self.clock = num_engines, lengths, 0.0
         self.held: list[dict[int, Response]] = [{} for _ in range(num_engines)]
         self._seconds = [0.0] * num_engines
-        self._replies: dict[int, EngineReply] = {}
+        self._replies: dict[int, Reply] = {}
         self.living = list(range(num_engines))
 
     def run(self, method: str) -> list[Any]:
-        if method == "cut":
+        if method == "rollout.cut":
             return [joined(self._emptied(held)) for held in self.held]
-        return [EngineRoom(SLOTS, SLOTS)] * self.world_size
+        return [EngineCapacity(SLOTS, SLOTS)] * self.world_size
 
     run_living = run
 
@@ -101,11 +103,11 @@ class Engines:
         self._seconds = [0.0] * self.world_size
         yield from ((call, call) for call in calls)
 
-    def received(self, call: int) -> EngineReply:
+    def received(self, call: int) -> Reply:
         return self._replies.pop(call)
 
-    def _advance(self, rank: int, requests: ResponseRequests) -> EngineReply:
-        held, begun = self.held[rank], requests.begun
+    def _advance(self, rank: int, requests: ResponseRequests) -> Reply:
+        held, begun = self.held[rank], requests.partial
         assert begun is not None
         for i, versions in enumerate(begun.version.split(begun.response_lengths.tolist())):
             length = self.lengths[requests.streams[i] % len(self.lengths)]
@@ -120,7 +122,7 @@ class Engines:
         finished = joined(ended)
         if finished is not None:
             finished.fill(truncated=torch.zeros(len(ended), dtype=torch.bool))
-        return EngineReply(finished, max(0, len(held) - SLOTS))
+        return finished, max(0, len(held) - SLOTS)
 
     @staticmethod
     def _emptied(held: dict[int, "Response"]) -> list["Response"]:
@@ -163,7 +165,7 @@ def scheduler(overrides: Sequence[str], engines: Any, steps: int) -> RolloutSche
         workers=engines,
         finish_generation=lambda: None,
         conversations=None,
-        advance=lambda requests, take, enough, _: run_engines(engines, 1, requests, True, take, enough),
+        advance=lambda requests, take, enough, _: Generation(engines, 1, requests, True, take, enough).run(),
     )
     verifiers: Any = Verifiers()
     method = MethodCalls(config, tokenizer)

@@ -16,13 +16,15 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from bench_async import lengths, prompts, scheduler
 from bench_report import head, parser, provenance, table, take_turns, write_report
 
+from verl.batch import Batch
 from verl.rollout import engine_environment
-from verl.rollout.base import EngineReply
+from verl.rollout.requests import ResponseRequests
 from verl.trainer.logging.speed import PhaseTimer
 from verl.utils.distributed import WorkerPlace
 
@@ -53,27 +55,28 @@ class Engine:
         rollout: Any = self.worker.rollout
         made = rollout._sampling_params
 
-        def forced(sampling: Any, stream: int, beginning: Any) -> Any:
-            params = made(sampling, stream, beginning)
-            params.max_tokens = self.lengths[stream % len(self.lengths)] - len(beginning.tokens)
+        def forced(requests: ResponseRequests, i: int) -> Any:
+            params = made(requests, i)
+            beginning = 0 if requests.partial is None else int(requests.partial.response_lengths[i])
+            params.max_tokens = self.lengths[requests.streams[i] % len(self.lengths)] - beginning
             params.ignore_eos, params.stop_token_ids = True, []
             return params
 
         rollout._sampling_params = forced
 
     def run(self, method: str) -> list[Any]:
-        return [getattr(self.worker, method)()]
+        return [attrgetter(method)(self.worker)()]
 
     run_living = run
 
     def call(self, rank: int, method: str, arguments: tuple[Any, ...]) -> int:
-        self.reply: EngineReply = getattr(self.worker, method)(*arguments)
+        self.reply = attrgetter(method)(self.worker)(*arguments)
         return 0
 
     def completed(self, calls: Mapping[int, int], *_: Any) -> Iterator[tuple[int, int]]:
         yield from ((call, call) for call in calls)
 
-    def received(self, call: int) -> EngineReply:
+    def received(self, call: int) -> tuple[Batch | None, int]:
         return self.reply
 
     def turn(self, carried: bool) -> dict[str, float]:
@@ -85,7 +88,7 @@ class Engine:
                 # As in the last step, nothing is admitted that the step does not learn from.
                 sampler.total_steps = step
             began = time.process_time()
-            batch, metrics = sampler.sample_step(stream, step, PhaseTimer(lambda name: None))
+            batch, metrics, *_ = sampler.sample(stream, step, PhaseTimer(lambda name: None))
             rollout: Any = self.worker.rollout
             rollout.engine.reset_prefix_cache()
             # The first step fills the engine, and the last empties it.

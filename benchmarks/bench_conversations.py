@@ -21,10 +21,9 @@ from verl.config.load import load_config
 from verl.config.ppo import PPOConfig
 from verl.data.prompt_rows import PromptRecord
 from verl.models.tokenizer import load_tokenizer
-from verl.rollout.base import EngineReply
 from verl.rollout.environments.conversations import ConversationSetup
 from verl.rollout.environments.pool import EnvironmentPool
-from verl.rollout.queue import EngineRoom
+from verl.rollout.queue import EngineCapacity
 from verl.rollout.requests import ResponseRequests
 from verl.single_controller import generation
 
@@ -51,7 +50,7 @@ class Engine:
 
     def run_living(self, method: str) -> list[Any]:
         """One engine, which measures nothing."""
-        return [EngineRoom(self.slots, self.slots) if method == "start_generation" else None]
+        return [EngineCapacity(self.slots, self.slots) if method == "start_generation" else None]
 
     @property
     def busy(self) -> bool:
@@ -65,14 +64,14 @@ class Engine:
             self.running[place] = (requests.partial[[i]], random.randint(1, ROUNDS))
         self.reply = True
 
-    def receive(self, from_all: bool) -> list[tuple[int, EngineReply]]:
+    def receive(self, from_all: bool) -> list[tuple[int, tuple[Batch | None, int]]]:
         """One round, with the turns that end in it."""
         self.reply = False
         time.sleep(ROUND_S)
         ended = [place for place, (_, rounds) in self.running.items() if rounds == 1]
         self.running = {place: (row, rounds - 1) for place, (row, rounds) in self.running.items()}
         rows = [_longer(self.running.pop(place)[0], place) for place in ended]
-        return [(0, EngineReply(Batch.join(rows) if rows else None, 0))]
+        return [(0, (Batch.join(rows) if rows else None, 0))]
 
 
 def _longer(begun: Batch, place: int) -> Batch:
@@ -109,7 +108,7 @@ def measure(config: PPOConfig, conversations: int, deterministic: bool) -> dict[
 def _generate(engine: Engine, records: Sequence[PromptRecord], *arguments: Any) -> Batch:
     sampling, deterministic, setup = arguments
     made: Any = engine
-    generation.Exchange = lambda *_: made  # type: ignore[misc,assignment]
+    generation.EngineCalls = lambda *_: made  # type: ignore[misc,assignment]
     return generation.generate_responses(made, 1, records, sampling, 3, 4096, deterministic, conversations=setup)
 
 

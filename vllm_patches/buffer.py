@@ -56,13 +56,13 @@ class RowBuffer:
             start = stop
 
     def gather(self, owner: int, first: int, count: int) -> tuple[Tensor, np.ndarray]:
-        """Rows of one owner at positions ``first`` to ``first + count - 1``.
+        """Return the rows of one owner at positions ``first`` to ``first + count - 1``.
 
         Returns:
             The rows ``[count, num_layers, width]`` on the device, NaN where there is none, and bool ``[count]``, true
             where there is one.
         """
-        found = np.zeros(count, dtype=bool)
+        present = np.zeros(count, dtype=bool)
         pieces: list[tuple[np.ndarray, Tensor]] = []
         for segment in self._segments:
             rows = segment.rows_of(owner)
@@ -73,14 +73,14 @@ class RowBuffer:
                 row_of = np.full(count, -1)
                 row_of[places[inside]] = rows[inside]
                 filled = np.flatnonzero(row_of >= 0)
-                found[filled] = True
+                present[filled] = True
                 pieces.append((filled, segment.read(row_of[filled])))
-        if len(pieces) == 1 and found.all():
-            return pieces[0][1], found
+        if len(pieces) == 1 and present.all():
+            return pieces[0][1], present
         gathered = torch.full((count, *self.row_shape), torch.nan, dtype=self.dtype, device=self.device)
         for filled, values in pieces:
             gathered[_index(filled, self.device)] = values
-        return gathered, found
+        return gathered, present
 
     def release(self, owner: int) -> None:
         """Forget the rows of one owner."""
@@ -164,7 +164,7 @@ class _Segment:
         self._used = stop
 
     def rows_of(self, owner: int) -> np.ndarray:
-        """Indices of the rows of one owner that were not released, in the order of writing."""
+        """Return the indices of the rows of one owner that were not released, in the order of writing."""
         if self.room:
             return np.flatnonzero(self.owners[: self._used] == owner)
         # A full segment does not change, so one sort serves every owner. Released rows are still in it.
@@ -182,7 +182,7 @@ class _Segment:
         self.num_needed -= len(rows)
 
     def read(self, rows: np.ndarray) -> Tensor:
-        """Rows of these indices, on the device."""
+        """Return the rows of these indices, on the device."""
         if self._arrived is None:
             return self._rows[_index(rows, self._rows.device)]
         if not self._arrived.query():

@@ -2,7 +2,7 @@
 
 A state is identified by its request and its position in the sequence: response token j after a prompt of P tokens was
 sampled from the state at position P - 1 + j. A state that is computed again, after a preemption or because the response
-is continued by another request (:mod:`vllm_patches.begun`), has the same position, and replaces the earlier one.
+is continued by another request (:mod:`vllm_patches.resume`), has the same position, and replaces the earlier one.
 """
 
 import itertools
@@ -62,7 +62,7 @@ class _Request:
 
 
 def reserved_bytes(options: CaptureOptions, num_tokens: int, width: int, itemsize: int) -> int:
-    """Device memory that an engine keeps free for the states of responses of at most ``num_tokens`` tokens.
+    """Return the device memory that an engine reserves for states of responses of up to ``num_tokens`` tokens.
 
     The buffer; states copied out of it, which exist twice while they are gathered; and the reducer's workspace.
     """
@@ -82,15 +82,15 @@ class HiddenStateCapture:
         self._numbers = itertools.count()
         self._batch: tuple[list[str], np.ndarray, np.ndarray, np.ndarray] | None = None
 
-    def begin(self, request_id: str, num_tokens: int, num_begun: int = 0) -> None:
+    def begin(self, request_id: str, num_tokens: int, num_resumed: int = 0) -> None:
         """Register a request that is scheduled for the first time, or again after a preemption.
 
         Args:
             num_tokens: that it starts with.
-            num_begun: how many of them, at the end, belong to the response.
+            num_resumed: how many of them, at the end, belong to the response.
         """
         if request_id not in self._requests:
-            prompt_length = num_tokens - num_begun
+            prompt_length = num_tokens - num_resumed
             # The last of these states is that from which the first token is sampled: if it is computed again, it must
             # not replace the state that the token was sampled from.
             first = 0 if self.options.keeps_prompts else prompt_length - 1
@@ -157,7 +157,7 @@ class HiddenStateCapture:
             self._forget(request_id, request)
 
     def __len__(self) -> int:
-        """Number of known requests."""
+        """Count the known requests."""
         return len(self._requests)
 
     def clear(self) -> None:
@@ -167,7 +167,7 @@ class HiddenStateCapture:
         self.buffer.clear()
 
     def _num_that_fit(self, requests: list[tuple[str, int]]) -> int:
-        """How many of the first requests fit in ``GATHERED_BYTES``: at least one."""
+        """Count the first requests that fit in ``GATHERED_BYTES``, at least one."""
         rows = 0
         for index, (request_id, num_tokens) in enumerate(requests):
             request = self._held(request_id)
@@ -190,7 +190,7 @@ class HiddenStateCapture:
         return results
 
     def _held(self, request_id: str) -> _Request | None:
-        """The request, if it has started and its states may still be asked for."""
+        """Return the request if it has started and its states are still wanted."""
         request = self._requests.get(request_id)
         return None if request is None or request.released else request
 
@@ -199,7 +199,7 @@ class HiddenStateCapture:
             del self._requests[request_id]
 
     def _owners_and_reads(self, request_ids: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """For each request of a step, its owner in the buffer and the bounds of ``read``, all int64 [R].
+        """Return the buffer's owner of each request of a step and the bounds of ``read``, all int64 [R].
 
         Cached, because most steps have the same requests as the step before.
         """
@@ -212,8 +212,7 @@ class HiddenStateCapture:
     def _record_all(
         self, step: Step, owners: np.ndarray, firsts: np.ndarray, stops: np.ndarray, last_positions: np.ndarray
     ) -> None:
-        """Keep the rows of tokens that requests start with, and those of sampling positions if responses are kept, in
-        one slice."""
+        """Keep the wanted rows of prompts and of sampling positions, in one slice."""
         # 1. Owner and position of each of the N rows.
         lengths = step.scheduled
         row_owners = np.repeat(owners, lengths)

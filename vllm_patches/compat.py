@@ -18,7 +18,7 @@ STREAMS = "sampling_streams"
 
 
 def is_supported(version: str) -> bool:
-    """Whether the plugin supports this version of vLLM; local and pre-release parts do not matter."""
+    """Return whether the plugin supports this version of vLLM, whatever its local and pre-release parts."""
     try:
         return Version(version).base_version in SUPPORTED
     except InvalidVersion:

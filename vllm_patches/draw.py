@@ -11,7 +11,7 @@ BLOCK = 512
 
 
 def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """Tokens [B] int64, each with probability ``weights / weights.sum()``.
+    """Draw tokens [B] int64, each with probability ``weights / weights.sum()``.
 
     A cumulative sum of a whole vocabulary in float32 is neither accurate nor, on a GPU, monotone; in float64 it takes
     several times the memory of the distribution. So first a block is drawn, then a token in it. A token of weight 0 is
@@ -36,7 +36,7 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def _invert(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the cumulative sum of each row of [B, N] passes ``uniforms`` times the total, and how far into that entry.
+    """Find where the cumulative sum of each row [B, N] passes ``uniforms`` times the total, and how far into it.
 
     Both are [B]: the index of a positive weight, and a number in [0, 1] that is uniform if ``uniforms`` is.
     """

@@ -22,11 +22,11 @@ from vllm.v1.engine.output_processor import OutputProcessor, RequestState
 from vllm.v1.engine.parallel_sampling import ParentRequest
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
-from vllm_patches.begun import count_begun, num_begun, num_read
 from vllm_patches.buffer import RowBuffer
 from vllm_patches.capture import PROMPT, REDUCED, STATES
 from vllm_patches.compat import patch, require
 from vllm_patches.options import KEY, CaptureOptions
+from vllm_patches.resume import num_read, num_resumed, restore_response
 from vllm_patches.sampler import check_streams, child_params
 
 COLLECTED_AT_ONCE = 64
@@ -37,7 +37,7 @@ class StateHandle:
     """Refers to the hidden states that the workers hold for one request."""
 
     def __init__(self, request_id: str, abandoned: list[str]) -> None:
-        """``abandoned`` collects the ids of requests whose states nobody collected."""
+        """Refer to a request; its id is added to ``abandoned`` if nobody collects its states."""
         self.request_id = request_id
         self.num_tokens = self.num_earlier = 0
         self.collected = False
@@ -115,7 +115,7 @@ class StateCollector:
             self._take([])
 
     async def release_abandoned_async(self) -> None:
-        """The same for an ``AsyncLLM``."""
+        """Do :meth:`release_abandoned` for an ``AsyncLLM``."""
         if self._abandoned and self._engine() is not None:
             await self._take([])
 
@@ -177,7 +177,7 @@ def _attach_states(outputs: Iterable[Any]) -> None:
 
 
 def _merge_prompts(prompts: list[Tensor]) -> Tensor | None:
-    """The states of one prompt from its samples; each computed the rows that the others took from the prefix cache."""
+    """Merge the states of one prompt; each sample computed rows that the others took from the prefix cache."""
     if not prompts:
         return None
     merged, *others = prompts
@@ -187,7 +187,7 @@ def _merge_prompts(prompts: list[Tensor]) -> Tensor | None:
 
 
 def _worker_is_in_process(engine: Any) -> bool:
-    """Whether engine core and worker are objects of this process, so that tensors pass without a copy."""
+    """Return whether engine core and worker are in this process, so that tensors pass without a copy."""
     client = engine.engine_core
     return isinstance(client, InprocClient) and isinstance(client.engine_core.model_executor, UniProcExecutor)
 
@@ -257,10 +257,10 @@ def _add_request(original: Callable[..., None], self: Any, request: Any, *args: 
     if collector is not None and getattr(request, "resumable", False):
         raise ValueError("streaming inputs: hidden states can be captured of complete prompts only")
     original(self, request, *args, **kwargs)
-    count_begun(self.request_states[request.request_id], request, self.tokenizer)
+    restore_response(self.request_states[request.request_id], request, self.tokenizer)
     if collector is not None:
         handle = collector.new_handle(request.request_id)
-        handle.num_earlier = num_read(request.sampling_params) - num_begun(request.sampling_params)
+        handle.num_earlier = num_read(request.sampling_params) - num_resumed(request.sampling_params)
         self.request_states[request.request_id].hidden_states_handle = handle
 
 
@@ -277,7 +277,7 @@ def _new_completion_output(
 
 
 def _add_output(original: Callable[..., None], self: Any, next_output: Any, *args: Any, **kwargs: Any) -> None:
-    """vLLM merges outputs that pile up at a slow reader: the merged output gets the handle of the last one."""
+    """Keep the last handle when vLLM merges outputs that pile up at a slow reader."""
     original(self, next_output, *args, **kwargs)
     handles = {completion.index: _handle(completion) for completion in next_output.outputs}
     for completion in self.outputs:
@@ -294,7 +294,7 @@ def _step(original: Callable[..., list[Any]], self: Any) -> list[Any]:
 
 
 def _abort_request(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
-    """After an abort, release the states of the requests that it ended.
+    """Release the states of the requests that an abort has ended.
 
     vLLM keeps the parent of several samples if some of them had finished before the abort, and with it their outputs.
     """

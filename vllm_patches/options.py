@@ -90,7 +90,7 @@ class CaptureOptions:
             _load("workspace", self.workspace, (0, 0, 0), self.reducer_options)
 
     def workspace_bytes(self, num_tokens: int, num_layers: int, width: int) -> int:
-        """The memory that the reducer says it takes; 0 if it says nothing."""
+        """Return the reducer's memory, 0 if it does not state it."""
         if self.workspace is None:
             return 0
         function = _load("workspace", self.workspace, (0, 0, 0), self.reducer_options)
@@ -108,7 +108,7 @@ class CaptureOptions:
         return reducer
 
     def resolve_layers(self, num_layers: int) -> tuple[int, ...]:
-        """The captured layers counted from the first, 0 to ``num_layers - 1``; the last is after the final norm.
+        """Return the captured layers counted from the first, 0 to ``num_layers - 1``; the last is after the final norm.
 
         Raises:
             ValueError: the model has no such layer, or a layer is named twice.
@@ -126,7 +126,7 @@ class CaptureOptions:
         return resolved
 
     def resolve_dtype(self, model_dtype: torch.dtype) -> torch.dtype:
-        """The dtype in which states are stored."""
+        """Return the dtype in which states are stored."""
         dtype: torch.dtype = model_dtype if self.dtype == "auto" else getattr(torch, self.dtype)
         return dtype
 
@@ -148,7 +148,7 @@ def _layers(raw: Any) -> tuple[int, ...]:
 
 
 def _load(option: str, path: str, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
-    """The function at ``module:function`` with its keyword arguments; ``ValueError`` if it does not take them."""
+    """Load ``module:function`` with its keyword arguments; raise ``ValueError`` if it does not take them."""
     try:
         module, _, name = path.partition(":")
         loaded: Any = importlib.import_module(module)

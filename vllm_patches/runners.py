@@ -21,7 +21,7 @@ class LayerSelection:
     """
 
     def __init__(self, layers: tuple[int, ...], num_layers: int) -> None:
-        """``layers`` are from 0 to ``num_layers - 1``; the last one is the state after the final norm."""
+        """Select ``layers`` from 0 to ``num_layers - 1``; the last one is the state after the final norm."""
         self.auxiliary = tuple(sorted(layer + 1 for layer in layers if layer != num_layers - 1))
         self._places = [None if layer == num_layers - 1 else self.auxiliary.index(layer + 1) for layer in layers]
 
@@ -31,7 +31,7 @@ class LayerSelection:
         return None in self._places
 
     def pick(self, final: Tensor, auxiliary: list[Tensor]) -> list[Tensor]:
-        """The captured layers' tensors in the requested order; ``auxiliary`` are the inputs of ``self.auxiliary``."""
+        """Return the captured layers' tensors as requested; ``auxiliary`` are the inputs of ``self.auxiliary``."""
         return [final if place is None else auxiliary[place] for place in self._places]
 
 
@@ -48,12 +48,12 @@ def check_runner(runner: Any, is_v2: bool) -> None:
 
 
 def read_step(runner: Any, layers: LayerSelection, is_v2: bool) -> Step:
-    """The step whose results are in ``runner.execute_model_state``."""
+    """Return the step whose results are in ``runner.execute_model_state``."""
     return (_read_v2 if is_v2 else _read_v1)(runner, layers)
 
 
 def _read_v1(runner: Any, layers: LayerSelection) -> Step:
-    """Of ``v1/worker/gpu_model_runner.py`` and the CPU's runner, which derives from it.
+    """Read ``v1/worker/gpu_model_runner.py`` and the CPU's runner, which derives from it.
 
     Relies on ``input_batch`` and the buffers of ``_prepare_inputs`` not changing until the next step.
     """
@@ -72,7 +72,7 @@ def _read_v1(runner: Any, layers: LayerSelection) -> Step:
 
 
 def _read_v2(runner: Any, layers: LayerSelection) -> Step:
-    """Of ``v1/worker/gpu/model_runner.py``, which describes each step in an ``InputBatch``.
+    """Read ``v1/worker/gpu/model_runner.py``, which describes each step in an ``InputBatch``.
 
     Sampled tokens are kept from the step on in which all known tokens (``prefill_len_np``) are computed: the prompt
     and, after a preemption, the response so far.

@@ -21,23 +21,23 @@ from torch import Tensor
 from vllm import SamplingParams
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 
-from vllm_patches.begun import num_begun
 from vllm_patches.compat import STREAMS, require
 from vllm_patches.draw import draw
+from vllm_patches.resume import num_resumed
 from vllm_patches.streams import KEY, substream, uniforms
 from vllm_patches.temperatures import TemperatureTables, table_of
 
 
 def asks_for_streams(additional_config: Any) -> bool:
-    """Whether an engine with this ``additional_config`` samples from streams.
+    """Return whether an engine with this ``additional_config`` samples from streams.
 
     Raises:
         ValueError: the option is neither true nor false.
     """
-    asked = additional_config.get(STREAMS, False) if isinstance(additional_config, Mapping) else False
-    if not isinstance(asked, bool):
-        raise ValueError(f"additional_config['{STREAMS}']={asked!r}: must be true or false")
-    return asked
+    wanted = additional_config.get(STREAMS, False) if isinstance(additional_config, Mapping) else False
+    if not isinstance(wanted, bool):
+        raise ValueError(f"additional_config['{STREAMS}']={wanted!r}: must be true or false")
+    return wanted
 
 
 def check_streams(config: Any) -> None:
@@ -51,14 +51,14 @@ def check_streams(config: Any) -> None:
 
 
 def stream_of(params: SamplingParams | None) -> int | None:
-    """The stream that a request names; None: it names none."""
+    """Return the stream that a request names, or None."""
     stream = None if params is None or params.extra_args is None else params.extra_args.get(KEY)
     return None if stream is None else int(stream) % 2**64
 
 
 def response_start(request: Any) -> int:
-    """The position of the first token of a runner's request that belongs to its response."""
-    return int(request.num_prompt_tokens) - num_begun(request.sampling_params)
+    """Return the position of the first response token of a runner's request."""
+    return int(request.num_prompt_tokens) - num_resumed(request.sampling_params)
 
 
 def child_params(original: Callable[..., SamplingParams], self: Any, index: int) -> SamplingParams:
@@ -118,7 +118,7 @@ class StreamSampler:
     """
 
     def __init__(self, runner: Any) -> None:
-        """Wraps ``_sample`` of the runner, and the last part of its sampler, which draws."""
+        """Wrap ``_sample`` of the runner, and the last part of its sampler, which draws."""
         require(runner, "_sample", "sampler", "requests", "input_batch", "query_start_loc")
         require(runner.sampler, "topk_topp_sampler", "apply_temperature")
         require(runner.input_batch, "req_ids", "num_reqs", "num_computed_tokens_cpu")
@@ -147,7 +147,7 @@ class StreamSampler:
         return sample_step
 
     def _read_step(self) -> _Step | None:
-        """The step to be sampled; None if none of its requests has a stream."""
+        """Return the step to be sampled; None if no request has a stream."""
         batch = self._runner.input_batch
         if self._rows is None or self._rows.request_ids != batch.req_ids:
             self._rows = self._read_rows(batch.req_ids)
@@ -182,16 +182,16 @@ class StreamSampler:
         return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
 
     def apply_temperature(self, logits: Tensor, temp: Tensor, all_random: bool) -> Tensor:
-        """In place of ``Sampler.apply_temperature``: ``logits`` [B, V] over ``temp`` [B], or over a table's entry."""
+        """Replace ``Sampler.apply_temperature``: divide ``logits`` [B, V] by ``temp`` [B] or a table's entry."""
         if self._step is not None and self._step.temperatures is not None:
-            found = self._step.temperatures
-            temp = torch.where(found.isnan(), temp, found)
+            table = self._step.temperatures
+            temp = torch.where(table.isnan(), temp, table)
         return self._scale(logits, temp, all_random)  # type: ignore[no-any-return]
 
     def forward(
         self, logits: Tensor, generators: dict[int, torch.Generator], k: Tensor | None, p: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """In place of ``TopKTopPSampler.forward``: tokens [B], and what the log-probabilities mode returns, [B, V].
+        """Replace ``TopKTopPSampler.forward``: return tokens [B], and [B, V] as the log-probabilities mode asks.
 
         ``logits`` [B, V] float32 are processed but for top-k and top-p; they may be overwritten, as vLLM says.
         """
@@ -221,7 +221,7 @@ class StreamSampler:
 
 
 def _attach_v2(runner: Any) -> None:
-    """Of ``v1/worker/gpu/model_runner.py``; relies on it drawing by ``sampling_states.seeds`` and position."""
+    """Patch ``v1/worker/gpu/model_runner.py``, which draws by ``sampling_states.seeds`` and position."""
     sampler = getattr(runner, "sampler", None)
     if sampler is None:
         return  # Another rank of the pipeline samples.

@@ -18,7 +18,7 @@ _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 def substream(stream: int, number: int) -> int:
-    """The name of stream ``number`` below ``stream``, 64 bits: of a prompt below a seed, of a response below a prompt.
+    """Return the name of stream ``number`` below ``stream``, 64 bits: a prompt below a seed, a response below a prompt.
 
     For one ``stream``, different numbers modulo 2^64 have different names.
     """
@@ -27,7 +27,7 @@ def substream(stream: int, number: int) -> int:
 
 
 def uniforms(streams: Any, positions: Any) -> NDArray[np.float64]:
-    """Numbers in [0, 1) with 53 random bits, of arrays of streams and positions that broadcast against each other."""
+    """Return numbers in [0, 1) with 53 random bits for arrays of streams and positions, which are broadcast."""
     bits = _derive(np.asarray(streams, dtype=np.uint64), np.asarray(positions).astype(np.uint64))
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
@@ -38,7 +38,7 @@ def _derive(stream: NDArray[np.uint64], number: NDArray[np.uint64]) -> NDArray[n
 
 
 def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of SplitMix64 (Steele et al. 2014), a bijection in which each bit depends on all; wraps."""
+    """Apply the finaliser of SplitMix64 (Steele et al. 2014), a bijection in which each bit depends on all; wraps."""
     z = (z ^ (z >> np.uint64(30))) * _FIRST
     z = (z ^ (z >> np.uint64(27))) * _SECOND
     return z ^ (z >> np.uint64(31))

@@ -16,7 +16,7 @@ KEY = "temperatures"
 
 
 def table_of(params: Any) -> NDArray[np.float32] | None:
-    """The table that a request brings; None: it has one temperature."""
+    """Return the table of a request; None if it has one temperature."""
     table = None if params is None or params.extra_args is None else params.extra_args.get(KEY)
     return None if table is None else np.asarray(table, dtype=np.float32)
 
@@ -29,27 +29,27 @@ class TemperatureTables:
         self._slots: dict[str, int] = {}
 
     def slots(self, request_ids: Sequence[str], tables: Sequence[NDArray[np.float32] | None]) -> NDArray[np.int64]:
-        """Where the table of each request is, [B]; -1 for requests without. Others than these are forgotten."""
-        given = {name: table for name, table in zip(request_ids, tables, strict=True) if table is not None}
-        self._slots = {name: slot for name, slot in self._slots.items() if name in given}
-        new = [name for name in given if name not in self._slots]
-        self._grow(len(given), max((len(table) for table in given.values()), default=1))
+        """Return the slot of each request's table, [B], -1 for requests without one; forget all other tables."""
+        by_name = {name: table for name, table in zip(request_ids, tables, strict=True) if table is not None}
+        self._slots = {name: slot for name, slot in self._slots.items() if name in by_name}
+        new = [name for name in by_name if name not in self._slots]
+        self._grow(len(by_name), max((len(table) for table in by_name.values()), default=1))
         taken = set(self._slots.values())
         free = (slot for slot in range(len(self._entries)) if slot not in taken)
         for name, slot in zip(new, free, strict=False):
-            table = given[name]
+            table = by_name[name]
             self._entries[slot, : len(table)] = table
             self._entries[slot, len(table) :] = table[-1]
             self._slots[name] = slot
         return np.array([self._slots.get(name, -1) for name in request_ids], dtype=np.int64)
 
     def at(self, slots: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.float32]:
-        """The temperature of each row, [B], for its token ``places`` [B] from the start of its response; NaN for -1."""
-        found = self._entries[slots, np.clip(places, 0, self._entries.shape[1] - 1)]
-        return np.where(slots < 0, np.float32(np.nan), found)
+        """Return the temperature of each row, [B], at ``places`` [B] of its response; NaN for slot -1."""
+        values = self._entries[slots, np.clip(places, 0, self._entries.shape[1] - 1)]
+        return np.where(slots < 0, np.float32(np.nan), values)
 
     def _grow(self, rows: int, columns: int) -> None:
-        """Make room; what is held keeps its place, and its last entry goes on."""
+        """Make room; tables keep their slots and repeat their last entry."""
         have = self._entries.shape
         if rows > have[0] or columns > have[1]:
             grown = np.ones((max(2 * rows, have[0]), max(columns, have[1])), dtype=np.float32)

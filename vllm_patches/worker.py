@@ -17,11 +17,11 @@ from vllm.distributed import get_tp_group
 from vllm.model_executor.models.interfaces import supports_eagle3
 from vllm.v1.worker.gpu_worker import Worker
 
-from vllm_patches.begun import num_read
 from vllm_patches.buffer import RowBuffer
 from vllm_patches.capture import HiddenStateCapture, reserved_bytes
 from vllm_patches.compat import patch, require
 from vllm_patches.options import CaptureOptions
+from vllm_patches.resume import num_read
 from vllm_patches.runners import LayerSelection, check_runner, read_step
 from vllm_patches.sampler import asks_for_streams, attach_streams
 
@@ -101,7 +101,7 @@ def _load_model(original: Callable[..., None], self: Any, *args: Any, **kwargs: 
 
 
 def _clear_after(warm_up: Callable[..., Any], capture: HiddenStateCapture) -> Callable[..., Any]:
-    """vLLM warms some engines up with its own requests, whose states nobody will collect."""
+    """Clear the capture after vLLM's warm-up, whose requests have states that nobody collects."""
 
     @functools.wraps(warm_up)
     def warm_up_and_clear(*args: Any, **kwargs: Any) -> Any:
@@ -193,7 +193,7 @@ def _enable_auxiliary_states(runner: Any, layers: tuple[int, ...]) -> None:
 
 
 def reserving(profile_run: Callable[..., None], device: torch.device, num_bytes: int) -> Callable[..., None]:
-    """vLLM sizes the KV cache by the memory that ``profile_run`` takes; this includes ``num_bytes`` in it."""
+    """Include ``num_bytes`` in the memory of ``profile_run``, by which vLLM sizes the KV cache."""
 
     @functools.wraps(profile_run)
     def profile(*args: Any, **kwargs: Any) -> None:

@@ -11,8 +11,8 @@ from verl.config.analysis import AnalysisConfig, parse_analysis_config
 from verl.config.load import CONFIG_DIR
 from verl.evaluation.benchmarks import Problem
 from verl.evaluation.store import StoredSample
-from verl.rollout.requests import MeasuredPrompt
 from verl.verifiers.verdict import Verdict
+from verl.workers.measurements import MeasuredPrompt
 
 
 def analysis_config(*overrides: str) -> AnalysisConfig:

@@ -13,10 +13,10 @@ from verl.analysis.analyse import read_prompt_file
 from verl.analysis.measure import MeasureFile, prompts_of
 from verl.data.records import RL_SCHEMA, rl_record, write_parquet
 from verl.evaluation.store import SampleStore, StoredSample
-from verl.rollout.requests import Course, MeasuredPrompt, PromptResponses
+from verl.workers.measurements import MeasuredPrompt, PrefixMetrics, PromptResponses
 
 PROMPT = PromptResponses(0, [1, 2], [[5, 6], [7]])
-MEASURED = MeasuredPrompt(0, [{"a": [1.0]}, {"a": [2.0]}], {"a": [3.0]}, {"d": 0.5}, [Course([2], {"a": [1.0]})])
+MEASURED = MeasuredPrompt(0, [{"a": [1.0]}, {"a": [2.0]}], {"a": [3.0]}, {"d": 0.5}, [PrefixMetrics([2], {"a": [1.0]})])
 
 
 def test_prompts_that_were_not_answered_are_left_out(tmp_path: Path):

@@ -203,7 +203,7 @@ def test_a_machine_without_network(two_machines, training, undisturbed, moment):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("method", "number"), [("update_actor", signal.SIGTERM), ("finish_save", signal.SIGUSR1)])
+@pytest.mark.parametrize(("method", "number"), [("actor.update", signal.SIGTERM), ("finish_save", signal.SIGUSR1)])
 def test_a_job_is_cancelled_and_requeued(machines, shared, training, undisturbed, method, number):
     """A signal to every process of all machines, as scancel sends it; the step is finished and saved."""
     run = training("trainer.total_training_steps=5", f"trainer.save_freq={2 if method == 'finish_save' else 0}")

@@ -96,7 +96,7 @@ class Training:
 
     def call(self) -> str:
         """The method that worker 0 of the newest attempt executes; empty between two."""
-        found = re.findall(r"^\d\d:\d\d:\d\d (\w+(?:: done)?)$", self._log(), re.MULTILINE)
+        found = re.findall(r"^\d\d:\d\d:\d\d ([\w.]+(?:: done)?)$", self._log(), re.MULTILINE)
         return "" if not found or found[-1].endswith(": done") else found[-1]
 
     def host(self) -> str:

@@ -45,9 +45,9 @@ def test_long_run_keeps_its_memory_and_ends_at_sigint(tiny_model, arithmetic_pro
     with gzip.open(trace) as file:
         events = json.load(file)["traceEvents"]
     for method, operator in {
-        "advance": "aten::_log_softmax",
+        "rollout.advance": "aten::_log_softmax",
         "compute_logprobs": "aten::scaled_dot_product_attention",
-        "update_actor": "aten::_log_softmax",
+        "actor.update": "aten::_log_softmax",
     }.items():
         spans = [e for e in events if e.get("cat") == "user_annotation" and e["name"] == method]
         found = [e for e in events if e["name"] == operator]

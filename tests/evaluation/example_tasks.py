@@ -53,7 +53,7 @@ class FakeEngines:
     def run(
         self, copies: int, requests: ResponseRequests, deterministic: bool, on_finished: Callable[[Batch], None]
     ) -> None:
-        """In place of :func:`verl.single_controller.generation.run_engines`."""
+        """In place of :class:`verl.single_controller.generation.Generation`."""
         self.prompts += requests.prompt_ids
         self.temperatures += [requests.sampling_of(i).temperature for i in requests.rows]
         for third in range(3):

@@ -58,7 +58,11 @@ def engines(verifiers: VerifierPool, monkeypatch: pytest.MonkeyPatch) -> list[tu
         return started[-1][1]
 
     monkeypatch.setattr(generation, "start_engines", start)
-    monkeypatch.setattr(generation, "run_engines", lambda workers, *arguments, **steps: workers.run(*arguments))
+    monkeypatch.setattr(
+        generation,
+        "Generation",
+        lambda workers, *arguments, **_: SimpleNamespace(run=lambda: workers.run(*arguments)),
+    )
     # One pool for all tests: a process takes seconds to start.
     kept = SimpleNamespace(config=verifiers.config, score_batch=verifiers.score_batch, close=lambda: None)
     monkeypatch.setattr(evaluate_module, "VerifierPool", lambda *_: kept)

@@ -21,7 +21,7 @@ from verl.single_controller import generation
 def test_conversations_are_stored_as_the_policy_said_them(
     tmp_path: Path, tiny_tokenizer: Any, monkeypatch: pytest.MonkeyPatch, device: str
 ):
-    monkeypatch.setattr(generation, "Exchange", lambda workers, method, copies: workers)
+    monkeypatch.setattr(generation, "EngineCalls", lambda workers, method, copies: workers)
     engines, done = Engines(), list[int]()
     engines.device_type = device
     turns = replace(shipped_config().rollout.multi_turn, enable=True, environment="mine:Env")

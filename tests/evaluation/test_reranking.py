@@ -26,7 +26,7 @@ class Workers:
         self.read = 0
 
     def map_rows(self, method: str, batch: Batch) -> Batch:
-        assert method == "compute_rm_scores"
+        assert method == "reward_model.compute_scores"
         self.read += len(batch)
         return batch.fill(scores=batch.response_lengths.float())
 
@@ -34,7 +34,7 @@ class Workers:
 @pytest.fixture
 def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     workers = Workers()
-    monkeypatch.setattr(reranking, "RoleWorkers", lambda group: workers)
+    monkeypatch.setattr(reranking, "ModelWorkers", lambda group: workers)
     group = SimpleNamespace(close=lambda: None)
     session = SimpleNamespace(start_workers=lambda *_: group)
     display = SimpleNamespace(say=lambda text: None)

@@ -101,12 +101,12 @@ def test_edited_prompt_must_fit(make):
 
 
 def test_settings_broadcast_over_prompts_and_responses(make):
-    made = call(make(overriding("sampling", "{'temperature': [[0.5], [2.0]], 'top_k': 3}")), "sampling").overrides
+    made = call(make(overriding("sampling", "{'temperature': [[0.5], [2.0]], 'top_k': 3}")), "sampling")["overrides"]
     values = [(each.temperature, each.top_k, each.top_p) for each in made]
     assert values == [(0.5, 3, 1.0)] * 2 + [(2.0, 3, 1.0)] * 2 and type(made[0].top_k) is int
     made = call(make(overriding("sampling", "{'temperatures': [1.5, 1.25, 1.0]}")), "sampling")
-    assert made.overrides is None and made.temperatures.dtype == np.float32
-    assert made.temperatures.tolist() == [1.5, 1.25, 1.0]
+    assert made["overrides"] is None and made["temperatures"].dtype == np.float32
+    assert made["temperatures"].tolist() == [1.5, 1.25, 1.0]
     assert call(make(overriding("sampling", "{}")), "sampling") is None
 
 
@@ -150,7 +150,7 @@ def test_example_goes_on_from_its_state(tmp_path, small_config, tiny_tokenizer):
     assert method.candidates_per_prompt == 2 and method.note == ""
     method.begin_step(1)
     assert [record.uid for record in method.choose_prompts(RECORDS[:4])] == [0, 1]
-    assert method.settings(RECORDS[:2]).temperatures.tolist() == pytest.approx([1.18] * 4 + [1.0])
+    assert method.settings(RECORDS[:2])["temperatures"].tolist() == pytest.approx([1.18] * 4 + [1.0])
     # The second group has no correct response, and gets a hint; the first one teaches something, and is kept.
     batch = batch_of([1.0, 0.0, 0.0, 0.0], lengths=[1, 2, 3, 4], uids=[0, 0, 1, 1])
     edited = method.resample(batch, 1)

@@ -18,7 +18,7 @@ from tests.workers.groups import relative_difference
 from verl.algorithms.losses import StepSize
 from verl.batch import Batch
 from verl.config import PPOConfig
-from verl.single_controller.roles import PolicyWorkers, _places
+from verl.single_controller.roles import PolicyWorkers, inverse
 from verl.workers.actor import Actor
 from verl.workers.policy_loss import PolicyLoss
 
@@ -88,7 +88,7 @@ def learn(
     results = worlds[world_size].run(own_losses.learn, config, dealt, sizes(rows), model, batching, on_policy)
     if on_policy:
         said = Batch.join([found for (_, found), _ in results])
-        return [(said[_places(order)], results[0][1])]
+        return [(said[inverse(order)], results[0][1])]
     return results
 
 

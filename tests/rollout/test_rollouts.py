@@ -13,6 +13,7 @@ from vllm.engine.arg_utils import EngineArgs
 
 from tests.conftest import changed
 from tests.evaluation.example_tasks import evaluation_config
+from tests.single_controller.rounds import in_rounds
 from tests.workers.groups import all_prompts, policy_batch, sample, scored, start_group
 from verl.batch import Batch
 from verl.cluster.failures import WorkerError
@@ -20,11 +21,10 @@ from verl.config import ConfigError, PPOConfig
 from verl.config.rollout import SamplingConfig
 from verl.data.prompt_rows import PromptRecord
 from verl.rollout import engine_environment, shared_memory
-from verl.rollout.requests import EngineModel, ResponseRequests, ResponseSettings, response_stream
+from verl.rollout.requests import EngineModel, ResponseRequests
 from verl.rollout.shared_memory import private_shared_memory
 from verl.rollout.vllm_engine import engine_options, naming_own_metrics
 from verl.single_controller import generation
-from verl.single_controller.generation import run_engines
 from verl.single_controller.worker_group import WorkerGroup
 from verl.utils.distributed import WorkerPlace
 
@@ -104,7 +104,7 @@ def learn(group: WorkerGroup, rollout: Batch) -> None:
     """Updates that change the policy far beyond any tolerance."""
     logprobs = scored(group, rollout).logprobs
     for _ in range(3):
-        group.run_split("update_actor", policy_batch(rollout, logprobs), len(logprobs), len(rollout))
+        group.run_split("actor.update", policy_batch(rollout, logprobs), len(logprobs), len(rollout))
     assert (scored(group, rollout).logprobs - logprobs).abs().max() > 0.1
 
 
@@ -197,43 +197,14 @@ def test_response_ends_at_a_stop_string(alone, through_transformers, prompts, co
         assert {"a", "b"} <= endings
 
 
-def in_pieces(
-    group: WorkerGroup, prompts: list[PromptRecord], sampling: SamplingConfig, seed: int, **settings
-) -> Batch:
-    """The same, cut after every round and continued by further requests, whose versions count the rounds."""
-    asked = [record for record in prompts for _ in range(sampling.n)]
-    streams = [response_stream(seed, record.uid, i % sampling.n) for i, record in enumerate(asked)]
-    begun = {"rollout_logprobs": torch.zeros(0), "version": torch.zeros(0, dtype=torch.int32)}
-    left = Batch.of([record.input_ids for record in asked], [[] for _ in asked], **begun)
-    ended, places, version = [], torch.arange(len(asked)), 0
-    while len(places):
-        requests = ResponseRequests(
-            rows=range(len(places)),
-            prompt_ids=[asked[i].input_ids for i in places],
-            streams=[streams[i] for i in places],
-            sampling=sampling,
-            partial=left,
-            version=version,
-            **settings,
-        )
-        parts: list[Batch] = []
-        cut, _ = run_engines(group, 1, requests, True, parts.append, lambda ended: True)
-        ended += [part.without("request").fill("episode", place=places[part.request]) for part in parts]
-        places = torch.cat([places[part.request] for part in cut]) if cut else places[:0]
-        left = Batch.join(cut).without("request") if cut else left
-        version += 1
-    joined = Batch.join(ended)
-    return joined[joined.place.argsort()].widened(12)
-
-
 def test_a_response_in_pieces_is_the_response_in_one(alone, prompts, config, monkeypatch):
     # All that counts from the start of a response: its length, stop strings, penalties, temperatures by position.
     monkeypatch.setattr(generation, "STEPS_PER_CALL", 3)
     alone.run("stop_at", STRINGS)
     sampling = replace(config.rollout.train_kwargs, n=4, repetition_penalty=1.2)
     table = np.linspace(0.5, 1.5, 7, dtype=np.float32)
-    whole = sample(alone, prompts, sampling, 3, settings=ResponseSettings(temperatures=table))
-    pieces = in_pieces(alone, prompts, sampling, 3, temperatures=table)
+    whole = sample(alone, prompts, sampling, 3, settings={"temperatures": table})
+    pieces = in_rounds(alone, prompts, sampling, 3, temperatures=table).widened(12)
     alone.run("stop_at", [])
     same_rollout(whole, pieces)
     assert len(whole.response_lengths.unique()) > 3 and whole.truncated.any() and not whole.truncated.all()
@@ -271,21 +242,25 @@ def test_settings_by_response_and_position_are_obeyed_alike(alone, together, thr
     table = (0.2 + 0.3 * np.arange(6) % 2).astype(np.float32)
     kinds = [replace(sampling, temperature=0.5, top_k=5), replace(sampling, top_p=0.7), sampling]
     overrides = [kinds[row % 3] for row in range(num)]
-    for settings in (ResponseSettings(overrides), ResponseSettings(None, table), ResponseSettings(overrides, table)):
+    for settings in (
+        {"overrides": overrides},
+        {"temperatures": table},
+        {"overrides": overrides, "temperatures": table},
+    ):
         one = sample(alone, prompts, sampling, 5, settings=settings)
         same_rollout(one, sample(through_transformers, prompts, sampling, 5, settings=settings))
         assert torch.equal(one.tokens, sample(together, prompts, sampling, 5, 2, settings=settings).tokens)
         # Whatever else is in the batch.
-        few = replace(settings, overrides=settings.overrides and settings.overrides[:4])
+        few = {name: value[:4] if name == "overrides" else value for name, value in settings.items()}
         assert torch.equal(one[:4].tokens, sample(alone, prompts[:1], sampling, 5, settings=few).tokens)
     # A table of one value is that temperature, also behind its end.
     for value in (0.5, 2.0):
-        constant = ResponseSettings(None, np.full(3, value, dtype=np.float32))
+        constant = {"temperatures": np.full(3, value, dtype=np.float32)}
         same_rollout(
             sample(alone, prompts, sampling, 5, settings=constant),
             sample(alone, prompts, replace(sampling, temperature=value), 5),
         )
-    falling = ResponseSettings(None, np.array([2.0, 0.5], dtype=np.float32))
+    falling = {"temperatures": np.array([2.0, 0.5], dtype=np.float32)}
     drawn, hot = (
         sample(alone, prompts, replace(sampling, temperature=2.0), 5, settings=settings).padded("response_tokens")
         for settings in (falling, None)
@@ -317,8 +292,7 @@ def test_an_evaluation_ends_there_too(config, prompts, ray_session):
     group = WorkerGroup(worker, engine, (model, None), 1, 1, "cpu", engine_environment("cpu"))
     sampling = SamplingConfig(top_p=1.0, top_k=-1, min_p=0.0, repetition_penalty=1.0, n=1, temperature=1.0)
     requests = ResponseRequests(range(60), [prompts[0].input_ids] * 60, [*range(60)], sampling)
-    (reply,) = group.run("advance", requests, 1000)
-    batch = reply.finished
+    ((batch, _),) = group.run("rollout.advance", requests, 1000)
     group.close()
     assert len(batch) == 60 and 0 < batch.truncated.sum() < 60
     # An untrained model: nothing else ends so many, and the maker's top-k would leave two to begin with.

@@ -11,11 +11,23 @@ from verl.batch import Batch
 from verl.utils.distributed import WorkerPlace, join_world
 
 
+class Actor:
+    """A part of a worker."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def update(self) -> None:
+        """Run out of memory on the last of four workers."""
+        if self.rank == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee the docs.")
+
+
 class ExampleWorker:
     """Holds nothing but its rank."""
 
     def __init__(self, config: Any, place: WorkerPlace) -> None:
-        self.rank = place.rank
+        self.rank, self.actor = place.rank, Actor(place.rank)
 
     def note_rank(self, batch: Batch) -> Batch:
         """The same rows with the first token of each [B], and this worker's rank [B]."""
@@ -45,11 +57,6 @@ class ExampleWorker:
         """Returns the rank."""
         time.sleep(seconds)
         return self.rank
-
-    def update_actor(self) -> None:
-        """Run out of memory on the last of four workers."""
-        if self.rank == 3:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee the docs.")
 
     def surroundings(self, *names: str) -> tuple[dict[str, str], dict[str, str]]:
         """Some variables as this process has them, and as Ray has written them down."""

@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from tests.conftest import shipped_config
+from tests.single_controller.rounds import in_rounds
 from verl.batch import ENVIRONMENT, POLICY, Batch
 from verl.data.prompt_rows import PromptRecord
-from verl.rollout.base import EngineReply
-from verl.rollout.environments.conversations import ConversationSetup, new_conversations, turns_of
+from verl.rollout.environments.conversations import ConversationSetup, policy_turns
 from verl.rollout.environments.pool import Answer, Step
-from verl.rollout.queue import EngineRoom
+from verl.rollout.queue import EngineCapacity
 from verl.rollout.requests import ResponseRequests, response_stream
 from verl.single_controller import generation
-from verl.single_controller.generation import generate_responses, run_engines
+from verl.single_controller.generation import generate_responses
 
 LENGTH, STEPS, END = 55, 4, 2
 
@@ -45,9 +45,9 @@ class Engines:
         self.sent: list[tuple[int, list[int]]] = []
 
     def run_living(self, method: str) -> list[Any]:
-        if method == "cut":
+        if method == "rollout.cut":
             return self.cut()
-        return [EngineRoom(self.slots, self.slots) if method == "start_generation" else None] * self.count
+        return [EngineCapacity(self.slots, self.slots) if method == "start_generation" else None] * self.count
 
     def cut(self) -> list[Batch | None]:
         parts: list[Batch | None] = []
@@ -91,7 +91,7 @@ class Engines:
                     break
             else:
                 self.running[engine][place] = (row, stream, version)
-        self.replies[engine] = EngineReply(Batch.join(ended) if ended else None, 0)
+        self.replies[engine] = (Batch.join(ended) if ended else None, 0)
 
     def receive(self, from_all: bool) -> list[tuple[int, Any]]:
         engines = sorted(self.replies) if from_all else [min(self.replies)]
@@ -132,7 +132,7 @@ class Environment:
 @pytest.fixture
 def converse(tiny_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Batch]:
     monkeypatch.setattr(generation, "STEPS_PER_CALL", STEPS)
-    monkeypatch.setattr(generation, "Exchange", lambda workers, method, copies: workers)
+    monkeypatch.setattr(generation, "EngineCalls", lambda workers, method, copies: workers)
 
     def talk(
         engines: Engines | None = None,
@@ -161,7 +161,7 @@ def test_turns_bridges_and_draws(converse, tiny_tokenizer):
             assert source == ENVIRONMENT or number == token(stream, start + place)
         said = tiny_tokenizer.decode(row.response_tokens[row.source == ENVIRONMENT].tolist())
         assert said == "".join(f"<|user|>say {n}<|im_end|><|assistant|>" for n in range(1, int(row.turns)))
-        assert int(row.source[-1]) == POLICY and len(turns_of(row)) == int(row.turns)
+        assert int(row.source[-1]) == POLICY and len(policy_turns(row)[0]) == int(row.turns)
     whole = batch.turns == 4
     assert (batch.environment_rewards[whole & ~batch.truncated] == 2.0).all()
     assert (batch.call_counts[:, 4] == batch.turns).all()
@@ -178,7 +178,7 @@ def test_turns_are_limited(converse, options: dict[str, int], most: int):
 
 def test_no_turn_begins_where_the_model_has_no_room_for_it(converse):
     batch, free = converse(max_length=30), converse()
-    begun = [int(row.lengths) - len(turns_of(row)[-1]) for row in batch.split(1)]
+    begun = [int(row.lengths) - len(policy_turns(row)[0][-1]) for row in batch.split(1)]
     assert max(begun) < 30 and (batch.truncated & ~free.truncated).any()
     assert int(batch.turns.sum()) < int(free.turns.sum())
 
@@ -235,27 +235,7 @@ def test_conversations_that_are_cut_are_those_in_one(converse, tiny_tokenizer):
     expected = converse()
     turns = replace(shipped_config().rollout.multi_turn, enable=True, environment="mine:Env")
     setup = ConversationSetup(turns, LENGTH, tiny_tokenizer, {}, [], Environment())
-    records = [record for record in PROMPTS for _ in range(3)]
-    streams = [response_stream(3, record.uid, i % 3) for i, record in enumerate(records)]
-    left = new_conversations(records).fill("response token", version=torch.zeros(0, dtype=torch.int32))
-    places, over, version = torch.arange(len(records)), list[Batch](), 0
-    while len(places):
-        requests = ResponseRequests(
-            range(len(places)),
-            [records[i].input_ids for i in places],
-            [streams[i] for i in places],
-            SAMPLING,
-            partial=left,
-            version=version,
-        )
-        talks, parts = setup.begin([records[i] for i in places], left), list[Batch]()
-        cut, _ = run_engines(Engines(slots=9), 1, requests, True, parts.append, lambda ended: True, talks)
-        over += [part.without("request").fill("episode", place=places[part.request]) for part in parts]
-        if not cut:
-            break
-        left = Batch.join(cut)
-        places, left, version = places[left.request], left.without("request"), version + 1
-    whole = Batch.join(over)
-    same(whole[whole.place.argsort()], expected)
+    whole = in_rounds(Engines(slots=9), PROMPTS, SAMPLING, 3, setup)
+    same(whole, expected)
     # A round had at most four tokens of each.
-    assert version > 5 and whole.version.max() > 5
+    assert whole.version.max() > 5

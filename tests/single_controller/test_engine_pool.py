@@ -9,7 +9,7 @@ import pytest
 
 from verl.cluster.failures import MachineError
 from verl.single_controller.engine_pool import EnginePool
-from verl.single_controller.generation import Exchange
+from verl.single_controller.generation import EngineCalls
 from verl.single_controller.supervision import Supervision
 
 
@@ -24,7 +24,7 @@ def test_an_engine_is_lost_and_replaced(ray_session, tmp_path):
     pool = EnginePool(*worker, workers_per_world=2, goes_on=True, say=said.append, supervision=watched)
     try:
         assert pool.run("take_as_long", 0.0) == [0, 1, 0, 1]
-        engines = Exchange(pool, "take_as_long", 2)
+        engines = EngineCalls(pool, "take_as_long", 2)
         for engine in range(2):
             engines.send(engine, 5.0 if engine == 1 else 0.0)
         kill(pool, 3)

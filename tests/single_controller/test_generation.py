@@ -11,14 +11,17 @@ import torch
 
 from verl.batch import Batch
 from verl.cluster.failures import WorkerError
-from verl.rollout.base import EngineReply
-from verl.rollout.queue import EngineRoom, RequestQueue
+from verl.rollout.queue import EngineCapacity, RequestQueue
 from verl.rollout.requests import ResponseRequests
-from verl.single_controller.generation import STEPS_PER_CALL, Exchange, run_engines, serve
+from verl.single_controller import generation
+from verl.single_controller.generation import EngineCalls, Generation
 
 
 class SimulatedEngines:
-    """Engines that decode one token of each response per step, at the speed given, as many responses as have a slot."""
+    """In place of a worker group and of the calls of its engines.
+
+    Engines decode one token of each response per step, at the speed given, as many responses as have a slot.
+    """
 
     def __init__(self, lengths: Sequence[int], slots: int, speeds: Sequence[float]) -> None:
         self.lengths, self.slots, self.speeds = lengths, slots, speeds
@@ -27,20 +30,25 @@ class SimulatedEngines:
         self.waiting: list[list[int]] = [[] for _ in speeds]
         self.dealt: list[list[int]] = [[] for _ in speeds]
         self.ends = [0.0] * len(speeds)
-        self._replies: dict[int, tuple[list[int], int]] = {}
+        self._replies: dict[int, tuple[Batch | None, int]] = {}
         self.lost_at: dict[int, float] = {}
         """When engines are lost, by their clocks."""
+
+    def run_living(self, method: str) -> list[EngineCapacity]:
+        assert method == "start_generation"
+        return [EngineCapacity(self.slots, 1 << 30)] * len(self.speeds)
 
     @property
     def busy(self) -> bool:
         return bool(self._replies)
 
-    def send(self, engine: int, requests: list[int]) -> None:
+    def send(self, engine: int, asked: ResponseRequests, max_steps: int) -> None:
         assert engine not in self._replies
+        requests = list(asked.rows)
         self.dealt[engine] += requests
         self.waiting[engine] += requests
         running, waiting, finished = self.running[engine], self.waiting[engine], []
-        for _ in range(STEPS_PER_CALL):
+        for _ in range(max_steps):
             while waiting and len(running) < self.slots:
                 running[waiting.pop(0)] = 0
             if not running:
@@ -52,9 +60,10 @@ class SimulatedEngines:
                     finished.append(request)
                     del running[request]
         self.ends[engine] = self.clocks[engine] if finished else self.ends[engine]
-        self._replies[engine] = (finished, len(waiting))
+        ended = Batch.of([[]] * len(finished), [[]] * len(finished), request=torch.tensor(finished, dtype=torch.int64))
+        self._replies[engine] = (ended if finished else None, len(waiting))
 
-    def receive(self, from_all: bool) -> list[tuple[int, tuple[list[int], int] | None]]:
+    def receive(self, from_all: bool) -> list[tuple[int, tuple[Batch | None, int] | None]]:
         for engine in self._replies:
             if self.clocks[engine] >= self.lost_at.get(engine, math.inf):
                 del self._replies[engine]
@@ -74,22 +83,25 @@ class SimulatedEngines:
     def makespan(self) -> float:
         return max(self.ends)
 
+    def serve(self, deterministic: bool) -> Generation:
+        """Have them sample; checks that each response is finished once."""
+        rows, finished = range(len(self.lengths)), list[int]()
+        requests = ResponseRequests(rows, [[5]] * len(rows), [0] * len(rows), sampling=None)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(generation, "EngineCalls", lambda workers, *_: workers)
+            served = Generation(self, 1, requests, deterministic, lambda part: finished.extend(part.request.tolist()))
+            served.run()
+        assert sorted(finished) == list(rows)
+        assert served.queue.held == [0] * len(self.speeds) and served.queue.left == 0
+        return served
+
 
 def simulate(
     lengths: Sequence[int], num_engines: int, slots: int, deterministic: bool, speeds: Sequence[float] | None = None
 ) -> SimulatedEngines:
-    """Serve requests of so many tokens; checks that each is finished once."""
+    """Serve requests of so many tokens."""
     engines = SimulatedEngines(lengths, slots, speeds or [1.0] * num_engines)
-    finished: list[int] = []
-
-    def take(reply: tuple[list[int], int]) -> tuple[int, int]:
-        finished.extend(reply[0])
-        return len(reply[0]), reply[1]
-
-    queue = RequestQueue(len(lengths), [EngineRoom(slots, 1 << 30)] * num_engines)
-    serve(queue, engines, lambda rows: (list(rows),), take, deterministic)
-    assert sorted(finished) == list(range(len(lengths)))
-    assert queue.held == [0] * num_engines and queue.left == 0
+    engines.serve(deterministic)
     return engines
 
 
@@ -123,14 +135,14 @@ def test_who_gets_what_depends_on_lengths_alone():
 
 
 def test_what_fits_is_dealt_at_once_in_the_order_of_the_prompts():
-    queue = RequestQueue(10, [EngineRoom(4, 9)] * 3)
+    queue = RequestQueue(10, [EngineCapacity(4, 9)] * 3)
     assert queue.first() == [range(0, 3), range(3, 6), range(6, 10)] and queue.left == 0
-    queue = RequestQueue(2, [EngineRoom(4, 9)] * 3)
+    queue = RequestQueue(2, [EngineCapacity(4, 9)] * 3)
     assert [len(share) for share in queue.first()] == [0, 1, 1]
 
 
 def test_an_engine_whose_cache_is_full_gets_nothing_more():
-    queue = RequestQueue(100, [EngineRoom(32, 8), EngineRoom(32, 8)])
+    queue = RequestQueue(100, [EngineCapacity(32, 8), EngineCapacity(32, 8)])
     assert queue.first() == [range(0, 8), range(8, 16)]
     # Nothing waits: there is room for half as many again. One waits although a slot is free: the cache is full.
     queue.finish(0, 0, 0)
@@ -141,12 +153,12 @@ def test_an_engine_whose_cache_is_full_gets_nothing_more():
 
 
 def test_a_single_engine_begins_with_all_its_slots():
-    assert RequestQueue(30, [EngineRoom(32, 8)]).first() == [range(0, 30)]
-    assert RequestQueue(30, [EngineRoom(32, 8)] * 2).first() == [range(0, 8), range(8, 16)]
+    assert RequestQueue(30, [EngineCapacity(32, 8)]).first() == [range(0, 30)]
+    assert RequestQueue(30, [EngineCapacity(32, 8)] * 2).first() == [range(0, 8), range(8, 16)]
 
 
 def test_work_is_taken_ahead_while_much_is_left():
-    queue = RequestQueue(46, [EngineRoom(8, 99), EngineRoom(8, 99)])
+    queue = RequestQueue(46, [EngineCapacity(8, 99), EngineCapacity(8, 99)])
     # 30 are left beside the slots: a quarter of them for each.
     assert queue.first() == [range(0, 15), range(15, 30)]
     queue.finish(0, 8, 0)
@@ -158,18 +170,7 @@ def test_work_is_taken_ahead_while_much_is_left():
 def test_others_get_what_a_lost_engine_has_not_returned():
     engines = SimulatedEngines(skewed(400, seed=0), 16, [1.0] * 3)
     engines.lost_at = {1: 100.0, 2: 2000.0}
-    finished: list[int] = []
-    queue = RequestQueue(400, [EngineRoom(16, 1 << 30)] * 3)
-
-    def take(reply: tuple[list[int], int]) -> tuple[int, int]:
-        finished.extend(reply[0])
-        return len(reply[0]), reply[1]
-
-    def lose(engine: int) -> list[int]:
-        return [request for request in queue.dealt[engine] if request not in finished]
-
-    serve(queue, engines, lambda rows: (list(rows),), take, False, lose=lose)
-    assert sorted(finished) == list(range(400)) and queue.left == 0 and queue.held == [0, 0, 0]
+    queue = engines.serve(False).queue
     # Nothing more was dealt to those that were lost.
     assert engines.clocks[0] > 2000 > engines.clocks[1] and not queue.take(1)
 
@@ -181,22 +182,22 @@ class LosesAnEngineInCut:
         self.living, self.given = [0, 1], dict[int, list[int]]()
 
     def call(self, rank: int, method: str, arguments: tuple[ResponseRequests, int]) -> tuple[int, int]:
-        assert method == "advance"
+        assert method == "rollout.advance"
         self.given.setdefault(rank, []).extend(arguments[0].rows)
         return rank, len(self.given)
 
     def completed(self, calls: dict[Any, int], method: str, started: float) -> Any:
         # Of the first engine one has ended.
         for call, rank in calls.items():
-            yield call, EngineReply(episodes(self.given[0][:1]) if rank == 0 else None, 0)
+            yield call, (episodes(self.given[0][:1]) if rank == 0 else None, 0)
 
-    def received(self, reply: EngineReply) -> EngineReply:
+    def received(self, reply: Any) -> Any:
         return reply
 
     def run_living(self, method: str) -> list[Any]:
         if method == "start_generation":
-            return [EngineRoom(4, 4)] * 2
-        assert method == "cut"
+            return [EngineCapacity(4, 4)] * 2
+        assert method == "rollout.cut"
         self.living = [0]
         return [episodes(self.given[0][1:], more=3)]
 
@@ -208,9 +209,8 @@ def episodes(rows: list[int], more: int = 0) -> Batch:
 def test_what_a_lost_engine_was_to_cut_is_left_as_it_was():
     pool, finished = LosesAnEngineInCut(), list[int]()
     requests = ResponseRequests(range(6), [[5]] * 6, [0] * 6, sampling=None, partial=episodes([*range(6)]))
-    cut, _ = run_engines(
-        pool, 1, requests, True, lambda part: finished.extend(part.request.tolist()), lambda ended: len(ended) == 1
-    )
+    take, enough = lambda part: finished.extend(part.request.tolist()), lambda ended: len(ended) == 1  # noqa: E731
+    cut, _ = Generation(pool, 1, requests, True, take, enough).run()
     assert pool.given == {0: [0, 1, 2], 1: [3, 4, 5]} and finished == [0]
     left = {
         int(row): int(length) for part in cut for row, length in torch.stack([part.request, part.response_lengths], 1)
@@ -221,7 +221,7 @@ def test_what_a_lost_engine_was_to_cut_is_left_as_it_was():
 
 @pytest.mark.parametrize("copies", [1, 2, 4])
 def test_each_engine_replies_with_its_first_worker(workers, copies: int):
-    engines = Exchange(workers, "take_as_long", copies)
+    engines = EngineCalls(workers, "take_as_long", copies)
     assert not engines.busy
     for engine in range(4 // copies):
         # The first engine takes longest.
@@ -233,7 +233,7 @@ def test_each_engine_replies_with_its_first_worker(workers, copies: int):
 
 
 def test_all_can_be_waited_for_and_any_be_sent_more(workers):
-    engines = Exchange(workers, "take_as_long", 1)
+    engines = EngineCalls(workers, "take_as_long", 1)
     for engine in (3, 0, 2):
         engines.send(engine, 0.0)
     assert engines.receive(from_all=True) == [(0, 0), (2, 2), (3, 3)] and not engines.busy

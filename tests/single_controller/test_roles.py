@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from verl.batch import Batch
-from verl.single_controller.roles import RoleWorkers, balanced_order, deal_groups
+from verl.single_controller.roles import ModelWorkers, balanced_order, deal_groups
 
 
 def batch_of(lengths: list[int]) -> Batch:
@@ -39,13 +39,13 @@ def test_shares_are_as_equal_as_one_row_allows(lengths: list[int], shares: int):
 def test_groups_are_dealt_whole_and_filled_up_to_one_size():
     # Groups 4 (rows 0, 2, 5), 1 (rows 1, 3) and 8 (row 4), of 9, 11 and 1 tokens, in two shares.
     ids, lengths = torch.tensor([4, 1, 4, 1, 8, 4]), torch.tensor([3, 5, 2, 6, 1, 4])
-    units = deal_groups(ids, lengths, 2, balance=False)
-    assert units.rows.tolist() == [0, 2, 5, 1, 3, 1, 4, 4, 4, 4, 4, 4]
-    assert units.copied.tolist() == [False] * 5 + [True, False] + [True] * 5
-    assert units.unit.tolist() == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3
-    balanced = deal_groups(ids, lengths, 2, balance=True)
+    rows, copied, unit = deal_groups(ids, lengths, 2, balance=False)
+    assert rows.tolist() == [0, 2, 5, 1, 3, 1, 4, 4, 4, 4, 4, 4]
+    assert copied.tolist() == [False] * 5 + [True, False] + [True] * 5
+    assert unit.tolist() == [0] * 3 + [1] * 3 + [2] * 3 + [3] * 3
+    balanced, *_ = deal_groups(ids, lengths, 2, balance=True)
     # 16 and 3 tokens with the copies, against 9 and 3.
-    assert [balanced.rows[share].tolist() for share in (slice(6), slice(6, None))] == [
+    assert [balanced[share].tolist() for share in (slice(6), slice(6, None))] == [
         [1, 3, 1, 4, 4, 4],
         [0, 2, 5, 4, 4, 4],
     ]
@@ -58,13 +58,13 @@ def test_groups_are_dealt_whole_and_filled_up_to_one_size():
 )
 def test_every_row_of_a_group_is_in_one_share_once(groups: list[int], shares: int, balance: bool):
     lengths = torch.arange(len(groups)) % 7 + 1
-    units = deal_groups(torch.tensor(groups), lengths, shares, balance)
-    assert len(units.rows) % shares == 0 and sorted(units.rows[~units.copied].tolist()) == list(range(len(groups)))
-    per_share = len(units.rows) // shares
+    rows, copied, unit = deal_groups(torch.tensor(groups), lengths, shares, balance)
+    assert len(rows) % shares == 0 and sorted(rows[~copied].tolist()) == list(range(len(groups)))
+    per_share = len(rows) // shares
     for group in set(groups):
-        places = [i for i, (row, copy) in enumerate(zip(units.rows, units.copied, strict=True))
+        places = [i for i, (row, copy) in enumerate(zip(rows, copied, strict=True))
                   if not copy and groups[int(row)] == group]  # fmt: skip
-        assert len({i // per_share for i in places}) == 1 and len(set(units.unit[places].tolist())) == 1
+        assert len({i // per_share for i in places}) == 1 and len(set(unit[places].tolist())) == 1
 
 
 def test_neighbours_share_what_copies_says(workers):
@@ -81,7 +81,7 @@ def test_neighbours_share_what_copies_says(workers):
 def test_rows_of_any_number_come_back_in_order(workers, balance: bool, copies: int):
     for size in (1, 3, 4, 7):
         batch = batch_of([1 + (5 * i) % 7 for i in range(size)])
-        found = RoleWorkers(workers, copies, balance).map_rows("note_rank", batch)
+        found = ModelWorkers(workers, copies, balance).map_rows("note_rank", batch)
         assert found.first_token.tolist() == list(range(size))
         assert found.response_lengths.equal(batch.response_lengths)
         assert set(found.rank.tolist()) <= {0, copies, 2 * copies, 3 * copies}
@@ -100,16 +100,16 @@ def test_rows_of_any_number_come_back_in_order(workers, balance: bool, copies: i
 def test_prompts_are_dealt_whole_where_workers_get_as_many(prompts: list[int], lengths: list[int], order: list[int]):
     group: Any = SimpleNamespace(world_size=2)
     batch = Batch.of([[prompt] for prompt in prompts], [[9] * (length - 1) for length in lengths])
-    rows, copied = RoleWorkers(group, balance=True, whole_prompts=True)._shares(batch)
+    rows, copied = ModelWorkers(group, balance=True, whole_prompts=True)._shares(batch)
     assert rows.tolist() == order and not copied.any()
 
 
 def test_an_update_balances_tokens(workers):
     batch = batch_of([8, 8, 8, 8, 1, 1, 1, 1])
     first = {"tokens": 32.0, "rank": 0.0}
-    assert RoleWorkers(workers, balance=False).run_update("count_tokens", batch, 2) == first
-    assert RoleWorkers(workers, balance=True).run_update("count_tokens", batch, 2) == first | {"tokens": 18.0}
-    assert RoleWorkers(workers, 2, True).run_update("count_tokens", batch, 2) == first | {"tokens": 36.0}
+    assert ModelWorkers(workers, balance=False).run_update("count_tokens", batch, 2) == first
+    assert ModelWorkers(workers, balance=True).run_update("count_tokens", batch, 2) == first | {"tokens": 18.0}
+    assert ModelWorkers(workers, 2, True).run_update("count_tokens", batch, 2) == first | {"tokens": 36.0}
 
 
 @pytest.mark.parametrize("balance", [False, True])
@@ -117,7 +117,7 @@ def test_an_update_balances_tokens(workers):
 def test_an_update_learns_from_each_row_once(workers, balance: bool, copies: int, sizes: dict[int, int]):
     for size, in_share in sizes.items():
         batch = batch_of([2 + (5 * i) % 7 for i in range(size)])
-        role = RoleWorkers(workers, copies, balance)
+        role = ModelWorkers(workers, copies, balance)
         metrics, rows = role.run_scoring_update("count_and_return_tokens", batch, 1)
         assert torch.equal(rows.tokens, batch.tokens)
         assert metrics == role.run_update("count_tokens", batch, 1)

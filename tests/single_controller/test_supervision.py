@@ -15,8 +15,8 @@ from types import SimpleNamespace
 import pytest
 
 from verl.cluster.failures import HeadLost, MachineError, NetworkError, WorkerError
-from verl.single_controller.generation import Exchange
-from verl.single_controller.heartbeat import Heartbeat, Pulse
+from verl.single_controller.generation import EngineCalls
+from verl.single_controller.heartbeat import Heartbeat, HeartbeatSettings
 from verl.single_controller.supervision import Supervision, Supervisor
 from verl.single_controller.worker_group import WorkerGroup
 from verl.utils.process import Stage
@@ -64,7 +64,7 @@ def test_a_call_that_takes_too_long(supervised: Start, tmp_path: Path):
     group._supervisor.options = replace(group._supervisor.options, phase_timeout_s=1.0)
     assert group.run("rest", 0) == [None, None]
     message = r"^rest has taken longer than trainer\.phase_timeout_s=1; the workers' stacks"
-    engines = Exchange(group, "rest", 1)
+    engines = EngineCalls(group, "rest", 1)
     with pytest.raises(MachineError, match=message):
         for _ in range(100):  # each reply comes in time
             engines.send(0, 0.05)
@@ -108,14 +108,14 @@ def heartbeat() -> Iterator[Heartbeat]:
     driver.close()
 
 
-def greet(pulse: Pulse, rank: int, token: bytes | None = None) -> socket.socket:
-    connection = socket.create_connection(pulse.address, timeout=5)
-    connection.sendall((pulse.token if token is None else token) + rank.to_bytes(4, "big"))
+def greet(settings: HeartbeatSettings, rank: int, token: bytes | None = None) -> socket.socket:
+    connection = socket.create_connection(settings.address, timeout=5)
+    connection.sendall((settings.token if token is None else token) + rank.to_bytes(4, "big"))
     return connection
 
 
 def test_a_silent_worker_is_lost_and_one_that_beats_is_not(heartbeat):
-    with greet(heartbeat.pulse, 0) as beating, greet(heartbeat.pulse, 1):
+    with greet(heartbeat.settings, 0) as beating, greet(heartbeat.settings, 1):
         deadline = time.monotonic() + 1.6
         while time.monotonic() < deadline:
             beating.sendall(b".")
@@ -126,11 +126,11 @@ def test_a_silent_worker_is_lost_and_one_that_beats_is_not(heartbeat):
 
 
 def test_ended_worker_is_lost_after_grace(heartbeat):
-    with greet(heartbeat.pulse, 0, b"x" * 32) as stranger:
+    with greet(heartbeat.settings, 0, b"x" * 32) as stranger:
         assert stranger.recv(1) == b""
-    with socket.create_connection(heartbeat.pulse.address) as mute:
+    with socket.create_connection(heartbeat.settings.address) as mute:
         mute.sendall(b"hello")
-        greet(heartbeat.pulse, 2).close()
+        greet(heartbeat.settings, 2).close()
         started = time.monotonic()
         while not (lost := heartbeat.lost()) and time.monotonic() < started + 5:
             time.sleep(0.05)
@@ -140,8 +140,8 @@ def test_ended_worker_is_lost_after_grace(heartbeat):
 
 FOLLOWER = """
 import sys, time
-from verl.single_controller.heartbeat import Pulse, follow
-follow(Pulse(("127.0.0.1", int(sys.argv[1])), bytes.fromhex(sys.argv[2]), 1.0), 0)
+from verl.single_controller.heartbeat import HeartbeatSettings, follow
+follow(HeartbeatSettings(("127.0.0.1", int(sys.argv[1])), bytes.fromhex(sys.argv[2]), 1.0), 0)
 print("following", flush=True)
 time.sleep(60)
 """
@@ -155,7 +155,7 @@ LOCKED = "from verl.single_controller import heartbeat; heartbeat.LAST_RESORT_S 
 @pytest.mark.slow
 def test_a_worker_whose_interpreter_is_locked_ends_too(heartbeat):
     """A regular expression holds the interpreter's lock for hours."""
-    address, token, _ = heartbeat.pulse
+    address, token, _ = heartbeat.settings
     worker = subprocess.run([sys.executable, "-c", LOCKED, str(address[1]), token.hex()], timeout=30)
     assert worker.returncode == -signal.SIGALRM
 
@@ -175,7 +175,7 @@ calculator = RepresentationMetricsCalculator()
 def test_worker_beats_while_it_measures_a_long_response():
     """An engine computes nothing else meanwhile: 4 s here, 11 s for 8192 tokens of width 1024 on two cores."""
     driver, lost = Heartbeat("127.0.0.1", detection_s=2.0), dict[int, str]()
-    address, token, _ = driver.pulse
+    address, token, _ = driver.settings
     command = [sys.executable, "-c", MEASURER, str(address[1]), token.hex()]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as worker:
@@ -248,7 +248,7 @@ def test_what_workers_do_while_they_start_is_said_once_each(ray_session: None, m
 
 def test_a_beat_carries_what_the_process_does(heartbeat, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Stage, "name", "starting vllm")
-    with greet(heartbeat.pulse, 0) as worker:
+    with greet(heartbeat.settings, 0) as worker:
         deadline = time.monotonic() + 20
         while heartbeat.stages != {0: "loading the model"} and time.monotonic() < deadline:
             worker.sendall(b"loading the model\n")

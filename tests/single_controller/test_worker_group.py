@@ -32,9 +32,12 @@ from verl.cluster.failures import (
 from verl.cluster.machines import MachineSetup
 from verl.config import ConfigError, PPOConfig, SFTConfig
 from verl.config.load import option_names
+from verl.rollout.base import Rollout
 from verl.single_controller import profiling
 from verl.single_controller.profiling import PeakMemory, resident_bytes
 from verl.single_controller.worker_group import WorkerGroup, cpu_threads
+from verl.workers.actor import Actor
+from verl.workers.critic import Critic, RewardModel
 from verl.workers.hybrid import HybridWorker
 from verl.workers.sft import SFTWorker
 
@@ -67,7 +70,7 @@ CACHE = "No available memory for the cache blocks. Try increasing `gpu_memory_ut
 
 def test_out_of_memory_names_place_and_fix(workers):
     with pytest.raises(OutOfMemory) as raised:
-        workers.run("update_actor")
+        workers.run("actor.update")
     reason = "Tried to allocate 2.00 GiB. See the docs."
     lower = r"lower actor\.micro_batch_size_per_gpu .*; set model\.gradient_checkpointing=true"
     pattern = rf"update_actor: worker 3 ran out of host memory at a peak of \d\.\d GiB; {lower} .*{re.escape(reason)}\)"
@@ -96,16 +99,16 @@ Selected to kill: (Task: job ID=01, task name=_Host.__init__, pid=19216, actual 
 
 
 def test_host_memory_that_runs_out_is_one_line():
-    assert killed_for_memory_line(RAY_REPORT, "advance", "cpu") == (
+    assert killed_for_memory_line(RAY_REPORT, "rollout.advance", "cpu") == (
         "ran out of host memory in gen at 9.05 GiB: Ray ended it as 22.95 of its machine's 23.54 GiB were in use; "
         "lower rollout.max_num_seqs, rollout.kv_cache_memory_mb (0 is 512) or the longest response; "
         "docs/memory.md tells what takes how much"
     )
     # A Ray that says it in other words.
-    line = killed_for_memory_line("low on memory", "compute_values", "cpu")
+    line = killed_for_memory_line("low on memory", "critic.compute_values", "cpu")
     assert line.startswith("ran out of host memory in values: Ray ended it; lower critic.micro")
     # Nothing that lowers a GPU's memory.
-    beside = killed_for_memory_line(RAY_REPORT, "advance", "cuda")
+    beside = killed_for_memory_line(RAY_REPORT, "rollout.advance", "cuda")
     assert "GiB were in use; set model.fsdp.param_offload=false and" in beside and "kv_cache" not in beside
     driver = driver_memory_line(MemoryError(), "adv")
     pattern = r"adv: the driver ran out of host memory at a peak of \d+\.\d GiB; lower data\.train_.* \(MemoryError\)"
@@ -118,6 +121,9 @@ def test_every_phase_has_its_options():
         name for name in vars(HybridWorker) | vars(SFTWorker) | vars(CheckpointWorker) if not name.startswith("_")
     }
     assert methods - set(FIXES) == {"finish_generation", "finish_save"}
+    parts = {"actor": Actor, "critic": Critic, "reward_model": RewardModel, "rollout": Rollout}
+    dotted = [name.split(".") for name in FIXES if "." in name]
+    assert len(dotted) == 7 and all(hasattr(parts[part], method) for part, method in dotted)
     options = {*option_names(PPOConfig, ""), *option_names(SFTConfig, "")}
     advice = " ".join(fix(method, terms) for method in FIXES for terms in (ON_GPU, ON_CPU)) + BESIDE_GPU
     named = {*re.findall(r"[a-z_]+(?:\.[a-z_]+)+", advice)}

@@ -22,7 +22,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from verl.rollout.weight_sync import reload_weights
 from verl.utils.process import freeze_objects
-from vllm_patches import begun as response_cuts
+from vllm_patches import resume as response_cuts
 from vllm_patches import streams
 
 OPTIONS: dict[str, Any] = {
@@ -440,7 +440,7 @@ def _continued(llm: LLM, asked: list[tuple[list[int], int]], plan: Cuts) -> list
     for count in [*plan.after, 1000]:
         for i, (tokens, _) in begun.items():
             prompt, stream = asked[i]
-            extra = {streams.KEY: stream} | response_cuts.going_on(len(tokens))
+            extra = {streams.KEY: stream} | response_cuts.resume_args(len(tokens))
             sampled = {"max_tokens": 24 - len(tokens), "logprobs": 0, "skip_reading_prefix_cache": bool(tokens)}
             given = sampling(**sampled | plan.params, temperature=1.0, extra_args=extra)
             core.add_request(str(i), {"prompt_token_ids": prompt + tokens}, given)

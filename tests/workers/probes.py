@@ -26,7 +26,7 @@ class ProbeWorker(HybridWorker):
 
     def gradients(self, batch: Batch, num_tokens: int, num_sequences: int) -> dict[str, Tensor]:
         """The policy's gradients of one update, which is not made."""
-        return gradients_of(self.actor.learner, lambda: self.update_actor(batch, num_tokens, num_sequences))[1]
+        return gradients_of(self.actor.learner, lambda: self.actor.update(batch, num_tokens, num_sequences))[1]
 
     def parameters(self) -> dict[str, Tensor]:
         return {name: value.clone() for name, value in full_parameters(self.actor.model)}

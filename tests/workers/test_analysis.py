@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM
 from verl.analysis.measure import MeasureFile, measure_missing
 from verl.config.analysis import ReadingPolicyConfig
 from verl.config.common import FSDPConfig
-from verl.rollout.requests import PromptResponses
 from verl.single_controller.worker_group import WorkerGroup
+from verl.workers.measurements import PromptResponses
 
 pytestmark = pytest.mark.slow
 

@@ -42,7 +42,7 @@ def test_gradients_match_trl(small_config: PPOConfig, smollm2: Path, trl: str, r
     torch.manual_seed(1)
     batch = policy_batch(batch, logprobs + 0.3 * torch.randn(logprobs.shape))
     (ours,) = group.run_split("gradients", batch, len(logprobs), len(batch))
-    (metrics,) = group.run_split("update_actor", batch, len(logprobs), len(batch))
+    (metrics,) = group.run_split("actor.update", batch, len(logprobs), len(batch))
     group.close()
     assert metrics["actor/pg_clipfrac"] > 0.05
 

@@ -16,7 +16,7 @@ from verl.config import PPOConfig
 from verl.data.prompt_rows import PromptRecord
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rollout import end_tokens
-from verl.rollout.queue import EngineRoom
+from verl.rollout.queue import EngineCapacity
 from verl.single_controller.worker_group import WorkerGroup
 from verl.workers.hybrid import HybridWorker
 
@@ -83,7 +83,7 @@ def test_responses_do_not_depend_on_the_sampling_worker(one, two, prompts, small
     assert len({tuple(row.tokens.tolist()) for row in alone[: sampling.n].split(1)}) == sampling.n
     # Engines that take a few responses at a time from the queue, and return what has ended after a few steps.
     call, parts = two.run, []
-    few = {"start_generation": [EngineRoom(3, 9)] * 2}
+    few = {"start_generation": [EngineCapacity(3, 9)] * 2}
     monkeypatch.setattr(two, "run", lambda method, *arguments: few.get(method) or call(method, *arguments))
     monkeypatch.setattr("verl.single_controller.generation.STEPS_PER_CALL", 5)
     for deterministic in (True, False):

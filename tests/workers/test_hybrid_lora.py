@@ -58,13 +58,13 @@ def test_vllm_and_the_export_have_the_merged_weights(workers, config, tiny_token
         return Batch.join(workers.run_split("compute_ref_logprobs", rollout)).logprobs
 
     def values() -> torch.Tensor:
-        return Batch.join(workers.run_split("compute_values", rollout)).values
+        return Batch.join(workers.run_split("critic.compute_values", rollout)).values
 
     assert torch.equal(reference(), first)
     learning, targets = policy_batch(rollout, first), value_batch(rollout, values())
     for _ in range(5):
-        workers.run_split("update_actor", learning, len(first), len(rollout))
-        workers.run_split("update_critic", targets, len(first))
+        workers.run_split("actor.update", learning, len(first), len(rollout))
+        workers.run_split("critic.update", targets, len(first))
     assert (scored(workers, rollout).logprobs - first).abs().max() > 0.1
     # The reference policy is the policy without adapters, and stays where it was.
     assert torch.equal(reference(), first)
@@ -95,7 +95,7 @@ def test_vllm_and_the_export_have_the_merged_weights(workers, config, tiny_token
         assert max((merged[key] - written[key]).abs().max() for key in merged) < 1e-6
 
     # Adapters and optimizer go back to where they were, whatever is offloaded.
-    workers.run_split("update_actor", learning, len(first), len(rollout))
+    workers.run_split("actor.update", learning, len(first), len(rollout))
     assert not torch.equal(scored(workers, fresh).logprobs, logprobs)
     workers.run("load", folder, 1)
     assert torch.equal(scored(workers, fresh).logprobs, logprobs)

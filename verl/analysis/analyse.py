@@ -32,11 +32,11 @@ from verl.evaluation.tasks import EvaluationTask, Job, check_answers, prepare
 from verl.models.info import ModelInfo, resolve_layers
 from verl.rank.own_metrics import own_measures
 from verl.rewards.pool import VerifierPool
-from verl.rollout.requests import MeasuredPrompt
 from verl.run.tracking import SUMMARY
 from verl.single_controller.worker_group import WorkerGroup
 from verl.utils.portable import valid_unicode
 from verl.verifiers.verdict import Verdict
+from verl.workers.measurements import MeasuredPrompt
 
 Tables = tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]
 """Rows of responses, of prompts, and of the courses of responses."""

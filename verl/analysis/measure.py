@@ -14,8 +14,8 @@ from verl.config.analysis import AnalysisConfig
 from verl.config.calculator import CalculatorConfig
 from verl.evaluation.store import RecordFile, SampleStore, digest
 from verl.evaluation.tasks import EvaluationTask
-from verl.rollout.requests import MeasuredPrompt, PromptResponses
 from verl.single_controller.worker_group import WorkerGroup
+from verl.workers.measurements import MeasuredPrompt, PromptResponses
 
 MEASURES_FILE = "measures.jsonl"
 

@@ -27,10 +27,10 @@ from verl.config.analysis import AnalysisConfig
 from verl.config.errors import ConfigError
 from verl.evaluation.benchmarks import Problem
 from verl.evaluation.store import StoredSample
-from verl.rollout.requests import MeasuredPrompt
 from verl.utils.files import replacing
 from verl.utils.portable import valid_unicode
 from verl.verifiers.verdict import Verdict
+from verl.workers.measurements import MeasuredPrompt
 
 RESPONSE_SHEET = "exploit_data (per-rollout)"
 PROMPT_SHEET = "explore_data (per-prompt)"

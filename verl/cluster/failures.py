@@ -44,18 +44,18 @@ MEMORY_PAGE = "docs/memory.md tells what takes how much"
 FIXES = {
     "start": "lower {cache} for the models, or raise it for the engine; {hold}",
     "start_generation": "lower {cache}; {hold}",
-    "advance": ENGINE,
-    "cut": ENGINE,
+    "rollout.advance": ENGINE,
+    "rollout.cut": ENGINE,
     "sync_weights": "lower {cache}; {hold}",
     "publish_weights": "lower rollout.update_weights_bucket_megabytes; {hold}",
     "load_weights": "lower {cache}",
     "compute_logprobs": SCORING,
     "compute_ref_logprobs": f"{SCORING}, or {{ref}}",
-    "compute_values": VALUES,
-    "compute_rm_scores": "lower reward_model.micro_batch_size_per_gpu or reward_model.max_length",
-    "update_actor": LEARNING,
-    "update_actor_on_policy": LEARNING,
-    "update_critic": f"{VALUES}; {UPDATE}",
+    "critic.compute_values": VALUES,
+    "reward_model.compute_scores": "lower reward_model.micro_batch_size_per_gpu or reward_model.max_length",
+    "actor.update": LEARNING,
+    "actor.update_on_policy": LEARNING,
+    "critic.update": f"{VALUES}; {UPDATE}",
     "train_step": f"lower data.micro_batch_size_per_gpu or data.max_length; {UPDATE}",
     "evaluate": "lower data.micro_batch_size_per_gpu or data.max_length",
     "save": "set trainer.async_save=false; {workers}",
@@ -63,9 +63,10 @@ FIXES = {
 }
 """Worker method -> options that lower its memory."""
 
-PHASES = {"start": "start of models and engine", "advance": "gen", "cut": "gen", "compute_logprobs": "old_log_prob"}
-PHASES |= {"compute_ref_logprobs": "ref", "compute_values": "values", "compute_rm_scores": "reward_model"}
-PHASES |= {"update_actor_on_policy": "update_actor"}
+PHASES = {"start": "start of models and engine", "rollout.advance": "gen", "rollout.cut": "gen"}
+PHASES |= {"compute_logprobs": "old_log_prob", "compute_ref_logprobs": "ref", "critic.compute_values": "values"}
+PHASES |= {"reward_model.compute_scores": "reward_model", "critic.update": "update_critic"}
+PHASES |= dict.fromkeys(("actor.update", "actor.update_on_policy"), "update_actor")
 """Worker method -> its phase in the log, if the two differ."""
 
 ENGINE_MESSAGES = (

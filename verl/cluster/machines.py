@@ -108,7 +108,7 @@ def wait_for_machines(
     say: Callable[[str], None],
     interrupt: Callable[[], None] = lambda: None,
 ) -> None:
-    """Wait, before a run, until ``nnodes`` machines have room for the workers; log every machine that joins.
+    """Wait before a run until ``nnodes`` machines have room for the workers; log every machine that joins.
 
     Args:
         interrupt: called several times a second; what it raises ends the wait.
@@ -134,7 +134,7 @@ def gather_machines(
     say: Callable[[str], None],
     interrupt: Callable[[], None],
 ) -> int:
-    """Before a restart: wait until ``nnodes`` machines answer, or ``limit_s`` later ``min_nnodes``; how many to use.
+    """Wait before a restart until ``nnodes`` machines answer, or ``min_nnodes`` after ``limit_s``; return how many.
 
     Raises:
         RequeueError: twice ``limit_s`` later there are fewer.

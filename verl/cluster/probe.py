@@ -118,10 +118,7 @@ def _short_of_room(folder: Path, what: str, room: int) -> list[str]:
 
 
 def room_for_checkpoint(folder: Path) -> int:
-    """Return the bytes that the next checkpoint needs: as many as the latest, which is removed after it is complete.
-
-    Before the first one, whose size is not known, :data:`ROOM`.
-    """
+    """Return the bytes that the next checkpoint needs: those of the latest, or :data:`ROOM` before the first one."""
     latest = latest_checkpoint(folder)
     files = [] if latest is None else [path for path in latest.rglob("*") if path.is_file()]
     return max(ROOM, sum(path.stat().st_size for path in files))

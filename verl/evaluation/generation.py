@@ -17,11 +17,11 @@ from verl.evaluation.failures import EvaluationDisplay
 from verl.evaluation.store import SampleStore, StoredSample
 from verl.evaluation.tasks import EvaluationTask, chat_arguments, engine_model
 from verl.rollout import engine_environment
-from verl.rollout.environments.conversations import ConversationSetup, policy_texts, who_said_what
+from verl.rollout.environments.conversations import ConversationSetup, conversation_parts, policy_texts
 from verl.rollout.environments.pool import EnvironmentPool
 from verl.rollout.requests import EngineModel, ResponseRequests, sample_stream
 from verl.run.session import RaySession
-from verl.single_controller.generation import run_engines
+from verl.single_controller.generation import Generation
 from verl.single_controller.worker_group import WorkerGroup
 
 STEPS_PER_CALL = 64
@@ -116,7 +116,7 @@ def generate_missing(
         lengths = part.policy_lengths.tolist()
         arrived: dict[EvaluationTask, list[StoredSample]] = defaultdict(list)
         texts, metrics = policy_texts(part, tokenizer, stops), finite_metrics(part)
-        said = who_said_what(part, tokenizer)
+        said = conversation_parts(part, tokenizer)
         tokens = part.response_tokens.split(part.response_lengths.tolist())
         for row, place in enumerate(part.request.tolist()):
             task, problem, i = samples[place]
@@ -133,11 +133,10 @@ def generate_missing(
         speed = {"tokens_per_s": done["tokens"] / max(seconds, 1e-9), "seconds_left": left}
         display.step(done["samples"], {"problems": done["problems"]} | speed)
 
-    talks = None
-    if conversations is not None:
-        talks = conversations.begin([_record(task, problem) for task, problem, _ in samples], None)
+    records = [_record(task, problem) for task, problem, _ in samples]
+    begun = None if conversations is None else conversations.begin(records, None)
     copies, on_cpu = config.rollout.tensor_parallel_size, workers.device_type == "cpu"
-    run_engines(workers, copies, requests, on_cpu, store, conversations=talks, steps_per_call=STEPS_PER_CALL)
+    Generation(workers, copies, requests, on_cpu, store, conversations=begun, steps_per_call=STEPS_PER_CALL).run()
 
 
 def _record(task: EvaluationTask, place: int) -> PromptRecord:

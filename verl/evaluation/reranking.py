@@ -25,7 +25,7 @@ from verl.models.tokenizer import (
     load_tokenizer,
     reward_model_batch,
 )
-from verl.single_controller.roles import RoleWorkers
+from verl.single_controller.roles import ModelWorkers
 
 SCORES_FILE = "reward_model.jsonl"
 
@@ -79,11 +79,11 @@ def score_by_reward_model(
     with ExitStack() as stack:
 
         @cache
-        def model() -> RoleWorkers:
+        def model() -> ModelWorkers:
             worker = "verl.workers.reward_model:RewardModelWorker"
             workers = job.session.start_workers(worker, held, (), {}, [held.model.path])
             stack.callback(workers.close)
-            return RoleWorkers(workers)
+            return ModelWorkers(workers)
 
         for task, store in stores.items():
             file = stack.enter_context(RecordFile(task.folder / SCORES_FILE, StoredScore, settings))
@@ -99,7 +99,8 @@ def score_by_reward_model(
                 chats = [[{"role": "user", "content": task.problems[i].question}] for i, _ in batch]
                 responses = [store.samples[key].response for key in batch]
                 texts, _ = reward_model_batch(chats, responses, tokenizer, held.max_length)
-                new = dict(zip(batch, model().map_rows("compute_rm_scores", texts).scores.tolist(), strict=True))
+                scored = model().map_rows("reward_model.compute_scores", texts)
+                new = dict(zip(batch, scored.scores.tolist(), strict=True))
                 file.write([StoredScore(*key, digests[key], score) for key, score in new.items()])
                 scores |= new
             found[task] = scores

@@ -157,7 +157,8 @@ class StoredSample:
     token_ids: list[int] = field(default_factory=list)
     """Empty where they are not kept."""
     conversation: list[dict[str, str]] = field(default_factory=list)
-    """Who said what, from :func:`verl.rollout.environments.conversations.who_said_what`; empty for one turn."""
+    """Parts of a conversation, see :func:`verl.rollout.environments.conversations.conversation_parts`; empty for one
+    turn."""
 
 
 class SampleStore(RecordFile[StoredSample]):

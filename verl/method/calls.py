@@ -21,7 +21,6 @@ from verl.config.ppo import PPOConfig
 from verl.config.rollout import SamplingConfig
 from verl.data.prompt_rows import PromptRecord
 from verl.method.method import Method, StepOutcome
-from verl.rollout.requests import ResponseSettings
 from verl.utils.json_state import UserState
 from verl.utils.user_code import check_finite, check_signature, check_tensor, load_code, user_code
 
@@ -111,8 +110,8 @@ class MethodCalls:
         self._require(fits, "choose_prompts", chosen, f"it must return 1 to {most} different ones of the candidates")
         return list(chosen)
 
-    def settings(self, records: Sequence[PromptRecord]) -> ResponseSettings | None:
-        """Return sampling parameters for the responses to ``records``; None: use the options of ``rollout``."""
+    def settings(self, records: Sequence[PromptRecord]) -> dict[str, Any] | None:
+        """Return ``overrides`` and ``temperatures`` of the requests for ``records``; None: use the options."""
         settings = self._call("sampling", list(records)) if self.overrides("sampling") else None
         where, base, names = self._location("sampling"), self.config.rollout.train_kwargs, (*FIELDS, TABLE)
         fits = settings is None or (isinstance(settings, Mapping) and set(settings) <= set(names))
@@ -122,7 +121,8 @@ class MethodCalls:
         fields = {name: settings[name] for name in FIELDS if name in settings}
         overrides = _overrides(fields, len(records), base, where) if fields else None
         limit = self.config.data.max_response_length
-        return ResponseSettings(overrides, _table(settings[TABLE], limit, where) if TABLE in settings else None)
+        table = _table(settings[TABLE], limit, where) if TABLE in settings else None
+        return {"overrides": overrides, TABLE: table}
 
     def resample(self, batch: Batch, round: int) -> dict[int, PromptRecord]:
         """Return the prompts to sample again by their index in ``batch``, in ascending order."""

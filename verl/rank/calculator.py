@@ -58,7 +58,7 @@ class RepresentationMetricsCalculator:
         compute_diff: bool | None = None,
         diff_stride: int | None = None,
     ) -> dict[str, dict[str, Tensor]]:
-        """Metrics of every response and layer, in the form of the paper's release.
+        """Return metrics of every response and layer in the form of the paper's release.
 
         Args:
             hidden_states: ``[B, T, L, D]`` floating point; row j is the state from which token j was sampled.
@@ -133,7 +133,7 @@ class RepresentationMetricsCalculator:
         return Batch.join(parts)
 
     def dataset_metrics(self, mean_states: Tensor, diff_stride: int) -> dict[str, float]:
-        """Metrics of the matrix ``mean_states [B, D]``, one mean hidden state per response, for one layer.
+        """Return metrics of the matrix ``mean_states [B, D]``, one mean hidden state per response, for one layer.
 
         Returns "global/<name>" for the whole matrix if ``compute_global_metrics``, and if
         ``compute_cumulative_global_metrics`` "cumulative/<name> diff" and "cumulative/<name> diff 2" over prefixes of
@@ -163,7 +163,7 @@ class RepresentationMetricsCalculator:
         return {key: float(metrics[name]) for key, name in wanted.items()}
 
     def _stored(self, name: str, values: Tensor) -> Tensor:
-        """``values [B]`` of one metric as ``metrics_dtype`` and ``on_nonfinite=zero`` have them, float64 still."""
+        """Apply ``metrics_dtype`` and ``on_nonfinite=zero`` to ``values [B]`` of one metric; return float64."""
         if self.config.on_nonfinite == "zero":
             values = values.nan_to_num(nan=0.0)
         return self._rounded(name, values)
@@ -211,7 +211,7 @@ class RepresentationMetricsCalculator:
         return metrics, courses
 
     def _courses(self, values: Mapping[str, Tensor], rows: Tensor, hidden: Tensor) -> dict[str, Tensor]:
-        """Metrics ``[B, J]`` of prefixes at the tokens of ``hidden [B, T, D]`` where they end.
+        """Return metrics ``[B, J]`` of prefixes at the tokens of ``hidden [B, T, D]`` where they end.
 
         ``rows [B, J]`` are counted from 1, 0 for absent prefixes -> name to ``[B, T]``, NaN elsewhere; nothing unless
         ``keep_prefixes``.
@@ -230,12 +230,12 @@ def _mean(states: Tensor) -> Tensor:
 
 
 def _stacked(layers: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Name to ``[B, ...]`` of each layer -> name to ``[B, L, ...]``."""
+    """Stack the metrics ``[B, ...]`` of each layer, by name, to ``[B, L, ...]``."""
     return {name: torch.stack([layer[name] for layer in layers], dim=1) for name in layers[0]}
 
 
 def capture_options(config: CalculatorConfig, reduces: bool = True) -> dict[str, Any]:
-    """What a vLLM engine is asked for (``additional_config["hidden_states"]``): every response's rank metrics.
+    """Return a vLLM engine's ``additional_config["hidden_states"]``, with which it measures every response.
 
     Without ``reduces`` the states themselves, on the CPU: those of turns, which are measured when a conversation is
     over.
@@ -310,7 +310,7 @@ def _options(config: CalculatorConfig, svd_method: str, method: str) -> Spectral
 
 
 def _kept_rows(hidden: Tensor, lengths: Tensor, most: int | None, end: str) -> tuple[Tensor, Tensor]:
-    """The first or last ``most`` valid rows of each response, left-aligned, and how many there are."""
+    """Return the first or last ``most`` valid rows of each response, left-aligned, and their number."""
     if most is None or hidden.shape[1] <= most:
         return hidden, lengths
     if end == "start":
@@ -321,7 +321,7 @@ def _kept_rows(hidden: Tensor, lengths: Tensor, most: int | None, end: str) -> t
 
 
 def _lengths(attention_mask: Tensor) -> Tensor:
-    """Valid rows of each response, int64 ``[B]``; raises ``ValueError`` unless the mask is right-padded 0 and 1."""
+    """Count the valid rows of each response, int64 ``[B]``; raise ``ValueError`` unless the mask is right-padded."""
     lengths = attention_mask.bool().sum(1)
     expected = torch.arange(attention_mask.shape[1], device=attention_mask.device) < lengths[:, None]
     wrong = (attention_mask != expected).any(1).nonzero()

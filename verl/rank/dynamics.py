@@ -27,7 +27,7 @@ _CURVATURE_BYTES = 64 * 2**20
 
 
 def prefix_counts(lengths: Tensor, stride: int, extra: int = 1) -> Tensor:
-    """Number J of velocity prefixes of each response: j = 1..J while ``j * stride + extra <= length``.
+    """Count the velocity prefixes J of each response: j = 1..J while ``j * stride + extra <= length``.
 
     ``[B]`` -> ``[B]``; ``extra`` is 1, or 0 by ``calculator.prefix_rule=at_stride_and_whole``.
     """
@@ -35,7 +35,7 @@ def prefix_counts(lengths: Tensor, stride: int, extra: int = 1) -> Tensor:
 
 
 def prefix_rows(lengths: Tensor, stride: int, extra: int = 1) -> Tensor:
-    """Rows k_j = j * stride + extra of each response's velocity prefixes, int64 ``[B, max J]``, 0 where absent.
+    """Return the rows k_j = j * stride + extra of velocity prefixes, int64 ``[B, max J]``, 0 where absent.
 
     Raises:
         ValueError: ``stride`` is below 1.
@@ -94,7 +94,7 @@ def acceleration(values: Tensor, counts: Tensor) -> Tensor:
 
 
 def _deltas(values: Tensor) -> Tensor:
-    """delta_2..delta_J of ``values [B, J]`` -> ``[B, J - 1]`` (``[B, 0]`` when J is 0)."""
+    """Return delta_2..delta_J of ``values [B, J]``, ``[B, J - 1]`` (``[B, 0]`` when J is 0)."""
     j = torch.arange(1, values.shape[1] + 1, device=values.device)
     running_mean = values.cumsum(1) / j
     return values[:, 1:] - running_mean[:, :-1]

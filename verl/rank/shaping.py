@@ -8,7 +8,7 @@ DEVIATION_EPS = 1e-8
 
 
 def relative_deviation(metric: Tensor, baseline: float) -> Tensor:
-    """d = clip((m - mu) / (|mu| + 1e-8), -5, 5) for ``metric [B]``; 0 (no signal) where m is NaN or infinite."""
+    """Return d = clip((m - mu) / (|mu| + 1e-8), -5, 5) for ``metric [B]``; 0 (no signal) where m is not finite."""
     deviation = (metric - baseline) / (abs(baseline) + DEVIATION_EPS)
     return torch.where(metric.isfinite(), deviation.clamp(-DEVIATION_LIMIT, DEVIATION_LIMIT), 0.0)
 

@@ -66,7 +66,7 @@ class StackedResponses:
         self._contrasts = contrasts
 
     def metrics(self) -> dict[str, Tensor]:
-        """Name -> float64 ``[L]`` of the stack so far, with velocity and acceleration where they are computed.
+        """Return float64 ``[L]`` by name for the stack so far, with velocity and acceleration if configured.
 
         Raises:
             ValueError: no response was added.
@@ -101,7 +101,7 @@ def _contrasts(rows: Tensor, mean: Tensor, before: int) -> tuple[Tensor, Tensor]
 
 
 def _rows_of(contrasts: Tensor) -> Tensor:
-    """Rows ``[L, 1 + r, D]``, the first of them 0, whose Helmert contrasts are 0 and ``contrasts [L, r, D]``.
+    """Return rows ``[L, 1 + r, D]``, the first 0, whose Helmert contrasts are 0 and ``contrasts [L, r, D]``.
 
     x_{k+1} = mean of x_1..x_k + sqrt((k + 1) / k) z, and that of the first k + 1 is larger by z / sqrt(k (k + 1)).
     """
@@ -113,7 +113,7 @@ def _rows_of(contrasts: Tensor) -> Tensor:
 
 
 def mean_state_distances(mean_states: Tensor) -> dict[str, float]:
-    """How far the mean states ``[n, D]`` of the responses to a prompt are apart, by the release's names.
+    """Return distances between the mean states ``[n, D]`` of the responses to a prompt, by the release's names.
 
     ``pairwise_euclidean_dist`` and ``pairwise_cosine_sim`` are means over the pairs, NaN for a single response;
     ``dist_to_center`` is the mean distance to the mean of the n.

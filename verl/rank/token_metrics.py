@@ -53,7 +53,7 @@ def _user_metric(path: str, batch: Batch) -> Tensor:
 
 
 def _token_metric(name: str, batch: Batch) -> Tensor:
-    """float64 ``[B]``; 0 for a response without tokens."""
+    """Return float64 ``[B]``; 0 for a response without tokens."""
     if name == "avg_response_entropy":
         return frequency_entropy(batch.padded("response_tokens"), batch.policy_mask)
     if is_import_path(name):

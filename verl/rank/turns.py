@@ -67,22 +67,22 @@ def measure_responses(
     sources = batch.source.split(batch.response_lengths.tolist())
     sampled = [rows[(source == POLICY).to(rows.device)] for rows, source in zip(states, sources, strict=True)]
     measured = measure_turns(calculator, sampled, [turn_lengths(source) for source in sources], max_turns)
-    return spread_measured(batch.columns("source"), measured).without("source")
+    return expand_to_response(batch.columns("source"), measured).without("source")
 
 
-def spread_measured(batch: Batch, measured: Batch) -> Batch:
-    """``batch``, with ``source``, with the columns of the same episodes without the tokens of environments."""
+def expand_to_response(batch: Batch, measured: Batch) -> Batch:
+    """Add to ``batch`` the columns ``measured`` of the same episodes without their environments' tokens."""
     for name in measured.names:
         values = getattr(measured, name)
         if name.startswith(PREFIX):
-            spread = values.new_full((len(batch.by_policy), *values.shape[1:]), torch.nan)
-            spread[batch.by_policy] = values
-            values = spread
+            expanded = values.new_full((len(batch.by_policy), *values.shape[1:]), torch.nan)
+            expanded[batch.by_policy] = values
+            values = expanded
         batch.fill(**{name: values})
     return batch
 
 
 def turn_lengths(source: Tensor) -> list[int]:
-    """Tokens of each turn of the policy in one response, whose ``source [n]`` is given."""
+    """Return the tokens of each turn of the policy in one response with ``source [n]``."""
     runs, sizes = source.unique_consecutive(return_counts=True)
     return [int(size) for size in sizes[runs == POLICY]]

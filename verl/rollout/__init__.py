@@ -79,7 +79,7 @@ def cpu_head_sizes() -> list[int]:
 
 
 def end_tokens(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Tokens that end a response: the model's own, those of the prompts' template, and those that the options name.
+    """Return the tokens that end a response: of the model, of the prompts' template, and of the options.
 
     A string of ``rollout.stop`` that is a token of the model is one of them: the text in which engines look for strings
     has no special tokens. Tokens of texts for which the model has no embedding are left out: it never samples them.
@@ -92,7 +92,7 @@ def end_tokens(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> list[in
 
 
 def engine_environment(device_type: str, name: str = "vllm") -> dict[str, str]:
-    """Environment variables of a worker with the engine ``name``. Variables that the user has set are kept."""
+    """Return the environment variables of a worker with the engine ``name``, as the user has set them if so."""
     if name != "vllm":
         return {}
     wanted = {

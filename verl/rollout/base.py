@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -11,7 +11,7 @@ from verl.batch import Batch
 from verl.config.calculator import CalculatorConfig
 from verl.config.ppo import PPOConfig
 from verl.models.fsdp import WeightDtype
-from verl.rollout.queue import EngineRoom
+from verl.rollout.queue import EngineCapacity
 from verl.rollout.requests import ResponseRequests
 from verl.utils.distributed import WorkerPlace
 
@@ -37,15 +37,6 @@ class RolloutSetup:
         return calculator if calculator.measured_by("rollout") else None
 
 
-class EngineReply(NamedTuple):
-    """The result of some steps of an engine."""
-
-    finished: Batch | None
-    """The responses that have ended, of which ``request`` is the place among the requests; None if there are none."""
-    num_waiting: int
-    """Requests that the engine has not begun yet."""
-
-
 class Rollout(Protocol):
     """An engine that samples responses inside a worker.
 
@@ -54,23 +45,27 @@ class Rollout(Protocol):
     """
 
     @property
-    def room(self) -> EngineRoom:
-        """How much it can sample at once."""
+    def capacity(self) -> EngineCapacity:
+        """Number of responses that it can sample at once."""
 
-    def advance(self, requests: ResponseRequests, max_steps: int) -> EngineReply:
-        """Take further requests, decode, and return the responses that have ended.
+    def advance(self, requests: ResponseRequests, max_steps: int) -> tuple[Batch | None, int]:
+        """Take further requests and decode.
 
         Args:
-            max_steps: tokens of each response after which to return. An engine may go on until all have ended.
+            max_steps: tokens of each response after which to return. An engine may continue until all have ended.
+
+        Returns:
+            The responses that have ended, whose ``request`` is their place among the requests, None if there are none;
+            and the number of requests that the engine has not begun yet.
         """
 
     def cut(self) -> Batch | None:
         """Return the partial responses, with ``version``; None if there are none."""
 
-    def measured(self) -> Batch | None:
-        """Return the rank metrics of the conversations that this engine has had turns of since the last call or cut.
+    def take_rank_metrics(self) -> Batch | None:
+        """Return the rank metrics, by ``request``, of the conversations with turns since the last call or cut.
 
-        They are by ``request``; None if it measures none.
+        None if the engine measures none.
         """
 
     def load_weights(self, parameters: Iterable[tuple[str, Tensor]]) -> None:

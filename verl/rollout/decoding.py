@@ -54,7 +54,7 @@ class StopStrings:
         self.window = 16 + max(len(string.encode()) for string in strings)
 
     def matches(self, token_ids: Tensor) -> Tensor:
-        """Whether the texts of responses [B, t] hold one, [B] bool on the CPU. None did before their last tokens."""
+        """Return which texts of responses [B, t] hold a string, [B] bool on the CPU; none did before its last token."""
         tails = token_ids[:, -self.window :].tolist()
         texts = self.tokenizer.batch_decode(tails, skip_special_tokens=True)
         return torch.tensor([any(string in text for string in self.strings) for text in texts], dtype=torch.bool)
@@ -142,12 +142,12 @@ class PositionTemperature(LogitsProcessor):
         self.step = 0
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """``scores`` [B, V], divided."""
+        """Divide ``scores`` [B, V]."""
         return scores / self.temperatures[min(self.step, len(self.temperatures) - 1)]
 
 
 def logits_processors(sampling: SamplingConfig, scale: LogitsProcessor | None = None) -> LogitsProcessorList:
-    """Processors that turn logits into those of the sampled distribution, in vLLM's order.
+    """Return the processors from logits to the sampled distribution, in vLLM's order.
 
     Greedy decoding obeys only the repetition penalty. ``scale`` stands in for the temperature.
     """

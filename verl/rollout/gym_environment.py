@@ -41,7 +41,7 @@ class GymEnvironment:
         return {"seed": record.extra_info.get("seed", record.uid), "actions": []}
 
     def step(self, state: dict[str, Any], turn: Turn) -> tuple[dict[str, Any], list[dict[str, Any]], bool, float]:
-        """One step, after those that are missing."""
+        """Take one step, after replaying earlier ones if necessary."""
         try:
             action = self.action(turn.text)
         except ValueError as error:

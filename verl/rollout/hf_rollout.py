@@ -15,9 +15,9 @@ from verl.config.rollout import SamplingConfig
 from verl.models.fsdp import keep_dtype, keep_unsharded
 from verl.models.policy import Policy
 from verl.rank.calculator import RepresentationMetricsCalculator
-from verl.rollout.base import EngineReply, RolloutSetup
+from verl.rollout.base import RolloutSetup
 from verl.rollout.decoding import StopStrings, decode
-from verl.rollout.queue import EngineRoom
+from verl.rollout.queue import EngineCapacity
 from verl.rollout.requests import ResponseRequests
 from vllm_patches.streams import uniforms
 
@@ -33,7 +33,7 @@ class HFRollout:
     weight_dtype = staticmethod(keep_dtype)
 
     def __init__(self, setup: RolloutSetup, policy: Policy) -> None:
-        """``policy``: the one that this worker trains."""
+        """Sample from the ``policy`` that this worker trains."""
         self.setup = setup
         self.policy = policy
         self.batch_size = setup.config.rollout.max_num_seqs
@@ -44,21 +44,21 @@ class HFRollout:
         self.layers = [] if setup.calculator is None else setup.calculator.layers
 
     @property
-    def room(self) -> EngineRoom:
+    def capacity(self) -> EngineCapacity:
         """Without end: its workers gather the parameters together, so each is given all its requests at once."""
-        return EngineRoom(sys.maxsize, sys.maxsize)
+        return EngineCapacity(sys.maxsize, sys.maxsize)
 
-    def advance(self, requests: ResponseRequests, max_steps: int) -> EngineReply:
+    def advance(self, requests: ResponseRequests, max_steps: int) -> tuple[Batch | None, int]:
         """Sample all of the requests, however many steps that takes."""
         with self.policy.parameters.loaded(), keep_unsharded(self.policy.model):
             parts = [self._decode(requests, part) for part in self._batches(requests)]
-        return EngineReply(Batch.join(parts) if parts else None, 0)
+        return Batch.join(parts) if parts else None, 0
 
     def cut(self) -> None:
         """Return nothing: each call of :meth:`advance` samples whole responses."""
 
-    def measured(self) -> None:
-        """Nothing: responses have one turn."""
+    def take_rank_metrics(self) -> None:
+        """Return nothing: responses have one turn."""
 
     def load_weights(self, parameters: Iterable[tuple[str, Tensor]]) -> None:
         """Do nothing: the engine uses the policy's own weights."""
@@ -79,7 +79,7 @@ class HFRollout:
                 yield alike[start : start + self.batch_size]
 
     def _draws(self, requests: ResponseRequests, part: Sequence[int]) -> Tensor:
-        """[B, R] float64, uniform in [0, 1): of each row's stream, from the end of its prompt on, as vLLM draws."""
+        """Return [B, R] float64, uniform in [0, 1), from each row's stream after its prompt, as vLLM draws."""
         streams = [requests.streams[i] for i in part]
         ends = np.array([len(requests.prompt_ids[i]) for i in part])
         positions = ends[:, None] + np.arange(self.max_response_length)

@@ -7,7 +7,7 @@ from vllm_patches.options import CaptureOptions
 
 
 def reserved_bytes(calculator: CalculatorConfig, max_model_len: int, width: int, itemsize: int) -> int:
-    """Bytes on each device for the states of running and finished responses and for the workspace that measures them.
+    """Return the bytes on each device for the states of responses and the workspace that measures them.
 
     Args:
         max_model_len: longest sequence in tokens.

@@ -44,7 +44,7 @@ class Programs:
         require_sandbox()
 
     def start(self, record: Any) -> dict[str, Any]:
-        """Nothing: each program stands for itself."""
+        """Return an empty state: programs share nothing."""
         return {}
 
     def step(self, state: dict[str, Any], turn: Any) -> tuple[dict[str, Any], list[dict[str, str]], bool, float]:
@@ -76,7 +76,7 @@ def output_of(code: str, max_chars: int) -> str:
 
 
 def with_solutions(responses: Sequence[str]) -> list[str]:
-    """Each response, a program or with one, and behind it in a box what ``solution()`` returns, or the error."""
+    """Append to each response, which holds a program, the result of ``solution()`` in a box, or the error."""
     with ThreadPoolExecutor(available_cores()) as threads:
         return list(threads.map(_with_solution, responses))
 

@@ -7,25 +7,25 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 
-class EngineRoom(NamedTuple):
+class EngineCapacity(NamedTuple):
     """How much an engine can decode at once."""
 
     slots: int
     """Most responses."""
-    surely: int
+    guaranteed: int
     """Responses for which its cache has room however long they become."""
 
 
 class RequestQueue:
     """Requests 0 to ``num_requests`` - 1, dealt to engines in this order.
 
-    If all fit, each engine gets an equal share at once. Otherwise each of several begins with what it can surely hold
+    If all fit, each engine gets an equal share at once. Otherwise each of several begins with what it is guaranteed
     and the rest waits here until one has room, so that none is stuck with a share of long responses while others idle.
     Neighbours go to the same engine where its room allows: requests of one prompt share its place in the cache. A
     single engine begins with all its slots: no other could take what waits, and it knows best what its cache holds.
     """
 
-    def __init__(self, num_requests: int, engines: Sequence[EngineRoom]) -> None:
+    def __init__(self, num_requests: int, engines: Sequence[EngineCapacity]) -> None:
         self.num_requests = num_requests
         self.held = [0] * len(engines)
         """Unfinished requests of each engine."""
@@ -72,7 +72,7 @@ class RequestQueue:
             (self._resumed[engine] if self._slots[engine] else self._again).append(request)
 
     def finish(self, engine: int, num_finished: int, num_waiting: int) -> None:
-        """``engine`` has finished so many requests, and has not begun ``num_waiting`` of those that it holds."""
+        """Note how many requests ``engine`` has finished, and how many of the others it has not begun."""
         self.held[engine] -= num_finished
         # Its cache is full if requests wait although there are slots, besides those that became free just now.
         num_running = self.held[engine] - num_waiting
@@ -82,7 +82,7 @@ class RequestQueue:
             self._room[engine] = min(self._slots[engine], self._room[engine] + self._room[engine] // 2 + 1)
 
     def lose(self, engine: int, unfinished: Sequence[int]) -> None:
-        """``engine`` is gone; the others get these of its requests."""
+        """Note that ``engine`` is lost; the others get its ``unfinished`` requests."""
         self._again += unfinished
         self._resumed[engine] = []
         self.held[engine] = self._room[engine] = self._slots[engine] = 0

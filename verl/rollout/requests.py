@@ -52,16 +52,6 @@ class ResponseRequests:
 
 
 @dataclass(frozen=True)
-class ResponseSettings:
-    """How the responses of a batch are sampled, where that differs from its options."""
-
-    overrides: list[SamplingConfig] | None = None
-    """B, how each is sampled; None: all as the options say."""
-    temperatures: Any = None
-    """Array [T] float32, see ``ResponseRequests.temperatures``; or None."""
-
-
-@dataclass(frozen=True)
 class EngineModel:
     """The model that an engine loads for an evaluation, and what ends its responses."""
 
@@ -92,40 +82,3 @@ def sample_stream(seed: int, benchmark: str, problem: int, sample: int) -> int:
 def resolve_dtype(dtype: str, on_cpu: bool) -> str:
     """Return the type: ``auto`` is float32 on a CPU and bfloat16 on a GPU."""
     return ("float32" if on_cpu else "bfloat16") if dtype == "auto" else dtype
-
-
-@dataclass(frozen=True)
-class PromptResponses:
-    """A prompt and the responses to it, to be read by a policy."""
-
-    key: int
-    """The caller's name for the prompt."""
-    prompt_ids: list[int]
-    token_ids: list[list[int]]
-    """Of each response, at least one token."""
-
-
-@dataclass(frozen=True)
-class Course:
-    """Metrics along one response."""
-
-    ends: list[int]
-    """Tokens after which rank metrics were measured; the whole response last."""
-    values: dict[str, list[float]]
-    """Rank metric of each of these prefixes by name; ``logprob`` and ``entropy``, means of the tokens since the prefix
-    before."""
-
-
-@dataclass(frozen=True)
-class MeasuredPrompt:
-    """A policy's metrics of the responses to a prompt."""
-
-    key: int
-    responses: list[dict[str, list[float]]]
-    """Of each response, metrics by name, one value for each layer; of ``avg_log_probs`` and ``avg_logits_entropy`` one
-    value."""
-    stack: dict[str, list[float]]
-    """Rank metrics of all responses stacked, one value for each layer."""
-    distances: dict[str, float]
-    """Of the mean states."""
-    courses: list[Course]

@@ -15,7 +15,7 @@ SHARED_MEMORY = Path("/dev/shm")
 
 @contextmanager
 def private_shared_memory(place: WorkerPlace) -> Iterator[None]:
-    """While a CPU engine starts, give the memory that its workers share a name that no other engine uses.
+    """Give the memory that workers of a CPU engine share a unique name while the engine starts.
 
     vLLM gives workers that it did not launch the same name in every engine, so engines on one machine, or the leftovers
     of a killed one, would collide. The name is removed as soon as every worker has opened the memory, or failed to: a

@@ -21,7 +21,7 @@ from verl.config.rollout import EngineConfig
 from verl.models.hub import local_folder
 from verl.rank import own_metrics
 from verl.rank.calculator import capture_options
-from verl.rollout.queue import EngineRoom
+from verl.rollout.queue import EngineCapacity
 from verl.rollout.requests import resolve_dtype
 from verl.rollout.shared_memory import private_shared_memory
 from verl.utils.distributed import WorkerPlace
@@ -52,7 +52,7 @@ def start_engine(
     reduces: bool = True,
     **further: Any,
 ) -> LLM:
-    """An engine of this process for the model at ``path``; arguments as of :func:`engine_options`.
+    """Start an engine in this process for the model at ``path``; arguments as of :func:`engine_options`.
 
     Args:
         load_format: vLLM's, unless ``rollout.engine_kwargs`` names another.
@@ -81,7 +81,7 @@ def engine_options(
     calculator: CalculatorConfig | None,
     reduces: bool = True,
 ) -> dict[str, Any]:
-    """Keyword arguments of ``vllm.LLM``.
+    """Return keyword arguments of ``vllm.LLM``.
 
     Args:
         max_model_len: longest sequence in tokens, prompt and response.
@@ -138,7 +138,7 @@ def engine_options(
 
 
 def from_stream(stream: int) -> dict[str, Any]:
-    """``extra_args`` of ``SamplingParams`` with which the plugin draws a request's tokens from ``stream``."""
+    """Return ``extra_args`` of ``SamplingParams`` with which the plugin draws a request's tokens from ``stream``."""
     return {KEY: stream}
 
 
@@ -154,7 +154,7 @@ def check_streams(engine: LLM) -> None:
 
 @contextmanager
 def naming_layers(calculator: CalculatorConfig | None) -> Iterator[None]:
-    """While an engine starts, say by which option it can if its model returns the last layer's states alone."""
+    """Raise an error that names ``calculator.layers`` if an engine's model returns only the last layer's states."""
     try:
         yield
     except ValueError as error:
@@ -168,7 +168,7 @@ def naming_layers(calculator: CalculatorConfig | None) -> Iterator[None]:
 
 @contextmanager
 def naming_own_metrics() -> Iterator[None]:
-    """Of an error in a metric of the user's own, which has passed through vLLM, keep what the user can fix."""
+    """Raise an error of a custom metric, which has passed through vLLM, as ``ConfigError``."""
     try:
         yield
     except RuntimeError as error:
@@ -178,28 +178,28 @@ def naming_own_metrics() -> Iterator[None]:
         raise ConfigError(option + what) from error
 
 
-def check_engine_kwargs(given: Mapping[str, Any]) -> dict[str, Any]:
-    """``rollout.engine_kwargs``; raises ``ConfigError`` for a name that the installed ``vllm.LLM`` does not have."""
+def check_engine_kwargs(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``rollout.engine_kwargs``; raise ``ConfigError`` for a name that the installed ``vllm.LLM`` lacks."""
     known = {*inspect.signature(vllm.LLM.__init__).parameters, *(field.name for field in fields(EngineArgs))}
-    for name, value in given.items():
+    for name, value in kwargs.items():
         if name not in known:
             near = get_close_matches(name, sorted(known), n=1)
             fix = f"did you mean {near[0]}?" if near else "its arguments are those of vllm.LLM"
             raise ConfigError(
                 f"rollout.engine_kwargs.{name}={value!r}: vLLM {vllm.__version__} has no such argument; {fix}"
             )
-    return dict(given)
+    return dict(kwargs)
 
 
-def engine_room(engine: LLMEngine) -> EngineRoom:
-    """How much an engine can decode at once."""
+def engine_capacity(engine: LLMEngine) -> EngineCapacity:
+    """Return how many responses an engine can decode at once."""
     config = engine.vllm_config
     slots, cache = config.scheduler_config.max_num_seqs, config.cache_config
     # Models whose layers keep different things have a figure of their own; older versions of vLLM do not state it.
     sequences = getattr(cache, "kv_cache_max_concurrency", None)
     if not sequences:
         sequences = (cache.num_gpu_blocks or 0) * cache.block_size / config.model_config.max_model_len
-    return EngineRoom(slots, max(1, int(sequences)))
+    return EngineCapacity(slots, max(1, int(sequences)))
 
 
 def run_steps(engine: LLMEngine, max_steps: int) -> list[RequestOutput]:
@@ -218,7 +218,7 @@ def run_steps(engine: LLMEngine, max_steps: int) -> list[RequestOutput]:
 
 
 def num_waiting(engine: LLMEngine) -> int:
-    """Requests that the engine has not begun, or has put back for want of cache."""
+    """Count the requests that the engine has not begun, or has put back because its cache is full."""
     core: Any = engine.engine_core
     _, waiting = core.engine_core.scheduler.get_request_counts()
     return int(waiting)
@@ -230,8 +230,8 @@ def rank_columns(completions: Sequence[CompletionOutput]) -> dict[str, Tensor]:
     Raises:
         RuntimeError: the engine returned nothing, because its plugin is not active.
     """
-    found: list[dict[str, Tensor] | None] = [getattr(completion, "hidden_states", None) for completion in completions]
-    rows = [row for row in found if row is not None]
-    if len(rows) < len(found):
+    columns: list[dict[str, Tensor] | None] = [getattr(completion, "hidden_states", None) for completion in completions]
+    rows = [row for row in columns if row is not None]
+    if len(rows) < len(columns):
         raise RuntimeError(f"vLLM {vllm.__version__} returned no hidden states: {PLUGIN_INACTIVE}")
     return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}

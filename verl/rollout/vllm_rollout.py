@@ -23,7 +23,7 @@ class VLLMRollout(VLLMSampler):
     """Samples responses with log-probabilities under the weights of the policy that is trained."""
 
     def __init__(self, setup: RolloutSetup, policy: Policy | None = None) -> None:
-        """``policy``: not used; the engine starts with weights of no meaning, and gets the policy's later.
+        """Start the engine with random weights; ``policy`` is not used, its weights are loaded later.
 
         Raises:
             ConfigError: vLLM has no native model class for this architecture, or does not return the states asked for.
@@ -53,7 +53,7 @@ class VLLMRollout(VLLMSampler):
         if config.multi_turn.enable:
             turns = Turns(config.multi_turn, setup.tokenizer, setup.end_tokens, setup.calculator, place.device_type)
         measures = setup.calculator is not None
-        super().__init__(engine, config, place, longest, *ends, measures, turns, logprobs=True)
+        super().__init__(engine, config, place, longest, *ends, measures, turns, trains=True)
         self.memory = EngineSleep(engine, sleeps)
         self.weight_dtype: WeightDtype = engine_dtype(engine)
         self._has_weights = False

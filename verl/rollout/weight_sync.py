@@ -25,7 +25,7 @@ PROJECTIONS = {
 
 
 def engine_dtype(engine: LLM) -> EngineDtype:
-    """How weights travel to this engine."""
+    """Return the precision in which weights travel to this engine."""
     runner = _runner(engine)
     dtype: torch.dtype = runner.vllm_config.model_config.dtype
     parameters = runner.get_model().named_parameters()
@@ -84,21 +84,21 @@ def _reload(runner: Any, model: Any, parameters: Iterable[tuple[str, Tensor]]) -
         runner.reload_weights(weights_iterator=parameters)
     finally:
         del model.load_weights
-    given = {_reported(name) for name in received}
-    return {name for name in expected if _reported(name) not in given}
+    reported = {_reported(name) for name in received}
+    return {name for name in expected if _reported(name) not in reported}
 
 
 def _stacking_layers(model: nn.Module) -> dict[str, tuple[str, Any]]:
-    """Return, for each mixture in files, its name in the engine and the layer of its experts as they were trained.
+    """Return name and layer in the engine of each mixture of unquantized experts in the files.
 
     Gate and up are joined there.
     """
-    found = {}
+    layers = {}
     for name, layer in model.named_modules():
         plain = isinstance(getattr(layer, "quant_method", None), UnquantizedFusedMoEMethod)
         if plain and hasattr(layer, "w13_weight") and layer.moe_config.is_act_and_mul:
-            found[name.removesuffix(".routed_experts")] = name, layer
-    return found
+            layers[name.removesuffix(".routed_experts")] = name, layer
+    return layers
 
 
 def _load_stacks(

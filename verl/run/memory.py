@@ -32,7 +32,7 @@ SAME_MODEL = 0.05
 WARNED = 0.9
 """Share of a GPU's memory above which a run is warned: the estimate leaves out fragments and temporaries."""
 METHODS = {"generate": "sync_weights", "sync": "sync_weights", "logprobs": "compute_logprobs"}
-METHODS |= {"update, backward": "update_actor", "critic, backward": "update_critic"}
+METHODS |= {"update, backward": "actor.update", "critic, backward": "critic.update"}
 """Phase -> the worker's method whose fixes apply to it; the optimizers' steps need what loading needs."""
 
 Parts = dict[str, float]

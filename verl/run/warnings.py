@@ -50,7 +50,7 @@ def start_warnings(config: PPOConfig, method: MethodCalls) -> list[str]:
             f"{method.where}: overrides sampling, so responses come from other distributions than that at "
             "rollout.temperature, which is learned; set algorithm.rollout_correction.rollout_is=token to weight them"
         )
-    lines += few_prefixes(config)
+    lines += prefix_warnings(config)
     num_updates, staleness = config.actor_updates(1), config.async_training.max_staleness
     if staleness > 0 and num_updates > 1:
         lines.append(
@@ -73,7 +73,7 @@ def start_warnings(config: PPOConfig, method: MethodCalls) -> list[str]:
     return lines
 
 
-def few_prefixes(config: PPOConfig) -> list[str]:
+def prefix_warnings(config: PPOConfig) -> list[str]:
     """Return a line if even the longest response has too few prefixes for an acceleration, which is then 0."""
     calculator, longest = config.calculator, config.data.max_response_length
     if not (calculator.enable and calculator.compute_diff):

@@ -47,7 +47,7 @@ class EnginePool(WorkerGroup):
         super().__init__(*arguments, **options)
 
     def run_living(self, method: str, *arguments: Any) -> list[Any]:
-        """As :meth:`WorkerGroup.run`, of the workers that have not been lost when it ends."""
+        """Call as :meth:`WorkerGroup.run`; return the results of workers that are not lost by its end."""
         ranks = {self.call(rank, method, arguments): rank for rank in self.living}
         replies: dict[Any, Any] = {}
         started = time.monotonic()

@@ -1,9 +1,8 @@
-"""Sampling responses with all engines of a run: who gets which request when, and what comes back."""
+"""Sampling responses with all engines of a run: which engine gets which request, and when."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,23 +11,21 @@ from verl.batch import Batch
 from verl.cluster.failures import MachineError
 from verl.config.rollout import SamplingConfig
 from verl.data.prompt_rows import PromptRecord
-from verl.rollout.base import EngineReply
-from verl.rollout.environments.conversations import DRIVER_COLUMNS, Conversations, ConversationSetup, with_measured
+from verl.rollout.environments.conversations import Conversations, ConversationSetup, add_rank_metrics
 from verl.rollout.queue import RequestQueue
-from verl.rollout.requests import ResponseRequests, ResponseSettings, response_stream
+from verl.rollout.requests import ResponseRequests, response_stream
 from verl.single_controller.worker_group import WorkerGroup
 
 STEPS_PER_CALL = 32
 """Engine steps between two replies of an engine."""
 
 
-class Exchange:
-    """Messages to the engines of a worker group and their replies; an engine has at most one message at a time.
-
-    A message is a call of ``method`` on the workers of an engine.
+class EngineCalls:
+    """Calls of the engines of a worker group and their replies; an engine has at most one call at a time.
 
     Args:
-        copies: neighbouring workers that form one engine. All get the same message; the first one's reply counts.
+        method: of the workers.
+        copies: neighbouring workers that form one engine. All get the same call; the first one's reply counts.
     """
 
     def __init__(self, workers: WorkerGroup, method: str, copies: int) -> None:
@@ -40,18 +37,19 @@ class Exchange:
 
     @property
     def busy(self) -> bool:
-        """Whether a reply is to come."""
+        """Whether an engine has not replied yet."""
         return bool(self._calls)
 
     def send(self, engine: int, *arguments: Any) -> None:
-        """Give ``engine``, which must be idle, a message."""
+        """Call ``engine``, which must be idle."""
         assert engine not in self._calls, f"engine {engine} is busy"
         ranks = self._ranks[engine * self.copies : (engine + 1) * self.copies]
         self._calls[engine] = [self.workers.call(rank, self.method, arguments) for rank in ranks]
 
     def receive(self, from_all: bool) -> list[tuple[int, Any]]:
-        """The engines that have replied, in their order, with their replies: one at least, or all that are busy. None
-        in place of a reply says that the engine was lost.
+        """Wait for at least one engine, or all that are busy; return those that have replied, with their replies.
+
+        The reply of an engine that was lost is None.
 
         Raises:
             WorkerError: a worker raised; or it was lost, and the others cannot go on.
@@ -93,17 +91,14 @@ def generate_responses(
     max_response_length: int,
     deterministic: bool = True,
     on_finished: Callable[[Batch], None] = lambda part: None,
-    settings: ResponseSettings | None = None,
+    settings: Mapping[str, Any] | None = None,
     conversations: ConversationSetup | None = None,
 ) -> Batch:
-    """``sampling.n`` responses per prompt, neighbours where they share a prompt.
+    """Sample ``sampling.n`` responses per prompt, neighbours where they share a prompt.
 
     Args:
-        workers: of class :class:`verl.workers.hybrid.HybridWorker`.
-        copies: neighbouring workers that form one engine.
-        deterministic: see :func:`serve`.
-        on_finished: called with responses soon after they have ended; their ``request`` says which they are.
-        settings: in place of ``sampling``; None: that.
+        workers, copies, deterministic, on_finished: as of :class:`Generation`.
+        settings: ``overrides`` and ``temperatures`` of :class:`ResponseRequests`.
         conversations: how responses have several turns; None: each has one.
 
     Returns:
@@ -112,181 +107,143 @@ def generate_responses(
     Raises:
         WorkerError: a worker raised or died.
     """
-    settings, n = settings or ResponseSettings(), sampling.n
-    asked = [record for record in records for _ in range(n)]
+    n = sampling.n
+    prompts = [record for record in records for _ in range(n)]
     requests = ResponseRequests(
-        rows=range(len(asked)),
-        prompt_ids=[record.input_ids for record in asked],
-        streams=[response_stream(seed, record.uid, i % n) for i, record in enumerate(asked)],
+        rows=range(len(prompts)),
+        prompt_ids=[record.input_ids for record in prompts],
+        streams=[response_stream(seed, record.uid, i % n) for i, record in enumerate(prompts)],
         sampling=sampling,
-        overrides=settings.overrides,
-        temperatures=settings.temperatures,
+        **(settings or {}),
     )
     parts: list[Batch] = []
 
-    def finished(part: Batch) -> None:
+    def take(part: Batch) -> None:
         parts.append(part)
         on_finished(part)
 
-    talks = None if conversations is None else conversations.begin(asked, None)
-    _, measured = run_engines(workers, copies, requests, deterministic, finished, conversations=talks)
-    joined = Batch.join(parts)
-    assert joined.request.sort().values.equal(torch.arange(len(asked))), "each response is sampled once"
-    joined = with_measured(joined[joined.request.argsort()], measured)
-    return joined.without("request").widened(max_response_length)
+    started = None if conversations is None else conversations.begin(prompts, None)
+    _, metrics = Generation(workers, copies, requests, deterministic, take, conversations=started).run()
+    batch = Batch.join(parts)
+    assert batch.request.sort().values.equal(torch.arange(len(prompts))), "each response is sampled once"
+    batch = add_rank_metrics(batch[batch.request.argsort()], metrics)
+    return batch.without("request").widened(max_response_length)
 
 
-def run_engines(
-    workers: WorkerGroup,
-    copies: int,
-    requests: ResponseRequests,
-    deterministic: bool,
-    on_finished: Callable[[Batch], None],
-    enough: Callable[[Sequence[int]], bool] | None = None,
-    conversations: Conversations | None = None,
-    steps_per_call: int | None = None,
-) -> tuple[list[Batch], Batch | None]:
-    """Have all engines work on ``requests``, of which row i is named i.
+class Generation:
+    """All engines at work on ``requests``, of which row i is named i.
 
     Args:
+        workers: with an engine, such as :class:`verl.workers.hybrid.HybridWorker`.
+        copies: neighbouring workers that form one engine.
+        deterministic: while requests are left, deal only when all engines have replied. Which engine gets which request
+            then depends on the lengths of responses, counted in steps, and not on how long engines take. Otherwise an
+            engine gets more as soon as it replies.
         on_finished: gets responses soon after they have ended.
-        enough: asked whenever engines have replied, with the responses that have ended so far; once it says so, the
-            others are cut. None: all are finished.
+        enough: called after replies, with ``deterministic`` when all engines have replied, with the responses that have
+            ended so far; once it returns true, the others are cut. None: all are finished.
         conversations: those that the requests are; None: a response has one turn.
         steps_per_call: engine steps between two replies of an engine; None: ``STEPS_PER_CALL``.
-
-    Returns:
-        The responses that were cut, and those that no engine has begun, as ``requests`` has them, by ``request``; and
-        the rank metrics of conversations, by ``request``, None where engines return them with their responses.
     """
-    rooms = workers.run_living("start_generation")[::copies]
-    queue = RequestQueue(len(requests.rows), rooms)
-    ended: list[int] = []
-    nothing = requests.of(())
-    left = set(range(len(requests.rows)))
-    """The responses that no engine has returned."""
 
-    def message(places: Sequence[int]) -> tuple[ResponseRequests, int]:
-        asked = requests.of(places) if places else nothing
-        if conversations is not None and places:
-            asked = replace(asked, partial=conversations.partial(places).without(*DRIVER_COLUMNS))
-        return asked, steps_per_call or STEPS_PER_CALL
+    def __init__(
+        self,
+        workers: WorkerGroup,
+        copies: int,
+        requests: ResponseRequests,
+        deterministic: bool,
+        on_finished: Callable[[Batch], None],
+        enough: Callable[[Sequence[int]], bool] | None = None,
+        conversations: Conversations | None = None,
+        steps_per_call: int | None = None,
+    ) -> None:
+        self.workers, self.copies, self.requests, self.deterministic = workers, copies, requests, deterministic
+        self.on_finished, self.enough, self.conversations = on_finished, enough, conversations
+        self.steps_per_call = steps_per_call or STEPS_PER_CALL
+        self.queue = RequestQueue(len(requests.rows), self._call_all("start_generation"))
+        self.calls = EngineCalls(workers, "rollout.advance", copies)
+        self.ended: list[int] = []
+        """The responses that have ended, in that order."""
 
-    def end(responses: Batch) -> None:
-        places = responses.request.tolist()
-        ended.extend(places)
-        left.difference_update(places)
-        on_finished(responses)
+    def run(self) -> tuple[list[Batch], Batch | None]:
+        """Sample until all responses have ended, or ``enough``.
 
-    def end_conversations() -> None:
-        assert conversations is not None
-        over = conversations.over()
-        if over is not None:
-            end(over)
-
-    def take(reply: EngineReply) -> tuple[int, int]:
-        if reply.finished is None:
-            return 0, reply.num_waiting
-        if conversations is None:
-            end(reply.finished)
-        else:
-            conversations.take(reply.finished)
-            end_conversations()
-        return len(reply.finished), reply.num_waiting
-
-    def lose(engine: int) -> list[int]:
-        elsewhere = set[int]() if conversations is None else conversations.waiting
-        return [place for place in dict.fromkeys(queue.dealt[engine]) if place in left - elsewhere]
-
-    continued = None
-    if conversations is not None:
-        continued = partial(conversations.resume, queue, end_conversations, deterministic)
-    stop = None if enough is None else lambda: enough(ended)
-    serve(queue, Exchange(workers, "advance", copies), message, take, deterministic, stop, lose, continued)
-    measured = None if conversations is None else _measured(workers, copies)
-    if enough is None:
-        return [], measured
-    return _cut(workers, copies, requests, left, conversations), measured
-
-
-def _cut(
-    workers: WorkerGroup,
-    copies: int,
-    requests: ResponseRequests,
-    left: set[int],
-    conversations: Conversations | None,
-) -> list[Batch]:
-    """Return the responses that engines were working on, as they give them back, and those that none has begun.
-
-    Args:
-        left: the places that no engine has returned. Those of an engine that is lost here are returned as they were.
-    """
-    parts: list[Batch] = []
-    for unfinished in workers.run_living("cut")[::copies]:
-        if unfinished is not None:
-            places = unfinished.request.tolist()
+        Returns:
+            The responses that were cut, and those that no engine has begun, as ``requests`` has them, by ``request``;
+            and the rank metrics of conversations, by ``request``, None where engines return them with their responses.
+        """
+        queue, calls, conversations = self.queue, self.calls, self.conversations
+        idle, waiting, stopped = set[int](), False, False
+        # 1. Send every engine its first requests, even if it gets none: engines may have to begin together.
+        for engine, places in enumerate(queue.first()):
+            self._send(engine, places)
+        while calls.busy or waiting:
+            # 2. Take replies.
+            from_all = queue.left > 0 or self.enough is not None or conversations is not None
+            for engine, reply in calls.receive(self.deterministic and from_all) if calls.busy else ():
+                if reply is None:
+                    queue.lose(engine, self._unfinished(engine))
+                else:
+                    self._take(engine, *reply)
+                    idle.add(engine)
+            # 3. Resume conversations whose environments have answered; wait for an answer if all engines are idle.
             if conversations is not None:
-                unfinished.merge(conversations.partial(places).columns(*DRIVER_COLUMNS))
-            parts.append(unfinished)
-            left.difference_update(places)
-    if left and requests.partial is not None:
-        rows = sorted(left)
-        unclaimed = requests.partial[rows] if conversations is None else conversations.partial(rows)
-        parts.append(unclaimed.fill(request=torch.tensor(rows)))
-    return parts
+                can_work = calls.busy or (not stopped and (any(queue.held) or queue.left > 0))
+                waiting = conversations.resume(queue, self.deterministic, wait=self.deterministic or not can_work)
+                self._end(conversations.over())
+            # 4. Stop, or send requests to the engines with room.
+            stopped = self.enough is not None and self.enough(self.ended)
+            for engine in [] if stopped else sorted(idle):
+                places = queue.take(engine)
+                if queue.held[engine]:
+                    idle.remove(engine)
+                    self._send(engine, places)
+        # 5. Fetch the metrics before the cut, which drops hidden states.
+        metrics = None if conversations is None else self._rank_metrics()
+        return [] if self.enough is None else self._cut(), metrics
 
+    def _call_all(self, method: str) -> list[Any]:
+        """Call all engines; return the result of each."""
+        return self.workers.run_living(method)[:: self.copies]
 
-def _measured(workers: WorkerGroup, copies: int) -> Batch | None:
-    """The rank metrics of conversations, of all engines; None if they measure none."""
-    parts = [part for part in workers.run_living("measured")[::copies] if part is not None]
-    return Batch.join(parts) if parts else None
+    def _send(self, engine: int, places: Sequence[int]) -> None:
+        requests = self.requests.of(places)
+        if self.conversations is not None and places:
+            requests = replace(requests, partial=self.conversations.partial(places))
+        self.calls.send(engine, requests, self.steps_per_call)
 
+    def _take(self, engine: int, finished: Batch | None, num_waiting: int) -> None:
+        """Take an engine's reply."""
+        self.queue.finish(engine, 0 if finished is None else len(finished), num_waiting)
+        if self.conversations is None or finished is None:
+            self._end(finished)
+        else:
+            self.conversations.take(finished)
+            self._end(self.conversations.over())
 
-def serve(
-    queue: RequestQueue,
-    engines: Exchange,
-    message: Callable[[Sequence[int]], tuple[Any, ...]],
-    take: Callable[[Any], tuple[int, int]],
-    deterministic: bool,
-    enough: Callable[[], bool] | None = None,
-    lose: Callable[[int], Sequence[int]] = lambda engine: [],
-    answered: Callable[[bool], bool] | None = None,
-) -> None:
-    """Give engines requests from the queue as they have room, until all are finished.
+    def _end(self, responses: Batch | None) -> None:
+        if responses is not None:
+            self.ended += responses.request.tolist()
+            self.on_finished(responses)
 
-    Args:
-        message: what an engine is sent along with further requests, which may be none.
-        take: receives a reply; returns how many requests it has finished, and how many the engine has not begun.
-        deterministic: while requests are left, deal only when all engines have replied. Who gets which request then
-            depends on the lengths of responses, counted in steps, and not on how long engines take. Otherwise each
-            engine gets more as soon as it replies.
-        enough: asked after replies; once it says so, engines get no further message. With ``deterministic`` it is asked
-            when all have replied.
-        lose: called when an engine was lost; returns those of its requests that others are given.
-        answered: of conversations; called after replies, to put back into the queue what goes on, waiting for it if the
-            argument is true. Returns whether there are more to wait for.
-    """
-    idle: set[int] = set()
-    for engine, requests in enumerate(queue.first()):
-        # Even none: engines may have to begin together.
-        engines.send(engine, *message(requests))
-    more = stopped = False
-    while engines.busy or more:
-        from_all = deterministic and (queue.left > 0 or enough is not None or answered is not None)
-        replies = engines.receive(from_all) if engines.busy else []
-        for engine, reply in replies:
-            if reply is None:
-                queue.lose(engine, lose(engine))
-                continue
-            queue.finish(engine, *take(reply))
-            idle.add(engine)
-        works = engines.busy or (not stopped and (any(queue.held) or queue.left > 0))
-        more = answered is not None and answered(deterministic or not works)
-        stopped = enough is not None and enough()
-        if stopped:
-            continue
-        for engine in sorted(idle):
-            requests = queue.take(engine)
-            if queue.held[engine]:
-                idle.remove(engine)
-                engines.send(engine, *message(requests))
+    def _unfinished(self, engine: int) -> list[int]:
+        """Return the requests of a lost engine that others have to finish."""
+        elsewhere = {*self.ended, *(() if self.conversations is None else self.conversations.waiting)}
+        return [place for place in dict.fromkeys(self.queue.dealt[engine]) if place not in elsewhere]
+
+    def _rank_metrics(self) -> Batch | None:
+        parts = [part for part in self._call_all("rollout.take_rank_metrics") if part is not None]
+        return Batch.join(parts) if parts else None
+
+    def _cut(self) -> list[Batch]:
+        """Return the responses that have not ended; those of an engine that is lost here as they were sent."""
+        cut = [part for part in self._call_all("rollout.cut") if part is not None]
+        left = set(range(len(self.requests.rows))).difference(self.ended)
+        if self.conversations is not None:
+            for part in cut:
+                self.conversations.update(part)
+            return [self.conversations.rows(sorted(left))] if left else []
+        rows = sorted(left.difference(*(part.request.tolist() for part in cut)))
+        if rows and self.requests.partial is not None:
+            cut.append(self.requests.partial[rows].fill(request=torch.tensor(rows)))
+        return cut

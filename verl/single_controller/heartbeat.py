@@ -29,8 +29,8 @@ LAST_RESORT_S = 45.0
 """Seconds after which the kernel ends a worker that should have ended itself."""
 
 
-class Pulse(NamedTuple):
-    """The driver's address and token, by which a worker connects to it."""
+class HeartbeatSettings(NamedTuple):
+    """How a worker connects to its driver."""
 
     address: tuple[str, int]
     token: bytes
@@ -38,7 +38,7 @@ class Pulse(NamedTuple):
 
 
 def interval(detection_s: float) -> float:
-    """Seconds between two signs of life: several may be lost or late."""
+    """Return the seconds between two beats: several may be lost or late."""
     return min(1.0, detection_s / 5)
 
 
@@ -82,7 +82,8 @@ class Heartbeat:
 
     def __init__(self, host: str, detection_s: float) -> None:
         self._listener = listening_socket(host, 0)
-        self.pulse = Pulse((host, self._listener.getsockname()[1]), secrets.token_bytes(TOKEN_BYTES), detection_s)
+        address, token = (host, self._listener.getsockname()[1]), secrets.token_bytes(TOKEN_BYTES)
+        self.settings = HeartbeatSettings(address, token, detection_s)
         self._connections: set[socket.socket] = set()
         self._silent: dict[int, float] = {}
         self._closed: dict[int, float] = {}
@@ -92,7 +93,7 @@ class Heartbeat:
 
     def lost(self) -> dict[int, str]:
         """Rank -> what happened, for workers that connected and are silent or gone now."""
-        now, limit_s, closed = time.monotonic(), self.pulse.detection_s, self._closed.copy()
+        now, limit_s, closed = time.monotonic(), self.settings.detection_s, self._closed.copy()
         silent = {
             rank: f"silent for {seconds:.0f} s"
             for rank, seconds in self._silent.copy().items()
@@ -119,13 +120,13 @@ class Heartbeat:
         """Hear a worker, which sends the token and its rank first, until it is gone."""
         rank = None
         with connection, suppress(OSError):
-            connection.settimeout(self.pulse.detection_s)
+            connection.settimeout(self.settings.detection_s)
             with connection.makefile("rb") as hello:
                 token, number = hello.read(TOKEN_BYTES), hello.read(4)
-            if len(number) == 4 and hmac.compare_digest(token, self.pulse.token):
+            if len(number) == 4 and hmac.compare_digest(token, self.settings.token):
                 rank = int.from_bytes(number, "big")
                 self._closed.pop(rank, None)  # it takes the place of one that was lost
-                for seconds in _beats(connection, self.pulse.detection_s, partial(self._hear, rank)):
+                for seconds in _beats(connection, self.settings.detection_s, partial(self._hear, rank)):
                     self._silent[rank] = seconds
         self._connections.discard(connection)
         if rank is not None:
@@ -138,16 +139,16 @@ class Heartbeat:
             self.stages[rank] = last
 
 
-def follow(pulse: Pulse, rank: int) -> None:
-    """Connect, in a worker, and start a thread that ends this process once the driver is gone.
+def follow(settings: HeartbeatSettings, rank: int) -> None:
+    """Connect from a worker, and start a thread that ends this process once the driver is gone.
 
     Raises:
         OSError: the driver cannot be reached.
     """
-    connection = socket.create_connection(pulse.address, timeout=pulse.detection_s)
-    connection.sendall(pulse.token + rank.to_bytes(4, "big"))
-    _set_alarm(pulse.detection_s)
-    threading.Thread(target=_follow, args=(connection, pulse.detection_s), name="heartbeat", daemon=True).start()
+    connection = socket.create_connection(settings.address, timeout=settings.detection_s)
+    connection.sendall(settings.token + rank.to_bytes(4, "big"))
+    _set_alarm(settings.detection_s)
+    threading.Thread(target=_follow, args=(connection, settings.detection_s), name="heartbeat", daemon=True).start()
 
 
 def _set_alarm(detection_s: float) -> None:

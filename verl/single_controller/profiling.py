@@ -29,7 +29,7 @@ class PeakMemory:
     """Peak memory of this process since the last ``reset``; both take some microseconds."""
 
     def __init__(self, device_type: str) -> None:
-        """``device_type``: ``cpu`` or ``cuda``, whose current device is measured."""
+        """Measure the host, or with ``device_type="cuda"`` the current device."""
         self._on_gpu = device_type == "cuda"
         self._resets = False
 
@@ -58,5 +58,5 @@ class PeakMemory:
 
 
 def resident_bytes() -> int:
-    """Memory of this process that is in RAM now."""
+    """Return the resident memory of this process."""
     return int(psutil.Process().memory_info().rss)

@@ -4,8 +4,8 @@ Legend: B episodes.
 """
 
 import heapq
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,14 +17,14 @@ from verl.data.prompt_rows import PromptRecord
 from verl.models.micro_batches import rows_by_value
 from verl.models.packing import prompt_index
 from verl.rollout.environments.conversations import Conversations, ConversationSetup
-from verl.rollout.requests import ResponseRequests, ResponseSettings
+from verl.rollout.requests import ResponseRequests
 from verl.single_controller.engine_pool import EnginePool
-from verl.single_controller.generation import generate_responses, run_engines
+from verl.single_controller.generation import Generation, generate_responses
 from verl.single_controller.worker_group import Stored, WorkerGroup
 
 
 def balanced_order(lengths: Tensor, num_shares: int) -> Tensor:
-    """An order of the rows whose contiguous shares, as ``WorkerGroup.run_split`` cuts them, have about equal tokens.
+    """Order rows so that the contiguous shares of ``WorkerGroup.run_split`` have about equal tokens.
 
     The longest rows are dealt out first, each to the share with the fewest tokens that still has room (longest
     processing time first). Within a share rows go from long to short.
@@ -49,25 +49,17 @@ def balanced_order(lengths: Tensor, num_shares: int) -> Tensor:
     return torch.tensor([row for rows in members for row in rows], dtype=torch.int64)
 
 
-class Units(NamedTuple):
-    """Rows that stay together, in the order in which they are cut into contiguous shares; each is a tensor [B'].
-
-    ``rows`` has each row of a batch once and then copies that make units and shares equal; ``copied`` marks these, and
-    ``unit`` counts 0, 0, ..., 1, 1, ...
-    """
-
-    rows: Tensor
-    copied: Tensor
-    unit: Tensor
-
-
-def deal_groups(group_ids: Tensor, lengths: Tensor, num_shares: int, balance: bool) -> Units:
-    """Whole groups dealt to shares, as many to each, all of one size; what is missing are copies of the shortest rows.
+def deal_groups(group_ids: Tensor, lengths: Tensor, num_shares: int, balance: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Deal whole groups to shares, as many to each, filled up to one size with copies of the shortest rows.
 
     Args:
         group_ids: [B] integers, equal on rows that stay together.
         lengths: [B] integers, tokens of each row.
         balance: give every share about as many tokens.
+
+    Returns:
+        Tensors [B'] in the order in which shares are cut: rows, each once and then copies; bool, the copies; and the
+        number of the group, 0, 0, ..., 1, 1, ...
     """
     groups = rows_by_value(group_ids)
     tokens = lengths.tolist()
@@ -82,10 +74,10 @@ def deal_groups(group_ids: Tensor, lengths: Tensor, num_shares: int, balance: bo
     totals = torch.tensor([sum(tokens[row] for row in group) for group in rows])
     order = balanced_order(totals, num_shares) if balance else torch.arange(len(rows))
     unit = torch.arange(len(rows)).repeat_interleave(size)
-    return Units(torch.tensor(rows)[order].flatten(), torch.tensor(copied)[order].flatten(), unit)
+    return torch.tensor(rows)[order].flatten(), torch.tensor(copied)[order].flatten(), unit
 
 
-class RoleWorkers:
+class ModelWorkers:
     """The workers of a group in one of their roles.
 
     Args:
@@ -110,7 +102,7 @@ class RoleWorkers:
         """
         order, _ = self._shares(batch)
         results = self.workers.run_split(method, batch[order], copies=self.copies)
-        return Batch.join(results)[_places(order)]
+        return Batch.join(results)[inverse(order)]
 
     def run_update(self, method: str, batch: Batch, *arguments: Any) -> dict[str, float]:
         """Call ``method`` on shares of ``batch``, whose rows may go to any worker; returns the first worker's metrics.
@@ -122,14 +114,13 @@ class RoleWorkers:
         return metrics
 
     def run_scoring_update(self, method: str, batch: Batch, *arguments: Any) -> tuple[dict[str, float], Batch]:
-        """As :meth:`run_update` with a method that returns metrics and the episodes of its share, which come back in
-        the order of ``batch``."""
+        """Do :meth:`run_update` with a method that also returns episodes; return them in the order of ``batch``."""
         rows, order = self._to_learn(batch)
         results = self.workers.run_split(method, rows, *arguments, copies=self.copies)
-        return results[0][0], Batch.join([scored for _, scored in results])[_places(order)]
+        return results[0][0], Batch.join([scored for _, scored in results])[inverse(order)]
 
     def _to_learn(self, batch: Batch) -> tuple[Batch, Tensor]:
-        """The rows as they are cut into shares, and the order they are in."""
+        """Return the rows as they are cut into shares, and their order."""
         order, copied = self._shares(batch)
         return _unlearned(batch[order], copied), order
 
@@ -138,8 +129,10 @@ class RoleWorkers:
         return self.workers.world_size // self.copies
 
     def _shares(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The rows in the order in which they are cut into shares, the shortest as often as it takes to make these
-        equal, and, for each of them, whether it is such a copy."""
+        """Return the order in which rows are cut into shares, and which of them are copies, bool.
+
+        The shortest row is repeated until all shares are equal.
+        """
         lengths = batch.lengths
         rows = torch.cat([torch.arange(len(batch)), lengths.argmin().repeat(-len(batch) % self._num_shares)])
         order = torch.arange(len(rows))
@@ -149,7 +142,7 @@ class RoleWorkers:
         return rows[order], order >= len(batch)
 
     def _dealt_together(self, batch: Batch, rows: Tensor) -> Tensor:
-        """[U, n], places in ``rows``: whole prompts where every share gets as many of one size, else each by itself."""
+        """Return [U, n], places in ``rows``: whole prompts if shares get equally many of one size, else single rows."""
         if self.whole_prompts:
             groups = rows_by_value(prompt_index(batch)[rows])
             if len({*map(len, groups)}) == 1 and len(groups) % self._num_shares == 0:
@@ -157,19 +150,19 @@ class RoleWorkers:
         return torch.arange(len(rows))[:, None]
 
 
-def _places(order: Tensor) -> Tensor:
-    """Where each row is in ``order``."""
+def inverse(order: Tensor) -> Tensor:
+    """Return the last place of each row in ``order``."""
     places = torch.empty(int(order.max()) + 1, dtype=torch.int64)
     places[order] = torch.arange(len(order))
     return places
 
 
 def _unlearned(batch: Batch, copied: Tensor) -> Batch:
-    """``batch`` with nothing to learn from the rows ``copied [B]`` bool."""
+    """Clear ``learn_mask`` on the rows ``copied [B]`` bool."""
     return batch.fill(learn_mask=batch.learn_mask & ~copied.repeat_interleave(batch.response_lengths))
 
 
-class PolicyWorkers(RoleWorkers):
+class PolicyWorkers(ModelWorkers):
     """The policy, and the engines that sample from it, in its own workers or in a pool."""
 
     def __init__(
@@ -180,7 +173,8 @@ class PolicyWorkers(RoleWorkers):
         pool: EnginePool | None = None,
         conversations: ConversationSetup | None = None,
     ) -> None:
-        """
+        """Hold the policy and its engines.
+
         Args:
             whole_groups: the policy loss needs all responses to a prompt in one micro-batch.
             pool: of class :class:`verl.workers.rollout.RolloutWorker`; None: the engines are in ``workers``.
@@ -193,6 +187,7 @@ class PolicyWorkers(RoleWorkers):
         self.pool = pool
         self.conversations = conversations
         self.engines: WorkerGroup = workers if pool is None else pool
+        self._engine_size = config.rollout.tensor_parallel_size
         self._dtype = None if pool is None else pool.run("weight_dtype")[0]
         self._newest: Stored | None = None
         """The policy's weights, for a pool."""
@@ -201,12 +196,12 @@ class PolicyWorkers(RoleWorkers):
         self._pulled = self._held = False
 
     def _to_learn(self, batch: Batch) -> tuple[Batch, Tensor]:
-        """With ``whole_groups`` each stays together, and copies are in none: their ``group`` is -1."""
+        """Keep groups together if the loss needs that; the ``group`` of copies is then -1."""
         if not self.whole_groups:
             return super()._to_learn(batch)
-        units = deal_groups(batch.group, batch.lengths, self._num_shares, self.balance)
-        rows = _unlearned(batch[units.rows], units.copied)
-        return rows.fill(group=rows.group.masked_fill(units.copied, -1), unit=units.unit), units.rows
+        order, copied, unit = deal_groups(batch.group, batch.lengths, self._num_shares, self.balance)
+        rows = _unlearned(batch[order], copied)
+        return rows.fill(group=rows.group.masked_fill(copied, -1), unit=unit), order
 
     def generate(
         self,
@@ -214,22 +209,13 @@ class PolicyWorkers(RoleWorkers):
         sampling: SamplingConfig,
         seed: int,
         on_finished: Callable[[Batch], None] = lambda part: None,
-        settings: ResponseSettings | None = None,
+        settings: Mapping[str, Any] | None = None,
     ) -> Batch:
-        """See :func:`verl.single_controller.generation.generate_responses`."""
+        """Have the engines sample with the newest weights; see :func:`generate_responses`."""
         self._pull_weights()
-        return generate_responses(
-            self.engines,
-            self.config.rollout.tensor_parallel_size,
-            records,
-            sampling,
-            seed,
-            self.config.data.max_response_length,
-            self.config.trainer.deals_by_counts(self.engines.device_type),
-            on_finished,
-            settings,
-            self.conversations,
-        )
+        longest, conversations = self.config.data.max_response_length, self.conversations
+        options = (longest, self._deterministic, on_finished, settings, conversations)
+        return generate_responses(self.engines, self._engine_size, records, sampling, seed, *options)
 
     def advance(
         self,
@@ -238,11 +224,14 @@ class PolicyWorkers(RoleWorkers):
         enough: Callable[[Sequence[int]], bool],
         conversations: Conversations | None = None,
     ) -> tuple[list[Batch], Batch | None]:
-        """See :func:`verl.single_controller.generation.run_engines`."""
+        """Have the engines work on ``requests`` with the newest weights; see :class:`Generation`."""
         self._pull_weights()
-        deterministic = self.config.trainer.deals_by_counts(self.engines.device_type)
-        copies = self.config.rollout.tensor_parallel_size
-        return run_engines(self.engines, copies, requests, deterministic, on_finished, enough, conversations)
+        options = (self._deterministic, on_finished, enough, conversations)
+        return Generation(self.engines, self._engine_size, requests, *options).run()
+
+    @property
+    def _deterministic(self) -> bool:
+        return self.config.trainer.deals_by_counts(self.engines.device_type)
 
     def finish_generation(self) -> None:
         """Free the engines' memory for the models in the same workers, until they generate or get new weights."""
@@ -250,21 +239,11 @@ class PolicyWorkers(RoleWorkers):
             self.workers.run("finish_generation")
 
     def compute_logprobs(self, batch: Batch) -> Batch:
-        """The same episodes with ``logprobs``, ``entropy``, the statistics that an estimator or a loss asks for, and,
-        with ``calculator.source=actor``, rank metrics."""
-        return self.map_rows("compute_logprobs", batch.columns("tokens", "source"))
+        """Return the same episodes with ``logprobs``, ``entropy`` and the statistics that estimator and loss need.
 
-    def update(self, batch: Batch, num_tokens: int, num_sequences: int) -> dict[str, float]:
-        """One optimizer step on a mini-batch; the counts are those of its ``learn_mask``.
-
-        See :meth:`verl.workers.actor.Actor.update` for its columns.
+        With ``calculator.source=actor`` also with rank metrics.
         """
-        return self.run_update("update_actor", batch, num_tokens, num_sequences)
-
-    def update_on_policy(self, batch: Batch, num_tokens: int, num_sequences: int) -> tuple[dict[str, float], Batch]:
-        """As :meth:`update`, and the same episodes with the ``logprobs`` and ``entropy`` of before, which the batch was
-        sampled from."""
-        return self.run_scoring_update("update_actor_on_policy", batch, num_tokens, num_sequences)
+        return self.map_rows("compute_logprobs", batch.columns("tokens", "source"))
 
     def sync_weights(self) -> None:
         """Give the engines the policy's weights; those of a pool pull them when they generate next."""
@@ -278,8 +257,7 @@ class PolicyWorkers(RoleWorkers):
         self._newest = self.workers.run("publish_weights", self._dtype)[0]
 
     def hold_weights(self) -> None:
-        """Until :meth:`release_weights`, have a pool sample with the weights that are the newest now, whatever is
-        published meanwhile."""
+        """Have a pool sample with the newest weights of now until :meth:`release_weights`, even if others follow."""
         self._take_newest()
         self._held = True
 

@@ -107,7 +107,7 @@ class Supervisor:
                 self.options.say_stage(f"{stage} on {workers} {self.options.kind}{'s' * (workers > 1)}")
 
     def head_answers(self) -> bool:
-        """Whether Ray's head accepts a connection."""
+        """Return whether Ray's head accepts a connection."""
         return reachable(self._head, HEAD_S)
 
     def failure(self, rank: int, what: str, method: str, report: str = "") -> MachineError:
@@ -129,7 +129,7 @@ class Supervisor:
         return MachineError(message, f"{self.options.kind} {rank} in {method}" if lives else "", rank)
 
     def _look_for_head(self) -> None:
-        """Ray ends a driver that has lost its head, which then could not say so."""
+        """Raise ``HeadLost`` if Ray's head is silent, before Ray ends this process without a message."""
         every, since = interval(self.options.detection_s), time.monotonic() - self._looked
         if since < every:
             return
@@ -140,7 +140,7 @@ class Supervisor:
             raise HeadLost(f"Ray's head at {self._head} has not answered for {self._head_silent:.0f} s")
 
     def close(self) -> None:
-        """Workers that still run exit."""
+        """Have workers that still run exit."""
         self.heartbeat.close()
         if self.options.logs is not None:
             for path in self.options.logs.glob("*.stacks"):

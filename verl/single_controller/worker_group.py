@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +34,7 @@ from verl.cluster.failures import (
 from verl.cluster.machines import RESOURCES, MachineSetup
 from verl.cluster.network import free_port
 from verl.config.errors import ConfigError
-from verl.single_controller.heartbeat import Pulse, follow
+from verl.single_controller.heartbeat import HeartbeatSettings, follow
 from verl.single_controller.profiling import MemoryPeak, PeakMemory
 from verl.single_controller.supervision import Identity, Supervision, Supervisor, log_to
 from verl.utils.distributed import WorkerPlace
@@ -129,7 +130,7 @@ class WorkerGroup:
             raise
 
     def _reserve(self, nnodes: int) -> PlacementGroup:
-        """Room on every machine. One bundle each, ranks in machine order: neighbours in rank share a machine."""
+        """Reserve one bundle on every machine, in the order of ranks: neighbours in rank share a machine."""
         resource, per_node = RESOURCES[self.device_type], float(self.workers_per_node)
         bundle = {"CPU": per_node, resource: per_node}
         strategy = "STRICT_SPREAD" if nnodes > 1 else "PACK"
@@ -155,8 +156,8 @@ class WorkerGroup:
 
     def _prepare(self, rank: int, host: Any) -> Any:
         """Begin to prepare a process; its result is its :class:`Identity`."""
-        options, pulse = self._supervisor.options, self._supervisor.heartbeat.pulse
-        return host.prepare.remote(rank, os.getcwd(), self._hidden, pulse, options.logs, self.device_type)
+        options, heartbeat = self._supervisor.options, self._supervisor.heartbeat.settings
+        return host.prepare.remote(rank, os.getcwd(), self._hidden, heartbeat, options.logs, self.device_type)
 
     def _start(self, rank: int, host: Any, identities: Sequence[Identity]) -> Any:
         """Begin to make a worker; its result is the name of its GPU, empty on a CPU."""
@@ -166,7 +167,9 @@ class WorkerGroup:
         return host.start.remote(worker, config, WorkerPlace(rank % size, size, address, port, *own), arguments)
 
     def run(self, method: str, *arguments: Any) -> list[Any]:
-        """Call ``method`` with the same arguments on every worker; returns the results in rank order.
+        """Call ``method`` with the same arguments on every worker; return the results in rank order.
+
+        A method of a part of the worker has a dotted name, such as ``actor.update``.
 
         What a method yields stays in Ray's object store: the result is :class:`Stored`, which stands for it as an
         argument of other methods.
@@ -177,7 +180,7 @@ class WorkerGroup:
         return self._gather([self.call(rank, method, arguments) for rank in self.living], method)
 
     def run_living(self, method: str, *arguments: Any) -> list[Any]:
-        """As :meth:`run`, of the workers that have not been lost when it ends. Here none may be."""
+        """Call as :meth:`run`; a subclass may lose workers meanwhile, and returns the results of the others."""
         return self.run(method, *arguments)
 
     def leave_out(self, error: MachineError) -> int:
@@ -188,7 +191,7 @@ class WorkerGroup:
         raise error
 
     def run_split(self, method: str, batch: Batch, *arguments: Any, copies: int = 1) -> list[Any]:
-        """As ``run``, with ``batch`` cut into one contiguous share per worker, in rank order.
+        """Call as :meth:`run`, with ``batch`` cut into one contiguous share per worker, in rank order.
 
         Shares differ by at most one row. A batch with fewer rows than shares is refused: an idle rank would hang the
         others. ``copies`` neighbouring workers work on the same share together: it is stored once for all of them, and
@@ -206,7 +209,7 @@ class WorkerGroup:
         return self._gather(calls, method)[::copies]
 
     def call(self, rank: int, method: str, arguments: tuple[Any, ...]) -> Any:
-        """Start a call of one worker, for :class:`verl.single_controller.generation.Exchange`."""
+        """Start a call of one worker, for :class:`verl.single_controller.generation.EngineCalls`."""
         return self._workers[rank].call.remote(method, arguments)
 
     def take_peak_memory(self) -> MemoryPeak | None:
@@ -267,21 +270,21 @@ class WorkerGroup:
             self._supervisor.check(method, time.monotonic() - started)
             done, pending = ray.wait(pending, num_returns=1, timeout=POLL_S)
             results = {call: _outcome(call) for call in done}
-            for call, found in results.items():
-                if isinstance(found, RayError):
-                    first, error = self._cause((call, found), pending)
+            for call, result in results.items():
+                if isinstance(result, RayError):
+                    first, error = self._cause((call, result), pending)
                     raise self._failure(calls[first], error, method) from error
             yield from results.items()
 
     @staticmethod
-    def _cause(found: tuple[Any, RayError], pending: list[Any]) -> tuple[Any, RayError]:
+    def _cause(failed: tuple[Any, RayError], pending: list[Any]) -> tuple[Any, RayError]:
         """Return a call's error; for a broken network connection, the error of the worker at its other end."""
         deadline = time.monotonic() + CAUSE_S
-        while _broke_network(found[1]) and pending and time.monotonic() < deadline:
+        while _broke_network(failed[1]) and pending and time.monotonic() < deadline:
             done, pending = ray.wait(pending, num_returns=1, timeout=POLL_S)
             others = [(call, error) for call in done if isinstance(error := _outcome(call), RayError)]
-            found = next((other for other in others if not _broke_network(other[1])), found)
-        return found
+            failed = next((other for other in others if not _broke_network(other[1])), failed)
+        return failed
 
     def _failure(self, rank: int, error: RayError, method: str) -> Exception:
         """Return the exception for the caller."""
@@ -330,7 +333,13 @@ class _Host:
     """The Ray actor. It imports the worker only in ``start``, after the environment is set."""
 
     def prepare(
-        self, rank: int, folder: str, secrets: dict[str, str], pulse: Pulse, logs: Path | None, device_type: str
+        self,
+        rank: int,
+        folder: str,
+        secrets: dict[str, str],
+        heartbeat: HeartbeatSettings,
+        logs: Path | None,
+        device_type: str,
     ) -> Identity:
         """Prepare the worker's process; return where it is.
 
@@ -344,7 +353,7 @@ class _Host:
         os.environ.update(secrets)
         if logs is not None:
             log_to(logs, rank)
-        follow(pulse, rank)
+        follow(heartbeat, rank)
         memory = torch.cuda.get_device_properties(0).total_memory if device_type == "cuda" else 0
         node, meeting_point = ray.get_runtime_context().get_node_id(), (ray.util.get_node_ip_address(), free_port())
         return Identity(node, socket.gethostname(), os.getpid(), memory, meeting_point)
@@ -366,7 +375,7 @@ class _Host:
         print(f"{time.strftime('%X')} {method}", flush=True)
         with record_function(method), self._naming_errors(method):
             read = [map(ray.get, each.parts) if isinstance(each, Stored) else each for each in arguments]
-            result = getattr(self.worker, method)(*read)
+            result = attrgetter(method)(self.worker)(*read)
             if isinstance(result, Iterator):
                 result = Stored([ray.put(part) for part in result])
         print(f"{time.strftime('%X')} {method}: done", flush=True)
@@ -374,7 +383,7 @@ class _Host:
 
     @contextmanager
     def _naming_errors(self, method: str) -> Iterator[None]:
-        """If memory runs out within, say in one line where and what needs less."""
+        """Raise a line that names worker, method and options if memory runs out in the block."""
         try:
             yield
         except BaseException as error:

@@ -24,7 +24,7 @@ WIDEST_WHOLE_BLOCK = 512
 
 
 def block_rows(rows: int, width: int, max_bytes: int = MAX_BYTES) -> int:
-    """Rows of a block: all, or a part of D for long responses; the fewest operations within ``max_bytes``.
+    """Return the rows of a block, all or a part of D, with the fewest operations within ``max_bytes``.
 
     If nothing stays within the bound, what takes the least memory.
     """
@@ -39,7 +39,7 @@ def block_rows(rows: int, width: int, max_bytes: int = MAX_BYTES) -> int:
 
 
 def factor_operations(rows: int, width: int, size: int) -> float:
-    """Floating-point operations of one shift for one response in blocks of ``size`` rows."""
+    """Count the floating-point operations of one shift for one response in blocks of ``size`` rows."""
     if size == rows:
         return rows**3 / 3
     per_block = width**3 / 3 + width**2 * size + width * size**2 + size**3 / 3
@@ -47,12 +47,12 @@ def factor_operations(rows: int, width: int, size: int) -> float:
 
 
 def shift_elements(rows: int) -> int:
-    """Numbers that a shift takes where the response is one block: the factor, and the temporaries of a panel."""
+    """Count the numbers of a shift for a response of one block: the factor, and the temporaries of a panel."""
     return rows * (rows + PANELS)
 
 
 def block_elements(size: int, width: int) -> int:
-    """Numbers that a block of ``size`` rows and one shift take.
+    """Count the numbers of a block of ``size`` rows and one shift.
 
     S, the factor of S + t I with the solved rows below, the rows with their temporaries, the Gram matrix and its
     factor.
@@ -61,7 +61,7 @@ def block_elements(size: int, width: int) -> int:
 
 
 def response_bytes(rows: int, width: int, size: int, shifts: int = 1) -> int:
-    """Bytes of one response in blocks of ``size`` rows, with so many shifts at a time."""
+    """Return the bytes of one response in blocks of ``size`` rows, with so many shifts at a time."""
     if size == rows:
         rows_in_float64 = (rows + 3 * min(rows, BLOCK_ROWS)) * width
         return 8 * (rows**2 + max(rows_in_float64, shifts * shift_elements(rows)))
@@ -69,7 +69,7 @@ def response_bytes(rows: int, width: int, size: int, shifts: int = 1) -> int:
 
 
 def decomposition_bytes(rows: int, width: int) -> int:
-    """Bytes of one response whose prefixes are decomposed.
+    """Return the bytes of one response whose prefixes are decomposed.
 
     With m the smaller of n and D: rows ``[m, D]``; a Gram or scatter matrix, that of one prefix, and as much again for
     the decomposition, or three matrices of up to m + 1024 rows; a block of rows with its temporaries.

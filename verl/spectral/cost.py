@@ -25,7 +25,7 @@ class Rates(NamedTuple):
     """Seconds per k^3."""
 
     def eigen_seconds(self, size: Tensor) -> Tensor:
-        """Seconds for the eigenvalues of one k x k matrix, for each k of ``size``."""
+        """Return the seconds for the eigenvalues of one k x k matrix, for each k of ``size``."""
         return self.eigen_call + self.eigen_square * size**2 + self.eigen_cube * size**3
 
 
@@ -40,7 +40,7 @@ RATES = {
 def cheapest_method(
     lengths: Tensor, prefixes: Tensor, width: int, shifts: int, max_bytes: int = MAX_BYTES, device: str = "cpu"
 ) -> str:
-    """The faster method, ``nested`` or ``eigh``, for responses of ``lengths [B]`` and D = ``width``.
+    """Return the faster method, ``nested`` or ``eigh``, for responses of ``lengths [B]`` and D = ``width``.
 
     ``prefixes [B, P]`` are the rows of each prefix, ``shifts`` the number of nodes of the fit, ``max_bytes`` the bound
     on the memory of one response, and ``device`` (``cpu`` or ``cuda``) is where the states are.

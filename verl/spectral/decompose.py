@@ -57,7 +57,7 @@ def spectra(chunk: Chunk, prefixes: Tensor, method: str, svd_rank: int | None) -
     narrow = [k for k in sizes if k <= chunk.width]
 
     def having(k: int) -> slice | Tensor:
-        """The responses that have the prefix of k rows; usually all of them, and then nothing is copied."""
+        """Select the responses that have a prefix of k rows, without a copy if all have."""
         present = (prefixes == k).any(dim=1)
         return slice(None) if bool(present.all()) else to_device(present.nonzero()[:, 0], device)
 

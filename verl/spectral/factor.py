@@ -28,7 +28,7 @@ most so many: a quarter faster at 512 rows."""
 
 
 def device_kind(device: torch.device) -> str:
-    """``cpu`` or ``cuda``: the key of constants that are tuned by kind of device."""
+    """Return ``cpu`` or ``cuda``, the key of constants that are tuned by kind of device."""
     return "cpu" if device.type == "cpu" else "cuda"
 
 
@@ -47,8 +47,7 @@ class Head(NamedTuple):
 
 
 def add_product(out: Tensor, left: Tensor, right: Tensor, lower: bool = False) -> None:
-    """Add ``left @ right`` to ``out`` in tiles of rows, ``[b, m, k] @ [b, k, n]``; with ``lower``, nothing above the
-    diagonal tiles."""
+    """Add ``left @ right`` to ``out`` in tiles of rows, ``[b, m, k] @ [b, k, n]``; ``lower`` skips upper tiles."""
     rows, columns = out.shape[1:]
     tile = 128
     if out.device.type == "cpu":
@@ -60,7 +59,7 @@ def add_product(out: Tensor, left: Tensor, right: Tensor, lower: bool = False) -
 
 
 def head_columns(rows: int, kind: str) -> int:
-    """m of the :class:`Head` of matrices of so many rows; 0 where none pays. Eigenvectors are slow on GPUs."""
+    """Return m of the :class:`Head` for so many rows; 0 if it saves nothing. Eigenvectors are slow on GPUs."""
     if kind != "cpu" or rows < HEAD_FROM:
         return 0
     return PANEL[kind] * min(HEAD_PANELS, round(HEAD_SHARE * rows / PANEL[kind]))

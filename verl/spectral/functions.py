@@ -16,7 +16,7 @@ class SpectralFunction(NamedTuple):
     log: bool = False
 
     def __call__(self, singular_values: Tensor) -> Tensor:
-        """f(s) elementwise; 0 at s = 0, the limit."""
+        """Return f(s) elementwise; 0 at s = 0, the limit."""
         values = singular_values**self.power
         if self.log:
             # log 1 in place of log 0 gives the limit instead of NaN.
@@ -24,7 +24,7 @@ class SpectralFunction(NamedTuple):
         return values
 
     def rescaled(self, sums: Tensor, plain_sums: Tensor, scale: Tensor) -> Tensor:
-        """sum f(c s) for c = ``scale``, from ``sums`` = sum f(s) and ``plain_sums`` = sum s^power.
+        """Return sum f(c s) for c = ``scale``, from ``sums`` = sum f(s) and ``plain_sums`` = sum s^power.
 
         (c s)^a log(c s) = c^a (s^a log s + log c s^a).
         """
@@ -69,7 +69,7 @@ def response_entropy(singular_values: Tensor) -> Tensor:
 
 
 def traditional_rank(singular_values: Tensor, rows: int, width: int, eps: float) -> Tensor:
-    """Number of singular values above ``s_max * max(rows, width) * eps``, the usual numerical rank.
+    """Count the singular values above ``s_max * max(rows, width) * eps``, the usual numerical rank.
 
     ``singular_values [..., N]`` of a ``rows x width`` matrix -> float64 ``[...]``; ``eps`` is the relative
     precision of its entries. A spectrum without a nonzero value has rank 0.

@@ -179,7 +179,7 @@ def _prefix_logs(
 
 
 def _rows_served(rows: Tensor, offset: Tensor, count: int) -> Tensor:
-    """Rows of the longest prefix of each response that reads shift q: ``[b, Q]``.
+    """Return the rows of the longest prefix of each response that reads shift q, ``[b, Q]``.
 
     ``rows [b, P]`` of the prefixes, 0 of those without a spectrum, and ``offset`` as in :class:`_Window`, on the CPU.
     The first ``count`` shifts, those of the fit, serve all prefixes; a later shift q serves those with an offset of at
@@ -249,7 +249,7 @@ def _blocks(chunk: Chunk, size: int, workspace_bytes: int) -> Iterator[Blocks]:
 
 
 def _moments(gram: Tensor) -> tuple[Tensor, Tensor]:
-    """What row i adds to tr S and to tr S^2 within its block: K_ii, and K_ii^2 + 2 sum_{j<i} K_ij^2; ``gram`` is K."""
+    """Return what row i adds to tr S and tr S^2 in its block: K_ii, K_ii^2 + 2 sum_{j<i} K_ij^2; ``gram`` is K."""
     diagonal = gram.diagonal(dim1=-2, dim2=-1)
     squares = [
         gram[:, start : start + BLOCK_ROWS].tril(start).square_().sum(-1)
@@ -259,7 +259,7 @@ def _moments(gram: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _norm(trace: Tensor, square: Tensor) -> Tensor:
-    """sqrt(tr S^2), or, where that underflows, the trace, which bounds the largest eigenvalue as well."""
+    """Return sqrt(tr S^2), or, if it underflows, the trace, which bounds the largest eigenvalue as well."""
     return torch.where(square > SMALLEST_TRACE, square.clamp(min=0).sqrt(), trace)
 
 
@@ -330,8 +330,7 @@ def _block_pivots(
 
 
 def _schur_pivots(part: Blocks, shifts: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``2 log L_ii`` of the rows of some blocks for ``shifts [b, g]``, ``[b, g, c s]``, and the valid rows,
-    ``[b, g]``."""
+    """Return ``2 log L_ii`` of the rows of blocks for ``shifts [b, g]``, ``[b, g, c s]``, and valid rows ``[b, g]``."""
     blocks, before = part.rows, part.before
     batch, count, rows, width = blocks.shape
     group = shifts.shape[1]

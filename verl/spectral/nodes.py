@@ -60,7 +60,7 @@ class NodeSet(NamedTuple):
 
 @lru_cache(maxsize=64)
 def node_set(functions: tuple[SpectralFunction, ...], tolerance: float, condition: float) -> NodeSet:
-    """The smallest set of nodes that fits every function within ``tolerance`` for singular values in [1/condition, 1].
+    """Find the fewest nodes that fit every function within ``tolerance`` for singular values in [1/condition, 1].
 
     Raises:
         ValueError: no function; a power, the tolerance or the condition out of range; or no set of at most 64 nodes

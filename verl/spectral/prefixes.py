@@ -309,7 +309,7 @@ def _method_and_nodes(
     functions: tuple[SpectralFunction, ...],
     options: SpectralOptions,
 ) -> tuple[str, NodeSet | None]:
-    """The method, never ``auto``, and its nodes if it is ``nested``."""
+    """Choose the method, never ``auto``, and its nodes if it is ``nested``."""
     method, width = options.method, hidden.shape[2]
     if method == "auto" and options.svd_rank is not None:
         method = "eigh"
@@ -343,14 +343,14 @@ def _checked(
 
 
 def _decomposing(options: SpectralOptions) -> SpectralOptions:
-    """The options with a method that computes singular values; raises ``ValueError`` for ``nested``."""
+    """Return the options with a method that computes singular values; raise ``ValueError`` for ``nested``."""
     if options.method == "nested":
         raise ValueError("method='nested': it computes sums, no singular values; set method to 'auto', 'eigh' or 'svd'")
     return replace(options, method="eigh") if options.method == "auto" else options
 
 
 def _nested_bytes(rows: int, width: int, shifts: int, max_bytes: int) -> int:
-    """Bytes of one response if all its shifts are factored at once."""
+    """Return the bytes of one response if all its shifts are factored at once."""
     return response_bytes(rows, width, block_rows(rows, width, max_bytes), shifts)
 
 

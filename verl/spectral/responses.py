@@ -60,12 +60,12 @@ class Chunk:
         return to_device(self.lengths, self.hidden.device)
 
     def select(self, mask: Tensor) -> "Chunk":
-        """The responses of the bool ``mask [b]`` on the CPU."""
+        """Select the responses of the bool ``mask [b]`` on the CPU."""
         scale = self.scale[to_device(mask.nonzero()[:, 0], self.scale.device)]
         return replace(self, which=self.which[mask], lengths=self.lengths[mask], scale=scale)
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """float64 ``[b, stop - start, D]``: ``hidden / scale`` minus its first row; unspecified past the length.
+        """Return float64 ``[b, stop - start, D]``: ``hidden / scale`` minus its first row; unspecified past the length.
 
         A constant changes no centred scatter. As the first row belongs to every prefix, the differences and their
         rounding stay within the prefix's extent, however far from the origin it lies.
@@ -77,7 +77,7 @@ class Chunk:
         return rows.div_(scale).sub_(first.div_(scale))
 
     def contrasts(self, size: int = BLOCK_ROWS, stop: int | None = None) -> Iterator[Tensor]:
-        """Helmert contrasts of the first ``stop`` rows (all), in blocks ``[b, size, D]``; the last may be shorter.
+        """Yield Helmert contrasts of the first ``stop`` rows (all) in blocks ``[b, size, D]``; the last may be shorter.
 
         z_1 = 0 and z_k = sqrt((k - 1) / k) (x_k - mean of x_1..x_(k-1)), eq. 1 of docs/spectral.md; 0 past the lengths.
         """
@@ -102,7 +102,7 @@ class Chunk:
             yield rows
 
     def all_contrasts(self, stop: int | None = None) -> Tensor:
-        """The contrasts of the first ``stop`` rows (all) together, ``[b, stop, D]``."""
+        """Return the contrasts of the first ``stop`` rows, all by default, ``[b, stop, D]``."""
         stop = self.longest if stop is None else stop
         if stop <= BLOCK_ROWS:
             return next(self.contrasts(BLOCK_ROWS, stop))
@@ -152,7 +152,7 @@ def largest_entries(hidden: Tensor, lengths: Tensor, on_nonfinite: str) -> Tenso
 
 
 def masked_rows(largest: Tensor, device: torch.device) -> Tensor:
-    """Positions on ``device`` of the responses that :func:`largest_entries` found not to be finite."""
+    """Return the positions on ``device`` of the responses with non-finite :func:`largest_entries`."""
     return to_device(largest.isnan().nonzero()[:, 0], device)
 
 

@@ -17,7 +17,7 @@ from verl.run.session import TrainingRun
 from verl.run.setup import check_profile_steps
 from verl.run.tracker_backends import check_trackers
 from verl.run.tracking import Tracker
-from verl.single_controller.roles import RoleWorkers
+from verl.single_controller.roles import ModelWorkers
 from verl.single_controller.worker_group import WorkerGroup
 from verl.trainer.logging.speed import BATCH, ModelCost, StepMetrics, Work, peak_tflops
 from verl.trainer.training import SkippedUpdates, Trainer, endless
@@ -50,7 +50,7 @@ class SFTTrainer(Trainer):
         super().__init__(config, loader, workers, tracker, run)
         self.config = config
         self.held_out = held_out
-        self.model = RoleWorkers(workers, config.model.ulysses_sequence_parallel_size)
+        self.model = ModelWorkers(workers, config.model.ulysses_sequence_parallel_size)
         peak = peak_tflops(config.trainer.peak_tflops, workers.device_name, config.model.param_dtype)
         passes = {"train": (ModelCost.of(config.model), ModelCost.update_passes(config.model))}
         self.step_metrics = StepMetrics(workers.world_size, passes, peak)

@@ -50,7 +50,7 @@ class Actor(Policy):
         )
 
     def update(self, batch: Batch, num_tokens: int, num_sequences: int) -> dict[str, float]:
-        """One optimizer step on this rank's share of a mini-batch.
+        """Take one optimizer step on this rank's share of a mini-batch.
 
         Args:
             batch: this rank's responses: ``tokens``, ``learn_mask``, ``old_logprobs`` and ``advantages``, and what the
@@ -84,7 +84,7 @@ class Actor(Policy):
     def _step(
         self, batch: Batch, cuts: list[Tensor], num_tokens: int, num_sequences: int, scored: list[Batch] | None
     ) -> dict[str, float]:
-        """One optimizer step; see :meth:`_loss` for ``scored``."""
+        """Take one optimizer step; see :meth:`_loss` for ``scored``."""
         size = StepSize(num_tokens, num_sequences, self.max_response_length)
         with self.parameters.loaded():
             sums, state = self.learner.step(cuts, lambda rows: self._loss(batch[rows], size, scored))

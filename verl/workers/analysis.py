@@ -13,8 +13,8 @@ from verl.models.micro_batches import MicroBatching
 from verl.models.policy import Policy
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.stacks import StackedResponses, mean_state_distances
-from verl.rollout.requests import Course, MeasuredPrompt, PromptResponses
 from verl.utils.distributed import WorkerPlace, join_world, seed_everything
+from verl.workers.measurements import MeasuredPrompt, PrefixMetrics, PromptResponses
 
 
 class AnalysisWorker:
@@ -23,7 +23,7 @@ class AnalysisWorker:
     def __init__(
         self, model: ModelConfig, place: WorkerPlace, calculator: CalculatorConfig, layer: int, micro_batch_size: int
     ) -> None:
-        """``layer``: place in ``calculator.layers`` of the layer whose states are compared between responses."""
+        """Load the policy. ``layer``: place in ``calculator.layers`` of the layer whose states are compared."""
         seed_everything(0)
         mesh = join_world(place)
         self.rank = place.rank
@@ -65,7 +65,7 @@ class AnalysisWorker:
         return [self._measured(prompt, group, figures) for prompt, group, figures in groups]
 
     def _measured(self, prompt: PromptResponses, scored: Batch, stack: dict[str, Tensor]) -> MeasuredPrompt:
-        """``scored``: the responses to the prompt."""
+        """Return the metrics of a prompt from its responses, ``scored``."""
         responses, courses = [], []
         for response in scored.split(1):
             by_layer = {name: values[0].tolist() for name, values in response.rank_metrics.items()}
@@ -81,7 +81,7 @@ class AnalysisWorker:
         )
 
 
-def _course(response: Batch, layer: int) -> Course:
+def _course(response: Batch, layer: int) -> PrefixMetrics:
     """Return the rank metrics of one response's prefixes, and means of its tokens since the previous prefix."""
     prefixes = {name: values[:, layer] for name, values in response.prefix_metrics.items()}
     measured = torch.stack([~values.isnan() for values in prefixes.values()]).any(dim=0)
@@ -92,4 +92,4 @@ def _course(response: Batch, layer: int) -> Course:
         for name, values in (("logprob", response.logprobs), ("entropy", response.entropy))
     }
     metrics = {name: values[measured].double().tolist() for name, values in prefixes.items()}
-    return Course(ends, metrics | means)
+    return PrefixMetrics(ends, metrics | means)

@@ -48,7 +48,7 @@ class Critic(ValueModel):
         return join_parts(parts, cuts, batch.width)
 
     def update(self, batch: Batch, num_tokens: int) -> dict[str, float]:
-        """One optimizer step on this rank's share of a mini-batch.
+        """Take one optimizer step on this rank's share of a mini-batch.
 
         Args:
             batch: this rank's responses with ``learn_mask``, ``values`` from before the update, and ``returns``.
@@ -77,7 +77,7 @@ class Critic(ValueModel):
         return loss, sums | {"loss": loss, "values": (values.detach() * mask).sum()}
 
     def _values(self, micro: Batch) -> Tensor:
-        """[M]. As with logits, the value before a token is computed at the one before it."""
+        """Return values [M]; like a token's logits, its value is computed at the token before it."""
         return self.forward.values(micro)[to_device(micro.predictors, self.device)]
 
 
@@ -108,7 +108,7 @@ class RewardModel(ValueModel):
 
 
 def scored_positions(input_ids: Tensor, attention_mask: Tensor, pad_token_id: int | None) -> Tensor:
-    """[B, 1] int64, the last attended position of each row whose token is not ``pad_token_id``; 0 where all are.
+    """Return [B, 1] int64, each row's last attended position without ``pad_token_id``, else 0.
 
     If a text ends in the padding token, that end does not count: such a head was trained without it.
 

@@ -1,14 +1,12 @@
 """The evaluation worker: a vLLM engine with the weights of a model's files."""
 
-from verl.batch import Batch
 from verl.config.calculator import CalculatorConfig
 from verl.config.evaluation import EvaluationEngineConfig
 from verl.models.hub import local_folder
 from verl.models.tokenizer import load_tokenizer
-from verl.rollout.base import EngineReply
 from verl.rollout.environments.turns import Turns
-from verl.rollout.queue import EngineRoom
-from verl.rollout.requests import EngineModel, ResponseRequests
+from verl.rollout.queue import EngineCapacity
+from verl.rollout.requests import EngineModel
 from verl.rollout.vllm_engine import start_engine
 from verl.rollout.vllm_sampler import VLLMSampler
 from verl.utils.distributed import WorkerPlace, join_world, seed_everything
@@ -34,19 +32,10 @@ class EvaluationWorker:
             end_tokens = [tokenizer.eos_token_id, *model.stop_token_ids]
             turns = Turns(config.multi_turn, tokenizer, end_tokens, None, place.device_type)
         ends, measures = (model.stop_token_ids, model.stop), calculator is not None
-        self.sampler = VLLMSampler(
-            engine, config, place, model.max_response_length, *ends, measures, turns, logprobs=False
+        self.rollout = VLLMSampler(
+            engine, config, place, model.max_response_length, *ends, measures, turns, trains=False
         )
 
-    def start_generation(self) -> EngineRoom:
-        """How much the engine can sample at once."""
-        return self.sampler.room
-
-    def advance(self, requests: ResponseRequests, max_steps: int) -> EngineReply:
-        """See :meth:`verl.rollout.base.Rollout.advance`; without mean states."""
-        reply = self.sampler.advance(requests, max_steps)
-        return reply if reply.finished is None else reply._replace(finished=reply.finished.without("mean_states"))
-
-    def measured(self) -> Batch | None:
-        """See :meth:`verl.rollout.base.Rollout.measured`."""
-        return self.sampler.measured()
+    def start_generation(self) -> EngineCapacity:
+        """Return how many responses the engine can sample at once."""
+        return self.rollout.capacity

@@ -16,24 +16,25 @@ from verl.models.policy import Policy, scoring_batches
 from verl.models.tokenizer import load_tokenizer
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.turns import measure_responses
-from verl.rollout.queue import EngineRoom
+from verl.rollout.queue import EngineCapacity
 from verl.utils.distributed import WorkerPlace, join_world, seed_everything
 from verl.utils.process import set_stage
 from verl.workers.actor import Actor
 from verl.workers.critic import Critic, RewardModel
-from verl.workers.rollout import Generating
+from verl.workers.rollout import EngineWorker
 
 
-class HybridWorker(CheckpointWorker, Generating):
-    """One of the processes that together hold actor, reference, critic, reward model and the rollout engines, unless
-    these have workers of their own.
+class HybridWorker(CheckpointWorker, EngineWorker):
+    """One of the processes that together hold actor, reference, critic, reward model and rollout engines.
+
+    The engines may be in a pool of :class:`verl.workers.rollout.RolloutWorker` instead.
 
     Every method is called on all workers at once: FSDP gathers parameters collectively. Models that the configuration
     does not use are not loaded; an offloaded model is on the device only within the methods that need it.
     """
 
     def __init__(self, config: PPOConfig, place: WorkerPlace, total_steps: int, stop_strings: list[str]) -> None:
-        """``stop_strings``: what ends a response in training and validation, besides tokens."""
+        """Load the models. ``stop_strings``: strings that end a response in training and validation."""
         set_stage("loading the model")
         seed_everything(config.seed)
         mesh = join_world(place)
@@ -51,7 +52,6 @@ class HybridWorker(CheckpointWorker, Generating):
             model = replace(config.model, fsdp=fsdp)
             scoring = scoring_batches(config.actor, model)
             with self.actor.parameters.loaded():
-                # The policy has not learned yet: the files need not be read again.
                 self.reference = Policy(model, mesh, scoring, temperature, False, source=self.actor.model)
         critic_updates = config.critic_updates(total_steps)
         self.critic = Critic(config.critic, mesh, critic_updates) if config.uses_critic else None
@@ -72,7 +72,7 @@ class HybridWorker(CheckpointWorker, Generating):
             parts.append(TrainedPart("critic", learner, self.critic.parameters, model, self.tokenizer))
         super().__init__(parts, config.seed)
 
-    def start_generation(self) -> EngineRoom:
+    def start_generation(self) -> EngineCapacity:
         """Give the engine weights if it has none; returns how much it can sample at once."""
         if self.rollout.needs_weights:
             self.sync_weights()
@@ -84,18 +84,17 @@ class HybridWorker(CheckpointWorker, Generating):
             super().finish_generation()
 
     def save(self, folder: Path, background: bool, huggingface: bool) -> None:
-        """As :meth:`CheckpointWorker.save`. The engine frees its memory for what is loaded or gathered, and gets
-        weights again when it generates."""
+        """Save as :meth:`CheckpointWorker.save`, after the engine has freed its memory until it generates again."""
         self.finish_generation()
         super().save(folder, background, huggingface)
 
     def load(self, folder: Path, step: int) -> None:
-        """As :meth:`CheckpointWorker.load`. The new engine frees its memory as in :meth:`save`."""
+        """Load as :meth:`CheckpointWorker.load`, after the engine has freed its memory until it generates again."""
         self.finish_generation()
         super().load(folder, step)
 
     def compute_logprobs(self, batch: Batch) -> Batch:
-        """``logprobs``, ``entropy`` and statistics; also rank metrics where they are measured here."""
+        """Return ``logprobs``, ``entropy`` and statistics, and rank metrics with ``calculator.source=actor``."""
         if self.calculator is None:
             return self.actor.compute_logprobs(batch, statistics=self.statistics)
         layers, measure = self.calculator.config.layers, partial(measure_responses, self.calculator, self.max_turns)
@@ -106,37 +105,12 @@ class HybridWorker(CheckpointWorker, Generating):
         return scored.columns("logprobs", "entropy", *self.statistics).fill(EPISODE, **beside)
 
     def compute_ref_logprobs(self, batch: Batch) -> Batch:
-        """``logprobs`` under the reference policy, which with LoRA is the policy without its adapters."""
+        """Return ``logprobs`` under the reference policy, which with LoRA is the policy without its adapters."""
         if self.lora:
             with adapters_disabled(self.actor.model):
                 return self.actor.compute_logprobs(batch).columns("logprobs")
         assert self.reference is not None, "a reference policy is held only for a KL divergence in loss or reward"
         return self.reference.compute_logprobs(batch).columns("logprobs")
-
-    def compute_values(self, batch: Batch) -> Batch:
-        """The critic's ``values``."""
-        assert self.critic is not None, "a critic is held only with algorithm.adv_estimator=gae"
-        return self.critic.compute_values(batch)
-
-    def compute_rm_scores(self, batch: Batch) -> Batch:
-        """The reward model's ``scores``."""
-        assert self.reward_model is not None, "a reward model is held only with reward_model.enable"
-        return self.reward_model.compute_scores(batch)
-
-    def update_actor(self, batch: Batch, num_tokens: int, num_sequences: int) -> dict[str, float]:
-        """One optimizer step of the policy on this worker's share of a mini-batch."""
-        return self.actor.update(batch, num_tokens, num_sequences)
-
-    def update_actor_on_policy(
-        self, batch: Batch, num_tokens: int, num_sequences: int
-    ) -> tuple[dict[str, float], Batch]:
-        """As ``update_actor``; see :meth:`verl.workers.actor.Actor.update_on_policy`."""
-        return self.actor.update_on_policy(batch, num_tokens, num_sequences)
-
-    def update_critic(self, batch: Batch, num_tokens: int) -> dict[str, float]:
-        """One optimizer step of the critic on this worker's share of a mini-batch."""
-        assert self.critic is not None, "a critic is held only with algorithm.adv_estimator=gae"
-        return self.critic.update(batch, num_tokens)
 
     def sync_weights(self) -> None:
         """Give the rollout engine the policy's weights."""
@@ -145,7 +119,7 @@ class HybridWorker(CheckpointWorker, Generating):
             self.rollout.load_weights(weights)
 
     def publish_weights(self, dtype: WeightDtype) -> Iterator[list[PackedWeight]]:
-        """The policy's weights for engines elsewhere, in messages of the first worker; all iterate over it together.
+        """Yield the policy's weights for engines elsewhere, on the first worker; all workers iterate together.
 
         Args:
             dtype: the precision in which those engines take each parameter.
@@ -155,4 +129,4 @@ class HybridWorker(CheckpointWorker, Generating):
             if self.is_first:
                 yield from weight_buckets(weights, self.bucket_bytes)
             for _ in weights:
-                """The others only help to gather."""
+                pass  # gather together with the first worker

@@ -95,7 +95,7 @@ class PolicyLoss:
         )
 
     def copies(self, micro: Batch) -> Tensor | None:
-        """[B] bool, rows that only fill up this worker's share; None for a loss that may see them."""
+        """Return [B] bool, rows that only fill up this worker's share; None for a loss that may see them."""
         return micro.group < 0 if self.needs.whole_groups else None
 
     def losses(self, inputs: LossInputs, copied: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
@@ -146,12 +146,12 @@ class PolicyLoss:
         mask, size = inputs.response_mask, inputs.size
         if name in LOGGED:
             raise ConfigError(f"{self.where}: its metric {name!r} has the name of one of the update's; rename it")
-        given: Tensor = torch.as_tensor(value, device=mask.device).detach().float()
-        if given.dim() == 0:
-            return given
-        if given.shape != mask.shape[:1]:
-            raise ConfigError(f"{self.where}: its metric {name!r} is {list(given.shape)}; it is a scalar, or [b]")
-        return torch.where(mask.any(dim=1), given, 0.0).sum() * (size.num_tokens / size.num_sequences)
+        values: Tensor = torch.as_tensor(value, device=mask.device).detach().float()
+        if values.dim() == 0:
+            return values
+        if values.shape != mask.shape[:1]:
+            raise ConfigError(f"{self.where}: its metric {name!r} is {list(values.shape)}; it is a scalar, or [b]")
+        return torch.where(mask.any(dim=1), values, 0.0).sum() * (size.num_tokens / size.num_sequences)
 
 
 def check_policy_loss(config: PPOConfig, loss: PolicyLoss) -> None:

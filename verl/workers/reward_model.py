@@ -1,6 +1,5 @@
 """The reward model's worker in an evaluation."""
 
-from verl.batch import Batch
 from verl.config.rewards import RewardModelConfig
 from verl.utils.distributed import WorkerPlace, join_world, seed_everything
 from verl.workers.critic import RewardModel
@@ -11,8 +10,4 @@ class RewardModelWorker:
 
     def __init__(self, config: RewardModelConfig, place: WorkerPlace) -> None:
         seed_everything(0)
-        self.model = RewardModel(config, join_world(place))
-
-    def compute_rm_scores(self, batch: Batch) -> Batch:
-        """See :meth:`verl.workers.critic.RewardModel.compute_scores`."""
-        return self.model.compute_scores(batch)
+        self.reward_model = RewardModel(config, join_world(place))

@@ -33,7 +33,7 @@ class SFTWorker(CheckpointWorker):
         super().__init__([part], config.seed)
 
     def train_step(self, batch: Batch, num_tokens: int) -> dict[str, float]:
-        """One optimizer step on this worker's share; ``num_tokens`` counts the learned tokens of all shares."""
+        """Take one optimizer step on this worker's share; ``num_tokens`` counts the learned tokens of all shares."""
         micros = list(batch.split(self.micro_batch_size))
         with self.policy.parameters.loaded():
             sums, state = self.learner.step(micros, lambda micro: self._loss(micro, num_tokens))
@@ -60,7 +60,7 @@ class SFTWorker(CheckpointWorker):
         return loss, {"loss": loss}
 
     def _score(self, micro: Batch) -> tuple[Tensor, Tensor]:
-        """Log-probabilities [B, R] of the tokens to learn, 0 elsewhere, and their mask [B, R]."""
+        """Return log-probabilities [B, R] of the tokens to learn, 0 elsewhere, and their mask [B, R]."""
         micro = micro.trimmed()
         scored = self.policy.forward.logprobs(micro, Scoring(temperature=1.0), micro.learn_mask)
         return scored.padded("logprobs"), micro.to(self.policy.device).padded("learn_mask")

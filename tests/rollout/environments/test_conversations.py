@@ -1,6 +1,5 @@
 """Conversations through the real engine: what the policy is asked, what it learns from, and what is measured."""
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -9,14 +8,17 @@ import pytest
 import torch
 
 from tests.conftest import changed
+from tests.single_controller.rounds import in_rounds
 from tests.workers.groups import all_prompts, scored, start_group
 from verl.batch import ENVIRONMENT, POLICY, RANK, Batch
 from verl.config import PPOConfig
 from verl.data.prompt_rows import PromptRecord
-from verl.rollout.environments.conversations import ConversationSetup, new_conversations, turns_of, with_measured
+from verl.rollout.environments.conversations import (
+    ConversationSetup,
+    policy_turns,
+)
 from verl.rollout.environments.pool import Answer, Step
-from verl.rollout.requests import ResponseRequests, response_stream
-from verl.single_controller.generation import generate_responses, run_engines
+from verl.single_controller.generation import generate_responses
 from verl.single_controller.worker_group import WorkerGroup
 
 pytestmark = pytest.mark.slow
@@ -99,7 +101,7 @@ def test_the_engines_logprobs_are_the_policys_on_every_turn(talked, group):
 
 def test_a_turn_follows_the_tokens_before_it_and_the_bridge(talked, tiny_tokenizer):
     for row in talked.split(1):
-        turns = turns_of(row)
+        (turns,) = policy_turns(row)
         assert len(turns) == int(row.turns)
         expected: list[int] = []
         for number, turn in enumerate(turns):
@@ -154,36 +156,8 @@ def test_what_is_read_grows_with_the_bridges(group, config, tiny_tokenizer, prom
 def test_conversations_that_are_cut_say_the_same(talked, group, config, tiny_tokenizer, prompts, monkeypatch):
     monkeypatch.setattr("verl.single_controller.generation.STEPS_PER_CALL", 5)
     setup = ConversationSetup(config.rollout.multi_turn, LENGTH, tiny_tokenizer, {}, [], says(4))
-    n = config.rollout.n
-    records = [record for record in prompts for _ in range(n)]
-    streams = [response_stream(3, record.uid, i % n) for i, record in enumerate(records)]
-    left = new_conversations(records).fill(version=torch.zeros(0, dtype=torch.int32))
-    places, ended = torch.arange(len(records)), list[Batch]()
-    for version in itertools.count():
-        requests = ResponseRequests(
-            rows=range(len(places)),
-            prompt_ids=[records[i].input_ids for i in places],
-            streams=[streams[i] for i in places],
-            sampling=config.rollout.train_kwargs,
-            partial=left,
-            version=version,
-        )
-        parts: list[Batch] = []
-        conversations = setup.begin([records[i] for i in places], left)
-        cut, measured = run_engines(
-            group, 1, requests, True, parts.append, lambda ended: True, conversations=conversations
-        )
-        if parts:
-            part = Batch.join(parts)
-            part = with_measured(part[part.request.argsort()], measured)
-            ended.append(part.without("request").fill("episode", place=places[part.request]))
-        if not cut:
-            break
-        left = Batch.join(cut)
-        places, left = places[left.request], left.without("request")
-    whole = Batch.join(ended)
-    whole = whole[whole.place.argsort()]
-    assert version > 3
+    whole = in_rounds(group, prompts, config.rollout.train_kwargs, 3, setup)
+    assert whole.version.max() > 3
     assert torch.equal(whole.tokens, talked.tokens) and torch.equal(whole.source, talked.source)
     torch.testing.assert_close(whole.rollout_logprobs, talked.rollout_logprobs, rtol=0, atol=1e-5)
     for name, values in talked.rank_metrics.items():

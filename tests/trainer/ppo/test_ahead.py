@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -170,14 +171,14 @@ def test_weights_stay_fixed_while_a_step_is_sampled(small_config, tiny_tokenizer
     with ThreadPoolExecutor(1, "sampling") as background:
         pool = Pool(background)
 
-        def run_engines(workers: Any, copies: int, requests: Any, deterministic: bool, take: Any, *more: Any) -> Any:
+        def generation(workers: Any, copies: int, requests: Any, deterministic: bool, take: Any, *more: Any) -> Any:
             used.append((requests.version, pool.loaded))
             cut = engines(requests, take, *more)
             if publishes_first and threading.current_thread().name.startswith("sampling"):
                 assert published.wait(60)
-            return cut
+            return SimpleNamespace(run=lambda: cut)
 
-        monkeypatch.setattr(roles, "run_engines", run_engines)
+        monkeypatch.setattr(roles, "Generation", generation)
         policy = scheduler.policy = PolicyWorkers(Trainer(), scheduler.config, pool=pool)
         scheduler.verifiers = Verifiers(range(0, len(PROMPTS), 2))
         ahead = StepAhead(scheduler, pool)

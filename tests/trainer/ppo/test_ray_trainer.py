@@ -191,13 +191,14 @@ class RecordedPolicy:
         self.calls.append(("score", batch.tokens[::2].tolist()))
         return self._scores(batch)
 
-    def update(self, batch: Batch, *_: int) -> dict[str, float]:
+    def run_update(self, method: str, batch: Batch, *_: int) -> dict[str, float]:
+        assert method == "actor.update"
         self.calls.append(("update", batch.old_logprobs[::2].tolist()))
         self.advantages.append(batch.advantages.tolist())
         return {"a": float(len(self.advantages)), "actor/skipped_updates": 0.0}
 
-    def update_on_policy(self, batch: Batch, *_: int) -> tuple[dict[str, float], Batch]:
-        assert batch.old_logprobs.isnan().all()
+    def run_scoring_update(self, method: str, batch: Batch, *_: int) -> tuple[dict[str, float], Batch]:
+        assert method == "actor.update_on_policy" and batch.old_logprobs.isnan().all()
         self.calls.append(("update on policy", batch.tokens[::2].tolist()))
         return {"actor/skipped_updates": 0.0}, self._scores(batch)
 

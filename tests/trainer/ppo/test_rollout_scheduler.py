@@ -35,7 +35,7 @@ class ScriptedWorkers:
         assert method == "finish_generation"
 
     def run_split(self, method, batch, *arguments, copies=1):
-        assert method == "compute_rm_scores"
+        assert method == "reward_model.compute_scores"
         return [batch.columns().fill(scores=torch.arange(len(batch)).float())]
 
     def generate(self, records, sampling, seed, on_finished, settings):

@@ -37,7 +37,7 @@ class Bridges:
             field: the option that asks for conversations, with its value.
         """
         self.tokenizer, self.chat_arguments, self.field = tokenizer, chat_arguments, field
-        self.head, self._checked = self._ids(ANSWER), set[str]()
+        self.head, self._checked = _ids(self.tokenizer, ANSWER), set[str]()
         self._check_role(role)
 
     def _check_role(self, role: str) -> None:
@@ -74,7 +74,7 @@ class Bridges:
         question = {"role": "user", "content": "a question"}
         text = self._text([question, {"role": "assistant", "content": ANSWER}, *messages], True)
         before, _, after = text.partition(ANSWER)
-        ids = self._ids(ANSWER + after)
+        ids = _ids(self.tokenizer, ANSWER + after)
         if not before or ids[: len(self.head)] != self.head:
             raise ConfigError("the tokenizer joins the end of a turn with what follows")
         return ids[len(self.head) :]
@@ -87,9 +87,6 @@ class Bridges:
 
     def _text(self, messages: Sequence[Message], generation_prompt: bool) -> str:
         return render_chat_text(messages, self.tokenizer, self.chat_arguments, generation_prompt)
-
-    def _ids(self, text: str) -> list[int]:
-        return _ids(self.tokenizer, text)
 
 
 class ProgramBridges:
@@ -105,9 +102,9 @@ class ProgramBridges:
 
     def after(self, turn: Sequence[int], messages: Sequence[Message]) -> list[int]:
         """Return the tokens after those of a ``turn``: the messages in a block that begins with ``BEGUN``."""
-        said = str(self.tokenizer.decode(list(turn), skip_special_tokens=True))
-        text = "" if said.endswith("\n") else "\n"
-        text += "" if said.rstrip().endswith(self.BEGUN) else f"{self.BEGUN}\n"
+        written = str(self.tokenizer.decode(list(turn), skip_special_tokens=True))
+        text = "" if written.endswith("\n") else "\n"
+        text += "" if written.rstrip().endswith(self.BEGUN) else f"{self.BEGUN}\n"
         text += "\n".join(message["content"] for message in messages)
         return _ids(self.tokenizer, f"{text}\n```\n")
 

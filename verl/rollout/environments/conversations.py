@@ -7,30 +7,32 @@ Legend: B episodes, of which a conversation is one.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from verl.batch import ENVIRONMENT, Batch
+from verl.batch import ENVIRONMENT, POLICY, Batch
 from verl.config.errors import ConfigError
 from verl.config.rollout import MultiTurnConfig
 from verl.data.prompt_rows import PromptRecord
 from verl.data.responses import decode_responses
 from verl.data.templates import find_template
-from verl.rank.turns import spread_measured, turn_lengths
+from verl.rank.turns import expand_to_response
 from verl.rollout.environments.bridges import Bridges, ProgramBridges
 from verl.rollout.environments.pool import COUNTS, Answer, EnvironmentPool, Step, load_environment
 from verl.rollout.environments.tools import Call, Turn, tool_schemas
+from verl.rollout.partial import PartialResponse, from_batch, to_batch
 from verl.rollout.queue import RequestQueue
 
 PROGRAMS = "verl.rollout.programs:Programs"
 """The environment for templates whose programs are run while a response is sampled."""
 
 DRIVER_COLUMNS = ("environment_states", "environment_rewards", "turns", "call_counts")
-"""Columns that the driver keeps of a conversation, beside what the engine returned of its last turn."""
+"""Columns of a conversation that engines do not see."""
 
 SPEAKERS = ("policy", "environment")
 """Who wrote a token, by its ``source``."""
@@ -67,8 +69,8 @@ class ConversationSetup:
             self.bridges = Bridges(tokenizer, chat_arguments, pool.role, "rollout.multi_turn.enable=True")
 
     def begin(self, records: Sequence[PromptRecord], partial: Batch | None) -> "Conversations":
-        """Conversations about these prompts, B; ``partial``: what there is of each, None where all are new."""
-        return Conversations(self, records, new_conversations(records) if partial is None else partial)
+        """Begin B conversations about these prompts, or resume them from the rows ``partial``."""
+        return Conversations(self, new_conversations(records) if partial is None else resumed(records, partial))
 
 
 def check_conversations(
@@ -99,184 +101,204 @@ def check_conversations(
     Bridges(tokenizer, arguments, "tool" if options.has_tools else "user", field)
 
 
-def new_conversations(records: Sequence[PromptRecord]) -> Batch:
-    """B conversations in which nothing has been said yet."""
-    num = len(records)
-    return Batch.of(
-        [record.input_ids for record in records],
-        [[] for _ in records],
-        rollout_logprobs=torch.zeros(0),
-        source=torch.zeros(0, dtype=torch.uint8),
-    ).fill(
-        environment_states=[""] * num,
-        environment_rewards=torch.zeros(num, dtype=torch.float64),
-        turns=torch.zeros(num, dtype=torch.int64),
-        call_counts=torch.zeros(num, len(COUNTS), dtype=torch.int64),
+@dataclass
+class Conversation(PartialResponse):
+    """A conversation while it grows."""
+
+    record: PromptRecord = field(kw_only=True)
+    state: str = ""
+    """The environment's, as JSON; "" before its first step."""
+    reward: float = 0.0
+    """Sum of the environment's rewards."""
+    turns: int = 0
+    """Turns of the policy."""
+    counts: list[int] = field(default_factory=lambda: [0] * len(COUNTS))
+    """As :data:`COUNTS`."""
+    truncated: bool = False
+
+
+def new_conversations(records: Sequence[PromptRecord]) -> list[Conversation]:
+    """Return conversations without a turn."""
+    return [Conversation(record.input_ids, record=record) for record in records]
+
+
+def to_rows(conversations: Sequence[Conversation]) -> Batch:
+    """Return conversations as rows, with all that :func:`resumed` needs."""
+    return to_batch(conversations).fill(
+        environment_states=[conversation.state for conversation in conversations],
+        environment_rewards=torch.tensor([conversation.reward for conversation in conversations], dtype=torch.float64),
+        turns=torch.tensor([conversation.turns for conversation in conversations]),
+        call_counts=torch.tensor([conversation.counts for conversation in conversations]),
     )
 
 
-class Conversations:
-    """Conversations of one call of the engines, each known by its place."""
+def resumed(records: Sequence[PromptRecord], rows: Batch) -> list[Conversation]:
+    """Return the conversations that :func:`to_rows` made rows of, about these prompts."""
+    columns = (getattr(rows, name) for name in DRIVER_COLUMNS)
+    values = zip(*(column if isinstance(column, list) else column.tolist() for column in columns), strict=True)
+    return [
+        Conversation(**vars(response), record=record, state=state, reward=reward, turns=turns, counts=counts)
+        for response, record, (state, reward, turns, counts) in zip(from_batch(rows), records, values, strict=True)
+    ]
 
-    def __init__(self, setup: ConversationSetup, records: Sequence[PromptRecord], partial: Batch) -> None:
-        self.setup, self.records = setup, records
-        self._partial = dict(enumerate(partial.split(1)))
-        """Partial conversations, by place."""
-        self._over: list[Batch] = []
-        self._ended: list[tuple[int, Batch, Turn]] = []
-        """Turns about which the environment has not been asked yet."""
-        self._asked: dict[Future[Answer], tuple[int, Batch, Turn]] = {}
+
+class Conversations:
+    """The conversations of one call of the engines, each named by its place in a list.
+
+    An engine samples a turn, the environment answers it, and a request for the next turn follows.
+    """
+
+    def __init__(self, setup: ConversationSetup, conversations: list[Conversation]) -> None:
+        self.setup = setup
+        self._all = conversations
+        self._over: list[int] = []
+        """Places of those that have ended since the last call of :meth:`over`."""
+        self._to_answer: dict[int, Turn] = {}
+        """Turns by place that were not given to the environment yet."""
+        self._answering: dict[Future[Answer], tuple[int, Turn]] = {}
 
     @property
     def waiting(self) -> set[int]:
         """The places of those whose environment has not answered."""
-        return {place for place, _, _ in (*self._ended, *self._asked.values())}
+        return {*self._to_answer, *(place for place, _ in self._answering.values())}
 
     def partial(self, places: Sequence[int]) -> Batch:
-        """Return the partial conversations at ``places``."""
-        return Batch.join([self._partial[place] for place in places])
+        """Return what engines need of the conversations at ``places``."""
+        return to_batch([self._all[place] for place in places])
+
+    def rows(self, places: Sequence[int]) -> Batch:
+        """Return the conversations at ``places``, with their ``request``, to resume later."""
+        return to_rows([self._all[place] for place in places]).fill(request=torch.tensor(places))
+
+    def update(self, part: Batch) -> list[int]:
+        """Take over the tokens that an engine has returned; return the places."""
+        places: list[int] = part.request.tolist()
+        for place, response in zip(places, from_batch(part), strict=True):
+            conversation = self._all[place]
+            conversation.tokens, conversation.source = response.tokens, response.source
+            conversation.rollout_logprobs, conversation.version = response.rollout_logprobs, response.version
+        return places
 
     def take(self, part: Batch) -> None:
         """Take turns that have ended, with the engine's ``calls``, and submit the steps of the environments."""
-        turns = part.calls
-        for row, found in zip(part.without("calls").split(1), turns, strict=True):
-            place = int(row.request)
-            row.merge(self._partial[place].columns(*DRIVER_COLUMNS))
-            row.fill(turns=row.turns + 1, call_counts=row.call_counts + torch.tensor([0, 0, 0, 0, found["prefilled"]]))
-            if bool(row.truncated):
-                self._end(place, row)
-                continue
-            self._ended.append((place, row, self._turn(row, found)))
-        # Those that share processes are asked together, while the ones before are answered.
-        if self.setup.pool.is_async or not self._asked:
-            self._ask()
+        for place, truncated, calls in zip(self.update(part), part.truncated.tolist(), part.calls, strict=True):
+            conversation = self._all[place]
+            conversation.truncated = truncated
+            conversation.turns += 1
+            conversation.counts[-1] += calls["prefilled"]
+            if truncated:
+                self._over.append(place)
+            else:
+                self._to_answer[place] = self._turn(conversation, calls)
+        # Steps that share processes are submitted together, while earlier ones are answered.
+        if self.setup.pool.is_async or not self._answering:
+            self._submit()
 
-    def resume(self, queue: RequestQueue, ended: Callable[[], None], deterministic: bool, wait: bool) -> bool:
-        """Have those go on whose environments have answered; whether any has not.
+    def resume(self, queue: RequestQueue, deterministic: bool, wait: bool) -> bool:
+        """Resume the conversations whose environments have answered; return whether others are still waiting.
 
         Args:
             queue: gets their places.
-            ended: called when some may be over.
-            deterministic: wait, if at all, until no environment is asked; else for one answer.
+            deterministic: wait, if at all, for all answers; else for one.
             wait: whether to wait for answers.
         """
-        if wait or any(future.done() for future in self._asked):
+        if wait or any(future.done() for future in self._answering):
             queue.resume(self._answered(deterministic))
-            ended()
         return bool(self.waiting)
 
     def _answered(self, wait_for_all: bool) -> list[int]:
         """Return the places of conversations that continue, after at least one answer."""
-        going: list[int] = []
-        while self._asked or self._ended:
-            self._ask()
-            done, _ = wait(self._asked, return_when=FIRST_COMPLETED)
+        continued: list[int] = []
+        while self._answering or self._to_answer:
+            self._submit()
+            done, _ = wait(self._answering, return_when=FIRST_COMPLETED)
             for future in done:
-                place, row, turn = self._asked.pop(future)
-                going += [place] if self._goes_on(place, row, turn, future.result()) else []
+                place, turn = self._answering.pop(future)
+                if self._continues(self._all[place], turn, future.result()):
+                    continued.append(place)
+                else:
+                    self._over.append(place)
             if not wait_for_all:
                 break
-        self._ask()
+        self._submit()
         # In the order of their answers engines would depend on time.
-        return sorted(going)
+        return sorted(continued)
 
     def over(self) -> Batch | None:
-        """Conversations that have ended since the last call; None if there are none."""
-        over, self._over = self._over, []
-        return Batch.join(over) if over else None
+        """Return the conversations that have ended since the last call; None if there are none."""
+        places, self._over = self._over, []
+        if not places:
+            return None
+        truncated = torch.tensor([self._all[place].truncated for place in places])
+        return self.rows(places).without("environment_states").fill(truncated=truncated)
 
-    def _ask(self) -> None:
-        if self._ended:
-            turns, self._ended = self._ended, []
-            steps = [Step(self.records[place], row.environment_states[0], turn) for place, row, turn in turns]
-            self._asked |= dict(zip(self.setup.pool.ask(steps), turns, strict=True))
+    def _submit(self) -> None:
+        turns, self._to_answer = self._to_answer, {}
+        if turns:
+            steps = [Step(self._all[place].record, self._all[place].state, turn) for place, turn in turns.items()]
+            self._answering |= dict(zip(self.setup.pool.ask(steps), turns.items(), strict=True))
 
-    def _turn(self, row: Batch, found: Mapping[str, Any]) -> Turn:
-        tokens = turns_of(row)[-1]
+    def _turn(self, conversation: Conversation, calls: Mapping[str, Any]) -> Turn:
+        tokens = conversation.tokens[len(conversation.tokens) - conversation.open_tokens :]
         (text,) = decode_responses([tokens], self.setup.tokenizer, self.setup.stop_strings)
-        return Turn(text, tokens, [Call(*call) for call in found["calls"]], found["malformed"])
+        return Turn(text, tokens, [Call(*call) for call in calls["calls"]], calls["malformed"])
 
-    def _goes_on(self, place: int, row: Batch, turn: Turn, answer: Answer) -> bool:
-        """Note an answer; whether the policy has another turn."""
-        options = self.setup.options
-        row.fill(
-            environment_states=[answer.state],
-            environment_rewards=row.environment_rewards + answer.reward,
-            call_counts=row.call_counts + torch.tensor([answer.counts]),
+    def _continues(self, conversation: Conversation, turn: Turn, answer: Answer) -> bool:
+        """Append an answer; return whether the policy has another turn."""
+        setup, options = self.setup, self.setup.options
+        # 1. Record the environment's step.
+        conversation.state = answer.state
+        conversation.reward += answer.reward
+        conversation.counts = [a + b for a, b in zip(conversation.counts, answer.counts, strict=True)]
+        # 2. End the conversation if the environment or a limit of turns says so.
+        most, answers = options.max_assistant_turns, options.max_user_turns
+        at_limit = (most is not None and conversation.turns >= most) or (
+            answers is not None and conversation.turns > answers
         )
-        num = int(row.turns)
-        limits = [most for most in (options.max_assistant_turns, _plus(options.max_user_turns, 1)) if most is not None]
-        if answer.done or not answer.messages or any(num >= most for most in limits):
-            self._end(place, row)
+        if answer.done or not answer.messages or at_limit:
             return False
-        bridge = self.setup.bridges.after(turn.tokens, answer.messages)
-        room = min(self.setup.max_response_length, self.setup.max_length - int(row.prompt_lengths))
-        if int(row.response_lengths) + len(bridge) >= room:
-            self._end(place, row.fill(truncated=torch.ones(1, dtype=torch.bool)))
+        # 3. Append the messages, unless they leave no room for a turn.
+        bridge = setup.bridges.after(turn.tokens, answer.messages)
+        room = min(setup.max_response_length, setup.max_length - len(conversation.prompt_ids))
+        if len(conversation.tokens) + len(bridge) >= room:
+            conversation.truncated = True
             return False
-        self._partial[place] = extended(row, bridge)
+        logprobs = None if conversation.rollout_logprobs is None else [0.0] * len(bridge)
+        version = None if conversation.version is None else conversation.version[-1]
+        conversation.append(bridge, ENVIRONMENT, logprobs, version)
         return True
 
-    def _end(self, place: int, row: Batch) -> None:
-        del self._partial[place]
-        self._over.append(row.without("environment_states"))
 
-
-def _plus(value: int | None, more: int) -> int | None:
-    return None if value is None else value + more
-
-
-def extended(row: Batch, bridge: Sequence[int]) -> Batch:
-    """One conversation with the tokens of an environment behind it."""
-    num = len(bridge)
-    prompt = row.tokens[~row.in_response].tolist()
-    longer = Batch.of([prompt], [row.response_tokens.tolist() + list(bridge)])
-    columns = {name: getattr(row, name) for name in DRIVER_COLUMNS}
-    columns["source"] = torch.cat([row.source, torch.full((num,), ENVIRONMENT, dtype=torch.uint8)])
-    if "rollout_logprobs" in row:
-        columns["rollout_logprobs"] = torch.cat([row.rollout_logprobs, torch.zeros(num)])
-    if "version" in row:
-        columns["version"] = torch.cat([row.version, row.version[-1:].expand(num)])
-    return longer.fill(**columns)
-
-
-def turns_of(row: Batch) -> list[list[int]]:
-    """Return the tokens of each policy turn of one conversation."""
-    return [turn.tolist() for turn in row.response_tokens[row.by_policy].split(turn_lengths(row.source))]
+def policy_turns(batch: Batch) -> list[list[list[int]]]:
+    """Return the tokens of each policy turn of each response."""
+    return [[tokens for by, tokens in response.parts() if by == POLICY] for response in from_batch(batch)]
 
 
 def policy_texts(batch: Batch, tokenizer: PreTrainedTokenizerBase, stop_strings: Sequence[str]) -> list[str]:
     """Return the policy's text in each response, its turns on lines of their own."""
-    if "source" not in batch:
-        tokens = [ids.tolist() for ids in batch.response_tokens.split(batch.response_lengths.tolist())]
-        return decode_responses(tokens, tokenizer, stop_strings)
-    turns = [turns_of(row) for row in batch.split(1)]
+    turns = policy_turns(batch)
     texts = iter(decode_responses([turn for row in turns for turn in row], tokenizer, stop_strings))
     return ["\n".join(next(texts) for _ in row) for row in turns]
 
 
-def who_said_what(batch: Batch, tokenizer: PreTrainedTokenizerBase) -> list[list[dict[str, str]]]:
-    """Return each conversation's parts in turn, as ``{"by": "policy" or "environment", "text": ...}``.
-
-    A response of one turn has none.
-    """
+def conversation_parts(batch: Batch, tokenizer: PreTrainedTokenizerBase) -> list[list[dict[str, str]]]:
+    """Return the parts of each conversation, ``{"by": "policy" or "environment", "text": ...}``; none of one turn."""
     if "source" not in batch:
         return [[] for _ in range(len(batch))]
-    said = []
-    for row in batch.split(1):
-        runs, sizes = row.source.unique_consecutive(return_counts=True)
-        parts = zip(runs.tolist(), row.response_tokens.split(sizes.tolist()), strict=True)
-        said.append([{"by": SPEAKERS[by], "text": str(tokenizer.decode(part.tolist()))} for by, part in parts])
-    return said
+    return [
+        [{"by": SPEAKERS[by], "text": str(tokenizer.decode(tokens))} for by, tokens in response.parts()]
+        for response in from_batch(batch)
+    ]
 
 
-def with_measured(batch: Batch, measured: Batch | None) -> Batch:
-    """``batch``, in the order of its ``request``, with the rank metrics that are measured of the policy's tokens.
+def add_rank_metrics(batch: Batch, measured: Batch | None) -> Batch:
+    """Add rank metrics of the policy's tokens to ``batch``, whose rows are in the order of ``request``.
 
     Args:
-        measured: episodes of the policy's tokens alone, by ``request``; it may have others too. None: none are.
+        measured: episodes of the policy's tokens alone, by ``request``, also of requests not in ``batch``; None: no
+            metrics.
     """
     if measured is None:
         return batch
     measured = measured[torch.isin(measured.request, batch.request)]
-    return spread_measured(batch, measured[measured.request.argsort()].without("request"))
+    return expand_to_response(batch, measured[measured.request.argsort()].without("request"))

@@ -87,7 +87,7 @@ class EnvironmentPool(KillablePool):
     """A context manager of processes that run the steps of an environment; ``async`` steps share the loop of one."""
 
     def __init__(self, options: MultiTurnConfig, busy_cores: int = 1) -> None:
-        """``busy_cores``: cores of this machine that others compute on meanwhile.
+        """Prepare the processes. ``busy_cores``: cores of this machine that others compute on meanwhile.
 
         Raises:
             ConfigError: as :func:`load_environment`.
@@ -95,7 +95,7 @@ class EnvironmentPool(KillablePool):
         self.options = options
         self.role = "tool" if options.has_tools else "user"
         self.is_async = is_async(load_environment(options))
-        self._asked = SimpleQueue[tuple[Step, Future[Answer]]]()
+        self._new = SimpleQueue[tuple[Step, Future[Answer]]]()
         """``async`` steps that the process has not been given."""
         super().__init__(
             "environment process",
@@ -121,33 +121,33 @@ class EnvironmentPool(KillablePool):
 
         ``result`` raises ``ConfigError`` for whatever the environment raises.
         """
-        asked = [(step, Future[Answer]()) for step in steps]
+        pairs = [(step, Future[Answer]()) for step in steps]
         if self.is_async:
-            for each in asked:
-                self._asked.put(each)
+            for each in pairs:
+                self._new.put(each)
             self.submit(self._converse)
         else:
-            self.submit(self._answer, asked)
-        return [future for _, future in asked]
+            self.submit(self._answer, pairs)
+        return [future for _, future in pairs]
 
-    def _answer(self, asked: Sequence[tuple[Step, Future[Answer]]]) -> None:
+    def _answer(self, pairs: Sequence[tuple[Step, Future[Answer]]]) -> None:
         try:
-            answers = self._answers([step for step, _ in asked])
+            answers = self._answers([step for step, _ in pairs])
         except Exception as error:  # raised by the futures
-            for _, future in asked:
+            for _, future in pairs:
                 future.set_exception(error)
             return
-        for (_, future), answer in zip(asked, answers, strict=True):
+        for (_, future), answer in zip(pairs, answers, strict=True):
             future.set_result(answer)
 
     def _converse(self) -> None:
         """Give the process ``async`` steps as they come and take answers as they are ready, until none is left."""
         waiting: dict[int, tuple[float, Step, Future[Answer]]] = {}
         numbers = count()
-        while waiting or not self._asked.empty():
+        while waiting or not self._new.empty():
             new: dict[int, Step] = {}
-            while not self._asked.empty():
-                number, (step, future) = next(numbers), self._asked.get()
+            while not self._new.empty():
+                number, (step, future) = next(numbers), self._new.get()
                 waiting[number], new[number] = (time.monotonic(), step, future), step
             try:
                 (outcome,) = self.run(_exchange, [new])
@@ -191,18 +191,19 @@ class EnvironmentPool(KillablePool):
         reason = failure_reason(error)
         if reason is None:
             raise error if isinstance(error, Exception) else RuntimeError(f"{FIELD}: {type(error).__name__}")
-        return ended(step, reason, self.role, self.options)
+        return ended(step, reason, self.options)
 
 
 def is_async(environment: Any) -> bool:
-    """Whether its steps run together in one process."""
+    """Return whether the environment's steps run together in one process."""
     return bool(getattr(environment, "is_async", inspect.iscoroutinefunction(environment.step)))
 
 
-def ended(step: Step, reason: str, role: str, options: MultiTurnConfig) -> Answer:
+def ended(step: Step, reason: str, options: MultiTurnConfig) -> Answer:
     """Return the answer to a failed step: ``reason`` as a message for each call, and the state unchanged."""
     why = {"timeout": f"no answer within {options.timeout_s:g} s", "memory": "out of memory"}.get(reason, reason)
     names = [call.name for call in step.turn.calls[: options.max_parallel_calls]] or ["environment"]
+    role = "tool" if options.has_tools else "user"
     messages = [{"role": role, "name": name, "content": f"Error: {why}"} for name in names]
     return Answer(step.state, messages, False, 0.0, (len(step.turn.calls), int(step.turn.malformed), 0, 1, 0))
 
@@ -251,21 +252,20 @@ async def _take_together(environment: Any, steps: list[Step], options: MultiTurn
 
 
 async def _guarded(environment: Any, step: Step, options: MultiTurnConfig) -> Answer:
-    role = "tool" if options.has_tools else "user"
     try:
         if not is_async(environment):
             return await take_step(environment, step)
         return await asyncio.wait_for(take_step(environment, step), options.timeout_s)
     except TimeoutError:
-        return ended(step, "timeout", role, options)
+        return ended(step, "timeout", options)
     except ConfigError as error:
         if isinstance(error.__cause__, MemoryError):
-            return ended(step, "memory", role, options)
+            return ended(step, "memory", options)
         raise
 
 
 async def take_step(environment: Any, step: Step) -> Answer:
-    """One step, the first of a conversation with its start. Raises ``ConfigError`` for a mistake of the user's."""
+    """Run one step, the first with the start; raise ``ConfigError`` for an error of the user's code."""
     where = FIELD if isinstance(environment, ToolEnvironment) else f"{FIELD}={type(environment).__name__}"
     state: Any = from_json(json.loads(step.state)) if step.state else None
     if not step.state:
@@ -282,13 +282,13 @@ async def take_step(environment: Any, step: Step) -> Answer:
     except (TypeError, RecursionError) as error:
         raise ConfigError(f"{where}: its state: {error}; keep JSON values and tensors") from error
     with user_code(f"{where}: reading what step(state, turn) returned"):
-        said = [checked_message(message, where) for message in messages or []]
+        checked = [checked_message(message, where) for message in messages or []]
         done, value = bool(done), 0.0 if reward is None else float(reward)
     if not math.isfinite(value):
         raise ConfigError(f"{where}: returned the reward {value}; expected None or a finite number")
-    failures = sum(message.get("failed") is True for message in said)
+    failures = sum(message.get("failed") is True for message in checked)
     counts = (len(step.turn.calls), int(step.turn.malformed), failures, 0, 0)
-    return Answer(saved, said, done, value, counts)
+    return Answer(saved, checked, done, value, counts)
 
 
 async def _awaited(value: Any) -> Any:

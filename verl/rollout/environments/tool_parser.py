@@ -46,8 +46,8 @@ class ToolCallReader:
         text = str(self.tokenizer.decode(tokens, skip_special_tokens=False))
         try:
             # A parser is made for one response: some keep what they have read.
-            found = copy.copy(self.parser).extract_tool_calls(text, request=None).tool_calls
+            calls = copy.copy(self.parser).extract_tool_calls(text, request=None).tool_calls
         except Exception:  # a parser may fail on what a model writes
-            found = []
-        malformed = not found and self.mark is not None and self.mark in text
-        return {"calls": read_calls(found), "malformed": malformed}
+            calls = []
+        malformed = not calls and self.mark is not None and self.mark in text
+        return {"calls": read_calls(calls), "malformed": malformed}

@@ -4,14 +4,14 @@ import asyncio
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from transformers.utils.chat_template_utils import get_json_schema
 
 from verl.config.errors import ConfigError
 from verl.config.rollout import MultiTurnConfig
 from verl.data.prompt_rows import PromptRecord
-from verl.rollout.environments.verl_tools import verl_tools
+from verl.rollout.environments.verl_tools import VerlTool, verl_tools
 from verl.utils.user_code import load_code, user_code
 
 FIELD = "rollout.multi_turn.tools"
@@ -36,20 +36,6 @@ class Turn(NamedTuple):
     """It begins a call that cannot be read."""
 
 
-class Tool(Protocol):
-    """One tool."""
-
-    schema: dict[str, Any]
-    """Its description for the model, in OpenAI's form: ``{"type": "function", "function": {"name": ...}}``."""
-    is_async: bool
-
-    def begin(self, record: PromptRecord) -> Any:
-        """Return the tool's state of a conversation, JSON."""
-
-    async def call(self, state: Any, arguments: dict[str, Any]) -> tuple[Any, str, float]:
-        """Return the new state, the text for the model, and a reward."""
-
-
 class FunctionTool:
     """A Python function with annotated arguments and a docstring, as ``transformers`` and TRL take them.
 
@@ -64,13 +50,16 @@ class FunctionTool:
             self.schema = get_json_schema(function)
 
     def begin(self, record: PromptRecord) -> None:
-        """Nothing: a function keeps nothing."""
+        """Return nothing: a function has no state."""
 
     async def call(self, state: Any, arguments: dict[str, Any]) -> tuple[Any, str, float]:
         """Call the function; return its result as text."""
         result = self.function(**arguments)
         result = await result if inspect.isawaitable(result) else result
         return state, result if isinstance(result, str) else _text(result), 0.0
+
+
+Tool = FunctionTool | VerlTool
 
 
 def _text(value: Any) -> str:
@@ -81,7 +70,7 @@ def _text(value: Any) -> str:
 
 
 def load_tools(options: MultiTurnConfig) -> dict[str, Tool]:
-    """Name of each tool -> the tool. Raises ``ConfigError`` for one that cannot be loaded, and for two of a name."""
+    """Load the tools by name; raise ``ConfigError`` if that fails or two have the same name."""
     tools: list[Tool] = [FunctionTool(load_code(path, FIELD), f"{FIELD}={path!r}") for path in options.tools]
     if options.tool_config_path is not None:
         tools += verl_tools(options.tool_config_path)
@@ -165,7 +154,7 @@ def _with_type(value: Any, described: Any) -> Any:
 
 
 def shortened(text: str, options: MultiTurnConfig) -> str:
-    """``text`` as ``tool_response_truncate_side`` has it, if it is longer than ``max_tool_response_length``."""
+    """Cut ``text`` to ``max_tool_response_length`` on ``tool_response_truncate_side``."""
     longest, side = options.max_tool_response_length, options.tool_response_truncate_side
     if len(text) <= longest:
         return text
@@ -177,10 +166,10 @@ def shortened(text: str, options: MultiTurnConfig) -> str:
     return text[:half] + "...(truncated)..." + text[len(text) - half :]
 
 
-def read_calls(found: Sequence[Any]) -> list[tuple[str, Any]]:
-    """Name and arguments of each call that one of vLLM's tool parsers found."""
+def read_calls(parsed: Sequence[Any]) -> list[tuple[str, Any]]:
+    """Return name and arguments of each call that one of vLLM's tool parsers found."""
     calls = []
-    for call in found:
+    for call in parsed:
         try:
             arguments = json.loads(call.function.arguments)
         except (ValueError, RecursionError):

@@ -1,7 +1,7 @@
 """Conversations as an engine keeps them between turns: the hidden states of the tokens that it sampled."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,27 +11,9 @@ from verl.batch import POLICY, Batch
 from verl.config.calculator import CalculatorConfig
 from verl.config.rollout import MultiTurnConfig
 from verl.rank.calculator import RepresentationMetricsCalculator
-from verl.rank.turns import measure_turns, turn_lengths
+from verl.rank.turns import measure_turns
 from verl.rollout.environments.tool_parser import ToolCallReader
-
-
-class PartialResponse(NamedTuple):
-    """A response that an engine resumes, or may have to cut."""
-
-    response: Batch
-    """As it is so far, B = 1."""
-    tokens: list[int]
-    """Of the response."""
-    of_turn: int
-    """How many of these, at the end, belong to a turn that has not ended."""
-    read: int
-    """How many of these, at the end, have hidden states that are computed again."""
-
-
-def trailing_policy_tokens(source: Tensor) -> int:
-    """Return the number of policy tokens after the last environment token of ``source [n]``."""
-    written = (source != POLICY).nonzero().flatten()
-    return len(source) - (int(written[-1]) + 1 if len(written) else 0)
+from verl.rollout.partial import PartialResponse
 
 
 class Turns:
@@ -65,20 +47,24 @@ class Turns:
         """Return whether the states of its earlier turns are here."""
         return request_id in self._held
 
-    def keep(self, request_id: str, partial: PartialResponse, states: Tensor | None) -> None:
-        """Keep the ``states [n, L, D]`` of a turn that has ended, or of all turns if they were read again."""
+    def keep(self, request_id: str, before: PartialResponse, num_read: int, states: Tensor | None) -> None:
+        """Keep the ``states [n, L, D]`` of a turn that has ended, or of all turns if their tokens were read again.
+
+        Args:
+            before: the response without the tokens that this request sampled.
+            num_read: tokens of it whose states were computed again.
+        """
         if self.calculator is None:
             return
         known, sizes = self._held.get(request_id, ([], []))
-        source = torch.zeros(0, dtype=torch.uint8)
-        if partial.read:
-            source = partial.response.source
-            known, sizes = [], turn_lengths(source)
+        source = torch.tensor(before.source if num_read else [], dtype=torch.uint8)
+        if num_read:
+            known, sizes = [], [len(tokens) for by, tokens in before.parts() if by == POLICY]
         if states is not None:
             sampled = torch.cat([source == POLICY, torch.ones(len(states) - len(source), dtype=torch.bool)])
             new = len(states) - len(source)
             states = states if sampled.all() else states[sampled]
-            sizes = [*sizes[:-1], sizes[-1] + new] if partial.of_turn else [*sizes, new]
+            sizes = [*sizes[:-1], sizes[-1] + new] if before.open_tokens else [*sizes, new]
         self._held[request_id] = ([*known, states], sizes)
 
     def forget(self, request_ids: Sequence[str]) -> None:
@@ -90,14 +76,14 @@ class Turns:
         """Return the tool ``calls`` in a turn's tokens, (name, arguments) each, and whether one is ``malformed``."""
         return {"calls": [], "malformed": False} if self.reader is None else self.reader.read(tokens)
 
-    def measured(self) -> Batch | None:
+    def take_rank_metrics(self) -> Batch | None:
         """Return the rank metrics of the states held, by ``request``, and drop the states."""
         held, self._held = self._held, {}
         requests = sorted(map(int, held))
         parts = [held[str(request)] for request in requests]
-        found = [[part for part in states if part is not None] for states, _ in parts]
-        if self.calculator is None or not found or not found[0]:
+        kept = [[part for part in states if part is not None] for states, _ in parts]
+        if self.calculator is None or not kept or not kept[0]:
             return None
-        whole = [torch.cat(states).to(self.device) for states in found]
+        whole = [torch.cat(states).to(self.device) for states in kept]
         measured = measure_turns(self.calculator, whole, [sizes for _, sizes in parts], self.max_turns)
         return measured.fill(request=torch.tensor(requests))

@@ -29,7 +29,7 @@ class VerlTool:
     is_async = True
 
     def __init__(self, tool: Any, schema: dict[str, Any]) -> None:
-        """``tool``: of a class of veRL's form; ``schema``: what the file says of it."""
+        """Wrap an instance of a veRL tool class; ``schema`` is its ``tool_schema`` in the file."""
         self.tool, self.schema = tool, schema
 
     def begin(self, record: PromptRecord) -> Any:
@@ -61,7 +61,7 @@ def verl_tools(path: str) -> Iterator[VerlTool]:
             raise ValueError("there is none, or one whose name is no text")
     except (OSError, yaml.YAMLError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"{where}: not a list of tools with class_name and tool_schema: {error!r:.200}") from error
-    stand_in(Path(path))
+    install_stubs(Path(path))
     for name, config, schema in entries:
         made = load_code(_import_path(name, Path(path)), FIELD)
         with user_code(f"{where}: making {name}"):
@@ -70,7 +70,7 @@ def verl_tools(path: str) -> Iterator[VerlTool]:
 
 
 def _import_path(name: str, file: Path) -> str:
-    """``package.module.Class`` as an import path; ``module.py`` beside ``file`` comes before an installed module."""
+    """Return ``package.module.Class`` as an import path; ``module.py`` next to ``file`` precedes installed ones."""
     module, _, attribute = name.rpartition("." if ":" not in name else ":")
     beside = file.parent / f"{module.rpartition('.')[2]}.py"
     return f"{beside}:{attribute}" if beside.is_file() else f"{module}:{attribute}"
@@ -88,7 +88,7 @@ class Fields(SimpleNamespace):
     text: str | None = None
 
     def model_dump(self, **_: Any) -> dict[str, Any]:
-        """As a mapping."""
+        """Return a mapping."""
         return {k: v.model_dump() if isinstance(v, Fields) else v for k, v in vars(self).items()}
 
 
@@ -109,7 +109,7 @@ class BaseTool:
 def gsm8k_score(
     solution_str: str, ground_truth: str, method: str = "strict", format_score: float = 0.0, score: float = 1.0
 ) -> float:
-    """In place of ``verl.utils.reward_score.gsm8k.compute_score``: the last number, with ``strict`` behind ``####``."""
+    """Score like veRL's ``gsm8k.compute_score``: the last number, with ``strict`` the one after ``####``."""
     pattern = r"#### (-?[0-9.,]+)" if method == "strict" else r"(-?[0-9.,]*[0-9][0-9.,]*)"
     found = re.findall(pattern, solution_str)
     if not found:
@@ -117,7 +117,7 @@ def gsm8k_score(
     return score if found[-1].replace(",", "").rstrip(".") == ground_truth else format_score
 
 
-def stand_in(file: Path) -> None:
+def install_stubs(file: Path) -> None:
     """Let modules be imported that tool classes of veRL import, unless they are there, and the classes themselves."""
     schemas = dict.fromkeys(("OpenAIFunctionToolSchema", "OpenAIFunctionToolCall", "ToolResponse"), Fields)
     modules: dict[str, dict[str, Any]] = {

@@ -19,7 +19,7 @@ from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
 from verl.models.tokenizer import reward_model_batch
 from verl.rank.reward_manager import RewardManager
-from verl.single_controller.roles import RoleWorkers
+from verl.single_controller.roles import ModelWorkers
 from verl.single_controller.worker_group import WorkerGroup
 from verl.trainer.logging.rollout_metrics import learning_metrics, with_prefix
 from verl.utils.user_code import UserFunction, check_finite, check_tensor, is_import_path, kl_estimator
@@ -36,7 +36,7 @@ class ResponseRewards:
     def __init__(self, config: PPOConfig, tokenizer: PreTrainedTokenizerBase | None, workers: WorkerGroup) -> None:
         self.config = config
         self.tokenizer = tokenizer
-        self.reward_model = RoleWorkers(workers, config.reward_model.model.ulysses_sequence_parallel_size)
+        self.reward_model = ModelWorkers(workers, config.reward_model.model.ulysses_sequence_parallel_size)
 
     def compute(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
         """Return the reward of each response, [B] float64, and metrics.
@@ -61,7 +61,7 @@ class ResponseRewards:
         assert self.tokenizer is not None, "a run with a reward model loads its tokenizer"
         chats = [record.messages for record in batch.records]
         texts, too_long = reward_model_batch(chats, batch.texts, self.tokenizer, self.config.reward_model.max_length)
-        scores = self.reward_model.map_rows("compute_rm_scores", texts).scores.double()
+        scores = self.reward_model.map_rows("reward_model.compute_scores", texts).scores.double()
         return scores, {
             "reward_model/score/mean": scores.mean().item(),
             "reward_model/score/std": scores.std(correction=0).item(),

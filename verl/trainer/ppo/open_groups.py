@@ -14,7 +14,7 @@ from torch import Tensor
 from verl.batch import EPISODE, Batch
 from verl.batch.state import batch_from_state, batch_state, restored_record, saved_record
 from verl.data.prompt_rows import PromptRecord
-from verl.rollout.environments.conversations import DRIVER_COLUMNS, new_conversations
+from verl.rollout.environments.conversations import DRIVER_COLUMNS, new_conversations, to_rows
 from verl.rollout.requests import response_stream
 
 ADMITTED = 1 << 31
@@ -59,7 +59,7 @@ class OpenGroups:
             step=torch.full((len(prompts),), step),
         )
         if conversing:
-            batch.merge(new_conversations(prompts).columns("source", *DRIVER_COLUMNS))
+            batch.merge(to_rows(new_conversations(prompts)).columns("source", *DRIVER_COLUMNS))
         # Reinterpret the unsigned 64 bits as a signed number.
         batch.fill(EPISODE, stream=torch.tensor([s - (s >> 63 << 64) for s in streams]))
         self.open = append(self.open, batch)

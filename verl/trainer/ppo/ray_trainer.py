@@ -23,7 +23,7 @@ from verl.rank.token_metrics import fill_token_metrics
 from verl.run.session import TrainingRun
 from verl.run.tracking import Tracker
 from verl.single_controller.profiling import MemoryPeak
-from verl.single_controller.roles import RoleWorkers
+from verl.single_controller.roles import ModelWorkers
 from verl.single_controller.worker_group import WorkerGroup
 from verl.trainer.logging.rollout_metrics import (
     data_sources,
@@ -83,9 +83,9 @@ class RayPPOTrainer(Trainer):
         self.policy = scheduler.policy
         policy, critic = self.policy, config.critic
         layout = (policy.copies, policy.balance, policy.whole_prompts)
-        self.reference = RoleWorkers(workers, *layout) if config.uses_reference else None
+        self.reference = ModelWorkers(workers, *layout) if config.uses_reference else None
         copies = critic.model.ulysses_sequence_parallel_size
-        self.critic = RoleWorkers(workers, copies, critic.use_dynamic_bsz) if config.uses_critic else None
+        self.critic = ModelWorkers(workers, copies, critic.use_dynamic_bsz) if config.uses_critic else None
         self.reward_manager = RewardManager(config.reward_manager)
         self.advantages = AdvantageEstimation(config, self.reward_manager)
         self.updates = Updates(config, self.policy, self.critic, self.loss, self.timer)
@@ -185,7 +185,7 @@ class RayPPOTrainer(Trainer):
             self.timer.count("ref", work)
         if self.critic is not None:
             with self.timer.phase("values"):
-                scored = self.critic.map_rows("compute_values", batch.columns("tokens"))
+                scored = self.critic.map_rows("critic.compute_values", batch.columns("tokens"))
                 batch.fill(values=scored.values)
             self.timer.count("values", work)
         fill_token_metrics(batch, config.calculator.token_metrics)

@@ -11,7 +11,7 @@ Legend: G prompts, n consecutive responses to each, B = G n responses.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -27,8 +27,8 @@ from verl.config.rollout import SamplingConfig
 from verl.data.prompt_rows import PromptRecord
 from verl.method.calls import MAX_ROUNDS, MethodCalls
 from verl.rewards.pool import VerifierPool
-from verl.rollout.environments.conversations import DRIVER_COLUMNS, with_measured
-from verl.rollout.requests import ResponseRequests, ResponseSettings
+from verl.rollout.environments.conversations import add_rank_metrics
+from verl.rollout.requests import ResponseRequests
 from verl.single_controller.roles import PolicyWorkers
 from verl.trainer.logging.rollout_metrics import data_sources, groups_that_differ, verdict_metrics
 from verl.trainer.logging.speed import PhaseTimer, Work
@@ -53,9 +53,6 @@ REFILL_STEP = 1 << 21
 KEPT = ("records", "group", "step", "stream")
 """Columns of an open response that engines do not return. ``step`` is when it was admitted, ``stream`` [B] int64 its
 random stream (:func:`verl.rollout.requests.response_stream`)."""
-
-OPEN_COLUMNS = ("tokens", "rollout_logprobs", "version", "source", *DRIVER_COLUMNS)
-"""Columns that the next turn of an open conversation needs."""
 
 
 class SampledStep(NamedTuple):
@@ -132,7 +129,7 @@ class RolloutScheduler:
         records: Sequence[PromptRecord],
         sampling: SamplingConfig,
         step: int,
-        settings: ResponseSettings | None = None,
+        settings: Mapping[str, Any] | None = None,
         timer: PhaseTimer | None = None,
     ) -> tuple[Batch, Verification]:
         """Generate ``sampling.n`` responses to each prompt, and start to verify each when it ends.
@@ -367,13 +364,13 @@ class RolloutScheduler:
             version=version,
         )
         setup = self.policy.conversations
-        conversations = None if setup is None else setup.begin(before.records, before.columns(*OPEN_COLUMNS))
+        conversations = None if setup is None else setup.begin(before.records, before)
         with timer.phase("gen"), self._busy():
             cut, measured = self.policy.advance(requests, take, enough, conversations)
         verification.submit()
         # 2. Keep the responses that were cut open; the others are ready.
         still_open, ended = restore_columns(cut, before), restore_columns(parts, before)
-        ended = None if ended is None else with_measured(ended, measured)
+        ended = None if ended is None else add_rank_metrics(ended, measured)
         if ended is not None:
             with timer.phase("reward"):
                 verdicts = verification.verdicts()

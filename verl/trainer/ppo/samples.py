@@ -19,7 +19,7 @@ from verl.batch import Batch
 from verl.batch.flat import sums_within
 from verl.data.responses import token_pieces
 from verl.rank.dynamics import by_layer
-from verl.rollout.environments.conversations import who_said_what
+from verl.rollout.environments.conversations import conversation_parts
 from verl.rollout.environments.pool import COUNTS
 from verl.run.display import RunDisplay
 from verl.run.samples import METRIC_PREFIX, PREFIX, SampleStore, Split
@@ -116,7 +116,7 @@ class SampleLogger:
         """Return the columns of conversations: messages as JSON, and counts and rewards of the environment."""
         if "source" not in batch:
             return {}
-        said = who_said_what(batch, self.tokenizer)
+        said = conversation_parts(batch, self.tokenizer)
         return {
             "conversation": _texts([valid_unicode(json.dumps(turns, ensure_ascii=False)) for turns in said]),
             "turns": batch.turns.numpy(),

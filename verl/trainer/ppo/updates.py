@@ -10,7 +10,7 @@ from verl.algorithms.rollout_correction import mean_rollout_weight
 from verl.batch import Batch
 from verl.config.actor import ActorConfig
 from verl.config.ppo import CriticConfig, PPOConfig
-from verl.single_controller.roles import PolicyWorkers, RoleWorkers
+from verl.single_controller.roles import ModelWorkers, PolicyWorkers
 from verl.trainer.logging.rollout_metrics import filtered_length_metrics
 from verl.trainer.logging.speed import PhaseTimer, Work
 from verl.trainer.training import SkippedUpdates
@@ -29,7 +29,7 @@ class Updates:
         self,
         config: PPOConfig,
         policy: PolicyWorkers,
-        critic: RoleWorkers | None,
+        critic: ModelWorkers | None,
         loss: PolicyLoss,
         timer: PhaseTimer,
     ) -> None:
@@ -50,7 +50,7 @@ class Updates:
             return {}
 
         def update(mini: Batch, num_tokens: int, num_sequences: int) -> Metrics:
-            return critic.run_update("update_critic", mini, num_tokens)
+            return critic.run_update("critic.update", mini, num_tokens)
 
         return self._run("critic", batch.columns(*CRITIC_COLUMNS), rows, update, step)
 
@@ -75,9 +75,10 @@ class Updates:
             nonlocal num_later
             mini = self.loss.prepared(mini, StepSize(num_tokens, num_sequences, max_length))
             if not num_later:
-                return self.policy.update(mini, num_tokens, num_sequences)
+                return self.policy.run_update("actor.update", mini, num_tokens, num_sequences)
             num_later = 0
-            metrics, scored = self.policy.update_on_policy(mini, num_tokens, num_sequences)
+            sizes = (num_tokens, num_sequences)
+            metrics, scored = self.policy.run_scoring_update("actor.update_on_policy", mini, *sizes)
             fill_first(batch, scored)
             return metrics
 

@@ -1,0 +1,67 @@
+"""A response while it grows, in lists; complete, between processes and in checkpoints it is a row of a ``Batch``."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
+
+import torch
+
+from verl.batch import POLICY, Batch
+
+PER_TOKEN = {"source": torch.uint8, "rollout_logprobs": torch.float32, "version": torch.int32}
+"""Columns of a batch for which a partial response has a list of the same name."""
+
+
+@dataclass
+class PartialResponse:
+    """The response to a prompt so far; every list has one entry per token of it."""
+
+    prompt_ids: list[int]
+    tokens: list[int] = field(default_factory=list)
+    source: list[int] = field(default_factory=list)
+    """``POLICY`` or ``ENVIRONMENT``."""
+    rollout_logprobs: list[float] | None = field(default_factory=list)
+    """0 for tokens of an environment; None if the engine returns none."""
+    version: list[int] | None = None
+    """Of the weights that sampled each token; None where no response is cut."""
+
+    @property
+    def open_tokens(self) -> int:
+        """Number of policy tokens at the end: those of a turn that has not ended."""
+        return next((i for i, by in enumerate(reversed(self.source)) if by != POLICY), len(self.source))
+
+    def parts(self) -> list[tuple[int, list[int]]]:
+        """Return the runs of tokens that policy and environment wrote in turn, each with its ``source``."""
+        runs = groupby(zip(self.tokens, self.source, strict=True), key=itemgetter(1))
+        return [(by, [token for token, _ in run]) for by, run in runs]
+
+    def append(self, tokens: Sequence[int], by: int, logprobs: Sequence[float] | None, version: int | None) -> None:
+        """Append tokens by ``POLICY`` or ``ENVIRONMENT``; ``logprobs`` and ``version`` as of the fields."""
+        self.tokens += tokens
+        self.source += [by] * len(tokens)
+        self.rollout_logprobs = None if logprobs is None else [*(self.rollout_logprobs or ()), *logprobs]
+        self.version = None if version is None else [*(self.version or ()), *[version] * len(tokens)]
+
+
+def to_batch(responses: Sequence[PartialResponse]) -> Batch:
+    """Return the responses as rows, with the ``PER_TOKEN`` columns that all of them have."""
+    columns = {}
+    for name, dtype in PER_TOKEN.items():
+        lists = [getattr(response, name) for response in responses]
+        if None not in lists:
+            columns[name] = torch.tensor([value for values in lists for value in values], dtype=dtype)
+    return Batch.of([r.prompt_ids for r in responses], [r.tokens for r in responses]).fill("response token", **columns)
+
+
+def from_batch(batch: Batch) -> list[PartialResponse]:
+    """Return the rows of a batch; without ``source`` the policy has sampled every token."""
+    sizes = batch.response_lengths.tolist()
+    prompts = batch.tokens[~batch.in_response].split(batch.prompt_lengths.tolist())
+    rows = zip(prompts, batch.response_tokens.split(sizes), strict=True)
+    responses = [PartialResponse(p.tolist(), t.tolist(), [POLICY] * len(t), None, None) for p, t in rows]
+    for name in PER_TOKEN:
+        if name in batch:
+            for response, values in zip(responses, getattr(batch, name).split(sizes), strict=True):
+                setattr(response, name, values.tolist())
+    return responses
