@@ -1,1 +1,1 @@
-"""The Ray cluster of a run: its start, its machines and network, and how they fail."""
+"""Ray cluster of a run: startup, machines, network and failures."""

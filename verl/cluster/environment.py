@@ -1,4 +1,4 @@
-"""The interface to schedulers and shells: signals, the exit code for another start, and variables of workers."""
+"""Interface to schedulers and shells: signals, the exit code for requeueing, and environment variables of workers."""
 
 import os
 import re
@@ -8,26 +8,26 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-"""Signals by which a scheduler reclaims its machines; Slurm sends SIGUSR1 before its time limit with ``--signal``."""
+"""Signals with which a scheduler reclaims its machines; Slurm's ``--signal`` sends SIGUSR1 before the time limit."""
 
 REPEATED_S = 5.0
-"""Within this time a signal counts once: Slurm sends it to every process, and scripts/cluster.sh forwards it."""
+"""Seconds within which repeats of a signal are ignored: Slurm and scripts/cluster.sh both deliver it."""
 
 REQUEUE = os.EX_TEMPFAIL
-"""Exit code (75) of processes whose run should be started again with the same command."""
+"""Exit code (75) of processes whose run should be restarted with the same command."""
 
 PASSED = ("NCCL_*", "GLOO_*", "UCX_*", "HF_*", "TORCH_*", "CUDA_*", "PYTORCH_*", "VLLM_*", "OMP_*")
-"""Patterns of the names of variables that always travel to the workers, on whatever machine they are."""
+"""Name patterns of environment variables that are always passed to the workers on every machine."""
 
 OF_ONE_MACHINE = ("CUDA_VISIBLE_DEVICES", "VLLM_HOST_IP")
-"""Variables of one machine: on the others Ray and the run set them."""
+"""Variables that are specific to one machine; on the others, Ray and the run set them."""
 
 SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|PWD|CRED|AUTH", re.IGNORECASE)
-"""Names of values that must not be shown. Ray writes a worker's declared environment into its logs."""
+"""Pattern for names of variables whose values must stay hidden, since Ray logs a worker's declared environment."""
 
 
 def passed_variables(names: Sequence[str] = ()) -> dict[str, str]:
-    """Return the environment variables that match ``PASSED`` or ``names``, which may hold ``*``."""
+    """Return the environment variables that match ``PASSED`` or ``names``, which may contain ``*``."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -36,13 +36,13 @@ def passed_variables(names: Sequence[str] = ()) -> dict[str, str]:
 
 
 def is_secret(name: str) -> bool:
-    """Return whether the variable's value must not be shown."""
+    """Return whether the variable's value must stay hidden."""
     return SECRET.search(name) is not None
 
 
 @contextmanager
 def signals_blocked(*signals: signal.Signals) -> Iterator[None]:
-    """Block signals: processes that start within the block never receive them, this one receives them afterwards."""
+    """Block signals in processes started within the block; this process receives them after the block."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Failures of workers: of the program, which would recur; of machines, after which a run resumes; of memory."""
+"""Failures of workers: program errors, which would recur; machine failures, after which a run resumes; memory."""
 
 import re
 import resource
@@ -19,7 +19,7 @@ NETWORK_ERRORS = (
     *("uncorrectable ECC error", "CUDA error: unspecified launch failure", "GPU has fallen off the bus"),
     "CUDA error: an illegal instruction was encountered",
 )
-"""Parts of the messages with which a collective operation or a device fails in a worker."""
+"""Substrings of error messages that indicate a failed collective operation or device."""
 
 ON_GPU = {
     "cache": "rollout.gpu_memory_utilization",
@@ -27,13 +27,13 @@ ON_GPU = {
     "hold": "use more workers, or set model.fsdp.param_offload=true and model.fsdp.optimizer_offload=true",
     "ref": "set ref.param_offload=true",
 }
-"""Values of the placeholders of :data:`FIXES` if a GPU runs out of memory."""
+"""Values of the placeholders in :data:`FIXES` if a GPU runs out of memory."""
 FEWER = "use fewer workers on each machine (trainer.n_gpus_per_node)"
 ON_CPU = {"cache": "rollout.kv_cache_memory_mb (0 is 512)"}
 ON_CPU |= dict.fromkeys(("workers", "hold", "ref"), f"{FEWER}, or more machines")
-"""The same if the host, which holds the models, runs out of memory; each worker's libraries are there, too."""
+"""Placeholder values if a host that holds the models runs out of memory, which every worker's libraries also use."""
 BESIDE_GPU = f"set model.fsdp.param_offload=false and model.fsdp.optimizer_offload=false, or {FEWER}"
-"""The same if the host runs out of memory while the models are on GPUs."""
+"""Fix if the host runs out of memory while the models are on GPUs."""
 
 ENGINE = "lower rollout.max_num_seqs, {cache} or the longest response"
 SCORING = "lower actor.log_prob_micro_batch_size_per_gpu (log_prob_max_token_len_per_gpu with actor.use_dynamic_bsz)"
@@ -61,39 +61,39 @@ FIXES = {
     "save": "set trainer.async_save=false; {workers}",
     "load": "{hold}",
 }
-"""Worker method -> options that lower its memory."""
+"""Mapping from worker methods to the options that lower their memory use."""
 
 PHASES = {"start": "start of models and engine", "rollout.advance": "gen", "rollout.cut": "gen"}
 PHASES |= {"compute_logprobs": "old_log_prob", "compute_ref_logprobs": "ref", "critic.compute_values": "values"}
 PHASES |= {"reward_model.compute_scores": "reward_model", "critic.update": "update_critic"}
 PHASES |= dict.fromkeys(("actor.update", "actor.update_on_policy"), "update_actor")
-"""Worker method -> its phase in the log, if the two differ."""
+"""Mapping from worker methods to their phase in the log, if the names differ."""
 
 ENGINE_MESSAGES = (
     "No available memory for the cache blocks",
     "is less than desired GPU memory utilization",
     "is larger than the available KV cache memory",
 )
-"""Parts of the messages of vLLM's ``ValueError`` when an engine finds too little memory."""
+"""Substrings of the ``ValueError`` messages that vLLM raises when an engine finds too little memory."""
 
 RAY_REPORT = (r"actual memory used=([\d.]+)GB", r" was ([\d.]+)GB used / ([\d.]+)GB limit")
-"""Ray's message about a worker that it killed, and about its machine; its GB are GiB."""
+"""Patterns for Ray's message about a worker that it killed and about its machine; Ray's GB are GiB."""
 
 DRIVER_MESSAGES = ("can't allocate memory", "out of memory")
-"""Parts of the messages of ``RuntimeError``: of torch on a CPU, of CUDA, and of vLLM's warm-up."""
+"""Substrings of out-of-memory ``RuntimeError`` messages from torch on a CPU, CUDA, and vLLM's warm-up."""
 
 
 class WorkerError(RuntimeError):
-    """A worker raised or died; the message says which, where and why."""
+    """Raised if a worker raised or died; the message names the worker, the method and the reason."""
 
 
 class MachineError(WorkerError):
-    """A worker, a machine or the network between them failed, not the program.
+    """Raised if a worker, a machine or the network failed, rather than the program.
 
     Args:
-        where: the worker and its method, if its machine is still alive: should the next attempt end with the same
-            failure in the same step, the program is at fault after all. Empty for a machine that was lost.
-        rank: of the worker that was lost; None where it was not one alone.
+        where: Worker and method if its machine is still alive, otherwise empty. If the next attempt fails in the same
+            place and step, the program is considered at fault after all.
+        rank: Rank of the lost worker, or None if several workers are affected.
     """
 
     def __init__(self, message: str, where: str = "", rank: int | None = None) -> None:
@@ -103,31 +103,31 @@ class MachineError(WorkerError):
 
 
 class HeadLost(MachineError):
-    """The head of the Ray cluster is gone, and with it the cluster."""
+    """Raised if the head of the Ray cluster is gone, and the cluster with it."""
 
 
 class NoRoom(MachineError):
-    """The cluster has no room for the workers: too few machines, or one of them was lost a moment ago."""
+    """Raised if the cluster has no room for the workers: too few machines, or one that was just lost."""
 
 
 class RequeueError(WorkerError):
-    """This process can do no more for its run; the same command, started again, resumes it."""
+    """Raised if this process cannot continue its run; restarting the same command resumes it."""
 
 
 class NetworkError(RuntimeError):
-    """Raised in a worker whose connection to others broke, most often because one of them died."""
+    """Raised in a worker whose connection to others broke, usually because one of them died."""
 
 
 def is_network_error(error: BaseException) -> bool:
     """Return whether an operation failed because of another worker, the network or a device."""
     seen: BaseException | None = error
     while seen is not None:
-        # Ray has lost an object, such as weights, with the worker or the machine that held it.
+        # Ray lost an object, such as weights, together with the worker or machine that held it.
         if isinstance(seen, dist.DistError | NetworkError | ObjectLostError):
             return True
         if isinstance(seen, RuntimeError) and any(part in str(seen) for part in NETWORK_ERRORS):
             return True
-        # torch.distributed.checkpoint collects what its ranks raised.
+        # torch.distributed.checkpoint collects the exceptions of its ranks.
         failures = getattr(seen, "failures", None)
         if isinstance(failures, dict) and any(is_network_error(entry[0]) for entry in failures.values()):
             return True
@@ -136,11 +136,11 @@ def is_network_error(error: BaseException) -> bool:
 
 
 class OutOfMemory(ConfigError):
-    """The options need more memory than a worker has."""
+    """Raised if the options need more memory than a worker has."""
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Return whether ``error`` says that a GPU's or the host's memory is exhausted."""
+    """Return whether ``error`` reports that a GPU or the host ran out of memory."""
     text = str(error)
     return (
         isinstance(error, torch.OutOfMemoryError | MemoryError)
@@ -150,16 +150,16 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def fix(method: str, terms: Mapping[str, str]) -> str:
-    """Return what needs less memory in ``method`` of a worker, in the ``terms`` of :data:`ON_GPU` or :data:`ON_CPU`."""
+    """Return a fix that lowers the memory use of ``method``, phrased with :data:`ON_GPU` or :data:`ON_CPU`."""
     return FIXES.get(method, "{hold}").format_map(terms)
 
 
 def out_of_memory_line(error: Exception, method: str, rank: int, peak: int, device_type: str) -> str:
-    """Return the line for a worker that ran out of memory.
+    """Return the error message for a worker that ran out of memory.
 
     Args:
-        method: of the worker ``rank``, in which it was raised.
-        peak: most bytes in use in this call.
+        method: Worker method that raised the error.
+        peak: Peak memory use in bytes during this call.
         device_type: ``cpu`` or ``cuda``.
     """
     device, of, terms = "host", "", ON_CPU
@@ -173,11 +173,11 @@ def out_of_memory_line(error: Exception, method: str, rank: int, peak: int, devi
 
 
 def killed_for_memory_line(report: str, method: str, device_type: str) -> str:
-    """Return the line, after the worker's name, for a worker that Ray killed when its machine ran out of memory.
+    """Return the error message, without the worker's name, for a worker that Ray killed when host memory ran out.
 
     Args:
-        report: Ray's message, with the memory of the worker and of its machine.
-        device_type: where the models are, ``cpu`` or ``cuda``.
+        report: Ray's message, which contains the memory use of the worker and its machine.
+        device_type: Device that holds the models, ``cpu`` or ``cuda``.
     """
     used, machine = (re.search(pattern, report) for pattern in RAY_REPORT)
     peak = f" at {used[1]} GiB" if used else ""
@@ -187,7 +187,7 @@ def killed_for_memory_line(report: str, method: str, device_type: str) -> str:
 
 
 def driver_memory_line(error: Exception, phase: str) -> str:
-    """Return the line for a driver that ran out of memory in a ``phase`` of the log."""
+    """Return the error message for a driver that ran out of memory in ``phase`` of the log."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     fix = "lower data.train_batch_size, data.val_batch_size, rollout.n or the longest response"
     return f"{phase}: the driver ran out of host memory at a peak of {peak:.1f} GiB; {fix} ({_reason(error)})"

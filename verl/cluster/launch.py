@@ -1,10 +1,10 @@
-"""Runs a command on the Ray cluster of ``RAY_ADDRESS``, or on one that several machines form for it.
+"""Runs a command on the Ray cluster at ``RAY_ADDRESS``, or on a new cluster of several machines.
 
 python -m verl.cluster.launch PYTHON -m MODULE ARGUMENT ...
 
-scripts/cluster.sh calls it, with the variables of docs/multinode.md. Machine 0 starts the cluster and runs the command;
-the others join, wait, and leave with its exit code. That travels through the cluster itself, so the machines need no
-common folder for it.
+scripts/cluster.sh calls it with the variables described in docs/multinode.md. Machine 0 starts the cluster and runs the
+command; the others join, wait, and exit with the command's exit code. The code is sent through the cluster itself, so
+no shared folder is needed for it.
 """
 
 import os
@@ -34,21 +34,21 @@ from verl.utils.process import private_files
 NAMESPACE = b"verl"
 EXIT_CODE = b"exit code"
 PATIENCE_S = 20.0
-"""Seconds that a token may be wrong: a folder may show what an earlier cluster left, and a network folder is slow."""
+"""Seconds for which a wrong token is tolerated, since the folder may be stale or on a slow network drive."""
 LOST_S = 30.0
-"""Seconds without an answer of the head after which a machine gives up."""
+"""Seconds without a reply from the head after which a machine gives up."""
 GOODBYE_S = 15.0
-"""Seconds that the head waits for the others to read the exit code, and for the port of a cluster that is ending."""
+"""Seconds to wait for other machines to read the exit code, and for an ending cluster to free its port."""
 FAILED_S = 10.0
-"""Seconds that machine 0 shows that it gave up. What is shown for half as long again was left behind."""
+"""Seconds for which machine 0 shows that it gave up; a mark older than 1.5 times that is considered stale."""
 FILES = ("token", "address", "failed", "ray-*.log")
-"""Files that are written to ``VERL_CLUSTER_DIR``."""
+"""Patterns of the files that are written to ``VERL_CLUSTER_DIR``."""
 
 RayProcess = subprocess.Popen[bytes]
 
 
 class Start(NamedTuple):
-    """The start of one command on several machines: MASTER_ADDR, MASTER_PORT, VERL_CLUSTER_DIR, NNODES, NODE_RANK."""
+    """Settings for running one command on several machines, named after the environment variables that contain them."""
 
     host: str
     port: int
@@ -59,12 +59,12 @@ class Start(NamedTuple):
     @property
     def ray_options(self) -> tuple[str, str]:
         """Options of ``ray start`` on every machine."""
-        # Workers on a CPU share its cores: trainer.n_gpus_per_node counts, not the number of cores.
+        # CPU workers share cores, so trainer.n_gpus_per_node limits their number, not the number of cores.
         return f"--num-cpus={max(64, len(os.sched_getaffinity(0)))}", f"--labels=verl-rank={self.rank}"
 
 
 def lead(start: Start, command: Sequence[str]) -> int:
-    """Start the cluster as machine 0, run the command, and publish its exit code, which is returned."""
+    """Start the cluster as machine 0, run the command, and publish and return its exit code."""
     for number in SIGNALS:
         signal.signal(number, lambda *_: sys.exit(REQUEUE))
     own = claim(start)
@@ -79,7 +79,7 @@ def lead(start: Start, command: Sequence[str]) -> int:
             code = run_child(with_nnodes(command, start.nnodes))
             publish(head, code, start.nnodes - 1)
     except ConfigError:
-        # The others would wait for VERL_JOIN_TIMEOUT.
+        # Without this mark, the others would wait for VERL_JOIN_TIMEOUT.
         (start.folder / "failed").write_text(f"ray start failed on {socket.gethostname()}")
         time.sleep(FAILED_S)
         remove(start.folder, FILES[:3])
@@ -89,7 +89,7 @@ def lead(start: Start, command: Sequence[str]) -> int:
 
 
 def join(start: Start) -> int:
-    """Join the cluster of machine 0, and wait for the exit code of its command, which is returned."""
+    """Join machine 0's cluster, wait for its command to finish, and return the exit code."""
     if not os.environ.get("RAY_AUTH_TOKEN"):
         os.environ.setdefault("RAY_AUTH_TOKEN_PATH", str(start.folder / "token"))
     head = wait(start, float(os.environ.get("VERL_JOIN_TIMEOUT", 1800)))
@@ -101,7 +101,7 @@ def join(start: Start) -> int:
 
 
 def use(head: str, command: list[str]) -> int:
-    """Run the command on the cluster at ``head``, which this machine joins for that time unless it is a part of it."""
+    """Run the command on the cluster at ``head``; this machine joins it temporarily unless it already belongs to it."""
     check_head(head)
     nodes = GcsClient(address=head).get_all_node_info(timeout=10).values()
     if {node.node_manager_address for node in nodes if node.state == 0} & {*own_addresses(), "127.0.0.1"}:
@@ -116,7 +116,7 @@ def say(text: str) -> None:
 
 
 def address(host: str) -> str:
-    """Return this machine's address on the way to ``host``."""
+    """Return the address of this machine on the route to ``host``."""
     try:
         return address_towards(host)
     except OSError as error:
@@ -124,7 +124,7 @@ def address(host: str) -> str:
 
 
 def claim(start: Start) -> str:
-    """Return the address of machine 0, which this is; raise ``ConfigError`` if another cluster has folder or port."""
+    """Return this machine's address as machine 0, or raise ``ConfigError`` if another cluster uses folder or port."""
     require_private(start.folder)
     own, deadline = address(start.host), time.monotonic() + GOODBYE_S
     head = f"{own}:{start.port}"
@@ -133,7 +133,7 @@ def claim(start: Start) -> str:
         if other != head and reachable(other):
             fix = f"number the machines from 0, or name another VERL_CLUSTER_DIR than {start.folder}"
             raise ConfigError(f"NODE_RANK=0: machine 0 is at {other} already; {fix}")
-    # The cluster of a run that was stopped may just be ending.
+    # The cluster of a stopped run may still be shutting down.
     while reachable(head):
         if time.monotonic() > deadline:
             line = f"MASTER_PORT={start.port}: {head} is in use, by another run's cluster?; set another port"
@@ -143,7 +143,7 @@ def claim(start: Start) -> str:
 
 
 def wait(start: Start, limit_s: float) -> str:
-    """Return the head's ``host:port`` once it takes the token; raise ``ConfigError`` if it gives up or never comes."""
+    """Return the head's ``host:port`` once it accepts the token; raise ``ConfigError`` if it gives up or times out."""
     name, mark = f"machine 0 at {start.host}:{start.port}", start.folder / "failed"
     deadline, announced = time.monotonic() + limit_s, False
     while True:
@@ -165,7 +165,7 @@ def wait(start: Start, limit_s: float) -> str:
 
 
 def _find_head(start: Start) -> tuple[str, str]:
-    """Return the head's address, from the folder if its name does not resolve, and what is wrong with it."""
+    """Return the head's address, read from the folder if its name does not resolve, and any problem with it."""
     head, path = "", os.environ.get("RAY_AUTH_TOKEN_PATH")
     with suppress(OSError):
         found = socket.gethostbyname(start.host)
@@ -183,9 +183,9 @@ def _find_head(start: Start) -> tuple[str, str]:
 
 
 def require_private(folder: Path) -> None:
-    """Raise ``ConfigError`` if other accounts may write into the folder.
+    """Raise ``ConfigError`` if other accounts can write to the folder.
 
-    Token and address could be theirs, and so could the code that the cluster runs.
+    They could replace the token and the address, and thus the code that the cluster runs.
     """
     with suppress(FileNotFoundError):
         status = folder.stat()
@@ -196,11 +196,11 @@ def require_private(folder: Path) -> None:
 
 
 def make_token(folder: Path) -> None:
-    """Make a token of this cluster alone, which only this user may read, unless the user has set one."""
+    """Create a token for this cluster that only this user can read, unless the user has set one."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not os.environ.get("RAY_AUTH_TOKEN") and not os.environ.get("RAY_AUTH_TOKEN_PATH"):
         file = folder / "token"
-        # Somebody may have put a link to a file of theirs there.
+        # Another user may have placed a link to their own file there.
         file.unlink(missing_ok=True)
         with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as output:
             output.write(secrets.token_hex(32))
@@ -209,7 +209,7 @@ def make_token(folder: Path) -> None:
 
 
 def remove(folder: Path, patterns: Sequence[str]) -> None:
-    """Remove files of this module, and the folder if it is empty then: it may be the user's."""
+    """Remove this module's files, and the folder if it is then empty, since it may belong to the user."""
     for path in [path for pattern in patterns for path in folder.glob(pattern)]:
         path.unlink(missing_ok=True)
     with suppress(OSError):
@@ -218,13 +218,13 @@ def remove(folder: Path, patterns: Sequence[str]) -> None:
 
 @contextmanager
 def ray_started(folder: Path, own: str, *options: str) -> Iterator[RayProcess]:
-    """Run ``ray start`` during the block; its output goes to the folder. Raise ``ConfigError`` if it fails."""
+    """Run ``ray start`` during the block and log its output to the folder; raise ``ConfigError`` if it fails."""
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / f"ray-{socket.gethostname()}.log"
-    # Nothing but metrics and tokens goes through the object store.
+    # Only metrics and tokens go through the object store.
     options = (f"--node-ip-address={own}", *options, "--object-store-memory=268435456", "--block")
-    # Slurm sends SIGUSR1 and SIGTERM to every process of a step. They are meant for the driver, which then saves; Ray
-    # and the workers must live on for that. Ray handles SIGTERM, so ignoring it would not be enough.
+    # Slurm sends SIGUSR1 and SIGTERM to every process of a step. They are meant for the driver, which then saves and
+    # needs Ray and the workers to survive. Ray installs a SIGTERM handler, so ignoring the signal is not enough.
     with log.open("wb") as output, private_files(), signals_blocked(*SIGNALS):
         ray = subprocess.Popen(
             [sys.executable, "-m", "ray.scripts.scripts", "start", *options],
@@ -240,12 +240,12 @@ def ray_started(folder: Path, own: str, *options: str) -> Iterator[RayProcess]:
                 say("\n".join([f"{socket.gethostname()}: ray start failed:", *text.splitlines()[-5:]]))
                 raise ConfigError("Ray did not start on this machine")
             time.sleep(0.1)
-        # Otherwise the next run on this machine would take this cluster for one that its user has started.
+        # Otherwise, the next run on this machine would mistake this cluster for one started by its user.
         Path(os.environ.get("RAY_TMPDIR") or "/tmp", "ray/ray_current_cluster").unlink(missing_ok=True)  # noqa: S108
         yield ray
     finally:
         family = psutil.Process(ray.pid).children(recursive=True) if ray.poll() is None else []
-        # SIGTERM does not reach them.
+        # SIGTERM does not reach these processes.
         for process in (ray, *family):
             with suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -254,7 +254,7 @@ def ray_started(folder: Path, own: str, *options: str) -> Iterator[RayProcess]:
 
 
 def _ray_settings() -> dict[str, str]:
-    """Return the settings with which Ray gives up a silent machine, or head, as soon as the run does."""
+    """Return settings that make Ray give up on a silent machine or head as soon as the run does."""
     silent_s = int(os.environ.get("VERL_DETECTION_S", 60))
     settings = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000}
     settings |= {"health_check_failure_threshold": 3, "gcs_rpc_server_reconnect_timeout_s": silent_s}
@@ -266,27 +266,27 @@ def _ray_settings() -> dict[str, str]:
 
 
 def run_child(command: Sequence[str]) -> int:
-    """Run a command to its end, with the signals that this process gets; returns its exit code."""
-    # In a process group of its own, so that Ctrl-C reaches it once.
+    """Run a command to completion, forwarding signals to it, and return its exit code."""
+    # A separate process group, so that Ctrl-C reaches the command only once.
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0)
     forwarded = (signal.SIGINT, signal.SIGHUP, *SIGNALS)
     for number in forwarded:
         signal.signal(number, lambda number, _: child.send_signal(number))
     code = child.wait()
     for number in forwarded:
-        signal.signal(number, signal.SIG_IGN)  # what comes now must not replace the exit code
+        signal.signal(number, signal.SIG_IGN)  # later signals must not replace the exit code
     return 128 - code if code < 0 else code
 
 
 def with_nnodes(command: Sequence[str], nnodes: int) -> list[str]:
-    """Return the command with ``trainer.nnodes`` before its first override, so that the user's own wins."""
+    """Return the command with ``trainer.nnodes`` before its first override, so that the user's own value wins."""
     overrides = (i for i, word in enumerate(command) if i >= 3 and "=" in word and not word.startswith("-"))
     place = next(overrides, len(command))
     return [*command[:place], f"trainer.nnodes={nnodes}", *command[place:]]
 
 
 def publish(head: str, code: int, others: int) -> None:
-    """Publish the exit code, and wait until all other machines have read it; if the head is gone, they know."""
+    """Publish the exit code and wait until all other machines have read it, or return at once if the head is gone."""
     deadline = time.monotonic() + GOODBYE_S
     if reachable(head):
         with suppress(RpcError):
@@ -299,15 +299,15 @@ def publish(head: str, code: int, others: int) -> None:
 
 
 def follow(head: str, rank: int, ray: RayProcess) -> int:
-    """Wait for the exit code of the run and return it; :data:`REQUEUE` if the head is gone."""
+    """Wait for the run's exit code and return it, or :data:`REQUEUE` if the head is gone."""
     client, heard = None, time.monotonic()
-    # Slurm tells every machine that the job will end; the driver then saves, for which it needs this one.
+    # Slurm signals every machine before the job ends; the driver then saves, and still needs this machine.
     line = f"machine {rank}: %s: waiting for the end of the run; SIGINT ends this machine at once"
     for number in SIGNALS:
         signal.signal(number, lambda number, _: say(line % signal.Signals(number).name))
-    # Ray itself ends a machine that the head has given up.
+    # Ray itself stops on a machine on which the head has given up.
     while ray.poll() is None and time.monotonic() - heard < LOST_S:
-        # Without an answer, a client would take a minute to be made.
+        # Creating a client for an unreachable head would take a minute.
         if reachable(head):
             with suppress(RpcError):
                 client = client or GcsClient(address=head)

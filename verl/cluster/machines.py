@@ -1,4 +1,4 @@
-"""The machines of the Ray cluster: which are alive, have room for workers and answer; and waiting for them."""
+"""Machines of the Ray cluster: which are alive, have room for workers and respond, and functions that wait for them."""
 
 import os
 import time
@@ -15,32 +15,32 @@ from verl.config.errors import ConfigError
 LOOK_S = 1.0
 """Seconds between two counts of machines."""
 ANSWER_S = 20.0
-"""Seconds that a machine may take to start a process."""
+"""Maximum seconds for a machine to start a process and respond."""
 RESOURCES = {"cuda": "GPU", "cpu": "CPU"}
-"""Type of device -> what Ray calls it."""
+"""Mapping from device types to Ray's resource names."""
 
 
 class Machine(NamedTuple):
-    """A machine of the cluster, as Ray lists it."""
+    """Machine of the cluster, as listed by Ray."""
 
     host: str
     resources: dict[str, float]
-    """In use or not."""
+    """Total resources, whether in use or not."""
     rank: str
-    """Its number, if scripts/cluster.sh has started Ray there; otherwise empty."""
+    """Machine number if scripts/cluster.sh started Ray there, otherwise empty."""
 
 
 class MachineSetup(NamedTuple):
-    """Settings of the workers of one machine."""
+    """Settings for the workers on one machine."""
 
     cores: int
-    """Cores that they may use together."""
+    """Number of cores that the workers share."""
     environment: dict[str, str]
-    """Environment variables of this machine alone."""
+    """Environment variables that apply only to this machine."""
 
 
 def living_machines() -> dict[str, Machine]:
-    """Return node id -> machine. Ray takes a while to notice that one is gone."""
+    """Return the living machines by node id; Ray takes a while to notice that a machine is gone."""
     return {
         node["NodeID"]: Machine(node["NodeManagerHostname"], node["Resources"], node["Labels"].get("verl-rank", ""))
         for node in ray.nodes()
@@ -49,7 +49,7 @@ def living_machines() -> dict[str, Machine]:
 
 
 def machines_with(count: int, device_type: str) -> dict[str, Machine]:
-    """Return the living machines with at least ``count`` GPUs, or CPUs."""
+    """Return the living machines with at least ``count`` GPUs or CPUs, by node id."""
     return {
         node: machine
         for node, machine in living_machines().items()
@@ -63,17 +63,17 @@ def run_on(
     limit_s: float = ANSWER_S,
     interrupt: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Run a function once on each of some machines.
+    """Run a function once on each of several machines.
 
     Args:
-        calls: node id -> the function's arguments there.
-        interrupt: called about once a second; what it raises ends the wait.
+        calls: Mapping from node ids to the function's arguments on that node.
+        interrupt: Callback that runs about once a second; an exception ends the wait.
 
     Returns:
-        Node id -> result, without the machines that were lost or did not answer within ``limit_s``.
+        Results by node id, without machines that were lost or did not respond within ``limit_s``.
 
     Raises:
-        RayTaskError: the function raised.
+        RayTaskError: If the function raised.
     """
     task: Any = ray.remote(function)
     alive, results, deadline = living_machines(), {}, time.monotonic() + limit_s
@@ -94,7 +94,7 @@ def run_on(
                 raise
             except RayError:
                 continue  # its machine is lost
-        # Ray would wait for an answer of a lost machine for ever.
+        # Ray would wait forever for a reply from a lost machine.
         alive = living_machines()
         pending = {call: node for call, node in pending.items() if node in alive}
     return results
@@ -108,13 +108,13 @@ def wait_for_machines(
     say: Callable[[str], None],
     interrupt: Callable[[], None] = lambda: None,
 ) -> None:
-    """Wait before a run until ``nnodes`` machines have room for the workers; log every machine that joins.
+    """Wait before a run until ``nnodes`` machines have room for the workers, logging every machine that joins.
 
     Args:
-        interrupt: called several times a second; what it raises ends the wait.
+        interrupt: Callback that runs several times a second; an exception ends the wait.
 
     Raises:
-        ConfigError: after ``timeout_s`` seconds; lists the machines that joined and, if known, those that are missing.
+        ConfigError: After ``timeout_s`` seconds; lists the machines that joined and, if known, the missing ones.
     """
     resource = RESOURCES[device_type]
     for there, waited in _counts(lambda: len(machines_with(workers_per_node, device_type)), nnodes, say, interrupt):
@@ -134,10 +134,10 @@ def gather_machines(
     say: Callable[[str], None],
     interrupt: Callable[[], None],
 ) -> int:
-    """Wait before a restart until ``nnodes`` machines answer, or ``min_nnodes`` after ``limit_s``; return how many.
+    """Wait before a restart for ``nnodes`` machines, or after ``limit_s`` for ``min_nnodes``, and return their number.
 
     Raises:
-        RequeueError: twice ``limit_s`` later there are fewer.
+        RequeueError: If fewer than ``min_nnodes`` machines respond after twice ``limit_s``.
     """
     for there, waited in _counts(lambda: _answering(workers_per_node, device_type), nnodes, say, interrupt):
         if waited >= limit_s and there >= min_nnodes:
@@ -155,10 +155,10 @@ def wait_for_room(
     say: Callable[[str], None],
     interrupt: Callable[[], None],
 ) -> None:
-    """Wait until the cluster has room for groups of so many machines, and workers on each, beside each other.
+    """Wait until the cluster has room for all groups of (machines, workers per machine) at the same time.
 
     Raises:
-        NoRoom: it has none ``limit_s`` later.
+        NoRoom: If there is still no room after ``limit_s`` seconds.
     """
     resource = RESOURCES[device_type]
 
@@ -176,9 +176,9 @@ def wait_for_room(
 
 
 def fit(sizes: Sequence[int], groups: Sequence[tuple[int, int]]) -> bool:
-    """Return whether machines with so many devices have room for all groups, (machines, devices on each).
+    """Return whether machines with ``sizes`` devices have room for all groups of (machines, devices on each).
 
-    Each group takes the machines with the least room that is enough.
+    Each group uses the smallest machines that have enough room.
     """
     free = list(sizes)
     for nnodes, per_node in sorted(groups, key=lambda group: -group[1]):
@@ -193,7 +193,7 @@ def fit(sizes: Sequence[int], groups: Sequence[tuple[int, int]]) -> bool:
 def _counts(
     count: Callable[[], int], nnodes: int, say: Callable[[str], None], interrupt: Callable[[], None]
 ) -> Iterator[tuple[int, float]]:
-    """Yield the number of machines and the seconds waited, until there are ``nnodes``; log changes."""
+    """Yield the number of machines and the seconds waited until there are ``nnodes``, logging changes."""
     started, seen = time.monotonic(), -1
     while (there := count()) < nnodes:
         yield there, time.monotonic() - started
@@ -206,7 +206,7 @@ def _counts(
 
 
 def _answering(workers_per_node: int, device_type: str) -> int:
-    """Return the number of machines with room for workers that run a task; Ray also counts unreachable ones."""
+    """Return the number of machines with room for workers that can run a task; Ray also counts unreachable ones."""
     machines = machines_with(workers_per_node, device_type)
     return len(machines) if len(machines) == 1 else len(run_on(dict.fromkeys(machines, ()), _nothing))
 
@@ -216,11 +216,11 @@ def _nothing() -> None:
 
 
 def _describe(nnodes: int, resource: str) -> str:
-    """Return a list of the machines that joined, with their resources, and of those that are missing."""
+    """Return a list of the machines that joined, with their resources, and of the missing ones."""
     machines = living_machines().values()
     text = ", ".join(sorted(f"{one.host} ({one.resources.get(resource, 0):g} {resource}s)" for one in machines))
     ranks = {machine.rank for machine in machines}
-    if "0" in ranks:  # started by scripts/cluster.sh, which numbers them
+    if "0" in ranks:  # started by scripts/cluster.sh, which assigns ranks
         hosts = os.environ.get("VERL_HOSTS", "").split()
         names = [f"NODE_RANK {rank}" for rank in range(nnodes) if str(rank) not in ranks]
         missing = [hosts[rank] for rank in range(len(hosts)) if str(rank) not in ranks] or names

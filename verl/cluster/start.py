@@ -1,4 +1,4 @@
-"""The Ray cluster of a run's workers, the device they compute on, and who may read Ray's files."""
+"""Startup of the workers' Ray cluster, selection of their device, and privacy of Ray's files."""
 
 import logging
 import os
@@ -31,32 +31,32 @@ ALONE = (
 )
 
 SMALLEST_STORE_MB = 256
-"""Shared memory of a cluster where batches are small."""
+"""Minimum shared memory of a cluster, sufficient for small batches."""
 
 BYTES_PER_TOKEN = 4 * 4
-"""Most bytes of a token in transit: its id and three numbers of it, such as log-probabilities of two policies and an
+"""Maximum bytes per token in transit: its id and three values, such as log-probabilities of two policies and an
 advantage (:class:`verl.batch.serialization.Packed`)."""
 
 SHARED_MEMORY = Path("/dev/shm")
 
 START_TRIES = 4
-"""How often a local cluster is started before that is an error."""
+"""Number of attempts to start a local cluster."""
 SLOW_START = "timed out during startup"
-"""Part of the message with which Ray gives up, after half a minute, the wait for its own processes."""
+"""Substring of Ray's error message when its own processes do not start within half a minute."""
 KILL_S = 10.0
-"""Seconds for such a process to end."""
+"""Seconds to wait for such a process to exit."""
 
 PRIVATE = 0o077
 DEVICE_FILES = Path("/dev")
 LONGEST_FOLDER = 107 - len("/ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
-"""Characters of the private folder: the system allows 107 for the path of a socket."""
+"""Maximum length of the private folder's path; the system limits socket paths to 107 characters."""
 
 
 def store_megabytes(num_rows: int, num_tokens: int, weight_bytes: int = 0) -> int:
-    """Return the shared memory in MiB for two batches of ``num_rows`` rows of ``num_tokens``: one sent, one returned.
+    """Return the shared memory in MiB for one sent and one returned batch of ``num_rows`` rows of ``num_tokens``.
 
-    Only tokens and numbers of them cross processes; and ``weight_bytes`` of weights, twice: the last ones may not have
-    gone when the next come. More than the machine has would be taken from its disk.
+    Only tokens and per-token values are sent between processes, plus ``weight_bytes`` of weights, counted twice because
+    old weights may still be stored when new ones arrive. The result is capped because Ray would spill to disk.
     """
     needed = 2 * (num_rows * num_tokens * BYTES_PER_TOKEN + weight_bytes) >> 20
     there = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else sys.maxsize
@@ -64,15 +64,15 @@ def store_megabytes(num_rows: int, num_tokens: int, weight_bytes: int = 0) -> in
 
 
 def resolve_device(device: str, nnodes: int = 1, workers_per_node: int = 1, timeout_s: float = 60.0) -> str:
-    """Return ``cuda`` or ``cpu``; ``auto`` is ``cuda`` where there is a GPU.
+    """Return ``cuda`` or ``cpu``, resolving ``auto`` to ``cuda`` if there is a GPU.
 
-    A GPU that torch cannot use is an error: a run on the CPU would take days before anyone looks.
+    A GPU that torch cannot use is an error: otherwise, a run might spend days on the CPU before anyone notices.
 
-    A run on a cluster looks for it on the cluster's machines, which this one need not resemble.
+    On a cluster, the cluster's machines are checked for GPUs, since this one may differ from them.
 
     Raises:
-        ConfigError: torch sees no GPU, though ``device`` is ``cuda`` or this machine has one; or there is no cluster
-            for ``nnodes`` machines.
+        ConfigError: If torch sees no GPU although ``device`` is ``cuda`` or this machine has one, or if there is no
+            cluster for ``nnodes`` machines.
     """
     if not cluster_address():
         if nnodes > 1:
@@ -89,17 +89,17 @@ def resolve_device(device: str, nnodes: int = 1, workers_per_node: int = 1, time
     if device != "auto":
         return device
     with ray_cluster(nnodes * workers_per_node, device):
-        # Machines with GPUs may join later than one without.
+        # Machines with GPUs may join later than machines without.
         wait_for_machines(nnodes, 0, "cpu", timeout_s, lambda text: None)
         return "cuda" if machines_with(1, "cuda") else "cpu"
 
 
 def unused_gpu() -> str:
-    """Return the device file of an NVIDIA GPU that this process may use; empty if there is none."""
+    """Return the device file of an NVIDIA GPU that this process may use, or an empty string."""
     if os.environ.get("CUDA_VISIBLE_DEVICES", "all") in ("", "-1", "NoDevFiles"):
         return ""
     for path in sorted(DEVICE_FILES.glob("nvidia[0-9]*")):
-        # A container or a job may see the file of a GPU that it was not given.
+        # A container or job may see the device file of a GPU that is not assigned to it.
         with suppress(OSError):
             os.close(os.open(path, os.O_RDWR))
             return str(path)
@@ -107,7 +107,7 @@ def unused_gpu() -> str:
 
 
 def gpus_per_machine() -> int:
-    """Return the GPUs of this machine, or of the cluster's machine that has the fewest but any."""
+    """Return the number of GPUs of this machine, or the smallest nonzero number on any machine of the cluster."""
     if not cluster_address():
         return torch.cuda.device_count()
     with ray_cluster(1, "cuda"):
@@ -117,19 +117,19 @@ def gpus_per_machine() -> int:
 
 @contextmanager
 def ray_cluster(world_size: int, device_type: str, object_store_mb: int = SMALLEST_STORE_MB) -> Iterator[None]:
-    """Connect to the Ray cluster of :func:`cluster_address`, or start a local one, for the ``with`` block.
+    """Connect to the Ray cluster at :func:`cluster_address`, or start a local one, for the duration of the block.
 
-    A local cluster ends with the block and leaves no processes, no token in the home folder and, if the block raised
-    nothing, no files. Its shared memory has ``object_store_mb``.
+    A local cluster is stopped after the block and leaves no processes, no token in the home folder and, unless the
+    block raised, no files. It has ``object_store_mb`` of shared memory.
 
     Raises:
-        ConfigError: the cluster does not answer, or refuses the token; a local one does not start.
+        ConfigError: If the cluster does not respond or refuses the token, or if a local one does not start.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # Workers have their own environment, so processes that Ray starts in advance would never be used.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
-    # Ray ends a driver that has lost its head for that long; the driver looks for itself, and says so before.
+    # Ray kills a driver that has lost its head for this long; the driver's own check runs earlier and reports the loss.
     os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "600")
     address = cluster_address()
     options: dict[str, Any] = {"address": address or "local"}
@@ -137,12 +137,12 @@ def ray_cluster(world_size: int, device_type: str, object_store_mb: int = SMALLE
     if address:
         check_head(address)
     else:
-        # One process per worker: on a machine with fewer cores they share them instead of waiting forever.
+        # One CPU per worker: on a machine with fewer cores, workers share them instead of waiting forever.
         cpus = max(os.cpu_count() or 1, world_size)
         options |= {"num_cpus": cpus, "object_store_memory": object_store_mb << 20, "include_dashboard": False}
         options |= {"_node_ip_address": LOOPBACK, "_temp_dir": str(private_folder() / "ray")}
     if own_token:
-        # Ray would write one into the home folder, and a later `ray start` there would demand it of everyone.
+        # Ray would write a token to the home folder, and a later `ray start` there would demand it of everyone.
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     on_terminate = signal.getsignal(signal.SIGTERM)
     make_private(Path.home() / ".ray" / "auth_token")
@@ -158,7 +158,7 @@ def ray_cluster(world_size: int, device_type: str, object_store_mb: int = SMALLE
     try:
         yield
     except BaseException:
-        session = None  # its logs may tell why
+        session = None  # keep the logs, which may show the cause
         raise
     finally:
         ray.shutdown()
@@ -169,10 +169,10 @@ def ray_cluster(world_size: int, device_type: str, object_store_mb: int = SMALLE
 
 
 def _init_ray(**options: Any) -> None:
-    """Call ``ray.init``, again if a local cluster does not start within the half minute that Ray allows.
+    """Call ``ray.init``, retrying if a local cluster does not start within the half minute that Ray allows.
 
-    That happens on a busy machine, where processes of the previous attempt may still be ending. Raises ``ConfigError``
-    if it never starts.
+    This happens on a busy machine, where processes of the previous attempt may still be exiting. Raises ``ConfigError``
+    after the last attempt.
     """
     for tries_left in reversed(range(START_TRIES)):
         before = set(psutil.Process().children(recursive=True))
@@ -182,7 +182,7 @@ def _init_ray(**options: Any) -> None:
         except Exception as error:
             if SLOW_START not in str(error):
                 raise
-            # Ray leaves what it has started so far to the end of this process.
+            # Ray stops the processes that it has started so far only when this process exits.
             started = [each for each in psutil.Process().children(recursive=True) if each not in before]
             for process in [each for each in started if options["_temp_dir"] in " ".join(_command(each))]:
                 with suppress(psutil.Error):
@@ -203,18 +203,18 @@ def _command(process: psutil.Process) -> list[str]:
 
 
 def private_folder() -> Path:
-    """Return this user's folder for Ray's temporary files; everyone can write into folders that Ray makes.
+    """Return this user's private folder for Ray's temporary files, since folders that Ray creates are world-writable.
 
-    It is in RAY_TMPDIR, or in /tmp.
+    It is located in RAY_TMPDIR, or in /tmp by default.
 
     Raises:
-        ConfigError: its path is too long for Ray's sockets, which lie below.
+        ConfigError: If its path is too long for the sockets that Ray creates in it.
     """
     parent = Path(os.environ.get("RAY_TMPDIR") or "/tmp").absolute()  # noqa: S108
     folder = parent / f"verl-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Somebody else may have made it, to see what is written there, or a link, which would change another folder.
+        # Another user may have created it to read its files, or as a link, which would change another folder.
         if not folder.is_symlink():
             make_private(folder)
         status = folder.lstat()
@@ -231,7 +231,7 @@ def private_folder() -> Path:
 
 
 def make_private(path: Path) -> None:
-    """Remove all permissions of others from a file or folder that belongs to this user."""
+    """Remove all permissions of other users from a file or folder that belongs to this user."""
     with suppress(OSError):
         mode = path.stat().st_mode & 0o777
         if mode & PRIVATE and path.stat().st_uid == os.getuid():

@@ -1,8 +1,8 @@
-"""Runs a script of the checkout as a job of a Ray cluster.
+"""Runs a script of the checkout as a job on a Ray cluster.
 
 python -m verl.cluster.submit ADDRESS FOLDER SCRIPT ARGUMENT ...
 
-Its output is followed; Ctrl-C and SIGTERM stop it. The exit code is the script's.
+Prints the job's output; Ctrl-C and SIGTERM stop the job. Exits with the script's exit code.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from verl.cluster.environment import is_secret, passed_variables
 from verl.cluster.ray_head import use_token
 
 ALSO = ("VERL_ENV", "VERL_PYTHON", "VERL_FILE_LOGGER_PATH", "WANDB_MODE", "WANDB_PROJECT", "WANDB_ENTITY")
-"""Variables that the script itself reads. Secrets belong into the cluster's own environment: Ray shows a job's."""
+"""Variables that the script itself reads. Secrets belong in the cluster's environment: Ray shows a job's variables."""
 
 ENDED = {JobStatus.SUCCEEDED: 0, JobStatus.FAILED: 1, JobStatus.STOPPED: 1}
 
@@ -37,7 +37,7 @@ def main() -> None:
         job = client.submit_job(entrypoint=_entrypoint(folder, script, arguments), runtime_env={"env_vars": variables})
         print(f"submitted as {job} to {address}", flush=True)
         sys.exit(_follow(client, job))
-    # Of requests, of aiohttp, of Ray, and of an answer that is not Ray's.
+    # Raised by HTTP requests, aiohttp, Ray, or the parsing of a reply that is not Ray's.
     except (OSError, ClientError, RuntimeError, RayError, ValueError, TypeError, KeyError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         what = f"lost sight of {job}, which may still run" if job else "no job can be submitted there"
@@ -51,7 +51,7 @@ def _entrypoint(folder: str, script: str, arguments: Sequence[str]) -> str:
 
 
 def _follow(client: JobSubmissionClient, job: str) -> int:
-    """Print the output of the job to its end; returns its exit code."""
+    """Print the job's output until it finishes and return its exit code."""
     stopped = 0
 
     def stop(signum: int, frame: FrameType | None) -> None:

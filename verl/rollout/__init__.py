@@ -1,4 +1,4 @@
-"""Engines that sample responses inside a worker: one file each, and one entry in the table."""
+"""Engines that sample responses inside a worker; each has its own module and an entry in ``ROLLOUTS``."""
 
 import ast
 import os
@@ -20,22 +20,22 @@ ROLLOUTS = {
     "vllm": "verl.rollout.vllm_rollout:VLLMRollout",
     "hf": "verl.rollout.hf_rollout:HFRollout",
 }
-"""``rollout.name`` -> the engine's class, as a string: its libraries are imported only where it is used."""
+"""Mapping from ``rollout.name`` to the engine's class, as a string so that its libraries are imported lazily."""
 
 
 NOT_WITH_VLLM = {"gpt_oss": "samples with wrong experts after a weight sync into vLLM"}
-"""``model_type`` -> why it cannot be trained with vLLM, where nothing else would say so. The loader of this one
-writes into its parameters directly, which a reload does not see."""
+"""Mapping from each ``model_type`` that silently fails to train with vLLM to the reason. The weight loader of gpt_oss
+writes to its parameters directly, which a reload does not notice."""
 
 
 def make_rollout(setup: RolloutSetup, policy: Policy | None) -> Rollout:
-    """Make the engine that ``rollout.name`` selects; ``policy`` is the one that this worker trains, if it does."""
+    """Create the engine selected by ``rollout.name``; ``policy`` is the policy trained by this worker, if any."""
     rollout: Rollout = pkgutil.resolve_name(ROLLOUTS[setup.config.rollout.name])(setup, policy)
     return rollout
 
 
 def check_engine_model(config: PPOConfig, device_type: str) -> None:
-    """Raise ``ConfigError`` if the engine is known to fail the policy's architecture on this device."""
+    """Raise ``ConfigError`` if the engine is known to fail with the policy's architecture on this device."""
     info = ModelInfo.of(config.model)
     kind = info.config.model_type
     if config.rollout.name != "vllm":
@@ -46,9 +46,9 @@ def check_engine_model(config: PPOConfig, device_type: str) -> None:
 
 
 def check_head_size(info: ModelInfo, device_type: str, fix: str) -> None:
-    """Raise ``ConfigError``, which ends with ``fix``, if vLLM has no attention on a CPU for the model's heads."""
+    """Raise ``ConfigError``, ending with ``fix``, if vLLM's CPU attention does not support the model's head size."""
     sizes, config = cpu_head_sizes(), info.text_config
-    # Latent attention (MLA) has another backend.
+    # Latent attention (MLA) uses another backend.
     if device_type != "cpu" or not sizes or getattr(config, "kv_lora_rank", None):
         return
     heads = getattr(config, "num_attention_heads", None)
@@ -62,9 +62,9 @@ def check_head_size(info: ModelInfo, device_type: str, fix: str) -> None:
 
 @cache
 def cpu_head_sizes() -> list[int]:
-    """Return the head sizes of the installed vLLM's CPU attention; empty where its source does not tell.
+    """Return the head sizes supported by the installed vLLM's CPU attention, or an empty list if unknown.
 
-    Read from the source, as importing it takes seconds.
+    Parses the source, because importing it takes seconds.
     """
     vllm = find_spec("vllm")
     file = Path(vllm.origin or "").parent / "v1/attention/backends/cpu_attn.py" if vllm else None
@@ -79,10 +79,10 @@ def cpu_head_sizes() -> list[int]:
 
 
 def end_tokens(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the tokens that end a response: of the model, of the prompts' template, and of the options.
+    """Return the tokens that end a response, defined by the model, the prompt template and the options.
 
-    A string of ``rollout.stop`` that is a token of the model is one of them: the text in which engines look for strings
-    has no special tokens. Tokens of texts for which the model has no embedding are left out: it never samples them.
+    Strings in ``rollout.stop`` that are single tokens are included, since engines search for stop strings in text
+    without special tokens. Tokens without an embedding are left out, because the model never samples them.
     """
     info, vocabulary, options = ModelInfo.of(config.model), tokenizer.get_vocab(), config.rollout
     of_texts = [vocabulary[string] for string in options.stop if string in vocabulary]
@@ -92,7 +92,7 @@ def end_tokens(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> list[in
 
 
 def engine_environment(device_type: str, name: str = "vllm") -> dict[str, str]:
-    """Return the environment variables of a worker with the engine ``name``, as the user has set them if so."""
+    """Return the environment variables for a worker with the engine ``name``; values set by the user are kept."""
     if name != "vllm":
         return {}
     wanted = {
@@ -102,10 +102,10 @@ def engine_environment(device_type: str, name: str = "vllm") -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
     }
     if device_type == "cpu":
-        # vLLM compiles some helpers even in eager mode; on CPU that takes a C++ compiler and 15 s at the first batch.
+        # vLLM compiles some helpers even in eager mode; on a CPU, this needs a C++ compiler and 15 s for the first batch.
         wanted["TORCHDYNAMO_DISABLE"] = "1"
     else:
-        # All-reduce through shared GPU memory needs peers with other device numbers, but each worker sees only its own
-        # GPU, as number 0: it fails or, on some machines, hangs. NCCL does not need it.
+        # All-reduce through shared GPU memory needs peers with distinct device numbers, but each worker sees only its
+        # own GPU as number 0, so it fails or, on some machines, hangs. NCCL does not need distinct numbers.
         wanted |= {"VLLM_ALLREDUCE_USE_SYMM_MEM": "0", "VLLM_ALLREDUCE_USE_FLASHINFER": "0"}
     return {name: os.environ.get(name, value) for name, value in wanted.items()}

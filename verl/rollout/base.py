@@ -1,4 +1,4 @@
-"""The interface of rollout engines: what they are made from and what they return."""
+"""Interface of rollout engines: their setup and their results."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,27 +18,27 @@ from verl.utils.distributed import WorkerPlace
 
 @dataclass(frozen=True)
 class RolloutSetup:
-    """Parts that an engine is made from, besides the policy."""
+    """Inputs from which an engine is created, apart from the policy."""
 
     config: PPOConfig
     place: WorkerPlace
     pad_token_id: int
     end_tokens: list[int]
-    """Tokens that end a response; they belong to it."""
+    """Tokens that end a response and are included in it."""
     tokenizer: PreTrainedTokenizerBase
     stop_strings: list[str]
-    """Strings that end a response as soon as its text, without special tokens, holds one. All tokens up to then belong
-    to it, as do their log-probabilities and hidden states."""
+    """Strings that end a response as soon as its text, without special tokens, contains one. All tokens up to that
+    point are kept, with their log-probabilities and hidden states."""
 
     @property
     def calculator(self) -> CalculatorConfig | None:
-        """How the engine measures the hidden states of responses; None where it does not."""
+        """Options with which the engine measures hidden states of responses, or None if it does not."""
         calculator = self.config.calculator
         return calculator if calculator.measured_by("rollout") else None
 
 
 class Rollout(Protocol):
-    """An engine that samples responses inside a worker.
+    """Engine that samples responses inside a worker.
 
     Every response has its own random stream (:func:`verl.rollout.requests.response_stream`), which does not depend on
     the rest of the batch or on the worker that samples it.
@@ -46,38 +46,38 @@ class Rollout(Protocol):
 
     @property
     def capacity(self) -> EngineCapacity:
-        """Number of responses that it can sample at once."""
+        """Number of responses that the engine can sample at once."""
 
     def advance(self, requests: ResponseRequests, max_steps: int) -> tuple[Batch | None, int]:
-        """Take further requests and decode.
+        """Accept further requests and decode.
 
         Args:
-            max_steps: tokens of each response after which to return. An engine may continue until all have ended.
+            max_steps: Number of tokens per response after which to return. Engines may also run to completion.
 
         Returns:
-            The responses that have ended, whose ``request`` is their place among the requests, None if there are none;
-            and the number of requests that the engine has not begun yet.
+            Finished responses, with their row names in ``request``, or None if there are none, and the number of
+            requests that the engine has not started.
         """
 
     def cut(self) -> Batch | None:
-        """Return the partial responses, with ``version``; None if there are none."""
+        """Return the partial responses and their ``version``, or None if there are none."""
 
     def take_rank_metrics(self) -> Batch | None:
-        """Return the rank metrics, by ``request``, of the conversations with turns since the last call or cut.
+        """Return the rank metrics, with ``request``, of conversations that had turns since the last call or cut.
 
-        None if the engine measures none.
+        Return None if the engine measures no rank metrics.
         """
 
     def load_weights(self, parameters: Iterable[tuple[str, Tensor]]) -> None:
-        """Load the policy's weights, given as whole parameters by name."""
+        """Load the policy's weights, given as full (unsharded) parameters by name."""
 
     @property
     def weight_dtype(self) -> WeightDtype:
-        """The precision in which the engine takes each parameter."""
+        """Precision in which the engine accepts each parameter."""
 
     def sleep(self) -> None:
         """Free memory that is not needed until the next ``load_weights``."""
 
     @property
     def needs_weights(self) -> bool:
-        """Whether ``load_weights`` must come before ``advance``."""
+        """Whether ``load_weights`` must be called before ``advance``."""

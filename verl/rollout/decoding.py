@@ -1,6 +1,6 @@
-"""Decoding with a model of ``transformers`` and its key-value cache.
+"""Decoding with a ``transformers`` model and its key-value cache.
 
-Legend: B responses of a batch, P prompt length, R longest response, V vocabulary, L layers, D hidden width.
+Legend: B = responses per batch, P = prompt length, R = maximum response length, V = vocabulary, L = layers, D = width.
 """
 
 from collections.abc import Sequence
@@ -32,29 +32,29 @@ class Decoded:
     """Responses of one batch; values after the end of a response are undefined."""
 
     token_ids: Tensor
-    """[B, R] int64."""
+    """Tensor [B, R] int64."""
     logprobs: Tensor
-    """[B, R] float32, under the distribution that the token was drawn from."""
+    """Log-probability of each token under the distribution from which it was sampled, [B, R] float32."""
     lengths: Tensor
-    """[B] int64, tokens of each response, including the one that ended it."""
+    """Number of tokens in each response, including its end token, [B] int64."""
     ended: Tensor
-    """[B] bool, false for a response that was cut at R tokens."""
+    """Whether each response finished rather than being truncated at R tokens, [B] bool."""
     states: Tensor | None
-    """[B, R, L, D], the hidden states from which each token was drawn."""
+    """Hidden states from which each token was sampled, [B, R, L, D], or None if no layers are recorded."""
 
 
 class StopStrings:
-    """Finds the end of responses whose text holds one of several strings."""
+    """Detector of responses whose text contains one of several stop strings."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, strings: Sequence[str]) -> None:
         self.tokenizer = tokenizer
         self.strings = strings
-        # A string that has just been completed lies within the last tokens: none has less than a byte of its text, but
-        # some room is left for special tokens, which have none.
+        # A newly completed string lies within the last tokens, since a token usually contributes at least one byte of
+        # text; the extra tokens leave room for special tokens, which contribute none.
         self.window = 16 + max(len(string.encode()) for string in strings)
 
     def matches(self, token_ids: Tensor) -> Tensor:
-        """Return which texts of responses [B, t] hold a string, [B] bool on the CPU; none did before its last token."""
+        """Return whether each response [B, t] contains a string completed by its last token, [B] bool on the CPU."""
         tails = token_ids[:, -self.window :].tolist()
         texts = self.tokenizer.batch_decode(tails, skip_special_tokens=True)
         return torch.tensor([any(string in text for string in self.strings) for text in texts], dtype=torch.bool)
@@ -75,14 +75,14 @@ def decode(
     """Sample one response to each prompt.
 
     Args:
-        input_ids, attention_mask: [B, P], padded on the left, on the model's device.
-        draws: [B, R] float64 on the model's device, uniform in [0, 1): one number decides each token. R is the longest
-            response.
-        end_tokens: tokens that end a response.
-        layers: layers whose states are kept, see :func:`verl.models.forward.record_states`; may be empty.
-        stops: strings that end a response.
-        temperatures: [T] float32 on the model's device, above 0, for the tokens of every response, the last entry for
-            all later ones, in place of the one temperature; None: that.
+        input_ids, attention_mask: Left-padded prompts [B, P] on the model's device.
+        draws: Uniform samples from [0, 1), one per token, [B, R] float64 on the model's device; R is the maximum
+            response length.
+        end_tokens: Tokens that end a response.
+        layers: Layers whose states are recorded; see :func:`verl.models.forward.record_states`. May be empty.
+        stops: Strings that end a response.
+        temperatures: Temperatures by position in the response, [T] float32 above 0 on the model's device, of which the
+            last applies to all later tokens, or None to use ``sampling.temperature``.
     """
     batch_size, num_steps = draws.shape
     device = input_ids.device
@@ -95,7 +95,7 @@ def decode(
     ended = torch.zeros(batch_size, dtype=torch.bool, device=device)
     states: Tensor | None = None
     inputs, mask, positions, cache = input_ids, attention_mask, position_ids(attention_mask), None
-    # What was read so far. In place of padding stands the prompt's last token, which is penalised anyway.
+    # Tokens read so far. Padding is replaced by the prompt's last token, which is penalized anyway.
     read = torch.where(attention_mask.bool(), input_ids, input_ids[:, -1:])
     for step in range(num_steps):
         with record_states(model, layers) as seen:
@@ -135,7 +135,7 @@ def decode(
 
 
 class PositionTemperature(LogitsProcessor):
-    """Divides the logits by the temperature of the token ``step``."""
+    """Logits processor that divides by the temperature for position ``step``."""
 
     def __init__(self, temperatures: Tensor) -> None:
         self.temperatures = temperatures
@@ -147,9 +147,9 @@ class PositionTemperature(LogitsProcessor):
 
 
 def logits_processors(sampling: SamplingConfig, scale: LogitsProcessor | None = None) -> LogitsProcessorList:
-    """Return the processors from logits to the sampled distribution, in vLLM's order.
+    """Return the processors that turn logits into the sampled distribution, in vLLM's order.
 
-    Greedy decoding obeys only the repetition penalty. ``scale`` stands in for the temperature.
+    Greedy decoding applies only the repetition penalty. If given, ``scale`` replaces the temperature.
     """
     processors = LogitsProcessorList()
     if sampling.repetition_penalty != 1:

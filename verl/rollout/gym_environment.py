@@ -1,7 +1,7 @@
-"""Environments with Gymnasium's interface, ``reset(seed=...)`` and ``step(action)``, as environments of conversations.
+"""Adapter for environments with Gymnasium's interface, ``reset(seed=...)`` and ``step(action)``.
 
-Such an environment keeps its state in itself and cannot travel. What travels is its seed and the actions so far; where
-the live one is not at hand, a new one replays them, so it must depend on them alone.
+Such an environment keeps its state internally and cannot be sent between processes. Only its seed and past actions are
+sent; if the live environment is unavailable, a new one replays them, so it must depend on nothing else.
 """
 
 import json
@@ -11,37 +11,37 @@ from verl.data.prompt_rows import PromptRecord
 from verl.rollout.environments.tools import Turn
 
 MOST_LIVE = 64
-"""Environments that a process keeps between steps, the latest."""
+"""Maximum number of live environments that a process keeps between steps, oldest dropped first."""
 
 
 class GymEnvironment:
-    """A Gymnasium environment; derive from it, and name the class in ``rollout.multi_turn.environment``.
+    """Base class for Gymnasium environments; name the derived class in ``rollout.multi_turn.environment``.
 
-    The prompt must hold the first observation, of the seed ``extra_info["seed"]``, or the number of the prompt where
-    there is none.
+    The prompt must contain the first observation for the seed ``extra_info["seed"]``, which defaults to the prompt's
+    number.
     """
 
     def __init__(self) -> None:
         self._live: dict[str, Any] = {}
 
     def make(self) -> Any:
-        """Make a new environment, such as ``gymnasium.make("FrozenLake-v1", is_slippery=False)``."""
+        """Create a new environment, such as ``gymnasium.make("FrozenLake-v1", is_slippery=False)``."""
         raise NotImplementedError(f"{type(self).__name__}: define make(self), which returns an environment")
 
     def action(self, text: str) -> Any:
-        """Read the action from a turn's text, as JSON values. The policy is shown the text of a ``ValueError``."""
+        """Parse the action from a turn's text as JSON values; the text of a ``ValueError`` is shown to the policy."""
         return text.strip()
 
     def show(self, observation: Any) -> str:
-        """Return an observation as the policy reads it."""
+        """Return the text of an observation that is shown to the policy."""
         return str(observation)
 
     def start(self, record: PromptRecord) -> dict[str, Any]:
-        """Seed and no actions."""
+        """Return a state with the seed and no actions."""
         return {"seed": record.extra_info.get("seed", record.uid), "actions": []}
 
     def step(self, state: dict[str, Any], turn: Turn) -> tuple[dict[str, Any], list[dict[str, Any]], bool, float]:
-        """Take one step, after replaying earlier ones if necessary."""
+        """Take one step, first replaying earlier steps if necessary."""
         try:
             action = self.action(turn.text)
         except ValueError as error:

@@ -1,6 +1,6 @@
-"""The policy as its own rollout engine, through ``transformers``: for models that vLLM does not support.
+"""Rollout engine that samples from the policy through ``transformers``, for models that vLLM does not support.
 
-Legend: B responses, R longest response.
+Legend: B = number of responses, R = maximum response length.
 """
 
 import sys
@@ -23,9 +23,9 @@ from vllm_patches.streams import uniforms
 
 
 class HFRollout:
-    """Samples responses with log-probabilities, and measures their hidden states if the setup says so.
+    """Engine that samples with the policy itself, returning log-probabilities and optionally rank metrics.
 
-    Decodes batches of ``rollout.max_num_seqs`` responses, each batch until its last response has ended. The policy's
+    Decodes batches of ``rollout.max_num_seqs`` responses, each until its last response has finished. The policy's
     parameters are gathered once for all batches.
     """
 
@@ -45,29 +45,29 @@ class HFRollout:
 
     @property
     def capacity(self) -> EngineCapacity:
-        """Without end: its workers gather the parameters together, so each is given all its requests at once."""
+        """Unlimited capacity: workers gather parameters together, so each must receive all its requests at once."""
         return EngineCapacity(sys.maxsize, sys.maxsize)
 
     def advance(self, requests: ResponseRequests, max_steps: int) -> tuple[Batch | None, int]:
-        """Sample all of the requests, however many steps that takes."""
+        """Sample all requests to completion, ignoring ``max_steps``."""
         with self.policy.parameters.loaded(), keep_unsharded(self.policy.model):
             parts = [self._decode(requests, part) for part in self._batches(requests)]
         return Batch.join(parts) if parts else None, 0
 
     def cut(self) -> None:
-        """Return nothing: each call of :meth:`advance` samples whole responses."""
+        """Return None, because each call of :meth:`advance` samples complete responses."""
 
     def take_rank_metrics(self) -> None:
-        """Return nothing: responses have one turn."""
+        """Return None, because all responses have a single turn."""
 
     def load_weights(self, parameters: Iterable[tuple[str, Tensor]]) -> None:
-        """Do nothing: the engine uses the policy's own weights."""
+        """Do nothing, because the engine uses the policy's own weights."""
 
     def sleep(self) -> None:
-        """Do nothing: the engine holds no memory between calls."""
+        """Do nothing, because the engine holds no memory between calls."""
 
     def _batches(self, requests: ResponseRequests) -> Iterator[Sequence[int]]:
-        """Yield the requests that are decoded together: neighbours, or those with equal sampling options."""
+        """Yield groups of requests to decode together, which all have the same sampling options."""
         rows: list[Sequence[int]] = [range(len(requests.rows))]
         if requests.overrides is not None:
             kinds: dict[SamplingConfig, list[int]] = {}
@@ -79,14 +79,14 @@ class HFRollout:
                 yield alike[start : start + self.batch_size]
 
     def _draws(self, requests: ResponseRequests, part: Sequence[int]) -> Tensor:
-        """Return [B, R] float64, uniform in [0, 1), from each row's stream after its prompt, as vLLM draws."""
+        """Return uniform numbers in [0, 1), [B, R] float64, from the same stream positions that vLLM uses."""
         streams = [requests.streams[i] for i in part]
         ends = np.array([len(requests.prompt_ids[i]) for i in part])
         positions = ends[:, None] + np.arange(self.max_response_length)
         return torch.from_numpy(uniforms(np.array(streams, dtype=np.uint64)[:, None], positions))
 
     def _decode(self, requests: ResponseRequests, part: Sequence[int]) -> Batch:
-        """Decode ``part``, which is not empty and sampled alike."""
+        """Decode ``part``, which must not be empty and whose requests must have the same sampling options."""
         device, temperatures = self.setup.place.device_type, requests.temperatures
         prompts = [requests.prompt_ids[i] for i in part]
         input_ids, attention_mask = Batch.of(prompts, [[] for _ in part]).rows(self.setup.pad_token_id)

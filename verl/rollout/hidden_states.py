@@ -1,4 +1,4 @@
-"""Memory that an engine reserves for the hidden states that it captures."""
+"""Memory that an engine reserves for captured hidden states."""
 
 from verl.config.calculator import CalculatorConfig
 from verl.rank.calculator import capture_options
@@ -7,12 +7,12 @@ from vllm_patches.options import CaptureOptions
 
 
 def reserved_bytes(calculator: CalculatorConfig, max_model_len: int, width: int, itemsize: int) -> int:
-    """Return the bytes on each device for the states of responses and the workspace that measures them.
+    """Return the bytes per device for the states of responses and the workspace that measures them.
 
     Args:
-        max_model_len: longest sequence in tokens.
-        width: of a hidden state.
-        itemsize: bytes of a number in it.
+        max_model_len: Maximum sequence length in tokens.
+        width: Size of a hidden state.
+        itemsize: Bytes per element of a hidden state.
     """
     if not calculator.measured_by("rollout"):
         return 0

@@ -1,4 +1,4 @@
-"""A response while it grows, in lists; complete, between processes and in checkpoints it is a row of a ``Batch``."""
+"""A growing response stored in lists; finished, sent or saved responses are rows of a ``Batch``."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,34 +10,34 @@ import torch
 from verl.batch import POLICY, Batch
 
 PER_TOKEN = {"source": torch.uint8, "rollout_logprobs": torch.float32, "version": torch.int32}
-"""Columns of a batch for which a partial response has a list of the same name."""
+"""Batch columns for which a partial response has a list of the same name, with their types."""
 
 
 @dataclass
 class PartialResponse:
-    """The response to a prompt so far; every list has one entry per token of it."""
+    """Response so far to a prompt; every list has one entry per response token."""
 
     prompt_ids: list[int]
     tokens: list[int] = field(default_factory=list)
     source: list[int] = field(default_factory=list)
-    """``POLICY`` or ``ENVIRONMENT``."""
+    """Author of each token, ``POLICY`` or ``ENVIRONMENT``."""
     rollout_logprobs: list[float] | None = field(default_factory=list)
-    """0 for tokens of an environment; None if the engine returns none."""
+    """Log-probabilities, 0 for environment tokens, or None if the engine does not return them."""
     version: list[int] | None = None
-    """Of the weights that sampled each token; None where no response is cut."""
+    """Version of the weights that sampled each token, or None if responses are never cut."""
 
     @property
     def open_tokens(self) -> int:
-        """Number of policy tokens at the end: those of a turn that has not ended."""
+        """Number of trailing policy tokens, which belong to an unfinished turn."""
         return next((i for i, by in enumerate(reversed(self.source)) if by != POLICY), len(self.source))
 
     def parts(self) -> list[tuple[int, list[int]]]:
-        """Return the runs of tokens that policy and environment wrote in turn, each with its ``source``."""
+        """Return the alternating spans of policy and environment tokens, each with its ``source``."""
         runs = groupby(zip(self.tokens, self.source, strict=True), key=itemgetter(1))
         return [(by, [token for token, _ in run]) for by, run in runs]
 
     def append(self, tokens: Sequence[int], by: int, logprobs: Sequence[float] | None, version: int | None) -> None:
-        """Append tokens by ``POLICY`` or ``ENVIRONMENT``; ``logprobs`` and ``version`` as of the fields."""
+        """Append tokens written by ``POLICY`` or ``ENVIRONMENT``, with ``logprobs`` and ``version`` if recorded."""
         self.tokens += tokens
         self.source += [by] * len(tokens)
         self.rollout_logprobs = None if logprobs is None else [*(self.rollout_logprobs or ()), *logprobs]
@@ -45,7 +45,7 @@ class PartialResponse:
 
 
 def to_batch(responses: Sequence[PartialResponse]) -> Batch:
-    """Return the responses as rows, with the ``PER_TOKEN`` columns that all of them have."""
+    """Return the responses as batch rows, with the ``PER_TOKEN`` columns that all of them have."""
     columns = {}
     for name, dtype in PER_TOKEN.items():
         lists = [getattr(response, name) for response in responses]
@@ -55,7 +55,7 @@ def to_batch(responses: Sequence[PartialResponse]) -> Batch:
 
 
 def from_batch(batch: Batch) -> list[PartialResponse]:
-    """Return the rows of a batch; without ``source`` the policy has sampled every token."""
+    """Return the rows of a batch; without ``source``, all tokens are attributed to the policy."""
     sizes = batch.response_lengths.tolist()
     prompts = batch.tokens[~batch.in_response].split(batch.prompt_lengths.tolist())
     rows = zip(prompts, batch.response_tokens.split(sizes), strict=True)

@@ -1,9 +1,9 @@
 """Python programs in responses: PAL (arXiv 2211.10435) and tool-integrated reasoning as in ToRA (arXiv 2309.17452).
 
-A program stands between ```` ```python ```` and ```` ``` ````; it runs in the sandbox by itself, and nothing is kept of
-the program before. With templates of ``python: output`` a turn that ends in one is answered by what it prints, for
-which the model begins ```` ```output ````. With ``python: solution`` the response is one program, whose function
-``solution`` returns the answer.
+A program is enclosed in ```` ```python ```` and ```` ``` ````. Each one runs separately in the sandbox, sharing no
+state with earlier programs. With ``python: output`` templates, a turn that ends with a program is answered with the
+program's output, which the model starts with ```` ```output ````. With ``python: solution``, the response is one
+program whose function ``solution`` returns the answer.
 """
 
 from collections.abc import Sequence
@@ -16,10 +16,10 @@ from verl.utils.sandbox import require_sandbox, run_python
 SECONDS = 10.0
 TRACEBACK_LINES = 8
 OUTPUT_CHARS = 400
-"""Of what a program in a response prints, as in Qwen's and the release's evaluation; more loses its middle."""
+"""Maximum output length of a program, as in Qwen's and the release's evaluation; longer output loses its middle."""
 
 SOLUTION_SECONDS = 5.0
-"""As there."""
+"""Time limit for a solution, from the same evaluation."""
 
 STOPPED = {
     "timeout": f"TimeoutError: stopped after {SECONDS:.0f} seconds",
@@ -38,17 +38,17 @@ print(answer)
 
 
 class Programs:
-    """The environment, for ``rollout.multi_turn.environment``. Raises ``ConfigError`` where there is no sandbox."""
+    """Environment for ``rollout.multi_turn.environment``; raises ``ConfigError`` if there is no sandbox."""
 
     def __init__(self) -> None:
         require_sandbox()
 
     def start(self, record: Any) -> dict[str, Any]:
-        """Return an empty state: programs share nothing."""
+        """Return an empty state, because programs share nothing."""
         return {}
 
     def step(self, state: dict[str, Any], turn: Any) -> tuple[dict[str, Any], list[dict[str, str]], bool, float]:
-        """Run the program at the end of the turn; without one the conversation ends."""
+        """Run the program at the end of the turn, or end the conversation if there is none."""
         program = program_at_end(turn.text)
         if program is None:
             return state, [], True, 0.0
@@ -56,14 +56,14 @@ class Programs:
 
 
 def program_at_end(text: str) -> str | None:
-    """Return the program with which ``text`` ends; None if it does not end in one."""
+    """Return the program at the end of ``text``, or None if it does not end with one."""
     body, closed, rest = text.rstrip().rpartition("```")
     _, opened, program = body.rpartition("```python")
     return program.strip("\n") if opened and closed and not rest and "```" not in program else None
 
 
 def output_of(code: str, max_chars: int) -> str:
-    """Return a program's output, and the end of the traceback if it fails; longer output loses its middle."""
+    """Return a program's output, plus the end of the traceback if it fails; longer output loses its middle."""
     ending, stdout, stderr = run_python(code, seconds=SECONDS)
     parts = [stdout.rstrip()]
     if ending != "ok":
@@ -76,7 +76,7 @@ def output_of(code: str, max_chars: int) -> str:
 
 
 def with_solutions(responses: Sequence[str]) -> list[str]:
-    """Append to each response, which holds a program, the result of ``solution()`` in a box, or the error."""
+    """Append the boxed result of ``solution()``, or the error, to each response that contains a program."""
     with ThreadPoolExecutor(available_cores()) as threads:
         return list(threads.map(_with_solution, responses))
 

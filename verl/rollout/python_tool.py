@@ -1,13 +1,13 @@
-"""Python as a tool of a model: ``rollout.multi_turn.tools=[verl.rollout.python_tool:python]``.
+"""Python interpreter as a tool: ``rollout.multi_turn.tools=[verl.rollout.python_tool:python]``.
 
-Importing this module raises ``ConfigError``, which says what to do, where programs cannot be run in a sandbox.
+Importing this module raises ``ConfigError`` with instructions if programs cannot be run in a sandbox.
 """
 
 from verl.rollout.programs import output_of
 from verl.utils.sandbox import require_sandbox
 
 MAX_CHARS = 8000
-"""Longer results lose their middle."""
+"""Maximum length of a result; longer results lose their middle."""
 
 require_sandbox()
 

@@ -1,6 +1,6 @@
-"""Which engine samples which request: one queue, from which engines take work while they have room.
+"""Queue that assigns requests to engines as they have room.
 
-Imports nothing heavy, and decides by counts alone: given the same replies in the same order, it deals the same.
+No heavy imports. Decisions depend only on counts, so the same replies in the same order give the same assignment.
 """
 
 from collections.abc import Sequence
@@ -8,34 +8,34 @@ from typing import NamedTuple
 
 
 class EngineCapacity(NamedTuple):
-    """How much an engine can decode at once."""
+    """Number of responses that an engine can decode at once."""
 
     slots: int
-    """Most responses."""
+    """Maximum number of responses."""
     guaranteed: int
-    """Responses for which its cache has room however long they become."""
+    """Number of responses that fit in its cache even at maximum length."""
 
 
 class RequestQueue:
-    """Requests 0 to ``num_requests`` - 1, dealt to engines in this order.
+    """Queue that assigns requests 0 to ``num_requests`` - 1 to engines in this order.
 
-    If all fit, each engine gets an equal share at once. Otherwise each of several begins with what it is guaranteed
-    and the rest waits here until one has room, so that none is stuck with a share of long responses while others idle.
-    Neighbours go to the same engine where its room allows: requests of one prompt share its place in the cache. A
-    single engine begins with all its slots: no other could take what waits, and it knows best what its cache holds.
+    If all fit, each engine receives an equal share at once. Otherwise, several engines each start with the number they
+    are guaranteed, and the rest waits until one has room, so that no engine is stuck with long responses while others
+    idle. If possible, consecutive requests go to the same engine, because requests with the same prompt share cache
+    space. A single engine starts with all its slots, since it alone manages its cache and no other could help out.
     """
 
     def __init__(self, num_requests: int, engines: Sequence[EngineCapacity]) -> None:
         self.num_requests = num_requests
         self.held = [0] * len(engines)
-        """Unfinished requests of each engine."""
+        """Number of unfinished requests of each engine."""
         self.dealt: list[list[int]] = [[] for _ in engines]
-        """Requests that each engine was ever given."""
+        """All requests ever assigned to each engine."""
         self._engine_of: dict[int, int] = {}
         self._resumed: list[list[int]] = [[] for _ in engines]
-        """Conversations that go on, by the engine whose cache holds them."""
+        """Conversations to be resumed by the engine whose cache contains them."""
         self._again: list[int] = []
-        """Requests of engines that were lost."""
+        """Requests of lost engines that must be assigned again."""
         self._slots = [engine.slots for engine in engines]
         self._room = [min(engine) if len(engines) > 1 else engine.slots for engine in engines]
         self._full = [False] * len(engines)
@@ -43,7 +43,7 @@ class RequestQueue:
 
     @property
     def left(self) -> int:
-        """Requests that no engine has yet."""
+        """Number of requests that have not been assigned to an engine."""
         return self.num_requests - self._next + len(self._again)
 
     def first(self) -> list[Sequence[int]]:
@@ -58,7 +58,7 @@ class RequestQueue:
         ]
 
     def take(self, engine: int) -> Sequence[int]:
-        """Return the requests that ``engine`` gets now; none if it has no room, or none are left."""
+        """Return the requests assigned to ``engine`` now, which are empty if it has no room or none are left."""
         resumed, self._resumed[engine] = self._resumed[engine], []
         self.held[engine] += len(resumed)
         room = self._room[engine] + self._ahead(engine, self.left) - self.held[engine]
@@ -66,31 +66,31 @@ class RequestQueue:
         return [*resumed, *dealt] if resumed else dealt
 
     def resume(self, requests: Sequence[int]) -> None:
-        """Queue these requests again, each for the engine that had it last."""
+        """Queue these requests again, each for the engine that processed it last."""
         for request in requests:
             engine = self._engine_of[request]
             (self._resumed[engine] if self._slots[engine] else self._again).append(request)
 
     def finish(self, engine: int, num_finished: int, num_waiting: int) -> None:
-        """Note how many requests ``engine`` has finished, and how many of the others it has not begun."""
+        """Record how many requests ``engine`` has finished, and how many of the others it has not started."""
         self.held[engine] -= num_finished
-        # Its cache is full if requests wait although there are slots, besides those that became free just now.
+        # Its cache is full if requests are waiting even though it had free slots before the latest ones finished.
         num_running = self.held[engine] - num_waiting
         self._full[engine] = num_waiting > 0 and num_running + num_finished < self._slots[engine]
         if not self._full[engine]:
-            # Responses may turn out shorter than the cache allows for.
+            # Responses may turn out shorter than the guaranteed capacity assumes.
             self._room[engine] = min(self._slots[engine], self._room[engine] + self._room[engine] // 2 + 1)
 
     def lose(self, engine: int, unfinished: Sequence[int]) -> None:
-        """Note that ``engine`` is lost; the others get its ``unfinished`` requests."""
+        """Record that ``engine`` is lost, and queue its ``unfinished`` requests for the others."""
         self._again += unfinished
         self._resumed[engine] = []
         self.held[engine] = self._room[engine] = self._slots[engine] = 0
 
     def _ahead(self, engine: int, left: int) -> int:
-        """Return how many requests ``engine`` may hold ahead, so that no slot idles until its next reply.
+        """Return the number of extra requests that ``engine`` may hold to avoid idle slots before its next reply.
 
-        The fewer are left, the fewer it takes: another engine may have room for them sooner.
+        The number shrinks with the number of remaining requests, because another engine may have room sooner.
         """
         slots = self._slots[engine]
         return min(slots, left // (2 * len(self.held))) if self._room[engine] == slots else 0

@@ -1,4 +1,4 @@
-"""The requests and responses that travel between a run and its engines. Imports nothing heavy."""
+"""Requests that a run sends to its engines; this module has no heavy imports."""
 
 import hashlib
 from collections.abc import Sequence
@@ -17,26 +17,26 @@ class ResponseRequests:
     """Responses for an engine to sample."""
 
     rows: Sequence[int]
-    """The place of each response in the batch, its name for the caller."""
+    """Index of each response in the batch, by which the caller identifies it."""
     prompt_ids: list[list[int]]
-    """Of each response."""
+    """Prompt of each response."""
     streams: list[int]
-    """Of each response, the random numbers that decide all its draws: see :func:`response_stream`."""
+    """Random stream that determines all draws of each response; see :func:`response_stream`."""
     sampling: SamplingConfig
     overrides: list[SamplingConfig] | None = None
-    """Of each response, in place of ``sampling``; None: that."""
+    """Sampling options of each response, or None to use ``sampling`` for all."""
     temperatures: Any = None
-    """Array [T] float32, the temperatures of the tokens of every response, the last one for all later tokens, in place
-    of the one temperature; None: that."""
+    """Temperatures by position in the response, [T] float32 array whose last entry applies to all later tokens, or None
+    to use the temperature in the sampling options."""
     partial: Optional["Batch"] = None
-    """Partial responses to resume, with ``rollout_logprobs``: as an engine returned them when they were cut, with
-    ``version``, or as the environment has answered their last turn, with ``source``; new ones are empty. None: all are
-    new, and none will be cut or has further turns."""
+    """Partial responses to resume, with ``rollout_logprobs`` and either ``version`` (returned by an engine when cut) or
+    ``source`` (extended by the environment after a turn); new ones are empty. None if all responses are new and none
+    will be cut or have further turns."""
     version: int = -1
-    """Of the weights that sample now, where ``partial`` has ``version``."""
+    """Version of the current weights, used if ``partial`` has ``version``."""
 
     def of(self, places: Sequence[int]) -> "ResponseRequests":
-        """Return the requests at ``places``."""
+        """Return the requests at the indices ``places``."""
         return replace(
             self,
             rows=[self.rows[i] for i in places],
@@ -53,14 +53,14 @@ class ResponseRequests:
 
 @dataclass(frozen=True)
 class EngineModel:
-    """The model that an engine loads for an evaluation, and what ends its responses."""
+    """Model that an engine loads for an evaluation, with the conditions that end its responses."""
 
     path: str
     max_model_len: int
-    """Longest sequence, prompt and response."""
+    """Maximum sequence length, including prompt and response."""
     max_response_length: int
     stop: list[str]
-    """Strings that end a response where they occur in its text (without special tokens)."""
+    """Strings that end a response when they occur in its text (without special tokens)."""
     stop_token_ids: list[int]
     seed: int
 
@@ -68,17 +68,17 @@ class EngineModel:
 def response_stream(seed: int, uid: int, place: int) -> int:
     """Return the 64-bit random stream of response ``place`` to the prompt ``uid``.
 
-    Each token is decided by one number of the stream, at the token's position in the sequence, prompt included.
+    Each token is determined by one number of the stream, indexed by the token's position in the whole sequence.
     """
     return substream(substream(substream(0, seed), uid), place)
 
 
 def sample_stream(seed: int, benchmark: str, problem: int, sample: int) -> int:
-    """Return the 64-bit random stream of one sample, whatever else is generated and in which order."""
+    """Return the 64-bit random stream of one sample, independent of what else is generated and in which order."""
     text = f"{seed}/{benchmark}/{problem}/{sample}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
 def resolve_dtype(dtype: str, on_cpu: bool) -> str:
-    """Return the type: ``auto`` is float32 on a CPU and bfloat16 on a GPU."""
+    """Resolve ``auto`` to float32 on a CPU and bfloat16 on a GPU."""
     return ("float32" if on_cpu else "bfloat16") if dtype == "auto" else dtype

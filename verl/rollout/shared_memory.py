@@ -1,4 +1,4 @@
-"""The memory that the processes of one vLLM engine share on a CPU."""
+"""Memory shared by the processes of one vLLM engine on a CPU."""
 
 import glob
 from collections.abc import Iterator
@@ -15,11 +15,11 @@ SHARED_MEMORY = Path("/dev/shm")
 
 @contextmanager
 def private_shared_memory(place: WorkerPlace) -> Iterator[None]:
-    """Give the memory that workers of a CPU engine share a unique name while the engine starts.
+    """Give the shared memory of a CPU engine's workers a unique name while the engine starts.
 
-    vLLM gives workers that it did not launch the same name in every engine, so engines on one machine, or the leftovers
-    of a killed one, would collide. The name is removed as soon as every worker has opened the memory, or failed to: a
-    worker that ends later, in whatever way, leaves nothing behind. GPU engines do not share memory this way.
+    vLLM uses the same name in every engine for workers that it did not launch, so engines on one machine, or leftovers
+    of a killed one, would collide. The name is removed as soon as every worker has tried to open the memory, so a
+    worker that exits later, even if it is killed, leaves nothing behind. GPU engines do not share memory in this way.
     """
     memory: Any = getattr(cpu_communicator, "_CPUSHMDistributed", None)
     if place.device_type != "cpu" or memory is None:

@@ -1,4 +1,4 @@
-"""What the vLLM engines of training and evaluation have in common; both run inside a worker's process."""
+"""Shared code of the vLLM engines for training and evaluation, which run inside a worker's process."""
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,10 +34,10 @@ PLUGIN_INACTIVE = (
 )
 
 CPU_KV_CACHE_MB = 512
-"""KV cache of a CPU engine where the config leaves its size open, MiB."""
+"""KV cache size in MiB of a CPU engine if the config does not set it."""
 CPU_BLOCK_SIZE = 32
-"""Tokens of a block of that cache, the fewest that most of vLLM's kernels take; where one needs another size, vLLM sets
-it. Responses share the full blocks of their prompt: with its own 128, a shorter prompt is read once for each."""
+"""Tokens per block of that cache, the minimum for most vLLM kernels; vLLM overrides it for the others. Responses share
+full blocks of their prompt: with vLLM's default of 128, shorter prompts would be recomputed for each response."""
 
 
 def start_engine(
@@ -52,18 +52,18 @@ def start_engine(
     reduces: bool = True,
     **further: Any,
 ) -> LLM:
-    """Start an engine in this process for the model at ``path``; arguments as of :func:`engine_options`.
+    """Start an engine in this process for the model at ``path``; see :func:`engine_options` for the other arguments.
 
     Args:
-        load_format: vLLM's, unless ``rollout.engine_kwargs`` names another.
-        further: keyword arguments of ``vllm.LLM`` that ``rollout.engine_kwargs`` may not have.
+        load_format: vLLM's load format, unless ``rollout.engine_kwargs`` sets another.
+        further: Keyword arguments of ``vllm.LLM`` that ``rollout.engine_kwargs`` must not contain.
 
     Raises:
-        ConfigError: the model does not return the states of a layer that is asked for.
+        ConfigError: If the model cannot return the states of a requested layer.
     """
     options: dict[str, Any] = {"load_format": load_format}
     options |= engine_options(config, max_model_len, trust_remote_code, place.device_type, seed, calculator, reduces)
-    # vLLM collects garbage several times while it starts, and would look at every object of every library each time.
+    # vLLM runs garbage collection several times at startup, which would visit every object of every library.
     freeze_objects()
     with private_shared_memory(place), naming_layers(calculator):
         engine = LLM(local_folder(path), **options, **further)
@@ -81,17 +81,17 @@ def engine_options(
     calculator: CalculatorConfig | None,
     reduces: bool = True,
 ) -> dict[str, Any]:
-    """Return keyword arguments of ``vllm.LLM``.
+    """Return keyword arguments for ``vllm.LLM``.
 
     Args:
-        max_model_len: longest sequence in tokens, prompt and response.
+        max_model_len: Maximum sequence length in tokens, including prompt and response.
         device_type: ``cpu`` or ``cuda``.
-        calculator: how the engine measures the hidden states of responses; None: it captures none.
-        reduces: measure them as responses end; else the engine returns them.
+        calculator: Options for measuring hidden states of responses, or None to capture none.
+        reduces: Whether to measure states as responses finish, instead of returning them.
 
     Raises:
-        RuntimeError: the installed vLLM is built for another kind of device.
-        ConfigError: ``rollout.engine_kwargs`` names an argument that vLLM does not have.
+        RuntimeError: If the installed vLLM is built for another type of device.
+        ConfigError: If ``rollout.engine_kwargs`` contains an argument that vLLM does not have.
     """
     on_cpu = device_type == "cpu"
     if current_platform.is_cpu() != on_cpu:
@@ -104,7 +104,7 @@ def engine_options(
         "trust_remote_code": trust_remote_code,
         "distributed_executor_backend": "external_launcher",
         "tensor_parallel_size": config.tensor_parallel_size,
-        # The model's generation_config.json decides which tokens end a response, not how to sample.
+        # The model's generation_config.json decides which tokens end a response, but not how to sample.
         "generation_config": "vllm",
         "enforce_eager": config.enforce_eager or on_cpu,
         "gpu_memory_utilization": config.gpu_memory_utilization,
@@ -119,11 +119,11 @@ def engine_options(
     if kv_cache_memory_mb:
         options["kv_cache_memory_bytes"] = kv_cache_memory_mb << 20
     if config.tensor_parallel_size > 1:
-        # vLLM's own all-reduce opens the memory of its peers' GPUs, and first tries access between devices 0 to
-        # tensor_parallel_size - 1 of each process. Ray shows a worker its own GPU alone, as device 0. To show it those
-        # of its engine, every worker would have to see them in the order of ranks and compute on another device than 0,
-        # with all its models; only a machine with several GPUs can tell whether that is right, so nccl reduces. The
-        # kernel with which vLLM fuses all-reduce and normalisation on some GPUs needs the same.
+        # vLLM's own all-reduce opens the memory of its peers' GPUs, and first tests access between devices 0 to
+        # tensor_parallel_size - 1 of each process. Ray shows each worker only its own GPU, as device 0. To see its
+        # engine's GPUs, every worker would have to list them in rank order and place all its models on a device other
+        # than 0. This cannot be tested without several GPUs, so NCCL is used. The kernel with which vLLM fuses
+        # all-reduce and normalization on some GPUs has the same requirement.
         options["disable_custom_all_reduce"] = True
         options["compilation_config"] = {"pass_config": {"fuse_allreduce_rms": False}}
     options |= check_engine_kwargs(config.engine_kwargs)
@@ -138,15 +138,15 @@ def engine_options(
 
 
 def from_stream(stream: int) -> dict[str, Any]:
-    """Return ``extra_args`` of ``SamplingParams`` with which the plugin draws a request's tokens from ``stream``."""
+    """Return the ``SamplingParams`` ``extra_args`` that make the plugin draw a request's tokens from ``stream``."""
     return {KEY: stream}
 
 
 def check_streams(engine: LLM) -> None:
-    """Check that an engine of this process draws from the streams that requests name.
+    """Check that an engine in this process draws from the random streams named in requests.
 
     Raises:
-        RuntimeError: it does not, because its plugin is not active.
+        RuntimeError: If it does not, because its plugin is inactive.
     """
     if not hasattr(engine.llm_engine.model_executor.driver_worker.worker, "samples_from_streams"):
         raise RuntimeError(f"vLLM {vllm.__version__} does not sample from streams: {PLUGIN_INACTIVE}")
@@ -154,7 +154,7 @@ def check_streams(engine: LLM) -> None:
 
 @contextmanager
 def naming_layers(calculator: CalculatorConfig | None) -> Iterator[None]:
-    """Raise an error that names ``calculator.layers`` if an engine's model returns only the last layer's states."""
+    """Convert the error of a model that returns only the last layer's states to one naming ``calculator.layers``."""
     try:
         yield
     except ValueError as error:
@@ -168,7 +168,7 @@ def naming_layers(calculator: CalculatorConfig | None) -> Iterator[None]:
 
 @contextmanager
 def naming_own_metrics() -> Iterator[None]:
-    """Raise an error of a custom metric, which has passed through vLLM, as ``ConfigError``."""
+    """Convert errors of custom metrics that passed through vLLM back to ``ConfigError``."""
     try:
         yield
     except RuntimeError as error:
@@ -179,7 +179,7 @@ def naming_own_metrics() -> Iterator[None]:
 
 
 def check_engine_kwargs(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``rollout.engine_kwargs``; raise ``ConfigError`` for a name that the installed ``vllm.LLM`` lacks."""
+    """Return ``rollout.engine_kwargs``; raise ``ConfigError`` for names that the installed ``vllm.LLM`` lacks."""
     known = {*inspect.signature(vllm.LLM.__init__).parameters, *(field.name for field in fields(EngineArgs))}
     for name, value in kwargs.items():
         if name not in known:
@@ -192,10 +192,10 @@ def check_engine_kwargs(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def engine_capacity(engine: LLMEngine) -> EngineCapacity:
-    """Return how many responses an engine can decode at once."""
+    """Return the number of responses that an engine can decode at once."""
     config = engine.vllm_config
     slots, cache = config.scheduler_config.max_num_seqs, config.cache_config
-    # Models whose layers keep different things have a figure of their own; older versions of vLLM do not state it.
+    # Models with different caches per layer report their own number; older versions of vLLM do not report it.
     sequences = getattr(cache, "kv_cache_max_concurrency", None)
     if not sequences:
         sequences = (cache.num_gpu_blocks or 0) * cache.block_size / config.model_config.max_model_len
@@ -203,7 +203,7 @@ def engine_capacity(engine: LLMEngine) -> EngineCapacity:
 
 
 def run_steps(engine: LLMEngine, max_steps: int) -> list[RequestOutput]:
-    """Run the engine until no request is left, or for ``max_steps`` steps; return the requests that have ended.
+    """Run the engine for at most ``max_steps`` steps and return the finished requests.
 
     Their hidden states are measured at the end, or as soon as there are enough of them for a batch.
     """
@@ -218,17 +218,17 @@ def run_steps(engine: LLMEngine, max_steps: int) -> list[RequestOutput]:
 
 
 def num_waiting(engine: LLMEngine) -> int:
-    """Count the requests that the engine has not begun, or has put back because its cache is full."""
+    """Count the requests that the engine has not started, or has preempted because its cache is full."""
     core: Any = engine.engine_core
     _, waiting = core.engine_core.scheduler.get_request_counts()
     return int(waiting)
 
 
 def rank_columns(completions: Sequence[CompletionOutput]) -> dict[str, Tensor]:
-    """Return the columns of rank metrics that the engine measured of responses.
+    """Return the columns of rank metrics that the engine measured for responses.
 
     Raises:
-        RuntimeError: the engine returned nothing, because its plugin is not active.
+        RuntimeError: If the engine returned no metrics because its plugin is inactive.
     """
     columns: list[dict[str, Tensor] | None] = [getattr(completion, "hidden_states", None) for completion in completions]
     rows = [row for row in columns if row is not None]

@@ -1,4 +1,4 @@
-"""The vLLM engine of training: it samples with the weights of the policy, and measures hidden states on the spot."""
+"""vLLM engine for training, which samples with the policy's weights and measures hidden states during sampling."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -20,13 +20,13 @@ from verl.rollout.weight_sync import engine_dtype, reload_weights
 
 
 class VLLMRollout(VLLMSampler):
-    """Samples responses with log-probabilities under the weights of the policy that is trained."""
+    """Engine that samples responses with log-probabilities under the weights of the trained policy."""
 
     def __init__(self, setup: RolloutSetup, policy: Policy | None = None) -> None:
-        """Start the engine with random weights; ``policy`` is not used, its weights are loaded later.
+        """Start the engine with random weights, which are replaced later; ``policy`` is ignored.
 
         Raises:
-            ConfigError: vLLM has no native model class for this architecture, or does not return the states asked for.
+            ConfigError: If vLLM has no native class for this architecture or cannot return the requested states.
         """
         config, model, place = setup.config.rollout, setup.config.model, setup.place
         sleeps = config.free_cache_engine and not config.has_pool and place.device_type == "cuda"
@@ -38,9 +38,9 @@ class VLLMRollout(VLLMSampler):
             model.trust_remote_code,
             setup.config.seed,
             setup.calculator,
-            # Turns are measured when their conversation is over.
+            # In multi-turn conversations, states are measured when the conversation ends.
             reduces=not config.multi_turn.enable,
-            # The files are read once, for the policy.
+            # The files are read only once, for the policy.
             load_format="dummy",
             # Log-probabilities of the sampled distribution: after penalties, temperature, top-p, top-k and min-p.
             logprobs_mode="processed_logprobs",
@@ -59,29 +59,29 @@ class VLLMRollout(VLLMSampler):
         self._has_weights = False
 
     def load_weights(self, parameters: Iterable[tuple[str, Tensor]]) -> None:
-        """Replace the engine's weights and drop what was cached under the old ones."""
+        """Replace the engine's weights and drop everything cached with the old ones."""
         with self.memory.new_weights():
             reload_weights(self.engine, parameters)
         self._has_weights = True
 
     def sleep(self) -> None:
-        """Free weights and KV cache, with ``rollout.free_cache_engine`` on a GPU."""
+        """Free weights and KV cache if ``rollout.free_cache_engine`` is set on a GPU."""
         self.memory.sleep()
 
     @property
     def needs_weights(self) -> bool:
-        """Whether the engine sleeps, or has not been given weights yet."""
+        """Whether the engine is asleep or has not received weights yet."""
         return self.memory.asleep or not self._has_weights
 
 
 def check_native_class(engine: LLM, path: str) -> None:
     """Check that vLLM runs the model at ``path`` with a native class.
 
-    Without one it uses the class of ``transformers`` and prepares it for compilation. Instances created earlier, such
-    as the policy in this process, can then no longer be called.
+    Otherwise, it would use the ``transformers`` class and patch it for compilation, which breaks existing instances
+    such as the policy in this process.
 
     Raises:
-        ConfigError: it does not.
+        ConfigError: If vLLM has no native class for the model.
     """
     model = engine.llm_engine.model_executor.driver_worker.worker.model_runner.get_model()
     if type(model).__name__.startswith("Transformers"):

@@ -1,4 +1,4 @@
-"""Sampling with a vLLM engine of this process, in training and evaluation: requests in, responses out."""
+"""Sampling with a vLLM engine in this process, used in training and evaluation."""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -20,9 +20,9 @@ from vllm_patches.temperatures import KEY as TEMPERATURES
 
 
 class VLLMSampler:
-    """Samples responses, and returns the rank metrics that the engine measures of them.
+    """Sampler that returns responses and the rank metrics that the engine measures.
 
-    The ``rollout.tensor_parallel_size`` workers of one engine are neighbours in rank. Each has its own scheduler; given
+    The ``rollout.tensor_parallel_size`` workers of one engine have consecutive ranks. Each has its own scheduler; given
     the same prompts, all make the same decisions and sample the same responses.
     """
 
@@ -41,10 +41,10 @@ class VLLMSampler:
         """Prepare to sample with ``engine``.
 
         Args:
-            end_tokens, stop_strings: that end a response, besides the model's own.
-            measures: the engine captures hidden states.
-            turns: of conversations; None: a response has one turn.
-            trains: return ``rollout_logprobs`` and ``mean_states``.
+            end_tokens, stop_strings: Tokens and strings that end a response, in addition to the model's own.
+            measures: Whether the engine captures hidden states.
+            turns: State of multi-turn conversations, or None if each response has a single turn.
+            trains: Whether to return ``rollout_logprobs`` and ``mean_states``.
         """
         self.engine = engine
         self.max_response_length = max_response_length
@@ -54,15 +54,15 @@ class VLLMSampler:
         self.seeded = config.seeded
         self._partial: dict[str, PartialResponse] = {}
         self._version = -1
-        """Of the weights; negative where no response is cut."""
+        """Version of the weights, or a negative number if responses are never cut."""
 
     @property
     def capacity(self) -> EngineCapacity:
-        """As many responses as ``rollout.max_num_seqs``, and as the KV cache has tokens for."""
+        """Capacity given by ``rollout.max_num_seqs`` and the size of the KV cache."""
         return engine_capacity(self.engine.llm_engine)
 
     def advance(self, requests: ResponseRequests, max_steps: int) -> tuple[Batch | None, int]:
-        """Take further requests, decode at most ``max_steps`` tokens of each, and return the finished responses."""
+        """Accept further requests, decode at most ``max_steps`` tokens of each, and return the finished responses."""
         engine = self.engine.llm_engine
         self._version = requests.version
         partial = requests.partial
@@ -74,7 +74,7 @@ class VLLMSampler:
         return self._finished(run_steps(engine, max_steps)), num_waiting(engine)
 
     def cut(self) -> Batch | None:
-        """Return the partial responses, with ``version``; None if there are none."""
+        """Return the partial responses and their ``version``, or None if there are none."""
         left = resume.cut(self.engine.llm_engine)
         if self.turns is not None:
             self.turns.forget([response.request_id for response in left])
@@ -82,11 +82,11 @@ class VLLMSampler:
         return self._to_batch([response.request_id for response in left], rows) if left and self.is_first else None
 
     def take_rank_metrics(self) -> Batch | None:
-        """Return the rank metrics of the conversations whose states are held, and forget these."""
+        """Return and discard the rank metrics of conversations whose states are stored."""
         return None if self.turns is None else self.turns.take_rank_metrics()
 
     def _num_read(self, request_id: str) -> int:
-        """Return how many tokens at the end of a request's prompt have their hidden states computed again."""
+        """Return the number of tokens at the end of a request's prompt whose hidden states are recomputed."""
         response = self._partial[request_id]
         if self.measures and self.turns is not None and not self.turns.holds(request_id):
             return len(response.tokens)
@@ -114,12 +114,12 @@ class VLLMSampler:
             # Prefix-cache hits skip the forward pass, so their hidden states would never be captured.
             skip_reading_prefix_cache=True if num_read and self.measures else None,
             output_kind=RequestOutputKind.FINAL_ONLY,
-            # Text is needed only to find stop strings in.
+            # Text is only needed to search for stop strings.
             detokenize=bool(self.stop_strings),
         )
 
     def _finished(self, outputs: list[RequestOutput]) -> Batch | None:
-        """Return the responses that have ended; the workers of an engine have sampled the same."""
+        """Return the finished responses on an engine's first worker, and None on the others, which sample the same."""
         completions = [output.outputs[0] for output in outputs]
         if self.turns is not None:
             for output, completion in zip(outputs, completions, strict=True):
@@ -140,11 +140,11 @@ class VLLMSampler:
         return batch if self.trains else batch.without("mean_states")
 
     def _grown(self, request_id: str, tokens: Sequence[int], logprobs: Sequence[Any]) -> PartialResponse:
-        """Return a request's response with the tokens that it sampled.
+        """Remove a request's response from the partial ones, append the newly sampled tokens, and return it.
 
         Args:
-            tokens: of the turn, with those that an earlier request sampled.
-            logprobs: vLLM's, of the others.
+            tokens: Tokens of the turn, including those sampled by an earlier request.
+            logprobs: vLLM's log-probabilities of the newly sampled tokens.
         """
         response = self._partial.pop(request_id)
         new = tokens[response.open_tokens :]

@@ -1,4 +1,4 @@
-"""Weights into a running vLLM engine: the precision they travel in, and their reload one parameter at a time."""
+"""Weight synchronization into a running vLLM engine: transfer precision, and reloading one parameter at a time."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -21,11 +21,11 @@ PROJECTIONS = {
     "w3.weight": ("w13_weight", "w3"),
     "w2.weight": ("w2_weight", "w2"),
 }
-"""An expert's projection in files of models -> vLLM's parameter for those of all experts, and its part of that."""
+"""Mapping from an expert's projection in checkpoints to vLLM's parameter for all experts and the shard within it."""
 
 
 def engine_dtype(engine: LLM) -> EngineDtype:
-    """Return the precision in which weights travel to this engine."""
+    """Return the precision in which weights are sent to this engine."""
     runner = _runner(engine)
     dtype: torch.dtype = runner.vllm_config.model_config.dtype
     parameters = runner.get_model().named_parameters()
@@ -38,19 +38,19 @@ def _runner(engine: LLM) -> Any:
 
 
 def reload_weights(engine: LLM, parameters: Iterable[tuple[str, Tensor]]) -> None:
-    """Replace the engine's weights and drop what was cached under the old ones.
+    """Replace the engine's weights and drop everything cached with the old ones.
 
-    With tensor parallelism every process of the engine is given whole parameters, of which vLLM takes its slice.
+    With tensor parallelism, every process of the engine receives full parameters, which vLLM slices.
 
     Args:
-        parameters: by :func:`verl.models.huggingface.checkpoint_parameters`, which leaves experts stacked.
+        parameters: Output of :func:`verl.models.huggingface.checkpoint_parameters`, with stacked experts.
 
     Raises:
-        RuntimeError: a parameter of the engine's was not among them; it is named.
+        RuntimeError: If some of the engine's parameters are missing from ``parameters``; the message names them.
     """
     runner = _runner(engine)
     model = runner.get_model()
-    # Some layers and attention backends read the config while they prepare new weights, as they do when created.
+    # Some layers and attention backends read the config while preparing new weights, as they do when created.
     with set_current_vllm_config(runner.vllm_config):
         missing = _reload(runner, model, parameters)
         if missing:
@@ -63,10 +63,10 @@ def reload_weights(engine: LLM, parameters: Iterable[tuple[str, Tensor]]) -> Non
 
 
 def _reload(runner: Any, model: Any, parameters: Iterable[tuple[str, Tensor]]) -> set[str]:
-    """Reload the weights, and return the names of the parameters that received none.
+    """Reload the weights and return the names of the parameters that received none.
 
-    vLLM only logs them. The names come from the model's own ``load_weights``; a model that does not report them (None)
-    passes.
+    vLLM only logs missing names. They are derived from the result of the model's ``load_weights``; if that is None, the
+    model does not report names, and the check is skipped.
     """
     expected = {name for name, _ in model.named_parameters()}
     load_weights, received = model.load_weights, expected
@@ -89,9 +89,9 @@ def _reload(runner: Any, model: Any, parameters: Iterable[tuple[str, Tensor]]) -
 
 
 def _stacking_layers(model: nn.Module) -> dict[str, tuple[str, Any]]:
-    """Return name and layer in the engine of each mixture of unquantized experts in the files.
+    """Return each unquantized mixture-of-experts layer and its name in the engine, keyed by its checkpoint name.
 
-    Gate and up are joined there.
+    Only layers that fuse the gate and up projections are included.
     """
     layers = {}
     for name, layer in model.named_modules():
@@ -104,13 +104,13 @@ def _stacking_layers(model: nn.Module) -> dict[str, tuple[str, Any]]:
 def _load_stacks(
     layers: dict[str, tuple[str, Any]], weights: Iterable[tuple[str, Tensor]], loaded: set[str]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Load stacked experts, a call of vLLM's own loader for each stack, and yield the other weights.
+    """Load stacked experts with one call of vLLM's own loader per stack, and yield all other weights.
 
-    Stacks that it cannot take whole, such as those of an engine whose processes hold some experts each, are yielded
-    expert by expert.
+    Stacks that it cannot load whole, for example because each process of the engine holds only some experts, are
+    yielded expert by expert.
 
     Args:
-        loaded: receives the names of the parameters that are loaded.
+        loaded: Set to which the names of loaded parameters are added.
     """
     for name, value in weights:
         mixture, _, projection = name.partition(".*.")
@@ -128,14 +128,14 @@ def _load_stacks(
 
 
 def _reported(name: str) -> str:
-    """Return a parameter's name in the form that every version of vLLM reports; some omit the group of experts."""
+    """Normalize a parameter's name across vLLM versions, some of which omit the expert group."""
     return name.replace(".routed_experts.", ".")
 
 
 def _refresh_tied_head(model: nn.Module) -> None:
-    """Prepare an output head that shares the embedding's weights again.
+    """Repack an output head that shares the embedding's weights.
 
-    On CPU vLLM multiplies by a packed copy of a layer's weights, and repacks the layers that a reload names. It never
+    On a CPU, vLLM multiplies by a packed copy of a layer's weights and repacks the layers named in a reload. It never
     names a tied head, which would keep the packed copy of the old weights.
     """
     head: Any = getattr(model, "lm_head", None)
@@ -146,10 +146,10 @@ def _refresh_tied_head(model: nn.Module) -> None:
 
 
 def _pack_experts(model: nn.Module) -> None:
-    """Pack the weights of a mixture's experts again.
+    """Repack the weights of mixture-of-experts layers.
 
-    On CPU vLLM multiplies by packed weights here too, but packs them only when the engine starts: a reload would leave
-    unpacked ones in their place.
+    On a CPU, vLLM also packs these weights, but only when the engine starts, so a reload would leave unpacked weights
+    in their place.
     """
     if not current_platform.is_cpu():
         return

@@ -1,1 +1,1 @@
-"""Groups of workers on the cluster: roles, generation, supervision."""
+"""Worker groups on the cluster: roles, generation and supervision."""

@@ -1,4 +1,4 @@
-"""Engines with devices of their own: one may be lost, and another takes its place."""
+"""A pool of engines with their own devices, in which a lost engine is replaced."""
 
 import threading
 import time
@@ -16,22 +16,22 @@ from verl.single_controller.worker_group import WorkerGroup
 
 
 class _Restart(NamedTuple):
-    """New processes in the place of a lost engine's."""
+    """Processes that are starting to replace a lost engine."""
 
     hosts: list[Any]
     calls: list[Any]
-    """The calls that they are busy with."""
+    """Pending calls of these processes."""
     identities: list[Identity] | None
-    """Of all workers with theirs among them, once they have been prepared."""
+    """Identities of all workers, including the new ones, or None until the new processes are prepared."""
 
 
 class EnginePool(WorkerGroup):
-    """A group whose workers form a world for each engine, so that the others can do without one.
+    """A worker group in which each engine is a separate world, so that the others can continue without it.
 
     Args:
-        arguments, options: of :class:`WorkerGroup`; ``workers_per_world`` form an engine.
-        goes_on: without an engine that was lost, and with a new one in its place as soon as that has started.
-        say: shows a line; from another thread than the driver's first.
+        arguments, options: Arguments of :class:`WorkerGroup`; each engine consists of ``workers_per_world`` workers.
+        goes_on: Whether to continue without a lost engine, and to use its replacement as soon as that has started.
+        say: Callback that shows a line of text; it may be called from any thread.
     """
 
     options = "rollout"
@@ -39,15 +39,15 @@ class EnginePool(WorkerGroup):
     def __init__(self, *arguments: Any, goes_on: bool, say: Callable[[str], None], **options: Any) -> None:
         self._goes_on, self._say = goes_on, say
         self.background = ThreadPoolExecutor(1, "sampling")
-        """The thread that has the engines sample beside the trainer; it ends with them."""
+        """Thread in which the engines sample while the trainer works; it is shut down with them."""
         self._restarts: dict[int, _Restart] = {}
-        """By the engine's first rank."""
+        """Restarts in progress, keyed by the engine's first rank."""
         self._replacing = threading.Lock()
         self._closed = False
         super().__init__(*arguments, **options)
 
     def run_living(self, method: str, *arguments: Any) -> list[Any]:
-        """Call as :meth:`WorkerGroup.run`; return the results of workers that are not lost by its end."""
+        """Like :meth:`WorkerGroup.run`, but return the results of only the workers that survive the call."""
         ranks = {self.call(rank, method, arguments): rank for rank in self.living}
         replies: dict[Any, Any] = {}
         started = time.monotonic()
@@ -60,9 +60,9 @@ class EnginePool(WorkerGroup):
         return [self.received(replies[call]) for call, rank in ranks.items() if rank in self.living]
 
     def leave_out(self, error: MachineError) -> int:
-        """Continue without the engine of the lost worker; return the worker's rank.
+        """Continue without the lost worker's engine and return the worker's rank.
 
-        Raises ``error`` if it was the last engine, or the run is to end.
+        Raise ``error`` if this was the last engine, or if the run is meant to end.
         """
         rank = error.rank
         if rank is None or not self._goes_on or self._closed or len(self.living) == self._workers_per_world:
@@ -76,9 +76,9 @@ class EnginePool(WorkerGroup):
         return rank
 
     def replace_lost(self) -> bool:
-        """Take in engines that have started to replace lost ones, and start others; return whether there are new ones.
+        """Add replacement engines that are ready, start missing ones, and return whether any engine was added.
 
-        New engines have no weights yet. Waits for nothing.
+        Never blocks. Added engines have no weights yet.
         """
         with self._replacing:
             return not self._closed and self._replace_lost()
@@ -94,13 +94,13 @@ class EnginePool(WorkerGroup):
             elif ray.wait(restart.calls, num_returns=size, timeout=0)[1]:
                 self._restarts[first] = restart
             else:
-                # One that could not start is tried again.
+                # If the replacement failed to start, the next call tries again.
                 with suppress(RayError):
                     self._next_stage(first, restart)
         return len(self.living) > before
 
     def _next_stage(self, first: int, restart: _Restart) -> None:
-        """From prepared processes to workers, and from workers to an engine of the pool."""
+        """Turn prepared processes into workers, or started workers into an engine of the pool."""
         results, ranks = ray.get(restart.calls), self._world_of(first)
         if restart.identities is None:
             identities = self._supervisor.identities.copy()
@@ -121,7 +121,7 @@ class EnginePool(WorkerGroup):
     def close(self) -> None:
         """Stop the workers."""
         with self._replacing:
-            # The thread that has the engines sample may be about to start new ones.
+            # The sampling thread may be about to start new engines.
             self._closed = True
             for restart in self._restarts.values():
                 for host in restart.hosts:
@@ -129,5 +129,5 @@ class EnginePool(WorkerGroup):
         try:
             super().close()
         finally:
-            # What it waits for raises now.
+            # Closing the group has made any call that this thread was waiting for raise.
             self.background.shutdown()

@@ -1,4 +1,4 @@
-"""Sampling responses with all engines of a run: which engine gets which request, and when."""
+"""Response sampling with all engines of a run, including the assignment of requests to engines."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,15 +17,15 @@ from verl.rollout.requests import ResponseRequests, response_stream
 from verl.single_controller.worker_group import WorkerGroup
 
 STEPS_PER_CALL = 32
-"""Engine steps between two replies of an engine."""
+"""Number of engine steps between two replies of an engine."""
 
 
 class EngineCalls:
-    """Calls of the engines of a worker group and their replies; an engine has at most one call at a time.
+    """Calls to the engines of a worker group, at most one at a time per engine, and their replies.
 
     Args:
-        method: of the workers.
-        copies: neighbouring workers that form one engine. All get the same call; the first one's reply counts.
+        method: Name of the worker method to call.
+        copies: Number of consecutive workers that form one engine. All receive the same call; only the first replies.
     """
 
     def __init__(self, workers: WorkerGroup, method: str, copies: int) -> None:
@@ -47,12 +47,12 @@ class EngineCalls:
         self._calls[engine] = [self.workers.call(rank, self.method, arguments) for rank in ranks]
 
     def receive(self, from_all: bool) -> list[tuple[int, Any]]:
-        """Wait for at least one engine, or all that are busy; return those that have replied, with their replies.
+        """Wait for one engine, or for all busy ones, and return ``(engine, reply)`` for those that have replied.
 
-        The reply of an engine that was lost is None.
+        The reply of a lost engine is None.
 
         Raises:
-            WorkerError: a worker raised; or it was lost, and the others cannot go on.
+            WorkerError: If a worker raised, or was lost and the others cannot continue.
         """
         engines = {call: engine for engine, calls in self._calls.items() for call in calls}
         ranks = {
@@ -69,7 +69,7 @@ class EngineCalls:
                     break
         except MachineError as error:
             engine = self._ranks.index(self.workers.leave_out(error)) // self.copies
-            # It may have had nothing to do.
+            # The lost engine may have been idle.
             self._calls.pop(engine, None)
             lost.append((engine, None))
         replied = [engine for engine in sorted(self._calls) if self._has_replied(engine)]
@@ -94,18 +94,18 @@ def generate_responses(
     settings: Mapping[str, Any] | None = None,
     conversations: ConversationSetup | None = None,
 ) -> Batch:
-    """Sample ``sampling.n`` responses per prompt, neighbours where they share a prompt.
+    """Sample ``sampling.n`` responses per prompt; responses to the same prompt are adjacent.
 
     Args:
-        workers, copies, deterministic, on_finished: as of :class:`Generation`.
+        workers, copies, deterministic, on_finished: See :class:`Generation`.
         settings: ``overrides`` and ``temperatures`` of :class:`ResponseRequests`.
-        conversations: how responses have several turns; None: each has one.
+        conversations: Setup of multi-turn conversations, or None if each response has a single turn.
 
     Returns:
         Episodes with ``tokens``, ``rollout_logprobs``, ``truncated`` and rank metrics; R = ``max_response_length``.
 
     Raises:
-        WorkerError: a worker raised or died.
+        WorkerError: If a worker raised or died.
     """
     n = sampling.n
     prompts = [record for record in records for _ in range(n)]
@@ -131,19 +131,19 @@ def generate_responses(
 
 
 class Generation:
-    """All engines at work on ``requests``, of which row i is named i.
+    """One pass of all engines over ``requests``; each request is identified by its row index.
 
     Args:
-        workers: with an engine, such as :class:`verl.workers.hybrid.HybridWorker`.
-        copies: neighbouring workers that form one engine.
-        deterministic: while requests are left, deal only when all engines have replied. Which engine gets which request
-            then depends on the lengths of responses, counted in steps, and not on how long engines take. Otherwise an
-            engine gets more as soon as it replies.
-        on_finished: gets responses soon after they have ended.
-        enough: called after replies, with ``deterministic`` when all engines have replied, with the responses that have
-            ended so far; once it returns true, the others are cut. None: all are finished.
-        conversations: those that the requests are; None: a response has one turn.
-        steps_per_call: engine steps between two replies of an engine; None: ``STEPS_PER_CALL``.
+        workers: Workers that hold an engine, such as :class:`verl.workers.hybrid.HybridWorker`.
+        copies: Number of consecutive workers that form one engine.
+        deterministic: Whether to hand out remaining requests only after all engines have replied. The assignment of
+            requests then depends on response lengths in steps, not on engine speed. Otherwise, an engine receives more
+            requests as soon as it replies.
+        on_finished: Callback that receives responses shortly after they finish.
+        enough: Callback that receives the finished responses after each round of replies; once it returns True, the
+            remaining responses are cut. If it is None, all responses are finished.
+        conversations: Multi-turn conversations to which the requests belong, or None for single-turn responses.
+        steps_per_call: Number of engine steps between two replies, or None for ``STEPS_PER_CALL``.
     """
 
     def __init__(
@@ -163,18 +163,18 @@ class Generation:
         self.queue = RequestQueue(len(requests.rows), self._call_all("start_generation"))
         self.calls = EngineCalls(workers, "rollout.advance", copies)
         self.ended: list[int] = []
-        """The responses that have ended, in that order."""
+        """Finished responses, in the order in which they finished."""
 
     def run(self) -> tuple[list[Batch], Batch | None]:
-        """Sample until all responses have ended, or ``enough``.
+        """Sample until all responses have finished or ``enough`` returns True.
 
         Returns:
-            The responses that were cut, and those that no engine has begun, as ``requests`` has them, by ``request``;
-            and the rank metrics of conversations, by ``request``, None where engines return them with their responses.
+            Cut and unstarted responses in the format of ``requests.partial``, with their ``request``; and the rank
+            metrics of conversations by ``request``, or None if engines return them with the responses.
         """
         queue, calls, conversations = self.queue, self.calls, self.conversations
         idle, waiting, stopped = set[int](), False, False
-        # 1. Send every engine its first requests, even if it gets none: engines may have to begin together.
+        # 1. Send every engine its first requests, even an empty list: engines may have to start together.
         for engine, places in enumerate(queue.first()):
             self._send(engine, places)
         while calls.busy or waiting:
@@ -186,24 +186,24 @@ class Generation:
                 else:
                     self._take(engine, *reply)
                     idle.add(engine)
-            # 3. Resume conversations whose environments have answered; wait for an answer if all engines are idle.
+            # 3. Resume conversations whose environments have replied; wait for a reply if all engines are idle.
             if conversations is not None:
                 can_work = calls.busy or (not stopped and (any(queue.held) or queue.left > 0))
                 waiting = conversations.resume(queue, self.deterministic, wait=self.deterministic or not can_work)
                 self._end(conversations.over())
-            # 4. Stop, or send requests to the engines with room.
+            # 4. Stop, or send requests to engines that have room.
             stopped = self.enough is not None and self.enough(self.ended)
             for engine in [] if stopped else sorted(idle):
                 places = queue.take(engine)
                 if queue.held[engine]:
                     idle.remove(engine)
                     self._send(engine, places)
-        # 5. Fetch the metrics before the cut, which drops hidden states.
+        # 5. Fetch the metrics before cutting, because that drops the hidden states.
         metrics = None if conversations is None else self._rank_metrics()
         return [] if self.enough is None else self._cut(), metrics
 
     def _call_all(self, method: str) -> list[Any]:
-        """Call all engines; return the result of each."""
+        """Call all engines and return the result of each."""
         return self.workers.run_living(method)[:: self.copies]
 
     def _send(self, engine: int, places: Sequence[int]) -> None:
@@ -213,7 +213,7 @@ class Generation:
         self.calls.send(engine, requests, self.steps_per_call)
 
     def _take(self, engine: int, finished: Batch | None, num_waiting: int) -> None:
-        """Take an engine's reply."""
+        """Process an engine's reply."""
         self.queue.finish(engine, 0 if finished is None else len(finished), num_waiting)
         if self.conversations is None or finished is None:
             self._end(finished)
@@ -227,7 +227,7 @@ class Generation:
             self.on_finished(responses)
 
     def _unfinished(self, engine: int) -> list[int]:
-        """Return the requests of a lost engine that others have to finish."""
+        """Return the requests of a lost engine that other engines have to finish."""
         elsewhere = {*self.ended, *(() if self.conversations is None else self.conversations.waiting)}
         return [place for place in dict.fromkeys(self.queue.dealt[engine]) if place not in elsewhere]
 
@@ -236,7 +236,7 @@ class Generation:
         return Batch.join(parts) if parts else None
 
     def _cut(self) -> list[Batch]:
-        """Return the responses that have not ended; those of an engine that is lost here as they were sent."""
+        """Return the unfinished responses; responses of an engine lost during this call keep their original state."""
         cut = [part for part in self._call_all("rollout.cut") if part is not None]
         left = set(range(len(self.requests.rows))).difference(self.ended)
         if self.conversations is not None:

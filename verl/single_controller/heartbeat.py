@@ -1,10 +1,10 @@
-"""Heartbeats between the driver and its workers, over a separate connection.
+"""Heartbeats between the driver and its workers over a dedicated connection.
 
-Ray's health checks take a minute by default to declare a silent machine dead, are set where the cluster is started, see
-machines and not stopped processes, and let workers that lost their driver run on. Measured at ``detection_s`` = 6, with
-Ray's settings as in docs/multinode.md: a driver notices a cut network after 8 s (14 s by Ray alone), and the workers on
-the other side exit after 8 s (140 s by Ray alone). Here both sides know within ``detection_s``: the driver ends the
-attempt, and a worker exits.
+Ray's health checks take a minute by default to declare a silent machine dead. They are configured when the cluster
+starts, they notice lost machines but not stopped processes, and workers that lost their driver keep running. With
+``detection_s`` = 6 and the Ray settings in docs/multinode.md, a driver notices a broken network after 8 s (Ray alone:
+14 s), and the workers on the other side exit after 8 s (Ray alone: 140 s). With heartbeats, both sides react within
+``detection_s``: the driver ends the attempt, and the worker exits.
 """
 
 import hmac
@@ -26,11 +26,11 @@ from verl.utils.process import Stage
 
 TOKEN_BYTES = 32
 LAST_RESORT_S = 45.0
-"""Seconds after which the kernel ends a worker that should have ended itself."""
+"""Seconds of grace after which the kernel kills a worker that failed to exit."""
 
 
 class HeartbeatSettings(NamedTuple):
-    """How a worker connects to its driver."""
+    """Settings with which a worker connects to its driver."""
 
     address: tuple[str, int]
     token: bytes
@@ -38,19 +38,19 @@ class HeartbeatSettings(NamedTuple):
 
 
 def interval(detection_s: float) -> float:
-    """Return the seconds between two beats: several may be lost or late."""
+    """Return the seconds between two beats, short enough that several may be lost or late."""
     return min(1.0, detection_s / 5)
 
 
 def _beats(
     connection: socket.socket, detection_s: float, hear: Callable[[bytes], None] = lambda beats: None
 ) -> Iterator[float]:
-    """Exchange beats until the other side hangs up; yields the seconds of its silence again and again.
+    """Exchange beats until the other side hangs up, repeatedly yielding the seconds since it was last heard.
 
-    A beat is a line with the :class:`Stage` of the process that sends it; ``hear`` gets them.
+    A beat is a line with the :class:`Stage` of the sending process; ``hear`` receives the raw beats.
 
     Raises:
-        OSError: the connection broke.
+        OSError: If the connection breaks.
     """
     every = interval(detection_s)
     connection.settimeout(every)
@@ -63,21 +63,21 @@ def _beats(
             hear(beats)
             heard = time.monotonic()
             time.sleep(every / 2)
-        # A full buffer means that the other side does not read; its silence is noticed anyway.
+        # A full buffer means that the other side is not reading; its silence is detected anyway.
         with suppress(TimeoutError):
             connection.send(f"{Stage.name}\n".encode())
         now = time.monotonic()
         if now - last > detection_s / 2:
-            heard += now - last  # this process was paused, and could hear nobody
+            heard += now - last  # this process was paused and could not receive anything
         last = now
         yield now - heard
 
 
 class Heartbeat:
-    """The driver's side: a thread that accepts the workers, and one that listens to each.
+    """Driver side of the heartbeat, with one thread that accepts workers and one listener thread per worker.
 
     Args:
-        host: the address of this machine that the workers can reach.
+        host: Address of this machine that the workers can reach.
     """
 
     def __init__(self, host: str, detection_s: float) -> None:
@@ -88,23 +88,23 @@ class Heartbeat:
         self._silent: dict[int, float] = {}
         self._closed: dict[int, float] = {}
         self.stages: dict[int, str] = {}
-        """What each worker said last that it is doing."""
+        """Stage that each worker reported last, by rank."""
         threading.Thread(target=self._accept, name="heartbeat", daemon=True).start()
 
     def lost(self) -> dict[int, str]:
-        """Rank -> what happened, for workers that connected and are silent or gone now."""
+        """Return a rank-to-reason mapping of the workers that connected and have since become silent or exited."""
         now, limit_s, closed = time.monotonic(), self.settings.detection_s, self._closed.copy()
         silent = {
             rank: f"silent for {seconds:.0f} s"
             for rank, seconds in self._silent.copy().items()
             if seconds > limit_s and rank not in closed
         }
-        # Ray reports why a process died, but takes a few seconds.
+        # Ray reports why a process died, but takes a few seconds to do so.
         return silent | {rank: "ended" for rank, since in closed.items() if now - since > min(5.0, limit_s)}
 
     def close(self) -> None:
-        """Hang up; workers that still run exit."""
-        # A thread that waits for one of them wakes up.
+        """Close all connections, which makes workers that are still running exit."""
+        # Shutting a socket down wakes up the thread that waits for it.
         for each in (self._listener, *self._connections.copy()):
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
@@ -117,7 +117,7 @@ class Heartbeat:
                 threading.Thread(target=self._listen, args=(connection,), name="heartbeat", daemon=True).start()
 
     def _listen(self, connection: socket.socket) -> None:
-        """Hear a worker, which sends the token and its rank first, until it is gone."""
+        """Listen to a worker, which first sends the token and its rank, until it disconnects."""
         rank = None
         with connection, suppress(OSError):
             connection.settimeout(self.settings.detection_s)
@@ -125,7 +125,7 @@ class Heartbeat:
                 token, number = hello.read(TOKEN_BYTES), hello.read(4)
             if len(number) == 4 and hmac.compare_digest(token, self.settings.token):
                 rank = int.from_bytes(number, "big")
-                self._closed.pop(rank, None)  # it takes the place of one that was lost
+                self._closed.pop(rank, None)  # it may replace a lost worker
                 for seconds in _beats(connection, self.settings.detection_s, partial(self._hear, rank)):
                     self._silent[rank] = seconds
         self._connections.discard(connection)
@@ -133,17 +133,17 @@ class Heartbeat:
             self._closed[rank] = time.monotonic()
 
     def _hear(self, rank: int, beats: bytes) -> None:
-        """Take the last whole line of what a worker sent."""
+        """Record the last complete line of the received beats."""
         *_, last, _ = ("\n" + beats.decode(errors="replace")).split("\n")
         if last:
             self.stages[rank] = last
 
 
 def follow(settings: HeartbeatSettings, rank: int) -> None:
-    """Connect from a worker, and start a thread that ends this process once the driver is gone.
+    """Connect this worker to the driver and start a thread that exits the process once the driver is gone.
 
     Raises:
-        OSError: the driver cannot be reached.
+        OSError: If the driver cannot be reached.
     """
     connection = socket.create_connection(settings.address, timeout=settings.detection_s)
     connection.sendall(settings.token + rank.to_bytes(4, "big"))
@@ -152,10 +152,10 @@ def follow(settings: HeartbeatSettings, rank: int) -> None:
 
 
 def _set_alarm(detection_s: float) -> None:
-    """Have the kernel end the process if the thread cannot run.
+    """Make the kernel kill the process if the heartbeat thread cannot run.
 
-    Another thread may hold the interpreter's lock, or the process may be stopped. A process that was stopped first has
-    time to write its stacks.
+    Another thread may hold the interpreter's lock, or the process may be stopped. The delay leaves a process that was
+    stopped enough time to write its stacks.
     """
     signal.setitimer(signal.ITIMER_REAL, detection_s + LAST_RESORT_S)
 

@@ -1,4 +1,4 @@
-"""Peak memory of a worker's calls."""
+"""Peak memory of worker calls."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -8,33 +8,33 @@ import torch
 
 CLEAR_REFS, STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 RESET_PEAK = "5"
-"""Written to ``clear_refs``, it resets the process's peak resident memory (Linux, man 5 proc)."""
+"""Value that resets the process's peak resident memory when written to ``clear_refs`` (Linux, man 5 proc)."""
 
 
 class MemoryPeak(NamedTuple):
-    """Most memory in use at one time, in bytes."""
+    """Peak memory use in bytes."""
 
     used: int
-    """On a GPU what tensors took, of all models and the engine in this process; on a CPU the process's resident
-    memory."""
+    """On a GPU, memory of all tensors in this process, including the engine's; on a CPU, resident memory of the
+    process."""
     reserved: int
-    """On a GPU what torch's allocator held, with its free blocks; on a CPU as ``used``."""
+    """On a GPU, memory held by torch's allocator, including free blocks; on a CPU, equal to ``used``."""
 
     def joined(self, other: "MemoryPeak | None") -> "MemoryPeak":
-        """Return the larger of each."""
+        """Return the element-wise maximum of both peaks."""
         return self if other is None else MemoryPeak(*map(max, self, other))
 
 
 class PeakMemory:
-    """Peak memory of this process since the last ``reset``; both take some microseconds."""
+    """Peak memory of this process since the last ``reset``; both methods take a few microseconds."""
 
     def __init__(self, device_type: str) -> None:
-        """Measure the host, or with ``device_type="cuda"`` the current device."""
+        """Measure the current device if ``device_type`` is ``"cuda"``, otherwise the host."""
         self._on_gpu = device_type == "cuda"
         self._resets = False
 
     def reset(self) -> None:
-        """Count from now on."""
+        """Start a new measurement."""
         if self._on_gpu:
             torch.cuda.reset_peak_memory_stats()
             return
@@ -42,11 +42,11 @@ class PeakMemory:
             CLEAR_REFS.write_text(RESET_PEAK)
             self._resets = True
         except OSError:
-            # Not Linux, or a container that forbids it: `read` returns the memory resident at the end.
+            # Not Linux, or a container that forbids it: `read` then returns the current resident memory.
             self._resets = False
 
     def read(self) -> MemoryPeak:
-        """Return the peak since the last ``reset``; on a CPU without Linux's /proc the present use."""
+        """Return the peak since the last ``reset``, or on a CPU where it cannot be reset, the current memory use."""
         if self._on_gpu:
             return MemoryPeak(torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved())
         if self._resets:
@@ -58,5 +58,5 @@ class PeakMemory:
 
 
 def resident_bytes() -> int:
-    """Return the resident memory of this process."""
+    """Return the resident memory of this process in bytes."""
     return int(psutil.Process().memory_info().rss)

@@ -1,6 +1,6 @@
-"""Handles of the models that a group of workers holds: one per role, which knows how its batches are shared out.
+"""Driver-side handles of the models in a worker group, one per role, which split batches across the workers.
 
-Legend: B episodes.
+Legend: B = number of episodes.
 """
 
 import heapq
@@ -24,17 +24,17 @@ from verl.single_controller.worker_group import Stored, WorkerGroup
 
 
 def balanced_order(lengths: Tensor, num_shares: int) -> Tensor:
-    """Order rows so that the contiguous shares of ``WorkerGroup.run_split`` have about equal tokens.
+    """Order rows so that the contiguous shares of ``WorkerGroup.run_split`` have a similar number of tokens.
 
-    The longest rows are dealt out first, each to the share with the fewest tokens that still has room (longest
-    processing time first). Within a share rows go from long to short.
+    Rows are assigned from longest to shortest, each to the share with the fewest tokens that still has room (longest
+    processing time first). Within a share, rows are sorted from long to short.
 
     Args:
-        lengths: [B] integers, tokens of each row.
-        num_shares: shares, which differ by at most one row.
+        lengths: Number of tokens of each row, [B] integers.
+        num_shares: Number of shares, whose sizes differ by at most one row.
 
     Returns:
-        [B] int64, a permutation of the rows.
+        A permutation of the rows, [B] int64.
     """
     size = len(lengths)
     bounds = [size * share // num_shares for share in range(num_shares + 1)]
@@ -50,16 +50,16 @@ def balanced_order(lengths: Tensor, num_shares: int) -> Tensor:
 
 
 def deal_groups(group_ids: Tensor, lengths: Tensor, num_shares: int, balance: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Deal whole groups to shares, as many to each, filled up to one size with copies of the shortest rows.
+    """Distribute whole groups evenly over shares, padding all groups to one size with copies of their shortest row.
 
     Args:
-        group_ids: [B] integers, equal on rows that stay together.
-        lengths: [B] integers, tokens of each row.
-        balance: give every share about as many tokens.
+        group_ids: Group of each row, [B] integers; rows of a group stay together.
+        lengths: Number of tokens of each row, [B] integers.
+        balance: Whether to give every share a similar number of tokens.
 
     Returns:
-        Tensors [B'] in the order in which shares are cut: rows, each once and then copies; bool, the copies; and the
-        number of the group, 0, 0, ..., 1, 1, ...
+        Three tensors [B'] in share order: row indices; whether each row is a copy (bool); and the index of its group
+        in this order, 0, 0, ..., 1, 1, ...
     """
     groups = rows_by_value(group_ids)
     tokens = lengths.tolist()
@@ -68,7 +68,7 @@ def deal_groups(group_ids: Tensor, lengths: Tensor, num_shares: int, balance: bo
     rows = [[*group, *[short] * (size - len(group))] for group, short in zip(groups, shortest, strict=True)]
     copied = [[False] * len(group) + [True] * (size - len(group)) for group in groups]
     for _ in range(-len(groups) % num_shares):
-        # A share needs as many groups as the others; one row, the shortest of all, stands for each of this one's.
+        # Every share needs the same number of groups, so fill up with groups made of the shortest row overall.
         rows.append([min(shortest, key=lambda row: tokens[row])] * size)
         copied.append([True] * size)
     totals = torch.tensor([sum(tokens[row] for row in group) for group in rows])
@@ -78,12 +78,12 @@ def deal_groups(group_ids: Tensor, lengths: Tensor, num_shares: int, balance: bo
 
 
 class ModelWorkers:
-    """The workers of a group in one of their roles.
+    """Worker group in one of its roles.
 
     Args:
-        copies: neighbouring workers that work on one share together, see :meth:`WorkerGroup.run_split`.
-        balance: give every worker about as many tokens, not only as many rows.
-        whole_prompts: to do so deal prompts with all their responses, where every worker gets as many.
+        copies: Number of consecutive workers that process one share together; see :meth:`WorkerGroup.run_split`.
+        balance: Whether to balance the number of tokens per worker instead of only the number of rows.
+        whole_prompts: Whether balancing keeps the responses to a prompt together if every worker can get equally many.
     """
 
     def __init__(
@@ -95,32 +95,32 @@ class ModelWorkers:
         self.whole_prompts = whole_prompts
 
     def map_rows(self, method: str, batch: Batch) -> Batch:
-        """Call ``method`` on shares of ``batch``; returns the episodes that the workers return, in its order.
+        """Call ``method`` on shares of ``batch`` and return the resulting episodes in the batch's order.
 
-        Workers gather parameters together and must do equally many forward passes, so shares are filled up to one size
-        with copies of the shortest row; their results are dropped.
+        Workers gather parameters together and must run the same number of forward passes, so all shares are padded to
+        one size with copies of the shortest row, whose results are discarded.
         """
         order, _ = self._shares(batch)
         results = self.workers.run_split(method, batch[order], copies=self.copies)
         return Batch.join(results)[inverse(order)]
 
     def run_update(self, method: str, batch: Batch, *arguments: Any) -> dict[str, float]:
-        """Call ``method`` on shares of ``batch``, whose rows may go to any worker; returns the first worker's metrics.
+        """Call ``method`` on shares of ``batch``, assigning rows to workers freely, and return the metrics.
 
-        All workers report the same. Shares are filled up as in :meth:`map_rows`, with nothing to learn from the copies.
+        All workers report the same metrics. Padding works as in :meth:`map_rows`, with copies masked out of the loss.
         """
         rows, _ = self._to_learn(batch)
         metrics: dict[str, float] = self.workers.run_split(method, rows, *arguments, copies=self.copies)[0]
         return metrics
 
     def run_scoring_update(self, method: str, batch: Batch, *arguments: Any) -> tuple[dict[str, float], Batch]:
-        """Do :meth:`run_update` with a method that also returns episodes; return them in the order of ``batch``."""
+        """Like :meth:`run_update`, but for methods that also return episodes; these keep the order of ``batch``."""
         rows, order = self._to_learn(batch)
         results = self.workers.run_split(method, rows, *arguments, copies=self.copies)
         return results[0][0], Batch.join([scored for _, scored in results])[inverse(order)]
 
     def _to_learn(self, batch: Batch) -> tuple[Batch, Tensor]:
-        """Return the rows as they are cut into shares, and their order."""
+        """Return the rows in the order in which they are split into shares, and that order."""
         order, copied = self._shares(batch)
         return _unlearned(batch[order], copied), order
 
@@ -129,9 +129,9 @@ class ModelWorkers:
         return self.workers.world_size // self.copies
 
     def _shares(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the order in which rows are cut into shares, and which of them are copies, bool.
+        """Return the order in which rows are split into shares, and a bool mask of the rows that are copies.
 
-        The shortest row is repeated until all shares are equal.
+        The shortest row is repeated until all shares have the same size.
         """
         lengths = batch.lengths
         rows = torch.cat([torch.arange(len(batch)), lengths.argmin().repeat(-len(batch) % self._num_shares)])
@@ -142,7 +142,7 @@ class ModelWorkers:
         return rows[order], order >= len(batch)
 
     def _dealt_together(self, batch: Batch, rows: Tensor) -> Tensor:
-        """Return [U, n], places in ``rows``: whole prompts if shares get equally many of one size, else single rows."""
+        """Return indices into ``rows``, [U, n]: whole prompts if they split evenly into shares, else single rows."""
         if self.whole_prompts:
             groups = rows_by_value(prompt_index(batch)[rows])
             if len({*map(len, groups)}) == 1 and len(groups) % self._num_shares == 0:
@@ -151,19 +151,19 @@ class ModelWorkers:
 
 
 def inverse(order: Tensor) -> Tensor:
-    """Return the last place of each row in ``order``."""
+    """Return the position of each row in ``order``; if a row occurs several times, its last position."""
     places = torch.empty(int(order.max()) + 1, dtype=torch.int64)
     places[order] = torch.arange(len(order))
     return places
 
 
 def _unlearned(batch: Batch, copied: Tensor) -> Batch:
-    """Clear ``learn_mask`` on the rows ``copied [B]`` bool."""
+    """Clear ``learn_mask`` in the rows selected by the bool mask ``copied [B]``."""
     return batch.fill(learn_mask=batch.learn_mask & ~copied.repeat_interleave(batch.response_lengths))
 
 
 class PolicyWorkers(ModelWorkers):
-    """The policy, and the engines that sample from it, in its own workers or in a pool."""
+    """Policy workers, and the engines that sample from the policy, either in the same workers or in a pool."""
 
     def __init__(
         self,
@@ -173,12 +173,12 @@ class PolicyWorkers(ModelWorkers):
         pool: EnginePool | None = None,
         conversations: ConversationSetup | None = None,
     ) -> None:
-        """Hold the policy and its engines.
+        """Store the policy's workers and its engines.
 
         Args:
-            whole_groups: the policy loss needs all responses to a prompt in one micro-batch.
-            pool: of class :class:`verl.workers.rollout.RolloutWorker`; None: the engines are in ``workers``.
-            conversations: how responses have several turns; None: each has one.
+            whole_groups: Whether the policy loss needs all responses to a prompt in one micro-batch.
+            pool: Pool of :class:`verl.workers.rollout.RolloutWorker` engines, or None if they are in ``workers``.
+            conversations: Setup of multi-turn conversations, or None if each response has a single turn.
         """
         copies, balance = config.model.ulysses_sequence_parallel_size, config.actor.use_dynamic_bsz
         super().__init__(workers, copies, balance, config.model.shares_prompts)
@@ -190,13 +190,13 @@ class PolicyWorkers(ModelWorkers):
         self._engine_size = config.rollout.tensor_parallel_size
         self._dtype = None if pool is None else pool.run("weight_dtype")[0]
         self._newest: Stored | None = None
-        """The policy's weights, for a pool."""
+        """Latest weights of the policy, used only with a pool."""
         self._weights: Stored | None = None
-        """Those that the pool samples with, and whether its engines have them."""
+        """Weights with which the pool samples; ``_pulled`` says whether its engines have loaded them."""
         self._pulled = self._held = False
 
     def _to_learn(self, batch: Batch) -> tuple[Batch, Tensor]:
-        """Keep groups together if the loss needs that; the ``group`` of copies is then -1."""
+        """Like the base class, but keep groups together if the loss needs it; copies then have ``group`` -1."""
         if not self.whole_groups:
             return super()._to_learn(batch)
         order, copied, unit = deal_groups(batch.group, batch.lengths, self._num_shares, self.balance)
@@ -211,7 +211,7 @@ class PolicyWorkers(ModelWorkers):
         on_finished: Callable[[Batch], None] = lambda part: None,
         settings: Mapping[str, Any] | None = None,
     ) -> Batch:
-        """Have the engines sample with the newest weights; see :func:`generate_responses`."""
+        """Let the engines sample with the latest weights; see :func:`generate_responses`."""
         self._pull_weights()
         longest, conversations = self.config.data.max_response_length, self.conversations
         options = (longest, self._deterministic, on_finished, settings, conversations)
@@ -224,7 +224,7 @@ class PolicyWorkers(ModelWorkers):
         enough: Callable[[Sequence[int]], bool],
         conversations: Conversations | None = None,
     ) -> tuple[list[Batch], Batch | None]:
-        """Have the engines work on ``requests`` with the newest weights; see :class:`Generation`."""
+        """Let the engines process ``requests`` with the latest weights; see :class:`Generation`."""
         self._pull_weights()
         options = (self._deterministic, on_finished, enough, conversations)
         return Generation(self.engines, self._engine_size, requests, *options).run()
@@ -234,35 +234,35 @@ class PolicyWorkers(ModelWorkers):
         return self.config.trainer.deals_by_counts(self.engines.device_type)
 
     def finish_generation(self) -> None:
-        """Free the engines' memory for the models in the same workers, until they generate or get new weights."""
+        """Free the memory of engines in the models' workers until they next generate or receive weights."""
         if self.pool is None:
             self.workers.run("finish_generation")
 
     def compute_logprobs(self, batch: Batch) -> Batch:
-        """Return the same episodes with ``logprobs``, ``entropy`` and the statistics that estimator and loss need.
+        """Return the episodes with ``logprobs``, ``entropy`` and the statistics that estimator and loss need.
 
-        With ``calculator.source=actor`` also with rank metrics.
+        With ``calculator.source=actor``, they also contain rank metrics.
         """
         return self.map_rows("compute_logprobs", batch.columns("tokens", "source"))
 
     def sync_weights(self) -> None:
-        """Give the engines the policy's weights; those of a pool pull them when they generate next."""
+        """Send the policy's weights to the engines; engines of a pool pull them when they next generate."""
         if self.pool is None:
             self.workers.run("sync_weights")
             return
-        # Not two versions at a time, where nothing samples with the one before.
+        # Avoid holding two versions in memory when nothing samples with the older one.
         self._newest = None
         if not self._held:
             self._weights = None
         self._newest = self.workers.run("publish_weights", self._dtype)[0]
 
     def hold_weights(self) -> None:
-        """Have a pool sample with the newest weights of now until :meth:`release_weights`, even if others follow."""
+        """Make a pool keep sampling with the current weights until :meth:`release_weights`, ignoring newer ones."""
         self._take_newest()
         self._held = True
 
     def release_weights(self) -> None:
-        """Have the pool sample with the newest weights again."""
+        """Let the pool sample with the latest weights again."""
         self._held = False
 
     def _take_newest(self) -> None:
@@ -272,7 +272,7 @@ class PolicyWorkers(ModelWorkers):
             self._weights, self._pulled = self._newest, False
 
     def _pull_weights(self) -> None:
-        """Let the engines of a pool have the weights that they are to sample with."""
+        """Make the engines of a pool load the weights with which they should sample, if they have not yet."""
         if self.pool is None:
             return
         if not self._held:

@@ -1,4 +1,4 @@
-"""Supervision of a worker group while the driver waits: heartbeats, time limits, Ray's head; and workers' stacks."""
+"""Supervision of a worker group: heartbeats, time limits, health of Ray's head, and stack traces of workers."""
 
 import faulthandler
 import os
@@ -21,53 +21,53 @@ from verl.cluster.network import reachable
 from verl.single_controller.heartbeat import Heartbeat, interval
 
 HEAD_S = 3.0
-"""Seconds that Ray's head may take to accept a connection."""
+"""Seconds within which Ray's head must accept a connection."""
 
 STACKS_SIGNAL = signal.SIGUSR2
-"""At this signal a worker writes the stacks of its threads."""
+"""Signal that makes a worker write the stacks of all its threads."""
 
 
 @dataclass(frozen=True)
 class Supervision:
-    """Options of the supervision of a worker group."""
+    """Options for the supervision of a worker group."""
 
     detection_s: float = 60.0
-    """Seconds of silence after which a worker, the driver or Ray's head counts as lost."""
+    """Seconds of silence after which a worker, the driver or Ray's head is considered lost."""
     phase_timeout_s: float = 0.0
-    """Most seconds that one call of the workers may take; 0: no limit."""
+    """Maximum seconds for a single call to the workers, or 0 for no limit."""
     collective_timeout_s: float | None = None
-    """Time limit of collective operations; None: that of torch."""
+    """Timeout of collective operations in seconds, or None for torch's default."""
     logs: Path | None = None
-    """Folder of the workers' logs and stacks; None: Ray's own."""
+    """Folder for the workers' logs and stacks, or None for Ray's own logs."""
     kind: str = "worker"
-    """What a worker of the group is called in messages."""
+    """Noun for a worker of the group in messages."""
     say_stage: Callable[[str], None] = lambda stage: None
-    """Told what the workers do while they start, whenever the first of them begins something else."""
+    """Callback that receives the current startup stage whenever a worker is the first to reach it."""
     interrupt: Callable[[], None] = lambda: None
-    """Called about once a second while the driver waits for workers; what it raises ends the wait."""
+    """Callback that runs about once a second while the driver waits for workers; an exception ends the wait."""
 
 
 class Identity(NamedTuple):
-    """What a worker says of itself before it starts."""
+    """Facts that a worker reports about its process before it starts."""
 
     node_id: str
     host: str
     pid: int
     device_memory: int
-    """Bytes of its GPU's memory; 0 on a CPU."""
+    """Memory of the worker's GPU in bytes, or 0 on a CPU."""
     meeting_point: tuple[str, int]
-    """An address of its machine and a port that is free there now."""
+    """Address of the worker's machine and a currently free port on it."""
 
 
 class Supervisor:
-    """Watches the workers of one group from the driver."""
+    """Driver-side monitor of the workers in one group."""
 
     def __init__(self, options: Supervision) -> None:
         self.options = options
         self.identities: list[Identity] = []
-        """By rank, once the workers have reported them."""
+        """Identities indexed by rank, filled in once the workers have reported them."""
         self.left_out: set[int] = set()
-        """Workers that are no longer watched."""
+        """Ranks of workers that are no longer monitored."""
         self.heartbeat = Heartbeat(ray.util.get_node_ip_address(), options.detection_s)
         self._head = ray.get_runtime_context().gcs_address
         self._looked = time.monotonic()
@@ -75,7 +75,7 @@ class Supervisor:
         self._head_silent = 0.0
 
     def name(self, rank: int) -> str:
-        """Return the name of a worker in messages."""
+        """Return the display name of a worker."""
         on = f" on {self.identities[rank].host}" if rank < len(self.identities) else ""
         return f"{self.options.kind} {rank}{on}"
 
@@ -83,8 +83,8 @@ class Supervisor:
         """Check the workers; called about once a second during a call that has lasted ``seconds`` so far.
 
         Raises:
-            MachineError: workers are silent, or the call takes too long.
-            HeadLost: Ray's head is gone.
+            MachineError: If a worker is silent or the call exceeds its time limit.
+            HeadLost: If Ray's head is gone.
         """
         self.options.interrupt()
         self._say_stages()
@@ -111,10 +111,10 @@ class Supervisor:
         return reachable(self._head, HEAD_S)
 
     def failure(self, rank: int, what: str, method: str, report: str = "") -> MachineError:
-        """Return the error of a worker that was lost in ``method``, and have the others write their stacks.
+        """Return the error for a worker that was lost in ``method``, and make the others write their stacks.
 
-        They may wait for it for ever. ``report``: Ray's message about it, on many lines, which goes to the worker's
-        log.
+        The others may be waiting for the lost worker forever. ``report`` is Ray's multi-line message about the failure;
+        it is appended to the worker's log.
         """
         if not self.head_answers():
             return HeadLost(f"{self.name(rank)} {what}: Ray's head at {self._head} is gone")
@@ -129,18 +129,18 @@ class Supervisor:
         return MachineError(message, f"{self.options.kind} {rank} in {method}" if lives else "", rank)
 
     def _look_for_head(self) -> None:
-        """Raise ``HeadLost`` if Ray's head is silent, before Ray ends this process without a message."""
+        """Raise ``HeadLost`` if Ray's head is silent, before Ray kills this process without a message."""
         every, since = interval(self.options.detection_s), time.monotonic() - self._looked
         if since < every:
             return
         self._looked += since
-        # Not all of a longer time without a look is the head's silence.
+        # After a long gap between two checks, count only part of it as silence of the head.
         self._head_silent = 0.0 if reachable(self._head, every) else self._head_silent + min(since, 3 * every)
         if self._head_silent > self.options.detection_s:
             raise HeadLost(f"Ray's head at {self._head} has not answered for {self._head_silent:.0f} s")
 
     def close(self) -> None:
-        """Have workers that still run exit."""
+        """Make workers that are still running exit, and remove empty stack files."""
         self.heartbeat.close()
         if self.options.logs is not None:
             for path in self.options.logs.glob("*.stacks"):
@@ -149,7 +149,7 @@ class Supervisor:
                         path.unlink()
 
     def _write_stacks(self) -> set[str]:
-        """Have all workers write their stacks, stopped ones too; the nodes that did."""
+        """Make all workers write their stacks, even stopped ones, and return the ids of the nodes that responded."""
         by_node: dict[str, list[int]] = defaultdict(list)
         for identity in self.identities:
             by_node[identity.node_id].append(identity.pid)
@@ -159,7 +159,7 @@ class Supervisor:
 
 
 def log_to(folder: Path, rank: int) -> None:
-    """Redirect the output of this process to a file of ``folder``, and its stacks to another."""
+    """Redirect the output of this process to a file in ``folder``, and its stacks to another file."""
     folder.mkdir(parents=True, exist_ok=True)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -169,15 +169,15 @@ def log_to(folder: Path, rank: int) -> None:
     os.close(log)
     print(f"worker {rank} on {socket.gethostname()}, process {os.getpid()}", flush=True)
     stacks = os.open(folder / f"rank_{rank}.stacks", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    # It runs in the signal's handler, whatever the interpreter is busy with.
+    # Stacks are written in the C signal handler, so this works even if the interpreter is busy.
     faulthandler.register(STACKS_SIGNAL, stacks, all_threads=True, chain=False)
 
 
 def _signal_workers(pids: Sequence[int]) -> None:
-    """Signal the workers; runs on their machine."""
+    """Signal workers from a process on their own machine."""
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, STACKS_SIGNAL)
-            # A stopped process takes the signal only when it goes on.
+            # A stopped process handles the signal only after it resumes.
             os.kill(pid, signal.SIGCONT)
-    time.sleep(0.5)  # for the stacks to reach the disk before the workers are killed
+    time.sleep(0.5)  # give the stacks time to reach the disk before the workers are killed

@@ -1,4 +1,4 @@
-"""A group of equal workers, each a Ray actor, that are called together."""
+"""A group of identical workers, each a Ray actor, whose methods are called together."""
 
 import os
 import pkgutil
@@ -41,43 +41,43 @@ from verl.utils.distributed import WorkerPlace
 from verl.utils.process import available_cores, loading, restore_umask, set_stage
 
 POLL_S = 0.5
-"""Seconds between two looks at everything that may have happened while workers compute."""
+"""Seconds between two supervision checks while workers compute."""
 CAUSE_S = 5.0
-"""Seconds to wait for the worker at the other end of a broken connection to fail too."""
+"""Seconds to wait for the worker at the other end of a broken connection to fail as well."""
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 def cpu_threads(workers_per_node: int, cores: int) -> int:
-    """Threads of each worker: the value of OMP_NUM_THREADS, or its share of its machine's cores."""
-    # OpenMP allows a list; its first number is for the outermost level.
+    """Return the number of threads per worker: OMP_NUM_THREADS if set, otherwise its share of the machine's cores."""
+    # OpenMP accepts a list, whose first entry applies to the outermost level.
     wanted = os.environ.get(THREAD_VARIABLES[0], "").split(",")[0]
     return int(wanted) if wanted.isdecimal() else max(1, cores // workers_per_node)
 
 
 class WorkerGroup:
-    """Spawns ``world_size`` workers and runs their methods on all of them at once.
+    """Group of ``world_size`` workers whose methods are called on all of them at once.
 
     Args:
-        worker: the worker's class as ``module:name``, called as ``cls(config, place, *arguments)`` in each process. It
-            is a string so that only the workers import what it needs.
-        nnodes: machines.
-        workers_per_node: workers on each machine, one per GPU or that many CPU processes.
+        worker: Worker class as ``module:name``, called as ``cls(config, place, *arguments)`` in each process. It is a
+            string so that only the workers import its dependencies.
+        nnodes: Number of machines.
+        workers_per_node: Number of workers on each machine, one per GPU or one per CPU process.
         device_type: ``cpu`` or ``cuda``.
-        environment: environment variables of the workers, set before they import anything; secrets among them only
-            before they import the worker, as Ray logs what it sets itself.
-        survey: looks at the machines of the placement group before workers start there; None: all of them are like
-            this one.
-        supervision: how the workers are watched.
-        workers_per_world: neighbours in rank that form a ``torch.distributed`` world; None: all of them do.
-        check_devices: given the memory of each worker's GPU in bytes, on a CPU 0, before the workers load anything;
-            what it raises ends them.
+        environment: Environment variables that are set before the workers import anything. Secrets are set later, just
+            before the worker is imported, because Ray logs the variables that it sets itself.
+        survey: Function that inspects the machines of the placement group before workers start there, or None to assume
+            that all machines resemble this one.
+        supervision: Options for supervising the workers.
+        workers_per_world: Number of consecutive ranks that form a ``torch.distributed`` world, or None for all of them.
+        check_devices: Callback that receives the memory of each worker's GPU in bytes (0 on a CPU) before the workers
+            load anything; if it raises, the workers are stopped.
 
-    On a CPU each worker computes with :func:`cpu_threads` threads.
+    On a CPU, each worker uses :func:`cpu_threads` threads.
     """
 
     options = "trainer"
-    """The group of options with ``nnodes`` and ``n_gpus_per_node``, for messages."""
+    """Option group that contains ``nnodes`` and ``n_gpus_per_node``, named in error messages."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class WorkerGroup:
         self.world_size = nnodes * workers_per_node
         self._workers_per_world = workers_per_world or self.world_size
         self.living = list(range(self.world_size))
-        """The ranks that are called."""
+        """Ranks that receive calls."""
         self._peak: MemoryPeak | None = None
         self._placement = self._reserve(nnodes)
         try:
@@ -123,14 +123,14 @@ class WorkerGroup:
             check_devices([identity.device_memory for identity in identities])
             starts = [self._start(rank, self._workers[rank], identities) for rank in self.living]
             self.device_name: str = self._gather(starts, "start")[0]
-            """Of worker 0's GPU; empty on a CPU."""
+            """Name of worker 0's GPU, or an empty string on a CPU."""
         except BaseException:
-            # The other workers may wait for the one that failed, and would keep their share of the machine.
+            # The other workers may be waiting for the failed one, and would keep their resources reserved.
             self.close()
             raise
 
     def _reserve(self, nnodes: int) -> PlacementGroup:
-        """Reserve one bundle on every machine, in the order of ranks: neighbours in rank share a machine."""
+        """Reserve one bundle per machine in rank order, so that consecutive ranks share a machine."""
         resource, per_node = RESOURCES[self.device_type], float(self.workers_per_node)
         bundle = {"CPU": per_node, resource: per_node}
         strategy = "STRICT_SPREAD" if nnodes > 1 else "PACK"
@@ -145,7 +145,7 @@ class WorkerGroup:
         return placement
 
     def _new_process(self, rank: int) -> Any:
-        """Make a Ray actor for a worker."""
+        """Create the Ray actor for a worker."""
         actor_class: Any = ray.remote(_Host)
         return actor_class.options(
             num_cpus=1,
@@ -155,47 +155,47 @@ class WorkerGroup:
         ).remote()
 
     def _prepare(self, rank: int, host: Any) -> Any:
-        """Begin to prepare a process; its result is its :class:`Identity`."""
+        """Start preparing a process and return a reference to its future :class:`Identity`."""
         options, heartbeat = self._supervisor.options, self._supervisor.heartbeat.settings
         return host.prepare.remote(rank, os.getcwd(), self._hidden, heartbeat, options.logs, self.device_type)
 
     def _start(self, rank: int, host: Any, identities: Sequence[Identity]) -> Any:
-        """Begin to make a worker; its result is the name of its GPU, empty on a CPU."""
+        """Start a worker and return a reference to its reply, whose result is its GPU's name, or empty on a CPU."""
         (worker, config, arguments), size = self._made_from, self._workers_per_world
         address, port = identities[rank - rank % size].meeting_point
         own = (self.device_type, self._threads[rank], self._supervisor.options.collective_timeout_s)
         return host.start.remote(worker, config, WorkerPlace(rank % size, size, address, port, *own), arguments)
 
     def run(self, method: str, *arguments: Any) -> list[Any]:
-        """Call ``method`` with the same arguments on every worker; return the results in rank order.
+        """Call ``method`` with the same arguments on every worker and return the results in rank order.
 
-        A method of a part of the worker has a dotted name, such as ``actor.update``.
+        A dotted name, such as ``actor.update``, calls a method of one of the worker's attributes.
 
-        What a method yields stays in Ray's object store: the result is :class:`Stored`, which stands for it as an
-        argument of other methods.
+        Values that a method yields stay in Ray's object store; its result is then a :class:`Stored`, which can be
+        passed to other methods in their place.
 
         Raises:
-            WorkerError: if a worker raises or dies.
+            WorkerError: If a worker raises or dies.
         """
         return self._gather([self.call(rank, method, arguments) for rank in self.living], method)
 
     def run_living(self, method: str, *arguments: Any) -> list[Any]:
-        """Call as :meth:`run`; a subclass may lose workers meanwhile, and returns the results of the others."""
+        """Like :meth:`run`, but subclasses may lose workers during the call and return only the survivors' results."""
         return self.run(method, *arguments)
 
     def leave_out(self, error: MachineError) -> int:
-        """Continue without the lost worker and those of its world; return its rank.
+        """Continue without the lost worker and the rest of its world, and return its rank.
 
-        Here ``error`` is raised: the others cannot.
+        This base class raises ``error`` because its workers cannot continue without the lost one.
         """
         raise error
 
     def run_split(self, method: str, batch: Batch, *arguments: Any, copies: int = 1) -> list[Any]:
-        """Call as :meth:`run`, with ``batch`` cut into one contiguous share per worker, in rank order.
+        """Like :meth:`run`, but pass each worker one contiguous share of ``batch``, in rank order.
 
-        Shares differ by at most one row. A batch with fewer rows than shares is refused: an idle rank would hang the
-        others. ``copies`` neighbouring workers work on the same share together: it is stored once for all of them, and
-        only the first one sends its result.
+        Shares differ by at most one row. A batch with fewer rows than shares raises ``ValueError`` because idle ranks
+        would hang the others. Each set of ``copies`` consecutive workers processes the same share, which is stored only
+        once for all of them, and only the first of them returns its result.
         """
         size, num_shares = len(batch), self.world_size // copies
         if size < num_shares:
@@ -209,11 +209,11 @@ class WorkerGroup:
         return self._gather(calls, method)[::copies]
 
     def call(self, rank: int, method: str, arguments: tuple[Any, ...]) -> Any:
-        """Start a call of one worker, for :class:`verl.single_controller.generation.EngineCalls`."""
+        """Start a call to one worker, for :class:`verl.single_controller.generation.EngineCalls`."""
         return self._workers[rank].call.remote(method, arguments)
 
     def take_peak_memory(self) -> MemoryPeak | None:
-        """Return the most memory that any worker used since the last call of this method; None if none was called."""
+        """Return the peak memory of any worker since the last call of this method, or None if no worker was called."""
         peak, self._peak = self._peak, None
         return peak
 
@@ -222,9 +222,9 @@ class WorkerGroup:
         self._wait([worker.start_profile.remote() for worker in self._workers], "start_profile")
 
     def stop_profile(self, paths: list[Path]) -> None:
-        """Stop it and write one trace per worker, each on the worker's own machine.
+        """Stop torch's profiler and write one trace per worker, on the worker's own machine.
 
-        Paths end in ``.json.gz``; chrome://tracing and https://ui.perfetto.dev show them.
+        Paths must end in ``.json.gz``; chrome://tracing and https://ui.perfetto.dev can open the files.
         """
         calls = [worker.stop_profile.remote(path) for worker, path in zip(self._workers, paths, strict=True)]
         self._wait(calls, "stop_profile")
@@ -232,7 +232,7 @@ class WorkerGroup:
     def close(self) -> None:
         """Stop the workers."""
         try:
-            # A cluster without its head, which would be asked for a minute, has nothing left to give back.
+            # Without its head, the cluster has no resources to release, and asking for it would block for a minute.
             if self._supervisor.head_answers():
                 for worker in self._workers:
                     ray.kill(worker)
@@ -242,31 +242,31 @@ class WorkerGroup:
             self._supervisor.close()
 
     def _gather(self, calls: list[Any], method: str) -> list[Any]:
-        """Return the results of the calls; the peak memory they report is kept for ``take_peak_memory``."""
+        """Return the results of the calls, and record their peak memory for ``take_peak_memory``."""
         return [self.received(reply) for reply in self._wait(calls, method)]
 
     def received(self, reply: "_Reply") -> Any:
-        """Return the result in a worker's reply; its peak memory is kept for ``take_peak_memory``."""
+        """Return the result in a worker's reply, and record its peak memory for ``take_peak_memory``."""
         self._peak = reply.peak.joined(self._peak)
         return reply.result
 
     def _wait(self, calls: list[Any], method: str) -> list[Any]:
-        """Wait for the results of the calls, one per worker."""
+        """Wait for the results of the calls, one per worker, and return them in order."""
         ranks = dict(zip(calls, self.living, strict=True))
         results = dict(self.completed(ranks, method, time.monotonic()))
         return [results[call] for call in calls]
 
     def completed(self, calls: Mapping[Any, int], method: str, started: float) -> Iterator[tuple[Any, Any]]:
-        """Yield the calls, keys of a mapping to their workers' ranks, with their results as they end.
+        """Yield each call, a key of the call-to-rank mapping ``calls``, with its result as soon as it completes.
 
-        Raises at the first failure, since the others may wait for that worker for ever.
+        Raise at the first failure, because the other workers may wait for the failed one forever.
 
         Args:
-            started: when the work began that the limit of time counts for, on the monotonic clock.
+            started: Time on the monotonic clock from which the time limit counts.
         """
         pending = list(calls)
         while pending:
-            # Before each wait and not only after one in vain: an engine may always reply sooner.
+            # Check before every wait, not only after a timeout: some engine might always reply sooner.
             self._supervisor.check(method, time.monotonic() - started)
             done, pending = ray.wait(pending, num_returns=1, timeout=POLL_S)
             results = {call: _outcome(call) for call in done}
@@ -278,7 +278,7 @@ class WorkerGroup:
 
     @staticmethod
     def _cause(failed: tuple[Any, RayError], pending: list[Any]) -> tuple[Any, RayError]:
-        """Return a call's error; for a broken network connection, the error of the worker at its other end."""
+        """Return a failed call and its error, or if a connection broke, the failure of the worker at its other end."""
         deadline = time.monotonic() + CAUSE_S
         while _broke_network(failed[1]) and pending and time.monotonic() < deadline:
             done, pending = ray.wait(pending, num_returns=1, timeout=POLL_S)
@@ -287,7 +287,7 @@ class WorkerGroup:
         return failed
 
     def _failure(self, rank: int, error: RayError, method: str) -> Exception:
-        """Return the exception for the caller."""
+        """Convert a worker's error to an exception for the caller."""
         report = str(error)
         cause = f"{report.strip().splitlines()[-1]:.300}"
         if isinstance(error, OutOfMemoryError):
@@ -304,7 +304,7 @@ class WorkerGroup:
 
 
 def _outcome(call: Any) -> Any:
-    """Return the result of a call that has ended, or its error."""
+    """Return the result of a completed call, or its error."""
     try:
         return ray.get(call)
     except RayError as error:
@@ -316,21 +316,21 @@ def _broke_network(error: RayError) -> bool:
 
 
 class Stored(NamedTuple):
-    """What a worker's method yielded. It goes from worker to worker without the driver, and is kept as long as this."""
+    """Values that a worker's method yielded, sent between workers directly and kept while this object exists."""
 
     parts: list[Any]
-    """References to Ray's objects."""
+    """References to objects in Ray's object store."""
 
 
 class _Reply(NamedTuple):
-    """A call's result and its peak memory, which travels along so that it costs no further call."""
+    """Result of a call, together with its peak memory to avoid a separate call."""
 
     result: Any
     peak: MemoryPeak
 
 
 class _Host:
-    """The Ray actor. It imports the worker only in ``start``, after the environment is set."""
+    """Ray actor of a worker, which imports the worker class only in ``start``, after the environment is set."""
 
     def prepare(
         self,
@@ -341,10 +341,10 @@ class _Host:
         logs: Path | None,
         device_type: str,
     ) -> Identity:
-        """Prepare the worker's process; return where it is.
+        """Prepare the worker's process and return its identity.
 
-        It works in the driver's working directory, to which paths are relative, takes the secrets, writes output to the
-        folder ``logs``, and exits if the driver is lost.
+        Changes to the driver's working directory (paths are relative to it), sets the secrets, redirects output to
+        ``logs``, and makes the process exit if the driver is lost.
         """
         self.rank = rank
         restore_umask()
@@ -367,11 +367,11 @@ class _Host:
         return _Reply(name, self.memory.read())
 
     def call(self, method: str, arguments: tuple[Any, ...], share: Any = None, sends: bool = True) -> _Reply:
-        """Call the worker's method, with the ``share`` of a batch first if there is one; ``sends``: its result."""
+        """Call the worker's method, with ``share`` as its first argument if given; return its result if ``sends``."""
         self.memory.reset()
         if share is not None:
             arguments = (share, *arguments)
-        # In the worker's log: what it is doing, or was when it hung.
+        # Log calls so that the worker's log shows its current call, or the one in which it hung.
         print(f"{time.strftime('%X')} {method}", flush=True)
         with record_function(method), self._naming_errors(method):
             read = [map(ray.get, each.parts) if isinstance(each, Stored) else each for each in arguments]
@@ -383,7 +383,7 @@ class _Host:
 
     @contextmanager
     def _naming_errors(self, method: str) -> Iterator[None]:
-        """Raise a line that names worker, method and options if memory runs out in the block."""
+        """Convert out-of-memory errors to a line that names worker, method and options, and wrap network errors."""
         try:
             yield
         except BaseException as error:

@@ -1,7 +1,7 @@
-"""Bridges between two turns of the policy: an environment's messages as the chat template writes them.
+"""Bridges between two policy turns, which render an environment's messages with the chat template.
 
-History is never rendered again: the policy reads its own tokens as it sampled them, and behind them a bridge, which is
-what a rendered conversation has after the assistant's turn.
+The history is never re-rendered: the policy reads its own tokens exactly as sampled, followed by a bridge, which is the
+text that a rendered conversation contains after the assistant's turn.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,28 +13,28 @@ from verl.config.errors import ConfigError
 from verl.data.templates import render_chat_text
 
 ANSWER = "[an answer of the assistant]"
-"""Stands for the turns of the policy; a template must write it as it is."""
+"""Placeholder for policy turns; a template must render it unchanged."""
 
 Message = Mapping[str, Any]
-"""``role`` and ``content``, perhaps more that the template reads."""
+"""Mapping with ``role`` and ``content``, and optionally other keys that the template reads."""
 
 
 class Bridges:
-    """Tokens between turns, by the tokenizer's chat template.
+    """Tokens between turns, rendered with the tokenizer's chat template.
 
     Raises:
-        ConfigError: the template does not write messages of the ``role`` behind what it wrote before, unchanged.
+        ConfigError: If the template cannot append messages with ``role`` without changing the text before them.
     """
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, chat_arguments: Mapping[str, Any], role: str, field: str
     ) -> None:
-        """Prepare the bridges of a chat template.
+        """Prepare the bridges for a chat template.
 
         Args:
-            chat_arguments: of the template, as prompts have them.
-            role: of the environment's messages; another is checked where it first occurs.
-            field: the option that asks for conversations, with its value.
+            chat_arguments: Arguments of the chat template that are also used for prompts.
+            role: Role of the environment's messages; other roles are checked when they first occur.
+            field: Option that enables conversations, with its value, for error messages.
         """
         self.tokenizer, self.chat_arguments, self.field = tokenizer, chat_arguments, field
         self.head, self._checked = _ids(self.tokenizer, ANSWER), set[str]()
@@ -64,10 +64,10 @@ class Bridges:
         self.between([message])
 
     def between(self, messages: Sequence[Message]) -> list[int]:
-        """Return the tokens between the end of a policy turn and the start of the next, including what closes the turn.
+        """Return the tokens between two policy turns, starting with the text that closes the first one.
 
         Raises:
-            ConfigError: the template refuses the messages, or leaves out those of a role.
+            ConfigError: If the template rejects the messages or leaves out messages with one of their roles.
         """
         for role in sorted({message["role"] for message in messages} - self._checked):
             self._check_role(role)
@@ -80,7 +80,7 @@ class Bridges:
         return ids[len(self.head) :]
 
     def after(self, turn: Sequence[int], messages: Sequence[Message]) -> list[int]:
-        """Return the same after the tokens of a ``turn``, without those with which the turn itself ended."""
+        """Like :meth:`between`, but leave out leading tokens with which ``turn`` already ends."""
         bridge = self.between(messages)
         overlap = next((k for k in range(min(len(bridge), len(turn)), 0, -1) if list(turn[-k:]) == bridge[:k]), 0)
         return bridge[overlap:]
@@ -90,9 +90,9 @@ class Bridges:
 
 
 class ProgramBridges:
-    """Tokens between a turn that ends in a program, by a template of text, and what follows its output.
+    """Tokens between a turn that ends with a program and the next turn, for plain-text templates.
 
-    Most turns end in ``BEGUN``, at which engines stop; it is not written twice.
+    Most turns end with ``BEGUN``, a stop string of the engines; it is not repeated.
     """
 
     BEGUN = "```output"
@@ -101,7 +101,7 @@ class ProgramBridges:
         self.tokenizer = tokenizer
 
     def after(self, turn: Sequence[int], messages: Sequence[Message]) -> list[int]:
-        """Return the tokens after those of a ``turn``: the messages in a block that begins with ``BEGUN``."""
+        """Return the tokens that follow ``turn``: the messages in a block that starts with ``BEGUN``."""
         written = str(self.tokenizer.decode(list(turn), skip_special_tokens=True))
         text = "" if written.endswith("\n") else "\n"
         text += "" if written.rstrip().endswith(self.BEGUN) else f"{self.BEGUN}\n"
@@ -110,5 +110,5 @@ class ProgramBridges:
 
 
 def _ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    # A tool may return half of a surrogate pair, which a model can write in JSON and no tokenizer reads.
+    # A tool may return half of a surrogate pair, which models can write in JSON but tokenizers cannot read.
     return list(tokenizer(text.encode(errors="replace").decode(), add_special_tokens=False).input_ids)

@@ -1,9 +1,9 @@
-"""Conversations on their way through the engines.
+"""Multi-turn conversations that are sampled by the engines.
 
-After each turn of the policy the environment takes a step, and its messages become the beginning of a request for the
-next turn.
+After each policy turn, the environment takes a step, and its messages become the beginning of a request for the next
+turn.
 
-Legend: B episodes, of which a conversation is one.
+Legend: B = number of episodes; each conversation is one episode.
 """
 
 import math
@@ -29,13 +29,13 @@ from verl.rollout.partial import PartialResponse, from_batch, to_batch
 from verl.rollout.queue import RequestQueue
 
 PROGRAMS = "verl.rollout.programs:Programs"
-"""The environment for templates whose programs are run while a response is sampled."""
+"""Environment for templates whose programs are run while a response is sampled."""
 
 DRIVER_COLUMNS = ("environment_states", "environment_rewards", "turns", "call_counts")
-"""Columns of a conversation that engines do not see."""
+"""Columns of a conversation that are not sent to engines."""
 
 SPEAKERS = ("policy", "environment")
-"""Who wrote a token, by its ``source``."""
+"""Names of the authors of tokens, indexed by ``source``."""
 
 
 class ConversationSetup:
@@ -55,10 +55,10 @@ class ConversationSetup:
         """Prepare conversations.
 
         Args:
-            max_response_length: tokens of a conversation after its prompt.
-            template: of prompts, a name.
-            chat_arguments: of the chat template, as prompts have them.
-            max_length: tokens of the longest sequence that engines take, the prompt included; None: those of any.
+            max_response_length: Maximum number of tokens of a conversation after its prompt.
+            template: Name of the prompt template.
+            chat_arguments: Arguments of the chat template that are also used for prompts.
+            max_length: Maximum sequence length of the engines, including the prompt, or None for no limit.
         """
         self.max_length = math.inf if max_length is None else max_length
         self.options, self.max_response_length, self.pool = options, max_response_length, pool
@@ -69,18 +69,18 @@ class ConversationSetup:
             self.bridges = Bridges(tokenizer, chat_arguments, pool.role, "rollout.multi_turn.enable=True")
 
     def begin(self, records: Sequence[PromptRecord], partial: Batch | None) -> "Conversations":
-        """Begin B conversations about these prompts, or resume them from the rows ``partial``."""
+        """Start B conversations with these prompts, or resume them from the rows ``partial``."""
         return Conversations(self, new_conversations(records) if partial is None else resumed(records, partial))
 
 
 def check_conversations(
     options: MultiTurnConfig, tokenizer: PreTrainedTokenizerBase, template: str, chat_arguments: Mapping[str, Any]
 ) -> None:
-    """Raise ``ConfigError`` for an environment that cannot be used, or a template that cannot write its messages.
+    """Raise ``ConfigError`` if the environment is unusable or the template cannot render its messages.
 
     Args:
-        template: of prompts, a name.
-        chat_arguments: of the chat template, without tools.
+        template: Name of the prompt template.
+        chat_arguments: Arguments of the chat template, without tools.
     """
     form = find_template(template)
     if form.python == "output":
@@ -103,27 +103,27 @@ def check_conversations(
 
 @dataclass
 class Conversation(PartialResponse):
-    """A conversation while it grows."""
+    """Conversation in progress."""
 
     record: PromptRecord = field(kw_only=True)
     state: str = ""
-    """The environment's, as JSON; "" before its first step."""
+    """State of the environment as JSON, or an empty string before its first step."""
     reward: float = 0.0
     """Sum of the environment's rewards."""
     turns: int = 0
-    """Turns of the policy."""
+    """Number of policy turns."""
     counts: list[int] = field(default_factory=lambda: [0] * len(COUNTS))
-    """As :data:`COUNTS`."""
+    """Values of the :data:`COUNTS`."""
     truncated: bool = False
 
 
 def new_conversations(records: Sequence[PromptRecord]) -> list[Conversation]:
-    """Return conversations without a turn."""
+    """Return new conversations without any turns."""
     return [Conversation(record.input_ids, record=record) for record in records]
 
 
 def to_rows(conversations: Sequence[Conversation]) -> Batch:
-    """Return conversations as rows, with all that :func:`resumed` needs."""
+    """Return conversations as rows, with all data that :func:`resumed` needs."""
     return to_batch(conversations).fill(
         environment_states=[conversation.state for conversation in conversations],
         environment_rewards=torch.tensor([conversation.reward for conversation in conversations], dtype=torch.float64),
@@ -133,7 +133,7 @@ def to_rows(conversations: Sequence[Conversation]) -> Batch:
 
 
 def resumed(records: Sequence[PromptRecord], rows: Batch) -> list[Conversation]:
-    """Return the conversations that :func:`to_rows` made rows of, about these prompts."""
+    """Return the conversations stored in ``rows`` by :func:`to_rows`, with their prompts."""
     columns = (getattr(rows, name) for name in DRIVER_COLUMNS)
     values = zip(*(column if isinstance(column, list) else column.tolist() for column in columns), strict=True)
     return [
@@ -143,35 +143,35 @@ def resumed(records: Sequence[PromptRecord], rows: Batch) -> list[Conversation]:
 
 
 class Conversations:
-    """The conversations of one call of the engines, each named by its place in a list.
+    """Conversations in one call of the engines, each identified by its index in a list.
 
-    An engine samples a turn, the environment answers it, and a request for the next turn follows.
+    An engine samples a turn, the environment replies, and a request for the next turn follows.
     """
 
     def __init__(self, setup: ConversationSetup, conversations: list[Conversation]) -> None:
         self.setup = setup
         self._all = conversations
         self._over: list[int] = []
-        """Places of those that have ended since the last call of :meth:`over`."""
+        """Indices of the conversations that have ended since the last call of :meth:`over`."""
         self._to_answer: dict[int, Turn] = {}
-        """Turns by place that were not given to the environment yet."""
+        """Turns that have not been sent to the environment yet, by conversation index."""
         self._answering: dict[Future[Answer], tuple[int, Turn]] = {}
 
     @property
     def waiting(self) -> set[int]:
-        """The places of those whose environment has not answered."""
+        """Indices of the conversations whose environment has not replied yet."""
         return {*self._to_answer, *(place for place, _ in self._answering.values())}
 
     def partial(self, places: Sequence[int]) -> Batch:
-        """Return what engines need of the conversations at ``places``."""
+        """Return the parts of the conversations at ``places`` that engines need."""
         return to_batch([self._all[place] for place in places])
 
     def rows(self, places: Sequence[int]) -> Batch:
-        """Return the conversations at ``places``, with their ``request``, to resume later."""
+        """Return the conversations at ``places``, with their ``request``, so that they can be resumed later."""
         return to_rows([self._all[place] for place in places]).fill(request=torch.tensor(places))
 
     def update(self, part: Batch) -> list[int]:
-        """Take over the tokens that an engine has returned; return the places."""
+        """Store the tokens that an engine has returned, and return the indices of their conversations."""
         places: list[int] = part.request.tolist()
         for place, response in zip(places, from_batch(part), strict=True):
             conversation = self._all[place]
@@ -180,7 +180,7 @@ class Conversations:
         return places
 
     def take(self, part: Batch) -> None:
-        """Take turns that have ended, with the engine's ``calls``, and submit the steps of the environments."""
+        """Accept finished turns, with the engine's ``calls``, and submit the environments' steps."""
         for place, truncated, calls in zip(self.update(part), part.truncated.tolist(), part.calls, strict=True):
             conversation = self._all[place]
             conversation.truncated = truncated
@@ -190,24 +190,24 @@ class Conversations:
                 self._over.append(place)
             else:
                 self._to_answer[place] = self._turn(conversation, calls)
-        # Steps that share processes are submitted together, while earlier ones are answered.
+        # Steps that share processes are submitted together, while replies to earlier ones are pending.
         if self.setup.pool.is_async or not self._answering:
             self._submit()
 
     def resume(self, queue: RequestQueue, deterministic: bool, wait: bool) -> bool:
-        """Resume the conversations whose environments have answered; return whether others are still waiting.
+        """Resume the conversations whose environments have replied, and return whether others are still waiting.
 
         Args:
-            queue: gets their places.
-            deterministic: wait, if at all, for all answers; else for one.
-            wait: whether to wait for answers.
+            queue: Queue to which their indices are added.
+            deterministic: Whether waiting means waiting for all replies instead of one.
+            wait: Whether to wait for replies.
         """
         if wait or any(future.done() for future in self._answering):
             queue.resume(self._answered(deterministic))
         return bool(self.waiting)
 
     def _answered(self, wait_for_all: bool) -> list[int]:
-        """Return the places of conversations that continue, after at least one answer."""
+        """Wait for one reply, or all, and return the indices of the conversations that continue."""
         continued: list[int] = []
         while self._answering or self._to_answer:
             self._submit()
@@ -221,11 +221,11 @@ class Conversations:
             if not wait_for_all:
                 break
         self._submit()
-        # In the order of their answers engines would depend on time.
+        # In order of arrival, the assignment to engines would depend on timing.
         return sorted(continued)
 
     def over(self) -> Batch | None:
-        """Return the conversations that have ended since the last call; None if there are none."""
+        """Return the conversations that have ended since the last call, or None if there are none."""
         places, self._over = self._over, []
         if not places:
             return None
@@ -244,13 +244,13 @@ class Conversations:
         return Turn(text, tokens, [Call(*call) for call in calls["calls"]], calls["malformed"])
 
     def _continues(self, conversation: Conversation, turn: Turn, answer: Answer) -> bool:
-        """Append an answer; return whether the policy has another turn."""
+        """Append the environment's reply and return whether the policy has another turn."""
         setup, options = self.setup, self.setup.options
         # 1. Record the environment's step.
         conversation.state = answer.state
         conversation.reward += answer.reward
         conversation.counts = [a + b for a, b in zip(conversation.counts, answer.counts, strict=True)]
-        # 2. End the conversation if the environment or a limit of turns says so.
+        # 2. End the conversation if the environment or a turn limit requires it.
         most, answers = options.max_assistant_turns, options.max_user_turns
         at_limit = (most is not None and conversation.turns >= most) or (
             answers is not None and conversation.turns > answers
@@ -270,19 +270,19 @@ class Conversations:
 
 
 def policy_turns(batch: Batch) -> list[list[list[int]]]:
-    """Return the tokens of each policy turn of each response."""
+    """Return the tokens of each policy turn in each response."""
     return [[tokens for by, tokens in response.parts() if by == POLICY] for response in from_batch(batch)]
 
 
 def policy_texts(batch: Batch, tokenizer: PreTrainedTokenizerBase, stop_strings: Sequence[str]) -> list[str]:
-    """Return the policy's text in each response, its turns on lines of their own."""
+    """Return the policy's text in each response, with turns separated by newlines."""
     turns = policy_turns(batch)
     texts = iter(decode_responses([turn for row in turns for turn in row], tokenizer, stop_strings))
     return ["\n".join(next(texts) for _ in row) for row in turns]
 
 
 def conversation_parts(batch: Batch, tokenizer: PreTrainedTokenizerBase) -> list[list[dict[str, str]]]:
-    """Return the parts of each conversation, ``{"by": "policy" or "environment", "text": ...}``; none of one turn."""
+    """Return the parts of each conversation, ``{"by": "policy" or "environment", "text": ...}``; [] if single-turn."""
     if "source" not in batch:
         return [[] for _ in range(len(batch))]
     return [
@@ -295,8 +295,8 @@ def add_rank_metrics(batch: Batch, measured: Batch | None) -> Batch:
     """Add rank metrics of the policy's tokens to ``batch``, whose rows are in the order of ``request``.
 
     Args:
-        measured: episodes of the policy's tokens alone, by ``request``, also of requests not in ``batch``; None: no
-            metrics.
+        measured: Episodes of only the policy's tokens, with ``request``, possibly including requests not in ``batch``;
+            or None to add no metrics.
     """
     if measured is None:
         return batch

@@ -1,8 +1,8 @@
 """Environments of conversations, and the processes that run them.
 
 An environment has ``start(record) -> state`` and ``step(state, turn) -> (state, messages, done, reward)``, which may be
-``async``. Its state holds JSON values and tensors and travels with the conversation, so any process can run any step.
-Messages have ``role`` and ``content``; one with ``failed: True`` is counted as a failed call.
+``async``. Its state consists of JSON values and tensors and is stored with the conversation, so any process can run any
+step. Messages have ``role`` and ``content``; a message with ``failed: True`` counts as a failed call.
 """
 
 import asyncio
@@ -31,45 +31,45 @@ from verl.utils.user_code import check_signature, load_code, user_code
 FIELD = "rollout.multi_turn.environment"
 
 COUNTS = ("calls", "malformed", "failures", "timeouts", "prefilled_tokens")
-"""Of a conversation: calls of tools; turns with a call that could not be read; failed calls; steps that were ended
-because they took too long, too much memory, or their process; and tokens that engines read which they did not sample,
-less what their caches held."""
+"""Counters of a conversation: tool calls; turns with an unreadable call; failed calls; steps aborted because they
+exceeded the time or memory limit or their process died; and tokens that engines read without having sampled them, minus
+cache hits."""
 
 TOGETHER = 64
-"""Steps of an ``async`` environment that run again together, if their process had to be ended."""
+"""Number of ``async`` steps that are retried together if their process had to be killed."""
 
 MARGIN_S = 5.0
-"""A process with ``async`` steps is ended this long after the time limit of each."""
+"""Seconds after a step's time limit at which a process with ``async`` steps is killed."""
 
 EXCHANGE_S = 0.05
-"""Longest wait for an answer to ``async`` steps before others may join them."""
+"""Maximum seconds to wait for a reply to ``async`` steps before others may join them."""
 
 
 class Step(NamedTuple):
-    """A request to an environment."""
+    """Request to an environment."""
 
     record: PromptRecord
     state: str
-    """JSON; empty before the first step."""
+    """State as JSON; empty before the first step."""
     turn: Turn
 
 
 class Answer(NamedTuple):
-    """Answer of an environment."""
+    """Reply of an environment."""
 
     state: str
     messages: list[dict[str, Any]]
     done: bool
     reward: float
     counts: tuple[int, ...]
-    """As :data:`COUNTS`."""
+    """Increments of the :data:`COUNTS`."""
 
 
 def load_environment(options: MultiTurnConfig) -> Any:
-    """Load the environment that the options name.
+    """Load the environment selected by the options.
 
     Raises:
-        ConfigError: it cannot be loaded or made, or lacks a method.
+        ConfigError: If it cannot be loaded or created, or lacks a method.
     """
     if options.environment is None:
         return ToolEnvironment(load_tools(options), options)
@@ -84,19 +84,19 @@ def load_environment(options: MultiTurnConfig) -> Any:
 
 
 class EnvironmentPool(KillablePool):
-    """A context manager of processes that run the steps of an environment; ``async`` steps share the loop of one."""
+    """Pool of processes that run environment steps; all ``async`` steps share one process and its event loop."""
 
     def __init__(self, options: MultiTurnConfig, busy_cores: int = 1) -> None:
-        """Prepare the processes. ``busy_cores``: cores of this machine that others compute on meanwhile.
+        """Prepare the processes, assuming that other work occupies ``busy_cores`` of this machine's cores.
 
         Raises:
-            ConfigError: as :func:`load_environment`.
+            ConfigError: See :func:`load_environment`.
         """
         self.options = options
         self.role = "tool" if options.has_tools else "user"
         self.is_async = is_async(load_environment(options))
         self._new = SimpleQueue[tuple[Step, Future[Answer]]]()
-        """``async`` steps that the process has not been given."""
+        """``async`` steps that have not been sent to the process yet."""
         super().__init__(
             "environment process",
             "rollout.multi_turn",
@@ -109,7 +109,7 @@ class EnvironmentPool(KillablePool):
         )
 
     def __enter__(self) -> Self:
-        # Their imports overlap with the work before the first turn.
+        # Start importing now, so that the imports overlap with the work before the first turn.
         self.submit(self.run, _take_steps, [[]])
         return self
 
@@ -117,9 +117,9 @@ class EnvironmentPool(KillablePool):
         self.close()
 
     def ask(self, steps: Sequence[Step]) -> list[Future[Answer]]:
-        """Start these steps, which run beside each other and, if ``async``, beside those that run already.
+        """Start these steps, which run concurrently and, if ``async``, also alongside steps that are already running.
 
-        ``result`` raises ``ConfigError`` for whatever the environment raises.
+        The futures' ``result`` raises ``ConfigError`` for any exception of the environment.
         """
         pairs = [(step, Future[Answer]()) for step in steps]
         if self.is_async:
@@ -141,7 +141,7 @@ class EnvironmentPool(KillablePool):
             future.set_result(answer)
 
     def _converse(self) -> None:
-        """Give the process ``async`` steps as they come and take answers as they are ready, until none is left."""
+        """Send ``async`` steps to the process as they arrive, and collect their replies until none is left."""
         waiting: dict[int, tuple[float, Step, Future[Answer]]] = {}
         numbers = count()
         while waiting or not self._new.empty():
@@ -158,9 +158,9 @@ class EnvironmentPool(KillablePool):
                 _, step, future = waiting.pop(number)
                 try:
                     future.set_result(self._failure(answer, step) if isinstance(answer, BaseException) else answer)
-                except Exception as error:  # the environment's
+                except Exception as error:  # raised by the environment
                     future.set_exception(error)
-            # A step that blocks the loop is not ended by the loop.
+            # The event loop cannot time out a step that blocks it.
             if waiting and time.monotonic() > next(iter(waiting.values()))[0] + self.options.timeout_s + MARGIN_S:
                 self.run(_leave, [None])
                 lost = True
@@ -179,7 +179,7 @@ class EnvironmentPool(KillablePool):
                 answers.append(self._failure(outcome, chunk[0]))
             else:
                 answers += [None] * len(chunk)
-        # Steps that shared a process with one that was ended run again, each in its own.
+        # Retry steps that shared a process with an aborted one, each separately.
         again = [i for i, answer in enumerate(answers) if answer is None]
         for i, outcome in zip(again, self.run(_take_steps, [[steps[i]] for i in again]), strict=True):
             failed = isinstance(outcome, BaseException)
@@ -187,7 +187,7 @@ class EnvironmentPool(KillablePool):
         return [answer for answer in answers if answer is not None]
 
     def _failure(self, error: BaseException, step: Step) -> Answer:
-        """Return the answer to a step that was ended; raise any other ``error``."""
+        """Return the reply to a step that was aborted; raise any other ``error``."""
         reason = failure_reason(error)
         if reason is None:
             raise error if isinstance(error, Exception) else RuntimeError(f"{FIELD}: {type(error).__name__}")
@@ -200,7 +200,7 @@ def is_async(environment: Any) -> bool:
 
 
 def ended(step: Step, reason: str, options: MultiTurnConfig) -> Answer:
-    """Return the answer to a failed step: ``reason`` as a message for each call, and the state unchanged."""
+    """Return the reply to a failed step: ``reason`` as a message for each call, and the state unchanged."""
     why = {"timeout": f"no answer within {options.timeout_s:g} s", "memory": "out of memory"}.get(reason, reason)
     names = [call.name for call in step.turn.calls[: options.max_parallel_calls]] or ["environment"]
     role = "tool" if options.has_tools else "user"
@@ -227,7 +227,7 @@ _LOOP: list[tuple[asyncio.AbstractEventLoop, SimpleQueue[tuple[int, Any]]]] = []
 
 
 def _exchange(new: dict[int, Step]) -> list[tuple[int, Answer | BaseException]]:
-    """Begin steps in this process's loop, which has a thread of its own; the answers that are ready, by number."""
+    """Start steps in this process's event loop, which has its own thread, and return available replies by number."""
     if not _LOOP:
         _LOOP[:] = [(asyncio.new_event_loop(), SimpleQueue())]
         Thread(target=_LOOP[0][0].run_forever, daemon=True).start()
@@ -265,7 +265,7 @@ async def _guarded(environment: Any, step: Step, options: MultiTurnConfig) -> An
 
 
 async def take_step(environment: Any, step: Step) -> Answer:
-    """Run one step, the first with the start; raise ``ConfigError`` for an error of the user's code."""
+    """Run one step, calling ``start`` before the first; raise ``ConfigError`` for exceptions in user code."""
     where = FIELD if isinstance(environment, ToolEnvironment) else f"{FIELD}={type(environment).__name__}"
     state: Any = from_json(json.loads(step.state)) if step.state else None
     if not step.state:
@@ -296,7 +296,7 @@ async def _awaited(value: Any) -> Any:
 
 
 def checked_message(message: Any, where: str) -> dict[str, Any]:
-    """Return a message of an environment. Raises ``ConfigError`` for another form."""
+    """Return an environment's message; raise ``ConfigError`` if it is malformed."""
     fits = isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))
     if not isinstance(message, dict) or not fits:
         raise ConfigError(f"{where}: returned the message {message!r:.200}; expected a dict with role and content")

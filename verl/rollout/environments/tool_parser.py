@@ -1,4 +1,4 @@
-"""Calls of tools in the text of a turn, by vLLM's own parsers."""
+"""Extraction of tool calls from the text of a turn, using vLLM's parsers."""
 
 import copy
 import logging
@@ -14,24 +14,24 @@ from verl.rollout.environments.tools import read_calls
 FIELD = "rollout.multi_turn.format"
 
 MARKS = ("tool_call_start_token", "bot_token", "tool_calls_start_token", "TOOL_CALL_BEGIN", "bot_string", "tc_start")
-"""Attributes of parsers, of which several name what a call begins with."""
+"""Attributes in which various parsers store the text that marks the beginning of a call."""
 
 
 class ToolCallReader:
-    """Reads the calls in a turn.
+    """Parser of the tool calls in a turn.
 
     Raises:
-        ConfigError: vLLM has no parser of this name, or it does not take the tokenizer.
+        ConfigError: If vLLM has no parser with this name, or the parser does not support the tokenizer.
     """
 
     def __init__(self, name: str, tokenizer: PreTrainedTokenizerBase, end_tokens: Sequence[int]) -> None:
-        # They report every text that they cannot read, with the stack.
+        # Parsers log every text that they cannot parse, with a stack trace.
         for package in ("vllm.tool_parsers", "vllm.parser"):
             logging.getLogger(package).setLevel(logging.CRITICAL)
         try:
             parser: Any = ToolParserManager.get_tool_parser(name)
             self.parser = parser(tokenizer)
-        except Exception as error:  # parsers check the tokenizer in ways of their own
+        except Exception as error:  # parsers raise various exceptions for unsupported tokenizers
             known = ", ".join(sorted({*ToolParserManager.tool_parsers, *ToolParserManager.lazy_parsers}))
             raise ConfigError(f"{FIELD}={name!r}: {error}; vLLM's parsers are {known}") from error
         self.tokenizer = tokenizer
@@ -40,14 +40,14 @@ class ToolCallReader:
         self.ends = set(end_tokens)
 
     def read(self, tokens: list[int]) -> dict[str, Any]:
-        """Return ``calls``, (name, arguments) each, and whether the turn has one that is ``malformed``."""
+        """Return ``calls`` as (name, arguments) pairs, and whether the turn has a ``malformed`` call."""
         tokens = tokens[:-1] if tokens and tokens[-1] in self.ends else tokens
-        # The marks of calls may be special tokens.
+        # The markers of calls may be special tokens.
         text = str(self.tokenizer.decode(tokens, skip_special_tokens=False))
         try:
-            # A parser is made for one response: some keep what they have read.
+            # Use a fresh copy per response, because some parsers keep state.
             calls = copy.copy(self.parser).extract_tool_calls(text, request=None).tool_calls
-        except Exception:  # a parser may fail on what a model writes
+        except Exception:  # a parser may fail on malformed model output
             calls = []
         malformed = not calls and self.mark is not None and self.mark in text
         return {"calls": read_calls(calls), "malformed": malformed}

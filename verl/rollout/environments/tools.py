@@ -1,4 +1,4 @@
-"""Tools as an environment: functions and veRL's tool classes, called as the model asks for them."""
+"""Environment that runs the tools requested by the model: Python functions and veRL's tool classes."""
 
 import asyncio
 import inspect
@@ -18,29 +18,29 @@ FIELD = "rollout.multi_turn.tools"
 
 
 class Call(NamedTuple):
-    """A call of a tool in a turn of the policy."""
+    """Tool call in a policy turn."""
 
     name: str
     arguments: Any
-    """As the model wrote them in JSON; a mapping, unless it wrote something else."""
+    """Arguments parsed from the model's JSON; a mapping, unless the model wrote a different JSON type."""
 
 
 class Turn(NamedTuple):
-    """The policy's turn."""
+    """Turn of the policy."""
 
     text: str
-    """Without special tokens."""
+    """Text without special tokens."""
     tokens: list[int]
     calls: list[Call]
     malformed: bool
-    """It begins a call that cannot be read."""
+    """Whether the turn contains the start of a call that cannot be parsed."""
 
 
 class FunctionTool:
-    """A Python function with annotated arguments and a docstring, as ``transformers`` and TRL take them.
+    """Tool backed by a Python function with annotated arguments and a docstring, as in ``transformers`` and TRL.
 
     Raises:
-        ConfigError: no schema can be made of it.
+        ConfigError: If no schema can be derived from the function.
     """
 
     def __init__(self, function: Callable[..., Any], where: str) -> None:
@@ -50,10 +50,10 @@ class FunctionTool:
             self.schema = get_json_schema(function)
 
     def begin(self, record: PromptRecord) -> None:
-        """Return nothing: a function has no state."""
+        """Return None, because a function has no state."""
 
     async def call(self, state: Any, arguments: dict[str, Any]) -> tuple[Any, str, float]:
-        """Call the function; return its result as text."""
+        """Call the function and return its result as text."""
         result = self.function(**arguments)
         result = await result if inspect.isawaitable(result) else result
         return state, result if isinstance(result, str) else _text(result), 0.0
@@ -70,7 +70,7 @@ def _text(value: Any) -> str:
 
 
 def load_tools(options: MultiTurnConfig) -> dict[str, Tool]:
-    """Load the tools by name; raise ``ConfigError`` if that fails or two have the same name."""
+    """Load the tools by name; raise ``ConfigError`` if loading fails or two have the same name."""
     tools: list[Tool] = [FunctionTool(load_code(path, FIELD), f"{FIELD}={path!r}") for path in options.tools]
     if options.tool_config_path is not None:
         tools += verl_tools(options.tool_config_path)
@@ -81,25 +81,25 @@ def load_tools(options: MultiTurnConfig) -> dict[str, Tool]:
 
 
 def tool_schemas(options: MultiTurnConfig) -> list[dict[str, Any]]:
-    """Return the descriptions of the tools for the model; none with a custom environment."""
+    """Return the schemas of the tools for the model, or an empty list with a custom environment."""
     return [tool.schema for tool in load_tools(options).values()] if options.has_tools else []
 
 
 class ToolEnvironment:
-    """Answers the calls of a turn, at most ``max_parallel_calls``; a turn without any ends the conversation."""
+    """Environment that runs up to ``max_parallel_calls`` calls per turn and ends the conversation if there are none."""
 
     def __init__(self, tools: Mapping[str, Tool], options: MultiTurnConfig) -> None:
         self.tools, self.options = tools, options
         self.is_async = any(tool.is_async for tool in tools.values())
 
     def start(self, record: PromptRecord) -> dict[str, Any]:
-        """Return the state of each tool."""
+        """Return the initial state of each tool."""
         return {name: tool.begin(record) for name, tool in self.tools.items()}
 
     async def step(
         self, state: dict[str, Any], turn: Turn
     ) -> tuple[dict[str, Any], list[dict[str, Any]], bool, float | None]:
-        """Return a message for each call, or one about a call that could not be read."""
+        """Return a message for each call, or an error message if a call could not be parsed."""
         if turn.malformed:
             what = "Error: the call could not be read; write a JSON object with name and arguments"
             return state, [{"role": "tool", "name": "error", "content": what, "failed": True}], False, None
@@ -120,10 +120,10 @@ class ToolEnvironment:
             state[name], text, reward = await tool.call(state[name], with_types(call.arguments, tool.schema))
         except MemoryError:
             raise
-        except (Exception, SystemExit, asyncio.CancelledError) as error:  # a tool may raise anything, for the model
+        except (Exception, SystemExit, asyncio.CancelledError) as error:  # errors of tools are reported to the model
             task = asyncio.current_task()
             if task is not None and task.cancelling():
-                # By its time limit.
+                # The step exceeded its time limit.
                 raise
             return _failed(name, f"{type(error).__name__}: {error}".partition("\n")[0]), 0.0
         return {"role": "tool", "name": name, "content": shortened(text, self.options)}, reward
@@ -134,10 +134,10 @@ def _failed(name: str, why: str) -> dict[str, Any]:
 
 
 def with_types(arguments: dict[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the ``arguments`` of a call with the types of ``schema``.
+    """Convert the ``arguments`` of a call to the types in ``schema``.
 
-    Several formats (``qwen3_coder``, ``glm45``) write them without quotes: text is read as JSON where the schema wants
-    another type.
+    Several formats (``qwen3_coder``, ``glm45``) write them without quotes, so text is parsed as JSON if the schema
+    requires another type.
     """
     described = (schema["function"].get("parameters") or {}).get("properties") or {}
     return {name: _with_type(value, described.get(name)) for name, value in arguments.items()}
@@ -154,7 +154,7 @@ def _with_type(value: Any, described: Any) -> Any:
 
 
 def shortened(text: str, options: MultiTurnConfig) -> str:
-    """Cut ``text`` to ``max_tool_response_length`` on ``tool_response_truncate_side``."""
+    """Truncate ``text`` to ``max_tool_response_length`` on ``tool_response_truncate_side``."""
     longest, side = options.max_tool_response_length, options.tool_response_truncate_side
     if len(text) <= longest:
         return text
@@ -167,7 +167,7 @@ def shortened(text: str, options: MultiTurnConfig) -> str:
 
 
 def read_calls(parsed: Sequence[Any]) -> list[tuple[str, Any]]:
-    """Return name and arguments of each call that one of vLLM's tool parsers found."""
+    """Return the name and arguments of each call found by one of vLLM's tool parsers."""
     calls = []
     for call in parsed:
         try:

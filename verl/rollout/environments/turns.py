@@ -1,4 +1,4 @@
-"""Conversations as an engine keeps them between turns: the hidden states of the tokens that it sampled."""
+"""Per-engine state of conversations between turns: the hidden states of sampled tokens."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +17,7 @@ from verl.rollout.partial import PartialResponse
 
 
 class Turns:
-    """The turns of one engine's conversations. States are on the CPU, None on workers that keep none."""
+    """Turns of one engine's conversations; states are kept on the CPU, or are None on workers that keep none."""
 
     def __init__(
         self,
@@ -30,29 +30,29 @@ class Turns:
         """Prepare an engine for conversations.
 
         Args:
-            end_tokens: that end a turn.
-            calculator: how the engine measures hidden states; None where it does not.
-            device: where states are measured.
+            end_tokens: Tokens that end a turn.
+            calculator: Options for measuring hidden states, or None if the engine does not measure them.
+            device: Device on which states are measured.
 
         Raises:
-            ConfigError: as :class:`ToolCallReader`.
+            ConfigError: See :class:`ToolCallReader`.
         """
         self.calculator = None if calculator is None else RepresentationMetricsCalculator(calculator)
         self.max_turns, self.device = options.max_assistant_turns, device
         self.reader = ToolCallReader(options.format, tokenizer, end_tokens) if options.has_tools else None
         self._held: dict[str, tuple[list[Tensor | None], list[int]]] = {}
-        """Of each conversation the states of what the policy said, and the tokens of each of its turns."""
+        """States of the policy tokens of each conversation, and the number of policy tokens in each of its turns."""
 
     def holds(self, request_id: str) -> bool:
-        """Return whether the states of its earlier turns are here."""
+        """Return whether the states of the conversation's earlier turns are stored here."""
         return request_id in self._held
 
     def keep(self, request_id: str, before: PartialResponse, num_read: int, states: Tensor | None) -> None:
-        """Keep the ``states [n, L, D]`` of a turn that has ended, or of all turns if their tokens were read again.
+        """Store the ``states [n, L, D]`` of a finished turn, or of all turns if their tokens were read again.
 
         Args:
-            before: the response without the tokens that this request sampled.
-            num_read: tokens of it whose states were computed again.
+            before: Response without the tokens sampled by this request.
+            num_read: Number of its tokens whose states were recomputed.
         """
         if self.calculator is None:
             return
@@ -68,16 +68,16 @@ class Turns:
         self._held[request_id] = ([*known, states], sizes)
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """Drop the states of these requests: newer weights will read their tokens again."""
+        """Drop the states of these requests, because newer weights will read their tokens again."""
         for request_id in request_ids:
             self._held.pop(request_id, None)
 
     def calls(self, tokens: list[int]) -> dict[str, Any]:
-        """Return the tool ``calls`` in a turn's tokens, (name, arguments) each, and whether one is ``malformed``."""
+        """Return the tool ``calls`` in a turn as (name, arguments) pairs, and whether one is ``malformed``."""
         return {"calls": [], "malformed": False} if self.reader is None else self.reader.read(tokens)
 
     def take_rank_metrics(self) -> Batch | None:
-        """Return the rank metrics of the states held, by ``request``, and drop the states."""
+        """Return the rank metrics of the stored states, with ``request``, and drop the states."""
         held, self._held = self._held, {}
         requests = sorted(map(int, held))
         parts = [held[str(request)] for request in requests]

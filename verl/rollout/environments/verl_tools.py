@@ -1,9 +1,9 @@
-"""veRL's tool classes, named in a YAML file of its form (``rollout.multi_turn.tool_config_path``).
+"""veRL's tool classes, listed in a YAML file of veRL's format (``rollout.multi_turn.tool_config_path``).
 
-A class is made with ``(config, tool_schema)``. As in veRL each call has an instance of its own: ``async create(
+Classes are created with ``(config, tool_schema)``. As in veRL, each call uses a separate instance: ``async create(
 create_kwargs=...)``, ``execute(instance_id, parameters)``, which returns a response, a reward and metrics, and
-``release(instance_id)``; and the rewards are not part of the score. What the class imports of veRL is stood in for.
-Classes of ``verl.tools`` are those of the checkout of veRL that the file is in, or that the shell is in.
+``release(instance_id)``; rewards do not count towards the score. Stubs replace the veRL modules that classes import.
+Classes in ``verl.tools`` are loaded from the veRL checkout that contains the file or the working directory.
 """
 
 import re
@@ -24,7 +24,7 @@ FIELD = "rollout.multi_turn.tool_config_path"
 
 
 class VerlTool:
-    """One tool of the file."""
+    """Tool listed in the file."""
 
     is_async = True
 
@@ -38,7 +38,7 @@ class VerlTool:
         return (kwargs.get(self.schema["function"]["name"]) or {}).get("create_kwargs") or {}
 
     async def call(self, state: Any, arguments: dict[str, Any]) -> tuple[Any, str, float]:
-        """Return the answer of ``execute``."""
+        """Return the unchanged state, the response of ``execute`` as text, and a reward of 0."""
         instance, _ = await self.tool.create(create_kwargs=state)
         try:
             response, *_ = await self.tool.execute(instance, arguments)
@@ -48,10 +48,10 @@ class VerlTool:
 
 
 def verl_tools(path: str) -> Iterator[VerlTool]:
-    """Return the tools of the file at ``path``.
+    """Yield the tools of the file at ``path``.
 
     Raises:
-        ConfigError: it cannot be read, or a class in it cannot be loaded or made.
+        ConfigError: If the file cannot be read, or a class cannot be loaded or created.
     """
     where, path = f"{FIELD}={path!r}", find_path(path)
     try:
@@ -70,7 +70,7 @@ def verl_tools(path: str) -> Iterator[VerlTool]:
 
 
 def _import_path(name: str, file: Path) -> str:
-    """Return ``package.module.Class`` as an import path; ``module.py`` next to ``file`` precedes installed ones."""
+    """Return ``package.module.Class`` as an import path, preferring ``module.py`` next to ``file``."""
     module, _, attribute = name.rpartition("." if ":" not in name else ":")
     beside = file.parent / f"{module.rpartition('.')[2]}.py"
     return f"{beside}:{attribute}" if beside.is_file() else f"{module}:{attribute}"
@@ -83,33 +83,33 @@ def _as_object(value: Any) -> Any:
 
 
 class Fields(SimpleNamespace):
-    """In place of veRL's schemas and responses: what they are made with, as attributes."""
+    """Stub for veRL's schemas and responses that stores its arguments as attributes."""
 
     text: str | None = None
 
     def model_dump(self, **_: Any) -> dict[str, Any]:
-        """Return a mapping."""
+        """Return the attributes as a dictionary."""
         return {k: v.model_dump() if isinstance(v, Fields) else v for k, v in vars(self).items()}
 
 
 class BaseTool:
-    """In place of ``verl.tools.base_tool.BaseTool``."""
+    """Stub for ``verl.tools.base_tool.BaseTool``."""
 
     def __init__(self, config: dict[str, Any], tool_schema: Any) -> None:
         self.config, self.tool_schema, self.name = config, tool_schema, tool_schema.function.name
 
     async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str, Fields]:
-        """Begin an instance."""
+        """Start an instance."""
         return instance_id or "0", Fields()
 
     async def release(self, instance_id: str, **kwargs: Any) -> None:
-        """End an instance."""
+        """Release an instance."""
 
 
 def gsm8k_score(
     solution_str: str, ground_truth: str, method: str = "strict", format_score: float = 0.0, score: float = 1.0
 ) -> float:
-    """Score like veRL's ``gsm8k.compute_score``: the last number, with ``strict`` the one after ``####``."""
+    """Score like veRL's ``gsm8k.compute_score``, using the last number, or with ``strict`` the one after ``####``."""
     pattern = r"#### (-?[0-9.,]+)" if method == "strict" else r"(-?[0-9.,]*[0-9][0-9.,]*)"
     found = re.findall(pattern, solution_str)
     if not found:
@@ -118,7 +118,7 @@ def gsm8k_score(
 
 
 def install_stubs(file: Path) -> None:
-    """Let modules be imported that tool classes of veRL import, unless they are there, and the classes themselves."""
+    """Make veRL's tool classes importable, and install stubs for the missing modules that they import."""
     schemas = dict.fromkeys(("OpenAIFunctionToolSchema", "OpenAIFunctionToolCall", "ToolResponse"), Fields)
     modules: dict[str, dict[str, Any]] = {
         "verl.tools": {},
