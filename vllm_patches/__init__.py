@@ -1,16 +1,16 @@
 """Hidden states from an unforked vLLM.
 
-A vLLM general plugin, installed with the package. It does nothing until an engine asks for it through vLLM's own
-pass-through option. Then every finished completion carries the states that its tokens were sampled from::
+This package is a vLLM general plugin. It is inactive until an engine enables it through vLLM's own pass-through
+option. Then every finished completion carries the states from which its tokens were sampled::
 
     llm = LLM(model, additional_config={"hidden_states": {"layers": [-1]}})
     out = llm.generate(prompts)
     out[0].outputs[0].hidden_states  # [num_tokens, num_layers, hidden]
 
-The options are those of :class:`vllm_patches.options.CaptureOptions`. An engine with
-``additional_config={"sampling_streams": True}`` draws the tokens of requests that name a stream of random numbers from
-it (:mod:`vllm_patches.sampler`). README.md says what is supported. This package imports vllm, torch, numpy, packaging
-and safetensors, and nothing else.
+The options are documented in :class:`vllm_patches.options.CaptureOptions`. An engine with
+``additional_config={"sampling_streams": True}`` draws tokens from the random number stream that a request names
+(:mod:`vllm_patches.sampler`). README.md lists what is supported. Outside the standard library, this package imports
+only vllm, torch, numpy, packaging and safetensors.
 """
 
 import functools
@@ -18,12 +18,12 @@ import functools
 
 @functools.cache
 def register() -> None:
-    """Entry point of the group ``vllm.general_plugins``; vLLM calls it at least once in every process that it starts.
+    """Entry point in the group ``vllm.general_plugins``, which vLLM calls at least once in every process it starts.
 
-    If this vLLM is of an unsupported version or lacks what the plugin relies on, engines that ask for what it does fail
-    at start with the reason; nothing else is patched.
+    If this version of vLLM is unsupported or lacks something that the plugin relies on, engines that enable the plugin
+    fail at startup with the reason; nothing else is patched.
     """
-    # Imported late: the streams are for engines without vLLM, too.
+    # Imported lazily, because the streams are also used without vLLM.
     import vllm
 
     from vllm_patches.compat import SUPPORTED, is_supported, refuse
@@ -32,7 +32,7 @@ def register() -> None:
         refuse(f"vLLM {vllm.__version__}: hidden states and sampling streams need vllm{SUPPORTED}")
         return
     try:
-        # vLLM calls plugins while it starts, and other versions may lack what these modules import.
+        # vLLM calls plugins while it starts, and other versions may lack names that these modules import.
         from vllm_patches import frontend, worker
 
         frontend.check()

@@ -1,7 +1,7 @@
-"""A buffer of hidden-state rows in the order in which the engine computed them, looked up by owner and position.
+"""Buffer of hidden-state rows in the order in which the engine computed them, looked up by owner and position.
 
-A step appends its rows as one contiguous slice. That is cheap on a device, where anything cleverer (a fresh clone per
-step, a scatter to a place per request) costs a third of the decoding speed. The owners of the rows are recorded on the
+Each step appends its rows as one contiguous slice. This is cheap on a device, whereas alternatives such as a fresh
+clone per step or a scatter to per-request locations cost a third of the decoding speed. Row owners are recorded on the
 host. Rows are stored in segments of fixed size; a segment is freed when its last row is released.
 """
 
@@ -16,14 +16,14 @@ SEGMENT_BYTES = 32 << 20
 """Maximum size of one segment: small enough to be freed soon, large enough to be allocated rarely."""
 
 NOBODY = -1
-"""Owner of a row that nobody needs."""
+"""Owner of rows that are not needed."""
 
 
 class RowBuffer:
-    """Rows ``[num_layers, width]`` with their owners and positions.
+    """Buffer of rows ``[num_layers, width]`` with their owners and positions.
 
-    Device memory is allocated in segments of ``SEGMENT_BYTES`` (or ``max_bytes / 4``, if that is less), at most
-    ``max_bytes`` in all; beyond that the oldest rows move to host memory. An empty buffer holds no memory.
+    Device memory is allocated in segments of at most ``SEGMENT_BYTES`` or ``max_bytes / 4``, and at most ``max_bytes``
+    in total; beyond that, the oldest rows move to host memory. An empty buffer holds no memory.
     """
 
     def __init__(
@@ -38,13 +38,13 @@ class RowBuffer:
         self._set_row_shape(num_layers, width)
 
     def append(self, layers: Sequence[Tensor], owners: np.ndarray, positions: np.ndarray) -> None:
-        """Add rows; a later row of the same owner and position replaces an earlier one.
+        """Add rows; a later row with the same owner and position replaces an earlier one.
 
         Args:
-            layers: for each layer ``[num_rows, width]``. The first rows set the width, which for a few models differs
-                from the one in their config.
-            owners: int64 ``[num_rows]``, ``NOBODY`` for rows that are not needed.
-            positions: integers ``[num_rows]``.
+            layers: Rows of each layer, ``[num_rows, width]``. The first rows set the width, which for a few models
+                differs from the value in their config.
+            owners: Owner of each row, int64 ``[num_rows]``, or ``NOBODY`` for rows that are not needed.
+            positions: Position of each row, integers ``[num_rows]``.
         """
         if not self._segments and layers[0].shape[1] != self.row_shape[1]:
             self._set_row_shape(len(layers), layers[0].shape[1])
@@ -59,8 +59,8 @@ class RowBuffer:
         """Return the rows of one owner at positions ``first`` to ``first + count - 1``.
 
         Returns:
-            The rows ``[count, num_layers, width]`` on the device, NaN where there is none, and bool ``[count]``, true
-            where there is one.
+            The rows ``[count, num_layers, width]`` on the device, with NaN for missing rows, and a bool mask
+            ``[count]`` of the rows that are present.
         """
         present = np.zeros(count, dtype=bool)
         pieces: list[tuple[np.ndarray, Tensor]] = []
@@ -69,7 +69,7 @@ class RowBuffer:
             places = segment.positions[rows] - first
             inside = (places >= 0) & (places < count)
             if inside.any():
-                # Rows are in the order of writing; of equal places the last assignment wins.
+                # Rows are in write order; if places are equal, the last assignment wins.
                 row_of = np.full(count, -1)
                 row_of[places[inside]] = rows[inside]
                 filled = np.flatnonzero(row_of >= 0)
@@ -83,32 +83,32 @@ class RowBuffer:
         return gathered, present
 
     def release(self, owner: int) -> None:
-        """Forget the rows of one owner."""
+        """Discard the rows of one owner."""
         for segment in self._segments:
             segment.release(owner)
         kept = [segment for segment in self._segments[:-1] if segment.num_needed]
-        # The segment that is being filled stays as long as any row is held.
+        # The segment that is being filled is kept while any other segment is.
         kept += [segment for segment in self._segments[-1:] if kept or segment.num_needed]
         self._segments = kept
 
     def clear(self) -> None:
-        """Forget all rows and the peaks."""
+        """Discard all rows and reset the peaks."""
         self._segments = []
         self.peak_device_bytes = self.peak_host_bytes = 0
 
     @property
     def num_rows(self) -> int:
-        """Rows that are still needed."""
+        """Number of rows that are still needed."""
         return sum(segment.num_needed for segment in self._segments)
 
     @property
     def device_bytes(self) -> int:
-        """Bytes held on the device."""
+        """Number of bytes held on the device."""
         return sum(segment.nbytes for segment in self._segments if not segment.spilled)
 
     @property
     def host_bytes(self) -> int:
-        """Bytes held on the host by rows that did not fit on the device."""
+        """Number of bytes held on the host for rows that did not fit on the device."""
         return sum(segment.nbytes for segment in self._segments if segment.spilled)
 
     def _set_row_shape(self, num_layers: int, width: int) -> None:
@@ -133,7 +133,7 @@ class RowBuffer:
 
 
 class _Segment:
-    """A fixed number of rows, filled from the front."""
+    """Fixed number of rows, filled from the front."""
 
     def __init__(self, size: int, row_shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
         self.owners = np.full(size, NOBODY, dtype=np.int64)
@@ -164,10 +164,10 @@ class _Segment:
         self._used = stop
 
     def rows_of(self, owner: int) -> np.ndarray:
-        """Return the indices of the rows of one owner that were not released, in the order of writing."""
+        """Return the indices of an owner's unreleased rows, in write order."""
         if self.room:
             return np.flatnonzero(self.owners[: self._used] == owner)
-        # A full segment does not change, so one sort serves every owner. Released rows are still in it.
+        # A full segment does not change, so one sort serves all owners. It still includes released rows.
         if self._sorted is None:
             order = np.argsort(self.owners, kind="stable")
             self._sorted = order, self.owners[order]
@@ -182,7 +182,7 @@ class _Segment:
         self.num_needed -= len(rows)
 
     def read(self, rows: np.ndarray) -> Tensor:
-        """Return the rows of these indices, on the device."""
+        """Return the rows with these indices, on the device."""
         if self._arrived is None:
             return self._rows[_index(rows, self._rows.device)]
         if not self._arrived.query():
@@ -192,10 +192,10 @@ class _Segment:
         return chosen.to(self._device, non_blocking=True)
 
     def spill(self) -> None:
-        """Move the rows to host memory; no more rows are added."""
+        """Move the rows to host memory; no more rows can be added."""
         self.spilled = True
         if self._device.type == "cuda":
-            # As they are, by a copy that nothing waits for: the device's next steps come after it.
+            # Copy all rows unfiltered and asynchronously: later work on the device is ordered after the copy.
             held = torch.empty(self._rows.shape, dtype=self._rows.dtype, pin_memory=True)
             self._rows = held.copy_(self._rows, non_blocking=True)
             self._arrived = torch.cuda.Event()
@@ -211,5 +211,5 @@ class _Segment:
 
 def _index(rows: np.ndarray, device: torch.device) -> Tensor:
     index = torch.from_numpy(rows)
-    # From pinned memory the copy does not wait for the device.
+    # A copy from pinned memory does not block.
     return index.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else index.to(device)

@@ -1,8 +1,8 @@
-"""Which state belongs to which token of which request, however the scheduler batched, chunked or recomputed it.
+"""Assignment of hidden states to requests and tokens, independent of how the scheduler batches or recomputes them.
 
 A state is identified by its request and its position in the sequence: response token j after a prompt of P tokens was
-sampled from the state at position P - 1 + j. A state that is computed again, after a preemption or because the response
-is continued by another request (:mod:`vllm_patches.resume`), has the same position, and replaces the earlier one.
+sampled from the state at position P - 1 + j. A state that is recomputed, after a preemption or because another request
+continues the response (:mod:`vllm_patches.resume`), has the same position and replaces the earlier one.
 """
 
 import itertools
@@ -19,11 +19,11 @@ from vllm_patches.options import CaptureOptions
 STATES = "states"
 PROMPT = "prompt"
 REDUCED = "reduced."
-"""Names in a result: the states of the response; those of the prompt; and the prefix of a reducer's columns."""
+"""Names in a result: the states of the response, the states of the prompt, and the prefix of a reducer's columns."""
 
 GATHERED_BYTES = 256 << 20
-"""Bound on the states that are copied out of the buffer, on the device, to be reduced or handed out at a time; a single
-response may exceed it."""
+"""Maximum bytes of states that are copied out of the buffer, on the device, to be reduced or returned at a time; a
+single response may exceed it."""
 
 
 @dataclass(frozen=True)
@@ -31,40 +31,39 @@ class Step:
     """One forward pass of an engine over N tokens of R requests; the tokens of a request are adjacent."""
 
     request_ids: list[str]
-    """R ids, internal to vLLM."""
+    """Internal vLLM ids of the R requests."""
     computed: np.ndarray
-    """[R], tokens of each request computed before this step, which is the position of its first token here."""
+    """Number of tokens computed before this step, which is the position of the request's first token here, [R]."""
     scheduled: np.ndarray
-    """[R], tokens of each request in this step."""
+    """Number of tokens of each request in this step, [R]."""
     sampled: np.ndarray
-    """[R] bool, whether the token sampled from the request's last state is kept; false for unfinished prompts."""
+    """Whether the token sampled from the request's last state is kept, [R] bool; false for unfinished prompts."""
     last_rows: Tensor | None
-    """Integers [R] on the device, row of each request's last token; None if every request has one token (N = R)."""
+    """Row of each request's last token, [R] integers on the device, or None if every request has one token (N = R)."""
     states: Sequence[Tensor]
-    """For each captured layer, [N or more, hidden]."""
+    """States of each captured layer, [N or more, hidden]."""
 
 
 @dataclass
 class _Request:
-    """A request that the engine has started."""
+    """Request that the engine has started."""
 
     owner: int
-    """Its number in the buffer."""
+    """Number that identifies the request in the buffer."""
     prompt_length: int
-    """Without tokens of the response that were sampled before."""
+    """Length of the prompt, without response tokens that were sampled earlier."""
     read: range
-    """Positions of the states that are kept of the tokens that it starts with, besides those that tokens are sampled
-    from."""
+    """Positions of initial tokens whose states are kept, in addition to the states from which tokens are sampled."""
     finished: bool = False
-    """The engine will compute nothing more for it."""
+    """Whether the engine has finished computing it."""
     released: bool = False
-    """Its states are no longer needed."""
+    """Whether its states are no longer needed."""
 
 
 def reserved_bytes(options: CaptureOptions, num_tokens: int, width: int, itemsize: int) -> int:
     """Return the device memory that an engine reserves for states of responses of up to ``num_tokens`` tokens.
 
-    The buffer; states copied out of it, which exist twice while they are gathered; and the reducer's workspace.
+    It holds the buffer, states copied out of it (which exist twice during gathering), and the reducer's workspace.
     """
     num_layers = len(options.layers)
     gathered = 2 * max(GATHERED_BYTES, num_tokens * num_layers * width * itemsize)
@@ -72,7 +71,7 @@ def reserved_bytes(options: CaptureOptions, num_tokens: int, width: int, itemsiz
 
 
 class HiddenStateCapture:
-    """The states of every request of one worker, from its first step until they are taken or dropped."""
+    """States of all requests of one worker, from their first step until they are taken or dropped."""
 
     def __init__(self, options: CaptureOptions, buffer: RowBuffer) -> None:
         self.options = options
@@ -86,27 +85,27 @@ class HiddenStateCapture:
         """Register a request that is scheduled for the first time, or again after a preemption.
 
         Args:
-            num_tokens: that it starts with.
-            num_resumed: how many of them, at the end, belong to the response.
+            num_tokens: Number of tokens with which it starts.
+            num_resumed: Number of them, at the end, that belong to the response.
         """
         if request_id not in self._requests:
             prompt_length = num_tokens - num_resumed
-            # The last of these states is that from which the first token is sampled: if it is computed again, it must
-            # not replace the state that the token was sampled from.
+            # The last of these states is the one from which the first token was sampled. If it is recomputed, it must
+            # not replace the original.
             first = 0 if self.options.keeps_prompts else prompt_length - 1
             stop = num_tokens - 1 if self.options.keeps_responses else prompt_length
             self._requests[request_id] = _Request(next(self._numbers), prompt_length, range(first, stop))
             self._batch = None
 
     def finish(self, request_id: str) -> None:
-        """Note that the engine has finished a request; its states stay until they are taken."""
+        """Mark a request as finished by the engine; its states are kept until they are taken."""
         request = self._requests.get(request_id)
         if request is not None:
             request.finished = True
             self._forget(request_id, request)
 
     def record(self, step: Step) -> None:
-        """Keep the states of one step that may be asked for."""
+        """Store the states of one step that may be requested later."""
         owners, firsts, stops = self._owners_and_reads(step.request_ids)
         last_positions = step.computed + step.scheduled - 1
         wanted = owners != NOBODY
@@ -118,20 +117,20 @@ class HiddenStateCapture:
             self.buffer.append(rows, np.where(step.sampled, owners, NOBODY), last_positions)
 
     def take(self, requests: Iterable[tuple[str, int]]) -> list[dict[str, Tensor]]:
-        """Hand out the states of requests and forget them.
+        """Return the states of requests and discard them.
 
         Args:
-            requests: ids, each with the number of response tokens, from the first, whose states are wanted.
+            requests: Ids, each with the number of response tokens, counted from the first, whose states are wanted.
                 Asynchronous scheduling may have computed more.
 
         Returns:
-            For each request, as the options ask: ``states [num_tokens, num_layers, hidden]``, or its rows of the
+            For each request, depending on the options: ``states [num_tokens, num_layers, hidden]``, or its rows of the
             reducer's columns as ``reduced.<name>``; and ``prompt [prompt_length, num_layers, hidden]``, with NaN in
-            rows from the prefix cache, which were not computed.
+            rows that were not computed because they were in the prefix cache.
 
         Raises:
-            RuntimeError: a state of the response is missing, which would mean that states are misaligned.
-            TypeError: the reducer returns no columns.
+            RuntimeError: If a state of the response is missing, which would mean that states are misaligned.
+            TypeError: If the reducer does not return columns.
         """
         waiting = list(requests)
         results: list[dict[str, Tensor]] = []
@@ -148,7 +147,7 @@ class HiddenStateCapture:
         return results
 
     def drop(self, request_id: str) -> None:
-        """Forget the states of a request; what the engine still computes for it is not kept."""
+        """Discard the states of a request, including any that the engine still computes for it."""
         request = self._held(request_id)
         if request is not None:
             request.released = True
@@ -161,13 +160,13 @@ class HiddenStateCapture:
         return len(self._requests)
 
     def clear(self) -> None:
-        """Forget everything, as if nothing had been computed yet."""
+        """Reset to the initial state."""
         self._requests.clear()
         self._batch = None
         self.buffer.clear()
 
     def _num_that_fit(self, requests: list[tuple[str, int]]) -> int:
-        """Count the first requests that fit in ``GATHERED_BYTES``, at least one."""
+        """Count how many of the first requests fit in ``GATHERED_BYTES``, but at least one."""
         rows = 0
         for index, (request_id, num_tokens) in enumerate(requests):
             request = self._held(request_id)
@@ -199,9 +198,9 @@ class HiddenStateCapture:
             del self._requests[request_id]
 
     def _owners_and_reads(self, request_ids: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the buffer's owner of each request of a step and the bounds of ``read``, all int64 [R].
+        """Return the buffer owner of each request in a step and the bounds of ``read``, all int64 [R].
 
-        Cached, because most steps have the same requests as the step before.
+        Cached, because most steps have the same requests as the previous one.
         """
         if self._batch is None or self._batch[0] != request_ids:
             requests = [self._held(request_id) for request_id in request_ids]
@@ -212,15 +211,15 @@ class HiddenStateCapture:
     def _record_all(
         self, step: Step, owners: np.ndarray, firsts: np.ndarray, stops: np.ndarray, last_positions: np.ndarray
     ) -> None:
-        """Keep the wanted rows of prompts and of sampling positions, in one slice."""
-        # 1. Owner and position of each of the N rows.
+        """Store the wanted rows of prompts and of sampling positions in one slice."""
+        # 1. Compute owner and position of each of the N rows.
         lengths = step.scheduled
         row_owners = np.repeat(owners, lengths)
         starts = np.cumsum(lengths) - lengths
         positions = np.arange(len(row_owners)) + np.repeat(step.computed - starts, lengths)
-        # 2. Rows of tokens that were there at the start.
+        # 2. Select rows of tokens with which the request started.
         needed = (positions >= np.repeat(firsts, lengths)) & (positions < np.repeat(stops, lengths))
-        # 3. Rows that a response token was sampled from.
+        # 3. Select rows from which a response token was sampled.
         if self.options.keeps_responses:
             needed |= (positions == np.repeat(last_positions, lengths)) & np.repeat(step.sampled, lengths)
         rows = [states[: len(row_owners)] for states in step.states]
@@ -261,17 +260,17 @@ class HiddenStateCapture:
 
 
 def to_host(tensors: list[Tensor]) -> list[Tensor]:
-    """Return the tensors in the host's memory; from a GPU with one wait."""
+    """Return the tensors in host memory, synchronizing with a GPU only once."""
     fetched = [values.to("cpu", non_blocking=True) for values in tensors]
     if not any(values.is_cuda for values in tensors):
         return fetched
     torch.cuda.current_stream().synchronize()
-    # Out of the page-locked memory that they arrived in.
+    # Clone, so that the page-locked transfer memory is freed.
     return [values.clone() for values in fetched]
 
 
 def _checked(columns: object, lengths: list[int], name: str | None) -> dict[str, Tensor]:
-    """Return the reducer's columns; raise ``TypeError`` unless each has an entry for each response or each token."""
+    """Return the reducer's columns; raise ``TypeError`` unless each has one entry per response or per token."""
     sizes = (len(lengths), sum(lengths))
     if not isinstance(columns, dict) or not all(
         isinstance(values, Tensor) and values.dim() and len(values) in sizes for values in columns.values()

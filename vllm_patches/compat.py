@@ -1,4 +1,4 @@
-"""Supported versions of vLLM, checks of what the plugin relies on, and how engines are refused and patched."""
+"""Supported vLLM versions, checks for the attributes that the plugin needs, and helpers to refuse or patch engines."""
 
 import functools
 import logging
@@ -14,11 +14,11 @@ from vllm_patches.options import KEY
 SUPPORTED = SpecifierSet(">=0.24,<0.34")
 
 STREAMS = "sampling_streams"
-"""Key in vLLM's ``additional_config``: true makes an engine draw from the streams that requests name."""
+"""Key in vLLM's ``additional_config``; if true, the engine draws from the random streams that requests name."""
 
 
 def is_supported(version: str) -> bool:
-    """Return whether the plugin supports this version of vLLM, whatever its local and pre-release parts."""
+    """Return whether the plugin supports this version of vLLM, ignoring its local and pre-release parts."""
     try:
         return Version(version).base_version in SUPPORTED
     except InvalidVersion:
@@ -26,10 +26,10 @@ def is_supported(version: str) -> bool:
 
 
 def require(owner: object, *names: str) -> None:
-    """Check that an object or class of vLLM has what the plugin relies on.
+    """Check that an object or class of vLLM has the attributes that the plugin relies on.
 
     Raises:
-        RuntimeError: naming what is missing, the version found and the range supported.
+        RuntimeError: If attributes are missing; the message names them, the version and the supported range.
     """
     missing = [name for name in names if not hasattr(owner, name)]
     if missing:
@@ -52,9 +52,9 @@ def patch(owner: type, name: str, replacement: Callable[..., Any]) -> None:
 
 
 def refuse(reason: str) -> None:
-    """Make engines that ask for what the plugin does fail at start with ``reason``; others are not affected."""
+    """Make engines that enable the plugin fail at startup with ``reason``; other engines are not affected."""
     try:
-        # Imported late: an unknown vLLM may not have them.
+        # Imported lazily, because an unsupported vLLM may not have these classes.
         from vllm.v1.engine.async_llm import AsyncLLM
         from vllm.v1.engine.llm_engine import LLMEngine
     except ImportError:

@@ -1,34 +1,34 @@
-"""Draws tokens by inverting the cumulative distribution: one uniform number decides each token.
+"""Token sampling by inverting the cumulative distribution, with one uniform number per token.
 
-Legend: B rows, V vocabulary. The number of operations does not depend on B, and nothing waits for the device.
+Legend: B = number of rows, V = vocabulary size. The number of operations does not depend on B, and nothing blocks.
 """
 
 import torch
 from torch import Tensor
 
 BLOCK = 512
-"""Neighbouring tokens whose weights are summed in float32, within 1e-6 of the exact sum; everything else is float64."""
+"""Number of consecutive tokens whose weights are summed in float32, with an error below 1e-6; the rest uses float64."""
 
 
 def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
     """Draw tokens [B] int64, each with probability ``weights / weights.sum()``.
 
-    A cumulative sum of a whole vocabulary in float32 is neither accurate nor, on a GPU, monotone; in float64 it takes
-    several times the memory of the distribution. So first a block is drawn, then a token in it. A token of weight 0 is
-    never drawn. Where a row holds NaN, some token is.
+    A float32 cumulative sum over a whole vocabulary is inaccurate and, on a GPU, not even monotonic; in float64, it
+    takes several times the memory of the distribution. Therefore, first a block is drawn, then a token within it.
+    Tokens with weight 0 are never drawn. Rows that contain NaN yield an arbitrary token.
 
     Args:
-        weights: [B, V] float32, at least 0, in any scale.
-        uniforms: [B] float64 in [0, 1).
+        weights: Unnormalized probabilities, [B, V] float32, at least 0.
+        uniforms: Uniform numbers in [0, 1), [B] float64.
     """
     vocab_size = weights.shape[1]
     num_whole, left = divmod(vocab_size, BLOCK)
-    # 1. The weights of blocks.
+    # 1. Draw a block from the block sums.
     sums = weights[:, : num_whole * BLOCK].unflatten(1, (num_whole, BLOCK)).sum(dim=-1)
     if left:
         sums = torch.cat([sums, weights[:, -left:].sum(dim=-1, keepdim=True)], dim=1)
     block, rest = _invert(sums.double(), uniforms)
-    # 2. In the block, what is left of the number decides. The last block may be shorter.
+    # 2. Draw a token within the block with the remainder of the uniform number. The last block may be shorter.
     tokens = block[:, None] * BLOCK + torch.arange(BLOCK, device=weights.device)
     inside = weights.gather(1, tokens.clamp(max=vocab_size - 1)).double().masked_fill(tokens >= vocab_size, 0.0)
     place, _ = _invert(inside, rest)
@@ -36,15 +36,15 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def _invert(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Find where the cumulative sum of each row [B, N] passes ``uniforms`` times the total, and how far into it.
+    """Find where each row's cumulative sum [B, N] exceeds ``uniforms`` times the total, and how far into that entry.
 
-    Both are [B]: the index of a positive weight, and a number in [0, 1] that is uniform if ``uniforms`` is.
+    Returns the index of a positive weight and a number in [0, 1] that is uniform if ``uniforms`` is, both [B].
     """
     cumulative = weights.cumsum(dim=-1)
-    # Rounding may let the sum differ at the last positive weight from the total, and at a weight of 0 from before.
+    # Due to rounding, the sum may differ from the total at the last positive weight, and change at a weight of 0.
     targets = (uniforms * (1 - 2.0**-40))[:, None] * cumulative[:, -1:]
     passed = (cumulative > targets) & (weights > 0)
-    index = passed.to(torch.uint8).argmax(dim=-1, keepdim=True)  # The first.
+    index = passed.to(torch.uint8).argmax(dim=-1, keepdim=True)  # first match
     weight = weights.gather(1, index)
     rest = (targets - cumulative.gather(1, index) + weight) / weight
     return index.squeeze(1), rest.clamp(0.0, 1.0).squeeze(1)

@@ -1,8 +1,8 @@
-"""The user's side of an engine: attaches hidden states to finished outputs.
+"""User-facing side of an engine, which attaches hidden states to finished outputs.
 
-Every request carries a :class:`StateHandle`. It passes to the output that ends the request, whatever ended it: a limit,
-a stop string or an abort. Before that output reaches the user, the states are collected through vLLM's own
-``collective_rpc``. The states of a request that was given up are released when its handle is garbage-collected.
+Every request carries a :class:`StateHandle`, which is passed to its final output, whether it ends by a limit, a stop
+string or an abort. Before that output reaches the user, the states are collected through vLLM's own
+``collective_rpc``. The states of an abandoned request are released when its handle is garbage-collected.
 """
 
 import weakref
@@ -30,11 +30,11 @@ from vllm_patches.resume import num_read, num_resumed, restore_response
 from vllm_patches.sampler import check_streams, child_params
 
 COLLECTED_AT_ONCE = 64
-"""While outputs may wait, the states of this many responses are collected together, so that a reducer sees batches."""
+"""Number of responses whose states are collected together while outputs may wait, so that reducers see batches."""
 
 
 class StateHandle:
-    """Refers to the hidden states that the workers hold for one request."""
+    """Reference to the hidden states that the workers hold for one request."""
 
     def __init__(self, request_id: str, abandoned: list[str]) -> None:
         """Refer to a request; its id is added to ``abandoned`` if nobody collects its states."""
@@ -51,7 +51,7 @@ class StateHandle:
 
 
 class StateCollector:
-    """Collects the hidden states of one engine's requests and attaches them to its outputs."""
+    """Collector that fetches the hidden states of one engine's requests and attaches them to its outputs."""
 
     def __init__(self, engine: Any, options: CaptureOptions) -> None:
         self.in_process = _worker_is_in_process(engine)
@@ -64,7 +64,7 @@ class StateCollector:
         self._engine = weakref.ref(engine)
         self._abandoned: list[str] = []
         self._reduces = options.reducer is not None
-        # While deferring: the outputs without states, and the handles among theirs that are not collected.
+        # Only while deferring: outputs without states, and their handles that have not been collected.
         self._deferring = False
         self._waiting: list[RequestOutput] = []
         self._uncollected: list[StateHandle] = []
@@ -75,9 +75,9 @@ class StateCollector:
 
     @contextmanager
     def deferring(self) -> Iterator[None]:
-        """Let outputs wait inside, so that their states are collected in batches; on exit all have theirs.
+        """Delay outputs within the block so that their states are collected in batches; all are attached on exit.
 
-        Which responses are collected together depends on the steps in which they end, never on time.
+        Which responses are collected together depends only on the steps in which they finish, never on timing.
         """
         self._deferring = True
         try:
@@ -89,7 +89,7 @@ class StateCollector:
             self._waiting, self._uncollected = [], []
 
     def attach(self, outputs: list[RequestOutput]) -> None:
-        """Attach states to the finished ones of ``outputs``: now, or at the end while deferring."""
+        """Attach states to the finished ``outputs``, either now or, while deferring, at the end."""
         finished = [output for output in outputs if _handles([output])]
         if not self._deferring:
             self._collect(_handles(finished))
@@ -110,12 +110,12 @@ class StateCollector:
         _attach_states([output])
 
     def release_abandoned(self) -> None:
-        """Release the states of requests that were given up."""
+        """Release the states of abandoned requests."""
         if self._abandoned and self._engine() is not None:
             self._take([])
 
     async def release_abandoned_async(self) -> None:
-        """Do :meth:`release_abandoned` for an ``AsyncLLM``."""
+        """Like :meth:`release_abandoned`, but for an ``AsyncLLM``."""
         if self._abandoned and self._engine() is not None:
             await self._take([])
 
@@ -125,7 +125,7 @@ class StateCollector:
             self._receive(some, self._take(some))
 
     def _take(self, handles: list[StateHandle]) -> Any:
-        """Call ``take_hidden_states`` on all workers and return their replies; an ``AsyncLLM``'s must be awaited."""
+        """Call ``take_hidden_states`` on all workers and return their replies, an awaitable with an ``AsyncLLM``."""
         engine = self._engine()
         assert engine is not None, "outputs come from an engine"
         abandoned = self._abandoned[:]
@@ -136,9 +136,9 @@ class StateCollector:
         return engine.collective_rpc("take_hidden_states", args=(requests, abandoned, not self.in_process))
 
     def _receive(self, handles: list[StateHandle], replies: list[Any]) -> None:
-        """Store the states in their handles. The worker that keeps states replies with a list, the others with None.
+        """Store the states in their handles; the worker that keeps states replies with a list, others with None.
 
-        With ``ranks="first"`` there may be none that keeps them.
+        With ``ranks="first"``, there may be no such worker.
         """
         results = next((reply for reply in replies if reply is not None), None)
         if results is None:
@@ -177,7 +177,7 @@ def _attach_states(outputs: Iterable[Any]) -> None:
 
 
 def _merge_prompts(prompts: list[Tensor]) -> Tensor | None:
-    """Merge the states of one prompt; each sample computed rows that the others took from the prefix cache."""
+    """Merge the prompt states of several samples, each of which computed rows that others had in the prefix cache."""
     if not prompts:
         return None
     merged, *others = prompts
@@ -187,16 +187,16 @@ def _merge_prompts(prompts: list[Tensor]) -> Tensor | None:
 
 
 def _worker_is_in_process(engine: Any) -> bool:
-    """Return whether engine core and worker are in this process, so that tensors pass without a copy."""
+    """Return whether engine core and worker are in this process, so that tensors are passed without a copy."""
     client = engine.engine_core
     return isinstance(client, InprocClient) and isinstance(client.engine_core.model_executor, UniProcExecutor)
 
 
 def check_engine(config: Any) -> CaptureOptions | None:
-    """Read the options of an engine that is about to start; None if it does not ask for hidden states.
+    """Parse the options of an engine that is about to start, or return None if it captures no hidden states.
 
     Raises:
-        ValueError: an option is wrong, or states cannot be captured in this configuration.
+        ValueError: If an option is invalid, or states cannot be captured in this configuration.
     """
     options = CaptureOptions.parse(config.additional_config)
     if options is None:
@@ -222,10 +222,10 @@ def check_engine(config: Any) -> CaptureOptions | None:
 
 
 def check() -> None:
-    """Check that this vLLM has what :func:`install` patches.
+    """Check that this vLLM has everything that :func:`install` patches.
 
     Raises:
-        RuntimeError: naming what is missing.
+        RuntimeError: If something is missing; the message names it.
     """
     for owner, name, _ in PATCHES:
         require(owner, name)
@@ -234,7 +234,7 @@ def check() -> None:
 
 
 def install() -> None:
-    """Patch the front ends of this process."""
+    """Patch the front-end classes in this process."""
     for owner, name, replacement in PATCHES:
         patch(owner, name, replacement)
     completion: Any = CompletionOutput  # Any, because vLLM does not declare the fields
@@ -252,7 +252,7 @@ def _init(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -
 
 
 def _add_request(original: Callable[..., None], self: Any, request: Any, *args: Any, **kwargs: Any) -> None:
-    """Give every new request a handle; relies on ``request_states`` holding the request by its internal id."""
+    """Give every new request a handle; relies on ``request_states`` being keyed by internal request ids."""
     collector = getattr(self, "state_collector", None)
     if collector is not None and getattr(request, "resumable", False):
         raise ValueError("streaming inputs: hidden states can be captured of complete prompts only")
@@ -267,7 +267,7 @@ def _add_request(original: Callable[..., None], self: Any, request: Any, *args: 
 def _new_completion_output(
     original: Callable[..., Any], self: Any, token_ids: Any, finish_reason: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Pass the handle to the output that ends a request; relies on the detokenizer counting the tokens so far."""
+    """Pass the handle to a request's final output; relies on the detokenizer counting the tokens so far."""
     output = original(self, token_ids, finish_reason, *args, **kwargs)
     handle = getattr(self, "hidden_states_handle", None)
     if handle is not None and finish_reason is not None:
@@ -277,7 +277,7 @@ def _new_completion_output(
 
 
 def _add_output(original: Callable[..., None], self: Any, next_output: Any, *args: Any, **kwargs: Any) -> None:
-    """Keep the last handle when vLLM merges outputs that pile up at a slow reader."""
+    """Keep the last handle when vLLM merges outputs that accumulate while the reader is slow."""
     original(self, next_output, *args, **kwargs)
     handles = {completion.index: _handle(completion) for completion in next_output.outputs}
     for completion in self.outputs:
@@ -294,9 +294,9 @@ def _step(original: Callable[..., list[Any]], self: Any) -> list[Any]:
 
 
 def _abort_request(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
-    """Release the states of the requests that an abort has ended.
+    """Release the states of aborted requests.
 
-    vLLM keeps the parent of several samples if some of them had finished before the abort, and with it their outputs.
+    vLLM keeps the parent of several samples, and thus their outputs, if some of them finished before the abort.
     """
     original(self, *args, **kwargs)
     collector = getattr(self, "state_collector", None)
@@ -309,7 +309,7 @@ def _abort_request(original: Callable[..., None], self: Any, *args: Any, **kwarg
 
 
 def _run_engine(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Relies on ``_run_engine`` stepping the engine until all its requests are finished."""
+    """Defer within ``_run_engine``, which must step the engine until all its requests are finished."""
     collector = getattr(self.llm_engine, "state_collector", None)
     if collector is None:
         return original(self, *args, **kwargs)
@@ -317,7 +317,7 @@ def _run_engine(original: Callable[..., Any], self: Any, *args: Any, **kwargs: A
         with collector.deferring():
             return original(self, *args, **kwargs)
     except BaseException:
-        # Otherwise the next call would return what is left of this one.
+        # Otherwise, the next call would return the remaining outputs of this one.
         engine = self.llm_engine
         engine.abort_request(list(engine.output_processor.request_states), internal=True)
         raise
@@ -353,4 +353,4 @@ PATCHES: list[tuple[type, str, Callable[..., Any]]] = [
     (LLM, "_run_engine", _run_engine),
     (AsyncLLM, "generate", _generate),
 ]
-"""Class of vLLM, name of its method, and the replacement, which gets the original method as its first argument."""
+"""vLLM class, method name, and replacement, which receives the original method as its first argument."""

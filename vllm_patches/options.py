@@ -1,4 +1,4 @@
-"""The options ``additional_config={"hidden_states": {...}}``, checked before an engine starts."""
+"""Options in ``additional_config={"hidden_states": {...}}``, which are checked before an engine starts."""
 
 import functools
 import importlib
@@ -19,43 +19,43 @@ RANKS = ("all", "first")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 Reducer = Callable[[list[Tensor]], Any]
-"""States ``[num_tokens, num_layers, hidden]`` of finished responses -> named columns: tensors with one entry for each
-response, or for each of their tokens."""
+"""Function from the states ``[num_tokens, num_layers, hidden]`` of finished responses to named columns, which are
+tensors with one entry per response or per token."""
 
 
 @dataclass(frozen=True)
 class CaptureOptions:
-    """``additional_config["hidden_states"]``, parsed."""
+    """Parsed value of ``additional_config["hidden_states"]``."""
 
     layers: tuple[int, ...] = (-1,)
-    """Captured layers, in the order of the result. Layer k, counted from either end, is ``hidden_states[1:][k]`` of
-    ``transformers``: the output of decoder layer k, or, for the last one, the state after the final norm."""
+    """Captured layers, in the order of the result. Layer k, counted from either end, is ``hidden_states[1:][k]`` in
+    ``transformers``: the output of decoder layer k, or for the last layer, the state after the final norm."""
     phase: str = "decode"
-    """``decode``: the states that response tokens were sampled from; ``prefill``: those of the prompt; ``both``."""
+    """``decode`` for the states from which response tokens were sampled, ``prefill`` for prompt states, or ``both``."""
     dtype: str = "auto"
-    """Dtype in which states are stored and returned; ``auto`` is the model's."""
+    """Dtype in which states are stored and returned; ``auto`` is the model's dtype."""
     device: str = "cpu"
-    """Where results are: ``cpu``, or ``device``, where they were computed (the engine must be in this process)."""
+    """Location of results: ``cpu``, or ``device`` to leave them there (the engine must be in this process)."""
     max_bytes: int = 1 << 30
-    """Bound on the buffer on the device, bytes per worker. Rows beyond it move to host memory."""
+    """Maximum size of the device buffer in bytes per worker; further rows move to host memory."""
     ranks: str = "all"
-    """Which ranks of a tensor-parallel group return states where each is an engine of its own, started by an external
-    launcher: ``all``, or the ``first`` alone. In any other engine the first one's reach the user."""
+    """Ranks of a tensor-parallel group that return states if an external launcher started each as a separate engine:
+    ``all``, or only the ``first``. All other engines return the first rank's states."""
     reducer: str | None = None
-    """Import path ``module:function`` of a :data:`Reducer`, called where the states are; its result replaces them."""
+    """Import path ``module:function`` of a :data:`Reducer`, called on the states' device; its result replaces them."""
     reducer_options: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments of the reducer; JSON."""
+    """Keyword arguments of the reducer, as JSON values."""
     workspace: str | None = None
-    """Import path ``module:function`` of the memory that the reducer takes on the device besides the states, in bytes:
-    called with the longest response in tokens, the number of layers, the hidden width, and ``reducer_options`` as
-    keyword arguments. It is reserved when vLLM sizes the KV cache."""
+    """Import path ``module:function`` of a function that returns the bytes of device memory that the reducer needs
+    besides the states. It is called with the maximum response length in tokens, the number of layers, the hidden size,
+    and ``reducer_options`` as keyword arguments. The memory is reserved when vLLM sizes the KV cache."""
 
     @classmethod
     def parse(cls, additional_config: Any) -> "CaptureOptions | None":
-        """Read vLLM's ``additional_config``; None if it does not ask for hidden states.
+        """Parse vLLM's ``additional_config``; return None if it does not enable hidden states.
 
         Raises:
-            ValueError: an option or a value is unknown; names those that exist.
+            ValueError: If an option or value is unknown; the message lists the valid ones.
         """
         if not isinstance(additional_config, Mapping) or additional_config.get(KEY) is None:
             return None
@@ -90,17 +90,17 @@ class CaptureOptions:
             _load("workspace", self.workspace, (0, 0, 0), self.reducer_options)
 
     def workspace_bytes(self, num_tokens: int, num_layers: int, width: int) -> int:
-        """Return the reducer's memory, 0 if it does not state it."""
+        """Return the bytes of memory that the reducer needs, or 0 if ``workspace`` is not set."""
         if self.workspace is None:
             return 0
         function = _load("workspace", self.workspace, (0, 0, 0), self.reducer_options)
         return int(function(num_tokens, num_layers, width))
 
     def load_reducer(self) -> Reducer | None:
-        """Import the reducer; None if there is none.
+        """Import the reducer, or return None if there is none.
 
         Raises:
-            ValueError: there is no such function, or it does not take ``reducer_options``.
+            ValueError: If there is no such function, or it does not accept ``reducer_options``.
         """
         if self.reducer is None:
             return None
@@ -108,10 +108,10 @@ class CaptureOptions:
         return reducer
 
     def resolve_layers(self, num_layers: int) -> tuple[int, ...]:
-        """Return the captured layers counted from the first, 0 to ``num_layers - 1``; the last is after the final norm.
+        """Return the captured layers as indices from 0 to ``num_layers - 1``, the last being the state after the norm.
 
         Raises:
-            ValueError: the model has no such layer, or a layer is named twice.
+            ValueError: If the model has no such layer, or a layer is listed twice.
         """
         for layer in self.layers:
             if not -num_layers <= layer < num_layers:
@@ -137,7 +137,7 @@ class CaptureOptions:
 
     @property
     def keeps_responses(self) -> bool:
-        """Whether the states that response tokens were sampled from are kept."""
+        """Whether the states from which response tokens were sampled are kept."""
         return self.phase in ("decode", "both")
 
 
@@ -148,7 +148,7 @@ def _layers(raw: Any) -> tuple[int, ...]:
 
 
 def _load(option: str, path: str, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> Any:
-    """Load ``module:function`` with its keyword arguments; raise ``ValueError`` if it does not take them."""
+    """Load ``module:function`` and bind its keyword arguments; raise ``ValueError`` if it does not accept them."""
     try:
         module, _, name = path.partition(":")
         loaded: Any = importlib.import_module(module)

@@ -1,8 +1,8 @@
-"""Requests that resume a response of an earlier request, under the same weights or newer ones.
+"""Requests that resume the response of an earlier request, with the same or newer weights.
 
-The prompt of such a request is all tokens so far; ``SamplingParams.extra_args`` says how many at its end belong to the
-response. The engine computes them again, so that all hidden states of the response are of the weights that it ends
-with, and it counts them: stop strings, outputs and hidden states see one response.
+The prompt of such a request consists of all tokens so far; ``SamplingParams.extra_args`` says how many at its end
+belong to the response. The engine recomputes them, so that all hidden states of the response come from its final
+weights, and counts them as response tokens, so that stop strings, outputs and hidden states cover all of it.
 """
 
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ KEY, READ = "resumed_tokens", "read_tokens"
 
 
 class CutResponse(NamedTuple):
-    """A response that was cut."""
+    """Response that was cut."""
 
     request_id: str
     prompt_ids: list[int]
     token_ids: list[int]
-    """All so far."""
+    """All tokens so far."""
     logprobs: Sequence[Any]
-    """vLLM's, of the last of these tokens: those that the cut request sampled."""
+    """vLLM's log-probabilities of the tokens sampled by the cut request, which are the last ones in ``token_ids``."""
 
 
 def cut(engine: Any) -> list[CutResponse]:
@@ -46,28 +46,28 @@ def cut(engine: Any) -> list[CutResponse]:
 
 
 def resume_args(num_tokens: int, num_read: int | None = None) -> dict[str, int]:
-    """Return ``extra_args`` of a request whose prompt ends with ``num_tokens`` tokens of the response.
+    """Return ``extra_args`` for a request whose prompt ends with ``num_tokens`` tokens of the response.
 
-    ``num_read``: tokens at the end of the prompt, at least as many, whose hidden states are wanted too, in front of the
-    response's: those of earlier turns of a conversation; None: of no others.
+    ``num_read`` is the number of tokens at the end of the prompt whose hidden states are wanted. It defaults to
+    ``num_tokens`` and may be larger, to include earlier turns of a conversation.
     """
     return {KEY: num_tokens, READ: num_tokens if num_read is None else num_read}
 
 
 def num_resumed(params: SamplingParams | None) -> int:
-    """Return the number of prompt tokens that belong to the response; 0 for an ordinary request."""
+    """Return the number of prompt tokens that belong to the response, or 0 for an ordinary request."""
     return 0 if params is None or params.extra_args is None else int(params.extra_args.get(KEY, 0))
 
 
 def num_read(params: SamplingParams | None) -> int:
-    """Return the number of tokens at the end of the prompt whose hidden states are wanted with the response's."""
+    """Return the number of tokens at the end of the prompt whose hidden states are wanted."""
     return 0 if params is None or params.extra_args is None else int(params.extra_args.get(READ, num_resumed(params)))
 
 
 def restore_response(state: Any, request: Any, tokenizer: Any) -> None:
     """Restore the response so far in the front end's ``state`` of a new request.
 
-    Relies on the detokenizer holding the response's tokens, its text, and what of it was searched for stop strings.
+    Relies on the detokenizer storing the response's tokens, its text, and the part already searched for stop strings.
     """
     num = num_resumed(request.sampling_params)
     if not num:

@@ -1,12 +1,12 @@
-"""Sampling from streams of random numbers, for all rows of a step at once.
+"""Sampling from streams of random numbers, vectorized over all rows of a step.
 
-vLLM's own way to make a response reproducible, ``SamplingParams.seed``, gives each request a generator, and its sampler
-then loops over the rows in Python. Here one number per row, computed from the request's stream and the position of the
-token in its sequence, decides the token. Which requests share a step, chunks, preemptions and prefix caches make no
-difference, given equal logits.
+vLLM's own option for reproducible responses, ``SamplingParams.seed``, gives each request a generator, and its sampler
+then loops over the rows in Python. Here, one number per row, computed from the request's stream and the token's
+position in the sequence, determines the token. Given equal logits, the result does not depend on batching, chunking,
+preemption or prefix caching.
 
-The second model runner has such numbers of its own, computed from seed and position in the kernel that draws. There the
-stream is the seed, and vLLM draws; the tokens differ from those of the first runner.
+The second model runner already computes such numbers from seed and position in its sampling kernel. There, the stream
+is used as the seed, and vLLM draws; the tokens differ from the first runner's.
 """
 
 import copy
@@ -32,7 +32,7 @@ def asks_for_streams(additional_config: Any) -> bool:
     """Return whether an engine with this ``additional_config`` samples from streams.
 
     Raises:
-        ValueError: the option is neither true nor false.
+        ValueError: If the option is neither true nor false.
     """
     wanted = additional_config.get(STREAMS, False) if isinstance(additional_config, Mapping) else False
     if not isinstance(wanted, bool):
@@ -41,10 +41,10 @@ def asks_for_streams(additional_config: Any) -> bool:
 
 
 def check_streams(config: Any) -> None:
-    """Refuse an engine that asks for streams and cannot have them.
+    """Check that an engine that enables streams can support them.
 
     Raises:
-        ValueError: it decodes speculatively, or the option is neither true nor false.
+        ValueError: If it uses speculative decoding, or the option is neither true nor false.
     """
     if asks_for_streams(config.additional_config) and config.speculative_config is not None:
         raise ValueError(f"additional_config['{STREAMS}']: speculative decoding draws in its own way; leave one out")
@@ -62,7 +62,7 @@ def response_start(request: Any) -> int:
 
 
 def child_params(original: Callable[..., SamplingParams], self: Any, index: int) -> SamplingParams:
-    """Give each of a request's ``n`` samples a stream of its own, below the request's; they share parameters else."""
+    """Give each of a request's ``n`` samples its own substream; they share all other parameters."""
     params = original(self, index)
     stream = stream_of(self.sampling_params)
     if stream is not None:
@@ -72,10 +72,10 @@ def child_params(original: Callable[..., SamplingParams], self: Any, index: int)
 
 
 def attach_streams(runner: Any) -> None:
-    """Make a runner draw the tokens of requests that name a stream from it.
+    """Make a runner draw the tokens of each request from the stream that it names, if any.
 
     Raises:
-        RuntimeError: this vLLM lacks what that relies on.
+        RuntimeError: If this vLLM lacks something that the plugin relies on.
     """
     if runner.vllm_config.use_v2_model_runner:
         _attach_v2(runner)
@@ -85,40 +85,40 @@ def attach_streams(runner: Any) -> None:
 
 @dataclass(frozen=True)
 class _Rows:
-    """The requests of a step, in its order; cached, because most steps have the requests of the step before."""
+    """Requests of a step in order; cached, because most steps have the same requests as the previous one."""
 
     request_ids: list[str]
     streams: np.ndarray | None
-    """[B] uint64, 0 for requests without; None if no request has one."""
+    """Stream of each request, 0 if it has none, [B] uint64; or None if no request has one."""
     streamless: Tensor | None
-    """[B] bool on the device, which requests have none; None if all have."""
+    """Mask of the requests without a stream, [B] bool on the device, or None if all have one."""
     tables: np.ndarray | None
-    """[B] int64, where the temperatures of each request are; None if no request has a table."""
+    """Slot of each request's temperatures, [B] int64, or None if no request has a table."""
     starts: np.ndarray
-    """[B] int64, tokens of each prompt; of no use without ``tables``."""
+    """Position of each request's first response token, [B] int64; empty without ``tables``."""
 
 
 @dataclass(frozen=True)
 class _Step:
-    """What decides the tokens of one step."""
+    """Inputs that determine the tokens of one step."""
 
     uniforms: Tensor
-    """[B] float64 on the device, in [0, 1)."""
+    """Uniform numbers in [0, 1), [B] float64 on the device."""
     streamless: Tensor | None
-    """As in :class:`_Rows`."""
+    """See :class:`_Rows`."""
     temperatures: Tensor | None
-    """[B] float32 on the device, NaN for requests without a table; None if none has one."""
+    """Temperatures, [B] float32 on the device, NaN for requests without a table; or None if none has one."""
 
 
 class StreamSampler:
-    """Draws the tokens of the first model runner, ``v1/worker/gpu_model_runner.py``, and of those that derive from it.
+    """Sampler for the first model runner, ``v1/worker/gpu_model_runner.py``, and runners that derive from it.
 
-    Relies on ``_sample`` calling the sampler once, with one row for each request of ``input_batch`` in its order, and
-    on the batch describing the step whose tokens are sampled.
+    Relies on ``_sample`` calling the sampler once, with one row per request of ``input_batch`` in order, and on the
+    batch describing the step whose tokens are sampled.
     """
 
     def __init__(self, runner: Any) -> None:
-        """Wrap ``_sample`` of the runner, and the last part of its sampler, which draws."""
+        """Wrap the runner's ``_sample`` and the last part of its sampler, which draws."""
         require(runner, "_sample", "sampler", "requests", "input_batch", "query_start_loc")
         require(runner.sampler, "topk_topp_sampler", "apply_temperature")
         require(runner.input_batch, "req_ids", "num_reqs", "num_computed_tokens_cpu")
@@ -137,7 +137,7 @@ class StreamSampler:
     def _in_step(self, sample: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(sample)
         def sample_step(*args: Any, **kwargs: Any) -> Any:
-            # Dummy runs call the sampler by another way, with rows that belong to no request.
+            # Dummy runs bypass `_sample`, with rows that belong to no request.
             self._step = self._read_step()
             try:
                 return sample(*args, **kwargs)
@@ -147,15 +147,15 @@ class StreamSampler:
         return sample_step
 
     def _read_step(self) -> _Step | None:
-        """Return the step to be sampled; None if no request has a stream."""
+        """Return the step to be sampled, or None if no request has a stream."""
         batch = self._runner.input_batch
         if self._rows is None or self._rows.request_ids != batch.req_ids:
             self._rows = self._read_rows(batch.req_ids)
         if self._rows.streams is None:
             return None
         count = batch.num_reqs
-        # The position of the token to draw is the number of tokens before it: sampled again after a preemption, or in
-        # another chunk of its prompt, a token has the same.
+        # The position of a token is the number of tokens before it, so it stays the same if the token is resampled
+        # after a preemption or the prompt is chunked differently.
         positions = batch.num_computed_tokens_cpu[:count] + np.diff(self._runner.query_start_loc.np[: count + 1])
         temperatures = None
         if self._rows.tables is not None:
@@ -178,11 +178,11 @@ class StreamSampler:
 
     def _upload(self, values: np.ndarray) -> Tensor:
         host, device = torch.from_numpy(values), self._runner.device
-        # From pinned memory the copy does not wait for the device.
+        # A copy from pinned memory does not block.
         return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
 
     def apply_temperature(self, logits: Tensor, temp: Tensor, all_random: bool) -> Tensor:
-        """Replace ``Sampler.apply_temperature``: divide ``logits`` [B, V] by ``temp`` [B] or a table's entry."""
+        """Replace ``Sampler.apply_temperature``: divide ``logits`` [B, V] by ``temp`` [B] or by entries of a table."""
         if self._step is not None and self._step.temperatures is not None:
             table = self._step.temperatures
             temp = torch.where(table.isnan(), temp, table)
@@ -191,9 +191,9 @@ class StreamSampler:
     def forward(
         self, logits: Tensor, generators: dict[int, torch.Generator], k: Tensor | None, p: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Replace ``TopKTopPSampler.forward``: return tokens [B], and [B, V] as the log-probabilities mode asks.
+        """Replace ``TopKTopPSampler.forward``: return tokens [B], and [B, V] according to the log-probabilities mode.
 
-        ``logits`` [B, V] float32 are processed but for top-k and top-p; they may be overwritten, as vLLM says.
+        ``logits`` [B, V] float32 are processed except for top-k and top-p; they may be overwritten, as vLLM documents.
         """
         step, mode = self._step, self._logprobs_mode
         if step is None:
@@ -207,7 +207,7 @@ class StreamSampler:
             returned = logits.log_softmax(dim=-1, dtype=torch.float32)
         elif mode == "processed_logits":
             returned = logits
-        # Fresh memory for a distribution costs more than computing it.
+        # Allocating memory for a distribution costs more than computing it.
         if returned is None:
             weights = logits.sub_(logits.amax(dim=-1, keepdim=True)).exp_()
         elif mode == "processed_logits":
@@ -221,10 +221,10 @@ class StreamSampler:
 
 
 def _attach_v2(runner: Any) -> None:
-    """Patch ``v1/worker/gpu/model_runner.py``, which draws by ``sampling_states.seeds`` and position."""
+    """Patch ``v1/worker/gpu/model_runner.py``, which draws based on ``sampling_states.seeds`` and position."""
     sampler = getattr(runner, "sampler", None)
     if sampler is None:
-        return  # Another rank of the pipeline samples.
+        return  # another rank of the pipeline samples
     require(sampler, "sampling_states")
     states = sampler.sampling_states
     require(states, "add_request", "seeds", "seeds_set")

@@ -1,8 +1,8 @@
-"""Temperatures that depend on the position in the response: for all rows of a step at once.
+"""Temperatures that depend on the position in the response, vectorized over all rows of a step.
 
-A request brings a table of temperatures in ``SamplingParams.extra_args``: entry t is that of token t of its response,
-and the last one that of all later tokens. A row's place in its response follows from its position in the sequence, so
-that chunks, preemptions and what else is in the batch make no difference.
+A request provides a table of temperatures in ``SamplingParams.extra_args``: entry t applies to token t of its response,
+and the last entry to all later tokens. The index is derived from the position in the sequence, so that chunking,
+preemption and batching make no difference.
 """
 
 from collections.abc import Sequence
@@ -12,24 +12,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 KEY = "temperatures"
-"""Key of a request's table in ``SamplingParams.extra_args``, a float32 array [T] of numbers above 0."""
+"""Key in ``SamplingParams.extra_args`` of a request's table, a float32 array [T] of numbers above 0."""
 
 
 def table_of(params: Any) -> NDArray[np.float32] | None:
-    """Return the table of a request; None if it has one temperature."""
+    """Return the table of a request, or None if it has a single temperature."""
     table = None if params is None or params.extra_args is None else params.extra_args.get(KEY)
     return None if table is None else np.asarray(table, dtype=np.float32)
 
 
 class TemperatureTables:
-    """The tables of the requests that are running, one below the other. Only those of new requests are copied."""
+    """Tables of the running requests, stacked in one array to which only tables of new requests are copied."""
 
     def __init__(self) -> None:
         self._entries = np.ones((0, 1), dtype=np.float32)
         self._slots: dict[str, int] = {}
 
     def slots(self, request_ids: Sequence[str], tables: Sequence[NDArray[np.float32] | None]) -> NDArray[np.int64]:
-        """Return the slot of each request's table, [B], -1 for requests without one; forget all other tables."""
+        """Return the slot of each request's table, [B], or -1 for requests without one; discard all other tables."""
         by_name = {name: table for name, table in zip(request_ids, tables, strict=True) if table is not None}
         self._slots = {name: slot for name, slot in self._slots.items() if name in by_name}
         new = [name for name in by_name if name not in self._slots]
@@ -44,12 +44,12 @@ class TemperatureTables:
         return np.array([self._slots.get(name, -1) for name in request_ids], dtype=np.int64)
 
     def at(self, slots: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return the temperature of each row, [B], at ``places`` [B] of its response; NaN for slot -1."""
+        """Return each row's temperature at index ``places`` [B] of its response, [B]; NaN for slot -1."""
         values = self._entries[slots, np.clip(places, 0, self._entries.shape[1] - 1)]
         return np.where(slots < 0, np.float32(np.nan), values)
 
     def _grow(self, rows: int, columns: int) -> None:
-        """Make room; tables keep their slots and repeat their last entry."""
+        """Enlarge the array; tables keep their slots and repeat their last entry."""
         have = self._entries.shape
         if rows > have[0] or columns > have[1]:
             grown = np.ones((max(2 * rows, have[0]), max(columns, have[1])), dtype=np.float32)

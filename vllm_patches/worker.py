@@ -1,8 +1,8 @@
-"""The worker's side of an engine: records the hidden states and hands them out.
+"""Worker side of an engine, which records the hidden states and returns them.
 
-After ``load_model`` of vLLM's worker, whatever its runner, the states of every ``execute_model`` of the runner are
-recorded. ``take_hidden_states`` hands them out and ``hidden_states_memory`` reports their memory, both through vLLM's
-own ``collective_rpc``. The model, its compilation and its CUDA graphs do not change.
+Once vLLM's worker has loaded its model, the states of every ``execute_model`` call of its runner are recorded.
+``take_hidden_states`` returns them and ``hidden_states_memory`` reports their memory, both through vLLM's own
+``collective_rpc``. The model, its compilation and its CUDA graphs do not change.
 """
 
 import functools
@@ -28,14 +28,14 @@ from vllm_patches.sampler import asks_for_streams, attach_streams
 logger = logging.getLogger(__name__)
 
 NORM_IN_HEAD = {"MiMoForCausalLM", "Step3p5ForCausalLM", "KimiK3ForConditionalGeneration"}
-"""Models that vLLM gives the final norm within the output head, after the state that the runner sees."""
+"""Models in which vLLM applies the final norm in the output head, after the state that the runner sees."""
 
 SCALED = {"MiniCPMForCausalLM", "MiniCPM3ForCausalLM"}
 """Models whose state vLLM scales after the final norm, before the runner sees it."""
 
 
 def install() -> None:
-    """Patch the worker class, from which the workers of the CPU and of other devices derive."""
+    """Patch the worker class, from which the workers for CPUs and other devices derive."""
     patch(Worker, "load_model", _load_model)
     worker_class: Any = Worker  # Any, because vLLM does not declare these methods
     worker_class.take_hidden_states = take_hidden_states
@@ -45,11 +45,11 @@ def install() -> None:
 def take_hidden_states(
     worker: Any, requests: list[tuple[str, int]], abandoned: list[str], as_bytes: bool
 ) -> list[dict[str, Tensor]] | list[bytes] | str | None:
-    """Hand out the states of ``requests``, (id, number of tokens), and release those of ``abandoned``.
+    """Return the states of ``requests``, (id, number of tokens), and release the states of ``abandoned`` requests.
 
-    Called on all workers; those that keep no states return None. With ``as_bytes`` the tensors of each request are in
-    the safetensors format, to pass between processes. An error is returned as text: an exception would leave the
-    replies of other workers unread, and the next call would take them for its own.
+    Called on all workers; workers that keep no states return None. With ``as_bytes``, the tensors of each request are
+    serialized with safetensors, to be passed between processes. Errors are returned as text, because an exception would
+    leave the replies of other workers unread, and the next call would mistake them for its own.
     """
     capture: HiddenStateCapture | None = getattr(worker, "hidden_state_capture", None)
     if capture is None:
@@ -60,17 +60,17 @@ def take_hidden_states(
     with torch.inference_mode(False), torch.no_grad():
         try:
             results = capture.take(requests)
-        except Exception as error:  # A reducer may raise anything.
+        except Exception as error:  # a reducer may raise anything
             logger.exception("Hidden states of finished responses are lost")
             return f"{type(error).__name__}: {error}"
     return [_to_bytes(result) for result in results] if as_bytes else results
 
 
 def hidden_states_memory(worker: Any) -> dict[str, int] | None:
-    """Return the memory of the states of one worker, for ``collective_rpc``; None from workers that keep no states.
+    """Return one worker's memory for states, for ``collective_rpc``, or None if the worker keeps no states.
 
-    The requests and rows held; the bytes held now, and at most since the start, on the device and (spilled) on the
-    host; and the bytes on the device that are reserved for states and the reducer when vLLM sizes the KV cache.
+    Reports the numbers of requests and rows; the current and peak bytes on the device and (spilled) on the host; and
+    the device bytes that are reserved for states and the reducer when vLLM sizes the KV cache.
     """
     capture: HiddenStateCapture | None = getattr(worker, "hidden_state_capture", None)
     if capture is None:
@@ -83,7 +83,7 @@ def hidden_states_memory(worker: Any) -> dict[str, int] | None:
 
 
 def _to_bytes(result: dict[str, Tensor]) -> bytes:
-    # Copies, because safetensors refuses tensors that share memory.
+    # Copies, because safetensors rejects tensors that share memory.
     return safetensors.torch.save({name: value.to("cpu", copy=True).contiguous() for name, value in result.items()})
 
 
@@ -101,7 +101,7 @@ def _load_model(original: Callable[..., None], self: Any, *args: Any, **kwargs: 
 
 
 def _clear_after(warm_up: Callable[..., Any], capture: HiddenStateCapture) -> Callable[..., Any]:
-    """Clear the capture after vLLM's warm-up, whose requests have states that nobody collects."""
+    """Clear the capture after vLLM's warm-up, because nobody collects the states of its requests."""
 
     @functools.wraps(warm_up)
     def warm_up_and_clear(*args: Any, **kwargs: Any) -> Any:
@@ -113,14 +113,14 @@ def _clear_after(warm_up: Callable[..., Any], capture: HiddenStateCapture) -> Ca
 
 
 def attach(runner: Any, options: CaptureOptions) -> HiddenStateCapture | None:
-    """Make a runner record its steps; None where another rank of the tensor-parallel group keeps the same states.
+    """Make a runner record its steps, or return None if another tensor-parallel rank keeps the same states.
 
-    Relies on the lists of new and of finished requests in the scheduler's output. A request resumed after a preemption
-    is among the new ones with one runner but not with the other.
+    Relies on the lists of new and finished requests in the scheduler's output. Depending on the runner, requests
+    resumed after a preemption are listed as new.
 
     Raises:
-        RuntimeError: this vLLM lacks what the capture relies on.
-        ValueError: the model cannot return the requested layers.
+        RuntimeError: If this vLLM lacks something that the capture relies on.
+        ValueError: If the model cannot return the requested layers.
     """
     config = runner.vllm_config
     is_v2 = config.use_v2_model_runner
@@ -132,7 +132,7 @@ def attach(runner: Any, options: CaptureOptions) -> HiddenStateCapture | None:
     if layers.auxiliary:
         _enable_auxiliary_states(runner, layers.auxiliary)
     external = config.parallel_config.distributed_executor_backend == "external_launcher"
-    # With an external launcher every rank is its own engine, whose user asks that rank alone.
+    # With an external launcher, every rank is a separate engine, whose user queries only that rank.
     if get_tp_group().rank_in_group != 0 and not (external and options.ranks == "all"):
         return None
 
@@ -164,7 +164,7 @@ def attach(runner: Any, options: CaptureOptions) -> HiddenStateCapture | None:
 
 
 def _check_last_state(runner: Any) -> None:
-    """Refuse models whose last state differs from that in ``transformers``."""
+    """Reject models whose last state differs from the one in ``transformers``."""
     name = type(runner.get_model()).__name__
     if name in NORM_IN_HEAD | SCALED:
         what = "applies the final norm within its output head" if name in NORM_IN_HEAD else "scales its last state"
@@ -175,9 +175,9 @@ def _check_last_state(runner: Any) -> None:
 
 
 def _enable_auxiliary_states(runner: Any, layers: tuple[int, ...]) -> None:
-    """Make the model return the inputs of ``layers`` together with its result, through the interface for EAGLE-3.
+    """Make the model return the inputs of ``layers`` in addition to its result, through the EAGLE-3 interface.
 
-    Relies on the runner unpacking that pair when ``use_aux_hidden_state_outputs`` is set. Nothing is compiled yet.
+    Relies on the runner unpacking this pair if ``use_aux_hidden_state_outputs`` is set. Nothing is compiled yet.
     """
     model = runner.get_model()
     supported: bool = supports_eagle3(model)  # a variable, so that its type guard does not narrow the model to a class
@@ -193,7 +193,7 @@ def _enable_auxiliary_states(runner: Any, layers: tuple[int, ...]) -> None:
 
 
 def reserving(profile_run: Callable[..., None], device: torch.device, num_bytes: int) -> Callable[..., None]:
-    """Include ``num_bytes`` in the memory of ``profile_run``, by which vLLM sizes the KV cache."""
+    """Include ``num_bytes`` in the memory use of ``profile_run``, from which vLLM sizes the KV cache."""
 
     @functools.wraps(profile_run)
     def profile(*args: Any, **kwargs: Any) -> None:

@@ -102,7 +102,7 @@ def engine_environment(device_type: str, name: str = "vllm") -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
     }
     if device_type == "cpu":
-        # vLLM compiles some helpers even in eager mode; on a CPU, this needs a C++ compiler and 15 s for the first batch.
+        # vLLM compiles some helpers even in eager mode; on CPU, this takes a C++ compiler and 15 s at the first batch.
         wanted["TORCHDYNAMO_DISABLE"] = "1"
     else:
         # All-reduce through shared GPU memory needs peers with distinct device numbers, but each worker sees only its

@@ -1,1 +1,1 @@
-"""Code inside a Ray actor: one process per device, all in one ``torch.distributed`` world."""
+"""Code that runs inside Ray actors: one process per device, all in one ``torch.distributed`` world."""

@@ -1,4 +1,4 @@
-"""The policy in training: the clipped update."""
+"""Training of the policy with its per-token losses."""
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from verl.workers.policy_loss import PolicyLoss
 
 
 class Actor(Policy):
-    """The policy with its optimizer."""
+    """Policy with its optimizer."""
 
     def __init__(
         self,
@@ -53,32 +53,32 @@ class Actor(Policy):
         """Take one optimizer step on this rank's share of a mini-batch.
 
         Args:
-            batch: this rank's responses: ``tokens``, ``learn_mask``, ``old_logprobs`` and ``advantages``, and what the
-                options need of ``rollout_logprobs``, ``ref_logprobs`` and the columns in ``LossNeeds.batch_columns``.
-            num_tokens: tokens to learn from in the whole mini-batch, over all ranks. It and ``num_sequences`` are the
-                denominators of the loss, so that every token weighs the same however the mini-batch is split over ranks
-                and micro-batches.
-            num_sequences: responses of the whole mini-batch that have such tokens, over all ranks.
+            batch: This rank's responses with ``tokens``, ``learn_mask``, ``old_logprobs`` and ``advantages``, and if
+                the options need them, ``rollout_logprobs``, ``ref_logprobs`` and ``LossNeeds.batch_columns``.
+            num_tokens: Number of learned tokens in the whole mini-batch, across all ranks. It and ``num_sequences`` are
+                the denominators of the loss, so that every token has the same weight regardless of how the mini-batch
+                is split across ranks and micro-batches.
+            num_sequences: Number of responses with learned tokens in the whole mini-batch, across all ranks.
 
         Returns:
-            Metrics of the whole mini-batch, the same on every rank.
+            Metrics of the whole mini-batch, identical on every rank.
         """
         return self._step(batch, self._cut(batch), num_tokens, num_sequences, None)
 
     def update_on_policy(self, batch: Batch, num_tokens: int, num_sequences: int) -> tuple[dict[str, float], Batch]:
-        """Update as :meth:`update`, where the batch was sampled from the present policy.
+        """Like :meth:`update`, but for a batch that was sampled from the current policy.
 
-        The forward pass of the update gives the old log-probabilities; ``old_logprobs`` is not read.
+        The old log-probabilities are taken from the update's own forward pass; ``old_logprobs`` is not read.
 
         Returns:
-            What :meth:`update` returns, and this rank's responses with ``logprobs`` and ``entropy`` before the step.
+            The metrics, and this rank's responses with ``logprobs`` and ``entropy`` before the step.
         """
         cuts, scored = self._cut(batch), list[Batch]()
         metrics = self._step(batch, cuts, num_tokens, num_sequences, scored)
         return metrics, join_parts(scored, cuts, batch.width)
 
     def _cut(self, batch: Batch) -> list[Tensor]:
-        """Return the rows of each micro-batch."""
+        """Return the row indices of each micro-batch."""
         return self.micro_batches.cut(batch, batch.unit if self.loss.needs.whole_groups else None)
 
     def _step(
@@ -96,14 +96,14 @@ class Actor(Policy):
     def _loss(
         self, micro: Batch, size: StepSize, scored_before: list[Batch] | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the micro-batch's share of the mini-batch's loss, and sums over its tokens for the log.
+        """Return the micro-batch's share of the mini-batch loss, and metric sums over its tokens.
 
-        With ``scored_before`` the old log-probabilities are those computed here; a batch of them and the entropies, of
-        all tokens that were sampled, is appended to it.
+        If ``scored_before`` is given, the log-probabilities computed here also serve as the old ones; a batch with them
+        and the entropies of all sampled tokens is appended to it.
         """
         config, needs, level = self.config, self.loss.needs, self.correction.rollout_is
-        # 1. What the policy says. A loss of the user's own sees whole responses, and the ratio of a response is that of
-        # all it sampled, while some of its tokens may have been rejected.
+        # 1. Score the responses. A custom loss needs all their tokens, and so does a sequence-level ratio, which covers
+        # all sampled tokens even if some have been masked out.
         of_responses = config.bypass_mode and level == "sequence"
         whole = scored_before is not None or self.loss.own is not None or of_responses
         micro = micro.trimmed()
@@ -116,14 +116,14 @@ class Actor(Policy):
             now = {"logprobs": scored.logprobs.detach(), "entropy": scored.entropy.detach()}
             scored_before.append(micro.columns().fill(**now))
             micro.fill(old_logprobs=now["logprobs"])
-        # 2. The loss of each token.
+        # 2. Compute the loss of each token.
         old, advantages = micro.padded("old_logprobs"), micro.padded("advantages")
         if self.loss.own is None:
             policy_loss = POLICY_LOSSES[config.policy_loss]
             per_token, metrics = policy_loss(logprobs, old, advantages, mask, **config.loss_options)
         else:
             per_token, metrics = self.loss.losses(self.loss.inputs(micro, size, scored), self.loss.copies(micro))
-        # 3. Its weight, for the distance between policy and engine. With bypass_mode the old log-probabilities are the
+        # 3. Weight it for the mismatch between policy and engine. With bypass_mode, the old log-probabilities are the
         # engine's.
         if level is not None:
             self.loss.check_per_token(per_token)
@@ -133,7 +133,7 @@ class Actor(Policy):
         metrics.pop("num_tokens", None)
         aggregate = LOSS_AGGREGATIONS[config.loss_aggregation]
         metrics["entropy_loss"] = (entropy.detach() * mask).sum()
-        # 4. The sum, for the log alone: ``_step`` divides it by the count, once for all micro-batches.
+        # 4. Sum it for logging only: ``_step`` divides by the count once for all micro-batches.
         per_response: Tensor | float = 0.0
         if per_token.dim() == 1:
             per_response = response_mean(per_token, mask, size.num_sequences)
@@ -142,7 +142,7 @@ class Actor(Policy):
             per_token = torch.zeros_like(logprobs)
         else:
             metrics["pg_loss"] = aggregate(per_token, mask, size._replace(num_tokens=1, num_sequences=1))
-        # 5. Entropy and divergence.
+        # 5. Add entropy and KL divergence.
         if config.entropy_coeff:
             per_token = per_token - config.entropy_coeff * entropy
         if config.use_kl_loss:

@@ -1,6 +1,6 @@
-"""The analysis worker: a policy that reads finished responses, and what can be said of them only where its states are.
+"""Analysis worker: a policy that reads finished responses and computes the metrics that need its internal states.
 
-Hidden states and distributions over the vocabulary stay in the worker; a few figures per response and prompt leave it.
+Hidden states and distributions over the vocabulary stay in the worker; only a few numbers per response are returned.
 """
 
 import torch
@@ -23,22 +23,22 @@ class AnalysisWorker:
     def __init__(
         self, model: ModelConfig, place: WorkerPlace, calculator: CalculatorConfig, layer: int, micro_batch_size: int
     ) -> None:
-        """Load the policy. ``layer``: place in ``calculator.layers`` of the layer whose states are compared."""
+        """Load the policy. ``layer`` is the index in ``calculator.layers`` of the layer whose states are compared."""
         seed_everything(0)
         mesh = join_world(place)
         self.rank = place.rank
-        # Rows stay in their order: responses to one prompt follow each other.
+        # Rows keep their order, so that responses to the same prompt stay adjacent.
         scoring = MicroBatching(micro_batch_size, max_tokens=None, packed=False)
         self.policy = Policy(model, mesh, scoring, temperature=1.0, trainable=False)
         self.calculator = RepresentationMetricsCalculator(calculator)
         self.layer = layer
 
     def measure(self, shares: list[list[PromptResponses]], temperature: float) -> list[MeasuredPrompt]:
-        """Read the responses to the prompts of this worker.
+        """Read the responses to this worker's prompts and return their metrics.
 
         Args:
-            shares: prompts of each worker, as many for each, all with as many responses.
-            temperature: of the softmax whose log-probabilities and entropies are wanted.
+            shares: Prompts of each worker; all workers have equally many, with the same number of responses.
+            temperature: Softmax temperature for log-probabilities and entropies.
         """
         prompts = shares[self.rank]
         self.policy.temperature = temperature
@@ -47,7 +47,7 @@ class AnalysisWorker:
         num_read = 0
 
         def measure(states: list[Tensor], _: Batch) -> Batch:
-            """Measure responses as they are read, and stack those of each prompt on the side."""
+            """Measure responses as they are read, and also stack the states of each prompt's responses."""
             nonlocal stack, num_read
             for response in states:
                 stack.add(response)
@@ -57,7 +57,7 @@ class AnalysisWorker:
                     stack = StackedResponses(self.calculator.config)
             return self.calculator.measure(states)
 
-        # All responses, those to one prompt next to each other.
+        # All responses, with those to the same prompt adjacent.
         pairs = [(prompt.prompt_ids, tokens) for prompt in prompts for tokens in prompt.token_ids]
         batch = Batch.of([prompt for prompt, _ in pairs], [tokens for _, tokens in pairs])
         scored = self.policy.compute_logprobs(batch, self.calculator.config.layers, measure)
@@ -65,7 +65,7 @@ class AnalysisWorker:
         return [self._measured(prompt, group, figures) for prompt, group, figures in groups]
 
     def _measured(self, prompt: PromptResponses, scored: Batch, stack: dict[str, Tensor]) -> MeasuredPrompt:
-        """Return the metrics of a prompt from its responses, ``scored``."""
+        """Return the metrics of a prompt from its ``scored`` responses."""
         responses, courses = [], []
         for response in scored.split(1):
             by_layer = {name: values[0].tolist() for name, values in response.rank_metrics.items()}
@@ -82,7 +82,7 @@ class AnalysisWorker:
 
 
 def _course(response: Batch, layer: int) -> PrefixMetrics:
-    """Return the rank metrics of one response's prefixes, and means of its tokens since the previous prefix."""
+    """Return the rank metrics of a response's prefixes, and the means over tokens since the previous prefix."""
     prefixes = {name: values[:, layer] for name, values in response.prefix_metrics.items()}
     measured = torch.stack([~values.isnan() for values in prefixes.values()]).any(dim=0)
     ends = (measured.nonzero()[:, 0] + 1).tolist()

@@ -1,4 +1,4 @@
-"""The models that give numbers: the critic, the value of a response at each token, and a learned reward model."""
+"""Models with scalar outputs: the critic, which estimates values per token, and a learned reward model."""
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from verl.utils.device import to_device
 
 
 class ValueModel:
-    """A sharded model with one number per token."""
+    """Sharded model with one scalar output per token."""
 
     def __init__(self, config: ModelConfig, mesh: DeviceMesh, trainable: bool) -> None:
         self.device = mesh.device_type
@@ -28,7 +28,7 @@ class ValueModel:
 
 
 class Critic(ValueModel):
-    """A value model with its optimizer."""
+    """Value model with its optimizer."""
 
     def __init__(self, config: CriticConfig, mesh: DeviceMesh, total_steps: int) -> None:
         super().__init__(config.model, mesh, trainable=True)
@@ -40,7 +40,7 @@ class Critic(ValueModel):
 
     @torch.no_grad()
     def compute_values(self, batch: Batch) -> Batch:
-        """Return the same episodes on the CPU with ``values``: that of a token is read at the previous one."""
+        """Return the episodes on the CPU with ``values``; a token's value is computed at the preceding token."""
         cuts = self.micro_batches.cut(batch)
         micros = (batch[rows] for rows in cuts)
         with self.parameters.loaded():
@@ -51,11 +51,11 @@ class Critic(ValueModel):
         """Take one optimizer step on this rank's share of a mini-batch.
 
         Args:
-            batch: this rank's responses with ``learn_mask``, ``values`` from before the update, and ``returns``.
-            num_tokens: tokens to learn from in the whole mini-batch, over all ranks.
+            batch: This rank's responses with ``learn_mask``, ``values`` from before the update, and ``returns``.
+            num_tokens: Number of learned tokens in the whole mini-batch, across all ranks.
 
         Returns:
-            Metrics of the whole mini-batch, the same on every rank.
+            Metrics of the whole mini-batch, identical on every rank.
         """
         cuts = self.micro_batches.cut(batch)
         with self.parameters.loaded():
@@ -77,15 +77,15 @@ class Critic(ValueModel):
         return loss, sums | {"loss": loss, "values": (values.detach() * mask).sum()}
 
     def _values(self, micro: Batch) -> Tensor:
-        """Return values [M]; like a token's logits, its value is computed at the token before it."""
+        """Return values [M]; like a token's logits, its value is computed at the preceding token."""
         return self.forward.values(micro)[to_device(micro.predictors, self.device)]
 
 
 class RewardModel(ValueModel):
-    """A sequence classification model with one output, never trained.
+    """Sequence classification model with one output, which is never trained.
 
-    It is loaded as a value model: the score of a text is the value at the token that sequence classification reads, the
-    last one that is not the checkpoint's padding token.
+    It is loaded as a value model: the score of a text is the value at the token that sequence classification reads,
+    which is the last one that is not the checkpoint's padding token.
     """
 
     def __init__(self, config: RewardModelConfig, mesh: DeviceMesh) -> None:
@@ -95,7 +95,7 @@ class RewardModel(ValueModel):
 
     @torch.no_grad()
     def compute_scores(self, batch: Batch) -> Batch:
-        """Return the same texts on the CPU with ``scores`` [B] float32."""
+        """Return the texts on the CPU with ``scores`` [B] float32."""
         micros = batch.split(self.micro_batch_size)
         with self.parameters.loaded():
             parts = [micro.columns().to(self.device).fill(scores=self._scores(micro)) for micro in micros]
@@ -108,12 +108,12 @@ class RewardModel(ValueModel):
 
 
 def scored_positions(input_ids: Tensor, attention_mask: Tensor, pad_token_id: int | None) -> Tensor:
-    """Return [B, 1] int64, each row's last attended position without ``pad_token_id``, else 0.
+    """Return each row's last attended position that is not ``pad_token_id``, or 0 if there is none, [B, 1] int64.
 
-    If a text ends in the padding token, that end does not count: such a head was trained without it.
+    Trailing padding tokens are skipped even if they belong to the text, as in the training of such heads.
 
     Args:
-        input_ids, attention_mask: [B, S].
+        input_ids, attention_mask: Tensors of shape [B, S].
     """
     read = attention_mask.bool()
     if pad_token_id is not None:

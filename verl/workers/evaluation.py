@@ -1,4 +1,4 @@
-"""The evaluation worker: a vLLM engine with the weights of a model's files."""
+"""Evaluation worker: a vLLM engine with weights loaded from a model folder."""
 
 from verl.config.calculator import CalculatorConfig
 from verl.config.evaluation import EvaluationEngineConfig
@@ -22,7 +22,7 @@ class EvaluationWorker:
         model: EngineModel,
         calculator: CalculatorConfig | None,
     ) -> None:
-        """Load the engine. ``calculator``: how it measures the hidden states of responses; None: it captures none."""
+        """Load the engine. ``calculator`` sets how to measure hidden states, or is None to capture none."""
         seed_everything(model.seed)
         join_world(place)
         trust, turns = config.trust_remote_code, None
@@ -37,5 +37,5 @@ class EvaluationWorker:
         )
 
     def start_generation(self) -> EngineCapacity:
-        """Return how many responses the engine can sample at once."""
+        """Return the number of responses that the engine can sample at once."""
         return self.rollout.capacity

@@ -1,4 +1,4 @@
-"""The workers' classes, where readers of the paper's release look for them; they live in the modules beside it."""
+"""Aliases of the worker classes under the names used in the paper's release."""
 
 from verl.workers.critic import Critic as CriticWorker
 from verl.workers.critic import RewardModel as RewardModelWorker

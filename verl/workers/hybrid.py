@@ -1,4 +1,4 @@
-"""The hybrid worker: all models of a run and the rollout engine in one process per device."""
+"""Hybrid worker: all models of a run and the rollout engine in one process per device."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -27,14 +27,14 @@ from verl.workers.rollout import EngineWorker
 class HybridWorker(CheckpointWorker, EngineWorker):
     """One of the processes that together hold actor, reference, critic, reward model and rollout engines.
 
-    The engines may be in a pool of :class:`verl.workers.rollout.RolloutWorker` instead.
+    The engines may instead be in a pool of :class:`verl.workers.rollout.RolloutWorker`.
 
-    Every method is called on all workers at once: FSDP gathers parameters collectively. Models that the configuration
-    does not use are not loaded; an offloaded model is on the device only within the methods that need it.
+    Every method is called on all workers at once, because FSDP gathers parameters collectively. Models that the
+    configuration does not use are not loaded; an offloaded model is on the device only in methods that need it.
     """
 
     def __init__(self, config: PPOConfig, place: WorkerPlace, total_steps: int, stop_strings: list[str]) -> None:
-        """Load the models. ``stop_strings``: strings that end a response in training and validation."""
+        """Load the models. ``stop_strings`` are the strings that end a response in training and validation."""
         set_stage("loading the model")
         seed_everything(config.seed)
         mesh = join_world(place)
@@ -57,7 +57,7 @@ class HybridWorker(CheckpointWorker, EngineWorker):
         self.critic = Critic(config.critic, mesh, critic_updates) if config.uses_critic else None
         self.reward_model = RewardModel(config.reward_model, mesh) if config.uses_reward_model else None
         estimated = ["sum_pi_squared"] if config.needs_sum_pi_squared else []
-        # For the update as the policy was before it; each once.
+        # Statistics of the policy before the update, without duplicates.
         self.statistics = list(dict.fromkeys([*estimated, *self.actor.loss.needs.old_statistics]))
         measures = config.calculator.measured_by("actor")
         self.max_turns = config.rollout.multi_turn.max_assistant_turns
@@ -73,7 +73,7 @@ class HybridWorker(CheckpointWorker, EngineWorker):
         super().__init__(parts, config.seed)
 
     def start_generation(self) -> EngineCapacity:
-        """Give the engine weights if it has none; returns how much it can sample at once."""
+        """Give the engine weights if it has none, and return its capacity."""
         if self.rollout.needs_weights:
             self.sync_weights()
         return super().start_generation()
@@ -84,17 +84,17 @@ class HybridWorker(CheckpointWorker, EngineWorker):
             super().finish_generation()
 
     def save(self, folder: Path, background: bool, huggingface: bool) -> None:
-        """Save as :meth:`CheckpointWorker.save`, after the engine has freed its memory until it generates again."""
+        """Like :meth:`CheckpointWorker.save`, but first make the engine free its memory until it next generates."""
         self.finish_generation()
         super().save(folder, background, huggingface)
 
     def load(self, folder: Path, step: int) -> None:
-        """Load as :meth:`CheckpointWorker.load`, after the engine has freed its memory until it generates again."""
+        """Like :meth:`CheckpointWorker.load`, but first make the engine free its memory until it next generates."""
         self.finish_generation()
         super().load(folder, step)
 
     def compute_logprobs(self, batch: Batch) -> Batch:
-        """Return ``logprobs``, ``entropy`` and statistics, and rank metrics with ``calculator.source=actor``."""
+        """Return ``logprobs``, ``entropy`` and statistics, and with ``calculator.source=actor`` also rank metrics."""
         if self.calculator is None:
             return self.actor.compute_logprobs(batch, statistics=self.statistics)
         layers, measure = self.calculator.config.layers, partial(measure_responses, self.calculator, self.max_turns)
@@ -113,20 +113,20 @@ class HybridWorker(CheckpointWorker, EngineWorker):
         return self.reference.compute_logprobs(batch).columns("logprobs")
 
     def sync_weights(self) -> None:
-        """Give the rollout engine the policy's weights."""
+        """Load the policy's weights into the rollout engine."""
         with self.actor.parameters.loaded():
             weights = checkpoint_parameters(self.actor.model, self.rollout.weight_dtype, self.bucket_bytes)
             self.rollout.load_weights(weights)
 
     def publish_weights(self, dtype: WeightDtype) -> Iterator[list[PackedWeight]]:
-        """Yield the policy's weights for engines elsewhere, on the first worker; all workers iterate together.
+        """Yield the policy's weights for external engines on the first worker; all workers must iterate together.
 
         Args:
-            dtype: the precision in which those engines take each parameter.
+            dtype: Precision in which those engines accept each parameter.
         """
         with self.actor.parameters.loaded():
             weights = checkpoint_parameters(self.actor.model, dtype, self.bucket_bytes)
             if self.is_first:
                 yield from weight_buckets(weights, self.bucket_bytes)
             for _ in weights:
-                pass  # gather together with the first worker
+                pass  # join the collective gathers of the first worker

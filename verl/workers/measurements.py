@@ -1,17 +1,17 @@
-"""Responses that the analysis worker reads, and its metrics of them. Imports nothing heavy."""
+"""Responses that the analysis worker reads, and the metrics that it returns; this module has no heavy imports."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class PromptResponses:
-    """A prompt and the responses to it, to be read by a policy."""
+    """Prompt with its responses, to be read by a policy."""
 
     key: int
-    """The caller's name for the prompt."""
+    """Identifier of the prompt chosen by the caller."""
     prompt_ids: list[int]
     token_ids: list[list[int]]
-    """Of each response, at least one token."""
+    """Tokens of each response, at least one per response."""
 
 
 @dataclass(frozen=True)
@@ -19,22 +19,22 @@ class PrefixMetrics:
     """Metrics along one response."""
 
     ends: list[int]
-    """Tokens after which rank metrics were measured; the whole response last."""
+    """Prefix lengths at which rank metrics were measured, ending with the whole response."""
     values: dict[str, list[float]]
-    """Rank metric of each of these prefixes by name; ``logprob`` and ``entropy``, means of the tokens since the prefix
-    before."""
+    """Rank metrics of each prefix by name, and ``logprob`` and ``entropy``, averaged over the tokens since the previous
+    prefix."""
 
 
 @dataclass(frozen=True)
 class MeasuredPrompt:
-    """A policy's metrics of the responses to a prompt."""
+    """Metrics that a policy computed for the responses to one prompt."""
 
     key: int
     responses: list[dict[str, list[float]]]
-    """Of each response, metrics by name, one value for each layer; of ``avg_log_probs`` and ``avg_logits_entropy`` one
-    value."""
+    """Metrics of each response by name, with one value per layer, except that ``avg_log_probs`` and
+    ``avg_logits_entropy`` have one value."""
     stack: dict[str, list[float]]
-    """Rank metrics of all responses stacked, one value for each layer."""
+    """Rank metrics of all responses stacked, with one value per layer."""
     distances: dict[str, float]
-    """Of the mean states."""
+    """Distances between the mean states of the responses, by name."""
     courses: list[PrefixMetrics]

@@ -1,6 +1,6 @@
-"""The policy loss of a run: a built-in one by name, or the user's own by import path, with checks.
+"""Policy loss of a run: a built-in loss selected by name, or a custom one by import path, with checks.
 
-Legend: B responses of a batch, R response columns.
+Legend: B = number of responses in the batch, R = number of response columns.
 """
 
 from collections.abc import Mapping
@@ -22,16 +22,16 @@ from verl.config.ppo import PPOConfig
 from verl.utils.user_code import UserFunction, check_finite, check_signature, check_tensor, is_import_path, user_code
 
 LOGGED = ("pg_loss", "entropy_loss", "kl_loss", "tis_weight", "tis_capped", "grad_norm", "lr", "skipped_updates")
-"""Metrics of the update, whose names a user's loss may not take."""
+"""Metrics of the update, whose names a custom loss must not use."""
 
 KWARGS = "actor.policy_loss_kwargs"
 
 
 class PolicyLoss:
-    """The loss that ``actor.policy_loss`` names.
+    """Loss selected by ``actor.policy_loss``.
 
     Raises:
-        ConfigError: an import path leads to no function, or to one that does not take its arguments.
+        ConfigError: If an import path does not lead to a function, or the function does not accept its arguments.
     """
 
     def __init__(self, config: ActorConfig) -> None:
@@ -47,11 +47,11 @@ class PolicyLoss:
 
     @property
     def statistics(self) -> tuple[str, ...]:
-        """Statistics of the output head besides the entropy."""
+        """Statistics of the output head other than the entropy."""
         return tuple(name for name in self.needs.statistics if name != "entropy")
 
     def prepared(self, mini: Batch, size: StepSize) -> Batch:
-        """Return a mini-batch with the columns that the loss prepares for it, ``mini`` itself if it prepares none."""
+        """Return a mini-batch with the columns that the loss prepares, or ``mini`` itself if it prepares none."""
         prepare = self.needs.prepare
         if prepare is None:
             return mini
@@ -60,7 +60,7 @@ class PolicyLoss:
             columns = prepare(self.inputs(mini, size), **self.options)
         if not isinstance(columns, Mapping):
             raise ConfigError(f"{where} returned {type(columns).__name__}; expected a dict of tensors, [B, R] or [B]")
-        # A new batch: the columns are this mini-batch's, while its other tensors are shared with the step's.
+        # Fill a new batch: these columns belong to this mini-batch, but other tensors are shared with the step's.
         prepared = mini.columns(*mini.names)
         for name, values in columns.items():
             if name in KINDS or hasattr(mini, name):
@@ -73,7 +73,7 @@ class PolicyLoss:
         """Return the inputs of the custom functions for a batch.
 
         Args:
-            scored: the same responses with what the policy says of them as it learns; None before the update.
+            scored: The responses with the current policy's log-probabilities and statistics, or None before the update.
         """
         needs = self.needs
         unknown = torch.full((len(batch), batch.width), torch.nan)
@@ -95,21 +95,21 @@ class PolicyLoss:
         )
 
     def copies(self, micro: Batch) -> Tensor | None:
-        """Return [B] bool, rows that only fill up this worker's share; None for a loss that may see them."""
+        """Return which rows only pad this worker's share, [B] bool, or None if the loss may see such rows."""
         return micro.group < 0 if self.needs.whole_groups else None
 
     def losses(self, inputs: LossInputs, copied: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
-        """Call the custom function; return losses [B, R] or [B], and metrics as sums over tokens.
+        """Call the custom function, and return losses [B, R] or [B] and metrics as sums over tokens.
 
         Args:
-            inputs: of all rows.
-            copied: [B] bool, rows that only fill up the worker's share, which the function must not see; None where it
-                does not matter, because nothing is learned from them.
+            inputs: Inputs for all rows.
+            copied: Mask of padding rows, [B] bool, which are hidden from the function, or None if hiding them is
+                unnecessary because they are masked out of the loss.
         """
         if copied is None or not copied.any():
             return self._called(inputs, check=True)
         if copied.all():
-            # The other workers have metrics of these names. Nothing reaches the model, whatever the function does.
+            # Other workers report metrics with these names. No gradient reaches the model, whatever the function does.
             _, metrics = self._called(replace(inputs, logprobs=inputs.logprobs.detach()), check=False)
             return 0 * inputs.logprobs, {name: torch.zeros_like(value) for name, value in metrics.items()}
         rows = (~copied).nonzero().flatten().to(inputs.logprobs.device)
@@ -118,7 +118,7 @@ class PolicyLoss:
         return losses.new_zeros(len(copied), *losses.shape[1:]).index_copy(0, rows, losses), metrics
 
     def check_per_token(self, losses: Tensor) -> None:
-        """Raise ``ConfigError`` for losses of responses, which no weights of tokens apply to."""
+        """Raise ``ConfigError`` for losses per response, to which weights per token cannot be applied."""
         fix = f"{self.where} returns one number a response, which has no tokens to weight; set it to null"
         require(losses.dim() == 2, "algorithm.rollout_correction.rollout_is", "token or sequence", fix)
 
@@ -142,7 +142,7 @@ class PolicyLoss:
         check_finite(where, torch.where(learned, losses.detach(), 0.0))
 
     def _total(self, name: str, value: Any, inputs: LossInputs) -> Tensor:
-        """Return a metric as a sum, to be divided by the tokens of the mini-batch."""
+        """Return a metric as a sum, to be divided by the number of tokens in the mini-batch."""
         mask, size = inputs.response_mask, inputs.size
         if name in LOGGED:
             raise ConfigError(f"{self.where}: its metric {name!r} has the name of one of the update's; rename it")
@@ -155,7 +155,7 @@ class PolicyLoss:
 
 
 def check_policy_loss(config: PPOConfig, loss: PolicyLoss) -> None:
-    """Raise ``ConfigError`` if a policy loss asks for something that the run lacks."""
+    """Raise ``ConfigError`` if a policy loss needs something that the run does not provide."""
     needs, actor, n = loss.needs, config.actor, config.rollout.n
     require(
         "ref_logprobs" not in needs.columns or config.uses_reference,

@@ -1,4 +1,4 @@
-"""The reward model's worker in an evaluation."""
+"""Reward model worker for evaluations."""
 
 from verl.config.rewards import RewardModelConfig
 from verl.utils.distributed import WorkerPlace, join_world, seed_everything

@@ -1,4 +1,4 @@
-"""The rollout worker: an engine on a device of its own, and what every worker with an engine does."""
+"""Rollout worker: an engine on its own device, and the code shared by all workers with an engine."""
 
 from collections.abc import Iterable
 
@@ -17,7 +17,7 @@ from verl.utils.process import set_stage
 
 
 class EngineWorker:
-    """A worker that holds an engine, or its share of one."""
+    """Worker that holds an engine, or a share of one."""
 
     rollout: Rollout
 
@@ -29,35 +29,35 @@ class EngineWorker:
         stop_strings: list[str],
         policy: Policy | None = None,
     ) -> None:
-        """Make the engine, which has no weights yet; ``policy`` is the one that this worker trains, if it does."""
+        """Create the engine, which has no weights yet; ``policy`` is the policy trained by this worker, if any."""
         set_stage(f"starting {config.rollout.name}")
         ends = end_tokens(config, tokenizer)
         setup = RolloutSetup(config, place, tokenizer.pad_token_id, ends, tokenizer, stop_strings)
         self.rollout = make_rollout(setup, policy)
 
     def start_generation(self) -> EngineCapacity:
-        """Return how many responses the engine can sample at once."""
+        """Return the number of responses that the engine can sample at once."""
         return self.rollout.capacity
 
     def finish_generation(self) -> None:
-        """Free the engine's memory until it gets weights again."""
+        """Free the engine's memory until it next receives weights."""
         self.rollout.sleep()
 
 
 class RolloutWorker(EngineWorker):
-    """One of the processes of a pool of engines, which get the policy's weights through Ray's object store."""
+    """One of the processes in a pool of engines, which receive the policy's weights through Ray's object store."""
 
     def __init__(self, config: PPOConfig, place: WorkerPlace, stop_strings: list[str]) -> None:
-        """Start the engine. ``stop_strings``: strings that end a response in training and validation."""
+        """Start the engine. ``stop_strings`` are the strings that end a response in training and validation."""
         seed_everything(config.seed)
         join_world(place)
         path, trust = config.model.path, config.model.trust_remote_code
         self.start_engine(config, place, load_tokenizer(path, trust, needs_chat_template=False), stop_strings)
 
     def weight_dtype(self) -> WeightDtype:
-        """Return the precision in which the engine takes each parameter."""
+        """Return the precision in which the engine accepts each parameter."""
         return self.rollout.weight_dtype
 
     def load_weights(self, buckets: Iterable[list[PackedWeight]]) -> None:
-        """Give the engine what :meth:`verl.workers.hybrid.HybridWorker.publish_weights` yielded."""
+        """Load the weights that :meth:`verl.workers.hybrid.HybridWorker.publish_weights` yielded into the engine."""
         self.rollout.load_weights((weight.name, weight.restore()) for bucket in buckets for weight in bucket)

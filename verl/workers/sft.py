@@ -1,4 +1,4 @@
-"""The worker of supervised fine-tuning: one sharded model, its optimizer, and held-out probabilities."""
+"""Worker for supervised fine-tuning: one sharded model, its optimizer, and evaluation on held-out data."""
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from verl.utils.process import set_stage
 
 
 class SFTWorker(CheckpointWorker):
-    """One of the processes that hold the model. Every method is called on all workers at once."""
+    """One of the processes that together hold the model. Every method is called on all workers at once."""
 
     def __init__(self, config: SFTConfig, place: WorkerPlace, total_steps: int) -> None:
         set_stage("loading the model")
@@ -41,9 +41,9 @@ class SFTWorker(CheckpointWorker):
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> Batch:
-        """Return the same conversations with ``total_logprob`` of the tokens to learn, and ``num_learned`` of them.
+        """Return the conversations with the ``total_logprob`` and the number ``num_learned`` of their learned tokens.
 
-        Both are columns of episodes, float64.
+        Both are float64 columns with one entry per episode.
         """
         parts = []
         with self.policy.parameters.loaded():
@@ -60,7 +60,7 @@ class SFTWorker(CheckpointWorker):
         return loss, {"loss": loss}
 
     def _score(self, micro: Batch) -> tuple[Tensor, Tensor]:
-        """Return log-probabilities [B, R] of the tokens to learn, 0 elsewhere, and their mask [B, R]."""
+        """Return the log-probabilities of learned tokens (0 elsewhere) and their mask, both [B, R]."""
         micro = micro.trimmed()
         scored = self.policy.forward.logprobs(micro, Scoring(temperature=1.0), micro.learn_mask)
         return scored.padded("logprobs"), micro.to(self.policy.device).padded("learn_mask")
