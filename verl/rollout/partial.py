@@ -7,7 +7,7 @@ from operator import itemgetter
 
 import torch
 
-from verl.batch import POLICY, Batch
+from verl.batch import ENVIRONMENT, POLICY, Batch
 
 PER_TOKEN = {"source": torch.uint8, "rollout_logprobs": torch.float32, "version": torch.int32}
 """Columns of a batch for which a partial response has a list of the same name."""
@@ -29,7 +29,7 @@ class PartialResponse:
     @property
     def open_tokens(self) -> int:
         """Number of policy tokens at the end: those of a turn that has not ended."""
-        return next((i for i, by in enumerate(reversed(self.source)) if by != POLICY), len(self.source))
+        return self.source[::-1].index(ENVIRONMENT) if ENVIRONMENT in self.source else len(self.source)
 
     def parts(self) -> list[tuple[int, list[int]]]:
         """Return the runs of tokens that policy and environment wrote in turn, each with its ``source``."""
