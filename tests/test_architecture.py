@@ -96,15 +96,15 @@ BUDGETS = {
     "cluster": 1556,
     "config": 2912,
     "data": 1590,
-    "evaluation": 2669,
+    "evaluation": 2670,
     "method": 536,
     "models": 3464,
     "rank": 1192,
     "recipes": 1637,
     "rewards": 951,
-    "rollout": 2846,
+    "rollout": 2852,
     "run": 2206,
-    "single_controller": 1489,
+    "single_controller": 1498,
     "spectral": 1652,
     "trainer": 3225,
     "utils": 1392,
@@ -351,8 +351,8 @@ def test_rooms_stay_within_their_budgets():
 def test_training_loop_fits_on_a_page():
     (module,) = (module for module in modules("verl") if module.name == "verl.trainer.ppo.ray_trainer")
     (trainer,) = (n for n in module.tree.body if isinstance(n, ast.ClassDef) and n.name == "RayPPOTrainer")
-    (fit,) = (node for node in trainer.body if isinstance(node, FunctionNode) and node.name == "fit")
-    assert num_lines(fit) < 90, "RayPPOTrainer.fit reads like the list of a step's phases, under 90 lines"
+    (loop,) = (node for node in trainer.body if isinstance(node, FunctionNode) and node.name == "_train")
+    assert 20 < num_lines(loop) < 50, "RayPPOTrainer._train reads like the list of a step's phases, under 50 lines"
 
 
 @pytest.mark.slow

@@ -133,8 +133,9 @@ def generate_missing(
         speed = {"tokens_per_s": done["tokens"] / max(seconds, 1e-9), "seconds_left": left}
         display.step(done["samples"], {"problems": done["problems"]} | speed)
 
-    records = [_record(task, problem) for task, problem, _ in samples]
-    begun = None if conversations is None else conversations.begin(records, None)
+    begun = None
+    if conversations is not None:
+        begun = conversations.begin([_record(task, problem) for task, problem, _ in samples], None)
     copies, on_cpu = config.rollout.tensor_parallel_size, workers.device_type == "cpu"
     Generation(workers, copies, requests, on_cpu, store, conversations=begun, steps_per_call=STEPS_PER_CALL).run()
 

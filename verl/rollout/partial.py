@@ -7,7 +7,7 @@ from operator import itemgetter
 
 import torch
 
-from verl.batch import POLICY, Batch
+from verl.batch import ENVIRONMENT, POLICY, Batch
 
 PER_TOKEN = {"source": torch.uint8, "rollout_logprobs": torch.float32, "version": torch.int32}
 """Batch columns for which a partial response has a list of the same name, with their types."""
@@ -29,7 +29,7 @@ class PartialResponse:
     @property
     def open_tokens(self) -> int:
         """Number of trailing policy tokens, which belong to an unfinished turn."""
-        return next((i for i, by in enumerate(reversed(self.source)) if by != POLICY), len(self.source))
+        return self.source[::-1].index(ENVIRONMENT) if ENVIRONMENT in self.source else len(self.source)
 
     def parts(self) -> list[tuple[int, list[int]]]:
         """Return the alternating spans of policy and environment tokens, each with its ``source``."""

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import pairwise
-from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -375,11 +374,21 @@ class _Host:
         print(f"{time.strftime('%X')} {method}", flush=True)
         with record_function(method), self._naming_errors(method):
             read = [map(ray.get, each.parts) if isinstance(each, Stored) else each for each in arguments]
-            result = attrgetter(method)(self.worker)(*read)
+            result = self._method(method)(*read)
             if isinstance(result, Iterator):
                 result = Stored([ray.put(part) for part in result])
         print(f"{time.strftime('%X')} {method}: done", flush=True)
         return _Reply(result if sends else None, self.memory.read())
+
+    def _method(self, name: str) -> Callable[..., Any]:
+        """Return a method of the worker or of one of its parts, such as ``critic.update``."""
+        holder, names = self.worker, name.split(".")
+        for part in names[:-1]:
+            holder = getattr(holder, part)
+            if holder is None:
+                raise RuntimeError(f"{name}: worker {self.rank} holds no {part}, by the options of the run")
+        method: Callable[..., Any] = getattr(holder, names[-1])
+        return method
 
     @contextmanager
     def _naming_errors(self, method: str) -> Iterator[None]:

@@ -150,7 +150,8 @@ class Conversations:
 
     def __init__(self, setup: ConversationSetup, conversations: list[Conversation]) -> None:
         self.setup = setup
-        self._all = conversations
+        self._all = dict(enumerate(conversations))
+        """Unfinished conversations by index."""
         self._over: list[int] = []
         """Indices of the conversations that have ended since the last call of :meth:`over`."""
         self._to_answer: dict[int, Turn] = {}
@@ -230,7 +231,10 @@ class Conversations:
         if not places:
             return None
         truncated = torch.tensor([self._all[place].truncated for place in places])
-        return self.rows(places).without("environment_states").fill(truncated=truncated)
+        rows = self.rows(places).without("environment_states").fill(truncated=truncated)
+        for place in places:
+            del self._all[place]
+        return rows
 
     def _submit(self) -> None:
         turns, self._to_answer = self._to_answer, {}
@@ -271,6 +275,8 @@ class Conversations:
 
 def policy_turns(batch: Batch) -> list[list[list[int]]]:
     """Return the tokens of each policy turn in each response."""
+    if "source" not in batch:
+        return [[tokens.tolist()] for tokens in batch.response_tokens.split(batch.response_lengths.tolist())]
     return [[tokens for by, tokens in response.parts() if by == POLICY] for response in from_batch(batch)]
 
 
