@@ -22,7 +22,7 @@ NOBODY = -1
 class RowBuffer:
     """Buffer of rows ``[num_layers, width]`` with their owners and positions.
 
-    Device memory is allocated in segments of at most ``SEGMENT_BYTES`` or ``max_bytes / 4``, and at most ``max_bytes``
+    Device memory is allocated in segments of at most ``min(SEGMENT_BYTES, max_bytes / 4)``, and at most ``max_bytes``
     in total; beyond that, the oldest rows move to host memory. An empty buffer holds no memory.
     """
 

@@ -55,15 +55,15 @@ class _Request:
     read: range
     """Positions of initial tokens whose states are kept, in addition to the states from which tokens are sampled."""
     finished: bool = False
-    """Whether the engine has finished computing it."""
+    """Whether the engine has finished computing the request."""
     released: bool = False
-    """Whether its states are no longer needed."""
+    """Whether the request's states are no longer needed."""
 
 
 def reserved_bytes(options: CaptureOptions, num_tokens: int, width: int, itemsize: int) -> int:
     """Return the device memory that an engine reserves for states of responses of up to ``num_tokens`` tokens.
 
-    It holds the buffer, states copied out of it (which exist twice during gathering), and the reducer's workspace.
+    It covers the buffer, states copied out of it (which exist twice during gathering), and the reducer's workspace.
     """
     num_layers = len(options.layers)
     gathered = 2 * max(GATHERED_BYTES, num_tokens * num_layers * width * itemsize)
@@ -85,8 +85,8 @@ class HiddenStateCapture:
         """Register a request that is scheduled for the first time, or again after a preemption.
 
         Args:
-            num_tokens: Number of tokens with which it starts.
-            num_resumed: Number of them, at the end, that belong to the response.
+            num_tokens: Number of tokens with which the request starts.
+            num_resumed: Number of these tokens, counted from the end, that belong to the response.
         """
         if request_id not in self._requests:
             prompt_length = num_tokens - num_resumed

@@ -40,7 +40,7 @@ LOST_S = 30.0
 GOODBYE_S = 15.0
 """Seconds to wait for other machines to read the exit code, and for an ending cluster to free its port."""
 FAILED_S = 10.0
-"""Seconds for which machine 0 shows that it gave up; a mark older than 1.5 times that is considered stale."""
+"""Seconds for which machine 0 keeps its failure mark; marks older than 1.5 times this are considered stale."""
 FILES = ("token", "address", "failed", "ray-*.log")
 """Patterns of the files that are written to ``VERL_CLUSTER_DIR``."""
 
@@ -48,7 +48,7 @@ RayProcess = subprocess.Popen[bytes]
 
 
 class Start(NamedTuple):
-    """Settings for running one command on several machines, named after the environment variables that contain them."""
+    """Settings of one machine for a joint run: MASTER_ADDR, MASTER_PORT, VERL_CLUSTER_DIR, NNODES and NODE_RANK."""
 
     host: str
     port: int
@@ -305,7 +305,7 @@ def follow(head: str, rank: int, ray: RayProcess) -> int:
     line = f"machine {rank}: %s: waiting for the end of the run; SIGINT ends this machine at once"
     for number in SIGNALS:
         signal.signal(number, lambda number, _: say(line % signal.Signals(number).name))
-    # Ray itself stops on a machine on which the head has given up.
+    # Ray shuts itself down on a machine on which the head has given up.
     while ray.poll() is None and time.monotonic() - heard < LOST_S:
         # Creating a client for an unreachable head would take a minute.
         if reachable(head):

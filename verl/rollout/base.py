@@ -55,8 +55,8 @@ class Rollout(Protocol):
             max_steps: Number of tokens per response after which to return. Engines may also run to completion.
 
         Returns:
-            Finished responses, with their row names in ``request``, or None if there are none, and the number of
-            requests that the engine has not started.
+            Finished responses, with their entries of ``requests.rows`` as ``request``, or None if there are none; and
+            the number of requests that the engine has not started.
         """
 
     def cut(self) -> Batch | None:

@@ -45,7 +45,7 @@ class HFRollout:
 
     @property
     def capacity(self) -> EngineCapacity:
-        """Unlimited capacity: workers gather parameters together, so each must receive all its requests at once."""
+        """Unlimited capacity, because workers gather parameters together, and must receive all requests at once."""
         return EngineCapacity(sys.maxsize, sys.maxsize)
 
     def advance(self, requests: ResponseRequests, max_steps: int) -> tuple[Batch | None, int]:

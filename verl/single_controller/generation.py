@@ -25,7 +25,7 @@ class EngineCalls:
 
     Args:
         method: Name of the worker method to call.
-        copies: Number of consecutive workers that form one engine. All receive the same call; only the first replies.
+        copies: Number of consecutive workers per engine. All receive the same call, but only the first result is used.
     """
 
     def __init__(self, workers: WorkerGroup, method: str, copies: int) -> None:
@@ -37,7 +37,7 @@ class EngineCalls:
 
     @property
     def busy(self) -> bool:
-        """Whether an engine has not replied yet."""
+        """Whether any engine has yet to reply."""
         return bool(self._calls)
 
     def send(self, engine: int, *arguments: Any) -> None:

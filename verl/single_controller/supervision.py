@@ -48,7 +48,7 @@ class Supervision:
 
 
 class Identity(NamedTuple):
-    """Facts that a worker reports about its process before it starts."""
+    """Process information that a worker reports before it starts."""
 
     node_id: str
     host: str

@@ -1,4 +1,4 @@
-"""Models with scalar outputs: the critic, which estimates values per token, and a learned reward model."""
+"""Models with scalar outputs: the critic, which estimates a value per token, and a learned reward model."""
 
 import torch
 from torch import Tensor

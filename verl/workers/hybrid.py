@@ -73,7 +73,7 @@ class HybridWorker(CheckpointWorker, EngineWorker):
         super().__init__(parts, config.seed)
 
     def start_generation(self) -> EngineCapacity:
-        """Give the engine weights if it has none, and return its capacity."""
+        """Load weights into the engine if it has none, and return its capacity."""
         if self.rollout.needs_weights:
             self.sync_weights()
         return super().start_generation()

@@ -95,7 +95,7 @@ class PolicyLoss:
         )
 
     def copies(self, micro: Batch) -> Tensor | None:
-        """Return which rows only pad this worker's share, [B] bool, or None if the loss may see such rows."""
+        """Return a mask of rows that only pad this worker's share, [B] bool, or None if the loss may see them."""
         return micro.group < 0 if self.needs.whole_groups else None
 
     def losses(self, inputs: LossInputs, copied: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:

@@ -35,7 +35,7 @@ DRIVER_COLUMNS = ("environment_states", "environment_rewards", "turns", "call_co
 """Columns of a conversation that are not sent to engines."""
 
 SPEAKERS = ("policy", "environment")
-"""Names of the authors of tokens, indexed by ``source``."""
+"""Author names, indexed by a token's ``source``."""
 
 
 class ConversationSetup:
@@ -113,7 +113,7 @@ class Conversation(PartialResponse):
     turns: int = 0
     """Number of policy turns."""
     counts: list[int] = field(default_factory=lambda: [0] * len(COUNTS))
-    """Values of the :data:`COUNTS`."""
+    """Values of the counters in :data:`COUNTS`."""
     truncated: bool = False
 
 
@@ -151,7 +151,7 @@ class Conversations:
     def __init__(self, setup: ConversationSetup, conversations: list[Conversation]) -> None:
         self.setup = setup
         self._all = dict(enumerate(conversations))
-        """Unfinished conversations by index."""
+        """Conversations by index, until :meth:`over` returns them."""
         self._over: list[int] = []
         """Indices of the conversations that have ended since the last call of :meth:`over`."""
         self._to_answer: dict[int, Turn] = {}
@@ -199,8 +199,8 @@ class Conversations:
         """Resume the conversations whose environments have replied, and return whether others are still waiting.
 
         Args:
-            queue: Queue to which their indices are added.
-            deterministic: Whether waiting means waiting for all replies instead of one.
+            queue: Queue to which the indices of resumed conversations are added.
+            deterministic: Whether to wait for all replies instead of only one.
             wait: Whether to wait for replies.
         """
         if wait or any(future.done() for future in self._answering):

@@ -62,7 +62,7 @@ class Answer(NamedTuple):
     done: bool
     reward: float
     counts: tuple[int, ...]
-    """Increments of the :data:`COUNTS`."""
+    """Increments of the counters in :data:`COUNTS`."""
 
 
 def load_environment(options: MultiTurnConfig) -> Any:

@@ -52,7 +52,7 @@ class Turns:
 
         Args:
             before: Response without the tokens sampled by this request.
-            num_read: Number of its tokens whose states were recomputed.
+            num_read: Number of tokens in ``before`` whose states were recomputed.
         """
         if self.calculator is None:
             return
