@@ -211,5 +211,5 @@ class _Segment:
 
 def _index(rows: np.ndarray, device: torch.device) -> Tensor:
     index = torch.from_numpy(rows)
-    # A copy from pinned memory does not block.
+    # A copy from pinned memory does not wait for the device.
     return index.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else index.to(device)

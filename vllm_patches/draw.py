@@ -1,6 +1,6 @@
 """Token sampling by inverting the cumulative distribution, with one uniform number per token.
 
-Legend: B = number of rows, V = vocabulary size. The number of operations does not depend on B, and nothing blocks.
+Legend: B = rows, V = vocabulary size. The number of operations is independent of B; none waits for the device.
 """
 
 import torch
@@ -38,7 +38,7 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
 def _invert(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """Find where each row's cumulative sum [B, N] exceeds ``uniforms`` times the total, and how far into that entry.
 
-    Returns the index of a positive weight and a number in [0, 1] that is uniform if ``uniforms`` is, both [B].
+    Return the index of a positive weight and a number in [0, 1] that is uniform if ``uniforms`` is, both [B].
     """
     cumulative = weights.cumsum(dim=-1)
     # Due to rounding, the sum may differ from the total at the last positive weight, and change at a weight of 0.

@@ -64,7 +64,7 @@ class StateCollector:
         self._engine = weakref.ref(engine)
         self._abandoned: list[str] = []
         self._reduces = options.reducer is not None
-        # Only while deferring: outputs without states, and their handles that have not been collected.
+        # Used only while deferring: outputs without states, and the handles still to be collected for them.
         self._deferring = False
         self._waiting: list[RequestOutput] = []
         self._uncollected: list[StateHandle] = []

@@ -178,7 +178,7 @@ class StreamSampler:
 
     def _upload(self, values: np.ndarray) -> Tensor:
         host, device = torch.from_numpy(values), self._runner.device
-        # A copy from pinned memory does not block.
+        # A copy from pinned memory does not wait for the device.
         return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
 
     def apply_temperature(self, logits: Tensor, temp: Tensor, all_random: bool) -> Tensor:

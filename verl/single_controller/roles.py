@@ -107,7 +107,7 @@ class ModelWorkers:
     def run_update(self, method: str, batch: Batch, *arguments: Any) -> dict[str, float]:
         """Call ``method`` on shares of ``batch``, assigning rows to workers freely, and return the metrics.
 
-        All workers report the same metrics. Padding works as in :meth:`map_rows`, but copies are masked out of the loss.
+        All workers report the same metrics. Padding works as in :meth:`map_rows`, with copies masked in the loss.
         """
         rows, _ = self._to_learn(batch)
         metrics: dict[str, float] = self.workers.run_split(method, rows, *arguments, copies=self.copies)[0]
