@@ -31,7 +31,7 @@ class AnalysisOptions(Group):
     """Metrics, correlations and figures of the analysis."""
 
     mode: Literal["allin", "exploit", "explore"]
-    """Tables named as in the release: ``exploit`` has one row per response, ``explore`` one per prompt, or ``allin``."""
+    """Tables named as in the release: ``exploit`` (one row per response), ``explore`` (one per prompt) or ``allin``."""
     prompt_files: list[str]
     """Prompt files in veRL's layout (docs/data.md), each analysed like a benchmark named after the file; every prompt
     must be a single user turn."""
