@@ -21,7 +21,7 @@ def to_json(value: Any) -> Any:
     """Return ``value`` with tuples as lists, and tensors and arrays as mappings of dtype, shape and base64 zlib data.
 
     Raises:
-        TypeError: If a key is not a string, or a value not a tensor, array, mapping, list, tuple, string, number or None.
+        TypeError: If a key is not a string, or a value has an unsupported type, such as bytes or a set.
     """
     if isinstance(value, np.ndarray):
         value = torch.from_numpy(value)
