@@ -1,4 +1,4 @@
-"""Writing, completing and removing checkpoints; shared by all trainers."""
+"""Writes, completes and removes checkpoints; shared by all trainers."""
 
 import json
 import shutil

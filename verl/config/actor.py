@@ -168,7 +168,7 @@ class ActorConfig(LearnerConfig):
 
     @property
     def clip_range(self) -> tuple[float, float]:
-        """``clip_ratio_low`` and ``clip_ratio_high``, or the policy loss's default where they are null."""
+        """``clip_ratio_low`` and ``clip_ratio_high``, with the policy loss's defaults in place of nulls."""
         low, high = CLIP_RANGES[self.policy_loss] if self.policy_loss in CLIP_RANGES else (0.2, 0.2)
         low = low if self.clip_ratio_low is None else self.clip_ratio_low
         return low, high if self.clip_ratio_high is None else self.clip_ratio_high

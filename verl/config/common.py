@@ -1,4 +1,4 @@
-"""Configuration that reinforcement learning and supervised fine-tuning share."""
+"""Configuration shared by reinforcement learning and supervised fine-tuning."""
 
 import re
 from dataclasses import dataclass
@@ -71,9 +71,9 @@ class FSDPConfig(Group):
     workers. -1 shares one copy among all workers. Null gives every worker its own copy if the model has at most 50
     million parameters, because gathering it would take longer than computing with it, and means -1 otherwise."""
     param_offload: bool
-    """Keep parameters in pinned host memory between the phases that use them. Has no effect on a CPU."""
+    """Keep parameters in pinned host memory between the phases that use them. Saves no memory on a CPU."""
     optimizer_offload: bool
-    """Keep the optimizer state in host memory except during the optimizer step. Has no effect on a CPU."""
+    """Keep the optimizer state in host memory except during the optimizer step. Saves no memory on a CPU."""
 
     def workers_per_copy(self, workers: int) -> int:
         """Return the number of workers that share one copy of a large model in a run with ``workers`` workers."""
@@ -85,7 +85,7 @@ class ModelConfig(Group):
     """A model and its precision, memory and parallelism settings during training."""
 
     path: Annotated[str, rule(bool, "name a model folder or a hub id")]
-    """A Hugging Face model: a local folder or a hub id."""
+    """Local folder or hub id of a Hugging Face model."""
     override_config: dict[str, Any]
     """Overrides for ``config.json``, such as ``rope_scaling`` or ``max_position_embeddings``; a mapping replaces the
     whole mapping in the file. They apply to training, rollouts, checks and exported models."""
@@ -313,7 +313,7 @@ class RunConfig(MachineOptions):
         return self.save_freq == -1
 
     def num_steps(self, steps_per_epoch: int) -> int:
-        """Return the steps of the run: ``total_epochs`` passes, or ``total_training_steps`` if set and smaller."""
+        """Return the number of steps: ``total_epochs`` passes, or ``total_training_steps`` if set and smaller."""
         by_epochs = self.total_epochs * steps_per_epoch
         return min(self.total_training_steps, by_epochs) if self.total_training_steps else by_epochs
 

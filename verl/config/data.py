@@ -89,7 +89,7 @@ class SamplerConfig(Group):
 
 @dataclass(frozen=True)
 class DataConfig(Group):
-    """Prompts and their batches."""
+    """Options of prompt data and batches."""
 
     train_files: Annotated[list[str], NAMES_ONE]
     """Training prompts in veRL's record layout: ``.parquet``, ``.jsonl`` or ``.json`` files, or data sets on the

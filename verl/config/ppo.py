@@ -26,8 +26,8 @@ class ReferenceConfig(Group):
     """The reference policy for KL divergences: the initial model or, with LoRA, the policy without adapters."""
 
     param_offload: bool
-    """Keep its parameters in host memory while unused. Has no effect on a CPU, nor with LoRA, where the reference
-    policy has no parameters of its own and ``model.fsdp.param_offload`` applies."""
+    """Keep its parameters in host memory while unused. Saves no memory on a CPU. With LoRA, the reference policy has no
+    parameters of its own, and ``model.fsdp.param_offload`` applies."""
 
 
 @dataclass(frozen=True)
@@ -93,12 +93,12 @@ class PPOConfig(Group):
 
     @property
     def scores_before_update(self) -> bool:
-        """Whether the policy before the update must score responses, regardless of custom policy losses."""
+        """Whether the policy before the update must score responses, even if no custom policy loss needs it."""
         return not self.actor.bypass_mode or self._signal_needs_scores
 
     @property
     def scores_in_update(self) -> bool:
-        """Whether the first mini-batch can take these log-probabilities from the forward pass of its own update.
+        """Whether the first mini-batch can take old log-probabilities from the forward pass of its own update.
 
         False if the learning signal needs them earlier, or if the update uses other rows or adapter dropout."""
         earlier = self._signal_needs_scores or self.algorithm.use_kl_in_reward
@@ -143,7 +143,7 @@ class PPOConfig(Group):
 
     @property
     def carried_steps(self) -> int:
-        """Number of steps after its first one in which a response may be learned from; sampling ahead uses up one."""
+        """Maximum number of steps from a group's admission to learning from it; sampling ahead uses up one of them."""
         return self.async_training.max_staleness - self.samples_ahead
 
     @property

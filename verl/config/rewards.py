@@ -24,7 +24,7 @@ class OverlongBufferConfig(Group):
     """Soft overlong punishment (DAPO, arXiv 2503.14476, eq. 13), which lowers scores before responses are cut off."""
 
     enable: bool
-    """Lower the score of responses that reach into the last ``len`` tokens of ``data.max_response_length``."""
+    """Lower the score of responses whose length is within the last ``len`` tokens of ``data.max_response_length``."""
     len: PositiveInt
     """Length of that range in tokens; at least 1 and below ``data.max_response_length``."""
     penalty_factor: NotNegativeFloat

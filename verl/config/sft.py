@@ -12,8 +12,8 @@ class SFTDataConfig(Group):
     """Training and validation conversations."""
 
     train_files: Annotated[list[str], NAMES_ONE]
-    """Training conversations: ``.parquet``, ``.jsonl`` or ``.json`` files, or sets of the Hugging Face hub as
-    ``owner/name:config:split``."""
+    """Training conversations: ``.parquet``, ``.jsonl`` or ``.json`` files, or data sets on the Hugging Face hub
+    as ``owner/name:config:split``."""
     val_files: list[str]
     """Held-out conversations, in the same format as ``train_files``; an empty list disables validation."""
     messages_key: str

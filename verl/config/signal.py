@@ -1,4 +1,4 @@
-"""The group ``algorithm``: how rewards become advantages.
+"""The group ``algorithm``: options for computing advantages from rewards.
 
 The dataclasses are the schema, and ``configs/`` holds the values. The fields have no defaults, so that every value is
 defined in one place.
@@ -168,7 +168,7 @@ class PFPPOConfig(Group):
 
 @dataclass(frozen=True)
 class AlgorithmConfig(Group):
-    """How rewards become advantages."""
+    """Options for computing advantages from rewards."""
 
     adv_estimator: Annotated[str, custom_or(ADV_ESTIMATORS)]
     """Advantage estimator: ``grpo``, ``rloo``, ``reinforce_plus_plus``, ``reinforce_plus_plus_baseline``, ``remax``

@@ -22,7 +22,7 @@ CONTEXT_GB = 2.0
 LOGITS_BYTES = 12
 """Bytes per token and vocabulary entry in addition to the logits: log-softmax, probabilities, product; all float32."""
 ENTROPY_BYTES = 20
-"""Like ``LOGITS_BYTES``, but including logits, for backward passes with a gradient of ``actor.entropy_coeff``."""
+"""Like ``LOGITS_BYTES`` plus the logits, for backward passes through the entropy (``actor.entropy_coeff``)."""
 SAMPLING_BYTES = 32
 """Like ``LOGITS_BYTES``, if ``rollout.name=hf`` samples: float64 probabilities and their sums, sorted for ``top_p``."""
 

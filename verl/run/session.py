@@ -116,10 +116,10 @@ class RaySession(ExitStack):
         check_devices: Callable[[list[int]], None] = lambda sizes: None,
         **pool: Any,
     ) -> WorkerGroup:
-        """Start a group that loads ``models`` and that the caller must close; ``check_devices`` as in the group.
+        """Start a worker group that loads ``models``; the caller must close it.
 
         Args:
-            pool: Arguments of an :class:`EnginePool` to start the separate engines; otherwise, trainers start.
+            pool: Further arguments of :class:`EnginePool`, to start separate engines, or none to start the trainers.
 
         Raises:
             WorkerError: If a worker fails to start.
