@@ -109,7 +109,7 @@ def merged_parameters(adapters: Path, part: str, trust_remote_code: bool) -> dic
 
 
 def read_parameters(shards: Path, expected: dict[str, torch.Size]) -> dict[str, Tensor]:
-    """Return name -> unsharded parameter on the CPU for all parameters in ``shards``.
+    """Return all parameters in ``shards`` by name, unsharded and on the CPU.
 
     Raises:
         ConfigError: If they do not match ``expected``.

@@ -153,7 +153,7 @@ def refuse_verl_shards(named: str, part: Path) -> None:
 
 
 def _read_files(manifest: Path) -> dict[str, FileRecord]:
-    """Return name -> record of every file in a manifest. Raises ``DamagedCheckpoint``."""
+    """Return the records of all files in a manifest by name. Raises ``DamagedCheckpoint``."""
     try:
         entries = json.loads(manifest.read_text())["files"]
         expected = {name: FileRecord(**entry) for name, entry in entries.items()}
@@ -199,7 +199,7 @@ def step_of(folder: Path) -> int | None:
 
 
 def checkpoints(root: Path) -> dict[int, Path]:
-    """Return step -> folder of the run's checkpoints, oldest first, verified or not."""
+    """Return the folders of the run's checkpoints by step, oldest first, verified or not."""
     steps = ((step_of(folder), folder) for folder in root.glob("global_step_*") if folder.is_dir())
     return dict(sorted((step, folder) for step, folder in steps if step is not None))
 

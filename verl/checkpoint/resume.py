@@ -161,7 +161,7 @@ def best_validation(validations: Mapping[int, Mapping[str, float]], name: str) -
 
 
 def saved_validations(state: Mapping[str, Any]) -> dict[int, dict[str, float]]:
-    """Return step -> metrics of the validations before a checkpoint, whose JSON stores steps as text."""
+    """Return the metrics of validations before a checkpoint by step, converting steps from JSON text to integers."""
     return {int(step): metrics for step, metrics in state["validations"].items()}
 
 
@@ -195,7 +195,7 @@ def check_resumable(resumption: Resumption, job: str, num_examples: int, parts: 
 
 
 def _trained_shapes(part: str, model: ModelConfig) -> dict[str, torch.Size]:
-    """Return name -> shape of the trained parameters: the adapters', or else all."""
+    """Return the shapes of the trained parameters by name: the adapters', or else all."""
     empty = empty_model(part, ModelInfo.of(model))
     if model.trains_adapters:
         add_adapters(empty, model)

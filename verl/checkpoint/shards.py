@@ -216,7 +216,7 @@ class RecordingFiles(FileSystem):
 
 
 def file_numbers(tensors: Mapping[str, Tensor], num_bytes: int) -> dict[str, int]:
-    """Return tensor name -> number of its file, counted from 1; a new file starts after ``num_bytes``."""
+    """Return the number of each tensor's file by name, counted from 1; a new file starts after ``num_bytes``."""
     numbers, total = {}, 0
     # Sorted, because a resumed optimizer has its tensors in another order.
     for name in sorted(tensors):
@@ -263,7 +263,7 @@ def load_training_state(learner: Learner, folder: Path, group: dist.ProcessGroup
 
 
 def saved_shapes(folder: Path) -> dict[str, torch.Size]:
-    """Return name -> shape of every tensor in the shards, read from the file headers.
+    """Return the shape of every tensor in the shards by name, read from the file headers.
 
     Raises:
         ConfigError: If the headers cannot be read.

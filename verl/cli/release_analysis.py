@@ -82,7 +82,7 @@ def analysis_arguments(line: CommandLine) -> list[str] | None:
 
 
 def _options(config: PPOConfig, mode: str, flags: dict[str, str]) -> dict[str, Any]:
-    """Return analysis option -> value."""
+    """Return the analysis options and their values."""
     greedy = mode == "exploit"
     if not greedy and config.rollout.n < 2:
         raise FlagError(f"--motivation_mode {mode}: compares the responses to a prompt; set --rollout_n to at least 2")

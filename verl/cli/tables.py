@@ -162,7 +162,7 @@ def _joined(*parts: str) -> str:
 
 
 def load_table(file: str, functions: Mapping[str, Any], convert: str) -> dict[str, Option]:
-    """Return name -> row of a table file in this folder.
+    """Return the rows of a table file in this folder by name.
 
     Args:
         functions: Functions that ``by`` may name.

@@ -22,7 +22,7 @@ def require(condition: bool, field: str, value: object, fix: str) -> None:
 
 
 def require_choice(field: str, value: str, choices: Sequence[str], or_else: str = "") -> None:
-    """Raise ``ConfigError`` that lists the choices and suggests the nearest one unless ``value`` is among them."""
+    """Raise a ``ConfigError`` that lists the choices and suggests the nearest one unless ``value`` is one of them."""
     if value in choices:
         return  # fast path, because this runs for each record of a data file
     near = get_close_matches(value, choices, n=1)
@@ -121,7 +121,7 @@ class Group:
                 vars(kind)["check"](self)
 
     def require(self, condition: bool, option: str, fix: str) -> None:
-        """Raise ``ConfigError`` with the dotted ``option`` of this group and its value unless ``condition`` holds."""
+        """Raise a ``ConfigError`` with the dotted ``option`` of this group and its value unless ``condition`` holds."""
         require(condition, option, attrgetter(option)(self), fix)
 
 

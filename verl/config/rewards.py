@@ -69,7 +69,7 @@ class RewardScoreConfig(Group):
         self.paths_of_custom_functions()
 
     def paths_of_custom_functions(self) -> dict[str, str]:
-        """Return data source -> path of its function. Raises ``ConfigError`` if an entry is malformed."""
+        """Return a mapping from data source to function path. Raises ``ConfigError`` if an entry is malformed."""
         field, paths = "custom_functions", dict[str, str]()
         for entry in self.custom_functions:
             source, _, path = entry.partition("=")

@@ -122,7 +122,7 @@ def _file(files: ExitStack, data: bytes | None = None) -> int:
 
 
 def _watch(process: subprocess.Popen[bytes], status: int, deadline: float, max_bytes: int) -> Ending | None:
-    """Wait for a run to end, and return the limit at which it was killed, or None if it ended by itself."""
+    """Wait for a run to end, and return the limit at which it was killed, or None if it was not killed."""
     ended, poller = os.pidfd_open(process.pid), select.poll()
     poller.register(ended, select.POLLIN)
     try:
@@ -309,7 +309,7 @@ SWITCHES = {
 
 @cache
 def require_sandbox() -> None:
-    """Raise ``ConfigError`` that names what to install or to set, in one line, unless :func:`run_python` works."""
+    """Raise a ``ConfigError`` that names what to install or to set, in one line, unless :func:`run_python` works."""
     if sys.platform != "linux" or platform.machine() not in ARCHITECTURES:
         raise ConfigError(f"the sandbox for programs needs Linux on {' or '.join(ARCHITECTURES)}")
     if not Path(f"/proc/self/task/{os.getpid()}/children").exists():
