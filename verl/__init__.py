@@ -19,7 +19,7 @@ _HOMES = {
     "score": "verl.api",
     "train": "verl.api",
 }
-"""Public name -> its module."""
+"""Public name -> module that defines it."""
 
 __all__ = list(_HOMES)
 
@@ -35,7 +35,7 @@ def __dir__() -> list[str]:
 
 
 def _refuse_verl() -> None:
-    """Raise ``ImportError`` if ByteDance's veRL is installed, whose package has the same name."""
+    """Raise ``ImportError`` if ByteDance's veRL is installed, because its package has the same name."""
     try:
         other = version("verl")
     except PackageNotFoundError:

@@ -29,9 +29,9 @@ from verl.run.run_config import parse_run_config
 
 
 class RunError(RuntimeError):
-    """Raised when a run fails, with the errors that it printed.
+    """Raised when a run fails; contains the errors that it printed.
 
-    ``code`` is the run's exit code: 1 failed, 75 should be started again, 128 + N killed by signal N.
+    ``code`` is the run's exit code: 1 if it failed, 75 if it should be restarted, 128 + N if signal N killed it.
     """
 
     def __init__(self, message: str, code: int) -> None:
@@ -41,7 +41,7 @@ class RunError(RuntimeError):
 
 @dataclass(frozen=True)
 class Run:
-    """Folder of a training run, finished or not. Its files are read on each access."""
+    """A training run's folder, finished or not. Its files are read on each access."""
 
     folder: Path
 
@@ -63,25 +63,25 @@ class Run:
 
     @property
     def model(self) -> Path | None:
-        """Model folder of the newest checkpoint, for ``transformers``; None if no checkpoint has one."""
+        """Model folder of the newest checkpoint, for ``transformers``, or None if no checkpoint contains one."""
         models = [folder / "actor" / "huggingface" for folder in checkpoints(self.folder).values()]
         return next((model for model in reversed(models) if model.is_dir()), None)
 
     @property
     def page(self) -> Path:
-        """HTML page of the run."""
+        """Path of the run's HTML report."""
         return self.folder / "report.html"
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Folder of an evaluation. Its files (docs/evaluation.md) are read on each access."""
+    """An evaluation's folder. Its files (docs/evaluation.md) are read on each access."""
 
     folder: Path
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """Results, one row per model and benchmark: pass@k with its interval, lengths, rank metrics."""
+        """Results with one row per model and benchmark: pass@k with intervals, lengths, rank metrics."""
         return pd.read_csv(self.folder / "results.csv")
 
     @property
@@ -91,35 +91,35 @@ class Evaluation:
 
     @property
     def page(self) -> Path:
-        """HTML page of the results."""
+        """Path of the HTML report."""
         return self.folder / "index.html"
 
 
 def score(
     data_source: str, response: str, truth: Any, extra_info: Mapping[str, Any] | None = None, mode: str = "mix"
 ) -> dict[str, Any]:
-    """Return the verdict on one response and its score, in this process and without a time limit.
+    """Return the verdict on one response and its score, computed in this process without a time limit.
 
     Args:
-        data_source: selects the verifier (docs/rewards.md).
-        truth: the ground truth, as in ``reward_model.ground_truth`` of a data file.
-        extra_info: as in a data file, for verifiers that read it.
-        mode: as ``reward_score.mode``.
+        data_source: Name that selects the verifier (docs/rewards.md).
+        truth: Ground truth, as in ``reward_model.ground_truth`` of a data file.
+        extra_info: Additional information for verifiers that read it, as in a data file.
+        mode: Score mode; see ``reward_score.mode``.
 
     Raises:
-        ConfigError: the data source or mode is unknown, or the verifier cannot use this ground truth.
+        ConfigError: If the data source or mode is unknown, or the verifier cannot use this ground truth.
     """
     check_ground_truth(data_source, truth, extra_info=extra_info)
     return compute_score(data_source, response, truth, extra_info, mode)
 
 
 def train(overrides: Sequence[str] = ()) -> Run:
-    """Train as ``bash train.sh OVERRIDE...`` does, and return the run.
+    """Train like ``bash train.sh OVERRIDE...``, and return the run.
 
     Raises:
-        ConfigError: an override is invalid, or conflicts with others.
-        RunError: the run failed.
-        KeyboardInterrupt: the run was interrupted and has ended; a call with the same folder resumes it.
+        ConfigError: If an override is invalid or conflicts with others.
+        RunError: If the run fails.
+        KeyboardInterrupt: If the run is interrupted; after it has ended, a call with the same folder resumes it.
     """
     words = _translated(overrides, translate)
     folder = parse_run_config(PPOConfig, compose_config(PPOConfig, "ppo_trainer", words)).trainer.default_local_dir
@@ -128,10 +128,10 @@ def train(overrides: Sequence[str] = ()) -> Run:
 
 
 def evaluate(overrides: Sequence[str] = ()) -> Evaluation:
-    """Evaluate as ``bash eval.sh OVERRIDE...`` does, and return the evaluation.
+    """Evaluate like ``bash eval.sh OVERRIDE...``, and return the evaluation.
 
     The default is ``evaluation=embedded``: the newest run of the embedded task, before and after training. Raises the
-    errors of :func:`train`; the same call resumes an interrupted evaluation.
+    same errors as :func:`train`; the same call resumes an interrupted evaluation.
     """
     words = _translated(overrides, lambda words: plain_arguments(words, EvaluationConfig)) or ["evaluation=embedded"]
     config = parse_evaluation_config(compose_config(EvaluationConfig, "evaluation", words))
@@ -143,7 +143,7 @@ def evaluate(overrides: Sequence[str] = ()) -> Evaluation:
 
 
 def _translated(words: Sequence[str], translation: Callable[[list[str]], list[str]]) -> list[str]:
-    """Return Hydra overrides. Raises ``ConfigError`` for a single string, and for Hydra's flags."""
+    """Return Hydra overrides. Raises ``ConfigError`` for a single string and for Hydra's flags."""
     if isinstance(words, str):
         raise ConfigError(f"overrides={words!r:.200}: must be a list of strings, such as ['rollout.n=8']")
     try:
@@ -156,9 +156,9 @@ def _translated(words: Sequence[str], translation: Callable[[list[str]], list[st
 
 
 def _call(module: str, words: Sequence[str]) -> None:
-    """Run an entry point in a process of its own, and print its output.
+    """Run an entry point in a separate process, and print its output.
 
-    A first interrupt is forwarded, so that the run ends as on Ctrl-C; a second one kills it.
+    The first interrupt is forwarded, so that the run ends as after Ctrl-C; a second one kills it.
     """
     process = subprocess.Popen(
         [sys.executable, "-m", module, *words],

@@ -1,1 +1,1 @@
-"""Checkpoints: written by all workers, complete or absent, resumed from and exported."""
+"""Checkpoints: written by all workers, either complete or absent, and used for resuming and exporting."""

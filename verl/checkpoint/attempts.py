@@ -1,8 +1,8 @@
-"""Who may write into a run's folder: one process at a time by its lock, and only the newest attempt.
+"""Write access to a run's folder: only for one process at a time, using a lock, and only for the newest attempt.
 
-A run that is requeued or restarted is the same run in another attempt. The file ``.attempt`` in its folder holds the
-number of the newest one, which never decreases. A process of an earlier attempt may still be alive, on a machine that
-lost its network or was paused; whatever it then writes carries its attempt's number and is refused.
+A requeued or restarted run continues as another attempt. The file ``.attempt`` in its folder contains the number of the
+newest attempt, which never decreases. A process of an earlier attempt may still be alive on a machine that lost its
+network or was paused; its writes carry its attempt's number and are rejected.
 """
 
 import errno
@@ -17,33 +17,33 @@ from verl.config.errors import ConfigError
 from verl.utils.files import open_to_write, replace_text
 
 LOCK = ".lock"
-"""Empty file by which a process locks a run's folder; a folder with nothing but this and ``ATTEMPT`` is free."""
+"""Empty file with which a process locks a run's folder; a folder with only this and ``ATTEMPT`` counts as empty."""
 
 ATTEMPT = ".attempt"
-"""File in a run's folder with the number of the newest attempt at the run."""
+"""File in a run's folder that contains the number of its newest attempt."""
 
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-"""Errors of file systems without locks; there, a second process cannot be kept out."""
+"""Errors from file systems without locks, where a second process cannot be prevented from writing."""
 
 
 class StaleAttempt(RuntimeError):
-    """A newer attempt has taken over the run's folder."""
+    """Raised if a newer attempt has taken over the run's folder."""
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt at the run in ``root``."""
+    """One attempt of the run in ``root``."""
 
     root: Path
     number: int
-    """Counted from 1."""
+    """Attempt number, counted from 1."""
 
     @classmethod
     def claim(cls, root: Path) -> "Attempt":
-        """Take the folder over from earlier attempts; the caller holds the run's lock.
+        """Take over the folder from earlier attempts; the caller must hold the run's lock.
 
         Raises:
-            ConfigError: the folder cannot be written, as on a full disk.
+            ConfigError: If the folder is not writable, such as on a full disk.
         """
         try:
             attempt = cls(root, newest_attempt(root) + 1)
@@ -55,10 +55,10 @@ class Attempt:
         return attempt
 
     def check(self, path: Path) -> None:
-        """Raise if another attempt has taken over; called before ``path`` is written.
+        """Check that no newer attempt has taken over; call this before writing ``path``.
 
         Raises:
-            StaleAttempt: this is not the newest attempt.
+            StaleAttempt: If this is not the newest attempt.
         """
         newest = newest_attempt(self.root)
         if newest != self.number:
@@ -68,7 +68,7 @@ class Attempt:
 
 
 def newest_attempt(root: Path) -> int:
-    """Return the number in the folder's ``.attempt`` file; 0 if there is none."""
+    """Return the number in the folder's ``.attempt`` file, or 0 if the file is missing."""
     try:
         return int((root / ATTEMPT).read_text())
     except FileNotFoundError:
@@ -77,10 +77,10 @@ def newest_attempt(root: Path) -> int:
 
 @contextmanager
 def run_lock(folder: Path) -> Iterator[None]:
-    """Create ``folder`` and lock it for this process; the lock ends with the process, even if that is killed.
+    """Create ``folder`` and lock it for this process; the lock is released when the process ends, even if killed.
 
     Raises:
-        ConfigError: another process holds the lock, or the folder cannot be written.
+        ConfigError: If another process holds the lock, or the folder is not writable.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Export of a checkpoint's shards to a model folder, in one process."""
+"""Exports a checkpoint's shards to a model folder, in a single process."""
 
 import shutil
 import uuid
@@ -22,19 +22,19 @@ from verl.models.tokenizer import load_tokenizer
 def export_checkpoint(
     source: Path, out: Path | None, part: str, trust_remote_code: bool, dtype: torch.dtype | None = None
 ) -> Path:
-    """Write a checkpoint's model as ``transformers`` and vLLM load it; return the folder.
+    """Write a checkpoint's model in the format that ``transformers`` and vLLM load, and return its folder.
 
-    LoRA adapters are merged, and also written into its ``lora_adapter/``.
+    LoRA adapters are merged into the model, and also written to its ``lora_adapter/``.
 
     Args:
-        source: a checkpoint, or a run's folder, whose latest checkpoint is used.
-        out: a new folder; None: ``<checkpoint>/<part>/huggingface``.
-        part: ``actor`` or ``critic``.
-        dtype: precision of the weights; None: that of the files that the run started from. What a checkpoint holds is
+        source: Checkpoint to export, or a run's folder for its latest checkpoint.
+        out: New folder to write to, or None for ``<checkpoint>/<part>/huggingface``.
+        part: Model to export, ``actor`` or ``critic``.
+        dtype: Precision of the weights, or None for the precision of the initial model's files. Checkpoints store
             float32.
 
     Raises:
-        ConfigError: there is no intact checkpoint, it does not hold the whole model, or ``out`` exists.
+        ConfigError: If there is no intact checkpoint, it does not contain the whole model, or ``out`` exists.
     """
     folder = source.resolve()
     refuse_verl_shards(str(folder), folder / part)
@@ -70,10 +70,10 @@ def _write(
     trust_remote_code: bool,
     adapters: Path | None = None,
 ) -> Path:
-    """Write ``target``, with the tokenizer in ``architecture``; renamed to its final name once it is complete.
+    """Write ``target``, with the tokenizer from ``architecture``, under a temporary name, and rename it when complete.
 
-    ``adapters``: already merged into ``weights``. They go into a folder below: ``transformers`` would apply
-    adapters next to the weights once more.
+    ``adapters`` are already merged into ``weights``. They are written to a subfolder, because ``transformers`` would
+    apply adapters next to the weights a second time.
     """
     if target.exists():
         raise ConfigError(f"{target}: already exists; name another folder")
@@ -91,10 +91,10 @@ def _write(
 
 
 def merged_parameters(adapters: Path, part: str, trust_remote_code: bool) -> dict[str, Tensor]:
-    """Return the parameters of the adapters' base model, with the adapters merged.
+    """Return the parameters of the adapters' base model after merging the adapters.
 
     Raises:
-        ConfigError: the base model cannot be loaded from the path it was trained from.
+        ConfigError: If the base model cannot be loaded from the path that training used.
     """
     base = PeftConfig.from_pretrained(str(adapters)).base_model_name_or_path
     options = {"num_labels": 1} if part == "critic" else {}
@@ -109,10 +109,10 @@ def merged_parameters(adapters: Path, part: str, trust_remote_code: bool) -> dic
 
 
 def read_parameters(shards: Path, expected: dict[str, torch.Size]) -> dict[str, Tensor]:
-    """Return the unsharded parameters in ``shards`` by name, on the CPU.
+    """Return all parameters in ``shards`` by name, unsharded and on the CPU.
 
     Raises:
-        ConfigError: they are not those in ``expected``.
+        ConfigError: If they do not match ``expected``.
     """
     saved = saved_shapes(shards)
     check_same_architecture(shards, saved, expected)

@@ -1,7 +1,7 @@
-"""Checkpoints on disk: complete under their final name or absent, and verified before they are used.
+"""Checkpoints on disk, which are either complete under their final name or absent, and are verified before use.
 
-``<run>/global_step_<N>/`` is written under a temporary name. It gets its final name once ``manifest.json``, which holds
-the size and checksum of every file, is on the disk too. ``latest_checkpointed_iteration.txt`` names the latest one.
+``<run>/global_step_<N>/`` is written under a temporary name. It is renamed once all files are on disk, including
+``manifest.json``, which contains their sizes and checksums. ``latest_checkpointed_iteration.txt`` names the latest one.
 """
 
 import json
@@ -24,26 +24,26 @@ POINTER = "latest_checkpointed_iteration.txt"
 MANIFEST = "manifest.json"
 STATE = "trainer_state.json"
 FORMAT = 2
-"""Number in the manifest. It rises when the trainer's state changes so that earlier checkpoints cannot be resumed."""
+"""Number in the manifest; increased when the trainer state changes so that older checkpoints cannot be resumed."""
 READ_SUFFIXES = (".safetensors", ".json")
-"""Suffixes of the files that a resumption reads, whatever their names."""
+"""Suffixes of files that resuming reads, whatever their names."""
 EXPORTED = "huggingface"
-"""Folder of a model as ``transformers`` reads it, which may be written later than the checkpoint."""
+"""Folder of a model in ``transformers`` format, which may be added to a checkpoint later."""
 _NAME = re.compile(r"global_step_(\d+)")
 _ATTEMPT = re.compile(r"\.attempt_(\d+)\.")
 
 
 class DamagedCheckpoint(ConfigError):
-    """A file of a checkpoint is missing or not what was written; the message names it."""
+    """Raised if a checkpoint file is missing or was changed after writing; the message names the file."""
 
 
 def begin_checkpoint(attempt: Attempt, step: int) -> Path:
-    """Create a folder to write the checkpoint of ``step`` into. Its name has the attempt's number.
+    """Create a folder for writing the checkpoint of ``step``, with the attempt's number in its name.
 
-    Every checkpoint gets its own name: a worker that outlives its attempt must not write into the next one's.
+    Every folder has a unique name, so that a worker that outlives its attempt cannot write to a newer attempt's folder.
 
     Raises:
-        StaleAttempt: a newer attempt has taken over.
+        StaleAttempt: If a newer attempt has taken over.
     """
     folder = attempt.root / f".global_step_{step}.attempt_{attempt.number}.{uuid.uuid4().hex[:8]}.unfinished"
     attempt.check(folder)
@@ -52,24 +52,24 @@ def begin_checkpoint(attempt: Attempt, step: int) -> Path:
 
 
 def attempt_of(folder: Path) -> Attempt:
-    """Return the attempt that a folder of :func:`begin_checkpoint` belongs to."""
+    """Return the attempt that a folder created by :func:`begin_checkpoint` belongs to."""
     match = _ATTEMPT.search(folder.name)
     assert match is not None, f"{folder}: not a folder of begin_checkpoint"
     return Attempt(folder.parent, int(match[1]))
 
 
 def complete_checkpoint(folder: Path, step: int, state: str, records: Mapping[str, FileRecord] | None = None) -> Path:
-    """Turn a folder of :func:`begin_checkpoint` into ``global_step_<step>`` next to it.
+    """Rename a folder created by :func:`begin_checkpoint` to ``global_step_<step>``.
 
-    An existing checkpoint of that name is replaced.
+    This replaces an existing checkpoint of that name.
 
     Args:
-        state: the trainer's state, the content of ``trainer_state.json``.
-        records: size and checksum of files as their writers know them; the other files are read.
+        state: Trainer state to write to ``trainer_state.json``.
+        records: Known sizes and checksums, from the files' writers; other files are read to compute them.
 
     Raises:
-        RuntimeError: files that were written are not in ``folder``: a machine does not share it.
-        StaleAttempt: a newer attempt has taken over.
+        RuntimeError: If written files are not in ``folder``, because a machine does not share it.
+        StaleAttempt: If a newer attempt has taken over.
     """
     attempt, root = attempt_of(folder), folder.parent
     attempt.check(folder)
@@ -85,7 +85,7 @@ def complete_checkpoint(folder: Path, step: int, state: str, records: Mapping[st
     for path in [*folder.rglob("*"), folder]:
         flush(path)
     final = root / f"global_step_{step}"
-    # Should a newer attempt begin from here on, it renames this folder, and the rename below fails.
+    # If a newer attempt starts from here on, it renames this folder, so that the rename below fails.
     attempt.check(final)
     if final.exists():
         _discard(final)
@@ -97,11 +97,11 @@ def complete_checkpoint(folder: Path, step: int, state: str, records: Mapping[st
 
 
 def verify_checkpoint(folder: Path) -> None:
-    """Compare every file with the manifest, as many at a time as there are cores.
+    """Compare every file with the manifest, using one thread per core.
 
     Raises:
-        DamagedCheckpoint: a file is missing, has another size or content, or cannot be read.
-        ConfigError: a file that a resumption would read is not listed.
+        DamagedCheckpoint: If a file is missing, has another size or content, or cannot be read.
+        ConfigError: If the manifest does not list a file that resuming would read.
     """
     if reason := unreadable(sorted(folder.rglob("*"))):
         raise DamagedCheckpoint(reason)
@@ -116,7 +116,7 @@ def verify_checkpoint(folder: Path) -> None:
     foreign = _first_foreign(folder, expected.keys())
     if foreign is not None:
         raise ConfigError(f"{foreign} is not listed in {MANIFEST}, so it does not belong to this checkpoint; remove it")
-    # Sizes first: they cost nothing, while the checksums read everything.
+    # Sizes were compared first, because they are cheap, while checksums read all data.
     readers = ThreadPoolExecutor(available_cores(), thread_name_prefix="verify")
     try:
         for damage in readers.map(_damage, [folder / name for name in expected], expected.values()):
@@ -127,7 +127,7 @@ def verify_checkpoint(folder: Path) -> None:
 
 
 def _damage(path: Path, record: FileRecord) -> str:
-    """Return the reason that a file differs from what was written; empty if it does not."""
+    """Return how a file differs from its record, or an empty string if it does not."""
     try:
         return "" if file_record(path) == record else f"{path} was altered: its checksum differs from the manifest"
     except OSError as error:
@@ -135,7 +135,7 @@ def _damage(path: Path, record: FileRecord) -> str:
 
 
 def check_format(folder: Path) -> None:
-    """Raise ``ConfigError`` if the state in a verified checkpoint is that of an earlier version of VERL."""
+    """Raise ``ConfigError`` if the state in a verified checkpoint comes from an earlier version of VERL."""
     if json.loads((folder / MANIFEST).read_text()).get("format") != FORMAT:
         raise ConfigError(
             f"{folder}: written by an earlier version of VERL, so it cannot be resumed; export its model, `verl-export "
@@ -144,7 +144,7 @@ def check_format(folder: Path) -> None:
 
 
 def refuse_verl_shards(named: str, part: Path) -> None:
-    """Raise ``ConfigError``, beginning with ``named``, for a part of veRL's checkpoint with a model in shards only."""
+    """Raise ``ConfigError``, starting with ``named``, if ``part`` of a veRL checkpoint has its model only in shards."""
     if any(part.glob("model_world_size_*_rank_0.pt")) and not any((part / EXPORTED).glob("*.safetensors")):
         raise ConfigError(
             f"{named}: a checkpoint of veRL whose model is in shards; merge them where veRL is installed, `python -m "
@@ -153,7 +153,7 @@ def refuse_verl_shards(named: str, part: Path) -> None:
 
 
 def _read_files(manifest: Path) -> dict[str, FileRecord]:
-    """Name -> record of every file that a manifest lists. Raises ``DamagedCheckpoint``."""
+    """Return the records of all files in a manifest by name. Raises ``DamagedCheckpoint``."""
     try:
         entries = json.loads(manifest.read_text())["files"]
         expected = {name: FileRecord(**entry) for name, entry in entries.items()}
@@ -169,7 +169,7 @@ def _read_files(manifest: Path) -> dict[str, FileRecord]:
 
 
 def _first_foreign(folder: Path, names: Collection[str]) -> Path | None:
-    """Return the first file of a checkpoint that a resumption would read although the manifest does not list it."""
+    """Return the first file of a checkpoint that resuming would read although the manifest does not list it."""
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
         exported = any(part.startswith((EXPORTED, f".{EXPORTED}")) for part in name.parts)
@@ -179,7 +179,7 @@ def _first_foreign(folder: Path, names: Collection[str]) -> Path | None:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """Read the trainer's state. Raises ``DamagedCheckpoint`` if the file holds none."""
+    """Read the trainer state. Raises ``DamagedCheckpoint`` if the file is invalid."""
     path = folder / STATE
     try:
         state = json.loads(path.read_text())
@@ -193,26 +193,26 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 
 def step_of(folder: Path) -> int | None:
-    """Return the step in the name of a checkpoint's folder; None if it is not such a name."""
+    """Return the step in the name of a checkpoint folder, or None for any other name."""
     match = _NAME.fullmatch(folder.name)
     return int(match[1]) if match else None
 
 
 def checkpoints(root: Path) -> dict[int, Path]:
-    """Step -> folder of the run's checkpoints, oldest first, verified or not."""
+    """Return the folders of the run's checkpoints by step, oldest first, verified or not."""
     steps = ((step_of(folder), folder) for folder in root.glob("global_step_*") if folder.is_dir())
     return dict(sorted((step, folder) for step, folder in steps if step is not None))
 
 
 def latest_checkpoint(root: Path) -> Path | None:
-    """Return the folder of the latest checkpoint, verified or not; None if there is none."""
+    """Return the folder of the latest checkpoint, verified or not, or None if there is none."""
     return next(reversed(checkpoints(root).values()), None)
 
 
 def remove_unfinished(root: Path, attempt: int | None = None) -> None:
-    """Remove checkpoints that were not completed, by ``attempt`` or one before it; None: by any.
+    """Remove unfinished checkpoints of ``attempt`` and earlier ones, or of all attempts if it is None.
 
-    The workers of an earlier attempt may still be writing, and its driver about to complete one of them.
+    An earlier attempt's workers may still be writing to them, or its driver may be about to complete one of them.
     """
     for folder in root.glob(".global_step_*.unfinished"):
         match = _ATTEMPT.search(folder.name)
@@ -222,30 +222,30 @@ def remove_unfinished(root: Path, attempt: int | None = None) -> None:
 
 
 def remove_checkpoints(root: Path, keep: Collection[int]) -> None:
-    """Remove the run's checkpoints of steps that are not in ``keep``."""
+    """Remove the run's checkpoints of steps not in ``keep``."""
     for step, folder in checkpoints(root).items():
         if step not in keep:
             _discard(folder)
 
 
 def _discard(folder: Path) -> None:
-    # Renamed before its first file is removed: a run that ends here leaves no damaged checkpoint.
+    # Rename the folder first, so that a run that ends during the removal leaves no damaged checkpoint.
     name = folder.name.removeprefix(".").removesuffix(".unfinished")
     doomed = folder.with_name(f".{name}.{uuid.uuid4().hex[:8]}.unfinished")
     folder.rename(doomed)
-    # A file that cannot be removed, such as one open over NFS, must not end the run: `remove_unfinished` tries again.
+    # A file that cannot be removed, such as one open over NFS, must not end the run; `remove_unfinished` tries again.
     shutil.rmtree(doomed, ignore_errors=True)
 
 
 def steps_to_keep(
     steps: Collection[int], newest: int, always: Collection[int], scores: Mapping[int, float]
 ) -> set[int]:
-    """Choose the checkpoints of ``steps`` to keep.
+    """Return the steps whose checkpoints to keep.
 
     Args:
-        newest: number of newest checkpoints to keep; 0: all.
-        always: steps whose checkpoints are always kept.
-        scores: step -> validation score. The best among ``steps`` is kept; if several are equal, the first.
+        newest: Number of newest checkpoints to keep, or 0 for all.
+        always: Steps whose checkpoints are always kept.
+        scores: Step -> validation score; the checkpoint with the best score is kept, or the first one if tied.
     """
     ordered = sorted(steps)
     if not newest:

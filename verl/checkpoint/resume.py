@@ -1,4 +1,4 @@
-"""Resuming a run: chooses and verifies the checkpoint, reports changed options, and checks that it fits the run."""
+"""Resuming a run: finds and verifies the checkpoint, reports changed options, and checks that it fits the run."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -43,21 +43,21 @@ class Resumption:
     folder: Path
     step: int
     state: Mapping[str, Any]
-    """The trainer's state."""
+    """State of the trainer."""
 
 
 def find_resumption(config: PPOConfig | SFTConfig, say: Callable[[str], None]) -> Resumption | None:
-    """Return the checkpoint of ``trainer.resume_mode``, verified; None if the run starts from scratch.
+    """Return the verified checkpoint selected by ``trainer.resume_mode``, or None if the run starts from scratch.
 
     Unfinished checkpoints in the run's folder are removed. With ``auto``, a damaged checkpoint is renamed to
-    ``global_step_<N>.damaged`` with a warning, and the one before it is used.
+    ``global_step_<N>.damaged`` with a warning, and the previous one is used.
 
     Args:
-        say: prints a line: the checkpoint found, and each option that has changed since.
+        say: Callback that prints a line for the checkpoint found and for each option that has changed since.
 
     Raises:
-        ConfigError: ``resume_from_path`` is not an intact checkpoint, the run in the folder cannot be resumed, or a
-            checkpoint holds a file that does not belong to it or is of another version.
+        ConfigError: If ``resume_from_path`` is not an intact checkpoint, the run in the folder cannot be resumed, or a
+            checkpoint contains a foreign file or has another format version.
     """
     trainer = config.trainer
     root = Path(trainer.default_local_dir)
@@ -87,7 +87,7 @@ def find_resumption(config: PPOConfig | SFTConfig, say: Callable[[str], None]) -
 
 
 def _checkpoint_by_path(trainer: RunConfig, root: Path) -> Path:
-    """Return the checkpoint ``resume_from_path``, verified."""
+    """Return the verified checkpoint ``resume_from_path``."""
     folder = Path(trainer.resume_from_path or "").resolve()
     field = f"trainer.resume_from_path={trainer.resume_from_path!r}"
     step = step_of(folder)
@@ -107,7 +107,7 @@ def _checkpoint_by_path(trainer: RunConfig, root: Path) -> Path:
 
 
 def _latest_intact(root: Path, say: Callable[[str], None]) -> Path | None:
-    """Return the latest intact checkpoint in ``root``; newer ones, which are damaged, are renamed."""
+    """Return the latest intact checkpoint in ``root``, after renaming newer, damaged ones."""
     field, damaged = f"trainer.default_local_dir={str(root)!r}", []
     for folder in reversed(checkpoints(root).values()):
         try:
@@ -126,10 +126,10 @@ def _latest_intact(root: Path, say: Callable[[str], None]) -> Path | None:
 
 
 def changed_options(path: Path, config: Mapping[str, Any]) -> list[str]:
-    """One line for each option whose value in the file ``path`` differs from that in ``config``.
+    """Return one line for each option whose value in the file ``path`` differs from ``config``.
 
     Raises:
-        ConfigError: the file is damaged.
+        ConfigError: If the file is damaged.
     """
     if not path.is_file():
         return []
@@ -150,10 +150,10 @@ def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def best_validation(validations: Mapping[int, Mapping[str, float]], name: str) -> dict[str, Any] | None:
-    """Name, value and step of the highest ``name`` so far, the first if several are equal; None if there is none.
+    """Return name, value and step of the highest ``name`` so far, or None; the first one if several are equal.
 
     Args:
-        validations: step -> metrics.
+        validations: Step -> metrics.
     """
     values = {step: metrics[name] for step, metrics in validations.items() if name in metrics}
     step = max(values, key=values.__getitem__, default=None)
@@ -161,7 +161,7 @@ def best_validation(validations: Mapping[int, Mapping[str, float]], name: str) -
 
 
 def saved_validations(state: Mapping[str, Any]) -> dict[int, dict[str, float]]:
-    """Step -> metrics of the validations before a checkpoint; JSON stores their steps as text."""
+    """Return the metrics of validations before a checkpoint by step, converting steps from JSON text to integers."""
     return {int(step): metrics for step, metrics in state["validations"].items()}
 
 
@@ -169,12 +169,12 @@ def check_resumable(resumption: Resumption, job: str, num_examples: int, parts: 
     """Check that the checkpoint fits the run.
 
     Args:
-        job: ``ppo`` or ``sft``.
-        num_examples: size of the training set.
-        parts: ``actor``, and ``critic`` where there is one, with the configured models.
+        job: Name of the job, ``ppo`` or ``sft``.
+        num_examples: Size of the training set.
+        parts: Configured models: ``actor``, and ``critic`` if there is one.
 
     Raises:
-        ConfigError: the checkpoint was written by another job, or with other data or models.
+        ConfigError: If the checkpoint was written by another job, or with other data or models.
     """
     folder, state = resumption.folder, resumption.state
     missing = [name for name in ("job", "num_examples") if name not in state]
@@ -195,7 +195,7 @@ def check_resumable(resumption: Resumption, job: str, num_examples: int, parts: 
 
 
 def _trained_shapes(part: str, model: ModelConfig) -> dict[str, torch.Size]:
-    """Name -> shape of the trained parameters: all of them, or the adapters'."""
+    """Return the shapes of the trained parameters by name: the adapters', or else all."""
     empty = empty_model(part, ModelInfo.of(model))
     if model.trains_adapters:
         add_adapters(empty, model)
@@ -205,7 +205,7 @@ def _trained_shapes(part: str, model: ModelConfig) -> dict[str, torch.Size]:
 
 @contextmanager
 def resume_hint(trainer: RunConfig) -> Iterator[None]:
-    """If an exception ends the block, print on stderr the options that resume the run."""
+    """Print the options that resume the run to stderr if the block raises an exception."""
     try:
         yield
     except ConfigError:

@@ -1,4 +1,4 @@
-"""Writing, completing and removing checkpoints; shared by all trainers."""
+"""Writes, completes and removes checkpoints; shared by all trainers."""
 
 import json
 import shutil
@@ -18,10 +18,10 @@ from verl.checkpoint.folders import (
 
 
 class CheckpointWriters(Protocol):
-    """The workers that write a checkpoint together, each its shards."""
+    """Workers that write a checkpoint together; each writes its own shards."""
 
     def run(self, method: str, *arguments: Any) -> list[Any]:
-        """Call ``method`` on every worker; returns the results in rank order."""
+        """Call ``method`` on every worker, and return the results in rank order."""
 
 
 @dataclass(frozen=True)
@@ -34,32 +34,32 @@ class _Unfinished:
 
 @dataclass
 class CheckpointSaver:
-    """Has the workers write checkpoints, optionally in the background, and completes those they have written."""
+    """Makes the workers write checkpoints, optionally in the background, and completes the written ones."""
 
     attempt: Attempt
-    """Its folder is the run's."""
+    """Current attempt, which contains the run's folder."""
     workers: CheckpointWriters
     background: bool
-    """Training continues while the workers write; :meth:`poll` or :meth:`finish` completes the checkpoint."""
+    """Whether training continues during writing; :meth:`poll` or :meth:`finish` then completes the checkpoint."""
     huggingface: bool
-    """Also write the models as ``transformers`` loads them."""
+    """Whether to also write the models in ``transformers`` format."""
     newest: int
-    """Number of newest checkpoints to keep, in addition to the best one; 0: all."""
+    """Number of newest checkpoints to keep in addition to the best one, or 0 for all."""
     always: Collection[int] = ()
     """Steps whose checkpoints are always kept."""
     saved_step: int | None = field(default=None, init=False)
-    """The step of the last checkpoint that was completed."""
+    """Step of the last completed checkpoint."""
     _unfinished: _Unfinished | None = field(default=None, init=False)
 
     def save(self, step: int, state: Mapping[str, Any], scores: Mapping[int, float]) -> None:
         """Write the current models.
 
         Args:
-            state: the trainer's state as JSON values.
-            scores: step -> validation score, which selects the best checkpoint.
+            state: Trainer state as JSON values.
+            scores: Step -> validation score, which determines the best checkpoint.
 
         Raises:
-            WorkerError: writing this checkpoint failed, or writing the previous one in the background.
+            WorkerError: If writing this checkpoint, or the previous one in the background, failed.
         """
         self.finish()
         text = json.dumps(state, indent=2) + "\n"
@@ -72,13 +72,13 @@ class CheckpointSaver:
         """Complete the checkpoint if all workers have written it.
 
         Raises:
-            WorkerError: writing failed in the background.
+            WorkerError: If writing in the background failed.
         """
         if self._unfinished is not None:
             self._complete(wait=False)
 
     def finish(self) -> None:
-        """Wait for the workers and complete the checkpoint; raises as :meth:`poll`."""
+        """Wait for the workers and complete the checkpoint. Raises the same errors as :meth:`poll`."""
         if self._unfinished is not None:
             self._complete(wait=True)
 
@@ -109,7 +109,7 @@ class CheckpointSaver:
             raise
 
     def _abandon(self) -> None:
-        """Remove the checkpoint being written; earlier ones stay."""
+        """Remove the checkpoint being written, but no earlier ones."""
         if self._unfinished is not None:
             shutil.rmtree(self._unfinished.folder, ignore_errors=True)
             self._unfinished = None

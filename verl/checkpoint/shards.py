@@ -1,8 +1,8 @@
-"""Each worker's part of a checkpoint: its shards of the trained models, and its random generators.
+"""Each worker's part of a checkpoint: its shards of the trained models, and its random generator states.
 
-For each trained model (``actor``, ``critic``) a checkpoint has a folder ``shards``, written by
-``torch.distributed.checkpoint`` in the safetensors format. The files' headers say which piece of which tensor they
-hold, so any number of workers can read them. Everything else is JSON. Nothing is pickled or unpickled.
+For each trained model (``actor``, ``critic``), a checkpoint contains a folder ``shards``, written by
+``torch.distributed.checkpoint`` in safetensors format. File headers record which piece of which tensor a file contains,
+so any number of workers can read them. Everything else is JSON. Nothing is pickled or unpickled.
 """
 
 import io
@@ -41,38 +41,38 @@ from verl.utils.json_state import from_json, to_json
 from verl.utils.process import return_freed_memory
 
 MODEL = "model."
-"""Prefix of a parameter's name in the shards."""
+"""Prefix of parameter names in the shards."""
 OPTIMIZER = "optimizer."
-"""Prefix of an optimizer tensor, followed by the parameter's name and the tensor's own, such as ``exp_avg``."""
+"""Prefix of optimizer tensors, followed by the parameter's name and the tensor's name, such as ``exp_avg``."""
 ADAPTERS = "lora_adapter"
-"""Folder of LoRA adapters in peft's format, next to the shards, which then hold the adapters only."""
+"""Folder of LoRA adapters in peft's format, next to the shards, which then contain only the adapters."""
 GATHER_BYTES = 1 << 28
-"""Most bytes of whole parameters that an export gathers at once."""
+"""Maximum number of bytes of unsharded parameters that an export gathers at once."""
 FILE_BYTES = 1 << 28
-"""Bytes of a worker's shards from which on they go into another file: torch holds a file twice while it writes it."""
+"""Size at which a worker's shards continue in another file, because torch holds a file twice while writing it."""
 
 
 @dataclass(frozen=True)
 class TrainedPart:
-    """A trained model with everything that a checkpoint stores of it."""
+    """A trained model and everything that a checkpoint stores for it."""
 
     name: str
-    """``actor`` or ``critic``: its folder in a checkpoint."""
+    """``actor`` or ``critic``; also the name of its folder in a checkpoint."""
     learner: Learner
     parameters: Offloaded
-    """Parameters of the learner's model."""
+    """Offloadable parameters of the learner's model."""
     model: ModelConfig
     tokenizer: PreTrainedTokenizerBase
 
 
 class CheckpointWorker:
-    """A worker that writes and reads its part of checkpoints. Every method is called on all workers at once."""
+    """A worker that writes and reads its part of checkpoints. Call every method on all workers at once."""
 
     def __init__(self, parts: Sequence[TrainedPart], seed: int) -> None:
-        """``seed``: that of the run; seeds the generators if another number of workers wrote the checkpoint."""
+        """Take the run's ``seed``, for checkpoints that were written by a different number of workers."""
         self._parts = parts
         self._seed = seed
-        # A separate group: the background thread and training must not mix their messages.
+        # A separate group, because messages of the background thread and of training must not be mixed.
         self._group = dist.new_group(backend="gloo", timeout=collective_timeout())
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[dict[str, FileRecord]] | None = None
@@ -80,22 +80,22 @@ class CheckpointWorker:
         self._buffers = {part.name: _on_host(saved_buffers(part.learner.model)) for part in parts}
 
     def save(self, folder: Path, background: bool, huggingface: bool) -> None:
-        """Begin to write into ``folder``; :meth:`finish_save` waits for the end.
+        """Start writing to ``folder``; :meth:`finish_save` waits for the end.
 
         Args:
-            background: copy everything to the host's memory first, so that training can continue at once.
-            huggingface: also write ``<part>/huggingface``, each worker its share of the files, whose weights it gathers
-                in its host's memory.
+            background: Whether to copy everything to host memory first, so that training can continue immediately.
+            huggingface: Whether to also write ``<part>/huggingface``; each worker gathers the weights of its share of
+                the files in its host memory.
         """
         assert self._writing is None or self._writing.done(), "the checkpoint before was not finished"
-        # On a CPU copies need what the last step's tensors have left behind.
+        # On a CPU, the copies need memory that the tensors of the last step have left behind.
         return_freed_memory()
         shards, weights, counts = {}, {}, {}
         records: dict[str, FileRecord] = {}
         for part in self._parts:
             with part.parameters.loaded(), part.learner.optimizer_state.loaded():
                 state = training_state(part.learner)
-                # Offloaded tensors leave the device again when this method ends.
+                # Offloaded tensors leave the device again when this block ends.
                 copied = background or part.parameters.enabled or part.learner.optimizer_state.enabled
                 shards[part.name] = _on_host(state) if copied else state
                 if huggingface:
@@ -109,10 +109,10 @@ class CheckpointWorker:
         self._writing = self._thread.submit(self._write, folder, shards, weights, counts, generators, records)
 
     def finish_save(self, wait: bool) -> dict[str, FileRecord] | None:
-        """Return records of this worker's files; None while still writing. All workers together list all files.
+        """Return records of this worker's files, or None while still writing. All workers' records cover all files.
 
         Raises:
-            Exception: whatever failed while writing, on this worker or in the exchange with others.
+            Exception: If writing failed, on this worker or in the exchange with others.
         """
         assert self._writing is not None, "no checkpoint was begun"
         if not wait and not self._writing.done():
@@ -120,13 +120,13 @@ class CheckpointWorker:
         return self._writing.result()
 
     def load(self, folder: Path, step: int) -> None:
-        """Restore the checkpoint of ``step``, which any number of workers may have written.
+        """Restore the checkpoint of ``step``, which may have been written by any number of workers.
 
-        Optimizers and schedules keep the hyperparameters of the configuration; their progress is restored. Random
-        generators continue if the number of workers is the same; otherwise all are seeded with the seed plus ``step``.
+        Optimizers and schedules keep the configured hyperparameters; only their progress is restored. Random generators
+        continue if the number of workers is unchanged; otherwise all of them are seeded with the seed plus ``step``.
 
         Raises:
-            ConfigError: the models have another architecture.
+            ConfigError: If the models have another architecture.
         """
         for part in self._parts:
             with part.parameters.loaded(), part.learner.optimizer_state.loaded():
@@ -148,7 +148,7 @@ class CheckpointWorker:
         generators: str,
         records: dict[str, FileRecord],
     ) -> dict[str, FileRecord]:
-        """Write ``records``, with records of the other files of this worker."""
+        """Write this worker's files, and return their records added to ``records``."""
         rank = dist.get_rank()
         attempt_of(folder).check(folder)
         for part in self._parts:
@@ -172,13 +172,13 @@ class CheckpointWorker:
         return records
 
     def _write_export(self, part: TrainedPart, target: Path, weights: Mapping[str, Tensor]) -> dict[str, FileRecord]:
-        """Write this worker's share of a model's folder, and on worker 0 the other files."""
+        """Write this worker's share of a model's folder and, on worker 0, the other files."""
         rank, files = dist.get_rank(), self._exports[part.name]
         target.mkdir(exist_ok=True)
         records = {}
         if rank == 0:
             self._write_architecture(part, target, {})
-            # Others may be writing weights there already.
+            # Other workers may already be writing weights here.
             records = _read_records(target, files.files)
             records |= files.write_index(target)
         for file in files.share(rank, dist.get_world_size()):
@@ -189,7 +189,7 @@ class CheckpointWorker:
         write_architecture(self._exports[part.name].model, part.tokenizer, target, buffers)
 
     def _gather_share(self, part: TrainedPart) -> dict[str, Tensor]:
-        """Return this worker's share of an export on the host: unsharded parameters, merged adapters, and buffers."""
+        """Return this worker's share of an export in host memory: whole parameters, merged adapters, and buffers."""
         files = self._exports[part.name]
         mine = {name for file in files.share(dist.get_rank(), dist.get_world_size()) for name in files.files[file]}
         kept = {name: buffer for name, buffer in self._buffers[part.name].items() if name in mine}
@@ -200,15 +200,15 @@ class CheckpointWorker:
 
 
 class RecordingFiles(FileSystem):
-    """Files of ``torch.distributed.checkpoint`` whose records are taken while they are written."""
+    """Filesystem of ``torch.distributed.checkpoint`` that computes records of files while writing them."""
 
     def __init__(self) -> None:
         self.records: dict[str, FileRecord] = {}
-        """Name -> size and checksum."""
+        """File name -> size and checksum."""
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
-        """Open a file for writing; once it is closed, its record is kept."""
+        """Open a file for writing, and keep its record once it is closed."""
         assert mode == "wb", mode
         with RecordedFile(Path(path)) as stream:
             yield stream
@@ -216,9 +216,9 @@ class RecordingFiles(FileSystem):
 
 
 def file_numbers(tensors: Mapping[str, Tensor], num_bytes: int) -> dict[str, int]:
-    """Return the number, from 1, of each tensor's file by name; a file ends after ``num_bytes``."""
+    """Return the number of each tensor's file by name, counted from 1; a new file starts after ``num_bytes``."""
     numbers, total = {}, 0
-    # A resumed optimizer has its tensors in another order.
+    # Sorted, because a resumed optimizer has its tensors in another order.
     for name in sorted(tensors):
         numbers[name] = 1 + total // num_bytes
         total += tensors[name].nbytes
@@ -226,10 +226,10 @@ def file_numbers(tensors: Mapping[str, Tensor], num_bytes: int) -> dict[str, int
 
 
 def training_state(learner: Learner) -> dict[str, Tensor]:
-    """Return the tensors that training changes, not copied: trained parameters and the optimizer's moments.
+    """Return the tensors that training changes, without copying: trained parameters and the optimizer's moments.
 
-    Tied parameters appear once, frozen ones not at all. Before the optimizer's first step there are no moments;
-    ``torch.distributed.checkpoint.state_dict`` would create them by a step on zeros, which counts as a step.
+    Tied parameters appear only once, and frozen ones are omitted. There are no moments before the optimizer's first
+    step; ``torch.distributed.checkpoint.state_dict`` would create them with a step on zeros, which counts as a step.
     """
     reshard(learner.model)
     state: dict[str, Tensor] = {}
@@ -242,10 +242,10 @@ def training_state(learner: Learner) -> dict[str, Tensor]:
 
 
 def load_training_state(learner: Learner, folder: Path, group: dist.ProcessGroup | None) -> None:
-    """Restore the tensors of :func:`training_state` from the shards in ``folder``, in place.
+    """Restore the tensors of :func:`training_state` in place from the shards in ``folder``.
 
     Raises:
-        ConfigError: the shards are of another architecture.
+        ConfigError: If the shards belong to another architecture.
     """
     saved = saved_shapes(folder)
     learner.optimizer.state.clear()
@@ -255,7 +255,7 @@ def load_training_state(learner: Learner, folder: Path, group: dist.ProcessGroup
         prefix = f"{OPTIMIZER}{name}."
         for full_name, shape in saved.items():
             if full_name.startswith(prefix) and "." not in full_name.removeprefix(prefix):
-                # A moment has its parameter's layout; AdamW keeps the step count on the host.
+                # A moment is sharded like its parameter, while AdamW keeps the step count on the host.
                 value = torch.zeros_like(parameter.detach()) if shape == parameter.shape else torch.zeros(shape)
                 learner.optimizer.state[parameter][full_name.removeprefix(prefix)] = value
                 state[full_name] = value
@@ -263,26 +263,26 @@ def load_training_state(learner: Learner, folder: Path, group: dist.ProcessGroup
 
 
 def saved_shapes(folder: Path) -> dict[str, torch.Size]:
-    """Name -> shape of every tensor in the shards, from the files' headers.
+    """Return the shape of every tensor in the shards by name, read from the file headers.
 
     Raises:
-        ConfigError: the headers cannot be read.
+        ConfigError: If the headers cannot be read.
     """
     try:
         metadata = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
-    except Exception as error:  # of any type: torch does not check the headers
+    except Exception as error:  # any type, because torch does not validate the headers
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise ConfigError(f"{folder}: the shards cannot be read: {reason:.200}; use another checkpoint") from error
     return {name: entry.size for name, entry in metadata.items() if isinstance(entry, TensorStorageMetadata)}
 
 
 def check_same_architecture(folder: Path, saved: Mapping[str, torch.Size], expected: Mapping[str, torch.Size]) -> None:
-    """Check that the parameters in ``saved``, from :func:`saved_shapes`, are those in ``expected``.
+    """Check that the parameters in ``saved``, from :func:`saved_shapes`, match ``expected``.
 
     Names in ``expected`` have no prefix.
 
     Raises:
-        ConfigError: they differ; one line names the first parameter that does.
+        ConfigError: If they differ; the message names the first different parameter.
     """
     stored = {name.removeprefix(MODEL): shape for name, shape in saved.items() if name.startswith(MODEL)}
     for name in sorted(stored.keys() | expected.keys()):
@@ -300,7 +300,7 @@ def generator_states() -> dict[str, Any]:
 
 
 def set_generator_states(states: Mapping[str, Any]) -> None:
-    """Restore the states of :func:`generator_states` after they went through JSON."""
+    """Restore the states returned by :func:`generator_states` after a round trip through JSON."""
     version, words, gauss = states["python"]
     random.setstate((version, tuple(words), gauss))
     stream = states["numpy"]
@@ -311,7 +311,7 @@ def set_generator_states(states: Mapping[str, Any]) -> None:
 
 
 def _on_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copy to host memory."""
+    """Return copies of the tensors in host memory."""
     return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
@@ -320,7 +320,7 @@ def _within(folder: str, records: Mapping[str, FileRecord]) -> dict[str, FileRec
 
 
 def _read_records(folder: Path, without: Collection[str] = ()) -> dict[str, FileRecord]:
-    """Return records of the small files that libraries have written: configurations, tokenizer, code."""
+    """Return records of the small files written by libraries: configurations, tokenizers and code."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in without)
     return {path.relative_to(folder).as_posix(): file_record(path) for path in files}
 

@@ -1,1 +1,1 @@
-"""Command lines: arguments as users type them, translated to Hydra overrides of the schema."""
+"""Command lines: translates arguments as users type them to Hydra overrides of the schema."""

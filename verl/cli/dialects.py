@@ -1,7 +1,7 @@
-"""Whose command a command line is: veRL's, the paper's release's, or ours.
+"""Recognises whether a command uses options of veRL, of the paper's release, or only ours.
 
-A command with an option that only veRL, or only the release, has is theirs as a whole: what it leaves out has their
-defaults, ``preset=verl`` or ``preset=paper``. Our own options may stand next to theirs.
+A command with an option that only veRL or only the release has is treated entirely as theirs: missing options have
+their defaults, ``preset=verl`` or ``preset=paper``. Our own options may be combined with theirs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,26 +22,26 @@ SCHEMA = frozenset(option_names(PPOConfig, ""))
 """Dotted names of all our options."""
 
 MARKS = frozenset(name for name, option in RELEASE.items() if option.section == "marks")
-"""Options that only the release has."""
+"""Options that exist only in the release."""
 
 VERL_GROUPS = (
     *("actor_rollout_ref", "custom_reward_function", "global_profiler", "transfer_queue", "ray_kwargs", "ray_init"),
 )
-"""Groups that only veRL has."""
+"""Option groups that exist only in veRL."""
 SHARED_GROUPS = ("algorithm", "critic", "reward", "reward_manager", "reward_model")
-"""Groups of veRL and of ours; an option of veRL's alone in one of them marks a command as veRL's, too."""
+"""Option groups that veRL and we share; an option in them that only veRL has also marks a veRL command."""
 
 CONFIG_NAMES = ("ppo_trainer", "dapo_trainer", "transfer_queue_ppo_trainer")
-"""veRL's configuration files with the values of ``preset=verl``."""
+"""veRL's configuration files whose values ``preset=verl`` contains."""
 
 
 def is_release(line: CommandLine) -> bool:
-    """Whether a command is the release's: it has an option, or the engine, that only the release has."""
+    """Return whether a command has an option, or the engine, that exists only in the release."""
     return bool(MARKS & line.options.keys()) or line.text(f"{ROLLOUT}.name") == "hidden_vllm"
 
 
 def is_verl(overrides: Sequence[str]) -> bool:
-    """Whether a command is veRL's: it has an option that only veRL has, or asks for veRL's defaults."""
+    """Return whether a command has an option that exists only in veRL, or asks for veRL's defaults."""
     return any(_marks(override) for override in overrides)
 
 
@@ -56,12 +56,12 @@ def _marks(override: str) -> bool:
 
 
 def find_release(key: str) -> tuple[Option, str] | None:
-    """As :func:`find_verl`, of the release's option ``key``."""
+    """Like :func:`find_verl`, for the release's option ``key``."""
     return (RELEASE[key], "") if key in RELEASE else None
 
 
 def find_verl(key: str) -> tuple[Option, str] | None:
-    """Return the row of veRL's option ``key``, and the entry of a mapping that ``key`` names; None without a row."""
+    """Return the row of veRL's option ``key``, with the mapping entry that ``key`` names, or None without a row."""
     if key in VERL:
         return VERL[key], ""
     parts = key.split(".")
@@ -75,14 +75,14 @@ def find_verl(key: str) -> tuple[Option, str] | None:
 
 
 def _is_ours(key: str) -> bool:
-    """Whether ``key`` is one of our options, or an entry of one, such as ``critic.model.override_config.x``."""
+    """Return whether ``key`` is one of our options or an entry of one, such as ``critic.model.override_config.x``."""
     parts = key.split(".")
     groups = [".".join(parts[:length]) for length in range(2, len(parts))]
     return key in SCHEMA or any(g in SCHEMA and g.endswith(("_kwargs", "override_config")) for g in groups)
 
 
 def refuse_verl_name(key: str) -> None:
-    """Raise ``FlagError`` for veRL's name of an option in a command of ours, with what it is here: ``rollout.mode``."""
+    """Raise ``FlagError``, with our equivalent, for a veRL option name such as ``rollout.mode`` in our command."""
     option = VERL.get(key) or VERL.get(f"actor_rollout_ref.{key}")
     if option is None or "." not in key or _is_ours(key):
         return
@@ -93,7 +93,7 @@ def refuse_verl_name(key: str) -> None:
 
 
 def require_known(override: str) -> None:
-    """Raise ``FlagError`` for an override in a command of veRL's that is not in its table, and not one of ours."""
+    """Raise ``FlagError`` for an override in a veRL command that is neither in its table nor one of our options."""
     key = override_key(override)
     group = key.partition(".")[0]
     one_by_one = "set the options of this group one by one"
@@ -110,14 +110,14 @@ def require_known(override: str) -> None:
 
 
 NAME, FOLDER = ("--config-name", "-cn"), ("--config-path", "-cp", "--config-dir", "-cd")
-"""Hydra's flags for a configuration file."""
+"""Hydra's flags for configuration files."""
 
 
 def with_verl_file(line: CommandLine) -> CommandLine:
-    """Return the command with the values of the file that it names in front of its own; veRL's are ``preset=verl``.
+    """Return the command with the values of its configuration file prepended; veRL's own files mean ``preset=verl``.
 
     Raises:
-        FlagError: a file that is missing, cannot be read, or is not based on veRL's.
+        FlagError: If the file is missing, unreadable or not based on veRL's.
     """
     kept, named = list[str](), {"name": CONFIG_NAMES[0], "folder": ""}
     rest = list(line.hydra)
@@ -149,7 +149,7 @@ def with_verl_file(line: CommandLine) -> CommandLine:
 
 
 def _flat(values: Any, prefix: str = "") -> list[str]:
-    """Return overrides for the values of a file."""
+    """Return overrides for the values in a file."""
     if isinstance(values, Mapping):
         return [each for key, value in values.items() for each in _flat(value, f"{prefix}.{key}".lstrip("."))]
     return [f"{prefix}={word(values) if isinstance(values, str) else literal(values)}"]

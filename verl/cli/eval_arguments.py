@@ -1,4 +1,4 @@
-"""The command line of ``eval.sh``, before Hydra reads it."""
+"""Preprocessing of ``eval.sh``'s command line for Hydra."""
 
 from collections.abc import Sequence
 from dataclasses import is_dataclass
@@ -9,18 +9,18 @@ from verl.cli.translate import MULTIRUN, sort_arguments
 from verl.cli.values import FlagError
 
 LITERAL = ("[", "{", "'", '"', "$")
-"""First characters of a value that is passed to Hydra unchanged."""
+"""First characters of values that are passed to Hydra unchanged."""
 
 
 def plain_arguments(arguments: Sequence[str], schema: type) -> list[str]:
-    """``arguments`` in Hydra's form, where users may write less than Hydra demands.
+    """Convert shorthand ``arguments`` to Hydra's syntax.
 
-    ``benchmarks=a,b`` becomes ``benchmarks=[a,b]`` if the option is a list, except in a sweep; ``runs.mine.path=x``
-    becomes ``++runs.mine.path=x``, and ``runs={...}`` alike, because the entries of the mapping may be new; Hydra's own
-    flags come last.
+    ``benchmarks=a,b`` becomes ``benchmarks=[a,b]`` if the option is a list, except in a sweep. ``runs.mine.path=x``
+    becomes ``++runs.mine.path=x``, and ``runs={...}`` becomes ``++runs={...}``, because mapping entries may be new.
+    Hydra's own flags are moved to the end.
 
     Raises:
-        FlagError: a flag that is not Hydra's.
+        FlagError: If a flag does not belong to Hydra.
     """
     line = sort_arguments(arguments)
     if line.flags:
@@ -34,7 +34,7 @@ def _plain(override: str, schema: type, sweeps: bool) -> str:
     if not has_value or key.startswith("~"):
         return override
     hint, in_mapping = _option(schema, key.lstrip("+"))
-    # ++runs={...} adds to a mapping; without it Hydra takes only entries that are there.
+    # ++runs={...} adds entries to a mapping; without ++, Hydra accepts only existing ones.
     new_entries = in_mapping or (get_origin(hint) is dict and value.startswith("{"))
     if new_entries and not key.startswith("+"):
         key = f"++{key}"
@@ -44,7 +44,7 @@ def _plain(override: str, schema: type, sweeps: bool) -> str:
 
 
 def _option(schema: Any, key: str) -> tuple[Any, bool]:
-    """Return the type of an option, None if it does not exist; and whether it is in an entry of a mapping."""
+    """Return the type of an option, or None if it does not exist, and whether it belongs to a mapping entry."""
     hint, in_mapping = schema, False
     for part in key.split("."):
         if get_origin(hint) is dict:

@@ -1,4 +1,4 @@
-"""The command line of the entry points: Hydra's, with one-line messages for wrong overrides."""
+"""Hydra command line of the entry points, with one-line messages for invalid overrides."""
 
 import os
 import sys
@@ -16,18 +16,18 @@ ConfigT = TypeVar("ConfigT")
 
 
 RUN_FOLDER = "trainer.default_local_dir"
-"""The option that names a run's folder."""
+"""Name of the option for a run's folder."""
 
 
 def run_hydra(
     name: str, schema: type[ConfigT], parse: Callable[[DictConfig], ConfigT], run: Callable[[ConfigT], None]
 ) -> None:
-    """Compose ``configs/<name>.yaml`` with the overrides of the command line, and ``run`` what ``parse`` makes of it.
+    """Compose ``configs/<name>.yaml`` with the command line's overrides, ``parse`` the result and ``run`` it.
 
-    With ``--multirun``, Hydra does so once per job, and the folder that it creates for a job becomes its run's folder.
+    With ``--multirun``, Hydra repeats this for each job, and the folder it creates for a job becomes the run's folder.
 
     Raises:
-        SystemExit: with one line, if the overrides cannot be composed or the config is wrong.
+        SystemExit: With a message if the overrides cannot be composed or the config is invalid.
     """
 
     def task(tree: DictConfig) -> None:
@@ -38,11 +38,11 @@ def run_hydra(
         run(config)
 
     if {"-m", "--multirun"} & set(sys.argv) and RUN_FOLDER in option_names(schema, ""):
-        # The config itself cannot hold this value: outside a sweep Hydra creates no such folder. It is inserted before
-        # the first override, because Hydra expects overrides next to each other and the user's own choice must win.
+        # The config itself cannot contain this value, because Hydra creates the folder only in sweeps. Insert it before
+        # the first override, because Hydra expects adjacent overrides and the user's own value must take precedence.
         overrides = (i for i, word in enumerate(sys.argv) if i and "=" in word and not word.startswith("-"))
         sys.argv.insert(next(overrides, len(sys.argv)), f"{RUN_FOLDER}=${{hydra:runtime.output_dir}}")
-    # Without this, Hydra prints its own message and exits.
+    # Otherwise, Hydra prints its own message and exits.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     try:
         check_group_values(sys.argv[1:])

@@ -1,4 +1,4 @@
-"""The release's motivation experiment: ``train.sh --motivation_mode allin --val_only True`` is an analysis."""
+"""The release's motivation experiment: ``train.sh --motivation_mode allin --val_only True`` runs an analysis."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass
@@ -18,7 +18,7 @@ MODES = ("exploit", "explore", "allin")
 OWN_FLAGS = ("motivation_mode", "val_only", "plot_x_metrics", "plot_y_metrics", "plot_layer", "confidence_k")
 
 SET_BY_ANALYSIS = ("enable", "source", "metric_indices_add", "keep_prefixes")
-"""Options of the calculator that an analysis sets itself."""
+"""Calculator options that an analysis sets itself."""
 
 NAMES = {
     "model.path": "model.path",
@@ -29,14 +29,14 @@ NAMES = {
     "data.max_problems": "data.val_sample_size",
     "policy.attn_implementation": "model.attn_implementation",
     "policy.fsdp": "model.fsdp",
-    # Training has it in ``model``, an evaluation in ``rollout``.
+    # This option belongs to ``model`` in training and to ``rollout`` in an evaluation.
     "rollout.trust_remote_code": "model.trust_remote_code",
     **{name: f"rollout.{name}" for name in ("top_p", "top_k", "min_p", "repetition_penalty")},
     **{f"rollout.{field.name}": f"rollout.{field.name}" for field in fields(EngineConfig)},
     **{name: name for name in ("seed", "device", "reward_score", "trainer.experiment_name", "trainer.n_gpus_per_node")},
     **{f"trainer.{field.name}": f"trainer.{field.name}" for field in fields(MachineOptions)},
 }
-"""Option, or group, of an analysis -> that of training."""
+"""Option or group of an analysis -> its counterpart in training."""
 
 NO_COUNTERPART: dict[str, Any] = {
     "rollout.name": "vllm",
@@ -47,27 +47,27 @@ NO_COUNTERPART: dict[str, Any] = {
     "model.override_config": {},
     "model.lora_adapter_path": None,
 }
-"""Options that would change the responses and that an analysis does not have -> the only value that they may have."""
+"""Options that affect responses but do not exist in an analysis -> their only allowed value."""
 
 
 def analysis_arguments(line: CommandLine) -> list[str] | None:
-    """Return the command line of ``verl.trainer.main_analysis`` for arguments of ``train.sh`` that ask for an analysis.
+    """Return the command line of ``verl.trainer.main_analysis`` if arguments of ``train.sh`` ask for an analysis.
 
-    Prompts come from the validation files, settings from the rollout. ``exploit`` is greedy.
+    Prompts come from the validation files, and settings from the rollout. ``exploit`` decodes greedily.
 
     Returns:
-        None for arguments that ask for a training, as those without ``--val_only`` do.
+        None if the arguments ask for training, which they do without ``--val_only``.
 
     Raises:
-        FlagError: a flag is unknown or has an unsupported value, or an option has no counterpart in an analysis.
-        ConfigError: an override that does not fit.
+        FlagError: If a flag is unknown or has an unsupported value, or an option has no counterpart in an analysis.
+        ConfigError: If an override is invalid.
     """
     mode = line.flags.get("motivation_mode", "").lower()
     if mode in ("", "disable"):
         return None
     if mode not in MODES:
         raise FlagError(f"--motivation_mode {mode}: must be one of disable, {', '.join(MODES)}")
-    # As elsewhere, an override wins over the flag.
+    # As in other commands, an override takes precedence over the flag.
     named = [o.partition("=")[2] for o in line.overrides if override_key(o) == "trainer.val_only"]
     if [line.flags.get("val_only", ""), *named][-1].lower() != "true":
         return None
@@ -82,7 +82,7 @@ def analysis_arguments(line: CommandLine) -> list[str] | None:
 
 
 def _options(config: PPOConfig, mode: str, flags: dict[str, str]) -> dict[str, Any]:
-    """Option of the analysis -> value."""
+    """Return the analysis options and their values."""
     greedy = mode == "exploit"
     if not greedy and config.rollout.n < 2:
         raise FlagError(f"--motivation_mode {mode}: compares the responses to a prompt; set --rollout_n to at least 2")
@@ -107,7 +107,7 @@ def _options(config: PPOConfig, mode: str, flags: dict[str, str]) -> dict[str, A
 
 
 def _overrides(option: str, value: object) -> list[str]:
-    """Hydra's overrides that set ``option``; the entries of a mapping, which may be new, are set one by one."""
+    """Return overrides that set ``option``; each mapping entry has its own override, because it may be new."""
     value = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
     if isinstance(value, Mapping):
         return [override for name, of in value.items() for override in _overrides(f"{option}.{name}", of)]

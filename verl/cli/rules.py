@@ -1,4 +1,4 @@
-"""The tables of options, and the functions of rows whose meaning depends on other options of the command."""
+"""The option tables, and functions for rows whose meaning depends on other options of the command."""
 
 import math
 import os
@@ -13,19 +13,19 @@ from verl.config.ppo import PPOConfig
 ACTOR, ROLLOUT = (f"actor_rollout_ref.{group}" for group in ("actor", "rollout"))
 CORRECTION = "algorithm.rollout_correction"
 
-# veRL's policy loss. With bypass_mode veRL reads loss_type of rollout_correction instead of loss_mode.
+# veRL's policy loss. With bypass_mode, veRL reads loss_type of rollout_correction instead of loss_mode.
 
 LOSSES = {"vanilla": "ppo_clip", "geo_mean": "gmpo"}
 BYPASS_LOSSES = {"ppo_clip": "ppo_clip", "reinforce": "gpg"}
 
 
 def bypasses(line: CommandLine) -> bool:
-    """Whether the ratios of a command are to the engine's log-probabilities."""
+    """Return whether the command computes ratios against the engine's log-probabilities."""
     return line.text(f"{CORRECTION}.bypass_mode", "false") == "true"
 
 
 def loss_of(line: CommandLine) -> str:
-    """Return our policy loss for a command."""
+    """Return the name of our policy loss that matches a command's options."""
     if bypasses(line):
         kind = line.text(f"{CORRECTION}.loss_type", "ppo_clip")
         if kind not in BYPASS_LOSSES:
@@ -40,7 +40,7 @@ def policy_loss(option: Option, value: str, line: CommandLine) -> list[str]:
     overrides = [f"actor.policy_loss={loss}"]
     if loss != "ppo_clip":
         overrides.append("actor.clip_ratio_c=null")
-    if loss in SEQUENCE_LOSSES:  # veRL's do not look at loss_agg_mode
+    if loss in SEQUENCE_LOSSES:  # in veRL, these ignore loss_agg_mode
         overrides.append("actor.loss_agg_mode=seq-mean-token-mean")
     return overrides
 
@@ -55,17 +55,17 @@ def bypass_mode(option: Option, value: str, line: CommandLine) -> list[str]:
 def clip_ratio_low(option: Option, value: str, line: CommandLine) -> list[str]:
     text = low = same(value)
     try:
-        # A ratio is never below 1 - 1. GMPO clips its logarithm, which has no such bound.
+        # A ratio is never below 1 - 1 = 0. GMPO clips log-ratios, which have no such bound.
         low = "1.0" if float(text) > 1 and loss_of(line) != "gmpo" else text
     except ValueError:
         pass
     return [f"{option.to[0]}={low}", *(f"{other}={text}" for other in option.to[1:])]
 
 
-# veRL's rules for rejected responses.
+# veRL's rules for rejecting responses.
 
 RATIO_RULES = {"token": "token_k1", "sequence": "seq_sum_k1", "geometric": "seq_mean_k1"}
-"""Rules with bounds of p_trainer / p_rollout -> our rules, with bounds of the inverse."""
+"""Rules with bounds on p_trainer / p_rollout -> our rules, with bounds on the inverse."""
 
 
 def rollout_rs(option: Option, value: str, line: CommandLine) -> list[str]:
@@ -85,11 +85,11 @@ def rollout_rs_threshold(option: Option, value: str, line: CommandLine) -> list[
         raise FlagError(f"the bounds {lower} and {upper} must be numbers above 0") from None
 
 
-# veRL's sizes that follow from the number of workers, and its steps that follow from the sizes of batches.
+# veRL's sizes that depend on the number of workers, and numbers of steps that depend on batch sizes.
 
 
 def workers(line: CommandLine) -> int:
-    """Return the number of workers of the run, the GPUs of all machines."""
+    """Return the run's number of workers, which is the number of GPUs on all machines."""
     return line.number("trainer.nnodes", 1) * line.number("trainer.n_gpus_per_node", 8)
 
 
@@ -147,7 +147,7 @@ def train_files(option: Option, value: str, line: CommandLine) -> list[str]:
 
 
 def _simplerl(name: str, folder: str, line: CommandLine) -> list[str]:
-    """Return the override for files of SimpleRL-Zoo, whose prompts are complete, unless the command has another."""
+    """Return the override for SimpleRL-Zoo files, whose prompts are complete, unless the command chooses its own."""
     if not folder.startswith("simplelr_") or "data" in line.options:
         return []
     note(f"{name}: prompts of SimpleRL-Zoo's files are complete, so they get no template (configs/data/simplerl.yaml)")
@@ -159,7 +159,7 @@ def model_name(option: Option, value: str, line: CommandLine) -> list[str]:
     folder = f"{root}/{value}" if root and Path(root, value).is_dir() else value
     overrides = [f"model.path={quoted(folder)}"]
     if "preset" not in line.options:
-        # The embedded task's learning rate would ruin a pretrained model; the release's script uses another.
+        # The embedded task's learning rate would ruin a pretrained model, and the release's script uses another one.
         note("--model_name: other options are from configs/preset/paper.yaml; preset=embedded uses the embedded task's")
         overrides.insert(0, "preset=paper")
     return overrides
@@ -180,7 +180,7 @@ def exp_name(option: Option, value: str, line: CommandLine) -> list[str]:
 
 def suffix(option: Option, value: str, line: CommandLine) -> list[str]:
     if line.flags.get("exp_name"):
-        return []  # exp_name appends it
+        return []  # exp_name already appends the suffix
     chosen = [override for override in line.overrides if override.lstrip("+").startswith("experiment=")]
     return exp_name(option, compose_config(PPOConfig, "ppo_trainer", chosen).trainer.experiment_name, line)
 
@@ -188,6 +188,6 @@ def suffix(option: Option, value: str, line: CommandLine) -> list[str]:
 FLAGS = load_table("release_flags.yaml", globals(), "scalar")
 """The release's flags, without dashes."""
 RELEASE = load_table("release_options.yaml", globals(), "unquoted")
-"""The release's Hydra options that veRL does not have, or that mean something else there."""
+"""The release's Hydra options that do not exist in veRL or have another meaning there."""
 VERL = load_table("verl_options.yaml", globals(), "same")
-"""veRL's options; ``group.*`` stands for all options of a group that have no row."""
+"""veRL's options; ``group.*`` matches all options of a group without a row of their own."""

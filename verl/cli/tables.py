@@ -1,19 +1,19 @@
-"""Tables of options in YAML: what each option of another command line becomes here, and how rows are read.
+"""Tables in YAML that translate options of other command lines, and the code that reads their rows.
 
-A file has a list of ``groups``. Names in a group's ``rows`` follow the name of the ``group``; our options that start
-with a dot follow ``ours``; in all texts ``$theirs`` and ``$ours`` are these two. A row is the name of our option, or a
-mapping of
+A file has a list of ``groups``. The name of the ``group`` is prepended to row names, and ``ours`` to our options that
+start with a dot; in all texts, ``$theirs`` and ``$ours`` stand for these two. A row is either the name of our option or
+a mapping with these keys:
 
-- ``to``: our option, or several, which get the value; ``as``: how it is converted, one of ``CONVERSIONS``
-- ``values``: words that have another spelling here; ``skip``: values that do not set ours
-- ``also``: overrides that come first, unless the value is false or null
-- ``unless``: other options of the command, each with the values at which this row does nothing
-- ``only``: the values that are accepted, with ``because`` and ``instead`` for the message about others
+- ``to``: our option, or several, to set to the value; ``as``: its conversion, one of ``CONVERSIONS``
+- ``values``: words with a different spelling here; ``skip``: values that do not set our option
+- ``also``: overrides to prepend, unless the value is false or null
+- ``unless``: other options of the command, with the values for which to ignore this row
+- ``only``: accepted values, with ``because`` and ``instead`` for the message about other values
 - ``entries``: our mapping, whose entries have the same names
-- ``no_effect`` or ``refused``: why it has no effect, or is refused
+- ``no_effect`` or ``refused``: the reason why the option has no effect or is rejected
 - ``read_with``: the option whose row reads this one
-- ``by``: a function of ``rules.py``, where the meaning depends on other options; ``of``: one that it reads
-- ``note``: a remark for the page; ``meaning``: the page's whole text about the row, where the row itself is not clear.
+- ``by``: a function in ``rules.py``, if the meaning depends on other options; ``of``: an option that it reads
+- ``note``: a remark for the documentation page; ``meaning``: the page's full text, if the row itself is unclear.
 """
 
 import re
@@ -31,16 +31,16 @@ from verl.cli.values import CONVERSIONS, FlagError, elements, override_key, same
 
 @dataclass(frozen=True)
 class CommandLine:
-    """The arguments of ``train.sh``, sorted."""
+    """The arguments of ``train.sh``, sorted by kind."""
 
     flags: dict[str, str]
-    """The release's flags with their values; a flag with an empty value counts as not set."""
+    """Flags of the release with their values; a flag with an empty value is unset."""
     overrides: list[str]
-    """Hydra overrides, with options of ours, of veRL or of the release."""
+    """Hydra overrides with options of ours, of veRL or of the release."""
     hydra: list[str]
-    """Hydra's own flags, with their values."""
+    """Hydra's own flags with their values."""
     ignored: list[str] = field(default_factory=list)
-    """Names of the options that have no effect here."""
+    """Names of options that have no effect here."""
 
     @cached_property
     def options(self) -> dict[str, str]:
@@ -52,7 +52,7 @@ class CommandLine:
         return same(unquoted(self.options.get(key, default)))
 
     def number(self, key: str, default: int) -> int:
-        """Return the value of an option that is a whole number."""
+        """Return the value of an integer option."""
         text = self.text(key)
         if text == "null":
             return default
@@ -61,28 +61,28 @@ class CommandLine:
         return int(text)
 
     def filled(self, text: str) -> str:
-        """Return ``text`` with the values of options for ``${option:default}``."""
+        """Return ``text`` with ``${option:default}`` replaced by the options' values."""
         return re.sub(r"\$\{([\w.]+):(\w+)\}", lambda found: self.text(found[1], found[2]), text)
 
 
 def plain(markdown: str) -> str:
-    """Return text without the marks of code."""
+    """Return text without code marks."""
     return markdown.replace("`", "")
 
 
 Function = Callable[["Option", str, CommandLine], list[str]]
-"""The function of a row's ``by``: returns the overrides for an option, its value as typed, and the whole command."""
+"""Function named by ``by``: takes an option, its value as typed, and the command; returns our overrides."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """One row: an option or flag of another command line, and what becomes of it here."""
+    """A table row: an option or flag of another command line, and its translation."""
 
     name: str
     section: str
-    """Heading of the page's table that it is in."""
+    """Heading of the documentation table that contains it."""
     row: int
-    """Its place in the table. Where two rows set the same option of ours, the later one wins."""
+    """Index in the table. If two rows set the same option of ours, the later one takes precedence."""
     convert: Callable[[str], str]
     to: tuple[str, ...] = ()
     values: Mapping[str, str] = field(default_factory=dict)
@@ -102,10 +102,10 @@ class Option:
     meaning: str = ""
 
     def translate(self, value: str, line: CommandLine) -> list[str]:
-        """Return our overrides for its value, as typed.
+        """Return our overrides for the option's value, as typed.
 
         Raises:
-            FlagError: the option, or this value of it, is refused.
+            FlagError: If the option, or this value, is rejected.
         """
         if self.refused:
             raise FlagError(plain(self.refused))
@@ -129,7 +129,7 @@ class Option:
         return [*also, *(f"{option}={converted}" for option in self.to)]
 
     def describe(self) -> str:
-        """Return the page's text about the row, in Markdown."""
+        """Return the row's text for the documentation page, in Markdown."""
         if self.meaning:
             return self.meaning
         if self.refused:
@@ -162,13 +162,13 @@ def _joined(*parts: str) -> str:
 
 
 def load_table(file: str, functions: Mapping[str, Any], convert: str) -> dict[str, Option]:
-    """Return the rows of a file next to this module by name.
+    """Return the rows of a table file in this folder by name.
 
     Args:
-        functions: the functions that ``by`` names.
-        convert: the conversion of rows without ``as``.
+        functions: Functions that ``by`` may name.
+        convert: Conversion for rows without ``as``.
     """
-    # BaseLoader keeps every scalar as text: true, null and 1 are values as users type them. In C it takes a sixth.
+    # BaseLoader keeps scalars such as true, null and 1 as text, as users type them. The C version is six times faster.
     loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
     options: dict[str, Option] = {}
     for group in yaml.load(Path(__file__).with_name(file).read_text(), loader)["groups"]:
@@ -187,7 +187,7 @@ def load_table(file: str, functions: Mapping[str, Any], convert: str) -> dict[st
 
 
 def _filled(value: Any, texts: Mapping[str, str]) -> Any:
-    """Return a part of a row with the group's names in it."""
+    """Return part of a row with the group's names substituted."""
     if isinstance(value, Mapping):
         return {key: _filled(entry, texts) for key, entry in value.items()}
     if isinstance(value, list):

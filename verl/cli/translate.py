@@ -1,6 +1,6 @@
-"""The command line of training: Hydra overrides, with options of veRL and of the paper's release.
+"""The command line of training: Hydra overrides, plus options of veRL and of the paper's release.
 
-Tables in YAML translate each option and flag; the schema has each option once, under our name.
+Tables in YAML translate each option and flag; the schema contains each option once, under our name.
 """
 
 import re
@@ -47,31 +47,31 @@ HYDRA_FLAGS = {
 }
 
 MODEL_KEYS = ("experiment", "model", "model.path", "hydra.searchpath")
-"""Options and groups that decide which model a run trains."""
+"""Options and groups that determine the model of a run."""
 USER_CONFIG = {"name": ("--config-name", "-cn"), "folder": ("--config-dir", "-cd")}
-"""Hydra's flags for configurations of the user's next to ours."""
+"""Hydra's flags that add the user's own configurations."""
 
 Find = Callable[[str], tuple[Option, str] | None]
-"""Finds the row of an option, and the entry of a mapping that the name means; None without a row."""
+"""Function that returns an option's row and the mapping entry that the name refers to, or None without a row."""
 
 
 def translate(arguments: Sequence[str]) -> list[str]:
     """Return the Hydra command line for the arguments of ``train.sh``: overrides, then Hydra's own flags.
 
-    Overrides win over flags, whatever the order of the arguments. Notes go to stderr.
+    Overrides take precedence over flags, regardless of their order. Notes are printed to stderr.
 
     Raises:
-        FlagError: an unknown flag, or a missing or unsupported value; a sweep over models whose settings differ.
-        ConfigError: an override that does not fit.
+        FlagError: If a flag is unknown, a value is missing or unsupported, or swept models need different settings.
+        ConfigError: If an override is invalid.
     """
     return overrides_of(read_line(arguments))
 
 
 def read_line(arguments: Sequence[str]) -> CommandLine:
-    """Return the arguments sorted, with the release's flags for its Hydra options.
+    """Return the sorted arguments, with the release's Hydra options converted to its flags.
 
     Raises:
-        FlagError: an unknown flag, a missing value, or a value that is not supported.
+        FlagError: If a flag is unknown, or a value is missing or unsupported.
     """
     line = sort_arguments(arguments)
     if not is_release(line):
@@ -86,7 +86,7 @@ def read_line(arguments: Sequence[str]) -> CommandLine:
 
 
 def overrides_of(line: CommandLine) -> list[str]:
-    """Return the Hydra command line for sorted arguments, as :func:`translate`."""
+    """Return the Hydra command line for sorted arguments; see :func:`translate`."""
     if MULTIRUN & {*line.hydra} and {"--cfg", "-c", "--info", "-i"} & {part.partition("=")[0] for part in line.hydra}:
         raise FlagError("--multirun: --cfg and --info show one configuration; leave out one of the two")
     page = "docs/from_verl_options.md" if is_verl(line.overrides) else "TRAINING_CONFIG.md"
@@ -99,8 +99,8 @@ def overrides_of(line: CommandLine) -> list[str]:
     flags = {override_key(word): word for word in _apply(given, lambda name: (FLAGS[name[2:]], ""), line)}
     if line.ignored:
         note(f"no effect here: {', '.join(line.ignored)} ({page} has the reasons)")
-    # Hydra refuses a group that is chosen twice, so an override replaces the flag. Hydra's parser expects all overrides
-    # next to each other, so its own flags come last.
+    # Hydra rejects a group that is chosen twice, so an override replaces the flag. Hydra's parser expects all overrides
+    # next to each other, so its own flags are appended.
     merged = [*(o for key, o in flags.items() if key not in line.options), *line.overrides]
     if line.flags.get("compute_log_effective_rank", "").lower() == "true":
         merged = _with_log_effective_rank(merged)
@@ -108,7 +108,7 @@ def overrides_of(line: CommandLine) -> list[str]:
 
 
 def _with_our_options(line: CommandLine) -> CommandLine:
-    """Return a command of veRL's with our overrides, and without the name of veRL's configuration."""
+    """Return a veRL command translated to our overrides, without the name of veRL's configuration."""
     line = with_verl_file(line)
     line = replace(line, overrides=[_resolved(override, line.options) for override in line.overrides])
     translated, others = _translated(line, find_verl)
@@ -122,16 +122,16 @@ def _with_our_options(line: CommandLine) -> CommandLine:
 
 
 def _resolved(text: str, values: Mapping[str, str]) -> str:
-    """Return ``text`` with the command's ``values`` for ``${option}``; others are left to Hydra."""
-    for _ in range(5):  # a value may name another option
+    """Return ``text`` with ``${option}`` replaced by the command's ``values``; Hydra resolves other references."""
+    for _ in range(5):  # a value may refer to another option
         text = re.sub(r"\$\{(\w+(?:\.\w+)+)\}", lambda name: unquoted(values.get(name[1], name[0])), text)
     return text
 
 
 def _translated(line: CommandLine, find: Find) -> tuple[list[str], list[str]]:
-    """Return the translations of the overrides that a table has, and the other overrides.
+    """Return the translations of overrides found in a table, and the remaining overrides.
 
-    Of two values of an option the last one counts, as in Hydra.
+    If an option has two values, the last one takes effect, as in Hydra.
     """
     given, others = dict[str, str](), list[str]()
     for override in line.overrides:
@@ -146,7 +146,7 @@ def _translated(line: CommandLine, find: Find) -> tuple[list[str], list[str]]:
 
 
 def _apply(given: Mapping[str, str], find: Find, line: CommandLine) -> list[str]:
-    """Return the translations of options that a table has, in the order of its rows: the later row wins.
+    """Return the translations of options in a table, in row order, because later rows take precedence.
 
     Options without effect are added to ``line.ignored``.
     """
@@ -164,12 +164,12 @@ def _apply(given: Mapping[str, str], find: Find, line: CommandLine) -> list[str]
 
 
 def _composed(overrides: Sequence[str], *keys: str) -> DictConfig:
-    """Return the config as far as overrides of ``keys`` decide it."""
+    """Return the config composed from only the overrides of ``keys``."""
     return compose_config(PPOConfig, "ppo_trainer", [o for o in overrides if override_key(o) in keys])
 
 
 def _with_log_effective_rank(overrides: Sequence[str]) -> list[str]:
-    """Return ``overrides`` with "Log Effective Rank" among ``calculator.metric_indices``."""
+    """Return ``overrides`` with "Log Effective Rank" added to ``calculator.metric_indices``."""
     key = "calculator.metric_indices"
     keys = ("preset", "experiment", "calculator", key)
     try:
@@ -187,10 +187,10 @@ def _with_log_effective_rank(overrides: Sequence[str]) -> list[str]:
 
 
 def _with_preset(overrides: list[str], hydra: Sequence[str]) -> list[str]:
-    """Return ``overrides`` with the preset for a model that is not the embedded one, where no other is named.
+    """Return ``overrides`` with the preset for models other than the embedded one, unless a preset is chosen already.
 
     Raises:
-        FlagError: a sweep over the embedded model and others.
+        FlagError: If a sweep contains the embedded model and others.
     """
     keys = [override_key(override) for override in overrides]
     own = any(_hydra_value(hydra, flags) for flags in USER_CONFIG.values())
@@ -201,7 +201,7 @@ def _with_preset(overrides: list[str], hydra: Sequence[str]) -> list[str]:
     for job in product(*(_choices(override) for override in overrides if override_key(override) in MODEL_KEYS)):
         try:
             model, chosen = _model_of(job, hydra)
-        except ConfigError:  # Hydra's to explain
+        except ConfigError:  # Hydra reports it later
             return overrides
         if chosen or is_embedded(model):
             num_others += 1
@@ -225,32 +225,32 @@ def _with_preset(overrides: list[str], hydra: Sequence[str]) -> list[str]:
 
 
 def _choices(override: str) -> list[str]:
-    """Return the overrides that a sweep makes of one; itself where it is no sweep."""
+    """Return the overrides that a sweep expands to, or the override itself if it is not a sweep."""
     try:
         parsed = OverridesParser.create().parse_overrides([override])[0]
         return [f"{override_key(override)}={value}" for value in parsed.sweep_string_iterator()]
-    except HydraException:  # of another kind, or Hydra's to explain
+    except HydraException:  # not an override, or an error that Hydra reports later
         return [override]
 
 
 def _model_of(overrides: Sequence[str], hydra: Sequence[str]) -> tuple[str, bool]:
-    """Return ``model.path``, and whether a file of the user's chooses a preset, as far as these overrides decide it.
+    """Return ``model.path`` as set by these overrides, and whether a user's file chooses a preset.
 
     Raises:
-        ConfigError: an override that does not fit.
+        ConfigError: If an override is invalid.
     """
     own = {name: _hydra_value(hydra, flags) for name, flags in USER_CONFIG.items()}
     folder = [f"hydra.searchpath=['file://{Path(own['folder']).resolve()}']"] if own["folder"] else []
     tree = compose_config(PPOConfig, own["name"] or "ppo_trainer", [*overrides, *folder], with_hydra=True)
     try:
         model = str(tree.model.path)
-    except OmegaConfBaseException:  # of a variable that is not set
+    except OmegaConfBaseException:  # it refers to an unset variable
         model = "${...}"
     return model, tree.hydra.runtime.choices.get("preset") != "embedded"
 
 
 def _hydra_value(hydra: Sequence[str], flags: Sequence[str]) -> str:
-    """Return the value of one of Hydra's own flags, which has these names; empty without it."""
+    """Return the value of the Hydra flag with one of these names, or an empty string if it is missing."""
     for word, after in pairwise([*hydra, ""]):
         name, has_value, value = word.partition("=")
         if name in flags:
@@ -259,10 +259,10 @@ def _hydra_value(hydra: Sequence[str], flags: Sequence[str]) -> str:
 
 
 def sort_arguments(arguments: Sequence[str]) -> CommandLine:
-    """Return arguments as flags, overrides and Hydra's flags.
+    """Return arguments sorted into flags, overrides and Hydra's flags.
 
     Raises:
-        FlagError: an unknown flag or a missing value.
+        FlagError: If a flag is unknown or its value is missing.
     """
     line = CommandLine({}, [], [])
     rest = with_new_names(arguments)
@@ -276,7 +276,7 @@ def sort_arguments(arguments: Sequence[str]) -> CommandLine:
             elif not has_value and name in ("--info", "-i") and rest and rest[0] in HYDRA_INFO:
                 line.hydra.append(rest.pop(0))
         elif not argument.startswith("--"):
-            if argument.strip():  # a line of a script that ends in a backslash and a blank leaves a word of blanks
+            if argument.strip():  # a script line that ends in a backslash and a blank produces a blank argument
                 line.overrides.append(argument)
         elif name.removeprefix("--") in FLAGS:
             text = value if has_value else _next_value(name, rest)

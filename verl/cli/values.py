@@ -1,4 +1,4 @@
-"""Values as users type them, written as Hydra reads them."""
+"""Conversion of values as users type them to Hydra's syntax."""
 
 import ast
 import math
@@ -17,19 +17,19 @@ class FlagError(ValueError):
 
 
 def scalar(text: str) -> str:
-    """Return a number, a boolean in any case, or a word; several of them, separated by commas, are a sweep."""
+    """Return a number, a boolean in any case, or a word; several values separated by commas form a sweep."""
     return ",".join(word(part.strip()) for part in text.split(","))
 
 
 def quoted(text: str) -> str:
-    """Return quoted text, which Hydra takes literally."""
-    # Inside quotes a backslash is literal, except before a quote.
+    """Return quoted text, which Hydra reads literally."""
+    # Inside quotes, a backslash is literal except before a quote.
     escaped = re.sub(r"(?<!\\)(\\++)(?='|$)", r"\1\1", text).replace("'", r"\'")
     return f"'{escaped}'"
 
 
 def listed(text: str) -> str:
-    """Return a list in Python's form, ``['a b', 'c']``, in Hydra's, ``[a b,c]``, or without brackets, ``40,80``."""
+    """Return a Hydra list for Python's syntax, ``['a b', 'c']``, Hydra's, ``[a b,c]``, or no brackets, ``40,80``."""
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -40,14 +40,14 @@ def listed(text: str) -> str:
 
 
 def literal(value: object) -> str:
-    """Return a value of Python's as Hydra reads it."""
+    """Return a Python value in Hydra's syntax."""
     if isinstance(value, list | tuple):
         return f"[{','.join(literal(element) for element in value)}]"
     return quoted(value) if isinstance(value, str) else scalar(str(value))
 
 
 def word(text: str) -> str:
-    """Return a number, a boolean in any case, or text."""
+    """Return a number, a boolean in any case, or text in Hydra's syntax."""
     if text.lower() in ("true", "false"):
         return text.lower()
     if text.lower() in ("none", "null"):
@@ -55,7 +55,7 @@ def word(text: str) -> str:
     return text if re.fullmatch(r"[\w.+/-]+", text) else quoted(text)
 
 
-# Values of overrides, which are in Hydra's grammar already.
+# Values of overrides, which already use Hydra's syntax.
 
 
 def unquoted(value: str) -> str:
@@ -65,24 +65,24 @@ def unquoted(value: str) -> str:
 
 
 def same(value: str) -> str:
-    """Return the value as typed, except that Python's spellings of true, false and null become Hydra's."""
+    """Return the value as typed, but with Python's spellings of true, false and null replaced by Hydra's."""
     words = {"true": "true", "false": "false", "none": "null", "null": "null", "": "null"}
     return words.get(unquoted(value).lower(), value)
 
 
 def is_null(value: str) -> bool:
-    """Whether the value is null in one of its spellings."""
+    """Return whether the value is null in any spelling."""
     return same(value) == "null"
 
 
 def path(value: str) -> str:
-    """Return a path with the home folder for ``~``, which no shell expands after ``=``."""
+    """Return a path with ``~`` expanded, because shells do not expand it after ``=``."""
     text = unquoted(value)
     return quoted(os.path.expanduser(text)) if text.startswith("~") else same(value)
 
 
 def elements(value: str) -> list[str]:
-    """Return the entries of a list in Hydra's, Python's or JSON's form, or the only entry."""
+    """Return the entries of a list in Hydra's, Python's or JSON's syntax; a single value becomes a list."""
     text = unquoted(value)
     try:
         read = ast.literal_eval(text)
@@ -93,25 +93,25 @@ def elements(value: str) -> list[str]:
 
 
 def files(value: str) -> str:
-    """Return a list of files, with the home folder for ``~``."""
+    """Return a list of files with ``~`` expanded."""
     return "[]" if is_null(value) else literal([os.path.expanduser(entry) for entry in elements(value)])
 
 
 def frequency(value: str) -> str:
-    """Return the steps between two events: veRL's 0, negative numbers, null and false are our -1, never."""
+    """Return a number of steps between events; veRL's 0, negative numbers, null and false become -1 (never)."""
     text = same(unquoted(value))
     off = text in ("false", "null") or text == "0" or text.startswith("-")
     return "-1" if off else text
 
 
 def count_or_zero(value: str) -> str:
-    """Return a number whose 0 is no limit: null and negative numbers become 0."""
+    """Return a number for which 0 means no limit; null and negative numbers become 0."""
     text = same(unquoted(value))
     return "0" if text == "null" or text.startswith("-") else text
 
 
 def one_less(least: int) -> Callable[[str], str]:
-    """Return the conversion to a whole number less 1, but at least ``least``; of each value of a sweep."""
+    """Return a conversion that subtracts 1 from integers, but returns at least ``least``; also handles sweeps."""
 
     def convert(value: str) -> str:
         numbers = unquoted(value).split(",")
@@ -123,7 +123,7 @@ def one_less(least: int) -> Callable[[str], str]:
 
 
 def whole_batches(value: str) -> str:
-    """Return a number of batches that is whole."""
+    """Return the number of batches. Raises ``FlagError`` unless it is an integer."""
     try:
         number = float(unquoted(value))
     except ValueError:
@@ -137,7 +137,7 @@ def whole_batches(value: str) -> str:
 
 
 def folder_name(value: str) -> str:
-    """Return a name that a folder may have, for one of any characters such as a model's hub id."""
+    """Return a valid folder name for a name with any characters, such as a model's hub id."""
     name = unquoted(value)
     return same(value) if "${" in name else quoted(re.sub(r"[^\w.+-]+", "_", name, flags=re.ASCII).lstrip("._+-"))
 
@@ -153,26 +153,26 @@ CONVERSIONS: dict[str, Callable[[str], str]] = {
     "frequency": frequency,
     "count_or_zero": count_or_zero,
     "one_less": one_less(0),
-    "one_update_less": one_less(1),  # 0 would be no limit
+    "one_update_less": one_less(1),  # 0 would mean no limit
     "whole_batches": whole_batches,
     "folder_name": folder_name,
     "holds_hf_model": lambda value: str("hf_model" in elements(value)).lower(),
     "unescaped": lambda value: re.sub(r"[\\'\"]", "", value),
 }
-"""Conversions that ``as`` in a table of options names."""
+"""Conversions that ``as`` may name in an option table."""
 
 
 def override_key(override: str) -> str:
-    """Return the option or group that a Hydra override sets: ``trainer.test_freq`` of ``++trainer.test_freq=5``."""
+    """Return the option or group that a Hydra override sets: ``trainer.test_freq`` for ``++trainer.test_freq=5``."""
     return override.partition("=")[0].lstrip("+~")
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
-    """Return ``; did you mean ...?`` with the name among ``known`` that is most like ``name``; empty if none is."""
+    """Return ``; did you mean ...?`` with the most similar name in ``known``, or an empty string if none is similar."""
     near = get_close_matches(name, known, n=1)
     return f"; did you mean {near[0]}?" if near else ""
 
 
 def note(text: str) -> None:
-    """Print one line for the user, on stderr."""
+    """Print one line for the user to stderr."""
     print(f"note: {text}", file=sys.stderr)

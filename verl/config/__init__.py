@@ -1,4 +1,4 @@
-"""Frozen dataclasses: the only schema of VERL's configuration. Imports nothing heavy."""
+"""Frozen dataclasses that form the only schema of VERL's configuration, without slow imports."""
 
 from verl.config.common import OptimConfig
 from verl.config.data import DataConfig

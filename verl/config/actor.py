@@ -19,9 +19,9 @@ from verl.config.common import OptimConfig
 from verl.config.signal import KL_TYPES
 
 CLIP_RANGES = {"gspo": (3e-4, 4e-4), "gmpo": (0.4, 0.4), "cispo": (1.0, 0.2)}
-"""``actor.policy_loss`` -> lower and upper clip range: of GSPO (arXiv 2507.18071, section 5.1), whose ratio is that of
-a mean over tokens, of GMPO (arXiv 2507.20673), in log-ratios, and of CISPO (arXiv 2506.13585), without a lower
-bound. The others have PPO's (arXiv 1707.06347)."""
+"""``actor.policy_loss`` -> lower and upper clip range: for GSPO (arXiv 2507.18071, section 5.1), which clips the mean
+ratio over a response; for GMPO (arXiv 2507.20673), in log-ratios; and for CISPO (arXiv 2506.13585), without a lower
+bound. Other losses use PPO's range (arXiv 1707.06347)."""
 
 LOSS_OPTIONS: dict[str, tuple[str, ...]] = {
     "ppo_clip": ("clip_low", "clip_high", "clip_ratio_c"),
@@ -33,113 +33,113 @@ LOSS_OPTIONS: dict[str, tuple[str, ...]] = {
     "clip_cov": ("clip_low", "clip_high", "clip_cov_ratio", "clip_cov_lb", "clip_cov_ub"),
     "kl_cov": ("kl_cov_ratio", "ppo_kl_coef"),
 }
-"""``actor.policy_loss`` -> the options that it reads."""
+"""``actor.policy_loss`` -> the options it reads."""
 
 SEQUENCE_LOSSES = ("gspo", "gmpo", "sapo")
-"""Values of ``actor.policy_loss`` whose objective is the mean over responses of each one's mean."""
+"""Values of ``actor.policy_loss`` that average over the tokens of each response, then over responses."""
 
 LossAggMode = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 
 
 @dataclass(frozen=True)
 class LearnerConfig(Group):
-    """How the policy and the critic are updated."""
+    """Options shared by the updates of the policy and the critic."""
 
     ppo_mini_batch_size: PositiveInt
-    """Prompts per optimizer step, over all workers; at most ``data.train_batch_size``. Need not divide it, nor be a
-    multiple of the workers, whose shares are filled up with rows that nothing is learned from."""
+    """Number of prompts per optimizer step over all workers; at most ``data.train_batch_size``. Need not divide it, nor
+    be a multiple of the number of workers, because shares are padded with rows that do not affect the update."""
     ppo_epochs: PositiveInt
-    """Passes over each rollout batch."""
+    """Number of passes over each rollout batch."""
     micro_batch_size_per_gpu: PositiveInt
-    """Responses per forward and backward pass on one worker; changes memory and speed, never the gradient. Need not
-    divide the worker's share of a mini-batch (veRL refuses that): the last pass takes what is left, with its weight."""
+    """Number of responses per forward and backward pass on one worker; affects memory and speed, never the gradient.
+    Need not divide a worker's share of a mini-batch, unlike in veRL: a smaller last pass is weighted accordingly."""
     use_dynamic_bsz: bool
-    """Fill micro-batches by their number of tokens instead of responses, and balance tokens over workers: of rows, or
-    of whole prompts where responses share them (``model.share_prompts``). Does not change the gradient."""
+    """Fill micro-batches by token count instead of response count, and balance tokens over workers. Keeps responses
+    that share a prompt together (``model.share_prompts``). Does not change the gradient."""
     ppo_max_token_len_per_gpu: PositiveInt
-    """Most tokens, prompt and response, per forward and backward pass on one worker with ``use_dynamic_bsz``. Workers
-    that split sequences (``model.ulysses_sequence_parallel_size``) add up; together they hold at least one whole
-    sequence. A prompt that several responses share counts once, and a sixteenth for each further one."""
+    """Maximum number of prompt and response tokens per forward and backward pass on one worker, with
+    ``use_dynamic_bsz``. Workers that split sequences (``model.ulysses_sequence_parallel_size``) add up their limits and
+    must fit a whole sequence together. A shared prompt counts once, plus a sixteenth for each further response."""
     optim: OptimConfig
 
 
 @dataclass(frozen=True)
 class ActorConfig(LearnerConfig):
-    """The policy update."""
+    """Options of the policy update."""
 
     log_prob_micro_batch_size_per_gpu: PositiveInt
-    """Responses per forward pass on one worker when only log-probabilities are computed."""
+    """Number of responses per forward pass on one worker when only log-probabilities are computed."""
     log_prob_max_token_len_per_gpu: PositiveInt
-    """As ``ppo_max_token_len_per_gpu``, when only log-probabilities are computed."""
+    """Like ``ppo_max_token_len_per_gpu``, for passes that compute only log-probabilities."""
     policy_loss: Annotated[str, custom_or(list(LOSS_OPTIONS))]
-    """``ppo_clip`` clips the probability ratio of each token, ``gspo`` that of the whole response; ``cispo`` weights
-    the log-probability of each token by its clipped ratio; ``gmpo`` takes the geometric mean of a response's ratios,
-    each of whose logarithms is clipped to [-``clip_ratio_low``, ``clip_ratio_high``]; ``gpg`` is the log-probability
-    itself, without a ratio, as in REINFORCE (arXiv 2504.02546); ``sapo`` lets each token's gradient fade smoothly as
-    its ratio leaves 1 (``tau_pos``, ``tau_neg``; arXiv 2511.20347); ``clip_cov`` is ``ppo_clip`` without a few random
-    tokens of large covariance of advantage and log-probability, and ``kl_cov``, which does not clip, penalises the
-    tokens where it is largest by their KL divergence (arXiv 2505.22617). Or a function of your own,
-    ``module:function`` or ``file.py:function`` (docs/extending.md)."""
+    """``ppo_clip`` clips the probability ratio of each token, and ``gspo`` the ratio of the whole response. ``cispo``
+    weights the log-probability of each token by its clipped ratio. ``gmpo`` takes the geometric mean of a response's
+    ratios, with log-ratios clipped to [-``clip_ratio_low``, ``clip_ratio_high``]. ``gpg`` uses the log-probability
+    without a ratio, as in REINFORCE (arXiv 2504.02546). ``sapo`` smoothly reduces a token's gradient as its ratio moves
+    away from 1 (``tau_pos``, ``tau_neg``; arXiv 2511.20347). ``clip_cov`` is ``ppo_clip`` without a few random tokens
+    whose advantage and log-probability have a large covariance; ``kl_cov`` does not clip, but adds a KL penalty to the
+    tokens with the largest covariance (arXiv 2505.22617). Or a custom function, ``module:function`` or
+    ``file.py:function`` (docs/extending.md)."""
     policy_loss_kwargs: dict[str, Any]
-    """Further keyword arguments of a policy loss of your own."""
+    """Additional keyword arguments of a custom policy loss."""
     clip_ratio_low: float | None
-    """Lower clip of the probability ratio: 1 - ``clip_ratio_low``, in (0, 1]; of its logarithm with ``gmpo``, any above
-    0. Null: what suits ``policy_loss``, 3e-4 for ``gspo``, 0.4 for ``gmpo``, 1 for ``cispo``, which is no bound, and
-    0.2 for the others."""
+    """Lower clip range: the probability ratio is clipped at 1 - ``clip_ratio_low``, in (0, 1]; for ``gmpo`` it applies
+    to the log-ratio and may be any positive number. Null selects the default of ``policy_loss``: 3e-4 for ``gspo``, 0.4
+    for ``gmpo``, 1 (no bound) for ``cispo``, and 0.2 for the others."""
     clip_ratio_high: PositiveFloat | None
-    """Upper clip of the probability ratio: 1 + ``clip_ratio_high``. Null: 4e-4 for ``gspo``, 0.4 for ``gmpo`` and 0.2
-    for the others."""
+    """Upper clip range: the probability ratio is clipped at 1 + ``clip_ratio_high``. Null selects 4e-4 for ``gspo``,
+    0.4 for ``gmpo`` and 0.2 for the others."""
     clip_ratio_c: Annotated[float, rule(lambda clip: clip > 1, "must be above 1, or null")] | None
-    """Dual clip of ``ppo_clip``, above 1: the loss of a token with a negative advantage A is at most
-    -``clip_ratio_c`` * A; null: no bound."""
+    """Dual clip of ``ppo_clip``, above 1: limits the loss of a token with a negative advantage A to
+    -``clip_ratio_c`` * A. Null sets no limit."""
     tau_pos: PositiveFloat
-    """Speed at which the gradient of ``sapo`` fades where the advantage is positive, above 0."""
+    """Temperature of ``sapo``'s gradient decay for positive advantages, above 0; larger values decay faster."""
     tau_neg: PositiveFloat
-    """The same where it is not positive."""
+    """Like ``tau_pos``, for zero and negative advantages."""
     clip_cov_ratio: Share
-    """Share of the tokens of a micro-batch that ``clip_cov`` leaves out, in (0, 1]."""
+    """Share of a micro-batch's tokens that ``clip_cov`` excludes, in (0, 1]."""
     clip_cov_lb: float
-    """They have a covariance above this."""
+    """Lower bound on the covariance of tokens that ``clip_cov`` may exclude."""
     clip_cov_ub: float
-    """And below this."""
+    """Upper bound on the covariance of tokens that ``clip_cov`` may exclude."""
     kl_cov_ratio: Share
-    """Share of the tokens of a micro-batch that ``kl_cov`` penalises, in (0, 1]."""
+    """Share of a micro-batch's tokens that ``kl_cov`` penalises, in (0, 1]."""
     ppo_kl_coef: NotNegativeFloat
-    """Weight of that penalty, at least 0."""
+    """Weight of ``kl_cov``'s KL penalty, at least 0."""
     loss_agg_mode: LossAggMode | None
-    """Aggregation of token losses, with entropy and KL divergence. ``token-mean``: the mean over
-    all response tokens of the optimizer step; ``seq-mean-token-mean``: the mean over responses of each one's mean;
-    ``seq-mean-token-sum``: of each one's sum; ``seq-mean-token-sum-norm``: of each one's sum, divided by
-    ``data.max_response_length`` (Dr.GRPO). Null: ``seq-mean-token-mean`` for ``gspo``, ``gmpo`` and ``sapo``,
-    ``token-mean`` for the others. A policy loss of your own that returns one number a response is averaged over
-    responses, whatever this is."""
+    """Aggregation of token losses, including entropy and KL divergence. ``token-mean`` averages over all response
+    tokens of the optimizer step. The other modes first reduce each response, then average over responses:
+    ``seq-mean-token-mean`` takes its mean, ``seq-mean-token-sum`` its sum, and ``seq-mean-token-sum-norm`` its sum
+    divided by ``data.max_response_length`` (Dr.GRPO). Null selects ``seq-mean-token-mean`` for ``gspo``, ``gmpo`` and
+    ``sapo``, and ``token-mean`` for the others. A custom policy loss with one value per response is always averaged
+    over responses."""
     entropy_coeff: NotNegativeFloat
     """Weight of the entropy bonus in the loss, at least 0."""
     bypass_mode: bool
-    """Take probability ratios, and the KL divergence in the reward, to the log-probabilities that the rollout engine
-    recorded, instead of those of the policy before the update. Saves the pass that computes the latter, and with it
-    ``rollout_corr/*`` in the log, unless rejection rules, ``algorithm.rollout_correction.rollout_is_batch_normalize``,
-    a metric of tokens or the advantage estimator needs it. The ratio then corrects for the engine by itself;
-    ``algorithm.rollout_correction.rollout_is`` is for ``policy_loss=gpg`` alone, whose weights are those of the policy
-    as it learns."""
+    """Compute probability ratios, and the KL divergence in the reward, against the log-probabilities recorded by the
+    rollout engine instead of recomputing them before the update. This saves a forward pass, and ``rollout_corr/*`` is
+    not logged, unless rejection rules, ``algorithm.rollout_correction.rollout_is_batch_normalize``, a token metric or
+    the advantage estimator need that pass. Because the ratio already corrects for the engine,
+    ``algorithm.rollout_correction.rollout_is`` works only with ``policy_loss=gpg``, with weights from the policy being
+    trained."""
     use_kl_loss: bool
     """Add the KL divergence from the reference policy to the loss."""
     kl_loss_coef: NotNegativeFloat
     """Weight of the KL divergence in the loss, at least 0."""
     kl_loss_type: Annotated[str, custom_or(KL_TYPES)]
-    """Estimator of that divergence, by token; it has an effect only with ``use_kl_loss=true``. ``kl`` or ``k1``, the
-    log-ratio; ``abs``, its absolute value; ``mse`` or ``k2``, half its square; ``low_var_kl`` or ``k3``, whose
-    log-ratio is clamped to [-20, 20] and whose value to 10, where its gradient ends. With the suffix ``+``, as in
-    ``k3+``, the same value with the gradient of ``k2``, which is that of the divergence on policy and is never clamped.
-    The gradient of ``k1`` alone vanishes on policy, with a warning. Or your own, as ``module:attribute`` or
-    ``file.py:attribute`` (docs/extending.md)."""
+    """Per-token estimator of that divergence, used only if ``use_kl_loss=true``: ``kl`` or ``k1``, the log-ratio;
+    ``abs``, its absolute value; ``mse`` or ``k2``, half its square; ``low_var_kl`` or ``k3``, with log-ratios clamped
+    to [-20, 20] and values to 10, above which the gradient is 0. The suffix ``+``, as in ``k3+``, keeps the
+    value but uses the gradient of ``k2``, which equals the gradient of the divergence on policy and is never clamped.
+    ``k1`` without ``+`` has a zero-mean gradient on policy, and prints a warning. Or a custom estimator,
+    ``module:attribute`` or ``file.py:attribute`` (docs/extending.md)."""
     kl_loss_type_kwargs: dict[str, Any]
-    """Keyword arguments of your own ``kl_loss_type``."""
+    """Keyword arguments of a custom ``kl_loss_type``."""
     use_unbiased_kl: bool
-    """Weight that estimate by the probability ratio of the policy to the one that sampled, log-ratio within [-20, 20],
-    so that its gradient stays right in later mini-batches and epochs (DeepSeek-V3.2, arXiv 2512.02556). ``k1`` then has
-    the right gradient too. The gradient of the weight counts with your own ``kl_loss_type``, as with ``k1`` and
-    ``k3``."""
+    """Weight the estimate by the ratio of the policy's probability to the sampling policy's, with log-ratios in
+    [-20, 20], so that its gradient stays unbiased in later mini-batches and epochs (DeepSeek-V3.2, arXiv 2512.02556).
+    This also corrects the gradient of ``k1``. The weight itself is differentiated for ``k1``, ``k3`` and custom
+    estimators."""
 
     def check(self) -> None:
         loss = self.policy_loss
@@ -155,7 +155,7 @@ class ActorConfig(LearnerConfig):
 
     @property
     def loss_options(self) -> dict[str, float | None]:
-        """Arguments of ``policy_loss`` other than tensors."""
+        """Non-tensor arguments of ``policy_loss``."""
         low, high = self.clip_range
         clips = {"clip_low": low, "clip_high": high}
         names = LOSS_OPTIONS.get(self.policy_loss, ())
@@ -163,28 +163,28 @@ class ActorConfig(LearnerConfig):
 
     @property
     def is_custom_loss(self) -> bool:
-        """Whether ``policy_loss`` is an import path."""
+        """Whether ``policy_loss`` is an import path of custom code."""
         return ":" in self.policy_loss
 
     @property
     def clip_range(self) -> tuple[float, float]:
-        """``clip_ratio_low`` and ``clip_ratio_high``, or the policy loss's default where they are null."""
+        """``clip_ratio_low`` and ``clip_ratio_high``, with the policy loss's defaults in place of nulls."""
         low, high = CLIP_RANGES[self.policy_loss] if self.policy_loss in CLIP_RANGES else (0.2, 0.2)
         low = low if self.clip_ratio_low is None else self.clip_ratio_low
         return low, high if self.clip_ratio_high is None else self.clip_ratio_high
 
     @property
     def clips_nothing(self) -> bool:
-        """Whether the clip range is one of tokens for the ratio of whole responses, which hardly leaves it."""
+        """Whether GSPO, which clips the ratio of a whole response, has a clip range as wide as a per-token one."""
         return self.policy_loss == "gspo" and max(self.clip_range) >= 0.05
 
     @property
     def kl_gradient_vanishes(self) -> bool:
-        """Whether the KL divergence in the loss has a gradient of mean 0 on policy."""
+        """Whether the KL loss has a gradient with mean 0 on policy."""
         k1 = self.use_kl_loss and self.kl_loss_coef > 0 and self.kl_loss_type in ("kl", "k1")
         return k1 and not self.use_unbiased_kl
 
     @property
     def loss_aggregation(self) -> LossAggMode:
-        """``loss_agg_mode``, or that of the policy loss if it is null."""
+        """``loss_agg_mode``, or the default of the policy loss if it is null."""
         return self.loss_agg_mode or ("seq-mean-token-mean" if self.policy_loss in SEQUENCE_LOSSES else "token-mean")

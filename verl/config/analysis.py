@@ -16,10 +16,10 @@ Pair = Annotated[list[str], rule(lambda pair: len(pair) == 2, "a pair is two met
 
 @dataclass(frozen=True)
 class ReadingPolicyConfig(ReadingModelConfig):
-    """The model that reads the responses again: for log-probabilities, entropies and hidden states."""
+    """Options of the model that scores responses again for log-probabilities, entropies and hidden states."""
 
     logits_chunk_size: NotNegativeInt
-    """Tokens whose logits are in memory at the same time; 0: all of a micro-batch."""
+    """Number of tokens whose logits are in memory at the same time, or 0 for all tokens of a micro-batch."""
 
     def model_config(self, path: str, trust_remote_code: bool, on_cpu: bool) -> ModelConfig:
         """Return the configuration of the model at ``path``."""
@@ -31,29 +31,29 @@ class AnalysisOptions(Group):
     """Metrics, correlations and figures of the analysis."""
 
     mode: Literal["allin", "exploit", "explore"]
-    """Tables by the release's names: ``exploit`` has a row per response, ``explore`` one per prompt, ``allin`` both."""
+    """Tables named as in the release: ``exploit`` (one row per response), ``explore`` (one per prompt) or ``allin``."""
     prompt_files: list[str]
-    """Files of prompts in veRL's layout (docs/data.md), each analysed like a benchmark under its file name; prompts are
-    a single user turn."""
+    """Prompt files in veRL's layout (docs/data.md), each analysed like a benchmark named after the file; every prompt
+    must be a single user turn."""
     layer: int
-    """The layer of ``calculator.layers`` whose metrics have the release's plain names, and whose states are compared
-    between responses. Other layers' metrics are ``layer_1/<name>`` and so on, in the order of ``calculator.layers``."""
+    """Layer of ``calculator.layers`` whose metrics have the release's plain names, and whose states are compared
+    between responses. Metrics of other layers are called ``layer_1/<name>`` etc., in order of ``calculator.layers``."""
     confidence_k: PositiveInt
-    """Most frequent tokens that ``response_confidence`` is the mean over, at least 1."""
+    """Number of most frequent tokens over which ``response_confidence`` averages, at least 1."""
     repetition_n: PositiveInt
-    """Length of the token sequences of ``n_gram_repetition_rate``, at least 1."""
+    """Length of the n-grams in ``n_gram_repetition_rate``, at least 1."""
     kl_floor: Annotated[float, within("(0, 1)")]
-    """Least share of a token in ``pairwise_kl_div``, in (0, 1); it is about -log(kl_floor) without a common token."""
+    """Minimum token share in ``pairwise_kl_div``, in (0, 1); without common tokens, it is about -log(kl_floor)."""
     reflection_words: list[str]
-    """Words and phrases counted in ``reflection_words``, in any case and only whole."""
+    """Words and phrases that ``reflection_words`` counts, ignoring case and matching whole words only."""
     response_pairs: list[Pair]
-    """Pairs of metrics of a response: x (exploration) and y (exploitation) of a scatter, and correlated."""
+    """Pairs of response metrics to correlate and plot: x (exploration) and y (exploitation)."""
     prompt_pairs: list[Pair]
-    """The same of a prompt."""
+    """Like ``response_pairs``, for prompt metrics."""
     outcome: Literal["correctness", "test_score_0"]
-    """The metric that all others are correlated with: ``correctness`` or ``test_score_0``."""
+    """Metric to correlate all others with: ``correctness`` or ``test_score_0``."""
     draws: PositiveInt
-    """Bootstrap draws of the prompts for each interval, at least 1."""
+    """Number of bootstrap resamples of the prompts for each interval, at least 1."""
 
     def check(self) -> None:
         names = [Path(name).stem for name in self.prompt_files]
@@ -70,7 +70,7 @@ class AnalysisOptions(Group):
 
 @dataclass(frozen=True)
 class AnalysisConfig(EvaluationConfig):
-    """Everything one run of ``verl.trainer.main_analysis`` depends on: an evaluation's options, and its own."""
+    """All options of one run of ``verl.trainer.main_analysis``, including an evaluation's."""
 
     policy: ReadingPolicyConfig
     analysis: AnalysisOptions
@@ -90,17 +90,17 @@ class AnalysisConfig(EvaluationConfig):
         return super().names_prompts or bool(self.analysis.prompt_files)
 
     def sampling(self, benchmarks: list[str]) -> EvaluationConfig:
-        """Return the evaluation that generates responses on ``benchmarks``; its engines measure nothing."""
+        """Return the config of the evaluation that generates responses on ``benchmarks`` without measuring them."""
         values = {field.name: getattr(self, field.name) for field in fields(EvaluationConfig)}
         values |= {"benchmarks": benchmarks, "calculator": replace(self.calculator, enable=False)}
         return EvaluationConfig(**values)
 
     @property
     def layer_place(self) -> int:
-        """The place of ``analysis.layer`` in ``calculator.layers``."""
+        """Index of ``analysis.layer`` in ``calculator.layers``."""
         return self.calculator.layers.index(self.analysis.layer)
 
 
 def parse_analysis_config(tree: DictConfig) -> AnalysisConfig:
-    """Parse as ``parse_config``, after :func:`verl.config.evaluation.complete_runs`."""
+    """Like ``parse_config``, but first calls :func:`verl.config.evaluation.complete_runs`."""
     return parse_config(AnalysisConfig, complete_runs(tree))

@@ -1,6 +1,6 @@
-"""Checks of options: rules in the annotations of fields, and ``require`` for rules between fields.
+"""Option checks: rules in field annotations, and ``require`` for rules between fields.
 
-Each error names the field, the value and the fix.
+Each error names the field, its value and the fix.
 """
 
 import re
@@ -22,9 +22,9 @@ def require(condition: bool, field: str, value: object, fix: str) -> None:
 
 
 def require_choice(field: str, value: str, choices: Sequence[str], or_else: str = "") -> None:
-    """Raise ``ConfigError`` naming the choices, and the nearest one, unless ``value`` is among them."""
+    """Raise a ``ConfigError`` that lists the choices and suggests the nearest one unless ``value`` is one of them."""
     if value in choices:
-        return  # at once: called for each record of a data file
+        return  # fast path, because this runs for each record of a data file
     near = get_close_matches(value, choices, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     require(False, field, value, f"must be one of {', '.join(choices)}{or_else}{hint}")
@@ -38,7 +38,7 @@ def require_import_path(field: str, value: str) -> None:
 
 
 def require_custom_kwargs(field: str, value: str | None, options: Mapping[str, Any]) -> None:
-    """Raise ``ConfigError`` for ``<field>_kwargs`` unless ``field`` names custom code and each is a keyword."""
+    """Raise ``ConfigError`` for ``<field>_kwargs`` unless ``field`` is an import path and all keys are identifiers."""
     kwargs, fix = f"{field}_kwargs", f"are for your own {field}=module:attribute; set that, or leave them out"
     require(not options or (value is not None and ":" in value), kwargs, dict(options), fix)
     for name, option in options.items():
@@ -46,16 +46,16 @@ def require_custom_kwargs(field: str, value: str | None, options: Mapping[str, A
 
 
 Check = Callable[[str, Any], None]
-"""Raises ``ConfigError`` for a wrong value of the named field; part of the field's annotation."""
+"""Function in a field's annotation that raises ``ConfigError`` if the field's value is invalid."""
 
 
 def rule(holds: Callable[[Any], bool], fix: str) -> Check:
-    """Return the check that ``holds(value)`` is true: ``Annotated[int, rule(is_even, "must be even")]``."""
+    """Return a check that ``holds(value)`` is true: ``Annotated[int, rule(is_even, "must be even")]``."""
     return lambda field, value: require(holds(value), field, value, fix)
 
 
 def within(interval: str) -> Check:
-    """Return the check for an interval such as ``(0, 1]``, open at 0 and closed at 1."""
+    """Return a check for an interval such as ``(0, 1]``, which excludes 0 and includes 1."""
     low, high = map(float, interval[1:-1].split(","))
     opens, closes = interval[0] == "(", interval[-1] == ")"
     return rule(
@@ -65,7 +65,7 @@ def within(interval: str) -> Check:
 
 
 def custom_or(names: Sequence[str]) -> Check:
-    """Return the check for one of ``names``, or for the import path of custom code."""
+    """Return a check that a value is one of ``names`` or an import path of custom code."""
     or_else = ", or your own as module:attribute or file.py:attribute"
 
     def check(field: str, value: str) -> None:
@@ -90,7 +90,7 @@ Share = Annotated[float, within("(0, 1]")]
 Probability = Annotated[float, within("[0, 1]")]
 CountOrAll = Annotated[int, rule(lambda value: value == -1 or value > 0, "must be -1 or at least 1")]
 Step = Annotated[int, rule(lambda value: value > 0, "steps are counted from 1")]
-# Timers of the system take about 300 times as much as a year.
+# System timers overflow at about 300 years.
 Seconds = Annotated[float, rule(lambda value: 0 < value <= _YEAR_S, f"must be greater than 0, {_TIME}")]
 SecondsOrZero = Annotated[float, rule(lambda value: 0 <= value <= _YEAR_S, f"must be at least 0, {_TIME}")]
 IS_FOLDER_NAME = rule(
@@ -104,9 +104,9 @@ NAMES_ONCE = rule(lambda values: len(set(values)) == len(values), "name each onc
 
 @dataclass(frozen=True)
 class Group:
-    """A group of options, whose constructor checks the rules of fields, then calls each class's method ``check``.
+    """A group of options whose constructor checks all field rules, then calls ``check`` of each class in its MRO.
 
-    Errors name options within the group; the parser puts the group's name in front.
+    Errors use option names within the group; the parser adds the group's name as a prefix.
     """
 
     def __post_init__(self) -> None:
@@ -121,7 +121,7 @@ class Group:
                 vars(kind)["check"](self)
 
     def require(self, condition: bool, option: str, fix: str) -> None:
-        """Raise ``ConfigError`` naming the dotted ``option`` of this group and its value unless ``condition`` holds."""
+        """Raise a ``ConfigError`` with the dotted ``option`` of this group and its value unless ``condition`` holds."""
         require(condition, option, attrgetter(option)(self), fix)
 
 
@@ -131,13 +131,13 @@ def _annotations(group: type[Group]) -> dict[str, Any]:
 
 
 def _check_value(hint: Any, value: Any, field: str) -> None:
-    """Check ``value`` against the rules and the choices in an annotation; the parser has checked types."""
+    """Check ``value`` against the rules and choices in an annotation; the parser has already checked types."""
     kind, parts = get_origin(hint), get_args(hint)
     if kind is Annotated:
         _check_value(parts[0], value, field)
         for check in parts[1:]:
             check(field, value)
-    elif kind in (UnionType, Union) and value is not None:  # X | None; Union where X is a Literal
+    elif kind in (UnionType, Union) and value is not None:  # X | None is a Union if X is a Literal
         _check_value(next(part for part in parts if part is not type(None)), value, field)
     elif kind is Literal:
         require_choice(field, value, parts)

@@ -1,4 +1,4 @@
-"""Configuration that reinforcement learning and supervised fine-tuning share."""
+"""Configuration shared by reinforcement learning and supervised fine-tuning."""
 
 import re
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ Seed = Annotated[int, within("[0, 4294967295]")]
 Machines = Annotated[int, rule(lambda nodes: 0 < nodes <= 100_000, "must be greater than 0 and at most 100000")]
 WorkersPerMachine = Annotated[int, rule(lambda size: 0 < size <= 1024, "must be greater than 0 and at most 1024")]
 Frequency = Annotated[int, rule(lambda freq: freq >= -1, "must be -1 (never), 0 (only at the end) or greater")]
-# vLLM would change a temperature in between, and engines would overflow above.
+# vLLM raises temperatures between 0 and 0.01, and engines overflow above 1000.
 _GREEDY_OR = "must be at least 0: 0 for greedy decoding, or from 0.01, the least that vLLM takes, to 1000"
 Temperature = Annotated[float, rule(lambda value: value == 0 or 0.01 <= value <= 1000, _GREEDY_OR)]
 RepetitionPenalty = Annotated[
@@ -38,24 +38,24 @@ RepetitionPenalty = Annotated[
 ]
 
 ALL_LINEAR = "all-linear"
-"""Stands for every linear layer in ``lora.target_modules``."""
+"""Placeholder for every linear layer in ``lora.target_modules``."""
 PACKED_ATTENTION = ["sdpa", "eager", "flash_attention_2", "flash_attention_3"]
-"""Attention kernels that know where a row of a packed sequence ends."""
+"""Attention kernels that respect the row boundaries of a packed sequence."""
 
 
 @dataclass(frozen=True)
 class LoraConfig(Group):
-    """Low-rank adapters (arXiv 2106.09685) that are trained instead of the model."""
+    """Low-rank adapters (arXiv 2106.09685), trained in place of the model's own weights."""
 
     rank: Annotated[int, within("[0, 65536]")]
     """Rank of the adapters; 0 trains the whole model, without adapters."""
     alpha: PositiveFloat
-    """An adapter's product is scaled by ``alpha / rank``."""
+    """Scale of the adapters: their output is multiplied by ``alpha / rank``."""
     target_modules: Annotated[list[str], NAMES_ONE]
-    """Names of the linear layers that get an adapter, such as ``q_proj``; ``all-linear`` is all but the output head."""
+    """Names of the linear layers to adapt, such as ``q_proj``; ``all-linear`` means all but the output head."""
     dropout: Annotated[float, within("[0, 1)")]
-    """Share of an adapter's inputs that each update drops, in [0, 1); other passes drop none. In reinforcement learning
-    the probability ratio then differs from 1 before the first step: leave it at 0 unless adapters overfit."""
+    """Dropout probability of the adapters' inputs during updates, in [0, 1); other passes use none. In reinforcement
+    learning, dropout moves the probability ratio away from 1 before the first step: keep 0 unless adapters overfit."""
 
     def check(self) -> None:
         alone = ALL_LINEAR not in self.target_modules or len(self.target_modules) == 1
@@ -64,66 +64,66 @@ class LoraConfig(Group):
 
 @dataclass(frozen=True)
 class FSDPConfig(Group):
-    """How a model's weights and optimizer are sharded over workers and offloaded to host memory."""
+    """Sharding of a model's weights and optimizer over workers, and their offloading to host memory."""
 
     fsdp_size: Annotated[int, rule(lambda size: size == -1 or size > 0, "must be null, -1 or at least 1")] | None
-    """Workers, consecutive in rank, that share one copy of the model (hybrid sharding). Must divide the number of
-    workers; -1: all workers share one copy. Null: each worker has its own copy of a model of at most 50 million
-    parameters, which takes longer to gather than to compute with; all share one of a larger model."""
+    """Number of consecutive ranks that share one copy of the model (hybrid sharding). Must divide the number of
+    workers. -1 shares one copy among all workers. Null gives every worker its own copy if the model has at most 50
+    million parameters, because gathering it would take longer than computing with it, and means -1 otherwise."""
     param_offload: bool
-    """Keep parameters in pinned host memory between the phases that use them. Saves nothing on a CPU."""
+    """Keep parameters in pinned host memory between the phases that use them. Saves no memory on a CPU."""
     optimizer_offload: bool
-    """Keep the optimizer's state in host memory except during its step. Saves nothing on a CPU."""
+    """Keep the optimizer state in host memory except during the optimizer step. Saves no memory on a CPU."""
 
     def workers_per_copy(self, workers: int) -> int:
-        """Return the workers, of ``workers``, that share one copy of a model that is not small."""
+        """Return the number of workers that share one copy of a large model in a run with ``workers`` workers."""
         return workers if self.fsdp_size in (None, -1) else self.fsdp_size
 
 
 @dataclass(frozen=True)
 class ModelConfig(Group):
-    """A model and how it is held during training."""
+    """A model and its precision, memory and parallelism settings during training."""
 
     path: Annotated[str, rule(bool, "name a model folder or a hub id")]
-    """A Hugging Face model: a local folder or a hub id."""
+    """Local folder or hub id of a Hugging Face model."""
     override_config: dict[str, Any]
-    """Values that replace those in ``config.json``, such as ``rope_scaling`` or ``max_position_embeddings``; a
-    mapping replaces the file's as a whole. They hold for training, rollouts, checks and what is exported."""
+    """Overrides for ``config.json``, such as ``rope_scaling`` or ``max_position_embeddings``; a mapping replaces the
+    whole mapping in the file. They apply to training, rollouts, checks and exported models."""
     param_dtype: Literal["float32", "bfloat16"]
-    """Precision of matrix products, forward and backward: ``float32`` or ``bfloat16``; master weights stay float32."""
+    """Precision of forward and backward matrix products, ``float32`` or ``bfloat16``; master weights stay float32."""
     logits_dtype: Literal["auto", "float32"]
-    """Precision of the output head's product: ``auto`` is ``param_dtype``; ``float32`` takes a copy of the head's
-    weights in float32. The softmax over the logits is always computed in float32."""
+    """Precision of the output head's matrix product. ``auto`` uses ``param_dtype``; ``float32`` keeps a float32 copy of
+    the head's weights. The softmax over the logits is always computed in float32."""
     attn_implementation: str
-    """Attention kernel by its ``transformers`` name: ``sdpa``, ``eager``, ``flash_attention_2``, ..."""
+    """Name of the attention kernel in ``transformers``: ``sdpa``, ``eager``, ``flash_attention_2``, ..."""
     trust_remote_code: bool
-    """Allow code inside the model folder to run."""
+    """Allow running code from the model folder."""
     gradient_checkpointing: bool
-    """Keep one activation per decoder layer and recompute the others in the backward pass: less memory, about a third
-    more time. Does not change the gradient."""
+    """Keep one activation per decoder layer and recompute the others in the backward pass. Saves memory, takes about a
+    third more time and does not change the gradient."""
     use_remove_padding: bool
     """Pack the rows of a micro-batch into one sequence without padding. Does not change the results."""
     share_prompts: bool
-    """Read each different prompt of a micro-batch once for all its responses in it. Does not change the results. Where
-    rows are packed (``use_remove_padding``) and not split among workers, by the policy and the reference; a critic and
-    a reward model read whole rows."""
+    """Process each distinct prompt in a micro-batch once for all of its responses. Does not change the results. Applies
+    to the policy and the reference policy if rows are packed (``use_remove_padding``) and not split among workers; the
+    critic and the reward model always read whole rows."""
     use_liger: bool
     """Use the Liger kernels (norms, rotary embedding, gated linear units); needs a GPU and ``liger-kernel``."""
     ulysses_sequence_parallel_size: PositiveInt
-    """Workers, consecutive in rank, that split each sequence among them (DeepSpeed-Ulysses, arXiv 2309.14509). Must
-    divide the number of workers and of attention heads; above 1 it needs ``use_remove_padding``."""
+    """Number of consecutive ranks that split each sequence (DeepSpeed-Ulysses, arXiv 2309.14509). Must divide the
+    number of workers and the number of attention heads. Values above 1 need ``use_remove_padding``."""
     logits_chunk_size: NotNegativeInt
-    """Tokens per worker whose logits are in memory at the same time; log-probabilities and entropies are computed chunk
-    by chunk. 0: all tokens of a micro-batch."""
+    """Number of tokens per worker whose logits are in memory at the same time; log-probabilities and entropies are
+    computed in chunks of this size. 0 processes all tokens of a micro-batch at once."""
     lora: LoraConfig
     lora_adapter_path: str | None
-    """Folder of a LoRA adapter that ``peft`` saved (safetensors), to train further; null: none. Its rank, scale and
-    layers replace ``lora``. The reference policy is the model without it. For the policy alone."""
+    """Folder of a LoRA adapter saved by ``peft`` (safetensors) to continue training, or null. Its rank, scale and
+    layers override ``lora``. The reference policy is the model without the adapter. Policy only."""
     fsdp: FSDPConfig
 
     @property
     def shares_prompts(self) -> bool:
-        """Whether prompts are read once for several rows."""
+        """Whether each distinct prompt is processed only once."""
         return self.share_prompts and self.use_remove_padding and self.ulysses_sequence_parallel_size == 1
 
     @property
@@ -151,27 +151,27 @@ class OptimConfig(Group):
     """AdamW and its learning-rate schedule."""
 
     lr: Share
-    """Peak learning rate, in (0, 1]."""
+    """Peak learning rate in (0, 1]."""
     betas: Annotated[list[float], rule(_are_betas, "needs two numbers in [0, 1), such as [0.9,0.999]")]
-    """AdamW's two decay rates, each in [0, 1)."""
+    """Decay rates of AdamW's two moment estimates, each in [0, 1)."""
     eps: Annotated[float, rule(lambda eps: eps >= 1e-38, "must be greater than 0 (1e-38, in float32)")]
-    """AdamW's term in the denominator, above 0; float32."""
+    """AdamW's epsilon, added to the denominator in float32; must be above 0."""
     weight_decay: float
     """Decoupled weight decay, at least 0."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"]
-    """``constant``, ``linear`` or ``cosine`` decay (half a wave) after the warm-up, until the last optimizer step."""
+    """``constant``, or ``linear`` or half-wave ``cosine`` decay from the end of the warm-up to the last step."""
     lr_warmup_steps: Annotated[int, rule(lambda n: n >= -1, "must be at least 0, or -1 for lr_warmup_steps_ratio")]
-    """Optimizer steps of linear warm-up: the rate is lr / (n + 1), 2 lr / (n + 1), ... and ``lr`` after n of them; -1:
-    ``lr_warmup_steps_ratio`` decides. veRL counts training steps here, and starts from a rate of 0."""
+    """Number n of linear warm-up steps: the rate is lr / (n + 1), 2 lr / (n + 1), ... and ``lr`` after n steps; -1 uses
+    ``lr_warmup_steps_ratio``. veRL counts training steps instead and starts from a rate of 0."""
     lr_warmup_steps_ratio: Probability
-    """Share of the run's optimizer steps that are warm-up, in [0, 1], rounded down; with ``lr_warmup_steps=-1``."""
+    """Share of the run's optimizer steps used for warm-up, in [0, 1], rounded down; needs ``lr_warmup_steps=-1``."""
     min_lr_ratio: Probability
-    """The decay ends at ``lr * min_lr_ratio``."""
+    """Final learning rate of the decay, as a fraction of ``lr``."""
     grad_clip: PositiveFloat
-    """Largest global gradient norm; larger gradients are scaled down to this norm."""
+    """Maximum global gradient norm; larger gradients are scaled down to it."""
     max_skipped_updates: NotNegativeInt
-    """Optimizer steps in a row that may be skipped because their gradient is not finite; they are counted in
-    ``skipped_updates``, and one more ends the run. 0: the first ends it."""
+    """Maximum number of consecutive optimizer steps that may be skipped because of a non-finite gradient; another one
+    ends the run. ``skipped_updates`` counts them. With 0, the first non-finite gradient ends the run."""
 
     def check(self) -> None:
         fix = f"must be at least 0, and times optim.lr={self.lr:g} below 1, else it turns the sign of every weight"
@@ -181,7 +181,7 @@ class OptimConfig(Group):
         self.require(self.lr_warmup_steps_ratio == 0 or steps == -1, "lr_warmup_steps_ratio", unused)
 
     def warmup_steps(self, total_steps: int) -> int:
-        """Optimizer steps of warm-up in a run of ``total_steps``."""
+        """Return the number of warm-up steps in a run of ``total_steps`` optimizer steps."""
         return int(self.lr_warmup_steps_ratio * total_steps) if self.lr_warmup_steps < 0 else self.lr_warmup_steps
 
 
@@ -190,91 +190,91 @@ _VARIABLE = re.compile(r"[A-Za-z_*][\w*]*")
 
 @dataclass(frozen=True)
 class MachineOptions(Group):
-    """The machines of a run (docs/multinode.md), and where it is logged."""
+    """The machines of a run (docs/multinode.md) and its trackers."""
 
     project_name: FolderName
-    """Name of the project in trackers; letters, digits and ``. _ + -``."""
+    """Project name in trackers; may contain letters, digits and ``. _ + -``."""
     logger: list[Logger]
-    """Trackers in addition to ``metrics.jsonl`` (docs/metrics.md#trackers): ``console``,
-    ``tensorboard``, ``wandb``; ``mlflow`` and ``swanlab``, whose packages you install; ``file``, which writes the file
-    that ``VERL_FILE_LOGGER_PATH`` names as well. Missing packages and keys are found before anything starts."""
+    """Trackers in addition to ``metrics.jsonl`` (docs/metrics.md#trackers): ``console``, ``tensorboard``, ``wandb``,
+    ``mlflow`` and ``swanlab`` (install their packages yourself), and ``file``, which also writes to the file named by
+    ``VERL_FILE_LOGGER_PATH``. Missing packages and keys are reported before anything starts."""
     nnodes: Machines
-    """Machines of the Ray cluster to use."""
+    """Number of machines of the Ray cluster to use."""
     machines_timeout_s: Seconds
-    """Seconds to wait until an existing cluster has ``nnodes`` machines, above 0; then the run ends and names those
-    that are missing. After a failure, a run waits as long again, and then once more for ``min_nnodes`` of them."""
+    """Seconds to wait until an existing cluster has ``nnodes`` machines, above 0; after that, the run ends and names
+    the missing ones. After a failure, a run waits this long again, and then once more for ``min_nnodes`` machines."""
     object_store_mb: Annotated[int, rule(lambda mb: mb == 0 or mb >= 75, "Ray needs at least 75; 0 sizes it itself")]
-    """Shared memory for messages between driver and workers, MiB per machine, at least 75. 0: two training or
-    validation batches of the longest prompts and responses, and for engines of their own two copies of the weights, at
-    least 256 and at most four fifths of /dev/shm. Existing clusters have their own (``ray start``)."""
+    """Shared memory per machine in MiB for messages between driver and workers, at least 75. 0 reserves two training or
+    validation batches of maximum length, plus two copies of the weights for separate engines, but at least 256 MiB and
+    at most four fifths of /dev/shm. Existing clusters keep the size set with ``ray start``."""
     env: list[str]
-    """Environment variables that workers on all machines get, in addition to NCCL_*, GLOO_*, UCX_*, HF_*, TORCH_*,
-    CUDA_*, PYTORCH_*, VLLM_* and OMP_*; ``*`` stands for any characters. Their values come from the environment of the
-    command and are never written down."""
+    """Environment variables to pass to the workers on all machines, in addition to NCCL_*, GLOO_*, UCX_*, HF_*,
+    TORCH_*, CUDA_*, PYTORCH_*, VLLM_* and OMP_*; ``*`` matches any characters. Their values are read from the command's
+    environment and never written to disk."""
 
     def check(self) -> None:
         fix = "names variables only, such as MY_CACHE or MY_*; set their values in the environment"
-        for name in self.env:  # of which a value would be written into config.yaml
+        for name in self.env:  # a value would be written to config.yaml
             require(_VARIABLE.fullmatch(name) is not None, "env", name.partition("=")[0], fix)
 
 
 @dataclass(frozen=True)
 class RunConfig(MachineOptions):
-    """Length of a run, its workers, and its outputs."""
+    """Length, workers and outputs of a run."""
 
     experiment_name: FolderName
-    """Name of the run in trackers; letters, digits and ``. _ + -``."""
+    """Name of the run in trackers; may contain letters, digits and ``. _ + -``."""
     default_local_dir: str
-    """Folder for everything that the run writes. If it holds an unfinished run, ``resume_mode`` decides."""
+    """Folder for all output of the run. If it contains an unfinished run, ``resume_mode`` decides."""
     n_gpus_per_node: WorkersPerMachine
-    """Workers per machine: one per GPU, or this many CPU processes."""
+    """Number of workers per machine: one per GPU, or this many CPU processes."""
     total_epochs: PositiveInt
-    """Passes over the training data. An incomplete last batch is left out."""
+    """Number of passes over the training data. An incomplete last batch is dropped."""
     total_training_steps: NotNegativeInt
-    """Stop after this many steps, if ``total_epochs`` has more; 0: no limit. Learning rates decay until then."""
+    """Maximum number of steps if ``total_epochs`` has more, or 0 for no limit. Learning rates decay until the end."""
     test_freq: Frequency
-    """Validate every so many steps and after the last; 0: only after the last; -1: never."""
+    """Validate every N steps and after the last step; 0 validates only after the last step, -1 never."""
     save_freq: Frequency
-    """Save a checkpoint every so many steps and after the last; 0: only after the last; -1: never."""
+    """Save a checkpoint every N steps and after the last step; 0 saves only after the last step, -1 never."""
     report_freq: Frequency
-    """Write ``report.html``, the page of the run (docs/report.md), into its folder every so many steps and at its end;
-    0: only at its end; -1: never. A process of its own makes it, and no step waits for it."""
+    """Write the run's report, ``report.html`` (docs/report.md), every N steps and at the end of the run; 0 writes it
+    only at the end, -1 never. A separate process writes it, so that no step waits for it."""
     resume_mode: Literal["auto", "disable", "path"]
-    """``auto``: resume from the latest complete checkpoint in ``default_local_dir``, or start where there is none;
-    ``disable``: the folder must be new or empty; ``path``: resume from ``resume_from_path``, or
-    from a later checkpoint that the same command has written since."""
+    """``auto`` resumes from the latest complete checkpoint in ``default_local_dir``, if there is one; ``disable``
+    requires a new or empty folder; ``path`` resumes from ``resume_from_path``, or from a later checkpoint that the same
+    command has written since."""
     resume_from_path: str | None
-    """Folder of a checkpoint, ``.../global_step_N``, of this run or another; used with ``resume_mode=path``."""
+    """Checkpoint folder, ``.../global_step_N``, of this run or another one; used with ``resume_mode=path``."""
     max_ckpt_to_keep: NotNegativeInt
-    """Keep this many of the newest checkpoints, and the best one; older ones are removed once a new one is complete.
-    0: keep all."""
+    """Number of most recent checkpoints to keep in addition to the best one; older ones are removed once a new one is
+    complete. 0 keeps all."""
     save_hf_model: bool
-    """Also write the model as ``transformers`` and vLLM load it into each checkpoint, as ``actor/huggingface``. If
-    false, ``python -m verl.trainer.main_export`` can write it later."""
+    """Also write the model into each checkpoint, as ``actor/huggingface``, in the format that ``transformers`` and vLLM
+    load. If false, ``python -m verl.trainer.main_export`` can write it later."""
     async_save: bool | None
-    """Copy a checkpoint to the host's memory and write it to disk while training continues. ``null``: on GPUs."""
+    """Copy a checkpoint to host memory and write it to disk while training continues. Null enables this on GPUs."""
     max_restarts: NotNegativeInt
-    """How often the run starts again from its latest checkpoint after a worker, a machine or the network failed or
-    hung. Errors of the program, and one that comes twice in a row in the same step and worker, always end it."""
+    """Maximum number of restarts from the latest checkpoint after a worker, machine or network fails or hangs. Program
+    errors, and an error that occurs twice in a row in the same step and worker, always end the run."""
     min_nnodes: int | None
-    """Fewest machines to continue with if not all of ``nnodes`` return after a failure; null: ``nnodes``."""
-    # Below, a busy machine would count as lost at every start, and a job be requeued for ever.
+    """Minimum number of machines to continue with if some do not return after a failure, or null for ``nnodes``."""
+    # With shorter times, a busy machine would count as lost at every start, and a job would be requeued forever.
     detection_s: Annotated[float, within("[1, 86400]")]
-    """Seconds of silence, from 1 to 86400, after which a machine or worker counts as lost, and after which workers that
-    lost the driver exit. Ray's own time is set by its environment variables (docs/multinode.md)."""
+    """Seconds of silence, from 1 to 86400, after which a machine or worker counts as lost, and after which workers exit
+    if they have lost the driver. Ray's own timeout is set by its environment variables (docs/multinode.md)."""
     phase_timeout_s: SecondsOrZero
-    """Most seconds for one call of the workers: generating a step's responses, one optimizer step, saving, starting.
-    After that every worker's Python stacks are written to ``logs/`` and the attempt ends; 0: no limit."""
+    """Maximum seconds for one call to the workers: generating a step's responses, one optimizer step, saving, starting.
+    After that, the Python stacks of all workers are written to ``logs/`` and the attempt ends; 0 sets no limit."""
     nccl_timeout_s: Seconds
-    """Time limit in seconds of collective operations; longer than worker 0 takes to read the model."""
+    """Timeout of collective operations in seconds; must exceed the time that worker 0 takes to read the model."""
     preemption_grace_s: SecondsOrZero
-    """After SIGTERM or SIGUSR1 the step is finished and saved, and the run exits with code 75. If that takes longer
-    than this many seconds, the step is abandoned and the latest checkpoint counts; 0: no limit."""
+    """Maximum seconds to finish and save the current step after SIGTERM or SIGUSR1, before the run exits with code 75.
+    If the step takes longer, it is abandoned, and the latest checkpoint remains; 0 sets no limit."""
     profile_steps: list[Step]
-    """Steps of which each worker writes a torch profiler trace to ``profile/``."""
+    """Steps in which each worker writes a torch profiler trace to ``profile/``."""
     peak_tflops: NotNegativeFloat
-    """Peak speed of one device in 10^12 operations a second at ``param_dtype``, for the model FLOPs utilisation; 0:
-    looked up by the GPU's name, and nothing is logged for an unknown device."""
+    """Peak speed of one device in TFLOP/s at ``param_dtype``, for the model FLOPs utilisation. 0 looks it up by the
+    GPU's name; for an unknown device, no utilisation is logged."""
 
     def saves_in_background(self, device_type: str) -> bool:
         """Whether training continues while a checkpoint is written."""
@@ -304,7 +304,7 @@ class RunConfig(MachineOptions):
 
     @property
     def world_sizes(self) -> list[int]:
-        """Numbers of workers that the run may continue with, ``min_nnodes`` included."""
+        """Numbers of workers the run may continue with, from ``nnodes`` machines down to ``min_nnodes``."""
         fewest = self.nnodes if self.min_nnodes is None else self.min_nnodes
         return [nodes * self.n_gpus_per_node for nodes in range(self.nnodes, fewest - 1, -1)]
 
@@ -313,12 +313,12 @@ class RunConfig(MachineOptions):
         return self.save_freq == -1
 
     def num_steps(self, steps_per_epoch: int) -> int:
-        """Return the steps of the run: ``total_epochs`` passes, or ``total_training_steps`` if set and smaller."""
+        """Return the number of steps: ``total_epochs`` passes, or ``total_training_steps`` if set and smaller."""
         by_epochs = self.total_epochs * steps_per_epoch
         return min(self.total_training_steps, by_epochs) if self.total_training_steps else by_epochs
 
     def length_note(self, steps_per_epoch: int) -> str:
-        """Return a line with the option that ends the run, and when."""
+        """Return a line that names the option that ends the run, and the last step."""
         by_epochs, limit = self.total_epochs * steps_per_epoch, self.total_training_steps
         note = f"trainer.total_epochs={self.total_epochs} ({by_epochs} steps, {steps_per_epoch} each)"
         if limit > by_epochs:

@@ -1,4 +1,4 @@
-"""Prompts: their files, templates and batches."""
+"""Prompt data: files, templates and batches."""
 
 import math
 import re
@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from verl.config.checks import NAMES_ONE, CountOrAll, Group, NotNegativeFloat, PositiveInt, require
 
 FILE_SUFFIXES = (".parquet", ".jsonl", ".json")
-"""Kinds of data files that are read."""
+"""Suffixes of supported data files."""
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(@[\w./-]+)?")
 _HUB_CONFIG = re.compile(r"[\w.-]*")
@@ -19,7 +19,7 @@ CHAT_ARGUMENTS = {
     *("return_assistant_tokens_mask", "add_generation_prompt", "continue_final_message"),
     *("padding", "truncation", "max_length"),
 }
-"""Arguments of ``apply_chat_template`` that are fixed: others would cut or pad prompts."""
+"""Arguments of ``apply_chat_template`` that users cannot set, mostly because they would cut or pad prompts."""
 
 
 class HubSet(NamedTuple):
@@ -27,17 +27,17 @@ class HubSet(NamedTuple):
 
     hub_id: str
     config: str
-    """Empty: the only or the default one."""
+    """Name of the configuration; empty selects the only or default one."""
     split: str
     revision: str = ""
-    """Branch, tag or commit; empty: ``main``."""
+    """Branch, tag or commit; empty means ``main``."""
 
 
 def hub_set(name: str) -> HubSet | None:
-    """Return the set that ``owner/name``, ``owner/name:split`` or ``owner/name:config:split`` names; None for a file.
+    """Return the data set for ``owner/name``, ``owner/name:split`` or ``owner/name:config:split``, or None for a file.
 
-    A branch follows the name, ``owner/name@branch``. Without a split it is ``train``. A name below ``data/`` is a file
-    even if that is missing.
+    A branch is appended to the name, ``owner/name@branch``. The split defaults to ``train``. A name below ``data/``
+    always denotes a file, even a missing one.
     """
     hub_id, *rest = name.split(":", 2)
     config, split = (["", "train"], ["", *rest], rest)[len(rest)]
@@ -58,12 +58,12 @@ ChatArguments = Annotated[dict[str, Any], _check_chat_arguments]
 
 @dataclass(frozen=True)
 class CustomDatasetConfig(Group):
-    """A class of your own that yields the records of prompts; docs/data.md has its protocol."""
+    """A custom class that yields prompt records; docs/data.md describes its protocol."""
 
     path: str | None
-    """Its file, ``my_prompts.py``, or its module, ``my_package.prompts``. Null: the files hold the prompts."""
+    """File of the class, ``my_prompts.py``, or its module, ``my_package.prompts``; null uses the files' prompts."""
     name: str | None
-    """The class in it."""
+    """Name of the class."""
 
     def check(self) -> None:
         both = (self.path is None) == (self.name is None)
@@ -72,14 +72,14 @@ class CustomDatasetConfig(Group):
 
 @dataclass(frozen=True)
 class SamplerConfig(Group):
-    """A custom class that chooses the order of training prompts, such as a curriculum; docs/data.md has its protocol.
+    """A custom class that orders the training prompts, such as a curriculum; docs/data.md describes its protocol.
 
-    With ``async_training.max_staleness`` above 0 it learns of a step after the prompts of later steps are drawn."""
+    If ``async_training.max_staleness`` is above 0, it learns a step's results after later prompts have been drawn."""
 
     class_path: str | None
-    """Its file or its module. Null: a random order, or with ``data.shuffle=false`` that of the files."""
+    """File or module of the class. Null selects a random order, or file order with ``data.shuffle=false``."""
     class_name: str | None
-    """The class in it."""
+    """Name of the class."""
 
     def check(self) -> None:
         both = (self.class_path is None) == (self.class_name is None)
@@ -89,71 +89,71 @@ class SamplerConfig(Group):
 
 @dataclass(frozen=True)
 class DataConfig(Group):
-    """Prompts and their batches."""
+    """Options of prompt data and batches."""
 
     train_files: Annotated[list[str], NAMES_ONE]
-    """Training prompts in veRL's record layout: ``.parquet``, ``.jsonl`` or ``.json`` files, or sets of the Hugging
-    Face hub as ``owner/name``, ``owner/name:split`` or ``owner/name:config:split``."""
+    """Training prompts in veRL's record layout: ``.parquet``, ``.jsonl`` or ``.json`` files, or data sets on the
+    Hugging Face hub as ``owner/name``, ``owner/name:split`` or ``owner/name:config:split``."""
     val_files: list[str]
-    """Validation prompts, named in the same way; without any, nothing is validated."""
+    """Validation prompts, in the same format as ``train_files``; an empty list disables validation."""
     train_weights: list[NotNegativeFloat]
-    """Share of each of ``train_files`` in an epoch, in any unit, at least 0. An epoch has as many prompts as all files
-    together; from a file that gets more than it has, prompts are drawn again. Empty: every prompt once per epoch."""
+    """Relative weights of ``train_files`` in an epoch, each at least 0. An epoch has as many prompts as all files
+    together, so a file may have to repeat prompts. An empty list uses every prompt once per epoch."""
     train_max_samples: CountOrAll
-    """Train on this many prompts of all files together, drawn once with ``seed``, or with ``shuffle=false`` the first;
-    -1: on all."""
+    """Number of training prompts to use from all files together: a random subset fixed by ``seed``, or the first ones
+    with ``shuffle=false``; -1 uses all."""
     prompt_key: str
-    """Column of the prompt: a chat, ``[{"role": ..., "content": ...}]``, or text, which is a message of the user."""
+    """Column of the prompt: a chat, ``[{"role": ..., "content": ...}]``, or text, which becomes a user message."""
     reward_fn_key: str
-    """Column that names the verifier of a row."""
+    """Column that names the verifier of each row."""
     template: str
-    """How a prompt is written for the model. ``chat``: by the tokenizer's chat template, with all messages. ``raw``:
-    the unchanged text. Or another key of ``verl.data.templates.TEMPLATES``: the text is the question. For all but
-    ``chat`` a prompt is text or a single user message. The template's stop tokens and strings end responses."""
+    """Format of prompts. ``chat`` applies the tokenizer's chat template to all messages; ``raw`` passes the text
+    unchanged; another key of ``verl.data.templates.TEMPLATES`` uses the text as the question. All but ``chat`` require
+    text or a single user message. The template's stop tokens and strings end responses."""
     apply_chat_template_kwargs: ChatArguments
-    """Arguments for the tokenizer's chat template: ``+data.apply_chat_template_kwargs.enable_thinking=false``."""
+    """Arguments of the tokenizer's chat template: ``+data.apply_chat_template_kwargs.enable_thinking=false``."""
     train_batch_size: PositiveInt
-    """Prompts per training step, over all workers."""
+    """Number of prompts per training step over all workers."""
     gen_batch_size: PositiveInt | None
-    """Prompts per generation batch of dynamic sampling (``algorithm.filter_groups``), over all workers; null:
-    ``train_batch_size``. More of them find a full batch in fewer rounds. Prompts that are not needed are dropped, and
-    an epoch has as many steps as batches of this size."""
+    """Number of prompts per generation batch of dynamic sampling (``algorithm.filter_groups``) over all workers, or
+    null for ``train_batch_size``. Larger batches fill a step in fewer rounds. Surplus prompts are dropped, and the
+    length of an epoch is counted in batches of this size."""
     val_batch_size: PositiveInt
-    """Prompts per validation batch, over all workers."""
+    """Number of prompts per validation batch over all workers."""
     val_sample_size: CountOrAll
-    """Validate on this many prompts, drawn once with ``seed``; -1: on all."""
+    """Number of validation prompts to use, a random subset fixed by ``seed``; -1 uses all."""
     max_prompt_length: PositiveInt
-    """Longest prompt in tokens, template included."""
+    """Maximum prompt length in tokens, including the template."""
     max_response_length: PositiveInt
-    """Longest response in tokens; generation stops there."""
+    """Maximum response length in tokens; generation stops there."""
     truncation: Literal["error", "left", "right", "middle", "filter"]
-    """Treatment of a prompt that is too long: ``error`` ends the run before training, ``left`` drops the first tokens,
-    ``right`` the last, ``middle`` tokens in the middle, and ``filter`` the prompt."""
+    """Treatment of overlong prompts: ``error`` ends the run before training, ``left`` drops the first tokens, ``right``
+    the last and ``middle`` the middle ones, and ``filter`` drops the prompt."""
     filter_overlong_prompts: bool
-    """Leave out prompts that are too long: the same as ``truncation=filter``, which it overrides."""
+    """Drop overlong prompts; equivalent to ``truncation=filter``, and overrides ``truncation``."""
     shuffle: bool
-    """Read the training prompts in a new random order each epoch, fixed by ``seed``."""
+    """Shuffle the training prompts each epoch, in an order fixed by ``seed``."""
     custom_cls: CustomDatasetConfig
     sampler: SamplerConfig
 
     @property
     def prompts_per_batch(self) -> int:
-        """Prompts that are read and sampled together in training."""
+        """Number of prompts per generation batch in training."""
         return self.train_batch_size if self.gen_batch_size is None else self.gen_batch_size
 
     @property
     def batch_field(self) -> str:
-        """The option that sets ``prompts_per_batch``."""
+        """Name of the option that sets ``prompts_per_batch``."""
         return "data.train_batch_size" if self.gen_batch_size is None else "data.gen_batch_size"
 
     @property
     def filters(self) -> bool:
-        """Whether prompts that are too long are left out."""
+        """Whether overlong prompts are dropped."""
         return self.filter_overlong_prompts or self.truncation == "filter"
 
     @property
     def order(self) -> str:
-        """The option other than ``shuffle`` that decides the order of training prompts, with its value; or empty."""
+        """The ``option=value`` other than ``shuffle`` that determines the prompt order, or an empty string."""
         order = f"data.train_weights={self.train_weights}" if self.train_weights else ""
         if self.sampler.class_name is not None:
             order = f"data.sampler.class_name={self.sampler.class_name}"

@@ -1,20 +1,20 @@
-"""The error for everything that a user can fix by changing an option or a file."""
+"""The error for problems that a user can fix by changing an option or a file."""
 
 import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
-"""Unicode categories of characters that a terminal would obey, or could not write."""
+"""Unicode categories of characters that a terminal would interpret or could not display."""
 
 
 def in_one_line(error: BaseException) -> str:
-    """Return another library's error in one line of at most 300 characters; its type if it has no message."""
+    """Return another library's error in one line of at most 300 characters, or its type if the message is empty."""
     return f"{' '.join(str(error).split()) or type(error).__name__:.300}"
 
 
 def visible(text: str) -> str:
-    """Return ``text`` with hidden characters other than the newline as escapes such as ``\\x1b``."""
+    """Return ``text`` with hidden characters except newlines replaced by escapes such as ``\\x1b``."""
     return "".join(c.encode("unicode_escape").decode() if _is_hidden(c) else c for c in text)
 
 
@@ -23,23 +23,23 @@ def _is_hidden(character: str) -> bool:
 
 
 class Mistakes:
-    """Collects independent mistakes, to report them together."""
+    """Collects independent mistakes to report them together."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
 
     @contextmanager
     def collected(self) -> Iterator[None]:
-        """Keep a ``ConfigError`` that is raised within, and continue after it."""
+        """Catch and collect a ``ConfigError`` raised in the block."""
         try:
             yield
         except ConfigError as error:
             self.lines += str(error).splitlines()
 
     def raise_all(self) -> None:
-        """Raise a ``ConfigError`` with a line for each mistake, if there was any.
+        """Raise a ``ConfigError`` with one line per collected mistake, if there are any.
 
-        The critic's model and others take over options of ``model``; their mistakes are reported for ``model`` alone.
+        Other models inherit options of ``model``, so their mistakes are reported only once, for ``model``.
         """
         kept: list[str] = []
         for line in self.lines:
@@ -50,9 +50,9 @@ class Mistakes:
 
 
 class ConfigError(ValueError):
-    """A config that cannot be run; the message names the field, the value and the fix.
+    """Invalid configuration; the message names the field, its value and the fix.
 
-    Values come from files and command lines: their control characters and lone surrogates are shown as escapes.
+    Control characters and lone surrogates, which values from files and command lines may contain, are escaped.
     """
 
     def __init__(self, message: str) -> None:
@@ -60,5 +60,5 @@ class ConfigError(ValueError):
 
 
 def error_lines(error: ConfigError) -> str:
-    """Return the text for the user: a line for each mistake."""
+    """Return the message for the user, with one line per mistake."""
     return "\n".join(f"error: {line}" for line in str(error).splitlines())

@@ -34,56 +34,56 @@ from verl.config.rewards import RewardModelConfig, RewardScoreConfig
 from verl.config.rollout import EngineConfig, MultiTurnConfig, SamplingFilters
 
 LAST = -1
-"""Stands for a run's newest checkpoint in ``steps``."""
+"""Value of ``steps`` that selects a run's newest checkpoint."""
 
 CheckpointStep = Annotated[int, rule(lambda step: step >= LAST, "must be at least 0, or -1 for the newest")]
 
 
 @dataclass(frozen=True)
 class TargetConfig(Group):
-    """A run to evaluate: checkpoints of a training run, or a model by itself."""
+    """An evaluation target: checkpoints of a training run, or a standalone model."""
 
     path: str | None
-    """A training run's folder (``trainer.default_local_dir``), one of its ``global_step_N``, or a model's folder or hub
-    id. Null: the newest run below ``runs_dir`` that was trained from ``base``."""
+    """Folder of a training run (``trainer.default_local_dir``) or of one of its ``global_step_N``, or a model's folder
+    or hub id. Null selects the newest run below ``runs_dir`` that was trained from ``base``."""
     base: str | None
-    """The model before training, step 0. Null: the one in the run's ``config.yaml``."""
+    """Model before training, evaluated as step 0, or null for the one in the run's ``config.yaml``."""
     steps: Annotated[list[CheckpointStep], NAMES_ONE]
-    """Checkpoints of the run: 0 is the base model, -1 the newest. Ignored for a model by itself, which is step 0."""
+    """Checkpoints to evaluate: 0 is the base model, -1 the newest. Ignored for a standalone model, which is step 0."""
     template: str
-    """Prompt template, a key of ``verl.data.templates.TEMPLATES``; ``chat`` is the model's own chat template."""
+    """Prompt template, a key of ``verl.data.templates.TEMPLATES``; ``chat`` selects the model's own chat template."""
     apply_chat_template_kwargs: ChatArguments
-    """Arguments for the chat template of ``chat`` and ``chat-boxed``, such as ``{enable_thinking: false}``."""
+    """Arguments of the chat template in ``chat`` and ``chat-boxed``, such as ``{enable_thinking: false}``."""
     max_response_length: PositiveInt
-    """Longest response in tokens. Generation stops there, and the response counts as truncated."""
+    """Maximum response length in tokens. Longer responses are cut there and count as truncated."""
 
 
 @dataclass(frozen=True)
 class BenchmarkDataConfig(Group):
-    """Source of the problems."""
+    """Source and selection of the problems."""
 
     benchmark_dir: str | None
-    """Folder of benchmark files, ``<name>.jsonl`` or ``<name>/test.jsonl``, before the hub's. Null: only the hub."""
+    """Folder of ``<name>.jsonl`` or ``<name>/test.jsonl`` files, preferred to the hub, or null to use only the hub."""
     fields: dict[str, dict[str, str]]
-    """Names of fields that are not recognised: benchmark -> our name, such as ``question`` or ``answer`` (all:
-    ``verl.evaluation.benchmarks.rows.FIELD_NAMES``) -> the file's name."""
+    """Mapping of unrecognised fields: benchmark -> our field name, such as ``question`` or ``answer`` (see
+    ``verl.evaluation.benchmarks.rows.FIELD_NAMES``) -> the field name in the file."""
     max_problems: CountOrAll
-    """Number of problems to evaluate of each benchmark, from its first; -1: all."""
+    """Maximum number of problems per benchmark, in file order, or -1 for all."""
     few_shot: bool
-    """Put worked examples before each question, in the benchmarks where this is usual for base models."""
+    """Prepend worked examples to each question in benchmarks where this is usual for base models."""
 
     @property
     def limit(self) -> int | None:
-        """``max_problems`` as the end of a slice."""
+        """``max_problems`` as the end of a slice, or None for all problems."""
         return None if self.max_problems == -1 else self.max_problems
 
 
 @dataclass(frozen=True)
 class EvaluationEngineConfig(EngineConfig):
-    """The vLLM engines."""
+    """Options of the vLLM engines."""
 
     trust_remote_code: bool
-    """Allow code shipped inside the model folder to run."""
+    """Allow running code from the model folder."""
     multi_turn: MultiTurnConfig
 
     def check(self) -> None:
@@ -96,14 +96,14 @@ class EvaluationEngineConfig(EngineConfig):
 
 @dataclass(frozen=True)
 class ReadingModelConfig(Group):
-    """A model that reads responses."""
+    """Options of a model that scores responses."""
 
     param_dtype: Literal["auto", "float32", "bfloat16"]
     """Precision of matrix products; ``auto`` is float32 on a CPU and bfloat16 on a GPU."""
     attn_implementation: str
-    """Attention kernel by its ``transformers`` name: ``sdpa``, ``eager``, ``flash_attention_2``, ..."""
+    """Name of the attention kernel in ``transformers``: ``sdpa``, ``eager``, ``flash_attention_2``, ..."""
     micro_batch_size: PositiveInt
-    """Responses read at once by each worker, at least 1."""
+    """Number of responses per forward pass on each worker, at least 1."""
     fsdp: FSDPConfig
 
     def model_config(self, path: str, trust_remote_code: bool, on_cpu: bool) -> ModelConfig:
@@ -132,17 +132,17 @@ class ReadingModelConfig(Group):
 
 @dataclass(frozen=True)
 class RerankingConfig(ReadingModelConfig):
-    """A reward model that chooses among the responses to a problem: rm@k, and votes weighted by its scores."""
+    """A reward model that ranks the responses to a problem, for rm@k and votes weighted by its scores."""
 
     path: str | None
-    """As ``reward_model.model.path`` in training: a sequence classification model with one output. Null: none."""
+    """Sequence classification model with one output, as in ``reward_model.model.path`` of training, or null."""
     trust_remote_code: bool
-    """Allow code shipped inside the model folder to run."""
+    """Allow running code from the model folder."""
     max_length: PositiveInt
-    """Most tokens of question and response; longer texts lose their first tokens."""
+    """Maximum number of question and response tokens; longer texts lose their first tokens."""
 
     def held(self, on_cpu: bool) -> RewardModelConfig:
-        """Return the reward model's configuration for workers."""
+        """Return the worker-side configuration of the reward model."""
         assert self.path is not None, "there is a reward model"
         model = self.model_config(self.path, self.trust_remote_code, on_cpu)
         sizes = {"micro_batch_size_per_gpu": self.micro_batch_size, "max_length": self.max_length}
@@ -151,43 +151,43 @@ class RerankingConfig(ReadingModelConfig):
 
 @dataclass(frozen=True)
 class EvaluationTrainerConfig(MachineOptions):
-    """The workers and the output."""
+    """Workers and output of an evaluation."""
 
     experiment_name: FolderName
-    """Name of the evaluation in trackers, and of its folder."""
+    """Name of the evaluation in trackers, and of its output folder."""
     default_local_dir: str | None
-    """Folder of all output. If it holds the same evaluation, finished or not, that evaluation is resumed. Null: a
-    folder named after what is evaluated, in ``<runs_dir>/evaluation/<experiment_name>/``."""
+    """Output folder. If it contains the same evaluation, finished or not, that evaluation is resumed. Null selects a
+    folder in ``<runs_dir>/evaluation/<experiment_name>/`` named after the evaluated models."""
     n_gpus_per_node: WorkersPerMachine | None
-    """Workers per machine. Null: all GPUs of the machine with the fewest, or 2 CPU processes, in whole engines."""
+    """Workers per machine. Null uses the smallest machine's GPU count, or 2 on a CPU, rounded to whole engines."""
 
 
 @dataclass(frozen=True)
 class EvaluationConfig(SamplingFilters):
-    """Everything one run of ``verl.trainer.main_eval`` depends on."""
+    """All options of one run of ``verl.trainer.main_eval``."""
 
     device: Device
     """``auto`` uses CUDA if there is a GPU and the CPU otherwise; ``cpu`` and ``cuda`` force one."""
     seed: Seed
-    """Seed of sampling. Every sample has its own random stream, fixed by this seed, the benchmark, the problem and the
-    sample's number."""
+    """Seed for sampling. Every sample has its own random stream, determined by this seed, the benchmark, the problem
+    and the sample's index."""
     runs_dir: str
-    """Folder in which training runs are looked for and evaluations are written."""
+    """Folder to search for training runs and to write evaluations to."""
     benchmarks: Annotated[list[FolderName], NAMES_ONCE]
     """Names of benchmarks in ``verl.evaluation.benchmarks.BENCHMARKS`` or of files in ``data.benchmark_dir``."""
     n_sampling: PositiveInt
-    """Responses per problem. If the folder holds some from an earlier evaluation, only the missing ones are generated;
-    if it holds more, the first ones are used."""
+    """Number of responses per problem. Responses from an earlier evaluation in the folder are reused: only missing ones
+    are generated, and surplus ones are ignored."""
     temperatures: Annotated[list[Temperature], NAMES_ONE, NAMES_ONCE]
-    """Sampling temperatures, each evaluated separately; 0 is greedy decoding."""
+    """Sampling temperatures, each evaluated separately; 0 decodes greedily."""
     compare_to: Literal["auto", "first", "step0"]
-    """Baseline of differences, at the same temperature: ``step0`` of the same run; the ``first`` model named; or
-    ``auto``, step 0 if the run has one and the first model otherwise."""
+    """Baseline for differences, at the same temperature: ``step0`` of the same run; the ``first`` model listed; or
+    ``auto``, which uses step 0 if the run has one and the first model otherwise."""
     model: TargetConfig
-    """The model to evaluate if ``runs`` is empty, and the defaults of every entry of ``runs``."""
+    """Model to evaluate if ``runs`` is empty; also provides the defaults for every entry of ``runs``."""
     runs: dict[str, TargetConfig]
     """Models to compare: alias -> ``path``, ``base``, ``steps``, ``template``, ``apply_chat_template_kwargs``,
-    ``max_response_length``. An entry takes what it leaves out from ``model``."""
+    ``max_response_length``. Missing options default to those of ``model``."""
     data: BenchmarkDataConfig
     rollout: EvaluationEngineConfig
     calculator: CalculatorConfig
@@ -219,17 +219,17 @@ class EvaluationConfig(SamplingFilters):
 
     @property
     def names_prompts(self) -> bool:
-        """Whether there is anything to evaluate."""
+        """Whether at least one benchmark is named."""
         return len(self.benchmarks) > 0
 
 
 def parse_evaluation_config(tree: DictConfig) -> EvaluationConfig:
-    """Parse as ``parse_config``, after :func:`complete_runs`."""
+    """Like ``parse_config``, but first calls :func:`complete_runs`."""
     return parse_config(EvaluationConfig, complete_runs(tree))
 
 
 def complete_runs(tree: DictConfig) -> DictConfig:
-    """Complete every entry of ``runs`` in ``tree`` from ``model``; an entry may be only its path."""
+    """Fill in missing options of every entry of ``runs`` from ``model``; an entry may be just a path."""
     runs: Any = tree.get("runs")
     if OmegaConf.is_dict(runs) and OmegaConf.is_dict(tree.get("model")):
         tree = OmegaConf.create({key: tree._get_node(key) for key in tree})

@@ -1,4 +1,4 @@
-"""From Hydra's untyped tree to the frozen dataclasses: the only place where a config is parsed and checked."""
+"""Parses and validates configs, from Hydra's untyped tree to the frozen dataclasses."""
 
 import os
 import re
@@ -19,13 +19,13 @@ from verl.config.old_names import REMOVED, rename_options, with_new_names
 from verl.config.paths import SHIPPED, find_path
 
 CONFIG_DIR = SHIPPED / "configs"
-"""The folder of the shipped YAML files."""
+"""Folder of the shipped YAML files."""
 EMBEDDED_MODELS = [(SHIPPED / "data" / name).resolve() for name in ("tiny_model", "tiny_tool_model")]
 PROCESSOR = Path("/proc/cpuinfo")
 
 ConfigT = TypeVar("ConfigT")
 LARGEST_INTEGER = 2**32 - 1
-"""Integers are at most this large, as a seed; engines hold them in 64 bits, some after a multiplication."""
+"""Largest integer option, as for seeds; engines store integers in 64 bits, some after a multiplication."""
 LARGEST_NUMBER = 3.4e38
 _NO_VALUE = "has no value; set it in the YAML or on the command line"
 _WRITE = "; write option=value, in quotes where the value has special characters: 'option=\"a b\"'"
@@ -33,32 +33,32 @@ _TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str:
 
 
 def share_of(share: float, length: Any) -> int:
-    """Return a share of a length, at least 1: ``${share_of:0.2,${data.max_response_length}}`` in a file."""
+    """Return a share of a length, at least 1; for use in YAML as ``${share_of:0.2,${data.max_response_length}}``."""
     return max(1, int(share * length)) if type(length) is int else 1
 
 
 def at_least(least: int, *lengths: Any) -> int:
-    """Return a number, or the sum of lengths if that is more: ``${at_least:16384,${a},${b}}`` in a file."""
+    """Return the larger of a number and a sum of lengths; for use in YAML as ``${at_least:16384,${a},${b}}``."""
     return max(least, sum(length for length in lengths if type(length) is int))
 
 
 def is_embedded(model_path: str) -> bool:
-    """Whether this is a tiny model of an embedded task."""
+    """Return whether the path is one of the tiny models of the embedded tasks."""
     return Path(find_path(model_path)).resolve() in EMBEDDED_MODELS
 
 
 def by_model(path: Any, embedded: Any, pretrained: Any) -> Any:
-    """Return one of two values: ``${by_model:${model.path},2.0e-3,1.0e-5}`` in a file."""
+    """Return the value for the kind of model; for use in YAML as ``${by_model:${model.path},2.0e-3,1.0e-5}``."""
     return embedded if is_embedded(str(path)) else pretrained
 
 
 def fast_dtype(device: str) -> str:
-    """Return ``bfloat16``, or ``float32`` on a CPU without instructions for it: ``${fast_dtype:${device}}`` in a file.
+    """Return ``bfloat16``, or ``float32`` on CPUs without bfloat16 support; in YAML, ``${fast_dtype:${device}}``.
 
-    ``auto`` is taken for a GPU where there is a device file of one, or a cluster, whose machines may have some.
+    ``auto`` counts as a GPU if there is a GPU device file, or a cluster, whose machines may have GPUs.
     """
     elsewhere = any(os.environ.get(name) not in (None, "", "local") for name in ("RAY_ADDRESS", "NNODES"))
-    # NVIDIA's, AMD's, and that of Windows below.
+    # Device files of NVIDIA, of AMD, and of GPUs in WSL.
     gpu = elsewhere or any(any(Path("/dev").glob(name)) for name in ("nvidia[0-9]*", "kfd", "dxg"))
     if device == "cuda" or (device == "auto" and gpu):
         return "bfloat16"
@@ -66,7 +66,7 @@ def fast_dtype(device: str) -> str:
     return "bfloat16" if {"amx_bf16", "avx512_bf16", "bf16"} & {*flags} else "float32"
 
 
-# A length of another type is refused where it is set.
+# The resolvers tolerate lengths of other types, because the parser rejects these with a better message.
 for resolver in (share_of, at_least, by_model, fast_dtype):
     OmegaConf.register_new_resolver(resolver.__name__, resolver, replace=True)
 
@@ -75,7 +75,7 @@ def parse_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
     """Convert a composed Hydra tree into an instance of the dataclass ``schema``.
 
     Raises:
-        ConfigError: for an unknown or missing key, a value of the wrong type, or an inconsistent combination.
+        ConfigError: If a key is unknown or missing, a value has the wrong type, or options are inconsistent.
     """
     try:
         values = OmegaConf.to_container(tree, resolve=True, throw_on_missing=True)
@@ -89,10 +89,10 @@ def parse_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
 
 
 def compose_config(schema: type, name: str, overrides: Sequence[str] = (), with_hydra: bool = False) -> DictConfig:
-    """Compose ``configs/<name>.yaml`` with Hydra ``overrides``, and Hydra's group ``hydra`` if ``with_hydra``.
+    """Compose ``configs/<name>.yaml`` with Hydra ``overrides``, including the group ``hydra`` if ``with_hydra``.
 
     Raises:
-        ConfigError: for an override that does not fit.
+        ConfigError: If an override is invalid.
     """
     check_group_values(overrides)
     overrides = with_new_names(overrides)
@@ -101,7 +101,7 @@ def compose_config(schema: type, name: str, overrides: Sequence[str] = (), with_
             return compose(name, overrides=overrides, return_hydra_config=with_hydra)
         except HydraException as error:
             raise ConfigError(explain(error, schema)) from error
-        # Raised by Hydra for overrides such as "=5", int(x) and integers of thousands of digits.
+        # Hydra raises these for overrides such as "=5", int(x) and integers of thousands of digits.
         except (ValueError, TypeError, AttributeError, AssertionError, ArithmeticError, RecursionError) as error:
             raise ConfigError(f"{' '.join(overrides):.200}: {in_one_line(error)}; write option=value") from error
 
@@ -110,13 +110,13 @@ def load_config(schema: type[ConfigT], name: str, overrides: Sequence[str] = ())
     """Compose ``configs/<name>.yaml`` with Hydra ``overrides`` and parse it into ``schema``.
 
     Raises:
-        ConfigError: as ``compose_config`` and ``parse_config``.
+        ConfigError: As in ``compose_config`` and ``parse_config``.
     """
     return parse_config(schema, compose_config(schema, name, overrides))
 
 
 def _with_full_paths(config: Any) -> Any:
-    """Return the config with full paths of code that workers load: on a cluster their working directories differ."""
+    """Make the paths of custom code absolute, because workers on a cluster have other working directories."""
     actor: Any = getattr(config, "actor", None)
     calculator: Any = getattr(config, "calculator", None)
     if hasattr(actor, "kl_loss_type"):
@@ -128,19 +128,19 @@ def _with_full_paths(config: Any) -> Any:
 
 
 def full_path(path: str) -> str:
-    """Return the import path of custom code with the full path of its file; a name or a module is unchanged."""
+    """Return an import path with an absolute file path; names and module paths are unchanged."""
     file, colon, attribute = path.rpartition(":")
     return f"{Path(find_path(file)).resolve()}:{attribute}" if colon and file.endswith(".py") else path
 
 
 class _Parser:
-    """Builds ``schema`` from plain values; ``above`` is the prefix of its options in messages."""
+    """Builds ``schema`` from plain values; ``above`` is the prefix of its option names in messages."""
 
     def __init__(self, schema: Any, above: str = "") -> None:
         self.schema, self.above = schema, above
 
     def build(self, group: Any, values: Any, path: str) -> Any:
-        """Return an instance of the dataclass ``group``, whose dotted name is ``path``, empty for the root."""
+        """Return an instance of the dataclass ``group`` at the dotted name ``path``, which is empty for the root."""
         if not isinstance(values, dict):
             raise ConfigError(f"{path}={values!r}: must be a group of options: {', '.join(get_type_hints(group))}")
         prefix, hints = f"{path}." if path else "", get_type_hints(group)
@@ -159,15 +159,15 @@ class _Parser:
         mistakes.raise_all()
         try:
             return group(**converted)
-        except ConfigError as error:  # names options within its group
+        except ConfigError as error:  # its option names are relative to the group
             raise ConfigError("\n".join(f"{prefix}{line}" for line in str(error).splitlines())) from error
 
     def _convert(self, hint: Any, value: Any, path: str) -> Any:
-        """Check ``value`` against the type ``hint``; an integer passes as a float, one element as a list of one."""
+        """Convert ``value`` to the type ``hint``; integers are valid floats, and single values are valid lists."""
         kind, parts = get_origin(hint), get_args(hint)
         if hint is Any:
             return value
-        if kind in (UnionType, Union):  # X | None; Union where X is a Literal
+        if kind in (UnionType, Union):  # X | None is a Union if X is a Literal
             (inner,) = (part for part in parts if part is not NoneType)
             return None if value is None else self._convert(inner, value, path)
         if is_dataclass(hint):
@@ -182,14 +182,14 @@ class _Parser:
         return _scalar(str if kind is Literal else hint, value, path)
 
     def _entry(self, hint: Any, value: Any, path: str) -> Any:
-        """Convert an entry of a mapping; hints for a dataclass in it name only its options."""
+        """Convert an entry of a mapping; for a dataclass, error messages suggest only its own options."""
         parser = _Parser(hint, f"{path}.") if is_dataclass(hint) else self
         return parser._convert(hint, value, path)
 
 
 def _scalar(kind: Any, value: Any, path: str) -> Any:
     if kind is float and type(value) in (int, float):
-        if not abs(value) <= LARGEST_NUMBER:  # NaN is not either
+        if not abs(value) <= LARGEST_NUMBER:  # also true for NaN
             limit = f"up to {LARGEST_NUMBER:g} in size, as in float32"
             raise ConfigError(f"{path}={value!r:.60}: must be a finite number {limit}")
         return float(value)
@@ -202,15 +202,15 @@ def _scalar(kind: Any, value: Any, path: str) -> Any:
     return value
 
 
-# Overrides that do not fit the schema, explained in one line.
+# Messages for overrides that do not match the schema.
 
 
 def explain(error: HydraException, schema: type) -> str:
-    """Return the unknown key with the nearest known one, or Hydra's own message in one line."""
+    """Return Hydra's error in one line; for an unknown key, with the nearest known one."""
     cause = error.__cause__
     key = cause.full_key if isinstance(cause, OmegaConfBaseException) else None
     if not key:
-        # Of an override that does not parse: the page of the whole grammar would not help.
+        # If an override cannot be parsed, Hydra links to its grammar, which would not help.
         line = re.sub(r" See https://hydra\S+ for details", _WRITE, " ".join(str(error).split()))
         found = re.search(r"Could not find '([^']+)' Available options in '[^']+': ([^']+?) Config search path", line)
         if not found:
@@ -218,7 +218,7 @@ def explain(error: HydraException, schema: type) -> str:
         (group, _, name), files = found[1].rpartition("/"), found[2].split()
         near = get_close_matches(name, files, n=1)
         return f"{group}={name}: must be one of {', '.join(files)}" + (f"; did you mean {near[0]}?" if near else "")
-    # Hydra names the first part that is unknown; the whole name is in its message.
+    # Hydra's full_key stops at the first unknown part; its message contains the whole name.
     found = re.search(r"Could not override '([^']+)'", str(error))
     whole = found[1] if found and found[1].startswith(key) else key
     known = list(option_names(schema, ""))
@@ -231,7 +231,7 @@ def explain(error: HydraException, schema: type) -> str:
 
 
 def _form(schema: Any, key: str) -> str:
-    """Return the form that a value of the option has."""
+    """Return a description of the value type that an option takes."""
     hint = schema
     for part in key.split("."):
         hint = get_type_hints(hint)[part]
@@ -240,7 +240,7 @@ def _form(schema: Any, key: str) -> str:
 
 
 def check_group_values(words: Sequence[str]) -> None:
-    """Raise ``ConfigError`` where a word sets a group of files to a number, a list or null; Hydra explains it badly."""
+    """Raise ``ConfigError`` if a word sets a config group to a number, list or null, where Hydra's error is unclear."""
     for word in words:
         group, _, value = word.lstrip("+").partition("=")
         files = sorted(path.stem for path in (CONFIG_DIR / group.partition("@")[0]).glob("*.yaml"))
@@ -250,13 +250,13 @@ def check_group_values(words: Sequence[str]) -> None:
 
 
 def nearest_option(schema: type, key: str, whole: str = "", above: str = "") -> str:
-    """Return a hint which option of ``schema`` the unknown ``key`` may mean, or the options of its group.
+    """Return a suggestion of options that the unknown ``key`` may mean, or a list of the options in its group.
 
-    An equal name in another group takes precedence over a similar name in the same group.
+    The same name in another group takes precedence over a similar name in the same group.
 
     Args:
-        whole: the whole option, if its group ``key`` is unknown.
-        above: prefix of the names of ``schema`` in messages.
+        whole: Full option name, if ``key`` is only its unknown group.
+        above: Prefix of option names in messages.
     """
     if key in REMOVED:
         return REMOVED[key]

@@ -1,4 +1,4 @@
-"""Options of earlier releases: renamed ones, which this release accepts under both names, and removed ones."""
+"""Options of earlier releases: renamed ones, which are still accepted, and removed ones."""
 
 import re
 import sys
@@ -10,13 +10,13 @@ RENAMED = {
     "actor.tis_cap": "algorithm.rollout_correction.rollout_is_threshold",
     "actor.tis_normalize": "algorithm.rollout_correction.rollout_is_batch_normalize",
 }
-"""Old name -> new name. A value ``none`` is null now."""
+"""Old name -> new name. The old value ``none`` becomes null."""
 REMOVED = {"trainer.log_release_names": "it was removed; docs/metrics.md has the release's name of each metric"}
-"""Removed option -> what to use instead."""
+"""Removed option -> explanation and replacement."""
 
 
 def with_new_names(overrides: Sequence[str]) -> list[str]:
-    """Return Hydra overrides under new names, and print a warning for each old one."""
+    """Return Hydra overrides with new option names, and print a warning for each old one."""
     words = []
     for override in overrides:
         key, equals, value = override.partition("=")
@@ -29,7 +29,7 @@ def with_new_names(overrides: Sequence[str]) -> list[str]:
 
 
 def rename_options(tree: Any) -> None:
-    """Move the values of old names in a tree, which may be damaged, to the new names, in place."""
+    """Move values from old to new option names in place; the tree may be damaged."""
     for old, new in RENAMED.items():
         places = []
         for name in (old, new):

@@ -1,18 +1,18 @@
-"""Relative paths of a user: in the working directory, else in the shell's; ``data/...`` also in the shipped files."""
+"""Relative paths: looked up in the working directory, the calling shell's and, for ``data/...``, the shipped files."""
 
 import os
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 SHIPPED = _PACKAGE / "shipped" if (_PACKAGE / "shipped").is_dir() else _PACKAGE.parent
-"""The folder that holds ``configs/`` and ``data/``: inside an installed package, the checkout otherwise."""
+"""Folder that contains ``configs/`` and ``data/``: inside an installed package, or else the checkout."""
 
 SHELL_FOLDER = "VERL_SHELL_FOLDER"
-"""Variable with the working directory of the caller of train.sh or eval.sh, which change to their checkout."""
+"""Variable with the caller's working directory, because train.sh and eval.sh change to their checkout."""
 
 
 def _elsewhere(path: str) -> list[Path]:
-    """Return the paths that a relative path may mean, other than in the working directory."""
+    """Return the alternatives to the working directory in which a relative path may be found."""
     if not path or os.path.isabs(path):
         return []
     folders = [Path(folder)] if (folder := os.environ.get(SHELL_FOLDER)) else []
@@ -22,14 +22,14 @@ def _elsewhere(path: str) -> list[Path]:
 
 
 def find_path(path: str) -> str:
-    """Return the full path of a file or folder that is only elsewhere (:func:`_elsewhere`); otherwise ``path``."""
-    # os.path: a name that no file can have, such as one with a NUL, is another's to refuse.
+    """Return the full path of a file or folder found outside the working directory; otherwise ``path`` unchanged."""
+    # os.path.exists tolerates invalid names, such as one with a NUL, which other code rejects later.
     if os.path.exists(path):
         return path
     return next((str(there) for there in _elsewhere(path) if os.path.exists(there)), path)
 
 
 def places(path: str) -> str:
-    """Return the places of a missing ``path``, for a message."""
+    """Return a message that lists the places searched for a missing ``path``."""
     looked = [str(Path.cwd() / path), *map(str, _elsewhere(path))]
     return f"neither {' nor '.join(looked)}" if len(looked) > 1 else looked[0]

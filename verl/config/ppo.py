@@ -1,6 +1,6 @@
 """Configuration of ``verl.trainer.main_ppo``: the schema of ``configs/ppo_trainer.yaml``.
 
-The dataclasses are the schema, ``configs/`` holds the values.
+The dataclasses are the schema; ``configs/`` holds the values.
 """
 
 import math
@@ -23,34 +23,34 @@ ROLLOUT_IS = "algorithm.rollout_correction.rollout_is"
 
 @dataclass(frozen=True)
 class ReferenceConfig(Group):
-    """The reference policy, for a KL divergence: the model before training, with LoRA the policy without adapters."""
+    """The reference policy for KL divergences: the initial model or, with LoRA, the policy without adapters."""
 
     param_offload: bool
-    """Keep its parameters in host memory while they are not used. Saves nothing on a CPU. With LoRA it has no
-    parameters of its own, and ``model.fsdp.param_offload`` decides."""
+    """Keep its parameters in host memory while unused. Saves no memory on a CPU. With LoRA, the reference policy has no
+    parameters of its own, and ``model.fsdp.param_offload`` applies."""
 
 
 @dataclass(frozen=True)
 class CriticConfig(LearnerConfig):
-    """The critic of ``algorithm.adv_estimator=gae``, and how it learns; other estimators do not load it."""
+    """The critic of ``algorithm.adv_estimator=gae`` and its learning options; other estimators do not load it."""
 
     model: ModelConfig
-    """A causal language model with the policy's tokenizer, whose output head is replaced by a value head that starts at
-    0; or a saved critic or reward model, whose head is kept. ``transformers`` must have a token classification class of
-    its architecture whose head is called ``score``, as for Llama, Mistral and Qwen."""
+    """Causal language model with the policy's tokenizer, whose output head is replaced by a value head initialised to
+    0, or a saved critic or reward model, whose head is kept. ``transformers`` must have a token classification class
+    for its architecture with a head called ``score``, as for Llama, Mistral and Qwen."""
     cliprange_value: PositiveFloat
-    """Clip range of the value loss, in units of reward, above 0: a value farther from its old one is not pushed
-    further."""
+    """Clip range of the value loss in units of reward, above 0; a value that has moved farther than this towards its
+    return receives no gradient."""
 
 
 @dataclass(frozen=True)
 class PPOConfig(Group):
-    """Everything one run of ``verl.trainer.main_ppo`` depends on."""
+    """All options of one run of ``verl.trainer.main_ppo``."""
 
     device: Device
-    """``auto``: CUDA with nccl if there is a GPU, else the CPU with gloo; ``cpu`` and ``cuda`` force one."""
+    """``auto`` uses CUDA with nccl if there is a GPU, else the CPU with gloo; ``cpu`` and ``cuda`` force one."""
     seed: Seed
-    """Seed of every random choice: prompt order, sampling, initialisation."""
+    """Seed for all randomness: prompt order, sampling, initialisation."""
     data: DataConfig
     model: ModelConfig
     actor: ActorConfig
@@ -83,7 +83,7 @@ class PPOConfig(Group):
 
     @property
     def compares_nothing(self) -> bool:
-        """Whether the estimator compares the responses to a prompt, of which there is only one."""
+        """Whether the estimator compares responses to the same prompt, but only one is sampled."""
         return self.algorithm.adv_estimator in GROUP_ESTIMATORS and self.rollout.n == 1
 
     @property
@@ -93,21 +93,21 @@ class PPOConfig(Group):
 
     @property
     def scores_before_update(self) -> bool:
-        """Whether the policy before the update must score a step's responses, custom policy losses apart."""
+        """Whether the policy before the update must score responses, even if no custom policy loss needs it."""
         return not self.actor.bypass_mode or self._signal_needs_scores
 
     @property
     def scores_in_update(self) -> bool:
-        """Whether the first mini-batch gets these log-probabilities from its update, whose forward pass computes them.
+        """Whether the first mini-batch can take old log-probabilities from the forward pass of its own update.
 
-        Not if the learning signal needs them earlier, or if the update reads other rows or drops adapters' inputs."""
+        False if the learning signal needs them earlier, or if the update uses other rows or adapter dropout."""
         earlier = self._signal_needs_scores or self.algorithm.use_kl_in_reward
         differs = self.algorithm.use_pf_ppo or (self.model.trains_adapters and self.model.lora.dropout > 0)
         return not (self.actor.bypass_mode or earlier or differs)
 
     @property
     def _signal_needs_scores(self) -> bool:
-        """Whether the learning signal, without a KL divergence in the reward, depends on the policy's scores."""
+        """Whether the learning signal, apart from the KL divergence in the reward, needs the policy's scores."""
         correction, calculator = self.algorithm.rollout_correction, self.calculator
         weighted = correction.rollout_is_batch_normalize and correction.rollout_is is not None
         measured = calculator.needs_policy or calculator.measured_by("actor")
@@ -116,24 +116,24 @@ class PPOConfig(Group):
 
     @property
     def uses_reference(self) -> bool:
-        """Whether there is a reference policy, for the KL divergence in the loss or in the reward."""
+        """Whether the KL divergence in the loss or in the reward needs a reference policy."""
         return self.actor.use_kl_loss or self.algorithm.use_kl_in_reward
 
     @property
     def uses_critic(self) -> bool:
-        """Whether there is a critic."""
+        """Whether the advantage estimator needs a critic."""
         return self.algorithm.adv_estimator == "gae"
 
     @property
     def models(self) -> dict[str, ModelConfig]:
-        """The models that are loaded, by their place in the config; ``model`` is the reference policy too."""
+        """Config name -> model for all models to load; ``model`` also serves as the reference policy."""
         models = {"model": self.model}
         models |= {"critic.model": self.critic.model} if self.uses_critic else {}
         return models | ({"reward_model.model": self.reward_model.model} if self.uses_reward_model else {})
 
     @property
     def uses_reward_model(self) -> bool:
-        """Whether there is a reward model."""
+        """Whether a reward model is enabled."""
         return self.reward_model.enable
 
     @property
@@ -143,21 +143,21 @@ class PPOConfig(Group):
 
     @property
     def carried_steps(self) -> int:
-        """How many steps after its admission a response may be learned from; sampling ahead takes one version."""
+        """Maximum number of steps from a group's admission to learning from it; sampling ahead uses up one of them."""
         return self.async_training.max_staleness - self.samples_ahead
 
     @property
     def max_sequence_length(self) -> int:
-        """Tokens of the longest prompt plus the longest response."""
+        """Maximum number of tokens of a prompt and its response together."""
         return self.data.max_prompt_length + self.data.max_response_length
 
     def actor_updates(self, total_steps: int) -> int:
-        """Return the optimizer steps of the policy in a run of ``total_steps``; at least 1."""
+        """Return the number of the policy's optimizer steps in a run of ``total_steps``, at least 1."""
         steps = max(1, total_steps - self.trainer.critic_warmup)
         return steps * self.actor.ppo_epochs * math.ceil(self.data.train_batch_size / self.actor.ppo_mini_batch_size)
 
     def critic_updates(self, total_steps: int) -> int:
-        """Return the optimizer steps of the critic in a run of ``total_steps``."""
+        """Return the number of the critic's optimizer steps in a run of ``total_steps``."""
         per_pass = math.ceil(self.data.train_batch_size / self.critic.ppo_mini_batch_size)
         return total_steps * self.critic.ppo_epochs * per_pass
 
@@ -214,7 +214,7 @@ class PPOConfig(Group):
         self.require(not twice or correction.rollout_is is None, ROLLOUT_IS, f"{fix}, or bypass_mode=false")
 
     def _check_models(self) -> None:
-        """Check the models against the number of workers."""
+        """Check parallelism and adapters of all models."""
         parallel, holder = self.rollout.tensor_parallel_size, "rollout" if self.rollout.has_pool else "trainer"
         per_machine = attrgetter(f"{holder}.n_gpus_per_node")(self)
         check_divides("rollout.tensor_parallel_size", parallel, f"{holder}.n_gpus_per_node", per_machine)
@@ -230,7 +230,7 @@ class PPOConfig(Group):
         self.require(untrained, "reward_model.model.lora.rank", "a reward model is not trained; set it to 0")
 
     def _check_token_budgets(self) -> None:
-        """Check that each forward pass filled by tokens holds the longest sequence."""
+        """Check that each token budget fits the longest sequence."""
         budgets: dict[str, ModelConfig] = {}
         if self.actor.use_dynamic_bsz:
             budgets["actor.ppo_max_token_len_per_gpu"] = self.model
@@ -245,7 +245,7 @@ class PPOConfig(Group):
             self.require(holds, field, f"must hold one sequence{together}: {sum_of}")
 
     def _check_carry_over(self) -> None:
-        """Check the options that responses of older weights need."""
+        """Check the options that responses from older weights require."""
         staleness, partial = self.async_training.max_staleness, self.async_training.partial_rollout
         field = "async_training.max_staleness"
         fix = (

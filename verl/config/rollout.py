@@ -1,4 +1,4 @@
-"""The group ``rollout`` of the main job: the engine that samples responses, and how it samples."""
+"""The group ``rollout`` of the main job: the engine that samples responses, and its sampling options."""
 
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
@@ -38,33 +38,33 @@ RESERVED_ENGINE_KWARGS = {
     "generation_config": _SAMPLING,
     "override_generation_config": _SAMPLING,
 }
-"""Arguments of ``vllm.LLM`` that ``rollout.engine_kwargs`` may not set -> why, or what to set instead."""
+"""Arguments of ``vllm.LLM`` that ``rollout.engine_kwargs`` may not set -> the reason or the alternative."""
 
 
 @dataclass(frozen=True)
 class EngineConfig(Group):
-    """The vLLM engine inside each worker; the group ``rollout`` of a job."""
+    """The vLLM engine inside each worker; part of the group ``rollout``."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"]
-    """vLLM's weight precision: ``auto`` (float32 on CPU, bfloat16 on GPU), ``float32``, ``bfloat16`` or ``float16``."""
+    """Precision of vLLM's weights: ``auto`` (float32 on CPU, bfloat16 on GPU) or the name of a floating-point type."""
     enforce_eager: bool
-    """Run without CUDA graphs and compilation. CPU engines always do, because compilation would need a C++ compiler."""
+    """Run without CUDA graphs and compilation. Always on for CPU engines, whose compilation needs a C++ compiler."""
     gpu_memory_utilization: Annotated[float, within("(0, 1)")]
-    """Share of the GPU's memory that vLLM takes, weights included. Not used on a CPU."""
+    """Share of GPU memory that vLLM may use, weights included. Ignored on a CPU."""
     kv_cache_memory_mb: NotNegativeInt
-    """Size of the KV cache in MiB per worker. 0: what ``gpu_memory_utilization`` leaves on a GPU, 512 MiB on a CPU."""
+    """KV cache size per worker in MiB. 0 uses the rest of ``gpu_memory_utilization`` on a GPU and 512 MiB on a CPU."""
     max_num_seqs: PositiveInt
-    """Most sequences that one engine decodes at the same time."""
+    """Maximum number of sequences that one engine decodes at the same time."""
     max_num_batched_tokens: int
-    """Most tokens that one engine step computes; at least one whole sequence."""
+    """Maximum number of tokens per engine step; must fit at least one whole sequence."""
     seeded: bool
-    """Draw every response from its own stream of random numbers, fixed by the seed and its place among the prompts and
-    their samples, whatever else is sampled. ``false`` leaves sampling to vLLM; then nothing can be sampled again."""
+    """Draw every response from its own random stream, determined by the seed, the prompt's position and the sample's
+    index, regardless of other requests. ``false`` uses vLLM's sampling, which is not reproducible."""
     tensor_parallel_size: PositiveInt
-    """Workers, consecutive in rank, that form one engine. Must divide the workers of a machine."""
+    """Number of consecutive ranks that form one engine. Must divide the number of workers per machine."""
     engine_kwargs: dict[str, Any]
     """Further arguments of ``vllm.LLM``, such as ``block_size`` or ``enable_prefix_caching``; they override the
-    options above. Arguments that the trainer sets are refused by name."""
+    options above. Arguments that the trainer sets itself are rejected."""
 
     def check(self) -> None:
         least = f"must be at least rollout.max_num_seqs={self.max_num_seqs}"
@@ -83,27 +83,27 @@ class EngineConfig(Group):
 
 @dataclass(frozen=True)
 class SamplingFilters(Group):
-    """Options of sampling, except its temperature, that change the model's distribution."""
+    """Sampling options other than temperature that change the model's distribution."""
 
     top_p: Share
     """Probability mass of nucleus sampling, in (0, 1]; 1 keeps the whole distribution."""
     top_k: CountOrAll
-    """Number of most likely tokens kept; -1 keeps all."""
+    """Number of most likely tokens to keep, or -1 to keep all."""
     min_p: Probability
-    """Tokens are kept whose probability is at least this share of the most likely token's, in [0, 1]; 0 keeps all."""
+    """Minimum probability of a token relative to the most likely one, in [0, 1]; 0 keeps all tokens."""
     repetition_penalty: RepetitionPenalty
-    """Divides positive logits of tokens that prompt or response hold already, and multiplies negative ones; above 0,
-    1 is none."""
+    """Factor that divides the positive logits, and multiplies the negative logits, of tokens already in the prompt or
+    the response; must be above 0, and 1 turns the penalty off."""
 
 
 @dataclass(frozen=True)
 class SamplingConfig(SamplingFilters):
-    """Sampling of responses."""
+    """Number of responses per prompt, and how they are sampled."""
 
     n: PositiveInt
-    """Responses per prompt."""
+    """Number of responses per prompt."""
     temperature: Temperature
-    """Softmax temperature; 0 is greedy, at validation only."""
+    """Softmax temperature; 0 decodes greedily and is allowed only at validation."""
 
     def check(self) -> None:
         fix = "greedy decoding (temperature=0) gives one response; set n=1"
@@ -112,50 +112,50 @@ class SamplingConfig(SamplingFilters):
 
 @dataclass(frozen=True)
 class MultiTurnConfig(Group):
-    """Conversations: the policy and an environment take turns until one of them ends it (docs/conversations.md)."""
+    """Conversations: the policy and an environment alternate until one of them ends it (docs/conversations.md)."""
 
     enable: bool
-    """Let responses have several turns, with ``tools``, ``tool_config_path`` or ``environment``.
-    ``data.max_response_length`` is then the budget of a whole conversation, the environment's messages included."""
+    """Allow responses with several turns, using ``tools``, ``tool_config_path`` or ``environment``.
+    ``data.max_response_length`` then limits the whole conversation, including the environment's messages."""
     environment: str | None
-    """A class of your own, ``my.py:Env``, with ``start(record) -> state`` and ``step(state, turn) -> (state, messages,
-    done, reward)``. Null: the environment is that of ``tools``."""
+    """Custom class, such as ``my.py:Env``, with ``start(record) -> state`` and ``step(state, turn) -> (state, messages,
+    done, reward)``, or null for the environment of ``tools``."""
     tools: list[str]
-    """Python functions, ``[my.py:calculator]``, with annotated arguments and a docstring in Google's style, which
-    describe them to the model; ``async`` ones run together. What they return is shown to the model as text."""
+    """Python functions, such as ``[my.py:calculator]``, whose annotated arguments and Google-style docstrings describe
+    them to the model; ``async`` functions run concurrently. The model sees their return values as text."""
     tool_config_path: str | None
-    """A YAML file in veRL's form that names classes derived from its ``BaseTool``; used together with ``tools``."""
+    """YAML file in veRL's format that names subclasses of its ``BaseTool``; can be combined with ``tools``."""
     format: str
-    """How the model writes a call: one of vLLM's tool parsers, such as ``hermes`` (Qwen) or ``llama3_json``."""
+    """Format of the model's tool calls: a vLLM tool parser, such as ``hermes`` (Qwen) or ``llama3_json``."""
     max_assistant_turns: PositiveInt | None
-    """Most turns of the policy; null: until the environment or the budget ends it."""
+    """Maximum number of policy turns, or null to continue until the environment or the token budget ends it."""
     max_user_turns: PositiveInt | None
-    """Most turns of the environment; null: no limit."""
+    """Maximum number of environment turns, or null for no limit."""
     max_parallel_calls: PositiveInt
-    """Calls in one turn that are answered, at least 1; further ones are left out."""
+    """Maximum number of tool calls answered per turn, at least 1; further calls are ignored."""
     max_tool_response_length: PositiveInt
-    """Characters of one message of a tool, at least 1; of a longer one a part is left out."""
+    """Maximum length of a tool message in characters, at least 1; longer messages are truncated."""
     tool_response_truncate_side: Literal["left", "middle", "right"]
-    """Part of it that is kept, as in veRL: ``left`` the beginning, ``right`` the end, ``middle`` half of each."""
+    """Part of a truncated message to keep, as in veRL: ``left`` the beginning, ``right`` the end, ``middle`` both."""
     reward: Literal["add", "only"]
-    """The environment's rewards, summed over the turns: ``add`` them to the verifier's score, or let them be the
-    ``only`` score; then a conversation is correct if the sum is above 0, and no verifier is asked."""
+    """Use of the environment's rewards, summed over the turns: ``add`` adds them to the verifier's score; ``only``
+    replaces the score and calls no verifier, and a conversation is then correct if the sum is above 0."""
     num_workers: NotNegativeInt
-    """Processes that run environments and tools; 0: one for each core that is left, at most 32. ``async`` ones share
-    one."""
+    """Number of processes that run environments and tools; 0 uses one per free core, at most 32. All ``async`` steps
+    share one process."""
     timeout_s: Seconds
-    """Longest step of an environment, in seconds. A longer one is ended, and its reply is a message."""
+    """Maximum duration of an environment step in seconds. A longer step is stopped and answered with a message."""
     memory_limit_mb: PositiveInt
-    """Most memory of such a process beyond its size after imports, MiB; the reply to a larger step is a message."""
+    """Memory in MiB that a step may use beyond the process's size after imports; above it, the reply is a message."""
 
     @property
     def has_tools(self) -> bool:
-        """Whether the environment is that of tools."""
+        """Whether the environment consists of tools."""
         return self.environment is None
 
     @property
     def calls_tools(self) -> bool:
-        """Whether there are conversations, with tools."""
+        """Whether multi-turn rollouts are enabled and use tools."""
         return self.enable and self.has_tools
 
     def check(self) -> None:
@@ -175,43 +175,43 @@ class MultiTurnConfig(Group):
 
 @dataclass(frozen=True)
 class RolloutConfig(SamplingConfig, EngineConfig):
-    """The engine inside each worker, and how it samples responses in training.
+    """The engine inside each worker and its sampling options in training.
 
-    The trainer's log-probabilities are those at ``temperature``. ``rollout/logprob_abs_diff`` shows the effect of
-    ``top_p``, ``top_k``, ``min_p`` and ``repetition_penalty``, which they leave out."""
+    The trainer computes log-probabilities at ``temperature`` but ignores ``top_p``, ``top_k``, ``min_p`` and
+    ``repetition_penalty``; ``rollout/logprob_abs_diff`` shows the effect of these."""
 
     name: Literal["vllm", "hf"]
-    """``vllm``; or ``hf``: the policy itself through ``transformers``, slower, for models that vLLM does not implement.
-    ``hf`` computes in ``model.param_dtype``, holds the whole policy on every worker while it generates, and decodes
-    batches of ``max_num_seqs`` responses, each until its last response ends."""
+    """``vllm``, or ``hf`` for the policy itself through ``transformers``: slower, but works for models that vLLM does
+    not implement. ``hf`` computes in ``model.param_dtype``, holds the whole policy on every worker while it generates,
+    and decodes batches of ``max_num_seqs`` responses, each until its last response finishes."""
     free_cache_engine: bool
-    """Free the engine's weights and KV cache while the models learn (vLLM's sleep mode, level 2); the next weight sync
-    restores them. GPU only; no effect on a CPU."""
+    """Free the engine's weights and KV cache during updates (vLLM's sleep mode, level 2); the next weight sync restores
+    them. Has no effect on a CPU."""
     update_weights_bucket_megabytes: PositiveInt
-    """Weights in one message to the engine, MiB, at least 1; a larger parameter has a message of its own. A sync needs
-    up to twice as much memory. It changes speed, not results."""
+    """Size of the weights in one message to the engine in MiB, at least 1; a larger parameter is sent in a message of
+    its own. A sync needs up to twice this memory. Affects speed, not results."""
     stop_token_ids: list[Annotated[int, rule(lambda token: token >= 0, "tokens are numbered from 0")]]
-    """Further tokens that end a response, next to the tokenizer's and those in ``generation_config.json``."""
+    """Additional tokens that end a response, besides the tokenizer's and those in ``generation_config.json``."""
     stop: list[Annotated[str, rule(bool, "an empty string ends every response; leave it out")]]
-    """Strings that end a response, in training and validation. The tokens up to the one that completes a string are
-    learned from; the text that is scored ends before the string. Such a response is not truncated."""
+    """Strings that end a response, in training and validation. Training includes the tokens up to the one that
+    completes the string; the scored text ends before the string. Such a response does not count as truncated."""
     val_kwargs: SamplingConfig
-    """Sampling at validation."""
+    """Sampling options for validation."""
     multi_turn: MultiTurnConfig
     nnodes: NotNegativeInt
-    """Machines whose engines have devices of their own, apart from the trainer's (docs/async.md); 0: the engines are
-    inside the trainer's workers. A machine with enough GPUs may hold both."""
+    """Number of machines whose engines run on their own devices, separate from the trainer (docs/async.md), or 0 for
+    engines inside the trainer's workers. A machine with enough GPUs may host both."""
     n_gpus_per_node: NotNegativeInt
-    """Workers of those engines on each machine: one per GPU, or this many CPU processes; 0 without ``nnodes``."""
+    """Number of such workers per machine: one per GPU, or this many CPU processes; must be 0 if ``nnodes`` is 0."""
 
     @property
     def has_pool(self) -> bool:
-        """Whether the engines have workers of their own."""
+        """Whether the engines run in workers separate from the trainer."""
         return self.nnodes > 0
 
     @property
     def train_kwargs(self) -> SamplingConfig:
-        """Sampling of the training rollouts."""
+        """Sampling options for training rollouts."""
         return SamplingConfig(**{field.name: getattr(self, field.name) for field in fields(SamplingConfig)})
 
     def check(self) -> None:
@@ -238,14 +238,14 @@ class RolloutConfig(SamplingConfig, EngineConfig):
 
 @dataclass(frozen=True)
 class AsyncTrainingConfig(Group):
-    """Responses that outlive a step (docs/async.md)."""
+    """Responses that span several training steps (docs/async.md)."""
 
     max_staleness: Annotated[int, rule(lambda steps: steps >= 0, "must be 0 or more")]
-    """How many versions of the weights a response may be behind when it is learned from; 0: every response is sampled
-    in its own step. Above 0 it needs ``partial_rollout``, or engines of their own (``rollout.nnodes``)."""
+    """Maximum number of weight versions a response may lag behind the policy that learns from it; 0 samples every
+    response in its own step. Values above 0 need ``partial_rollout`` or separate engines (``rollout.nnodes``)."""
     partial_rollout: bool
-    """End a step as soon as enough groups are complete; open responses continue under newer weights. Needs a
-    ``max_staleness`` of at least 1, and with engines of their own of at least 2."""
+    """End a step as soon as enough groups are complete; unfinished responses continue under newer weights. Needs a
+    ``max_staleness`` of at least 1, or at least 2 with separate engines."""
 
     def check(self) -> None:
         fix = "responses that are carried over are behind; set async_training.max_staleness=1 or more"

@@ -1,4 +1,4 @@
-"""The ``config.yaml`` in a run's folder, which may be damaged, of another program, or hostile."""
+"""Reads the ``config.yaml`` in a run's folder, which may be damaged, unrelated or malicious."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,17 +10,17 @@ from verl.config.errors import ConfigError, in_one_line
 from verl.config.old_names import rename_options
 
 RUN_CONFIG = "config.yaml"
-"""File of a run's folder with its configuration."""
+"""Name of the configuration file in a run's folder."""
 
 MAX_BYTES = 1 << 17
-"""Size of the largest file that is parsed, within seconds; a run's file has some 10 kB."""
+"""Maximum size of a file to parse, so that parsing takes seconds; a run's own file has about 10 kB."""
 
 MAX_INTEGER = 100
-"""Characters of the longest integer: ``1:59:59:...`` would take time quadratic in its length to show."""
+"""Maximum length of an integer in characters, because ``1:59:59:...`` takes quadratic time to convert."""
 
 
 class _PlainLoader(yaml.SafeLoader):  # type: ignore[misc]
-    """Reads plain values. Aliases are refused: a few lines of them stand for billions of values."""
+    """Reads plain values, and rejects aliases, because a few lines of them can expand to billions of values."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
@@ -37,13 +37,13 @@ _PlainLoader.add_constructor("tag:yaml.org,2002:int", _PlainLoader.construct_yam
 
 
 def read_run_config(path: Path) -> dict[str, Any]:
-    """Return the options in the file ``path``, under their present names.
+    """Return the options in the file ``path``, with old option names replaced by new ones.
 
     Raises:
-        ConfigError: with the reason in one line, if it cannot be read or is not a mapping.
+        ConfigError: If the file cannot be read or is not a mapping, with the reason in one line.
     """
     try:
-        # A pipe may never end.
+        # Reading a pipe may block forever.
         if not path.is_file():
             raise ConfigError(f"{path}: no such file")
         if path.stat().st_size > MAX_BYTES:
@@ -53,7 +53,7 @@ def read_run_config(path: Path) -> dict[str, Any]:
         raise
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except Exception as error:  # PyYAML raises errors of any type, such as AttributeError for a wrong timestamp
+    except Exception as error:  # PyYAML raises errors of any type, such as AttributeError for an invalid timestamp
         raise ConfigError(f"{path}: is damaged: {in_one_line(error)}") from error
     if not isinstance(found, dict):
         raise ConfigError(f"{path}: is damaged: it is not a mapping")
@@ -62,6 +62,6 @@ def read_run_config(path: Path) -> dict[str, Any]:
 
 
 def run_option(config: Mapping[str, Any], group: str, option: str) -> Any:
-    """Return an option of a group; None if it is missing."""
+    """Return an option of a group, or None if it is missing."""
     values = config.get(group)
     return values.get(option) if isinstance(values, dict) else None

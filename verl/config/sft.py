@@ -9,43 +9,42 @@ from verl.config.common import Device, ModelConfig, OptimConfig, RunConfig, Seed
 
 @dataclass(frozen=True)
 class SFTDataConfig(Group):
-    """Conversations to learn from."""
+    """Training and validation conversations."""
 
     train_files: Annotated[list[str], NAMES_ONE]
-    """Training conversations: ``.parquet``, ``.jsonl`` or ``.json`` files, or sets of the Hugging Face hub as
-    ``owner/name:config:split``."""
+    """Training conversations: ``.parquet``, ``.jsonl`` or ``.json`` files, or data sets on the Hugging Face hub
+    as ``owner/name:config:split``."""
     val_files: list[str]
-    """Held-out conversations, named in the same way; without any, nothing is validated."""
+    """Held-out conversations, in the same format as ``train_files``; an empty list disables validation."""
     messages_key: str
-    """Column of the chat messages, a list of ``{"role", "content"}``; the model learns the assistant's turns."""
+    """Column of the chat messages, a list of ``{"role", "content"}``; the model learns only the assistant turns."""
     train_batch_size: PositiveInt
-    """Conversations per optimizer step, over all workers."""
+    """Number of conversations per optimizer step over all workers."""
     micro_batch_size_per_gpu: PositiveInt
-    """Conversations per forward and backward pass on one worker; changes memory and speed, never the gradient."""
+    """Number of conversations per forward and backward pass on one worker; affects memory and speed, not gradients."""
     max_length: PositiveInt
-    """Longest conversation in tokens."""
+    """Maximum conversation length in tokens."""
     truncation: Literal["error", "right"]
-    """Treatment of a conversation that is too long: ``error`` ends the run before training, ``right`` drops the last
-    tokens."""
+    """Treatment of overlong conversations: ``error`` ends the run before training, ``right`` drops the last tokens."""
 
 
 @dataclass(frozen=True)
 class SFTTrainerConfig(RunConfig):
-    """A run of supervised fine-tuning."""
+    """Run options of supervised fine-tuning."""
 
     stop_at_sequence_probability: Share
-    """Stop at the first validation whose ``val/sequence_probability`` reaches this value; 1 never stops early. It is
-    the mean probability that sampling at temperature 1 reproduces a held-out conversation's assistant turns exactly."""
+    """Stop at the first validation whose ``val/sequence_probability`` reaches this value; 1 never stops early. This
+    metric is the mean probability of sampling a held-out conversation's assistant turns exactly, at temperature 1."""
 
 
 @dataclass(frozen=True)
 class SFTConfig(Group):
-    """Everything one run of ``verl.trainer.main_sft`` depends on."""
+    """All options of one run of ``verl.trainer.main_sft``."""
 
     device: Device
-    """``auto``: CUDA with nccl if there is a GPU, else the CPU with gloo; ``cpu`` and ``cuda`` force one."""
+    """``auto`` uses CUDA with nccl if there is a GPU, else the CPU with gloo; ``cpu`` and ``cuda`` force one."""
     seed: Seed
-    """Seed of every random choice: example order, initialisation."""
+    """Seed for all randomness: example order, initialisation."""
     data: SFTDataConfig
     model: ModelConfig
     optim: OptimConfig

@@ -1,7 +1,7 @@
-"""The group ``algorithm``: how rewards become advantages.
+"""The group ``algorithm``: options for computing advantages from rewards.
 
-The dataclasses are the schema, ``configs/`` holds the values. There are no defaults here, so that every value has one
-home.
+The dataclasses are the schema, and ``configs/`` holds the values. The fields have no defaults, so that every value is
+defined in one place.
 """
 
 from dataclasses import dataclass
@@ -22,12 +22,12 @@ from verl.config.checks import (
 
 _KL_TYPES = ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
 KL_TYPES = (*_KL_TYPES, *(f"{name}+" for name in _KL_TYPES))
-"""Estimators of a KL divergence; with the suffix ``+`` the gradient is that of ``k2``."""
+"""Estimators of a KL divergence; the suffix ``+`` selects the gradient of ``k2``."""
 
 TOKEN_BASELINES = ("optimal_token_baseline", "tir_optimal_token_baseline")
 GROUP_ESTIMATORS = ("grpo", "rloo", "reinforce_plus_plus_baseline", "gpg", "opo", *TOKEN_BASELINES)
-"""Estimators that compare the responses to one prompt; of a single one they keep the reward. A
-custom estimator decides how many it needs."""
+"""Estimators that compare the responses to one prompt, and return the plain reward for a single response. Custom
+estimators choose their own group size."""
 _OTHERS = ("remax", "gae", "gpg", "opo", "grpo_passk")
 ADV_ESTIMATORS = ("grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", *_OTHERS, *TOKEN_BASELINES)
 
@@ -37,17 +37,17 @@ REJECTION_RULES += ("seq_max_k2", "seq_max_k3")
 
 @dataclass(frozen=True)
 class KLControlConfig(Group):
-    """The weight of the KL divergence in the reward."""
+    """Coefficient of the KL divergence in the reward."""
 
     type: Literal["fixed", "adaptive"]
-    """``fixed``, or ``adaptive``: the weight grows while the divergence is above its target, and shrinks below it."""
+    """``fixed``, or ``adaptive`` to raise the coefficient while the divergence exceeds its target, else lower it."""
     kl_coef: NotNegativeFloat
-    """The weight; with ``adaptive`` the weight at the start."""
+    """The coefficient; the initial one if ``adaptive``."""
     target_kl: PositiveFloat
-    """Target of ``adaptive``: the divergence per response token, in nats."""
+    """Target divergence of ``adaptive`` per response token, in nats."""
     horizon: PositiveFloat
-    """Responses after which ``adaptive`` has changed the weight by a fifth, if the divergence is off by 20% or more;
-    larger is slower."""
+    """Number of responses over which ``adaptive`` changes the coefficient by a fifth, if the divergence is off by 20%
+    or more; larger values adapt more slowly."""
 
     def check(self) -> None:
         fix = "adaptive control multiplies it, so it must be above 0"
@@ -56,23 +56,23 @@ class KLControlConfig(Group):
 
 @dataclass(frozen=True)
 class FilterGroupsConfig(Group):
-    """Dynamic sampling (DAPO, arXiv 2503.14476, section 3.2): groups without a learning signal are replaced."""
+    """Dynamic sampling (DAPO, arXiv 2503.14476, section 3.2), which replaces groups without a learning signal."""
 
     enable: bool
-    """Drop the prompts whose responses all have the same ``metric``, and sample other prompts in their place."""
+    """Drop prompts whose responses all have the same ``metric``, and sample other prompts instead."""
     metric: Literal["acc", "score", "seq_reward", "seq_final_reward"]
-    """``acc``: whether the response is correct; ``score``: the verifier's score; ``seq_reward``: the whole reward, with
-    that of the reward model and the overlong penalty; ``seq_final_reward``: the same less the KL penalty, which is
-    known only after filtering, so it needs ``use_kl_in_reward=false`` and is then ``seq_reward``. Neither
-    ``trainer.method`` nor rank shaping counts: they see the step's responses once these are chosen."""
+    """``acc``: whether the response is correct; ``score``: the verifier's score; ``seq_reward``: the total reward,
+    including the reward model and the overlong penalty; ``seq_final_reward``: the total reward minus the KL penalty,
+    which is known only after filtering, so it requires ``use_kl_in_reward=false`` and then equals ``seq_reward``.
+    ``trainer.method`` and rank shaping have no effect here, because they run after this selection."""
     max_num_gen_batches: int
-    """Most batches of ``data.gen_batch_size`` prompts to sample for one step; the step then learns from the groups
-    found so far, where veRL would end the run. 0 or less: no limit, but a run ends that finds nothing to learn from in
-    100 batches. Batches after the first do not count towards an epoch."""
+    """Maximum number of batches of ``data.gen_batch_size`` prompts to sample per step; the step then learns from the
+    groups found so far, whereas veRL ends the run. 0 or less sets no limit, but the run ends if 100 batches yield
+    nothing to learn from. Batches after the first do not count towards an epoch."""
 
 
 class Rejection(NamedTuple):
-    """One rule and the bounds of its ratio (k1) or of its divergence (k2, k3; no lower bound)."""
+    """A rejection rule with bounds on the ratio (k1) or on the divergence (k2, k3; no lower bound)."""
 
     rule: str
     lower: float | None
@@ -81,38 +81,38 @@ class Rejection(NamedTuple):
 
 @dataclass(frozen=True)
 class RolloutCorrectionConfig(Group):
-    """Corrections for the mismatch between the probabilities of the rollout engine and of the trainer.
+    """Corrections for the mismatch between the probabilities of the rollout engine and the trainer.
 
-    Names are veRL's. Truncated importance sampling (``rollout_is``) weights tokens, rejection (``rollout_rs``) leaves
-    out tokens or responses, or both. Rejected tokens enter no loss and no denominator of a loss, but count in the
-    statistics of their group and in the logs."""
+    The names follow veRL. Truncated importance sampling (``rollout_is``) weights tokens; rejection (``rollout_rs``)
+    masks tokens or responses. Rejected tokens are excluded from losses and their denominators, but count in the group
+    statistics and in the logs."""
 
     rollout_is: Literal["token", "sequence"] | None
-    """Truncated importance sampling: weight a token's loss by the ratio p_trainer / p_rollout of the token or of its
-    whole response; null: no weights."""
+    """Truncated importance sampling: weight each token's loss by the ratio p_trainer / p_rollout of the token or of the
+    whole response; null disables it."""
     rollout_is_threshold: PositiveFloat
-    """Largest weight of ``rollout_is``, above 0."""
+    """Maximum importance weight of ``rollout_is``, above 0."""
     rollout_is_batch_normalize: bool
-    """Divide the weights by their mean over the batch, of tokens or responses by ``rollout_is``."""
+    """Divide the importance weights by their batch mean, over tokens or responses depending on ``rollout_is``."""
     rollout_rs: list[str] | None
-    """Rules, all of which a token must pass; null: none. With r = p_rollout / p_trainer of a token, k1 = log r,
-    k2 = (log r)^2 / 2, k3 = 1/r - 1 + log r, log r within [-20, 20]. ``token_k1``, ``token_k2``, ``token_k3`` mask
-    single tokens; ``seq_sum_k1`` (the ratio of the whole response), ``seq_mean_k1`` (its geometric mean by token),
-    ``seq_max_k2`` and so on whole responses."""
+    """Rejection rules that every token must pass, or null for none. With r = p_rollout / p_trainer of a token and log r
+    clamped to [-20, 20], k1 = log r, k2 = (log r)^2 / 2, and k3 = 1/r - 1 + log r. ``token_k1``, ``token_k2`` and
+    ``token_k3`` mask single tokens; ``seq_sum_k1`` (the ratio of the whole response), ``seq_mean_k1`` (the geometric
+    mean of token ratios), ``seq_max_k2`` and similar rules mask whole responses."""
     rollout_rs_threshold: list[Any] | None
-    """For each rule, or for all of them, the largest value that passes. For k1 rules the bounds of the ratio itself,
-    ``"0.5_2.0"``, or its upper one, 2.0, whose inverse is the lower one; for the others an upper bound in nats."""
+    """Upper bounds, one per rule or one for all rules. For k1 rules, either both bounds on the ratio, ``"0.5_2.0"``, or
+    only the upper one, 2.0, with its inverse as the lower bound; for other rules, an upper bound in nats."""
     rollout_token_veto_threshold: Annotated[float, within("[1e-8, 1)")] | None
-    """Reject a response with a token whose ratio p_trainer / p_rollout is below this, in (0, 1) and at least 1e-8, such
-    as 1e-4; null: none. In the log the rule is called ``seq_max_k1``."""
+    """Reject responses with a token whose ratio p_trainer / p_rollout is below this threshold, in [1e-8, 1), such as
+    1e-4; null disables the rule. The log calls it ``seq_max_k1``."""
 
     def check(self) -> None:
-        # Raises for values that are out of range.
+        # The property raises an error if a value is out of range.
         assert self.rejections is not None
 
     @property
     def rejections(self) -> list[Rejection]:
-        """All rules with their bounds; empty for none."""
+        """All active rules with their bounds."""
         veto = self.rollout_token_veto_threshold
         return [*self._listed(), *([] if veto is None else [Rejection("seq_max_k1", None, 1 / veto)])]
 
@@ -132,7 +132,7 @@ class RolloutCorrectionConfig(Group):
 
 
 def _entries(values: list[Any] | None) -> list[str]:
-    """Return the entries as text; veRL writes several in one, with commas between them."""
+    """Return the entries as text, splitting each at commas, because veRL puts several rules into one entry."""
     return [part.strip() for value in values or [] for part in str(value).split(",")]
 
 
@@ -156,50 +156,50 @@ def _rejection(field: str, rule: str, bound: str) -> Rejection:
 
 @dataclass(frozen=True)
 class PFPPOConfig(Group):
-    """Weights with which ``algorithm.use_pf_ppo`` draws responses."""
+    """Sampling weights of responses in ``algorithm.use_pf_ppo``."""
 
     reweight_method: Literal["pow", "max_min", "max_random"]
-    """Weight of a response of reward r: ``pow``, abs(r) to the power of ``weight_pow``; ``max_min``, 1 for the largest
-    and the smallest reward of the batch and hardly anything for others; ``max_random``, 0.4 for the largest, 0.1 for
-    others."""
+    """Sampling weight of a response with reward r: ``pow``, abs(r) to the power of ``weight_pow``; ``max_min``, 1 for
+    the largest and the smallest reward of the batch and almost 0 for others; ``max_random``, 0.4 for the largest and
+    0.1 for others."""
     weight_pow: NotNegativeFloat
     """Exponent of ``pow``, at least 0."""
 
 
 @dataclass(frozen=True)
 class AlgorithmConfig(Group):
-    """How rewards become advantages."""
+    """Options for computing advantages from rewards."""
 
     adv_estimator: Annotated[str, custom_or(ADV_ESTIMATORS)]
     """Advantage estimator: ``grpo``, ``rloo``, ``reinforce_plus_plus``, ``reinforce_plus_plus_baseline``, ``remax``
-    (the baseline is the greedy response, one more response per prompt), ``gae`` (PPO, with the critic of the group
-    ``critic``), ``gpg`` (centred, and scaled by the share of scores that are not 0; arXiv 2504.02546), ``opo`` (centred
-    at the mean weighted by length; arXiv 2505.23585), ``grpo_passk`` (the best response's lead over the second best;
-    arXiv 2503.19595), ``optimal_token_baseline`` (a baseline of its own for each token, that of least variance) or
-    ``tir_optimal_token_baseline`` (the same, and none where only one response continues). Or your own, as
-    ``module:attribute`` or ``file.py:attribute`` (docs/extending.md), which has no critic and may need any number of
-    responses to a prompt."""
+    (uses an additional greedy response to each prompt as the baseline), ``gae`` (PPO with the critic of the group
+    ``critic``), ``gpg`` (centred, and scaled by the share of nonzero scores; arXiv 2504.02546), ``opo`` (centred at the
+    length-weighted mean; arXiv 2505.23585), ``grpo_passk`` (rewards the best response by its lead over the second best;
+    arXiv 2503.19595), ``optimal_token_baseline`` (a minimum-variance baseline for each token) or
+    ``tir_optimal_token_baseline`` (the same, but without a baseline where only one response continues). Or a custom
+    estimator, ``module:attribute`` or ``file.py:attribute`` (docs/extending.md), which has no critic and may require
+    any number of responses per prompt."""
     adv_estimator_kwargs: dict[str, Any]
-    """Keyword arguments of your own ``adv_estimator``."""
+    """Keyword arguments of a custom ``adv_estimator``."""
     norm_adv_by_std_in_grpo: bool
-    """Divide the group-centred score by the group's standard deviation (``grpo``, ``grpo_passk``); false is Dr.GRPO."""
+    """Divide the centred score by the group's standard deviation (``grpo``, ``grpo_passk``); false means Dr.GRPO."""
     gamma: Probability
-    """Discount per token of ``reinforce_plus_plus`` and ``gae``, in [0, 1]."""
+    """Per-token discount of ``reinforce_plus_plus`` and ``gae``, in [0, 1]."""
     lam: Probability
-    """Lambda of ``gae``, in [0, 1]: 0 trusts the critic alone, 1 the rewards alone."""
+    """Lambda of ``gae``, in [0, 1]: 0 relies only on the critic, 1 only on the rewards."""
     use_kl_in_reward: bool
     """Subtract the KL divergence from the reference policy from every token's reward."""
     kl_penalty: Annotated[str, custom_or(KL_TYPES)]
-    """Estimator of that divergence, as ``actor.kl_loss_type``, with ``use_kl_in_reward=true``; rewards have no
-    gradient, so a ``+`` changes nothing."""
+    """Estimator of that divergence with ``use_kl_in_reward=true``; see ``actor.kl_loss_type``. The suffix ``+`` has no
+    effect, because rewards have no gradient."""
     kl_penalty_kwargs: dict[str, Any]
-    """Keyword arguments of your own ``kl_penalty``."""
+    """Keyword arguments of a custom ``kl_penalty``."""
     kl_ctrl: KLControlConfig
     filter_groups: FilterGroupsConfig
     rollout_correction: RolloutCorrectionConfig
     use_pf_ppo: bool
-    """Update on as many responses as were sampled, drawn again from them with replacement by their rewards (PF-PPO,
-    arXiv 2409.06957); with ``gae``."""
+    """Update on as many responses as were sampled, but resampled with replacement according to their rewards (PF-PPO,
+    arXiv 2409.06957); only with ``gae``."""
     pf_ppo: PFPPOConfig
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""Options of the main job's run."""
+"""Run options of the main job."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -17,61 +17,61 @@ from verl.config.common import RunConfig
 
 @dataclass(frozen=True)
 class SamplesConfig(Group):
-    """The responses kept in ``samples/`` of a run's folder; the group ``trainer.samples`` (docs/samples.md)."""
+    """The responses stored in the run's folder ``samples/``; the group ``trainer.samples`` (docs/samples.md)."""
 
     freq: NotNegativeInt
-    """Keep the responses of the first training step, of every so many, and of every validation; 0: none at all."""
+    """Store the responses of the first training step, of every N-th step and of all validations; 0 stores none."""
     fraction: Share
-    """Share of the prompts of a training step whose responses are kept, in (0, 1]; the same prompts whenever they are
-    drawn. Validations are kept whole."""
+    """Share of each training step's prompts whose responses are stored, in (0, 1]; always the same prompts. Validations
+    are stored completely."""
     max_mb: PositiveFloat
-    """Most MiB that the folder takes, above 0. Beyond it every other step that is left is removed, training before
-    validations, so that the kept ones stay spread over the whole run. The newest is never removed."""
+    """Maximum size of the folder in MiB, above 0. Beyond it, every other remaining step is removed, training steps
+    before validations, so that stored steps stay spread over the whole run. The newest one is never removed."""
 
     tokens: bool
-    """Also keep the tokens with their log-probabilities, entropies and the rank metrics up to them, for the page's
-    colours. A response then takes some ten times as much."""
+    """Also store tokens with their log-probabilities, entropies and cumulative rank metrics, for the report's colours.
+    This makes a response about ten times larger."""
 
 
 @dataclass(frozen=True)
 class TrainerConfig(RunConfig):
-    """A run of the main job."""
+    """Run options of the main job."""
 
     method: Annotated[str, require_import_path] | None
-    """A subclass of ``verl.method.Method`` that changes places of the training step, as ``module:Class`` or
-    ``file.py:Class`` (docs/extending.md): it chooses prompts, sets their sampling, samples some again, chooses
-    the batch to learn from, or changes rewards. null: none of these."""
+    """Subclass of ``verl.method.Method`` that customises the training step, as ``module:Class`` or ``file.py:Class``
+    (docs/extending.md), or null. It can choose prompts, set their sampling options, resample responses, choose the
+    batch to learn from, or change rewards."""
     method_kwargs: dict[str, Any]
-    """Keyword arguments of that class."""
+    """Keyword arguments of ``method``."""
     val_before_train: bool
-    """Validate the initial policy (step 0)."""
+    """Validate the initial policy before training (step 0)."""
     val_only: bool
-    """Validate the initial policy, or the one resumed from, and end the run."""
+    """Validate the initial or the resumed policy, then end the run without training."""
     except_save: list[Step]
-    """Further steps to save a checkpoint after; ``max_ckpt_to_keep`` never removes these."""
+    """Additional steps after which to save a checkpoint that ``max_ckpt_to_keep`` never removes."""
     critic_warmup: NotNegativeInt
-    """Number of first steps in which only the critic learns; ``gae`` only; in veRL one step fewer. The policy's
-    learning rate starts with its first update."""
+    """Number of initial steps in which only the critic learns, one more than in veRL; only with ``gae``. The policy's
+    learning-rate schedule starts with its first update."""
     remove_clip: bool
-    """Leave responses that were cut at ``data.max_response_length`` out of the losses. They still count in the
+    """Exclude responses that were cut at ``data.max_response_length`` from the losses. They still count in the
     statistics of their group and in the logs."""
     deterministic: bool | None
-    """Let no response depend on how long engines take: while requests wait for room, they are dealt to engines when all
-    have replied, by counts of tokens alone. Which responses share a batch changes the last bits of their
-    log-probabilities. ``null``: on a CPU. ``false`` deals each engine more as soon as it has room."""
+    """Make responses independent of engine speed: if requests have to wait, they are assigned by token counts alone
+    once all engines have replied. Otherwise, each engine receives requests as soon as it has room, and the last bits of
+    log-probabilities vary with the responses batched together. Null enables this on a CPU."""
     samples: SamplesConfig
     log_samples: NotNegativeInt
-    """Show this many responses of every kept training step and validation on the console and, as tables, in wandb and
-    TensorBoard; spread over the batch, so that every validation shows the same prompts. 0: none."""
+    """Number of responses from every stored training step and validation to show on the console and as tables in wandb
+    and TensorBoard; spread over the batch, so that every validation shows the same prompts. 0 shows none."""
 
     def check(self) -> None:
         require_custom_kwargs("method", self.method, self.method_kwargs)
 
     def deals_by_counts(self, device_type: str) -> bool:
-        """Whether ``deterministic`` holds."""
+        """Return whether requests are assigned deterministically, resolving a null ``deterministic``."""
         return device_type == "cpu" if self.deterministic is None else self.deterministic
 
     def saves_nothing(self, total_steps: int) -> bool:
-        """Whether a training run of ``total_steps`` ends without a checkpoint."""
+        """Return whether a training run of ``total_steps`` ends without a checkpoint."""
         saves = self.val_only or any(step <= total_steps for step in self.except_save)
         return super().saves_nothing(total_steps) and not saves

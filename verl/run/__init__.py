@@ -1,1 +1,1 @@
-"""One run of anything: what training and evaluation set up alike, and what every run leaves behind."""
+"""Common parts of training and evaluation runs: setup, output and exit."""

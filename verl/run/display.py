@@ -1,4 +1,4 @@
-"""Output for people: a live bar on a terminal, one line per step elsewhere, tables at the end."""
+"""Console output: a live progress bar on a terminal or else one line per step, and tables at the end."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -12,19 +12,19 @@ from rich.text import Text
 from verl.config.errors import visible
 
 MAX_SHOWN, MAX_FACT = 2000, 200
-"""Characters of a prompt or a response, and of a fact about it, that are shown."""
+"""Maximum number of characters to show of a prompt or response, and of a fact about it."""
 
 Columns = Mapping[str, tuple[str, str]]
-"""The metrics that a progress bar shows: header -> (metric name, format)."""
+"""Metrics to show in a progress bar: header -> (metric name, format)."""
 
 
 class RunDisplay:
     """A progress bar over training steps with the latest metrics below it; use it as a context manager.
 
     Args:
-        title: name of the run.
-        total_steps: length of the bar.
-        unit: what the bar counts.
+        title: Name of the run.
+        total_steps: Number of steps for a full bar.
+        unit: Name of a step.
     """
 
     def __init__(self, title: str, total_steps: int, columns: Columns, unit: str = "step") -> None:
@@ -44,19 +44,19 @@ class RunDisplay:
         self._task = self._progress.add_task(title, total=total_steps, phase="")
         self._figures = Text()
         self._spinner = self.console.status("")
-        # Without a terminal, no line can be redrawn: every step prints its own.
+        # Without a terminal, lines cannot be redrawn, so every step prints its own line.
         self._live = (
             Live(Group(self._progress, self._figures), console=self.console) if self.console.is_terminal else None
         )
 
     def begin(self, step: int) -> None:
-        """Begin an attempt, which continues after ``step``: figures of an earlier one are no longer shown."""
+        """Start an attempt that continues after ``step``, and hide the metrics of earlier attempts."""
         self._shown.clear()
         self._figures.plain = ""
         self._progress.reset(self._task, completed=step)
 
     def stage(self, text: str) -> None:
-        """Show a stage of the run's start: next to a spinner on a terminal, as a line elsewhere."""
+        """Show a stage of the startup: next to a spinner on a terminal, or else as a line."""
         if self._live is None:
             self.say(text)
         elif self._live.is_started:
@@ -84,11 +84,11 @@ class RunDisplay:
         self._progress.update(self._task, phase=name)
 
     def say(self, text: str) -> None:
-        """Print a line above the bar. What a terminal would obey is shown: values come from files of others too."""
+        """Print a line above the bar. Control characters are escaped, because text may come from untrusted files."""
         self.console.print(visible(text), highlight=False, markup=False, emoji=False, soft_wrap=True)
 
     def step(self, step: int, metrics: Mapping[str, float], note: str = "") -> None:
-        """Show a finished step, with what is to be said of it."""
+        """Show a finished step with an optional note."""
         self._shown.update(metrics)
         figures = "  ".join(
             f"{header} {self._shown[name]:{form}}"
@@ -102,15 +102,15 @@ class RunDisplay:
             self.say(f"{self._unit} {step}/{self._total}  {figures}")
 
     def sample(self, facts: Mapping[str, str], prompt: str, response: str) -> None:
-        """Show a response with a line of facts; of long texts the beginning and the end."""
-        # On one line, so that no text of a model looks like a line of the run's own.
+        """Show a response with a line of facts, omitting the middle of long texts."""
+        # Escape line breaks, so that model output cannot imitate the run's own lines.
         shown = {name: _shortened(visible(value).replace("\n", "\\n"), MAX_FACT) for name, value in facts.items()}
         self.say(" | ".join(f"{name} {value}" for name, value in shown.items()))
         texts = (_shortened(visible(text), MAX_SHOWN) for text in (prompt, response))
         self.say(textwrap.indent("\n> ".join(texts), "    "))
 
     def table(self, title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Print a table: the first column is text, the others are figures."""
+        """Print a table with text in the first column and numbers in the others."""
         table = Table(title=title, title_justify="left")
         for i, header in enumerate(headers):
             table.add_column(header, justify="left" if i == 0 else "right")
@@ -128,7 +128,7 @@ def _shortened(text: str, limit: int) -> str:
 
 
 def share_rows(seconds: Mapping[str, float]) -> list[list[str]]:
-    """Rows of a time-by-phase table, longest first: phase, seconds, share of the sum."""
+    """Return the rows of a time-by-phase table, longest first: phase, seconds, share of the total."""
     total = sum(seconds.values()) or 1.0
     longest_first = sorted(seconds.items(), key=lambda item: -item[1])
     return [[name, f"{value:.1f} s", f"{value / total:.0%}"] for name, value in longest_first]

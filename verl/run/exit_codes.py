@@ -1,4 +1,4 @@
-"""The end of a run: preemption between two steps with a checkpoint, last messages, and exit codes."""
+"""The end of a run: preemption between steps with a checkpoint, final messages and exit codes."""
 
 import errno
 import signal
@@ -14,24 +14,24 @@ from verl.cluster.failures import RequeueError, WorkerError, driver_memory_line,
 from verl.config.errors import ConfigError, error_lines
 
 INTERRUPTED = 130
-"""Exit code after Ctrl-C, as in a shell."""
+"""Exit code after Ctrl-C, as in shells."""
 TERMINATED = 143
 """Exit code after SIGTERM."""
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-"""Errors of a disk, or a share of one, that is full."""
+"""Errors of a full disk or an exhausted quota."""
 
 
 class Preempted(Exception):
-    """The run was asked to end; the same command resumes it."""
+    """Raised if the run was asked to end; the same command resumes it."""
 
 
 class Preemption:
-    """Remembers that the run was asked to end.
+    """Records that the run was asked to end.
 
     Args:
-        grace_s: seconds to finish a step in; 0: as many as it takes.
+        grace_s: Seconds to finish a step, or 0 for no limit.
     """
 
     def __init__(self, grace_s: float) -> None:
@@ -41,7 +41,7 @@ class Preemption:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Within the block a first signal is remembered; a second one, later, ends the process at once."""
+        """Record the first signal within the block; a later second signal ends the process immediately."""
         before = {number: signal.signal(number, self._remember) for number in SIGNALS}
         try:
             yield
@@ -51,7 +51,7 @@ class Preemption:
 
     @contextmanager
     def finishing_steps(self) -> Iterator[None]:
-        """Within the block :meth:`check` lets a step be finished; :meth:`after_step` ends the run."""
+        """Make :meth:`check` allow the current step to finish within the block; :meth:`after_step` ends the run."""
         self._stepping = True
         try:
             yield
@@ -59,14 +59,14 @@ class Preemption:
             self._stepping = False
 
     def check(self) -> None:
-        """Raise ``Preempted`` if the run was asked to end and there is no step to finish, or no time for it."""
+        """Raise ``Preempted`` if the run was asked to end and there is no step to finish, or no time left for it."""
         if self._name and not self._stepping:
             raise Preempted(f"{self._name} before the first step")
         if self._name and self._grace_s and time.monotonic() - self._since > self._grace_s:
             raise Preempted(f"{self._name}: the step took longer than trainer.preemption_grace_s={self._grace_s:g}")
 
     def after_step(self, step: int, save: Callable[[], None]) -> None:
-        """Raise ``Preempted`` if the run was asked to end, once ``save`` has written the checkpoint of ``step``."""
+        """If the run was asked to end, ``save`` the checkpoint of ``step`` and raise ``Preempted``."""
         if self._name:
             save()
             raise Preempted(f"{self._name}: step {step} is saved")
@@ -79,13 +79,13 @@ class Preemption:
 
 
 def run_to_exit_code(run: Callable[[], None], requeue: bool = False) -> None:
-    """Call ``run`` and exit with a code and one message: 0 done, 1 failed, 130 Ctrl-C, 143 SIGTERM, 75 to be requeued.
+    """Call ``run`` and exit with a message and code: 0 done, 1 failed, 130 after Ctrl-C, 143 after SIGTERM, 75 requeue.
 
-    Errors other than ``ConfigError``, ``StaleAttempt``, ``WorkerError``, a full disk and exhausted memory keep their
-    traceback.
+    Tracebacks are printed except for ``ConfigError``, ``StaleAttempt``, ``WorkerError``, a full disk or exhausted
+    memory.
 
     Args:
-        requeue: SIGTERM and SIGUSR1 mean that the run continues elsewhere, so that the code is 75.
+        requeue: Whether the run continues elsewhere after SIGTERM and SIGUSR1, so that the code is 75.
     """
     code = REQUEUE if requeue else TERMINATED
     terminated = False
@@ -119,7 +119,7 @@ def run_to_exit_code(run: Callable[[], None], requeue: bool = False) -> None:
         print("interrupted; complete checkpoints are kept", file=sys.stderr)
         sys.exit(INTERRUPTED)
     except SystemExit:
-        # While Ray waits, it replaces the exit code that a signal handler raises.
+        # While waiting, Ray replaces the exit code raised by a signal handler.
         if terminated:
             sys.exit(code)
         raise

@@ -1,6 +1,6 @@
-"""The memory of a training run on each GPU, phase by phase, from options alone; docs/memory.md derives the terms.
+"""Estimates the GPU memory of each phase of a training run from its options; docs/memory.md derives the terms.
 
-They hold for decoder-only models with gated MLPs (Qwen, Llama, Mistral). The bytes of activations were counted from
+The estimate covers decoder-only models with gated MLPs (Qwen, Llama, Mistral). Activation sizes were determined from
 the tensors that autograd saves.
 """
 
@@ -18,48 +18,48 @@ from verl.rollout.hidden_states import reserved_bytes
 
 GB = 1e9
 CONTEXT_GB = 2.0
-"""CUDA context, kernels and NCCL's buffers; a guess that holds for one process per GPU."""
+"""Estimated size of the CUDA context, kernels and NCCL buffers, assuming one process per GPU."""
 LOGITS_BYTES = 12
-"""Per token and vocabulary entry, on top of the logits: log-softmax, probabilities and their product, in float32."""
+"""Bytes per token and vocabulary entry in addition to the logits: log-softmax, probabilities, product; all float32."""
 ENTROPY_BYTES = 20
-"""The same with the logits, in the backward pass if the entropy has a gradient (``actor.entropy_coeff``)."""
+"""Like ``LOGITS_BYTES`` plus the logits, for backward passes through the entropy (``actor.entropy_coeff``)."""
 SAMPLING_BYTES = 32
-"""The same if ``rollout.name=hf`` draws a token: probabilities and their sums in float64, sorted for ``top_p``."""
+"""Like ``LOGITS_BYTES``, if ``rollout.name=hf`` samples: float64 probabilities and their sums, sorted for ``top_p``."""
 
 
 SAME_MODEL = 0.05
-"""Largest share of norms and biases in a model's parameters."""
+"""Maximum share of norms and biases in a model's parameters for the estimate to apply."""
 WARNED = 0.9
-"""Share of a GPU's memory above which a run is warned: the estimate leaves out fragments and temporaries."""
+"""Share of GPU memory above which a run prints a warning; the estimate omits fragmentation and temporaries."""
 METHODS = {"generate": "sync_weights", "sync": "sync_weights", "logprobs": "compute_logprobs"}
 METHODS |= {"update, backward": "actor.update", "critic, backward": "critic.update"}
-"""Phase -> the worker's method whose fixes apply to it; the optimizers' steps need what loading needs."""
+"""Phase -> worker method whose fixes apply to it; optimizer steps use the fixes for loading."""
 
 Parts = dict[str, float]
-"""Holder of memory -> GB on one GPU."""
+"""Memory component -> GB on one GPU."""
 
 
 def itemsize_of(dtype: str) -> int:
-    """Return the bytes of a number in ``param_dtype`` or ``rollout.dtype``; 2 except for float32."""
+    """Return the size of a number in bytes for ``param_dtype`` or ``rollout.dtype``: 4 for float32, otherwise 2."""
     return 4 if dtype == "float32" else 2
 
 
 class Shape(NamedTuple):
-    """A model's sizes."""
+    """Sizes of a model."""
 
     hidden: int
     intermediate: int
     layers: int
     attention: int
-    """Heads times their width."""
+    """Number of query heads times the head dimension."""
     kv: int
-    """Heads of keys, or values, times their width."""
+    """Number of key-value heads times the head dimension."""
     vocabulary: int
     tied: bool
 
     @classmethod
     def of(cls, config: Any) -> "Shape":
-        """Return the sizes in a ``transformers`` config; raise ``AttributeError`` if one is missing."""
+        """Return the sizes in a ``transformers`` config. Raises ``AttributeError`` if one is missing."""
         head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         sizes = (config.hidden_size, config.intermediate_size, config.num_hidden_layers)
         heads = (config.num_attention_heads * head, config.num_key_value_heads * head)
@@ -67,34 +67,34 @@ class Shape(NamedTuple):
 
     @property
     def layer_parameters(self) -> int:
-        """Parameters of one layer's matrices, without norms and biases."""
+        """Number of parameters in the matrices of one layer, without norms and biases."""
         return self.hidden * (2 * self.attention + 2 * self.kv + 3 * self.intermediate)
 
     @property
     def root_parameters(self) -> int:
-        """Parameters of embedding and head."""
+        """Number of parameters of the embedding and the output head."""
         return self.vocabulary * self.hidden * (1 if self.tied else 2)
 
     @property
     def parameters(self) -> int:
-        """Parameters of the model."""
+        """Number of parameters of the model."""
         return self.layers * self.layer_parameters + self.root_parameters
 
     def trainable(self, model: ModelConfig) -> int:
-        """Return the number of parameters with gradients and moments: all, or the adapters'."""
+        """Return the number of parameters with gradients and moments: the adapters', or else all."""
         if not model.trains_adapters:
             return self.parameters
         d, i = self.hidden, self.intermediate
-        # Inputs plus outputs of each matrix of a layer.
+        # Input plus output size of each matrix in a layer.
         linears = {"q_proj": d + self.attention, "k_proj": d + self.kv, "v_proj": d + self.kv}
         linears |= {"o_proj": self.attention + d, "gate_proj": d + i, "up_proj": d + i, "down_proj": i + d}
         chosen = [n for name, n in linears.items() if {name, "all-linear"} & set(model.lora.target_modules)]
         return self.layers * model.lora.rank * sum(chosen)
 
     def activations(self, tokens: float, model: ModelConfig) -> float:
-        """Return the bytes saved for the backward pass, for a micro-batch of ``tokens`` tokens on this worker."""
+        """Return the number of bytes saved for the backward pass of a micro-batch of ``tokens`` tokens per worker."""
         scale = itemsize_of(model.param_dtype) / 2
-        # With a padding mask, torch's attention needs a key and a value for every query.
+        # With a padding mask, torch's attention repeats keys and values for every query head.
         keys = self.kv if model.use_remove_padding else self.attention
         layer = scale * (20 * self.hidden + 8 * self.intermediate + 4 * keys)
         if model.gradient_checkpointing:
@@ -102,9 +102,9 @@ class Shape(NamedTuple):
         return tokens * layer * self.layers
 
     def model_parts(self, model: ModelConfig, workers: int, learns: bool = True) -> Parts:
-        """Return the holders of a sharded model.
+        """Return the memory components of a sharded model.
 
-        Gathered are whole parameters of the root and of two layers, whole gradients those of the root and of one layer.
+        FSDP gathers the parameters of the root and of two layers, and whole gradients of the root and of one layer.
         """
         shards, itemsize = model.fsdp.workers_per_copy(workers), itemsize_of(model.param_dtype)
         trainable = self.trainable(model) if learns else 0
@@ -121,7 +121,7 @@ class Shape(NamedTuple):
 def estimate(
     config: PPOConfig, gpu_gb: float, policy: Shape, critic: Shape | None = None, reward_model: Shape | None = None
 ) -> dict[str, Parts]:
-    """Return GB on one GPU by phase and holder; a critic or a reward model without a shape is not counted."""
+    """Return GB on one GPU by phase and component; a critic or reward model without a shape is not counted."""
     model, actor, rollout, workers = config.model, config.actor, config.rollout, config.trainer.world_size
     longest, longest_response = config.max_sequence_length, config.data.max_response_length
     rows = actor.log_prob_micro_batch_size_per_gpu
@@ -132,7 +132,7 @@ def estimate(
     parts, engine = policy.model_parts(model, workers), _engine(config, policy, gpu_gb)
     colocated = {} if rollout.has_pool else engine
 
-    # 1. Memory that is held in every phase. Each phase adds to it, or replaces a holder.
+    # 1. Memory held in every phase. Each phase adds components to it or replaces some.
     held = {"context": CONTEXT_GB}
     if config.uses_reference and not model.trains_adapters:
         reference = policy.model_parts(model, workers, learns=False)
@@ -148,8 +148,8 @@ def estimate(
     awake = {} if rollout.free_cache_engine or rollout.name == "hf" else colocated
     at_work = held | {"parameters": parts["parameters"]}
 
-    # 2. The pass for log-probabilities: the head comes after the layers, which hold in the MLP two factors and their
-    # product, next to the residual stream and the output of attention.
+    # 2. The log-probability pass. The head runs after the layers, whose MLPs hold two factors and their product, next
+    # to the residual stream and the attention output.
     def logits(num_bytes: int, tokens: float) -> float:
         responses = tokens * longest_response / longest
         alive = min(model.logits_chunk_size or responses, responses)
@@ -164,7 +164,7 @@ def estimate(
         sizes = (longest_response, len(config.calculator.layers), policy.hidden)
         spectra["spectra"] = workspace_bytes(*sizes, config.calculator) / GB
 
-    # 3. The phases. Engines with GPUs of their own share them with nothing.
+    # 3. The phases. Separate engines do not share their GPUs.
     learned = logits(ENTROPY_BYTES if actor.entropy_coeff else itemsize + LOGITS_BYTES, learned_tokens)
     activations = policy.activations(learned_tokens, model) / GB
     sampling = {"context": CONTEXT_GB} if rollout.has_pool else at_work if rollout.name == "hf" else held
@@ -185,20 +185,20 @@ def estimate(
 
 
 def _micro_batch(options: LearnerConfig, rows: int, most: int, model: ModelConfig, longest: int) -> float:
-    """Return the tokens of a micro-batch on one worker, at most ``most`` of them with ``use_dynamic_bsz``."""
+    """Return the number of tokens in a micro-batch on one worker; ``most`` with ``use_dynamic_bsz``."""
     return most if options.use_dynamic_bsz else rows * longest / model.ulysses_sequence_parallel_size
 
 
 def _idle(parts: Parts, model: ModelConfig, prefix: str) -> Parts:
-    """Return a model's memory while other models are in use."""
+    """Return the memory of a model while other models are in use."""
     offloaded = {"parameters": model.fsdp.param_offload, "moments": model.fsdp.optimizer_offload}
     return {f"{prefix}{name}": 0.0 if off else parts[name] for name, off in offloaded.items()}
 
 
 def _update(name: str, held: Parts, parts: Parts, prefix: str, batch: Parts) -> dict[str, Parts]:
-    """Return the phases of a model's update: the backward pass, and the optimizer's step.
+    """Return the phases of a model's update: the backward pass and the optimizer step.
 
-    AdamW's step over all parameters at once makes a temporary of their size.
+    AdamW's step over all parameters allocates a temporary of their size.
     """
     learning = held | {f"{prefix}parameters": parts["parameters"], "gradients": parts["gradients"]}
     whole = {name: parts[name] for name in ("gathered", "whole gradients")}
@@ -207,7 +207,7 @@ def _update(name: str, held: Parts, parts: Parts, prefix: str, batch: Parts) -> 
 
 
 def _syncing(config: PPOConfig, shape: Shape) -> float:
-    """Return the bytes of a weight sync: a bucket, this worker's part, a parameter of it, and vLLM's copy."""
+    """Return the bytes of a weight sync: a bucket, this worker's part of it, one whole parameter, and vLLM's copy."""
     rollout, itemsize = config.rollout, itemsize_of(config.rollout.dtype)
     largest = itemsize * shape.vocabulary * shape.hidden
     bucket = min(max(rollout.update_weights_bucket_megabytes << 20, largest), itemsize * shape.parameters)
@@ -216,9 +216,9 @@ def _syncing(config: PPOConfig, shape: Shape) -> float:
 
 
 def _engine(config: PPOConfig, shape: Shape, gpu_gb: float) -> Parts:
-    """Return the holders of the rollout engine's memory while it samples.
+    """Return the memory components of the rollout engine during sampling.
 
-    vLLM's KV cache gets what weights and hidden states, with the workspace that measures them, leave of its share.
+    vLLM's KV cache takes the engine's share minus its weights, the hidden states and the workspace that measures them.
     """
     rollout, length = config.rollout, config.max_sequence_length
     if rollout.name == "hf":
@@ -233,38 +233,38 @@ def _engine(config: PPOConfig, shape: Shape, gpu_gb: float) -> Parts:
     states = reserved_bytes(config.calculator, length, shape.hidden, itemsize) / GB
     cache = gpu_gb * rollout.gpu_memory_utilization - weights - states
     if rollout.kv_cache_memory_mb:
-        # vLLM then takes no account of other needs.
+        # With an explicit size, vLLM ignores other memory needs.
         cache = rollout.kv_cache_memory_mb * 2**20 / GB
     return {"engine weights": weights, "hidden states": states, "KV cache": cache}
 
 
 def shape_of(model: ModelConfig) -> Shape | None:
-    """Return the sizes of a model; None if the terms of the estimate do not describe it."""
+    """Return the sizes of a model, or None if the estimate does not apply to its architecture."""
     info = ModelInfo.of(model)
     try:
         shape, whole = Shape.of(info.text_config), info.causal_model
     except (AttributeError, TypeError, ConfigError):
         return None
-    # A mixture of experts, or layers of other kinds, would be mistaken for a much smaller model.
+    # A mixture of experts or an unusual layer type would look like a much smaller model.
     parameters = sum(parameter.numel() for parameter in whole.parameters())
     return shape if abs(shape.parameters / parameters - 1) < SAME_MODEL else None
 
 
 def peak_of(phases: Mapping[str, Parts]) -> tuple[str, float]:
-    """Return the phase of an estimate that needs most, and its GB."""
+    """Return the phase that needs the most memory, and its total in GB."""
     phase = max(phases, key=lambda name: sum(phases[name].values()))
     return phase, sum(phases[phase].values())
 
 
 def fix_of(phase: str) -> str:
-    """Return, in words, the options that lower a phase's memory."""
+    """Return a text that lists the options that reduce a phase's memory."""
     return f"{fix(METHODS.get(phase, 'load'), ON_GPU)}, or train adapters (model.lora.rank=32)"
 
 
 def memory_warning(config: PPOConfig, gpu_gb: float) -> str:
-    """Return one line if the estimate exceeds 90 % of the smallest GPU's memory; otherwise an empty text.
+    """Return a warning if the estimate exceeds 90 % of the smallest GPU's memory, or an empty string otherwise.
 
-    Models of unknown sizes are not counted; without the policy's there is no estimate.
+    Models of unknown size are not counted; if the policy's size is unknown, there is no estimate.
     """
     policy = shape_of(config.model)
     if policy is None:

@@ -1,4 +1,4 @@
-"""Writes the page of a run while it trains, in a separate process, so that no step waits for it."""
+"""Writes a run's report during training in a separate process, so that no step waits for it."""
 
 import subprocess
 import sys
@@ -10,15 +10,15 @@ from verl.run.tracker_backends import Backend
 from verl_pages import PAGE
 
 LAST_PAGE_S = 120.0
-"""Seconds that the end of a run waits for its page."""
+"""Seconds to wait for the report at the end of a run."""
 
 
 class PageWriter:
-    """Writes ``report.html`` into a run's folder every ``freq`` steps and at its end; reports failures in one line.
+    """Writes ``report.html`` to a run's folder every ``freq`` steps and at its end, and reports failures in one line.
 
     Args:
-        freq: as ``trainer.report_freq``.
-        say: shows a line to the user.
+        freq: Steps between reports; see ``trainer.report_freq``.
+        say: Callback that shows a line to the user.
     """
 
     def __init__(self, folder: Path, freq: int, say: Callable[[str], None]) -> None:
@@ -26,11 +26,11 @@ class PageWriter:
         self._folder, self._freq, self._say = folder, freq, say
         self._process: subprocess.Popen[bytes] | None = None
         self._behind = False
-        """Something was recorded since :meth:`finish`."""
+        """Whether anything has been recorded since :meth:`finish`."""
 
     @contextmanager
     def even_after_failure(self) -> Iterator[None]:
-        """If the block ends with an exception, write the page of what the run recorded until then."""
+        """Write a report of the steps recorded so far if the block raises an exception."""
         try:
             yield
         except BaseException:
@@ -39,18 +39,18 @@ class PageWriter:
             raise
 
     def backend(self) -> Backend:
-        """Return a backend of the tracker that updates the page after each recorded step."""
+        """Return a tracker backend that updates the report after each recorded step."""
         return Backend(lambda step, metrics: self.after_step(step), self.stop)
 
     def after_step(self, step: int) -> None:
-        """Start to write the page if it is due, unless the previous one is still being written."""
+        """Start writing the report if it is due, unless the previous one is still being written."""
         self._behind = True
         running = self._process is not None and self._process.poll() is None
         if self._freq > 0 and step > 0 and step % self._freq == 0 and not running:
             self._start()
 
     def finish(self) -> None:
-        """Write the page of the whole run and report its path."""
+        """Write the report of the whole run and print its path."""
         self._behind = False
         self.stop()
         if self._freq < 0:
@@ -65,7 +65,7 @@ class PageWriter:
         self._say(f"page: {self.page}" if code == 0 else failed)
 
     def stop(self) -> None:
-        """End the process if it is running; the page stays as it was."""
+        """Kill the writing process if it is running; the existing report stays unchanged."""
         process, self._process = self._process, None
         if process is not None and process.poll() is None:
             process.kill()

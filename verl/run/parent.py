@@ -1,7 +1,7 @@
-"""The parent process of a run: it starts the process that works, and reports the end of one that could not itself.
+"""The parent process of a run: starts the working process, and reports its end if it could not do so itself.
 
-Ray kills a process that has lost its node manager (the raylet) without a message, and the system one that takes too
-much memory. The user still gets a line, the command that resumes the run, and an exit code.
+Ray kills a process that has lost its node manager (the raylet) without a message, as does the system if a process uses
+too much memory. The user still sees an error, the command that resumes the run, and an exit code.
 """
 
 import ctypes
@@ -17,23 +17,23 @@ from verl.cluster.environment import REQUEUE
 from verl.config.common import RunConfig
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT)
-"""Signals that are forwarded to the child."""
+"""Signals to forward to the child."""
 
 SI_KERNEL = 0x80
-"""Linux: the signal is a key of the terminal, which sends it to the child as well."""
+"""Linux code for a signal from a terminal key, which the child receives as well."""
 
 PR_SET_PDEATHSIG = 1
-"""Linux ``prctl`` option: the signal that a process gets when its parent ends."""
+"""Linux ``prctl`` option: the signal that a process receives when its parent ends."""
 
 
 def run_in_child(run: Callable[[], None], trainer: RunConfig) -> None:
-    """Call ``run`` in a child process, and exit with its code; return if it ends well.
+    """Call ``run`` in a child process, and exit with the child's code unless it is 0.
 
-    Call it before large imports, so that this process stays small. On systems other than Linux, ``run`` is called in
+    Call this before large imports, so that this process stays small. On systems other than Linux, ``run`` is called in
     this process.
 
     Raises:
-        SystemExit: with the code of the child: 75 if Ray ended it, 128 + N if signal N did.
+        SystemExit: With the child's code: 75 if Ray ended it, 128 + N if signal N did.
     """
     if sys.platform != "linux":
         run()
@@ -51,7 +51,7 @@ def run_in_child(run: Callable[[], None], trainer: RunConfig) -> None:
     os.close(writer)
     code = os.waitstatus_to_exitcode(_forward_signals_until_end(child, alone))
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    os.set_blocking(reader, False)  # processes that live on may hold its other end
+    os.set_blocking(reader, False)  # surviving processes may hold the write end
     with suppress(BlockingIOError), open(reader, "rb") as pipe:
         if not pipe.read(1):
             code = _report(code, trainer)
@@ -60,15 +60,15 @@ def run_in_child(run: Callable[[], None], trainer: RunConfig) -> None:
 
 
 def _work(run: Callable[[], None], writer: int, alone: bool, mask: set[int]) -> NoReturn:
-    """Run the work in the child, which ends with its parent and reports its end."""
+    """Run the work in the child, which ends with its parent and reports its own end."""
     parent = os.getppid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
-        os._exit(1)  # it was killed just now
+        os._exit(1)  # the parent was killed just now
     if alone:
-        os.setpgid(0, 0)  # so that a signal to the group is not one to both, of which the other is forwarded
+        os.setpgid(0, 0)  # so that a signal to the group reaches the child only once, by forwarding
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    # If this process is killed, a helper of multiprocessing cleans up, and would print that after the last line.
+    # If this process is killed, a multiprocessing helper cleans up, and would print a warning after the last line.
     quiet = "ignore:resource_tracker:UserWarning"
     os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), quiet]))
     try:
@@ -79,7 +79,7 @@ def _work(run: Callable[[], None], writer: int, alone: bool, mask: set[int]) -> 
 
 
 def _forward_signals_until_end(child: int, alone: bool) -> int:
-    """Return the exit status of the child."""
+    """Forward signals to the child until it ends, and return its exit status."""
     while True:
         info = signal.sigwaitinfo({signal.SIGCHLD, *FORWARDED})
         if info.si_signo == signal.SIGCHLD:
@@ -91,7 +91,7 @@ def _forward_signals_until_end(child: int, alone: bool) -> int:
 
 
 def _report(code: int, trainer: RunConfig) -> int:
-    """Print the end of a child that could not report it, and return the exit code."""
+    """Report the end of a child that could not do so itself, and return the exit code."""
     if code < 0:
         memory = ", as the system does when memory runs out" if code == -signal.SIGKILL else ""
         print(f"error: the run was ended by {signal.Signals(-code).name}{memory}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""A run's config as its command gives it, checked against the files that it names: model, data, the run's folder."""
+"""Parses a run's config and checks it against the files that it names: model, data and the run's folder."""
 
 import os
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ def parse_run_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
     """Parse the config, and check that the model and the data exist and that the run may use its folder.
 
     Raises:
-        ConfigError: as ``parse_config``; a file or model is missing; the folder holds something this run cannot resume.
+        ConfigError: As in ``parse_config``; also if a file or model is missing, or the folder's run cannot be resumed.
     """
     config: Any = parse_config(schema, tree)
     mistakes = Mistakes()
@@ -34,14 +34,14 @@ def parse_run_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
     config = replace(config, model=_resolve_model(config.model), data=_resolve_files(config.data), trainer=trainer)
     with mistakes.collected():
         require_model("model.path", config.model.path)
-    # A class of your own may read anything.
+    # A custom data class may read any files.
     custom_reader = isinstance(config.data, DataConfig) and config.data.custom_cls.path is not None
     for name in () if custom_reader else ("train_files", "val_files"):
         with mistakes.collected():
             _require_files(f"data.{name}", getattr(config.data, name))
     with mistakes.collected():
         _require_run_folder(config.trainer)
-    # Workers on a cluster have working directories of their own.
+    # Workers on a cluster have different working directories.
     folder = str(Path(config.trainer.default_local_dir).resolve())
     config = replace(config, model=_absolute(config.model), trainer=replace(config.trainer, default_local_dir=folder))
     for group in ("critic", "reward_model"):
@@ -56,18 +56,18 @@ def parse_run_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
 
 
 def _resolve_model(model: Any) -> Any:
-    """Return the model's config with paths resolved that are relative to the shell's working directory."""
+    """Return the model config with paths resolved relative to the shell's working directory."""
     adapter = model.lora_adapter_path
     return replace(model, path=find_path(model.path), lora_adapter_path=adapter and find_path(adapter))
 
 
 def _resolve_files(data: Any) -> Any:
-    """Return the data's config with paths resolved."""
+    """Return the data config with resolved paths."""
     return replace(data, **{name: [*map(find_path, getattr(data, name))] for name in ("train_files", "val_files")})
 
 
 def _absolute(model: Any) -> Any:
-    """Return the model's config with the full path of a local folder; a hub id is kept."""
+    """Return the model config with the full path of a local folder; hub ids are unchanged."""
     folder = Path(model.path)
     return replace(model, path=str(folder.resolve())) if folder.exists() else model
 
@@ -85,12 +85,12 @@ def _require_files(field: str, paths: Sequence[str]) -> None:
 
 
 def _require_run_folder(trainer: RunConfig) -> None:
-    """Refuse to overwrite a run: the folder must be new, or be that of the run to resume (``trainer.resume_mode``).
+    """Refuse to overwrite a run: the folder must be new or contain the run to resume (``trainer.resume_mode``).
 
-    A run that ended before its first checkpoint has nothing to overwrite.
+    A run that ended before its first checkpoint may be overwritten.
     """
     folder = Path(trainer.default_local_dir)
-    if not os.path.exists(folder):  # noqa: PTH110  # a name that no file can have is the lock's to refuse
+    if not os.path.exists(folder):  # noqa: PTH110  # tolerates invalid names, which the lock rejects later
         return
     field = f"trainer.default_local_dir={trainer.default_local_dir!r}"
     fix = "name another folder or remove it"
@@ -113,14 +113,14 @@ def _require_run_folder(trainer: RunConfig) -> None:
 
 
 def _is_temporary(path: Path) -> bool:
-    """Return whether a file of a run's folder is its lock or attempt, or was being written when the run was killed."""
+    """Return whether a file in a run's folder is its lock, its attempt, or a file left half-written by a killed run."""
     return path.name in (LOCK, ATTEMPT) or (path.name.startswith(".") and path.name.endswith(".unfinished"))
 
 
 def require_model(field: str, path: str) -> None:
-    """Raise ``ConfigError`` naming ``field`` for a folder without a model; a hub id (``owner/name``) is accepted.
+    """Raise ``ConfigError`` naming ``field`` if a folder contains no model; hub ids (``owner/name``) are accepted.
 
-    A name below ``data/`` is a folder even if that is missing: the shipped model lies there.
+    A name below ``data/`` always denotes a folder, because the shipped model is there.
     """
     folder = Path(path)
     hub_id = len(folder.parts) == 2 and not folder.is_absolute() and not folder.parent.exists()
@@ -137,7 +137,7 @@ def require_model(field: str, path: str) -> None:
 
 
 def _refuse_unmerged(field: str, folder: Path) -> None:
-    """Raise ``ConfigError`` for a folder of a checkpoint without a model, with where it is."""
+    """Raise ``ConfigError`` for a checkpoint folder without a model; the message tells where the model is."""
     if any(folder.glob("*.safetensors")):
         return
     for part in (folder.parent, folder, folder / "actor"):
@@ -148,5 +148,5 @@ def _refuse_unmerged(field: str, folder: Path) -> None:
 
 
 def _in_data(path: Path) -> bool:
-    """Return whether the path is below ``data/``, where the shipped data and model are."""
+    """Return whether the path is below ``data/``, which contains the shipped data and model."""
     return path.parts[:1] == ("data",)

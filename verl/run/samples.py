@@ -1,6 +1,6 @@
-"""The responses that a run keeps: a parquet file for each training step and validation, in its folder's ``samples/``.
+"""Stored responses of a run: one Parquet file per training step and validation, in ``samples/`` of the run's folder.
 
-A file appears once it is complete. They are read together by what reads parquet: ``pandas.read_parquet(folder)``.
+Each file appears only once it is complete. Any Parquet reader can load them together: ``pandas.read_parquet(folder)``.
 """
 
 import re
@@ -17,13 +17,13 @@ from verl.config.trainer import SamplesConfig
 from verl.utils.files import free_name, replacing
 
 SAMPLES = "samples"
-"""Folder in a run's folder."""
+"""Name of the samples folder in a run's folder."""
 
 METRIC_PREFIX = "metric/"
-"""Prefix of the columns that hold rank metrics."""
+"""Prefix of columns with rank metrics."""
 
 PREFIX = "prefix/"
-"""The same for lists of the rank metrics of a response's prefixes."""
+"""Prefix of columns with lists of rank metrics, one per prefix of the response."""
 
 Split = Literal["train", "val"]
 
@@ -31,7 +31,7 @@ _NAME = re.compile(r"(train|val)_([0-9]{6}|[1-9][0-9]{6,11})\.parquet")
 
 
 class SampleFile(NamedTuple):
-    """One file of samples. The order of files is that of the steps; the validation after a step follows it."""
+    """A file of samples. Files are ordered by step, with the validation after a step following it."""
 
     step: int
     split: str
@@ -42,20 +42,20 @@ class SampleFile(NamedTuple):
 
 
 def sample_files(folder: Path) -> list[SampleFile]:
-    """Return the complete files of samples in ``folder``, in order."""
+    """Return the complete sample files in ``folder``, in order."""
     names = (_NAME.fullmatch(path.name) for path in folder.iterdir()) if folder.is_dir() else ()
     return sorted(SampleFile(int(match[2]), match[1]) for match in names if match)
 
 
 class SampleStore:
-    """Writes samples while training continues; a context manager that ends when everything is written.
+    """A context manager that writes samples while training continues, and waits at its end until all are written.
 
-    If the disk is full or fails, no further samples are written, with one warning; the run continues.
+    If the disk is full or fails, it prints one warning and stops writing samples, but the run continues.
 
     Args:
-        root: the run's folder.
-        attempt: refuses files once a newer attempt has taken over.
-        say: shows a line to the user.
+        root: Folder of the run.
+        attempt: Attempt that rejects files once a newer one has taken over.
+        say: Callback that shows a line to the user.
     """
 
     def __init__(self, root: Path, config: SamplesConfig, attempt: Attempt, say: Callable[[str], None]) -> None:
@@ -78,25 +78,25 @@ class SampleStore:
             self._thread.shutdown()
 
     def wants(self, split: Split, step: int) -> bool:
-        """Whether the responses of this step are to be kept."""
+        """Return whether to store the responses of this step."""
         freq = self.config.freq
         return freq > 0 and not self._failed and (split == "val" or step == 1 or step % freq == 0)
 
     def keep(self, split: Split, step: int, make_table: Callable[[], pa.Table]) -> None:
-        """Write the table that ``make_table`` returns, in the background; waits for the one before.
+        """Wait for the previous table, then write the table that ``make_table`` returns, in the background.
 
         Raises:
-            StaleAttempt: a newer attempt has taken over the folder.
+            StaleAttempt: If a newer attempt has taken over the folder.
         """
         self.flush()
         if self.wants(split, step):
             self._pending = self._thread.submit(self._write, SampleFile(step, split), make_table)
 
     def flush(self) -> None:
-        """Wait until everything given to :meth:`keep` is on the disk.
+        """Wait until all tables passed to :meth:`keep` are on disk.
 
         Raises:
-            StaleAttempt: a newer attempt has taken over the folder.
+            StaleAttempt: If a newer attempt has taken over the folder.
         """
         pending, self._pending = self._pending, None
         if pending is None:
@@ -120,9 +120,9 @@ class SampleStore:
 
 
 def superfluous(sizes: dict[SampleFile, int], limit: float) -> Iterator[SampleFile]:
-    """Files to remove until the others take at most ``limit`` bytes, all but the newest.
+    """Yield files to remove until the rest takes at most ``limit`` bytes; never yields the newest file.
 
-    Training before validations; of each, every other one of those that are left, the earliest first.
+    Training files come before validation files. For each kind, every other remaining file is removed, earliest first.
     """
     total = sum(sizes.values())
     left = sorted(sizes)[:-1]
@@ -134,12 +134,12 @@ def superfluous(sizes: dict[SampleFile, int], limit: float) -> Iterator[SampleFi
 
 
 def _halvings(step: int) -> int:
-    """Return how often ``step`` can be halved; 0 more often than any other step."""
+    """Return a rank that grows with the number of times ``step`` can be halved, and is largest for step 0."""
     return (step & -step).bit_length() if step else 64
 
 
 def drop_samples(root: Path, last_step: int | None) -> None:
-    """Remove the samples of steps after ``last_step`` of the run in ``root``; all for None."""
+    """Remove the samples of steps after ``last_step`` of the run in ``root``, or all samples if it is None."""
     folder = root / SAMPLES
     for file in sample_files(folder):
         if last_step is None or file.step > last_step:

@@ -1,4 +1,4 @@
-"""The skeleton of training and evaluation: resources that start in order, and end in the reverse order."""
+"""The common structure of training and evaluation: resources start in order, and are released in reverse order."""
 
 import math
 import os
@@ -43,16 +43,16 @@ from verl.utils.process import available_cores
 T = TypeVar("T")
 
 RELEASE_S = 30.0
-"""Seconds for leaving a Ray cluster without its head."""
+"""Seconds to wait for Ray to shut down if the cluster has lost its head."""
 
 
 class RaySession(ExitStack):
-    """A context manager for worker groups of one size, on a Ray cluster that starts with the first of them.
+    """A context manager for worker groups on a Ray cluster, which starts with the first group.
 
     Args:
-        machines: the options about machines of an existing cluster.
-        folder: the folder of all output, which they share.
-        files: data files that all of them have.
+        machines: Options for the machines of an existing cluster.
+        folder: Output folder, which all machines share.
+        files: Data files that must exist on all machines.
     """
 
     def __init__(
@@ -68,29 +68,29 @@ class RaySession(ExitStack):
         self.nnodes, self.workers_per_node, self.device_type = nnodes, workers_per_node, device_type
         self.machines, self.folder, self.files = machines, folder, files
         self.largest_batch = (0, 0)
-        """Rows, and tokens of each, that travel at once."""
+        """Maximum number of rows, and tokens per row, in one message."""
         self.pool = (0, 0)
-        """Machines, and workers on each, of a second group."""
+        """Number of machines and of workers per machine for separate engines."""
         self.weight_bytes = 0
-        """Of the weights that travel to it."""
+        """Size of the weights sent to the separate engines."""
         self.machines_gathered = False
-        """The machines have been waited for already."""
+        """Whether the machines have already been waited for."""
         self.resources: ExitStack = self
-        """Ends with the workers."""
+        """Resources to release together with the workers."""
 
     @property
     def world_size(self) -> int:
-        """Number of workers."""
+        """Number of workers, without separate engines."""
         return self.nnodes * self.workers_per_node
 
     @property
     def busy_cores(self) -> int:
-        """Cores of this machine that its workers compute on."""
+        """Number of this machine's cores that its workers use for computation."""
         on_gpu = self.device_type == "cuda"
         return self.workers_per_node * (1 if on_gpu else cpu_threads(self.workers_per_node, available_cores()))
 
     def start_ray(self, say_stage: Callable[[str], None] = lambda stage: None) -> None:
-        """Start Ray or connect to it, unless that was done before."""
+        """Start Ray or connect to it, unless that has been done already."""
         if not ray.is_initialized():
             address = cluster_address()
             found = " found on this machine (RAY_ADDRESS=local ignores it)" if not os.environ.get("RAY_ADDRESS") else ""
@@ -100,7 +100,7 @@ class RaySession(ExitStack):
             self.resources.enter_context(ray_cluster(num_workers, self.device_type, store_mb))
 
     def wait_for_pool(self, say: Callable[[str], None], interrupt: Callable[[], None]) -> None:
-        """Wait for machines with room for both groups, if there is a second one. Raises ``NoRoom``."""
+        """Wait for machines with room for both groups, if there are separate engines. Raises ``NoRoom``."""
         if self.pool[0]:
             groups = [(self.nnodes, self.workers_per_node), self.pool]
             wait_for_room(groups, self.device_type, self.machines.machines_timeout_s, say, interrupt)
@@ -116,14 +116,14 @@ class RaySession(ExitStack):
         check_devices: Callable[[list[int]], None] = lambda sizes: None,
         **pool: Any,
     ) -> WorkerGroup:
-        """Start a group that loads ``models``, to be closed by the caller; ``check_devices`` as for a group.
+        """Start a worker group that loads ``models``; the caller must close it.
 
         Args:
-            pool: of an :class:`EnginePool`, which is then started as the second group; none: start the first one.
+            pool: Further arguments of :class:`EnginePool`, to start separate engines, or none to start the trainers.
 
         Raises:
-            WorkerError: a worker fails to start.
-            ConfigError: machines are missing, or lack something; one line for each names it.
+            WorkerError: If a worker fails to start.
+            ConfigError: If machines are missing or lack something, with one line for each.
         """
         self.start_ray(supervision.say_stage if supervision else lambda stage: None)
         place = (*(self.pool if pool else (self.nnodes, self.workers_per_node)), self.device_type)
@@ -145,10 +145,10 @@ class RaySession(ExitStack):
 
 
 class TrainingRun(RaySession):
-    """A context manager for one run of training, which holds the lock of its folder; it may take several attempts.
+    """A context manager for one training run, which locks its folder and may take several attempts.
 
-    At the end of each attempt, the workers and Ray are stopped before unfinished checkpoints are removed. If the run
-    fails or is interrupted, a line on stderr has the command that resumes it.
+    At the end of each attempt, the workers and Ray stop before unfinished checkpoints are removed. If the run fails or
+    is interrupted, it prints the command that resumes it to stderr.
     """
 
     def __init__(self, config: PPOConfig | SFTConfig, steps: int, columns: Columns, device_type: str) -> None:
@@ -185,24 +185,24 @@ class TrainingRun(RaySession):
         return self
 
     def find_resumption(self, job: str, num_examples: int, parts: Mapping[str, ModelConfig]) -> Resumption | None:
-        """Return the checkpoint to resume from, checked as by :func:`check_resumable`; None to start from scratch."""
+        """Return the checkpoint to resume from, after :func:`check_resumable`, or None to start from scratch."""
         self.resumption = find_resumption(self.config, self.display.say)
         if self.resumption is not None:
             check_resumable(self.resumption, job, num_examples, parts)
         return self.resumption
 
     def is_complete(self, resumption: Resumption) -> bool:
-        """Whether the last step is done, even if its checkpoint was not saved."""
+        """Return whether the last step is done, even if its checkpoint was not saved."""
         summary = self.folder / "summary.json"
         done = steps_done(summary) if self._holds(resumption) and summary.exists() else 0
         return max(resumption.step, done) >= self.steps
 
     def _holds(self, resumption: Resumption | None) -> bool:
-        """Whether the checkpoint is one of this run's folder."""
+        """Return whether the checkpoint belongs to this run's folder."""
         return resumption is not None and resumption.folder.parent == self.folder.resolve()
 
     def report_complete(self, resumption: Resumption, summary: Mapping[str, Any]) -> None:
-        """Say that the last step is done; write the summary if the run was stopped before it did."""
+        """Report that the last step is done, and write the summary if the run was stopped before writing it."""
         if not (self.folder / "summary.json").exists():
             self.write_summary(summary)
         longer = "; raise trainer.total_training_steps to train longer" if self.is_complete(resumption) else ""
@@ -212,7 +212,7 @@ class TrainingRun(RaySession):
     def start(
         self, worker: str, arguments: tuple[Any, ...], environment: dict[str, str]
     ) -> tuple[Tracker, WorkerGroup]:
-        """Begin an attempt: drop the records of steps that will be repeated, open the tracker and start the workers."""
+        """Start an attempt: drop records of steps that will be repeated, open the tracker and start the workers."""
         trainer = self.config.trainer
         workers = f"{self.world_size} {self.device_type} worker{'s' * (self.world_size > 1)}"
         self.display.say(f"{trainer.experiment_name}: {self.steps} steps on {workers}, into {self.folder}")
@@ -232,7 +232,7 @@ class TrainingRun(RaySession):
         self.tracker = tracker = Tracker(self.folder, trainer.logger, *names, self.config, last_step, self.attempt)
         tracker.add(self.page.backend())
         self.resources.callback(tracker.close)
-        # After Ray has ended: until then, workers may still be writing.
+        # Called after Ray has stopped, because workers may still be writing until then.
         self.resources.callback(remove_unfinished, self.folder, self.attempt.number)
         self.resources.callback(self.display.end_stages)
         config = self.config
@@ -247,10 +247,10 @@ class TrainingRun(RaySession):
     def start_engines(
         self, worker: str, arguments: tuple[Any, ...], environment: dict[str, str], workers_per_engine: int
     ) -> EnginePool:
-        """After :meth:`start`, start the engines that have devices of their own."""
+        """Start the separate engines; call this after :meth:`start`."""
         config: Any = self.config
         started = (worker, config, arguments, environment, [config.model.path], self._supervision(engines=True))
-        # An engine has the hidden states of its conversations until all are over: they would be lost with it.
+        # An engine holds the hidden states of its unfinished conversations, which would be lost with it.
         holds_states = config.rollout.multi_turn.enable and config.calculator.measured_by("rollout")
         goes_on = not (config.trainer.deals_by_counts(self.device_type) or holds_states)
         pool: dict[str, Any] = {"workers_per_world": workers_per_engine, "goes_on": goes_on, "say": self.display.say}
@@ -259,7 +259,7 @@ class TrainingRun(RaySession):
         return group
 
     def _crowding(self, cores: int) -> list[str]:
-        """Return a line if this machine has fewer cores than the run has workers, each a process with its own model."""
+        """Return a warning if the workers, each a process with its own model, outnumber this machine's cores."""
         engines = math.prod(self.pool)
         count, options = self.world_size + engines, f"trainer.n_gpus_per_node={self.workers_per_node}"
         if count <= cores:
@@ -274,27 +274,27 @@ class TrainingRun(RaySession):
         ]
 
     def _supervision(self, engines: bool) -> Supervision:
-        """Return the supervision of the workers, or of separate engines."""
+        """Return the supervision of the trainers, or of separate engines."""
         trainer, logs = self.config.trainer, self.folder / "logs" / f"attempt_{self.attempt.number}"
         times = (trainer.detection_s, trainer.phase_timeout_s, trainer.nccl_timeout_s)
         kind, logs = ("engine worker", logs / "engines") if engines else ("worker", logs)
         return Supervision(*times, logs, kind, self.display.stage, self.preemption.check)
 
     def _check_devices(self, sizes: list[int]) -> None:
-        """Warn if the models may not fit GPUs of these bytes; 0 stands for a CPU."""
+        """Warn if the models may not fit on GPUs with these sizes in bytes, where 0 stands for a CPU."""
         config = self.config
-        # A validation alone makes neither gradients nor moments.
+        # Validation alone needs neither gradients nor moments.
         if isinstance(config, PPOConfig) and min(sizes) and not config.trainer.val_only:
             if warning := memory_warning(config, min(sizes) / GB):
                 self.display.say(warning)
 
     def attempts(self, train: Callable[[], T]) -> T:
-        """Call ``train``, again from the latest checkpoint after failures of machines, and return its result.
+        """Call ``train`` and return its result; after machine failures, call it again from the latest checkpoint.
 
         Raises:
-            WorkerError: the program failed, machines did too often, or twice in the same way in the same step.
-            RequeueError: too few machines are left.
-            Preempted: the scheduler wants its machines back.
+            WorkerError: If the program failed, or machines failed too often, or twice in the same way and step.
+            RequeueError: If too few machines are left.
+            Preempted: If the scheduler reclaims the machines.
         """
         before: tuple[int, str] | None = None
         with self.preemption.listening():
@@ -315,13 +315,13 @@ class TrainingRun(RaySession):
                 self._begin_attempt()
 
     def _machine_error(self, error: Exception) -> MachineError | None:
-        """Return an attempt's error as a failure of machines, which the next may avoid; None if it is not one."""
+        """Return an attempt's error as a machine failure, which a new attempt may avoid, or None for other errors."""
         if isinstance(error, MachineError):
             return error
         resumed = 0 if self.resumption is None else self.resumption.step
-        # Ray's own errors, such as those of a machine that is lost meanwhile, but not what a task raised.
+        # Errors raised by Ray itself, such as the loss of a machine, but not errors raised in tasks.
         lost = isinstance(error, RayError) and not isinstance(error, RayTaskError)
-        # The attempt before may not have given the GPUs' memory back yet.
+        # The previous attempt may not have released its GPU memory yet.
         full = isinstance(error, OutOfMemory) and self.restarts > 0 and self._step_reached() <= resumed
         if not lost and not full:
             return None
@@ -330,9 +330,9 @@ class TrainingRun(RaySession):
         return lost_machine
 
     def _end_attempt(self, error: MachineError) -> tuple[int, str]:
-        """Release everything; the step and the worker that failed in it."""
+        """Release all resources, and return the step that failed and the worker that failed in it."""
         self.display.say(f"attempt {self.attempt.number} ended: {error}")
-        # Ray may wait for a head that is gone for ever.
+        # Ray may wait forever for a lost head.
         give_up = threading.Timer(RELEASE_S, os._exit, (REQUEUE,))
         give_up.daemon = True
         if isinstance(error, HeadLost):
@@ -345,7 +345,7 @@ class TrainingRun(RaySession):
         return self._step_reached() + 1, error.where
 
     def _begin_attempt(self) -> None:
-        """Wait for machines, and find the checkpoint to resume from."""
+        """Wait for machines and find the checkpoint to resume from."""
         trainer = self.config.trainer
         self.restarts += 1
         self.attempt.check(self.folder)
@@ -362,7 +362,7 @@ class TrainingRun(RaySession):
             self.wait_for_pool(self.display.say, self.preemption.check)
         except NoRoom as error:
             raise RequeueError(str(error)) from error
-        # One that is lost again from here on is a failure like others, not a mistake in the options.
+        # From here on, a lost machine counts as a failure and not as a mistake in the options.
         self.machines_gathered = True
         self.display.say(f"restart {self.restarts} of at most {trainer.max_restarts}")
         if checkpoints(self.folder):
@@ -379,7 +379,7 @@ class TrainingRun(RaySession):
         write_summary(self.folder, summary)
 
     def report(self, seconds_by_phase: Mapping[str, float]) -> None:
-        """Show the time by phase, and where the model, the metrics and the page are."""
+        """Show the time by phase, and the locations of the model, the metrics and the report."""
         self.display.table("Time by phase", ["phase", "seconds", "share"], share_rows(seconds_by_phase))
         checkpoint = latest_checkpoint(self.folder)
         if checkpoint is not None:

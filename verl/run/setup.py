@@ -1,4 +1,4 @@
-"""The setup of a training run: everything that is loaded and checked before Ray starts."""
+"""Setup of a training run: loads and checks everything before Ray starts."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -35,23 +35,23 @@ from verl.workers.policy_loss import PolicyLoss, check_policy_loss
 
 
 class TrainingSetup:
-    """Data, tokenizers and the user's code of a run, and every check that can be made before Ray starts, in order.
+    """Data, tokenizers and user code of a run, with all checks that are possible before Ray starts, in order.
 
     Args:
-        checks: of the trainer, which stands above: each raises ``ConfigError`` for a config that it cannot use.
+        checks: Additional checks from the trainer, which raise ``ConfigError`` if it cannot use a config.
 
     Raises:
-        ConfigError: the config does not fit the data or the machine, or code that it names cannot be used.
+        ConfigError: If the config does not fit the data or the machine, or code that it names cannot be used.
     """
 
     def __init__(self, config: PPOConfig, checks: Sequence[Callable[[PPOConfig], object]] = ()) -> None:
         data, trainer, rewards = config.data, config.trainer, config.reward_score
         self.config = config
-        # 1. The machine, trackers, and custom reward functions.
+        # 1. The machine, trackers and custom reward functions.
         check_trackers(trainer.logger)
         self.device_type = resolve_device(config.device, *trainer.place)
         use_custom_functions(rewards.paths_of_custom_functions(), rewards.custom_kwargs)
-        # 2. Models and tokenizers. A model's config.json is read before its tokenizer, which reads it too.
+        # 2. Models and tokenizers. Check a model's config.json before loading its tokenizer, which also reads it.
         for prefix, model in config.models.items():
             fetch_model(model.path, f"{prefix}.path")
         for model in config.models.values():
@@ -61,7 +61,7 @@ class TrainingSetup:
         check_template(data.template, self.tokenizer, "data.template")
         fix = "the answer is what a program returns, which evaluations alone run; set it to another"
         require(find_template(data.template).python != "solution", "data.template", data.template, fix)
-        # 3. Conversations, data, policy loss and models: all mistakes at once.
+        # 3. Conversations, data, policy loss and models, reporting all mistakes together.
         data = replace(data, apply_chat_template_kwargs=self.chat_arguments)
         mistakes = Mistakes()
         with mistakes.collected():
@@ -72,25 +72,25 @@ class TrainingSetup:
         with mistakes.collected():
             val_set = PromptDataset(data.val_files, self.tokenizer, data) if data.val_files else None
         self.reward_tokenizer = self._reward_tokenizer() if config.uses_reward_model and not mistakes.lines else None
-        """The reward model's; None without one."""
+        """Tokenizer of the reward model, or None if there is no reward model."""
         with mistakes.collected():
             self.loss = PolicyLoss(config.actor)
             check_policy_loss(config, self.loss)
         with mistakes.collected():
             check_models(config, self.tokenizer, self.device_type)
         mistakes.raise_all()
-        # 4. The method, and the number of steps, which depends on how many candidates it reads for each prompt.
+        # 4. The method, and the number of steps, which depends on how many candidates it reads per prompt.
         self.steps_per_epoch = self._steps_per_epoch(1)
         self.steps = trainer.num_steps(self.steps_per_epoch)
-        """Of the whole run."""
+        """Number of steps of the whole run."""
         self.method = self.new_method()
-        """For checks alone; an attempt has a fresh one."""
+        """Method instance used only for checks; each attempt creates a new one."""
         if self.method.candidates_per_prompt > 1:
             self.steps_per_epoch = self._steps_per_epoch(self.method.candidates_per_prompt)
             self.steps = self.method.method.total_steps = trainer.num_steps(self.steps_per_epoch)
         notes = [f"training: {line}" for line in self.train_set.notes]
         self.held_out: list[list[PromptRecord]] = []
-        """The validation prompts, in batches."""
+        """Validation prompts in batches."""
         if val_set is not None:
             notes += [f"validation: {line}" for line in val_set.notes]
             self.held_out = val_batches(val_set, data, config.seed)
@@ -99,7 +99,7 @@ class TrainingSetup:
         notes += try_reward_functions(rewards, [*self.train_set.records, *held_out])
         notes += form_warnings(rewards.mode, self.train_set.records, self.tokenizer)
         self.calculator = RepresentationMetricsCalculator(config.calculator) if config.calculator.enable else None
-        """None without rank metrics."""
+        """Metrics calculator, or None if rank metrics are disabled."""
         for check in checks:
             check(config)
         check_token_metrics(config.calculator.token_metrics)
@@ -121,12 +121,12 @@ class TrainingSetup:
 
     @property
     def chat_arguments(self) -> dict[str, Any]:
-        """Arguments of the chat template: the data's, and the schemas of the tools."""
+        """Arguments of the chat template, including the tool schemas."""
         options, arguments = self.config.rollout.multi_turn, self.config.data.apply_chat_template_kwargs
         return arguments | {"tools": tool_schemas(options)} if options.calls_tools else arguments
 
     def conversations(self, pool: EnvironmentPool) -> ConversationSetup:
-        """Return how conversations are held, with environments in ``pool``."""
+        """Return the setup of conversations with environments in ``pool``."""
         options, limit = self.config.rollout.multi_turn, self.config.data.max_response_length
         template = self.config.data.template
         return ConversationSetup(options, limit, self.tokenizer, self.chat_arguments, self.stop_strings, pool, template)
@@ -137,11 +137,11 @@ class TrainingSetup:
         return [*self.config.rollout.stop, *stop_strings(self.config.data.template, self.tokenizer)]
 
     def new_method(self) -> MethodCalls:
-        """Return the method in its first state, for an attempt: a failed one leaves no state behind."""
+        """Return a method in its initial state, because a failed attempt must leave no state behind."""
         return MethodCalls(self.config, self.tokenizer, self.train_set.records, self.steps)
 
     def new_loader(self) -> StatefulDataLoader:
-        """Return the batches of training prompts, from the first on."""
+        """Return a loader of training prompts that starts with the first batch."""
         config, candidates = self.config, self.method.candidates_per_prompt
         return train_loader(self.train_set, config.data, config.seed, candidates)
 
@@ -154,13 +154,13 @@ class TrainingSetup:
 
 
 def try_reward_functions(config: RewardScoreConfig, records: Sequence[PromptRecord]) -> list[str]:
-    """Call the custom function of each data source on its first record, as training will.
+    """Call each data source's custom function on its first record, as training will.
 
-    It is called with an empty response, and with the ground truth. Returns a warning for each call that exceeded the
-    limits.
+    Each is called with an empty response and with the ground truth. Returns a warning for each call that exceeded a
+    limit.
 
     Raises:
-        ConfigError: a function raised or returned no score, or no record has its data source.
+        ConfigError: If a function raises an error or returns no score, or no record has its data source.
     """
     custom = config.paths_of_custom_functions()
     if not custom:
@@ -192,7 +192,7 @@ def try_reward_functions(config: RewardScoreConfig, records: Sequence[PromptReco
 
 
 def check_method_and_loss(config: PPOConfig, method: MethodCalls, loss: PolicyLoss) -> None:
-    """Raise ``ConfigError`` for a policy loss that cannot learn from a batch that the method composes."""
+    """Raise ``ConfigError`` if the policy loss cannot learn from a batch composed by the method."""
     needs = loss.needs
     if not method.overrides("learn_from"):
         return
@@ -204,10 +204,10 @@ def check_method_and_loss(config: PPOConfig, method: MethodCalls, loss: PolicyLo
 
 
 def check_models(config: PPOConfig, tokenizer: PreTrainedTokenizerBase, device_type: str) -> None:
-    """Raise ``ConfigError`` for a model that does not fit its options, the tokens or the lengths.
+    """Raise ``ConfigError`` if a model does not fit its options, the tokenizer or the sequence lengths.
 
-    It could not be loaded as its options ask, or would read foreign tokens, or sequences that are longer than it was
-    made for.
+    Such a model could not be loaded with its options, would read unknown tokens, or would read sequences longer than it
+    supports.
     """
     for prefix, model in config.models.items():
         field, longest = "data.max_prompt_length+data.max_response_length", config.max_sequence_length
@@ -223,14 +223,14 @@ def check_models(config: PPOConfig, tokenizer: PreTrainedTokenizerBase, device_t
     if config.uses_critic:
         check_value_architecture(config.critic.model, "critic.model.path")
     check_engine_model(config, device_type)
-    end_tokens(config, tokenizer)  # raises for one that the model does not have
+    end_tokens(config, tokenizer)  # raises an error for tokens outside the vocabulary
     check_embeds_tokens(config.model, "model.path", tokenizer)
     if config.uses_critic and config.critic.model.path != config.model.path:
         check_reads_tokens(config.critic.model, "critic.model.path", tokenizer)
 
 
 def check_profile_steps(steps: Sequence[int], total_steps: int) -> None:
-    """Raise ``ConfigError`` if ``trainer.profile_steps`` names a step that the run does not have."""
+    """Raise ``ConfigError`` if ``trainer.profile_steps`` names a step after the end of the run."""
     late = [step for step in steps if step > total_steps]
     if late:
         raise ConfigError(f"trainer.profile_steps={list(steps)}: the run has {total_steps} steps; leave out {late}")

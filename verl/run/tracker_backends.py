@@ -1,6 +1,6 @@
-"""The trackers of ``trainer.logger``: their checks before a run starts, and a backend that records with each.
+"""The trackers of ``trainer.logger``: checks before a run starts, and a recording backend for each.
 
-Packages are imported only in runs that name them: mlflow and swanlab are not among the requirements.
+Packages are imported only in runs that use them, because mlflow and swanlab are not required packages.
 """
 
 import json
@@ -20,19 +20,19 @@ from verl.config.errors import ConfigError, in_one_line
 from verl.utils.files import damaged_name, open_to_write, replace_text
 
 WANDB_ID = "wandb_id.txt"
-"""File in a run's folder by which a resumed run finds its wandb run."""
+"""File in a run's folder with the id of the wandb run to resume."""
 
 MLFLOW_ID = "mlflow_id.txt"
-"""The same for mlflow."""
+"""File in a run's folder with the id of the mlflow run to resume."""
 
 PACKAGES = ("tensorboard", "wandb", "mlflow", "swanlab")
-"""Trackers that need the package of their name."""
+"""Trackers that need the package of the same name."""
 
 Metrics = Mapping[str, float]
 
 
 class Table(NamedTuple):
-    """Rows of text and numbers, recorded next to metrics."""
+    """Rows of text and numbers, recorded in addition to metrics."""
 
     columns: list[str]
     rows: list[list[str | float | None]]
@@ -40,37 +40,37 @@ class Table(NamedTuple):
 
 @dataclass(frozen=True)
 class Backend:
-    """One destination of metrics."""
+    """A destination of metrics."""
 
     log: Callable[[int, Metrics], None]
     close: Callable[[], None]
     table: Callable[[int, str, Table], None] = lambda step, name, table: None
-    """Record ``table`` under ``name``; most trackers have no tables."""
+    """Record ``table`` under ``name``; a no-op for most trackers."""
 
 
 @dataclass(frozen=True)
 class RunInfo:
-    """A run as trackers see it."""
+    """Run information for trackers."""
 
     folder: Path
     project: str
     experiment: str
     config: dict[str, Any]
     last_step: int | None
-    """The step that the run resumes from; None if it starts from scratch."""
+    """Step that the run resumes from, or None if it starts from scratch."""
 
 
 def check_trackers(loggers: Sequence[str]) -> None:
-    """Check before anything starts that the trackers can be used.
+    """Check before anything starts that all trackers can be used.
 
     Raises:
-        ConfigError: a package is missing, or a key.
+        ConfigError: If a package or an API key is missing.
     """
     for name in loggers:
         field = f"trainer.logger={name!r}"
         if name in PACKAGES:
             spec = find_spec(name)
-            # A folder of its name, as trackers leave behind, has no origin.
+            # A folder with the package's name, as left behind by trackers, has no origin.
             if spec is None or spec.origin is None:
                 raise ConfigError(f"{field}: {name} is not installed; `pip install {name}`, or leave it out")
         if name == "wandb":
@@ -84,14 +84,14 @@ def check_trackers(loggers: Sequence[str]) -> None:
 
 
 def _check_wandb(field: str) -> None:
-    """Raise ``ConfigError`` unless wandb accepts its settings, and has a key if it needs one."""
+    """Raise ``ConfigError`` unless wandb accepts its settings and has an API key if it needs one."""
     import wandb
 
     fix = "run `wandb login`, set WANDB_API_KEY, or set WANDB_MODE=offline to record here; or leave it out"
     try:
         settings = wandb.setup().settings
-        # A login that is not silent asks the server for the user's name, for as long as the network lets it wait. The
-        # server sees the key when the run is opened, still before the workers start.
+        # Unless silent, a login asks the server for the user's name, for as long as the network keeps it waiting. The
+        # server checks the key when the run is opened, before the workers start.
         silent, settings.silent = settings.silent, True
         logged_in = settings.mode in ("offline", "dryrun", "disabled") or wandb.login(prompt=False, verify=False)
         settings.silent = silent
@@ -102,16 +102,16 @@ def _check_wandb(field: str) -> None:
 
 
 def keep_records(path: Path, last_step: int) -> Path | None:
-    """Remove the records of the steps after ``last_step``, and a last line that was only partly written.
+    """Remove records of steps after ``last_step``, and a partly written last line.
 
-    If other lines are damaged, the file is copied first, and its readable records are kept; returns the copy.
+    If other lines are damaged, this copies the file, keeps only its readable records, and returns the copy's path.
 
     Raises:
-        ConfigError: the file cannot be read or copied.
+        ConfigError: If the file cannot be read or copied.
     """
     try:
         lines = [(_step_of(line), line) for line in path.read_bytes().split(b"\n")]
-        # The last one, after the last line break, is empty or was cut.
+        # The text after the last line break is empty or a partly written record.
         if lines[-1][0] is None:
             lines.pop()
         copy = None
@@ -126,7 +126,7 @@ def keep_records(path: Path, last_step: int) -> Path | None:
 
 
 def _step_of(line: bytes) -> int | None:
-    """Return the ``step`` of a record; None if the line is not a record."""
+    """Return the ``step`` of a record, or None if the line is not a valid record."""
     try:
         record = json.loads(line.decode())
     except (ValueError, RecursionError):
@@ -136,13 +136,13 @@ def _step_of(line: bytes) -> int | None:
 
 
 def jsonl_backend(path: Path) -> Backend:
-    """Return a backend that writes a line per step, with ``step`` before the names."""
+    """Return a backend that writes one line per step, with ``step`` before the metrics."""
     file = os.fdopen(open_to_write(path, os.O_WRONLY | os.O_APPEND), "a", buffering=1)
     return _lines(path, file, lambda step, metrics: {"step": step, **metrics})
 
 
 def _file_backend(run: RunInfo) -> Backend:
-    """Return a backend that writes ``VERL_FILE_LOGGER_PATH`` in veRL's form, names under ``data``; idle without it."""
+    """Return a backend that writes to ``VERL_FILE_LOGGER_PATH``, if set, in veRL's format with metrics in ``data``."""
     path = os.environ.get("VERL_FILE_LOGGER_PATH")
     if not path:
         return Backend(lambda step, metrics: None, lambda: None)
@@ -156,17 +156,17 @@ def _file_backend(run: RunInfo) -> Backend:
 
 def _lines(path: Path, file: IO[str], record: Callable[[int, dict[str, float | None]], dict[str, Any]]) -> Backend:
     def log(step: int, metrics: Metrics) -> None:
-        # JSON has no NaN and no infinity.
+        # JSON does not support NaN and infinity.
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         try:
             file.write(json.dumps(record(step, finite)) + "\n")
-            # The record must be on the disk before the checkpoint of its step.
+            # The record must be on disk before the checkpoint of its step.
             os.fsync(file.fileno())
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(path)) from None
 
     def close() -> None:
-        with suppress(OSError):  # what could not be written was an error before
+        with suppress(OSError):  # failed writes have already raised an error
             file.close()
 
     return Backend(log, close)
@@ -175,14 +175,14 @@ def _lines(path: Path, file: IO[str], record: Callable[[int, dict[str, float | N
 def _tensorboard_backend(run: RunInfo) -> Backend:
     from torch.utils.tensorboard import SummaryWriter
 
-    # TensorBoard hides what earlier files recorded from this step on.
+    # TensorBoard hides records of earlier files from this step on.
     purge_step = None if run.last_step is None else run.last_step + 1
     writer = SummaryWriter(str(run.folder / "tensorboard"), purge_step=purge_step)
 
     def log(step: int, metrics: Metrics) -> None:
         for name, value in metrics.items():
             writer.add_scalar(name, value, step)
-        # If the run is killed, the resumed one does not record these steps again.
+        # Flush now, because a resumed run does not record these steps again.
         writer.flush()
 
     def log_table(step: int, name: str, table: Table) -> None:
@@ -193,14 +193,14 @@ def _tensorboard_backend(run: RunInfo) -> Backend:
 
 
 def markdown_table(table: Table) -> str:
-    """``table`` as TensorBoard shows it. Texts are hostile: nothing in them is read as markdown or HTML."""
+    """Return ``table`` as Markdown for TensorBoard. Untrusted cell text is never read as markup or HTML."""
     rows = [table.columns, ["---"] * len(table.columns)]
     rows += [["" if cell is None else _literal(str(cell)) for cell in row] for row in table.rows]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def _literal(text: str) -> str:
-    """``text`` with line breaks kept and every character that markdown or HTML interprets as a numeric entity."""
+    """Return ``text`` with line breaks kept, and every character special in Markdown or HTML as a numeric entity."""
     escaped = re.sub(r"[^\w\s]", lambda match: f"&#{ord(match[0])};", text)
     return re.sub(r"\r\n?|\n", "<br>", escaped)
 
@@ -211,7 +211,7 @@ def _wandb_backend(run: RunInfo) -> Backend:
     id_file = run.folder / WANDB_ID
     if not id_file.exists():
         replace_text(id_file, f"{uuid.uuid4().hex[:8]}\n")
-    # All processes of this run share one wandb run. wandb leaves out steps that it has seen; they would be the same.
+    # All processes of this run share one wandb run, which ignores repeated steps; they would have the same values.
     own_id = id_file.read_text().strip()
     try:
         opened = wandb.init(
@@ -233,11 +233,11 @@ def _wandb_backend(run: RunInfo) -> Backend:
 def _mlflow_backend(run: RunInfo) -> Backend:
     import mlflow
 
-    # Elsewhere than in the run's folder only if the user says so.
+    # Records stay in the run's folder unless the user chooses another location.
     if "MLFLOW_TRACKING_URI" not in os.environ:
         mlflow.set_tracking_uri(f"sqlite:///{(run.folder / 'mlflow.db').resolve()}")
     id_file = run.folder / MLFLOW_ID
-    # Some platforms have opened a run already.
+    # On some platforms, a run is already open.
     known = os.environ.get("MLFLOW_RUN_ID") or (id_file.read_text().strip() if id_file.exists() else None)
     if known:
         mlflow.start_run(run_id=known)
@@ -255,7 +255,7 @@ def _mlflow_backend(run: RunInfo) -> Backend:
 
 
 def mlflow_name(name: str) -> str:
-    """``name`` with the characters that mlflow allows, as veRL spells it: ``pass_at_1``."""
+    """Return ``name`` with unsupported characters replaced as in veRL: ``pass_at_1``."""
     return re.sub(r"[^/\w.\- :]", "_", name.replace("@", "_at_"))
 
 
@@ -293,4 +293,4 @@ BACKENDS: dict[str, Callable[[RunInfo], Backend]] = {
     "mlflow": _mlflow_backend,
     "swanlab": _swanlab_backend,
 }
-"""Name in ``trainer.logger`` -> the function that opens its backend."""
+"""Name in ``trainer.logger`` -> function that opens its backend."""

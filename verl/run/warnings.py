@@ -1,4 +1,4 @@
-"""Warnings before a run starts: options and prompts that are valid but probably a mistake."""
+"""Warnings before a run starts, for options and prompts that are valid but probably a mistake."""
 
 from collections.abc import Sequence
 
@@ -10,13 +10,13 @@ from verl.method.calls import MethodCalls
 from verl.rewards.registry import rewards_boxes
 
 TRIED_PROMPTS = 16
-"""Prompts of each data source that :func:`form_warnings` reads."""
+"""Number of prompts that :func:`form_warnings` reads per data source."""
 
 
 def form_warnings(mode: str, records: Sequence[PromptRecord], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Return a line for each data source whose first prompts request no form of answer that is rewarded.
+    """Return a line for each data source whose first prompts do not request a rewarded answer format.
 
-    Custom functions and verifiers of other forms than a box are left out.
+    Ignores custom functions and verifiers of formats other than a box.
     """
     firsts: dict[str, list[PromptRecord]] = {}
     for record in records if mode == "independent" else ():
@@ -74,7 +74,7 @@ def start_warnings(config: PPOConfig, method: MethodCalls) -> list[str]:
 
 
 def prefix_warnings(config: PPOConfig) -> list[str]:
-    """Return a line if even the longest response has too few prefixes for an acceleration, which is then 0."""
+    """Return a warning if even the longest response has too few prefixes, so that its acceleration is 0."""
     calculator, longest = config.calculator, config.data.max_response_length
     if not (calculator.enable and calculator.compute_diff):
         return []

@@ -1,1 +1,1 @@
-"""Helpers that every package may use: atomic file writes, JSON state, and joining ``torch.distributed``."""
+"""Helpers for all packages: atomic file writes, JSON state, joining ``torch.distributed`` and others."""

@@ -1,6 +1,6 @@
-"""Tensors on their way between the host and a GPU.
+"""Tensor transfers between the host and a GPU.
 
-A plain ``.to("cuda")`` holds the host up until the GPU has done everything before it, and every ``.to("cpu")`` does.
+A plain ``.to("cuda")`` makes the host wait until the GPU has finished all previous work, and so does ``.to("cpu")``.
 """
 
 from collections.abc import Sequence
@@ -10,14 +10,14 @@ from torch import Tensor
 
 
 def to_device(values: Tensor, device: torch.device | str) -> Tensor:
-    """``values`` on ``device``. From the host to a GPU the copy is ordered with the work there, and nothing waits."""
+    """Return ``values`` on ``device``. Copies to a GPU are queued with its other work and do not block the host."""
     if values.device.type == "cpu" and torch.device(device).type == "cuda":
         return values.pin_memory().to(device, non_blocking=True)
     return values.to(device)
 
 
 def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Copy the tensors to the host, with one wait for all of them."""
+    """Copy the tensors to the host, waiting only once for all of them."""
     fetched = [values.to("cpu", non_blocking=True) for values in tensors]
     if any(values.is_cuda for values in tensors):
         torch.cuda.current_stream().synchronize()

@@ -1,4 +1,4 @@
-"""Joins the ``torch.distributed`` world of a worker group, with nccl on GPUs or gloo on CPUs."""
+"""Joins a worker group's ``torch.distributed`` world, with nccl on GPUs or gloo on CPUs."""
 
 import errno
 import os
@@ -19,27 +19,27 @@ from verl.utils.process import keep_freed_memory
 
 @dataclass(frozen=True)
 class WorkerPlace:
-    """The place of one worker in its group."""
+    """Position and settings of a worker in its group."""
 
     rank: int
     world_size: int
     master_addr: str
     master_port: int
     device_type: str
-    """``cpu`` or ``cuda``."""
+    """Type of the device, ``cpu`` or ``cuda``."""
     cpu_threads: int
-    """Threads for CPU kernels: the machine's cores divided by its workers."""
+    """Number of threads for CPU kernels: the machine's cores divided by its workers."""
     timeout_s: float | None = None
-    """Time limit of collective operations; None: torch's."""
+    """Timeout of collective operations, or None for torch's default."""
 
 
 _timeout: timedelta | None = None
 
 
 def join_world(place: WorkerPlace) -> DeviceMesh:
-    """Join the process group and return the one-dimensional data-parallel mesh over all workers.
+    """Join the process group and return a one-dimensional data-parallel mesh over all workers.
 
-    vLLM's ``external_launcher`` reads the environment variables that torchrun would set, so they are set here.
+    This sets the environment variables that torchrun would set, because vLLM's ``external_launcher`` reads them.
     """
     os.environ.update(
         RANK=str(place.rank),
@@ -62,17 +62,17 @@ def join_world(place: WorkerPlace) -> DeviceMesh:
 
 
 def collective_timeout() -> timedelta | None:
-    """Return the time limit of :func:`join_world`, for other groups, which otherwise have torch's."""
+    """Return the timeout used by :func:`join_world`, for other groups, which would use torch's default."""
     return _timeout
 
 
 def _meet(place: WorkerPlace, timeout: timedelta) -> TCPStore:
-    """Return the store by which the workers find each other; anyone who reaches its port can write into it.
+    """Return the store through which workers find each other; anyone who can connect to its port can write to it.
 
-    torch itself would listen on all interfaces.
+    Without the custom socket, torch would listen on all interfaces.
     """
     is_master = place.rank == 0
-    # The store closes it.
+    # The store closes the socket.
     listener = listening_socket(place.master_addr, place.master_port).detach() if is_master else None
     return TCPStore(
         place.master_addr,
@@ -86,10 +86,10 @@ def _meet(place: WorkerPlace, timeout: timedelta) -> TCPStore:
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on this machine's address ``host``, or on all if ``host`` is not one of them.
+    """Return a socket that listens on the local address ``host``, or on all addresses if ``host`` is not local.
 
     Raises:
-        OSError: the port is in use.
+        OSError: If the port is in use.
     """
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -97,7 +97,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
         try:
             listener.bind((host, port))
         except OSError as error:
-            # Behind a translation of addresses, others reach this machine by one that it does not know.
+            # Behind NAT, other machines reach this one at an address that it does not know.
             if error.errno != errno.EADDRNOTAVAIL and not isinstance(error, socket.gaierror):
                 raise
             listener.bind(("", port))

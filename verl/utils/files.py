@@ -1,4 +1,4 @@
-"""Atomic file writes, and checksums of files."""
+"""Atomic file writes and file checksums."""
 
 import errno
 import hashlib
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FileRecord:
-    """The entry of a file in a manifest."""
+    """Entry of a file in a manifest."""
 
     size: int
-    """Bytes."""
+    """Size in bytes."""
     sha256: str
-    """Hexadecimal digest of its content."""
+    """Hexadecimal SHA-256 digest of the content."""
 
 
 class RecordedFile(io.BufferedWriter):
-    """A new file, written from its beginning to its end, whose record is known without reading it again."""
+    """A new file, written sequentially, whose record is known without rereading it."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(io.FileIO(path, "w"))
@@ -40,12 +40,12 @@ class RecordedFile(io.BufferedWriter):
         return super().write(content)
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        """Refused: what was written stays."""
+        """Raise an error, because written data must not change."""
         raise io.UnsupportedOperation("seek")
 
     @property
     def record(self) -> FileRecord:
-        """Size and checksum of what was written so far."""
+        """Size and checksum of the data written so far."""
         return FileRecord(self._size, self._digest.hexdigest())
 
 
@@ -57,27 +57,27 @@ def write_recorded(path: Path, content: bytes) -> FileRecord:
 
 
 def file_record(path: Path) -> FileRecord:
-    """Size and checksum of the current content of ``path``, which is read."""
+    """Read ``path`` and return the size and checksum of its content."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return FileRecord(path.stat().st_size, digest)
 
 
 LARGEST_TEXT = 1 << 29
-"""Bytes of the largest file of ``TEXT_SUFFIXES`` that is read, which is read as a whole."""
+"""Maximum size in bytes of files with ``TEXT_SUFFIXES``, which are read as a whole."""
 TEXT_SUFFIXES = (".json", ".txt", ".yaml", ".jinja", ".model", ".py")
 
 
 def unreadable(paths: Iterable[Path]) -> str:
-    """Why one of the files that somebody handed over must not be opened; empty if all may be.
+    """Return why one of these untrusted files must not be opened, or an empty string if all may be.
 
-    Opening a pipe waits for its writer for ever, a device has no end, and text of any size would fill the memory.
+    Opening a pipe blocks until there is a writer, a device never ends, and large text files could exhaust the memory.
     """
     for path in paths:
         try:
             status = path.stat()
         except OSError:
-            continue  # a link to nothing; its reader reports that it is missing
+            continue  # a dangling link, which its reader reports as missing
         if stat.S_ISDIR(status.st_mode):
             continue
         if not stat.S_ISREG(status.st_mode):
@@ -88,12 +88,12 @@ def unreadable(paths: Iterable[Path]) -> str:
 
 
 def open_to_write(path: Path, flags: int) -> int:
-    """Open the regular file ``path``, made if it is missing, and return its descriptor; ``flags`` are ``os.open``'s.
+    """Open the regular file ``path``, creating it if missing, and return its descriptor; see ``os.open`` for ``flags``.
 
-    In a folder that somebody handed over, a link of that name would lead to another file, and a pipe have no end.
+    In a folder from another user, a link with this name could lead to another file, and a pipe could block.
 
     Raises:
-        OSError: it is something else than a regular file.
+        OSError: If the path is not a regular file.
     """
     handle = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -103,7 +103,7 @@ def open_to_write(path: Path, flags: int) -> int:
 
 
 def flush(path: Path) -> None:
-    """Write a file, or the entries of a folder, to disk now, so that a full disk is noticed before a rename."""
+    """Flush a file, or a folder's entries, to disk, so that a full disk is noticed before a rename."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -113,9 +113,9 @@ def flush(path: Path) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path next to ``path``, which it replaces at the end unless an error is raised."""
+    """Yield a temporary path that replaces ``path`` at the end unless an error is raised."""
     temporary = path.with_name(f".{path.name}.unfinished")
-    # A link of that name, in a folder from elsewhere, would lead to another file.
+    # In a folder from another user, a link with this name could lead to another file.
     temporary.unlink(missing_ok=True)
     try:
         yield temporary
@@ -127,18 +127,18 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write ``text`` atomically: whenever the process ends, ``path`` has either its old content or all of the new."""
+    """Write ``text`` atomically: ``path`` has either its old or its new content, even if the process is killed."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def free_name(path: Path, suffix: str, first: int = 1) -> Path:
-    """Return an unused name next to ``path``: ``suffix`` and the first free number, such as ``metrics.jsonl.1``."""
+    """Return an unused path, ``path`` with ``suffix`` and the first free number, such as ``metrics.jsonl.1``."""
     names = (path.with_name(f"{path.name}{suffix}{number}") for number in count(first))
     return next(name for name in names if not os.path.lexists(name))
 
 
 def damaged_name(path: Path) -> Path:
-    """Return an unused name to move ``path`` to: ``<name>.damaged``, ``<name>.damaged_2`` and so on."""
+    """Return an unused path to rename ``path`` to: ``<name>.damaged``, ``<name>.damaged_2`` and so on."""
     name = path.with_name(f"{path.name}.damaged")
     return free_name(name, "_", 2) if os.path.lexists(name) else name

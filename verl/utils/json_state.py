@@ -1,4 +1,4 @@
-"""State as JSON: a checkpoint's parts other than weights are readable by people and never unpickled."""
+"""JSON serialisation of state, so that everything in a checkpoint except weights is readable and never unpickled."""
 
 import base64
 import zlib
@@ -14,14 +14,14 @@ from verl.utils.user_code import user_code
 
 _TENSOR = "__tensor__"
 _MAPPING = "__mapping__"
-"""The only key of a mapping that stands for a tensor, or for a mapping whose only key is one of these."""
+"""Each is the only key of a mapping that represents a tensor, or a mapping whose only key is one of these two."""
 
 
 def to_json(value: Any) -> Any:
-    """``value`` with tensors and arrays as mappings of dtype, shape and zlib's bytes in base64, and tuples as lists.
+    """Return ``value`` with tuples as lists, and tensors and arrays as mappings of dtype, shape and base64 zlib data.
 
     Raises:
-        TypeError: a value is not a tensor, array, mapping, list, tuple, text, number or None, or a key is not text.
+        TypeError: If a key is not a string, or a value has an unsupported type, such as bytes or a set.
     """
     if isinstance(value, np.ndarray):
         value = torch.from_numpy(value)
@@ -29,7 +29,7 @@ def to_json(value: Any) -> Any:
         value = value.item()
     if isinstance(value, Tensor):
         array = value.detach().cpu().contiguous().numpy()
-        # Most are small whole numbers: ids of tokens, places, versions.
+        # Compressed, because most contain small integers: token ids, positions, versions.
         data = base64.b64encode(zlib.compress(array.tobytes(), level=1)).decode()
         return {_TENSOR: {"dtype": array.dtype.name, "shape": list(array.shape), "zlib": data}}
     if isinstance(value, dict):
@@ -46,16 +46,16 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """Invert :func:`to_json`, with arrays as tensors and tuples as lists."""
+    """Invert :func:`to_json`, but return arrays as tensors and tuples as lists."""
     if isinstance(value, dict):
         if set(value) == {_TENSOR}:
             stored = value[_TENSOR]
             dtype, shape = np.dtype(stored["dtype"]), stored["shape"]
             if "zlib" in stored:
-                # No more than the shape needs, whatever the bytes would unpack to.
+                # Decompress no more than the shape needs, regardless of the data.
                 packed, size = base64.b64decode(stored["zlib"]), dtype.itemsize * prod(shape)
                 data = zlib.decompressobj().decompress(packed, size + 1)
-            else:  # a checkpoint of an earlier version
+            else:  # written by an earlier version
                 data = base64.b64decode(stored["data"])
             return torch.from_numpy(np.frombuffer(data, dtype).reshape(shape).copy())
         if set(value) == {_MAPPING}:
@@ -65,36 +65,36 @@ def from_json(value: Any) -> Any:
 
 
 class UserState:
-    """The state of an object of the user's with ``state_dict`` and ``load_state_dict``, or of one without.
+    """The state of a user's object, if it has ``state_dict`` and ``load_state_dict``.
 
-    The state holds what JSON holds, and tensors.
+    The state may contain JSON values and tensors.
 
     Raises:
-        ConfigError: the object has only one of these methods, or its state cannot be saved.
+        ConfigError: If the object has only one of these methods, or its state cannot be saved.
     """
 
     def __init__(self, where: str, owner: Any, has: tuple[bool, bool]) -> None:
-        """Wrap an object of the user's code.
+        """Wrap an object from user code.
 
         Args:
-            where: the option that named it, and its value.
-            has: whether it has each of the two methods.
+            where: Option that named it, and its value.
+            has: Whether it has each of the two methods.
         """
         self.where, self.owner = where, owner
         if any(has) != all(has):
             raise ConfigError(f"{where}: define both state_dict and load_state_dict, or neither")
         self.exists = all(has)
-        self.save()  # a state that cannot be saved is reported before training
+        self.save()  # reports a state that cannot be saved before training starts
 
     def save(self) -> Any:
-        """Return the state as JSON; None without one."""
+        """Return the state as JSON, or None if the object has no state."""
         if not self.exists:
             return None
         with user_code(f"{self.where}: its state_dict(), which may hold what JSON holds and tensors,"):
             return to_json(self.owner.state_dict())
 
     def load(self, state: Any) -> None:
-        """Restore what :meth:`save` returned. Raises ``ConfigError`` for the state of other code."""
+        """Restore a state returned by :meth:`save`. Raises ``ConfigError`` for a state of other code."""
         if (state is not None) != self.exists:
             raise ConfigError(f"{self.where}: the checkpoint was written with other code; start a new run")
         if self.exists:

@@ -1,4 +1,4 @@
-"""Values as every reader takes them: no lone surrogates, no NaN and no infinity, nothing that steers a terminal."""
+"""Values that every reader accepts: no lone surrogates, NaN, infinity or terminal control characters."""
 
 import math
 import unicodedata
@@ -9,13 +9,13 @@ from verl.config.errors import HIDDEN
 
 
 def valid_unicode(text: str) -> str:
-    """``text`` with lone surrogates replaced by U+FFFD."""
+    """Return ``text`` with lone surrogates replaced by U+FFFD."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def finite_or_null(value: Any) -> Any:
-    """``value`` with every float that is not finite replaced by None, so that it is valid JSON."""
-    # Numbers and texts first: pages have millions of them, and to ask for a mapping takes long.
+    """Return ``value`` with nonfinite floats replaced by None, so that it is valid JSON."""
+    # Numbers and strings first, because reports contain millions of them and the mapping check is slow.
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, str | int):
@@ -28,5 +28,5 @@ def finite_or_null(value: Any) -> Any:
 
 
 def printable(text: str) -> str:
-    """``text`` on one line, without characters that a terminal or a file cannot represent."""
+    """Return ``text`` on one line, without characters that a terminal or a file cannot represent."""
     return "".join(" " if unicodedata.category(c) in HIDDEN else c for c in text)

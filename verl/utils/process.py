@@ -1,4 +1,4 @@
-"""Settings of a process: its cores, garbage collection, allocator and umask. Light, as entry points import it first."""
+"""Process settings: cores, garbage collection, allocator and umask. Entry points import this first, so it is small."""
 
 import ctypes
 import gc
@@ -15,30 +15,30 @@ import psutil
 CGROUPS = Path("/sys/fs/cgroup")
 
 UMASK = "VERL_UMASK"
-"""Variable with the user's mask, for processes that start under a stricter one."""
+"""Variable that passes the user's umask to processes started under a stricter one."""
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's ``mallopt``."""
 KEPT_BYTES = 256 << 20
-"""Most free memory that is kept at the end of the heap."""
+"""Maximum free memory to keep at the top of the heap."""
 LARGEST_IN_HEAP = 32 << 20
-"""Larger requests are mapped separately; glibc allows no higher limit."""
+"""Maximum size of heap allocations, and glibc's upper limit; larger ones are mapped separately."""
 
 
 def available_cores() -> int:
-    """Return the number of cores that this process may use, by affinity and control groups; at least 1."""
+    """Return the number of cores available to this process by affinity and control groups, at least 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, math.ceil(min(cores, _quota())))
 
 
 def _quota() -> float:
-    """Cores' worth of time that the process's control groups give it; infinite without a limit."""
+    """Return the CPU limit of this process's control groups in cores, or infinity without a limit."""
     groups = [line.partition("::")[2] for line in _words(Path("/proc/self/cgroup")) if line.startswith("0::")]
-    # Inside a container its own group is often the root; outside each group obeys those above it.
+    # In a container, its own group is often the root; elsewhere, a group is also limited by its ancestors.
     below = [CGROUPS / group.lstrip("/") for group in groups]
     folders = {CGROUPS, *(f for folder in below for f in (folder, *folder.parents) if f.is_relative_to(CGROUPS))}
     limits = [_words(folder / "cpu.max") for folder in folders]
-    # The first version of control groups.
+    # Control groups, version 1.
     limits.append(_words(CGROUPS / "cpu/cpu.cfs_quota_us") + _words(CGROUPS / "cpu/cpu.cfs_period_us"))
     shares = [int(limit[0]) / int(limit[1]) for limit in limits if len(limit) == 2 and limit[0].isdigit()]
     return min(shares, default=math.inf)
@@ -58,18 +58,18 @@ class Stage:
 
 
 def set_stage(name: str) -> None:
-    """Say what this process does from now on; a worker's heartbeats carry it to the driver."""
+    """Set the current activity of this process; a worker's heartbeats report it to the driver."""
     Stage.name = name
 
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Suspend garbage collection for imports and objects that live as long as the process.
+    """Suspend garbage collection for imports and for objects that live as long as the process.
 
-    What exists at the end of the block is never scanned again.
+    Objects that exist at the end of the block are never scanned again.
 
-    Otherwise the collector scans the modules again and again while they grow, a quarter of the time that vLLM takes to
-    import, and later all of them in every full collection.
+    Otherwise, the collector repeatedly scans the growing modules, which takes a quarter of vLLM's import time, and
+    later scans all of them in every full collection.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -82,17 +82,17 @@ def loading() -> Iterator[None]:
 
 
 def freeze_objects() -> None:
-    """Collect garbage once, and leave all that exists now out of later collections."""
+    """Collect garbage once, and exclude all existing objects from later collections."""
     gc.collect()
     gc.freeze()
 
 
 @contextmanager
 def memory_limit(more: int) -> Iterator[None]:
-    """Limit the process to ``more`` bytes of address space than now, within the block.
+    """Limit the growth of the process's address space to ``more`` bytes within the block.
 
-    An allocation beyond that fails, in Python with ``MemoryError``. Without effect where the system does not count
-    address space (macOS).
+    Larger allocations fail, in Python with ``MemoryError``. Has no effect on systems that do not limit address space
+    (macOS).
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     wanted = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
@@ -109,9 +109,9 @@ def memory_limit(more: int) -> Iterator[None]:
 def keep_freed_memory() -> bool:
     """Make the C library reuse the memory of freed tensors of up to ``LARGEST_IN_HEAP`` bytes.
 
-    The system clears pages before it hands them out, which takes a third of a forward pass of a small model, and of a
-    step of one of 135 million parameters. :func:`return_freed_memory` takes back what is then held. Returns whether the
-    C library has these settings, as glibc does.
+    Otherwise, the system clears pages before handing them out, which takes a third of a small model's forward pass and
+    of a 135-million-parameter model's step. :func:`return_freed_memory` releases the memory kept this way. Returns
+    whether the C library has these settings, as glibc does.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
@@ -120,22 +120,22 @@ def keep_freed_memory() -> bool:
 
 
 def return_freed_memory() -> None:
-    """Give the memory of freed tensors back to the system, before work that needs other sizes."""
+    """Return the memory of freed tensors to the system, before work that needs other tensor sizes."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def restore_umask() -> None:
-    """Create files with the user's own permissions again, in a process that started under a stricter mask."""
+    """Restore the user's file permissions in a process that started under a stricter umask."""
     if UMASK in os.environ:
         os.umask(int(os.environ[UMASK], 8))
 
 
 @contextmanager
 def private_files() -> Iterator[None]:
-    """Create files of this user alone within the block, in child processes too; workers :func:`restore_umask`."""
-    # First, so that no process starts under the stricter mask without knowing the user's.
+    """Make files created in the block private, also in child processes; workers call :func:`restore_umask`."""
+    # Set the variable first, so that every process that starts under the stricter umask knows the user's.
     before = os.umask(0o077)
     os.umask(before)
     os.environ.setdefault(UMASK, f"{before:o}")

@@ -1,6 +1,6 @@
-"""A pool of processes that can be killed, for code that may hang, crash or exhaust memory.
+"""A pool of killable processes for code that may hang, crash or exhaust memory.
 
-Verifiers, environments and tools run in it.
+It runs verifiers, environments and tools.
 """
 
 import ctypes
@@ -26,8 +26,8 @@ from verl.utils.process import available_cores, restore_umask
 logger = logging.getLogger(__name__)
 
 STALL_S = 120.0
-"""The pool is restarted after this many seconds beyond the time limit without progress; more than a worker takes to
-start on a loaded machine."""
+"""Seconds without progress, beyond the time limit, after which the pool restarts; longer than a worker takes to start
+on a loaded machine."""
 
 FAILURES = {
     TimeoutError: "timeout",
@@ -35,48 +35,48 @@ FAILURES = {
     RecursionError: "crash",
     ProcessExpired: "crash",
 }
-"""Exception that ends a task without a result -> the reason in its verdict."""
+"""Exception that ends a task without a result -> reason in the verdict."""
 
 ENDED = (TimeoutError, ProcessExpired)
 """Exceptions of a future whose process was killed or died."""
 
 MOST_PROCESSES = 32
-"""Most processes that are started by default; each takes about 200 MB."""
+"""Maximum default number of processes; each takes about 200 MB."""
 
 MAX_STARTS = 3
-"""Starts of the pool within one batch before giving up."""
+"""Maximum number of pool starts within one batch."""
 
 PR_SET_PDEATHSIG = 1
-"""Linux ``prctl`` option: the signal that this process gets when the thread that started it ends."""
+"""Linux ``prctl`` option: the signal that this process receives when the thread that started it ends."""
 
 PR_SET_NAME = 15
 """Linux ``prctl`` option: the name of this process."""
 
 NAME_BYTES = 15
-"""Longest name of a Linux process."""
+"""Maximum length of a Linux process name."""
 
 MARK_VARIABLE = "VERL_POOL_PROCESS"
-"""Environment variable with the mark of a pool process."""
+"""Environment variable that contains the mark of a pool process."""
 
 SCANS = 20
-"""Scans for orphans, since each may find processes that the previous ones started."""
+"""Maximum number of scans for orphans; each may find processes started by earlier orphans."""
 
 
 def spare_cores(busy: int) -> int:
-    """Return the number of pool processes for a machine on which others keep ``busy`` of this process's cores."""
+    """Return the number of pool processes to use if other processes keep ``busy`` of the available cores busy."""
     return min(MOST_PROCESSES, max(1, available_cores() - busy))
 
 
 def failure_reason(error: BaseException) -> str | None:
-    """Return why a task failed if the task itself is to blame, None for any other exception."""
+    """Return the reason if a task failed through its own fault, or None for any other exception."""
     return next((reason for kind, reason in FAILURES.items() if isinstance(error, kind)), None)
 
 
 class KillablePool:
-    """Spawned processes and the thread that starts them and feeds them one batch after another.
+    """Spawned processes, and a thread that starts them and runs one batch after another on them.
 
-    They are spawned, not forked, because this process holds threads and accelerators. They end with it even if it is
-    killed.
+    They are spawned instead of forked, because this process has threads and uses accelerators. They end with this
+    process even if it is killed.
     """
 
     def __init__(
@@ -90,15 +90,15 @@ class KillablePool:
         *arguments: Any,
         users_code: bool,
     ) -> None:
-        """Prepare the pool; processes start with the first batch.
+        """Set up the pool; processes start with the first batch.
 
         Args:
-            what: what the processes are called, in messages.
-            options: the group with ``num_workers`` and ``memory_limit_mb``, in messages.
-            timeout_s: longest task.
-            memory_limit_mb: most memory of a process beyond its size after ``prepare``.
-            prepare: called with ``arguments`` first in every process.
-            users_code: it may start processes, which end with a task that was ended.
+            what: Name of the processes in messages.
+            options: Name of the group with ``num_workers`` and ``memory_limit_mb``, for messages.
+            timeout_s: Time limit per task.
+            memory_limit_mb: Memory that a process may use beyond its size after ``prepare``.
+            prepare: Function to call first in every process, with ``arguments``.
+            users_code: Whether tasks may start processes, which must be killed if the task is killed.
         """
         self.num_processes, self._timeout_s = num_processes, timeout_s
         self._what, self._options, self._users_code = what, options, users_code
@@ -107,7 +107,7 @@ class KillablePool:
         self._closed = False
         self._processes: ProcessPool | None = None
         self._started = set[int]()
-        """Process ids of all processes there were."""
+        """Ids of all pool processes so far."""
         self._dispatcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix=what.replace(" ", "-"))
 
     def submit(self, work: Callable[..., Any], *arguments: Any) -> Future[Any]:
@@ -116,15 +116,15 @@ class KillablePool:
         return self._dispatcher.submit(work, *arguments)
 
     def close(self) -> None:
-        """Stop the processes, even in the middle of a batch. May be called twice."""
+        """Stop the processes, even in the middle of a batch. Safe to call twice."""
         if not self._closed:
             self._closed = True
-            # The processes end with the dispatching thread, which started them, so that thread has to stop them.
+            # The dispatching thread must stop the processes, because they end with the thread that started them.
             self._dispatcher.submit(self._stop_processes)
             self._dispatcher.shutdown(wait=True)
 
     def run(self, function: Callable[[Any], Any], arguments: Sequence[Any]) -> list[Any]:
-        """Return the function's result for each argument, or the exception that ended it."""
+        """Return the function's result for each argument, or the exception that it raised."""
         outcomes: list[Any] = [None] * len(arguments)
         unfinished = list(range(len(arguments)))
         for _ in range(MAX_STARTS):
@@ -153,9 +153,9 @@ class KillablePool:
         return outcomes
 
     def _wait(self, futures: list[Future[Any]]) -> None:
-        """Return when all are done, or after too long without progress.
+        """Return when all futures are done, or after too long without progress.
 
-        If a process dies while it holds the pool's lock, the others wait for the lock forever.
+        If a process dies while holding the pool's lock, the others wait for the lock forever.
         """
         progress, num_done, lost = time.monotonic(), 0, 0
         while True:
@@ -174,10 +174,10 @@ class KillablePool:
                 return
 
     def _kill_orphans(self) -> None:
-        """Kill processes that a user's code left behind; built-in code starts none."""
+        """Kill processes left behind by custom code; built-in code starts none."""
         if self._users_code:
             kill_orphans(self._mark, self._started)
-            # Once a session has no process left, its id may be reused, perhaps by a session of the user.
+            # Once a session has no processes left, its id may be reused, possibly by a session of the user.
             self._started &= {process.pid for process in multiprocessing.active_children() if process.pid}
 
     def check_open(self) -> None:
@@ -188,7 +188,7 @@ class KillablePool:
         if self._processes is not None and not self._processes.active:
             self._stop_processes()
         if self._processes is None:
-            # Not a fork server: it lives as long as its children, so a hanging child would keep both alive forever.
+            # A fork server lives as long as its children, so a hanging child would keep both alive forever.
             self._processes = ProcessPool(
                 max_workers=self.num_processes,
                 initializer=_prepare_process,
@@ -206,17 +206,17 @@ class KillablePool:
 
 
 def _prepare_process(memory_limit_mb: int, mark: str, prepare: Callable[..., None], arguments: Sequence[Any]) -> None:
-    """Set limits and signals; runs first in every process."""
+    """Set limits and signal handlers; called first in every process."""
     restore_umask()
     mark_process(mark)
-    # A process inside a long C call (an integer power) never reaches a Python signal handler; the default action ends
-    # it.
+    # A long C call, such as an integer power, never runs a Python signal handler, so use the default action, which
+    # ends it.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     prepare(*arguments)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
-        # Otherwise nothing would end a hanging process whose parent was killed.
+        # Without this, nothing would end a hanging process whose parent was killed.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         parent = multiprocessing.parent_process()
         if parent is None or not parent.is_alive():
@@ -227,10 +227,10 @@ def _prepare_process(memory_limit_mb: int, mark: str, prepare: Callable[..., Non
         resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
 
 
-# --- Orphans: processes that a task started and that outlive the pool process it ran in
+# --- Orphans: processes started by a task that outlive the pool process it ran in
 #
 # A pool process marks itself, and its children inherit the mark: the process name by fork, the environment by exec, and
-# the session by either. So they can be found after it was killed, in whatever session they put themselves.
+# the session by both. This identifies them after the pool process was killed, even in new sessions of their own.
 
 
 def mark_process(mark: str) -> None:
@@ -242,10 +242,10 @@ def mark_process(mark: str) -> None:
 
 
 def kill_orphans(mark: str, sessions: Collection[int]) -> int:
-    """Kill every marked process that has no living pool process among its ancestors. Returns how many were killed.
+    """Kill every marked process without a living pool process among its ancestors, and return how many were killed.
 
     Args:
-        sessions: ids of all pool processes so far.
+        sessions: Ids of all pool processes so far.
     """
     killed = 0
     for _ in range(SCANS if sys.platform == "linux" else 0):
@@ -262,7 +262,7 @@ def kill_orphans(mark: str, sessions: Collection[int]) -> int:
 
 
 def _is_orphan(process: psutil.Process, mark: str, ended: Collection[int], alive: Collection[int]) -> bool:
-    # Another user's process, or one that has ended meanwhile, raises an error: not an orphan.
+    # An error means that the process belongs to another user or has already ended: not an orphan.
     with suppress(psutil.Error, OSError):
         if process.uids().real != os.getuid() or process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
             return False

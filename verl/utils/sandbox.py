@@ -1,9 +1,9 @@
-"""Runs Python code that nobody has read, a model's, under bubblewrap. SECURITY.md lists the attacks it withstands.
+"""Runs untrusted Python code written by a model under bubblewrap. SECURITY.md lists the attacks it withstands.
 
-The program runs in namespaces of its own: it sees ``/usr``, Python's environment and a temporary folder of its
-own, has no network, no environment variables and no capabilities, and a seccomp filter refuses what namespaces leave
-open. Its input and outputs are anonymous files, so there is nobody to talk to unless it is given a pipe. Started by
-root, it is another user.
+The program runs in its own namespaces: it sees only ``/usr``, Python's environment and a private temporary folder. It
+has no network, environment variables or capabilities, and a seccomp filter blocks attacks that namespaces leave open.
+Its input and outputs are anonymous files, so it cannot communicate unless it is given a pipe. If started by root, it
+runs as another user.
 """
 
 import errno
@@ -30,26 +30,26 @@ from typing import Literal, NamedTuple
 from verl.config.errors import ConfigError
 
 MAX_PROCESSES = 32
-"""Processes and threads of one run."""
+"""Maximum number of processes and threads of one run."""
 
 MAX_FILE_BYTES = 16 << 20
-"""Largest file that a program can write, standard output and standard error included."""
+"""Maximum size of a file written by a program, including standard output and standard error."""
 
 TMP_BYTES = 64 << 20
-"""Size of its temporary folder."""
+"""Size of the program's temporary folder."""
 
 MAX_OPEN_FILES = 64
 POLL_MS = 20
-"""Time between two looks at the memory of a run."""
+"""Interval between checks of a run's memory."""
 
 FIRST_UID, NUM_UIDS = 61184, 4336
-"""User ids for programs that root runs: systemd keeps them for short-lived users, so that no one owns them."""
+"""User ids for programs started by root; systemd reserves them for transient users, so nobody else owns them."""
 
 ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
     "HOME": "/tmp",
     "LANG": "C.UTF-8",
-    "PYTHONHASHSEED": "0",  # the order of sets is the same each time
+    "PYTHONHASHSEED": "0",  # for a reproducible order of sets
     "PYTHONDONTWRITEBYTECODE": "1",
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -59,11 +59,11 @@ Ending = Literal["ok", "error", "timeout", "memory", "output"]
 
 
 class Run(NamedTuple):
-    """Outcome of a program."""
+    """Outcome of a program run."""
 
     ending: Ending
-    """``error``: a status other than 0, or a signal; ``timeout``, ``memory``: killed at that limit; ``output``: it
-    wrote more than ``MAX_FILE_BYTES``, and the rest is lost."""
+    """``error``: a nonzero exit status, or a signal; ``timeout``, ``memory``: killed at that limit; ``output``: output
+    beyond ``MAX_FILE_BYTES``, which is lost."""
     stdout: str
     stderr: str
 
@@ -71,12 +71,12 @@ class Run(NamedTuple):
 def run_python(
     code: str, stdin: str = "", seconds: float = 10.0, memory_mb: int = 1024, descriptors: Sequence[int] = ()
 ) -> Run:
-    """Run ``code`` as a program; everything that it started has ended when this returns.
+    """Run ``code`` as a program, and return after all of its processes have ended.
 
-    ``memory_mb`` bounds the address space of each process, and the resident memory of all together. The program has
-    the ``descriptors`` of files or pipes under their numbers; they are closed here.
+    ``memory_mb`` limits the address space of each process, and the total resident memory. The program inherits the
+    file or pipe ``descriptors`` under the same numbers; this function closes them here.
 
-    Raises ``RuntimeError`` if bubblewrap cannot make the sandbox; see :func:`require_sandbox`.
+    Raises ``RuntimeError`` if bubblewrap cannot create the sandbox; see :func:`require_sandbox`.
     """
     with ExitStack() as files, ExitStack() as handed_over:
         for descriptor in descriptors:
@@ -90,14 +90,14 @@ def run_python(
             stdout=stdout,
             stderr=stderr,
             pass_fds=(script, filters, status, *descriptors),
-            env=ENVIRONMENT,  # bubblewrap's own could be read in /proc
+            env=ENVIRONMENT,  # the program could read bubblewrap's environment in /proc
             cwd="/",
         )
-        handed_over.close()  # the end of one program is the end of what another reads
+        handed_over.close()  # so that a reading program sees the end of file when the writing one ends
         try:
             killed = _watch(process, status, time.monotonic() + seconds, memory_mb << 20)
         finally:
-            process.kill()  # after KeyboardInterrupt; otherwise it has ended
+            process.kill()  # needed after KeyboardInterrupt; otherwise a no-op
             process.wait()
             _wait_for(_status(status).get("child-pid"))
         written = [os.pread(file, MAX_FILE_BYTES, 0) for file in (stdout, stderr)]
@@ -110,7 +110,7 @@ def run_python(
 
 
 def _file(files: ExitStack, data: bytes | None = None) -> int:
-    """Return a descriptor of an anonymous file: an empty one, or one with ``data`` that nobody can change."""
+    """Return a descriptor of an anonymous file, either empty or read-only with ``data``."""
     file = os.memfd_create("sandbox", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     files.callback(os.close, file)
     if data is not None:
@@ -122,7 +122,7 @@ def _file(files: ExitStack, data: bytes | None = None) -> int:
 
 
 def _watch(process: subprocess.Popen[bytes], status: int, deadline: float, max_bytes: int) -> Ending | None:
-    """Wait for the end of a run; return the limit at which it was killed, if it was."""
+    """Wait for a run to end, and return the limit at which it was killed, or None if it was not killed."""
     ended, poller = os.pidfd_open(process.pid), select.poll()
     poller.register(ended, select.POLLIN)
     try:
@@ -130,7 +130,7 @@ def _watch(process: subprocess.Popen[bytes], status: int, deadline: float, max_b
             first = _status(status).get("child-pid")
             late = time.monotonic() > deadline
             if late or (first is not None and _memory(first) > max_bytes):
-                # The first process of a namespace takes all others with it.
+                # Killing the first process of a PID namespace kills all others.
                 os.kill(first or process.pid, signal.SIGKILL)
                 process.wait()
                 return "timeout" if late else "memory"
@@ -140,13 +140,13 @@ def _watch(process: subprocess.Popen[bytes], status: int, deadline: float, max_b
 
 
 def _wait_for(first: int | None) -> None:
-    """Wait until the first process of the namespace has ended, and so every other.
+    """Wait until the first process of the namespace, and therefore every other one, has ended.
 
-    bubblewrap, which kills it, may end before it.
+    bubblewrap kills that process, but may end before it.
     """
     try:
         ended, poller = os.pidfd_open(first or 0), select.poll()
-    except (OSError, ValueError):  # it has ended, or there was none
+    except (OSError, ValueError):  # it has already ended, or never started
         return
     poller.register(ended, select.POLLIN)
     poller.poll(10_000)
@@ -154,7 +154,7 @@ def _wait_for(first: int | None) -> None:
 
 
 def _status(file: int) -> dict[str, int]:
-    """Return bubblewrap's report: ``child-pid``, and at the end ``exit-code``."""
+    """Return bubblewrap's report, which contains ``child-pid`` and, after the end, ``exit-code``."""
     entries: dict[str, int] = {}
     for line in os.pread(file, 4096, 0).split(b"\n")[:-1]:
         entries |= json.loads(line)
@@ -162,7 +162,7 @@ def _status(file: int) -> dict[str, int]:
 
 
 def _memory(first: int) -> int:
-    """Bytes of private resident memory of a process and all below it; what is shared after a fork counts for each."""
+    """Return the private resident bytes of a process and its descendants; pages shared after a fork count for each."""
     pages, family = 0, [first]
     for pid in family:
         try:
@@ -170,7 +170,7 @@ def _memory(first: int) -> int:
                 family += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
             _, resident, shared, *_ = map(int, Path(f"/proc/{pid}/statm").read_text().split())
             pages += resident - shared
-        except (FileNotFoundError, ProcessLookupError):  # it has just ended
+        except (FileNotFoundError, ProcessLookupError):  # the process has just ended
             continue
     return pages * resource.getpagesize()
 
@@ -186,7 +186,7 @@ def _command(script: int, filters: int, status: int, seconds: float, memory_mb: 
     command = [*_mounts(), "--perms", "0444", "--ro-bind-data", str(script), "/main.py", "--remount-ro", "/"]
     command += ["--chdir", "/tmp", "--seccomp", str(filters), "--json-status-fd", str(status), "--"]
     if _is_root():
-        # A user id of its own: root is not bound by the number of processes, and owns files that others cannot read.
+        # A separate user id, because root is exempt from the process limit and owns files that others cannot read.
         user = str(FIRST_UID + secrets.randbelow(NUM_UIDS))
         command += ["setpriv", "--reuid", user, "--regid", user, "--clear-groups"]
     return [*command, "prlimit", *(f"--{name}={value}" for name, value in limits.items()), sys.executable, "/main.py"]
@@ -194,14 +194,14 @@ def _command(script: int, filters: int, status: int, seconds: float, memory_mb: 
 
 @cache
 def _is_root() -> bool:
-    """Whether this process may take any user id. Root of a user namespace may often not, and counts as a user."""
+    """Return whether this process may take any user id, which root of a user namespace often may not."""
     mapped = sum(int(line.split()[2]) for line in Path("/proc/self/uid_map").read_text().splitlines())
     return os.geteuid() == 0 and mapped >= FIRST_UID + NUM_UIDS
 
 
 @cache
 def _mounts() -> tuple[str, ...]:
-    """Return the start of bubblewrap's command line: namespaces, and the file system except for the program."""
+    """Return the start of bubblewrap's command line: namespaces and all mounts except the program."""
     bwrap = shutil.which("bwrap")
     if bwrap is None:
         raise ConfigError("bubblewrap is missing: apt-get install bubblewrap, or dnf install bubblewrap")
@@ -210,7 +210,7 @@ def _mounts() -> tuple[str, ...]:
     if _is_root():
         command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     else:
-        # Bubblewrap's own first process would belong to the program's user, and has no filter.
+        # Otherwise bubblewrap's first process, which has no filter, would belong to the program's user.
         command += ["--unshare-user", "--as-pid-1"]
     command += ["--ro-bind", "/usr", "/usr", "--dir", "/etc"]
     for name in ("/bin", "/sbin", "/lib", "/lib32", "/lib64"):
@@ -220,16 +220,16 @@ def _mounts() -> tuple[str, ...]:
             command += ["--ro-bind", name, name]
     for name in ("/etc/ld.so.cache", "/etc/alternatives"):
         command += ["--ro-bind-try", name, name]
-    # First, for the environment may lie below it.
+    # Mounted first, because the Python environment may be below it.
     command += _tmpfs("/tmp")
     prefixes = {Path(prefix) for prefix in (sys.prefix, sys.base_prefix)}
     for prefix in sorted(prefixes | {prefix.resolve() for prefix in prefixes}):
         if not prefix.is_relative_to("/usr"):
-            for parent in list(prefix.parents)[-2::-1]:  # otherwise bubblewrap makes them for itself alone
+            for parent in list(prefix.parents)[-2::-1]:  # otherwise bubblewrap makes them readable only for itself
                 command += ["--dir", str(parent)]
             command += ["--ro-bind", str(prefix), str(prefix)]
     command += ["--proc", "/proc", "--dev", "/dev"]
-    # Mapped and shared, /dev/zero is memory that no process is charged for.
+    # A shared mapping of /dev/zero is memory that counts for no process.
     command += ["--dev-bind", "/dev/null", "/dev/zero"]
     return (*command, *_tmpfs("/dev/shm"), "--remount-ro", "/dev")
 
@@ -241,60 +241,60 @@ def _tmpfs(folder: str) -> list[str]:
 # --- the filter ------------------------------------------------------------------------------------------------------
 
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
-"""Machine -> its column in the tables below, and its number in the Linux audit interface."""
+"""Machine -> column in the tables below, and number in the Linux audit interface."""
 
 REFUSED = {
-    # Namespaces, in which a program has capabilities again.
+    # Creating namespaces in which a program has capabilities again.
     **{"unshare": (272, 97), "setns": (308, 268)},
-    # Every network and Unix socket but pairs.
+    # Network and Unix sockets, except for socket pairs.
     "socket": (41, 198),
-    # Memory that belongs to no process.
+    # Memory that counts for no process.
     **{"memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194), "msgget": (68, 186)},
     **{"semget": (64, 190), "io_setup": (206, 0), "io_uring_setup": (425, 425), "vmsplice": (278, 75)},
-    # What is shared with the rest of the machine: keys and the kernel's log.
+    # Resources shared with the rest of the machine: keys and the kernel log.
     **{"add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219), "syslog": (103, 116)},
-    # What no program needs and has opened the kernel before.
+    # Calls that programs rarely need and that have exposed kernel vulnerabilities.
     **{"bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282), "ptrace": (101, 117)},
 }
-"""System calls that fail with EPERM: the number on each architecture."""
+"""System calls that fail with EPERM -> their number on each architecture."""
 
 CLONE, CLONE3, MMAP, PRCTL = (56, 220), (435, 435), (9, 222), (157, 167)
 NEW_NAMESPACES = 0x7E020080
-"""All ``CLONE_NEW*`` flags."""
+"""Union of all ``CLONE_NEW*`` flags."""
 SHARED_ANONYMOUS = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS
 PR_SET_PDEATHSIG = 1
 LOAD, AND, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
-"""Codes of classic BPF: load a word of the call, mask it, jumps, and the end."""
+"""Opcodes of classic BPF: load a word of the call, mask it, jump on a condition, and return."""
 ALLOW, KILL, FAIL = 0x7FFF0000, 0x80000000, 0x00050000
 NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16
-"""Offsets in ``struct seccomp_data``; an argument is 8 bytes, the low word first."""
+"""Offsets in ``struct seccomp_data``; an argument has 8 bytes, with the low word first."""
 
 
 @cache
 def _filter() -> bytes:
-    """Return the seccomp filter: ``struct sock_filter`` (code, jump if true, jump if false, operand)."""
+    """Return the seccomp filter as ``struct sock_filter`` entries: code, jump if true, jump if false, operand."""
     column, audit = ARCHITECTURES[platform.machine()]
     denied = (RETURN, 0, 0, FAIL | errno.EPERM)
     program = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, audit), (RETURN, 0, 0, KILL), (LOAD, 0, 0, NUMBER)]
-    # x86-64 has a second set of numbers, for its 32-bit pointers.
+    # x86-64 has a second range of numbers for the x32 ABI.
     program += [(AT_LEAST, 0, 1, 0x40000000), denied]
     for numbers in REFUSED.values():
         program += [(EQUAL, 0, 1, numbers[column]), denied]
-    # The flags of clone3 are in memory, out of sight: without it, callers use clone.
+    # The filter cannot read the flags of clone3, which are in memory; if it is missing, callers fall back to clone.
     program += [(EQUAL, 0, 1, CLONE3[column]), (RETURN, 0, 0, FAIL | errno.ENOSYS)]
     program += [(EQUAL, 0, 3, CLONE[column]), (LOAD, 0, 0, ARGUMENTS), (ANY_BIT, 0, 1, NEW_NAMESPACES), denied]
-    # Shared memory without a file stays until its last page is unmapped, so that no process need count it. From here
-    # on the number may be overwritten by an argument.
+    # Shared memory without a file lives until its last page is unmapped, and may then count for no process. From here
+    # on, an argument may replace the number.
     program += [(LOAD, 0, 0, NUMBER), (EQUAL, 0, 4, MMAP[column]), (LOAD, 0, 0, ARGUMENTS + 24)]
     program += [(AND, 0, 0, SHARED_ANONYMOUS), (EQUAL, 0, 1, SHARED_ANONYMOUS), denied]
-    # Nobody calls off that the program dies with its parent.
+    # Programs must not disable the signal that kills them with their parent.
     program += [(LOAD, 0, 0, NUMBER), (EQUAL, 0, 5, PRCTL[column]), (LOAD, 0, 0, ARGUMENTS)]
     program += [(EQUAL, 0, 3, PR_SET_PDEATHSIG), (LOAD, 0, 0, ARGUMENTS + 8), (EQUAL, 1, 0, signal.SIGKILL), denied]
     program += [(RETURN, 0, 0, ALLOW)]
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
 
 
-# --- whether it works here -------------------------------------------------------------------------------------------
+# --- the check that the sandbox works --------------------------------------------------------------------------------
 
 SWITCHES = {
     "kernel/unprivileged_userns_clone": ("0", "sysctl -w kernel.unprivileged_userns_clone=1"),
@@ -304,12 +304,12 @@ SWITCHES = {
     ),
     "user/max_user_namespaces": ("0", "sysctl -w user.max_user_namespaces=15000"),
 }
-"""Kernel settings that forbid user namespaces: file below /proc/sys -> its value then, and what changes it."""
+"""Kernel settings that forbid user namespaces: file below /proc/sys -> forbidding value, and remedy."""
 
 
 @cache
 def require_sandbox() -> None:
-    """Raise ``ConfigError`` with one line that names what to install or to set, unless :func:`run_python` works."""
+    """Raise a ``ConfigError`` that names what to install or to set, in one line, unless :func:`run_python` works."""
     if sys.platform != "linux" or platform.machine() not in ARCHITECTURES:
         raise ConfigError(f"the sandbox for programs needs Linux on {' or '.join(ARCHITECTURES)}")
     if not Path(f"/proc/self/task/{os.getpid()}/children").exists():

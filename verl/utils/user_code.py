@@ -1,7 +1,7 @@
-"""A user's code, named by import path: ``module:name`` or ``file.py:name``.
+"""User code named by import path: ``module:name`` or ``file.py:name``.
 
-All options that name code load it, check it and call it with what is here: a mistake is reported before Ray starts
-where possible, and what the code raises later names the option and the user's file and line. Imports nothing heavy.
+All options that name code use these functions to load, check and call it. Mistakes are reported before Ray starts if
+possible, and later errors name the option and the file and line of the user's code. Has no slow imports.
 """
 
 import hashlib
@@ -26,24 +26,24 @@ LIBRARIES = (
     *(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")),
     f"{HERE.parents[1]}/",
 )
-"""Folders of files that are not the user's."""
+"""Folders whose files do not belong to the user."""
 
 
 def is_file(path: str) -> bool:
-    """Whether ``path`` names a file, ``folder/mine.py``, rather than a module, ``package.mine``."""
+    """Return whether ``path`` names a file, ``folder/mine.py``, rather than a module, ``package.mine``."""
     return path.endswith(".py")
 
 
 def is_import_path(name: str) -> bool:
-    """Whether ``name``, the value of an option, is an import path and not a name of this project."""
+    """Return whether an option's value ``name`` is an import path rather than a built-in name."""
     return ":" in name
 
 
 def load_code(path: str, field: str) -> Any:
-    """Load the function or class with the import path ``path``, the value of the option ``field``.
+    """Load the function or class with the import path ``path``, which is the value of the option ``field``.
 
     Raises:
-        ConfigError: there is no such file, module or name, it cannot be called, or importing it raised.
+        ConfigError: If the file, module or name does not exist, is not callable, or its import raises an error.
     """
     module, _, name = path.rpartition(":")
     where = f"{field}={path!r}"
@@ -56,7 +56,7 @@ def load_code(path: str, field: str) -> Any:
 
 
 def load_class(path: str, name: str, path_field: str, name_field: str) -> type[Any]:
-    """Load the class ``name`` of the file or module ``path``, which veRL's options name separately; raises as above."""
+    """Like :func:`load_code`, for a class whose file or module ``path`` is a separate option, as in veRL."""
     code = getattr(_load_module(path, f"{path_field}={path!r}"), name, None)
     if not isinstance(code, type):
         raise ConfigError(f"{name_field}={name!r}: {path} has no class of this name")
@@ -66,15 +66,15 @@ def load_class(path: str, name: str, path_field: str, name_field: str) -> type[A
 def check_signature(
     where: str, code: Callable[..., Any], inputs: Sequence[str], kwargs: Mapping[str, Any], kwargs_field: str = ""
 ) -> None:
-    """Raise ``ConfigError``, which begins with ``where``, unless ``code`` takes these arguments.
+    """Raise ``ConfigError``, starting with ``where``, unless ``code`` accepts these arguments.
 
     Args:
-        inputs: names of the positional arguments, for the message.
-        kwargs: keyword arguments, from the option ``kwargs_field``.
+        inputs: Names of the positional arguments, for the message.
+        kwargs: Keyword arguments from the option ``kwargs_field``.
     """
     try:
         signature = inspect.signature(code)
-    except (ValueError, TypeError):  # functions of C may have no signature
+    except (ValueError, TypeError):  # functions written in C may have no signature
         return
     try:
         signature.bind(*inputs, **kwargs)
@@ -85,7 +85,7 @@ def check_signature(
 
 
 def _definition(code: Callable[..., Any]) -> str:
-    """File and first line of a function or class, its decorators included; empty for what has no source."""
+    """Return the file and first line of a function or class, decorators included, or an empty string if unknown."""
     try:
         return f" ({inspect.getsourcefile(code)}, line {inspect.getsourcelines(code)[1]})"
     except (TypeError, OSError):
@@ -94,23 +94,23 @@ def _definition(code: Callable[..., Any]) -> str:
 
 @contextmanager
 def user_code(what: str) -> Iterator[None]:
-    """Turn an error of the user's code into a ``ConfigError``.
+    """Convert an error in user code to a ``ConfigError``.
 
-    It begins with ``what``, the option and the call, and ends with the place in the user's file.
+    The message starts with ``what``, the option and the call, and ends with the location in the user's file.
     """
     try:
         yield
     except ConfigError:
         raise
-    except (Exception, SystemExit) as error:  # the user's code may raise anything
+    except (Exception, SystemExit) as error:  # user code may raise anything
         raise ConfigError(f"{what} {raised(error)}") from error
 
 
 def raised(error: BaseException) -> str:
-    """Describe an error of the user's code with its place: ``raised KeyError: 5 (mine.py, line 3)``."""
+    """Describe an error in user code with its location: ``raised KeyError: 5 (mine.py, line 3)``."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) != HERE]
     frames = [frame for frame in frames if not frame.filename.startswith("<") and "importlib" not in frame.filename]
-    # Often it is a library, called with something wrong, that raises.
+    # Often a library raises the error because the user's code calls it incorrectly.
     frames = [frame for frame in frames if not frame.filename.startswith(LIBRARIES)] or frames
     place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
     text = f"raised {type(error).__name__}: {error}".partition("\n")[0]
@@ -121,19 +121,19 @@ def raised(error: BaseException) -> str:
 
 
 class UserFunction:
-    """A user's function, called with inputs and the keyword arguments of its option.
+    """A user's function that is called with inputs and with the keyword arguments of its option.
 
     Raises:
-        ConfigError: it cannot be loaded, is a class, or does not take these arguments.
+        ConfigError: If it cannot be loaded, is a class, or does not accept these arguments.
     """
 
     def __init__(self, field: str, path: str, inputs: Sequence[str], kwargs: Mapping[str, Any] | None = None) -> None:
         """Load the function.
 
         Args:
-            field: the option; its keyword arguments are in ``<field>_kwargs``, None for an option without them.
-            path: the option's value.
-            inputs: names of the positional arguments, for messages.
+            field: Option that names the function; ``<field>_kwargs`` holds its ``kwargs``, unless these are None.
+            path: Value of the option.
+            inputs: Names of the positional arguments, for messages.
         """
         self.where = f"{field}={path!r}"
         self.function = load_code(path, field)
@@ -143,15 +143,15 @@ class UserFunction:
         check_signature(self.where, self.function, inputs, self.kwargs, "" if kwargs is None else f"{field}_kwargs")
 
     def __call__(self, *inputs: Any) -> Any:
-        """Call the function. Raises ``ConfigError`` for whatever it raises."""
+        """Call the function. Raises ``ConfigError`` if it raises any error."""
         with user_code(f"{self.where}:"):
             return self.function(*inputs, **self.kwargs)
 
 
 def check_tensor(where: str, value: Any, *shapes: Sequence[int], what: str = "") -> None:
-    """Raise ``ConfigError`` unless ``value``, which a user's code returned, is a tensor of one of ``shapes``.
+    """Raise ``ConfigError`` unless ``value``, returned by user code, is a tensor with one of ``shapes``.
 
-    ``what``: end of the message, after the shapes.
+    ``what`` is appended to the shapes in the message.
     """
     fits = hasattr(value, "is_complex") and not value.is_complex() and tuple(value.shape) in map(tuple, shapes)
     if not fits:
@@ -168,10 +168,10 @@ def check_finite(where: str, value: Any, hint: str = "") -> None:
 
 
 def kl_estimator(name: str, field: str, kwargs: Mapping[str, Any]) -> str | Callable[[Any, Any], Any]:
-    """``name`` itself, or the user's KL estimator with this import path, with checks.
+    """Return ``name``, or the user's KL estimator with this import path, wrapped in checks.
 
-    It takes ``(logprobs, ref_logprobs)``, both [B, R] in nats, and returns an estimate of each token's divergence,
-    [B, R], that has a gradient in ``logprobs`` wherever these have one.
+    The estimator takes ``(logprobs, ref_logprobs)``, both [B, R] in nats, and returns an estimate of the divergence of
+    each token, [B, R], which is differentiable with respect to ``logprobs`` if these require a gradient.
     """
     if not is_import_path(name):
         return name
@@ -182,7 +182,7 @@ def kl_estimator(name: str, field: str, kwargs: Mapping[str, Any]) -> str | Call
         check_tensor(function.where, values, logprobs.shape, what=", one value per token")
         if logprobs.requires_grad and not values.requires_grad:
             raise ConfigError(f"{function.where}: returned no gradient; compute it from logprobs with torch")
-        # In the loss, a value that is not finite is the optimizer's to notice, without a wait for the device.
+        # In the loss, the optimizer detects nonfinite values without waiting for the device.
         if not logprobs.requires_grad:
             check_finite(function.where, values, ", for equal inputs too")
         return values
@@ -197,13 +197,13 @@ def _load_module(path: str, where: str) -> ModuleType:
     hint = "" if is_file(path) else "; is its folder on PYTHONPATH? A file is named by its path, which ends in .py"
     try:
         return _import_file(Path(path)) if is_file(path) else importlib.import_module(path)
-    except (Exception, SystemExit) as error:  # the user's module may raise anything
+    except (Exception, SystemExit) as error:  # user modules may raise anything
         raise ConfigError(f"{where}: importing it {raised(error)}{hint}") from error
 
 
 def _import_file(file: Path) -> ModuleType:
-    """Import ``file``, whatever folder it is in; the same module until the file changes."""
-    # Two files may share a name, and neither may hide a library of that name.
+    """Import ``file`` from any folder; returns the same module until the file changes."""
+    # Two files may have the same name, and neither may hide a library with that name.
     identity = str(file.resolve()).encode() + b"\0" + file.read_bytes()
     name = f"{file.stem}_{hashlib.blake2b(identity, digest_size=8).hexdigest()}"
     if name in sys.modules:
@@ -211,7 +211,7 @@ def _import_file(file: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None, "the name of a Python file has a loader"
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickle look their module up
+    sys.modules[name] = module  # dataclasses and pickle look up their module here
     try:
         spec.loader.exec_module(module)
     except BaseException:
