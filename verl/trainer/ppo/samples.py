@@ -126,7 +126,7 @@ class SampleLogger:
         }
 
     def _token_columns(self, batch: Batch, logprobs: str) -> dict[str, Any]:
-        """Return the columns with a list of token values per response; ``logprobs`` names the log-probability column."""
+        """Return columns with a list of token values per response; ``logprobs`` names the log-probability column."""
         ids = [part.tolist() for part in batch.response_tokens.split(batch.response_lengths.tolist())]
         pieces = [[valid_unicode(piece) for piece in token_pieces(row, self.tokenizer)] for row in ids]
         columns = {"tokens": pa.array(pieces), "token_logprobs": _token_lists(batch, getattr(batch, logprobs))}
