@@ -62,18 +62,18 @@ class Columns:
 
     # --- Lists, which stay on the driver ---
     records: EpisodeList
-    """B :class:`verl.data.prompt_rows.PromptRecord`, the sampled prompts."""
+    """B :class:`verl.data.prompt_rows.PromptRecord` objects, the sampled prompts."""
     texts: EpisodeList
     """B strings, the part of each response that the verifiers read."""
     verdicts: EpisodeList
-    """B :class:`verl.verifiers.verdict.Verdict`."""
+    """B :class:`verl.verifiers.verdict.Verdict` objects."""
 
     # --- Filled by the verifiers ---
     first_records: EpisodeList
     first_verdicts: EpisodeList
     """B entries each, prompts and verdicts before any resampling; filled only if the method overrides ``resample``."""
     scores: PerEpisode
-    """[B], the verifiers' scores."""
+    """[B], scores from the verifiers."""
     correct: PerEpisode
     """[B] bool, whether the verifiers judged the response correct."""
 

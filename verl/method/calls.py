@@ -86,7 +86,7 @@ class MethodCalls:
 
     @property
     def note(self) -> str:
-        """Warning if the method has state that is not saved, or an empty string."""
+        """Warning if the method may have state that is not saved, otherwise an empty string."""
         if self.overrides("after_step") and not self._state.exists:
             return f"{self.where}: has after_step but no state_dict, so a resumed run forgets what after_step was told"
         return ""

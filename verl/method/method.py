@@ -62,7 +62,7 @@ class Method:
     step: int = 0
     """Number of the current step, starting at 1."""
     candidates_per_prompt: int = 1
-    """Number of candidates that :meth:`choose_prompts` receives per prompt; must be set in ``__init__``."""
+    """Number of candidates per prompt that :meth:`choose_prompts` receives; set it in ``__init__`` to change it."""
 
     # --- Hooks, in the order of a step ---
 

@@ -24,7 +24,7 @@ def hint(solution: str, share: float) -> str:
 
 
 def with_hint(method: Method, record: PromptRecord, share: float, solution_key: str, text: str = HINT) -> PromptRecord:
-    """Add a hint to the question of ``record``; return it unchanged if the hint is empty or the prompt too long.
+    """Append a hint to the question, or return ``record`` unchanged if the hint is empty or the result too long.
 
     Args:
         share: Fraction of the solution's characters to show, from 0 to 1.

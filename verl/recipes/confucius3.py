@@ -36,8 +36,8 @@ def targeted_entropy_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Compute PPO's clipped surrogate per token plus ``coef |H - target|``, where H is the mean entropy in nats.
 
-    We assume that the sign of H - target follows from the mini-batch's mean entropy before the step, so it does not
-    depend on micro-batches, workers, or earlier updates of the step. The loss omits the constant ``target``.
+    We assume that the mini-batch's mean entropy before the step determines the sign of H - target, so that it does not
+    depend on micro-batches, workers, or earlier updates in the step. The loss omits the constant ``target``.
 
     Args:
         inputs: Inputs of the loss, see :class:`verl.algorithms.losses.LossInputs`.

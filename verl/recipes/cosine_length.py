@@ -24,7 +24,7 @@ class CosineLength(Method):
         self.correct, self.wrong = tuple(correct), tuple(wrong)
 
     def shape_rewards(self, batch: Batch, rewards: Tensor) -> Tensor:
-        """Return the cosine rewards, [B], which replace those of the reward model and the overlong penalty."""
+        """Return the cosine rewards, [B], which replace the reward model's scores and the overlong penalty."""
         ends = torch.tensor([self.wrong, self.correct], dtype=torch.float64)[batch.correct.long()]
         short, long = ends.unbind(dim=1)
         share = batch.response_lengths.double() / self.max_response_length

@@ -12,7 +12,7 @@ from verl.recipes.common import HINT, with_hint
 
 
 class GuidedHints(Method):
-    """Method that adds 25%, then 50% and 75% of the reference solution as long as a prompt remains unsolved."""
+    """Method that adds 25%, 50% and then 75% of the reference solution while a prompt remains unsolved."""
 
     def __init__(
         self,

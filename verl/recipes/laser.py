@@ -101,7 +101,7 @@ def band_of(accuracy: float) -> str:
 
 
 def target_length(lengths: list[int], c: int, longest: int) -> int | None:
-    """Return the smallest length on the grid that at least 1 in ``c`` responses stays within; None if no responses."""
+    """Return the smallest grid length that at least 1 in ``c`` responses fits into, or None without responses."""
     if not lengths:
         return None
     for sixteenths in range(2, 17):

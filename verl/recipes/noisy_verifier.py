@@ -32,7 +32,7 @@ from verl.rewards.pool import VerifierPool
 
 
 class Backward(Method):
-    """Backward correction, which replaces the rewards of the reward model and the overlong penalty."""
+    """Backward correction, which replaces the reward model's scores and the overlong penalty."""
 
     def __init__(self, false_positive: float, false_negative: float) -> None:
         if not (0 <= false_positive and 0 <= false_negative and false_positive + false_negative < 1):
@@ -57,7 +57,7 @@ def forward(batch: Batch, false_negative: float) -> Tensor:
 
 
 class Appeals(Method):
-    """Estimation of p1 for :func:`appealed` in the column ``false_negative`` [B]; the sums are saved in checkpoints."""
+    """Estimation of p1, in the column ``false_negative`` [B] for :func:`appealed`; checkpoints contain the sums."""
 
     def __init__(self, verifier: str, share: float = 0.25, half_life: float = 10.0) -> None:
         """Configure the appeals.
@@ -114,6 +114,6 @@ def appealed(batch: Batch) -> Tensor:
 
 
 def last_word(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> bool:
-    """Return whether the last word of the response, without punctuation, is the ground truth."""
+    """Return whether the last word of the response, ignoring punctuation, is the ground truth."""
     words = solution_str.split()
     return bool(words) and words[-1].strip(".,;:!$*\\{}()[]") == str(ground_truth)

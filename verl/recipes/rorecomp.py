@@ -46,7 +46,7 @@ def with_learned(batch: Batch, learned: Tensor) -> Batch:
 
 
 def oldest_groups(held: Batch, room: int, most: int) -> Tensor:
-    """Return the rows of the oldest groups, with at most ``most`` responses, ``room`` of which have ``learned`` set."""
+    """Return the rows of the oldest groups: at most ``most`` responses, up to ``room`` of them with ``learned`` set."""
     ids, index = held.group.unique(return_inverse=True)
     learned = torch.zeros(len(ids), dtype=torch.int64).index_add(0, index, held.learned.long()).cumsum(0)
     sizes = torch.zeros(len(ids), dtype=torch.int64).index_add(0, index, torch.ones_like(index)).cumsum(0)

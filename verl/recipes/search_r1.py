@@ -53,7 +53,7 @@ def action_in(text: str) -> tuple[str, str]:
 
 
 def normal(answer: str) -> str:
-    """Normalise an answer for comparison."""
+    """Normalize an answer for comparison."""
     plain = "".join(letter for letter in answer.lower() if letter not in string.punctuation)
     return " ".join(word for word in plain.split() if word not in ("a", "an", "the"))
 

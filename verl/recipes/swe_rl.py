@@ -1,6 +1,6 @@
 """SWE-RL (arXiv 2502.18449): edits to source files, rewarded by the similarity of their diff to the reference diff.
 
-A response thinks between ``<think>`` and ``</think>`` and edits between ``<solution>`` and ``</solution>``, with blocks
+A response contains a thought in a ``<think>`` tag and edits in a ``<solution>`` tag, which consist of blocks like this:
 
     ```python
     ### path

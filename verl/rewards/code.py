@@ -1,4 +1,4 @@
-"""Verifier of programs by tests, run in a sandbox (``verl.utils.sandbox``) where they cannot see expected results.
+"""Verifier that tests programs in a sandbox (``verl.utils.sandbox``), where they cannot see the expected results.
 
 For tests on standard input, the program runs once per test and its output is compared in this process. Assertions run
 in a sandbox that does not contain the program. Names that the program defines are replaced by proxies, which forward
@@ -99,7 +99,7 @@ def _run_pipes(program: str, pipes: list[tuple[str, str]]) -> tuple[int, Ending 
 
 
 def same_output(printed: str, expected: str) -> bool:
-    """Return whether two outputs have the same words on each line, ignoring trailing whitespace and empty lines."""
+    """Return whether two outputs have the same words on each line, ignoring spacing and trailing empty lines."""
     lines = (text.rstrip().splitlines() for text in (printed, expected))
     return all(
         a is not None and b is not None and all(_same_word(x, y) for x, y in zip_longest(a.split(), b.split()))

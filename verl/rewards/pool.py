@@ -25,7 +25,7 @@ CHUNK_SIZE = 32
 """Number of responses per message in the quick pass."""
 
 WARM_UP = ("math", r"\boxed{x^2+2x+1}", "(x+1)^2")
-"""Example to score at startup, so that the first response is not slowed down by imports and sympy's empty caches."""
+"""Example scored at startup, so that imports and sympy's cold caches do not count towards the first time limit."""
 
 PendingVerdicts = Future[list[Verdict]]
 """Future verdicts on a submitted batch, with scores, in the order of the responses.
@@ -35,7 +35,7 @@ PendingVerdicts = Future[list[Verdict]]
 
 
 class VerifierPool(KillablePool):
-    """Context manager for ``config.num_workers`` verifier processes, which defaults to :func:`spare_cores`.
+    """Context manager for a pool of ``config.num_workers`` verifier processes (default: :func:`spare_cores`).
 
     If a verifier exceeds ``timeout_s`` or its memory limit, or dies, the response counts as wrong, with the reason
     ``timeout``, ``memory`` or ``crash``; other responses are not affected. ``memory_limit_mb`` is relative to the

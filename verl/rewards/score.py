@@ -12,7 +12,7 @@ MAX_LOGGED_ANSWER = 200
 
 
 def with_score(verdict: Verdict, mode: str) -> Verdict:
-    """Return ``verdict`` with a score that depends on ``mode`` (``RewardScoreConfig.mode``), unless it has a score.
+    """Add a score according to ``mode`` (``RewardScoreConfig.mode``) unless a custom function has already set one.
 
     Raises ``ConfigError`` for an unknown mode.
     """

@@ -1,6 +1,6 @@
-"""Logged metrics of a batch of responses; docs/metrics.md lists them.
+"""Metrics to log for a batch of responses, as listed in docs/metrics.md.
 
-Legend: B responses, M their tokens, R padded response length, n consecutive responses per prompt, L layers, K turns.
+Legend: B responses, M response tokens, R padded response length, n consecutive responses per prompt, L layers, K turns.
 """
 
 from collections import Counter
@@ -195,7 +195,7 @@ def lag_metrics(batch: Batch, step: int, threshold: float) -> dict[str, float]:
     """
     lags = step - 1 - batch.version.long()
     ends = batch.response_lengths.cumsum(dim=0)
-    # Versions never decrease along a response; its rank metrics belong to the last version.
+    # Versions never decrease within a response, and its rank metrics belong to the last version.
     oldest, last = lags[ends - batch.response_lengths], lags[ends - 1]
     sampled = lags[batch.by_policy]
     metrics = {"async/lag/mean": sampled.double().mean().item(), "async/lag/max": float(sampled.max())}
@@ -339,7 +339,7 @@ def metrics_by_source(
 
 
 def with_prefix(prefix: str, metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics with ``prefix/`` before each name."""
+    """Prepend ``prefix/`` to the name of each metric."""
     return {f"{prefix}/{name}": value for name, value in metrics.items()}
 
 

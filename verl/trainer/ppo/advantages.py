@@ -70,7 +70,7 @@ class ResponseRewards:
 
 
 class AdvantageEstimation:
-    """Rank shaping, the KL penalty in the reward, and a built-in or custom advantage estimator.
+    """Advantage estimation with a built-in or custom estimator, rank shaping, and a KL penalty in the reward.
 
     Raises:
         ConfigError: If a custom function cannot be loaded or does not accept its arguments.
@@ -88,7 +88,7 @@ class AdvantageEstimation:
             self.function = UserFunction("algorithm.adv_estimator", path, ["batch"], kwargs)
 
     def fill_learn_mask(self, batch: Batch) -> dict[str, float]:
-        """Fill ``learn_mask``, which marks the tokens in the losses, and return metrics of rejected tokens."""
+        """Fill ``learn_mask``, the mask of tokens to include in the losses, and return metrics of rejected tokens."""
         learned = batch.learned
         if self.config.trainer.remove_clip:
             learned = learned & ~batch.truncated
@@ -142,7 +142,7 @@ class AdvantageEstimation:
         return metrics
 
     def resampled_rows(self, batch: Batch, step: int) -> Tensor:
-        """Return the rows that PF-PPO learns from, [B'] int64, drawn from the run's seed and the step."""
+        """Draw the rows that PF-PPO learns from, [B'] int64; the draw depends only on the run's seed and the step."""
         options = self.config.algorithm.pf_ppo
         # Hash the seed and the step, because torch generators use only the low 32 bits of a seed.
         (seed,) = np.random.SeedSequence([self.config.seed, step]).generate_state(1)
@@ -178,7 +178,7 @@ class AdvantageEstimation:
         return values, None
 
     def _variances(self, batch: Batch) -> Tensor | None:
-        """Return the importance-weighted variance of each token, [B, R], or None if no estimator needs it."""
+        """Return each token's variance, [B, R], importance-weighted if enabled, or None if no estimator needs it."""
         if not self.config.needs_sum_pi_squared:
             return None
         config, logprobs = self.config.algorithm.rollout_correction, batch.padded("logprobs")

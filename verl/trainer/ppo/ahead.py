@@ -1,7 +1,7 @@
 """Sampling one step ahead: engines on separate devices sample while the models learn from the previous step.
 
-The engines use the newest weights at the start of the step throughout, so results do not depend on timing. The training
-loop waits for the background thread at the end of each step and shares no mutable state with it.
+The engines keep the weights that they have at the start of a step until its end, so results do not depend on timing.
+The training loop waits for the background thread at the end of each step and shares no mutable state with it.
 """
 
 from collections.abc import Iterator

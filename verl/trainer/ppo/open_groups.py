@@ -25,7 +25,7 @@ class OpenGroups:
     """Groups that have been admitted but that no step has learned from yet."""
 
     def __init__(self, n: int, batch_size: int, carried_steps: int) -> None:
-        """Start without groups.
+        """Create a collection without groups.
 
         Args:
             n: Number of responses per group.
@@ -93,7 +93,7 @@ class OpenGroups:
     def needed(self) -> int:
         """Return the number of complete groups at which the engines may stop.
 
-        To replace filtered groups, complete at least a quarter of a batch, because each stop rereads open responses.
+        Each stop rereads open responses, so engines complete at least a quarter of a batch to replace filtered groups.
         """
         ready = len(self.complete())
         return max(self.batch_size, ready + self.batch_size // 4 if ready < self.batch_size else 0)

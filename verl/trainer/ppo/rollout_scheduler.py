@@ -243,7 +243,7 @@ class RolloutScheduler:
 
         Sample batches until ``data.train_batch_size`` prompts have responses that differ in the metric of
         ``algorithm.filter_groups``, or until ``max_num_gen_batches`` is reached. Then fill up the batch with other
-        prompts, which are not learned from. Metrics include all sampled responses.
+        prompts, from which the step does not learn. Metrics include all sampled responses.
 
         Raises:
             ConfigError: If ``MAX_FRUITLESS_BATCHES`` batches contained nothing to learn from.
@@ -287,7 +287,7 @@ class RolloutScheduler:
         return SampledStep(chosen, metrics, dropped.scores)
 
     def _filter_values(self, batch: Batch) -> Tensor:
-        """Return each response's value of the metric by which groups are filtered, [B]."""
+        """Return the value of each response for the metric that filters groups, [B]."""
         metric = self.config.algorithm.filter_groups.metric
         if metric == "acc":
             return batch.correct
@@ -435,7 +435,7 @@ def finish(verification: Verification, timer: PhaseTimer) -> None:
 
 
 def restore_columns(parts: Sequence[Batch], before: Batch) -> Batch | None:
-    """Join the engines' ``parts`` in the order of ``before`` and add its ``KEPT`` columns, or return None if empty."""
+    """Join ``parts`` in the order of ``before`` and add its ``KEPT`` columns; return None if there are no parts."""
     if not parts:
         return None
     batch = Batch.join(parts)

@@ -180,7 +180,7 @@ def _row_means(batch: Batch, name: str) -> Any:
 
 
 def _token_lists(batch: Batch, values: Tensor, kept: Tensor | None = None) -> pa.Array:
-    """Return ``values [M]`` as a float32 list column, restricted to the tokens in the mask ``kept [M]`` if set."""
+    """Return ``values [M]`` as a float32 list column, restricted to the mask ``kept [M]`` if it is set."""
     lengths = batch.response_lengths
     if kept is not None:
         values, lengths = values[kept], sums_within(kept.long(), lengths)

@@ -106,7 +106,7 @@ class Updates:
 
 
 def mini_batches(batch: Batch, num_rows: int) -> Iterator[tuple[Batch, int, int]]:
-    """Yield mini-batches of ``num_rows`` responses with the numbers of tokens and responses to learn from.
+    """Yield mini-batches of ``num_rows`` responses, each with its numbers of tokens and responses to learn from.
 
     Mini-batches with nothing to learn from are skipped, because AdamW's moments and weight decay would change the
     parameters even with zero gradients.
