@@ -1,4 +1,4 @@
-"""The batch: episodes in flat columns, from the engine to the loss and the checkpoint."""
+"""Batches of episodes in flat columns, used from the engine to the loss and the checkpoint."""
 
 from verl.batch.batch import Batch
 from verl.batch.columns import (

@@ -1,14 +1,14 @@
-"""The batch of episodes that a training step passes from the engine to the loss and the checkpoint.
+"""Batch of episodes that a training step passes from the engine to the loss and the checkpoint.
 
-An episode is a prompt and its response: tokens sampled by the policy and, in a conversation, tokens written by an
-environment. Each stage of a training step fills some columns. They are flat, so padding never travels between
-processes; only :meth:`Batch.padded` and :meth:`Batch.rows` pad, for functions and models that need rows of one length.
+An episode is a prompt and its response, which consists of tokens sampled by the policy and, in a conversation, tokens
+written by an environment. Each stage of a training step fills some columns. Columns are flat, so no padding is sent
+between processes; only :meth:`Batch.padded` and :meth:`Batch.rows` pad, for code that needs rows of equal length.
 
-Columns may be on a GPU, lengths stay on the CPU: masks and indices are computed from them on the host and copied, so
-reading a size never waits for the GPU.
+Columns may be on a GPU, but lengths stay on the CPU. Masks and indices are computed from them on the host and copied,
+so reading a size never waits for the GPU.
 
-Legend: B episodes, N tokens, M response tokens (all after the prompt), P and R padded prompt and response lengths,
-L captured layers, D hidden width.
+Legend: B episodes, N tokens, M response tokens (all tokens after the prompts), P and R padded prompt and response
+lengths, L captured layers, D hidden width.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,11 +38,11 @@ from verl.utils.device import to_device, to_host
 
 
 class Batch(Columns):
-    """B episodes with the columns of :class:`Columns`.
+    """Batch of B episodes with the columns declared in :class:`Columns`.
 
-    ``batch[rows]`` selects episodes; ``name in batch`` tests whether a column is filled.
+    ``batch[rows]`` selects episodes, and ``name in batch`` tests whether a column is filled.
 
-    Example: an episode of two turns with a calculator, and one of a single turn (B = 2, N = 14, M = 9)::
+    Example: an episode with two turns and a calculator, and an episode with one turn (B = 2, N = 14, M = 9)::
 
         prompt    response                          prompt_lengths    [3, 2]
         P P P     A A E E A A                       response_lengths  [6, 3]
@@ -57,18 +57,18 @@ class Batch(Columns):
     def __init__(
         self, prompt_lengths: Tensor, response_lengths: Tensor, width: int | None = None, **columns: Any
     ) -> None:
-        """Make a batch of episodes with these lengths.
+        """Create a batch of episodes with the given lengths.
 
         Args:
-            prompt_lengths, response_lengths: [B] int64 on the CPU, in tokens.
+            prompt_lengths, response_lengths: Lengths in tokens, [B] int64 on the CPU.
             width: R, at least the length of the longest response, which is the default.
-            columns: passed to :meth:`fill`.
+            columns: Columns to pass to :meth:`fill`.
         """
         self.prompt_lengths = prompt_lengths
         self.response_lengths = response_lengths
         self.width = self.longest_response if width is None else width
         self.device = torch.device("cpu")
-        """Device of the columns and masks; :meth:`to` moves them."""
+        """Device of the columns and masks, which :meth:`to` changes."""
         self._copied: dict[str, Tensor] = {}
         self._columns: dict[str, Any] = {}
         self._kinds: dict[str, str] = {}
@@ -76,7 +76,7 @@ class Batch(Columns):
 
     @classmethod
     def of(cls, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]], **columns: Any) -> Self:
-        """Make a batch from token ids; ``columns`` are passed to :meth:`fill`."""
+        """Create a batch from token ids; ``columns`` are passed to :meth:`fill`."""
         pairs = zip(prompts, responses, strict=True)
         tokens = torch.tensor([t for prompt, response in pairs for part in (prompt, response) for t in part])
         prompt_lengths, response_lengths = (
@@ -91,7 +91,7 @@ class Batch(Columns):
 
     @property
     def lengths(self) -> Tensor:
-        """[B] int64, number of tokens in each episode."""
+        """Number of tokens in each episode, [B] int64."""
         return self.prompt_lengths + self.response_lengths
 
     @property
@@ -101,44 +101,44 @@ class Batch(Columns):
 
     @property
     def mask(self) -> Tensor:
-        """[B, R] bool, true on response tokens."""
+        """Mask of response tokens, [B, R] bool."""
         return self._on_device("mask", lambda: torch.arange(self.width) < self.response_lengths[:, None])
 
     @property
     def policy_mask(self) -> Tensor:
-        """[B, R] bool, true on response tokens that the policy sampled."""
+        """Mask of the response tokens that the policy sampled, [B, R] bool."""
         return self.pad(self.by_policy, False) if "source" in self else self.mask
 
     @property
     def by_policy(self) -> Tensor:
-        """[M] bool, true on response tokens that the policy sampled."""
+        """Whether the policy sampled each response token, [M] bool."""
         if "source" in self:
             return self.source == POLICY
         return torch.ones(self._size(RESPONSE_TOKEN), dtype=torch.bool, device=self.device)
 
     @property
     def policy_lengths(self) -> Tensor:
-        """[B] int64, number of tokens in each response that the policy sampled."""
+        """Number of tokens in each response that the policy sampled, [B] int64."""
         return self.policy_mask.sum(dim=1)
 
     @property
     def learned_responses(self) -> Tensor:
-        """[B] bool on the CPU, true on responses with at least one token to learn from."""
+        """Mask of the responses with at least one token to learn from, [B] bool on the CPU."""
         return sums_within(self.learn_mask.long().cpu(), self.response_lengths) > 0
 
     @property
     def in_response(self) -> Tensor:
-        """[N] bool, true on response tokens."""
+        """Mask of response tokens among all tokens, [N] bool."""
         return self._on_device("in_response", self._after_prompts)
 
     @property
     def predictors(self) -> Tensor:
-        """[M] int64, the index in ``tokens`` of the token before each response token, which predicts it."""
+        """Index in ``tokens`` of the token that precedes and predicts each response token, [M] int64."""
         return self._on_device("predictors", lambda: self._after_prompts().nonzero().flatten() - 1)
 
     @property
     def response_tokens(self) -> Tensor:
-        """[M] int64, token ids."""
+        """Token ids of the responses, [M] int64."""
         tokens: Tensor = self.tokens
         return tokens[self._on_device("responses", lambda: self._after_prompts().nonzero().flatten())]
 
@@ -152,7 +152,7 @@ class Batch(Columns):
         return self._on_device("padded", lambda: (rows * self.width).repeat_interleave(n) + positions_within(n))
 
     def _on_device(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
-        """Compute on the host and copy to the columns' device; copies on a GPU are cached."""
+        """Compute a tensor on the host and copy it to the columns' device; copies on a GPU are cached."""
         if self.device.type == "cpu":
             return compute()
         if name not in self._copied:
@@ -162,16 +162,16 @@ class Batch(Columns):
     # --- Columns ---
 
     def fill(self, kind: str | None = None, /, **columns: Any) -> Self:
-        """Set columns in place and return the batch. Columns whose value is None do not change.
+        """Set columns in place and return the batch. Columns whose value is None are left unchanged.
 
-        A response-token column may be padded, [B, R]; the entries on padding are dropped.
+        Response-token columns may be passed padded to [B, R]; the padding is discarded.
 
         Args:
-            kind: ``EPISODE`` or ``RESPONSE_TOKEN``, the kind of custom columns. None: infer it from their length.
+            kind: Kind of custom columns, ``EPISODE`` or ``RESPONSE_TOKEN``, or None to infer it from their length.
 
         Raises:
-            ValueError: a column has the wrong length, the kind of a custom column is ambiguous, or the batch has an
-                attribute of the same name.
+            ValueError: If a column has the wrong length, the kind of a custom column is ambiguous, or the batch has an
+                attribute with the same name.
         """
         for name, values in columns.items():
             if values is None:
@@ -201,10 +201,10 @@ class Batch(Columns):
         self._columns[name], self._kinds[name] = values, kind
 
     def columns(self, *names: str) -> Self:
-        """Return the same episodes with the named columns; declared ones that are not filled are left out.
+        """Return the same episodes with only the named columns, ignoring declared columns that are not filled.
 
         Raises:
-            ValueError: a name is neither filled nor declared.
+            ValueError: If a named column is neither filled nor declared.
         """
         for name in names:
             if name not in self._columns and declared_kind(name) is None:
@@ -226,7 +226,7 @@ class Batch(Columns):
         return self.columns(*(name for name in self.names if name not in names))
 
     def merge(self, other: "Batch") -> Self:
-        """Add the columns of ``other``, which has the same episodes, in place; return the batch."""
+        """Add the columns of ``other``, which must have the same episodes, in place and return the batch."""
         for name, values in other._columns.items():
             self._set(name, values, other._kinds[name])
         return self
@@ -248,43 +248,43 @@ class Batch(Columns):
 
     @property
     def rank_metrics(self) -> dict[str, Tensor]:
-        """Metric name -> [B, L], in the calculator's order; empty if no states are captured."""
+        """Metric name -> values [B, L], in the calculator's order; empty if no hidden states are captured."""
         return self._family(RANK)
 
     @property
     def turn_metrics(self) -> dict[str, Tensor]:
-        """Metric name -> [B, K, L], for the first K turns of conversations; empty for single-turn responses."""
+        """Metric name -> values [B, K, L] for the first K turns of conversations; empty for single-turn responses."""
         return self._family(TURN_RANK)
 
     @property
     def prefix_metrics(self) -> dict[str, Tensor]:
-        """Metric name -> [M, L], for the response up to each token; empty without ``calculator.keep_prefixes``."""
+        """Metric name -> values [M, L] of the response up to each token; empty without ``calculator.keep_prefixes``."""
         return self._family(PREFIX)
 
     def _family(self, prefix: str) -> dict[str, Tensor]:
         return {name.removeprefix(prefix): v for name, v in self._columns.items() if name.startswith(prefix)}
 
     def padded(self, name: str, fill: float = 0.0) -> Tensor:
-        """Return a response-token column as [B, R, ...] with ``fill`` on padding, or an episode column unchanged."""
+        """Pad a response-token column to [B, R, ...] with the value ``fill``; return an episode column unchanged."""
         if name == "response_tokens":
             return self.pad(self.response_tokens, fill)
         values: Tensor = getattr(self, name)
         return self.pad(values, fill) if self._kinds[name] == RESPONSE_TOKEN else values
 
     def flat(self, values: Tensor) -> Tensor:
-        """Invert :meth:`pad`: return [M, ...] from ``values [B, R, ...]``."""
+        """Remove the padding from ``values [B, R, ...]`` and return [M, ...]; the inverse of :meth:`pad`."""
         return values.flatten(0, 1)[to_device(self._padded_indices(), values.device)]
 
     def pad(self, values: Tensor, fill: float = 0.0) -> Tensor:
-        """Return ``values [M, ...]`` of response tokens as [B, R, ...] with ``fill`` on padding."""
+        """Pad ``values [M, ...]`` of response tokens to [B, R, ...] with the value ``fill``."""
         rows = values.new_full((len(self) * self.width, *values.shape[1:]), fill)
         rows[to_device(self._padded_indices(), values.device)] = values
         return rows.view(len(self), self.width, *values.shape[1:])
 
     def rows(self, pad_token_id: int = 0) -> tuple[Tensor, Tensor]:
-        """Return token ids and attention mask, [B, P + R] int64 on the CPU.
+        """Return token ids and the attention mask, both [B, P + R] int64 on the CPU.
 
-        Prompts are padded on the left and responses on the right, so every response starts at position P.
+        Prompts are left-padded and responses right-padded, so every response starts at position P.
         """
         longest_prompt = int(self.prompt_lengths.max()) if len(self) else 0
         positions = torch.arange(-longest_prompt, self.width)
@@ -296,12 +296,12 @@ class Batch(Columns):
     # --- Episodes ---
 
     def __getitem__(self, rows: Tensor | slice | Sequence[int]) -> Self:
-        """Return copies of the episodes that ``rows`` selects: a slice, indices, or a mask [B] bool."""
+        """Return a copy of the episodes selected by ``rows``: a slice, indices, or a mask [B] bool."""
         counts = {TOKEN: self.lengths, RESPONSE_TOKEN: self.response_lengths}
         entries: dict[str, Any]
         index: Any
         if isinstance(rows, slice) and rows.step in (None, 1):
-            # Consecutive episodes have consecutive tokens: slice columns without building token indices.
+            # Consecutive episodes have consecutive tokens, so slice the columns without building token indices.
             start, stop, _ = rows.indices(len(self))
             index = slice(start, max(start, stop))
             entries = {kind: slice(int(n[:start].sum()), int(n[: index.stop].sum())) for kind, n in counts.items()}
@@ -323,10 +323,10 @@ class Batch(Columns):
 
     @classmethod
     def join(cls, parts: Sequence[Self]) -> Self:
-        """Concatenate batches. Declared columns that some of them lack are dropped.
+        """Concatenate batches, dropping declared columns that are missing from any of them.
 
         Raises:
-            ValueError: ``parts`` is empty, or some of them lack a custom column.
+            ValueError: If ``parts`` is empty or a custom column is missing from some of them.
         """
         if not parts:
             raise ValueError("Batch.join([]): nothing to join")
@@ -355,7 +355,7 @@ class Batch(Columns):
         return self._like(self.prompt_lengths, self.response_lengths, self._columns, width)
 
     def to(self, device: str | torch.device) -> Self:
-        """Return the batch with its columns on ``device``; copies from a GPU need a single synchronization."""
+        """Return a batch with its columns on ``device``; copying from a GPU synchronizes only once."""
         device, columns = torch.device(device), dict(self._columns)
         tensors = {name: values for name, values in columns.items() if isinstance(values, Tensor)}
         if device.type == "cpu":
@@ -371,7 +371,7 @@ class Batch(Columns):
         return int(counted[kind].sum()) if kind in counted else len(self)
 
     def _like(self, prompts: Tensor, responses: Tensor, columns: Mapping[str, Any], width: int | None = None) -> Self:
-        """Return a batch of other episodes or columns without checking them."""
+        """Return a batch with different episodes or columns, which are not checked."""
         batch = type(self)(prompts, responses, self.width if width is None else width)
         batch._columns = dict(columns)
         batch._kinds = {name: self._kinds[name] for name in columns}
@@ -381,7 +381,7 @@ class Batch(Columns):
     # --- Pickling ---
 
     def __getstate__(self) -> dict[str, Any]:
-        """Compress the columns to numpy arrays (:class:`Packed`), which Ray reads without a copy."""
+        """Compress the columns to numpy arrays (:class:`Packed`), which Ray can read without copying."""
         token_lengths = {TOKEN: self.lengths.numpy(), RESPONSE_TOKEN: self.response_lengths.numpy()}
         packed = {n: Packed.of(v, token_lengths.get(self._kinds[n])) for n, v in self._columns.items()}
         lengths = (self.prompt_lengths.numpy(), self.response_lengths.numpy())

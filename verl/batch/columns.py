@@ -1,4 +1,4 @@
-"""Declared columns of a batch, with their shapes, types, and the stage that fills each.
+"""Declared columns of a batch, with their shapes, dtypes, and the stage that fills them.
 
 Legend: B episodes, N tokens, M response tokens, L captured layers, D hidden width, K turns.
 """
@@ -8,7 +8,7 @@ from typing import Annotated, Any, get_type_hints
 from torch import Tensor
 
 TOKEN, RESPONSE_TOKEN, EPISODE = "token", "response token", "episode"
-"""Kinds of columns, with one entry per token, response token or episode."""
+"""Kinds of columns; a column has one entry per token, response token or episode."""
 
 PerToken = Annotated[Tensor, TOKEN]
 PerResponseToken = Annotated[Tensor, RESPONSE_TOKEN]
@@ -17,84 +17,84 @@ TopKPerResponseToken = Annotated[Tensor, RESPONSE_TOKEN, "[M, k]"]
 EpisodeList = Annotated[list[Any], EPISODE]
 
 POLICY, ENVIRONMENT = 0, 1
-"""Writers of a token, in the column ``source``."""
+"""Values of the column ``source``: the policy or the environment wrote the token."""
 
 TURN_RANK = "turn_rank/"
-"""Prefix of columns with rank metrics by turn, [B, K, L] float64; NaN for turns that an episode does not have."""
+"""Prefix of columns with rank metrics per turn, [B, K, L] float64, with NaN for turns that an episode lacks."""
 RANK, PREFIX, TRAINER_RANK = "rank/", "prefix/", "trainer_rank/"
-"""Prefixes of columns with rank metrics; see ``Columns.mean_states``. With ``calculator.compare_versions``, ``rank/``
-and ``prefix/`` are measured by the engine and ``trainer_rank/`` by the policy before the update."""
+"""Prefixes of columns with rank metrics; see ``Columns.mean_states``. With ``calculator.compare_versions``, the engine
+measures ``rank/`` and ``prefix/``, and the policy measures ``trainer_rank/`` before the update."""
 
 
 class Columns:
-    """Declared columns. Custom columns may be filled too; their kind is inferred from their length."""
+    """Declared columns. Custom columns can also be filled; their kind is inferred from their length."""
 
     # --- Filled by the data set and the engine ---
     tokens: PerToken
-    """[N] int64, the prompt and response of each episode in turn."""
+    """[N] int64, token ids of each episode's prompt and response, one episode after another."""
     source: PerResponseToken
-    """[M] uint8, ``POLICY`` or ``ENVIRONMENT``; not filled if the policy wrote every token."""
+    """[M] uint8, author of the token, ``POLICY`` or ``ENVIRONMENT``; not filled if the policy wrote all tokens."""
     version: PerResponseToken
-    """[M] int32, version of the weights that sampled the token; not filled if all are from this step."""
+    """[M] int32, version of the weights that sampled the token; not filled if all tokens are from this step."""
     rollout_logprobs: PerResponseToken
-    """[M] float32, log-probability in nats under the engine's sampling distribution."""
+    """[M] float32, log-probability of the token under the engine's sampling distribution, in nats."""
     truncated: PerEpisode
-    """[B] bool, the response reached its maximum length and was cut."""
+    """[B] bool, whether the response was truncated at its maximum length."""
     mean_states: PerEpisode
-    """[B, L, D] float32, mean hidden state of each response, from the engine or, with ``calculator.source=actor``, the
-    policy; not filled if no states are captured. Rank metrics are filled with it: ``"rank/<name>"``, [B, L] float64,
-    layers in capture order (``rank_metrics``), and with ``calculator.keep_prefixes`` ``"prefix/<name>"``, [M, L]
-    float32, the metric of the response up to each token, NaN where it was not measured (``prefix_metrics``)."""
+    """[B, L, D] float32, mean hidden state of each response, from the engine or, with ``calculator.source=actor``, from
+    the policy; not filled if no states are captured. Rank metrics are filled at the same time: ``"rank/<name>"``,
+    [B, L] float64, layers in capture order (``rank_metrics``), and if ``calculator.keep_prefixes`` is set,
+    ``"prefix/<name>"``, [M, L] float32, the metric of the response up to each token or NaN (``prefix_metrics``)."""
     group: PerEpisode
-    """[B] int64, equal for all responses to one prompt."""
+    """[B] int64, id shared by all responses to the same prompt."""
     turns: PerEpisode
-    """[B] int64, turns of the policy. This and the next three columns are filled for conversations only."""
+    """[B] int64, number of policy turns. This and the next three columns are filled only for conversations."""
     environment_rewards: PerEpisode
     """[B] float64, sum of the environment's rewards."""
     call_counts: PerEpisode
-    """[B, 5] int64, tool calls and their outcomes, as in :data:`verl.rollout.environments.pool.COUNTS`."""
+    """[B, 5] int64, counts of tool calls and related events (:data:`verl.rollout.environments.pool.COUNTS`)."""
     environment_states: EpisodeList
-    """B strings, the environment's state between two turns as JSON; "" before the first turn."""
+    """B strings, the environment's state between turns as JSON, or "" before the first turn."""
     step: PerEpisode
     """[B] int64, training step in which the response was sampled."""
     learned: PerEpisode
-    """[B] bool, false for responses that only fill up a batch or enter the statistics of their group."""
+    """[B] bool, false if a response only fills up the batch or only contributes to its group's statistics."""
 
     # --- Lists, which stay on the driver ---
     records: EpisodeList
-    """B :class:`verl.data.prompt_rows.PromptRecord`, the sampled prompts."""
+    """B :class:`verl.data.prompt_rows.PromptRecord` objects, the sampled prompts."""
     texts: EpisodeList
-    """B strings, the part of each response that verifiers read."""
+    """B strings, the part of each response that the verifiers read."""
     verdicts: EpisodeList
-    """B :class:`verl.verifiers.verdict.Verdict`."""
+    """B :class:`verl.verifiers.verdict.Verdict` objects."""
 
     # --- Filled by the verifiers ---
     first_records: EpisodeList
     first_verdicts: EpisodeList
-    """B each, prompts and verdicts before a method edited any prompt; not filled if it edits none."""
+    """B entries each, prompts and verdicts before any resampling; filled only if the method overrides ``resample``."""
     scores: PerEpisode
-    """[B], the verifiers' scores."""
+    """[B], scores from the verifiers."""
     correct: PerEpisode
-    """[B] bool, the verifiers' decisions."""
+    """[B] bool, whether the verifiers judged the response correct."""
 
     # --- Filled by the models, before the update ---
     logprobs: PerResponseToken
-    """[M] float32, log-probability under the policy. NaN if the update computes it (``PPOConfig.scores_in_update``);
-    not filled if ``actor.bypass_mode`` makes it unnecessary."""
+    """[M] float32, log-probability under the policy, or NaN until the update computes it
+    (``PPOConfig.scores_in_update``); not filled if ``actor.bypass_mode`` makes it unnecessary."""
     entropy: PerResponseToken
-    """[M] float32 in nats, of the policy's distribution; filled when ``logprobs`` is."""
+    """[M] float32, entropy of the policy's distribution in nats; filled together with ``logprobs``."""
     logsumexp: PerResponseToken
     mean_logprob: PerResponseToken
     sum_pi_squared: PerResponseToken
-    """[M] float32 each, statistics of the policy's distribution (:data:`verl.models.output_head.STATISTICS`); filled if
-    an advantage estimator or a policy loss requires them."""
+    """[M] float32 each, statistics of the policy's distribution (:data:`verl.models.output_head.STATISTICS`); filled
+    only if an advantage estimator or a policy loss requires them."""
     top_k_logprobs: TopKPerResponseToken
     top_k_ids: TopKPerResponseToken
-    """[M, k] float32 and int64, the most likely tokens; filled if a policy loss requires them."""
+    """[M, k] float32 and int64, the k most likely tokens; filled only if a policy loss requires them."""
     old_logprobs: PerResponseToken
-    """[M] float32, the ratio's denominator: ``logprobs``, or ``rollout_logprobs`` with ``actor.bypass_mode``."""
+    """[M] float32, denominator of the ratio: ``logprobs``, or ``rollout_logprobs`` with ``actor.bypass_mode``."""
     ref_logprobs: PerResponseToken
-    """[M] float32, log-probability under the reference policy; not filled without one."""
+    """[M] float32, log-probability under the reference policy; not filled without a reference policy."""
     values: PerResponseToken
     """[M] float32, the critic's values in units of reward; not filled without a critic."""
 
@@ -102,41 +102,41 @@ class Columns:
     rewards: PerEpisode
     """[B] float64, sum of ``token_rewards``."""
     token_rewards: PerResponseToken
-    """[M] float64, rewards that advantages are estimated from: verifier, reward model, overlong penalty and Phi at the
-    last token, less the KL divergence at each."""
+    """[M] float64, rewards from which advantages are estimated: the verifier's and reward model's scores, the overlong
+    penalty and Phi at the last token, minus the KL penalty at every token."""
     scores_with_phi: PerEpisode
-    """[B] float64, ``rewards`` before the KL divergence is subtracted."""
+    """[B] float64, ``rewards`` before the KL penalty is subtracted."""
     phi: PerEpisode
-    """[B] float64, auxiliary signal of rank shaping; not filled without it."""
+    """[B] float64, auxiliary signal of rank shaping; not filled without rank shaping."""
     learn_mask: PerResponseToken
-    """[M] bool, whether the token enters the losses and their denominators."""
+    """[M] bool, whether the token is included in the losses and their denominators."""
     unshaped_advantages: PerResponseToken
     """[M] float32, advantages before rank shaping."""
     advantages: PerResponseToken
     """[M] float32, advantages that the policy learns from."""
     returns: PerResponseToken
-    """[M] float32, the critic's targets; not filled without a critic."""
+    """[M] float32, targets of the critic; not filled without a critic."""
 
-    # --- Filled on the way to and from a worker ---
+    # --- Filled for transfer to and from a worker ---
     request: PerEpisode
-    """[B] int64, index of a response among the requested ones; dropped once all have ended."""
+    """[B] int64, index of the response's request; dropped when all requests have finished."""
     unit: PerEpisode
-    """[B] int64, equal on rows that must be in one micro-batch, for a policy loss that needs whole groups."""
+    """[B] int64, id shared by rows that must be in the same micro-batch, for a policy loss that needs whole groups."""
     states: EpisodeList
-    """B tensors [n, L, D], hidden states from which a response's n tokens are predicted; dropped once measured."""
+    """B tensors [n, L, D], hidden states that predict the n tokens of a response; dropped once they are measured."""
 
 
 KINDS = {
     name: next(note for note in hint.__metadata__ if note in (TOKEN, RESPONSE_TOKEN, EPISODE))
     for name, hint in get_type_hints(Columns, include_extras=True).items()
 }
-"""Declared column -> its kind."""
+"""Name of a declared column -> its kind."""
 
 TOP_K = {name for name, hint in Columns.__annotations__.items() if hint is TopKPerResponseToken}
-"""Declared columns with k numbers per response token."""
+"""Names of declared columns with k values per response token."""
 
 
 def declared_kind(name: str) -> str | None:
-    """Return the kind of a declared column, or of one with a declared prefix; None for a custom column."""
+    """Return the kind of a column that is declared or has a declared prefix, or None for a custom column."""
     in_family = RESPONSE_TOKEN if name.startswith(PREFIX) else EPISODE if name.startswith((RANK, TURN_RANK)) else None
     return KINDS.get(name, in_family)

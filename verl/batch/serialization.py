@@ -10,25 +10,25 @@ from torch import Tensor
 
 
 class Packed(NamedTuple):
-    """A losslessly compressed column.
+    """Losslessly compressed column.
 
-    - A token column that is constant within each episode, such as GRPO's advantages, keeps one number per episode.
-    - Bools are packed into bits.
-    - Non-negative integers below 2^24, such as token ids, keep their low 16 bits and, packed, the bits above.
+    - Token columns that are constant within each episode, such as GRPO's advantages, store one value per episode.
+    - Booleans are packed into bits.
+    - Non-negative integers below 2^24, such as token ids, are split into the low 16 bits and bit-packed high bits.
     """
 
     values: Any
-    """A numpy array, or the column itself if numpy cannot represent it."""
+    """Numpy array, or the column itself if numpy cannot represent it."""
     dtype: str = ""
-    """numpy's name of the column's type; empty if ``values`` is the column itself."""
+    """Numpy name of the column's dtype, or an empty string if ``values`` is the column itself."""
     constant: bool = False
-    """``values`` has one entry per episode."""
+    """Whether ``values`` has one entry per episode."""
     high: Any = None
-    """[k, n / 8] uint8, the k bits above the low 16 of n integers, one row per bit."""
+    """[k, n / 8] uint8, the k bits above the low 16 bits of n integers, one row per bit."""
 
     @classmethod
     def of(cls, column: Any, lengths: Any) -> "Packed":
-        """Compress a column with ``lengths [B]`` entries per episode; None: one each."""
+        """Compress a column with ``lengths [B]`` entries per episode, or one entry per episode if None."""
         if not isinstance(column, Tensor) or column.dtype == torch.bfloat16:  # numpy has no bfloat16
             return cls(column)
         values = column.detach().cpu().contiguous().numpy()
@@ -49,14 +49,14 @@ class Packed(NamedTuple):
         return cls(values, dtype, constant)
 
     def restore(self, lengths: Any) -> Any:
-        """Return the column; ``lengths`` as in :meth:`of`."""
+        """Decompress the column; ``lengths`` must be the same as in :meth:`of`."""
         if not self.dtype:
             return self.values
         if self.dtype == "bool" and isinstance(self.values, tuple):
             packed, count = self.values
             values = np.unpackbits(packed, count=count).astype(bool)
         else:
-            # Copy: Ray's arrays are read-only views of shared memory.
+            # Copy the array, because Ray's arrays are read-only views of shared memory.
             values = np.array(self.values, dtype=self.dtype)
         for place, bits in enumerate(() if self.high is None else self.high):
             values |= np.unpackbits(bits, count=values.size).reshape(values.shape).astype(np.int64) << (16 + place)
@@ -70,7 +70,7 @@ class Packed(NamedTuple):
 
 
 class PackedWeight(NamedTuple):
-    """A serialized weight, which a reader can use without a copy."""
+    """Serialized weight that its receiver can use without copying."""
 
     name: str
     dtype: torch.dtype
@@ -80,19 +80,19 @@ class PackedWeight(NamedTuple):
 
     @classmethod
     def of(cls, name: str, value: Tensor) -> "PackedWeight":
-        """Copy ``value`` to the CPU."""
+        """Serialize a weight, copying it to the CPU."""
         flat = value.detach().cpu().contiguous().reshape(-1)
         return cls(name, value.dtype, tuple(value.shape), flat.view(torch.uint8).numpy())
 
     def restore(self) -> Tensor:
-        """Return the weight. It must not be modified: its memory may be shared."""
+        """Return the weight, which must not be modified because its memory may be shared."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")
             return torch.from_numpy(self.values).view(self.dtype).reshape(self.shape)
 
 
 def weight_buckets(weights: Iterable[tuple[str, Tensor]], num_bytes: int) -> Iterator[list[PackedWeight]]:
-    """Yield weights in buckets of at most ``num_bytes``; a larger weight gets its own bucket."""
+    """Yield weights in buckets of at most ``num_bytes``; a larger weight is yielded in a bucket of its own."""
     bucket: list[PackedWeight] = []
     size = 0
     for name, value in weights:

@@ -1,6 +1,6 @@
-"""Conversion of a batch to a checkpoint's state, and back.
+"""Conversion of a batch to and from the state in a checkpoint.
 
-Records are saved as an index into the training data and their edited fields.
+Records are saved as an index into the training data plus their edited fields.
 """
 
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ EDITED = ("input_ids", "messages", "opens_thought")
 """Fields of a record that ``Method.resample`` may edit."""
 
 VERDICTS = {"verdicts", "first_verdicts"}
-"""Columns that hold verdicts."""
+"""Columns that contain verdicts."""
 
 
 def batch_state(batch: Batch, prompts: Sequence[Any]) -> dict[str, Any]:
-    """Return a batch as tensors and JSON values. ``prompts`` is the training data, indexed by ``uid``."""
+    """Convert a batch to tensors and JSON values; ``prompts`` is the training data, indexed by ``uid``."""
     columns = {name: getattr(batch, name) for name in batch.names}
     columns["records"] = [saved_record(record, prompts) for record in batch.records]
     columns |= {name: [verdict.as_dict() for verdict in columns[name]] for name in VERDICTS & columns.keys()}
@@ -33,7 +33,7 @@ def batch_state(batch: Batch, prompts: Sequence[Any]) -> dict[str, Any]:
 
 
 def batch_from_state(state: dict[str, Any], prompts: Sequence[Any]) -> Batch:
-    """Invert :func:`batch_state`. Raises ``ConfigError`` if ``prompts`` are not the ones that were saved."""
+    """Invert :func:`batch_state`. Raises ``ConfigError`` if ``prompts`` differ from the saved ones."""
     columns = dict(state["columns"])
     columns["records"] = [restored_record(saved, prompts) for saved in columns["records"]]
     columns |= {name: [*map(Verdict.from_dict, columns[name])] for name in VERDICTS & columns.keys()}
@@ -51,13 +51,13 @@ def batch_from_state(state: dict[str, Any], prompts: Sequence[Any]) -> Batch:
 
 
 def saved_record(record: Any, prompts: Sequence[Any]) -> dict[str, Any]:
-    """Return the index of a prompt in the training data, and its edited fields."""
+    """Return the index of a prompt in the training data and its edited fields."""
     edited = record is not prompts[record.uid]
     return {"uid": record.uid} | ({name: getattr(record, name) for name in EDITED} if edited else {})
 
 
 def restored_record(saved: dict[str, Any], prompts: Sequence[Any]) -> Any:
-    """Invert :func:`saved_record`. Raises ``ConfigError`` if ``prompts`` has no such index."""
+    """Invert :func:`saved_record`. Raises ``ConfigError`` if the saved index is out of range."""
     uid, num = saved["uid"], len(prompts)
     if not 0 <= uid < num:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Changes of a training step: subclasses of :class:`Method`, named by ``trainer.method``."""
+"""Customization of the training step with subclasses of :class:`Method`, selected by ``trainer.method``."""
 
 from verl.method.method import Method, StepOutcome
 from verl.method.replay import ReplayBuffer

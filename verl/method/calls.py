@@ -1,4 +1,4 @@
-"""Validated calls of the user's method; errors name its file and line.
+"""Validated calls to the user's method, with errors that state its file and line.
 
 Legend: B responses, G prompts, n responses per prompt, T token positions.
 """
@@ -27,25 +27,25 @@ from verl.utils.user_code import check_finite, check_signature, check_tensor, lo
 FIELD = "trainer.method"
 
 HOOKS = ("choose_prompts", "sampling", "resample", "learn_from", "shape_rewards", "after_step")
-"""Methods that a subclass may override."""
+"""Names of the methods that a subclass may override."""
 
 RENAMED = {"judged": "resample", "change_rewards": "shape_rewards"}
-"""Former name of a hook -> its name."""
+"""Former name of a hook -> its current name."""
 
 MAX_ROUNDS = 7
-"""Maximum number of times that a prompt is sampled again in a step."""
+"""Maximum number of times that a prompt is resampled in a step."""
 
 FIELDS = ("temperature", "top_p", "top_k", "min_p")
 """Sampling parameters that :meth:`Method.sampling` may set per response."""
 TABLE = "temperatures"
-"""Sampling parameter that it may set per token position."""
+"""Sampling parameter that :meth:`Method.sampling` may set per token position."""
 
 
 class MethodCalls:
-    """Caller of the method that ``trainer.method`` selects, or of the unchanged :class:`Method`.
+    """Validating wrapper around the method that ``trainer.method`` selects, which defaults to :class:`Method`.
 
     Raises:
-        ConfigError: the method cannot be loaded or constructed, or conflicts with other options.
+        ConfigError: If the method cannot be loaded or constructed, or conflicts with other options.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class MethodCalls:
         prompts: Sequence[PromptRecord] = (),
         total_steps: int = 0,
     ) -> None:
-        """``prompts``: the training data, indexed by ``uid``."""
+        """Load the method; ``prompts`` is the training data, indexed by ``uid``."""
         path, kwargs = config.trainer.method, config.trainer.method_kwargs
         self.config = config
         self.where = f"{FIELD}={path!r}"
@@ -86,18 +86,18 @@ class MethodCalls:
 
     @property
     def note(self) -> str:
-        """Warning about a method whose state is not saved; empty otherwise."""
+        """Warning if the method may have state that is not saved, otherwise an empty string."""
         if self.overrides("after_step") and not self._state.exists:
             return f"{self.where}: has after_step but no state_dict, so a resumed run forgets what after_step was told"
         return ""
 
     @property
     def candidates_per_prompt(self) -> int:
-        """Number of candidates that are read per sampled prompt."""
+        """Number of candidates to read per sampled prompt."""
         return self.method.candidates_per_prompt
 
     def begin_step(self, step: int) -> None:
-        """Set the step in progress."""
+        """Set the number of the current step."""
         self.method.step = step
 
     # --- Hooks ---
@@ -111,7 +111,7 @@ class MethodCalls:
         return list(chosen)
 
     def settings(self, records: Sequence[PromptRecord]) -> dict[str, Any] | None:
-        """Return ``overrides`` and ``temperatures`` of the requests for ``records``; None: use the options."""
+        """Return ``overrides`` and ``temperatures`` of the requests for ``records``, or None to use the options."""
         settings = self._call("sampling", list(records)) if self.overrides("sampling") else None
         where, base, names = self._location("sampling"), self.config.rollout.train_kwargs, (*FIELDS, TABLE)
         fits = settings is None or (isinstance(settings, Mapping) and set(settings) <= set(names))
@@ -125,7 +125,7 @@ class MethodCalls:
         return {"overrides": overrides, TABLE: table}
 
     def resample(self, batch: Batch, round: int) -> dict[int, PromptRecord]:
-        """Return the prompts to sample again by their index in ``batch``, in ascending order."""
+        """Return the prompts to resample, keyed by their index in ``batch`` in ascending order."""
         edited, num = self._call("resample", batch, round), len(batch) // self.config.rollout.n
         fits = isinstance(edited, Mapping) and all(
             type(place) is int and 0 <= place < num and isinstance(record, PromptRecord)
@@ -143,11 +143,11 @@ class MethodCalls:
         return dict(sorted(edited.items()))
 
     def learn_from(self, batch: Batch) -> tuple[Batch, dict[str, float]]:
-        """Return the batch to learn from, and metrics; without an override ``batch`` itself."""
+        """Return the batch to learn from (``batch`` itself unless the hook is overridden) and metrics."""
         if not self.overrides("learn_from"):
             return batch, {}
         n, step = self.config.rollout.n, self.method.step
-        # Responses to the same prompt in different steps are different groups.
+        # Responses to the same prompt in different steps belong to different groups.
         group = (step << 32) + torch.arange(len(batch) // n).repeat_interleave(n)
         sampled = batch.columns(*batch.names).fill(group=group, learned=batch.learned.clone())
         chosen = self._call("learn_from", sampled)
@@ -164,7 +164,7 @@ class MethodCalls:
         return chosen, metrics
 
     def shape_rewards(self, batch: Batch, rewards: Tensor) -> tuple[Tensor, dict[str, float]]:
-        """Return the rewards [B] float64, and metrics of the change."""
+        """Return the shaped rewards [B] float64 and metrics of the change."""
         if not self.overrides("shape_rewards"):
             return rewards, {}
         changed = self._call("shape_rewards", batch, rewards.clone())
@@ -182,11 +182,11 @@ class MethodCalls:
     # --- State ---
 
     def state(self) -> Any:
-        """Return the state for checkpoints, as JSON; None for a method without state."""
+        """Return the state for checkpoints as JSON, or None for a method without state."""
         return self._state.save()
 
     def load_state(self, state: Any) -> None:
-        """Restore a saved state. Raises ``ConfigError`` if another method saved it."""
+        """Restore a saved state. Raises ``ConfigError`` if it was saved by a different method."""
         self._state.load(state)
 
     def _call(self, name: str, *arguments: Any) -> Any:
@@ -194,7 +194,7 @@ class MethodCalls:
             return getattr(self.method, name)(*arguments)
 
     def _location(self, name: str) -> str:
-        """Return the option, the hook, and the file and line of its override, for error messages."""
+        """Return a description of a hook for error messages: the option, and the override's file and line."""
         code = getattr(type(self.method), name)
         line = inspect.unwrap(code).__code__.co_firstlineno
         return f"{self.where}: its {name} ({inspect.getsourcefile(code)}, line {line})"
@@ -225,7 +225,7 @@ class MethodCalls:
             )
 
     def _check_options(self) -> None:
-        """Raise ``ConfigError`` if a hook and another option exclude each other."""
+        """Raise ``ConfigError`` if an overridden hook is incompatible with another option."""
         config, learning = self.config, [name for name in ("learn_from", "shape_rewards") if self.overrides(name)]
         staleness = config.async_training.max_staleness
         stale = f"async_training.max_staleness={staleness}"
@@ -250,9 +250,9 @@ class MethodCalls:
 
 
 def _overrides(fields: Mapping[str, Any], num_prompts: int, base: SamplingConfig, where: str) -> list[SamplingConfig]:
-    """Return the sampling parameters of each of the G n responses; equal ones share an object.
+    """Return the sampling parameters of each of the G n responses; responses with equal parameters share an object.
 
-    Raises ``ConfigError``, beginning with ``where``, for a parameter out of range or of another shape.
+    Raises a ``ConfigError`` that begins with ``where`` if a parameter is out of range or has the wrong shape.
     """
     made: dict[tuple[Any, ...], SamplingConfig] = {}
     shape = (num_prompts, base.n)
@@ -274,7 +274,7 @@ def _overrides(fields: Mapping[str, Any], num_prompts: int, base: SamplingConfig
 
 
 def _table(values: Any, max_positions: int, where: str) -> NDArray[np.float32]:
-    """Return temperatures [T] float32, T at most ``max_positions``."""
+    """Return validated temperatures, [T] float32 with T <= ``max_positions``."""
     table = _numbers(f"{where}: {TABLE}", values).astype(np.float32)
     if table.ndim != 1 or not 1 <= len(table) <= max_positions or not ((table >= 0.01) & (table <= 1000)).all():
         shape = list(table.shape)
@@ -283,7 +283,7 @@ def _table(values: Any, max_positions: int, where: str) -> NDArray[np.float32]:
 
 
 def _numbers(what: str, values: Any, shape: tuple[int, int] | None = None) -> NDArray[np.float64]:
-    """Return ``values`` as an array, broadcast to ``shape`` = [G, n] if set."""
+    """Convert ``values`` to an array, broadcast to ``shape`` = [G, n] if it is set."""
     try:
         array = np.asarray(values, dtype=np.float64)
         return array if shape is None else np.broadcast_to(array, shape)

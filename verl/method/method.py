@@ -1,4 +1,4 @@
-"""Base class for changes of a training step."""
+"""Base class for customizing the training step."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,30 +15,30 @@ from verl.data.records import read_chat
 from verl.data.templates import opens_thought
 
 Prompt = str | list[dict[str, Any]]
-"""New content for the last message of a prompt, or a whole chat."""
+"""New content for the last message of a prompt, or a complete chat."""
 
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """Results of the G prompts of a step, before :meth:`Method.resample` edited any."""
+    """Results for the G prompts of a step, from before any edits by :meth:`Method.resample`."""
 
     step: int
     indices: list[int]
-    """G, ``uid`` of each prompt, its index in the training data."""
+    """``uid`` of each of the G prompts, which is its index in the training data."""
     scores: list[float]
-    """G, mean score of the responses to each prompt."""
+    """Mean score of the responses to each of the G prompts."""
     accuracy: list[float]
-    """G, share of correct responses to each prompt, 0 to 1."""
+    """Fraction of correct responses to each of the G prompts, from 0 to 1."""
     metrics: Mapping[str, float]
-    """The step's logged metrics."""
+    """Logged metrics of the step."""
     records: Sequence[PromptRecord] = ()
-    """G prompts."""
+    """Records of the G prompts."""
 
 
 class Method:
-    """A training step; subclasses override the hooks whose behavior they change.
+    """Hooks of a training step; subclasses override the hooks whose behavior they change.
 
-    ``trainer.method=my/file.py:Shorter`` selects a subclass; its arguments are ``trainer.method_kwargs``. The
+    ``trainer.method=my/file.py:Shorter`` selects a subclass, and ``trainer.method_kwargs`` sets its arguments. The
     attributes below are set before ``__init__`` is called. All tensors are on the CPU. Example::
 
         class Shorter(Method):
@@ -48,77 +48,77 @@ class Method:
             def shape_rewards(self, batch, rewards):
                 return rewards - self.weight * batch.response_lengths / self.max_response_length
 
-    A subclass with state defines ``state_dict`` and ``load_state_dict``; the state is JSON values and tensors.
+    Subclasses with state must define ``state_dict`` and ``load_state_dict``, using JSON values and tensors.
     """
 
     config: PPOConfig
     """All options of the run."""
     tokenizer: PreTrainedTokenizerBase
-    """The policy's tokenizer."""
+    """Tokenizer of the policy."""
     prompts: Sequence[PromptRecord] = ()
-    """The training data, indexed by ``uid``."""
+    """Training data, indexed by ``uid``."""
     total_steps: int = 0
-    """Number of steps of the run."""
+    """Number of steps in the run."""
     step: int = 0
-    """The step in progress, from 1."""
+    """Number of the current step, starting at 1."""
     candidates_per_prompt: int = 1
-    """Number of candidates that :meth:`choose_prompts` gets per prompt. Set it in ``__init__``."""
+    """Number of candidates per prompt that :meth:`choose_prompts` receives; set it in ``__init__`` to change it."""
 
     # --- Hooks, in the order of a step ---
 
     def choose_prompts(self, candidates: list[PromptRecord]) -> list[PromptRecord]:
-        """Return the prompts to sample responses to, 1 to ``num_prompts`` of the candidates, in any order.
+        """Return the prompts to sample responses for: 1 to ``num_prompts`` of the candidates, in any order.
 
         The remaining candidates are skipped until the next epoch. If fewer than ``num_prompts`` are returned, the batch
-        is smaller; dynamic sampling fills it up.
+        is smaller, unless dynamic sampling fills it up.
         """
         return candidates
 
     def sampling(self, records: list[PromptRecord]) -> Mapping[str, Any] | None:
-        """Return sampling parameters for the n responses to each of G prompts; None: use the options of ``rollout``.
+        """Return sampling parameters for n responses to each of G prompts, or None to use the ``rollout`` options.
 
-        ``temperature``, ``top_p``, ``top_k`` and ``min_p`` are numbers, or arrays that broadcast to [G, n].
-        ``temperatures`` [T] replaces ``temperature`` by one per token; the last entry applies to all later tokens.
-        Requires ``rollout.seeded``. Set ``rollout_is`` to correct for the difference to ``rollout.temperature``,
-        at which the policy is trained.
+        ``temperature``, ``top_p``, ``top_k`` and ``min_p`` are numbers or arrays that broadcast to [G, n].
+        ``temperatures`` [T] replaces ``temperature`` with one value per token position; the last value also applies to
+        all later positions. Requires ``rollout.seeded``. The policy is trained at ``rollout.temperature``; set
+        ``rollout_is`` to correct for the difference.
         """
         return None
 
     def resample(self, batch: Batch, round: int) -> Mapping[int, PromptRecord]:
-        """Return edited prompts to sample again, given verified responses.
+        """Return edited prompts to resample, given the verified responses.
 
         Args:
-            batch: the responses, n consecutive ones per prompt (:meth:`by_prompt`).
-            round: 1 for the prompts of the data set, 2 for prompts edited once, up to 7.
+            batch: Responses, with n consecutive rows per prompt (:meth:`by_prompt`).
+            round: 1 for the original prompts, 2 for prompts that were edited once, and so on up to 7.
 
         Returns:
-            Index of a prompt in the batch, 0 to G - 1 -> its edited record (:meth:`edit_prompt`). New responses are
-            verified with the same ground truth and replace the old ones. {} ends the rounds.
+            Index of a prompt in the batch, 0 to G - 1 -> its edited record (:meth:`edit_prompt`). The new responses are
+            verified with the same ground truth and replace the old ones. Return {} to stop resampling.
         """
         return {}
 
     def learn_from(self, batch: Batch) -> Batch:
-        """Return the batch to learn from: responses of this step and, e.g. from a :class:`ReplayBuffer`, earlier ones.
+        """Return the batch to learn from, which may include earlier responses, e.g. from a :class:`ReplayBuffer`.
 
-        Select responses with ``batch[rows]`` and concatenate batches with ``Batch.join([...])``. At most
-        ``max_learned`` responses may have ``learned`` set; up to as many others only enter the statistics of their
-        group. The policy ratio of earlier responses is relative to the policy that sampled them: their old
-        log-probabilities are the engine's or, with ``rollout_is``, the policy's.
+        Select responses with ``batch[rows]`` and concatenate batches with ``Batch.join([...])``. The batch may have up
+        to 2 ``max_learned`` responses, at most ``max_learned`` of them with ``learned`` set; the others only contribute
+        to the statistics of their group. The policy ratio of earlier responses is relative to the policy that sampled
+        them: their old log-probabilities are the engine's or, with ``rollout_is``, the policy's.
         """
         return batch
 
     def shape_rewards(self, batch: Batch, rewards: Tensor) -> Tensor:
         """Return the rewards to learn from, [B], given ``rewards [B]`` float64.
 
-        Called after verifiers, reward model and overlong penalty, and before rank shaping, the KL divergence and
-        advantages. Does not affect dynamic sampling and validation.
+        This hook runs after the verifiers, reward model and overlong penalty have been applied, and before rank
+        shaping, the KL penalty and advantages. It does not affect dynamic sampling or validation.
         """
         return rewards
 
     def after_step(self, outcome: StepOutcome) -> None:
         """Process the outcome of a finished step.
 
-        With ``async_training.max_staleness`` above 0, prompts of later steps have already been chosen.
+        If ``async_training.max_staleness`` is above 0, prompts for later steps have already been chosen.
         """
 
     def state_dict(self) -> dict[str, Any]:
@@ -132,7 +132,7 @@ class Method:
 
     @property
     def num_prompts(self) -> int:
-        """Maximum number of prompts that are sampled together."""
+        """Maximum number of prompts in a generation batch."""
         return self.config.data.prompts_per_batch
 
     @property
@@ -146,14 +146,14 @@ class Method:
         return self.config.data.max_response_length
 
     def by_prompt(self, batch: Batch) -> list[Batch]:
-        """Split a batch into the n consecutive responses to each prompt."""
+        """Split a batch into one batch of n consecutive responses per prompt."""
         return list(batch.split(self.config.rollout.n))
 
     def edit_prompt(self, record: PromptRecord, prompt: Prompt) -> PromptRecord:
-        """Return ``record`` with another prompt, rendered with ``data.template``; its tokens are ``input_ids``.
+        """Return ``record`` with a new prompt, rendered with ``data.template`` to ``input_ids``.
 
         Raises:
-            ConfigError: the prompt is invalid, or does not fit the template.
+            ConfigError: If the prompt is invalid or incompatible with the template.
         """
         where = f"trainer.method={self.config.trainer.method!r}: its prompt for {record.uid}"
         if isinstance(prompt, str):

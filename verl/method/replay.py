@@ -13,13 +13,13 @@ from verl.data.prompt_rows import PromptRecord
 
 
 class ReplayBuffer:
-    """Holds at most ``capacity`` responses, about 20 bytes per token; the oldest groups are dropped first.
+    """Buffer of at most ``capacity`` responses that drops the oldest groups first; uses about 20 bytes per token.
 
-    Include its ``state_dict()`` in the method's.
+    Include its ``state_dict()`` in the method's ``state_dict()``.
     """
 
     def __init__(self, capacity: int, prompts: Sequence[PromptRecord]) -> None:
-        """``prompts``: the training data (``Method.prompts``), which is not saved."""
+        """Create an empty buffer; ``prompts`` is the training data (``Method.prompts``), which is not saved."""
         if capacity < 1:
             raise ValueError(f"capacity={capacity}: must be at least 1")
         self.capacity = capacity
@@ -31,24 +31,24 @@ class ReplayBuffer:
 
     @property
     def batch(self) -> Batch:
-        """The responses in the buffer, oldest first. Raises ``ValueError`` if it is empty."""
+        """Responses in the buffer, oldest first. Raises ``ValueError`` if the buffer is empty."""
         if self._held is None:
             raise ValueError("the buffer is empty; check its len() first")
         return self._held
 
     def add(self, batch: Batch) -> None:
-        """Append responses, without the extra values that custom reward functions returned."""
+        """Append responses, discarding the extra values that custom reward functions returned."""
         verdicts = [replace(verdict, extras={}) for verdict in batch.verdicts]
         added = batch.columns(*batch.names).fill(verdicts=verdicts)
         held = added if self._held is None else Batch.join([self._held, added])
         first = max(0, len(held) - self.capacity)
-        # Drop whole groups.
+        # Never drop only part of a group.
         while 0 < first < len(held) and held.group[first] == held.group[first - 1]:
             first += 1
         self._hold(held[first:])
 
     def take(self, rows: Tensor | Sequence[int]) -> Batch:
-        """Remove and return these rows of ``batch``."""
+        """Remove the given rows of ``batch`` from the buffer and return them."""
         taken = self.batch[rows]
         index = torch.as_tensor(rows)
         left = torch.ones(len(self), dtype=torch.bool)
@@ -64,5 +64,5 @@ class ReplayBuffer:
         return {} if self._held is None else batch_state(self._held, self.prompts)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the responses. Raises ``ConfigError`` if the training data differs from the saved run's."""
+        """Restore the responses. Raises ``ConfigError`` if the training data has changed since they were saved."""
         self._held = batch_from_state(state, self.prompts) if state else None

@@ -1,14 +1,14 @@
-"""Adaptive DAPO of CodeV-R1 (arXiv 2505.24183): dynamic sampling generates only as many prompts as it expects to need.
+"""Adaptive DAPO from CodeV-R1 (arXiv 2505.24183): dynamic sampling with only as many prompts as are probably needed.
 
-As in its code, the next generation batch of a step has at least
+As in the authors' code, the next generation batch in a step contains at least
 
     missing / min(ratio, part)
 
-prompts, where ``missing`` is the number of informative groups still needed, ``ratio`` the smallest share of informative
-groups in any step that filled its batch, and ``part`` the smallest share in any generation batch of this step. Both
-shares start at 1. Assumed: a group is informative if some but not all of its responses are correct
-(``algorithm.filter_groups.metric=acc``). A generation batch has at most ``data.gen_batch_size`` prompts; the others are
-skipped until the next epoch.
+prompts, where ``missing`` is the number of informative groups still needed, ``ratio`` is the lowest fraction of them in
+any step that filled its batch, and ``part`` is the lowest fraction in any generation batch of this step. Both fractions
+start at 1. We assume that a group is informative if some but not all of its responses are correct
+(``algorithm.filter_groups.metric=acc``). A generation batch contains at most ``data.gen_batch_size`` prompts; unused
+candidates are skipped until the next epoch.
 """
 
 import math
@@ -20,7 +20,7 @@ from verl.method import Method, StepOutcome
 
 
 class AdaptiveBatches(Method):
-    """Adapts the size of generation batches; checkpoints hold ``ratio``."""
+    """Method that adapts the size of generation batches; ``ratio`` is saved in checkpoints."""
 
     def __init__(self) -> None:
         self.ratio = 1.0
@@ -30,7 +30,7 @@ class AdaptiveBatches(Method):
         self.part, self.kept, self.generated = 1.0, 0, 0
 
     def choose_prompts(self, candidates: list[PromptRecord]) -> list[PromptRecord]:
-        """Choose the first candidates, as many as the step is expected to need."""
+        """Choose as many of the first candidates as the step is expected to need."""
         share = min(self.ratio, self.part)
         missing = self.config.data.train_batch_size - self.kept
         return candidates[: math.ceil(missing / share)] if share else candidates
@@ -44,7 +44,7 @@ class AdaptiveBatches(Method):
         return {}
 
     def after_step(self, outcome: StepOutcome) -> None:
-        """Update the share of informative groups."""
+        """Update the fraction of informative groups."""
         if self.kept >= self.config.data.train_batch_size:
             self.ratio = min(self.ratio, self.kept / self.generated)
         self._begin_step()

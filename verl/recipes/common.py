@@ -1,4 +1,4 @@
-"""Helpers shared by recipes: hints in prompts, and files of generated tasks."""
+"""Helpers shared by recipes, for hints in prompts and for files with generated tasks."""
 
 import argparse
 import json
@@ -12,7 +12,7 @@ from verl.method import Method
 HINT = (
     "\n The following text is the beginning part of the answer, which you can refer to for solving the problem:\n{hint}"
 )
-"""Wording of a hint in GHPO's code."""
+"""Template of the hint in GHPO's code."""
 
 NAMES = ("Ada", "Alan", "Emmy", "Grace", "Kurt", "Leon", "Mary", "Niels", "Omar", "Rosa")
 CITIES = ("Bonn", "Cairo", "Lima", "Oslo", "Paris", "Quito", "Rome", "Seoul", "Turin", "Vienna")
@@ -24,12 +24,12 @@ def hint(solution: str, share: float) -> str:
 
 
 def with_hint(method: Method, record: PromptRecord, share: float, solution_key: str, text: str = HINT) -> PromptRecord:
-    """Return ``record`` with a hint after its question, or unchanged if the hint is empty or makes it too long.
+    """Append a hint to the question, or return ``record`` unchanged if the hint is empty or the result too long.
 
     Args:
-        share: of the solution's characters, 0 to 1.
-        solution_key: key of the worked solution in ``extra_info``; the answer if there is none.
-        text: the hint's wording, with ``{hint}``.
+        share: Fraction of the solution's characters to show, from 0 to 1.
+        solution_key: Key of the worked solution in ``extra_info``; without it, the ground truth is used.
+        text: Template of the hint; must contain ``{hint}``.
     """
     part = hint(str(record.extra_info.get(solution_key) or record.ground_truth), share)
     if not part:
@@ -39,7 +39,7 @@ def with_hint(method: Method, record: PromptRecord, share: float, solution_key: 
 
 
 def task_row(data_source: str, question: str, ground_truth: Any, **extra_info: Any) -> dict[str, Any]:
-    """Return a row of a data file."""
+    """Return a row for a data file."""
     return {
         "data_source": data_source,
         "prompt": [{"role": "user", "content": question}],
@@ -49,7 +49,7 @@ def task_row(data_source: str, question: str, ground_truth: Any, **extra_info: A
 
 
 def write_task(what: str, make_rows: Callable[[int, int], list[dict[str, Any]]]) -> None:
-    """Run a command that writes a task's ``train.jsonl`` and ``test.jsonl`` from ``make_rows(count, seed)``."""
+    """Run the command line that writes ``train.jsonl`` and ``test.jsonl`` with rows from ``make_rows(count, seed)``."""
     parser = argparse.ArgumentParser(description=f"{what}: train.jsonl and test.jsonl.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--train", type=int, default=2000, help="training prompts (2000)")

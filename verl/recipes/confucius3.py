@@ -1,4 +1,4 @@
-"""Confucius3-Math (arXiv 2506.18330): targeted entropy, hardness weights and recent sample recovery (section 6)."""
+"""Confucius3-Math (arXiv 2506.18330): targeted entropy, hardness weighting and recent sample recovery (section 6)."""
 
 from typing import Any
 
@@ -13,10 +13,10 @@ from verl.method import Method, ReplayBuffer
 
 
 def hardness_weighted(batch: Batch, alpha: float = -0.256, constant: float = 1.256) -> Tensor:
-    """Return A = (R - mu) (alpha mu + constant), [B], with R = 1 if correct, else -1 (eqs. 2 and 3).
+    """Compute A = (R - mu) (alpha mu + constant), [B], with R = 1 if correct and -1 otherwise (eqs. 2 and 3).
 
-    mu is the mean of R over the prompt's responses; the weight falls from 1.512 at mu = -1 to 1 at mu = 1. Penalties,
-    reward shaping and a reward model have no effect.
+    mu is the mean of R over the responses to the prompt; the weight decreases from 1.512 at mu = -1 to 1 at mu = 1.
+    Penalties, reward shaping and reward models have no effect.
     """
     signs = 2 * batch.correct.double() - 1
     mean = group_means(signs, batch.group)
@@ -24,7 +24,7 @@ def hardness_weighted(batch: Batch, alpha: float = -0.256, constant: float = 1.2
 
 
 def side_of_target(mini_batch: LossInputs, target: float = 0.55, **_: float) -> dict[str, Tensor]:
-    """Return ``side`` [B]: 1 if the mean entropy of the mini-batch's tokens is above the target, -1 below, 0 at it."""
+    """Return ``side`` [B], the sign of the mini-batch's mean token entropy minus the target."""
     assert mini_batch.old_entropy is not None, "targeted_entropy_loss declares the column"
     entropy = mini_batch.old_entropy[mini_batch.response_mask]
     return {"side": (entropy.mean() - target).sign().expand(len(mini_batch.response_mask))}
@@ -36,14 +36,14 @@ def targeted_entropy_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Compute PPO's clipped surrogate per token plus ``coef |H - target|``, where H is the mean entropy in nats.
 
-    Assumed: H is above or below the target by the mini-batch's mean entropy before the step, so that the sign does not
-    depend on micro-batches, workers, or earlier updates of the step. The constant ``target`` is left out of the loss.
+    We assume that the mini-batch's mean entropy before the step determines the sign of H - target, so that it does not
+    depend on micro-batches, workers, or earlier updates in the step. The loss omits the constant ``target``.
 
     Args:
-        inputs: see :class:`verl.algorithms.losses.LossInputs`.
-        target: in nats, 0.55 in the paper. Read by :func:`side_of_target`.
-        coef: weight of the entropy term, 0.001 in the paper.
-        clip_low, clip_high: clip the ratio to [1 - clip_low, 1 + clip_high].
+        inputs: Inputs of the loss, see :class:`verl.algorithms.losses.LossInputs`.
+        target: Target entropy in nats, 0.55 in the paper. Used by :func:`side_of_target`.
+        coef: Weight of the entropy term, 0.001 in the paper.
+        clip_low, clip_high: Bounds of the ratio, which is clipped to [1 - clip_low, 1 + clip_high].
     """
     mask, side = inputs.response_mask, inputs.prepared["side"][:, None]
     tokens = (inputs.logprobs, inputs.old_logprobs, inputs.advantages)
@@ -54,24 +54,24 @@ def targeted_entropy_loss(
 class Recovering(Method):
     """Recent Sample Recovery (algorithm 1): carry surplus informative groups over to the next step's batch.
 
-    As in the paper, the update treats them as sampled by the current policy, without importance weights. Assumed: each
-    step samples one generation batch (``algorithm.filter_groups.max_num_gen_batches=1``), larger than the training
-    batch. If this batch and the surplus do not fill a training batch, the step learns from fewer groups, where the
-    paper samples more. At most two training batches are kept; checkpoints hold them.
+    As in the paper, the update treats them as sampled by the current policy, without importance weights. We assume that
+    each step samples one generation batch (``algorithm.filter_groups.max_num_gen_batches=1``) that is larger than the
+    training batch. If it and the surplus do not fill a training batch, the step learns from fewer groups, whereas the
+    paper samples more. The surplus is limited to two training batches and is saved in checkpoints.
     """
 
     def __init__(self) -> None:
         self.surplus = ReplayBuffer(2 * self.max_learned, self.prompts)
         self.informative: list[Batch] = []
-        """Informative groups of the step in progress."""
+        """Informative groups of the current step."""
 
     def resample(self, batch: Batch, round: int) -> dict[int, PromptRecord]:
-        """Collect the informative groups, before the trainer drops the surplus; no prompt is edited."""
+        """Collect the informative groups before the trainer drops the surplus; no prompt is edited."""
         self.informative += [group for group in self.by_prompt(batch) if 0 < int(group.correct.sum()) < len(group)]
         return {}
 
     def learn_from(self, batch: Batch) -> Batch:
-        """Return the surplus of earlier steps and then this step's groups, up to the size of a training batch."""
+        """Return the surplus from earlier steps followed by this step's groups, up to the size of a training batch."""
         if not (self.informative or len(self.surplus)):
             return batch
         # 1. Join the surplus and this step's groups.
@@ -81,11 +81,11 @@ class Recovering(Method):
             parts.append(group.fill(group=ids, step=torch.full((len(group),), self.step)))
         self.informative = []
         groups = Batch.join(parts)
-        # 2. Learn from as many as fit, and keep the rest.
+        # 2. Learn from as many groups as fit and keep the rest.
         learned, rest = groups[: self.max_learned], groups[self.max_learned :]
         if len(rest):
             self.surplus.add(rest)
-        # Mark all as sampled in this step; otherwise the ratio would be relative to an earlier policy.
+        # Mark all of them as sampled in this step; otherwise, the ratio would be relative to an earlier policy.
         return learned.fill(step=torch.full((len(learned),), self.step))
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""DRIVE's second stage (arXiv 2511.06307): train on the hardest prompts, with 64 responses each.
+"""Second stage of DRIVE (arXiv 2511.06307): train on the hardest prompts, with 64 responses per prompt.
 
-Of k m candidates, choose the m prompts with the lowest share of correct responses when they were last sampled. Assumed:
-prompts that were never sampled have mean difficulty, so the choice is nearly arbitrary in the first epoch; the authors
-retain the hardest prompts of a small set in phases. The first stage, whose model this stage starts from, is GRPO with 8
-responses to prompts of all difficulties: ``experiment=grpo rollout.n=8``.
+From k m candidates, choose the m prompts with the lowest fraction of correct responses when last sampled. We assume
+that prompts not sampled before have mean difficulty, so the choice is nearly arbitrary in the first epoch. The authors
+instead keep the hardest prompts of a small set in phases. This stage starts from the model trained in the first stage,
+GRPO with 8 responses to prompts of all difficulties: ``experiment=grpo rollout.n=8``.
 """
 
 import statistics
@@ -15,16 +15,16 @@ from verl.method import Method, StepOutcome
 
 
 class HardFocus(Method):
-    """Selects the hardest prompts; checkpoints hold the accuracy of each."""
+    """Method that selects the hardest prompts; the accuracy of each prompt is saved in checkpoints."""
 
     def __init__(self, candidates: int = 4) -> None:
-        """``candidates``: k."""
+        """Configure k, the number of ``candidates`` per prompt."""
         self.candidates_per_prompt = candidates
         self.accuracy: dict[str, float] = {}
-        """``uid`` -> share of correct responses, 0 to 1."""
+        """``uid`` of a prompt -> fraction of correct responses, from 0 to 1."""
 
     def choose_prompts(self, candidates: list[PromptRecord]) -> list[PromptRecord]:
-        """Choose the hardest candidates; ties go to the first."""
+        """Choose the hardest candidates; ties are broken in favor of earlier ones."""
         mean = statistics.fmean(self.accuracy.values()) if self.accuracy else 0.0
         return sorted(candidates, key=lambda record: self.accuracy.get(str(record.uid), mean))[: self.num_prompts]
 

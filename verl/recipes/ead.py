@@ -1,9 +1,9 @@
-"""EAD (arXiv 2510.05251): explore with early tokens and exploit with late ones, by annealing the temperature.
+"""EAD (arXiv 2510.05251): anneal the temperature to explore with early tokens and exploit with late ones.
 
     tau_t = max(1 + tau_max - exp(t / (scale d_s)), tau_min)    d_s = min(d_0 + 5 s, d_max) at step s
 
-for tokens t = ``first``, ``first`` + 1, ...; earlier tokens have temperature 1. The paper's formula has no ``scale``;
-its code samples with 20 d, which is the default here.
+The formula applies to tokens t >= ``first``; earlier tokens are sampled at temperature 1. The paper's formula has no
+``scale``, but its code samples with 20 d, which is our default.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from verl.method import Method
 
 
 class Annealed(Method):
-    """Samples all responses with annealed temperatures."""
+    """Method that samples all responses with annealed temperatures."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Annealed(Method):
         """Return the temperature of each token position."""
         t = np.arange(self.max_response_length)
         d = min(self.d0 + 5 * self.step, self.d_max)
-        # Clip the exponent to avoid overflow; at 50 the temperature is tau_min already.
+        # Clip the exponent to avoid overflow; at 50, the temperature has already reached tau_min.
         growth = np.exp(np.minimum(t / (self.scale * d), 50.0))
         annealed = np.maximum(1 + self.tau_max - growth, self.tau_min)
         return {"temperatures": np.where(t < self.first, 1.0, annealed)}

@@ -1,6 +1,6 @@
 """GHPO (arXiv 2507.10628): resample unsolved prompts with a growing part of the solution as a hint.
 
-As in its code, a hint is the beginning of the solution, measured in characters, and follows the question.
+As in the authors' code, the hint is a prefix of the solution, measured in characters, and is placed after the question.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from verl.recipes.common import HINT, with_hint
 
 
 class GuidedHints(Method):
-    """Adds 25, 50 and 75 % of the reference solution, a larger share in each round that leaves a prompt unsolved."""
+    """Method that adds 25%, 50% and then 75% of the reference solution while a prompt remains unsolved."""
 
     def __init__(
         self,
@@ -24,10 +24,10 @@ class GuidedHints(Method):
         """Configure the hints.
 
         Args:
-            shares: of the solution, one per round; the last one applies to all later rounds.
-            text: wording of a hint, with ``{hint}``.
-            solution: key of the worked solution in ``extra_info``; the answer if there is none.
-            rounds: maximum number of times that a prompt is sampled again.
+            shares: Fraction of the solution to show in each round; the last one applies to all later rounds.
+            text: Template of the hint; must contain ``{hint}``.
+            solution: Key of the worked solution in ``extra_info``; without it, the ground truth is used.
+            rounds: Maximum number of times that a prompt is resampled.
         """
         self.rounds = rounds
         self.shares = tuple(shares)
@@ -35,11 +35,11 @@ class GuidedHints(Method):
         self.solution = solution
 
     def resample(self, batch: Batch, round: int) -> dict[int, PromptRecord]:
-        """Return the unsolved prompts with hints; prompts that would be too long are not resampled."""
+        """Return the unsolved prompts with hints, except those that would become too long."""
         edited: dict[int, PromptRecord] = {}
         if round > self.rounds:
             return edited
-        # A small share of a short solution can be empty; use the first share that is not.
+        # A small fraction of a short solution can be empty, so use the first fraction that is not.
         shares = self.shares[min(round, len(self.shares)) - 1 :]
         for place, responses in enumerate(self.by_prompt(batch)):
             if responses.correct.any():

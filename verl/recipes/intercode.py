@@ -1,15 +1,15 @@
-"""InterCode's shell environment (arXiv 2306.14898): the policy runs commands, reads their output, and submits.
+"""Shell environment from InterCode (arXiv 2306.14898): the policy runs commands, reads their output, and submits.
 
-Commands run in the sandbox, in a folder that the command ``extra_info["setup"]`` prepares. The ground truth is a
-command that solves the task. The reward on ``submit`` is that of the authors' code without its rounding,
+Commands run in the sandbox, in a folder prepared by the command ``extra_info["setup"]``. The ground truth is a command
+that solves the task. The reward for ``submit`` is computed as in the authors' code, but without rounding,
 
     0.01 + 0.33 (1 - erf(|D|)) + 0.33 c + 0.33 s
 
-where D is the set of file changes that only one of the two solutions makes, c the share of files with equal content
-among those that both add (1 if there are none), and s the cosine of the TF-IDF vectors of their last outputs.
+where D is the set of file changes made by only one of the two solutions, c is the fraction of files added by both that
+have equal content (1 if there are none), and s is the cosine similarity of the TF-IDF vectors of their last outputs.
 
-Assumed: the state is the list of commands so far, which all run again at each turn. The command of a turn is its last
-fenced block, or its whole text. A conversation without ``submit`` has no reward.
+We assume that the state is the list of all commands so far, which are rerun at each turn, and that a turn's command is
+its last fenced block or, without one, its whole text. Conversations without ``submit`` earn no reward.
 :mod:`verl.recipes.intercode_task` writes a small task.
 """
 
@@ -47,7 +47,7 @@ json.dump([printed, before, files()], sys.stdout)
 
 
 class Shell:
-    """Environment for ``rollout.multi_turn.environment`` with ``reward=only``."""
+    """Shell environment for ``rollout.multi_turn.environment``, to be used with ``reward=only``."""
 
     def __init__(self) -> None:
         require_sandbox()
@@ -67,23 +67,23 @@ class Shell:
 
 
 def command_in(text: str) -> str:
-    """Return the last fenced block of a turn, or its whole text."""
+    """Return the last fenced block of a turn, or its whole text if it has no fenced block."""
     parts = text.split("```")
     return (parts[-2].partition("\n")[2] if len(parts) > 2 else text).strip()
 
 
 Outcome = tuple[str, dict[str, str], dict[str, str]]
-"""Output of the last command, and the files before the first and after the last command, as path -> hash."""
+"""Output of the last command, and path -> hash of all files before the first and after the last command."""
 
 
 def run(setup: str, commands: list[str]) -> Outcome | None:
-    """Run commands in the sandbox; return None if they do not finish."""
+    """Run commands in the sandbox and return their outcome, or None if they do not finish."""
     ending, stdout, _ = run_python(PROGRAM, json.dumps([setup, *commands]), seconds=SECONDS)
     return tuple(json.loads(stdout)) if ending == "ok" else None
 
 
 def reward(mine: Outcome, gold: Outcome) -> float:
-    """Return the reward of the outcome ``mine``, 0.01 to 1, given the reference outcome."""
+    """Return the reward, from 0.01 to 1, for the outcome ``mine`` given the reference outcome ``gold``."""
     changed, expected = (changes(before, after) for _, before, after in (mine, gold))
     added = [path for path, kind in changed & expected if kind == "added"]
     same = sum(mine[2][path] == gold[2][path] for path in added) / len(added) if added else 1.0
@@ -91,13 +91,13 @@ def reward(mine: Outcome, gold: Outcome) -> float:
 
 
 def changes(before: dict[str, str], after: dict[str, str]) -> set[tuple[str, str]]:
-    """Return the changed paths, each with ``added``, ``deleted`` or ``modified``."""
+    """Return the set of changed paths with the kind of change: ``added``, ``deleted`` or ``modified``."""
     kinds = {path: "deleted" if path not in after else "modified" for path in before if before[path] != after.get(path)}
     return set((kinds | dict.fromkeys(after.keys() - before.keys(), "added")).items())
 
 
 def similarity(one: str, other: str) -> float:
-    """Return the cosine of two TF-IDF vectors as in scikit-learn: words of two or more letters, smooth idf."""
+    """Compute the cosine similarity of TF-IDF vectors like scikit-learn: words of 2+ characters, smooth idf."""
     counts = [Counter(re.findall(r"\b\w\w+\b", text.lower())) for text in (one, other)]
     if not any(counts):
         return float(one == other)

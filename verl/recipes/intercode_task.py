@@ -17,14 +17,14 @@ COMMANDS = {
 
 
 def rows(count: int, seed: int) -> list[dict[str, Any]]:
-    """Return ``count`` distinct rows, at most 3240, about files with 2 to 9 lines."""
+    """Generate ``count`` distinct rows about files with 2 to 9 lines; at most 3240 are possible."""
     generator = random.Random(seed)
     questions = {text.format(*pair): (text, pair) for text in COMMANDS for pair in permutations(FILES, 2)}
     made = []
     for question, (text, pair) in generator.sample(sorted(questions.items()), count):
         prompt = f"{question} Reply with a command, then with submit."
         setup = f"seq {generator.randint(2, 9)} > {pair[0]}"
-        # The data source is required but unused: with reward=only no verifier runs.
+        # The data source is required but unused, because no verifier runs with reward=only.
         made.append(task_row("open_answer", prompt, COMMANDS[text].format(*pair), setup=setup))
     return made
 

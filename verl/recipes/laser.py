@@ -2,19 +2,18 @@
 
     reward = (1 if correct else -0.5) + (0.5 if correct and length <= L)
 
-LASER has one target length L. LASER-D has one for each band of difficulty, by the share of correct responses to the
-prompt: hard up to 1/3, medium up to 2/3, easy above. Let coverage(L) be the share of a band's responses with at most L
-tokens. The target is the smallest L of a grid with floor(c coverage(L)) >= 1, where c = int(2n/3) for easy, int(n/3)
-for medium and 1 for hard prompts with n responses: of c correct responses, at least one is expected to be complete. If
-c = 0, as for n = 2, the target is the maximum length. The grid of the paper's code is 1/8, 3/16, 1/4, ..., 1 in units
-of the maximum length.
+LASER has one target length L. LASER-D has one target for each difficulty band, defined by the fraction of correct
+responses to the prompt: hard up to 1/3, medium up to 2/3, and easy above. Let coverage(L) be the fraction of a band's
+responses with at most L tokens. The target is the smallest L on a grid with floor(c coverage(L)) >= 1, so that at least
+one of c correct responses is expected to be complete, where c is int(2n/3) for easy, int(n/3) for medium and 1 for hard
+prompts with n responses. If c = 0, as for n = 2, the target is the maximum length. As in the paper's code, the grid is
+1/8, 3/16, 1/4, ..., 1 times the maximum length.
 
-LASER-DE also gives the 0.5 for exploration: to a wrong, complete response that is longer than its target and does not
-repeat itself.
+LASER-DE also gives 0.5 for exploration to wrong, complete, non-repetitive responses that are longer than their target.
 
-Assumed: LASER's L is half of the maximum length. LASER-D's targets, which the paper computes on a monitoring set, come
-from the training responses of the last ``every`` steps. Until then, and for bands without responses, the target is the
-maximum length.
+We assume that LASER's L is half of the maximum length. LASER-D's targets, which the paper computes on a monitoring set,
+are computed from the training responses of the last ``every`` steps. Until then, and for bands without responses, the
+target is the maximum length.
 """
 
 import math
@@ -34,7 +33,7 @@ BANDS = ("hard", "medium", "easy")
 
 
 class Laser(Method):
-    """LASER, with L = ``target_share`` of the maximum length."""
+    """LASER, with L = ``target_share`` times the maximum length."""
 
     def __init__(self, target_share: float) -> None:
         self.target_share = target_share
@@ -46,7 +45,7 @@ class Laser(Method):
 
 
 class LaserD(Method):
-    """LASER-D, or with ``explore`` LASER-DE; targets are updated every ``every`` steps."""
+    """LASER-D, or LASER-DE if ``explore`` is set; targets are updated every ``every`` steps."""
 
     def __init__(self, every: int, explore: bool = False) -> None:
         self.every = every
@@ -55,12 +54,12 @@ class LaserD(Method):
         self.lengths: dict[str, list[int]] = {band: [] for band in BANDS}
 
     def shape_rewards(self, batch: Batch, rewards: Tensor) -> Tensor:
-        """Return the rewards, [B], and update the targets for later steps."""
-        # 1. Targets of this step, by the difficulty of each prompt.
+        """Return the rewards, [B], and update the targets of later steps."""
+        # 1. Look up the targets of this step by the difficulty of each prompt.
         bands = [band_of(accuracy) for accuracy in group_means(batch.correct, batch.group).tolist()]
         longest, lengths = self.max_response_length, batch.response_lengths
         targets = torch.tensor([self.targets.get(band, longest) for band in bands])
-        # 2. Targets of later steps, from the lengths since the last update.
+        # 2. Update the targets of later steps from the lengths since the last update.
         for band, length in zip(bands, lengths.tolist(), strict=True):
             self.lengths[band].append(length)
         if self.step % self.every == 0:
@@ -68,12 +67,12 @@ class LaserD(Method):
             latest = {band: target_length(self.lengths[band], c, longest) for band, c in num_correct.items()}
             self.targets |= {band: target for band, target in latest.items() if target is not None}
             self.lengths = {band: [] for band in BANDS}
-        # 3. Rewards.
+        # 3. Compute the rewards.
         shaped = stepped(batch.correct, lengths, targets)
         return shaped + 0.5 * self._explores(batch, targets).double() if self.explore else shaped
 
     def _explores(self, batch: Batch, targets: Tensor) -> Tensor:
-        """Return the wrong responses that earn the exploration reward, [B] bool."""
+        """Return a mask of the wrong responses that earn the exploration reward, [B] bool."""
         longer = ~batch.correct & ~batch.truncated & (batch.response_lengths > targets)
         pairs = zip(longer.tolist(), batch.response_tokens.split(batch.response_lengths.tolist()), strict=True)
         return torch.tensor([is_longer and not repeats(tokens.tolist()) for is_longer, tokens in pairs])
@@ -86,23 +85,23 @@ class LaserD(Method):
 
 
 def stepped(correct: Tensor, lengths: Tensor, targets: Tensor) -> Tensor:
-    """Return LASER's rewards [B], given ``correct [B]``, and ``lengths [B]`` and ``targets [B]`` in tokens."""
+    """Return LASER's rewards [B], given ``correct [B]``, ``lengths [B]`` and ``targets [B]``, both in tokens."""
     base = torch.where(correct, 1.0, -0.5).double()
     return base + 0.5 * (correct & (lengths <= targets)).double()
 
 
 def expected_correct(n: int) -> tuple[int, int, int]:
-    """Return c of the hard, medium and easy band: the minimum number of correct responses among ``n``."""
+    """Return c, the minimum number of correct responses among ``n``, for the hard, medium and easy bands."""
     return 1, n // 3, 2 * n // 3
 
 
 def band_of(accuracy: float) -> str:
-    """Return the difficulty band of a prompt by its share of correct responses."""
+    """Return the difficulty band of a prompt, given its fraction of correct responses."""
     return "hard" if accuracy <= 1 / 3 else "medium" if accuracy <= 2 / 3 else "easy"
 
 
 def target_length(lengths: list[int], c: int, longest: int) -> int | None:
-    """Return the smallest length of the grid that at least one in ``c`` responses keeps; None without responses."""
+    """Return the smallest grid length that at least 1 in ``c`` responses fits into, or None without responses."""
     if not lengths:
         return None
     for sixteenths in range(2, 17):
@@ -113,11 +112,12 @@ def target_length(lengths: list[int], c: int, longest: int) -> int | None:
 
 
 def repeats(tokens: Sequence[int]) -> bool:
-    """Return whether a response repeats itself, by the rule of LASER-DE's code (github.com/hkust-nlp/Laser).
+    """Return whether a response repeats itself, following LASER-DE's code (github.com/hkust-nlp/Laser).
 
-    It does if an n-gram occurs at least m times, two of them less than a third of the response apart, or if, from 4n
-    tokens on, a 2n-gram occurs twice. n is 2 below 30 tokens, 3 below 100, else 4; m is 2 below 200 tokens, else 3. If
-    n > 2, n-grams of a single repeated token are ignored. Responses of up to 8 tokens never repeat themselves.
+    It does if some n-gram occurs at least m times, with two occurrences less than a third of the response apart, or if
+    it has at least 4n tokens and some 2n-gram occurs twice. n is 2 below 30 tokens, 3 below 100, and 4 otherwise; m is
+    2 below 200 tokens and 3 otherwise. If n > 2, the first rule ignores n-grams of one repeated token. Responses of up
+    to 8 tokens are never repetitive.
     """
     length = len(tokens)
     if length <= 8:

@@ -1,18 +1,18 @@
 """Corrections for noisy verifiers (arXiv 2510.00915).
 
-The verifier observes the true reward r* in {0, 1} as r: a wrong response passes with probability p0 (false positive), a
-correct one fails with probability p1 (false negative). p0 + p1 < 1.
+The verifier observes the true reward r* in {0, 1} as r: a wrong response passes with probability p0 (false positive)
+and a correct one fails with probability p1 (false negative), where p0 + p1 < 1.
 
-Backward: the reward (r - p0) / (1 - p0 - p1) has mean r*. With constant rates it is an affine function of r, so it has
+Backward: the reward (r - p0) / (1 - p0 - p1) has mean r*. With constant rates, it is an affine function of r, so it has
 no effect on estimators that divide by the group's standard deviation.
 
-Forward: weight the score function of each response by w = p1 if r = 1, p1 - 1 if r = 0. The mean of w is
+Forward: weight the score function of each response by w = p1 if r = 1 and w = p1 - 1 if r = 0. The mean of w is
 p1 (1 - p1) + (p1 - 1) p1 = 0 given r* = 1, and -(1 - p0 - p1) given r* = 0. Since the score function has mean 0, the
-expected gradient is (1 - p0 - p1) times that of r*, for any p0. Assumed: there is no baseline.
+expected gradient is (1 - p0 - p1) times the gradient for r*, whatever p0 is. This assumes that there is no baseline.
 
-Appeals: a second, better verifier rechecks some of the negatives, which estimates p1 for the forward correction during
-the run. Assumed, since only an outline is public: all P positives are correct, and u of m rechecked negatives are
-correct. Of N negatives, N u / m are then false, and
+Appeals: a second, better verifier rechecks some of the negatives to estimate p1 for the forward correction during the
+run. Since only an outline is public, we assume that all P positives are correct. If u of m rechecked negatives are
+correct, then N u / m of the N negatives are false negatives, and
 
     p1 = (N u / m) / (P + N u / m)
 
@@ -32,7 +32,7 @@ from verl.rewards.pool import VerifierPool
 
 
 class Backward(Method):
-    """Backward correction, which replaces reward model and overlong penalty."""
+    """Backward correction, which replaces the reward model's scores and the overlong penalty."""
 
     def __init__(self, false_positive: float, false_negative: float) -> None:
         if not (0 <= false_positive and 0 <= false_negative and false_positive + false_negative < 1):
@@ -57,15 +57,15 @@ def forward(batch: Batch, false_negative: float) -> Tensor:
 
 
 class Appeals(Method):
-    """Estimates p1 for :func:`appealed` in the column ``false_negative`` [B]; checkpoints hold the sums."""
+    """Estimation of p1, in the column ``false_negative`` [B] for :func:`appealed`; checkpoints contain the sums."""
 
     def __init__(self, verifier: str, share: float = 0.25, half_life: float = 10.0) -> None:
         """Configure the appeals.
 
         Args:
-            verifier: import path of the second reward function, as in ``reward_score.custom_functions``.
-            share: of the negatives to recheck, at least one, drawn at random in each step.
-            half_life: in steps.
+            verifier: Import path of the second reward function, as in ``reward_score.custom_functions``.
+            share: Fraction of the negatives to recheck in each step, drawn at random; at least one is rechecked.
+            half_life: Half-life of the sums in steps.
         """
         if not 0 < share <= 1 or half_life <= 0:
             raise ConfigError(
@@ -73,11 +73,11 @@ class Appeals(Method):
             )
         self.verifier, self.share, self.memory = verifier, share, 0.5 ** (1 / half_life)
         self.failed, self.passed = 0.0, 0.0
-        """Decayed numbers of correct responses that failed (estimated) and passed."""
+        """Decayed numbers of correct responses that failed (an estimate) and that passed."""
 
     def shape_rewards(self, batch: Batch, rewards: Tensor) -> Tensor:
         """Update the estimate of p1; the rewards do not change."""
-        # 1. Recheck a random share of the negatives.
+        # 1. Recheck a random subset of the negatives.
         negatives = (~batch.correct).nonzero().flatten()
         draws = torch.Generator().manual_seed((self.config.seed << 32) + self.step)
         order = negatives[torch.randperm(len(negatives), generator=draws)]
@@ -92,7 +92,7 @@ class Appeals(Method):
         return rewards
 
     def recheck(self, batch: Batch) -> list[bool]:
-        """Return whether each response is correct by the second verifier."""
+        """Return whether each response is correct according to the second verifier."""
         config = replace(self.config.reward_score, custom_functions=[f"*={self.verifier}"], num_workers=1)
         with VerifierPool(config) as pool:
             sources, truths, infos = zip(
@@ -108,12 +108,12 @@ class Appeals(Method):
 
 
 def appealed(batch: Batch) -> Tensor:
-    """Return the weights of :func:`forward` with the rate that :class:`Appeals` estimates, [B]."""
+    """Return the weights of :func:`forward` for the rate that :class:`Appeals` estimates, [B]."""
     weights: Tensor = batch.correct.double() - 1 + batch.false_negative
     return weights
 
 
 def last_word(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> bool:
-    """Return whether the last word of the response, without punctuation, is the ground truth."""
+    """Return whether the last word of the response, ignoring punctuation, is the ground truth."""
     words = solution_str.split()
     return bool(words) and words[-1].strip(".,;:!$*\\{}()[]") == str(ground_truth)

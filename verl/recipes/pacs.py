@@ -1,6 +1,6 @@
-"""PACS: supervised classification of responses, which couples actor and critic (arXiv 2509.02522).
+"""PACS (arXiv 2509.02522): supervised classification of responses, which couples actor and critic.
 
-The policy's log-probabilities predict whether a response is correct; the verifier's verdict is the label.
+The policy's log-probabilities predict whether a response is correct, with the verifier's verdict as the label.
 """
 
 import torch
@@ -12,16 +12,16 @@ from verl.algorithms.losses import LossInputs, policy_loss
 
 @policy_loss(columns=("correct",), whole_groups=True)
 def pacs_loss(inputs: LossInputs, beta: float = 1.0, balanced: bool = True) -> tuple[Tensor, dict[str, Tensor]]:
-    """Compute the binary cross-entropy of each response, [b], with logit A_i and its correctness as the label.
+    """Compute the binary cross-entropy of each response, [b], with logit A_i and the response's correctness as label.
 
-    A_i = r_i - mean of r_j over the other responses to the prompt, r_i = beta sum_t (log pi(y_t) - log pi_old(y_t)).
-    Responses without tokens to learn from are excluded from their group. A response that is alone has A_i = r_i.
+    A_i is r_i minus the mean r_j over the other responses to the prompt, where r_i = beta sum_t (log pi(y_t) -
+    log pi_old(y_t)). Groups exclude responses without tokens to learn from. If a group has one response, A_i = r_i.
 
     Args:
-        inputs: see :class:`verl.algorithms.losses.LossInputs`.
-        beta: scale of r, above 0; 1 in the paper.
-        balanced: weight each response by n / (2 n_c), where n_c of the n responses to its prompt have its label, so
-            that both labels have the same total weight; 1 if all labels are equal.
+        inputs: Inputs of the loss, see :class:`verl.algorithms.losses.LossInputs`.
+        beta: Scale of r, greater than 0; 1 in the paper.
+        balanced: Whether to weight each response by n / (2 n_c), where n_c of the n responses to its prompt have its
+            label, so that both labels have equal total weight. The weight is 1 if all labels in the group are equal.
     """
     assert inputs.correct is not None, "pacs_loss declares the column"
     groups, mask = inputs.groups, inputs.response_mask
@@ -29,13 +29,13 @@ def pacs_loss(inputs: LossInputs, beta: float = 1.0, balanced: bool = True) -> t
     rewards = beta * torch.where(mask, inputs.logprobs - inputs.old_logprobs, 0.0).sum(dim=1)
 
     def group_sum(values: Tensor) -> Tensor:
-        """Sum ``values`` over each response's group, [b]."""
+        """Return the sum of ``values`` over each response's group, [b]."""
         return values.new_zeros(len(values)).index_add(0, groups, torch.where(learned, values, 0.0))[groups]
 
-    # 1. Logits relative to the other responses of the group.
+    # 1. Compute logits relative to the other responses in the group.
     num = group_sum(torch.ones_like(rewards))
     logits = rewards - (group_sum(rewards) - rewards) / (num - 1).clamp(min=1)
-    # 2. Weights that balance the two labels.
+    # 2. Compute weights that balance the two labels.
     weights = torch.ones_like(labels)
     if balanced:
         num_correct = group_sum(labels)

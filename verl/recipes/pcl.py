@@ -1,8 +1,8 @@
-"""PCL (arXiv 2510.01135): a value model trained with the policy selects prompts of intermediate difficulty.
+"""PCL (arXiv 2510.01135): a value model trained alongside the policy selects prompts of intermediate difficulty.
 
-Of k m candidates, sample the m prompts with the smallest |V - 1/2|, then fit V to their accuracy by one gradient step
-on the squared error. Assumed: V is a logistic regression on hashed tokens and token pairs, ``num_features`` of them,
-instead of the paper's language model; it is cheaper and less accurate.
+From k m candidates, sample the m prompts with the smallest |V - 1/2|, then fit V to their accuracy with one gradient
+step on the squared error. We assume that V is a logistic regression on ``num_features`` hashed tokens and token pairs,
+which is cheaper but less accurate than the paper's language model.
 """
 
 import math
@@ -17,18 +17,18 @@ from verl.method import Method, StepOutcome
 
 
 class PromptCurriculum(Method):
-    """Selects prompts by V; checkpoints hold its weights."""
+    """Method that selects prompts by V, whose weights are saved in checkpoints."""
 
     def __init__(self, candidates: int = 4, target: float = 0.5, lr: float = 2.0, num_features: int = 4096) -> None:
-        """``candidates``: k."""
+        """Configure V and k, the number of ``candidates`` per prompt."""
         self.candidates_per_prompt = candidates
         self.target = target
         self.lr = lr
         self.weights = torch.zeros(num_features + 1, dtype=torch.float64)
-        """[num_features + 1]; the last entry is the bias."""
+        """Weights of V, [num_features + 1]; the last entry is the bias."""
 
     def choose_prompts(self, candidates: list[PromptRecord]) -> list[PromptRecord]:
-        """Choose the prompts whose V is closest to the target; ties go to the first."""
+        """Choose the prompts whose V is closest to the target; ties are broken in favor of earlier ones."""
         return sorted(candidates, key=lambda record: abs(self.value(record) - self.target))[: self.num_prompts]
 
     def after_step(self, outcome: StepOutcome) -> None:
@@ -40,11 +40,11 @@ class PromptCurriculum(Method):
         self.weights -= self.lr * gradient / len(outcome.records)
 
     def value(self, record: PromptRecord) -> float:
-        """Return V of a prompt, in (0, 1)."""
+        """Return the value V of a prompt, in (0, 1)."""
         return 1 / (1 + math.exp(-float(self.weights @ self.features(record))))
 
     def features(self, record: PromptRecord) -> Tensor:
-        """Return counts of hashed tokens and token pairs, normalized to length 1, and a constant 1: [F + 1] float64."""
+        """Return unit-norm counts of hashed tokens and token pairs, followed by 1: [num_features + 1] float64."""
         ids = record.input_ids
         size = len(self.weights) - 1
         buckets = [token % size for token in ids]

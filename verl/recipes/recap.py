@@ -1,14 +1,14 @@
-"""RECAP (arXiv 2510.21978): replay general data and give converged objectives less weight.
+"""RECAP (arXiv 2510.21978): replay general data and give less weight to converged objectives.
 
-If the loss of objective k had mean mu and standard deviation sigma in its last W steps, and mean mu' in the W steps
-before, its weight among K objectives, 1 on average, is
+If the loss of objective k had mean mu and standard deviation sigma over its last W steps and mean mu' over the W steps
+before that, its weight among K objectives, which is 1 on average, is
 
     lambda_k = K softmax((c + i) / T)_k     with c = mu / mu' and i = sigma / (mu + mu')         (eq. 1; T = 5)
 
-where c is small if the loss falls and i is large if it varies. General data is replayed by adding its files to
-``data.train_files``. Assumed: an objective is a data source; its loss in a step is 1 minus the mean correctness of its
-responses; its weight multiplies their GRPO advantages. W = 10, and ``EPS`` is added to the means. Objectives with fewer
-than 2 W steps have weight 1; one that no longer occurs still counts in the softmax.
+where c is small if the loss falls and i is large if it varies. To replay general data, add its files to
+``data.train_files``. We assume that each data source is an objective, that its loss in a step is 1 minus the mean
+correctness of its responses, and that its weight multiplies their GRPO advantages. W is 10, and ``EPS`` is added to the
+means. Objectives with fewer than 2 W steps have weight 1; those that no longer occur still count in the softmax.
 """
 
 import statistics
@@ -26,14 +26,14 @@ EPS = 1e-3
 
 
 def weighted_grpo(batch: Batch) -> Tensor:
-    """Return GRPO's advantages times the weights that :class:`Reweighted` computes, [B, R]."""
+    """Return GRPO advantages multiplied by the weights that :class:`Reweighted` computes, [B, R]."""
     advantages = grpo_advantages(batch.padded("token_rewards"), batch.policy_mask.long(), batch.group, norm_by_std=True)
     weights: Tensor = batch.source_weight[:, None]
     return weights * advantages
 
 
 class Reweighted(Method):
-    """Weights data sources for :func:`weighted_grpo`; checkpoints hold the last 2 W losses of each."""
+    """Weighting of data sources for :func:`weighted_grpo`; the last 2 W losses of each are saved in checkpoints."""
 
     def __init__(self, window: int = 10, temperature: float = 5.0) -> None:
         if window < 1 or temperature <= 0:
@@ -54,14 +54,14 @@ class Reweighted(Method):
         return rewards
 
     def weights(self) -> dict[str, float]:
-        """Return source -> lambda for all sources so far."""
+        """Return the weight lambda of each data source seen so far."""
         ready = {source: kept for source, kept in self.losses.items() if len(kept) == 2 * self.window}
         priorities = torch.tensor([self._priority(kept) for kept in ready.values()], dtype=torch.float64)
         weights = len(ready) * (priorities / self.temperature).softmax(dim=0)
         return dict.fromkeys(self.losses, 1.0) | dict(zip(ready, weights.tolist(), strict=True))
 
     def _priority(self, losses: Sequence[float]) -> float:
-        """Return c + i of a source with these 2 W losses."""
+        """Return c + i for a data source, given its last 2 W losses."""
         before, latest = losses[: self.window], losses[self.window :]
         mean_before, mean = statistics.fmean(before) + EPS, statistics.fmean(latest) + EPS
         return mean / mean_before + statistics.pstdev(latest) / (mean + mean_before)

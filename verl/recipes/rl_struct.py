@@ -1,14 +1,14 @@
-"""RL-Struct (arXiv 2512.00319): a generated JSON task, and a verifier that rewards each layer of structured output.
+"""RL-Struct (arXiv 2512.00319): a generated JSON task and a verifier that rewards each layer of structured output.
 
-The layers are the paper's; their weights are assumed, because the paper's could not be read:
+The layers follow the paper; their weights are assumed, because we could not read the paper's weights:
 
 - validity, 0.2: the response contains a JSON object;
-- format, 0.1: and nothing else, except a code fence;
+- format, 0.1: the response contains nothing but the object, optionally in a code fence;
 - structure, 0.2: the object has the requested fields with values of the right types;
-- content, 0.5: the share of correct values. Requires the right structure.
+- content, 0.5: the fraction of correct values, or 0 if the structure is wrong.
 
 ``python -m verl.recipes.rl_struct FOLDER`` writes ``train.jsonl`` and ``test.jsonl``, with prompts such as ``Write as
-JSON: name is Ada, age is 31, tags are red and blue.`` and the object as the answer.
+JSON: name is Ada, age is 31, tags are red and blue.`` and the JSON object as the answer.
 """
 
 import json
@@ -22,13 +22,13 @@ DATA_SOURCE = "json_task"
 WEIGHTS = {"validity": 0.2, "format": 0.1, "structure": 0.2, "content": 0.5}
 
 MAX_LENGTH = 10_000
-"""Maximum length of a response in characters; longer ones are wrong."""
+"""Maximum length of a response in characters; longer responses count as wrong."""
 
 TAGS = ("black", "blue", "green", "red", "white")
 
 
 def score(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> dict[str, Any]:
-    """Score one response, for ``reward_score.custom_functions``; correct if every layer is."""
+    """Score a response, for ``reward_score.custom_functions``; it is correct if every layer is correct."""
     whole = parsed(solution_str)
     answer = parsed(_object_in(solution_str)) if whole is None else whole
     layers = dict.fromkeys(WEIGHTS, 0.0)
@@ -42,12 +42,12 @@ def score(data_source: str, solution_str: str, ground_truth: Any, extra_info: An
 
 
 def _object_in(text: str) -> str:
-    """Return ``text`` from the first opening brace to the last closing one; empty if ``text`` is too long."""
+    """Return ``text`` from its first opening to its last closing brace, or an empty string if it is too long."""
     return "" if len(text) > MAX_LENGTH else text[text.find("{") : text.rfind("}") + 1]
 
 
 def parsed(text: str) -> dict[str, Any] | None:
-    """Parse all of ``text`` as a JSON object; None if that fails, or for duplicate fields, NaN or infinity."""
+    """Parse ``text`` as a JSON object, or return None if it is invalid or has duplicate fields, NaN or infinity."""
     if len(text) > MAX_LENGTH:
         return None
     text = text.strip()
@@ -61,7 +61,7 @@ def parsed(text: str) -> dict[str, Any] | None:
 
 
 def kinds(value: Mapping[str, Any]) -> dict[str, str]:
-    """Return the type of each field, for lists with the types of the elements."""
+    """Return the type of each field, including element types for lists."""
     return {name: _kind(entry) for name, entry in value.items()}
 
 
@@ -81,7 +81,7 @@ def _reject(constant: str) -> None:
 
 
 def rows(count: int, seed: int) -> list[dict[str, Any]]:
-    """Return ``count`` distinct rows of the task, at most a few thousand."""
+    """Generate ``count`` distinct rows of the task; at most a few thousand are possible."""
     generator = random.Random(seed)
     made: dict[str, dict[str, Any]] = {}
     while len(made) < count:

@@ -1,9 +1,9 @@
 """RoRecomp (arXiv 2509.25958): learn from short correct and long incorrect responses first, and from the rest later.
 
-Only the abstract was available; the details are assumed. The priority batch has, from each group, the correct responses
-up to their median length and the incorrect responses from their median length on. The rest goes to a buffer; every
-``period`` steps the oldest buffered groups are added to the batch (compensation batch). Advantages always use whole
-groups.
+Only the abstract was available, so the details are assumed. From each group, the priority batch contains the correct
+responses up to their median length and the incorrect responses of at least their median length. The other responses are
+buffered; every ``period`` steps, the oldest buffered groups are added to the batch as a compensation batch. Advantages
+always use whole groups.
 """
 
 from typing import Any
@@ -16,15 +16,15 @@ from verl.method import Method, ReplayBuffer
 
 
 class ShortFirst(Method):
-    """Recomposes batches; buffered groups are whole, with ``learned`` set on the responses not yet learned from."""
+    """Recomposition of batches. Whole groups are buffered, with ``learned`` set on responses not yet learned from."""
 
     def __init__(self, period: int = 4, buffer_size: int = 4096) -> None:
-        """``buffer_size``: maximum number of buffered responses."""
+        """Configure the period in steps and ``buffer_size``, the maximum number of buffered responses."""
         self.period = period
         self.buffer = ReplayBuffer(buffer_size, self.prompts)
 
     def learn_from(self, batch: Batch) -> Batch:
-        """Return the priority batch, in every ``period``-th step followed by the compensation batch."""
+        """Return the priority batch, followed by the compensation batch in every ``period``-th step."""
         first = priority(batch.correct, batch.response_lengths, batch.group) & batch.learned
         parts = [with_learned(batch, first)]
         if self.step % self.period == 0 and len(self.buffer):
@@ -41,12 +41,12 @@ class ShortFirst(Method):
 
 
 def with_learned(batch: Batch, learned: Tensor) -> Batch:
-    """Return the same responses with another column ``learned`` [B] bool."""
+    """Return the same responses with the column ``learned`` [B] bool replaced."""
     return batch.columns(*batch.names).fill(learned=learned)
 
 
 def oldest_groups(held: Batch, room: int, most: int) -> Tensor:
-    """Return the rows of the oldest groups, at most ``most`` responses with ``room`` of them to learn from."""
+    """Return the rows of the oldest groups: at most ``most`` responses, up to ``room`` of them with ``learned`` set."""
     ids, index = held.group.unique(return_inverse=True)
     learned = torch.zeros(len(ids), dtype=torch.int64).index_add(0, index, held.learned.long()).cumsum(0)
     sizes = torch.zeros(len(ids), dtype=torch.int64).index_add(0, index, torch.ones_like(index)).cumsum(0)
@@ -54,9 +54,9 @@ def oldest_groups(held: Batch, room: int, most: int) -> Tensor:
 
 
 def priority(correct: Tensor, lengths: Tensor, group_ids: Tensor) -> Tensor:
-    """Return which responses are in the priority batch, [B] bool, given ``correct`` [B] bool and ``lengths`` [B].
+    """Return a mask of the priority batch, [B] bool, given ``correct`` [B] bool and ``lengths`` [B].
 
-    If two lengths are in the middle, the median is the one that selects fewer responses.
+    For an even number of responses, the median is the middle length that selects fewer responses.
     """
     chosen = torch.zeros_like(correct)
     for group in group_ids.unique():

@@ -1,8 +1,8 @@
-"""ROVER: learn from the action values of the uniformly random policy (arXiv 2509.24981).
+"""ROVER (arXiv 2509.24981): learn from the action values of the uniformly random policy.
 
-In a token tree with a reward at the end, the action values Q of the uniformly random policy show where correct answers
-are, and their Bellman equation has no maximum. The policy represents Q relative to the policy before the update:
-Q(s, a) = rho (log pi(a | s) - log pi_old(a | s)).
+In a token tree with a reward at the end, the action values Q of the uniformly random policy reveal which branches lead
+to correct answers, and their Bellman equation has no maximum. Q is represented by the policy relative to the policy
+before the update: Q(s, a) = rho (log pi(a | s) - log pi_old(a | s)).
 """
 
 import torch
@@ -13,14 +13,14 @@ from verl.algorithms.losses import LossInputs, policy_loss
 
 @policy_loss(statistics=("mean_logprob",), old_statistics=("mean_logprob",))
 def rover_loss(inputs: LossInputs, rho: float = 1.0) -> tuple[Tensor, dict[str, Tensor]]:
-    """Compute the squared Bellman error (Q_t - (r + V_{t+1}))^2 per token, without a gradient through the target.
+    """Compute the squared Bellman error (Q_t - (r + V_{t+1}))^2 per token, without gradients through the target.
 
-    Q_t = rho (log pi(y_t) - log pi_old(y_t)). V_{t+1} is the mean of Q over the vocabulary at the next token, 0 after
-    the last token. r is the advantage of every token: the response's reward minus its group's mean.
+    Q_t is rho (log pi(y_t) - log pi_old(y_t)). V_{t+1} is the mean of Q over the vocabulary at the next token, or 0
+    after the last token. r is the advantage of every token: the response's reward minus the mean reward of its group.
 
     Args:
-        inputs: see :class:`verl.algorithms.losses.LossInputs`.
-        rho: scale of Q, above 0; 1 in the paper.
+        inputs: Inputs of the loss, see :class:`verl.algorithms.losses.LossInputs`.
+        rho: Scale of Q, greater than 0; 1 in the paper.
     """
     q_values = rho * (inputs.logprobs - inputs.old_logprobs)
     mean = rho * (inputs.statistics["mean_logprob"] - inputs.old_statistics["mean_logprob"]).detach()
@@ -31,9 +31,9 @@ def rover_loss(inputs: LossInputs, rho: float = 1.0) -> tuple[Tensor, dict[str, 
 
 
 def next_sampled(values: Tensor, mask: Tensor) -> Tensor:
-    """Return ``values`` at the next token in ``mask`` [B, R] bool after each position, or 0 if there is none: [B, R].
+    """Return [B, R]: for each position, ``values`` at the next token in ``mask`` [B, R] bool, or 0 if there is none.
 
-    Tokens of the environment between the turns of a conversation are skipped.
+    This skips the environment's tokens between the turns of a conversation.
     """
     size = mask.shape[1]
     positions = torch.where(mask, torch.arange(size, device=mask.device), size)

@@ -1,17 +1,17 @@
-"""Rubric anchors: combine the scores of several rubrics into one reward (arXiv 2508.12790).
+"""Rubric anchors (arXiv 2508.12790): combine the scores of several rubrics into one reward.
 
-The paper scores a response by K rubrics with weights w_k, and names four ways to combine them besides the weighted
-mean. Their formulas could not be read; the simplest one of each kind is assumed:
+The paper scores a response by K rubrics with weights w_k and names four ways to combine them besides the weighted mean.
+We could not read their formulas, so we assume the simplest formula for each:
 
-- saturation: the part of a score above its knee t counts half, s <- min(s, t) + max(0, s - t) / 2;
-- interaction: a pair of rubrics adds v s_i s_j, which rewards satisfying both;
-- veto: a rubric below its limit makes the reward 0;
-- targeted shaping: the result R in [0, 1] becomes R^p with p > 1, which spreads good responses apart.
+- saturation: the part of a score above its knee t is halved, s <- min(s, t) + max(0, s - t) / 2;
+- interaction: each pair of rubrics adds v s_i s_j, which rewards satisfying both;
+- veto: a rubric score below its limit makes the reward 0;
+- targeted shaping: the result R in [0, 1] is mapped to R^p with p > 1, which spreads good responses apart.
 
     reward = (0 if vetoed else ((sum_k w_k s_k + sum_ij v_ij s_i s_j) / (sum_k w_k + sum_ij v_ij)))^p
 
-Scores are in [0, 1]. Every verifier provides ``correct``, ``boxed`` and ``finished`` (not truncated); functions of
-``reward_score.custom_functions`` may return more by name, such as the scores of an LLM judge.
+Scores are in [0, 1]. Every verifier provides ``correct``, ``boxed`` and ``finished`` (not truncated); functions in
+``reward_score.custom_functions`` can return additional named scores, such as the scores of an LLM judge.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,14 +27,14 @@ FIELD = "trainer.method_kwargs"
 
 
 class Rubrics(Method):
-    """Combines rubric scores.
+    """Method that combines rubric scores.
 
     Args:
-        weights: rubric -> w.
-        knees: rubric -> t, by default 1.
-        vetoes: rubric -> minimum score; a lower one makes the reward 0.
-        pairs: list of ``[first, second, v]``.
-        power: p, at least 1.
+        weights: Rubric -> weight w.
+        knees: Rubric -> knee t, which defaults to 1.
+        vetoes: Rubric -> minimum score, below which the reward is 0.
+        pairs: Interactions as a list of ``[first, second, v]``.
+        power: Exponent p, at least 1.
     """
 
     def __init__(
@@ -57,13 +57,13 @@ class Rubrics(Method):
         """Return the combined rewards, [B]."""
         pairs = [name for first, second, _ in self.pairs for name in (first, second)]
         scores = {name: rubric_scores(batch, name) for name in dict.fromkeys([*self.weights, *self.vetoes, *pairs])}
-        # 1. Saturation.
+        # 1. Apply saturation.
         damped = {name: saturated(values, self.knees.get(name, 1.0)) for name, values in scores.items()}
-        # 2. Weighted mean with interactions.
+        # 2. Sum the weighted scores and interactions.
         reward = sum((w * damped[name] for name, w in self.weights.items()), torch.zeros_like(rewards))
         for first, second, v in self.pairs:
             reward = reward + v * damped[first] * damped[second]
-        # 3. Targeted shaping and vetoes.
+        # 3. Normalize, then apply targeted shaping and vetoes.
         reward = (reward / self.total).clamp(min=0) ** self.power
         for name, limit in self.vetoes.items():
             reward = torch.where(scores[name] < limit, 0.0, reward)
@@ -76,7 +76,7 @@ def saturated(scores: Tensor, knee: float) -> Tensor:
 
 
 def rubric_scores(batch: Batch, name: str) -> Tensor:
-    """Return the score of each response by the rubric ``name``, [B] float64."""
+    """Return the score of each response for the rubric ``name``, [B] float64."""
     if name == "correct":
         return batch.correct.double()
     if name == "finished":

@@ -1,12 +1,12 @@
 """Search-R1 (arXiv 2503.09516): the policy searches documents before it answers.
 
-As in the authors' code, the environment answers the first ``<search>query</search>`` of a turn with the three best
-documents between ``<information>`` and ``</information>``. The first ``<answer>`` ends the conversation, with reward 1
-if it is correct, else 0. Answers are compared without case, punctuation, articles and extra spaces. A turn with neither
-tag gets a usage hint. Assumed: the corpus is ``extra_info["documents"]``, as in the distractor setting of HotpotQA,
-ranked by BM25 with k1 = 0.9 and b = 0.4; documents that share no word with the query are not returned.
+As in the authors' code, the environment responds to the first ``<search>query</search>`` in a turn with the three best
+documents in an ``<information>`` tag. The first ``<answer>`` ends the conversation, with a reward of 1 if it is correct
+and 0 otherwise. Answers are compared ignoring case, punctuation, articles and extra spaces. If a turn has neither tag,
+the reply is a usage hint. We assume that the corpus is ``extra_info["documents"]``, as in HotpotQA with distractors,
+ranked by BM25 with k1 = 0.9 and b = 0.4. Documents that share no word with the query are ignored.
 
-``python -m verl.recipes.search_r1 FOLDER`` writes a small task of two hops.
+``python -m verl.recipes.search_r1 FOLDER`` writes a small two-hop task.
 """
 
 import math
@@ -21,11 +21,11 @@ from verl.recipes.common import CITIES, NAMES, task_row, write_task
 TOP = 3
 K1, B = 0.9, 0.4
 COUNTRIES = ("Germany", "Egypt", "Peru", "Norway", "France", "Ecuador", "Italy", "Korea", "Italy", "Austria")
-"""Countries of ``CITIES``."""
+"""Country of each city in ``CITIES``."""
 
 
 class Search:
-    """Environment for ``rollout.multi_turn.environment`` with ``reward=only``."""
+    """Search environment for ``rollout.multi_turn.environment``, to be used with ``reward=only``."""
 
     def start(self, record: Any) -> dict[str, Any]:
         truth = record.ground_truth
@@ -42,7 +42,7 @@ class Search:
 
 
 def action_in(text: str) -> tuple[str, str]:
-    """Return ``search`` or ``answer``, whichever complete tag comes first, and its content; empty strings if none."""
+    """Return the first complete tag, ``search`` or ``answer``, and its content, or empty strings if there is none."""
     actions = []
     for action in ("search", "answer"):
         before, opened, rest = text.partition(f"<{action}>")
@@ -53,15 +53,15 @@ def action_in(text: str) -> tuple[str, str]:
 
 
 def normal(answer: str) -> str:
-    """Normalise an answer for comparison."""
+    """Normalize an answer for comparison."""
     plain = "".join(letter for letter in answer.lower() if letter not in string.punctuation)
     return " ".join(word for word in plain.split() if word not in ("a", "an", "the"))
 
 
 def best(query: str, documents: list[str]) -> list[str]:
-    """Return up to ``TOP`` documents with the highest BM25 score above 0; ties go to the first.
+    """Return the ``TOP`` documents with the highest positive BM25 scores; ties are broken in favor of earlier ones.
 
-    A word with f occurrences in a document of l words (m on average) that occurs in d of N documents adds
+    A query word with f occurrences in a document of l words (m on average) that appears in d of N documents adds
     ln(1 + (N - d + 0.5) / (d + 0.5)) f / (f + K1 (1 - B + B l / m)).
     """
     counts = [Counter(re.findall(r"\w+", text.lower())) for text in documents]
@@ -77,7 +77,7 @@ def best(query: str, documents: list[str]) -> list[str]:
 
 
 def rows(count: int, seed: int) -> list[dict[str, Any]]:
-    """Return ``count`` distinct rows, at most 6000, whose questions need two documents (person, city, country)."""
+    """Generate ``count`` distinct rows, at most 6000, with questions that require two documents."""
     generator, made = random.Random(seed), dict[str, dict[str, Any]]()
     while len(made) < count:
         people = [f"{name} {''.join(generator.choices(string.ascii_uppercase, k=2))}" for name in NAMES]
@@ -87,7 +87,7 @@ def rows(count: int, seed: int) -> list[dict[str, Any]]:
         person = generator.choice(people)
         question = f"In which country does {person} live? Use <search>query</search>, then <answer>country</answer>."
         shuffled = generator.sample(documents, len(documents))
-        # The data source is required but unused: with reward=only no verifier runs.
+        # The data source is required but unused, because no verifier runs with reward=only.
         made[question] = task_row("open_answer", question, COUNTRIES[homes[person]], documents=shuffled)
     return list(made.values())
 

@@ -1,16 +1,16 @@
-"""SEELE (arXiv 2509.06923): adjust hints so that the policy solves a prompt about half of the time.
+"""SEELE (arXiv 2509.06923): adjust hints so that the policy solves each prompt about half of the time.
 
-A prompt is sampled in several rounds, each with a different share of its solution as a hint; all rounds form one group.
-From the second round on, the three-parameter logistic curve of item response theory is fitted to the accuracy of the
+Each prompt is sampled in several rounds with different fractions of its solution as a hint; all rounds form one group.
+From the third round on, the three-parameter logistic curve from item response theory is fitted to the accuracy of the
 previous rounds,
 
     f(share) = c + (1 - c) / (1 + exp(-a (share - b)))
 
-and the next share is the one with f = 0.5, or 0 if the policy does not need a hint.
+and the next share is chosen so that f = 0.5, or 0 if the policy does not need a hint.
 
-Assumed, since only an outline is public: the first round has no hint, and the second round has half of the solution if
-less than half of the first responses were correct. The curve is fitted by least squares on a grid, with a from 1 to 64
-and b and c from 0 to 1. Hints have GHPO's wording. Not implemented: the loss that trains on the hint itself.
+Since only an outline is public, we assume that the first round has no hint, and that the second round shows half of the
+solution if less than half of the first responses were correct. The curve is fitted by least squares on a grid, with a
+from 1 to 64 and b and c from 0 to 1. Hints use GHPO's template. The loss that trains on the hint is not implemented.
 """
 
 from collections.abc import Sequence
@@ -28,10 +28,10 @@ GRID = torch.linspace(0, 1, 51, dtype=torch.float64)
 
 
 class Sweet(Method):
-    """Samples ``num_prompts // rounds`` prompts in rounds of ``rollout.n`` responses each."""
+    """Method that samples ``num_prompts // rounds`` prompts in rounds of ``rollout.n`` responses per prompt."""
 
     def __init__(self, rounds: int = 4, solution: str = "solution") -> None:
-        """``solution``: key of the worked solution in ``extra_info``; the answer if there is none."""
+        """Configure the method; ``solution`` is the key of the worked solution in ``extra_info``, if there is one."""
         self.rounds = rounds
         self.solution = solution
         if self.config.algorithm.filter_groups.enable:
@@ -39,22 +39,22 @@ class Sweet(Method):
         if not 2 <= rounds <= 7:
             raise ConfigError(f"trainer.method_kwargs.rounds={rounds}: must be from 2 to 7")
         self.sampled: list[Batch] = []
-        """Finished rounds of the step in progress."""
+        """Finished rounds of the current step."""
         self.shares: list[list[float]] = []
-        """Shares of each prompt, one per round."""
+        """Fractions of the solution shown for each prompt, one per round."""
 
     def choose_prompts(self, candidates: list[PromptRecord]) -> list[PromptRecord]:
-        """Choose as many prompts as fill a batch with all their rounds."""
+        """Choose as many prompts as fit into a batch with all their rounds."""
         chosen = candidates[: max(1, self.num_prompts // self.rounds)]
         self.sampled, self.shares = [], [[0.0] for _ in chosen]
         return chosen
 
     def resample(self, batch: Batch, round: int) -> dict[int, PromptRecord]:
-        """Return every prompt with its next hint; none after the last round."""
+        """Return every prompt with its next hint, or no prompts after the last round."""
         self.sampled.append(batch.columns(*batch.names))  # the trainer adds columns to the last batch
         if round >= self.rounds:
             return {}
-        # The next hint of each prompt follows from its accuracy in all rounds so far.
+        # Compute the next hint of each prompt from its accuracy in all rounds so far.
         accuracies = [part.correct.view(len(self.shares), -1).double().mean(dim=1).tolist() for part in self.sampled]
         edited = {}
         for place, (shares, accuracy) in enumerate(zip(self.shares, zip(*accuracies, strict=True), strict=True)):
@@ -64,7 +64,7 @@ class Sweet(Method):
         return edited
 
     def learn_from(self, batch: Batch) -> Batch:
-        """Return all rounds, with those of a prompt as one group."""
+        """Return the responses from all rounds, with one group per prompt."""
         place = torch.arange(len(self.shares)).repeat_interleave(self.config.rollout.n)
         rounds = [sampled.fill(group=(self.step << 32) + place, step=batch.step) for sampled in self.sampled]
         self.sampled = []
@@ -73,7 +73,7 @@ class Sweet(Method):
 
 
 def next_share(shares: Sequence[float], accuracy: Sequence[float]) -> float:
-    """Return the share of the solution, 0 to 1, at which half of the responses should be correct."""
+    """Return the fraction of the solution, 0 to 1, at which half of the responses are expected to be correct."""
     if len(shares) == 1:
         return 0.0 if accuracy[0] >= 0.5 else 0.5
     a, b, c = fitted(shares, accuracy)
@@ -83,7 +83,7 @@ def next_share(shares: Sequence[float], accuracy: Sequence[float]) -> float:
 
 
 def fitted(shares: Sequence[float], accuracy: Sequence[float]) -> tuple[float, float, float]:
-    """Return a, b and c of the curve with the smallest squared error; ties go to the flattest curve."""
+    """Return a, b and c of the curve with the smallest squared error; ties are broken in favor of flatter curves."""
     a, b, c = (axis.flatten() for axis in torch.meshgrid(SLOPES, GRID, GRID, indexing="ij"))
     share, target = (torch.tensor(values, dtype=torch.float64)[:, None] for values in (shares, accuracy))
     curve = c + (1 - c) * torch.sigmoid(a * (share - b))

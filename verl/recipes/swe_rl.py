@@ -1,6 +1,6 @@
-"""SWE-RL (arXiv 2502.18449): edits of source files, rewarded by the similarity of their diff to the reference diff.
+"""SWE-RL (arXiv 2502.18449): edits to source files, rewarded by the similarity of their diff to the reference diff.
 
-A response thinks between ``<think>`` and ``</think>``, and edits between ``<solution>`` and ``</solution>``, in blocks
+A response contains a thought in a ``<think>`` tag and edits in a ``<solution>`` tag, which consist of blocks like this:
 
     ```python
     ### path
@@ -11,9 +11,9 @@ A response thinks between ``<think>`` and ``</think>``, and edits between ``<sol
     >>>>>>> REPLACE
     ```
 
-As in the authors' code, the reward is the mean over all files that either change touches of the ratio of
-``difflib.SequenceMatcher`` between the two unified diffs, 0 if only one change touches the file. It is -1 if the format
-is wrong, a search is not found, or a block changes nothing. The ground truth is ``{"before": {path: text}, "after":
+As in the authors' code, the reward is the mean ``difflib.SequenceMatcher`` ratio between the two unified diffs of each
+file that either change touches; the ratio is 0 if only one change touches the file. The reward is -1 if the format is
+wrong, a search text is not found, or a block changes nothing. The ground truth is ``{"before": {path: text}, "after":
 {path: text}}``.
 
 ``python -m verl.recipes.swe_rl FOLDER`` writes a small task.
@@ -32,7 +32,7 @@ OPERATORS = {"sum": "+", "difference": "-", "product": "*", "ratio": "/"}
 
 
 def score(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> dict[str, Any]:
-    """Score one response, for ``reward_score.custom_functions``; correct if its change is the reference change."""
+    """Score a response, for ``reward_score.custom_functions``; it is correct if its diff equals the reference diff."""
     before, after = ground_truth["before"], ground_truth["after"]
     try:
         edited = apply_edits(before, blocks_of(solution_str))
@@ -44,7 +44,7 @@ def score(data_source: str, solution_str: str, ground_truth: Any, extra_info: An
 
 
 def blocks_of(response: str) -> list[tuple[str, str, str]]:
-    """Return path, search and replacement of each block. Raises ``ValueError`` if the format is wrong."""
+    """Return the path, search text and replacement of each block. Raises ``ValueError`` if the format is wrong."""
     tags = ("<think>", "</think>", "<solution>", "</solution>")
     if any(response.count(tag) != 1 for tag in tags):
         raise ValueError("a tag is missing or duplicate")
@@ -63,10 +63,10 @@ def blocks_of(response: str) -> list[tuple[str, str, str]]:
 
 
 def apply_edits(files: Mapping[str, str], blocks: list[tuple[str, str, str]]) -> dict[str, str]:
-    """Return the edited files. Raises ``ValueError`` if a search is not found or equals its replacement."""
+    """Return the edited files. Raises ``ValueError`` if a search text is not found or equals its replacement."""
     edited: dict[str, str] = {}
     for path, search, replacement in blocks:
-        # The line break prevents matches in the middle of a line.
+        # The leading line break prevents matches in the middle of a line.
         text = "\n" + edited.get(path, files.get(path, ""))
         if search == replacement or "\n" + search not in text:
             raise ValueError(f"{path}: nothing to replace")
@@ -75,7 +75,7 @@ def apply_edits(files: Mapping[str, str], blocks: list[tuple[str, str, str]]) ->
 
 
 def diffs(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]:
-    """Return path -> unified diff of each changed file, with 3 lines of context and no header."""
+    """Return the unified diff of each changed file by path, with 3 lines of context and no header."""
     changed = {}
     for path, text in after.items():
         lines = difflib.unified_diff(before.get(path, "").splitlines(), text.splitlines(), lineterm="")
@@ -84,12 +84,12 @@ def diffs(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]
 
 
 def similarity(one: str, other: str) -> float:
-    """Return the similarity ratio, 0 to 1; 0 if either text is empty."""
+    """Return the similarity ratio of two texts, from 0 to 1, or 0 if either text is empty."""
     return difflib.SequenceMatcher(None, one, other, autojunk=False).ratio() if one and other else 0.0
 
 
 def rows(count: int, seed: int) -> list[dict[str, Any]]:
-    """Return ``count`` distinct rows, at most a few thousand, each with a function that uses the wrong operator."""
+    """Generate ``count`` distinct rows, at most a few thousand, with functions that use the wrong operator."""
     generator = random.Random(seed)
     made: dict[str, dict[str, Any]] = {}
     while len(made) < count:

@@ -1,4 +1,4 @@
-"""The 80/20 rule: policy gradients on the tokens with the highest entropy only (arXiv 2506.01939)."""
+"""80/20 rule (arXiv 2506.01939): policy gradients only on the tokens with the highest entropy."""
 
 import math
 
@@ -9,10 +9,10 @@ from verl.algorithms.losses import LossInputs, policy_loss, ppo_clip_loss
 
 
 def top_entropy_weights(mini_batch: LossInputs, ratio: float = 0.2, **_: float) -> dict[str, Tensor]:
-    """Return ``weight`` [B, R]: N / K on the K highest-entropy tokens of the mini-batch's N, 0 on the others.
+    """Return ``weight`` [B, R]: N / K for the K highest-entropy tokens among the mini-batch's N, and 0 for the others.
 
-    K = ceil(ratio N), or more if there are ties at the threshold. The mean of the weighted losses over all N tokens is
-    the mean over the K tokens.
+    K is ceil(ratio N), or more if there are ties at the threshold. The mean of the weighted losses over all N tokens
+    equals the mean of the losses over the K tokens.
     """
     if not 0 < ratio <= 1:
         raise ValueError(f"ratio={ratio}: must be in (0, 1]")
@@ -28,15 +28,15 @@ def top_entropy_weights(mini_batch: LossInputs, ratio: float = 0.2, **_: float) 
 def top_entropy_loss(
     inputs: LossInputs, ratio: float = 0.2, clip_low: float = 0.2, clip_high: float = 0.28
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Compute PPO's clipped surrogate per token, times N / K on the K highest-entropy tokens and 0 on the others.
+    """Compute PPO's clipped surrogate per token, weighted by :func:`top_entropy_weights`.
 
-    The threshold uses the entropies of the whole mini-batch before the update, so it does not depend on micro-batches
-    or workers. With ``loss_agg_mode=token-mean`` the loss is the mean over the kept tokens.
+    The threshold is computed from the entropies of the whole mini-batch before the update, so it does not depend on
+    micro-batches or workers. With ``loss_agg_mode=token-mean``, the loss is the mean over the kept tokens.
 
     Args:
-        inputs: see :class:`verl.algorithms.losses.LossInputs`.
-        ratio: share of tokens to keep, in (0, 1]; 0.2 in the paper. Read by :func:`top_entropy_weights`.
-        clip_low, clip_high: clip the ratio to [1 - clip_low, 1 + clip_high].
+        inputs: Inputs of the loss, see :class:`verl.algorithms.losses.LossInputs`.
+        ratio: Fraction of tokens to keep, in (0, 1]; 0.2 in the paper. Used by :func:`top_entropy_weights`.
+        clip_low, clip_high: Bounds of the ratio, which is clipped to [1 - clip_low, 1 + clip_high].
     """
     weights, mask = inputs.prepared["weight"], inputs.response_mask
     tokens = (inputs.logprobs, inputs.old_logprobs, inputs.advantages)

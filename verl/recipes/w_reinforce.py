@@ -1,11 +1,11 @@
-"""PSR, NSR and W-REINFORCE: separate weights for positive and negative samples (arXiv 2506.01347).
+"""PSR, NSR and W-REINFORCE (arXiv 2506.01347): separate weights for positive and negative samples.
 
-With reward +1 for correct and -1 for wrong responses, the policy gradient is the sum of a positive part that reinforces
-correct responses (PSR) and a negative part that suppresses wrong ones (NSR). W-REINFORCE weights the positive part:
+With rewards of +1 for correct and -1 for wrong responses, the policy gradient is the sum of a positive part that
+reinforces correct responses (PSR) and a negative part that suppresses wrong ones (NSR). W-REINFORCE weights the former:
 
-    A = lambda if the response is correct, else -1        (lambda = 0.1 in the paper; 0 is NSR)
+    A = lambda if the response is correct, else -1        (lambda = 0.1 in the paper; lambda = 0 is NSR)
 
-There is no baseline. Responses with advantage 0 still count in the loss's mean over tokens.
+There is no baseline. Responses with an advantage of 0 still count in the loss's mean over tokens.
 """
 
 import torch
@@ -15,6 +15,6 @@ from verl.batch import Batch
 
 
 def weighted(batch: Batch, positive: float, negative: float) -> Tensor:
-    """Return ``positive`` for each correct and -``negative`` for each wrong response, [B]."""
+    """Return advantages of ``positive`` for correct and -``negative`` for wrong responses, [B]."""
     weights = torch.tensor([-negative, positive], dtype=torch.float64)
     return weights[batch.correct.long()]

@@ -1,6 +1,6 @@
-"""Rewards: the registry of verifiers and custom functions, their process pool, and scores.
+"""Rewards: registry of verifiers and custom functions, their process pool, and scores.
 
-Verifier modules are loaded on first use, so importing this package loads neither sympy nor math-verify.
+Verifiers are lazily imported, so importing this package loads neither sympy nor math-verify.
 """
 
 from verl.rewards.registry import check_ground_truth, compute_score, use_custom_functions

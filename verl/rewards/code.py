@@ -1,9 +1,9 @@
-"""Verifier of programs with tests. Programs run in a sandbox (``verl.utils.sandbox``) and cannot see expected results.
+"""Verifier that tests programs in a sandbox (``verl.utils.sandbox``), where they cannot see the expected results.
 
-A program with tests on standard input runs once per test, and its output is compared in this process. Assertions run in
-a sandbox that does not contain the program: its names are proxies that forward calls, attributes and items to a second
-sandbox, which contains the program but no tests, and replies with values of built-in types. The program sees the
-arguments of its calls, but never the values that its results are compared with.
+For tests on standard input, the program runs once per test and its output is compared in this process. Assertions run
+in a sandbox that does not contain the program. Names that the program defines are replaced by proxies, which forward
+calls, attributes and items to a second sandbox that contains the program but no tests and replies with values of
+built-in types. The program sees the arguments of its calls, but never the expected results.
 """
 
 import ast
@@ -22,25 +22,25 @@ from verl.utils.sandbox import Ending, run_python
 from verl.verifiers.verdict import Verdict
 
 SECONDS = 4.0
-"""Time limit of a program, per test on standard input or for all calls."""
+"""Time limit of a program in seconds, per test on standard input or for all calls together."""
 
 FLOAT_TOLERANCE = 1e-6
-"""Relative or absolute tolerance for printed numbers that have a decimal point in the expected output."""
+"""Relative and absolute tolerance for numbers whose expected output contains a decimal point."""
 
 REASONS = {"timeout": "timeout", "memory": "memory"}
-"""Ending of a failed program -> reason of its verdict; ``different`` for all others."""
+"""Ending of a failed program -> reason in its verdict; the reason is ``different`` for other endings."""
 
 _BLOCK = re.compile(r"^[ \t]*```[ \t]*+([\w+.-]*+)[^\n]*+\n(.*?)^[ \t]*```", re.MULTILINE | re.DOTALL)
 _PYTHON = ("python", "py", "python3")
 
 
 class Tests(NamedTuple):
-    """The tests of a ground truth."""
+    """Tests that a ground truth contains."""
 
     pipes: list[tuple[str, str]]
-    """Standard input and expected output."""
+    """Standard input and expected output of each test."""
     checks: list[tuple[str, list[str]]]
-    """Source of each test with assertions, and the names in it that the program defines."""
+    """Source of each test with assertions, and the names it uses that the program must define."""
 
     @property
     def number(self) -> int:
@@ -50,10 +50,10 @@ class Tests(NamedTuple):
 def verify_code(
     solution: str, ground_truth: Any, extra_info: Mapping[str, Any] | None = None, quick: bool = False
 ) -> Verdict | None:
-    """Verify the program in the last fenced block of a response; with ``quick``, return None if there is one.
+    """Verify the program in the last fenced block of a response; if ``quick``, return None instead of running it.
 
-    The verdict's ``boxed`` is whether there is a block, and ``share`` the share of tests that pass. Testing stops once
-    the program runs out of time or memory. ``extra_info`` is not used.
+    In the verdict, ``boxed`` is whether there is a block, and ``share`` is the fraction of tests that pass. Testing
+    stops when the program exceeds its time or memory limit. ``extra_info`` is unused.
 
     Raises ``ValueError`` for a ground truth without tests.
     """
@@ -74,7 +74,7 @@ def verify_code(
 
 
 def extract_program(text: str) -> str | None:
-    """Return the last fenced block labeled as Python, or else the last one without a label; None without either."""
+    """Return the last fenced block labeled as Python, or else the last unlabeled block, or None if there is neither."""
     blocks = [(language.lower(), code) for language, code in _BLOCK.findall(text)]
     labeled = [code for language, code in blocks if language in _PYTHON]
     plain = [code for language, code in blocks if not language]
@@ -85,7 +85,7 @@ def extract_program(text: str) -> str | None:
 
 
 def _run_pipes(program: str, pipes: list[tuple[str, str]]) -> tuple[int, Ending | None]:
-    """Return the number of passed tests, and how the program ended in its first failed test."""
+    """Return the number of passed tests and how the program ended in its first failed test."""
     passed, failure = 0, None
     for stdin, expected in pipes:
         ending, stdout, _ = run_python(program, stdin, seconds=SECONDS)
@@ -99,7 +99,7 @@ def _run_pipes(program: str, pipes: list[tuple[str, str]]) -> tuple[int, Ending 
 
 
 def same_output(printed: str, expected: str) -> bool:
-    """Return whether two outputs have the same words on the same lines, ignoring spaces and empty lines at the end."""
+    """Return whether two outputs have the same words on each line, ignoring spacing and trailing empty lines."""
     lines = (text.rstrip().splitlines() for text in (printed, expected))
     return all(
         a is not None and b is not None and all(_same_word(x, y) for x, y in zip_longest(a.split(), b.split()))
@@ -184,8 +184,8 @@ while request := requests.readline():
     print(answer(request), file=answers, flush=True)
 os._exit(0)
 '''
-"""Server in the program's sandbox, after lines that set ``PROGRAM`` and the descriptors ``READ`` and ``WRITE``. It
-provides common imports, as the websites of programming contests do."""
+"""Server in the program's sandbox; lines that set ``PROGRAM`` and the file descriptors ``READ`` and ``WRITE`` are
+prepended. Like programming contest websites, it provides common imports."""
 
 CLIENT = '''
 import ast, builtins, json, os, sys
@@ -269,17 +269,17 @@ for source, names in tests:
         pass
 print(f"\\n{passed}")
 '''
-"""Program in the sandbox of the tests. It reads tests as JSON; its last line is the number that passed."""
+"""Program in the sandbox of the tests. It reads tests as JSON and prints the number of passed tests last."""
 
 
 def _run_calls(program: str, tests: Tests) -> tuple[int, Ending | None]:
-    """Return the number of passed tests, and how the program ended if some failed."""
+    """Return the number of passed tests and, if some failed, how the program ended."""
     (requests, send_request), (replies, send_reply) = os.pipe(), os.pipe()
     client = f"READ, WRITE = {replies}, {send_request}\n{CLIENT}"
     checks = json.dumps(tests.checks)
     with ThreadPoolExecutor(1) as thread:
         testing = thread.submit(run_python, client, checks, seconds=3 * SECONDS, descriptors=(replies, send_request))
-        select([requests], [], [])  # the program's time starts with the first request
+        select([requests], [], [])  # the program's time limit starts with the first request
         server = f"READ, WRITE = {requests}, {send_reply}\nPROGRAM = {program!r}\n{SERVER}"
         served = run_python(server, seconds=SECONDS, descriptors=(requests, send_reply))
         tested = testing.result()
@@ -291,12 +291,12 @@ def _run_calls(program: str, tests: Tests) -> tuple[int, Ending | None]:
 
 
 def read_tests(truth: Any) -> Tests:
-    """Read the tests of a ground truth, which may be JSON text.
+    """Read the tests from a ground truth, which may be JSON text.
 
-    ``{"tests": [...]}`` with assertions as text, ``{"input": ..., "output": ...}``, or pairs of these two; or veRL's
-    ``{"inputs": [...], "outputs": [...]}``, with ``fn_name`` for a function instead of standard input.
+    Valid formats are ``{"tests": [...]}``, whose elements are assertions as text, ``{"input": ..., "output": ...}`` or
+    ``[input, output]``, and veRL's ``{"inputs": [...], "outputs": [...]}``, where ``fn_name`` names a function to test.
 
-    Raises ``ValueError`` for anything else.
+    Raises ``ValueError`` for any other format.
     """
     truth = json.loads(truth) if isinstance(truth, str) else truth
     if not isinstance(truth, Mapping):
@@ -330,10 +330,10 @@ def _lines(value: Any) -> str:
 
 
 def _assertions(source: str, known: set[str], entry_point: str | None) -> tuple[str, list[str]]:
-    """Parse a test with assertions; return its source and the names in it that the program defines.
+    """Parse a test with assertions; return its source and the names it uses that the program must define.
 
-    These are the names that neither the tests nor Python define or, if there are none, the functions that it calls.
-    Names that the test defines are added to ``known``. ``entry_point`` is the argument of HumanEval's ``check``.
+    These are the names that neither the tests nor Python define or, if there are none, the functions that the test
+    calls. Names that the test defines are added to ``known``. ``entry_point`` is passed to HumanEval's ``check``.
     """
     try:
         tree = ast.parse(source)
@@ -355,7 +355,7 @@ def _assertions(source: str, known: set[str], entry_point: str | None) -> tuple[
     known |= {(alias.asname or alias.name).split(".")[0] for node in modules for alias in node.names}
     names = {node.id for node in nodes if isinstance(node, ast.Name)} - known
     if not names and not any(getattr(node, "module", None) == "solution" for node in modules):
-        # The program may define a built-in name such as "sum".
+        # The program may redefine a built-in function such as "sum".
         names = {node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
         names -= known - set(dir(builtins))
     if not names and "solution" not in source:
@@ -364,7 +364,7 @@ def _assertions(source: str, known: set[str], entry_point: str | None) -> tuple[
 
 
 def _call(function: str, arguments: Any, expected: Any) -> str:
-    """Return a test that calls a function, or a method of ``class Solution``; text arguments are lines of JSON."""
+    """Return a test that calls a function or a method of ``class Solution``; text arguments are JSON lines."""
     if not function.isidentifier():
         raise ValueError(f"fn_name={function!r} must be the name of a function")
     arguments = [json.loads(line) for line in arguments.split("\n")] if isinstance(arguments, str) else arguments

@@ -1,9 +1,9 @@
-"""Custom reward functions, named ``module:function`` or ``file.py:function`` in ``reward_score.custom_functions``.
+"""Custom reward functions, listed as ``module:function`` or ``file.py:function`` in ``reward_score.custom_functions``.
 
-A function has veRL's signature ``(data_source, solution_str, ground_truth, extra_info=None)``; it is called with these
+A function has veRL's signature ``(data_source, solution_str, ground_truth, extra_info=None)`` and is called with these
 keywords and ``reward_score.custom_kwargs``. It returns a number, a bool, or a dict with ``score``, optionally ``acc``,
-and further values to log and store with the sample (veRL's ``reward_extra_info``). These often contain parts of the
-response, so they are untrusted: a verifier process returns only a few thousand characters of plain JSON values.
+and extra values to log and store with the sample (veRL's ``reward_extra_info``). Extra values often contain parts of
+the response and are untrusted, so a verifier process returns only a few thousand characters of plain JSON values.
 """
 
 import inspect
@@ -24,39 +24,39 @@ ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
 FIELD = "reward_score.custom_functions"
 
 CUSTOM_KWARGS: dict[str, Any] = {}
-"""Keyword arguments for all functions, ``reward_score.custom_kwargs``; set by ``use_custom_functions``."""
+"""Keyword arguments for all functions (``reward_score.custom_kwargs``), set by ``use_custom_functions``."""
 
 CORRECT_KEYS = ("correctness", "acc")
-"""Keys that mark a response as correct, in order of precedence: the paper's release's, then veRL's."""
+"""Keys that mark a response as correct, in order of precedence; the first is from the paper's release."""
 
 MAX_EXTRAS = 32
-"""Maximum number of keys per response; further keys are dropped."""
+"""Maximum number of keys per response; additional keys are dropped."""
 
 MAX_KEY_CHARS = 64
 """Maximum length of a key; longer keys are truncated."""
 
 MAX_CHARS = 4000
-"""Maximum length of all values of a response as JSON. Longer strings are truncated; other values are replaced by the
-name of their type."""
+"""Maximum total length of a response's values as JSON. Strings beyond it are truncated, and other values are replaced
+by their type names."""
 
 MAX_CONTAINERS = 256
-"""Maximum number of lists and mappings in a value; larger values are replaced by the name of their type."""
+"""Maximum number of lists and mappings in a value; larger values are replaced by their type names."""
 
 MAX_LOGGED_KEYS = 32
-"""Maximum number of keys whose means are logged, the most frequent ones."""
+"""Maximum number of keys whose statistics are logged; the most frequent keys are chosen."""
 
 _NOT_IN_KEYS = re.compile(r"[^\w.-]+", re.ASCII)
 
 
 class CustomFunctionError(ConfigError):
-    """Raised when a custom function raises an exception or does not return a score."""
+    """Error for a custom function that raises an exception or does not return a valid score."""
 
 
 @cache
 def load_function(path: str, keywords: tuple[str, ...] = ()) -> Callable[..., Any]:
-    """Load a function by its path, ``module:function`` or ``file.py:function``.
+    """Load a function from its path, ``module:function`` or ``file.py:function``.
 
-    Raises ``ConfigError`` if it cannot be imported, or does not accept veRL's four arguments and ``keywords``.
+    Raises ``ConfigError`` if it cannot be imported or does not accept veRL's four arguments and ``keywords``.
     """
     function: Callable[..., Any] = load_code(path, FIELD)
     try:
@@ -68,12 +68,12 @@ def load_function(path: str, keywords: tuple[str, ...] = ()) -> Callable[..., An
 
 
 def custom_verdict(path: str, *arguments: Any) -> Verdict:
-    """Return the verdict of the custom function ``path`` called with ``ARGUMENTS``.
+    """Return the verdict of the custom function ``path``, called with ``ARGUMENTS``.
 
-    The function gets the whole response, including thoughts, and the ground truth of the data file.
+    The function receives the whole response, including thoughts, and the ground truth from the data file.
 
-    Raises ``CustomFunctionError``, one line with the function, the data source, the mistake and its location.
-    ``MemoryError`` and ``RecursionError``, which the response causes, propagate unchanged.
+    If the function fails, raises a one-line ``CustomFunctionError`` with the function, data source, mistake and its
+    location. ``MemoryError`` and ``RecursionError`` propagate unchanged, because the response causes them.
     """
     data_source, solution = arguments[:2]
     where = f"{FIELD}: {path} on data_source={data_source!r}"
@@ -100,7 +100,7 @@ def _location(function: Callable[..., Any]) -> str:
 
 
 def _read_result(result: Any) -> tuple[float, bool, dict[str, Any]]:
-    """Return score, correctness and further values. Raises ``CustomFunctionError`` for an invalid result."""
+    """Return the score, correctness and extra values. Raises ``CustomFunctionError`` for an invalid result."""
     whole = "a finite number, a bool, or a dict with 'score'"
     if not isinstance(result, Mapping):
         score = _number(result, "", whole)
@@ -126,8 +126,8 @@ def _number(value: Any, what: str, expected: str = "a finite number or a bool") 
 def plain_extras(returned: Mapping[Any, Any], ignored: Collection[str]) -> dict[str, Any]:
     """Return the entries of ``returned`` except ``ignored``, as JSON values within this module's limits.
 
-    In keys, characters other than letters, digits, ``_``, ``.`` and ``-`` become ``_``; of equal keys, the first wins.
-    Integers that do not fit 64 bits become floats, so that a table column can hold them.
+    In keys, characters other than letters, digits, ``_``, ``.`` and ``-`` become ``_``. If keys collide, the first one
+    is kept. Integers that do not fit in 64 bits become floats, so that they can be stored in a table column.
     """
     extras: dict[str, Any] = {}
     left = MAX_CHARS
@@ -144,7 +144,7 @@ def plain_extras(returned: Mapping[Any, Any], ignored: Collection[str]) -> dict[
 
 
 def _plain(value: Any) -> Any:
-    """Return the value of a numpy or torch scalar, or the type name of any other object that is not JSON."""
+    """Return the value of a numpy or torch scalar, or the type name of any other non-JSON object."""
     return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else _type_name(value)
 
 
@@ -155,8 +155,8 @@ def _type_name(value: Any) -> str:
 def extra_metrics(extras: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """Return statistics of the numbers and bools that custom functions returned.
 
-    These are ``reward_extra/<key>/mean`` and ``count`` of finite values, and ``nonfinite``, the count of NaN and
-    infinity if there are any.
+    These are the mean and count of finite values, ``reward_extra/<key>/{mean,count}``, and the count of NaN and
+    infinite values if there are any, ``reward_extra/<key>/nonfinite``.
     """
     values: dict[str, list[float]] = {}
     for extra in extras:
@@ -167,7 +167,7 @@ def extra_metrics(extras: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     for key in sorted(values, key=lambda key: -len(values[key]))[:MAX_LOGGED_KEYS]:
         finite = [value for value in values[key] if math.isfinite(value)]
         if finite:
-            # statistics.mean is exact; a float sum could overflow.
+            # Use statistics.mean, which is exact, because a float sum could overflow.
             metrics[f"reward_extra/{key}/mean"] = statistics.mean(finite)
         metrics[f"reward_extra/{key}/count"] = float(len(finite))
         if len(finite) < len(values[key]):

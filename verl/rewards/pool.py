@@ -1,7 +1,7 @@
 """Pool of killable verifier processes, so that no response can hang the trainer or exhaust its memory.
 
-A batch first gets quick verdicts, with many responses per message, since most answers can be compared as text or
-numbers. Answers that need algebra are then verified one per message, each with its own time limit.
+A batch first goes through a quick pass with many responses per message, because most answers can be compared as text or
+numbers. Answers that need algebra are then verified in separate messages, each with its own time limit.
 """
 
 import logging
@@ -22,34 +22,33 @@ from verl.verifiers.verdict import Verdict
 logger = logging.getLogger(__name__)
 
 CHUNK_SIZE = 32
-"""Responses per message of the quick pass."""
+"""Number of responses per message in the quick pass."""
 
 WARM_UP = ("math", r"\boxed{x^2+2x+1}", "(x+1)^2")
-"""Scored at startup, so that the first response's time limit does not include imports and filling sympy's caches."""
+"""Example scored at startup, so that imports and sympy's cold caches do not count towards the first time limit."""
 
 PendingVerdicts = Future[list[Verdict]]
-"""Verdicts on a submitted batch, with scores, in the order of its responses.
+"""Future verdicts on a submitted batch, with scores, in the order of the responses.
 
-``result`` raises a verifier's exception, or ``RuntimeError`` if the pool was closed.
+``result`` re-raises a verifier's exception and raises ``RuntimeError`` if the pool was closed.
 """
 
 
 class VerifierPool(KillablePool):
-    """Context manager of ``config.num_workers`` verifier processes, by default :func:`spare_cores`.
+    """Context manager for a pool of ``config.num_workers`` verifier processes (default: :func:`spare_cores`).
 
-    A response is wrong, with the reason ``timeout``, ``memory`` or ``crash``, if its verifier exceeds ``timeout_s`` or
-    its memory limit, or dies; other responses are not affected. ``memory_limit_mb`` is measured from a process's size
-    after imports. Any other exception of a verifier is a bug and is raised.
+    If a verifier exceeds ``timeout_s`` or its memory limit, or dies, the response counts as wrong, with the reason
+    ``timeout``, ``memory`` or ``crash``; other responses are not affected. ``memory_limit_mb`` is relative to the
+    process size after imports. Any other exception from a verifier indicates a bug and is raised.
 
-    ``config.custom_functions`` take precedence over verifiers. Responses on which they fail score 0, and their child
-    processes are killed. With ``on_function_error=zero``, exceptions also score 0, with the reason ``error``, and the
-    first one is logged. Raises ``ConfigError`` if a function cannot be loaded.
-
-    A pool can be used from several threads; batches are scored one at a time.
+    ``config.custom_functions`` take precedence over verifiers. If they fail in one of these ways, the response scores 0
+    and their child processes are killed. With ``on_function_error=zero``, responses for which they raise an exception
+    also score 0, with the reason ``error``, and the first exception is logged. Raises ``ConfigError`` if a function
+    cannot be loaded. A pool is thread-safe; batches are scored one at a time.
     """
 
     def __init__(self, config: RewardScoreConfig, busy_cores: int = 1) -> None:
-        """``busy_cores``: number of this machine's cores that other processes use."""
+        """Create a pool; ``busy_cores`` is the number of cores that other processes use on this machine."""
         self.config = config
         self._custom = config.paths_of_custom_functions()
         for path in self._custom.values():
@@ -68,7 +67,7 @@ class VerifierPool(KillablePool):
         )
 
     def __enter__(self) -> Self:
-        # Start the processes now, so that their imports overlap with work before the first batch.
+        # Start the processes now, so that their imports overlap with the work before the first batch.
         self.submit(self.run, _verify_quickly, [[]])
         return self
 
@@ -83,7 +82,7 @@ class VerifierPool(KillablePool):
         extra_infos: Sequence[Mapping[str, Any] | None] | None = None,
         in_thought: Sequence[bool] | None = None,
     ) -> list[Verdict]:
-        """Return the verdicts on a batch, scored by ``config.mode``; see :meth:`submit_batch`."""
+        """Return the verdicts on a batch, scored according to ``config.mode``; see :meth:`submit_batch`."""
         return self.submit_batch(data_sources, solutions, ground_truths, extra_infos, in_thought).result()
 
     def submit_batch(
@@ -98,15 +97,15 @@ class VerifierPool(KillablePool):
         """Start scoring a batch and return immediately.
 
         Args:
-            data_sources, solutions, ground_truths, extra_infos: one entry per response.
-            in_thought: whether the prompt opened a thought, so that a response without ``</think>`` has no answer.
-                Not used by custom functions.
-            takes_hashes: see :class:`Job`.
+            data_sources, solutions, ground_truths, extra_infos: Sequences with one entry per response.
+            in_thought: Whether each prompt opens a thought, so that a response without ``</think>`` has no answer.
+                Ignored by custom functions.
+            takes_hashes: Whether answers after ``####`` are well-formed, see :class:`Job`.
 
         Raises:
-            ValueError: a data source is unknown, a ground truth does not fit its verifier, values are nested too
+            ValueError: If a data source is unknown, a ground truth is invalid for its verifier, values are nested too
                 deeply, or the sequences have different lengths.
-            RuntimeError: the pool is closed.
+            RuntimeError: If the pool is closed.
         """
         infos = [None] * len(solutions) if extra_infos is None else extra_infos
         opened = [False] * len(solutions) if in_thought is None else in_thought
@@ -121,7 +120,7 @@ class VerifierPool(KillablePool):
         ):
             text = THINK + solution if thinks and not scorers[source].is_custom else solution
             jobs.append(Job(scorers[source], source, text, truth, info, in_hashes))
-        # Responses to one prompt share these values.
+        # Check each value once, because responses to the same prompt share them.
         for job in {(id(job.ground_truth), id(job.extra_info)): job for job in jobs}.values():
             require_shallow(job.ground_truth, "ground_truth")
             require_shallow(job.extra_info, "extra_info")
@@ -132,7 +131,7 @@ class VerifierPool(KillablePool):
         chunks = [jobs[i : i + CHUNK_SIZE] for i in range(0, len(jobs), CHUNK_SIZE)]
         verdicts: list[Verdict | None] = []
         for chunk, quick in zip(chunks, self.run(_verify_quickly, chunks), strict=True):
-            # Responses of a failed chunk are verified one by one below.
+            # If a chunk failed, its responses are verified one by one below.
             verdicts += [None] * len(chunk) if isinstance(quick, BaseException) else quick
         undecided = [index for index, verdict in enumerate(verdicts) if verdict is None]
         outcomes = self.run(Job.verdict, [jobs[index] for index in undecided])
@@ -142,7 +141,7 @@ class VerifierPool(KillablePool):
         return [with_score(verdict, self.config.mode) for verdict in verdicts if verdict is not None]
 
     def _failure(self, error: BaseException, job: Job) -> Verdict:
-        """Return the verdict on a response that made its verifier fail; raise any other ``error``."""
+        """Return the verdict on a response whose verifier failed because of it, or raise any other ``error``."""
         reason = failure_reason(error)
         if isinstance(error, CustomFunctionError) and self.config.on_function_error == "zero":
             reason = "error"
@@ -151,7 +150,7 @@ class VerifierPool(KillablePool):
                 logger.warning("%s; this and later such responses score 0 (verifier/error counts them)", error)
         if reason is None and isinstance(error, Exception):
             raise error
-        if reason is None:  # a raised KeyboardInterrupt or SystemExit would look like the user's
+        if reason is None:  # re-raising KeyboardInterrupt or SystemExit would look like an interrupt by the user
             raise RuntimeError(f"the verifier of {job.data_source!r} raised {type(error).__name__}") from error
         boxed = extract_boxed(after_thinking(job.solution)) is not None
         return Verdict(False, boxed, reason, score=0.0 if job.scorer.is_custom else None)
@@ -164,5 +163,5 @@ def _prepare_verifiers(custom: Mapping[str, str], kwargs: Mapping[str, Any]) -> 
 
 
 def _verify_quickly(jobs: list[Job]) -> list[Verdict | None]:
-    """Return quick verdicts, None for responses that need more time. Runs in a verifier process."""
+    """Return quick verdicts, with None for responses that need more time; runs in a verifier process."""
     return [job.verdict(quick=True) for job in jobs]

@@ -34,7 +34,7 @@ FAMILIES: dict[str, tuple[str, Callable[[Any], list[Any]]]] = {
     "countdown": ("countdown", lambda truth: [countdown.read_truth(truth)._asdict()]),
     "code": ("code codecontests apps codeforces taco", lambda truth: [code.read_tests(truth)]),
 }
-"""Module with a function ``verify_<module>`` -> its data sources, and the reader of its ground truths."""
+"""Module with a function ``verify_<module>`` -> its data sources and the function that reads its ground truths."""
 
 
 def _path(module: str) -> str:
@@ -43,31 +43,31 @@ def _path(module: str) -> str:
 
 
 VERIFIERS = {source: _path(module) for module, (sources, _) in FAMILIES.items() for source in sources.split()}
-"""``data_source``, or a prefix of it with ``*`` -> ``module:function`` of its verifier.
+"""``data_source``, or a prefix followed by ``*`` -> ``module:function`` of its verifier.
 
-Verifiers are imported on first use, because some need sympy. They are called with ``(solution, ground_truth,
-extra_info, quick)``, where ``solution`` is the response after its thoughts, and return a :class:`Verdict`. With
-``quick=True``, which the pool tries first, they return None if that could take more than about a millisecond."""
+Verifiers are lazily imported, because some need sympy. They are called with ``(solution, ground_truth, extra_info,
+quick)``, where ``solution`` is the response after its thoughts, and return a :class:`Verdict`. With ``quick=True``,
+which the pool tries first, they return None if verification could take more than about a millisecond."""
 
 TRUTH_READERS = {_path(module): read for module, (_, read) in FAMILIES.items()}
-"""Verifier -> function from a ground truth to the list of accepted answers, each a valid argument of the verifier.
-Raises ``ValueError`` for an invalid ground truth."""
+"""Verifier -> function that converts a ground truth to a list of accepted answers, which are valid arguments of the
+verifier. The function raises ``ValueError`` for an invalid ground truth."""
 
 BOXED = tuple(_path(module) for module in ("gsm8k", "math", "open_answer"))
-"""Verifiers that expect answers in a box."""
+"""Verifiers that expect answers in ``\\boxed{}``."""
 
 WITH_THOUGHTS = (_path("deepseek_r1"),)
-"""Verifiers that get the whole response, because they also check the format of its thoughts."""
+"""Verifiers that receive the whole response, because they also check the format of its thoughts."""
 
 CUSTOM_FUNCTIONS: dict[str, str] = {}
-"""``data_source``, or ``*`` for all -> ``module:function`` of a custom reward function, which takes precedence over
-verifiers. Set by ``use_custom_functions``."""
+"""``data_source``, or ``*`` for all data sources -> ``module:function`` of a custom reward function, which takes
+precedence over verifiers. Set by ``use_custom_functions``."""
 
 load_verifier = cache(resolve_name)
 
 
 def use_custom_functions(paths: Mapping[str, str], kwargs: Mapping[str, Any] | None = None) -> None:
-    """Replace ``CUSTOM_FUNCTIONS`` by ``paths``, and ``CUSTOM_KWARGS`` by ``kwargs``.
+    """Replace the contents of ``CUSTOM_FUNCTIONS`` with ``paths`` and those of ``CUSTOM_KWARGS`` with ``kwargs``.
 
     Raises ``ConfigError`` if a function cannot be loaded or does not accept ``kwargs``.
     """
@@ -79,21 +79,21 @@ def use_custom_functions(paths: Mapping[str, str], kwargs: Mapping[str, Any] | N
 
 
 class Scorer(NamedTuple):
-    """A verifier or a custom function."""
+    """Verifier or custom function."""
 
     path: str
-    """``module:function``."""
+    """Import path, ``module:function``."""
     is_custom: bool
 
     def accepted(self, ground_truth: Any) -> list[Any]:
-        """Return the accepted answers of a ground truth. Raises ``ValueError`` if it is invalid for the verifier."""
+        """Return the accepted answers for a ground truth. Raises ``ValueError`` if it is invalid for the verifier."""
         if self.is_custom or isinstance(ground_truth, str) or self.path not in TRUTH_READERS:
             return [ground_truth]
         return TRUTH_READERS[self.path](ground_truth)
 
 
 def find_scorer(data_source: str, custom: Mapping[str, str] = CUSTOM_FUNCTIONS) -> Scorer:
-    """Return the custom function or the verifier of ``data_source``. Raises ``ConfigError`` if it has neither."""
+    """Return the custom function or verifier for ``data_source``. Raises ``ConfigError`` if there is neither."""
     for name in (data_source, "*"):
         if name in custom:
             return Scorer(custom[name], is_custom=True)
@@ -105,12 +105,12 @@ def find_scorer(data_source: str, custom: Mapping[str, str] = CUSTOM_FUNCTIONS) 
 
 
 def rewards_boxes(data_source: str) -> bool:
-    """Return whether the scorer of ``data_source`` expects answers in ``\\boxed{}``."""
+    """Return whether the scorer for ``data_source`` expects answers in ``\\boxed{}``."""
     return find_scorer(data_source).path in BOXED
 
 
 class Job(NamedTuple):
-    """One response and what scores it, as it is sent to a verifier process."""
+    """Response and its scorer, as sent to a verifier process."""
 
     scorer: Scorer
     data_source: str
@@ -118,15 +118,15 @@ class Job(NamedTuple):
     ground_truth: Any
     extra_info: Mapping[str, Any] | None = None
     takes_hashes: bool = False
-    """Whether the answer after ``####`` is as well-formed as one in a box, because the prompt asks for it."""
+    """Whether an answer after ``####`` counts as boxed, because the prompt asks for this format."""
 
     def verdict(self, quick: bool = False) -> Verdict | None:
-        """Return the verdict, however long it takes; with ``quick`` only if it is quick, else None.
+        """Return the verdict, or None if ``quick`` is set and verification could take long.
 
-        Custom functions may take any time, so they have no quick verdict. Of several accepted answers any may be the
-        right one, so that one undecided answer leaves the verdict open unless another is right.
+        Custom functions may take any time, so they have no quick verdict. If there are several accepted answers, the
+        response must match one of them; the verdict is None if no comparison succeeds and some are undecided.
 
-        Raises ``CustomFunctionError``, or ``TypeError`` if a verifier returns None without ``quick``.
+        Raises ``CustomFunctionError`` if a custom function fails, or ``TypeError`` if a verifier wrongly returns None.
         """
         path, is_custom = self.scorer
         if is_custom:
@@ -153,9 +153,9 @@ def compute_score(
     extra_info: Mapping[str, Any] | None = None,
     mode: str = "independent",
 ) -> dict[str, Any]:
-    """Score one response in this process, without the time and memory limits of ``VerifierPool``.
+    """Score a response in this process, without the time and memory limits of ``VerifierPool``.
 
-    ``mode`` is ``RewardScoreConfig.mode``. Raises ``ConfigError`` for an unknown data source or mode.
+    ``mode`` takes the values of ``RewardScoreConfig.mode``. Raises ``ConfigError`` for an unknown data source or mode.
     """
     verdict = Job(find_scorer(data_source), data_source, solution_str, ground_truth, extra_info).verdict()
     assert verdict is not None, "only quick verdicts are None"
@@ -168,9 +168,9 @@ def check_ground_truth(
     custom: Mapping[str, str] = CUSTOM_FUNCTIONS,
     extra_info: Mapping[str, Any] | None = None,
 ) -> None:
-    """Raise ``ConfigError`` unless the scorer of ``data_source`` accepts ``ground_truth``.
+    """Raise ``ConfigError`` unless the scorer for ``data_source`` accepts ``ground_truth``.
 
-    Verifiers are tried on an empty response, and the verifier of programs requires a sandbox on this machine. Custom
+    Verifiers are tested on an empty response, and the verifier of programs requires a sandbox on this machine. Custom
     functions accept any JSON value.
     """
     scorer = find_scorer(data_source, custom)

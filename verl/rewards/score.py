@@ -1,4 +1,4 @@
-"""The score of a verdict."""
+"""Scores of verdicts."""
 
 from dataclasses import replace
 from typing import get_args
@@ -8,11 +8,11 @@ from verl.config.rewards import ScoreMode
 from verl.verifiers.verdict import Verdict
 
 MAX_LOGGED_ANSWER = 200
-"""Maximum number of characters of an answer that are stored."""
+"""Maximum number of characters to store of an answer."""
 
 
 def with_score(verdict: Verdict, mode: str) -> Verdict:
-    """Return ``verdict`` with a score by ``mode`` (``RewardScoreConfig.mode``), unless a custom function set one.
+    """Add a score according to ``mode`` (``RewardScoreConfig.mode``) unless a custom function has already set one.
 
     Raises ``ConfigError`` for an unknown mode.
     """

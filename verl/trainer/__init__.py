@@ -1,1 +1,1 @@
-"""Training: the loops, their entry points, validation, and what is logged."""
+"""Training loops, their entry points, validation, and logging."""

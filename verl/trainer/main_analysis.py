@@ -1,4 +1,4 @@
-"""Entry point of the paper's analysis: ``python -m verl.trainer.main_analysis [hydra overrides]``; docs/analysis.md."""
+"""Entry point of the paper's analysis: ``python -m verl.trainer.main_analysis [overrides]``; see docs/analysis.md."""
 
 import sys
 from importlib.util import find_spec
@@ -13,11 +13,11 @@ from verl.config.errors import ConfigError
 from verl.utils.process import loading
 
 PACKAGES = {name.replace("-", "_"): name for name in ("rouge-score", "rapidfuzz", "scipy", "matplotlib", "openpyxl")}
-"""Module -> package, for the extra ``analysis``."""
+"""Module -> name of its package; all are installed by the extra ``analysis``."""
 
 
 def parse(tree: DictConfig) -> AnalysisConfig:
-    """Return the checked config. Raises ``ConfigError`` if it is invalid, or a package of the extra is missing."""
+    """Return the validated config. Raises ``ConfigError`` if it is invalid or a required package is missing."""
     config = parse_analysis_config(tree)
     missing = [package for module, package in PACKAGES.items() if find_spec(module) is None]
     if missing:
@@ -28,7 +28,7 @@ def parse(tree: DictConfig) -> AnalysisConfig:
 
 def run(config: AnalysisConfig) -> None:
     """Run the analysis."""
-    # Import late, so that --help, --cfg and config errors respond immediately.
+    # Import lazily, so that --help, --cfg and config errors respond immediately.
     with loading():
         from verl.analysis.analyse import run_analysis
         from verl.run.exit_codes import run_to_exit_code

@@ -1,6 +1,6 @@
 """Entry point of training: ``python -m verl.trainer.main_ppo ARGUMENT...``, called by ``train.sh``.
 
-Arguments are Hydra overrides of the options in ``configs/``, Hydra's flags, options of the paper's release, or veRL's
+Arguments can be Hydra overrides of the options in ``configs/``, Hydra flags, options from the paper's release, or veRL
 options.
 """
 
@@ -23,7 +23,7 @@ def run(config: PPOConfig) -> None:
 
     def work() -> None:
         print("importing libraries, reading data and checking options", flush=True)
-        # Import late, so that --help, --cfg and config errors respond immediately.
+        # Import lazily, so that --help, --cfg and config errors respond immediately.
         with loading():
             from verl.run.exit_codes import run_to_exit_code
             from verl.trainer.ppo.run import run_ppo

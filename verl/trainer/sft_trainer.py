@@ -34,7 +34,7 @@ BEST_BY = "val/sequence_probability"
 
 
 class SFTTrainer(Trainer):
-    """Trains for a number of steps, or until held-out sequences are probable enough."""
+    """Trainer that runs for a number of steps or until the held-out sequences are probable enough."""
 
     best_by = BEST_BY
 
@@ -70,7 +70,7 @@ class SFTTrainer(Trainer):
             self.profiler.end(self.step)
             if self._due(self.config.trainer.test_freq) and self.held_out is not None:
                 self._validate(self.held_out)
-            # Log before the checkpoint, so that a resumed run has this step's metrics.
+            # Log before saving the checkpoint, so that a resumed run has this step's metrics.
             self._log()
             if target_reached(self.config, self.validations):
                 self.total_steps = self.step
@@ -101,11 +101,11 @@ class SFTTrainer(Trainer):
 
 
 def run_sft(config: SFTConfig) -> None:
-    """Run a training job. Config and data are checked before Ray starts.
+    """Run a training job; config and data are checked before Ray starts.
 
     Raises:
-        ConfigError: the config does not fit the data or the machine.
-        WorkerError: a worker raised or died.
+        ConfigError: If the config is incompatible with the data or the machine.
+        WorkerError: If a worker raised an exception or died.
     """
     check_trackers(config.trainer.logger)
     device_type = resolve_device(config.device, *config.trainer.place)
@@ -151,7 +151,7 @@ def run_sft(config: SFTConfig) -> None:
 
 
 def target_reached(config: SFTConfig, validations: Mapping[int, Mapping[str, float]]) -> bool:
-    """Return whether a validation has reached the probability at which the run stops early."""
+    """Return whether any validation has reached the probability at which the run stops early."""
     target = config.trainer.stop_at_sequence_probability
     return target < 1 and any(metrics[BEST_BY] >= target for metrics in validations.values())
 

@@ -1,4 +1,4 @@
-"""Base class of the training loops, with checkpoints and skipped updates."""
+"""Base class of the training loops, with checkpointing and tracking of skipped updates."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -22,10 +22,10 @@ BatchT = TypeVar("BatchT")
 
 
 class Trainer:
-    """Base of trainers; a subclass defines a training step and its metrics."""
+    """Base class of trainers; subclasses define the training step and its metrics."""
 
     best_by: str
-    """The validation metric whose highest value marks the best checkpoint."""
+    """Validation metric whose highest value marks the best checkpoint."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Trainer:
         run: TrainingRun,
         except_save: Sequence[int] = (),
     ) -> None:
-        """``except_save``: steps whose checkpoints are never deleted."""
+        """Create a trainer. Checkpoints of the steps in ``except_save`` are never deleted."""
         trainer = config.trainer
         self.loader = loader
         self.workers = workers
@@ -53,7 +53,7 @@ class Trainer:
         self.saver = CheckpointSaver(run.attempt, workers, background, trainer.save_hf_model, newest, except_save)
 
     def fit(self) -> None:
-        """Train the remaining steps, and finish the last checkpoint."""
+        """Train the remaining steps and finish writing the last checkpoint."""
         with self.preemption.finishing_steps():
             self._train()
         with self.timer.phase("save_checkpoint"):
@@ -73,11 +73,11 @@ class Trainer:
         self.timer.totals.update(state["seconds_by_phase"])
 
     def _state(self) -> dict[str, Any]:
-        """Return the trainer's state as JSON."""
+        """Return the trainer's state as JSON values."""
         return {
             "step": self.step,
             "num_examples": len(self.loader.dataset),
-            # Does not follow from the step, because dynamic sampling reads a variable number of batches.
+            # The step does not determine it, because dynamic sampling reads a variable number of batches.
             "loader": to_json(self.loader.state_dict()),
             "best": best_validation(self.validations, self.best_by),
             "validations": self.validations,
@@ -85,7 +85,7 @@ class Trainer:
         }
 
     def _take_peak(self) -> MemoryPeak | None:
-        """See :meth:`WorkerGroup.take_peak_memory`."""
+        """Return the workers' peak memory (:meth:`WorkerGroup.take_peak_memory`)."""
         return self.workers.take_peak_memory()
 
     def _due(self, frequency: int) -> bool:
@@ -97,7 +97,7 @@ class Trainer:
             self.saver.save(self.step, self._state(), scores)
 
     def _save_now(self) -> None:
-        """Write a complete checkpoint of this step, unless there is one."""
+        """Write a complete checkpoint of this step unless one already exists."""
         self.saver.finish()
         if self.saver.saved_step != self.step:
             self._save()
@@ -113,17 +113,17 @@ def endless(loader: Iterable[BatchT]) -> Iterator[BatchT]:
 def is_due(step: int, last_step: int, frequency: int) -> bool:
     """Return whether validation or a checkpoint is due after ``step``.
 
-    It is after every ``frequency`` steps and the last step; 0: only after the last step; -1: never.
+    A positive ``frequency`` means every ``frequency`` steps and the last step, 0 only the last step, and -1 never.
     """
     return frequency >= 0 and (step == last_step or (frequency > 0 and step % frequency == 0))
 
 
 class SkippedUpdates:
-    """Counts the optimizer steps of a model that were skipped because their gradient was not finite.
+    """Counter of a model's optimizer steps that were skipped because the gradient was not finite.
 
     Args:
-        prefix: of the model's metrics, such as ``actor``.
-        field: path of ``config`` in the run's config, such as ``actor.optim``.
+        prefix: Prefix of the model's metrics, such as ``actor``.
+        field: Path of ``config`` within the run's config, such as ``actor.optim``.
     """
 
     def __init__(self, prefix: str, field: str, config: OptimConfig) -> None:
@@ -133,10 +133,10 @@ class SkippedUpdates:
         self.in_a_row = 0
 
     def summarise(self, updates: Sequence[Mapping[str, float]], step: int) -> dict[str, float]:
-        """Return the mean metrics of the applied ``updates``, and the number of skipped updates.
+        """Return the mean metrics of the applied ``updates`` and the number of skipped ones.
 
         Raises:
-            ConfigError: more than ``max_skipped_updates`` consecutive updates were skipped, up to ``step``.
+            ConfigError: If more than ``max_skipped_updates`` consecutive updates were skipped.
         """
         for update in updates:
             self.in_a_row = self.in_a_row + 1 if update[self.name] else 0

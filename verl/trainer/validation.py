@@ -30,23 +30,23 @@ from verl.trainer.ppo.verification import Verification
 
 @dataclass(frozen=True)
 class Validator:
-    """Samples and scores every held-out prompt."""
+    """Validation that samples and scores responses to every held-out prompt."""
 
     prompts: Sequence[list[PromptRecord]]
-    """The held-out prompts, in batches."""
+    """Held-out prompts, in batches."""
     scheduler: RolloutScheduler
     policy: PolicyWorkers
-    """Computes log-probabilities, and rank metrics with ``calculator.source=actor``."""
+    """Workers that compute log-probabilities and, with ``calculator.source=actor``, rank metrics."""
     calculator: RepresentationMetricsCalculator | None
-    """Computes metrics over all responses; None without rank metrics."""
+    """Calculator of metrics over all responses, or None if rank metrics are disabled."""
     reward_manager: RewardManager
-    """Training's baselines; read only."""
+    """Baselines from training, which validation does not modify."""
 
     def validate(self) -> tuple[dict[str, float], Batch]:
-        """Sample, score and measure; return the metrics and the responses.
+        """Sample, score and measure responses; return the metrics and the responses.
 
-        Metrics are ``val/pass@1``, scores, reasons, values of custom functions, lengths, rank metrics, and with several
-        responses per prompt ``at_k_metrics``; with several data sources also ``val/<source>/...`` of each.
+        Metrics are ``val/pass@1``, scores, reasons, values from custom functions, lengths, rank metrics,
+        ``at_k_metrics`` for several responses per prompt, and ``val/<source>/...`` for several data sources.
         """
         parts = [self._sample(records) for records in self.prompts]
         for _, verification in parts:
@@ -69,12 +69,12 @@ class Validator:
         return with_prefix("val", metrics), batch
 
     def _sample(self, records: list[PromptRecord]) -> tuple[Batch, Verification]:
-        """Return responses with their rank metrics, and their verification, which may still be running."""
+        """Return responses with their rank metrics and their verification, which may still be running."""
         config = self.scheduler.config
         calculator = config.calculator
         batch, verification = self.scheduler.generate(records, config.rollout.val_kwargs, VALIDATION_STEP)
         if (calculator.enable and calculator.source == "actor") or calculator.needs_policy:
-            # Free the engine's memory for the policy, as in training; the next batch wakes the engine.
+            # As in training, free the engine's memory for the policy; the next batch wakes the engine up.
             self.policy.finish_generation()
             batch.merge(self.policy.compute_logprobs(batch))
         fill_token_metrics(batch, calculator.token_metrics)

@@ -1,1 +1,1 @@
-"""Training metrics of rollouts, time, speed and memory, and profiler traces."""
+"""Training metrics for rollouts, timing, speed and memory, and profiler traces."""

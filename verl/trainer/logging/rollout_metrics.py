@@ -1,6 +1,6 @@
-"""Logged metrics of a batch of responses; docs/metrics.md lists them.
+"""Metrics to log for a batch of responses, as listed in docs/metrics.md.
 
-Legend: B responses, M their tokens, R padded response length, n consecutive responses per prompt, L layers, K turns.
+Legend: B responses, M response tokens, R padded response length, n consecutive responses per prompt, L layers, K turns.
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ from verl.verifiers.answers import vote_key
 from verl.verifiers.verdict import Verdict
 
 MAX_SOURCES = 16
-"""Maximum number of data sources with separate metrics, some dozens each."""
+"""Maximum number of data sources with separate metrics; each adds a few dozen."""
 
 # --- Lengths and rank metrics ---
 
@@ -30,8 +30,8 @@ MAX_SOURCES = 16
 def length_metrics(batch: Batch, max_prompt_length: int) -> dict[str, float]:
     """Return prompt and response lengths in tokens.
 
-    ``prompt_length/clip_ratio`` is the share of prompts with ``data.max_prompt_length`` tokens, and
-    ``response_length/clip_ratio`` the share of responses truncated at ``data.max_response_length``.
+    ``prompt_length/clip_ratio`` is the fraction of prompts with ``data.max_prompt_length`` tokens, and
+    ``response_length/clip_ratio`` is the fraction of responses truncated at ``data.max_response_length``.
     """
     return {
         **_spread("prompt_length", batch.prompt_lengths),
@@ -43,7 +43,7 @@ def length_metrics(batch: Batch, max_prompt_length: int) -> dict[str, float]:
 
 
 def turn_metrics(batch: Batch) -> dict[str, float]:
-    """Return metrics of conversations: turns, the environments' tokens and rewards, and counts of tool calls."""
+    """Return conversation metrics: turns, tokens and rewards from the environments, and tool call counts."""
     if "source" not in batch:
         return {}
     written = batch.response_lengths - batch.policy_lengths
@@ -60,9 +60,9 @@ def turn_metrics(batch: Batch) -> dict[str, float]:
 def response_metrics(
     batch: Batch, calculator: RepresentationMetricsCalculator | None, diff_stride: int
 ) -> dict[str, float]:
-    """Return rank metrics, and the number and lengths of correct and incorrect responses.
+    """Return rank metrics and the number and lengths of correct and incorrect responses.
 
-    A group without responses is left out; the paper's release logs a length of 0 for it.
+    Groups without responses are omitted; the paper's release logs a length of 0 for them.
     """
     lengths, correct = batch.response_lengths, batch.correct
     metrics = {"cal/num_correct": float(correct.sum()), "cal/num_incorrect": float((~correct).sum())}
@@ -75,10 +75,10 @@ def response_metrics(
 
 
 def rank_scalars(rank_metrics: Mapping[str, Tensor], correct: Tensor) -> dict[str, float]:
-    """Return mean, max and min of each rank metric over all, correct and incorrect responses.
+    """Return the mean, max and min of each rank metric over all, correct and incorrect responses.
 
-    The names are ``cal/{overall,correct,incorrect}/layer_1/Effective Rank/{mean,max,min}`` and so on. Groups without
-    responses are left out. Responses with NaN or infinite hidden states are excluded, and counted in
+    Names look like ``cal/{overall,correct,incorrect}/layer_1/Effective Rank/{mean,max,min}``. Groups without responses
+    are omitted. Responses with NaN or infinite hidden states are excluded and counted in
     ``cal/overall/layer_1/nonfinite``.
     """
     groups = {"overall": torch.ones_like(correct), "correct": correct, "incorrect": ~correct}
@@ -93,9 +93,9 @@ def rank_scalars(rank_metrics: Mapping[str, Tensor], correct: Tensor) -> dict[st
 
 
 def turn_scalars(batch: Batch) -> dict[str, float]:
-    """Return the mean of each rank metric in turn k, and its mean change from turn k - 1 to turn k.
+    """Return the mean of each rank metric in each turn and its mean change from the previous turn.
 
-    The names are ``cal/turn_2/layer_1/Effective Rank/{mean,change}`` and so on.
+    Names look like ``cal/turn_2/layer_1/Effective Rank/{mean,change}``.
     """
     scalars = {}
     for name, values in batch.turn_metrics.items():
@@ -113,9 +113,9 @@ def turn_scalars(batch: Batch) -> dict[str, float]:
 def dataset_scalars(
     batch: Batch, calculator: RepresentationMetricsCalculator | None, diff_stride: int
 ) -> dict[str, float]:
-    """Return rank metrics of each layer's matrix of mean states, ``cal/layer_1/global/Effective Rank`` and so on.
+    """Return rank metrics of each layer's matrix of mean states, named like ``cal/layer_1/global/Effective Rank``.
 
-    ``diff_stride`` is the number of responses between two prefixes of the cumulative metrics.
+    ``diff_stride`` is the number of responses between consecutive prefixes of the cumulative metrics.
     """
     if calculator is None or "mean_states" not in batch:
         return {}
@@ -131,10 +131,10 @@ def dataset_scalars(
 
 
 def filtered_length_metrics(response_mask: Tensor, max_length: int) -> dict[str, float]:
-    """Return ``filtered_response_length/{mean,max,min,clip_ratio}``, the lengths of the responses to learn from.
+    """Return ``filtered_response_length/{mean,max,min,clip_ratio}`` over the responses to learn from.
 
-    ``response_mask`` [B, R] has empty rows for truncated responses if ``trainer.remove_clip`` is set. These are
-    excluded; the paper's release counts them with length 0. ``clip_ratio`` is the share with ``max_length`` tokens.
+    If ``trainer.remove_clip`` is set, truncated responses have empty rows in ``response_mask`` [B, R] and are excluded;
+    the paper's release counts them as length 0. ``clip_ratio`` is the fraction with ``max_length`` tokens.
     """
     lengths = response_mask.sum(dim=1)
     lengths = lengths[lengths > 0]
@@ -147,12 +147,12 @@ def filtered_length_metrics(response_mask: Tensor, max_length: int) -> dict[str,
 def learning_metrics(
     of_responses: Mapping[str, Tensor], of_tokens: Mapping[str, Tensor], learn_mask: Tensor
 ) -> dict[str, float]:
-    """Return mean, max and min of rewards, advantages and values under veRL's names, ``critic/...``.
+    """Return the mean, max and min of rewards, advantages and values under veRL's names, ``critic/...``.
 
     Args:
-        of_responses: name -> [B].
-        of_tokens: name -> [B, R]; ``values`` and ``returns`` also give ``critic/vf_explained_var``.
-        learn_mask: [B, R] bool, the tokens of ``of_tokens`` that count.
+        of_responses: Values per response, name -> [B].
+        of_tokens: Values per token, name -> [B, R]. With ``values``, ``critic/vf_explained_var`` is also returned.
+        learn_mask: Mask of the tokens to include, [B, R] bool.
     """
     learned = {name: values[learn_mask] for name, values in of_tokens.items()}
     metrics: dict[str, float] = {}
@@ -160,21 +160,21 @@ def learning_metrics(
         metrics |= _spread(f"critic/{name}", values)
     if "values" in learned and learn_mask.any():
         target, error = learned["returns"].double(), (learned["returns"] - learned["values"]).double()
-        # Avoid a division by zero if the returns are constant.
+        # Avoid division by zero if the returns are constant.
         explained = 1 - error.var(correction=0) / (target.var(correction=0) + 1e-5)
         metrics["critic/vf_explained_var"] = explained.item()
     return metrics
 
 
 def policy_metrics(batch: Batch, rollout_is: str | None, threshold: float) -> dict[str, float]:
-    """Return the mismatch between engine and policy, and the policy's mean entropy, all in nats.
+    """Return the mismatch between engine and policy and the policy's mean entropy, all in nats.
 
-    ``rollout/logprob_abs_diff`` is the mean absolute difference of their log-probabilities, ``_max`` the largest; for
-    ``rollout_corr/*`` see :func:`verl.algorithms.rollout_correction.mismatch_metrics`.
+    ``rollout/logprob_abs_diff`` is the mean absolute difference between their log-probabilities and
+    ``rollout/logprob_abs_diff_max`` the largest one. For ``rollout_corr/*``, see :func:`mismatch_metrics`.
 
     Args:
-        batch: has ``logprobs`` and ``entropy`` of the policy that sampled it.
-        rollout_is, threshold: options of ``algorithm.rollout_correction``.
+        batch: Batch with the ``logprobs`` and ``entropy`` of the policy that sampled it.
+        rollout_is, threshold: Options from ``algorithm.rollout_correction``.
     """
     pair, mask = (batch.padded("logprobs"), batch.padded("rollout_logprobs")), batch.policy_mask
     level = rollout_is or "token"
@@ -191,11 +191,11 @@ def lag_metrics(batch: Batch, step: int, threshold: float) -> dict[str, float]:
     """Return staleness metrics, ``async/lag/{mean,max}`` and ``async/lag_<k>/...``.
 
     The lag of a token is the number of updates between the weights that sampled it and the weights that learn from it.
-    ``batch`` has ``version``, ``rollout_logprobs``, ``rewards``, and ``logprobs`` of the policy before the update.
+    ``batch`` must contain ``version``, ``rollout_logprobs``, ``rewards``, and the pre-update policy's ``logprobs``.
     """
     lags = step - 1 - batch.version.long()
     ends = batch.response_lengths.cumsum(dim=0)
-    # Versions never decrease along a response; its rank metrics belong to the last version.
+    # Versions never decrease within a response, and its rank metrics belong to the last version.
     oldest, last = lags[ends - batch.response_lengths], lags[ends - 1]
     sampled = lags[batch.by_policy]
     metrics = {"async/lag/mean": sampled.double().mean().item(), "async/lag/max": float(sampled.max())}
@@ -217,7 +217,7 @@ def lag_metrics(batch: Batch, step: int, threshold: float) -> dict[str, float]:
 
 
 def version_metrics(batch: Batch) -> dict[str, float]:
-    """Return the mean (absolute) difference of rank metrics between the policy before the update and the engine.
+    """Return the mean signed and absolute difference in rank metrics between the pre-update policy and the engine.
 
     Effective rank, velocity and acceleration are compared if ``calculator.compare_versions`` is set.
     """
@@ -238,19 +238,19 @@ def version_metrics(batch: Batch) -> dict[str, float]:
 
 
 def score_tensors(verdicts: Sequence[Verdict]) -> tuple[Tensor, Tensor]:
-    """Return scores [B] float32 and correctness [B] bool."""
+    """Return the scores [B] float32 and the correctness [B] bool of the verdicts."""
     scores = torch.tensor([verdict.score for verdict in verdicts])
     return scores, torch.tensor([verdict.correct for verdict in verdicts])
 
 
 def count_reasons(verdicts: Sequence[Verdict]) -> dict[str, float]:
-    """Return ``verifier/<reason>``, the number of verdicts by reason."""
+    """Return the number of verdicts for each reason, named ``verifier/<reason>``."""
     counts = Counter(verdict.reason for verdict in verdicts)
     return {f"verifier/{reason}": float(count) for reason, count in counts.items()}
 
 
 def score_metrics(verdicts: Sequence[Verdict]) -> dict[str, float]:
-    """Return ``pass@1``, ``score/mean``, and means of the values that custom functions returned."""
+    """Return ``pass@1``, ``score/mean``, and the statistics of extra values from custom functions."""
     scores, correct = score_tensors(verdicts)
     means = {"pass@1": correct.double().mean().item(), "score/mean": scores.double().mean().item()}
     return means | extra_metrics(verdict.extras for verdict in verdicts)
@@ -261,8 +261,8 @@ def verdict_metrics(
 ) -> dict[str, float]:
     """Return all metrics of the verdicts on sampled responses.
 
-    These are scores, counts of reasons, the share of prompts whose ``n`` > 1 responses have the same score and thus no
-    learning signal, and metrics of the data sources in ``logged``, given the ``sources`` of the responses.
+    They include scores, counts of reasons, the fraction of prompts without a learning signal (all ``n`` > 1 responses
+    have the same score), and metrics for each data source in ``logged``, given the ``sources`` of the responses.
     """
     means = score_metrics(verdicts)
     metrics = {"score/mean": means.pop("score/mean")} | count_reasons(verdicts) | with_prefix("train", means)
@@ -274,22 +274,22 @@ def verdict_metrics(
 
 
 def select(verdicts: Sequence[Verdict], rows: Tensor) -> list[Verdict]:
-    """Return the verdicts of ``rows`` [B] bool."""
+    """Return the verdicts selected by the mask ``rows`` [B] bool."""
     return [verdicts[i] for i in rows.nonzero().flatten().tolist()]
 
 
 def groups_that_differ(values: Tensor, n: int) -> Tensor:
-    """Return which groups have different ``values`` [B] among their n responses, [B / n] bool."""
+    """Return a mask [B / n] bool of the groups whose n responses have different ``values`` [B]."""
     grouped = values.view(-1, n)
     return (grouped != grouped[:, :1]).any(dim=1)
 
 
 def at_k_metrics(verdicts: Sequence[Verdict], n: int) -> dict[str, float]:
-    """Return means over prompts of metrics of k responses, for k = 2, 4, 8, ... and ``n``; empty for ``n`` = 1.
+    """Return metrics of k responses averaged over prompts, for k = 2, 4, 8, ... and ``n``, or {} if ``n`` = 1.
 
-    ``pass@k`` is the probability that one of k responses is correct, ``best@k/mean`` and ``worst@k/mean`` are their
-    highest and lowest score, and ``maj@k/mean`` is the probability that a majority vote is correct, left out if
-    verifiers extract no answers. Each is the exact mean over all choices of k of the n responses.
+    ``pass@k`` is the probability that at least one of k responses is correct, ``best@k/mean`` and ``worst@k/mean`` are
+    their highest and lowest scores, and ``maj@k/mean`` is the probability that a majority vote is correct (omitted if
+    verifiers extract no answers). Each is the exact mean over all subsets of k responses.
     """
     scores, correct = score_tensors(verdicts)
     grouped, num_correct = scores.double().view(-1, n), correct.view(-1, n).sum(dim=1)
@@ -310,12 +310,12 @@ def at_k_metrics(verdicts: Sequence[Verdict], n: int) -> dict[str, float]:
 
 
 def data_sources(batch: Batch) -> list[str]:
-    """Return the data source of each response, B."""
+    """Return the data source of each of the B responses."""
     return [record.data_source for record in batch.records]
 
 
 def logged_sources(sources: Iterable[str]) -> list[str]:
-    """Return the ``MAX_SOURCES`` most frequent data sources, given those of all prompts; empty for a single source."""
+    """Return the ``MAX_SOURCES`` most frequent data sources, or an empty list if there is only one source."""
     counts = Counter(sources)
     return [source for source, _ in counts.most_common(MAX_SOURCES)] if len(counts) > 1 else []
 
@@ -323,11 +323,11 @@ def logged_sources(sources: Iterable[str]) -> list[str]:
 def metrics_by_source(
     sources: Sequence[str], logged: Sequence[str], metrics_of: Callable[[Tensor], Mapping[str, float]]
 ) -> dict[str, float]:
-    """Return ``<source>/<name>``, the metrics of each source in ``logged`` that occurs, except maxima and minima.
+    """Return the metrics of each data source in ``logged``, named ``<source>/<name>``, without maxima and minima.
 
     Args:
-        sources: the data source of each response, B.
-        metrics_of: returns the metrics of some responses, given as a mask [B] bool.
+        sources: Data source of each of the B responses.
+        metrics_of: Function that returns the metrics of the responses selected by a mask [B] bool.
     """
     metrics: dict[str, float] = {}
     for source in logged:
@@ -339,12 +339,12 @@ def metrics_by_source(
 
 
 def with_prefix(prefix: str, metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics with ``prefix/`` before each name."""
+    """Prepend ``prefix/`` to the name of each metric."""
     return {f"{prefix}/{name}": value for name, value in metrics.items()}
 
 
 def _spread(prefix: str, values: Tensor) -> dict[str, float]:
-    """Return ``prefix/{mean,max,min}`` of ``values``; empty without values."""
+    """Return ``prefix/{mean,max,min}`` of ``values``, or an empty dict if there are no values."""
     if not values.numel():
         return {}
     values = values.double()

@@ -1,18 +1,18 @@
-"""Metrics of speed and memory by phase, and profiler traces.
+"""Speed and memory metrics per phase, and profiler traces.
 
-Names are veRL's where it has them; ``<phase>`` is ``gen``, ``old_log_prob``, ``update_actor`` and so on.
+Names follow veRL where it defines them; ``<phase>`` is ``gen``, ``old_log_prob``, ``update_actor`` and so on.
 
-- ``timing_s/<phase>``, and ``timing_s/step`` (= ``perf/time_per_step``), their sum: seconds. If engines have separate
-  devices, their work during the update is not part of the sum; ``timing_s/trainer_wait``, which is part of it, is the
-  time that the models waited for the engines, and ``timing_s/engine_wait`` the time that the engines were idle
-- ``perf/<phase>_throughput``: tokens per second and worker. ``gen`` counts sampled tokens, other phases the tokens of
-  prompts and responses, each as often as it is processed
-- ``perf/total_num_tokens``: prompt and response tokens of the step's batch; ``perf/throughput``: these per second of
-  the step and worker
-- ``perf/tflops/<phase>``: 10^12 model operations per second and worker; ``perf/mfu/<phase>``: their share of a device's
-  peak, if known, with veRL's phase names ``actor``, ``actor_infer`` and ``critic``
-- ``perf/memory/<phase>_gb``, on GPUs also ``perf/memory/<phase>_reserved_gb``: peak of the worker that used most
-  (:class:`MemoryPeak`); ``perf/memory/driver_gb``: the driver's resident memory; all in 10^9 bytes
+- ``timing_s/<phase>``: seconds per phase; their sum is ``timing_s/step`` (= ``perf/time_per_step``). If engines have
+  separate devices, the sum excludes their work during the update but includes ``timing_s/trainer_wait``, the time for
+  which the models waited for the engines; ``timing_s/engine_wait`` is the time for which the engines were idle
+- ``perf/<phase>_throughput``: tokens per second per worker. ``gen`` counts sampled tokens; other phases count prompt
+  and response tokens, once for each time they are processed
+- ``perf/total_num_tokens``: prompt and response tokens in the step's batch; ``perf/throughput``: the same number per
+  second per worker
+- ``perf/tflops/<phase>``: 10^12 model operations per second per worker; ``perf/mfu/<phase>``: the resulting utilization
+  if the device's peak is known, with veRL's phase names ``actor``, ``actor_infer`` and ``critic``
+- ``perf/memory/<phase>_gb``, and on GPUs ``perf/memory/<phase>_reserved_gb``: peak memory of the worker that used the
+  most (:class:`MemoryPeak`); ``perf/memory/driver_gb``: the driver's resident memory; all in units of 10^9 bytes
 """
 
 import re
@@ -52,48 +52,48 @@ PEAK_TFLOPS = {
     "L40": 181,
     "L4": 121,
 }
-"""Part of a GPU's name -> peak in bfloat16 with float32 accumulation and without sparsity, 10^12 operations per second.
-The first match wins. From NVIDIA's data sheets of the HGX B200, GH200, H200, H100, A100, A10, L40S, L40 and L4, which
-for Hopper, Ada and Blackwell list twice these numbers, with sparsity. H800 and A800 compute like H100 and A100."""
+"""Part of a GPU's name -> peak dense bfloat16 throughput with float32 accumulation, in 10^12 operations per second.
+The first match wins. Source: NVIDIA's data sheets for the HGX B200, GH200, H200, H100, A100, A10, L40S, L40 and L4; for
+Hopper, Ada and Blackwell they list twice these numbers, with sparsity. H800 and A800 are as fast as H100 and A100."""
 
 MFU_NAMES = {"update_actor": "actor", "old_log_prob": "actor_infer", "update_critic": "critic"}
-"""veRL's names of phases in ``perf/mfu``."""
+"""Phase -> its name in veRL's ``perf/mfu`` metrics."""
 
 BATCH = "batch"
-"""Key of the work of a step's batch."""
+"""Key under which the work of a step's whole batch is recorded."""
 
 FORWARD, UPDATE, UPDATE_LORA = 1, 3, 2
-"""Passes over the matrices. A backward pass takes two, for the gradients of inputs and weights; with LoRA one, because
-weights are frozen and the adapters are negligible."""
+"""Number of passes over the weight matrices. A backward pass needs two, for the gradients of inputs and weights, but
+only one with LoRA, because the weights are frozen and the adapters are negligible."""
 
 NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""Names of the number of experts in ``transformers`` configs."""
+"""Attributes of ``transformers`` configs that contain the number of experts."""
 
 
 class Work(NamedTuple):
-    """Tokens that a phase processed, from which a transformer's operations follow."""
+    """Token counts of a phase, from which the number of model operations is computed."""
 
     tokens: float
     """Number of tokens."""
     context: float
-    """Sum over sequences of their squared length, for attention."""
+    """Sum of squared sequence lengths, for the cost of attention."""
 
     @classmethod
     def of(cls, lengths: Tensor, cached: Tensor | int = 0) -> "Work":
-        """Return the work of sequences of ``lengths`` [B] tokens, of which the first ``cached`` need no computation."""
+        """Return the work for sequences with ``lengths`` [B] tokens whose first ``cached`` tokens cost nothing."""
         return cls(float((lengths - cached).sum()), float((lengths.double() ** 2 - cached**2).sum()))
 
 
 class StepRecord(NamedTuple):
-    """Measurements of a step by phase."""
+    """Measurements of a step, per phase."""
 
     seconds: dict[str, float]
     work: dict[str, Work]
-    """Work over all workers, of phases that process tokens."""
+    """Total work of all workers, for phases that process tokens."""
     peaks: dict[str, MemoryPeak]
-    """Peak of the worker that used most, of phases that use workers."""
+    """Peak memory of the worker that used the most, for phases that use workers."""
     background: dict[str, float]
-    """Seconds of phases that ran in parallel on separate devices; they are not part of the step's time."""
+    """Seconds of phases that ran in parallel on separate devices and do not count towards the step's time."""
 
     @property
     def busy(self) -> dict[str, float]:
@@ -103,11 +103,11 @@ class StepRecord(NamedTuple):
 
 
 class PhaseTimer:
-    """Measures wall time, work and peak memory of named phases.
+    """Timer that measures wall time, work and peak memory of named phases.
 
     Args:
-        on_enter: called with the phase's name when it starts.
-        take_peak: returns the workers' peak memory since its last call, None if they were idle.
+        on_enter: Callback that receives the name of each phase when it starts.
+        take_peak: Function that returns the workers' peak memory since its last call, or None if they were idle.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class PhaseTimer:
         """Add the time and peak memory of the ``with`` block to ``name``.
 
         Raises:
-            OutOfMemory: this process ran out of memory.
+            OutOfMemory: If this process ran out of memory.
         """
         self._on_enter(name)
         self._take_peak()  # discard the peak of work outside phases
@@ -148,7 +148,7 @@ class PhaseTimer:
         self._step.work[name] = Work(before.tokens + work.tokens, before.context + work.context)
 
     def add_background(self, record: StepRecord) -> None:
-        """Add the measurements of a timer that ran in the background."""
+        """Add the measurements that another timer took in the background."""
         for name, seconds in record.seconds.items():
             self._step.background[name] = self._step.background.get(name, 0.0) + seconds
         for name, work in record.work.items():
@@ -163,9 +163,9 @@ class PhaseTimer:
 
 
 def peak_tflops(config: float, device_name: str, dtype: str) -> float | None:
-    """Return a device's peak, 10^12 operations per second: ``config`` (``trainer.peak_tflops``) unless that is 0.
+    """Return a device's peak in 10^12 operations per second: ``config`` (``trainer.peak_tflops``) if it is not 0.
 
-    Otherwise look up the device's name; None if it is unknown or the dtype is not ``bfloat16``.
+    Otherwise, look up the device's name, and return None if it is unknown or the dtype is not ``bfloat16``.
     """
     if config:
         return config
@@ -176,22 +176,22 @@ def peak_tflops(config: float, device_name: str, dtype: str) -> float | None:
 
 @dataclass(frozen=True)
 class ModelCost:
-    """Operations of a decoder-only transformer by PaLM's formula (arXiv 2204.02311, appendix B).
+    """Operation count of a decoder-only transformer, from PaLM's formula (arXiv 2204.02311, appendix B).
 
-    A forward pass takes 2 N + 4 L H Q T operations per token, with N parameters, L layers of H heads of width Q and T
-    tokens of context; a backward pass takes twice as many. Every token attends to the whole sequence. Recomputation
-    (gradient checkpointing) and padding are not counted, so they lower the utilization.
+    A forward pass takes 2 N + 4 L H Q T operations per token, with N parameters, L layers, H heads of width Q, and T
+    tokens of context; a backward pass takes twice as many. The formula assumes that every token attends to the whole
+    sequence. Recomputation (gradient checkpointing) and padding are not counted, so they lower the utilization.
     """
 
     num_parameters: float
-    """N, the weights that a token is multiplied with: the output head, tied or not, but no embedding table; of a
-    mixture's experts only the active ones."""
+    """N, the number of weights that multiply each token: includes the output head, tied or not, but not the embedding
+    table, and only the active experts of a mixture of experts."""
     attention_width: int
-    """L H Q; 0 for a model without attention."""
+    """L H Q, or 0 for a model without attention."""
 
     @classmethod
     def of(cls, config: ModelConfig) -> "ModelCost":
-        """Return the cost of a causal language model without loading its weights."""
+        """Compute the cost of a causal language model without loading its weights."""
         info = ModelInfo.of(config)
         shape = info.text_config
         heads = getattr(shape, "num_attention_heads", 0)
@@ -200,24 +200,24 @@ class ModelCost:
 
     @staticmethod
     def update_passes(config: ModelConfig) -> int:
-        """Return the number of passes of an update."""
+        """Return the number of passes in an update."""
         return UPDATE_LORA if config.trains_adapters else UPDATE
 
     def without_head(self, config: ModelConfig) -> "ModelCost":
-        """Return the cost with a single-output head, for a critic."""
+        """Return the cost of a critic, whose head has a single output."""
         shape = ModelInfo.of(config).text_config
         head = (shape.vocab_size - 1) * shape.hidden_size
         return ModelCost(self.num_parameters - head, self.attention_width)
 
     def flops(self, tokens: float, context: float, passes: int) -> float:
-        """Return the number of operations for ``tokens`` and ``context`` as in :class:`Work`."""
-        # Attention has no weights to freeze: its backward pass always takes two passes.
+        """Return the number of operations; ``tokens`` and ``context`` are defined in :class:`Work`."""
+        # Attention has no weights to freeze, so its backward pass always costs two passes.
         attention = FORWARD if passes == FORWARD else UPDATE
         return passes * 2 * self.num_parameters * tokens + attention * 4 * self.attention_width * context
 
 
 def _num_multiplied(model: PreTrainedModel, shape: Any) -> float:
-    """Return the number of weights that a token is multiplied with."""
+    """Return the number of weights that multiply each token."""
     embedding = model.get_input_embeddings().get_parameter("weight")
     head = model.get_output_embeddings().weight
     looked_up = 0 if embedding is head else embedding.numel()
@@ -228,7 +228,7 @@ def _num_multiplied(model: PreTrainedModel, shape: Any) -> float:
 
 
 class StepMetrics:
-    """Converts a :class:`StepRecord` to this module's metrics."""
+    """Conversion of a :class:`StepRecord` to this module's metrics."""
 
     def __init__(
         self,
@@ -240,10 +240,10 @@ class StepMetrics:
         """Prepare the metrics.
 
         Args:
-            world_size: number of workers that hold the models.
-            passes: phase -> its model, and the number of passes over the model's matrices.
-            peak: 10^12 operations per second of a worker's device; None if unknown.
-            pool_size: number of workers with separate engines; 0: the models' workers sample.
+            world_size: Number of workers that hold the models.
+            passes: Phase -> cost of its model and number of passes over the model's weight matrices.
+            peak: Peak of a worker's device in 10^12 operations per second, or None if unknown.
+            pool_size: Number of workers with separate engines, or 0 if the models' workers also sample.
         """
         self._pool_size = pool_size
         self._world_size = world_size
@@ -298,7 +298,7 @@ def step_metrics(config: PPOConfig, world_size: int, device_name: str, pool_size
 
 
 class StepProfiler:
-    """Profiles ``steps`` on all workers to ``profile/step_N_rank_R.json.gz`` in the run's folder."""
+    """Profiler of ``steps`` on all workers; writes ``profile/step_N_rank_R.json.gz`` to the run's folder."""
 
     def __init__(self, workers: WorkerGroup, steps: Sequence[int], folder: Path, log: Callable[[str], None]) -> None:
         self._workers = workers
@@ -307,7 +307,7 @@ class StepProfiler:
         self._log = log
 
     def begin(self, step: int) -> None:
-        """Start profiling if ``step`` is one of the steps."""
+        """Start profiling if ``step`` is one of the profiled steps."""
         if step in self._steps:
             self._workers.start_profile()
 

@@ -1,4 +1,4 @@
-"""Rewards, advantages and the mask of tokens to learn from.
+"""Computation of rewards, advantages and the mask of tokens to learn from.
 
 Legend: B responses, R padded response length.
 """
@@ -26,11 +26,11 @@ from verl.utils.user_code import UserFunction, check_finite, check_tensor, is_im
 
 
 class ResponseRewards:
-    """Computes rewards from the scores of verifiers and reward model, and the overlong penalty.
+    """Computation of rewards from verifier scores, reward model scores and the overlong penalty.
 
     Args:
-        tokenizer: the reward model's tokenizer; None without a reward model.
-        workers: the workers that hold the reward model.
+        tokenizer: Tokenizer of the reward model, or None if there is no reward model.
+        workers: Workers that hold the reward model.
     """
 
     def __init__(self, config: PPOConfig, tokenizer: PreTrainedTokenizerBase | None, workers: WorkerGroup) -> None:
@@ -41,7 +41,7 @@ class ResponseRewards:
     def compute(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
         """Return the reward of each response, [B] float64, and metrics.
 
-        It is the verifier's score, or its weighted sum with the reward model's score, plus the overlong penalty.
+        It is the verifier's score, or a weighted sum with the reward model's score, plus the overlong penalty.
         """
         config = self.config
         metrics: dict[str, float] = {}
@@ -70,10 +70,10 @@ class ResponseRewards:
 
 
 class AdvantageEstimation:
-    """Applies rank shaping, the KL penalty in the reward, and a built-in or custom advantage estimator.
+    """Advantage estimation with a built-in or custom estimator, rank shaping, and a KL penalty in the reward.
 
     Raises:
-        ConfigError: a custom function cannot be loaded, or does not accept its arguments.
+        ConfigError: If a custom function cannot be loaded or does not accept its arguments.
     """
 
     def __init__(self, config: PPOConfig, reward_manager: RewardManager) -> None:
@@ -88,7 +88,7 @@ class AdvantageEstimation:
             self.function = UserFunction("algorithm.adv_estimator", path, ["batch"], kwargs)
 
     def fill_learn_mask(self, batch: Batch) -> dict[str, float]:
-        """Fill ``learn_mask``, the tokens that enter the losses; return metrics of rejected tokens."""
+        """Fill ``learn_mask``, the mask of tokens to include in the losses, and return metrics of rejected tokens."""
         learned = batch.learned
         if self.config.trainer.remove_clip:
             learned = learned & ~batch.truncated
@@ -103,13 +103,13 @@ class AdvantageEstimation:
         return metrics
 
     def estimate(self, batch: Batch, rewards: Tensor, greedy_rewards: Tensor | None) -> dict[str, float]:
-        """Fill rewards, advantages and returns from ``rewards [B]`` float64; return metrics.
+        """Fill rewards, advantages and returns, given ``rewards [B]`` float64, and return metrics.
 
-        ``greedy_rewards`` [B] are the rewards of the greedy response to the same prompt, for ReMax.
+        ``greedy_rewards`` [B] contains the reward of the greedy response to each response's prompt, for ReMax.
         """
         mask, manager = batch.policy_mask.long(), self.reward_manager
         metrics: dict[str, float] = {}
-        # 1. Put the reward on the last token, which the policy always sampled.
+        # 1. Assign the reward to the last token, which is always sampled by the policy.
         token_scores = torch.zeros(mask.shape, dtype=torch.float64)
         token_scores[torch.arange(len(mask)), batch.response_lengths - 1] = rewards
         # 2. Apply rank shaping and the KL penalty to rewards.
@@ -122,7 +122,7 @@ class AdvantageEstimation:
             token_rewards, penalty = self._penalise(token_scores, batch)
             metrics |= penalty
         batch.fill(token_rewards=token_rewards, rewards=token_rewards.double().sum(dim=1))
-        # 3. Estimate advantages, and apply rank shaping to them.
+        # 3. Estimate advantages and apply rank shaping to them.
         unshaped, returns = self._advantages(batch, token_rewards, greedy_rewards)
         returns = None if returns is None else returns.float()
         advantages = unshaped
@@ -142,9 +142,9 @@ class AdvantageEstimation:
         return metrics
 
     def resampled_rows(self, batch: Batch, step: int) -> Tensor:
-        """Return the rows that PF-PPO learns from, [B'] int64; the draw depends only on the run's seed and the step."""
+        """Draw the rows that PF-PPO learns from, [B'] int64; the draw depends only on the run's seed and the step."""
         options = self.config.algorithm.pf_ppo
-        # Hash seed and step, because torch generators use only the low 32 bits of a seed.
+        # Hash the seed and the step, because torch generators use only the low 32 bits of a seed.
         (seed,) = np.random.SeedSequence([self.config.seed, step]).generate_state(1)
         generator = torch.Generator().manual_seed(int(seed))
         rewards, method = batch.scores_with_phi, options.reweight_method
@@ -153,7 +153,7 @@ class AdvantageEstimation:
     def _advantages(
         self, batch: Batch, token_rewards: Tensor, greedy_rewards: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return advantages and, with a critic, returns, ``[B, R]``."""
+        """Return the advantages and, if there is a critic, the returns, both [B, R]."""
         algorithm, function, mask = self.config.algorithm, self.function, batch.policy_mask.long()
         if function is None:
             return ADVANTAGE_ESTIMATORS[algorithm.adv_estimator](
@@ -178,7 +178,7 @@ class AdvantageEstimation:
         return values, None
 
     def _variances(self, batch: Batch) -> Tensor | None:
-        """Return the variance of each token, weighted by importance if enabled, for estimators that need it: [B, R]."""
+        """Return each token's variance, [B, R], importance-weighted if enabled, or None if no estimator needs it."""
         if not self.config.needs_sum_pi_squared:
             return None
         config, logprobs = self.config.algorithm.rollout_correction, batch.padded("logprobs")
@@ -190,7 +190,7 @@ class AdvantageEstimation:
         return variances * weights.square()
 
     def _penalise(self, token_rewards: Tensor, batch: Batch) -> tuple[Tensor, dict[str, float]]:
-        """Return token rewards minus the weighted KL divergence, and metrics; adapt the weight."""
+        """Return token rewards minus the weighted KL divergence, and metrics, and adapt the weight."""
         control, pair = self.kl_control, (batch.padded("old_logprobs"), batch.padded("ref_logprobs"))
         coef = control.coef
         rewards, mean_kl = kl_penalised_rewards(token_rewards, *pair, batch.policy_mask.long(), coef, self.kl_penalty)

@@ -1,7 +1,7 @@
-"""Sampling one step ahead: engines with separate devices sample while the models learn from the previous step.
+"""Sampling one step ahead: engines on separate devices sample while the models learn from the previous step.
 
-The engines keep the weights that are newest when they start, so results do not depend on timing. The background thread
-runs from the start of a step to its end, where the loop waits for it, and shares no mutable state with the loop.
+The engines keep the weights that they have at the start of a step until its end, so results do not depend on timing.
+The training loop waits for the background thread at the end of each step and shares no mutable state with it.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from verl.trainer.ppo.rollout_scheduler import RolloutScheduler, SampledStep
 
 
 class StepAhead:
-    """Samples the next step on ``pool`` during the step in progress."""
+    """Sampler that generates the next step's responses on ``pool`` during the current step."""
 
     def __init__(self, scheduler: RolloutScheduler, pool: EnginePool) -> None:
         self.scheduler, self.pool = scheduler, pool
@@ -25,9 +25,9 @@ class StepAhead:
         self._step = 0
 
     def take(self, prompts: Iterator[list[PromptRecord]], step: int, timer: PhaseTimer) -> SampledStep:
-        """Return the responses sampled ahead, and start sampling the next step."""
+        """Return the responses that were sampled ahead and start sampling the next step."""
         scheduler = self.scheduler
-        # The first step is sampled now, with the newest weights.
+        # Nothing was sampled ahead for the first step, so sample it now with the newest weights.
         sampled = self._next or self._sample(prompts, step, step - 1, timer)
         self._next, self._step = None, step
         if step < scheduler.total_steps:
@@ -37,7 +37,7 @@ class StepAhead:
         return sampled
 
     def finish(self, timer: PhaseTimer) -> None:
-        """Wait for the next step's responses; raise the exceptions of sampling."""
+        """Wait for the next step's responses and re-raise any exception that sampling raised."""
         if self.running is None:
             return
         with timer.phase("trainer_wait"):
@@ -48,7 +48,7 @@ class StepAhead:
         self.scheduler.method.begin_step(self._step)
 
     def _sample_in_background(self, prompts: Iterator[list[PromptRecord]], step: int) -> tuple[SampledStep, StepRecord]:
-        """Sample ``step``; return its responses and measurements."""
+        """Sample ``step`` and return its responses and measurements."""
         timer = PhaseTimer(lambda name: None, self.pool.take_peak_memory)
         if self.scheduler.method.overrides("choose_prompts"):
             self.scheduler.method.begin_step(step)
@@ -66,7 +66,7 @@ class StepAhead:
         return sampled._replace(metrics=outstanding | sampled.metrics, verifications=())
 
     def state(self) -> dict[str, Any]:
-        """Return the responses of the next step, as JSON and tensors."""
+        """Return the next step's responses as JSON values and tensors."""
         assert self.running is None, "checkpoints are written after finish()"
         if self._next is None:
             return {}

@@ -1,7 +1,7 @@
-"""Bookkeeping of the groups that ``async_training.partial_rollout`` carries from step to step.
+"""Bookkeeping of the groups that ``async_training.partial_rollout`` carries over from step to step.
 
-After a group is admitted, its responses are open until they end and then ready; a group is complete once all of its
-responses are ready. A step learns from the oldest complete groups. Groups are never dropped.
+The responses of an admitted group are open until they finish, after which they are ready; a group is complete when all
+its responses are ready. Each step learns from the oldest complete groups. Groups are never dropped.
 """
 
 from collections import Counter
@@ -18,32 +18,32 @@ from verl.rollout.environments.conversations import DRIVER_COLUMNS, new_conversa
 from verl.rollout.requests import response_stream
 
 ADMITTED = 1 << 31
-"""Added to a group's number in the seed of its responses, so that a prompt drawn twice gets new responses."""
+"""Offset added to the group number in the seed of a group, so that a prompt drawn again gets new responses."""
 
 
 class OpenGroups:
-    """Admitted groups that no step has learned from yet."""
+    """Groups that have been admitted but that no step has learned from yet."""
 
     def __init__(self, n: int, batch_size: int, carried_steps: int) -> None:
-        """Start without groups.
+        """Create a collection without groups.
 
         Args:
-            n: responses per group.
-            batch_size: groups per step.
-            carried_steps: maximum number of steps between a group's admission and the step that learns from it.
+            n: Number of responses per group.
+            batch_size: Number of groups per step.
+            carried_steps: Maximum number of steps from a group's admission to the step that learns from it.
         """
         self.n, self.batch_size, self.carried_steps = n, batch_size, carried_steps
         self.open: Batch | None = None
         """Partial responses."""
         self.ready: Batch | None = None
-        """Finished responses with verdicts."""
+        """Finished responses with their verdicts."""
         self.waiting: Sequence[PromptRecord] = ()
-        """Prompts that were read from the data but not admitted yet."""
+        """Prompts that have been read from the data but not admitted yet."""
         self.num_admitted = 0
         """Number of groups admitted so far."""
 
     def admit(self, records: Sequence[PromptRecord], step: int, seed: int, conversing: bool) -> None:
-        """Open the responses to these prompts, conversations if ``conversing``. ``seed`` is the run's."""
+        """Admit a group per prompt, with conversations if ``conversing``; ``seed`` is the run's seed."""
         prompts = [record for record in records for _ in range(self.n)]
         groups = self.num_admitted + torch.arange(len(records)).repeat_interleave(self.n)
         seeds = ((seed << 32) + ADMITTED + groups).tolist()
@@ -60,12 +60,12 @@ class OpenGroups:
         )
         if conversing:
             batch.merge(to_rows(new_conversations(prompts)).columns("source", *DRIVER_COLUMNS))
-        # Reinterpret the unsigned 64 bits as a signed number.
+        # Reinterpret the unsigned 64-bit integers as signed ones.
         batch.fill(EPISODE, stream=torch.tensor([s - (s >> 63 << 64) for s in streams]))
         self.open = append(self.open, batch)
 
     def outstanding(self) -> dict[int, int]:
-        """Return group -> step of its admission, oldest first, for all groups held."""
+        """Return the admission step of each outstanding group, oldest first."""
         pairs = {
             number: step
             for part in (self.open, self.ready)
@@ -80,7 +80,7 @@ class OpenGroups:
         return sorted(ready - still_open)
 
     def take(self, groups: Sequence[int]) -> Batch | None:
-        """Remove and return these complete groups, oldest first; None if ``groups`` is empty."""
+        """Remove and return the given complete groups, oldest first, or None if ``groups`` is empty."""
         if not groups:
             return None
         assert self.ready is not None
@@ -91,30 +91,30 @@ class OpenGroups:
         return batch
 
     def needed(self) -> int:
-        """Return the number of complete groups at which engines may stop.
+        """Return the number of complete groups at which the engines may stop.
 
-        To replace filtered groups, complete at least a quarter of a batch, because stopping rereads open responses.
+        Each stop rereads open responses, so engines complete at least a quarter of a batch to replace filtered groups.
         """
         ready = len(self.complete())
         return max(self.batch_size, ready + self.batch_size // 4 if ready < self.batch_size else 0)
 
     def suffice(self, step: int, admitted: dict[int, int], needed: int, groups: Tensor, ended: Sequence[int]) -> bool:
-        """Return whether the step may end: enough groups are complete, and the rest can be learned from in time.
+        """Return whether enough groups are complete and the remaining ones can be learned from in time.
 
         A group is due ``carried_steps`` steps after its admission, so at most j batches may be due in the next j steps.
 
         Args:
-            admitted: outstanding groups, with the steps of their admission.
-            needed: number of complete groups that the step needs.
-            groups: [B], group of each response in generation.
-            ended: indices of the responses that have ended.
+            admitted: Admission step of each outstanding group.
+            needed: Number of complete groups that the step needs.
+            groups: Group of each response that is being generated, [B].
+            ended: Indices of the finished responses.
         """
         left = Counter(groups.tolist())
         left.subtract(groups[list(ended)].tolist())
         complete = [group for group in admitted if not left[group]]
         if len(complete) < needed:
             return False
-        # With filter_groups, this step or later ones may filter some of these groups.
+        # With filter_groups, some of these groups may still be filtered out in this step or a later one.
         taken = set(complete[: self.batch_size])
         due = Counter(admitted[group] + self.carried_steps - step for group in admitted if group not in taken)
         return all(
@@ -123,7 +123,7 @@ class OpenGroups:
         )
 
     def state(self, prompts: Sequence[PromptRecord]) -> dict[str, Any]:
-        """Return the groups as JSON and tensors. ``prompts``: the training data, indexed by ``uid``."""
+        """Return the groups as JSON values and tensors; ``prompts`` is the training data, indexed by ``uid``."""
         parts = {"open": self.open, "ready": self.ready}
         saved = {name: batch_state(part, prompts) for name, part in parts.items() if part is not None}
         waiting = [saved_record(record, prompts) for record in self.waiting]

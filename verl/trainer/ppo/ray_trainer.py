@@ -1,6 +1,6 @@
-"""Training loop of PPO and related algorithms, with rank shaping (arXiv 2509.23808).
+"""Training loop for PPO and related algorithms, with rank shaping (arXiv 2509.23808).
 
-Legend: B responses of a step, M their tokens.
+Legend: B responses in a step, M tokens in these responses.
 """
 
 from collections.abc import Mapping
@@ -53,7 +53,7 @@ BEST_BY = "val/pass@1"
 
 
 class RayPPOTrainer(Trainer):
-    """Trains the policy on the workers; this process holds no tensors larger than a batch of tokens."""
+    """Trainer of the policy on the workers; this process holds no tensors larger than a batch of tokens."""
 
     best_by = BEST_BY
 
@@ -70,7 +70,7 @@ class RayPPOTrainer(Trainer):
         samples: SampleLogger,
         run: TrainingRun,
     ) -> None:
-        """``held_out``: the validation prompts, in batches."""
+        """Create a trainer; ``held_out`` contains the validation prompts in batches."""
         super().__init__(config, train_loader, workers, tracker, run, config.trainer.except_save)
         self.config = config
         self.prompts = endless(train_loader)
@@ -96,7 +96,7 @@ class RayPPOTrainer(Trainer):
         self.step_metrics = step_metrics(config, workers.world_size, workers.device_name, pool_size)
 
     def fit(self) -> None:
-        """Validate if required, and train the remaining steps."""
+        """Validate if required, then train the remaining steps."""
         trainer = self.config.trainer
         if self.validator.prompts and (trainer.val_only or (trainer.val_before_train and self.step == 0)):
             self.display.stage(f"step {self.step}: validating")
@@ -126,7 +126,7 @@ class RayPPOTrainer(Trainer):
             self.profiler.end(step)
             if self._due(trainer.test_freq):
                 self._validate()
-            # Log before the checkpoint, so that a resumed run has this step's metrics.
+            # Log before saving the checkpoint, so that a resumed run has this step's metrics.
             self._log()
             if self._due(trainer.save_freq) or self.step in trainer.except_save:
                 self._save()
@@ -135,7 +135,7 @@ class RayPPOTrainer(Trainer):
                 self.preemption.after_step(step, self._save_now)
 
     def restore(self, resumption: Resumption) -> None:
-        """Restore a checkpoint, and send its weights to the rollout engines."""
+        """Restore a checkpoint and send its weights to the rollout engines."""
         super().restore(resumption)
         self._sync_weights()
         self.method.load_state(resumption.state["method"])
@@ -148,7 +148,7 @@ class RayPPOTrainer(Trainer):
         self.scheduler.load_state(state)
 
     def _sample(self) -> SampledStep:
-        """Return the step's responses; their verification may still be running."""
+        """Return the step's responses, whose verification may still be running."""
         self.method.begin_step(self.step)
         sample = self.scheduler.sample if self.ahead is None else self.ahead.take
         sampled = sample(self.prompts, self.step, self.timer)
@@ -156,12 +156,12 @@ class RayPPOTrainer(Trainer):
         return sampled
 
     def _finish_ahead(self) -> None:
-        """Wait for the next step's responses, if they are sampled ahead."""
+        """Wait for the next step's responses if they are sampled ahead."""
         if self.ahead is not None:
             self.ahead.finish(self.timer)
 
     def _learn_from(self, sampled: SampledStep) -> Batch:
-        """Return the batch to learn from: the sampled responses, or the method's choice."""
+        """Return the batch to learn from: the sampled responses or the batch that the method selects."""
         if not self.method.overrides("learn_from"):
             return sampled.batch
         with self.timer.phase("reward"):
@@ -172,7 +172,7 @@ class RayPPOTrainer(Trainer):
         return batch
 
     def _compute_outputs(self, batch: Batch) -> None:
-        """Fill log-probabilities under policy and reference, the critic's values, and rank metrics."""
+        """Fill the policy's and the reference's log-probabilities, the critic's values, and rank metrics."""
         config, work = self.config, Work.of(batch.lengths)
         self.timer.count(BATCH, work)
         if config.scores_before_update or self.loss.needs.old_policy:
@@ -191,10 +191,10 @@ class RayPPOTrainer(Trainer):
         fill_token_metrics(batch, config.calculator.token_metrics)
 
     def _old_logprobs(self, batch: Batch) -> Tensor:
-        """Return the denominator of the loss's ratio, [M]: the policy's log-probabilities.
+        """Return the log-probabilities for the denominator of the loss's ratio, [M].
 
-        For responses of earlier steps it is the engine's log-probabilities, so that the ratio is relative to the policy
-        that sampled them; with ``rollout_is`` the importance weight already is.
+        They are the policy's for this step's responses. Responses from earlier steps use the engine's instead, so that
+        the ratio is relative to the policy that sampled them, unless ``rollout_is`` already corrects for that.
         """
         current: Tensor = batch.logprobs
         replayed = batch.step < self.step
@@ -204,7 +204,7 @@ class RayPPOTrainer(Trainer):
 
     @property
     def _num_scored_in_update(self) -> int:
-        """Number of first rows whose log-probabilities the first update computes, which saves a forward pass."""
+        """Number of leading rows whose log-probabilities the first update computes, to save a forward pass."""
         config = self.config
         in_update = config.scores_in_update and not self.loss.needs.before_update
         other_rows = self.method.overrides("learn_from")
@@ -212,7 +212,7 @@ class RayPPOTrainer(Trainer):
         return config.actor.ppo_mini_batch_size * config.rollout.n if in_update and updates and not other_rows else 0
 
     def _compute_logprobs(self, batch: Batch, num_later: int) -> None:
-        """Fill the policy's log-probabilities and statistics, NaN for the first ``num_later`` rows."""
+        """Fill the policy's log-probabilities and statistics, using NaN for the first ``num_later`` rows."""
         later, rest = batch[:num_later], batch[num_later:]
         nan = torch.full((int(later.response_lengths.sum()),), torch.nan)
         parts = [later.columns().fill(logprobs=nan, entropy=nan)] if num_later else []
@@ -223,7 +223,7 @@ class RayPPOTrainer(Trainer):
         batch.merge(Batch.join(parts))
 
     def _collect_verdicts(self, sampled: SampledStep, batch: Batch) -> None:
-        """Wait for the verifiers, and log verdicts on the sampled responses and metrics of the batch to learn from."""
+        """Wait for the verifiers, then log the verdicts and the metrics of the batch to learn from."""
         with self.timer.phase("reward"):
             sampled.collect_verdicts()
         config, logged = self.config, self.scheduler.sources
@@ -238,13 +238,13 @@ class RayPPOTrainer(Trainer):
             verdicts, sources = original(sampled.batch, "verdicts"), data_sources(sampled.batch)
             of_sampled = verdict_metrics(verdicts, config.rollout.n, sources, logged)
             by_source = with_prefix("train", metrics_by_source(data_sources(batch), logged, metrics_of))
-            # Dynamic sampling has already logged the verdicts on all sampled responses: self.metrics takes precedence.
+            # self.metrics takes precedence: it has the verdicts on all responses if dynamic sampling dropped some.
             self.metrics = by_source | of_sampled | self.metrics | response_metrics(batch, self.calculator, stride)
 
     def _compute_advantages(self, batch: Batch, greedy: Batch | None) -> Tensor | None:
-        """Compute rewards and advantages. ``greedy`` has the greedy response to each prompt, for ReMax.
+        """Compute rewards and advantages. ``greedy`` contains the greedy response to each prompt, for ReMax.
 
-        Returns the rows to update on, [B'] int64; None: each row once.
+        Returns the rows to update on, [B'] int64, or None to use every row once.
         """
         self.metrics |= self.advantages.fill_learn_mask(batch)
         with self.timer.phase("reward"):
@@ -262,11 +262,11 @@ class RayPPOTrainer(Trainer):
         self.metrics |= with_prefix("train", means)
         if self.config.algorithm.use_pf_ppo:
             return self.advantages.resampled_rows(batch, self.step)
-        # Skip responses that only enter the statistics of their group.
+        # Skip responses that only contribute to the statistics of their group.
         return batch.learned.nonzero().flatten() if self.method.overrides("learn_from") else None
 
     def _greedy_rewards(self, greedy: Batch) -> Tensor:
-        """Return the reward of the greedy response to the same prompt for each response, [B]."""
+        """Return the reward of the greedy response to each response's prompt, [B]."""
         rewards, _ = self.scheduler.rewards.compute(greedy)
         self.metrics["train/greedy_score/mean"] = rewards.mean().item()
         return rewards.repeat_interleave(self.config.rollout.n)
@@ -277,7 +277,7 @@ class RayPPOTrainer(Trainer):
             return
         num_later = self._num_scored_in_update
         if num_later and not batch.columns("learn_mask")[:num_later].learn_mask.any():
-            # The first update is skipped, because it has nothing to learn from: compute the log-probabilities here.
+            # The first update will be skipped, because it has nothing to learn from, so score its rows here.
             with self.timer.phase("old_log_prob"):
                 fill_first(batch, self.policy.compute_logprobs(batch[:num_later]))
             self.timer.count("old_log_prob", Work.of(batch.lengths[:num_later]))
@@ -285,7 +285,7 @@ class RayPPOTrainer(Trainer):
         self.metrics |= self.updates.update_actor(batch, rows, self.step, num_later)
 
     def _compare_policies(self, batch: Batch) -> None:
-        """Log the mismatch between engine and policy on this step's responses, also by staleness."""
+        """Log the mismatch between engine and policy on this step's responses, overall and by staleness."""
         correction, fresh = self.config.algorithm.rollout_correction, batch.step == self.step
         if "logprobs" in batch and fresh.any():
             current = batch if fresh.all() else batch[fresh]
@@ -294,7 +294,7 @@ class RayPPOTrainer(Trainer):
                 self.metrics |= lag_metrics(current, self.step, correction.rollout_is_threshold)
 
     def _update_baselines(self, sampled: SampledStep, batch: Batch) -> None:
-        """Update the baselines of rank metrics and scores; scores include dropped responses."""
+        """Update the baselines of rank metrics and of scores, which include dropped responses."""
         fresh = (batch.step == self.step).nonzero().flatten()
         if self.config.reward_manager.active and len(fresh):
             scores = torch.cat([sampled.batch.scores, sampled.dropped_scores])
@@ -309,7 +309,7 @@ class RayPPOTrainer(Trainer):
             sampler.update(outcome)
 
     def _take_peak(self) -> MemoryPeak | None:
-        """Return the peak of the models' workers and, unless sampling runs in another thread, the engines' workers."""
+        """Return the workers' peak memory, including the engines' unless another thread samples on them."""
         peak, pool = super()._take_peak(), self.policy.pool
         if pool is None or self.config.samples_ahead:
             return peak
@@ -330,7 +330,7 @@ class RayPPOTrainer(Trainer):
 
     def _save(self) -> None:
         with self.timer.phase("save_checkpoint"):
-            # A resumed run does not repeat these steps, so write their samples first.
+            # A resumed run does not repeat these steps, so write their samples to disk first.
             self.samples.store.flush()
         super()._save()
 
@@ -365,12 +365,12 @@ class RayPPOTrainer(Trainer):
 
 
 def step_note(metrics: Mapping[str, float], batch_size: int) -> str:
-    """Return a note if dynamic sampling found no informative group; empty otherwise."""
+    """Return a note if dynamic sampling found no informative group, or an empty string otherwise."""
     return "no informative group, no update" if metrics.get("train/filler_groups") == batch_size else ""
 
 
 def prefix_note(metrics: Mapping[str, float], stride: int) -> str:
-    """Return a note if responses were too short for velocity or acceleration; empty otherwise."""
+    """Return a note if all responses were too short for velocity or acceleration, or an empty string otherwise."""
     for where in ("", "val/"):
         velocity, acceleration = (
             metrics.get(f"{where}cal/overall/layer_1/Effective Rank {name}/mean") for name in ("diff", "diff 2")
@@ -382,9 +382,9 @@ def prefix_note(metrics: Mapping[str, float], stride: int) -> str:
 
 
 def prompt_order(config: PPOConfig, method: MethodCalls) -> str:
-    """Return the options, except ``data.shuffle``, that decide the order of prompts and a checkpoint's responses.
+    """Return the options, except ``data.shuffle``, that affect the order of prompts or the responses in checkpoints.
 
-    A run can only resume with the same ones. Empty if there are none.
+    A run can be resumed only if they are unchanged. The result is empty if no such option is set.
     """
     num = method.candidates_per_prompt
     candidates = f"{method.where} with {num} candidates a prompt" if num > 1 else ""
@@ -401,7 +401,7 @@ def prompt_order(config: PPOConfig, method: MethodCalls) -> str:
 
 
 def step_outcome(step: int, batch: Batch, n: int, metrics: Mapping[str, float]) -> StepOutcome:
-    """Return the outcome of a step's prompts, with ``n`` responses each."""
+    """Return the outcome of a step that sampled ``n`` responses per prompt."""
     records, verdicts = original(batch, "records")[::n], original(batch, "verdicts")
     means, accuracy = (
         values.double().view(len(records), -1).mean(dim=1).tolist() for values in score_tensors(verdicts)

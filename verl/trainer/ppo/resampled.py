@@ -1,4 +1,4 @@
-"""Groups that ``Method.resample`` samples again with edited prompts."""
+"""Handling of groups that ``Method.resample`` samples again with edited prompts."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,11 +9,11 @@ from verl.batch import Batch
 from verl.trainer.logging.rollout_metrics import score_tensors
 
 FIRST = ("first_records", "first_verdicts")
-"""Columns with the data set's prompts and the verdicts on their responses; filled if ``Method.resample`` is used."""
+"""Columns with the original prompts and verdicts on their responses; filled if ``Method.resample`` is overridden."""
 
 
 def replace_groups(batch: Batch, groups: Sequence[int], resampled: Batch, n: int) -> Batch:
-    """Return ``batch`` with the groups at these indices, ascending, replaced by the ``resampled`` ones."""
+    """Replace the groups of ``batch`` at the ascending indices ``groups`` with the ``resampled`` groups."""
     num = len(batch) // n
     order = torch.arange(num)
     order[torch.tensor(groups)] = num + torch.arange(len(groups))
@@ -21,13 +21,13 @@ def replace_groups(batch: Batch, groups: Sequence[int], resampled: Batch, n: int
 
 
 def original(batch: Batch, name: str) -> list[Any]:
-    """Return the column ``records`` or ``verdicts`` before any resampling, B entries."""
+    """Return the column ``records`` or ``verdicts`` as it was before resampling, with B entries."""
     column: list[Any] = getattr(batch, f"first_{name}" if f"first_{name}" in batch else name)
     return column
 
 
 def edited_metrics(batch: Batch, n: int) -> dict[str, float]:
-    """Return the number of edited prompts, their added tokens, and their accuracy before and after."""
+    """Return the number of edited prompts, how many tokens were added, and the accuracy before and after."""
     pairs = list(zip(batch.records, batch.first_records, strict=True))[::n]
     added = [len(now.input_ids) - len(before.input_ids) for now, before in pairs if now is not before]
     metrics = {"resample/groups": float(len(added))}

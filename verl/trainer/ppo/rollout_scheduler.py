@@ -1,13 +1,13 @@
-"""Rollout scheduler: samples and verifies the responses of training steps and validation.
+"""Rollout scheduler, which samples and verifies responses for training steps and validation.
 
-It decides which prompts a step samples:
+It decides which prompts to sample in a step:
 
-- by default the next batch;
-- with ``algorithm.filter_groups``, batches until there are enough informative groups (dynamic sampling);
-- with ``async_training.partial_rollout``, all open groups, so that engines never wait for the longest responses of a
+- by default, the next batch;
+- with ``algorithm.filter_groups``, further batches until there are enough informative groups (dynamic sampling);
+- with ``async_training.partial_rollout``, all open groups, so that engines never wait for the longest responses in a
   batch. A step learns from the oldest complete groups; partial responses are resumed after the update.
 
-Legend: G prompts, n consecutive responses to each, B = G n responses.
+Legend: G prompts, n consecutive responses per prompt, B = G n responses.
 """
 
 import time
@@ -39,48 +39,48 @@ from verl.trainer.ppo.verification import Verification, fill_verdicts
 from verl.verifiers.verdict import Verdict
 
 VALIDATION_STEP = 1 << 20
-"""Used instead of the step in the seed of every validation; training never uses it."""
+"""Value that replaces the step in the seed of every validation; training never uses it."""
 
 MAX_FRUITLESS_BATCHES = 100
-"""Maximum number of batches per step without an informative group, if the number of batches is not limited."""
+"""Maximum number of batches without an informative group in a step, if ``max_num_gen_batches`` sets no limit."""
 
 ROUND_STEP = 1 << 29
-"""Added to the step in the seed for each round of resampling."""
+"""Offset added to the step in the seed for each round of resampling."""
 
 REFILL_STEP = 1 << 21
-"""Added to the step in the seed for each further batch of a step, so that a prompt drawn twice gets new responses."""
+"""Offset added to the step in the seed for each further batch, so that a prompt drawn again gets new responses."""
 
 KEPT = ("records", "group", "step", "stream")
-"""Columns of an open response that engines do not return. ``step`` is when it was admitted, ``stream`` [B] int64 its
-random stream (:func:`verl.rollout.requests.response_stream`)."""
+"""Columns of open responses that engines do not return. ``step`` is the step of admission, and ``stream`` [B] int64 is
+the random stream (:func:`verl.rollout.requests.response_stream`)."""
 
 
 class SampledStep(NamedTuple):
-    """The responses of one training step."""
+    """Responses sampled in one training step."""
 
     batch: Batch
     metrics: dict[str, float]
     dropped_scores: Tensor
-    """[B'], scores of responses that were sampled but dropped."""
+    """[B'], scores of the responses that were sampled but dropped."""
     greedy: Batch | None = None
     """Greedy responses, one per prompt, for ReMax."""
     verifications: Sequence[Verification] = ()
     """Verifications that may still be running."""
 
     def collect_verdicts(self) -> None:
-        """Wait for the verifiers, and fill their columns of ``batch`` and ``greedy``."""
+        """Wait for the verifiers and fill their columns in ``batch`` and ``greedy``."""
         for verification in self.verifications:
             verification.finish()
 
 
 class RolloutScheduler:
-    """Samples the responses of training steps and validation.
+    """Scheduler that samples the responses for training steps and validation.
 
     Args:
-        stop_strings: strings that end a response; they are not part of the verified text.
-        sources: data sources that are logged separately (``logged_sources``).
-        prompts: the training data, indexed by ``uid``.
-        total_steps: number of steps of the run.
+        stop_strings: Strings that end a response and are removed from the text to verify.
+        sources: Data sources that are logged separately (``logged_sources``).
+        prompts: Training data, indexed by ``uid``.
+        total_steps: Number of steps in the run.
     """
 
     def __init__(
@@ -107,14 +107,14 @@ class RolloutScheduler:
         self.prompts = prompts
         self.total_steps = total_steps
         self.groups: OpenGroups | None = None
-        """Groups carried from step to step, with ``async_training.partial_rollout``."""
+        """Groups carried over from step to step, or None without ``async_training.partial_rollout``."""
         if config.async_training.partial_rollout:
             self.groups = OpenGroups(config.rollout.n, config.data.train_batch_size, config.carried_steps)
         self._idle_since: float | None = None
         self._idle_s = 0.0
 
     def state(self) -> dict[str, Any]:
-        """Return the state that outlives a step, as JSON and tensors."""
+        """Return the state that is carried over between steps, as JSON values and tensors."""
         return {} if self.groups is None else self.groups.state(self.prompts)
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -132,10 +132,10 @@ class RolloutScheduler:
         settings: Mapping[str, Any] | None = None,
         timer: PhaseTimer | None = None,
     ) -> tuple[Batch, Verification]:
-        """Generate ``sampling.n`` responses to each prompt, and start to verify each when it ends.
+        """Generate ``sampling.n`` responses to each prompt and start to verify each one when it finishes.
 
         Random draws depend only on the run's seed, ``step`` and the prompt. ``settings`` override ``sampling``, and
-        ``timer`` measures the phase ``gen``.
+        ``timer``, if set, measures the phase ``gen``.
         """
         prompts = [record for record in records for _ in range(sampling.n)]
         verification = self._verification(prompts)
@@ -147,7 +147,7 @@ class RolloutScheduler:
         batch.fill(records=prompts, group=group, learned=torch.ones(len(prompts), dtype=torch.bool))
         verification.batch = batch
         if timer is not None:
-            # Prompts are processed once for all responses, and not counted.
+            # Prompts are not counted, because each is processed only once for all its responses.
             timer.count("gen", Work.of(batch.lengths, batch.prompt_lengths))
         return batch, verification
 
@@ -157,7 +157,7 @@ class RolloutScheduler:
 
     @contextmanager
     def _busy(self) -> Iterator[None]:
-        """Mark the engines as busy, and count the time that they were idle before."""
+        """Mark the engines as busy in the ``with`` block and count the preceding idle time."""
         if self._idle_since is not None:
             self._idle_s += time.perf_counter() - self._idle_since
         try:
@@ -166,7 +166,7 @@ class RolloutScheduler:
             self._idle_since = time.perf_counter()
 
     def take_idle_s(self) -> float:
-        """Return the seconds that the engines were idle since the last call."""
+        """Return the number of seconds for which the engines have been idle since the last call."""
         with self._busy():
             idle, self._idle_s = self._idle_s, 0.0
         return idle
@@ -176,13 +176,13 @@ class RolloutScheduler:
     def sample(
         self, prompts: Iterator[list[PromptRecord]], step: int, timer: PhaseTimer, version: int | None = None
     ) -> SampledStep:
-        """Sample the responses of a training step, then free the engines' memory.
+        """Sample the responses for a training step, then free the engines' memory.
 
         Args:
-            version: version of the engines' weights; None: the current weights of ``step``.
+            version: Version of the engines' weights, or None if they are the newest weights before ``step``.
 
         Raises:
-            ConfigError: ``algorithm.filter_groups`` leaves nothing to learn from.
+            ConfigError: If ``algorithm.filter_groups`` leaves nothing to learn from.
         """
         if self.groups is not None:
             return self._sample_open(self.groups, prompts, step, timer, step - 1 if version is None else version)
@@ -214,10 +214,10 @@ class RolloutScheduler:
     def _sample_batch(
         self, prompts: Iterator[list[PromptRecord]], step: int, number: int, timer: PhaseTimer
     ) -> tuple[Batch, list[Verification]]:
-        """Sample responses to the next prompts, and resample those that the method edits.
+        """Sample responses to the next prompts and resample the prompts that the method edits.
 
-        ``number`` is the index of this batch in the step. Returns the responses, and verifications that may still be
-        running.
+        ``number`` is the index of this batch within the step. Returns the responses and any verifications that may
+        still be running.
         """
         sampling, method = self.config.rollout.train_kwargs, self.method
         draws = step + number * REFILL_STEP
@@ -242,11 +242,11 @@ class RolloutScheduler:
         """Sample dynamically (DAPO, arXiv 2503.14476, section 3.2).
 
         Sample batches until ``data.train_batch_size`` prompts have responses that differ in the metric of
-        ``algorithm.filter_groups``, or ``max_num_gen_batches`` is reached. Other prompts then fill up the batch and are
-        not learned from. Metrics include all sampled responses.
+        ``algorithm.filter_groups``, or until ``max_num_gen_batches`` is reached. Then fill up the batch with other
+        prompts, from which the step does not learn. Metrics include all sampled responses.
 
         Raises:
-            ConfigError: ``MAX_FRUITLESS_BATCHES`` batches had nothing to learn from.
+            ConfigError: If ``MAX_FRUITLESS_BATCHES`` batches contained nothing to learn from.
         """
         n, filtering = self.config.rollout.n, self.config.algorithm.filter_groups
         informative: list[Batch] = []
@@ -265,7 +265,7 @@ class RolloutScheduler:
             num_batches += 1
             verdicts += original(batch, "verdicts")
             sources += data_sources(batch)
-            # 2. Keep as many informative groups as are missing.
+            # 2. Keep informative groups, up to the number that is still missing.
             differs = groups_that_differ(values, n)
             kept = (differs & (differs.cumsum(dim=0) <= missing)).repeat_interleave(n)
             informative.append(batch[kept])
@@ -280,21 +280,21 @@ class RolloutScheduler:
             filler = dropped[: missing * n]
             filler.fill(learned=torch.zeros(len(filler), dtype=torch.bool))
             chosen, dropped = Batch.join([chosen, filler]), dropped[missing * n :]
-        # A prompt drawn twice in one step has two groups.
+        # Renumber the groups, because a prompt drawn twice in one step has two groups.
         chosen.fill(group=torch.arange(len(chosen) // n).repeat_interleave(n))
         metrics |= verdict_metrics(verdicts, n, sources, self.sources)
         metrics |= {"train/num_gen_batches": float(num_batches), "train/filler_groups": float(missing)}
         return SampledStep(chosen, metrics, dropped.scores)
 
     def _filter_values(self, batch: Batch) -> Tensor:
-        """Return the value of each response that groups are filtered by, [B]."""
+        """Return the value of each response for the metric that filters groups, [B]."""
         metric = self.config.algorithm.filter_groups.metric
         if metric == "acc":
             return batch.correct
         if metric == "score":
             return batch.scores
         if self.config.uses_reward_model:
-            # Free the engine's memory for the reward model; the next batch wakes the engine.
+            # Free the engine's memory for the reward model; the next batch wakes the engine up.
             self.policy.finish_generation()
         return self.rewards.compute(batch)[0]
 
@@ -303,11 +303,11 @@ class RolloutScheduler:
     def _sample_open(
         self, groups: OpenGroups, prompts: Iterator[list[PromptRecord]], step: int, timer: PhaseTimer, version: int
     ) -> SampledStep:
-        """Return the oldest complete groups; replace groups that ``algorithm.filter_groups`` filters."""
+        """Return the oldest complete groups after replacing groups that ``algorithm.filter_groups`` removes."""
         filtering, known, admitted = self.config.algorithm.filter_groups, set(groups.complete()), groups.num_admitted
         filtered, reread, num_compared = list[Batch](), 0.0, 0
         while True:
-            # 1. Admit groups, and run the engines until enough are complete.
+            # 1. Admit groups and run the engines until enough groups are complete.
             self._admit(groups, prompts, step)
             reread += self._advance(groups, step, version, timer) if groups.open is not None else 0.0
             if not filtering.enable:
@@ -333,7 +333,7 @@ class RolloutScheduler:
         return sampled._replace(batch=batch.widened(self.config.data.max_response_length), metrics=metrics)
 
     def _admit(self, groups: OpenGroups, prompts: Iterator[list[PromptRecord]], step: int) -> None:
-        """Admit groups up to the limit of outstanding groups, but no more than the remaining steps learn from."""
+        """Admit groups up to the limit of outstanding groups, but no more than the remaining steps can use."""
         num_batches = min(self.config.carried_steps + 1, self.total_steps + 1 - step)
         while (missing := num_batches * groups.batch_size - len(groups.outstanding())) > 0:
             records = groups.waiting or self.method.choose_prompts(next(prompts))
@@ -341,7 +341,7 @@ class RolloutScheduler:
             groups.waiting = records[missing:]
 
     def _advance(self, groups: OpenGroups, step: int, version: int, timer: PhaseTimer) -> float:
-        """Generate until the step has enough complete groups; return the number of reread tokens."""
+        """Generate until the step has enough complete groups, and return the number of reread tokens."""
         assert groups.open is not None
         before, parts = groups.open, list[Batch]()
         verification = self._verification(before.records)
@@ -368,7 +368,7 @@ class RolloutScheduler:
         with timer.phase("gen"), self._busy():
             cut, measured = self.policy.advance(requests, take, enough, conversations)
         verification.submit()
-        # 2. Keep the responses that were cut open; the others are ready.
+        # 2. Keep the interrupted responses open and mark the others as ready.
         still_open, ended = restore_columns(cut, before), restore_columns(parts, before)
         ended = None if ended is None else add_rank_metrics(ended, measured)
         if ended is not None:
@@ -377,7 +377,7 @@ class RolloutScheduler:
             fill_verdicts(ended, verdicts, [verification.texts[row] for row in ended.request.tolist()])
             groups.ready = append(groups.ready, ended.without("request"))
         groups.open = None if still_open is None else still_open.without("request")
-        # 3. Count the work. Rereading prompts and partial responses is not counted.
+        # 3. Count the work, except for rereading prompts and partial responses.
         after = before.lengths.clone()
         for part in (still_open, ended):
             if part is not None:
@@ -388,7 +388,7 @@ class RolloutScheduler:
         return float(before.lengths[resumed].sum())
 
     def _filter(self, groups: OpenGroups, numbers: Sequence[int]) -> list[Batch]:
-        """Remove and return the complete groups ``numbers`` whose responses do not differ."""
+        """Remove and return the groups among ``numbers`` whose responses all have the same metric value."""
         complete = groups.take(numbers)
         if complete is None:
             return []
@@ -399,10 +399,10 @@ class RolloutScheduler:
         return [] if rows.all() else [complete[~rows]]
 
     def _must_end(self, groups: OpenGroups, num_compared: int) -> bool:
-        """Return whether there are enough groups to learn from, or the limit of generation batches is reached.
+        """Return whether there are enough groups to learn from or the limit on generation batches is reached.
 
         Raises:
-            ConfigError: ``MAX_FRUITLESS_BATCHES`` batches had nothing to learn from.
+            ConfigError: If ``MAX_FRUITLESS_BATCHES`` batches contained nothing to learn from.
         """
         filtering, num_batches = self.config.algorithm.filter_groups, num_compared // self.config.data.prompts_per_batch
         num_ready = len(groups.complete())
@@ -413,7 +413,7 @@ class RolloutScheduler:
         return num_ready >= groups.batch_size
 
     def _filled(self, batch: Batch | None, filtered: Sequence[Batch]) -> SampledStep:
-        """Fill up the step's batch with filtered groups, which are not learned from."""
+        """Fill up the step's batch with filtered groups, from which the step does not learn."""
         n = self.config.rollout.n
         sampled = Batch.join([*([] if batch is None else [batch]), *filtered])
         num_learned = 0 if batch is None else len(batch)
@@ -429,13 +429,13 @@ class RolloutScheduler:
 
 
 def finish(verification: Verification, timer: PhaseTimer) -> None:
-    """Wait for the verdicts, and measure the time."""
+    """Wait for the verdicts and measure the time as part of the phase ``reward``."""
     with timer.phase("reward"):
         verification.finish()
 
 
 def restore_columns(parts: Sequence[Batch], before: Batch) -> Batch | None:
-    """Join the engines' ``parts`` in the order of ``before``, with its ``KEPT`` columns; None if there are none."""
+    """Join ``parts`` in the order of ``before`` and add its ``KEPT`` columns; return None if there are no parts."""
     if not parts:
         return None
     batch = Batch.join(parts)
@@ -444,7 +444,7 @@ def restore_columns(parts: Sequence[Batch], before: Batch) -> Batch | None:
 
 
 def nothing_to_learn(metric: str, num_batches: int) -> ConfigError:
-    """Return the error for dynamic sampling without informative groups."""
+    """Return the error to raise if dynamic sampling finds no informative groups."""
     return ConfigError(
         f"algorithm.filter_groups.metric={metric!r}: no prompt of {num_batches} batches has responses that differ, so "
         "there is nothing to learn from; use easier or harder prompts, or set "

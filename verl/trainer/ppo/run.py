@@ -38,11 +38,11 @@ COLUMNS = {
 
 
 def run_ppo(config: PPOConfig) -> None:
-    """Run a training job. Errors in config, data and custom code are reported before Ray starts where possible.
+    """Run a training job; errors in config, data and custom code are reported before Ray starts where possible.
 
     Raises:
-        ConfigError: the config does not fit the data or the machine.
-        WorkerError: a worker raised or died.
+        ConfigError: If the config is incompatible with the data or the machine.
+        WorkerError: If a worker raised an exception or died.
     """
     setup = TrainingSetup(config, [check_learning_signal])
     run = TrainingRun(config, setup.steps, COLUMNS, setup.device_type)
@@ -62,7 +62,7 @@ def check_learning_signal(config: PPOConfig) -> None:
 
 
 def _is_done(run: TrainingRun, setup: TrainingSetup) -> bool:
-    """Find the checkpoint to resume from; return whether the run is already complete, after reporting it."""
+    """Find the checkpoint to resume from; if the run is already complete, report that and return True."""
     config, trainer = setup.config, setup.config.trainer
     if trainer.val_only and (run.folder / "summary.json").exists() and latest_checkpoint(run.folder) is None:
         changed = changed_options(run.folder / "config.yaml", asdict(config))
@@ -85,7 +85,7 @@ def _is_done(run: TrainingRun, setup: TrainingSetup) -> bool:
 
 
 def _announce(run: TrainingRun, setup: TrainingSetup) -> None:
-    """Print the first prompt, the warnings and the length of the run."""
+    """Print the first prompt, warnings and the length of the run."""
     first = setup.tokenizer.decode(setup.train_set[0].input_ids)
     run.display.say(f"the first of {len(setup.train_set)} training prompts: {first!r:.500}")
     for line in setup.warnings:
@@ -166,7 +166,7 @@ def _summary(
 
 
 def _show_validations(display: RunDisplay, validations: Mapping[int, Mapping[str, float]]) -> None:
-    """Print the first and the last validation, if there are two."""
+    """Print a table of the first and last validations if there are at least two."""
     if len(validations) < 2:
         return
     (first, before), *_, (last, after) = validations.items()

@@ -1,6 +1,6 @@
-"""Samples that a run saves and shows: one row per response, in the folder's ``samples/`` and in trackers.
+"""Samples that a run saves to its folder ``samples/`` and shows in trackers, with one row per response.
 
-Legend: B responses, M their tokens.
+Legend: B responses, M tokens in these responses.
 """
 
 import json
@@ -28,11 +28,11 @@ from verl.run.tracking import Tracker
 from verl.utils.portable import finite_or_null, valid_unicode
 
 SHOWN = ("data_source", "prompt", "response", "ground_truth", "answer", "reason", "score", "advantage")
-"""Columns of the tables in trackers."""
+"""Columns of the sample tables in trackers."""
 
 
 class SampleLogger:
-    """Saves and shows the responses of training steps and validations."""
+    """Logger that saves and shows the responses of training steps and validations."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class SampleLogger:
         tracker: Tracker,
         display: RunDisplay,
     ) -> None:
-        """``num_shown``: number of responses per saved step in trackers and on the console."""
+        """Create a logger that shows ``num_shown`` responses per saved step in trackers and on the console."""
         self.store = store
         self.num_shown = num_shown
         self.tokenizer = tokenizer
@@ -81,7 +81,7 @@ class SampleLogger:
         return table.filter(pa.array([is_kept(record.uid, self.store.config.fraction) for record in batch.records]))
 
     def _columns(self, split: str, step: int, batch: Batch) -> dict[str, Any]:
-        """Return the columns of all samples, see docs/samples.md."""
+        """Return the columns that all samples have, as listed in docs/samples.md."""
         records, verdicts, num = batch.records, batch.verdicts, len(batch)
         prompts: dict[int, str] = {}
         for record in records:
@@ -113,7 +113,7 @@ class SampleLogger:
         }
 
     def _conversation_columns(self, batch: Batch) -> dict[str, Any]:
-        """Return the columns of conversations: messages as JSON, and counts and rewards of the environment."""
+        """Return the columns for conversations: messages as JSON, counts, and the environment's rewards."""
         if "source" not in batch:
             return {}
         said = conversation_parts(batch, self.tokenizer)
@@ -126,7 +126,7 @@ class SampleLogger:
         }
 
     def _token_columns(self, batch: Batch, logprobs: str) -> dict[str, Any]:
-        """Return the columns with one list of token values per response; ``logprobs`` names one of them."""
+        """Return columns with a list of token values per response; ``logprobs`` names the log-probability column."""
         ids = [part.tolist() for part in batch.response_tokens.split(batch.response_lengths.tolist())]
         pieces = [[valid_unicode(piece) for piece in token_pieces(row, self.tokenizer)] for row in ids]
         columns = {"tokens": pa.array(pieces), "token_logprobs": _token_lists(batch, getattr(batch, logprobs))}
@@ -140,12 +140,12 @@ class SampleLogger:
 
 
 def is_kept(uid: int, fraction: float) -> bool:
-    """Return whether a prompt is in the saved ``fraction``, which is the same at every step."""
+    """Return whether a prompt belongs to the ``fraction`` that is saved; the choice is the same at every step."""
     return zlib.crc32(str(uid).encode()) < fraction * 2**32
 
 
 def _learning_columns(batch: Batch) -> dict[str, Any]:
-    """Return the columns of rewards and advantages."""
+    """Return the columns with rewards and advantages."""
     means = {"entropy": "entropy", "advantage_0": "unshaped_advantages", "advantage": "advantages"}
     columns = {name: _row_means(batch, column) for name, column in means.items() if column in batch}
     columns |= {"reward": batch.rewards.numpy(), "learned": batch.learned_responses.numpy()}
@@ -162,7 +162,7 @@ def _metric_columns(batch: Batch) -> dict[str, Any]:
 
 
 def _places(group_ids: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Return the number of each response's group, in order of appearance, and its index in the group."""
+    """Return the group number of each response, in order of appearance, and its index within the group."""
     numbers: dict[int, int] = {}
     sizes: Counter[int] = Counter()
     places = []
@@ -174,13 +174,13 @@ def _places(group_ids: Sequence[int]) -> tuple[list[int], list[int]]:
 
 
 def _row_means(batch: Batch, name: str) -> Any:
-    """Return the mean of a column over the policy's tokens of each response, float64."""
+    """Return the mean of a column over the policy's tokens in each response, as float64."""
     values = torch.where(batch.by_policy, getattr(batch, name).double(), 0.0)
     return (sums_within(values, batch.response_lengths) / batch.policy_lengths).numpy()
 
 
 def _token_lists(batch: Batch, values: Tensor, kept: Tensor | None = None) -> pa.Array:
-    """Return a list column of ``values [M]`` as float32, only of tokens in ``kept [M]`` if that is set."""
+    """Return ``values [M]`` as a float32 list column, restricted to the mask ``kept [M]`` if it is set."""
     lengths = batch.response_lengths
     if kept is not None:
         values, lengths = values[kept], sums_within(kept.long(), lengths)

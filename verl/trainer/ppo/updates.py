@@ -1,4 +1,4 @@
-"""Updates of policy and critic on the mini-batches of a step."""
+"""Updates of the policy and the critic on the mini-batches of a step."""
 
 from collections.abc import Callable, Iterator
 from typing import Literal
@@ -23,7 +23,7 @@ Metrics = dict[str, float]
 
 
 class Updates:
-    """Updates both models in mini-batches, and counts skipped updates."""
+    """Updates of both models in mini-batches, with counts of skipped updates."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Updates:
         }
 
     def update_critic(self, batch: Batch, rows: Tensor | None, step: int) -> Metrics:
-        """Update the critic on ``rows`` of the batch, by default all."""
+        """Update the critic on ``rows`` of the batch, or on all rows if None."""
         critic = self.critic
         if critic is None:
             return {}
@@ -55,7 +55,7 @@ class Updates:
         return self._run("critic", batch.columns(*CRITIC_COLUMNS), rows, update, step)
 
     def update_actor(self, batch: Batch, rows: Tensor | None, step: int, num_later: int) -> Metrics:
-        """Update the policy on ``rows`` of the batch, by default all.
+        """Update the policy on ``rows`` of the batch, or on all rows if None.
 
         The first update fills ``logprobs`` and ``entropy`` of the first ``num_later`` responses in place.
         """
@@ -92,7 +92,7 @@ class Updates:
         update: Callable[[Batch, int, int], Metrics],
         step: int,
     ) -> Metrics:
-        """Update ``model`` on ``rows`` of the batch in mini-batches; return the mean of their metrics."""
+        """Update ``model`` on ``rows`` of the batch in mini-batches and return their mean metrics."""
         config: ActorConfig | CriticConfig = getattr(self.config, model)
         phase, updates = f"update_{model}", list[Metrics]()
         with self.timer.phase(phase):
@@ -106,10 +106,10 @@ class Updates:
 
 
 def mini_batches(batch: Batch, num_rows: int) -> Iterator[tuple[Batch, int, int]]:
-    """Yield consecutive mini-batches of ``num_rows`` responses, with the numbers of tokens and responses to learn from.
+    """Yield mini-batches of ``num_rows`` responses, each with its numbers of tokens and responses to learn from.
 
-    Mini-batches with nothing to learn from are skipped: with zero gradients, AdamW's moments and weight decay would
-    still change the parameters.
+    Mini-batches with nothing to learn from are skipped, because AdamW's moments and weight decay would change the
+    parameters even with zero gradients.
     """
     for mini in batch.split(num_rows):
         num_tokens = int(mini.learn_mask.sum())
@@ -118,9 +118,9 @@ def mini_batches(batch: Batch, num_rows: int) -> Iterator[tuple[Batch, int, int]
 
 
 def fill_first(batch: Batch, scored: Batch) -> None:
-    """Copy log-probabilities and entropies of the first responses into ``batch``, for later epochs and the log.
+    """Copy log-probabilities and entropies of the first responses into ``batch``, for later epochs and for logging.
 
-    This is in place, because ``old_logprobs`` is the same tensor.
+    The copy is in place, because ``old_logprobs`` is the same tensor.
     """
     assert batch.old_logprobs is batch.logprobs, "PPOConfig.scores_in_update"
     num = len(scored.logprobs)

@@ -14,9 +14,9 @@ from verl.verifiers.verdict import Verdict
 
 
 class Verification:
-    """Submits responses to the verifiers as they end.
+    """Verification that submits responses to the verifiers as they finish.
 
-    Responses are collected until the verifiers have finished the previous ones, so that they travel in few messages.
+    Responses are collected until the verifiers have finished the previous ones, so that they are sent in few messages.
     """
 
     def __init__(
@@ -27,17 +27,17 @@ class Verification:
         verifiers: VerifierPool,
         environment_reward: str = "add",
     ) -> None:
-        """Prepare for the responses to ``records``.
+        """Prepare to verify the responses to ``records``.
 
         Args:
-            records: the prompt of each response, B.
-            environment_reward: ``rollout.multi_turn.reward``.
+            records: Prompt of each of the B responses.
+            environment_reward: Option ``rollout.multi_turn.reward``.
         """
         self.records = records
         self.texts = [""] * len(records)
-        """B, the part of each response that verifiers read."""
+        """Part of each of the B responses that verifiers read."""
         self.batch: Batch | None = None
-        """The finished responses, until :meth:`finish` has filled the verifiers' columns."""
+        """Finished responses, until :meth:`finish` has filled the verifiers' columns."""
         self._tokenizer = tokenizer
         self._stop_strings = stop_strings
         self._verifiers = verifiers
@@ -47,7 +47,7 @@ class Verification:
         self._submitted: list[tuple[list[int], PendingVerdicts]] = []
 
     def add(self, part: Batch) -> None:
-        """Add finished responses; their column ``request`` has their indices in ``records``."""
+        """Add finished responses; their column ``request`` contains their indices in ``records``."""
         rows = part.request.tolist()
         for row, text in zip(rows, policy_texts(part, self._tokenizer, self._stop_strings), strict=True):
             self.texts[row] = text
@@ -60,7 +60,7 @@ class Verification:
             self.submit()
 
     def submit(self) -> None:
-        """Submit the collected responses. Must be called after the last :meth:`add`."""
+        """Submit the collected responses; must also be called after the last :meth:`add`."""
         rows, self._gathered = self._gathered, []
         if not rows:
             return
@@ -76,7 +76,7 @@ class Verification:
         self._submitted.append((rows, pending))
 
     def verdicts(self) -> list[Verdict]:
-        """Wait for the verdicts on the added responses, in the order of ``records``; raise a verifier's exception."""
+        """Wait for and return the verdicts in the order of ``records``; re-raise any exception from a verifier."""
         verdicts: dict[int, Verdict] = {}
         for rows, pending in self._submitted:
             verdicts |= zip(rows, pending.result(), strict=True)
@@ -87,13 +87,13 @@ class Verification:
         return [verdicts[row] for row in sorted(verdicts)]
 
     def finish(self) -> None:
-        """Wait for the verdicts and fill the verifiers' columns of ``batch``, once."""
+        """Wait for the verdicts and fill the verifiers' columns of ``batch``; no-op after the first call."""
         if self.batch is not None:
             fill_verdicts(self.batch, self.verdicts(), self.texts)
             self.batch = None
 
 
 def fill_verdicts(batch: Batch, verdicts: list[Verdict], texts: list[str]) -> None:
-    """Fill the verifiers' columns."""
+    """Fill the verifiers' columns of ``batch``."""
     scores, correct = score_tensors(verdicts)
     batch.fill(texts=texts, verdicts=verdicts, scores=scores, correct=correct)
