@@ -33,7 +33,7 @@ def token_shares(tokens: Tokens) -> dict[int, float]:
 def frequency_entropy(tokens: Tokens) -> float:
     """Return the entropy of the response's token distribution, or 0 for an empty response.
 
-    It equals the mean surprisal -log(share) over the response's tokens; the release uses names for both.
+    It equals the mean surprisal -log(share) over the response's tokens; the release reports it under both names.
     """
     return float(entropy(list(Counter(tokens).values()))) if tokens else 0.0
 
