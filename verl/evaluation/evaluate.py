@@ -90,7 +90,7 @@ def _evaluate_target(
 
 
 def in_one_line(error: Exception, log: Path) -> str:
-    """Summarize a worker's error in one line and write its traceback to the file ``log``."""
+    """Summarise a worker's error in one line and write its traceback to the file ``log``."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     if len(lines) == 1:
         return lines[0]

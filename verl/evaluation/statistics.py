@@ -23,7 +23,7 @@ from verl.utils.portable import valid_unicode
 from verl.verifiers.answers import vote_key
 
 DRAWS = 4000
-"""Bootstrap draws per interval, enough for the ends of a 95% interval to be usually within half a percentile."""
+"""Bootstrap draws per interval, so that the ends of a 95% interval are usually accurate to half a percentile."""
 
 LEVEL = 0.95
 """Confidence level of the intervals."""

@@ -32,8 +32,8 @@ PADDED_BYTES = 256 << 20
 """Maximum size of a padded copy of hidden states in :meth:`RepresentationMetricsCalculator.measure`."""
 
 VECTORS = 256
-"""Maximum number of float64 vectors, as long as the response, needed to measure it: two copies of the pivots of all
-shifts, and a few vectors per function."""
+"""Maximum number of float64 vectors with one element per token needed to measure a response: two copies of the pivots
+of all shifts, and a few vectors per function."""
 
 
 class RepresentationMetricsCalculator:
@@ -63,8 +63,7 @@ class RepresentationMetricsCalculator:
         Args:
             hidden_states: Floating-point states ``[B, T, L, D]``; row j is the state from which token j was sampled.
             attention_mask: Right-padded mask ``[B, T]`` of 0 and 1 or of bools.
-            compute_diff: Whether to add "<name> diff" (velocity) and "<name> diff 2" (acceleration), or None to use
-                the config.
+            compute_diff: Whether to add "<name> diff" (velocity) and "<name> diff 2" (acceleration); None uses config.
             diff_stride: Number of tokens between prefixes, or None to use the config.
 
         Returns:
@@ -111,7 +110,7 @@ class RepresentationMetricsCalculator:
             Episodes without prompts, with rank metric columns on the device of ``states``.
 
         Raises:
-            ValueError: See :meth:`__call__`; the message gives the response's index in its batch.
+            ValueError: See :meth:`__call__`; the message gives the response's index in its padded batch.
         """
         config, parts = self.config, list[Batch]()
         longest = max(len(response) for response in states)

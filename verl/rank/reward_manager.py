@@ -51,8 +51,7 @@ class RewardManager:
         ``computes_phi``, and in the first step if ``baseline_start=zero``.
 
         Args:
-            rank_metrics: Metrics ``[B, L]`` by name (``Batch.rank_metrics``), including all ``indicator_names`` and the
-                guide.
+            rank_metrics: ``Batch.rank_metrics``, ``[B, L]`` by name, including all ``indicator_names`` and the guide.
 
         Returns:
             Phi as float64 ``[B]``, averaged over layers, and scalars under ``reward_manager/``.

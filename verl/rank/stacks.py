@@ -1,6 +1,6 @@
 """Rank metrics of the stacked responses to one prompt, computed without storing the stack.
 
-Rows arrive one response at a time. Previous rows are summarized by their number, their mean, and at most D rows with
+Rows arrive one response at a time. Previous rows are summarised by their number, their mean, and at most D rows with
 the same centred scatter matrix. With the Helmert contrasts z_k of all rows (:func:`verl.spectral.nested.contrasts`),
 S_k = sum_{i<=k} z_i z_i^T. A QR decomposition of the contrasts so far gives D rows R with R^T R = S_k, to which later
 prefixes only add. No squares are formed, so results match the whole stack up to float64 rounding.
@@ -31,7 +31,7 @@ class StackedResponses:
         self._rows = 0
         self._mean = torch.zeros(0)
         self._contrasts = torch.zeros(0)
-        """Summary rows, float64 ``[L, r, D]`` with r at most D."""
+        """Contrasts of the stack so far or their triangular factor, float64 ``[L, r, D]`` with r at most D."""
         self._prefixes: dict[str, list[Tensor]] = {name: [] for name in self.names}
         self._whole: dict[str, Tensor] = {}
 
@@ -58,7 +58,7 @@ class StackedResponses:
         for name, values in measured.items():
             self._prefixes[name].append(values[:, :-1].cpu())
             self._whole[name] = values[:, -1].cpu()
-        # 3. Save the summary for the next response.
+        # 3. Save the state for the next response, compressing the contrasts to at most D rows.
         self._mean, self._rows = means, last
         if contrasts.shape[1] > contrasts.shape[2]:
             contrasts = torch.linalg.qr(contrasts, mode="r").R
@@ -100,7 +100,7 @@ def _contrasts(rows: Tensor, mean: Tensor, before: int) -> tuple[Tensor, Tensor]
 
 
 def _rows_of(contrasts: Tensor) -> Tensor:
-    """Return rows ``[L, 1 + r, D]``, the first 0, whose Helmert contrasts are 0 and ``contrasts [L, r, D]``.
+    """Return rows ``[L, 1 + r, D]``, starting with 0, whose Helmert contrasts are 0 and then ``contrasts [L, r, D]``.
 
     x_{k+1} = mean of x_1..x_k + sqrt((k + 1) / k) z, which increases the mean by z / sqrt(k (k + 1)).
     """

@@ -122,7 +122,7 @@ def _blocks_with_ends(chunk: Chunk, sizes: Sequence[int]) -> Iterator[tuple[int,
 
 
 class DecomposedSums(NamedTuple):
-    """Sums over the singular values of each prefix, normalized by the largest singular value."""
+    """Sums over the singular values of each prefix, normalised by the largest singular value."""
 
     sums: Tensor
     """Sums, float64 ``[F, b, P]``."""

@@ -90,7 +90,7 @@ def rank_eps(dtype: torch.dtype) -> float:
 
 
 def _entropy(weights: Tensor) -> Tensor:
-    """Return the entropy in nats of nonnegative ``weights [..., N]`` normalized to sum 1, or 0 if all are 0."""
+    """Return the entropy in nats of nonnegative ``weights [..., N]`` normalised to sum 1, or 0 if all are 0."""
     total = weights.sum(-1, keepdim=True)
     shares = weights / torch.where(total > 0, total, 1.0)
     entropy: Tensor = torch.special.entr(shares).sum(-1)

@@ -102,7 +102,7 @@ def _fit(functions: tuple[SpectralFunction, ...], condition: float, count: int, 
         floor = 1 / CLUSTER if function.power < 2 else 0.0
         weight = 1 / (singular_values**function.power + floor)
         weighted = basis * weight[:, None]
-        # 3. Normalize the columns and solve; gelsd cuts off directions that are lost to rounding.
+        # 3. Normalise the columns and solve; gelsd cuts off directions that are lost to rounding.
         norms = weighted.norm(dim=0)
         solution = torch.linalg.lstsq(weighted / norms, (target * weight)[:, None], driver="gelsd", rcond=1e-15)
         coefficients = solution.solution[:, 0] / norms

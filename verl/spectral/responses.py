@@ -16,7 +16,7 @@ from verl.utils.device import to_device
 WORKSPACE_BYTES = {"cpu": 32 * 2**20, "cuda": 2**30}
 """Bound on float64 matrices for several responses or shifts at once, by device type; matrices for a single one may
 exceed it. A CPU is fastest within its cache and below the 32 MiB per tensor above which glibc returns memory to the
-system after each call. A GPU is fastest when fully utilized."""
+system after each call. A GPU is fastest when fully occupied."""
 
 FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """Supported dtypes of hidden states."""
