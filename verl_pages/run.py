@@ -97,7 +97,7 @@ def read_runs(folders: Sequence[Path]) -> list[RunFolder]:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """Return ``folder`` if it is a run folder, otherwise all run folders up to three levels below it, sorted by path.
+    """Return ``folder`` if it is a run folder, otherwise all run folders up to three levels below it.
 
     Raises:
         ConfigError: There are no run folders.
@@ -251,7 +251,7 @@ def _pack_panels(
 
 
 def _run(run: RunFolder, group: int, place: int) -> dict[str, Any]:
-    """Return a run's row in the overview."""
+    """Return the overview row of a run."""
     planned = run.option("trainer.total_training_steps")
     versions = run.summary.get("versions")
     return {

@@ -45,7 +45,7 @@ class SampleFile(NamedTuple):
 
     step: int
     split: str
-    """``train`` or ``val``."""
+    """Data split, ``train`` or ``val``."""
 
     @property
     def name(self) -> str:
@@ -128,7 +128,7 @@ def _read_options(path: Path, troubles: list[str]) -> dict[str, str]:
 
 
 def _flat(tree: Mapping[Any, Any], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
-    """Yield dotted name and JSON value of every option in ``tree``."""
+    """Yield the dotted name and JSON value of every option in ``tree``."""
     for key, value in tree.items():
         name = f"{prefix}{key}"[:MAX_VALUE]
         if isinstance(value, Mapping) and value and depth < MAX_DEPTH:

@@ -256,7 +256,7 @@ def spoken(said: Any) -> str:
 def _shaping_shares(file: pq.ParquetFile) -> list[float] | None:
     """Return the shares of responses by relative change of the advantage due to rank shaping.
 
-    The result is None if the file lacks advantages or all of them are 0.
+    The result is None if the file has no advantages that are finite and nonzero.
     """
     names = ["advantage_0", "advantage"]
     if not set(names) <= set(file.schema_arrow.names):

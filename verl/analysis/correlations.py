@@ -25,7 +25,7 @@ COEFFICIENTS = ("pearson", "spearman", "pearson_partial", "spearman_partial")
 
 
 def draw_weights(prompts: Sequence[int], draws: int, seed: int) -> Counts:
-    """Draw weights ``[D + 1, N]`` that count each response's prompt; the first row, all 1, is the original data."""
+    """Draw bootstrap weights ``[D + 1, N]`` of responses; the first row is all 1 and represents the original data."""
     names, places = np.unique(np.asarray(prompts), return_inverse=True)
     generator = np.random.default_rng(seed)
     counts = generator.multinomial(len(names), np.full(len(names), 1 / len(names)), size=draws)

@@ -1,4 +1,4 @@
-"""Figures of an analysis.
+"""Plots of an analysis.
 
 They compare exploration with exploitation and correct with wrong responses, and show metrics along the response, per
 layer and over checkpoints.

@@ -120,7 +120,7 @@ def levenshtein_similarity(a: Items, b: Items) -> float:
 
 
 def pairwise_similarity(tokens: Sequence[Sequence[int]], texts: Sequence[str]) -> dict[str, float]:
-    """Return mean similarities over pairs of a prompt's responses, named as in the release; NaN for one response."""
+    """Return mean pairwise similarities of a prompt's responses, named as in the release; NaN for a single response."""
     stems = [words(text) for text in texts]
     means = {
         "pairwise_rouge_l": mean_over_pairs(tokens, rouge_l),

@@ -36,7 +36,7 @@ BATCH_SIZE = 256
 
 @dataclass(frozen=True)
 class StoredScore:
-    """A reward model's score of one sample."""
+    """Reward model score of one sample."""
 
     problem: int
     sample: int

@@ -54,7 +54,7 @@ class ScoredSample:
     answer: str
     """Answer that the verifier extracted from the response, or an empty string if it found none."""
     reason: str
-    """One of ``REASONS``."""
+    """Reason code from ``REASONS``."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Rank metrics of the response by name; undefined metrics are not finite."""
     extras: Mapping[str, Any] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class ScoredSample:
 
 @dataclass(frozen=True)
 class ProblemResult:
-    """A problem and its samples. Problems may have different numbers of samples, or none."""
+    """A problem and its samples. The number of samples varies between problems and may be 0."""
 
     index: int
     question: str
@@ -80,7 +80,7 @@ class TaskResult:
     """Result of one checkpoint on one benchmark at one temperature."""
 
     run: str
-    """The run's alias."""
+    """Alias of the run."""
     step: int
     """Training step of the checkpoint, or 0 for the base model."""
     benchmark: str

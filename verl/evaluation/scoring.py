@@ -146,7 +146,7 @@ def _source_of(path: str) -> Path | None:
 
 
 def reason_code(score: Verdict) -> str:
-    """Return one of ``verl.evaluation.results.REASONS``."""
+    """Map a verdict to a reason code from ``verl.evaluation.results.REASONS``."""
     if score.correct:
         return "correct"
     if score.reason == "missing":

@@ -41,7 +41,7 @@ class Target:
         return f"{self.run}@{self.step}"
 
     def same_model(self, other: "Target") -> bool:
-        """Return whether both targets are the same model, prompted in the same way, under different names."""
+        """Return whether both targets are the same model with the same prompting, ignoring their names."""
         return replace(other, run=self.run, step=self.step) == self and self.chat_arguments == other.chat_arguments
 
 

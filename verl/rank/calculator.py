@@ -63,12 +63,13 @@ class RepresentationMetricsCalculator:
         Args:
             hidden_states: Floating-point states ``[B, T, L, D]``; row j is the state from which token j was sampled.
             attention_mask: Right-padded mask ``[B, T]`` of 0 and 1 or of bools.
-            compute_diff: Whether to add "<name> diff" (velocity) and "<name> diff 2" (acceleration); None uses config.
+            compute_diff: Whether to add velocity and acceleration ("<name> diff" and "<name> diff 2"), or None to use
+                the config.
             diff_stride: Number of tokens between prefixes, or None to use the config.
 
         Returns:
-            float64 ``[B]`` on the device of ``hidden_states``, by layer key "1".."L" (in capture order) and metric.
-            ``calculator.on_nonfinite`` defines the results of responses with NaN or infinity.
+            Metrics as float64 ``[B]`` on the device of ``hidden_states``, by layer key ("1".."L" in capture order) and
+            name. ``calculator.on_nonfinite`` defines the results of responses with NaN or infinity.
 
         Raises:
             ValueError: The shapes do not match, the mask is not right-padded, or a valid row contains NaN or infinity

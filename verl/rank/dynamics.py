@@ -1,7 +1,7 @@
 """Rank metrics of responses and their velocity and acceleration over prefixes (arXiv 2509.23808).
 
-Pure functions. Shapes: B responses, T padded rows, D hidden size, P prefixes of any kind, J prefixes of the
-velocity rule. All metrics are float64.
+All functions are pure, and all metrics are float64. Shapes: B responses, T padded rows, D hidden size, P arbitrary
+prefixes, J velocity prefixes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,12 +51,12 @@ def prefix_rows(lengths: Tensor, stride: int, extra: int = 1) -> Tensor:
 def changes(
     values: Tensor, counts: Tensor, whole: Tensor, rule: str, lengths: Tensor, kept: Tensor, stride: int
 ) -> tuple[Tensor, Tensor]:
-    """Return velocity and acceleration ``[B]`` of one metric under ``calculator.prefix_rule``; NaN if ``whole`` is NaN.
+    """Return velocity and acceleration ``[B]`` of one metric, which are NaN where ``whole`` is NaN.
 
     Args:
         values: Prefix metrics ``[B, J]``, of which the first ``counts [B]`` are valid.
         whole: Metrics ``[B]`` of the whole responses.
-        rule: Rule that defines for which responses the whole response counts as the last prefix.
+        rule: Value of ``calculator.prefix_rule``, which defines whether the whole response counts as the last prefix.
         lengths: Row counts ``[B]`` of the responses, of which ``kept [B]`` rows are used for prefixes.
     """
     # Masked responses remain NaN, although fewer than two prefixes would give 0.
@@ -94,7 +94,7 @@ def acceleration(values: Tensor, counts: Tensor) -> Tensor:
 
 
 def _deltas(values: Tensor) -> Tensor:
-    """Return delta_2..delta_J of ``values [B, J]``, ``[B, J - 1]`` (``[B, 0]`` when J is 0)."""
+    """Return delta_2..delta_J, ``[B, J - 1]``, for ``values [B, J]``, or ``[B, 0]`` if J is 0."""
     j = torch.arange(1, values.shape[1] + 1, device=values.device)
     running_mean = values.cumsum(1) / j
     return values[:, 1:] - running_mean[:, :-1]

@@ -8,7 +8,7 @@ DEVIATION_EPS = 1e-8
 
 
 def relative_deviation(metric: Tensor, baseline: float) -> Tensor:
-    """Return d = clip((m - mu) / (|mu| + 1e-8), -5, 5) for ``metric [B]``; 0 (no signal) where m is not finite."""
+    """Return d = clip((m - mu) / (|mu| + 1e-8), -5, 5) for ``metric [B]``, or 0 (no signal) if m is not finite."""
     deviation = (metric - baseline) / (abs(baseline) + DEVIATION_EPS)
     return torch.where(metric.isfinite(), deviation.clamp(-DEVIATION_LIMIT, DEVIATION_LIMIT), 0.0)
 
@@ -54,7 +54,7 @@ def shaped_advantages(advantages: Tensor, response_mask: Tensor, phi: Tensor, ka
         advantages: Advantages A0 ``[B, R]``.
         response_mask: Mask ``[B, R]`` of response tokens, bool or 0/1.
         phi: Auxiliary signal ``[B]``.
-        kappa: Bound on the relative bonus, at least 1.
+        kappa: Divisor of at least 1 that limits the bonus to |A0| / kappa.
         placement: ``all_tokens`` or ``last_token``.
     """
     mask = response_mask.bool() if placement == "all_tokens" else last_token_mask(response_mask)

@@ -30,7 +30,7 @@ def noise_share(rows: int) -> float:
 
 
 class Spectra(NamedTuple):
-    """Spectra of n prefixes of k rows each."""
+    """Spectra of n prefixes with k rows each."""
 
     rows: int
     """Row count k of the prefixes."""

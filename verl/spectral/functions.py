@@ -40,7 +40,7 @@ ENERGY_LOG_S = SpectralFunction(2.0, log=True)
 
 
 def entropy_of_sums(total: Tensor, total_log: Tensor, power: float) -> Tensor:
-    """Return the entropy in nats of p = s^power / sum(s^power), for inputs of any shape; 0 where ``total`` is 0.
+    """Return the entropy in nats of p = s^power / sum(s^power), or 0 where ``total`` is 0, for inputs of any shape.
 
     -sum p log p = log N - a M / N, with a = ``power``, N = ``total`` = sum s^a and M = ``total_log`` = sum s^a log s.
     """
@@ -61,7 +61,7 @@ def effective_rank(singular_values: Tensor) -> Tensor:
 def response_entropy(singular_values: Tensor) -> Tensor:
     """Return the entropy -sum q log q in nats of the energy shares q = s^2 / sum(s^2).
 
-    This is "Response Entropy 1" of arXiv 2509.23808. ``singular_values [..., N]`` -> ``[...]``, 0 if all are zero.
+    This is "Response Entropy 1" in arXiv 2509.23808. ``singular_values [..., N]`` -> ``[...]``, 0 if all are zero.
     """
     top = singular_values.amax(-1, keepdim=True) if singular_values.shape[-1] else singular_values
     # Dividing by the largest value first prevents overflow and underflow of the squares.

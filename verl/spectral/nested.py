@@ -58,10 +58,10 @@ class Blocks(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Sums over the singular values of each prefix, which has its own scale."""
+    """Sums over the singular values of each prefix, computed in the prefix's own scale."""
 
     sums: Tensor
-    """Sums over singular values divided by ``scale``, ``[F, b, P]``; 0 for prefixes without any."""
+    """Sums over singular values divided by ``scale``, or 0 for prefixes without any, ``[F, b, P]``."""
     scale: Tensor
     """Scales ``[b, P]``, which are 1 for prefixes without singular values."""
     failed: Tensor

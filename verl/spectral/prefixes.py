@@ -55,7 +55,7 @@ class SpectralOptions:
     2 / condition, and underestimates smaller ones. The sum term is s_max for a single nonzero value and n^(1/4) s_max
     for n equal values. Lowering the condition tenfold saves 3 of 27 factorisations."""
     svd_rank: int | None = None
-    """Number of largest singular values to keep per prefix, or None for all. Excludes ``nested``."""
+    """Number of largest singular values to keep per prefix (with ``eigh`` or ``svd`` only), or None for all."""
     on_nonfinite: str = "raise"
     """Handling of responses with NaN or infinity: ``raise`` an error, or ``mask`` their results with NaN."""
     workspace_bytes: int | None = None

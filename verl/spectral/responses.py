@@ -65,10 +65,11 @@ class Chunk:
         return replace(self, which=self.which[mask], lengths=self.lengths[mask], scale=scale)
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """Return ``hidden / scale`` minus its first row, float64 ``[b, stop - start, D]``, unspecified past the length.
+        """Return rows of ``hidden / scale`` minus the first row, float64 ``[b, stop - start, D]``.
 
-        Subtracting a constant does not change centred scatter matrices. Since the first row belongs to every prefix,
-        differences and rounding errors scale with the prefix's extent, however far from the origin it is.
+        Subtracting a constant row does not change the centred scatter. Since the first row belongs to every prefix,
+        differences and rounding errors scale with the prefix's extent, not its distance from the origin. Rows past a
+        response's length are unspecified.
         """
         scale = self.scale[:, None, None]
         # On a CPU, index_select is five times as fast as indexing with a tensor and a slice.
