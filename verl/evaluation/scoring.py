@@ -46,7 +46,7 @@ class StoredVerdict:
     problem: int
     sample: int
     response: str
-    """Digest of the response, which detects responses that were regenerated later."""
+    """Digest of the response, used to detect that it was regenerated later."""
     correct: bool
     answer: str
     reason: str

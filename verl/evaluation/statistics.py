@@ -242,7 +242,7 @@ def intervals(drawn: Sequence[pd.DataFrame], shares: Sequence[pd.DataFrame] = ()
         for place in np.flatnonzero(values[columns].nunique() == 1):
             share, count = values[columns[place]].iloc[0], len(values)
             wilson = binomtest(round(share * count), count).proportion_ci(LEVEL, "wilson")
-            # The squared errors of independent terms add up (Zou and Donner 2008, Statistics in Medicine 27:1693).
+            # Widths of independent terms add in quadrature (Zou and Donner 2008, Statistics in Medicine 27:1693).
             for side, ends, bound in ((-1, low, wilson.low), (1, high, wilson.high)):
                 width = math.hypot(ends[place] - macro[0, place], (bound - share) / len(drawn))
                 ends[place] = macro[0, place] + side * width

@@ -1,7 +1,7 @@
 """Blocked Cholesky factorisation of batches of matrices.
 
 The algorithm is left-looking over panels of columns. Nearly all work is in batched matrix products, which use a GPU's
-matrix units and a CPU's vector units; LAPACK, or the GPU's small-matrix kernels, factor the diagonal blocks.
+matrix units and a CPU's vector units. The diagonal blocks are factored by LAPACK or a GPU's small-matrix kernels.
 """
 
 from collections.abc import Callable

@@ -65,11 +65,10 @@ class Chunk:
         return replace(self, which=self.which[mask], lengths=self.lengths[mask], scale=scale)
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """Return rows of ``hidden / scale`` minus the first row, float64 ``[b, stop - start, D]``.
+        """Return ``hidden / scale`` minus its first row, float64 ``[b, stop - start, D]``; padding rows are arbitrary.
 
         Subtracting a constant row does not change the centred scatter. Since the first row belongs to every prefix,
-        differences and rounding errors scale with the prefix's extent, not its distance from the origin. Rows past a
-        response's length are unspecified.
+        differences and rounding errors scale with the prefix's extent, not with its distance from the origin.
         """
         scale = self.scale[:, None, None]
         # On a CPU, index_select is five times as fast as indexing with a tensor and a slice.
