@@ -8,7 +8,7 @@ per response (:mod:`verl.spectral.nested`); ``eigh`` and ``svd`` decompose each 
 ``auto`` selects the faster of ``nested`` and ``eigh`` using :mod:`verl.spectral.cost`.
 
 Degenerate prefixes are well-defined: a prefix with 0 or 1 rows, or with equal rows, has an empty spectrum, so all sums
-are 0, the effective rank is 1, the entropy 0 and the rank 0. Results do not require gradients.
+are 0, the effective rank is 1, the entropy 0 and the rank 0. Results carry no gradients.
 
 Shapes: B responses, T padded rows, D hidden size, P prefixes per response, F functions, b responses per chunk.
 """
