@@ -1,4 +1,4 @@
-"""Pages that people read in a browser, made of what training runs, evaluations and analyses leave."""
+"""HTML pages built from the output of training runs, evaluations and analyses."""
 
 PAGE = "report.html"
-"""The page in a training run's folder."""
+"""File name of the page in a training run's folder."""

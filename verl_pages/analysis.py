@@ -1,4 +1,4 @@
-"""The page of an analysis: figures and correlations in one HTML file that loads nothing and runs no script."""
+"""Analysis page: figures and correlations in a self-contained HTML file without scripts."""
 
 import base64
 import math
@@ -22,13 +22,13 @@ COEFFICIENTS = {
 def build_page(
     title: str, lines: Sequence[str], folder: Path, figures: Sequence[tuple[str, str]], table: pd.DataFrame
 ) -> str:
-    """Return the text of the page.
+    """Return the page's HTML.
 
     Args:
-        lines: sentences below the title.
-        folder: of the figures' SVG files.
-        figures: file name and caption of each.
-        table: the correlations.
+        lines: Sentences to show below the title.
+        folder: Folder that contains the figures' SVG files.
+        figures: File name and caption of each figure.
+        table: Table of correlations.
     """
     pictures = [(n, text, base64.b64encode((folder / f"{n}.svg").read_bytes()).decode()) for n, text in figures]
     return render(
@@ -44,7 +44,7 @@ def build_page(
 
 
 def _tables(table: pd.DataFrame) -> Iterator[tuple[str, list[tuple[Any, ...]]]]:
-    """Title and rows of each model's correlations on a benchmark; a row is its texts, its count and its cells."""
+    """Yield the title and rows for each model on each benchmark; a row consists of labels, a count and cells."""
     model = ["run", "step", "benchmark", "temperature", "of"]
     for (run, step, benchmark, temperature, rows_of), part in table.groupby(model, sort=False):
         rows = [
@@ -59,7 +59,7 @@ def _tables(table: pd.DataFrame) -> Iterator[tuple[str, list[tuple[Any, ...]]]]:
 
 
 def _cell(row: "pd.Series[Any]", name: str) -> tuple[str, str, bool]:
-    """Show a coefficient, its interval, and whether that holds 0."""
+    """Format a coefficient and its interval; also return whether the interval contains 0."""
     value, low, high = (float(row[name + end]) for end in ("", "_low", "_high"))
     if not math.isfinite(value):
         return "–", "", True

@@ -1,4 +1,4 @@
-"""``verl-report RUN [RUN ...]``: one page of one or several training runs."""
+"""Command ``verl-report RUN [RUN ...]``, which writes one page for one or more training runs."""
 
 import argparse
 import ctypes
@@ -17,14 +17,14 @@ from verl_pages import PAGE
 from verl_pages.run import write_page
 
 MEMORY_BYTES = 4 << 30
-"""Memory that making a page may take: a file of a few kilobytes may unpack to any size."""
+"""Memory limit for building a page, because a file of a few kilobytes may decompress to any size."""
 
 PR_SET_PDEATHSIG = 1
-"""Linux ``prctl`` option: the signal that this process gets when the thread that started it ends."""
+"""Linux ``prctl`` option that sets the signal sent to this process when its parent thread exits."""
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the ``verl-report`` command."""
     arguments = _parser().parse_args()
     if arguments.serve:
         raise SystemExit(f"error: --serve is gone: open RUN/{PAGE}, which follows a run that trains (docs/report.md)")
@@ -51,9 +51,9 @@ def write(folders: list[Path], out: Path | None) -> None:
 
 @contextmanager
 def limited_memory() -> Iterator[None]:
-    """Make allocations of more than ``MEMORY_BYTES`` fail within the block, beside what the process already holds."""
+    """Let the block allocate at most ``MEMORY_BYTES`` in addition to the process's current memory."""
     before = soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    # Only Linux tells, and only there does the limit hold.
+    # The data size is only available on Linux, where alone the limit is enforced.
     limit = MEMORY_BYTES + getattr(psutil.Process().memory_info(), "data", 0)
     if soft != resource.RLIM_INFINITY:
         limit = min(limit, soft)
@@ -65,7 +65,7 @@ def limited_memory() -> Iterator[None]:
 
 
 def stay_in_background() -> None:
-    """Run at the lowest priority, ignore Ctrl-C, and end with the process that started this one."""
+    """Run at the lowest priority, ignore Ctrl-C, and terminate with the parent process."""
     os.nice(19)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
@@ -82,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"the page; default: {PAGE} in the folder of a single run, here for several",
     )
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
-    # For a run that trains: it writes its page without slowing its steps down.
+    # Used by training runs to write their page without slowing down their steps.
     parser.add_argument("--background", action="store_true", help=argparse.SUPPRESS)
     return parser
 

@@ -1,4 +1,4 @@
-"""Curves on a page: which panels there are, and metrics thinned to the resolution of a screen."""
+"""Curves on a page: selection of panels, and downsampling of metrics to screen resolution."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -13,43 +13,43 @@ from verl_pages.names import RANK_NAMES, metric_name
 from verl_pages.run_folder import RunFolder, Series
 
 MAX_POINTS = 400
-"""Most points of a curve. With more steps, each point averages several."""
+"""Maximum points per curve. With more steps, each point averages several steps."""
 
 MAX_OTHERS = 600
-"""Most panels of metrics that ``panels.yaml`` does not name."""
+"""Maximum number of panels for metrics that ``panels.yaml`` does not list."""
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One chart."""
+    """One chart on a page."""
 
     section: str
     title: str
     series: tuple[tuple[str, str], ...]
-    """Metric and what the legend calls it."""
+    """Metric name and legend label of each series."""
     percent: bool = False
     layer: str = ""
-    """Shown if this layer is chosen; empty: always."""
+    """Layer whose selection shows the panel, or an empty string to show it always."""
     log: bool = False
     about: str = ""
-    """What the chart shows."""
+    """Description of the chart."""
     named: bool = False
-    """The legend has names that are not in the title: one series has a legend, too."""
+    """Whether legend labels add information to the title, so that even a single series needs a legend."""
 
 
 PARTS = {"split": "(?:val/)?", "layer": r"layer_\d+", "metric": ".+", "series": ".+", "source": ".+"}
-"""Patterns of the parts of metrics' names that ``panels.yaml`` calls ``<split>`` and so on."""
+"""Regular expressions for placeholders such as ``<split>`` in the metric names of ``panels.yaml``."""
 
 
 def bucket_steps(runs: Sequence[RunFolder]) -> int:
-    """Return the number of steps that each point of a curve averages."""
+    """Return the number of steps averaged per point of a curve."""
     return max(run.last_step for run in runs) // MAX_POINTS + 1 if runs else 1
 
 
 def thin(series: Series, width: int) -> list[list[Any]]:
-    """Return the points of a curve: ``[steps, means]`` and, if steps share a point, the lowest and highest of each.
+    """Return the points of a curve, ``[steps, means]``, plus minima and maxima if points cover several steps.
 
-    Points are at the mean of their finite steps' places; no peak is lost.
+    Each point is placed at the mean of its steps with finite values; the minima and maxima preserve peaks.
     """
     finite = np.isfinite(series.values)
     steps, values = series.steps[finite], series.values[finite]
@@ -58,23 +58,23 @@ def thin(series: Series, width: int) -> list[list[Any]]:
     starts = np.flatnonzero(np.diff(steps // width, prepend=-1))
     counts = np.diff(np.append(starts, len(steps)))
     middle = np.add.reduceat(steps, starts) / counts
-    # Halves first: the sum of numbers near the largest one would not be finite.
+    # Divide before summing, since a sum of very large values could overflow.
     means = np.add.reduceat(values / counts.repeat(counts), starts)
     lows, highs = np.minimum.reduceat(values, starts), np.maximum.reduceat(values, starts)
     return [np.round(middle, 1).tolist(), _rounded(means), _rounded(lows), _rounded(highs)]
 
 
 def _rounded(values: Any) -> list[float]:
-    """Round to six digits, more than a screen can show."""
+    """Round to six significant digits, which exceeds screen resolution."""
     return [float(f"{value:.6g}") for value in values]
 
 
 def make_panels(runs: Sequence[RunFolder]) -> list[Panel]:
-    """Return the panels with data, by section; metrics that no panel names are in the last section."""
+    """Return the panels with data, ordered by section; metrics without a panel are in the last section."""
     names = sorted({name for run in runs for name in run.metrics})
     sections = yaml.safe_load((ASSETS / "panels.yaml").read_text(encoding="utf-8"))
     panels = [p for section, kinds in sections.items() for kind in kinds for p in _panels_of(section, kind, names)]
-    # Those of a data source stand together.
+    # Group panels by data source.
     panels.sort(key=lambda panel: (panel.section == "sources", panel.title if panel.section == "sources" else ""))
     shown = {name for panel in panels for name, _ in panel.series}
     others = [name for name in names if name not in shown][:MAX_OTHERS]
@@ -82,7 +82,7 @@ def make_panels(runs: Sequence[RunFolder]) -> list[Panel]:
 
 
 def _panels_of(section: str, kind: Mapping[str, Any], names: Sequence[str]) -> list[Panel]:
-    """One panel for each title and layer that the names of metrics make of an entry of ``panels.yaml``."""
+    """Expand an entry of ``panels.yaml`` to one panel per title and layer found in the metric names."""
     panels: dict[tuple[Any, ...], Panel] = {}
     for label, template in kind["series"].items():
         pattern = re.sub(r"(?<!P)<(\w+)>", lambda part: f"(?P<{part[1]}>{PARTS[part[1]]})", template)
@@ -90,7 +90,7 @@ def _panels_of(section: str, kind: Mapping[str, Any], names: Sequence[str]) -> l
         for match in sorted(matches, key=lambda match: _by_number(match.groupdict().get("series", ""))):
             parts = dict.fromkeys(PARTS, "") | match.groupdict()
             metric = parts["metric"]
-            # Order of the panels: by layer, the paper's metrics first, training before validation.
+            # Sort panels by layer, with the paper's metrics first and training before validation.
             first = list(RANK_NAMES).index(metric) if metric in RANK_NAMES else len(RANK_NAMES)
             order = (_by_number(parts["layer"]), first, metric, parts["split"], parts["source"])
             parts["split"] = "validation" if parts["split"] else "training"
@@ -116,5 +116,5 @@ def _filled(template: str, parts: Mapping[str, str]) -> str:
 
 
 def _by_number(text: str) -> tuple[tuple[bool, int, str], ...]:
-    """Sorts "pass@8" before "pass@16"."""
+    """Return a natural sort key, which puts "pass@8" before "pass@16"."""
     return tuple((not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", text))

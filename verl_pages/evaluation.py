@@ -1,4 +1,4 @@
-"""The page of an evaluation: results, curves, verdicts, and the responses to every problem."""
+"""Evaluation page: results, curves, verdicts, and the responses to every problem."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,8 +8,8 @@ from verl_pages.names import metric_name
 from verl_pages.samples import Limits, PackedSamples, PromptSamples, pack_all
 
 MAX_PAGE_BYTES = 64 << 20
-"""Responses are shortened and, if need be, left out to keep the page within this size. Figures, verdicts and questions
-stay."""
+"""Maximum page size, enforced by shortening and, if necessary, omitting responses. Metrics, verdicts and questions are
+always kept."""
 
 LIMITS = (
     *(Limits(characters, None) for characters in (20_000, 8_000, 3_000)),
@@ -18,7 +18,7 @@ LIMITS = (
     Limits(800, 1),
     Limits(0, 0),
 )
-"""Tried in this order until the page is small enough."""
+"""Limits to try in this order until the page is small enough."""
 
 
 def build_page(
@@ -29,15 +29,15 @@ def build_page(
     verdicts: Mapping[str, str],
     max_bytes: int = MAX_PAGE_BYTES,
 ) -> str:
-    """Return the text of the page; everything that was evaluated is ASCII.
+    """Return the page's HTML, with all evaluated text encoded as ASCII.
 
     Args:
-        title: of the page.
-        index: what ``evaluation.js`` shows, besides the responses.
-        prompts: problems with their responses, in the order of the list.
-        metrics: names of the figures of responses, besides their length.
-        verdicts: one character each -> their names.
-        max_bytes: of the page.
+        title: Page title.
+        index: Data for ``evaluation.js``, except the responses.
+        prompts: Problems with their responses, in list order.
+        metrics: Names of the response metrics, except the length.
+        verdicts: Verdict names by their one-character codes.
+        max_bytes: Maximum size of the page.
     """
     figures = ["num_tokens", *metrics]
     samples = {
@@ -70,7 +70,7 @@ def build_page(
 
 
 def _sentence(packed: PackedSamples) -> str:
-    """Tells readers what is left out."""
+    """Describe to the reader which content was omitted."""
     characters, responses = packed.limits.characters, packed.limits.responses
     parts = [f"Of responses longer than {characters:,} characters, this page shows the beginning and the end."]
     if responses == 0:

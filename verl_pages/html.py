@@ -1,8 +1,8 @@
-"""One HTML page that loads nothing from elsewhere: its template, scripts, styles and data.
+"""Rendering of self-contained HTML pages from templates, scripts, styles and data.
 
-Text of models, data sets and options is hostile. A page with scripts contains it only as ASCII JSON without ``<``,
-``>`` and ``&``, or compressed and in base64; the scripts put it into the document as text nodes. Everything else is
-escaped by the template, and the page's policy forbids all other scripts and all connections.
+Text from models, data sets and options is untrusted. Pages with scripts contain it only as ASCII JSON without ``<``,
+``>`` and ``&``, or compressed in base64, and the scripts insert it into the document as text nodes. The template
+escapes everything else, and the content security policy forbids all other scripts and all connections.
 """
 
 import base64
@@ -20,16 +20,16 @@ from markupsafe import Markup
 from verl.utils.portable import finite_or_null, printable
 
 CHUNK_BYTES = 1 << 19
-"""Uncompressed size at which a chunk is closed. A page unpacks a chunk when something in it is opened."""
+"""Uncompressed size at which a chunk is closed. The page decompresses a chunk when its content is opened."""
 
 BROWSER_SCRIPTS = ("base", "list", "charts", "panels", "diff", "text", "tokens", "samples")
-"""Scripts of pages with charts and the browser of responses."""
+"""Scripts for pages with charts and the response browser."""
 
 ASSETS = Path(__file__).parent / "assets"
 KATEX = ASSETS / "katex"
 
 FORMULA = re.compile(r"\\[(\[]|\\begin\{|\$[^$\n]*[\\^_=+*/<>-][^$\n]*\$|\$\$")
-"""What may begin a formula, or be one; ``text.js`` decides."""
+"""Pattern of potential formulas or their beginnings; ``text.js`` makes the final decision."""
 
 TEMPLATES = Environment(
     loader=FileSystemLoader(ASSETS), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -47,18 +47,18 @@ def render(
     formulas: bool = False,
     **values: Any,
 ) -> str:
-    """Return the text of a page.
+    """Return the page's HTML.
 
     Args:
-        template: file in ``assets/`` that extends ``page.html``.
-        title: of the page.
-        styles: names of its style sheets.
-        scripts: names of its scripts, which share one scope; none: the page runs no script.
-        index: what the scripts read at once.
-        chunks: what they unpack when it is needed, as :func:`pack` returns it.
-        connect: source of a content security policy that the scripts may connect to.
-        formulas: KaTeX is part of the page.
-        values: what else the template needs.
+        template: File in ``assets/`` that extends ``page.html``.
+        title: Page title.
+        styles: Names of the style sheets.
+        scripts: Names of the scripts, which share one scope, or empty for a page without scripts.
+        index: Data that the scripts read immediately.
+        chunks: Data that the scripts decompress on demand, as returned by :func:`pack`.
+        connect: Source in the content security policy to which scripts may connect.
+        formulas: Whether to include KaTeX.
+        values: Additional template variables.
     """
     style = _read(styles, "css") + (_katex_style() if formulas else "")
     script = '"use strict";\n(() => {\n' + _read(scripts, "js") + "\n})();\n" if scripts else ""
@@ -77,28 +77,28 @@ def render(
 
 
 def ascii_json(value: Any) -> str:
-    """ASCII JSON that cannot end a script element: no ``<``, ``>`` or ``&``; numbers that are not finite are null."""
+    """Encode as ASCII JSON without ``<``, ``>`` and ``&``, safe in a script element; non-finite numbers become null."""
     text = json.dumps(finite_or_null(value), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def pack(text: str) -> str:
-    """ASCII ``text``, compressed and in base64."""
+    """Compress an ASCII ``text`` and encode it in base64."""
     return base64.b64encode(zlib.compress(text.encode("ascii"), 6)).decode("ascii")
 
 
 def has_formulas(texts: Iterable[str]) -> bool:
-    """Whether a page of these texts needs KaTeX."""
+    """Return whether a page with these texts needs KaTeX."""
     return any(FORMULA.search(text) for text in texts)
 
 
 def _katex_style() -> str:
-    """Without the addresses of fonts: ``text.js`` loads these from the page itself."""
+    """Return KaTeX's style sheet without font URLs, since ``text.js`` loads the fonts from the page itself."""
     return re.sub(r"@font-face\{[^}]*\}", "", (KATEX / "katex.min.css").read_text("utf-8"))
 
 
 def _katex_fonts() -> list[tuple[str, str, str, Markup]]:
-    """Family, weight, style and the file in base64 of each font."""
+    """Return the family, weight, style and base64-encoded file of each font."""
     fonts = []
     for path in sorted((KATEX / "fonts").iterdir()):
         family, _, face = path.stem.rpartition("-")
@@ -108,11 +108,11 @@ def _katex_fonts() -> list[tuple[str, str, str, Markup]]:
 
 
 def _read(names: Sequence[str], suffix: str) -> str:
-    """Style sheets or scripts without indentation and comments, which saves a tenth of a small page."""
+    """Read style sheets or scripts, removing indentation and comments to save a tenth of a small page."""
     lines = [line.strip() for name in names for line in (ASSETS / f"{name}.{suffix}").read_text("utf-8").splitlines()]
     return "\n".join(line for line in lines if line and not line.startswith("//"))
 
 
 def _digest(source: str) -> str:
-    """Return the name by which a content security policy allows one inline element."""
+    """Return the content security policy source that allows one inline element."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode('ascii')}'"

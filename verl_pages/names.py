@@ -1,4 +1,4 @@
-"""What pages and figures call metrics."""
+"""Display names of metrics on pages and in figures."""
 
 import re
 
@@ -7,7 +7,7 @@ RANK_NAMES = {
     "Effective Rank diff": ("ERV", "its velocity"),
     "Effective Rank diff 2": ("ERA", "its acceleration"),
 }
-"""The metrics of the paper, which stand first: short, and in words."""
+"""Short and long display names of the paper's metrics, which are listed first."""
 
 OTHERS = {
     "num_tokens": "tokens",
@@ -29,7 +29,7 @@ OTHERS = {
 
 
 def metric_name(name: str) -> str:
-    """``Effective Rank diff 2`` -> ``ERA``, ``layer_1/Curvature diff`` -> ``velocity of Curvature, layer 1``."""
+    """Return the display name of a metric, such as ``ERA`` for ``Effective Rank diff 2``."""
     layer, _, metric = name.rpartition("/")
     if match := re.fullmatch(r"layer_(\d+)", layer):
         return f"{metric_name(metric)}, layer {match[1]}"

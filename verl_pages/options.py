@@ -1,22 +1,22 @@
-"""What runs are called, options in which they differ, and groups of runs that differ in their seed only."""
+"""Names of runs, options in which they differ, and groups of runs that differ only in their seed."""
 
 from collections.abc import Sequence
 
 from verl_pages.run_folder import RunFolder
 
 SEED_OPTIONS = ("seed", "trainer.default_local_dir", "trainer.experiment_name", "trainer.project_name")
-"""Options that may differ between the seeds of one setting."""
+"""Options that may differ between runs of a seed group."""
 
 MISSING = "–"
 
 
 def seed_groups(runs: Sequence[RunFolder]) -> list[int]:
-    """Return the group of each run, numbered from 0. Runs of a group differ in ``SEED_OPTIONS`` only."""
+    """Return the 0-based group number of each run. Runs in a group differ only in ``SEED_OPTIONS``."""
     numbers: dict[object, int] = {}
     groups = []
     for place, run in enumerate(runs):
         options = frozenset(item for item in run.options.items() if item[0] not in SEED_OPTIONS)
-        # Nothing is known of a run without options.
+        # A run with unknown options forms a group of its own.
         groups.append(numbers.setdefault(options if run.options else place, len(numbers)))
     return groups
 
@@ -32,9 +32,9 @@ def group_names(runs: Sequence[RunFolder], groups: Sequence[int]) -> list[str]:
 
 
 def run_names(runs: Sequence[RunFolder]) -> list[str]:
-    """Name runs after their experiment.
+    """Name runs after their experiments.
 
-    If several have the same, the options in which they differ are added, or else their folder.
+    If names collide, add the options in which the runs differ or, failing that, the folder name.
     """
     experiments = [(run.option("trainer.experiment_name") or "").strip() for run in runs]
     ways = [
@@ -53,9 +53,9 @@ def run_names(runs: Sequence[RunFolder]) -> list[str]:
 
 
 def differences(runs: Sequence[RunFolder]) -> list[list[str]]:
-    """Return the options of each run in which the runs differ, ``["optim.lr=0.001", "rollout.n=8"]``."""
+    """Return each run's values of options that differ between runs, such as ``["optim.lr=0.001", "rollout.n=8"]``."""
     rows = [(name, values) for name, differs, values in option_rows(runs) if differs]
-    # The seed last.
+    # Put the seed last.
     rows = [row for row in rows if row[0] not in SEED_OPTIONS] + [row for row in rows if row[0] == "seed"]
     return [
         [f"{'.'.join(name.split('.')[-2:])}={_short(values[place])}" for name, values in rows]
@@ -69,7 +69,7 @@ def _short(value: str) -> str:
 
 
 def option_rows(runs: Sequence[RunFolder]) -> list[tuple[str, int, list[str]]]:
-    """Rows of name, whether the runs differ, and the values: a single one if they do not."""
+    """Return rows of option name, whether the runs differ, and the values (a single one if they do not)."""
     names = list(dict.fromkeys(name for run in runs for name in run.options))
     rows: list[tuple[str, int, list[str]]] = []
     known = [run for run in runs if run.options]

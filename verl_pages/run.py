@@ -1,4 +1,4 @@
-"""The page of training runs: curves, rank metrics, shaping, time, options and samples, of one run or of several."""
+"""Page for one or more training runs: curves, rank metrics, rank shaping, timing, options and samples."""
 
 import time
 import zlib
@@ -23,7 +23,7 @@ from verl_pages.samples import Limits, PromptSamples, pack_samples
 from verl_pages.timeline import timeline
 
 MAX_PAGE_BYTES = 24 << 20
-"""Samples are left out to keep the page within this size; curves and options stay."""
+"""Maximum page size, enforced by omitting samples; curves and options are always kept."""
 
 LIMITS = Limits(characters=12_000, responses=16)
 MAX_PROMPTS = 20_000
@@ -31,13 +31,13 @@ MAX_PROMPTS = 20_000
 MAX_RUNS = 32
 
 EVALUATED = "results.csv"
-"""A file that an evaluation's folder has and a run's has not."""
+"""File that marks a folder as an evaluation rather than a training run."""
 
 MAX_DIFFERENCES = 5
-"""Options in which a run differs that the overview names; the others are under Configuration."""
+"""Maximum number of differing options shown per run in the overview; all are listed under Configuration."""
 
 LAST_STEPS = 10
-"""The overview shows means over this many last steps, because single batches are noisy."""
+"""Number of final steps averaged in the overview, because single batches are noisy."""
 
 SECTIONS = {
     "learning": "Learning",
@@ -53,10 +53,10 @@ SECTIONS = {
 
 
 def write_page(folders: Sequence[Path], out: Path, max_bytes: int = MAX_PAGE_BYTES) -> list[str]:
-    """Write the page of the runs in ``folders`` to ``out``, and return what could not be read, a line each.
+    """Write the page of the runs in ``folders`` to ``out``; return one line per problem in reading them.
 
     Raises:
-        ConfigError: a folder is not a run folder.
+        ConfigError: A folder is not a run folder.
         OSError: ``out`` cannot be written.
     """
     text, troubles = make_page(folders, max_bytes)
@@ -65,10 +65,10 @@ def write_page(folders: Sequence[Path], out: Path, max_bytes: int = MAX_PAGE_BYT
 
 
 def make_page(folders: Sequence[Path], max_bytes: int = MAX_PAGE_BYTES) -> tuple[str, list[str]]:
-    """Return the text of the page, and what could not be read, a line each.
+    """Return the page's HTML, and one line per problem in reading the folders.
 
     Raises:
-        ConfigError: a folder is not a run folder.
+        ConfigError: A folder is not a run folder.
     """
     runs = read_runs(folders)
     text = build_page(runs, max_bytes)
@@ -76,10 +76,10 @@ def make_page(folders: Sequence[Path], max_bytes: int = MAX_PAGE_BYTES) -> tuple
 
 
 def read_runs(folders: Sequence[Path]) -> list[RunFolder]:
-    """Read the runs in these folders, by distinct names.
+    """Read the runs in these folders and give them distinct names.
 
     Raises:
-        ConfigError: a folder neither is a run folder nor holds any, or there are too many.
+        ConfigError: A folder neither is nor contains a run folder, or there are too many runs.
     """
     folders = [run for folder in folders for run in runs_in(folder)]
     if len(folders) > MAX_RUNS:
@@ -97,10 +97,10 @@ def read_runs(folders: Sequence[Path]) -> list[RunFolder]:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """Return ``folder`` if it is a run's, and otherwise the folders of runs up to three levels below it, by path.
+    """Return ``folder`` if it is a run folder, otherwise all run folders up to three levels below it.
 
     Raises:
-        ConfigError: there are none.
+        ConfigError: There are no run folders.
     """
     if is_run(folder):
         return [folder]
@@ -112,9 +112,9 @@ def runs_in(folder: Path) -> list[Path]:
 
 
 def build_page(runs: Sequence[RunFolder], max_bytes: int = MAX_PAGE_BYTES) -> str:
-    """Return the text of the page; everything read from the folders is ASCII.
+    """Return the page's HTML, with everything read from the folders encoded as ASCII.
 
-    While a run has not finished, the page reloads itself in the browser.
+    Until all runs have finished, the page reloads itself in the browser.
     """
     samples = gather_samples(runs)
     for run, rows in zip(runs, samples.shaping, strict=True):
@@ -150,13 +150,13 @@ def build_page(runs: Sequence[RunFolder], max_bytes: int = MAX_PAGE_BYTES) -> st
         return render("run.html", title, ("base", "pages"), scripts, index, chunks, connect, formulas)
 
     index["samples"], packed = _samples(samples, len(chunks), max_bytes - len(text(chunks)) - 4096)
-    # Reading samples may have added lines.
+    # Reading samples may have added problems, so collect them last.
     index["troubles"] = [printable(f"{run.name}/{line}") for run in runs for line in run.troubles]
     return text(chunks + packed)
 
 
 def _samples(samples: GatheredSamples, first: int, room: int) -> tuple[dict[str, Any], list[str]]:
-    """Return the index of the samples, and their chunks, numbered from ``first``."""
+    """Return the index of the samples and their chunks, which are numbered from ``first``."""
     figures = [*FIGURES, *(METRIC_PREFIX + name for name in samples.metrics)]
     packed = pack_samples(_by_use(samples.prompts)[:MAX_PROMPTS], figures, samples.prefixes, LIMITS, first, room)
     index = {
@@ -180,7 +180,7 @@ def _samples(samples: GatheredSamples, first: int, room: int) -> tuple[dict[str,
 
 
 def _limits(samples: GatheredSamples, shown: int) -> str:
-    """Tells readers what is left out."""
+    """Describe to the reader which samples were omitted."""
     parts = []
     if shown < len(samples.prompts) or samples.fraction < 1:
         share = samples.fraction * shown / max(1, len(samples.prompts))
@@ -196,7 +196,7 @@ def _limits(samples: GatheredSamples, shown: int) -> str:
 
 
 def _by_use(prompts: Sequence[PromptSamples]) -> list[PromptSamples]:
-    """Prompts answered at the most steps first, alternating between validation and training."""
+    """Sort prompts by decreasing number of steps with samples, alternating between validation and training."""
 
     def use(prompt: PromptSamples) -> tuple[int, int]:
         return -len(prompt.cells), zlib.crc32(f"{prompt.split} {prompt.uid}".encode())
@@ -212,7 +212,7 @@ def _style(place: int) -> dict[str, str]:
 def _pack_panels(
     panels: Sequence[Panel], runs: Sequence[RunFolder], width: int
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the index of the panels, and chunks of their curves."""
+    """Return the index of the panels and the chunks with their curves."""
     index: list[dict[str, Any]] = []
     chunks: list[str] = []
     held: list[str] = []
@@ -251,7 +251,7 @@ def _pack_panels(
 
 
 def _run(run: RunFolder, group: int, place: int) -> dict[str, Any]:
-    """Return a run's row in the overview."""
+    """Return the overview row of a run."""
     planned = run.option("trainer.total_training_steps")
     versions = run.summary.get("versions")
     return {
@@ -272,7 +272,7 @@ def _run(run: RunFolder, group: int, place: int) -> dict[str, Any]:
 
 
 def _shaping(run: RunFolder) -> str:
-    """Return the place of rank shaping in a run's training, empty where its options do not tell."""
+    """Describe where a run applies rank shaping, or return an empty string if its options are unknown."""
     places = {"reward_manager.add_reward": "of rewards", "reward_manager.add_adv": "of advantages"}
     if not places.keys() <= run.options.keys():
         return ""
@@ -316,7 +316,7 @@ def _figures(run: RunFolder) -> Iterator[tuple[str, Any]]:
 
 
 def _phases(run: RunFolder) -> dict[str, float]:
-    """Seconds by phase, over all steps."""
+    """Return the total seconds per phase over all steps."""
     sums = {
         name.removeprefix("timing_s/"): float(np.nansum(series.values))
         for name, series in run.metrics.items()

@@ -1,6 +1,6 @@
-"""What is in a run's folder, read without trust: it may be somebody else's, damaged, or still being written.
+"""Defensive reader for run folders, which may be untrusted, damaged, or still being written.
 
-Whatever cannot be read costs itself and one line in ``troubles``.
+Unreadable content is skipped and reported with one line in ``troubles``.
 """
 
 import json
@@ -20,32 +20,32 @@ from verl.config.run_file import RUN_CONFIG, read_run_config
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
 SAMPLES = "samples"
-"""Folder of the samples, a parquet file for each training step and validation that is kept."""
+"""Folder of the samples, with one Parquet file for each saved training step or validation."""
 
 MAX_SUMMARY_BYTES = 16 << 20
 MAX_METRICS_BYTES = 1 << 30
 MAX_LINE_BYTES = 4 << 20
-"""Largest record of one step in the metrics."""
+"""Maximum size of one step's record in the metrics file."""
 
 MAX_NAMES = 4000
-"""Most distinct metrics."""
+"""Maximum number of distinct metrics."""
 
 MAX_OPTIONS = 5000
 MAX_DEPTH = 16
-"""Deepest nesting of options."""
+"""Maximum nesting depth of options."""
 
 MAX_VALUE = 400
-"""Characters of an option's value that are shown."""
+"""Maximum characters shown of an option's value."""
 
 MAX_STEP = 10**9
 
 
 class SampleFile(NamedTuple):
-    """One file of samples. The order of files is that of the steps; the validation after a step follows it."""
+    """One file of samples. Files sort by step, with a step's validation after its training samples."""
 
     step: int
     split: str
-    """``train`` or ``val``."""
+    """Data split, ``train`` or ``val``."""
 
     @property
     def name(self) -> str:
@@ -54,48 +54,48 @@ class SampleFile(NamedTuple):
 
 @dataclass
 class Series:
-    """One metric over steps, in the order of the steps."""
+    """Values of one metric, sorted by step."""
 
     steps: npt.NDArray[np.int64]
     values: npt.NDArray[np.float64]
-    """NaN where the value was not finite."""
+    """Metric values, with NaN in place of non-finite ones."""
 
 
 @dataclass
 class RunFolder:
-    """What the folder of a run holds."""
+    """Content of a run folder."""
 
     path: Path
     name: str
-    """Distinct among the runs of a page."""
+    """Run name, unique on its page."""
     metrics: dict[str, Series] = field(default_factory=dict)
     options: dict[str, str] = field(default_factory=dict)
-    """Flat: ``actor.optim.lr`` -> the value as JSON."""
+    """Option values as JSON by dotted name, such as ``actor.optim.lr``."""
     summary: dict[str, Any] = field(default_factory=dict)
-    """Empty until the run is complete."""
+    """Run summary, or empty until the run is complete."""
     samples: list[SampleFile] = field(default_factory=list)
     troubles: list[str] = field(default_factory=list)
 
     @property
     def last_step(self) -> int:
-        """The last step with a record; 0 without any."""
+        """Last recorded step, or 0 if there are no records."""
         return max((int(series.steps[-1]) for series in self.metrics.values()), default=0)
 
     def option(self, name: str) -> str | None:
-        """Return the value of an option as text; None if it is not there."""
+        """Return an option's value as text, or None if it is missing."""
         text = self.options.get(name)
         return None if text is None else text.strip('"')
 
 
 def sample_files(folder: Path) -> list[SampleFile]:
-    """Return the complete files of samples in ``folder``, in order."""
+    """Return the complete sample files in ``folder`` in sorted order."""
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     found = [re.fullmatch(r"(train|val)_([0-9]{6}|[1-9][0-9]{6,11})\.parquet", name) for name in names]
     return sorted(SampleFile(int(match[2]), match[1]) for match in found if match)
 
 
 def is_run(folder: Path) -> bool:
-    """Whether there is anything of a run in ``folder``."""
+    """Return whether ``folder`` contains any output of a training run."""
     return (folder / METRICS).is_file() or (folder / RUN_CONFIG).is_file() or bool(sample_files(folder / SAMPLES))
 
 
@@ -128,7 +128,7 @@ def _read_options(path: Path, troubles: list[str]) -> dict[str, str]:
 
 
 def _flat(tree: Mapping[Any, Any], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
-    """Every option below ``tree`` by its dotted name."""
+    """Yield the dotted name and JSON value of every option in ``tree``."""
     for key, value in tree.items():
         name = f"{prefix}{key}"[:MAX_VALUE]
         if isinstance(value, Mapping) and value and depth < MAX_DEPTH:
@@ -138,7 +138,7 @@ def _flat(tree: Mapping[Any, Any], prefix: str = "", depth: int = 0) -> Iterator
 
 
 def _short_json(value: Any) -> str:
-    """``value`` as JSON of at most ``MAX_VALUE`` characters, written no further than that."""
+    """Encode ``value`` as JSON, stopping after ``MAX_VALUE`` characters."""
     parts: list[str] = []
     size = 0
     try:
@@ -155,7 +155,7 @@ def _short_json(value: Any) -> str:
 
 def _read_summary(path: Path, troubles: list[str]) -> dict[str, Any]:
     try:
-        # A pipe may never end.
+        # Reading a pipe might never finish.
         if not path.is_file():
             return {}
         if path.stat().st_size > MAX_SUMMARY_BYTES:
@@ -174,7 +174,7 @@ def _read_summary(path: Path, troubles: list[str]) -> dict[str, Any]:
 
 
 def _read_metrics(path: Path, troubles: list[str]) -> dict[str, Series]:
-    """Every metric by its name. Of a step that was recorded twice, the last record counts."""
+    """Read all metrics by name. If a step was recorded more than once, use the last record."""
     records: dict[int, dict[str, float]] = {}
     damaged: list[int] = []
     if not path.is_file():
@@ -200,9 +200,9 @@ def _read_metrics(path: Path, troubles: list[str]) -> dict[str, Series]:
 
 
 def _lines(file: Any) -> Iterator[bytes | None]:
-    """Yield the lines of a file, None for one that is too long."""
+    """Yield the lines of a file, or None in place of lines that are too long."""
     left = MAX_METRICS_BYTES
-    is_rest = False  # of a line that is too long
+    is_rest = False  # inside a line that is too long
     while left > 0 and (line := file.readline(MAX_LINE_BYTES)):
         left -= len(line)
         complete = line.endswith(b"\n") or len(line) < MAX_LINE_BYTES
@@ -214,7 +214,7 @@ def _lines(file: Any) -> Iterator[bytes | None]:
 
 
 def _record(line: bytes) -> tuple[int, dict[str, float]] | None:
-    """Step and numbers of one line; None if it is damaged."""
+    """Parse the step and numeric values of one line; return None if it is damaged."""
     try:
         values = json.loads(line)
         step = values.pop("step")
@@ -227,7 +227,7 @@ def _record(line: bytes) -> tuple[int, dict[str, float]] | None:
 
 
 def _finite_or_nan(value: float | None) -> float:
-    """NaN for what is not finite; trackers write it as null."""
+    """Convert non-finite values, which trackers write as null, to NaN."""
     try:
         number = math.nan if value is None else float(value)
     except OverflowError:

@@ -1,4 +1,4 @@
-"""The samples of runs, read for a page: the responses to some prompts, and what rank shaping did to all."""
+"""Samples of runs for a page: responses to a subset of prompts, and rank shaping statistics over all responses."""
 
 import json
 import zlib
@@ -15,25 +15,25 @@ from verl_pages.run_folder import SAMPLES, RunFolder, SampleFile, Series
 from verl_pages.samples import PromptSamples, Row
 
 MAX_RAW_BYTES = 64 << 20
-"""Most bytes of samples of a page, in memory. Beyond it some prompts are left out, the same at every step."""
+"""Maximum in-memory size of a page's samples. Beyond it, some prompts are omitted consistently at every step."""
 
 MAX_FILES = 500
-"""Most files that are read of a run and split, spread over the steps."""
+"""Maximum number of files to read per run and split, spread evenly over the steps."""
 
 MAX_FILE_BYTES = 8 << 30
-"""Largest file that is read, by its size in memory."""
+"""Maximum in-memory size of a file to read."""
 
 BATCH_ROWS = 256
-"""Rows of a file that are in memory at once."""
+"""Number of rows of a file to hold in memory at a time."""
 
 MAX_METRICS = 48
-"""Most columns of rank metrics."""
+"""Maximum number of rank metric columns."""
 
 METRIC_PREFIX = "metric/"
-"""Prefix of the columns that hold rank metrics."""
+"""Prefix of rank metric columns."""
 
 PREFIX = "prefix/"
-"""The same for lists of the rank metrics of every measured prefix of a response."""
+"""Prefix of columns that list a rank metric for every measured prefix of a response."""
 
 FIGURES = (
     "score",
@@ -62,35 +62,35 @@ COLUMN_TYPES = {
     **dict.fromkeys(TEXTS, pa.large_string()),
     **dict.fromkeys(FIGURES, pa.float64()),
 }
-"""Columns that the page shows, besides those of rank metrics."""
+"""Types of the columns shown on the page, except rank metrics."""
 
 NEEDED = {"uid", "prompt", "response", "correct"}
 
 CHANGES = (1e-6, 0.05, 0.2, 0.5)
-"""Bounds of the classes of relative change by rank shaping; the last class has no bound."""
+"""Upper bounds of the relative change in each class of rank shaping's effect; the last class is unbounded."""
 
 CHANGE_NAMES = ("unchanged", "up to 5%", "up to 20%", "up to 50%", "above 50%")
 
 
 @dataclass
 class GatheredSamples:
-    """Samples of several runs."""
+    """Samples collected from several runs."""
 
     prompts: list[PromptSamples] = field(default_factory=list)
     metrics: list[str] = field(default_factory=list)
-    """Columns of rank metrics, without their prefix."""
+    """Rank metric columns without their prefix."""
     prefixes: list[str] = field(default_factory=list)
-    """Rank metrics of prefixes that some response has."""
+    """Rank metrics that some response has for its prefixes."""
     shaping: list[list[list[Any]]] = field(default_factory=list)
-    """For each run ``[step, share of each class of change]``, the classes of ``CHANGES``."""
+    """Rows ``[step, share of each class in CHANGES]`` for each run."""
     fraction: float = 1.0
-    """Share of the prompts that was read."""
+    """Fraction of prompts that were read."""
     num_files: int = 0
     num_read: int = 0
 
 
 def gather_samples(runs: Sequence[RunFolder], max_raw: int = MAX_RAW_BYTES) -> GatheredSamples:
-    """Read the samples of ``runs``; whatever cannot be read costs itself, and a line in its run's ``troubles``."""
+    """Read the samples of ``runs``, skipping unreadable files with a line in the run's ``troubles``."""
     gathered = GatheredSamples(shaping=[[] for _ in runs])
     chosen = [(number, run, file) for number, run in enumerate(runs) for file in _spread_files(run.samples)]
     size = sum(_raw_bytes(run.path / SAMPLES / file.name) for _, run, file in chosen)
@@ -111,7 +111,7 @@ def gather_samples(runs: Sequence[RunFolder], max_raw: int = MAX_RAW_BYTES) -> G
                     raise ValueError("holds more than its metadata says")
             shares = _shaping_shares(opened) if file.split == "train" else None
         except (OSError, pa.ArrowException, ValueError, KeyError, MemoryError) as error:
-            # A run that goes on removes files when it has kept too many.
+            # An active run may have deleted the file, since it limits the number of files.
             if path.exists():
                 reason = " ".join(str(error).split())[:120] or type(error).__name__
                 damaged[number].append(f"{file.name}: cannot be read ({reason})")
@@ -139,14 +139,14 @@ def gather_samples(runs: Sequence[RunFolder], max_raw: int = MAX_RAW_BYTES) -> G
 
 
 def shaping_metrics(rows: Sequence[Sequence[Any]]) -> dict[str, Series]:
-    """Return the classes of ``GatheredSamples.shaping`` as metrics, ``samples/advantages/unchanged`` and so on."""
+    """Convert ``GatheredSamples.shaping`` rows to metrics such as ``samples/advantages/unchanged``."""
     steps, *shares = np.array(rows, dtype=np.float64).reshape(len(rows), len(CHANGE_NAMES) + 1).T
     named = zip(CHANGE_NAMES, shares, strict=True) if rows else ()
     return {f"samples/advantages/{name}": Series(steps.astype(np.int64), values) for name, values in named}
 
 
 def _spread_files(files: Sequence[SampleFile]) -> list[SampleFile]:
-    """At most ``MAX_FILES`` of each split, spread evenly, the first and the last among them."""
+    """Select at most ``MAX_FILES`` evenly spaced files per split, including the first and the last."""
     kept = set()
     for split in ("train", "val"):
         of_split = [file for file in files if file.split == split]
@@ -156,8 +156,8 @@ def _spread_files(files: Sequence[SampleFile]) -> list[SampleFile]:
 
 
 def _raw_bytes(path: Path) -> int:
-    """Return the size of a file's content in memory, as the file states it; 0 if it does not."""
-    if not path.is_file():  # a pipe would wait for its writer
+    """Return the in-memory size of a file's content according to its metadata, or 0 if unavailable."""
+    if not path.is_file():  # opening a pipe would block until there is a writer
         return 0
     try:
         facts = pq.read_metadata(path)
@@ -167,7 +167,7 @@ def _raw_bytes(path: Path) -> int:
 
 
 def _shown_truth(text: str) -> str:
-    """Show a ground truth, JSON in the file; a text without its quotation marks and escapes."""
+    """Format a ground truth stored as JSON, showing strings without quotation marks and escapes."""
     try:
         truth = json.loads(text)
     except (ValueError, RecursionError):
@@ -176,7 +176,7 @@ def _shown_truth(text: str) -> str:
 
 
 def _open(path: Path) -> pq.ParquetFile:
-    """Open a file of samples that has the columns in ``NEEDED``."""
+    """Open a sample file, checking its size and that it has the columns in ``NEEDED``."""
     if not path.is_file():
         raise OSError("is not a regular file")
     if _raw_bytes(path) > MAX_FILE_BYTES:
@@ -189,7 +189,7 @@ def _open(path: Path) -> pq.ParquetFile:
 
 
 def _shown(file: pq.ParquetFile) -> dict[str, pa.DataType]:
-    """Columns that the page shows, with the types that they are cast to."""
+    """Return the columns shown on the page, with the types to cast them to."""
     types = {}
     for name in file.schema_arrow.names:
         if name in COLUMN_TYPES:
@@ -200,7 +200,7 @@ def _shown(file: pq.ParquetFile) -> dict[str, pa.DataType]:
 
 
 def _rows(file: pq.ParquetFile, fraction: float, split: str) -> Iterator[Row]:
-    """Responses to the prompts that are shown. Reads ``BATCH_ROWS`` rows at a time."""
+    """Yield the responses to the selected prompts, reading ``BATCH_ROWS`` rows at a time."""
     types = _shown(file)
     for batch in file.iter_batches(BATCH_ROWS, columns=list(types)):
         table = pa.Table.from_batches([batch]).select(list(types)).cast(pa.schema(types.items()))
@@ -210,7 +210,7 @@ def _rows(file: pq.ParquetFile, fraction: float, split: str) -> Iterator[Row]:
 
 
 def _row(values: Row) -> Row:
-    """One response of the page. Lists whose lengths do not match are left out."""
+    """Convert file values to a response on the page, dropping lists whose lengths do not match."""
     tokens, ends = values.get("tokens"), values.get("prefix_rows") or []
     if not tokens or None in tokens:
         tokens, ends = None, []
@@ -236,7 +236,7 @@ def _row(values: Row) -> Row:
 
 
 def _conversation(text: str | None) -> str:
-    """As :func:`spoken`, of JSON; empty if it is damaged."""
+    """Apply :func:`spoken` to JSON text; return an empty string if it is damaged."""
     try:
         return spoken(json.loads(text or "[]"))
     except (ValueError, RecursionError):
@@ -244,7 +244,7 @@ def _conversation(text: str | None) -> str:
 
 
 def spoken(said: Any) -> str:
-    """Show a conversation as text, with the environment's words framed; empty for any other form."""
+    """Format a conversation as text with the environment's parts framed, or return an empty string if malformed."""
     try:
         return "".join(
             part["text"] if part["by"] == "policy" else f"\n┌ environment\n{part['text']}\n└\n" for part in said
@@ -254,9 +254,9 @@ def spoken(said: Any) -> str:
 
 
 def _shaping_shares(file: pq.ParquetFile) -> list[float] | None:
-    """Return the share of responses by relative change of the advantage through rank shaping.
+    """Return the shares of responses by relative change of the advantage due to rank shaping.
 
-    None if nothing is known of it, or no response has an advantage.
+    The result is None if the file has no advantages that are finite and nonzero.
     """
     names = ["advantage_0", "advantage"]
     if not set(names) <= set(file.schema_arrow.names):

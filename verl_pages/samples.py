@@ -1,4 +1,4 @@
-"""The responses on a page: prompts in compressed chunks, shortened and left out until they fit."""
+"""Responses on a page: packs prompts into compressed chunks, shortening or omitting them to fit."""
 
 import re
 from bisect import bisect_left
@@ -10,30 +10,30 @@ from verl_pages.html import CHUNK_BYTES, ascii_json, pack
 
 MAX_PROMPT = 20_000
 MAX_LISTED = 500
-"""Characters of a prompt in the list, which the search looks at."""
+"""Maximum characters of a prompt in the searchable list."""
 
 USER_TURN = re.compile(
     r"(?:<\|(?:im_start|start_header_id|turn)\|?>|<start_of_turn>)user\b(?:<\|end_header_id\|>)?\s*"
     r"|<[|｜]user[|｜]>\s*|\[INST\]\s*",
     re.IGNORECASE,
 )
-"""Tokens of chat templates that begin a user's message."""
+"""Chat template tokens that begin a user message."""
 
 MAX_SHORT = 2_000
-"""Characters of an answer or a ground truth."""
+"""Maximum characters of an answer or a ground truth."""
 
 ENTRY_BYTES = 600
-"""Estimated size of a prompt in the list, without its verdicts."""
+"""Estimated size in bytes of a prompt's list entry without its verdicts."""
 
 Row = dict[str, Any]
-"""A response: the texts ``response``, ``reason``, ``answer`` and ``extra``, the character ``verdict`` ("c": correct),
-``truncated``, and its figures by name; where they are known ``tokens``, ``token_logprobs``, ``token_entropies``,
+"""One response: the strings ``response``, ``reason``, ``answer`` and ``extra``, the one-character ``verdict`` ("c" for
+correct), ``truncated``, metrics by name, and, if available, ``tokens``, ``token_logprobs``, ``token_entropies``,
 ``prefix_rows`` and ``prefixes``."""
 
 
 @dataclass
 class PromptSamples:
-    """The responses to one prompt."""
+    """Responses to one prompt."""
 
     split: str
     uid: int
@@ -41,10 +41,10 @@ class PromptSamples:
     source: str
     ground_truth: str
     cells: dict[tuple[int, int], list[Row]] = field(default_factory=dict)
-    """(run, step) -> its responses, in order."""
+    """Responses in order, keyed by (run, step)."""
 
     def texts(self) -> Iterator[str]:
-        """Return the prompt and all responses to it."""
+        """Yield the prompt and all responses to it."""
         yield self.prompt
         for rows in self.cells.values():
             yield from (row["response"] for row in rows)
@@ -52,22 +52,22 @@ class PromptSamples:
 
 @dataclass(frozen=True)
 class Limits:
-    """How much of the responses a page shows."""
+    """Limits on the responses shown on a page."""
 
     characters: int
-    """Longer responses lose their middle."""
+    """Maximum characters per response; the middle of longer ones is omitted."""
     responses: int | None
-    """Responses to a prompt at one step; None: all."""
+    """Maximum responses to a prompt per step, or None for all."""
 
 
 @dataclass(frozen=True)
 class PackedSamples:
-    """The list of prompts and their responses, as chunks of a page."""
+    """List of prompts and their responses, packed as chunks of a page."""
 
     chunks: list[str]
-    """The first lists the prompts; the next ones hold their responses."""
+    """Chunks: the first one lists the prompts, and the others contain their responses."""
     count: int
-    """How many of the prompts fit: the first ones."""
+    """Number of leading prompts that fit."""
     limits: Limits
 
 
@@ -79,9 +79,9 @@ def pack_samples(
     first: int,
     room: float,
 ) -> PackedSamples:
-    """Pack the first of ``prompts`` that take at most ``room`` bytes; chunks are numbered from ``first``.
+    """Pack as many leading ``prompts`` as fit into ``room`` bytes; chunks are numbered from ``first``.
 
-    ``figures`` and ``prefixes`` are names of figures of responses, and of rank metrics of prefixes.
+    ``figures`` are names of response metrics, and ``prefixes`` names of rank metrics of prefixes.
     """
     listed: list[list[Any]] = []
     chunks: list[str] = []
@@ -103,7 +103,7 @@ def pack_all(
     first: int,
     room: int,
 ) -> PackedSamples:
-    """All of ``prompts``, by the first of ``limits`` (widest first) within which they fit, or else by the last."""
+    """Pack all ``prompts`` with the first of ``limits`` (widest first) that makes them fit, or else with the last."""
 
     def fits(choice: Limits) -> bool:
         return pack_samples(prompts, figures, (), choice, first, room).count == len(prompts)
@@ -115,7 +115,7 @@ def pack_all(
 def _chunks(
     prompts: Sequence[PromptSamples], figures: Sequence[str], prefixes: Sequence[str], limits: Limits
 ) -> Iterator[tuple[list[PromptSamples], str]]:
-    """Prompts and the JSON of each chunk."""
+    """Yield the prompts and the JSON of each chunk."""
     held: list[PromptSamples] = []
     parts: list[str] = []
     size = 0
@@ -129,7 +129,7 @@ def _chunks(
 
 
 def _entry(prompt: PromptSamples, chunk: int, place: int) -> list[Any]:
-    """Return a prompt's entry in the list; ``entryOf`` in samples.js reads the fields in this order."""
+    """Return a prompt's list entry; ``entryOf`` in samples.js relies on the order of the fields."""
     cells = [
         [run, step, "".join(row["verdict"] for row in rows), sum(row["truncated"] for row in rows)]
         for (run, step), rows in sorted(prompt.cells.items())
@@ -138,12 +138,12 @@ def _entry(prompt: PromptSamples, chunk: int, place: int) -> list[Any]:
 
 
 def listed(prompt: str) -> str:
-    """Return the text of a prompt in the list: its last user message, because system prompts are all the same."""
+    """Return a prompt's text for the list: its last user message, because system prompts are usually identical."""
     return USER_TURN.split(prompt)[-1][:MAX_LISTED]
 
 
 def _record(prompt: PromptSamples, figures: Sequence[str], prefixes: Sequence[str], limits: Limits) -> dict[str, Any]:
-    """Return a prompt in full; a response that is left out is null."""
+    """Return a prompt with its responses, where omitted responses are null."""
     cells = []
     for _, rows in sorted(prompt.cells.items()):
         shown = _kept(rows, limits.responses)
@@ -152,7 +152,7 @@ def _record(prompt: PromptSamples, figures: Sequence[str], prefixes: Sequence[st
 
 
 def _kept(rows: Sequence[Row], number: int | None) -> set[int]:
-    """Return the responses shown: if not all, the first of each verdict and then the others in their order."""
+    """Return the indices of up to ``number`` responses to show: the first of each verdict, then the others in order."""
     first_of_verdict: dict[str, int] = {}
     for i, row in enumerate(rows):
         first_of_verdict.setdefault(row["verdict"], i)
@@ -160,7 +160,7 @@ def _kept(rows: Sequence[Row], number: int | None) -> set[int]:
 
 
 def _response(row: Row, figures: Sequence[str], prefixes: Sequence[str], limits: Limits) -> dict[str, Any]:
-    """One response; ``text`` is its beginning and its end, which is empty unless the middle is left out."""
+    """Return one response; ``text`` holds its beginning and its end, which is empty unless the middle is omitted."""
     response = {
         "truncated": int(row["truncated"]),
         "reason": row["reason"][:100],
@@ -173,13 +173,13 @@ def _response(row: Row, figures: Sequence[str], prefixes: Sequence[str], limits:
         return response | _tokens(row, prefixes, limits.characters)
     text = row["response"]
     left_out = max(0, len(text) - limits.characters)
-    # The gap is in the middle: answers are at the end.
+    # Omit the middle, since answers are at the end.
     head = limits.characters // 2 if left_out else len(text)
     return response | {"text": [text[:head], text[head + left_out :]], "left": left_out}
 
 
 def _tokens(row: Row, prefixes: Sequence[str], characters: int) -> dict[str, Any]:
-    """Return the text of a response by its tokens, and the values of each token."""
+    """Return the text of a response with token boundaries and per-token values."""
     tokens: list[str] = row["tokens"]
     head, tail = len(tokens), len(tokens)
     total = sum(map(len, tokens))
@@ -201,7 +201,7 @@ def _tokens(row: Row, prefixes: Sequence[str], characters: int) -> dict[str, Any
 
 
 def _within(tokens: Sequence[str], limit: int) -> int:
-    """How many of the first tokens have at most ``limit`` characters."""
+    """Return how many leading tokens fit within ``limit`` characters."""
     for number, token in enumerate(tokens):
         limit -= len(token)
         if limit < 0:
@@ -210,10 +210,10 @@ def _within(tokens: Sequence[str], limit: int) -> int:
 
 
 def _rounded(value: Any) -> float | None:
-    """Round to five digits."""
+    """Round to five significant digits; return None for non-numbers."""
     return float(f"{value:.5g}") if isinstance(value, int | float) else None
 
 
 def _utf16_length(text: str) -> int:
-    """Length in UTF-16 units, as JavaScript counts."""
+    """Return the length in UTF-16 code units, as in JavaScript."""
     return len(text.encode("utf-16-le", "surrogatepass")) // 2

@@ -1,4 +1,4 @@
-"""Who was busy in the last steps of a run: the engines that sample, and the trainer."""
+"""Timeline of engine and trainer activity in the last steps of a run."""
 
 from typing import Any
 
@@ -7,20 +7,20 @@ import numpy as np
 from verl_pages.run_folder import RunFolder
 
 NUM_STEPS = 16
-"""Steps that a timeline shows."""
+"""Maximum number of steps in a timeline."""
 
 Span = tuple[float, float]
-"""From and to, in seconds since the step began."""
+"""Start and end in seconds since the beginning of the step."""
 
 
 def timeline(run: RunFolder) -> dict[str, Any]:
-    """Return the last steps of a run that samples, for the timeline.
+    """Return the timeline of a run's last steps, or an empty dict if the run does not sample responses.
 
-    ``steps`` lists step, seconds, the spans in which engines were busy, and those in which the trainer was; ``busy`` is
-    the share of these steps for engines and trainer. Empty for a run that does not sample.
+    Each entry of ``steps`` lists step, seconds, busy spans of the engines and busy spans of the trainer; ``busy`` is
+    the busy share of the total time for engines and trainer.
 
-    Order within a step is that of the loop: sampling, learning, validation. What is logged is how long each took, not
-    when it began; engines of their own sample the next step from the beginning of this one.
+    Only durations are logged, so start times are inferred from the order in a step: sampling, learning, validation.
+    Separate engines sample the next step from the beginning of the current one.
     """
     seconds = {
         name.removeprefix("timing_s/"): dict(
@@ -41,9 +41,9 @@ def timeline(run: RunFolder) -> dict[str, Any]:
 
 
 def _row(step: int, seconds: dict[str, float]) -> list[Any]:
-    """``seconds``: by phase, and of the whole ``step``."""
+    """Build one row from ``seconds`` by phase, where ``step`` is the whole step."""
     whole, sampling, validation = seconds["step"], seconds["gen"], seconds.get("testing", 0.0)
-    # What ran beside the step's own phases is no part of its time.
+    # Time of phases that ran in parallel is not part of the step's duration.
     beside = sum(seconds.values()) - 2 * whole - seconds.get("engine_wait", 0.0)
     first = min(max(sampling - max(beside, 0.0), 0.0), whole)
     end = max(whole - validation, first)
@@ -54,5 +54,5 @@ def _row(step: int, seconds: dict[str, float]) -> list[Any]:
 
 
 def _long(spans: list[Span]) -> list[Span]:
-    """Those that last, rounded."""
+    """Drop negligible spans and round the others."""
     return [(round(start, 4), round(stop, 4)) for start, stop in spans if stop - start > 1e-4]

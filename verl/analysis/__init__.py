@@ -1,4 +1,4 @@
-"""The paper's analysis: what exploration and exploitation look like in tokens and in hidden states.
+"""The paper's analysis of exploration and exploitation in tokens and hidden states.
 
-Imports inside point one way: metrics <- sheets <- figures; correlations; publish; analyse on top.
+Import order within the package: metrics <- sheets <- figures; correlations; publish; analyse imports all of them.
 """

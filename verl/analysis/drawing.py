@@ -1,4 +1,4 @@
-"""Drawing of an analysis's figures: their style, panels, boxes and files."""
+"""Drawing helpers for the figures of an analysis: style, panels, legends and files."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,21 +18,21 @@ STYLE = Path(__file__).with_name("figures.mplstyle")
 MARKERS = "osD^vPX*"
 
 MAX_COLUMNS = 2
-"""Panels per row of a figure, which is read on a phone, and two fit next to each other on a screen."""
+"""Maximum panels per row, which keeps figures readable on a phone and lets two fit side by side on a screen."""
 
 
 @dataclass(frozen=True)
 class VerdictStyle:
-    """Style of the responses of one verdict."""
+    """Drawing style for responses with one verdict."""
 
     name: str
     correctness: float
     colour: str
     marker: str
     fill: str
-    """Colour inside the marker."""
+    """Fill colour of the marker."""
     line: Any
-    """Line style."""
+    """Matplotlib line style."""
 
 
 VERDICTS = (
@@ -43,7 +43,7 @@ VERDICTS = (
 
 @dataclass(frozen=True)
 class NamedFigure:
-    """A figure with its file name and the sentence below it."""
+    """A figure with its file name and caption."""
 
     name: str
     figure: Figure
@@ -51,9 +51,9 @@ class NamedFigure:
 
 
 def write_figures(folder: Path, figures: Iterable[NamedFigure]) -> list[tuple[str, str]]:
-    """Write each figure to ``folder`` as SVG and PNG, which replace earlier ones; return their names and captions.
+    """Write each figure to ``folder`` as SVG and PNG, replacing all old ones; return names and captions.
 
-    Pass a generator, so that figures are drawn in this style.
+    Pass a generator, so that figures are created while the style is active.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.iterdir():
@@ -64,7 +64,7 @@ def write_figures(folder: Path, figures: Iterable[NamedFigure]) -> list[tuple[st
         for drawn in figures:
             FigureCanvasAgg(drawn.figure)
             drawn.figure.savefig(folder / f"{drawn.name}.png")
-            # The layout is computed once for both files: that takes as long as drawing.
+            # Reuse the layout for the second file, since computing it takes as long as drawing.
             drawn.figure.set_layout_engine("none")
             drawn.figure.savefig(folder / f"{drawn.name}.svg", metadata={"Date": None})
             written.append((drawn.name, drawn.caption))
@@ -72,7 +72,7 @@ def write_figures(folder: Path, figures: Iterable[NamedFigure]) -> list[tuple[st
 
 
 def panels(figure: Figure, names: Sequence[str], width: float, height: float) -> Iterator[tuple[Axes, str]]:
-    """Yield an axes of ``width`` x ``height`` inches for each name, titled with its display name."""
+    """Yield axes of ``width`` x ``height`` inches for each name, titled with its display name."""
     columns = min(MAX_COLUMNS, len(names))
     lines = -(-len(names) // columns)
     figure.set_size_inches(width * columns + 0.4, height * lines + 0.8)
@@ -85,7 +85,7 @@ def panels(figure: Figure, names: Sequence[str], width: float, height: float) ->
 
 
 def line_style(number: int) -> dict[str, Any]:
-    """Return colour and marker of the line ``number``, from 0; the first 64 lines differ."""
+    """Return the colour and marker of a line by its 0-based ``number``; the first 64 are distinct."""
     return {
         "color": COLOURS[number % len(COLOURS)],
         "marker": MARKERS[(number + number // len(COLOURS)) % len(MARKERS)],

@@ -1,7 +1,7 @@
-"""Figures of an analysis.
+"""Plots of an analysis.
 
-They show exploration against exploitation, correct against wrong, along the response, layer by layer, and over
-checkpoints.
+They compare exploration with exploitation and correct with wrong responses, and show metrics along the response, per
+layer and over checkpoints.
 """
 
 import re
@@ -30,13 +30,13 @@ from verl.evaluation.statistics import intervals, resampled
 from verl_pages.names import metric_name
 
 MAX_POINTS = 2000
-"""Points of a scatter; of more, a random sample is drawn."""
+"""Maximum number of points in a scatter plot; larger data are sampled at random."""
 
 MIN_ALIVE = 5
-"""A curve along the response ends where fewer responses continue."""
+"""Minimum number of unfinished responses at each point of a curve along the response."""
 
 DRAWS = 500
-"""Bootstrap draws of the bands."""
+"""Number of bootstrap draws for the bands."""
 
 LINES = [{"color": v.colour, "linestyle": v.line} for v in VERDICTS]
 
@@ -47,7 +47,7 @@ POINTS = "Each point is a prompt, with all responses to it; colour: the share of
 def draw_figures(
     config: AnalysisConfig, responses: pd.DataFrame, prompts: pd.DataFrame, courses: pd.DataFrame, table: pd.DataFrame
 ) -> Iterator[NamedFigure]:
-    """Yield every figure that the tables have data for; ``table`` holds the correlations."""
+    """Yield every figure for which the tables have data; ``table`` contains the correlations."""
     options = config.analysis
     over_prompts = "Mean over prompts of their responses' mean; {}: 95% interval over prompts."
     for (run, step, benchmark, temperature), part in responses.groupby(MODEL, sort=False):
@@ -81,7 +81,7 @@ def draw_figures(
 
 
 def _panel_columns(config: AnalysisConfig) -> list[str]:
-    """Return the metrics of a response that get a panel: those of ``analysis.layer`` and of its tokens."""
+    """Return the response metrics shown in panels: rank metrics of ``analysis.layer``, and token metrics."""
     tokens = ("avg_log_probs", "avg_logits_entropy", "response_entropy", "response_confidence")
     return [*config.calculator.metric_names, *tokens, "n_gram_repetition_rate", "response_length", "reflection_words"]
 
@@ -89,7 +89,7 @@ def _panel_columns(config: AnalysisConfig) -> list[str]:
 def scatter_figure(
     rows: pd.DataFrame, pairs: Sequence[Sequence[str]], correlations: pd.DataFrame, colour: str, title: str
 ) -> Figure:
-    """Draw exploration (x) against exploitation (y) for each pair, with the histograms of both at the margins."""
+    """Draw exploration (x) against exploitation (y) for each pair, with marginal histograms."""
     figure = Figure(figsize=(4.8, 4.3 * len(pairs) + 0.7), layout="constrained")
     points = rows.sample(MAX_POINTS, random_state=0) if len(rows) > MAX_POINTS else rows
     by_verdict = colour == "correctness"
@@ -99,7 +99,7 @@ def scatter_figure(
         top, right = part.add_subplot(grid[0, 0], sharex=axes), part.add_subplot(grid[1, 1], sharey=axes)
         drawn = None
         edges = [_edges(rows[name]) for name in (x, y)]
-        # The rarer verdict is drawn on top.
+        # Draw the rarer verdict on top.
         verdicts = sorted(VERDICTS, key=lambda verdict: -int((points[colour] == verdict.correctness).sum()))
         for verdict in verdicts if by_verdict else ():
             of = points[points[colour] == verdict.correctness]
@@ -124,7 +124,7 @@ def scatter_figure(
 
 
 def correctness_figure(rows: pd.DataFrame, metrics: Sequence[str], title: str) -> Figure:
-    """Draw the distribution of each metric over correct and over wrong responses."""
+    """Draw the distribution of each metric for correct and wrong responses."""
     figure = Figure(layout="constrained")
     for axes, name in panels(figure, metrics, 2.4, 1.9):
         for place, verdict in enumerate(VERDICTS):
@@ -152,9 +152,9 @@ def correctness_figure(rows: pd.DataFrame, metrics: Sequence[str], title: str) -
 
 
 def course_figure(courses: pd.DataFrame, metrics: Sequence[str], title: str) -> Figure:
-    """Draw each metric along the response, of correct and of wrong ones."""
+    """Draw each metric along the response, for correct and wrong responses."""
     figure = Figure(layout="constrained")
-    # The last point of a response is its end, wherever that falls: positions that all responses share are kept.
+    # The last point of a response is at its end, which differs between responses; keep only the shared positions.
     whole = courses.groupby(["prompt_id", "rollout_id"])["tokens"].transform("max")
     shared = courses[courses["tokens"] < whole]
     for axes, name in panels(figure, metrics, 3.0, 2.3):
@@ -169,9 +169,9 @@ def course_figure(courses: pd.DataFrame, metrics: Sequence[str], title: str) -> 
 
 
 def layer_figure(config: AnalysisConfig, rows: pd.DataFrame, title: str) -> Figure:
-    """Draw each rank metric over the layers, of correct and of wrong responses."""
+    """Draw each rank metric by layer, for correct and wrong responses."""
     layers = config.calculator.layers
-    # From the first layer to the last, whatever their order in the config.
+    # Sort from the first layer to the last, regardless of their order in the config.
     places = sorted(range(len(layers)), key=lambda place: (layers[place] < 0, layers[place]))
     figure = Figure(layout="constrained")
     for axes, name in panels(figure, config.calculator.metric_names, 3.0, 2.3):
@@ -187,7 +187,7 @@ def layer_figure(config: AnalysisConfig, rows: pd.DataFrame, title: str) -> Figu
 
 
 def checkpoint_figure(responses: pd.DataFrame, metrics: Sequence[str]) -> Figure:
-    """Draw the mean of each metric over training steps, a line per run, benchmark and temperature."""
+    """Draw the mean of each metric over training steps, with one line per run, benchmark and temperature."""
     figure = Figure(layout="constrained")
     lines = list(responses.groupby(["run", "benchmark", "temperature"], sort=False))
     for axes, name in panels(figure, metrics, 2.4, 2.1):
@@ -209,7 +209,7 @@ def checkpoint_figure(responses: pd.DataFrame, metrics: Sequence[str]) -> Figure
 def _band(
     axes: Axes, positions: Sequence[int], frames: Sequence[tuple[pd.DataFrame, str]], verdict: VerdictStyle
 ) -> None:
-    """Draw the mean of a column of each frame at its position, with its interval."""
+    """Draw the mean of each frame's column at the frame's position, with an interval band."""
     if frames:
         means, low, high = np.array([_estimate(frame, name) for frame, name in frames]).T
         axes.plot(positions, means, color=verdict.colour, linestyle=verdict.line, linewidth=1.8)
@@ -217,7 +217,7 @@ def _band(
 
 
 def _estimate(rows: pd.DataFrame, name: str) -> tuple[float, float, float]:
-    """Return the mean over prompts of the mean over responses, with its 95% interval."""
+    """Return the mean over prompts of per-prompt means, with its 95% interval."""
     means = rows.groupby("prompt_id")[[name]].mean().dropna()
     if not len(means):
         return (np.nan, np.nan, np.nan)
@@ -233,7 +233,7 @@ def _histograms(top: Axes, right: Axes, rows: pd.DataFrame, x: str, y: str, edge
 
 
 def _edges(values: pd.Series) -> Any:
-    """Return the edges of the bins that all histograms of a metric share."""
+    """Return the bin edges shared by all histograms of a metric."""
     found = values.to_numpy(dtype=np.float64)
     return np.histogram_bin_edges(found[np.isfinite(found)], bins=24)
 
@@ -248,6 +248,6 @@ def _correlation_line(correlations: pd.DataFrame, x: str, y: str) -> str:
 
 
 def _verdict_legend(figure: Figure, looks: Sequence[dict[str, Any]]) -> None:
-    """Make a legend of both verdicts, as ``looks`` draws each."""
+    """Add a legend of both verdicts, drawn in the line styles ``looks``."""
     pairs = zip(VERDICTS, looks, strict=True)
     bottom_legend(figure, [Line2D([], [], label=f"{verdict.name} responses", **look) for verdict, look in pairs])

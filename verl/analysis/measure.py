@@ -1,7 +1,7 @@
-"""Measuring stored responses: a policy reads them, and its measurements are stored prompt by prompt.
+"""Measurement of stored responses by a policy that re-reads them, stored per prompt.
 
-The first line of ``measures.jsonl`` holds what the measurements depend on besides the samples; each later line is a
-prompt's. So an interrupted analysis resumes.
+The first line of ``measures.jsonl`` holds the settings that the measurements depend on; each later line has the
+measurements for one prompt, so that an interrupted analysis can resume.
 """
 
 import json
@@ -20,50 +20,50 @@ from verl.workers.measurements import MeasuredPrompt, PromptResponses
 MEASURES_FILE = "measures.jsonl"
 
 PROMPTS_PER_CALL = 4
-"""Prompts that each worker reads between two writes."""
+"""Number of prompts per worker to measure before the results are written."""
 
 
 @dataclass(frozen=True)
 class StoredMeasurement:
-    """A policy's measurements of one prompt's responses."""
+    """A policy's measurements of the responses to one prompt."""
 
     responses: str
-    """Digest of the prompt and the responses."""
+    """Digest of the prompt and its responses."""
     measured: MeasuredPrompt
 
 
 class MeasureFile(RecordFile[StoredMeasurement]):
-    """Measurements on disk."""
+    """Measurements stored on disk."""
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         super().__init__(folder / MEASURES_FILE, StoredMeasurement, settings)
         self._measured = {(record.measured.key, record.responses): record.measured for record in self.records}
 
     def get(self, prompt: PromptResponses) -> MeasuredPrompt | None:
-        """Return the measurements of exactly these responses."""
+        """Return the measurements of exactly these responses, or None if there are none."""
         return self._measured.get((prompt.key, _digest(prompt)))
 
     def append(self, prompt: PromptResponses, measured: MeasuredPrompt) -> None:
-        """Add the measurements of ``prompt`` and write them down."""
+        """Add the measurements of ``prompt`` and write them to disk."""
         record = StoredMeasurement(_digest(prompt), measured)
         self._measured[prompt.key, record.responses] = measured
         self.write([record])
 
 
 def measure_settings(config: AnalysisConfig, on_cpu: bool) -> dict[str, Any]:
-    """Return everything that the measurements depend on, except prompts and responses."""
+    """Return all inputs of the measurements except the prompts and responses."""
     model = config.policy.model_config("model", config.rollout.trust_remote_code, on_cpu)
     how = {"param_dtype": model.param_dtype, "attn_implementation": model.attn_implementation}
     return {"calculator": asdict(measuring(config)), "layer": config.analysis.layer, "policy": how}
 
 
 def measuring(config: AnalysisConfig) -> CalculatorConfig:
-    """Return the calculator's options, with the metrics of prefixes."""
+    """Return the calculator config with prefix metrics enabled."""
     return replace(config.calculator, keep_prefixes=True)
 
 
 def prompts_of(task: EvaluationTask, store: SampleStore, n: int) -> list[PromptResponses]:
-    """Return the task's prompts that were answered, with their first ``n`` responses."""
+    """Return the task's answered prompts with their first ``n`` responses."""
     return [
         PromptResponses(i, list(task.prompts[i]), [store.samples[i, j].token_ids for j in range(n)])
         for i in store.answered
@@ -77,12 +77,12 @@ def measure_missing(
     workers: WorkerGroup,
     num_workers: int,
 ) -> None:
-    """Measure the prompts that the file lacks."""
+    """Measure the prompts that are missing in ``file``."""
     missing = [prompt for prompt in prompts if file.get(prompt) is None]
     at_once = PROMPTS_PER_CALL * num_workers
     for start in range(0, len(missing), at_once):
         batch = missing[start : start + at_once]
-        # Every worker gets as many, because all of them gather the weights together: the last ones are read again.
+        # Give all workers the same number of prompts, since they gather weights collectively; pad with the last prompt.
         size = -(-len(batch) // num_workers)
         filled = [batch[min(i, len(batch) - 1)] for i in range(size * num_workers)]
         shares = [filled[size * rank : size * (rank + 1)] for rank in range(num_workers)]

@@ -1,4 +1,4 @@
-"""Results of an analysis: tables, correlations, figures, the page."""
+"""Output of an analysis: tables, correlations, figures and the HTML page."""
 
 import math
 from collections.abc import Iterator
@@ -29,10 +29,10 @@ from verl.utils.files import replace_text
 from verl_pages.analysis import build_page
 
 UPLOADED = ("index.html", "analysis.xlsx")
-"""Files that are added to the tracker's run on wandb."""
+"""Files to upload to the wandb run."""
 
 MANY = 0.02
-"""Share of responses without acceleration that is worth a warning."""
+"""Share of responses without acceleration above which a warning is shown."""
 
 
 def publish(
@@ -43,7 +43,7 @@ def publish(
     prompts: pd.DataFrame,
     courses: pd.DataFrame,
 ) -> None:
-    """Write everything into ``folder`` and log the figures to the trackers; ``summary.json`` comes last."""
+    """Write all results to ``folder`` and log mean metrics to the trackers; ``summary.json`` is written last."""
     options = config.analysis
     display.say(f"correlating {len(responses)} responses to {len(prompts)} prompts")
     correlations = correlate_all(config, responses, prompts)
@@ -75,7 +75,7 @@ def publish(
 
 
 def _too_short(config: AnalysisConfig, responses: pd.DataFrame) -> list[str]:
-    """Return a sentence on responses without acceleration, whose zeros are not measurements; none if they are few."""
+    """Return a warning if many responses are too short for acceleration, whose zeros are not measurements."""
     calculator = config.calculator
     if not calculator.compute_diff:
         return []
@@ -89,7 +89,7 @@ def _too_short(config: AnalysisConfig, responses: pd.DataFrame) -> list[str]:
 
 
 def _mean_figures(config: AnalysisConfig, responses: pd.DataFrame, prompts: pd.DataFrame) -> Iterator[Figures]:
-    """Yield the mean of every metric over prompts, for each model and benchmark."""
+    """Yield the mean over prompts of every metric, for each model and benchmark."""
     names = prompt_columns(config) if config.analysis.per_prompt else []
     compared = [name for name in names if not name.endswith((" Avg", "_avg"))]
     several = responses["temperature"].nunique() > 1
@@ -111,7 +111,7 @@ def correlate_all(config: AnalysisConfig, responses: pd.DataFrame, prompts: pd.D
         with_outcome = [(name, outcome) for name in table.columns if name not in (*PLACE, *TEXTS, outcome)]
         configured = list(dict.fromkeys((x, y) for x, y in pairs))
         for place, part in table.groupby(MODEL, sort=False) if wanted else ():
-            # Among correct responses alone the outcome hardly varies.
+            # The outcome hardly varies among correct responses, so correlate it over all responses only.
             for columns, groups in ((configured, correct), (with_outcome, None)):
                 rows = correlation_table(part, columns, length, groups, options.draws, config.seed)
                 keys = dict(zip(MODEL, place, strict=True)) | {"of": kind}

@@ -1,4 +1,4 @@
-"""The two tables of an analysis, a row per response and a row per prompt, with the release's column names."""
+"""Analysis tables with one row per response and one row per prompt, using the release's column names."""
 
 import itertools
 import math
@@ -43,16 +43,16 @@ FILES = {
 }
 
 MODEL = ["run", "step", "benchmark", "temperature"]
-"""Columns that tell one model on one benchmark from another: correlations and figures are within."""
+"""Columns that identify a model on a benchmark; correlations and figures are computed separately for each."""
 
 PLACE = (*MODEL, "prompt_id", "rollout_id", "data_source")
-"""Columns that say whose row it is. As in the release, ``rollout_id`` is -1 in rows of prompts."""
+"""Columns that identify a row. As in the release, ``rollout_id`` is -1 in prompt rows."""
 
 TEXTS = ("question", "response")
-"""Columns of the parquet file alone: a workbook's cells are short, and start formulas."""
+"""Columns that only Parquet files contain, since workbook cells are short and may be parsed as formulas."""
 
 CELL = 32_767
-"""Characters of a cell, at most."""
+"""Maximum number of characters in a workbook cell."""
 
 OF_TOKENS = ("response_entropy", "avg_response_entropy", "response_confidence", "n_gram_repetition_rate")
 OF_RESPONSES = (
@@ -60,7 +60,7 @@ OF_RESPONSES = (
     *OF_TOKENS,
     *("response_length", "reflection_words", "boxed", "truncated"),
 )
-"""Columns of a response besides its rank metrics."""
+"""Response columns other than rank metrics."""
 
 STACKED = (*OF_TOKENS, "response_length")
 OF_PAIRS = (
@@ -68,28 +68,28 @@ OF_PAIRS = (
     *("pairwise_rouge_l", "pairwise_rouge_l_text", "pairwise_rouge1_token", "pairwise_rouge1_text"),
     *("pairwise_rouge2_token", "pairwise_rouge2_text", "pairwise_textual_similarity"),
 )
-"""Columns of a prompt that compare its responses."""
+"""Prompt columns that compare its responses."""
 
 
 def rank_columns(config: AnalysisConfig) -> dict[str, tuple[str, int]]:
-    """Return the columns of a response's rank metrics, ``analysis.layer`` first -> metric and place of its layer."""
+    """Map each rank metric column to its metric name and layer index, with ``analysis.layer`` first."""
     calculator = config.calculator
     places = sorted(range(len(calculator.layers)), key=lambda place: (place != config.layer_place, place))
     return {column(config, place, name): (name, place) for place in places for name in calculator.metric_names}
 
 
 def column(config: AnalysisConfig, place: int, name: str) -> str:
-    """Return the column of a rank metric of the layer at ``place`` of ``calculator.layers``."""
+    """Return the column name of a rank metric for the layer at index ``place`` in ``calculator.layers``."""
     return name if place == config.layer_place else f"layer_{place + 1}/{name}"
 
 
 def response_columns(config: AnalysisConfig) -> list[str]:
-    """Return the names of a response's metrics."""
+    """Return the names of the response metrics."""
     return [*rank_columns(config), *OF_RESPONSES]
 
 
 def prompt_columns(config: AnalysisConfig) -> list[str]:
-    """Return the names of a prompt's metrics."""
+    """Return the names of the prompt metrics."""
     ranks = rank_columns(config)
     unstacked = ("Curvature", *config.calculator.own_names)
     stacks = [name for name in ranks if name.rpartition("/")[2].partition(" diff")[0] not in unstacked]
@@ -99,7 +99,7 @@ def prompt_columns(config: AnalysisConfig) -> list[str]:
 
 
 def check_pairs(config: AnalysisConfig) -> None:
-    """Raise ``ConfigError`` for a pair that names a metric which is not measured."""
+    """Raise ``ConfigError`` if a pair names a metric that is not measured."""
     for field, known in (("response_pairs", response_columns(config)), ("prompt_pairs", prompt_columns(config))):
         for pair in getattr(config.analysis, field):
             for name in pair:
@@ -116,7 +116,7 @@ def response_row(
     problem: Problem,
     measured: Mapping[str, Sequence[float]],
 ) -> dict[str, Any]:
-    """Return the metrics of one response, without its place."""
+    """Return the metrics of one response, without the identifying columns."""
     tokens = sample.token_ids
     return {
         **{name: measured[metric][place] for name, (metric, place) in rank_columns(config).items()},
@@ -140,7 +140,7 @@ def prompt_row(
     rows: Sequence[Mapping[str, Any]],
     measured: MeasuredPrompt,
 ) -> dict[str, Any]:
-    """Return the metrics of one prompt, without its place; ``rows`` are its responses'."""
+    """Return the metrics of one prompt without the identifying columns; ``rows`` are its response rows."""
     tokens = [sample.token_ids for sample in samples]
     shares = [token_shares(ids) for ids in tokens]
     stacked = _token_metrics(config, tokens) | {"response_length": sum(map(len, tokens))}
@@ -156,7 +156,7 @@ def prompt_row(
 
 
 def of_model(table: pd.DataFrame, place: Sequence[object]) -> pd.DataFrame:
-    """Return the rows of one model on one benchmark; ``place``: its values of ``MODEL``."""
+    """Return the rows of one model on one benchmark, given its values ``place`` for ``MODEL``."""
     return table[(table[MODEL] == pd.Series(place, index=MODEL)).all(axis=1)] if len(table) else table
 
 
@@ -166,9 +166,9 @@ def write_parquet(path: Path, table: pd.DataFrame) -> None:
 
 
 def write_tables(folder: Path, tables: Mapping[str, pd.DataFrame]) -> Path:
-    """Write each sheet that is not empty into ``analysis.xlsx`` and as parquet; the workbook.
+    """Write all non-empty sheets to ``analysis.xlsx`` and to Parquet files; return the workbook's path.
 
-    The parquet file of an empty sheet is removed.
+    Stale Parquet files of empty sheets are removed.
     """
     path = folder / "analysis.xlsx"
     with (
@@ -183,7 +183,7 @@ def write_tables(folder: Path, tables: Mapping[str, pd.DataFrame]) -> Path:
             write_parquet(folder / FILES[sheet], table)
             cells = table.drop(columns=[name for name in TEXTS if name in table]).map(_as_cell)
             cells.to_excel(workbook, sheet_name=sheet, index=False)
-            # No cell is calculated: a name that starts like a formula, such as that of a data source, is a text.
+            # Mark strings as text, so that names that look like formulas, such as a data source's, are not evaluated.
             for cell in itertools.chain.from_iterable(workbook.sheets[sheet].iter_rows()):
                 if isinstance(cell.value, str):
                     cell.data_type = "s"
@@ -191,12 +191,12 @@ def write_tables(folder: Path, tables: Mapping[str, pd.DataFrame]) -> Path:
 
 
 def _as_cell(value: Any) -> Any:
-    """Return a cell without characters that a workbook cannot hold, and of at most its length."""
+    """Replace characters that a workbook cannot store, and truncate to the maximum cell length."""
     return ILLEGAL_CHARACTERS_RE.sub("\ufffd", value)[:CELL] if isinstance(value, str) else value
 
 
 def _token_metrics(config: AnalysisConfig, responses: Sequence[Sequence[int]]) -> dict[str, float]:
-    """Return ``OF_TOKENS`` of one response, or of several stacked."""
+    """Compute ``OF_TOKENS`` of one response or of several stacked responses."""
     together = [token for tokens in responses for token in tokens]
     entropy = frequency_entropy(together)
     confidence = top_confidence(together, config.analysis.confidence_k)
@@ -205,6 +205,6 @@ def _token_metrics(config: AnalysisConfig, responses: Sequence[Sequence[int]]) -
 
 
 def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float:
-    """Return the mean of the finite values; NaN if there are none."""
+    """Return the mean of the finite values, or NaN if there are none."""
     values = [float(row[name]) for row in rows if math.isfinite(row[name])]
     return fmean(values) if values else math.nan

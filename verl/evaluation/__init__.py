@@ -1,5 +1,5 @@
-"""Evaluation: samples of models on benchmarks, their verdicts, and tables, curves and a page to read them in.
+"""Evaluation of models on benchmarks: sampling, scoring, statistics, and a report with tables and curves.
 
-Imports inside point one way: store, benchmarks, failures <- targets <- tasks <- generation, scoring;
-results <- statistics <- report; evaluate on top.
+Import order within the package: store, benchmarks, failures <- targets <- tasks <- generation, scoring;
+results <- statistics <- report; evaluate imports all of them.
 """

@@ -1,6 +1,6 @@
-"""One evaluation, from a checked config to tables, curves and a page.
+"""The evaluation driver, from a validated config to tables, curves and an HTML page.
 
-If one benchmark or model fails, a line says so, the others are evaluated, and the exit code is 1.
+If a benchmark or model fails, the error is printed, the others are still evaluated, and the exit code is 1.
 """
 
 from contextlib import ExitStack, closing
@@ -32,10 +32,10 @@ def run_evaluation(config: EvaluationConfig) -> None:
     """Evaluate the models on the benchmarks that ``config`` names.
 
     Raises:
-        ConfigError: the config does not fit the machine, or another run is using the folder.
-        SystemExit: with 1 if some evaluations failed; with 130 after an interrupt.
+        ConfigError: The config does not fit the machine, or another run is using the output folder.
+        SystemExit: The exit code is 1 if some evaluations failed, or 130 after an interrupt.
     """
-    own_measures(config.calculator.own_metrics)  # checked before an engine starts
+    own_measures(config.calculator.own_metrics)  # fail before any engine starts
     with displayed("evaluation", "samples") as display:
         job = prepare(config, "evaluation", display)
         if job is None:
@@ -43,13 +43,13 @@ def run_evaluation(config: EvaluationConfig) -> None:
         session, count = job.session, len(job.tokenizers)
         judge = load_reward_model(config, session.device_type) if config.reward_model.path is not None else None
         with run_lock(job.folder):
-            # The verifiers' processes start with the first sample to score.
+            # The verifier processes start lazily, with the first sample to score.
             with session, closing(VerifierPool(config.reward_score, session.busy_cores)) as verifiers:
                 by_target: dict[Target, list[TaskResult]] = {}
                 for place, target in enumerate(job.tokenizers, start=1):
                     title = f"{target.label} ({place}/{count})" if count > 1 else target.label
                     twin = next((other for other in by_target if other.same_model(target)), None)
-                    if twin is not None:  # such as the base of two runs
+                    if twin is not None:  # for example the shared base model of two runs
                         display.say(f"{target.label} is the model of {twin.label}, and has its results")
                         by_target[target] = [replace(r, run=target.run, step=target.step) for r in by_target[twin]]
                         continue
@@ -62,7 +62,7 @@ def run_evaluation(config: EvaluationConfig) -> None:
 def _evaluate_target(
     job: Job, target: Target, title: str, verifiers: VerifierPool, judge: Judge | None
 ) -> list[TaskResult]:
-    """Generate the missing samples of one model and score all, also by the ``judge``.
+    """Generate the missing samples of one model, then score all samples with the verifiers and the ``judge``.
 
     Returns the results of the tasks that succeeded.
     """
@@ -73,7 +73,7 @@ def _evaluate_target(
         try:
             generate_target(title, stores, config, job.session, display, job.tokenizers[target])
         except (WorkerError, ConfigError) as error:
-            # <folder>/<run>/step_N, above benchmark and temperature.
+            # The log belongs in <folder>/<run>/step_N, above the benchmark and temperature folders.
             display.fail(in_one_line(error, tasks[0].folder.parents[1] / ENGINE_ERROR), target.label)
             stores = {task: store for task, store in stores.items() if not store.missing(config.n_sampling)}
         scores: dict[EvaluationTask, dict[SampleKey, float]] = {}
@@ -90,7 +90,7 @@ def _evaluate_target(
 
 
 def in_one_line(error: Exception, log: Path) -> str:
-    """Return a worker's error in one line; its traceback goes to the file ``log``."""
+    """Summarise a worker's error in one line and write its traceback to the file ``log``."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     if len(lines) == 1:
         return lines[0]

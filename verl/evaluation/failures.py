@@ -1,4 +1,4 @@
-"""Failures of an evaluation or an analysis, which go on without the models and benchmarks that failed."""
+"""Failure handling for evaluations and analyses, which continue without the models and benchmarks that failed."""
 
 import sys
 import time
@@ -14,46 +14,46 @@ COLUMNS = {
     "tok/s": ("tokens_per_s", ".0f"),
     "seconds left": ("seconds_left", ".0f"),
 }
-"""The figures next to the bar."""
+"""Metrics shown next to the progress bar."""
 
 SECONDS_BETWEEN_LINES = 15.0
-"""How often progress is printed without a terminal."""
+"""Interval between progress lines when stdout is not a terminal."""
 
 
 class EvaluationDisplay(RunDisplay):
-    """The display of an evaluation, with a bar over the samples of one model, and its errors."""
+    """Progress display of an evaluation: a bar over the samples of the current model, and a list of errors."""
 
     def __init__(self, title: str = "evaluation") -> None:
         super().__init__(title, 0, COLUMNS, "sample")
         self._last_line = 0.0
         self.errors: list[str] = []
-        """A line for each model or benchmark that could not be evaluated."""
+        """One line per model or benchmark that could not be evaluated."""
         self.missing_benchmarks: list[str] = []
         """Names of benchmarks that could not be loaded."""
 
     def begin_model(self, title: str, samples: int) -> None:
-        """Begin the bar of a model, over its missing samples."""
+        """Start a progress bar over the missing samples of a model."""
         self._total, self._last_line = samples, time.monotonic()
         self.begin(0)
         self._progress.update(self._task, total=samples, description=title)
 
     def step(self, step: int, metrics: Mapping[str, float], note: str = "") -> None:
-        """Show progress; without a terminal, as a line every ``SECONDS_BETWEEN_LINES``, and at the end."""
+        """Show progress; without a terminal, print a line every ``SECONDS_BETWEEN_LINES`` and at the end."""
         now = time.monotonic()
         if self.console.is_terminal or now - self._last_line >= SECONDS_BETWEEN_LINES or step == self._total:
             self._last_line = now
             super().step(step, metrics, note)
 
     def fail(self, error: Exception | str, what: str = "") -> None:
-        """Print and keep an error; ``what``: the model or benchmark that is not evaluated because of it."""
+        """Print and record an error; ``what`` is the model or benchmark that is skipped because of it."""
         line = f"{what}: {error}" if what else str(error)
-        if line not in self.errors:  # the same error may occur at every temperature
+        if line not in self.errors:  # the same error can recur at every temperature
             self.errors.append(line)
             self.say(f"error: {line}")
 
     @contextmanager
     def recorded(self, what: str = "") -> Iterator[None]:
-        """Keep a ``ConfigError`` that the block raises, and continue after it; ``what`` as in :meth:`fail`."""
+        """Record a ``ConfigError`` raised in the block and suppress it; ``what`` is passed to :meth:`fail`."""
         try:
             yield
         except ConfigError as error:
@@ -62,10 +62,10 @@ class EvaluationDisplay(RunDisplay):
 
 @contextmanager
 def displayed(title: str, kept: str) -> Iterator[EvaluationDisplay]:
-    """Show the display of an evaluation within the block; on an interrupt, report that ``kept`` stays.
+    """Show an evaluation's display within the block; on an interrupt, report that ``kept`` is preserved.
 
     Raises:
-        SystemExit: with 1 if some evaluations failed; with 130 after an interrupt.
+        SystemExit: The exit code is 1 if some evaluations failed, or 130 after an interrupt.
     """
     display = EvaluationDisplay(title)
     with display:

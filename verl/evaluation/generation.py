@@ -1,4 +1,4 @@
-"""Generation: requests to the engines, and their responses into the stores."""
+"""Response generation: sends requests to the engines and writes their responses to the stores."""
 
 import math
 import time
@@ -25,7 +25,7 @@ from verl.single_controller.generation import Generation
 from verl.single_controller.worker_group import WorkerGroup
 
 STEPS_PER_CALL = 64
-"""Engine steps between two replies of an engine: a second or two of decoding with a real model."""
+"""Engine steps per call, which amount to one or two seconds of decoding with a real model."""
 
 
 def generate_target(
@@ -36,10 +36,10 @@ def generate_target(
     display: EvaluationDisplay,
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
-    """Generate the missing samples of one model, whose ``tokenizer`` is given, if there are any.
+    """Generate the missing samples of one model, if any.
 
     Raises:
-        WorkerError: an engine did not start or died; the samples it had returned are stored.
+        WorkerError: An engine did not start, or died; the samples it had already returned are stored.
     """
     missing = {task: keys for task, store in stores.items() if (keys := store.missing(config.n_sampling))}
     if not missing:
@@ -75,7 +75,7 @@ def generate_target(
 
 
 def start_engines(session: RaySession, model: EngineModel, config: EvaluationConfig) -> WorkerGroup:
-    """Start workers that hold ``model``; the caller closes them. Raises ``WorkerError`` if one cannot load it."""
+    """Start workers that serve ``model``; the caller must close them. Raises ``WorkerError`` if loading fails."""
     calculator = config.calculator if config.calculator.enable else None
     worker, environment = "verl.workers.evaluation:EvaluationWorker", engine_environment(session.device_type)
     return session.start_workers(worker, config.rollout, (model, calculator), environment, [model.path])
@@ -89,15 +89,15 @@ def generate_missing(
     display: EvaluationDisplay,
     conversations: ConversationSetup | None = None,
 ) -> None:
-    """Generate the missing samples of every problem; each is stored as it arrives.
+    """Generate the missing samples of every problem and store each one as it arrives.
 
-    All tasks form one stream, so that engines wait for the longest response once and not once per benchmark.
+    All tasks share one request stream, so that engines wait for the longest response once, not once per benchmark.
 
     Args:
-        workers: of class :class:`verl.workers.evaluation.EvaluationWorker`.
-        conversations: of responses with several turns; None: each has one.
+        workers: Group of :class:`verl.workers.evaluation.EvaluationWorker`.
+        conversations: Setup for multi-turn responses, or None for single-turn ones.
     """
-    # A request's name is its place in this list.
+    # A request is identified by its index in this list.
     samples = [(task, problem, i) for task, store in stores.items() for problem, i in store.missing(config.n_sampling)]
     left_of_problem = Counter((task, problem) for task, problem, _ in samples)
     filters = {field.name: getattr(config, field.name) for field in fields(SamplingFilters)}
@@ -141,7 +141,7 @@ def generate_missing(
 
 
 def _record(task: EvaluationTask, place: int) -> PromptRecord:
-    """Return a problem as environments see it."""
+    """Convert a problem to the record that environments receive."""
     problem = task.problems[place]
     messages = [{"role": "user", "content": problem.question}]
     facts = (problem.data_source, problem.answer, problem.extra_info)
@@ -149,10 +149,7 @@ def _record(task: EvaluationTask, place: int) -> PromptRecord:
 
 
 def finite_metrics(batch: Batch) -> list[dict[str, float]]:
-    """Return the finite rank metrics of each response, by name.
-
-    The name is ``layer_1/<name>`` where several layers are captured.
-    """
+    """Return the finite rank metrics of each response, named ``layer_<i>/<name>`` if several layers are captured."""
     rows: list[dict[str, float]] = [{} for _ in range(len(batch))]
     for name, values in batch.rank_metrics.items():
         for row, layers in zip(rows, values.tolist(), strict=True):

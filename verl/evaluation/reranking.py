@@ -1,6 +1,7 @@
-"""A reward model's scores of stored samples, which are stored next to them.
+"""Reward model scores of stored samples, saved next to the samples.
 
-The first line of ``reward_model.jsonl`` holds what the scores depend on. Each names the response that it belongs to.
+The first line of ``reward_model.jsonl`` holds the settings that the scores depend on. Each later line is a score with
+the digest of its response.
 """
 
 from collections.abc import Mapping
@@ -30,12 +31,12 @@ from verl.single_controller.roles import ModelWorkers
 SCORES_FILE = "reward_model.jsonl"
 
 BATCH_SIZE = 256
-"""Responses that are scored between two writes of their scores."""
+"""Number of responses to score before their scores are written."""
 
 
 @dataclass(frozen=True)
 class StoredScore:
-    """A reward model's score of one sample."""
+    """Reward model score of one sample."""
 
     problem: int
     sample: int
@@ -45,14 +46,14 @@ class StoredScore:
 
 
 class Judge(NamedTuple):
-    """A reward model: how workers hold it, and its tokenizer."""
+    """A reward model's worker configuration and its tokenizer."""
 
     held: RewardModelConfig
     tokenizer: PreTrainedTokenizerBase
 
 
 def load_reward_model(config: EvaluationConfig, device_type: str) -> Judge:
-    """Load the reward model that ``config`` names. Raises ``ConfigError`` if it is missing or cannot give scores."""
+    """Load the reward model that ``config`` names. Raises ``ConfigError`` if it is missing or unusable."""
     options, field = config.reward_model, "reward_model.path"
     held = options.held(device_type == "cpu")
     path = held.model.path
@@ -70,8 +71,7 @@ def score_by_reward_model(
 ) -> dict[EvaluationTask, dict[SampleKey, float]]:
     """Return the scores of the first ``n_sampling`` samples of every problem.
 
-    Scores that are missing or of other responses are made. Raises ``WorkerError`` if the model cannot be loaded or
-    fails.
+    Missing and outdated scores are computed. Raises ``WorkerError`` if the reward model fails.
     """
     held, tokenizer = judge
     settings = {"model": model_digest(held.model.path), "max_length": held.max_length, "dtype": held.model.param_dtype}
@@ -108,7 +108,7 @@ def score_by_reward_model(
 
 
 def with_scores(result: TaskResult, scores: Mapping[SampleKey, float]) -> TaskResult:
-    """Return ``result`` with the ``scores`` of its samples; a sample that was not generated has none."""
+    """Return ``result`` with ``scores`` attached to its samples; samples that were not generated have no score."""
     problems = [
         replace(problem, samples=[replace(s, score=scores.get((i, j))) for j, s in enumerate(problem.samples)])
         for i, problem in enumerate(result.problems)

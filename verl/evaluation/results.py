@@ -1,4 +1,4 @@
-"""Results of an evaluation: the samples of a checkpoint on a benchmark with their verdicts, and their files."""
+"""Evaluation results: a checkpoint's samples on a benchmark with their verdicts, and the files that hold them."""
 
 import json
 from collections import Counter
@@ -19,10 +19,10 @@ RESULT_FILE = "results.json"
 SAMPLES_FILE = "samples.parquet"
 
 PROMPT_TOO_LONG = "prompt_too_long"
-"""The reason of samples that were not generated, because the model does not take so long a prompt: they are wrong."""
+"""Reason code of samples that were not generated because the prompt is too long for the model; they count as wrong."""
 
 REASONS = ("correct", "wrong", "no_answer", "unparsed", "timeout", "memory", "crash", "error", PROMPT_TOO_LONG)
-"""Why a sample got its verdict, in the order of tables."""
+"""Reason codes for verdicts, in the order in which tables list them."""
 
 SAMPLE_COLUMNS = {
     "problem": pa.int64(),
@@ -37,9 +37,9 @@ SAMPLE_COLUMNS = {
     "conversation": pa.large_string(),
     "score": pa.float64(),
 }
-"""Columns of ``samples.parquet``. ``problem`` is the problem's index in the benchmark; ``sample`` counts from 0;
-``reward_extra_info`` and ``conversation`` (who said what) are JSON, null if empty; ``score`` is a reward model's, null
-without one."""
+"""Columns of ``samples.parquet``. ``problem`` is the problem's index in the benchmark, and ``sample`` counts from 0.
+``reward_extra_info`` and ``conversation`` (the messages by role) are JSON, or null if empty. ``score`` is the reward
+model's score, or null without a reward model."""
 
 
 @dataclass(frozen=True)
@@ -49,25 +49,25 @@ class ScoredSample:
     response: str
     num_tokens: int
     truncated: bool
-    """Cut at the length limit."""
+    """Whether the response was cut off at the length limit."""
     correct: bool
     answer: str
-    """The answer that the verifier found in the response; empty if it found none."""
+    """Answer that the verifier extracted from the response, or an empty string if it found none."""
     reason: str
-    """One of ``REASONS``."""
+    """Reason code from ``REASONS``."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Rank metrics of the response by name; not finite if undefined."""
+    """Rank metrics of the response by name; undefined metrics are not finite."""
     extras: Mapping[str, Any] = field(default_factory=dict)
-    """Values that a user's reward function returned besides the score: JSON values by name."""
+    """JSON values that a custom reward function returned besides the score, by name."""
     conversation: Sequence[Mapping[str, str]] = ()
-    """Who said what, if the response has several turns."""
+    """Messages by role if the response has several turns, otherwise empty."""
     score: float | None = None
-    """A reward model's; None where none read it."""
+    """Reward model score, or None if the sample was not scored by one."""
 
 
 @dataclass(frozen=True)
 class ProblemResult:
-    """A problem and its samples. Problems may have different numbers of samples, or none."""
+    """A problem and its samples. The number of samples varies between problems and may be 0."""
 
     index: int
     question: str
@@ -77,47 +77,46 @@ class ProblemResult:
 
 @dataclass(frozen=True)
 class TaskResult:
-    """One checkpoint on one benchmark at one temperature."""
+    """Result of one checkpoint on one benchmark at one temperature."""
 
     run: str
-    """The run's alias."""
+    """Alias of the run."""
     step: int
-    """Training step of the checkpoint; 0 is the base model."""
+    """Training step of the checkpoint, or 0 for the base model."""
     benchmark: str
     temperature: float
     problems: list[ProblemResult]
 
     @property
     def label(self) -> str:
-        """``alias@step``; :func:`row_labels` adds the temperature if results would share a label."""
+        """Label ``alias@step``; :func:`row_labels` adds the temperature where labels would collide."""
         return valid_unicode(f"{self.run}@{self.step}")
 
 
 def row_labels(results: Sequence[TaskResult]) -> list[str]:
-    """Return a label for each result: ``alias@step``, with `` T=0.6`` if a benchmark has it at several temperatures."""
+    """Label each result ``alias@step``, adding the temperature (`` T=0.6``) if a benchmark was run at several."""
     counts = Counter((result.label, result.benchmark) for result in results)
     several = {label for (label, _), count in counts.items() if count > 1}
     return [f"{r.label} T={r.temperature:g}" if r.label in several else r.label for r in results]
 
 
 def result_folder(folder: Path, run: str, step: int, benchmark: str, temperature: float) -> Path:
-    """Return ``<folder>/<run>/step_<N>/<benchmark>/T<temperature>``; no name leads out of ``folder``."""
+    """Return ``<folder>/<run>/step_<N>/<benchmark>/T<temperature>``; names cannot escape ``folder``."""
     return folder / safe_name(run) / f"step_{step}" / safe_name(benchmark) / f"T{temperature:g}"
 
 
 def safe_name(name: str) -> str:
-    """Return ``name`` as a file name, special characters as ``%2F`` and so on; different names stay different."""
+    """Percent-encode special characters so that ``name`` is a valid file name; distinct names stay distinct."""
     quoted = quote(name, safe=" @+=,()", errors="surrogatepass")
     return quoted.replace(".", "%2E") if quoted.strip(".") == "" else quoted
 
 
 def write_result(folder: Path, result: TaskResult, figures: Mapping[str, Any]) -> Path:
-    """Write ``results.json`` and ``samples.parquet`` of one result; return their folder.
+    """Write ``results.json`` and ``samples.parquet`` of one result and return their folder.
 
-    ``figures`` are its columns of ``results.csv``.
-
-    Those that are not finite become null. Lone surrogates, which UTF-8 cannot represent, become U+FFFD.
-    ``results.json`` is written last: if it exists, the result is complete.
+    ``figures`` are the result's columns of ``results.csv``; values that are not finite become null. Lone surrogates,
+    which UTF-8 cannot represent, become U+FFFD. ``results.json`` is written last, so its presence marks a complete
+    result.
     """
     target = result_folder(folder, result.run, result.step, result.benchmark, result.temperature)
     target.mkdir(parents=True, exist_ok=True)
@@ -134,7 +133,7 @@ def write_result(folder: Path, result: TaskResult, figures: Mapping[str, Any]) -
 
 
 def sample_table(result: TaskResult) -> pa.Table:
-    """Return a row per sample. Every rank metric that some sample has is a column, null for samples without it."""
+    """Return one row per sample, with a column per rank metric that is null for samples without that metric."""
     names = metric_names(result.problems)
     schema = pa.schema([*SAMPLE_COLUMNS.items(), *((METRIC_PREFIX + name, pa.float64()) for name in names)])
     rows = [

@@ -1,7 +1,7 @@
-"""Verdicts on stored samples. They are stored next to the samples, and made again if their inputs change.
+"""Verdicts on stored samples, which are saved next to the samples and recomputed if their inputs change.
 
-The first line of ``verdicts.jsonl`` holds what the verdicts depend on: the verifiers' source and libraries, their
-limits, and the problems' answers. Each verdict names the response it belongs to. Scoring never generates.
+The first line of ``verdicts.jsonl`` records the inputs of the verdicts: the verifiers' source and libraries, their
+limits, and the problems' answers. Each verdict includes the digest of its response. Scoring never generates samples.
 """
 
 import importlib.util
@@ -27,16 +27,16 @@ from verl.verifiers.verdict import Verdict
 VERDICTS_FILE = "verdicts.jsonl"
 
 BATCH_SIZE = 1024
-"""Samples that are scored between two writes of their verdicts."""
+"""Number of samples to score before their verdicts are written."""
 
 LIBRARIES = ("math-verify", "latex2sympy2_extended", "sympy")
-"""Libraries that verifiers compare answers with."""
+"""Libraries that verifiers use to compare answers."""
 
 KEPT_REASONS = ("unparsed", "timeout", "memory", "crash", "error")
-"""Verifiers' reasons that are kept as reason codes; any other reason for a wrong answer becomes ``wrong``."""
+"""Verifier reasons kept as reason codes; any other reason for a wrong answer becomes ``wrong``."""
 
 NOT_GENERATED = ScoredSample("", 0, truncated=False, correct=False, answer="", reason=PROMPT_TOO_LONG)
-"""The samples of a problem whose prompt is longer than the model takes."""
+"""Placeholder sample of a problem whose prompt is too long for the model."""
 
 
 @dataclass(frozen=True)
@@ -46,21 +46,21 @@ class StoredVerdict:
     problem: int
     sample: int
     response: str
-    """Digest of the response, which may have been generated again since."""
+    """Digest of the response, used to detect that it was regenerated later."""
     correct: bool
     answer: str
     reason: str
     reward_extra_info: dict[str, Any]
-    """Further values that a user's function returned."""
+    """Additional values returned by a custom reward function."""
 
 
 def score_samples(
     task: EvaluationTask, samples: Mapping[SampleKey, StoredSample], n: int, verifiers: VerifierPool
 ) -> TaskResult:
-    """Return the result of a task whose samples are complete; missing and outdated verdicts are made.
+    """Return the result of a task whose samples are complete, computing missing and outdated verdicts.
 
     Raises:
-        ConfigError: as :func:`score_batches`, or a line of verdicts is damaged.
+        ConfigError: :func:`score_batches` failed, or a line of the verdict file is damaged.
     """
     keys = [(i, j) for i in range(len(task.problems)) if i not in task.unanswered for j in range(n)]
     digests = {key: digest_of(samples[key].response) for key in keys}
@@ -94,10 +94,10 @@ def score_batches(
     keys: Sequence[SampleKey],
     verifiers: VerifierPool,
 ) -> Iterator[dict[SampleKey, Verdict]]:
-    """Yield the verdicts on the samples ``keys``, ``BATCH_SIZE`` at a time.
+    """Yield the verdicts on the samples ``keys`` in batches of ``BATCH_SIZE``.
 
     Raises:
-        ConfigError: a user's own function failed, or the verifiers or programs could not be run.
+        ConfigError: A custom reward function failed, or the verifiers or programs could not be run.
     """
     for start in range(0, len(keys), BATCH_SIZE):
         batch = keys[start : start + BATCH_SIZE]
@@ -113,15 +113,15 @@ def score_batches(
                 [problem.extra_info for problem in problems],
                 [task.opens_thought] * len(batch),
             )
-        # A user's function raises a ValueError; if its processes keep dying, the pool raises a RuntimeError, as does
-        # a sandbox that cannot be made.
+        # A custom function raises a ValueError. The pool raises a RuntimeError if its processes keep dying, and so
+        # does the sandbox if it cannot be created.
         except (ValueError, RuntimeError) as error:
             raise ConfigError(f"{task.benchmark}: cannot be scored: {error}") from error
         yield dict(zip(batch, scores, strict=True))
 
 
 def verdict_settings(problems: Sequence[Problem], config: RewardScoreConfig) -> dict[str, Any]:
-    """Return everything that verdicts depend on, except the responses."""
+    """Return all inputs of the verdicts except the responses."""
     sources = [path for package in verl.rewards.__path__ for path in sorted(Path(package).iterdir()) if path.is_file()]
     sources += [path for path in map(_source_of, config.paths_of_custom_functions().values()) if path is not None]
     truths = [[problem.answer, problem.data_source, dict(problem.extra_info)] for problem in problems]
@@ -137,7 +137,7 @@ def verdict_settings(problems: Sequence[Problem], config: RewardScoreConfig) -> 
 
 
 def _source_of(path: str) -> Path | None:
-    """Return the file of ``module:function`` or ``file.py:function``."""
+    """Return the source file of ``module:function`` or ``file.py:function``."""
     module = path.rpartition(":")[0]
     if module.endswith(".py"):
         return Path(module)
@@ -146,7 +146,7 @@ def _source_of(path: str) -> Path | None:
 
 
 def reason_code(score: Verdict) -> str:
-    """Return one of ``verl.evaluation.results.REASONS``."""
+    """Map a verdict to a reason code from ``verl.evaluation.results.REASONS``."""
     if score.correct:
         return "correct"
     if score.reason == "missing":
@@ -155,5 +155,5 @@ def reason_code(score: Verdict) -> str:
 
 
 def digest_of(response: str) -> str:
-    """Return a name of a response in a few characters."""
+    """Return a short digest of a response."""
     return digest(response.encode(errors="surrogatepass"))

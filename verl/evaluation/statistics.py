@@ -1,6 +1,6 @@
-"""The figures of an evaluation: a row per checkpoint and benchmark, differences between rows, averages over benchmarks.
+"""Evaluation statistics per checkpoint and benchmark, differences from a baseline, and averages over benchmarks.
 
-P: problems with samples. K: figures, such as ``pass@4``.
+Shapes: P problems with samples, K statistics such as ``pass@4``.
 """
 
 import math
@@ -23,49 +23,50 @@ from verl.utils.portable import valid_unicode
 from verl.verifiers.answers import vote_key
 
 DRAWS = 4000
-"""Resamplings per interval. The ends of a 95% interval are then usually less than half a percentile off."""
+"""Bootstrap draws per interval, so that the ends of a 95% interval are usually accurate to half a percentile."""
 
 LEVEL = 0.95
-"""Share of intervals that contain the true value."""
+"""Confidence level of the intervals."""
 
 MAX_BLOCK = 1 << 20
-"""Values that are resampled at once: 8 MiB."""
+"""Maximum number of values (8 MiB) to resample at once."""
 
 REPEATED_WORDS = 4
-"""Length of the word sequences whose repetition is counted."""
+"""Length in words of the n-grams that the repetition rate counts."""
 
 GROUPS = ("all", "correct", "wrong")
 """Groups of responses over which rank metrics are averaged."""
 
 FIGURES = ("pass", "maj", "rm", "rm_maj")
-"""``pass@k`` and the like; the last two where a reward model scored the samples."""
+"""Prefixes of the ``@k`` statistics; the last two exist only if a reward model scored the samples."""
 
 ENDS = ("", "_low", "_high")
-"""Endings of the columns of an estimate: its value and its interval, NaN if there was only one problem."""
+"""Column suffixes of an estimate and the ends of its interval, which are NaN if there is only one problem."""
 
 AVERAGE = "macro average"
-"""The benchmark of rows that hold the mean over benchmarks."""
+"""Benchmark name of the rows that hold means over benchmarks."""
 
 MIN_CHANGED = 6
-"""Problems that must differ between two runs before a difference can be outside the noise. Fewer problems all differ in
-the same direction by chance more often than once in 20 (2 / 2^5), whatever a bootstrap of so few says."""
+"""Minimum number of problems that must differ between two runs for the difference to count as significant. Fewer
+problems all differ in the same direction by chance more than once in 20 times (2 / 2^5), even if the bootstrap
+interval excludes zero."""
 
 NUMBERS = ["problems", "problems_without_samples", "samples_min", "samples_max"]
 RATES = ["mean_tokens", "truncation_rate", "repetition_rate"]
-"""Columns: problems that have samples, and that have none; the fewest and most samples of a problem; means over
-responses of their lengths, of whether they were cut, and of :func:`repetition_rate`."""
+"""Columns of ``results.csv``: counts of problems with and without samples, the fewest and most samples per problem, and
+means over responses of token count, truncation, and :func:`repetition_rate`."""
 
 Key = tuple[str, str]
-"""Benchmark and label of a row."""
+"""Benchmark and label that identify a row."""
 
 _WORD = re.compile(r"[^\W\u3040-\u30ff\u3400-\u9fff]+|\S")
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The figures of all results.
+    """Statistics of all results.
 
-    The table of a run before and after training, on one benchmark, begins and ends with::
+    For a run before and after training on one benchmark, the first and last columns of the table look like this::
 
                           baseline  problems  ...  pass@1  pass@1_low  pass@1_high  ...  reason_correct  reason_wrong
         benchmark run
@@ -74,47 +75,47 @@ class Summary:
     """
 
     table: pd.DataFrame
-    """A row per benchmark and run, both in the order of the results, then the averages; the columns are those of
-    ``results.csv``, NaN where undefined."""
+    """One row per benchmark and run, in the order of the results, followed by the averages. The columns match
+    ``results.csv``; undefined values are NaN."""
     labels: list[str]
     benchmarks: list[str]
     averaged: list[str]
-    """Benchmarks that every run has, over which the averages are; empty if these are fewer than two."""
+    """Benchmarks on which every run has results and which are averaged; empty if there are fewer than two."""
 
     @property
     def ks(self) -> list[int]:
-        """Every k that some row has."""
+        """Values of k in the ``pass@k`` columns."""
         return [int(column.removeprefix("pass@")) for column in self.table if re.fullmatch(r"pass@\d+", column)]
 
     @property
     def figures(self) -> list[str]:
-        """Entries of ``FIGURES`` that some row has."""
+        """Entries of ``FIGURES`` that the table contains."""
         return [name for name in FIGURES if f"{name}@1" in self.table]
 
     @property
     def reasons(self) -> list[str]:
-        """Reasons for verdicts that some row has."""
+        """Reason codes that the table contains."""
         return [reason for reason in REASONS if f"reason_{reason}" in self.table]
 
     @property
     def metrics(self) -> list[str]:
-        """Names of the rank metrics, whose columns are ``<name>/<one of GROUPS>``."""
+        """Names of the rank metrics, which have a column ``<name>/<group>`` for each of ``GROUPS``."""
         return [column.removesuffix("/all") for column in self.table if column.endswith("/all")]
 
 
 def summarise(results: Sequence[TaskResult], compare_to: str = "auto", seed: int = 0) -> Summary:
-    """Return the figures of ``results``.
+    """Compute the statistics of ``results``.
 
     Args:
-        results: in the order of the tables.
-        compare_to: the baseline of a row, on the same benchmark and at the same temperature: ``first`` is the first
-            checkpoint in the list, ``step0`` is step 0 of the same run, and ``auto`` is step 0 if the run has it and
-            the first checkpoint otherwise. The first checkpoint's other temperatures are compared with its first one.
-        seed: of the bootstrap.
+        results: Results in the order in which tables list them.
+        compare_to: Baseline of each row on the same benchmark and at the same temperature: ``first`` (the first
+            checkpoint in the list), ``step0`` (step 0 of the same run), or ``auto`` (step 0 if the run has it, else
+            the first checkpoint). The first checkpoint's other temperatures are compared with its first temperature.
+        seed: Bootstrap seed.
     """
     by_key = {(r.benchmark, label): r for r, label in zip(results, row_labels(results), strict=True)}
     benchmarks, labels = (list(dict.fromkeys(key[place] for key in by_key)) for place in (0, 1))
-    # Benchmarks are resampled independently, each with the same draws for every run.
+    # Benchmarks are resampled independently, but all runs share the draws of a benchmark.
     seeds = {name: seed + zlib.crc32(name.encode(errors="surrogatepass")) for name in benchmarks}
     figures = {key: problem_figures(result) for key, result in by_key.items()}
     baselines = {key: _baseline(key, by_key, compare_to) for key in by_key}
@@ -123,7 +124,7 @@ def summarise(results: Sequence[TaskResult], compare_to: str = "auto", seed: int
     drawn_changes = {key: resampled(values, seeds[key[0]]) for key, values in changes.items() if values.size}
 
     def estimates(keys: Sequence[Key]) -> dict[str, Any]:
-        """Return the figures of a run, averaged over the benchmarks of ``keys``, and their differences."""
+        """Average a run's statistics, and their differences from the baseline, over the benchmarks of ``keys``."""
         row = {"baseline": "", **intervals([drawn[key] for key in keys], [figures[key] for key in keys])}
         names = {other[1] if (other := baselines[key]) else "" for key in keys}
         if len(names) > 1 or any(key not in drawn_changes for key in keys):
@@ -147,7 +148,7 @@ def summarise(results: Sequence[TaskResult], compare_to: str = "auto", seed: int
 
 
 def _table(rows: Mapping[Key, Mapping[str, Any]]) -> pd.DataFrame:
-    """Return these rows with their columns in the order of ``results.csv``."""
+    """Build a table of ``rows`` with its columns in the order of ``results.csv``."""
     table = pd.DataFrame(list(rows.values()), index=pd.MultiIndex.from_tuples(rows, names=["benchmark", "run"]))
     ks = sorted(int(column.removeprefix("pass@")) for column in table if re.fullmatch(r"pass@\d+", column))
     names = [f"{name}@{k}" for name in FIGURES if f"{name}@1" in table for k in ks]
@@ -160,9 +161,9 @@ def _table(rows: Mapping[Key, Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def problem_figures(result: TaskResult) -> pd.DataFrame:
-    """Return the figures of each problem that has samples, [P, K]; k is 1, 2, 4, ... and the fewest samples of any.
+    """Return the statistics ``[P, K]`` of each problem with samples; k is 1, 2, 4, ... up to the fewest samples of any.
 
-    A problem's name is its index and its question, so that two runs may have been evaluated on different versions.
+    Problems are identified by index and question, since two runs may use different versions of a benchmark.
     """
     problems = [problem for problem in result.problems if problem.samples]
     counts = [len(problem.samples) for problem in problems]
@@ -171,7 +172,7 @@ def problem_figures(result: TaskResult) -> pd.DataFrame:
         answer_classes(right, [vote_key(sample.answer) for sample in problem.samples])
         for right, problem in zip(correct, problems, strict=True)
     ]
-    # A sample that was not generated has no score, and is chosen last.
+    # A sample that was not generated has no score and ranks last.
     scores = [[math.nan if s.score is None else s.score for s in problem.samples] for problem in problems]
     ks = k_grid(min(counts, default=0))
     num_samples, num_correct = torch.tensor(counts), torch.tensor(list(map(sum, correct)))
@@ -186,7 +187,7 @@ def problem_figures(result: TaskResult) -> pd.DataFrame:
 
 
 def _baseline(key: Key, results: Mapping[Key, TaskResult], compare_to: str) -> Key | None:
-    """Return the baseline of a result on its benchmark; None if it is the baseline itself or there is none."""
+    """Return the key of a result's baseline, or None if there is none or the result is its own baseline."""
     result, first = results[key], next(iter(results.values()))
     group = {other: r for other, r in results.items() if r.benchmark == result.benchmark}
     same = {other: r for other, r in group.items() if r.temperature == result.temperature}
@@ -199,15 +200,15 @@ def _baseline(key: Key, results: Mapping[Key, TaskResult], compare_to: str) -> K
 
 
 def _changes(figures: pd.DataFrame, baseline: pd.DataFrame) -> pd.DataFrame:
-    """Return the differences of pass@k from the baseline on the problems that both have: ``difference@k``."""
+    """Return the differences in pass@k from the baseline, as ``difference@k``, on the problems that both have."""
     one, other = figures.filter(like="pass@").align(baseline.filter(like="pass@"), join="inner")
     return (one - other).rename(columns=lambda column: column.replace("pass", "difference"))
 
 
 def resampled(values: pd.DataFrame, seed: int = 0, draws: int = DRAWS) -> pd.DataFrame:
-    """Return each column's mean over problems, and its means over problems drawn with replacement: [1 + draws, K].
+    """Return each column's mean over problems, then its bootstrap means over resampled problems: [1 + draws, K].
 
-    All columns see the same problems. The spread of one problem is unknown: its draws are NaN.
+    All columns share the draws. With a single problem the spread is unknown, so the draws are NaN.
     """
     means = np.full((draws, len(values.columns)), math.nan)
     if len(values) > 1 and values.size:
@@ -223,16 +224,16 @@ def resampled(values: pd.DataFrame, seed: int = 0, draws: int = DRAWS) -> pd.Dat
 
 
 def intervals(drawn: Sequence[pd.DataFrame], shares: Sequence[pd.DataFrame] = ()) -> dict[str, float]:
-    """Return the mean over benchmarks of each column and its percentile interval.
+    """Return each column's mean over benchmarks with its percentile interval.
 
     Args:
-        drawn: the :func:`resampled` values of each benchmark; only columns of all count.
-        shares: these values, if they lie in [0, 1]. Where those of all problems of a benchmark are the same, as with
-            0 of 12 correct, draws do not vary: its part of the interval is then Wilson's (JASA 1927, 22:209), for a
-            whole number of problems.
+        drawn: :func:`resampled` values of each benchmark; columns that some benchmark lacks are ignored.
+        shares: Per-problem values of each benchmark, if they lie in [0, 1]. If all problems of a benchmark have equal
+            values, such as 0 of 12 correct, the draws do not vary, and the benchmark contributes a Wilson interval
+            (JASA 1927, 22:209) for a whole number of problems.
 
     Returns:
-        Column, with one of ``ENDS`` -> value, low, high.
+        Value, low end and high end by column name plus the suffix from ``ENDS``.
     """
     columns = [column for column in drawn[0] if all(column in part for part in drawn)]
     macro = np.mean([part[columns].to_numpy() for part in drawn], axis=0)
@@ -241,7 +242,7 @@ def intervals(drawn: Sequence[pd.DataFrame], shares: Sequence[pd.DataFrame] = ()
         for place in np.flatnonzero(values[columns].nunique() == 1):
             share, count = values[columns[place]].iloc[0], len(values)
             wilson = binomtest(round(share * count), count).proportion_ci(LEVEL, "wilson")
-            # Independent parts of an average add up in squares (Zou and Donner 2008, Statistics in Medicine 27:1693).
+            # Widths of independent terms add in quadrature (Zou and Donner 2008, Statistics in Medicine 27:1693).
             for side, ends, bound in ((-1, low, wilson.low), (1, high, wilson.high)):
                 width = math.hypot(ends[place] - macro[0, place], (bound - share) / len(drawn))
                 ends[place] = macro[0, place] + side * width
@@ -250,7 +251,7 @@ def intervals(drawn: Sequence[pd.DataFrame], shares: Sequence[pd.DataFrame] = ()
 
 
 def _counts(result: TaskResult) -> dict[str, Any]:
-    """Return the numbers of problems and samples, ``RATES``, reasons for verdicts, and mean rank metrics by group."""
+    """Return counts of problems, samples and reasons, the ``RATES``, and mean rank metrics by group."""
     samples = [sample for problem in result.problems for sample in problem.samples]
     counts = [len(problem.samples) for problem in result.problems if problem.samples]
     numbers = (len(counts), len(result.problems) - len(counts), min(counts, default=0), max(counts, default=0))
@@ -267,7 +268,7 @@ def _counts(result: TaskResult) -> dict[str, Any]:
 
 
 def _average_counts(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the sums of numbers and reasons, the fewest and most samples, and the means of ``RATES``."""
+    """Aggregate counts over benchmarks: sums of counts, the fewest and most samples, and means of ``RATES``."""
     table = pd.DataFrame(rows)
     sums = [*NUMBERS[:2], *(column for column in table if column.startswith("reason_"))]
     lowest, highest = NUMBERS[2:]
@@ -276,9 +277,9 @@ def _average_counts(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def repetition_rate(text: str, length: int = REPEATED_WORDS) -> float:
-    """Return the share of sequences of ``length`` words that occurred before in ``text``; 0 for a shorter text.
+    """Return the share of ``length``-word n-grams that occurred earlier in ``text``, or 0 if the text is too short.
 
-    A word is a run of letters and digits, a punctuation mark, or a Chinese or Japanese character.
+    A word is a run of letters and digits, a punctuation mark, or a single Chinese or Japanese character.
     """
     words = _WORD.findall(text)
     sequences = len(words) - length + 1

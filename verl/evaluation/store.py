@@ -1,12 +1,12 @@
-"""Samples on disk, written as they arrive, so that an interrupted evaluation can resume.
+"""On-disk sample store, written incrementally so that an interrupted evaluation can resume.
 
 A folder holds the samples of one model on one benchmark at one temperature::
 
     generation.json    the settings that the samples depend on, and a digest of every prompt
     samples.jsonl      one line per sample
 
-Files of JSON lines are only appended to. A process that is killed while it writes leaves its last line incomplete;
-readers drop that line.
+JSON Lines files are append-only. A process killed in the middle of a write leaves an incomplete last line, which
+readers drop.
 """
 
 import hashlib
@@ -27,21 +27,21 @@ SAMPLES_FILE = "samples.jsonl"
 FIX = "name another trainer.default_local_dir, or remove that folder"
 
 SampleKey = tuple[int, int]
-"""Problem and sample, both from 0."""
+"""Problem index and sample index, both 0-based."""
 
 RecordT = TypeVar("RecordT")
 
 
 def digest(content: bytes, size: int = 8) -> str:
-    """Return a digest of ``size`` bytes."""
+    """Return the hex digest of ``content`` with ``size`` bytes."""
     return hashlib.blake2b(content, digest_size=size).hexdigest()
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Return the objects in the file, each with its place for messages; an incomplete last line is cut off the file.
+    """Yield each object in the file with its location for error messages, and truncate an incomplete last line.
 
     Raises:
-        ConfigError: the file cannot be read, or a complete line is not a JSON object.
+        ConfigError: The file cannot be read, or a complete line is not a JSON object.
     """
     if not os.path.lexists(path):
         return
@@ -53,7 +53,7 @@ def read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 file.truncate(complete)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}; move it away") from error
-    # Not splitlines(), which also splits at characters that JSON allows inside a text.
+    # splitlines() would also split at characters that JSON allows inside a string.
     for number, line in enumerate(content[:complete].split(b"\n")[:-1], start=1):
         place = f"{path}, line {number}"
         try:
@@ -71,18 +71,18 @@ def _damaged(place: str) -> ConfigError:
 
 @cache
 def _field_types(kind: Any) -> tuple[dict[str, Any], set[str]]:
-    """Return the types of a dataclass's fields, and the names of those that may be missing."""
+    """Return the field types of a dataclass and the names of its optional fields."""
     return get_type_hints(kind), {field.name for field in fields(kind) if field.default_factory is not MISSING}
 
 
 def _read(value: Any, kind: Any) -> Any:
-    """Return a JSON value as a dataclass, a list, a dict, or a plain type; an integer also is a float.
+    """Convert a JSON value to a dataclass, list, dict or plain type; integers are accepted as floats.
 
     Raises:
-        TypeError: it is of another type.
+        TypeError: The value does not have the type ``kind``.
     """
     if is_dataclass(kind) and isinstance(value, dict):
-        made: Any = kind  # a dataclass, for which there is no annotation
+        made: Any = kind  # a dataclass type, which annotations cannot express
         types, optional = _field_types(made)
         if types.keys() - optional <= value.keys() <= types.keys():
             return made(**{name: _read(entry, types[name]) for name, entry in value.items()})
@@ -96,15 +96,16 @@ def _read(value: Any, kind: Any) -> Any:
 
 
 class RecordFile(Generic[RecordT]):
-    """Dataclasses on disk as JSON lines, that more are appended to; a context manager.
+    """Append-only JSON Lines file of dataclass records; use it as a context manager.
 
     Args:
-        path: created if missing.
-        kind: the dataclass. Fields with a default factory may be missing in a line, and empty ones are not written.
-        settings: what the records depend on, the first line; a file with others is emptied. None: no such line.
+        path: File path; the file is created if missing.
+        kind: Dataclass of the records. Fields with a default factory are optional and not written if empty.
+        settings: Settings that the records depend on, stored in the first line, or None for no such line. A file with
+            different settings is emptied.
 
     Raises:
-        ConfigError: a line is damaged.
+        ConfigError: A line is damaged.
     """
 
     def __init__(self, path: Path, kind: type[RecordT], settings: Mapping[str, Any] | None = None) -> None:
@@ -113,13 +114,13 @@ class RecordFile(Generic[RecordT]):
         current = [record for _, record in lines[: len(head)]] == head
         self._kind: Any = kind
         self.records: list[RecordT] = []
-        """The records that the file had."""
+        """Records that the file contained when it was opened."""
         for place, record in lines[len(head) :] if current else ():
             try:
                 self.records.append(_read(record, kind))
             except TypeError as error:
                 raise _damaged(place) from error
-        # A response may hold half of a surrogate pair, which strict UTF-8 refuses.
+        # A response may contain a lone surrogate, which strict UTF-8 rejects.
         handle = open_to_write(path, os.O_WRONLY | os.O_APPEND)
         self._file = os.fdopen(handle, "a", encoding="utf-8", errors="surrogatepass")
         if not current:
@@ -133,7 +134,7 @@ class RecordFile(Generic[RecordT]):
         self._file.close()
 
     def write(self, records: Sequence[RecordT]) -> None:
-        """Add records and hand them to the operating system."""
+        """Append records and flush them to the operating system."""
         lines: list[dict[str, Any]] = [asdict(record) for record in records]  # type: ignore[call-overload]
         _, optional = _field_types(self._kind)
         self._write_lines([{k: v for k, v in line.items() if v or k not in optional} for line in lines])
@@ -145,7 +146,7 @@ class RecordFile(Generic[RecordT]):
 
 @dataclass(frozen=True)
 class StoredSample:
-    """One response, as generated."""
+    """One generated response."""
 
     problem: int
     sample: int
@@ -153,25 +154,25 @@ class StoredSample:
     num_tokens: int
     truncated: bool
     metrics: dict[str, float]
-    """Rank metrics by name; empty if none were measured."""
+    """Rank metrics by name, or empty if none were measured."""
     token_ids: list[int] = field(default_factory=list)
-    """Empty where they are not kept."""
+    """Token ids of the response, or empty if they are not kept."""
     conversation: list[dict[str, str]] = field(default_factory=list)
-    """Parts of a conversation, see :func:`verl.rollout.environments.conversations.conversation_parts`; empty for one
-    turn."""
+    """Conversation parts (see :func:`verl.rollout.environments.conversations.conversation_parts`), or empty for a
+    single turn."""
 
 
 class SampleStore(RecordFile[StoredSample]):
-    """The samples in one folder.
+    """Store of the samples in one folder.
 
     Args:
-        folder: created if missing.
-        settings: everything besides the prompts that the samples depend on, as plain values.
-        prompts: token ids of each problem's prompt. There may be more or fewer problems than in an earlier evaluation.
-        unanswered: problems of which there are no samples.
+        folder: Sample folder, which is created if missing.
+        settings: All inputs of the samples except the prompts, as plain values.
+        prompts: Prompt token ids of each problem. The number of problems may differ from earlier evaluations.
+        unanswered: Indices of problems that are never sampled.
 
     Raises:
-        ConfigError: the folder holds samples of other settings or prompts, or a damaged line.
+        ConfigError: The folder contains samples with other settings or prompts, or a damaged line.
     """
 
     def __init__(
@@ -183,7 +184,7 @@ class SampleStore(RecordFile[StoredSample]):
     ) -> None:
         self.folder = folder
         self.answered = [i for i in range(len(prompts)) if i not in unanswered]
-        """Problems of which there are samples, or will be."""
+        """Indices of problems that have, or will have, samples."""
         folder.mkdir(parents=True, exist_ok=True)
         digests = [digest(",".join(map(str, ids)).encode(), size=4) for ids in prompts]
         self._claim(json.loads(json.dumps(settings)), digests)
@@ -191,18 +192,18 @@ class SampleStore(RecordFile[StoredSample]):
         self.samples: dict[SampleKey, StoredSample] = {(one.problem, one.sample): one for one in self.records}
 
     def missing(self, n: int) -> list[SampleKey]:
-        """Return which of the first ``n`` samples of every problem are missing, problem by problem."""
+        """Return the missing ones among the first ``n`` samples of every problem, in problem order."""
         return [(i, j) for i in self.answered for j in range(n) if (i, j) not in self.samples]
 
     def append(self, samples: Sequence[StoredSample]) -> None:
-        """Add samples. They survive the end of the process from the moment this returns."""
+        """Append samples. Once this returns, they survive if the process dies."""
         for sample in samples:
             assert (sample.problem, sample.sample) not in self.samples, sample
             self.samples[sample.problem, sample.sample] = sample
         self.write(samples)
 
     def _claim(self, settings: dict[str, Any], digests: list[str]) -> None:
-        """Compare settings and prompts with those of the folder, or record them in a new one."""
+        """Check settings and prompts against the folder's record, or write the record if the folder is new."""
         path = self.folder / SETTINGS_FILE
         if path.is_file():
             try:

@@ -1,4 +1,4 @@
-"""The models that are evaluated: checkpoints of training runs, and models by themselves."""
+"""Models to evaluate: checkpoints of training runs, and standalone models."""
 
 import os
 import re
@@ -18,37 +18,37 @@ from verl.run.run_config import require_model
 MODEL_IN_CHECKPOINT = Path("actor", "huggingface")
 
 MAX_FOLDER_NAME = 100
-"""Characters in the name of a folder of results."""
+"""Maximum length in characters of a result folder's name."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """One model to evaluate: a checkpoint of a training run, or a model by itself."""
+    """One model to evaluate: a checkpoint of a training run, or a standalone model."""
 
     run: str
-    """The run's alias, or the model's name."""
+    """Alias of the run, or name of the model."""
     step: int
-    """Training step; 0 for the base model and for a model by itself."""
+    """Training step, or 0 for a base model or a standalone model."""
     path: str
-    """The model's folder or hub id."""
+    """Model folder or hub id."""
     template: str
     max_response_length: int
     chat_arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """Of the tokenizer's chat template."""
+    """Extra arguments for the tokenizer's chat template."""
 
     @property
     def label(self) -> str:
         return f"{self.run}@{self.step}"
 
     def same_model(self, other: "Target") -> bool:
-        """Whether both are the same model, asked in the same way, under two names."""
+        """Return whether both targets are the same model with the same prompting, ignoring their names."""
         return replace(other, run=self.run, step=self.step) == self and self.chat_arguments == other.chat_arguments
 
 
 def select_targets(config: EvaluationConfig, display: EvaluationDisplay) -> tuple[list[Target], str]:
-    """Return the models that ``config`` names, runs in order and steps within a run, and a name for their folder.
+    """Return the models that ``config`` names, ordered by run and then by step, and a name for their result folder.
 
-    Missing models are errors on the ``display``.
+    Missing models are reported as errors on ``display``.
     """
     found: list[Target] = []
     names: list[str] = []
@@ -63,7 +63,7 @@ def select_targets(config: EvaluationConfig, display: EvaluationDisplay) -> tupl
 
 
 def newest_run(runs_dir: Path, base: str) -> Path | None:
-    """Return the training run below ``runs_dir`` from the model ``base`` with the newest checkpoint."""
+    """Return the run under ``runs_dir`` that was trained from ``base`` and has the newest checkpoint, or None."""
     runs = []
     for parent, folders, files in os.walk(runs_dir):
         if POINTER in files:
@@ -86,7 +86,7 @@ def _newest_or_base(runs_dir: str, entry: TargetConfig, display: EvaluationDispl
 
 
 def _targets_of(alias: str, path: str, entry: TargetConfig, display: EvaluationDisplay) -> tuple[list[Target], str]:
-    """Return the models of one entry and a name for their folder; a missing step is an error on the ``display``.
+    """Return the models of one config entry and a folder name; missing steps are reported as errors on ``display``.
 
     Raises:
         ConfigError: ``path`` is neither a model nor a training run.
@@ -98,7 +98,7 @@ def _targets_of(alias: str, path: str, entry: TargetConfig, display: EvaluationD
     def target(run: str, step: int, model: str) -> Target:
         return Target(run, step, model, entry.template, entry.max_response_length, entry.apply_chat_template_kwargs)
 
-    # A checkpoint of a run, or the model in it, is that step.
+    # A path to a checkpoint folder, or to the exported model inside one, selects that step of its run.
     parts = MODEL_IN_CHECKPOINT.parts
     checkpoint = root.parents[len(parts) - 1] if root.parts[-len(parts) :] == parts else root
     if (only := step_of(checkpoint)) is not None:
@@ -118,7 +118,7 @@ def _targets_of(alias: str, path: str, entry: TargetConfig, display: EvaluationD
 
 
 def _find_step(root: Path, step: int, field: str, base: str | None) -> tuple[int, str]:
-    """Return a run's step (for ``LAST`` the newest) and its model. Raises ``ConfigError`` if it is missing."""
+    """Resolve ``step`` (``LAST`` is the newest) to its number and model path. Raises ``ConfigError`` if missing."""
     if step == 0:
         model = find_path(base or _run_text(root, "model", "path"))
         if not model:
@@ -145,12 +145,12 @@ def _find_step(root: Path, step: int, field: str, base: str | None) -> tuple[int
 
 
 def _full_path(model: str) -> str:
-    """Return the absolute path of a local folder, since workers may have other working directories; hub ids stay."""
+    """Make a local path absolute, since workers may have other working directories; return hub ids unchanged."""
     return str(Path(model).resolve()) if Path(model).exists() else model
 
 
 def _run_option(root: Path, group: str, option: str) -> Any:
-    """Return an option in a run's ``config.yaml``; None if it is missing, or the file cannot be read."""
+    """Read an option from a run's ``config.yaml``; return None if it is missing or the file cannot be read."""
     try:
         return run_option(read_run_config(root / RUN_CONFIG), group, option)
     except ConfigError:
@@ -158,11 +158,11 @@ def _run_option(root: Path, group: str, option: str) -> Any:
 
 
 def _run_text(root: Path, group: str, option: str) -> str:
-    """Return :func:`_run_option`; empty for anything but the text of a path or a name."""
+    """Return :func:`_run_option` if it is a string that can be a path or a name, otherwise an empty string."""
     value = _run_option(root, group, option)
     return value if isinstance(value, str) and "\0" not in value else ""
 
 
 def _as_name(text: str) -> str:
-    """Return ``text`` with everything replaced that a folder's name may not contain."""
+    """Replace all characters in ``text`` that are unsuitable in a folder name."""
     return re.sub(r"[^\w.+-]+", "_", text).strip("._-+") or "model"

@@ -1,6 +1,6 @@
-"""The job of an evaluation or an analysis, and its tasks.
+"""Setup of an evaluation or analysis job and its tasks.
 
-A task is one model on one benchmark at one temperature, with its prompts and its folder.
+A task evaluates one model on one benchmark at one temperature, with its own prompts and folder.
 """
 
 import hashlib
@@ -44,67 +44,67 @@ from verl.run.tracker_backends import check_trackers
 from verl.utils.sandbox import require_sandbox
 
 CPU_WORKERS = 2
-"""Worker processes on a CPU that has as many cores, if the config does not set their number."""
+"""Default number of worker processes on a CPU, limited by its cores."""
 
 WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
 DIGESTED_CONFIGS = {"config.json", "generation_config.json"}
-"""The second names further end-of-sequence tokens, which vLLM obeys."""
+"""Config files included in a model digest; the second may add end-of-sequence tokens, which vLLM respects."""
 
 DIGESTED_PIECES = 64
 DIGESTED_BYTES = 1 << 16
-"""Pieces of a weight file that its digest covers, evenly spread, and their size. The ends alone would not do: a short
-training may leave the rare tokens' embeddings and, in bfloat16, the norms there unchanged."""
+"""Number and size of the evenly spaced pieces of a weight file that its digest covers. The ends of the file are not
+enough: a short training may leave the rare tokens' embeddings and the bfloat16 norms stored there unchanged."""
 
 
 @dataclass(frozen=True, eq=False)
 class EvaluationTask:
-    """One model on one benchmark at one temperature. Equal to itself alone, so that it can be the key of a mapping."""
+    """One model on one benchmark at one temperature. Compares by identity, so that it is hashable."""
 
     target: Target
     benchmark: str
     temperature: float
     problems: list[Problem]
     prompts: list[list[int]]
-    """Token ids for each problem."""
+    """Prompt token ids of each problem."""
     opens_thought: bool
-    """Whether the prompts end in ``<think>``."""
+    """Whether the prompts end with ``<think>``."""
     folder: Path
     settings: dict[str, Any]
     """All inputs of the samples except the prompts."""
     unanswered: Mapping[int, int]
-    """Places of the problems whose prompts are longer than the model takes -> tokens; they have no samples."""
+    """Prompt length by index of each problem whose prompt is too long for the model; such problems have no samples."""
 
     @property
     def label(self) -> str:
         return f"{self.target.label} on {self.benchmark}"
 
     def open_store(self) -> SampleStore:
-        """Open the task's samples, to read and to extend. Raises ``ConfigError`` as :class:`SampleStore`."""
+        """Open the task's sample store; raises the same ``ConfigError`` as :class:`SampleStore`."""
         return SampleStore(self.folder, self.settings, self.prompts, self.unanswered)
 
 
 @dataclass(frozen=True)
 class Job:
-    """An evaluation or an analysis, checked and loaded before its engines start."""
+    """Evaluation or analysis whose inputs are validated and loaded before its engines start."""
 
     config: EvaluationConfig
-    """How responses are sampled."""
+    """Config that defines how responses are sampled."""
     display: EvaluationDisplay
     folder: Path
-    """Folder of the results."""
+    """Output folder for the results."""
     session: RaySession
     benchmarks: Mapping[str, list[Problem]]
     tokenizers: Mapping[Target, PreTrainedTokenizerBase]
-    """Tokenizer of each target."""
+    """Tokenizer for each target."""
 
     def tasks_of(self, target: Target) -> list[EvaluationTask]:
-        """Return the target's tasks: every benchmark at every temperature.
+        """Return the target's tasks, one for every benchmark and temperature.
 
-        Benchmarks with a question that the model's template refuses are left out, and prompts that leave no room for a
-        response are not answered; ``display`` says so.
+        Skips benchmarks with a question that the model's template rejects, and leaves prompts without room for a
+        response unanswered; both are reported on ``display``.
 
         Raises:
-            ConfigError: the model was removed.
+            ConfigError: The model was removed.
         """
         config, tokenizer, tasks = self.config, self.tokenizers[target], []
         turns = config.rollout.multi_turn
@@ -143,7 +143,7 @@ class Job:
         return tasks
 
     def open_stores(self, tasks: Sequence[EvaluationTask], stack: ExitStack) -> dict[EvaluationTask, SampleStore]:
-        """Return the stores of tasks whose folders hold no other samples."""
+        """Open the store of each task, skipping tasks whose folders contain incompatible samples."""
         stores = {}
         for task in tasks:
             with self.display.recorded(task.label):
@@ -157,11 +157,11 @@ def prepare(
     display: EvaluationDisplay,
     more_benchmarks: Mapping[str, list[Problem]] | None = None,
 ) -> Job | None:
-    """Load everything that can be wrong before engines start; None if nothing is left to do.
+    """Load and validate all inputs before engines start; return None if nothing is left to do.
 
     Args:
-        kind: ``evaluation`` or ``analysis``, the folder below ``runs_dir``.
-        more_benchmarks: in addition to the benchmarks that the config names.
+        kind: ``evaluation`` or ``analysis``, the name of the folder under ``runs_dir``.
+        more_benchmarks: Benchmarks to add to the ones that the config names.
     """
     trainer = config.trainer
     check_trackers(trainer.logger)
@@ -195,10 +195,10 @@ def prepare(
 
 
 def count_workers(config: EvaluationConfig, device_type: str) -> int:
-    """Return the workers per machine: as configured, or as its GPUs or cores allow, in whole engines.
+    """Return the number of workers per machine, by default as many whole engines as its GPUs or cores allow.
 
     Raises:
-        ConfigError: an engine needs more GPUs than this machine has.
+        ConfigError: An engine needs more GPUs than this machine has.
     """
     if config.trainer.n_gpus_per_node is not None:
         return config.trainer.n_gpus_per_node
@@ -217,7 +217,7 @@ def count_workers(config: EvaluationConfig, device_type: str) -> int:
 def load_problems(name: str, config: EvaluationConfig) -> list[Problem]:
     """Return the first ``data.max_problems`` problems of a benchmark.
 
-    Raises ``ConfigError`` as ``load_benchmark`` and ``check_answers``.
+    Raises the same ``ConfigError`` as ``load_benchmark`` and ``check_answers``.
     """
     folder = config.data.benchmark_dir
     problems = load_benchmark(name, Path(folder) if folder else None, config.data.fields.get(name))
@@ -227,7 +227,7 @@ def load_problems(name: str, config: EvaluationConfig) -> list[Problem]:
 
 
 def check_answers(problems: Sequence[Problem], config: EvaluationConfig) -> None:
-    """Raise ``ConfigError`` for an answer that no response could be compared with, or a source that nothing scores."""
+    """Raise ``ConfigError`` if an answer cannot be compared with responses, or a data source has no verifier."""
     custom = config.reward_score.paths_of_custom_functions()
     for problem in problems:
         try:
@@ -245,20 +245,20 @@ def load_target_tokenizer(target: Target, trust_remote_code: bool) -> PreTrained
     check_template(target.template, tokenizer, "template")
     info = ModelInfo.read(target.path, trust_remote_code)
     check_weights(info, f"model.path={target.path!r}")
-    info.end_tokens(tokenizer)  # raises for one that the model does not have
+    info.end_tokens(tokenizer)  # raises if a token is not in the model's vocabulary
     return tokenizer
 
 
 def _settings(
     target: Target, tokenizer: PreTrainedTokenizerBase, config: EvaluationConfig, device_type: str
 ) -> dict[str, Any]:
-    """Return everything that the samples depend on, except prompts and temperature."""
+    """Return all inputs of the samples except the prompts and the temperature."""
     settings: dict[str, Any] = {
         "model": model_digest(target.path),
         "template": target.template,
         "stop": template_stops(target.template),
         "stop_token_ids": stop_token_ids(target.template, tokenizer),
-        # None, as in folders of earlier versions, which had no such option.
+        # None matches the folders of earlier versions, which had no such option.
         "apply_chat_template_kwargs": dict(target.chat_arguments) or None,
         "few_shot": config.data.few_shot,
         "max_response_length": target.max_response_length,
@@ -268,7 +268,7 @@ def _settings(
         "dtype": resolve_dtype(config.rollout.dtype, device_type == "cpu"),
         "calculator": asdict(config.calculator) if config.calculator.enable else None,
     }
-    # Neutral values are left out, so that samples of versions without these options stay usable.
+    # Neutral values are omitted so that samples from versions without these options remain usable.
     if config.min_p > 0:
         settings["min_p"] = config.min_p
     if config.repetition_penalty != 1:
@@ -276,13 +276,13 @@ def _settings(
     if config.rollout.engine_kwargs:
         settings["engine_kwargs"] = config.rollout.engine_kwargs
     if config.rollout.multi_turn.enable:
-        # How many processes there are changes no sample.
+        # The number of processes does not affect the samples.
         settings["multi_turn"] = asdict(config.rollout.multi_turn) | {"num_workers": 0}
     return settings
 
 
 def chat_arguments(target: Target, options: MultiTurnConfig) -> dict[str, Any]:
-    """Return the arguments of the chat template: the target's, and the schemas of the tools."""
+    """Return the target's chat template arguments, plus the tool schemas if the policy calls tools."""
     return dict(target.chat_arguments) | ({"tools": tool_schemas(options)} if options.calls_tools else {})
 
 
@@ -301,9 +301,9 @@ def _prompt(
 
 
 def few_shot_examples(benchmark: str, template: str) -> list[tuple[str, str]]:
-    """Return the customary worked examples before this benchmark's questions, none for most benchmarks.
+    """Return the benchmark's standard few-shot examples; most benchmarks have none.
 
-    They are programs for a template that asks for some.
+    If the template asks for programs, the examples are programs.
     """
     known = BENCHMARKS.get(benchmark)
     name = find_template(template).python or (known.demonstrations if known is not None else None)
@@ -311,7 +311,7 @@ def few_shot_examples(benchmark: str, template: str) -> list[tuple[str, str]]:
 
 
 def engine_model(tasks: Sequence[EvaluationTask], config: EvaluationConfig) -> EngineModel:
-    """Return the model as engines load it for ``tasks`` of one target."""
+    """Return the engine's model settings for ``tasks``, which must share one target."""
     target, settings = tasks[0].target, tasks[0].settings
     limit = ModelInfo.read(target.path, config.rollout.trust_remote_code).max_length
     prompts = [ids for task in tasks for i, ids in enumerate(task.prompts) if i not in task.unanswered]
@@ -327,10 +327,10 @@ def engine_model(tasks: Sequence[EvaluationTask], config: EvaluationConfig) -> E
 
 
 def model_digest(path: str) -> str:
-    """Return a digest of the weights in a local folder, wherever it lies; a hub id stands for itself.
+    """Return a digest of a local folder's weights, independent of its location, or a hub id unchanged.
 
     Raises:
-        ConfigError: the folder is gone, or disappears while it is read.
+        ConfigError: The folder does not exist, or disappears while it is read.
     """
     folder = Path(path)
     if not folder.is_absolute() and not folder.is_dir():

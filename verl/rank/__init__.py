@@ -1,1 +1,1 @@
-"""The method of the paper: rank metrics of hidden states, their dynamics, and how they shape the advantage."""
+"""The paper's method: rank metrics of hidden states, their dynamics, and rank shaping of advantages."""

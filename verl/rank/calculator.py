@@ -1,6 +1,6 @@
-"""Rank metrics of a batch of responses, layer by layer (arXiv 2509.23808).
+"""Per-layer rank metrics of a batch of responses (arXiv 2509.23808).
 
-Runs where the hidden states are: in the rollout engine, or in the worker whose policy reads the responses again.
+Runs where the hidden states are available: in the rollout engine, or in the worker that re-reads the responses.
 
 Shapes: B responses, T padded response tokens, L captured layers, D hidden width.
 """
@@ -29,19 +29,19 @@ RANKS = ("Effective Rank", "Log Effective Rank", "Traditional Rank")
 """Metrics that ``calculator.metrics_dtype`` rounds."""
 
 PADDED_BYTES = 256 << 20
-"""Bound on the padded copy of hidden states that :meth:`RepresentationMetricsCalculator.measure` makes at once."""
+"""Maximum size of a padded copy of hidden states in :meth:`RepresentationMetricsCalculator.measure`."""
 
 VECTORS = 256
-"""Bound on the float64 vectors of a response's length that measuring it takes: the pivots of all shifts, twice, and a
-few for each function."""
+"""Maximum number of float64 vectors with one element per token needed to measure a response: two copies of the pivots
+of all shifts, and a few vectors per function."""
 
 
 class RepresentationMetricsCalculator:
-    """Turns hidden states into effective rank, velocity, acceleration and their relatives.
+    """Computes effective rank and related metrics of hidden states, with their velocity and acceleration.
 
     Args:
-        config: by default that of ``configs/calculator/default.yaml``.
-        options: values of its fields that differ, such as ``diff_stride=40``.
+        config: Calculator config, by default ``configs/calculator/default.yaml``.
+        options: Config fields to override, such as ``diff_stride=40``.
     """
 
     def __init__(self, config: CalculatorConfig | None = None, **options: Any) -> None:
@@ -58,22 +58,22 @@ class RepresentationMetricsCalculator:
         compute_diff: bool | None = None,
         diff_stride: int | None = None,
     ) -> dict[str, dict[str, Tensor]]:
-        """Return metrics of every response and layer in the form of the paper's release.
+        """Return metrics of every response and layer in the format of the paper's release.
 
         Args:
-            hidden_states: ``[B, T, L, D]`` floating point; row j is the state from which token j was sampled.
-            attention_mask: ``[B, T]`` of 0 and 1 (or bool), right-padded: valid rows first.
-            compute_diff: also give "<name> diff" (velocity) and "<name> diff 2" (acceleration); by default as
-                configured.
-            diff_stride: tokens between two prefixes, in place of the configured one.
+            hidden_states: Floating-point states ``[B, T, L, D]``; row j is the state from which token j was sampled.
+            attention_mask: Right-padded mask ``[B, T]`` of 0 and 1 or of bools.
+            compute_diff: Whether to add velocity and acceleration ("<name> diff" and "<name> diff 2"), or None to use
+                the config.
+            diff_stride: Number of tokens between prefixes, or None to use the config.
 
         Returns:
-            Layer keys "1".."L" in the order the layers were captured, then metric name, then float64 ``[B]`` on
-            the device of ``hidden_states``. Responses with NaN or infinity: see ``calculator.on_nonfinite``.
+            Metrics as float64 ``[B]`` on the device of ``hidden_states``, by layer key ("1".."L" in capture order) and
+            name. ``calculator.on_nonfinite`` defines the results of responses with NaN or infinity.
 
         Raises:
-            ValueError: shapes do not fit, the mask is not right-padded, or, with ``on_nonfinite=raise``, a valid row
-                holds NaN or infinity (names the layer and the response).
+            ValueError: The shapes do not match, the mask is not right-padded, or a valid row contains NaN or infinity
+                with ``on_nonfinite=raise`` (the message names the layer and the response).
         """
         if hidden_states.dim() != 4 or attention_mask.shape != hidden_states.shape[:2]:
             raise ValueError(
@@ -89,7 +89,7 @@ class RepresentationMetricsCalculator:
     def _measure(
         self, hidden_states: Tensor, lengths: Tensor, compute_diff: bool, stride: int
     ) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:
-        """Compute the metrics of each layer of ``[B, T, L, D]``, name to ``[B]``, and of prefixes, to ``[B, T]``."""
+        """Compute the metrics of each layer of ``[B, T, L, D]``: ``[B]`` per name, and ``[B, T]`` for prefixes."""
         metrics, by_prefix = list[dict[str, Tensor]](), list[dict[str, Tensor]]()
         for layer in range(hidden_states.shape[2]):
             try:
@@ -102,23 +102,23 @@ class RepresentationMetricsCalculator:
         return metrics, by_prefix
 
     def measure(self, states: list[Tensor]) -> Batch:
-        """Measure whole responses of any lengths; the metrics of one do not depend on the others.
+        """Measure complete responses of any lengths; each response's metrics are independent of the others.
 
         Args:
-            states: at least one response, each ``[T, L, D]`` with T at least 1.
+            states: States ``[T, L, D]`` of at least one response, with T at least 1.
 
         Returns:
-            Episodes without prompts, whose columns of rank metrics are on the device of ``states``.
+            Episodes without prompts, with rank metric columns on the device of ``states``.
 
         Raises:
-            ValueError: as :meth:`__call__`; responses are counted within the list.
+            ValueError: See :meth:`__call__`; the message gives the response's index in its padded batch.
         """
         config, parts = self.config, list[Batch]()
         longest = max(len(response) for response in states)
         at_once = max(1, PADDED_BYTES // max(1, longest * states[0][0].nbytes))
         for start in range(0, len(states), at_once):
             responses = states[start : start + at_once]
-            # A single one, however long, is not copied.
+            # A single response is not copied, however long it is.
             padded = responses[0][None] if len(responses) == 1 else pad_sequence(responses, batch_first=True)
             lengths = torch.tensor([len(response) for response in responses])
             layers, prefixes = self._measure(padded, lengths, config.compute_diff, config.diff_stride)
@@ -133,15 +133,15 @@ class RepresentationMetricsCalculator:
         return Batch.join(parts)
 
     def dataset_metrics(self, mean_states: Tensor, diff_stride: int) -> dict[str, float]:
-        """Return metrics of the matrix ``mean_states [B, D]``, one mean hidden state per response, for one layer.
+        """Return metrics of the matrix ``mean_states [B, D]`` of mean hidden states per response, for one layer.
 
-        Returns "global/<name>" for the whole matrix if ``compute_global_metrics``, and if
-        ``compute_cumulative_global_metrics`` "cumulative/<name> diff" and "cumulative/<name> diff 2" over prefixes of
-        the responses in the order given, ``diff_stride`` apart. With ``on_nonfinite=mask`` states that hold NaN or
-        infinity are left out, with ``zero`` one of them makes every metric 0.
+        ``compute_global_metrics`` adds "global/<name>" for the whole matrix. ``compute_cumulative_global_metrics`` adds
+        "cumulative/<name> diff" and "cumulative/<name> diff 2" over prefixes of the given response order,
+        ``diff_stride`` apart. States with NaN or infinity are dropped with ``on_nonfinite=mask``, and make every metric
+        0 with ``zero``.
 
         Raises:
-            ValueError: not a matrix, or, with ``on_nonfinite=raise``, a state holds NaN or infinity.
+            ValueError: The input is not a matrix, or a state contains NaN or infinity with ``on_nonfinite=raise``.
         """
         if mean_states.dim() != 2:
             raise ValueError(f"mean_states {tuple(mean_states.shape)}: expected [B, D]")
@@ -163,7 +163,7 @@ class RepresentationMetricsCalculator:
         return {key: float(metrics[name]) for key, name in wanted.items()}
 
     def _stored(self, name: str, values: Tensor) -> Tensor:
-        """Apply ``metrics_dtype`` and ``on_nonfinite=zero`` to ``values [B]`` of one metric; return float64."""
+        """Apply ``metrics_dtype`` and ``on_nonfinite=zero`` to one metric's ``values [B]``; return float64."""
         if self.config.on_nonfinite == "zero":
             values = values.nan_to_num(nan=0.0)
         return self._rounded(name, values)
@@ -175,17 +175,17 @@ class RepresentationMetricsCalculator:
     def _layer_metrics(
         self, hidden: Tensor, lengths: Tensor, compute_diff: bool, stride: int
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Compute the metrics of one layer ``[B, T, D]``, name to ``[B]``, and of prefixes, name to ``[B, T]``."""
+        """Compute the metrics of one layer ``[B, T, D]``: ``[B]`` per name, and ``[B, T]`` per name for prefixes."""
         names, config = self.config.base_names, self.config
         if not compute_diff:
             whole = base_metrics(hidden, lengths, lengths[:, None], names, self._whole, self._own)
             courses = self._courses(whole, lengths[:, None], hidden)
             return {name: values[:, 0] for name, values in whole.items()}, courses
-        # 1. The rows that prefixes are taken from, and where these end.
+        # 1. Select the rows that prefixes are taken from, and the prefix ends.
         kept, kept_lengths = _kept_rows(hidden, lengths, config.max_seq_len, config.max_seq_len_from)
         extra = 0 if config.prefix_rule == "at_stride_and_whole" else 1
         counts, rows = prefix_counts(kept_lengths, stride, extra), prefix_rows(kept_lengths, stride, extra)
-        # 2. The base metrics of every prefix and of the whole response, in one pass where both are measured alike.
+        # 2. Compute base metrics of all prefixes and of the whole response, in one pass if both use the same method.
         if kept is hidden and self._whole == self._diff:
             ends = torch.cat([rows, lengths[:, None]], dim=1)
             both = base_metrics(hidden, lengths, ends, names, self._whole, self._own)
@@ -194,12 +194,12 @@ class RepresentationMetricsCalculator:
         else:
             whole = base_metrics(hidden, lengths, lengths[:, None], names, self._whole, self._own)
             prefixes = base_metrics(kept, kept_lengths, rows, names, self._diff, self._own)
-        # 3. The same by token, for ``keep_prefixes``.
+        # 3. Map the prefix metrics to tokens, for ``keep_prefixes``.
         measured = {name: torch.cat([prefixes[name], whole[name]], dim=1) for name in names}
         before = lengths - kept_lengths if config.max_seq_len_from == "end" else torch.zeros_like(lengths)
         last_rows = torch.where(rows > 0, rows + before[:, None], 0)
         courses = self._courses(measured, torch.cat([last_rows, lengths[:, None]], dim=1), hidden)
-        # 4. Velocity and acceleration.
+        # 4. Compute velocity and acceleration.
         counts, lengths, kept_lengths = (to_device(n, hidden.device) for n in (counts, lengths, kept_lengths))
         metrics: dict[str, Tensor] = {}
         for name in names:
@@ -211,36 +211,36 @@ class RepresentationMetricsCalculator:
         return metrics, courses
 
     def _courses(self, values: Mapping[str, Tensor], rows: Tensor, hidden: Tensor) -> dict[str, Tensor]:
-        """Return metrics ``[B, J]`` of prefixes at the tokens of ``hidden [B, T, D]`` where they end.
+        """Scatter prefix metrics ``[B, J]`` to the tokens of ``hidden [B, T, D]`` where the prefixes end.
 
-        ``rows [B, J]`` are counted from 1, 0 for absent prefixes -> name to ``[B, T]``, NaN elsewhere; nothing unless
-        ``keep_prefixes``.
+        ``rows [B, J]`` are 1-based prefix ends, or 0 for absent prefixes. Returns ``[B, T]`` per name with NaN at all
+        other tokens, or an empty dict without ``keep_prefixes``.
         """
         if not self.config.keep_prefixes:
             return {}
-        # A column before the first token takes what is absent.
+        # An extra column before the first token absorbs absent prefixes.
         tokens = torch.full((len(hidden), hidden.shape[1] + 1), torch.nan, dtype=torch.float64, device=hidden.device)
         rows = to_device(rows, hidden.device)
         return {name: tokens.scatter(1, rows, by_row.double())[:, 1:] for name, by_row in values.items()}
 
 
 def _mean(states: Tensor) -> Tensor:
-    """Mean of ``[T, L, D]`` over the rows, in float32; layer by layer, so that one layer's copy is the largest."""
+    """Return the float32 mean of ``[T, L, D]`` over rows, computed per layer to copy only one layer at a time."""
     return torch.stack([states[:, layer].float().mean(dim=0) for layer in range(states.shape[1])])
 
 
 def _stacked(layers: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Stack the metrics ``[B, ...]`` of each layer, by name, to ``[B, L, ...]``."""
+    """Stack the per-layer metrics ``[B, ...]`` of each name to ``[B, L, ...]``."""
     return {name: torch.stack([layer[name] for layer in layers], dim=1) for name in layers[0]}
 
 
 def capture_options(config: CalculatorConfig, reduces: bool = True) -> dict[str, Any]:
-    """Return a vLLM engine's ``additional_config["hidden_states"]``, with which it measures every response.
+    """Return the ``additional_config["hidden_states"]`` that makes a vLLM engine measure every response.
 
-    Without ``reduces`` the states themselves, on the CPU: those of turns, which are measured when a conversation is
-    over.
+    Without ``reduces``, the engine returns raw states on the CPU instead, because conversations are measured only when
+    they are finished.
 
-    vLLM passes these options through JSON, so the calculator's are one JSON text, which each process parses once.
+    vLLM passes these options through JSON, so the calculator config is a JSON string that each process parses once.
     """
     reducer = f"{__name__}:{reduce_states.__name__}"
     captured = {"layers": config.layers, "ranks": "first"}
@@ -254,33 +254,33 @@ def capture_options(config: CalculatorConfig, reduces: bool = True) -> dict[str,
 
 
 def reduce_states(states: list[Tensor], calculator: str) -> dict[str, Tensor]:
-    """Measure responses: the reducer of ``vllm_patches`` that :func:`capture_options` asks for.
+    """Measure responses, as the ``vllm_patches`` reducer configured by :func:`capture_options`.
 
     Args:
-        states: of finished responses, each ``[T, L, D]``.
-        calculator: the fields of :class:`CalculatorConfig` as JSON.
+        states: States ``[T, L, D]`` of each finished response.
+        calculator: Fields of :class:`CalculatorConfig` as JSON.
 
     Returns:
-        The columns that :meth:`RepresentationMetricsCalculator.measure` fills, by name.
+        Columns of :meth:`RepresentationMetricsCalculator.measure` by name.
 
     Raises:
-        ValueError: as :meth:`RepresentationMetricsCalculator.measure`.
+        ValueError: See :meth:`RepresentationMetricsCalculator.measure`.
     """
     measured = _calculator(calculator).measure(states)
     return {name: getattr(measured, name) for name in measured.names}
 
 
 def workspace_bytes(num_tokens: int, num_layers: int, width: int, calculator: str | CalculatorConfig) -> int:
-    """Bound on the memory that measuring responses takes besides their states, in bytes.
+    """Return an upper bound in bytes on the memory needed to measure responses, in addition to their states.
 
-    Layers are measured one after the other. Besides float64 matrices, that is the padded copy of several short
-    responses, a float32 copy of one layer for its mean, and what is kept of each prefix.
+    Layers are measured one at a time. The memory holds float64 matrices, a padded copy of several short responses, a
+    float32 copy of one layer for its mean, and the metrics of each prefix.
 
     Args:
-        num_tokens: of the longest response.
-        num_layers: captured layers L.
-        width: D.
-        calculator: the configuration, or its fields as JSON, as of :func:`reduce_states`.
+        num_tokens: Length of the longest response.
+        num_layers: Number of captured layers L.
+        width: Hidden width D.
+        calculator: Calculator config, or its fields as JSON as in :func:`reduce_states`.
     """
     config = _calculator(calculator).config if isinstance(calculator, str) else calculator
     decomposes = "Traditional Rank" in config.base_names or bool(config.own_metrics)
@@ -304,13 +304,13 @@ def _calculator(options: str) -> RepresentationMetricsCalculator:
 
 def _options(config: CalculatorConfig, svd_method: str, method: str) -> SpectralOptions:
     rank = config.svd_rank if svd_method == "lowrank" else None
-    # Zeros, too, begin as the NaN of a masked response.
+    # With ``zero``, responses are first masked with NaN and zeroed later.
     on_nonfinite = "raise" if config.on_nonfinite == "raise" else "mask"
     return SpectralOptions(method=method, svd_rank=rank, on_nonfinite=on_nonfinite, max_bytes=config.workspace_mb << 20)
 
 
 def _kept_rows(hidden: Tensor, lengths: Tensor, most: int | None, end: str) -> tuple[Tensor, Tensor]:
-    """Return the first or last ``most`` valid rows of each response, left-aligned, and their number."""
+    """Return the first or last ``most`` valid rows of each response, left-aligned, and their counts."""
     if most is None or hidden.shape[1] <= most:
         return hidden, lengths
     if end == "start":
@@ -321,7 +321,7 @@ def _kept_rows(hidden: Tensor, lengths: Tensor, most: int | None, end: str) -> t
 
 
 def _lengths(attention_mask: Tensor) -> Tensor:
-    """Count the valid rows of each response, int64 ``[B]``; raise ``ValueError`` unless the mask is right-padded."""
+    """Return each response's valid row count, int64 ``[B]``; raise ``ValueError`` unless the mask is right-padded."""
     lengths = attention_mask.bool().sum(1)
     expected = torch.arange(attention_mask.shape[1], device=attention_mask.device) < lengths[:, None]
     wrong = (attention_mask != expected).any(1).nonzero()

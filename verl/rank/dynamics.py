@@ -1,7 +1,7 @@
 """Rank metrics of responses and their velocity and acceleration over prefixes (arXiv 2509.23808).
 
-Pure functions. Shapes: B responses, T padded rows, D hidden size, P prefixes of any kind, J prefixes of the
-velocity rule. All metrics are float64.
+All functions are pure, and all metrics are float64. Shapes: B responses, T padded rows, D hidden size, P arbitrary
+prefixes, J velocity prefixes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,25 +20,25 @@ _FUNCTIONALS = {
     "Traditional Rank": "traditional_rank",
     "Log Effective Rank": "effective_rank",
 }
-"""Metrics that come from a spectrum, by their name in verl.spectral; the log is taken of the effective rank."""
+"""Name in verl.spectral of each spectral metric; the log effective rank is derived from the effective rank."""
 
 _CURVATURE_BYTES = 64 * 2**20
-"""Bound on the float64 states that :func:`curvature` holds at once."""
+"""Maximum size of the float64 states that :func:`curvature` processes at once."""
 
 
 def prefix_counts(lengths: Tensor, stride: int, extra: int = 1) -> Tensor:
-    """Count the velocity prefixes J of each response: j = 1..J while ``j * stride + extra <= length``.
+    """Return the number J of velocity prefixes of each response, the largest j with ``j * stride + extra <= length``.
 
-    ``[B]`` -> ``[B]``; ``extra`` is 1, or 0 by ``calculator.prefix_rule=at_stride_and_whole``.
+    ``[B]`` -> ``[B]``; ``extra`` is 1, or 0 with ``calculator.prefix_rule=at_stride_and_whole``.
     """
     return (lengths - extra).clamp(min=0) // stride
 
 
 def prefix_rows(lengths: Tensor, stride: int, extra: int = 1) -> Tensor:
-    """Return the rows k_j = j * stride + extra of velocity prefixes, int64 ``[B, max J]``, 0 where absent.
+    """Return the row counts k_j = j * stride + extra of velocity prefixes, int64 ``[B, max J]``, 0 where absent.
 
     Raises:
-        ValueError: ``stride`` is below 1.
+        ValueError: ``stride`` is less than 1.
     """
     if stride < 1:
         raise ValueError(f"calculator.diff_stride={stride}: must be at least 1")
@@ -51,15 +51,15 @@ def prefix_rows(lengths: Tensor, stride: int, extra: int = 1) -> Tensor:
 def changes(
     values: Tensor, counts: Tensor, whole: Tensor, rule: str, lengths: Tensor, kept: Tensor, stride: int
 ) -> tuple[Tensor, Tensor]:
-    """Velocity and acceleration ``[B]`` of one metric by ``calculator.prefix_rule``; NaN where ``whole`` is NaN.
+    """Return velocity and acceleration ``[B]`` of one metric, which are NaN where ``whole`` is NaN.
 
     Args:
-        values: ``[B, J]`` of the prefixes, of which the first ``counts [B]`` are there.
-        whole: ``[B]`` of the whole response.
-        rule: says of which responses the whole is the last prefix.
-        lengths: ``[B]`` rows of each response, of which ``kept [B]`` are those that prefixes are taken from.
+        values: Prefix metrics ``[B, J]``, of which the first ``counts [B]`` are valid.
+        whole: Metrics ``[B]`` of the whole responses.
+        rule: Value of ``calculator.prefix_rule``, which defines whether the whole response counts as the last prefix.
+        lengths: Row counts ``[B]`` of the responses, of which ``kept [B]`` rows are used for prefixes.
     """
-    # A masked response has NaN here too, though fewer than two prefixes would give 0.
+    # Masked responses remain NaN, although fewer than two prefixes would give 0.
     masked = torch.where(whole.isnan(), torch.nan, 0.0)
     if rule != "after_stride":
         if rule == "after_stride_and_whole":
@@ -72,9 +72,9 @@ def changes(
 
 
 def velocity(values: Tensor, counts: Tensor) -> Tensor:
-    """Mean over j = 2..J of delta_j = m_j - mean(m_1..m_{j-1}); 0 for fewer than two prefixes.
+    """Return the mean over j = 2..J of delta_j = m_j - mean(m_1..m_{j-1}), or 0 for fewer than two prefixes.
 
-    ``values [B, J]`` are the prefix metrics m_j, of which the first ``counts [B]`` are read -> ``[B]``.
+    ``values [B, J]`` are the prefix metrics m_j, of which only the first ``counts [B]`` are read -> ``[B]``.
     """
     deltas = _deltas(values)
     present = torch.arange(deltas.shape[1], device=values.device) + 2 <= counts[:, None]
@@ -82,9 +82,9 @@ def velocity(values: Tensor, counts: Tensor) -> Tensor:
 
 
 def acceleration(values: Tensor, counts: Tensor) -> Tensor:
-    """Mean over j = 2..J-1 of delta_{j+1} - delta_j; 0 for fewer than three prefixes.
+    """Return the mean over j = 2..J-1 of delta_{j+1} - delta_j, or 0 for fewer than three prefixes.
 
-    Arguments as in :func:`velocity`. The mean telescopes to (delta_J - delta_2) / (J - 2).
+    Takes the arguments of :func:`velocity`. The mean telescopes to (delta_J - delta_2) / (J - 2).
     """
     if values.shape[1] < 3:
         return values.new_zeros(values.shape[0])
@@ -94,21 +94,21 @@ def acceleration(values: Tensor, counts: Tensor) -> Tensor:
 
 
 def _deltas(values: Tensor) -> Tensor:
-    """Return delta_2..delta_J of ``values [B, J]``, ``[B, J - 1]`` (``[B, 0]`` when J is 0)."""
+    """Return delta_2..delta_J, ``[B, J - 1]``, for ``values [B, J]``, or ``[B, 0]`` if J is 0."""
     j = torch.arange(1, values.shape[1] + 1, device=values.device)
     running_mean = values.cumsum(1) / j
     return values[:, 1:] - running_mean[:, :-1]
 
 
 def curvature(hidden: Tensor, lengths: Tensor, rows: Tensor, on_nonfinite: str = "raise") -> Tensor:
-    """Return the mean angle in radians between consecutive steps Z[j+1] - Z[j], over each response's chosen prefixes.
+    """Return the mean angle in radians between consecutive steps Z[j+1] - Z[j], for the requested prefixes.
 
-    ``hidden [B, T, D]``, ``lengths [B]``, ``rows [B, P]`` and ``on_nonfinite`` as for
-    :func:`verl.spectral.prefix_functionals` -> float64 ``[B, P]`` in [0, pi]. An angle at a step of length zero is
-    undefined and left out of the mean; a prefix without any angle (fewer than 3 rows) has curvature 0.
+    The arguments ``hidden [B, T, D]``, ``lengths [B]``, ``rows [B, P]`` and ``on_nonfinite`` match
+    :func:`verl.spectral.prefix_functionals`; the result is float64 ``[B, P]`` in [0, pi]. Angles at zero-length steps
+    are undefined and ignored. A prefix without any angle, such as one of fewer than 3 rows, has curvature 0.
 
     Raises:
-        ValueError: as ``prefix_functionals``.
+        ValueError: See ``prefix_functionals``.
     """
     lengths, rows = lengths.cpu(), rows.cpu()
     check_hidden(hidden, lengths)
@@ -120,13 +120,13 @@ def curvature(hidden: Tensor, lengths: Tensor, rows: Tensor, on_nonfinite: str =
             continue
         parts = []
         block = max(1, _CURVATURE_BYTES // (8 * 6 * len(chunk) * chunk.width))
-        # The angle at row j + 1 takes rows j to j + 2.
+        # The angle at row j + 1 depends on rows j to j + 2.
         for start in range(0, chunk.longest - 2, block):
             parts.append(_angles(chunk, start, min(start + block + 2, chunk.longest)))
         angles, defined = (torch.cat(part, dim=1) for part in zip(*parts, strict=True))
         sums = torch.where(defined, angles, 0.0).cumsum(1)
         counts = defined.cumsum(1)
-        # A prefix of k rows holds the first k - 2 angles.
+        # A prefix of k rows contains the first k - 2 angles.
         wanted = to_device(rows[chunk.which], hidden.device)
         last = (wanted - 3).clamp(min=0)
         mean = sums.gather(1, last) / counts.gather(1, last).clamp(min=1)
@@ -135,14 +135,14 @@ def curvature(hidden: Tensor, lengths: Tensor, rows: Tensor, on_nonfinite: str =
 
 
 def _angles(chunk: Chunk, start: int, stop: int) -> tuple[Tensor, Tensor]:
-    """Angles between consecutive steps of rows ``start`` to ``stop - 1``, ``[b, stop - start - 2]``; where defined."""
+    """Return the angles ``[b, stop - start - 2]`` in rows ``start`` to ``stop - 1``, and a mask of defined ones."""
     steps = chunk.rows(start, stop).diff(dim=1)
-    # Only directions matter; by its largest entry first, a step far smaller than the others keeps its square.
+    # Only directions matter. Dividing by the largest entry first keeps the squares of tiny steps from underflowing.
     steps = steps.div_(steps.abs().amax(2, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny))
     norms = torch.linalg.vector_norm(steps, dim=2, keepdim=True)
     units = steps.div_(torch.where(norms > 0, norms, 1.0))
     before, after = units[:, :-1], units[:, 1:]
-    # Kahan's form: unlike acos of the cosine it keeps its digits for nearly parallel steps.
+    # Kahan's formula, unlike acos of the cosine, stays accurate for nearly parallel steps.
     distance = torch.linalg.vector_norm(after - before, dim=2)
     angles = 2 * torch.atan2(distance, torch.linalg.vector_norm(after + before, dim=2))
     return angles, (norms[:, :-1, 0] > 0) & (norms[:, 1:, 0] > 0)
@@ -157,13 +157,13 @@ def base_metrics(
     options: SpectralOptions,
     own: Mapping[str, SpectralMeasure] | None = None,
 ) -> dict[str, Tensor]:
-    """Return the metrics ``names``, of ``BASE_METRICS`` or ``own`` (``calculator.own_metrics``), of chosen prefixes.
+    """Compute the metrics ``names``, from ``BASE_METRICS`` or ``own`` (``calculator.own_metrics``), of given prefixes.
 
-    ``hidden [B, T, D]``, ``lengths [B]``, ``rows [B, P]`` -> name to float64 ``[B, P]``. Degenerate prefixes (0 or
-    1 rows, all rows equal): effective rank 1 and its log 0, entropy 0, rank 0, curvature 0.
+    ``hidden [B, T, D]``, ``lengths [B]``, ``rows [B, P]`` -> float64 ``[B, P]`` by name. Degenerate prefixes (0 or
+    1 rows, or all rows equal) have effective rank 1, log effective rank 0, entropy 0, rank 0 and curvature 0.
 
     Raises:
-        ValueError: as :func:`verl.spectral.prefix_functionals`.
+        ValueError: See :func:`verl.spectral.prefix_functionals`.
     """
     metrics: dict[str, Tensor] = {}
     if own:
@@ -181,6 +181,6 @@ def base_metrics(
 
 
 def by_layer(metrics: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-    """Return name -> [B, L] as name -> [B] for each layer."""
+    """Split metrics ``[B, L]`` into one dict of metrics ``[B]`` per layer."""
     layers = max((values.shape[1] for values in metrics.values()), default=0)
     return [{name: values[:, layer] for name, values in metrics.items()} for layer in range(layers)]

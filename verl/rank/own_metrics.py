@@ -1,7 +1,7 @@
-"""A user's rank metrics: functions of a spectrum (``calculator.own_metrics``).
+"""Custom rank metrics: user functions of a spectrum (``calculator.own_metrics``).
 
-They are loaded wherever hidden states are measured: in the rollout engine, or in the worker whose policy reads the
-responses again.
+They are loaded wherever hidden states are measured: in the rollout engine, or in the worker that re-reads the
+responses.
 """
 
 from collections.abc import Sequence
@@ -17,14 +17,14 @@ from verl.utils.user_code import UserFunction, check_finite, check_tensor
 FIELD = "calculator.own_metrics"
 
 SAMPLE = SpectrumBatch(torch.tensor([[3.0, 1.0, 0.5], [2.0, 2.0, 0.0]], dtype=torch.float64), 3, 8)
-"""What a function is tried on before training."""
+"""Example input to test a custom function before training."""
 
 
 def own_measures(paths: Sequence[str]) -> dict[str, SpectralMeasure]:
-    """Load the functions with these import paths, by their ``CalculatorConfig.own_names``, with checks.
+    """Load and test the functions with these import paths; return them by their ``CalculatorConfig.own_names``.
 
     Raises:
-        ConfigError: one cannot be loaded, or does not give a finite number for each spectrum.
+        ConfigError: A function cannot be loaded, or does not return a finite number for each spectrum.
     """
     measures: dict[str, SpectralMeasure] = {}
     for path in paths:
@@ -34,7 +34,7 @@ def own_measures(paths: Sequence[str]) -> dict[str, SpectralMeasure]:
 
 
 def _measure(function: UserFunction, spectra: SpectrumBatch) -> Tensor:
-    """Return the custom metric of each spectrum, ``[n]`` float64."""
+    """Return the custom metric of each spectrum as float64 ``[n]``."""
     values = function(spectra)
     check_tensor(function.where, values, [len(spectra.singular_values)], what=", one number for each spectrum")
     check_finite(function.where, values, f" for {spectra.rows} rows (some singular values may be 0)")

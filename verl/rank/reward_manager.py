@@ -1,11 +1,11 @@
-"""The reward manager: rank metrics of a batch become the auxiliary signal Phi (arXiv 2509.23808).
+"""Reward manager that turns a batch's rank metrics into the auxiliary signal Phi (arXiv 2509.23808).
 
-Shapes: B responses, R padded response tokens. It keeps two kinds of state, both moving averages over training steps:
-a baseline mu per layer and indicator, and the mean score. ``update``, called once at the end of a training step, alone
-changes them; the other methods only read them, so validation is measured against training's baselines.
+Shapes: B responses, R padded response tokens. The state consists of moving averages over training steps: a baseline mu
+per layer and indicator, and the mean score. Only ``update``, called once at the end of a training step, changes them;
+all other methods are read-only, so validation is measured against training's baselines.
 
-With ``reward_manager.baseline_start=zero``, as in the paper's release, averages start at 0 and follow a step late: what
-``update`` then moves them towards is the batch of the update before, which it keeps for that purpose.
+With ``reward_manager.baseline_start=zero``, as in the paper's release, averages start at 0 and lag by one step:
+``update`` moves them towards the previous update's batch, which it keeps for that purpose.
 """
 
 import math
@@ -28,36 +28,36 @@ from verl.rank.shaping import (
 )
 
 Means = dict[str, dict[str, float]]
-"""Layer key to indicator to a mean over responses."""
+"""Means over responses, by layer key and indicator."""
 
 
 class RewardManager:
-    """Computes Phi, places it, and follows the baselines that it is measured against."""
+    """Computes Phi, applies it to rewards or advantages, and tracks its baselines."""
 
     def __init__(self, config: RewardManagerConfig) -> None:
         self.config = config
         self._start = 0.0 if config.baseline_start == "zero" else None
-        """Where a moving average begins; ``None``: at the first value."""
+        """Initial value of a moving average, or None to start at the first observed value."""
         self._baselines: Means = {}
         self._ema_score = self._start
         self._previous_means: Means | None = None
-        """Batch means of the step before; kept only if averages start at zero."""
+        """Batch means of the previous step, kept only if averages start at zero."""
 
     def compute_phi(self, rank_metrics: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, float]]:
-        """Return the auxiliary signal Phi of every response, and scalars to log; no state changes.
+        """Return the auxiliary signal Phi of every response and scalars to log, without changing the state.
 
-        Phi is measured against the baselines of the previous steps. Where there is no baseline yet (first step), the
-        batch's own mean stands in for it. A metric that is NaN or infinite gives its response no signal. Phi is 0 for
-        all without ``computes_phi``, and in the first step if ``baseline_start=zero``.
+        Phi is measured against the baselines of previous steps, or against the batch mean if there is no baseline yet
+        (first step). A NaN or infinite metric gives its response no signal. Phi is 0 for all responses without
+        ``computes_phi``, and in the first step if ``baseline_start=zero``.
 
         Args:
-            rank_metrics: name -> [B, L] (``Batch.rank_metrics``), every name in ``indicator_names``, and the guide.
+            rank_metrics: ``Batch.rank_metrics``, ``[B, L]`` by name, including all ``indicator_names`` and the guide.
 
         Returns:
-            Phi ``[B]`` float64, the mean over the layers, and scalars under ``reward_manager/``.
+            Phi as float64 ``[B]``, averaged over layers, and scalars under ``reward_manager/``.
 
         Raises:
-            ValueError: no layer, or an indicator or guide that the metrics lack (names those available).
+            ValueError: There are no layers, or an indicator or the guide is missing (the message lists available ones).
         """
         layers = self._indicators(rank_metrics)
         scale = self.config.aux_reward_global_weight * self._fade()
@@ -81,7 +81,7 @@ class RewardManager:
         return phi, metrics
 
     def shape_rewards(self, token_rewards: Tensor, response_mask: Tensor, phi: Tensor) -> Tensor:
-        """Rewards ``[B, R]`` with Phi ``[B]`` added to the last response token's if ``reward_manager.add_reward``."""
+        """Add Phi ``[B]`` to the last response token's reward in ``[B, R]`` if ``reward_manager.add_reward``."""
         if not self.config.add_reward:
             return token_rewards
         bonus = phi.to(token_rewards)[:, None]
@@ -90,13 +90,13 @@ class RewardManager:
     def shape_advantages(
         self, advantages: Tensor, response_mask: Tensor, phi: Tensor
     ) -> tuple[Tensor, dict[str, float]]:
-        """Advantages ``[B, R]`` with min(relu(Phi), |A| / kappa) added if ``reward_manager.add_adv``, and metrics.
+        """Add min(relu(Phi), |A| / kappa) to advantages ``[B, R]`` if ``reward_manager.add_adv``; also return metrics.
 
-        ``reward_manager/shaped_token_share`` is the share of response tokens whose advantage changed,
-        ``reward_manager/shaped_mean_change`` the mean absolute change over all response tokens, and
-        ``reward_manager/shaped_relative_change`` the mean absolute change over the mean absolute advantage, both of the
-        tokens that changed; it is left out if none did. Without ``add_adv`` the advantages come back as they are, with
-        no metrics.
+        ``reward_manager/shaped_token_share`` is the share of response tokens whose advantage changed, and
+        ``reward_manager/shaped_mean_change`` the mean absolute change over all response tokens.
+        ``reward_manager/shaped_relative_change`` is the mean absolute change of the changed tokens divided by their
+        mean absolute advantage, and is omitted if none changed. Without ``add_adv``, the advantages are returned
+        unchanged with no metrics.
         """
         if not self.config.add_adv:
             return advantages, {}
@@ -117,15 +117,15 @@ class RewardManager:
     def update(self, scores: Tensor, rank_metrics: Mapping[str, Tensor]) -> None:
         """Move the baselines towards this batch: mu <- (1 - a) mu + a * batch mean; the first batch sets mu.
 
-        With ``baseline_start=zero`` the batch of the update before takes its place, so that the first update moves
-        nothing; the score average moves towards the scores given, from the second update on. Without ``computes_phi``
-        nothing moves.
+        With ``baseline_start=zero``, the baselines move towards the previous update's batch instead, so the first
+        update changes nothing; the score average moves towards the given scores from the second update on. Without
+        ``computes_phi``, this is a no-op.
 
-        ``scores [B]`` are the verifiers' scores; ``rank_metrics`` as in :meth:`compute_phi`. NaN and infinite values
-        are left out of the means; a metric or score without any finite value leaves its average as it is.
+        ``scores [B]`` are the verifiers' scores; for ``rank_metrics`` see :meth:`compute_phi`. NaN and infinite values
+        are excluded from the means; if no value is finite, the average is unchanged.
 
         Raises:
-            ValueError: as :meth:`compute_phi`.
+            ValueError: See :meth:`compute_phi`.
         """
         layers = self._indicators(rank_metrics)
         if not self.config.computes_phi:
@@ -149,28 +149,29 @@ class RewardManager:
 
     @property
     def baselines(self) -> dict[str, float]:
-        """Baselines of the first layer by indicator, without those that do not exist yet.
+        """Baselines of the first layer by indicator, omitting indicators without a baseline.
 
-        After :meth:`update` these are the next step's. :meth:`compute_phi` logs those of the step itself, of every
-        layer.
+        After :meth:`update`, they apply to the next step. :meth:`compute_phi` logs the current step's baselines of
+        every layer.
         """
         known = next(iter(self._baselines.values()), {})
         baselines = {name: known.get(name, self._start) for name in self.config.followed_names}
         return {name: value for name, value in baselines.items() if value is not None}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the averages as plain floats, which JSON represents exactly; the guide's are among the baselines.
+        """Return the averages as plain floats, which JSON represents exactly.
 
-        ``baselines`` and ``ema_score``; with ``baseline_start=zero`` also ``previous_means``, of the last batch.
+        The keys are ``baselines`` (including the guide's) and ``ema_score``, plus ``previous_means`` of the last batch
+        with ``baseline_start=zero``.
         """
         state = {"baselines": deepcopy(self._baselines), "ema_score": self._ema_score}
         return state if self._start is None else state | {"previous_means": deepcopy(self._previous_means)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned; a metric without a baseline there starts its own.
+        """Restore the output of :meth:`state_dict`; metrics without a saved baseline start a new one.
 
         Raises:
-            ValueError: the state is malformed (names the part); the manager is then unchanged.
+            ValueError: The state is malformed (the message names the part); the manager is then unchanged.
         """
         keys = ["baselines", "ema_score"] + ([] if self._start is None else ["previous_means"])
         if not isinstance(state, Mapping) or set(state) != set(keys):
@@ -182,18 +183,18 @@ class RewardManager:
         previous = state.get("previous_means")
         previous = None if previous is None else _checked_means(previous, "previous_means")
         score = state["ema_score"]
-        # Before its first value, an average that does not start at zero is None.
+        # An average that does not start at zero is None until its first value.
         score = None if score is None and self._start is None else _finite_float(score, "ema_score")
         self._baselines, self._previous_means, self._ema_score = baselines, previous, score
 
     def _layer_signal(self, layer: str, indicators: dict[str, Tensor], scale: float) -> tuple[Tensor, dict[str, float]]:
-        """Phi ``[B]`` of one layer and its scalars."""
+        """Compute Phi ``[B]`` of one layer and its scalars to log."""
         config = self.config
         known = self._baselines.get(layer, {})
         baselines: dict[str, float] = {}
         for name, values in indicators.items():
             baseline = known.get(name, self._start)
-            # Without a baseline and a finite value every deviation is 0, so the number does not matter.
+            # Without a baseline or any finite value, every deviation is 0, so the fallback is arbitrary.
             baselines[name] = baseline if baseline is not None else (_finite_mean(values) or 0.0)
         by_name = {name: relative_deviation(values, baselines[name]) for name, values in indicators.items()}
         deviations = torch.stack([by_name[name] for name in config.indicator_names], dim=1)
@@ -216,7 +217,7 @@ class RewardManager:
         return phi, metrics
 
     def _indicators(self, rank_metrics: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-        """Return the indicators and the guide of every layer in float64; ``ValueError`` where one is missing."""
+        """Return every layer's indicators and guide in float64; raise ``ValueError`` if one is missing."""
         if not rank_metrics:
             raise ValueError("rank_metrics is empty: rank shaping needs calculator.enable=true and at least one layer")
         for name in self.config.followed_names:
@@ -232,10 +233,10 @@ class RewardManager:
         }
 
     def _fade(self) -> float:
-        """Factor on the constant c: 1 if ``aux_fix``, else 1 - (ema_score + 1) / 2.
+        """Return the factor on the constant c: 1 if ``aux_fix``, else 1 - (ema_score + 1) / 2.
 
-        Before the first update the score counts as 0, halfway. Scores outside [-1, 1], which a user's own verifier
-        may give, cannot turn the signal's sign.
+        Before the first update, the score counts as 0, which gives 1/2. Scores outside [-1, 1], which custom verifiers
+        may return, cannot flip the sign of the signal.
         """
         if self.config.aux_fix:
             return 1.0
@@ -248,13 +249,13 @@ class RewardManager:
 
 
 def _finite_mean(values: Tensor) -> float | None:
-    """Mean of the finite entries, or ``None`` if there is none."""
+    """Return the mean of the finite entries, or None if there are none."""
     finite = values.double()[values.isfinite()]
     return float(finite.mean()) if finite.numel() else None
 
 
 def _checked_means(means: object, where: str) -> Means:
-    """Copy ``means``; raise ``ValueError`` naming the part that is not a number."""
+    """Copy ``means``; raise a ``ValueError`` that names the first part that is not a number."""
     if not isinstance(means, Mapping):
         raise ValueError(f"reward manager state: {where}={means!r}: expected a mapping of layers")
     checked: Means = {}

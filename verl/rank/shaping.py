@@ -1,4 +1,4 @@
-"""Rank shaping: how rank metrics become the auxiliary signal Phi and Phi reaches the advantage (arXiv 2509.23808)."""
+"""Rank shaping: computes the auxiliary signal Phi from rank metrics and adds it to advantages (arXiv 2509.23808)."""
 
 import torch
 from torch import Tensor
@@ -8,15 +8,15 @@ DEVIATION_EPS = 1e-8
 
 
 def relative_deviation(metric: Tensor, baseline: float) -> Tensor:
-    """Return d = clip((m - mu) / (|mu| + 1e-8), -5, 5) for ``metric [B]``; 0 (no signal) where m is not finite."""
+    """Return d = clip((m - mu) / (|mu| + 1e-8), -5, 5) for ``metric [B]``, or 0 (no signal) if m is not finite."""
     deviation = (metric - baseline) / (abs(baseline) + DEVIATION_EPS)
     return torch.where(metric.isfinite(), deviation.clamp(-DEVIATION_LIMIT, DEVIATION_LIMIT), 0.0)
 
 
 def exploration_beta(guide_deviation: Tensor, hypothesis_type: str, gain: float) -> Tensor:
-    """Share beta ``[B]`` of the exploring weights, from the guide's deviation ``[B]``.
+    """Return the share beta ``[B]`` of the exploration weights, given the guide's deviation d ``[B]``.
 
-    ``PlanB``: sigmoid(gain * d); ``FixTwo`` and ``FixOne``: 0.5.
+    It is sigmoid(gain * d) for ``PlanB``, and 0.5 for ``FixTwo`` and ``FixOne``.
     """
     if hypothesis_type == "PlanB":
         return torch.sigmoid(gain * guide_deviation)
@@ -24,9 +24,9 @@ def exploration_beta(guide_deviation: Tensor, hypothesis_type: str, gain: float)
 
 
 def controller_weights(beta: Tensor, w_explore: Tensor, w_exploit: Tensor, hypothesis_type: str) -> Tensor:
-    """Weights ``[B, N]`` of the indicators: beta * w_explore + (1 - beta) * w_exploit; ``FixOne``: their sum.
+    """Return indicator weights ``[B, N]`` for ``beta [B]``, ``w_explore [N]`` and ``w_exploit [N]``.
 
-    ``beta [B]``, ``w_explore [N]`` and ``w_exploit [N]``.
+    They are beta * w_explore + (1 - beta) * w_exploit, or w_explore + w_exploit for ``FixOne``.
     """
     if hypothesis_type == "FixOne":
         return (w_explore + w_exploit).expand(beta.shape[0], -1)
@@ -34,27 +34,27 @@ def controller_weights(beta: Tensor, w_explore: Tensor, w_exploit: Tensor, hypot
 
 
 def auxiliary_signal(deviations: Tensor, weights: Tensor, scale: float) -> Tensor:
-    """Phi = scale * sum over indicators of w tanh(d), for ``deviations [B, N]`` and ``weights [B, N]`` -> ``[B]``."""
+    """Return Phi ``[B]`` = scale * sum over indicators of w tanh(d), for ``deviations`` and ``weights`` ``[B, N]``."""
     return scale * (weights * deviations.tanh()).sum(1)
 
 
 def last_token_mask(response_mask: Tensor) -> Tensor:
-    """Return a mask, true on the last response token of each row of ``response_mask [B, R]``, if it has one."""
+    """Return a mask of the last response token in each row of ``response_mask [B, R]`` that has any."""
     mask = response_mask.bool()
     later_tokens = mask.flip(1).cumsum(1).flip(1)
     return mask & (later_tokens == 1)
 
 
 def shaped_advantages(advantages: Tensor, response_mask: Tensor, phi: Tensor, kappa: float, placement: str) -> Tensor:
-    """Return A = A0 + min(relu(Phi), |A0| / kappa) on every response token, or on the last one.
+    """Return A = A0 + min(relu(Phi), |A0| / kappa) on every response token or only on the last one.
 
-    The bonus is never negative and, as kappa >= 1, never changes the sign of an advantage.
+    The bonus is never negative and, since kappa >= 1, never flips the sign of an advantage.
 
     Args:
-        advantages: A0, ``[B, R]``.
-        response_mask: ``[B, R]``, true or 1 on response tokens.
-        phi: auxiliary signal ``[B]``.
-        kappa: at least 1.
+        advantages: Advantages A0 ``[B, R]``.
+        response_mask: Mask ``[B, R]`` of response tokens, bool or 0/1.
+        phi: Auxiliary signal ``[B]``.
+        kappa: Divisor of at least 1 that limits the bonus to |A0| / kappa.
         placement: ``all_tokens`` or ``last_token``.
     """
     mask = response_mask.bool() if placement == "all_tokens" else last_token_mask(response_mask)

@@ -1,10 +1,9 @@
-"""Rank metrics of the stacked responses to one prompt, measured without keeping the stack.
+"""Rank metrics of the stacked responses to one prompt, computed without storing the stack.
 
-Rows arrive response by response. Of those before, what their spectrum needs is kept: their number, their mean, and at
-most D rows with the same centred scatter matrix. With the Helmert contrasts z_k of all rows
-(:func:`verl.spectral.nested.contrasts`), S_k = sum_{i<=k} z_i z_i^T; a QR decomposition of the contrasts so far has D
-rows R with R^T R = S_k, and later prefixes only add to it. Nothing is squared, so results are those of the whole stack
-up to float64's rounding.
+Rows arrive one response at a time. Previous rows are summarised by their number, their mean, and at most D rows with
+the same centred scatter matrix. With the Helmert contrasts z_k of all rows (:func:`verl.spectral.nested.contrasts`),
+S_k = sum_{i<=k} z_i z_i^T. A QR decomposition of the contrasts so far gives D rows R with R^T R = S_k, to which later
+prefixes only add. No squares are formed, so results match the whole stack up to float64 rounding.
 
 Shapes: L layers, T rows of a response, D hidden width, J prefixes.
 """
@@ -18,9 +17,9 @@ from verl.spectral import SpectralOptions
 
 
 class StackedResponses:
-    """Metrics of a stack of responses, as ``calculator`` defines them for one.
+    """Metrics of a stack of responses, configured by ``calculator`` as for a single response.
 
-    There is no curvature and no ``own_metrics``, and ``max_seq_len`` does not apply: every row counts.
+    Curvature and ``own_metrics`` are not available, and ``max_seq_len`` is ignored, so every row counts.
     """
 
     def __init__(self, config: CalculatorConfig) -> None:
@@ -32,12 +31,12 @@ class StackedResponses:
         self._rows = 0
         self._mean = torch.zeros(0)
         self._contrasts = torch.zeros(0)
-        """``[L, r, D]`` float64, r at most D."""
+        """Contrasts of the stack so far or their triangular factor, float64 ``[L, r, D]`` with r at most D."""
         self._prefixes: dict[str, list[Tensor]] = {name: [] for name in self.names}
         self._whole: dict[str, Tensor] = {}
 
     def add(self, states: Tensor) -> None:
-        """Put the states ``[T, L, D]`` of the next response, T at least 1, below those before."""
+        """Append the states ``[T, L, D]`` of the next response, with T at least 1, to the stack."""
         rows = states.detach().double().transpose(0, 1)
         if self._rows == 0:
             self._mean = torch.zeros_like(rows[:, 0])
@@ -46,30 +45,30 @@ class StackedResponses:
         before = self._contrasts
         contrasts = torch.cat([before, fresh], dim=1)
         last = self._rows + rows.shape[1]
-        # 1. The prefixes that end within this response, and the stack up to its end.
+        # 1. Select the prefixes that end within this response, plus the whole stack so far.
         stride = self.config.diff_stride
         first = (self._rows - self._extra) // stride + 1 if self._rows > self._extra else 1
         ends = [j * stride + self._extra for j in range(first, (last - self._extra) // stride + 1)]
         ends = ends if self.config.compute_diff else []
         at = torch.tensor([1 + before.shape[1] + end - self._rows for end in [*ends, last]])
-        # 2. Rows that have these contrasts.
+        # 2. Construct rows with these contrasts.
         virtual = _rows_of(contrasts)
         lengths = torch.full((len(rows),), virtual.shape[1])
         measured = base_metrics(virtual, lengths, at.expand(len(rows), -1), self.names, self._options)
         for name, values in measured.items():
             self._prefixes[name].append(values[:, :-1].cpu())
             self._whole[name] = values[:, -1].cpu()
-        # 3. What the next response needs.
+        # 3. Save the state for the next response, compressing the contrasts to at most D rows.
         self._mean, self._rows = means, last
         if contrasts.shape[1] > contrasts.shape[2]:
             contrasts = torch.linalg.qr(contrasts, mode="r").R
         self._contrasts = contrasts
 
     def metrics(self) -> dict[str, Tensor]:
-        """Return float64 ``[L]`` by name for the stack so far, with velocity and acceleration if configured.
+        """Return metrics of the stack so far, float64 ``[L]`` by name, with velocity and acceleration if configured.
 
         Raises:
-            ValueError: no response was added.
+            ValueError: No response was added.
         """
         if self._rows == 0:
             raise ValueError("a stack of no responses has no metrics")
@@ -86,12 +85,12 @@ class StackedResponses:
 
 
 def _contrasts(rows: Tensor, mean: Tensor, before: int) -> tuple[Tensor, Tensor]:
-    """Return the Helmert contrasts of ``rows [L, T, D]``, ``[L, T, D]``, and the mean of all rows.
+    """Return the Helmert contrasts ``[L, T, D]`` of ``rows [L, T, D]``, and the mean of all rows.
 
-    The rows follow ``before`` rows with ``mean [L, D]``.
+    The rows are preceded by ``before`` rows with ``mean [L, D]``.
     """
     counts = before + torch.arange(rows.shape[1], dtype=rows.dtype, device=rows.device)
-    # Means relative to the mean so far: the offset that all rows share, often large, cancels first.
+    # Means are relative to the mean so far, which cancels the often large offset that all rows share.
     shifted = rows - (mean if before else rows[:, 0])[:, None]
     sums = shifted.cumsum(1)
     earlier = torch.cat([torch.zeros_like(sums[:, :1]), sums[:, :-1]], dim=1) / counts.clamp(min=1)[:, None]
@@ -101,9 +100,9 @@ def _contrasts(rows: Tensor, mean: Tensor, before: int) -> tuple[Tensor, Tensor]
 
 
 def _rows_of(contrasts: Tensor) -> Tensor:
-    """Return rows ``[L, 1 + r, D]``, the first 0, whose Helmert contrasts are 0 and ``contrasts [L, r, D]``.
+    """Return rows ``[L, 1 + r, D]``, starting with 0, whose Helmert contrasts are 0 and then ``contrasts [L, r, D]``.
 
-    x_{k+1} = mean of x_1..x_k + sqrt((k + 1) / k) z, and that of the first k + 1 is larger by z / sqrt(k (k + 1)).
+    x_{k+1} = mean of x_1..x_k + sqrt((k + 1) / k) z, which increases the mean by z / sqrt(k (k + 1)).
     """
     k = torch.arange(1, contrasts.shape[1] + 1, dtype=contrasts.dtype, device=contrasts.device)[:, None]
     means = (contrasts / (k * (k + 1)).sqrt()).cumsum(1)
@@ -113,10 +112,10 @@ def _rows_of(contrasts: Tensor) -> Tensor:
 
 
 def mean_state_distances(mean_states: Tensor) -> dict[str, float]:
-    """Return distances between the mean states ``[n, D]`` of the responses to a prompt, by the release's names.
+    """Return distances between the mean states ``[n, D]`` of a prompt's responses, named as in the release.
 
-    ``pairwise_euclidean_dist`` and ``pairwise_cosine_sim`` are means over the pairs, NaN for a single response;
-    ``dist_to_center`` is the mean distance to the mean of the n.
+    ``pairwise_euclidean_dist`` and ``pairwise_cosine_sim`` are means over pairs, or NaN for a single response;
+    ``dist_to_center`` is the mean distance to the centroid.
     """
     states = mean_states.double()
     centre = torch.linalg.vector_norm(states - states.mean(dim=0), dim=1).mean()

@@ -1,4 +1,4 @@
-"""Metrics of a response's tokens, which enter rank shaping beside the rank metrics (``calculator.metric_indices_add``).
+"""Token metrics of a response, used in rank shaping next to the rank metrics (``calculator.metric_indices_add``).
 
 Shapes: B responses, R response columns, L layers.
 """
@@ -17,10 +17,10 @@ FIELD = "calculator.metric_indices_add"
 
 
 def fill_token_metrics(batch: Batch, names: Sequence[str]) -> None:
-    """Fill the metrics ``names`` of a batch's tokens beside its rank metrics, the same in every layer.
+    """Add the token metrics ``names`` to a batch's rank metrics, with equal values in every layer.
 
-    A response that ``calculator.on_nonfinite`` masks in a layer, whose rank metrics are NaN, is masked for these too.
-    Metrics of probabilities read ``logprobs`` and ``entropy`` of the policy that sampled (``calculator.needs_policy``).
+    Where ``calculator.on_nonfinite`` masks a response in a layer (its rank metrics are NaN), its token metrics are
+    masked too. Probability metrics use the ``logprobs`` and ``entropy`` from sampling (``calculator.needs_policy``).
     """
     if not names:
         return
@@ -30,7 +30,7 @@ def fill_token_metrics(batch: Batch, names: Sequence[str]) -> None:
 
 
 def check_token_metrics(names: Sequence[str]) -> None:
-    """Raise ``ConfigError`` for a user's metric that cannot be loaded or called."""
+    """Raise ``ConfigError`` if a custom metric cannot be loaded or called."""
     for name in filter(is_import_path, names):
         _load(name)
 
@@ -41,7 +41,7 @@ def _load(path: str) -> UserFunction:
 
 
 def _user_metric(path: str, batch: Batch) -> Tensor:
-    """Return the custom metric of each response, float64; a result [B, R] is averaged over its tokens."""
+    """Return the custom metric of each response as float64; a per-token result ``[B, R]`` is averaged."""
     function, shape = _load(path), (len(batch), batch.width)
     returned = function(batch)
     check_tensor(function.where, returned, shape, shape[:1])
@@ -53,7 +53,7 @@ def _user_metric(path: str, batch: Batch) -> Tensor:
 
 
 def _token_metric(name: str, batch: Batch) -> Tensor:
-    """Return float64 ``[B]``; 0 for a response without tokens."""
+    """Compute a built-in metric as float64 ``[B]``, which is 0 for responses without tokens."""
     if name == "avg_response_entropy":
         return frequency_entropy(batch.padded("response_tokens"), batch.policy_mask)
     if is_import_path(name):
@@ -64,14 +64,14 @@ def _token_metric(name: str, batch: Batch) -> Tensor:
 
 
 def _mean_over_tokens(values: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean of ``values [B, R]`` over each response's tokens, ``[B]``; 0 without any."""
+    """Return the mean ``[B]`` of ``values [B, R]`` over each response's tokens, or 0 for empty responses."""
     return torch.where(mask.bool(), values, 0.0).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
 
 
 def frequency_entropy(tokens: Tensor, mask: Tensor) -> Tensor:
-    """Entropy in nats of each response's own token frequencies, for ``tokens [B, R]`` and ``mask [B, R]`` -> ``[B]``.
+    """Return the entropy in nats of each response's token frequencies, for ``tokens`` and ``mask [B, R]`` -> ``[B]``.
 
-    It is the mean over the tokens of -log(their share of the response).
+    This equals the mean over tokens of -log(share of that token in the response).
     """
     entropies = []
     for row, kept in zip(tokens, mask.bool(), strict=True):

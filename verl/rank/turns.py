@@ -1,6 +1,6 @@
-"""Rank metrics of conversations: of all that the policy sampled, and of each of its turns.
+"""Rank metrics of conversations, over all tokens sampled by the policy and for each of its turns.
 
-Legend: B conversations, K turns that are measured, L captured layers, D hidden width.
+Shapes: B conversations, K measured turns, L captured layers, D hidden width.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from verl.batch import POLICY, PREFIX, RANK, TURN_RANK, Batch
 from verl.rank.calculator import RepresentationMetricsCalculator
 
 MEASURED_TURNS = 8
-"""Turns of a conversation with metrics of their own, the first ones."""
+"""Maximum number of turns per conversation, starting with the first, that have separate metrics."""
 
 
 def measure_turns(
@@ -21,22 +21,22 @@ def measure_turns(
     turns: Sequence[Sequence[int]],
     max_turns: int | None,
 ) -> Batch:
-    """Return the rank metrics of conversations, columns on the CPU; Z has the rows of all sampled tokens in order.
+    """Return the rank metrics of B conversations as CPU columns, computed from all sampled tokens in order.
 
     Args:
-        states: B, the states [n, L, D] that the policy's tokens were sampled from, one turn after another.
-        turns: B, the tokens of each turn; their sum is n.
-        max_turns: ``rollout.multi_turn.max_assistant_turns``.
+        states: States ``[n, L, D]`` per conversation from which the policy's tokens were sampled, turns concatenated.
+        turns: Token counts of the turns per conversation; they sum to n.
+        max_turns: Value of ``rollout.multi_turn.max_assistant_turns``.
 
     Returns:
-        What :meth:`RepresentationMetricsCalculator.measure` returns, with ``TURN_RANK`` columns [B, K, L].
+        Result of :meth:`RepresentationMetricsCalculator.measure` with additional ``TURN_RANK`` columns ``[B, K, L]``.
     """
     measured = calculator.measure(list(states)).to("cpu")
     num = min(MEASURED_TURNS, max_turns or MEASURED_TURNS)
     parts: list[Tensor] = []
     places: list[tuple[int, int]] = []
     for row, (rows, sizes) in enumerate(zip(states, turns, strict=True)):
-        # The only turn is the whole.
+        # A single turn has the metrics of the whole conversation.
         split = rows.split(list(sizes))[:num] if len(sizes) > 1 else ()
         parts += split
         places += [(row, turn) for turn in range(len(split))]
@@ -55,12 +55,12 @@ def measure_turns(
 def measure_responses(
     calculator: RepresentationMetricsCalculator, max_turns: int | None, states: list[Tensor], batch: Batch
 ) -> Batch:
-    """Return the rank metrics of responses of one turn or several, from the states of all their tokens.
+    """Return the rank metrics of single- or multi-turn responses, given the states of all their tokens.
 
     Args:
-        max_turns: as of :func:`measure_turns`.
-        states: B, [n, L, D] each.
-        batch: the responses, with ``source`` where they are conversations.
+        max_turns: See :func:`measure_turns`.
+        states: States ``[n, L, D]`` per response.
+        batch: Responses, with ``source`` if they are conversations.
     """
     if "source" not in batch:
         return calculator.measure(states)
@@ -71,7 +71,7 @@ def measure_responses(
 
 
 def expand_to_response(batch: Batch, measured: Batch) -> Batch:
-    """Add to ``batch`` the columns ``measured`` of the same episodes without their environments' tokens."""
+    """Add the columns of ``measured``, which lack the environment's tokens, to the same episodes in ``batch``."""
     for name in measured.names:
         values = getattr(measured, name)
         if name.startswith(PREFIX):
@@ -83,6 +83,6 @@ def expand_to_response(batch: Batch, measured: Batch) -> Batch:
 
 
 def turn_lengths(source: Tensor) -> list[int]:
-    """Return the tokens of each turn of the policy in one response with ``source [n]``."""
+    """Return the token count of each policy turn in one response with ``source [n]``."""
     runs, sizes = source.unique_consecutive(return_counts=True)
     return [int(size) for size in sizes[runs == POLICY]]

@@ -1,7 +1,7 @@
-"""Spectra of every prefix of a matrix: pure linear algebra on tensors. Depends on torch alone.
+"""Spectra of all prefixes of a matrix, as pure linear algebra that depends only on torch.
 
-Start at :func:`prefix_functionals` (effective ranks and entropies) or :func:`prefix_spectral_sums` (any sum of
-powers of singular values). docs/spectral.md derives the method and its errors.
+The entry points are :func:`prefix_functionals` (effective ranks and entropies) and :func:`prefix_spectral_sums` (sums
+of powers of singular values). docs/spectral.md derives the method and its errors.
 """
 
 from verl.spectral.functions import (

@@ -1,32 +1,32 @@
-"""How much memory the spectra of one response take, and the block size that keeps it within a bound.
+"""Memory needed for the spectra of one response, and the block size that keeps it within a bound.
 
-One response of n rows and D columns is factored either as one n x n Gram matrix or in blocks of s rows beside D x D
-matrices. docs/spectral.md, "Memory", has the formulas.
+A response of n rows and D columns is factored either as one n x n Gram matrix, or in blocks of s rows with additional
+D x D matrices. The formulas are derived in docs/spectral.md, "Memory".
 """
 
 import math
 
 MAX_BYTES = 1280 * 2**20
-"""Bound on the memory for the spectra of one response, by default."""
+"""Default bound on the memory for the spectra of one response."""
 
 PADDING = 8
-"""Numbers, one cache line, between a row of a factor and the next. Rows that are a multiple of 4 KiB apart, as those of
-512 numbers are, share the same few cache sets, which made products a fifth slower."""
+"""Padding, in elements, between the rows of a factor: one cache line. Rows whose distance is a multiple of 4 KiB, such
+as rows of 512 elements, share the same few cache sets, which slowed products down by a fifth."""
 
 PANELS = 3 * 64 + PADDING
-"""Columns of the temporaries of a panel: the panel, its solved part, and a copy of that; and the padding."""
+"""Columns of a panel's temporaries: the panel, its solved part with a copy, and the padding."""
 
 BLOCK_ROWS = 1024
-"""Rows that are converted to float64 at a time where not all are needed at once."""
+"""Number of rows to convert to float64 at a time when not all are needed at once."""
 
 WIDEST_WHOLE_BLOCK = 512
-"""Up to this D, a block has D rows; small blocks do not use a processor well."""
+"""Largest D for which blocks always have D rows, because smaller blocks use the processor poorly."""
 
 
 def block_rows(rows: int, width: int, max_bytes: int = MAX_BYTES) -> int:
-    """Return the rows of a block, all or a part of D, with the fewest operations within ``max_bytes``.
+    """Return the number of rows per block that needs the fewest operations within ``max_bytes``.
 
-    If nothing stays within the bound, what takes the least memory.
+    Candidates are all rows, and D or a fraction of it. If none fits, return the one that needs the least memory.
     """
     if rows <= width:
         return rows
@@ -39,7 +39,7 @@ def block_rows(rows: int, width: int, max_bytes: int = MAX_BYTES) -> int:
 
 
 def factor_operations(rows: int, width: int, size: int) -> float:
-    """Count the floating-point operations of one shift for one response in blocks of ``size`` rows."""
+    """Return the floating-point operations for one shift of one response in blocks of ``size`` rows."""
     if size == rows:
         return rows**3 / 3
     per_block = width**3 / 3 + width**2 * size + width * size**2 + size**3 / 3
@@ -47,21 +47,21 @@ def factor_operations(rows: int, width: int, size: int) -> float:
 
 
 def shift_elements(rows: int) -> int:
-    """Count the numbers of a shift for a response of one block: the factor, and the temporaries of a panel."""
+    """Return the elements needed per shift for a single-block response: the factor and a panel's temporaries."""
     return rows * (rows + PANELS)
 
 
 def block_elements(size: int, width: int) -> int:
-    """Count the numbers of a block of ``size`` rows and one shift.
+    """Return the elements needed for one shift of a block of ``size`` rows.
 
-    S, the factor of S + t I with the solved rows below, the rows with their temporaries, the Gram matrix and its
-    factor.
+    They hold S, the factor of S + t I with the solved rows below, the rows and their temporaries, and the Gram matrix
+    with its factor.
     """
     return 2 * width**2 + 4 * size * width + 2 * size**2 + PANELS * (width + size)
 
 
 def response_bytes(rows: int, width: int, size: int, shifts: int = 1) -> int:
-    """Return the bytes of one response in blocks of ``size`` rows, with so many shifts at a time."""
+    """Return the bytes needed for one response in blocks of ``size`` rows with ``shifts`` shifts at a time."""
     if size == rows:
         rows_in_float64 = (rows + 3 * min(rows, BLOCK_ROWS)) * width
         return 8 * (rows**2 + max(rows_in_float64, shifts * shift_elements(rows)))
@@ -69,21 +69,21 @@ def response_bytes(rows: int, width: int, size: int, shifts: int = 1) -> int:
 
 
 def decomposition_bytes(rows: int, width: int) -> int:
-    """Return the bytes of one response whose prefixes are decomposed.
+    """Return the bytes needed to decompose the prefixes of one response.
 
-    With m the smaller of n and D: rows ``[m, D]``; a Gram or scatter matrix, that of one prefix, and as much again for
-    the decomposition, or three matrices of up to m + 1024 rows; a block of rows with its temporaries.
+    With m = min(n, D), they hold rows ``[m, D]``, a block of rows with its temporaries, and three matrices: the Gram or
+    scatter matrix, its part for one prefix and the decomposition's workspace, or matrices of up to m + 1024 rows.
     """
     smaller, block = min(rows, width), min(rows, BLOCK_ROWS)
     return 8 * (smaller * width + 3 * (smaller + block) * smaller + 3 * block * width)
 
 
 def workspace_bound(rows: int, width: int, decomposes: bool, max_bytes: int = MAX_BYTES) -> int:
-    """Bound on the bytes that the spectra of responses of at most n = ``rows`` rows take, one at a time.
+    """Return the maximum bytes needed for the spectra of one response of at most n = ``rows`` rows.
 
-    ``max_bytes``, unless D x D matrices alone exceed it: then 8 (2 D^2 + D^2 / 4 + ...) bytes for factorisations and
-    8 (7 D^2 + ...) where prefixes may be decomposed (``decomposes``). It does not grow with n beyond the vectors of
-    length n.
+    The result is ``max_bytes`` unless D x D matrices alone exceed it. In that case, factorisations need
+    8 (2 D^2 + D^2 / 4 + ...) bytes, or 8 (7 D^2 + ...) if prefixes may be decomposed (``decomposes``). The only terms
+    that grow with n are vectors of length n.
     """
     smallest = block_rows(rows, width, 1)
     floor = response_bytes(rows, width, smallest)

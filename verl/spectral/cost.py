@@ -1,4 +1,4 @@
-"""Which method is faster: a cost model with constants measured once per kind of device."""
+"""Cost model that selects the faster method, with constants measured once per device type."""
 
 import math
 from typing import NamedTuple
@@ -11,28 +11,28 @@ from verl.spectral.factor import PANEL, head_columns
 
 
 class Rates(NamedTuple):
-    """Speed of one kind of device."""
+    """Measured speeds of one device type."""
 
     products: float
     """Floating-point operations per second of batched float64 matrix products."""
     panel: float
-    """Seconds for the diagonal block of one panel, in addition to the products."""
+    """Seconds to factor the diagonal block of one panel, in addition to the products."""
     eigen_call: float
-    """Constant part, in seconds, of the eigenvalues of one k x k matrix."""
+    """Fixed seconds to compute the eigenvalues of one k x k matrix."""
     eigen_square: float
-    """Seconds per k^2."""
+    """Additional seconds per k^2."""
     eigen_cube: float
-    """Seconds per k^3."""
+    """Additional seconds per k^3."""
 
     def eigen_seconds(self, size: Tensor) -> Tensor:
-        """Return the seconds for the eigenvalues of one k x k matrix, for each k of ``size``."""
+        """Return the seconds to compute the eigenvalues of a k x k matrix, for each k in ``size``."""
         return self.eigen_call + self.eigen_square * size**2 + self.eigen_cube * size**3
 
 
 RATES = {
-    # Two cores of an AMD EPYC (Zen 4, AVX-512) with MKL.
+    # Measured on two cores of an AMD EPYC (Zen 4, AVX-512) with MKL.
     "cpu": Rates(products=7e10, panel=4e-5, eigen_call=2e-6, eigen_square=4e-8, eigen_cube=8e-11),
-    # From the prototype's timings on one H200 (64 x 512 x 3584, 32 x 1536 x 3584).
+    # Derived from a prototype's timings on one H200 (64 x 512 x 3584, 32 x 1536 x 3584).
     "cuda": Rates(products=1e13, panel=5e-7, eigen_call=1e-3, eigen_square=0.0, eigen_cube=7e-11),
 }
 
@@ -42,17 +42,17 @@ def cheapest_method(
 ) -> str:
     """Return the faster method, ``nested`` or ``eigh``, for responses of ``lengths [B]`` and D = ``width``.
 
-    ``prefixes [B, P]`` are the rows of each prefix, ``shifts`` the number of nodes of the fit, ``max_bytes`` the bound
-    on the memory of one response, and ``device`` (``cpu`` or ``cuda``) is where the states are.
+    ``prefixes [B, P]`` are the row counts of the prefixes, ``shifts`` is the number of nodes in the fit, ``max_bytes``
+    the memory bound for one response, and ``device`` (``cpu`` or ``cuda``) the device of the states.
     """
     rates = RATES[device]
-    # nested: one factorisation per response and shift, whatever the prefixes.
+    # nested: one factorisation per response and shift, regardless of the prefixes.
     sizes, counts = (part.tolist() for part in lengths[lengths >= 2].unique(return_counts=True))
     nested = sum(
         count * _nested_seconds(rows, width, shifts, device, max_bytes)
         for rows, count in zip(sizes, counts, strict=True)
     )
-    # eigh: one decomposition per prefix, of size k or D, whichever is smaller.
+    # eigh: one decomposition per prefix, of size min(k, D).
     size = prefixes[prefixes >= 2].clamp(max=width).double()
     return "nested" if nested <= float(rates.eigen_seconds(size).sum()) else "eigh"
 
@@ -61,13 +61,13 @@ def _nested_seconds(rows: int, width: int, shifts: int, device: str, max_bytes: 
     rates, panel = RATES[device], PANEL[device]
     size = block_rows(rows, width, max_bytes)
     blocks = math.ceil(rows / size)
-    # Several blocks: each also factors its D x D system.
+    # With several blocks, each one also factors a D x D system.
     panels = math.ceil(size / panel) if blocks == 1 else blocks * (math.ceil(width / panel) + math.ceil(size / panel))
-    # A partial panel costs the square of its share.
+    # The cost of a partial panel scales with the square of its share.
     share = min(1.0, size / panel) ** 2
     per_shift = factor_operations(rows, width, size) / rates.products + panels * share * rates.panel
     shared = rows * rows * width / rates.products
-    # A head: the eigenvectors, in twice the eigenvalues' time, save the solves below it, at half the speed of products.
+    # A head adds eigenvectors (twice the eigenvalues' time) and saves the solves below (half the speed of products).
     head = head_columns(rows, device) if blocks == 1 else 0
     if head:
         per_shift -= 2 * (rows - head) * head**2 / rates.products

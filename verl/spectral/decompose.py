@@ -1,9 +1,9 @@
-"""Singular values of chosen prefixes by one decomposition each: the reference methods, also used to count ranks.
+"""Singular values of requested prefixes with one decomposition per prefix; these reference methods also count ranks.
 
-``eigh`` takes the eigenvalues of the float64 Gram matrix of the rows' contrasts (D x D when a prefix has more rows
-than D), batched over responses. Squaring costs half the digits: a singular value below about 3e-8 of the largest
-cannot be told from rounding and is returned as exactly 0. ``svd`` decomposes the centred rows themselves, or, of a
-prefix of more rows than D, the triangular factor of their contrasts: slow, but accurate to float64's last digits.
+``eigh`` computes the eigenvalues of the float64 Gram matrix of the rows' contrasts (D x D when a prefix has more rows
+than D), batched over responses. Squaring loses half the digits: a singular value below about 3e-8 of the largest is
+indistinguishable from rounding errors and returned as exactly 0. ``svd`` decomposes the centred rows directly or, for
+prefixes with more than D rows, the triangular factor of their contrasts. It is slow, but has full float64 accuracy.
 """
 
 import math
@@ -21,35 +21,35 @@ from verl.utils.device import to_device
 
 
 def noise_share(rows: int) -> float:
-    """Eigenvalues below this share of the trace of ``rows`` contrasts are rounding.
+    """Return the share of the trace of ``rows`` contrasts below which eigenvalues are rounding errors.
 
-    For matrices of exact rank 1 to 10, the rounding measured was at most 2.6 machine epsilons up to 1500 rows and 26 at
-    20000 rows: it grows as the square root of the number of terms.
+    For matrices of exact rank 1 to 10, measured rounding errors were at most 2.6 machine epsilons for up to 1500 rows,
+    and 26 at 20000 rows; they grow with the square root of the number of terms.
     """
     return max(4.0, 0.25 * math.sqrt(rows)) * torch.finfo(torch.float64).eps
 
 
 class Spectra(NamedTuple):
-    """Spectra of n prefixes of k rows each."""
+    """Spectra of n prefixes with k rows each."""
 
     rows: int
-    """k."""
+    """Row count k of the prefixes."""
     response: Tensor
-    """``[n]`` positions in the chunk."""
+    """Response index in the chunk, ``[n]``."""
     column: Tensor
-    """``[n]`` columns of ``prefixes``."""
+    """Column index in ``prefixes``, ``[n]``."""
     singular_values: Tensor
-    """float64 ``[n, min(k, D, svd_rank)]``, descending."""
+    """Singular values in descending order, float64 ``[n, min(k, D, svd_rank)]``."""
 
 
 def spectra(chunk: Chunk, prefixes: Tensor, method: str, svd_rank: int | None) -> Iterator[Spectra]:
-    """Yield the spectra of all prefixes of 2 or more rows, one group for each number of rows k.
+    """Yield the spectra of all prefixes with at least 2 rows, grouped by row count k.
 
     Args:
-        chunk: b responses.
-        prefixes: ``[b, P]`` rows k of each prefix, on the CPU.
+        chunk: Chunk of b responses.
+        prefixes: Row counts k ``[b, P]`` of the prefixes, on the CPU.
         method: ``svd`` or ``eigh``.
-        svd_rank: number of the largest singular values to return; None for all.
+        svd_rank: Number of largest singular values to return, or None for all.
     """
     leading, longer = {"svd": (_centred, _triangular), "eigh": (_gram, _scatter)}[method]
     device = chunk.hidden.device
@@ -57,7 +57,7 @@ def spectra(chunk: Chunk, prefixes: Tensor, method: str, svd_rank: int | None) -
     narrow = [k for k in sizes if k <= chunk.width]
 
     def having(k: int) -> slice | Tensor:
-        """Select the responses that have a prefix of k rows, without a copy if all have."""
+        """Select the responses that have a prefix of k rows, using a copy-free slice if all of them do."""
         present = (prefixes == k).any(dim=1)
         return slice(None) if bool(present.all()) else to_device(present.nonzero()[:, 0], device)
 
@@ -72,11 +72,11 @@ def spectra(chunk: Chunk, prefixes: Tensor, method: str, svd_rank: int | None) -
 _Having = Callable[[int], slice | Tensor]
 
 _Parts = Iterator[tuple[int, Tensor]]
-"""Rows k, and the singular values of the prefixes of k rows of the responses that have one."""
+"""Pairs of a row count k and the singular values of k-row prefixes, for the responses that have one."""
 
 
 def _gram(chunk: Chunk, sizes: Sequence[int], having: _Having) -> _Parts:
-    """Prefixes of at most D rows: the leading k x k block of one Gram matrix serves every one."""
+    """Decompose prefixes of at most D rows, using the leading k x k blocks of a single Gram matrix."""
     rows = chunk.all_contrasts(sizes[-1])
     gram = rows.new_zeros(len(rows), sizes[-1], sizes[-1])
     add_product(gram, rows, rows.mT)
@@ -86,7 +86,7 @@ def _gram(chunk: Chunk, sizes: Sequence[int], having: _Having) -> _Parts:
 
 
 def _scatter(chunk: Chunk, sizes: Sequence[int], having: _Having) -> _Parts:
-    """Prefixes of more rows than D: the D x D scatter. Contrasts do not depend on later rows: each is summed once."""
+    """Decompose prefixes of more than D rows, using a D x D scatter matrix to which each contrast is added once."""
     scatter = chunk.scale.new_zeros(len(chunk), chunk.width, chunk.width)
     for start, block, ends in _blocks_with_ends(chunk, sizes):
         for k in ends:
@@ -96,7 +96,7 @@ def _scatter(chunk: Chunk, sizes: Sequence[int], having: _Having) -> _Parts:
 
 
 def _centred(chunk: Chunk, sizes: Sequence[int], having: _Having) -> _Parts:
-    """Prefixes of at most D rows: the centred rows themselves."""
+    """Decompose prefixes of at most D rows, using the centred rows."""
     rows = chunk.rows(0, sizes[-1])
     for k in sizes:
         chosen = rows[:, :k][having(k)]
@@ -104,7 +104,7 @@ def _centred(chunk: Chunk, sizes: Sequence[int], having: _Having) -> _Parts:
 
 
 def _triangular(chunk: Chunk, sizes: Sequence[int], having: _Having) -> _Parts:
-    """Prefixes of more rows than D: D rows R with R^T R = S, the triangular factor of the contrasts so far."""
+    """Decompose prefixes of more than D rows, using the triangular factor R of the contrasts so far, R^T R = S."""
     factor = chunk.scale.new_zeros(len(chunk), 0, chunk.width)
     for start, block, ends in _blocks_with_ends(chunk, sizes):
         for k in ends:
@@ -114,7 +114,7 @@ def _triangular(chunk: Chunk, sizes: Sequence[int], having: _Having) -> _Parts:
 
 
 def _blocks_with_ends(chunk: Chunk, sizes: Sequence[int]) -> Iterator[tuple[int, Tensor, list[int]]]:
-    """Blocks of contrasts ``[b, s, D]``, the rows before each, and which ``sizes`` end in it."""
+    """Yield the number of preceding rows, the contrasts ``[b, s, D]``, and the ``sizes`` that end in each block."""
     size = min(chunk.width, BLOCK_ROWS)
     for index, block in enumerate(chunk.contrasts(size, sizes[-1])):
         start = index * size
@@ -122,12 +122,12 @@ def _blocks_with_ends(chunk: Chunk, sizes: Sequence[int]) -> Iterator[tuple[int,
 
 
 class DecomposedSums(NamedTuple):
-    """Sums over the singular values of each prefix, divided by the largest of them."""
+    """Sums over the singular values of each prefix, normalised by the largest singular value."""
 
     sums: Tensor
-    """float64 ``[F, b, P]``."""
+    """Sums, float64 ``[F, b, P]``."""
     scale: Tensor
-    """float64 ``[b, P]``, the largest singular value; 1 where there is none."""
+    """Largest singular value, or 1 if there is none, float64 ``[b, P]``."""
     ranks: Tensor
     """Traditional ranks ``[b, P]``."""
 
@@ -140,9 +140,10 @@ def decomposed_sums(
     svd_rank: int | None,
     eps: float,
 ) -> DecomposedSums:
-    """Return sums of ``functions`` over the spectra of prefixes, and traditional ranks.
+    """Compute sums of ``functions`` over the spectra of prefixes, and the prefixes' traditional ranks.
 
-    Arguments as in :func:`spectra`; ``eps`` is the relative precision of the entries, see :func:`traditional_rank`.
+    The other arguments match :func:`spectra`; ``eps`` is the relative precision of the entries (see
+    :func:`traditional_rank`).
     """
     sums = chunk.scale.new_zeros(len(functions), *prefixes.shape)
     scale, ranks = chunk.scale.new_ones(prefixes.shape), chunk.scale.new_zeros(prefixes.shape)
@@ -158,9 +159,9 @@ def decomposed_sums(
 
 
 def _singular_values(squared: Tensor, rows: int) -> Tensor:
-    """Singular values, descending, from ``squared [n, m, m]``, the Gram or scatter matrix of ``rows`` contrasts.
+    """Return descending singular values from ``squared [n, m, m]``, a Gram or scatter matrix of ``rows`` contrasts.
 
-    Eigenvalues below the noise become 0.
+    Eigenvalues below the noise level become 0.
     """
     trace = squared.diagonal(dim1=1, dim2=2).sum(-1, keepdim=True)
     eigenvalues = torch.linalg.eigvalsh(squared).flip(-1)

@@ -1,7 +1,7 @@
-"""Blocked Cholesky factorisation of many matrices at once.
+"""Blocked Cholesky factorisation of batches of matrices.
 
-Left-looking, by panels of columns. Nearly all work is batched matrix products, which use a GPU's matrix units and a
-CPU's vector units; LAPACK, or the GPU's kernels for small matrices, factors the diagonal blocks.
+The algorithm is left-looking over panels of columns. Nearly all work is in batched matrix products, which use a GPU's
+matrix units and a CPU's vector units. The diagonal blocks are factored by LAPACK or a GPU's small-matrix kernels.
 """
 
 from collections.abc import Callable
@@ -13,41 +13,41 @@ from torch import Tensor
 from verl.spectral.bounds import PADDING
 
 TILE_OPERATIONS = 2.0**28
-"""Most floating-point operations of one tile of :func:`add_product` on a CPU, unless 16 rows exceed them. Tiles of 128
-rows would be faster for large matrices, but change the last bits of results."""
+"""Maximum floating-point operations per tile of :func:`add_product` on a CPU, unless 16 rows already exceed it. Tiles
+of 128 rows would be faster for large matrices, but would change the last bits of results."""
 
 PANEL = {"cpu": 48, "cuda": 64}
-"""Columns per panel, by device type. On CPUs a multiple of 64 maps the rows of a block to the same cache sets: 64
-columns were a fifth slower than 48 for matrices of 512 rows (AMD EPYC, MKL)."""
+"""Columns per panel by device type. On CPUs, multiples of 64 map the rows of a block to the same cache sets: for
+matrices of 512 rows, 64 columns were a fifth slower than 48 (AMD EPYC, MKL)."""
 
 HEAD_SHARE = 0.45
 HEAD_PANELS = 5
 HEAD_FROM = 192
-"""On CPUs, matrices of at least 192 rows have a :class:`Head` of about this share of their rows, in whole panels, of at
-most so many: a quarter faster at 512 rows."""
+"""On CPUs, matrices of at least 192 rows use a :class:`Head` with this share of their rows, rounded to whole panels and
+capped, which is a quarter faster at 512 rows."""
 
 
 def device_kind(device: torch.device) -> str:
-    """Return ``cpu`` or ``cuda``, the key of constants that are tuned by kind of device."""
+    """Return ``cpu`` or ``cuda``, the key for constants that are tuned per device type."""
     return "cpu" if device.type == "cpu" else "cuda"
 
 
 class Head(NamedTuple):
-    """The first m rows and columns of G, decomposed once for all shifts.
+    """Eigendecomposition of the first m rows and columns of G, shared by all shifts.
 
     With G_11 = V diag(l) V^T and W = G_21 V, eliminating these rows from I + G / t leaves
-    I + (G_22 - W diag(1 / (t + l)) W^T) / t. That is a product with the same W for every t, in place of a triangular
-    solve for each. Its errors are those of rounding G: V is orthogonal to rounding.
+    I + (G_22 - W diag(1 / (t + l)) W^T) / t. This replaces a triangular solve per t with a product that uses the same
+    W for all t. Its errors are as small as rounding errors in G, since V is orthogonal up to rounding.
     """
 
     eigenvalues: Tensor
-    """l: ``[b, m]``, at least 0."""
+    """Nonnegative eigenvalues l, ``[b, m]``."""
     below: Tensor
-    """W: ``[b, n - m, m]``."""
+    """Matrix W, ``[b, n - m, m]``."""
 
 
 def add_product(out: Tensor, left: Tensor, right: Tensor, lower: bool = False) -> None:
-    """Add ``left @ right`` to ``out`` in tiles of rows, ``[b, m, k] @ [b, k, n]``; ``lower`` skips upper tiles."""
+    """Add ``left @ right`` (``[b, m, k] @ [b, k, n]``) to ``out`` in row tiles; ``lower`` skips the upper triangle."""
     rows, columns = out.shape[1:]
     tile = 128
     if out.device.type == "cpu":
@@ -59,14 +59,14 @@ def add_product(out: Tensor, left: Tensor, right: Tensor, lower: bool = False) -
 
 
 def head_columns(rows: int, kind: str) -> int:
-    """Return m of the :class:`Head` for so many rows; 0 if it saves nothing. Eigenvectors are slow on GPUs."""
+    """Return the size m of the :class:`Head` for ``rows``, or 0 if it is not faster, as on GPUs (slow eigenvectors)."""
     if kind != "cpu" or rows < HEAD_FROM:
         return 0
     return PANEL[kind] * min(HEAD_PANELS, round(HEAD_SHARE * rows / PANEL[kind]))
 
 
 def decompose_head(gram: Tensor, columns: int) -> Head:
-    """Return the head of ``gram [b, n, n]``, of which only the lower triangle is read."""
+    """Return the head of ``gram [b, n, n]``, reading only its lower triangle."""
     values, vectors = [], []
     for matrix in gram[:, :columns, :columns]:
         eigenvalues, basis = torch.linalg.eigh(matrix)
@@ -84,15 +84,15 @@ def log_pivots(
     """Return ``2 log L_ii`` of the Cholesky factors ``L L^T = I + G / t``, for b matrices and g shifts each.
 
     Args:
-        gram: ``[b, n, n]`` symmetric positive semidefinite G; only the lower triangle is read.
-        inverse_shifts: ``[b, g]`` 1 / t.
-        workspace: memory for at least ``b * g * r * (r + PADDING)`` elements; r is n, or with a head of m < n columns
-            the larger of m and n - m.
-        head: that of G, or of larger matrices whose first rows and columns are G's.
+        gram: Symmetric positive semidefinite G, ``[b, n, n]``; only the lower triangle is read.
+        inverse_shifts: Values of 1 / t, ``[b, g]``.
+        workspace: Memory for at least ``b * g * r * (r + PADDING)`` elements, where r is n, or max(m, n - m) with a
+            head of m < n columns.
+        head: Head of G, or of larger matrices that have G as their leading block, or None.
 
     Returns:
-        The logarithms ``[b, g, n]``, and ``[b, g]``, the number of rows before the first pivot that was not positive;
-        later rows are invalid.
+        Logarithms ``[b, g, n]``, and the number ``[b, g]`` of rows before the first nonpositive pivot, beyond which the
+        logarithms are invalid.
     """
     size = gram.shape[1]
     if head is None or head.eigenvalues.shape[1] >= size:
@@ -107,7 +107,7 @@ def log_pivots(
 def _log_pivots(
     gram: Tensor, inverse_shifts: Tensor, workspace: Tensor, head: Head | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Do the work of :func:`log_pivots`: of I + G / t or, with a head, of I + (G - W diag(1 / (t + l)) W^T) / t."""
+    """Implement :func:`log_pivots` for I + G / t or, with a head, for I + (G - W diag(1 / (t + l)) W^T) / t."""
     batch, size = gram.shape[:2]
     group = inverse_shifts.shape[1]
     inverse = inverse_shifts[:, :, None]
@@ -128,16 +128,16 @@ def _log_pivots(
 
 
 def factor_columns(panel: Callable[[int, int], Tensor], lower: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the first n columns of the Cholesky factors of m matrices of R rows.
+    """Compute the first n columns of the Cholesky factors of m matrices with R rows.
 
     Args:
-        panel: ``panel(start, stop)`` is a new tensor ``[m, R - start, stop - start]``, these columns of the matrices
-            from row ``start`` on.
-        lower: ``[m, R, n]``, receives the factors, except for the diagonal blocks of the panels.
+        panel: Function ``panel(start, stop)`` that returns these columns of the matrices, from row ``start`` on, as a
+            new tensor ``[m, R - start, stop - start]``.
+        lower: Output ``[m, R, n]`` for the factors, except for the diagonal blocks of the panels.
 
     Returns:
-        The diagonals ``[m, n]``, and ``[m]``, the number of rows before the first pivot that was not positive; later
-        rows are invalid.
+        Diagonals ``[m, n]``, and the number ``[m]`` of rows before the first nonpositive pivot, beyond which the
+        diagonals are invalid.
     """
     count, height, size = lower.shape
     width = PANEL[device_kind(lower.device)]
@@ -145,9 +145,9 @@ def factor_columns(panel: Callable[[int, int], Tensor], lower: Tensor) -> tuple[
     infos = []
     for start in range(0, size, width):
         stop = min(start + width, size)
-        # 1. The panel's columns, from the diagonal down.
+        # 1. Get the panel's columns from the diagonal down.
         block = panel(start, stop)
-        # 2. Subtract the products with the columns factored before: A[:, J] - L[:, :J] L[J, :J]^T.
+        # 2. Subtract the products with previously factored columns: A[:, J] - L[:, :J] L[J, :J]^T.
         if start:
             block.baddbmm_(lower[:, start:, :start], lower[:, start:stop, :start].mT, alpha=-1)
         # 3. Factor the diagonal block.
@@ -155,11 +155,11 @@ def factor_columns(panel: Callable[[int, int], Tensor], lower: Tensor) -> tuple[
         infos.append(info)
         pivots[:, start:stop] = corner.diagonal(dim1=1, dim2=2)
         if stop < height:
-            # 4. Solve for the rows below it. A product with the triangle's inverse would lose digits where the triangle
-            #    is ill-conditioned. The triangle itself is not stored: later panels read only the rows below it.
+            # 4. Solve for the rows below. Multiplying by the triangle's inverse would lose digits if the triangle is
+            #    ill-conditioned. The triangle is not stored, since later panels read only the rows below it.
             below = lower[:, stop:, start:stop].mT
             torch.linalg.solve_triangular(corner, block[:, stop - start :].mT, upper=False, out=below)
-    # 5. The first row whose pivot was not positive, over all panels.
+    # 5. Find the first nonpositive pivot over all panels.
     failures = torch.stack(infos, dim=1)
     first_row = width * torch.arange(len(infos), device=lower.device)
     return pivots, torch.where(failures > 0, first_row + failures - 1, size).amin(1)

@@ -1,6 +1,6 @@
-"""Functions of a spectrum, and the metrics computed from their sums.
+"""Functions of a spectrum, and metrics computed from their sums.
 
-s are singular values, l = s^2 the eigenvalues of the scatter matrix. Every sum is over the nonzero singular values.
+Here s denotes singular values and l = s^2 eigenvalues of the scatter matrix. All sums run over nonzero singular values.
 """
 
 from typing import NamedTuple
@@ -10,23 +10,23 @@ from torch import Tensor
 
 
 class SpectralFunction(NamedTuple):
-    """f(s) = s^power, or s^power log s if ``log`` is set; ``power`` in (0, 3]."""
+    """Function f(s) = s^power, or s^power log s if ``log`` is set, with ``power`` in (0, 3]."""
 
     power: float
     log: bool = False
 
     def __call__(self, singular_values: Tensor) -> Tensor:
-        """Return f(s) elementwise; 0 at s = 0, the limit."""
+        """Return f(s) element-wise, with the limit 0 at s = 0."""
         values = singular_values**self.power
         if self.log:
-            # log 1 in place of log 0 gives the limit instead of NaN.
+            # Using log 1 instead of log 0 gives the limit instead of NaN.
             values = values * torch.where(singular_values > 0, singular_values, 1.0).log()
         return values
 
     def rescaled(self, sums: Tensor, plain_sums: Tensor, scale: Tensor) -> Tensor:
-        """Return sum f(c s) for c = ``scale``, from ``sums`` = sum f(s) and ``plain_sums`` = sum s^power.
+        """Return sum f(c s) for c = ``scale``, given ``sums`` = sum f(s) and ``plain_sums`` = sum s^power.
 
-        (c s)^a log(c s) = c^a (s^a log s + log c s^a).
+        It uses (c s)^a log(c s) = c^a (s^a log s + log c s^a).
         """
         if self.log:
             sums = sums + scale.log() * plain_sums
@@ -40,7 +40,7 @@ ENERGY_LOG_S = SpectralFunction(2.0, log=True)
 
 
 def entropy_of_sums(total: Tensor, total_log: Tensor, power: float) -> Tensor:
-    """Entropy in nats of the shares p = s^power / sum(s^power), any shape; 0 where ``total`` is 0.
+    """Return the entropy in nats of p = s^power / sum(s^power), or 0 where ``total`` is 0, for inputs of any shape.
 
     -sum p log p = log N - a M / N, with a = ``power``, N = ``total`` = sum s^a and M = ``total_log`` = sum s^a log s.
     """
@@ -50,29 +50,29 @@ def entropy_of_sums(total: Tensor, total_log: Tensor, power: float) -> Tensor:
 
 
 def effective_rank(singular_values: Tensor) -> Tensor:
-    """Effective rank exp(-sum p log p) with p = s / sum(s), in ``[1, number of nonzero s]``.
+    """Return the effective rank exp(-sum p log p) with p = s / sum(s), in ``[1, number of nonzero s]``.
 
-    Roy and Vetterli 2007, as used in arXiv 2509.23808. ``singular_values [..., N]`` -> ``[...]``; zeros do not
-    contribute. A spectrum without a nonzero value (0 or 1 rows, or all rows equal) has effective rank 1.
+    Defined by Roy and Vetterli 2007 and used in arXiv 2509.23808. ``singular_values [..., N]`` -> ``[...]``; zeros do
+    not contribute. A spectrum without nonzero values (0 or 1 rows, or all rows equal) has effective rank 1.
     """
     return _entropy(singular_values).exp()
 
 
 def response_entropy(singular_values: Tensor) -> Tensor:
-    """Entropy -sum q log q in nats of the energy shares q = s^2 / sum(s^2), "Response Entropy 1" of arXiv 2509.23808.
+    """Return the entropy -sum q log q in nats of the energy shares q = s^2 / sum(s^2).
 
-    ``singular_values [..., N]`` -> ``[...]``. A spectrum without a nonzero value has entropy 0.
+    This is "Response Entropy 1" in arXiv 2509.23808. ``singular_values [..., N]`` -> ``[...]``, 0 if all are zero.
     """
     top = singular_values.amax(-1, keepdim=True) if singular_values.shape[-1] else singular_values
-    # Dividing by the largest value first keeps the squares of very large or very small spectra in range.
+    # Dividing by the largest value first prevents overflow and underflow of the squares.
     return _entropy((singular_values / torch.where(top > 0, top, 1.0)).square())
 
 
 def traditional_rank(singular_values: Tensor, rows: int, width: int, eps: float) -> Tensor:
-    """Count the singular values above ``s_max * max(rows, width) * eps``, the usual numerical rank.
+    """Return the numerical rank, the number of singular values above ``s_max * max(rows, width) * eps``.
 
-    ``singular_values [..., N]`` of a ``rows x width`` matrix -> float64 ``[...]``; ``eps`` is the relative
-    precision of its entries. A spectrum without a nonzero value has rank 0.
+    ``singular_values [..., N]`` of a ``rows x width`` matrix -> float64 ``[...]``; ``eps`` is the relative precision of
+    its entries. A spectrum without nonzero values has rank 0.
     """
     if singular_values.shape[-1] == 0:
         return singular_values.new_zeros(singular_values.shape[:-1], dtype=torch.float64)
@@ -81,16 +81,16 @@ def traditional_rank(singular_values: Tensor, rows: int, width: int, eps: float)
 
 
 def rank_eps(dtype: torch.dtype) -> float:
-    """Relative precision that the numerical rank assumes for hidden states stored as ``dtype``.
+    """Return the relative precision that the numerical rank assumes for hidden states stored as ``dtype``.
 
-    The machine epsilon of ``dtype``, but at most float32's: with bfloat16's 2^-7 and D >= 128, the threshold would
-    reach s_max and every rank would be 0.
+    It is the machine epsilon of ``dtype``, capped at float32's: with bfloat16's 2^-7 and D >= 128, the threshold would
+    reach s_max, so every rank would be 0.
     """
     return torch.finfo(torch.promote_types(dtype, torch.float32)).eps
 
 
 def _entropy(weights: Tensor) -> Tensor:
-    """Entropy in nats of the nonnegative ``weights [..., N]``, normalised to sum 1; 0 where all weights are 0."""
+    """Return the entropy in nats of nonnegative ``weights [..., N]`` normalised to sum 1, or 0 if all are 0."""
     total = weights.sum(-1, keepdim=True)
     shares = weights / torch.where(total > 0, total, 1.0)
     entropy: Tensor = torch.special.entr(shares).sum(-1)

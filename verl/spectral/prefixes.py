@@ -1,16 +1,16 @@
-"""Spectral functionals of the prefixes of hidden states (arXiv 2509.23808, section 3): the public functions.
+"""Public functions for spectral functionals of prefixes of hidden states (arXiv 2509.23808, section 3).
 
-For one response Z ``[T, D]`` and a prefix of k rows, subtract the mean of those k rows; s_1 >= s_2 >= ... are the
-singular values of the result.
+For a prefix of k rows of a response Z ``[T, D]``, s_1 >= s_2 >= ... are the singular values of the rows minus their
+mean.
 
-Three methods: ``nested`` computes the sums over the spectra of all prefixes from about 27 Cholesky factorisations per
-response (:mod:`verl.spectral.nested`); ``eigh`` and ``svd`` decompose each prefix (:mod:`verl.spectral.decompose`).
-``auto`` takes the faster of ``nested`` and ``eigh`` by :mod:`verl.spectral.cost`.
+There are three methods. ``nested`` computes sums over the spectra of all prefixes from about 27 Cholesky factorisations
+per response (:mod:`verl.spectral.nested`); ``eigh`` and ``svd`` decompose each prefix (:mod:`verl.spectral.decompose`).
+``auto`` selects the faster of ``nested`` and ``eigh`` using :mod:`verl.spectral.cost`.
 
-Degenerate prefixes have defined results: a prefix of 0 or 1 rows, or of equal rows, has an empty spectrum, with all
-sums 0, effective rank 1, entropy 0 and rank 0. Results carry no gradient.
+Degenerate prefixes are well-defined: a prefix with 0 or 1 rows, or with equal rows, has an empty spectrum, so all sums
+are 0, the effective rank is 1, the entropy 0 and the rank 0. Results carry no gradients.
 
-Shapes: B responses, T padded rows, D hidden size, P prefixes per response, F functions; b responses of a chunk.
+Shapes: B responses, T padded rows, D hidden size, P prefixes per response, F functions, b responses per chunk.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,27 +44,26 @@ METHODS = ("auto", "nested", "eigh", "svd")
 
 @dataclass(frozen=True)
 class SpectralOptions:
-    """How spectra are computed. The defaults suit the hidden states of language models."""
+    """Options for computing spectra. The defaults suit the hidden states of language models."""
 
     method: str = "auto"
-    """``auto``, or one of ``nested``, ``eigh`` and ``svd`` for every prefix."""
+    """Method for all prefixes: ``auto``, ``nested``, ``eigh`` or ``svd``."""
     tolerance: float = 3e-7
-    """Bound on the error that the fit of ``nested`` adds to a sum, relative to the sum; 1e-9 to 1e-2."""
+    """Bound on the relative error in each sum due to the fit in ``nested``, from 1e-9 to 1e-2."""
     condition: float = 1e6
-    """``nested`` resolves singular values down to about 2 / condition of (sum of s^4)^(1/4), which is s_max if it
-    stands alone and n^(1/4) s_max if n values are equal. Smaller ones are counted too low. 10 to 1e6; a decade less
-    saves 3 of 27 factorisations."""
+    """Condition number from 10 to 1e6. ``nested`` resolves singular values down to about (sum of s^4)^(1/4) times
+    2 / condition, and underestimates smaller ones. The sum term is s_max for a single nonzero value and n^(1/4) s_max
+    for n equal values. Lowering the condition tenfold saves 3 of 27 factorisations."""
     svd_rank: int | None = None
-    """Keep only the largest singular values of each prefix, this many. Not with ``nested``; ``auto`` means ``eigh``."""
+    """Number of largest singular values to keep per prefix (with ``eigh`` or ``svd`` only), or None for all."""
     on_nonfinite: str = "raise"
-    """``raise`` names the response that holds NaN or infinity; ``mask`` makes its results NaN."""
+    """Handling of responses with NaN or infinity: ``raise`` an error, or ``mask`` their results with NaN."""
     workspace_bytes: int | None = None
-    """Bound on the float64 matrices of several responses or shifts held at once; those of a single one may exceed it.
-    Default: 32 MiB on a CPU (about its cache), 1 GiB on a GPU. At most ``max_bytes``."""
+    """Bound on float64 matrices for several responses or shifts at once; matrices for a single one may exceed it.
+    Capped at ``max_bytes``; defaults to 32 MiB on a CPU (about its cache) or 1 GiB on a GPU."""
     max_bytes: int = MAX_BYTES
-    """Bound on the memory of one response, or of several at once; :func:`verl.spectral.bounds.workspace_bound` says
-    where it cannot be kept. Less takes more time: blocks of fewer rows, or D x D matrices where one of T x T would be
-    faster."""
+    """Bound on the memory for one response, or for several at once, as far as possible (see
+    :func:`verl.spectral.bounds.workspace_bound`). Lower values are slower."""
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -81,37 +80,37 @@ class SpectralOptions:
 DEFAULTS = SpectralOptions()
 
 ENTROPIES = {"effective_rank": (SUM_S, SUM_S_LOG_S), "response_entropy": (ENERGY, ENERGY_LOG_S)}
-"""Name -> the two sums that its entropy is computed from; an effective rank is the exp of an entropy."""
+"""Pairs of sums that determine the entropy, by name; the effective rank is the exponential of an entropy."""
 
 
 class SpectrumBatch(NamedTuple):
-    """The spectra of n centred prefixes of equally many rows, of any responses."""
+    """Spectra of n centred prefixes that have equal row counts and may belong to different responses."""
 
     singular_values: Tensor
-    """float64 ``[n, min(rows, D)]`` in the units of the states, descending; the largest is above 0, others may be 0."""
+    """Descending singular values in the units of the states, float64 ``[n, min(rows, D)]``; the first is positive."""
     rows: int
-    """Rows of each prefix, at least 2."""
+    """Row count of each prefix, at least 2."""
     width: int
-    """D."""
+    """Hidden size D."""
 
 
 SpectralMeasure = Callable[[SpectrumBatch], Tensor]
-"""Spectra of n prefixes -> one value for each, ``[n]``."""
+"""Function that maps the spectra of n prefixes to one value each, ``[n]``."""
 
 
 class _Piece(NamedTuple):
-    """Results of the b responses of a chunk."""
+    """Results for one chunk of b responses."""
 
     which: Tensor
-    """``[b]`` positions in the batch, on the device of the states."""
+    """Response indices in the batch, ``[b]``, on the device of the states."""
     prefixes: Tensor
-    """``[b, P]`` rows of each prefix."""
+    """Row counts of the prefixes, ``[b, P]``."""
     sums: Tensor
-    """``[F, b, P]`` over singular values divided by ``scale``."""
+    """Sums over singular values divided by ``scale``, ``[F, b, P]``."""
     scale: Tensor
-    """``[b, P]`` in the units of ``hidden``."""
+    """Scales in the units of ``hidden``, ``[b, P]``."""
     ranks: Tensor | None
-    """Traditional ranks ``[b, P]``; None from ``nested``."""
+    """Traditional ranks ``[b, P]``, or None for ``nested``."""
 
 
 @torch.no_grad()
@@ -122,23 +121,23 @@ def prefix_spectral_sums(
     functions: Sequence[SpectralFunction],
     options: SpectralOptions = DEFAULTS,
 ) -> Tensor:
-    """Return sums of functions of the singular values of chosen prefixes of every response.
+    """Return sums of functions of singular values for the requested prefixes of every response.
 
     Args:
-        hidden: ``[B, T, D]`` floating point, row j the state from which response token j was sampled; rows at or
-            past the response's length are ignored, whatever they hold.
-        lengths: ``[B]`` integer, valid rows of each response, 0 <= length <= T.
-        prefix_rows: ``[B, P]`` integer, rows k of each prefix, 0 <= k <= length.
-        functions: the F functions to sum.
-        options: method, accuracy, memory, and the handling of NaN and infinity.
+        hidden: Floating-point states ``[B, T, D]``; row j is the state from which response token j was sampled. Rows
+            past the response's length are ignored.
+        lengths: Integer row counts ``[B]`` of the responses, 0 <= length <= T.
+        prefix_rows: Integer row counts k ``[B, P]`` of the prefixes, 0 <= k <= length.
+        functions: F functions to sum.
+        options: Method, accuracy, memory bounds, and handling of NaN and infinity.
 
     Returns:
-        float64 ``[F, B, P]`` on the device of ``hidden``, in the units of ``hidden``.
+        Sums as float64 ``[F, B, P]`` on the device and in the units of ``hidden``.
 
     Raises:
-        ValueError: a shape, range or option is wrong, or a valid row holds NaN or infinity (names the response).
+        ValueError: A shape, range or option is invalid, or a response contains NaN or infinity (the message names it).
     """
-    # A sum with a logarithm is rescaled with the help of the plain one, so both are computed.
+    # Rescaling a sum with a logarithm needs the corresponding plain sum, so compute both.
     fitted = tuple(dict.fromkeys(g for f in functions for g in (SpectralFunction(f.power), f)))
     shape = (len(functions), *prefix_rows.shape)
     result = torch.zeros(shape, dtype=torch.float64, device=hidden.device)
@@ -157,14 +156,14 @@ def prefix_functionals(
     names: Sequence[str],
     options: SpectralOptions = DEFAULTS,
 ) -> dict[str, Tensor]:
-    """Return effective rank, response entropy and numerical rank of chosen prefixes of every response.
+    """Return effective rank, response entropy and numerical rank of the requested prefixes of every response.
 
-    ``names`` are among ``effective_rank``, ``response_entropy`` and ``traditional_rank``; the other arguments and the
-    errors are those of :func:`prefix_spectral_sums`. A traditional rank counts singular values, which is not a sum of
-    smooth functions: with it ``auto`` means ``eigh`` for all names, and ``nested`` is an error.
+    ``names`` may contain ``effective_rank``, ``response_entropy`` and ``traditional_rank``; see
+    :func:`prefix_spectral_sums` for the other arguments and errors. Since the traditional rank is not a sum of smooth
+    functions, requesting it makes ``auto`` select ``eigh`` for all names, and ``nested`` raise an error.
 
     Returns:
-        Name -> float64 ``[B, P]``. Effective ranks lie in [1, min(k - 1, D)], response entropies in
+        float64 ``[B, P]`` by name. Effective ranks are in [1, min(k - 1, D)], response entropies in
         [0, log min(k - 1, D)].
     """
     if not names:
@@ -180,7 +179,7 @@ def prefix_functionals(
     if "effective_rank" in results:
         results["effective_rank"].fill_(1.0)
     for piece in _pieces(hidden, lengths, prefix_rows, functions, options):
-        # A prefix of k rows has at most min(k - 1, D) nonzero singular values; this bounds its entropies.
+        # A prefix of k rows has at most min(k - 1, D) nonzero singular values, which bounds its entropies.
         most = (piece.prefixes - 1).clamp(max=min(hidden.shape[2], options.svd_rank or hidden.shape[2]))
         most = most.clamp(min=1).double().log()
         for name, result in results.items():
@@ -199,10 +198,10 @@ def prefix_functionals(
 def prefix_singular_values(
     hidden: Tensor, lengths: Tensor, prefix_rows: Tensor, options: SpectralOptions = DEFAULTS
 ) -> Tensor:
-    """Return the singular values of the centred prefixes, descending, then zeros: float64 ``[B, P, min(T, D)]``.
+    """Return descending singular values of the centred prefixes, padded with zeros, float64 ``[B, P, min(T, D)]``.
 
-    Arguments and errors as in :func:`prefix_spectral_sums`; ``auto`` means ``eigh``, and ``nested``, which computes no
-    singular values, is an error.
+    See :func:`prefix_spectral_sums` for the arguments and errors. ``auto`` selects ``eigh``; ``nested`` is an error
+    because it does not compute singular values.
     """
     options = _decomposing(options)
     lengths, prefix_rows, largest = _checked(hidden, lengths, prefix_rows, options)
@@ -225,10 +224,10 @@ def prefix_measures(
     measures: Sequence[SpectralMeasure],
     options: SpectralOptions = DEFAULTS,
 ) -> list[Tensor]:
-    """Return any functions of the singular values of the centred prefixes: float64 ``[B, P]`` for each of them.
+    """Return custom measures of the singular values of the centred prefixes, float64 ``[B, P]`` per measure.
 
-    Arguments and errors as in :func:`prefix_singular_values`. A prefix without a nonzero singular value, of 0 or 1 rows
-    or of equal rows, is never measured: it has 0. A response that is masked has NaN.
+    See :func:`prefix_singular_values` for the arguments and errors. The result is 0 for prefixes without nonzero
+    singular values (0 or 1 rows, or equal rows), and NaN for masked responses.
     """
     options = _decomposing(options)
     lengths, prefix_rows, largest = _checked(hidden, lengths, prefix_rows, options)
@@ -257,20 +256,20 @@ def _pieces(
     functions: tuple[SpectralFunction, ...],
     options: SpectralOptions,
 ) -> list[_Piece]:
-    """Compute sums chunk by chunk. Responses without rows are left out; masked ones get NaN."""
+    """Compute sums per chunk, skipping responses without rows and setting masked ones to NaN."""
     lengths, prefix_rows, largest = _checked(hidden, lengths, prefix_rows, options)
     pieces: list[_Piece] = []
     if prefix_rows.numel() == 0:
         return pieces
     width = hidden.shape[2]
-    # 1. Responses that hold NaN or infinity.
+    # 1. Mask responses that contain NaN or infinity.
     masked = masked_rows(largest, hidden.device)
     if len(masked):
         nan = torch.full((len(masked), prefix_rows.shape[1]), torch.nan, dtype=torch.float64, device=hidden.device)
         nans = nan.expand(len(functions), -1, -1)
         rows = to_device(prefix_rows[largest.isnan()], hidden.device)
         pieces.append(_Piece(masked, rows, nans, torch.ones_like(nan), nan))
-    # 2. The method, and the memory that it takes per response.
+    # 2. Choose the method and estimate its memory per response.
     limit = _workspace_bytes(options, hidden.device)
     method, nodes = _method_and_nodes(lengths, prefix_rows, hidden, functions, options)
     if nodes is not None:
@@ -278,7 +277,7 @@ def _pieces(
     else:
         bytes_for = partial(decomposition_bytes, width=width)
     decomposed = partial(decomposed_sums, functions=functions, svd_rank=options.svd_rank, eps=rank_eps(hidden.dtype))
-    # 3. Chunks of responses of similar length, each in its own scale.
+    # 3. Process chunks of responses of similar length, each response in its own scale.
     for chunk in chunks(hidden, lengths, largest, bytes_for, limit):
         prefixes = prefix_rows[chunk.which]
         ranks: Tensor | None = None
@@ -289,7 +288,7 @@ def _pieces(
             sums, scale, ranks = decomposed(chunk, prefixes, method=method)
             if method == "eigh":
                 failed = lost_to_underflow(chunk)
-        # 4. Responses on which the squares failed: their singular values themselves.
+        # 4. Decompose responses whose squares are inaccurate with ``svd``.
         failed = failed.cpu()
         if bool(failed.any()):
             exact = decomposed(chunk.select(failed), prefixes[failed], method="svd")
@@ -309,7 +308,7 @@ def _method_and_nodes(
     functions: tuple[SpectralFunction, ...],
     options: SpectralOptions,
 ) -> tuple[str, NodeSet | None]:
-    """Choose the method, never ``auto``, and its nodes if it is ``nested``."""
+    """Resolve ``auto`` to a method, and return the nodes if it is ``nested``."""
     method, width = options.method, hidden.shape[2]
     if method == "auto" and options.svd_rank is not None:
         method = "eigh"
@@ -328,7 +327,7 @@ def _method_and_nodes(
 def _checked(
     hidden: Tensor, lengths: Tensor, prefix_rows: Tensor, options: SpectralOptions
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return lengths, prefixes and the largest entry of each response, on the CPU; raises ``ValueError``."""
+    """Validate the inputs; return lengths, prefixes and the largest entry of each response on the CPU."""
     lengths, prefix_rows = lengths.cpu(), prefix_rows.cpu()
     check_hidden(hidden, lengths)
     batch = hidden.shape[0]
@@ -343,14 +342,14 @@ def _checked(
 
 
 def _decomposing(options: SpectralOptions) -> SpectralOptions:
-    """Return the options with a method that computes singular values; raise ``ValueError`` for ``nested``."""
+    """Resolve ``auto`` to a method that computes singular values; raise ``ValueError`` for ``nested``."""
     if options.method == "nested":
         raise ValueError("method='nested': it computes sums, no singular values; set method to 'auto', 'eigh' or 'svd'")
     return replace(options, method="eigh") if options.method == "auto" else options
 
 
 def _nested_bytes(rows: int, width: int, shifts: int, max_bytes: int) -> int:
-    """Return the bytes of one response if all its shifts are factored at once."""
+    """Return the bytes needed to factor all shifts of one response at once."""
     return response_bytes(rows, width, block_rows(rows, width, max_bytes), shifts)
 
 

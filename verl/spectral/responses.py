@@ -1,6 +1,6 @@
-"""From a padded batch of hidden states to chunks of clean float64 rows.
+"""Conversion of a padded batch of hidden states to chunks of scaled float64 rows.
 
-Shapes: B responses, T padded rows, D hidden size; a chunk holds b responses of n rows.
+Shapes: B responses, T padded rows, D hidden size, b responses of n rows per chunk.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,9 +14,9 @@ from verl.spectral.bounds import BLOCK_ROWS
 from verl.utils.device import to_device
 
 WORKSPACE_BYTES = {"cpu": 32 * 2**20, "cuda": 2**30}
-"""Bound on the float64 matrices of several responses or shifts held at once, by device type; those of a single one may
-exceed it. A CPU is fastest within its cache and while no tensor exceeds the 32 MiB above which glibc returns memory to
-the system after each call; a GPU is fastest when full."""
+"""Bound on float64 matrices for several responses or shifts at once, by device type; matrices for a single one may
+exceed it. A CPU is fastest within its cache and below the 32 MiB per tensor above which glibc returns memory to the
+system after each call. A GPU is fastest when fully occupied."""
 
 FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """Supported dtypes of hidden states."""
@@ -24,35 +24,35 @@ FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Chunk:
-    """Responses of similar length, whose rows become float64 block by block."""
+    """Responses of similar length, whose rows are converted to float64 in blocks."""
 
     hidden: Tensor
-    """``[B, T, D]``, the whole batch."""
+    """Hidden states of the whole batch, ``[B, T, D]``."""
     which: Tensor
-    """``[b]`` positions in the batch, on the CPU."""
+    """Response indices in the batch, ``[b]`` on the CPU."""
     lengths: Tensor
-    """``[b]`` valid rows, at least 1, on the CPU."""
+    """Valid row counts, at least 1, ``[b]`` on the CPU."""
     scale: Tensor
-    """float64 ``[b]`` powers of 2, so that the division is exact; the entries of ``hidden / scale`` are at most 1."""
+    """Powers of 2, so that dividing is exact, which bound ``hidden / scale`` to [-1, 1], float64 ``[b]``."""
     longest: int
-    """n, the rows of the longest response."""
+    """Row count n of the longest response."""
 
     def __len__(self) -> int:
         return len(self.which)
 
     @property
     def width(self) -> int:
-        """D."""
+        """Hidden size D."""
         return self.hidden.shape[2]
 
     @cached_property
     def shortest(self) -> int:
-        """The rows of the shortest response."""
+        """Row count of the shortest response."""
         return int(self.lengths.min())
 
     @cached_property
     def index(self) -> Tensor:
-        """``which``, on the device of the states."""
+        """Copy of ``which`` on the device of the states."""
         return to_device(self.which, self.hidden.device)
 
     @cached_property
@@ -60,36 +60,36 @@ class Chunk:
         return to_device(self.lengths, self.hidden.device)
 
     def select(self, mask: Tensor) -> "Chunk":
-        """Select the responses of the bool ``mask [b]`` on the CPU."""
+        """Select responses with a bool ``mask [b]`` on the CPU."""
         scale = self.scale[to_device(mask.nonzero()[:, 0], self.scale.device)]
         return replace(self, which=self.which[mask], lengths=self.lengths[mask], scale=scale)
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """Return float64 ``[b, stop - start, D]``: ``hidden / scale`` minus its first row; unspecified past the length.
+        """Return ``hidden / scale`` minus its first row, float64 ``[b, stop - start, D]``; padding rows are arbitrary.
 
-        A constant changes no centred scatter. As the first row belongs to every prefix, the differences and their
-        rounding stay within the prefix's extent, however far from the origin it lies.
+        Subtracting a constant row does not change the centred scatter. Since the first row belongs to every prefix,
+        differences and rounding errors scale with the prefix's extent, not with its distance from the origin.
         """
         scale = self.scale[:, None, None]
-        # On a CPU, index_select takes a fifth of the time of indexing by a tensor and a slice.
+        # On a CPU, index_select is five times as fast as indexing with a tensor and a slice.
         parts = self.hidden[:, start:stop], self.hidden[:, :1]
         rows, first = (part.index_select(0, self.index).double() for part in parts)
         return rows.div_(scale).sub_(first.div_(scale))
 
     def contrasts(self, size: int = BLOCK_ROWS, stop: int | None = None) -> Iterator[Tensor]:
-        """Yield Helmert contrasts of the first ``stop`` rows (all) in blocks ``[b, size, D]``; the last may be shorter.
+        """Yield the Helmert contrasts of the first ``stop`` rows (default all) in blocks of up to ``[b, size, D]``.
 
-        z_1 = 0 and z_k = sqrt((k - 1) / k) (x_k - mean of x_1..x_(k-1)), eq. 1 of docs/spectral.md; 0 past the lengths.
+        z_1 = 0 and z_k = sqrt((k - 1) / k) (x_k - mean of x_1..x_(k-1)), eq. 1 in docs/spectral.md; 0 past the lengths.
         """
         stop = self.longest if stop is None else stop
         before: Tensor | None = None
         for start in range(0, stop, size):
             rows = self.rows(start, min(start + size, stop))
-            # 1. Sums of the rows before each, which start with what the block before left.
+            # 1. Compute the sum of all rows before each row, starting with the previous block's total.
             sums = rows if before is None else torch.cat([before, rows], dim=1)
             sums = sums.cumsum(1) if before is None else sums.cumsum_(1)
             before = sums[:, -1:].clone()
-            # 2. Each row minus the mean of those before, times sqrt((k - 1) / k).
+            # 2. Subtract the mean of the previous rows from each row, and multiply by sqrt((k - 1) / k).
             first = max(start, 1)
             count = torch.arange(first, start + rows.shape[1], dtype=rows.dtype, device=rows.device)[:, None]
             later = rows[:, first - start :]
@@ -102,7 +102,7 @@ class Chunk:
             yield rows
 
     def all_contrasts(self, stop: int | None = None) -> Tensor:
-        """Return the contrasts of the first ``stop`` rows, all by default, ``[b, stop, D]``."""
+        """Return the contrasts ``[b, stop, D]`` of the first ``stop`` rows, by default of all rows."""
         stop = self.longest if stop is None else stop
         if stop <= BLOCK_ROWS:
             return next(self.contrasts(BLOCK_ROWS, stop))
@@ -113,7 +113,7 @@ class Chunk:
 
 
 def check_hidden(hidden: Tensor, lengths: Tensor) -> None:
-    """Raise ``ValueError`` unless ``hidden`` is floating ``[B, T, D]`` and ``lengths`` integers ``[B]`` in [0, T]."""
+    """Raise ``ValueError`` unless ``hidden`` is float ``[B, T, D]`` and ``lengths`` is integer ``[B]`` in [0, T]."""
     if hidden.dim() != 3 or hidden.dtype not in FLOATING:
         raise ValueError(f"hidden: expected floating point [B, T, D], got {hidden.dtype} {tuple(hidden.shape)}")
     batch, padded_rows, width = hidden.shape
@@ -126,13 +126,13 @@ def check_hidden(hidden: Tensor, lengths: Tensor) -> None:
 
 
 def largest_entries(hidden: Tensor, lengths: Tensor, on_nonfinite: str) -> Tensor:
-    """Return the largest absolute entry of each response's valid rows: float64 ``[B]`` on the CPU.
+    """Return the largest absolute entry in each response's valid rows, float64 ``[B]`` on the CPU.
 
-    It is 0 without rows, and NaN if one is not finite.
+    The result is 0 for responses without rows, and NaN for responses with NaN or infinity.
 
     Raises:
-        ValueError: ``on_nonfinite`` is ``raise`` and a response holds NaN or infinity (names the first such response),
-            or it is neither ``raise`` nor ``mask``.
+        ValueError: ``on_nonfinite`` is ``raise`` and a response contains NaN or infinity (the message names the first),
+            or ``on_nonfinite`` is neither ``raise`` nor ``mask``.
     """
     if on_nonfinite not in ("raise", "mask"):
         raise ValueError(f"on_nonfinite={on_nonfinite!r}: must be 'raise' or 'mask'")
@@ -152,30 +152,30 @@ def largest_entries(hidden: Tensor, lengths: Tensor, on_nonfinite: str) -> Tenso
 
 
 def masked_rows(largest: Tensor, device: torch.device) -> Tensor:
-    """Return the positions on ``device`` of the responses with non-finite :func:`largest_entries`."""
+    """Return the indices, on ``device``, of responses whose :func:`largest_entries` are NaN."""
     return to_device(largest.isnan().nonzero()[:, 0], device)
 
 
 def chunks(
     hidden: Tensor, lengths: Tensor, largest: Tensor, bytes_for: Callable[[int], float], bytes_limit: int
 ) -> Iterator[Chunk]:
-    """Split a batch into chunks of similar length, longest responses first.
+    """Split a batch into chunks of responses of similar length, longest first.
 
-    Responses without rows and those whose ``largest`` entry is NaN are left out. ``bytes_for(n)`` is the memory that
-    one response of n rows takes; a chunk stays within ``bytes_limit`` unless a single response exceeds it. ``lengths``
-    and ``largest`` are on the CPU.
+    Skips responses that have no rows or whose ``largest`` entry is NaN. ``bytes_for(n)`` is the memory needed for one
+    response of n rows; a chunk stays within ``bytes_limit`` unless a single response exceeds it. ``lengths`` and
+    ``largest`` must be on the CPU.
     """
-    # 1. Longest first; skipped responses have length 0 and come last.
+    # 1. Sort by decreasing length; skipped responses have length 0 and come last.
     sorted_lengths, order = torch.where(largest.isnan(), 0, lengths).sort(descending=True, stable=True)
     host_lengths = sorted_lengths.tolist()
     end = sum(length > 0 for length in host_lengths)
     start = 0
     while start < end:
-        # 2. As many of the next responses as fit.
+        # 2. Take as many responses as fit.
         longest = host_lengths[start]
         stop = min(end, start + max(1, int(bytes_limit // bytes_for(longest))))
         index = order[start:stop]
-        # 3. Scale each response by a power of 2, e with |x| < 2^e from frexp; 2^1024 exceeds float64.
+        # 3. Scale each response by 2^e, where frexp gives |x| < 2^e; 2^1024 would overflow float64.
         exponent = torch.frexp(torch.where(largest[index] > 0, largest[index], 0.5)).exponent.clamp(max=1023)
         scale = torch.ldexp(torch.ones_like(largest[index]), exponent)
         yield Chunk(hidden, index, lengths[index], to_device(scale, hidden.device), longest)
