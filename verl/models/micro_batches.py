@@ -42,8 +42,7 @@ class MicroBatching:
         """Partition the rows of ``batch`` and return the row indices [b] of each micro-batch.
 
         Splitting by tokens sorts rows by length, or by prompt if prompts are shared, longest first. All ranks must call
-        this method together with equal numbers of rows. They get equal numbers of micro-batches, as each runs FSDP
-        collectives.
+        this together with equally many rows. They get equally many micro-batches, because each runs FSDP collectives.
 
         Args:
             units: [B] int64 ids, equal for rows that must stay together, or None if rows are independent. A unit that
