@@ -196,8 +196,7 @@ class ValueForward(ForwardPass):
     def values(self, batch: Batch) -> Tensor:
         """Return the value at each token of a batch that is on the CPU, [N] float32 on the device."""
         batch = batch.columns("tokens")
-        # If the policy's vocabulary has more padding than this model's, it may sample ids that this model does not
-        # have.
+        # If the policy's vocabulary has more padding than this model's, it may sample ids that are out of range here.
         vocabulary = self.model.config.get_text_config().vocab_size
         layout = self._layout(batch.fill(tokens=batch.tokens.clamp(max=vocabulary - 1)))
         logits: Tensor = self.model(**self._inputs(layout), use_cache=False).logits

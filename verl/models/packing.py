@@ -229,8 +229,7 @@ class SharedPrompts:
         return to_device(places, self.device)
 
     def response_masks(self, window: int | None) -> list[Tensor]:
-        """Return the mask of each block's responses, [b, 1, Q, P + Q] bool; ``window`` is the sliding window, if
-        any."""
+        """Return the mask of each block's responses, [b, 1, Q, P + Q] bool, for a sliding ``window`` or None."""
         if window not in self._response_masks:  # Layers of a type share it.
             self._response_masks[window] = [self._response_mask(block, window) for block in self._blocks[1]]
         return self._response_masks[window]
