@@ -25,7 +25,7 @@ ROUNDING = 1e-9
 def majority_at_k(classes: Sequence[int], correct_class: int | None, k: int) -> float:
     """Return the probability that a vote among k samples, drawn without replacement, elects the correct answer.
 
-    Every sample votes for the class of its answer. Ties are broken at random, and without votes no answer is elected.
+    Every sample votes for the class of its answer. Ties are broken at random; if nobody votes, no answer is elected.
     The probability is the mean over all choices of k samples, or over ``DRAWS`` seeded draws if there are more choices.
 
     Args:

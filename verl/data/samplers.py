@@ -180,7 +180,7 @@ class _CustomEpoch(Iterator[int]):
         with user_code(f"{sampler.where}: its iterator"):
             index = next(self.indices, None)
         if index is None:
-            # If an epoch had less than a batch, the loader would loop forever.
+            # If an epoch were shorter than a batch, the loader would loop forever.
             if self.num_yielded < sampler.batch_size and not self.resumed:
                 raise ConfigError(f"{sampler.where}: ended after {self.num_yielded} prompts, fewer than a batch")
             raise StopIteration

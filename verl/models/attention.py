@@ -192,7 +192,7 @@ def _packed(query: Tensor, key: Tensor, value: Tensor, rows: Rows, options: Opti
     """Compute packed attention, [1, T, H, D].
 
     Kernels process all rows at once and align each row's last query with its last key. Without a kernel, rows are
-    processed one by one, and each must have equally many queries and keys.
+    processed one by one, and each must have the same number of queries and keys.
     """
     if options.flash:
         return _flash(query, key, value, None, rows, options)

@@ -76,7 +76,7 @@ def sharding_mesh(mesh: DeviceMesh, fsdp_size: int) -> DeviceMesh:
     """
     if fsdp_size in (-1, mesh.size()):
         return mesh
-    # By default, init_device_mesh would use torch's default timeout.
+    # Create the groups explicitly, because init_device_mesh would use torch's default timeout.
     ranks, limit = torch.arange(mesh.size()).view(-1, fsdp_size), collective_timeout()
     replicate, _ = dist.new_subgroups_by_enumeration(ranks.T.tolist(), timeout=limit)
     shard, _ = dist.new_subgroups_by_enumeration(ranks.tolist(), timeout=limit)

@@ -86,7 +86,7 @@ def in_checkpoint_format(
 
     Args:
         model: model loaded by ``from_pretrained``, which records its conversions.
-        names: names that include at least those of ``weights``.
+        names: names of the weights; may include additional names.
         weights: full tensors and their names in ``model``.
     """
     target, stacks = names_and_stacks(model, names)

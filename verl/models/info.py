@@ -1,4 +1,4 @@
-"""Facts about a model, read once per process from its config files, and checks of its weight files."""
+"""Model metadata, read once per process from a model's config files, and checks of its weight files."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -53,7 +53,7 @@ class GenerationSettings(GenerationConfig):
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """Facts about a model from ``config.json`` and ``generation_config.json``.
+    """Metadata of a model from ``config.json`` and ``generation_config.json``.
 
     Instances are shared between callers, so copy ``config`` before changing it.
     """

@@ -72,7 +72,7 @@ def adapter_options(model: PreTrainedModel, config: ModelConfig, prefix: str = "
                 f"{prefix}.lora.target_modules={lora.target_modules!r}: {type(model).__name__} has no linear layers "
                 f"called {', '.join(unknown)}; it has {', '.join(available) or 'none'}"
             )
-        # Declared as int, but only divided.
+        # peft declares lora_alpha as int but only divides it by the rank, so a float also works.
         options = peft.LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets)  # type: ignore[arg-type]
     options.lora_dropout = lora.dropout
     options.task_type = "TOKEN_CLS" if hasattr(model, VALUE_HEAD) else "CAUSAL_LM"

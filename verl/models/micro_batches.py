@@ -42,7 +42,7 @@ class MicroBatching:
         """Partition the rows of ``batch`` and return the row indices [b] of each micro-batch.
 
         Splitting by tokens sorts rows by length, or by prompt if prompts are shared, longest first. All ranks must call
-        this together with equally many rows. They get equally many micro-batches, because each runs FSDP collectives.
+        this with the same number of rows; all receive the same number of micro-batches, since each runs collectives.
 
         Args:
             units: [B] int64 ids, equal for rows that must stay together, or None if rows are independent. A unit that
@@ -91,7 +91,7 @@ class RowTokens:
         return cls(batch.prompt_lengths.tolist(), batch.response_lengths.tolist(), packed, prompt_of)
 
     def sort_key(self, unit: list[int]) -> tuple[int, int]:
-        """Return a key that sorts units by length, or by shared prompt if prompts are shared, longest first."""
+        """Return a key that sorts units by length, or by prompt length if prompts are shared, longest first."""
         if self.prompt_of is None:
             return -self._unshared(unit), 0
         return -self.prompts[unit[0]], self.prompt_of[unit[0]]

@@ -28,7 +28,7 @@ def multiply_by_onednn(model: nn.Module) -> None:
 
 
 def available() -> bool:
-    """Whether torch includes oneDNN and oneDNN is at least as fast as MKL on this processor."""
+    """Whether torch includes oneDNN and the processor is an x86 one, where oneDNN is at least as fast as MKL."""
     return (
         platform.machine() in ("x86_64", "AMD64")
         and torch.backends.mkldnn.is_available()

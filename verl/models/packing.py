@@ -52,7 +52,7 @@ class Layout:
             inputs: keyword arguments of the model, on the CPU.
             places: [N] int64 on the CPU, index of each token in the flattened rows, or in the full sequence of
                 ``group``.
-            group: workers that each hold an equally long slice of the sequence, or None if this worker holds all of it.
+            group: workers that hold slices of equal length, or None if this worker holds the whole sequence.
         """
         self.inputs, self.places, self.group = inputs, places, group
 

@@ -125,7 +125,7 @@ def _number(expression: Any) -> Decimal | None:
 
 
 def measures_differ(answer: str, truth: str) -> bool:
-    """Whether the two differ in their units, number bases or modifying words."""
+    """Whether answer and truth differ in their units, number bases or modifying words."""
     numerals = [numerals_in(text) for text in (answer, truth)]
     # A digit must be smaller than its base, unlike in 18_5.
     invalid = [any(int(digit, 36) >= base for digits, base in pairs for digit in digits) for pairs in numerals]

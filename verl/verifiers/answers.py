@@ -43,7 +43,7 @@ SEPARATORS = str.maketrans("", "", "{},")
 """Translation table that removes thousands separators from a match of ``NUMBER``."""
 
 _IGNORED = re.compile(
-    # Decimal commas and spaces between digits are kept.
+    # Keep decimal commas and spaces between digits.
     r"\\left(?![a-zA-Z])|\\right(?![a-zA-Z])|\\[!,;: ]|\\?\$|\{,\}(?=[0-9]{3}(?![0-9]))|~"
     r"|(?<![0-9\s])\s+|(?<=[0-9])\s++(?![0-9])"
 )
@@ -200,7 +200,7 @@ def vote_key(answer: str) -> Hashable:
 
 
 def quick_equal(answer: str, ground_truth: str) -> bool | None:
-    """Whether the two are equal as text or as plain numbers, or None if undecided.
+    """Whether answer and ground truth are equal as text or as plain numbers, or None if undecided.
 
     Integers must match exactly. If either number has a fractional part, the tolerance is 1e-6 times the ground truth's
     magnitude, but at most 1e-6.

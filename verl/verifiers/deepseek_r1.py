@@ -17,7 +17,7 @@ def verify_deepseek_r1(
     """Verify a response. With ``quick``, return None if this requires algebra. ``extra_info`` is unused.
 
     The answer is in the last ``<answer>`` after all thoughts: its box, else its statement ("the answer is 5"), else all
-    of it. It is compared as mathematics even if the response is malformed. ``boxed`` means that the response is well
+    of it. It is compared as mathematics even if the response is malformed. ``boxed`` is true if the response is well
     formed. With ``mode=independent``, correct answers score 1 if well formed, else 0.5; wrong ones score -0.5 or -1.
     """
     well_formed = has_r1_form(solution)

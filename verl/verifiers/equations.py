@@ -118,7 +118,7 @@ def unwrap_equations(text: str) -> tuple[str, bool]:
 
 
 def last_equation(text: str, end: int) -> str | None:
-    """Return the chain of equations that ends at ``text[:end]``, without the words before it, or None if absent."""
+    """Return the chain of equations that ends at index ``end``, without the words before it, or None if absent."""
     line = text[max(0, end - MAX_NAME) : end]
     sign = line.rfind("=")
     if sign < 0 or any(match.end() > sign for match in _BEFORE_EQUATION.finditer(line.replace("$", " "))):

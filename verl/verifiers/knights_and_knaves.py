@@ -147,7 +147,7 @@ def _read_sentence(tokens: Iterable["re.Match[str]"]) -> list[tuple[str, str]]:
     """Return the statements of one sentence, read from left to right."""
     statements: list[tuple[str, str]] = []
     subjects: dict[str, None] = {}
-    num_last = 0  # Statements of the last role, which a following denial retracts.
+    num_last = 0  # Number of statements with the last role, which a denial after them retracts.
     negated = denied = ignored = either = quoted = False
     clear = True
     name_end = negation_end = 0

@@ -117,7 +117,7 @@ def _differ(solution: str, a: Box, b: Box) -> bool:
 
 
 def _quick_same(answer: str, ground_truth: str, tolerance: Tolerance) -> bool | None:
-    """Whether the two are equal as text, words, numbers and units, or None if undecided."""
+    """Whether answer and ground truth are equal as text, words, numbers and units, or None if undecided."""
     equal = quick_equal(answer, ground_truth)
     if "%" not in answer + ground_truth and (equal or (equal is False and tolerance is EXACT)):
         return equal
@@ -158,7 +158,7 @@ def _plainly_same(answer: str, truth: str, tolerance: Tolerance) -> bool | None:
 
 
 def _labels_differ(answer: str, truth: str) -> bool:
-    """Whether the two are values of different variables."""
+    """Whether ``answer`` and ``truth`` are values of different variables."""
     labels = [_LABEL.match(squeeze(text)) for text in (answer, truth)]
     return all(labels) and len({label.group() for label in labels if label}) > 1
 
@@ -176,7 +176,7 @@ def _same_quantity(a: Quantity, b: Quantity, tolerance: Tolerance) -> bool:
 
 
 def _same_by_algebra(answer: str, truth: str, tolerance: Tolerance) -> bool | None:
-    """Whether the two are equivalent, or None if the answer cannot be parsed. May never return."""
+    """Whether answer and truth are equivalent, or None if the answer cannot be parsed. May never return."""
     unified = unify(answer)
     equal = _same(unified, unify(truth), tolerance)
     if not equal and units_in(answer) and len(split_answers(unified)[0]) == 1:

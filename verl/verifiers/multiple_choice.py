@@ -110,7 +110,7 @@ def verify_multiple_choice(
     correct = "".join(sorted(truth))
     equal: bool | None = False
     if len(truth) > 1 and sorted(_plain(answer or "")) == sorted(truth):
-        equal = True  # CA instead of AC.
+        equal = True  # The order of letters does not matter: CA equals AC.
     elif letters and not (matching and len(letters) > 1):
         equal = letters == truth
     elif matching:

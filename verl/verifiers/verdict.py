@@ -59,7 +59,7 @@ def decide(
     Args:
         answer: answer in the response, or None if there is none.
         equal: result of a quick comparison with the ground truth, or None if undecided.
-        algebra: slow comparison with the ground truth, called if ``equal`` is None.
+        algebra: function that compares an answer with the ground truth by algebra, called if ``equal`` is None.
     """
     if answer is None:
         return Verdict(False, boxed, "missing")

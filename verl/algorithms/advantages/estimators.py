@@ -106,10 +106,10 @@ def optimal_token_baseline_advantages(
     per_token = {"token_rewards": token_rewards, "response_mask": response_mask, "variances": variances}
     check_shapes(per_token, {"group_ids": group_ids})
     mask, groups = response_mask.bool(), group_responses(group_ids)
-    # G_it and W_it.
+    # Compute G_it and W_it.
     returns = rewards_to_go(token_rewards, mask)
     weights = torch.where(mask, torch.where(mask, variances.double(), 0.0).cumsum(1), 0.0)
-    # b_t of each group, [G, R].
+    # Compute b_t for each group, [G, R].
     baselines = groups.sums(weights * returns) / (groups.sums(weights) + WEIGHT_EPS)
     compared = groups.sums(mask) > 1 if zero_tail else (groups.counts > 1)[:, None]
     relative = returns - torch.where(compared, baselines, 0.0)[groups.index]
