@@ -1,6 +1,6 @@
 """Forward passes of a sharded model over micro-batches: log-probabilities, hidden states, or per-token values.
 
-The results do not depend on the layout, such as packed rows, a chunked output head, or sequence parallelism.
+The results do not depend on layout choices such as packed rows, a chunked output head, or sequence parallelism.
 
 Shapes: B episodes with N tokens, M of them response tokens; T tokens in this worker's layout; V vocabulary; L layers; D
 hidden size.

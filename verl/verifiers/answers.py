@@ -185,8 +185,8 @@ def extract_tagged(text: str, tag: str) -> str | None:
 def normalise(answer: str) -> str:
     """Normalise the notation of an answer.
 
-    This removes whitespace except between digits, dollar signs, LaTeX spacing, ``{,}``, ``\\left``, ``\\right``, a
-    final full stop and a final percent sign, and replaces ``\\dfrac`` and ``\\tfrac`` with ``\\frac``.
+    Remove dollar signs, LaTeX spacing, ``{,}``, ``\\left``, ``\\right``, a final full stop, a final percent sign, and
+    whitespace that is not between digits. Replace ``\\dfrac`` and ``\\tfrac`` with ``\\frac``.
     """
     text = _FRACTION.sub(r"\\frac", _IGNORED.sub("", answer)).rstrip(".")
     return text.removesuffix("%").removesuffix("\\")

@@ -37,7 +37,7 @@ _BEFORE_BOX = re.compile(
 _FILLED_IN = re.compile(
     r"[\s$]{0,5}(?:\\[,;: ]){0,3}(?:(?:[+*×/-]|\\(?:times|cdot))[^=<>\n$]{0,32})?(?:[=<>]|\\[lg]eq?(?![A-Za-z]))"
 )
-"""Text after a box inside an equation, as in 2 + \boxed{3} = 5."""
+"""Text after a box inside an equation, as in 2 + \\boxed{3} = 5."""
 
 _AFTER = (
     r"(?:\*\*|\$)?(?:\s|~|\\[,;: ]){0,3}(?:\\text\s?\{\s?)?"

@@ -41,7 +41,7 @@ _MULTIPLE = re.compile(
 )
 
 MAX_CHARS = 400
-"""Maximum length of text whose surrounding brackets are removed."""
+"""Maximum length of bracketed text whose inner equations are reduced."""
 
 MAX_NAME = 200
 """Maximum length of a name."""
