@@ -1,16 +1,16 @@
-"""KL(policy || reference): per-token estimators, the penalty in the rewards, and the controllers of its coefficient.
+"""KL(policy || reference): per-token estimators, the penalty in the rewards, and controllers for its coefficient.
 
-Estimators: Schulman 2020, "Approximating KL divergence", under veRL's names. Each takes ``logprobs [B, R]`` and
-``ref_logprobs [B, R]`` in nats, returns ``[B, R]`` and is differentiable in ``logprobs``.
+The estimators follow Schulman 2020, "Approximating KL divergence", under veRL's names. They take ``logprobs [B, R]``
+and ``ref_logprobs [B, R]`` in nats, return ``[B, R]``, and are differentiable in ``logprobs``.
 
-In a loss the gradient of an estimator matters, not its value. On policy, with x = log p - log p_ref, the gradient of
-the divergence is the mean of x grad log p. The gradient of k2 is exactly x grad log p. The gradient of k1 is
-grad log p, whose mean is 0. The gradient of k3 is (1 - exp(-x)) grad log p, which is close for small x only. ``abs``
+In a loss, the gradient of an estimator matters rather than its value. On policy, with x = log p - log p_ref, the
+gradient of the divergence is the mean of x grad log p. The gradient of k2 is exactly x grad log p. The gradient of k1
+is grad log p, whose mean is 0. The gradient of k3 is (1 - exp(-x)) grad log p, which is close only for small x. ``abs``
 has the gradient of the sum of |p - p_ref| over tokens. The suffix ``+`` combines the value of an estimator with the
 gradient of k2 (straight-through).
 
-Penalty and controllers: Ziegler et al. 2019, "Fine-Tuning Language Models from Human Preferences" (arXiv 1909.08593),
-section 2.2. The reward becomes r - coef * KL(policy || reference), and the coefficient may follow a target KL.
+Penalty and controllers follow Ziegler et al. 2019, "Fine-Tuning Language Models from Human Preferences" (arXiv
+1909.08593), section 2.2. The reward becomes r - coef * KL(policy || reference); coef may be adapted to a target KL.
 """
 
 import math
@@ -21,35 +21,35 @@ import torch
 from torch import Tensor
 
 MAX_LOG_RATIO = 20.0
-"""``low_var_kl`` and the ratio of :func:`kl_loss` clamp log-ratios to [-20, 20], so that exp stays finite."""
+"""Log-ratios in ``low_var_kl`` and :func:`kl_loss` are clamped to [-20, 20], so that exp stays finite."""
 
 MAX_LOW_VAR_KL = 10.0
 """Upper bound of ``low_var_kl``, as in veRL, so that an outlier (a token 13 times as likely under the reference) does
-not dominate a batch. Beyond it the gradient is 0."""
+not dominate a batch. Beyond the bound, the gradient is 0."""
 
 ERROR_LIMIT = 0.2
 """The adaptive controller clips its proportional error to [-0.2, 0.2]."""
 
 
 def kl(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """Compute k1, log p - log p_ref: unbiased, may be negative."""
+    """Compute k1, log p - log p_ref, which is unbiased and may be negative."""
     return logprobs - ref_logprobs
 
 
 def abs_kl(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """Compute the absolute value of k1: biased, never negative."""
+    """Compute the absolute value of k1, which is biased and never negative."""
     return (logprobs - ref_logprobs).abs()
 
 
 def mse_kl(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """Compute k2, (log p - log p_ref)^2 / 2: biased, of low variance, never negative."""
+    """Compute k2, (log p - log p_ref)^2 / 2, which is biased, has low variance, and is never negative."""
     return 0.5 * (logprobs - ref_logprobs).square()
 
 
 def low_var_kl(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """Compute k3, exp(x) - x - 1 with x = log p_ref - log p: unbiased, of low variance, never negative.
+    """Compute k3, exp(x) - x - 1 with x = log p_ref - log p, which has low variance and is never negative.
 
-    x is clamped to +-``MAX_LOG_RATIO`` and the result to ``MAX_LOW_VAR_KL``; it is unbiased within these bounds.
+    It is unbiased, except where x is clamped to +-``MAX_LOG_RATIO`` or the result to ``MAX_LOW_VAR_KL``.
     """
     x = (ref_logprobs - logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return (x.expm1() - x).clamp(max=MAX_LOW_VAR_KL)
@@ -89,14 +89,14 @@ def kl_loss(
     """Return the KL estimate ``[B, R]`` to add to the policy loss.
 
     Args:
-        kl_type: a key of ``KL_ESTIMATORS``, or an estimator.
-        old_logprobs: ``[B, R]``, under the policy that sampled the tokens. The estimate is weighted by the ratio
-            r = exp(logprobs - old_logprobs), which corrects value and gradient off policy (DeepSeek-V3.2, arXiv
-            2512.02556, section 3.1). None: no weight.
+        kl_type: key of ``KL_ESTIMATORS``, or an estimator.
+        old_logprobs: log-probabilities ``[B, R]`` under the policy that sampled the tokens, or None for no weighting.
+            The estimate is weighted by the ratio r = exp(logprobs - old_logprobs), which corrects its value and
+            gradient off policy (DeepSeek-V3.2, arXiv 2512.02556, section 3.1).
 
-    For k1, k3, ``abs`` and custom estimators, the gradient also flows through the ratio. In total it is
-    r x grad log p for k3, and r (x + 1) grad log p for k1, which has the same mean. For k2 and every name with a
-    ``+``, whose gradient is already right, the ratio is a constant.
+    For k1, k3, ``abs`` and custom estimators, the gradient also flows through the ratio. The total gradient is r x grad
+    log p for k3, and r (x + 1) grad log p, which has the same mean, for k1. For k2 and all names with ``+``, whose
+    gradient is already correct, the ratio is treated as a constant.
     """
     estimate = _estimator(kl_type)(logprobs, ref_logprobs)
     if old_logprobs is None:
@@ -109,28 +109,28 @@ def kl_loss(
 class KLController:
     """The coefficient of the KL penalty, in units of reward per nat.
 
-    ``fixed``: a constant. ``adaptive``: coef <- coef (1 + e num_steps / horizon) with
-    e = clip(current_kl / target - 1, -0.2, 0.2), which steers the KL towards the target. num_steps / horizon is the
-    gain K of the paper.
+    A ``fixed`` coefficient is constant. An ``adaptive`` one steers the KL towards the target by the update coef <- coef
+    (1 + e num_steps / horizon), with e = clip(current_kl / target - 1, -0.2, 0.2). num_steps / horizon is the gain K of
+    the paper.
     """
 
     def __init__(self, kind: str, coef: float, target: float, horizon: float) -> None:
         """Start from the coefficient ``coef``.
 
         Args:
-            kind: ``fixed`` or ``adaptive``. An adaptive controller needs ``coef``, target and horizon above 0.
-            target: in the unit of the KL that :meth:`update` gets, such as nats per token.
-            horizon: in the unit of ``num_steps``.
+            kind: ``fixed`` or ``adaptive``. An adaptive controller needs positive ``coef``, target and horizon.
+            target: target KL in the unit of the KL passed to :meth:`update`, such as nats per token.
+            horizon: time scale of the adaptation in the unit of ``num_steps``.
         """
         self.adaptive = kind == "adaptive"
         self.coef, self.target, self.horizon = float(coef), float(target), float(horizon)
 
     def update(self, current_kl: float, num_steps: float) -> None:
-        """Adapt the coefficient to a batch with the mean KL ``current_kl`` and ``num_steps`` responses.
+        """Adapt the coefficient to a batch with mean KL ``current_kl`` and ``num_steps`` responses.
 
         Raises:
-            ValueError: ``current_kl`` is NaN, or ``num_steps`` is not in (0, horizon / 0.2), the range in which the
-                coefficient stays positive. The coefficient is unchanged.
+            ValueError: if ``current_kl`` is NaN, or if ``num_steps`` is not in (0, horizon / 0.2), the range in which
+                the coefficient stays positive. The coefficient then remains unchanged.
         """
         if not self.adaptive:
             return
@@ -152,7 +152,7 @@ class KLController:
         """Restore an adaptive coefficient; a fixed one keeps its configured value.
 
         Raises:
-            ValueError: the state is malformed, or an adaptive coefficient is not above 0.
+            ValueError: if the state is malformed or an adaptive coefficient is not positive.
         """
         if not isinstance(state, Mapping) or set(state) != {"coef"}:
             raise ValueError(f"KL controller state {state!r}: expected the key coef alone")
@@ -175,11 +175,11 @@ def kl_penalised_rewards(
     """Return the rewards r_t - coef * kl_t, and the mean KL for the controller.
 
     Args:
-        token_rewards: ``[B, R]``, like the next three tensors.
-        logprobs: under the policy that sampled the tokens.
+        token_rewards: rewards ``[B, R]``; the next three tensors have the same shape.
+        logprobs: log-probabilities under the policy that sampled the tokens.
         response_mask: true or 1 on response tokens; values outside it are ignored.
-        coef: units of reward per nat, at least 0.
-        kl_type: a key of ``KL_ESTIMATORS``, or an estimator.
+        coef: nonnegative coefficient in units of reward per nat.
+        kl_type: key of ``KL_ESTIMATORS``, or an estimator.
 
     Returns:
         Rewards ``[B, R]`` in the dtype of ``token_rewards``, 0 outside the mask, and the mean KL, a scalar in nats per

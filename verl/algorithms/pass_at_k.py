@@ -1,7 +1,7 @@
 """Unbiased estimates of pass@k, best@k and rm@k.
 
-pass@k is the probability that one of k samples is correct, best@k the expected highest score of k samples, and rm@k
-the probability that the sample with the highest reward-model score of k is correct.
+pass@k is the probability that at least one of k samples is correct, best@k is the expected highest score among k
+samples, and rm@k is the probability that the sample with the highest reward-model score among k samples is correct.
 """
 
 import math
@@ -16,19 +16,19 @@ from torch import Tensor
 def pass_at_k(num_samples: Tensor, num_correct: Tensor, k: int) -> Tensor:
     """Return the probability that at least one of k samples is correct: 1 - C(n-c, k) / C(n, k), for P problems.
 
-    Equation 1 of Chen et al. 2021 (arXiv 2107.03374): the exact mean over all subsets of k of the n samples, computed
-    as a product of k factors between 0 and 1 rather than from binomials.
+    This is equation 1 of Chen et al. 2021 (arXiv 2107.03374), the exact mean over all subsets of k of the n samples. It
+    is computed as a product of k factors between 0 and 1 rather than from binomials.
 
     Args:
-        num_samples: n ``[P]``, may differ between problems.
-        num_correct: c ``[P]``, from 0 to n.
-        k: from 1 to the smallest n.
+        num_samples: number of samples n ``[P]``, which may differ between problems.
+        num_correct: number of correct samples c ``[P]``, from 0 to n.
+        k: number of samples to draw, from 1 to the smallest n.
 
     Returns:
         float64 ``[P]``.
 
     Raises:
-        ValueError: k or c out of range.
+        ValueError: if k or c is out of range.
     """
     if k < 1:
         raise ValueError(f"k={k}: must be at least 1")
@@ -43,28 +43,28 @@ def pass_at_k(num_samples: Tensor, num_correct: Tensor, k: int) -> Tensor:
 
 
 def best_at_k(scores: Tensor, k: int) -> Tensor:
-    """Return the expected highest score among k of n samples, for P problems: the exact mean over all subsets.
+    """Return the expected highest score among k of n samples, the exact mean over all subsets, for P problems.
 
-    veRL's metric of this name draws k samples with replacement, so it is lower.
+    veRL's metric of this name draws the k samples with replacement, so it is lower.
 
     Args:
-        scores: ``[P, n]``.
-        k: from 1 to n.
+        scores: scores of the samples ``[P, n]``.
+        k: number of samples to draw, from 1 to n.
 
     Returns:
         float64 ``[P]``.
 
     Raises:
-        ValueError: k out of range.
+        ValueError: if k is out of range.
     """
     shares = torch.tensor(best_shares(scores.shape[1], k), dtype=torch.float64)
     return scores.double().sort(dim=1).values @ shares
 
 
 def best_shares(n: int, k: int) -> list[float]:
-    """Return for each of n samples in ascending order the probability that it is the highest of k.
+    """Return, for each of n samples in ascending order, the probability that it is the highest of k.
 
-    For the i-th sample (from 1) this is C(i - 1, k - 1) / C(n, k). Raises ``ValueError`` if k is not from 1 to n.
+    For the i-th sample (from 1), this is C(i - 1, k - 1) / C(n, k). Raises ``ValueError`` if k is not from 1 to n.
     """
     if not 1 <= k <= n:
         raise ValueError(f"k={k}: must be between 1 and the number of samples ({n})")
@@ -72,7 +72,7 @@ def best_shares(n: int, k: int) -> list[float]:
 
 
 def k_grid(num_samples: int) -> list[int]:
-    """Return 1, 2, 4, ... below ``num_samples``, and ``num_samples``."""
+    """Return the powers of two below ``num_samples``, followed by ``num_samples`` itself."""
     return [1 << i for i in range(num_samples.bit_length()) if 1 << i < num_samples] + [num_samples] * (num_samples > 0)
 
 
@@ -82,11 +82,11 @@ def rm_at_k(correct: Sequence[bool], scores: Sequence[float], k: int) -> float:
     Ties are broken at random.
 
     Args:
-        scores: one per sample; NaN counts as the lowest.
-        k: from 1 to the number of samples.
+        scores: score of each sample; NaN counts as the lowest score.
+        k: number of samples to draw, from 1 to the number of samples.
 
     Raises:
-        ValueError: k out of range.
+        ValueError: if k is out of range.
     """
     shares, total = iter(best_shares(len(scores), k)), 0.0
     ranked = sorted(zip(map(nan_lowest, scores), correct, strict=True))
@@ -97,5 +97,5 @@ def rm_at_k(correct: Sequence[bool], scores: Sequence[float], k: int) -> float:
 
 
 def nan_lowest(score: float) -> float:
-    """Return ``score``, and minus infinity for NaN."""
+    """Return ``score``, or minus infinity if it is NaN."""
     return -math.inf if math.isnan(score) else score

@@ -1,11 +1,11 @@
 """Measurement and correction of the mismatch between the policies of the rollout engine and the trainer.
 
-Both have the same weights, but their kernels and precisions differ. Rejection rules and metrics follow veRL's rollout
-correction (Liu, Li et al. 2025, "When Speed Kills Stability: Demystifying RL Collapse from the Training-Inference
-Mismatch"). Truncated importance sampling follows Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You
-Off-Policy RL Training".
+Both policies have the same weights, but different kernels and precisions. Rejection rules and metrics follow veRL's
+rollout correction (Liu, Li et al. 2025, "When Speed Kills Stability: Demystifying RL Collapse from the
+Training-Inference Mismatch"). Truncated importance sampling follows Yao et al. 2025, "Your Efficient RL Framework
+Secretly Brings You Off-Policy RL Training".
 
-Shapes: B responses, R response columns. ``old_logprobs [B, R]`` are from the trainer before the update and
+Shapes: B responses, R response columns. ``old_logprobs [B, R]`` come from the trainer before the update, and
 ``rollout_logprobs [B, R]`` from the engine, both in nats. ``response_mask [B, R]`` is true or 1 on response tokens;
 values outside it are ignored.
 """
@@ -19,22 +19,22 @@ from torch import Tensor
 from verl.algorithms.losses.per_token import MAX_LOG_RATIO
 
 Rule = tuple[str, float | None, float]
-"""Name, lower bound or None, upper bound. The name is a level (``token``, ``seq_sum``, ``seq_mean`` or ``seq_max``), an
-underscore, and ``k1``, ``k2`` or ``k3``. For k1 the bounds are on the ratio p_rollout / p_trainer. For k2 and k3 the
-upper bound is on the divergence in nats, and there is no lower one."""
+"""Name, lower bound or None, and upper bound. The name consists of a level (``token``, ``seq_sum``, ``seq_mean`` or
+``seq_max``), an underscore, and ``k1``, ``k2`` or ``k3``. For k1, the bounds apply to the ratio p_rollout / p_trainer.
+For k2 and k3, the upper bound applies to the divergence in nats, and there is no lower bound."""
 
 
 def rejection_mask(
     old_logprobs: Tensor, rollout_logprobs: Tensor, response_mask: Tensor, rules: Sequence[Rule]
 ) -> tuple[Tensor, dict[str, float]]:
-    """Return a mask of the tokens that pass all rules, and the shares of rejected tokens and responses.
+    """Return a mask of the tokens that pass all rules, and the fractions of rejected tokens and responses.
 
     Args:
-        rules: at least one; a ``seq_*`` rule passes or rejects all tokens of a response.
+        rules: at least one rule; a ``seq_*`` rule accepts or rejects whole responses.
 
     Returns:
-        ``[B, R]`` bool, false outside the mask, and the shares of rejected tokens (``masked_fraction``) and of
-        responses with a rejected token (``seq_masked_fraction``), in total and by rule.
+        ``[B, R]`` bool, false outside the mask, and the fractions of rejected tokens (``masked_fraction``) and of
+        responses with a rejected token (``seq_masked_fraction``), in total and per rule.
     """
     mask = response_mask.bool()
     keep = mask
@@ -52,29 +52,29 @@ def rejection_mask(
 def mismatch_metrics(
     old_logprobs: Tensor, rollout_logprobs: Tensor, response_mask: Tensor, level: str, cap: float
 ) -> dict[str, float]:
-    """Measure the mismatch of the two policies and of the importance weights at ``level``.
+    """Measure the mismatch between the two policies, and statistics of the importance weights at ``level``.
 
     Args:
-        response_mask: has at least one token in each row.
-        level: ``token`` for the ratio of each token, ``sequence`` for the ratio of the whole response.
-        cap: the effective sample size is computed from weights clamped to [1 / cap, cap].
+        response_mask: mask with at least one token in each row.
+        level: ``token`` for the ratio of each token, or ``sequence`` for the ratio of the whole response.
+        cap: bound on the weights, which are clamped to [1 / cap, cap] for the effective sample size.
 
     Returns:
         veRL's metrics. ``kl`` and ``k3_kl`` estimate KL(rollout || trainer) in nats per token, ``chi2_token`` and
         ``chi2_seq`` the chi-square divergence per token and per response. ``*ppl*`` are perplexities. ``rollout_is_*``
-        describe the importance weights: mean, extremes, the shares above ``cap`` and below 1 / cap, and the effective
-        sample size as a share of the batch.
+        describe the importance weights: mean, extremes, fractions above ``cap`` and below 1 / cap, and the effective
+        sample size as a fraction of the batch.
     """
     mask = response_mask.bool()
-    # 1. Log-ratios of tokens and of whole responses.
+    # 1. Compute the log-ratios of tokens and of whole responses.
     old, rollout = (torch.where(mask, t.double(), 0.0) for t in (old_logprobs, rollout_logprobs))
     lengths, log_ratio = mask.sum(dim=1), old - rollout
     tokens = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     whole = log_ratio.sum(dim=1).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    # 2. Log-perplexity of each response.
+    # 2. Compute the log-perplexity of each response.
     log_ppl, rollout_log_ppl = -old.sum(dim=1) / lengths, -rollout.sum(dim=1) / lengths
     gap = log_ppl - rollout_log_ppl
-    # 3. Importance weights of all tokens, and the ratios at ``level``.
+    # 3. Compute the importance weights of all tokens, and the ratios at ``level``.
     weights = (tokens if level == "token" else whole[:, None].expand_as(tokens)).exp()[mask]
     ratios = weights if level == "token" else whole.exp()
     low, high = sorted((1 / cap, cap))
@@ -114,22 +114,22 @@ def rollout_weights(
     """Return the weights min(exp(old - rollout), cap) of truncated importance sampling.
 
     Args:
-        level: ``token`` for the ratio of each token. ``sequence`` for the ratio of the response, exp(sum over its
-            tokens of (old - rollout)), on all of its tokens.
-        cap: largest weight, finite and above 0; the paper's C.
-        sampled_mask: ``[B, R]``, all tokens of the responses, which the ratio of a response is computed from; None:
-            ``response_mask``.
+        level: ``token`` to weight each token by its own ratio, or ``sequence`` to weight all tokens of a response by
+            the response's ratio, exp(sum over its tokens of (old - rollout)).
+        cap: maximum weight (the paper's C), finite and above 0.
+        sampled_mask: ``[B, R]``, all tokens of the responses, from which the ratio of a response is computed, or None
+            to use ``response_mask``.
 
     Returns:
-        Detached weights ``[B, R]``, 0 outside the mask, and metrics as sums over tokens: ``tis_weight``,
-        ``tis_capped`` (tokens whose ratio is above the cap) and ``num_tokens``.
+        Detached weights ``[B, R]``, 0 outside the mask, and metrics as sums over tokens: ``tis_weight``, ``tis_capped``
+        (tokens whose ratio exceeds the cap) and ``num_tokens``.
     """
     mask = response_mask.bool()
     sampled = mask if sampled_mask is None else sampled_mask.bool()
     log_ratio = torch.where(sampled, (old_logprobs - rollout_logprobs).detach(), 0.0)
     if level == "sequence":
         log_ratio = log_ratio.sum(-1, keepdim=True).expand_as(log_ratio)
-    # Clamp from above only: a vanishing weight is correct.
+    # Clamp only from above, because a vanishing weight is correct.
     ratio = log_ratio.clamp(max=MAX_LOG_RATIO).exp()
     weights = torch.where(mask, ratio.clamp(max=cap), 0.0)
     metrics = {
@@ -141,15 +141,15 @@ def rollout_weights(
 
 
 def loss_weights(policy_loss: str, weights: Tensor, response_mask: Tensor) -> Tensor:
-    """Return the factors ``[B, R]`` of the per-token losses of ``policy_loss``.
+    """Return factors ``[B, R]`` for the per-token losses of ``policy_loss``.
 
-    These are the ``weights``. For ``gmpo``, which has one ratio per response, they are the geometric mean of the
-    weights over the response, as in veRL.
+    They are equal to ``weights``, except for ``gmpo``, which has one ratio per response: its factors are the geometric
+    mean of the weights over the response, as in veRL.
     """
     if policy_loss != "gmpo":
         return weights
     mask = response_mask.bool()
-    # A weight may be 0; 1e-10 as in veRL.
+    # Add 1e-10 as in veRL, because a weight may be 0.
     logs = torch.where(mask, (weights + 1e-10).log(), 0.0)
     mean = logs.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
     return torch.where(mask, mean.exp(), 0.0)
@@ -158,9 +158,9 @@ def loss_weights(policy_loss: str, weights: Tensor, response_mask: Tensor) -> Te
 def mean_rollout_weight(
     old_logprobs: Tensor, rollout_logprobs: Tensor, response_mask: Tensor, level: str, cap: float
 ) -> float:
-    """Return the mean of :func:`rollout_weights` over tokens or, by ``level``, responses; 1 if it vanishes.
+    """Return the mean of :func:`rollout_weights` over tokens or, if ``level`` says so, responses; 1 if it vanishes.
 
-    Policy losses are proportional to the advantages, so dividing these by the mean normalizes the weights.
+    Policy losses are proportional to the advantages, so dividing the advantages by the mean normalizes the weights.
     """
     weights, _ = rollout_weights(old_logprobs, rollout_logprobs, response_mask, level, cap)
     mask = response_mask.bool()

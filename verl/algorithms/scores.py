@@ -1,4 +1,4 @@
-"""Functions of response scores: the soft overlong penalty and the resampling of PF-PPO."""
+"""Functions of response scores: DAPO's soft overlong penalty and PF-PPO's resampling."""
 
 import torch
 from torch import Generator, Tensor
@@ -7,15 +7,15 @@ WEIGHT_EPS = 1e-8
 
 
 def overlong_penalty(lengths: Tensor, max_length: int, buffer: int, factor: float) -> Tensor:
-    """Return DAPO's soft overlong penalty (arXiv 2503.14476, eq. 13), to be added to the scores.
+    """Return DAPO's soft overlong penalty (arXiv 2503.14476, eq. 13), which is added to the scores.
 
-    It is 0 up to ``max_length - buffer`` tokens, then falls linearly to ``-factor`` at ``max_length`` and beyond.
+    It is 0 up to ``max_length - buffer`` tokens, then falls linearly to ``-factor`` at ``max_length``, and stays there.
 
     Args:
         lengths: response lengths in tokens, ``[B]``.
-        max_length: the longest response allowed, in tokens.
-        buffer: tokens over which the penalty grows, in 1..``max_length``.
-        factor: the largest penalty in units of reward, at least 0; 1 in the paper.
+        max_length: maximum allowed response length in tokens.
+        buffer: number of tokens over which the penalty grows, in 1..``max_length``.
+        factor: maximum penalty in units of reward, nonnegative; 1 in the paper.
 
     Returns:
         ``[B]`` float64, in [-factor, 0].
@@ -27,9 +27,9 @@ def overlong_penalty(lengths: Tensor, max_length: int, buffer: int, factor: floa
 def resampling_weights(rewards: Tensor, method: str, power: float) -> Tensor:
     """Return PF-PPO's unnormalised sampling weights (arXiv 2409.06957), ``[B]`` float64.
 
-    They favour the highest and lowest rewards, where a reward model is most reliable. ``pow``: |r|^power. ``max_min``:
-    1 for the largest and smallest reward of the batch, else 0. ``max_random``: 0.4 for the largest, else 0.1. 1e-8 is
-    added to each weight.
+    They favour the highest and lowest rewards, where a reward model is most reliable. ``pow`` uses |r|^power.
+    ``max_min`` uses 1 for the batch's highest and lowest rewards and 0 for others. ``max_random`` uses 0.4 for the
+    highest reward and 0.1 for others. 1e-8 is added to each weight.
     """
     rewards = rewards.double()
     largest, smallest = rewards == rewards.max(), rewards == rewards.min()
@@ -42,9 +42,9 @@ def resampling_weights(rewards: Tensor, method: str, power: float) -> Tensor:
 
 
 def resampled_rows(rewards: Tensor, learned: Tensor, method: str, power: float, generator: Generator) -> Tensor:
-    """Draw as many rows as are true in ``learned [B]`` from these rows, with replacement, ``[B']`` int64.
+    """Sample as many rows as are true in ``learned [B]`` from these rows with replacement, ``[B']`` int64.
 
-    :func:`resampling_weights` are the weights of the draw. If no row is learned from, return all rows once.
+    The sampling weights are :func:`resampling_weights`. If ``learned`` is false everywhere, all rows are returned once.
     """
     candidates = learned.nonzero().flatten()
     if not len(candidates):

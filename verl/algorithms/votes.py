@@ -1,4 +1,4 @@
-"""maj@k: the probability that a majority vote among k samples of a problem elects the correct answer."""
+"""maj@k, the probability that a majority vote among k samples of a problem elects the correct answer."""
 
 import math
 from collections import Counter
@@ -19,23 +19,23 @@ error of its responses."""
 SEED = 0
 
 ROUNDING = 1e-9
-"""Relative difference below which two sums of weights count as a tie."""
+"""Relative difference below which two sums of weights count as tied."""
 
 
 def majority_at_k(classes: Sequence[int], correct_class: int | None, k: int) -> float:
     """Return the probability that a vote among k samples, drawn without replacement, elects the correct answer.
 
-    Every sample votes for the class of its answer. Ties are broken at random, and without votes no answer is elected.
-    The probability is the mean over all choices of k samples, or over ``DRAWS`` seeded draws if there are more.
+    Every sample votes for the class of its answer. Ties are broken at random; if nobody votes, no answer is elected.
+    The probability is the mean over all choices of k samples, or over ``DRAWS`` seeded draws if there are more choices.
 
     Args:
-        classes: one id per sample, equal for equivalent answers. A negative id marks a sample without an answer, which
-            counts among the k but does not vote.
-        correct_class: the id of the correct answer; None if no sample gave it.
-        k: from 1 to the number of samples.
+        classes: class id of each sample, equal for equivalent answers. A negative id marks a sample without an answer,
+            which is one of the k samples but does not vote.
+        correct_class: class id of the correct answer, or None if no sample gave it.
+        k: number of voters, from 1 to the number of samples.
 
     Raises:
-        ValueError: k out of range.
+        ValueError: if k is out of range.
     """
     if not 1 <= k <= len(classes):
         raise ValueError(f"k={k}: must be between 1 and the number of samples ({len(classes)})")
@@ -48,7 +48,7 @@ def majority_at_k(classes: Sequence[int], correct_class: int | None, k: int) -> 
 
 @lru_cache(maxsize=65536)
 def _election(n: int, k: int, supporters: int, rivals: tuple[int, ...]) -> float:
-    """Return the share of votes that ``supporters`` of n samples win against rival classes of these sizes."""
+    """Return the fraction of votes that ``supporters`` of n samples win against rival classes of the given sizes."""
     sizes = [supporters, *rivals, n - supporters - sum(rivals)]
     if math.comb(n, k) <= DRAWS:
         draws = np.array(list(combinations(np.repeat(np.arange(len(sizes)), sizes), k)))
@@ -62,10 +62,10 @@ def _election(n: int, k: int, supporters: int, rivals: tuple[int, ...]) -> float
 
 
 def answer_classes(correct: Sequence[bool], answers: Sequence[Hashable]) -> tuple[list[int], int | None]:
-    """Return class ids for a vote, one per sample, and the id of the correct answer (None if no sample is correct).
+    """Return the class id of each sample for a vote, and the id of the correct answer (None if no sample is correct).
 
-    Correct samples form class 0; wrong samples are grouped by answer. A sample with an empty answer has class -1 and
-    does not vote.
+    Correct samples form class 0, and wrong samples are grouped by answer. A sample with an empty answer has class -1
+    and does not vote.
     """
     ids: dict[Hashable, int] = {}
     classes = [
@@ -78,12 +78,12 @@ def answer_classes(correct: Sequence[bool], answers: Sequence[Hashable]) -> tupl
 def weighted_majority_at_k(classes: Sequence[int], correct_class: int | None, scores: Sequence[float], k: int) -> float:
     """Return :func:`majority_at_k` with votes weighted by sigmoid(score), as in arXiv 2206.02336.
 
-    In a Bradley-Terry preference model this weight is the probability that the sample is good.
+    In a Bradley-Terry preference model, this weight is the probability that the sample is good.
     """
     columns = {answer: column for column, answer in enumerate(sorted({answer for answer in classes if answer >= 0}))}
     if correct_class not in columns:
         return 0.0
-    # Samples without an answer are in an extra last column.
+    # Samples without an answer are assigned to an extra last column.
     ids = np.array([columns.get(answer, len(columns)) for answer in classes])
     weights = 1 / (1 + np.exp(-np.clip(list(map(nan_lowest, scores)), -500, 500)))
     draws = _choices(len(ids), k)

@@ -1,14 +1,14 @@
 """Synthetic arithmetic with worked solutions: a task that a 1M-parameter character model learns on a laptop CPU.
 
-A solution repeats the operands, zero-padded to one width, computes the digits in steps of a fixed layout, least
-significant first, and ends in ``\\boxed{ANSWER}``::
+A solution repeats the operands, zero-padded to the same width, then computes the result digit by digit in a fixed
+layout, least significant digit first, and ends with ``\\boxed{ANSWER}``::
 
     4821 + 377   ->  4821+0377:1+7+0=08,2+7+0=09,8+3+0=11,4+0+1=05;05198 \\boxed{5198}
     4821 - 377   ->  4821-0377:1-7-0=4-10,2-7-1=4-10,8-3-1=4-00,4-0-0=4-00;4444 \\boxed{4444}
     347 * 6      ->  347*6:7*6+0=42+0=42,4*6+4=24+4=28,3*6+2=18+2=20;2082 \\boxed{2082}
 
-The third number of a step is the carry or borrow, which is a digit of the previous step. In this fixed layout the model
-copies from only a few distances, so it learns the task in a few hundred steps.
+The third number of a step is the carry or borrow, which is a digit of the previous step. Because of the fixed layout,
+the model only needs to copy from a few distances, so it learns the task in a few hundred steps.
 """
 
 import random
@@ -18,35 +18,35 @@ from verl.config.checks import require
 from verl.data.generated import GeneratedProblem, draw_split
 
 MAX_DIGITS = 9
-"""Maximum number of digits of an operand."""
+"""Maximum number of digits per operand."""
 
 MIXTURE = {"sum": 0.8, "difference": 1.4, "product": 1.4}
-"""Kind of problem -> its relative frequency."""
+"""Kind of problem -> relative frequency."""
 
 SIGNS = {"sum": "+", "difference": "-", "product": "*"}
 
 
 @dataclass(frozen=True)
 class ArithmeticTask:
-    """The distribution of problems.
+    """Distribution of arithmetic problems.
 
-    Ranges are ``(fewest, most)`` decimal digits of an operand, inclusive; numbers of digits are uniform. Raises
-    ``ValueError`` naming the field if a value is out of range.
+    Ranges are inclusive bounds ``(fewest, most)`` on an operand's number of decimal digits, which is uniformly
+    distributed. Raises ``ValueError`` naming the field if a value is out of range.
     """
 
     sum_digits: tuple[int, int] = (3, 4)
-    """Digits of both operands of a sum."""
+    """Range of digits for both operands of a sum."""
     difference_digits: tuple[int, int] = (3, 4)
-    """Digits of both operands of a difference; the larger one comes first."""
+    """Range of digits for both operands of a difference; the larger operand comes first."""
     product_digits: tuple[int, int] = (2, 3)
-    """Digits of the first factor of a product; the second is one digit, 2 to 9."""
+    """Range of digits for the first factor of a product; the second factor is one digit from 2 to 9."""
 
     def __post_init__(self) -> None:
         for name, (low, high) in vars(self).items():
             require(1 <= low <= high <= MAX_DIGITS, name, (low, high), f"must satisfy 1 <= low <= high <= {MAX_DIGITS}")
 
     def draw(self, rng: random.Random) -> GeneratedProblem:
-        """Draw a problem."""
+        """Draw a random problem."""
         kind = rng.choices(list(MIXTURE), weights=list(MIXTURE.values()))[0]
         digits: tuple[int, int] = getattr(self, f"{kind}_digits")
         a = _draw_operand(rng, digits)
@@ -54,17 +54,17 @@ class ArithmeticTask:
         return arithmetic_problem(kind, *((max(a, b), min(a, b)) if kind == "difference" else (a, b)))
 
     def split(self, name: str, size: int, seed: int) -> list[GeneratedProblem]:
-        """Draw a split; see :func:`draw_split`."""
+        """Draw a dataset split; see :func:`draw_split`."""
         return draw_split("arithmetic", self.draw, name, size, seed)
 
 
 def arithmetic_problem(kind: str, a: int, b: int) -> GeneratedProblem:
-    """Return ``a + b``, ``a - b`` with ``a >= b``, or ``a * b`` with a one-digit ``b``; operands are at least 0."""
+    """Return ``a + b``, ``a - b`` with ``a >= b``, or ``a * b`` with one digit in ``b``; operands are nonnegative."""
     assert 0 <= b <= {"sum": b, "difference": a, "product": 9}[kind] and a >= 0, (kind, a, b)
     sign, width = SIGNS[kind], max(len(str(a)), len(str(b)))
     left, right = f"{a:0{width}d}", f"{b:0{width}d}"
     steps, digits, carry = [], "", 0
-    # Least significant digits first; in a product each digit is multiplied by the whole second factor.
+    # Iterate from the least significant digit; in a product, each digit is multiplied by the whole second factor.
     for x, y in zip(
         map(int, reversed(left)), map(int, str(b) * width if sign == "*" else reversed(right)), strict=True
     ):
@@ -97,7 +97,7 @@ def _product_step(x: int, y: int, carry: int) -> tuple[str, int, int]:
 
 
 _STEPS = {"sum": _sum_step, "difference": _difference_step, "product": _product_step}
-"""Kind -> f(two digits, carry) -> the step's text, its digit and the next carry."""
+"""Kind -> f(two digits, carry) -> (text of the step, resulting digit, next carry)."""
 
 
 def _draw_operand(rng: random.Random, digits: tuple[int, int]) -> int:

@@ -1,4 +1,4 @@
-"""Tokenized conversations for supervised fine-tuning, with a mask of the assistant's turns."""
+"""Tokenized conversations for supervised fine-tuning, with loss masks for the assistant's turns."""
 
 import sys
 from collections.abc import Sequence
@@ -18,15 +18,15 @@ from verl.data.samplers import ResumableRandomSampler, batch_loader
 from verl.data.templates import render_chat
 
 Conversation = tuple[list[int], list[int]]
-"""Token ids and the loss mask, 1 on tokens to learn."""
+"""Token ids, and a loss mask that is 1 on tokens to learn."""
 
 
 class ConversationDataset(Dataset[Conversation]):
-    """The conversations in ``files``, tokenized on creation.
+    """The conversations in ``files``, tokenized at construction.
 
     Raises:
-        ConfigError: a file cannot be read or lacks the column, or a conversation (named by file and row) is malformed,
-            has no assistant turn to learn, does not fit the chat template, or is too long.
+        ConfigError: if a file cannot be read or lacks the column, or if a conversation (named by file and row) is
+            malformed, has no assistant turn to learn, does not fit the chat template, or is too long.
     """
 
     def __init__(self, files: Sequence[str], tokenizer: PreTrainedTokenizerBase, config: SFTDataConfig) -> None:
@@ -63,10 +63,10 @@ class ConversationDataset(Dataset[Conversation]):
 def tokenize_conversation(
     messages: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, where: str, max_length: int = sys.maxsize
 ) -> Conversation:
-    """Return the conversation's token ids, and the mask of the assistant's turns with their end-of-turn tokens.
+    """Return the conversation's token ids, and a mask of the assistant's turns including their end-of-turn tokens.
 
-    The tokens of a turn are the ones that the template appends for it, so the template must not change earlier turns
-    when later ones follow. Turns after the first ``max_length`` tokens are skipped, because rendering is quadratic.
+    A turn's tokens are those that the template appends for it, so later turns must not change how the template renders
+    earlier ones. Turns after the first ``max_length`` tokens are skipped, because rendering takes quadratic time.
     """
 
     def render(turns: list[dict[str, Any]], generation_prompt: bool) -> list[int]:
@@ -94,17 +94,17 @@ def tokenize_conversation(
 
 
 def conversation_batch(conversations: Sequence[Conversation]) -> Batch:
-    """Return the conversations as a batch with ``learn_mask``; the first token of each is its prompt."""
+    """Convert conversations to a batch with ``learn_mask``, treating the first token of each as its prompt."""
     ids, masks = zip(*conversations, strict=True)
     learned = torch.tensor([learned for mask in masks for learned in mask[1:]]).bool()
     return Batch.of([row[:1] for row in ids], [row[1:] for row in ids], learn_mask=learned)
 
 
 def conversation_loader(dataset: ConversationDataset, batch_size: int, seed: int) -> StatefulDataLoader:
-    """Return shuffled batches of ``batch_size`` conversations, dropping the incomplete last batch of an epoch.
+    """Return a loader of shuffled batches of ``batch_size`` conversations; the incomplete last batch is dropped.
 
     Raises:
-        ConfigError: there are fewer conversations than ``batch_size``.
+        ConfigError: if there are fewer conversations than ``batch_size``.
     """
     if len(dataset) < batch_size:
         raise ConfigError(f"data.train_batch_size={batch_size}: there are only {len(dataset)} conversations; lower it")

@@ -1,4 +1,4 @@
-"""Reading of data files, local or on the Hugging Face hub."""
+"""Readers for data files, either local or on the Hugging Face hub."""
 
 import csv
 import io
@@ -20,11 +20,11 @@ from verl.utils.process import memory_limit
 Row = dict[str, Any]
 
 MAX_BYTES, MAX_EXPANSION = 1 << 28, 200
-"""The rows of a parquet file may take the larger of ``MAX_BYTES`` and ``MAX_EXPANSION`` times the file's size."""
+"""The rows of a parquet file may take up to the larger of ``MAX_BYTES`` and ``MAX_EXPANSION`` times the file size."""
 OVERHEAD = 4
-"""Bound on the memory used for reading, relative to that for the rows."""
+"""Upper bound on the memory needed for reading, relative to the memory for the rows."""
 BYTES_PER_ROW = 100
-"""Smallest size of a row in memory."""
+"""Minimum size of a row in memory."""
 ROWS_AT_A_TIME = 4096
 
 _FIX = "correct or remove it"
@@ -34,11 +34,11 @@ def read_rows(name: str, columns: Sequence[str] = (), field: str = "") -> list[R
     """Return the rows of a parquet, jsonl or json file, or of a hub dataset (:func:`hub_set`).
 
     Args:
-        columns: columns that every row must have.
-        field: the options that set the column names, for the error.
+        columns: names of columns that every row must have.
+        field: options that set the column names, for error messages.
 
     Raises:
-        ConfigError: there is no such file or dataset, it cannot be read, or a row lacks one of ``columns``.
+        ConfigError: if the file or dataset does not exist or cannot be read, or a row lacks one of ``columns``.
     """
     path, published = Path(name), hub_set(name)
     if published is not None:
@@ -57,7 +57,7 @@ def read_rows(name: str, columns: Sequence[str] = (), field: str = "") -> list[R
 
 
 def _read_hub(name: str, published: HubSet) -> list[Row]:
-    # Imported late, because it takes half a second and local files do not need it.
+    # Imported lazily, because the import takes half a second and local files do not need it.
     from datasets import load_dataset
     from datasets.exceptions import DatasetsError
 
@@ -81,7 +81,7 @@ def _read_parquet(path: Path) -> list[Row]:
         limit = max(MAX_BYTES, MAX_EXPANSION * size)
         needed = max(sum(group.total_byte_size for group in groups), BYTES_PER_ROW * file.metadata.num_rows)
         rows = _rows_in(file, limit) if needed <= limit else None
-    # Damaged pages, text that is not UTF-8, dates that Python does not support.
+    # Catch damaged pages, text that is not UTF-8, and dates that Python does not support.
     except (pa.ArrowException, OSError, ValueError, OverflowError, TypeError, KeyError, MemoryError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise ConfigError(
@@ -97,7 +97,7 @@ def _read_parquet(path: Path) -> list[Row]:
 
 
 def _rows_in(file: pq.ParquetFile, limit: int) -> list[Row] | None:
-    """Return the rows of a file; None if they take more than ``limit`` bytes."""
+    """Return the rows of a file, or None if they take more than ``limit`` bytes."""
     rows: list[Row] = []
     num_bytes = 0
     try:
@@ -115,26 +115,26 @@ def _rows_in(file: pq.ParquetFile, limit: int) -> list[Row] | None:
 
 def _batches(file: pq.ParquetFile, limit: int) -> Iterator[pa.Table]:
     """Yield the rows of a file in batches that take at most ``limit`` bytes per column."""
-    # With dictionary encoding, every row of a group may hold a value that is as large as the whole group.
+    # With dictionary encoding, every row of a group may hold a value as large as the whole group.
     sizes = [file.metadata.row_group(i).total_byte_size for i in range(file.num_row_groups)]
     at_a_time = max(1, min(ROWS_AT_A_TIME, limit // max(1, *sizes, 1)))
     schema = pa.schema([field.with_type(_decoded(field.type)) for field in file.schema_arrow])
     for group in range(file.num_row_groups):
         for batch in file.iter_batches(at_a_time, row_groups=[group]):
-            # Decode dictionaries, so that the batch has the size of its rows.
+            # Decode dictionaries, so that the batch size reflects the size of its rows.
             yield pa.Table.from_batches([batch]).cast(schema)
 
 
 def _decoded(kind: pa.DataType) -> pa.DataType:
-    """Return the type of a dictionary's values; other types unchanged."""
+    """Return the value type of a dictionary type; return other types unchanged."""
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def read_json_lines(path: Path) -> list[tuple[int, Row]]:
-    """Return the objects of a JSON lines file with their line numbers, from 1; blank lines are skipped.
+    """Return the objects in a JSON lines file with their line numbers, starting at 1; blank lines are skipped.
 
     Raises:
-        ConfigError: the file cannot be read or is not UTF-8 text, or a line is not a JSON object.
+        ConfigError: if the file cannot be read or is not UTF-8 text, or a line is not a JSON object.
     """
     # splitlines() would also split at characters that JSON allows inside strings.
     lines = enumerate(_text(path).split("\n"), start=1)
@@ -143,10 +143,10 @@ def read_json_lines(path: Path) -> list[tuple[int, Row]]:
 
 
 def read_csv(path: Path) -> list[Row]:
-    """Return the rows of a CSV file with a header; all values are text.
+    """Return the rows of a CSV file with a header; all values are strings.
 
     Raises:
-        ConfigError: the file cannot be read or is not UTF-8 text, or a row does not fit the header.
+        ConfigError: if the file cannot be read or is not UTF-8 text, or a row does not match the header.
     """
     try:
         reader = csv.DictReader(io.StringIO(_text(path), newline=""), strict=True)
@@ -178,7 +178,7 @@ def _require_file(path: Path) -> None:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     if not exists:
         raise ConfigError(f"{path}: no such file")
-    # Reading from a pipe may never end.
+    # Reading from a pipe might block forever.
     if not path.is_file():
         raise ConfigError(f"{path}: is not a file; name one")
 
@@ -216,7 +216,7 @@ def _parse(text: str, where: str) -> Any:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> Row:
-    """Return a JSON object. Raises ``ValueError`` for duplicate keys, whose meaning is ambiguous."""
+    """Return a JSON object. Raises ``ValueError`` for duplicate keys, because their meaning is ambiguous."""
     row = dict(pairs)
     if len(row) < len(pairs):
         duplicate = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
@@ -235,4 +235,4 @@ READERS: dict[str, Callable[[Path], list[Row]]] = {
     ".jsonl": _read_jsonl,
     ".json": _read_json,
 }
-"""File suffix -> function that reads all rows. A ``.json`` file holds a list, or one object per line."""
+"""File suffix -> function that reads all rows. A ``.json`` file contains a list, or one object per line."""

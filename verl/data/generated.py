@@ -1,4 +1,4 @@
-"""Generated tasks: problems, and disjoint splits of them."""
+"""Generated problems, and their division into disjoint splits."""
 
 import hashlib
 import random
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from verl.config.checks import require
 
 SPLIT_SHARES = {"train": 12, "sft_train": 12, "test": 4, "sft_val": 4}
-"""Split name -> its share of all questions, in 32nds."""
+"""Split name -> share of all questions, in 32nds."""
 
 MAX_MISSES = 10_000
-"""Number of consecutive draws without a new question after which a task counts as exhausted."""
+"""Number of consecutive draws without a new question after which a task is considered exhausted."""
 
 
 @dataclass(frozen=True)
@@ -20,21 +20,21 @@ class GeneratedProblem:
 
     question: str
     solution: str
-    """The worked steps, ending in the answer in the form that the task's verifier expects."""
+    """Worked steps that end with the answer in the form expected by the task's verifier."""
     answer: str
-    """A non-negative decimal integer without leading zeros."""
+    """Nonnegative decimal integer without leading zeros."""
     kind: str
-    """The kind of problem, defined by the task."""
+    """Kind of problem, as defined by the task."""
 
 
 def draw_split(
     task: str, draw: Callable[[random.Random], GeneratedProblem], name: str, size: int, seed: int
 ) -> list[GeneratedProblem]:
-    """Draw ``size`` problems with distinct questions in the split ``name``, a key of ``SPLIT_SHARES``.
+    """Draw ``size`` problems with distinct questions from the split ``name``, a key of ``SPLIT_SHARES``.
 
-    :func:`split_of` assigns each question to one split, so splits never overlap, whatever their seeds and sizes. A
-    larger ``size`` extends the list of a smaller one. Raises ``ValueError`` for an unknown split, or if the task has
-    too few distinct questions.
+    :func:`split_of` assigns each question to one split, so splits never overlap, regardless of seeds and sizes. A
+    larger ``size`` extends the list of a smaller one. Raises ``ValueError`` if the split is unknown or the task has too
+    few distinct questions.
     """
     require(name in SPLIT_SHARES, "split", name, f"must be one of {', '.join(SPLIT_SHARES)}")
     require(size >= 0, "size", size, "must be at least 0")
@@ -54,7 +54,7 @@ def draw_split(
 
 
 def split_of(question: str) -> str:
-    """Return the split of ``question``, chosen by a hash of its text."""
+    """Return the split of ``question``, determined by a hash of its text."""
     bucket = hashlib.blake2b(question.encode(), digest_size=8).digest()[0] % sum(SPLIT_SHARES.values())
     for name, share in SPLIT_SHARES.items():
         if bucket < share:

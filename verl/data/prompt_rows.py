@@ -21,16 +21,16 @@ from verl.data.templates import (
 from verl.rewards.registry import check_ground_truth
 
 MEDIA = ("images", "videos")
-"""Columns of veRL's multimodal records."""
+"""Names of the media columns in veRL's multimodal records."""
 ONE_TURN_AGENT = "single_turn_agent"
 """Agent name in veRL's records for single-turn responses."""
 TOOL_AGENT = "tool_agent"
-"""Agent name for responses with tool calls."""
+"""Agent name in veRL's records for responses with tool calls."""
 
 
 @dataclass(frozen=True)
 class PromptRecord:
-    """A prompt with the inputs of its verifier."""
+    """A tokenized prompt with the inputs for its verifier."""
 
     uid: int
     """Index in the dataset."""
@@ -38,16 +38,16 @@ class PromptRecord:
     data_source: str
     """Name of the verifier."""
     ground_truth: Any
-    """The answer, a JSON value; null only for a custom reward function."""
+    """The answer as a JSON value; null is allowed only with a custom reward function."""
     extra_info: Mapping[str, Any]
     messages: list[dict[str, Any]]
-    """The chat in the file; a plain text is one user message."""
+    """The chat in the file; a plain text becomes one user message."""
     opens_thought: bool
-    """Whether the prompt ends in ``<think>``."""
+    """Whether the prompt ends with ``<think>``."""
 
     @property
     def asks_for_hashes(self) -> bool:
-        """Whether the prompt requests the answer after ``####``, as in GSM8K's solutions, and not in a box."""
+        """Whether the prompt asks for the answer after ``####``, as in GSM8K's solutions, rather than in a box."""
         text = "\n".join(str(message["content"]) for message in self.messages)
         return "####" in text and "boxed" not in text
 
@@ -63,11 +63,11 @@ NOTES = {
     "first: {first})",
     "repeated": "{count} occur more than once (the first: {first})",
 }
-"""Kind of note for the user -> its text."""
+"""Kind of note for the user -> text of the note."""
 
 
 class PromptReader:
-    """Converts rows to records and collects notes for the user."""
+    """Converter of rows to records, which also collects notes for the user."""
 
     def __init__(self, config: DataConfig, tokenizer: PreTrainedTokenizerBase) -> None:
         check_template(config.template, tokenizer, "data.template")
@@ -76,13 +76,13 @@ class PromptReader:
         self.records: list[PromptRecord] = []
         self.num_read = 0
         self._noted: dict[str, list[str]] = {kind: [] for kind in NOTES}
-        """Kind of note -> names of its rows."""
+        """Kind of note -> names of the rows it applies to."""
         self._too_long: list[int] = []
-        """Lengths above ``max_prompt_length``."""
+        """Lengths of prompts longer than ``max_prompt_length``."""
         self._first_at: dict[int, str] = {}
 
     def add(self, row: Mapping[str, Any], where: str) -> None:
-        """Convert a row, named ``where`` in errors. Raises ``ConfigError`` if it cannot be used."""
+        """Convert a row, called ``where`` in errors. Raises ``ConfigError`` if it cannot be used."""
         config = self.config
         self.num_read += 1
         check_verifiable(row, where, config.reward_fn_key)
@@ -94,7 +94,7 @@ class PromptReader:
             if config.filters:
                 return
             ids = truncate(ids, config.max_prompt_length, config.truncation, where)
-        # Hashes save the memory of the tokens; a collision would only affect a note.
+        # Storing hashes instead of tokens saves memory; a collision would only affect a note.
         original = self._first_at.setdefault(hash(tuple(ids)), where)
         if original != where:
             self._noted["repeated"].append(f"{where} repeats {original}")
@@ -124,7 +124,7 @@ class PromptReader:
             raise ConfigError(f"{where}: {config.prompt_key}: {error}") from error
 
     def check_any_left(self, files: Sequence[str]) -> None:
-        """Raise ``ConfigError`` if there are no prompts to train on."""
+        """Raise ``ConfigError`` if no prompts are left to train on."""
         if not self.num_read:
             raise ConfigError(f"{list(files)}: the files contain no prompts; add some")
         if not self.records:
@@ -146,7 +146,7 @@ class PromptReader:
 
 
 def render(messages: list[dict[str, Any]], config: DataConfig, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the tokens of a chat in ``data.template``. Raises ``ConfigError`` if it does not support the messages."""
+    """Return the tokens of a chat in ``data.template``. Raises ``ConfigError`` if the template rejects the messages."""
     name, arguments = config.template, config.apply_chat_template_kwargs
     if name == "chat":
         return render_chat(messages, tokenizer, arguments)
@@ -157,9 +157,9 @@ def render(messages: list[dict[str, Any]], config: DataConfig, tokenizer: PreTra
 
 
 def read_messages(row: Mapping[str, Any], where: str, key: str, with_tools: bool = False) -> list[dict[str, Any]]:
-    """Return the row's prompt as a chat. Raises ``ConfigError`` naming ``where`` for an empty or malformed prompt.
+    """Return the row's prompt as a chat. Raises ``ConfigError`` naming ``where`` if it is empty or malformed.
 
-    ``with_tools``: the run has tools, which veRL's records may require.
+    ``with_tools`` tells whether the run provides tools, which veRL's records may require.
     """
     prompt = row[key]
     for column in MEDIA:
@@ -202,13 +202,13 @@ def check_verifiable(row: Mapping[str, Any], where: str, source_key: str) -> Non
 
 
 def as_mapping(value: Any) -> Mapping[str, Any]:
-    """Return a mapping or the JSON text of one as a mapping; anything else becomes an empty mapping."""
+    """Return a mapping, or the parsed mapping if ``value`` is JSON text; anything else becomes an empty mapping."""
     value = parse_json(value)
     return value if isinstance(value, dict) else {}
 
 
 def parse_json(value: Any) -> Any:
-    """Parse JSON text; None if it is not JSON. Other values are returned unchanged."""
+    """Parse JSON text, returning None if it is invalid. Return other values unchanged."""
     if not isinstance(value, str):
         return value
     try:
@@ -218,9 +218,9 @@ def parse_json(value: Any) -> Any:
 
 
 def read_extra_info(value: Any) -> Mapping[str, Any]:
-    """Return ``extra_info``, a mapping or the JSON text of one, as a mapping.
+    """Return ``extra_info``, a mapping or its JSON text, as a mapping.
 
-    Null becomes an empty mapping, and any other value the entry ``value``.
+    Null becomes an empty mapping; any other value is stored under the key ``value``.
     """
     if value is None:
         return {}
@@ -230,7 +230,7 @@ def read_extra_info(value: Any) -> Mapping[str, Any]:
 
 
 def truncate(ids: list[int], length: int, truncation: str, where: str) -> list[int]:
-    """Cut ``ids`` to ``length`` according to ``data.truncation``. Raises ``ConfigError`` for ``error``."""
+    """Cut ``ids`` to ``length`` as ``data.truncation`` specifies. Raises ``ConfigError`` if it is ``error``."""
     if truncation == "error":
         raise ConfigError(
             f"data.max_prompt_length={length}: the prompt in {where} has {len(ids)} tokens; raise it, or set "

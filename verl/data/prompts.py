@@ -1,4 +1,4 @@
-"""The dataset of prompts, and the loaders of its batches."""
+"""The prompt dataset and its batch loaders."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -18,15 +18,15 @@ from verl.utils.user_code import load_class, user_code
 
 
 class PromptDataset(Dataset[PromptRecord]):
-    """The prompts in ``files``, tokenized on creation.
+    """The prompts in ``files``, tokenized at construction.
 
     Args:
-        max_samples: number of prompts to draw from all files with ``seed``, or with ``data.shuffle=false`` to take from
-            the beginning; -1: all.
+        max_samples: number of prompts to use, or -1 for all. They are drawn from all files with ``seed``, or taken from
+            the beginning if ``data.shuffle=false``.
 
     Raises:
-        ConfigError: a file cannot be read or lacks a column; there are no prompts that are short enough; or a row,
-            named by file and number, is malformed, does not fit ``data.template``, is too long, or cannot be scored.
+        ConfigError: if a file cannot be read or lacks a column; if no prompt is short enough; or if a row (named by
+            file and number) is malformed, does not fit ``data.template``, is too long, or cannot be scored.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class PromptDataset(Dataset[PromptRecord]):
         selection = _select([len(rows) for _, rows in sources], max_samples, config.shuffle, seed)
         reader = PromptReader(config, tokenizer)
         self.sizes: list[int] = []
-        """Number of prompts from each file, in the order of the dataset."""
+        """Number of prompts from each file, in dataset order."""
         for (name, rows), numbers in zip(sources, selection, strict=True):
             before = len(reader.records)
             for number in numbers:
@@ -50,7 +50,7 @@ class PromptDataset(Dataset[PromptRecord]):
         reader.check_any_left(files)
         self.records = reader.records
         self.notes = reader.notes()
-        """Notes on the prompts for the user, one line each."""
+        """Notes for the user about the prompts, one line each."""
 
     def __len__(self) -> int:
         return len(self.records)
@@ -80,7 +80,7 @@ def _read_sources(files: Sequence[str], config: DataConfig) -> list[tuple[str, S
 
 
 def _select(sizes: Sequence[int], max_samples: int, shuffle: bool, seed: int) -> list[list[int]]:
-    """Return the row numbers to use of each file, in ascending order."""
+    """Return the selected row numbers of each file, in ascending order."""
     total = sum(sizes)
     if max_samples == -1 or max_samples >= total:
         return [list(range(size)) for size in sizes]
@@ -93,12 +93,12 @@ def _select(sizes: Sequence[int], max_samples: int, shuffle: bool, seed: int) ->
 
 
 def train_loader(dataset: PromptDataset, config: DataConfig, seed: int, candidates: int = 1) -> StatefulDataLoader:
-    """Return batches, as lists, of exactly ``prompts_per_batch`` times ``candidates`` prompts.
+    """Return a loader of batches (lists) of exactly ``prompts_per_batch * candidates`` prompts.
 
     The incomplete last batch of an epoch is dropped.
 
     Raises:
-        ConfigError: there are fewer prompts than a batch, or ``data.sampler`` cannot be used.
+        ConfigError: if there are fewer prompts than one batch needs, or if ``data.sampler`` cannot be used.
     """
     size = config.prompts_per_batch * candidates
     if len(dataset) < size:
@@ -131,9 +131,9 @@ def _sampler(dataset: PromptDataset, config: DataConfig, seed: int, batch_size: 
 
 
 def val_batches(dataset: PromptDataset, config: DataConfig, seed: int) -> list[list[PromptRecord]]:
-    """Return all prompts in order, or ``val_sample_size`` of them drawn with ``seed``.
+    """Return batches of all prompts in order, or of ``val_sample_size`` prompts drawn with ``seed``.
 
-    Batches have about equal sizes of at most ``val_batch_size``.
+    Batches have nearly equal sizes, at most ``val_batch_size``.
     """
     records = dataset.records
     if config.val_sample_size != -1:

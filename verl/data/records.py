@@ -1,4 +1,4 @@
-"""Record layouts of prompts (veRL's) and of conversations for supervised fine-tuning."""
+"""Record schemas for prompts (veRL's layout) and for supervised fine-tuning conversations."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +13,7 @@ from verl.utils.files import replacing
 TEXT = pa.string()
 
 MESSAGES = pa.list_(pa.struct({"role": TEXT, "content": TEXT}))
-"""A chat: role is ``system``, ``user`` or ``assistant``."""
+"""A chat whose roles are ``system``, ``user`` or ``assistant``."""
 
 EXTRA_INFO = pa.struct({"split": TEXT, "index": pa.int64(), "question": TEXT, "solution": TEXT, "category": TEXT})
 
@@ -26,10 +26,10 @@ RL_SCHEMA = pa.schema(
         "extra_info": EXTRA_INFO,
     }
 )
-"""One prompt per row."""
+"""Schema with one prompt per row."""
 
 SFT_SCHEMA = pa.schema({"messages": MESSAGES})
-"""One chat per row; the last message is the assistant's."""
+"""Schema with one chat per row, whose last message is from the assistant."""
 
 
 def rl_record(
@@ -46,8 +46,8 @@ def rl_record(
 ) -> dict[str, Any]:
     """Return a row of ``RL_SCHEMA`` whose prompt is a user message with the question and the instruction.
 
-    ``data_source`` selects the verifier (``verl.rewards.registry``). ``category`` is a label of the dataset, such as a
-    level.
+    ``data_source`` selects the verifier (``verl.rewards.registry``). ``category`` is a dataset label, such as a
+    difficulty level.
     """
     content = f"{question}\n{instruction}" if instruction else question
     return {
@@ -60,27 +60,27 @@ def rl_record(
 
 
 def sft_record(question: str, solution: str) -> dict[str, Any]:
-    """Return a row of ``SFT_SCHEMA`` with the question and the worked solution."""
+    """Return a row of ``SFT_SCHEMA`` with the question and its worked solution."""
     return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": solution}]}
 
 
 def write_parquet(path: Path, records: Sequence[Mapping[str, Any]], schema: pa.Schema) -> None:
-    """Write ``records`` to ``path`` atomically, creating its folder if missing.
+    """Write ``records`` to ``path`` atomically, creating the parent folder if it is missing.
 
     Raises ``pyarrow.ArrowInvalid`` or ``ArrowTypeError`` if a record does not match the schema.
     """
     table = pa.Table.from_pylist(list(records), schema=schema)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
-        # Checksums let readers detect damaged pages.
+        # Checksums let readers detect corrupted pages.
         pq.write_table(table, temporary, write_page_checksum=True)
 
 
 def read_chat(value: Any, where: str, key: str, option: str, what: str = "prompt") -> list[dict[str, Any]]:
-    """Check that ``value`` of the column ``key`` is a list of messages, and return it; errors call it ``what``.
+    """Check that ``value`` of the column ``key`` is a list of messages, and return it; error messages call it ``what``.
 
     Raises:
-        ConfigError: it is malformed or empty; names ``where``, the column, and ``option``, which sets the column.
+        ConfigError: if it is malformed or empty. Names ``where``, the column, and the ``option`` that sets the column.
     """
     if not isinstance(value, list) or not all(
         isinstance(message, dict) and {"role", "content"} <= message.keys() for message in value
@@ -99,5 +99,5 @@ def read_chat(value: Any, where: str, key: str, option: str, what: str = "prompt
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a text can be encoded; JSON may contain lone surrogates, which tokenizers reject."""
+    """Whether ``text`` can be encoded. JSON may contain lone surrogates, which tokenizers reject."""
     return not any("\ud800" <= character <= "\udfff" for character in text)

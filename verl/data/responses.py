@@ -1,4 +1,4 @@
-"""Decoding of responses to text."""
+"""Decoding of responses into text."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -11,7 +11,7 @@ from verl.verifiers.answers import END_OF_THINK, THINK
 def decode_responses(
     responses: Sequence[list[int]], tokenizer: PreTrainedTokenizerBase, stop_strings: Sequence[str] = ()
 ) -> list[str]:
-    """Decode ``responses`` without special tokens, up to the first of ``stop_strings``.
+    """Decode ``responses`` without special tokens, cutting each at the first of ``stop_strings``.
 
     ``<think>`` and ``</think>`` are kept even if they are special tokens, because verifiers look for them.
     """
@@ -24,21 +24,21 @@ def decode_responses(
 
 
 MAX_INCOMPLETE = 8
-"""Number of tokens without a complete character after which their bytes count as invalid."""
+"""Number of tokens without a complete character after which their bytes are considered invalid."""
 
 
 def token_pieces(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Return the text of each token, including special tokens; concatenated they are the whole text.
+    """Return the text of each token, including special tokens; the concatenation is the whole text.
 
-    A character that spans several tokens belongs to the last of them.
+    A character that spans several tokens is assigned to the last of them.
     """
     pieces, start, read = [], 0, 0
     for end in range(1, len(ids) + 1):
-        # Decode from ``start``, because the text of a token may depend on the previous one.
+        # Decode from ``start``, because a token's text may depend on the previous token.
         before, text = str(tokenizer.decode(ids[start:read])), str(tokenizer.decode(ids[start:end]))
         unfinished = text.endswith("\ufffd") and end < len(ids)
         if unfinished and end - read > MAX_INCOMPLETE:
-            # No character is that long. Skip some of the invalid bytes, or the time is quadratic.
+            # No character is this long. Skip some of the invalid bytes to avoid quadratic time.
             split = end - MAX_INCOMPLETE // 2
             head = str(tokenizer.decode(ids[start:split]))
             if head + str(tokenizer.decode(ids[split:end])) == text:
@@ -52,13 +52,13 @@ def token_pieces(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[str
 
 
 def special_tags(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
-    """Return the thought tags that are special tokens of the tokenizer, by id."""
+    """Return the thinking tags that are special tokens of the tokenizer, by id."""
     added = tokenizer.added_tokens_decoder.items()
     return {i: token.content for i, token in added if token.special and token.content in (THINK, END_OF_THINK)}
 
 
 def cut_at_stop(text: str, stop_strings: Sequence[str]) -> str:
-    """Cut ``text`` before the first occurrence of a stop string."""
+    """Cut ``text`` before the first occurrence of any stop string."""
     places = [place for string in stop_strings if (place := text.find(string)) >= 0]
     return text[: min(places)] if places else text
 

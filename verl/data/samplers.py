@@ -1,4 +1,4 @@
-"""Samplers that can be resumed within an epoch: shuffled, mixtures of files, and custom ones."""
+"""Samplers that can resume within an epoch: a shuffling sampler, a sampler that mixes files, and custom ones."""
 
 import operator
 import warnings
@@ -26,21 +26,21 @@ def batch_loader(
 
 
 class ResumableRandomSampler(RandomSampler):
-    """A :class:`RandomSampler` whose iterators have the state that ``StatefulDataLoader`` saves.
+    """A :class:`RandomSampler` whose iterators provide the state that ``StatefulDataLoader`` saves.
 
-    Without it, the loader would resume in the first epoch.
+    Without this state, the loader would resume in the first epoch.
     """
 
     def __iter__(self) -> Iterator[int]:
         return _Epoch(self)
 
     def draw(self) -> Iterator[int]:
-        """Return the next epoch of indices; the generator advances when the first index is requested."""
+        """Return an iterator over the next epoch; the generator advances when the first index is requested."""
         return super().__iter__()
 
 
 class _Epoch(Iterator[int]):
-    """The indices of an epoch, and the state of the generator before it."""
+    """Iterator over the indices of an epoch, which remembers the generator state from before the epoch."""
 
     def __init__(self, sampler: ResumableRandomSampler) -> None:
         self.sampler = sampler
@@ -57,11 +57,11 @@ class _Epoch(Iterator[int]):
         return index
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the generator's state before the epoch and the number of indices yielded."""
+        """Return the generator state from before the epoch, and the number of indices yielded so far."""
         return {"generator": self.start, "num_yielded": self.num_yielded}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where :meth:`state_dict` was called."""
+        """Continue from the position at which :meth:`state_dict` was called."""
         self.sampler.generator.set_state(state["generator"])
         self._begin()
         for _ in range(state["num_yielded"]):
@@ -71,8 +71,8 @@ class _Epoch(Iterator[int]):
 class MixingSampler(ResumableRandomSampler):
     """A sampler that mixes the concatenated files of a dataset in proportion to ``weights``.
 
-    An epoch has as many prompts as the dataset. Each file contributes ``counts`` of them, drawn without replacement
-    until it is exhausted, and the epoch is shuffled.
+    An epoch is as long as the dataset and is shuffled. Each file contributes ``counts`` prompts, which are drawn
+    without replacement until the file is exhausted.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class MixingSampler(ResumableRandomSampler):
         self.counts = shares(sum(sizes), weights)
 
     def draw(self) -> Iterator[int]:
-        """Return the next epoch; the generator advances when the first index is requested."""
+        """Return the next epoch's indices; the generator advances when the first index is requested."""
         drawn: list[torch.Tensor] = []
         offset = 0
         for size, count in zip(self.sizes, self.counts, strict=True):
@@ -105,11 +105,11 @@ def shares(total: int, weights: Sequence[float]) -> list[int]:
 
 
 class CustomSampler(Sampler[int]):
-    """A user's sampler with checks.
+    """Wrapper that validates a user's sampler.
 
     Raises:
-        ConfigError: its class cannot be loaded or raises, its length is unknown or less than a batch, or it has only
-            one of ``state_dict`` and ``load_state_dict``.
+        ConfigError: if the class cannot be loaded or raises, if its length is unknown or less than a batch, or if it
+            defines only one of ``state_dict`` and ``load_state_dict``.
     """
 
     def __init__(self, dataset: Dataset[Any], config: DataConfig, seed: int, batch_size: int) -> None:
@@ -139,19 +139,19 @@ class CustomSampler(Sampler[int]):
 
     @property
     def note(self) -> str:
-        """A warning for the user, or an empty string."""
+        """Warning for the user, or an empty string."""
         if hasattr(self.inner, "update") and not self.state.exists:
             return f"{self.where}: has update but no state_dict, so a resumed run forgets what update was told"
         return ""
 
     def update(self, outcome: object) -> None:
-        """Pass the outcome of a step (:class:`verl.method.StepOutcome`) to the sampler's ``update``, if it has one."""
+        """Call the ``update`` method of the user's sampler, if any, with a :class:`verl.method.StepOutcome`."""
         if hasattr(self.inner, "update"):
             with user_code(f"{self.where}: its update(outcome)"):
                 self.inner.update(outcome)
 
     def to_index(self, index: Any) -> int:
-        """Convert ``index`` to an integer. Raises ``ConfigError`` unless it is an index of the dataset."""
+        """Convert ``index`` to an integer. Raises ``ConfigError`` if it is not a valid dataset index."""
         try:
             number = operator.index(index)
         except TypeError:
@@ -164,7 +164,7 @@ class CustomSampler(Sampler[int]):
 
 
 class _CustomEpoch(Iterator[int]):
-    """An epoch of a user's sampler, which begins when its first index is requested."""
+    """Iterator over an epoch of a user's sampler, which starts when its first index is requested."""
 
     def __init__(self, sampler: CustomSampler) -> None:
         self.sampler = sampler
@@ -180,7 +180,7 @@ class _CustomEpoch(Iterator[int]):
         with user_code(f"{sampler.where}: its iterator"):
             index = next(self.indices, None)
         if index is None:
-            # With less than a batch per epoch the loader would loop forever.
+            # If an epoch were shorter than a batch, the loader would loop forever.
             if self.num_yielded < sampler.batch_size and not self.resumed:
                 raise ConfigError(f"{sampler.where}: ended after {self.num_yielded} prompts, fewer than a batch")
             raise StopIteration
@@ -188,11 +188,11 @@ class _CustomEpoch(Iterator[int]):
         return sampler.to_index(index)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the custom sampler's state, and the number of indices yielded."""
+        """Return the state of the user's sampler, and the number of indices yielded so far."""
         return {"inner": self.sampler.state.save(), "num_yielded": self.num_yielded}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where :meth:`state_dict` was called, by the sampler's state or else by skipping indices."""
+        """Continue from a saved state by restoring the user's sampler or, if it has no state, by skipping indices."""
         sampler = self.sampler
         if "inner" not in state or (state["inner"] is not None) != sampler.state.exists:
             raise ConfigError(f"{sampler.where}: the checkpoint was written by another sampler; start a new run")

@@ -1,8 +1,8 @@
 """Prompt templates by name, and few-shot demonstrations for base models.
 
 The texts are in ``templates.yaml`` and ``demonstrations.yaml``. Choose the template that the model was trained with,
-since the special tokens in it (``<|im_start|>``) must be the model's. ``chat`` and ``chat-boxed`` use the tokenizer's
-chat template, and ``raw`` adds nothing.
+because its special tokens (such as ``<|im_start|>``) must match the model's. ``chat`` and ``chat-boxed`` use the
+tokenizer's chat template, and ``raw`` adds nothing.
 """
 
 import re
@@ -28,7 +28,7 @@ Demonstration = tuple[str, str]
 
 @dataclass(frozen=True)
 class Template:
-    """The text around a question. ``templates.yaml`` describes the fields."""
+    """The text around a question. The fields are described in ``templates.yaml``."""
 
     turn: str
     head: str = ""
@@ -39,7 +39,7 @@ class Template:
 
     @property
     def instruction(self) -> str:
-        """The text that requests a boxed answer, or an empty string."""
+        """Text that asks for a boxed answer, or an empty string."""
         return BOXED if BOXED in self.head + self.turn else ""
 
 
@@ -50,7 +50,7 @@ def _read(name: str) -> dict[str, Any]:
 
 
 TEMPLATES = {name: Template(**fields) for name, fields in _read("templates").items()}
-"""Name -> template."""
+"""Template name -> template."""
 
 DEMONSTRATIONS: dict[str, list[Demonstration]] = {
     name: [(example["question"], example["answer"]) for example in examples]
@@ -60,7 +60,7 @@ DEMONSTRATIONS: dict[str, list[Demonstration]] = {
 
 
 def find_template(name: str, field: str = "template") -> Template:
-    """Return the template ``name``, the value of ``field``. Raises ``ConfigError`` if there is none."""
+    """Return the template ``name``, which is the value of ``field``. Raises ``ConfigError`` if it does not exist."""
     if name not in TEMPLATES:
         near = get_close_matches(name, list(TEMPLATES), n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"must be one of {', '.join(TEMPLATES)}"
@@ -69,15 +69,15 @@ def find_template(name: str, field: str = "template") -> Template:
 
 
 def template_stops(name: str) -> list[str]:
-    """Return the strings that end a response; raises like :func:`find_template`."""
+    """Return the strings that end a response. Raises ``ConfigError`` if the template does not exist."""
     return list(find_template(name).stops)
 
 
 def stop_token_ids(name: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Return the ids of the :func:`template_stops` that are single tokens of the model.
 
-    Engines search stop strings in the text without special tokens, so they would miss ``<|im_end|>`` in a base model
-    with another end-of-sequence token.
+    Engines search for stop strings in the text without special tokens, so they would miss ``<|im_end|>`` in a base
+    model that has a different end-of-sequence token.
     """
     vocabulary = tokenizer.get_vocab()
     return [vocabulary[stop] for stop in template_stops(name) if stop in vocabulary]
@@ -100,7 +100,7 @@ def check_template(name: str, tokenizer: PreTrainedTokenizerBase, field: str) ->
 
 
 def opens_thought(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether a prompt ends in ``<think>``, as in templates of reasoning models."""
+    """Whether a prompt ends with ``<think>``, as in the templates of reasoning models."""
     return str(tokenizer.decode(list(ids[-8:]))).rstrip().endswith(THINK)
 
 
@@ -111,22 +111,22 @@ def render_prompt(
     demonstrations: Sequence[Demonstration] = (),
     chat_arguments: Mapping[str, Any] | None = None,
 ) -> list[int]:
-    """Return the token ids of the prompt for ``question``, preceded by ``demonstrations`` in the same form.
+    """Return the token ids of the prompt for ``question``, preceded by ``demonstrations`` in the same format.
 
     Args:
-        chat_arguments: further arguments of the tokenizer's chat template, if the template uses it.
+        chat_arguments: additional arguments for the tokenizer's chat template, if ``template`` uses it.
 
     Raises:
-        ConfigError: there is no such template, or the tokenizer's chat template is needed and missing or fails.
+        ConfigError: if the template does not exist, or it needs a chat template that is missing or fails.
     """
     form = find_template(template)
     if form.chat:
         check_template(template, tokenizer, "template")
         return render_chat(_messages(form, question, demonstrations), tokenizer, chat_arguments)
-    # Add only the beginning-of-sequence token. A tokenizer may also add one at the end, where generation would stop.
+    # Add only the beginning-of-sequence token. Some tokenizers also append an end token, which would stop generation.
     start = [token for token in tokenizer("").input_ids if token == tokenizer.bos_token_id]
     ids = list(tokenizer(_text(form, question, demonstrations), add_special_tokens=False).input_ids)
-    # A text that was rendered by a chat template may already begin with it.
+    # Text rendered by a chat template may already start with this token.
     return ids if start and ids[: len(start)] == start else [*start, *ids]
 
 
@@ -136,10 +136,10 @@ def render_chat(
     chat_arguments: Mapping[str, Any] | None = None,
     generation_prompt: bool = True,
 ) -> list[int]:
-    """Return the token ids of a chat by the tokenizer's template, with the prompt for an answer if requested.
+    """Return the token ids of a chat rendered by the tokenizer's template, with a generation prompt if requested.
 
     Raises:
-        ConfigError: the template refuses the chat, for example a system message, or fails on it.
+        ConfigError: if the template fails on the chat or rejects it, for example because of a system message.
     """
     rendered: list[int] = list(_rendered(messages, tokenizer, chat_arguments, generation_prompt, return_dict=False))
     return rendered
@@ -151,7 +151,7 @@ def render_chat_text(
     chat_arguments: Mapping[str, Any],
     generation_prompt: bool,
 ) -> str:
-    """Return the text that :func:`render_chat` tokenizes; raises like it."""
+    """Return the text that :func:`render_chat` tokenizes. Raises ``ConfigError`` under the same conditions."""
     return str(_rendered(messages, tokenizer, chat_arguments, generation_prompt, tokenize=False))
 
 
@@ -183,7 +183,7 @@ _MARKERS = re.compile(
 
 
 def template_marker(text: str) -> str | None:
-    """Return a marker of templated text in ``text``, such as ``<|im_start|>``; None if there is none."""
+    """Return a marker that shows that ``text`` is already templated, such as ``<|im_start|>``, or None."""
     match = _MARKERS.search(text)
     return None if match is None else f"{match.group(1)}: ... {match.group(2)}:" if match.group(1) else match.group()
 

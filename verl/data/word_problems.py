@@ -1,7 +1,7 @@
-"""Generated word problems of one or two steps, in several wordings: a first task for small pretrained models.
+"""Generated word problems with one or two steps and varied wording: a first task for small pretrained models.
 
-They are simple enough for an instruction-tuned model of 0.1 to 0.6 billion parameters to solve some of them before
-training. A solution shows the steps and ends in a line ``#### ANSWER``, as in GSM8K::
+They are easy enough that an instruction-tuned model with 0.1 to 0.6 billion parameters solves some of them before
+training. A solution shows the steps and ends with a line ``#### ANSWER``, as in GSM8K::
 
     Ana has 7 apples and buys 2 more. How many apples does Ana have now?   ->   7 + 2 = 9\\n#### 9
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from verl.data.generated import GeneratedProblem, draw_split
 
 INSTRUCTION = "Answer in one short sentence."
-"""End of every question. Without it, or with a request for a bare number, small models write long answers."""
+"""Last sentence of every question. Without it, or if asked for a bare number, small models write long answers."""
 
 NAMES = "Ana Ben Carla Deniz Emil Fatou Grace Hugo Ines Jun Kofi Lena Mina Noor".split()
 THINGS = ("apples", "books", "buttons", "cards", "coins", "marbles", "pencils", "shells", "stamps", "stickers")
@@ -20,19 +20,19 @@ HOLDERS = {"box": "boxes", "bag": "bags", "basket": "baskets", "shelf": "shelves
 
 
 def split(name: str, size: int, seed: int) -> list[GeneratedProblem]:
-    """Draw a split; see :func:`draw_split`."""
+    """Draw a dataset split; see :func:`draw_split`."""
     return draw_split("word_problems", draw, name, size, seed)
 
 
 def draw(rng: random.Random) -> GeneratedProblem:
-    """Draw a problem."""
+    """Draw a random problem."""
     kind = rng.choices(list(KINDS), weights=[weight for weight, _ in KINDS.values()])[0]
     question, steps, answer = KINDS[kind][1](rng)
     return GeneratedProblem(f"{question} {INSTRUCTION}", f"{steps}\n#### {answer}", str(answer), kind)
 
 
 Parts = tuple[str, str, int]
-"""The question without ``INSTRUCTION``, the worked steps and the answer."""
+"""Question without ``INSTRUCTION``, worked steps, and answer."""
 
 
 def _more(rng: random.Random) -> Parts:
@@ -97,4 +97,4 @@ KINDS: dict[str, tuple[float, Callable[[random.Random], Parts]]] = {
     "more_and_more": (1, _more_and_more),
     "more_and_fewer": (1, _more_and_fewer),
 }
-"""Kind -> its relative frequency, and a function that draws a problem."""
+"""Kind of problem -> relative frequency, and function that draws a problem."""

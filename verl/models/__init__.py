@@ -1,1 +1,1 @@
-"""One transformer: its facts, loading, sharding, forward passes, training and export."""
+"""Transformer models: configuration, loading, sharding, forward passes, training, and export."""

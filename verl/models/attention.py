@@ -1,9 +1,9 @@
-"""Attention over packed rows: several sequences concatenated without padding, each attending only to itself.
+"""Attention over packed rows: sequences concatenated without padding, each of which attends only to itself.
 
 ``transformers`` looks up attention and mask functions by the name in the model's config. Importing this module
-registers packed ones under :func:`packed_name`. They find the row boundaries in the keyword arguments that
-``transformers`` has for FlashAttention (``cu_seq_lens_q``, ``max_length_q``, ...), and in ``sequence_group`` the
-workers that share the tokens. Without these arguments they compute padded rows like the original implementation.
+registers packed versions under :func:`packed_name`. They read the row boundaries from the keyword arguments that
+``transformers`` uses for FlashAttention (``cu_seq_lens_q``, ``max_length_q``, ...), and the group of workers that share
+the tokens from ``sequence_group``. Without these arguments, they process padded rows like the original implementation.
 
 Shapes: B rows, H query heads, K key and value heads, T tokens of a packed sequence, D head dimension.
 """
@@ -30,10 +30,10 @@ from verl.models.sequence_parallel import gather_heads, split_heads
 
 
 def fused_mask(*, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
-    """Return ``transformers``' mask for ``sdpa``.
+    """Return the mask that ``transformers`` makes for ``sdpa``.
 
-    ``transformers`` skips the mask if there is no padding. On a GPU that check would make the host wait, so the mask is
-    always made.
+    ``transformers`` would skip the mask if there is no padding. On a GPU, checking for padding makes the host wait, so
+    this function always creates the mask.
     """
     if attention_mask is not None and attention_mask.is_cuda:
         kwargs["allow_is_causal_skip"] = False
@@ -47,42 +47,42 @@ MASK_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "flash_attention_2": flash_attention_mask,
     "flash_attention_3": flash_attention_mask,
 }
-"""Implementations that support packed rows -> their mask function for padded rows."""
+"""Attention implementation that supports packed rows -> its mask function for padded rows."""
 
 UNSUPPORTED = ("s_aux", "position_bias", "indices", "block_indices")
-"""Arguments of attention functions that change the result and that packed rows do not support."""
+"""Arguments of attention functions that change the result but are not supported for packed rows."""
 
 WINDOWS_IN_MASKS = ("PhimoeAttention", "Qwen2MoeAttention")
-"""Attention classes that apply their sliding window through the mask only, which packed rows do not have."""
+"""Attention classes that apply their sliding window only through the mask, which packed rows do not have."""
 
 FLASH_HEAD_WIDTH = 256
 """Largest head dimension of the variable-length kernel."""
 
 
 def attention_name(config: ModelConfig) -> str:
-    """Return ``transformers``' name for the attention that ``config`` requests."""
+    """Return the name in ``transformers`` of the attention implementation that ``config`` requests."""
     return packed_name(config.attn_implementation) if config.use_remove_padding else config.attn_implementation
 
 
 def packed_name(implementation: str) -> str:
-    """Return the name under which packed attention like ``implementation`` is registered.
+    """Return the name under which the packed version of ``implementation`` is registered.
 
-    The name must not contain "sdpa" or "flash", which ``transformers`` gives a special treatment.
+    The name must not contain "sdpa" or "flash", because ``transformers`` handles such names specially.
     """
     return {"sdpa": "packed_fused", "eager": "packed_eager"}.get(implementation, f"packed_fa{implementation[-1]}")
 
 
 class Options(NamedTuple):
-    """Options of the attention scores."""
+    """Options for computing attention."""
 
     implementation: str
-    """The attention implementation of ``transformers`` to use."""
+    """Attention implementation of ``transformers`` to use."""
     scaling: float | None
-    """Factor on the scores; None: 1 / sqrt(D)."""
+    """Factor on the scores, or None for 1 / sqrt(D)."""
     window: int | None
-    """Sliding window in tokens, including the query itself; None: no window."""
+    """Sliding window in tokens, including the query itself, or None for full attention."""
     softcap: float | None
-    """Soft cap, ``softcap * tanh(scores / softcap)``; None: no cap."""
+    """Soft cap on the scores, ``softcap * tanh(scores / softcap)``, or None for no cap."""
 
     @property
     def flash(self) -> bool:
@@ -108,24 +108,24 @@ def packed_attention(
     shared_prompts: SharedPrompts | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Compute causal attention as an attention function of ``transformers``; see :class:`Options` for the scores.
+    """Compute causal attention with the interface of ``transformers``; see :class:`Options` for the score options.
 
     Args:
-        query: [B, H, T, D]. With packed rows B is 1. With ``sequence_group`` T counts this worker's tokens only.
+        query: [B, H, T, D]. For packed rows, B is 1. With ``sequence_group``, T counts only this worker's tokens.
         key, value: [B, K, T, D].
-        attention_mask: mask of padded rows, in the form of the implementation. For packed rows None, or of the shape
-            ``NO_MASK``.
-        sliding_window: None: the window that the module applies through its mask, if any.
-        cu_seq_lens_q: [rows + 1] int32, cumulative row lengths; None: the rows are padded.
+        attention_mask: mask for padded rows in the implementation's format. For packed rows, None or a dummy mask of
+            shape ``NO_MASK``.
+        sliding_window: window in tokens, or None to use the window that the module applies through its mask, if any.
+        cu_seq_lens_q: [rows + 1] int32, cumulative row lengths, or None for padded rows.
         max_length_q: length of the longest row.
-        sequence_group: workers that share the tokens; None: this worker has all.
-        shared_prompts: layout of prompts that several rows share; None: each row has its own prompt.
+        sequence_group: workers that share the tokens, or None if this worker holds all of them.
+        shared_prompts: layout of prompts shared between rows, or None if each row has its own prompt.
 
     Returns:
         [B, T, H, D], contiguous, and None instead of attention weights.
 
     Raises:
-        ConfigError: the model's attention has a feature that is not supported here.
+        ConfigError: if the model's attention uses an unsupported feature.
     """
     assert dropout == 0.0, "models run without dropout"
     window = window_in_mask(module) if sliding_window is None else sliding_window
@@ -150,7 +150,7 @@ def packed_attention(
 
 
 def _check_supported(module: nn.Module, options: Options, masked: bool, others: dict[str, Any]) -> None:
-    """Raise ``ConfigError`` for unsupported arguments; ``masked``: packed rows came with a mask."""
+    """Raise ``ConfigError`` for unsupported arguments; ``masked`` tells whether packed rows came with a mask."""
     unsupported = [name for name in UNSUPPORTED if others.get(name) is not None]
     if options.softcap is not None and options.implementation == "sdpa":
         unsupported.append("softcap")
@@ -169,7 +169,7 @@ def _check_supported(module: nn.Module, options: Options, masked: bool, others: 
 
 
 def window_in_mask(module: nn.Module) -> int | None:
-    """Return the sliding window of a module in ``WINDOWS_IN_MASKS``; None for others."""
+    """Return the sliding window of a module in ``WINDOWS_IN_MASKS``, or None for other modules."""
     if type(module).__name__ not in WINDOWS_IN_MASKS:
         return None
     config: Any = module.config
@@ -189,10 +189,10 @@ def _padded(
 
 
 def _packed(query: Tensor, key: Tensor, value: Tensor, rows: Rows, options: Options) -> Tensor:
-    """Return packed attention, [1, T, H, D].
+    """Compute packed attention, [1, T, H, D].
 
-    Kernels process all rows at once and align a row's last query with its last key. Without a kernel, rows are computed
-    one by one, and each must have as many keys as queries.
+    Kernels process all rows at once and align each row's last query with its last key. Without a kernel, rows are
+    processed one by one, and each must have the same number of queries and keys.
     """
     if options.flash:
         return _flash(query, key, value, None, rows, options)
@@ -211,7 +211,7 @@ def _packed(query: Tensor, key: Tensor, value: Tensor, rows: Rows, options: Opti
 
 
 def _sharing_prompts(query: Tensor, key: Tensor, value: Tensor, shared: SharedPrompts, options: Options) -> Tensor:
-    """Return attention with shared prompts, [1, T, H, D], 0 at padding tokens."""
+    """Compute attention with shared prompts, [1, T, H, D]; the result is 0 at padding tokens."""
     fillers = query.shape[2] - shared.num_tokens
     query, key, value = (states[:, :, : shared.num_tokens] for states in (query, key, value))
     if options.flash or _has_varlen_kernel(query, value, options):
@@ -223,10 +223,10 @@ def _sharing_prompts(query: Tensor, key: Tensor, value: Tensor, shared: SharedPr
 
 
 def _in_blocks(query: Tensor, key: Tensor, value: Tensor, shared: SharedPrompts, options: Options) -> Tensor:
-    """Return attention with shared prompts, [1, T, H, D], in blocks of prompts and responses of similar length."""
+    """Compute attention with shared prompts, [1, T, H, D], in blocks of prompts or responses of similar length."""
 
     def blocks(states: Tensor, tokens: Tensor) -> Tensor:
-        """Gather the states of ``tokens [N, L]``, [N, H, L, D]."""
+        """Gather the states of ``tokens [N, L]`` into [N, H, L, D]."""
         selected = states[0].transpose(0, 1).index_select(0, tokens.flatten())
         return selected.view(*tokens.shape, *selected.shape[1:]).transpose(1, 2)
 
@@ -246,7 +246,7 @@ def _in_blocks(query: Tensor, key: Tensor, value: Tensor, shared: SharedPrompts,
 def _flash(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, rows: Rows | None, options: Options
 ) -> Tensor:
-    """Call FlashAttention through ``transformers``, with values padded to the width of keys."""
+    """Call FlashAttention through ``transformers``, padding values to the width of keys."""
     padding = query.shape[-1] - value.shape[-1]
     value = F.pad(value, (0, padding)) if padding else value
     bounds: Any = (None, None, None, None) if rows is None else rows
@@ -271,7 +271,7 @@ def _flash(
 
 
 def _has_varlen_kernel(query: Tensor, value: Tensor, options: Options) -> bool:
-    """Whether torch's variable-length kernel supports these states: on a GPU, in half precision, of fitting width."""
+    """Whether torch's variable-length kernel supports these states: on a GPU, in half precision, of suitable width."""
     half, width = query.dtype in (torch.float16, torch.bfloat16), query.shape[-1]
     fits = width <= FLASH_HEAD_WIDTH and width % 8 == 0 and value.shape[-1] == width
     return options.implementation == "sdpa" and query.is_cuda and half and fits
@@ -279,9 +279,9 @@ def _has_varlen_kernel(query: Tensor, value: Tensor, options: Options) -> bool:
 
 @cache
 def grouped_query_options(kernel: Callable[..., Any]) -> dict[str, Any]:
-    """Return the options of torch's variable-length attention ``kernel`` for grouped queries.
+    """Return the options that torch's variable-length attention ``kernel`` needs for grouped queries.
 
-    In torch 2.11, which vLLM 0.24 to 0.26 pin, the kernel supports them without an option.
+    In torch 2.11, which vLLM 0.24 to 0.26 pin, the kernel supports grouped queries without an option.
     """
     return {"enable_gqa": True} if "enable_gqa" in signature(kernel).parameters else {}
 
@@ -297,9 +297,9 @@ def _varlen(query: Tensor, key: Tensor, value: Tensor, rows: Rows, options: Opti
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: Options) -> Tensor:
-    """Return [B, H, Q, D] from queries [B, H, Q, D], keys and values [B, K, N, D], and a mask [B, 1, Q, N].
+    """Compute [B, H, Q, D] from queries [B, H, Q, D], keys and values [B, K, N, D], and a mask [B, 1, Q, N].
 
-    The mask is true where a query attends to a key. None: causal.
+    The mask is true where a query attends to a key; None means causal attention.
     """
     if options.implementation != "sdpa":
         return _eager(query, key, value, mask, options)
@@ -310,7 +310,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, opti
 
 
 def _eager(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: Options) -> Tensor:
-    """Compute :func:`_attend` by plain matrix products; ``mask`` may also be additive."""
+    """Compute :func:`_attend` with plain matrix products; ``mask`` may also be additive."""
     key, value = (states.repeat_interleave(query.shape[1] // states.shape[1], dim=1) for states in (key, value))
     scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if options.scaling is None else options.scaling)
     if options.softcap is not None:
@@ -325,7 +325,7 @@ def _eager(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, optio
 
 
 def _mask_of_padded_rows(make_mask: Callable[..., Tensor | None], *args: Any, **kwargs: Any) -> Tensor | None:
-    """Call ``make_mask`` for padded rows; packed rows get no mask, whose size would be quadratic."""
+    """Call ``make_mask`` for padded rows only; a mask for packed rows would have quadratic size."""
     return None if kwargs.get("attention_mask") is None else make_mask(*args, **kwargs)
 
 

@@ -1,4 +1,4 @@
-"""Checks before a run that a model's files are complete and that it supports its options."""
+"""Checks, before a run starts, that a model's files are complete and that the model supports its options."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +14,7 @@ from verl.models.info import ModelInfo, check_weights
 from verl.models.lora import adapter_options
 
 MODALITIES = ("vision_config", "audio_config", "video_config")
-"""Sub-configs of multimodal models."""
+"""Names of sub-configs that indicate a multimodal model."""
 
 GPU_PACKAGES = {
     "flash_attention_2": (
@@ -27,18 +27,18 @@ GPU_PACKAGES = {
     ),
     "liger": ("liger_kernel", "", "liger-kernel", "`pip install liger-kernel`"),
 }
-"""Kernel that runs on GPUs only -> its module, a name that the module's source must contain (package indexes hold empty
-packages of the same name), its package, and how to install it."""
+"""Kernel that requires a GPU -> its module, a name that must occur in the module's source (since package indexes hold
+empty packages of the same name), its package, and how to install it."""
 
 PACKABLE_LAYERS = {"full_attention", "sliding_attention"}
-"""Layer types that support packed rows."""
+"""Types of layers that support packed rows."""
 
 
 def check_model(config: ModelConfig, prefix: str, device_type: str) -> None:
     """Raise ``ConfigError`` if a package is missing or the model does not support one of its options.
 
     Args:
-        prefix: path of the options in the config, such as ``critic.model``.
+        prefix: path of the model's options in the config, such as ``critic.model``.
         device_type: ``cpu`` or ``cuda``.
     """
     info = ModelInfo.of(config)
@@ -70,7 +70,7 @@ def _check_text_model(config: ModelConfig, info: ModelInfo, prefix: str) -> None
             f"{field}: {kind} is a multimodal checkpoint (text and {', '.join(further)}), and only text models are "
             "trained, sampled and measured; name a text model, or save the language model inside it by itself"
         )
-    # check_value_architecture checks critics and reward models.
+    # Critics and reward models are checked by check_value_architecture.
     remote_code = "AutoModelForCausalLM" in (getattr(info.config, "auto_map", None) or {})
     if prefix == "model" and type(info.config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not remote_code:
         raise ConfigError(f"{field}: {kind} is not a causal language model in transformers; name one")
@@ -84,7 +84,7 @@ def _check_attention(config: ModelConfig, info: ModelInfo, prefix: str, device_t
         if config.param_dtype == "float32":
             raise ConfigError(f"{field}: does not support float32; set {prefix}.param_dtype=bfloat16")
     cap = getattr(info.text_config, "attn_logit_softcapping", None)
-    # sdpa silently ignores a soft cap.
+    # The sdpa implementation silently ignores a soft cap.
     if cap is not None and config.attn_implementation == "sdpa":
         raise ConfigError(
             f"{field}: does not support the soft cap on attention scores of {info.text_config.model_type} "
@@ -93,9 +93,9 @@ def _check_attention(config: ModelConfig, info: ModelInfo, prefix: str, device_t
 
 
 def _check_attention_name(name: str, info: ModelInfo, field: str, device_type: str) -> None:
-    """Raise ``ConfigError`` unless ``transformers`` has this attention for this model and device."""
+    """Raise ``ConfigError`` unless ``transformers`` provides this attention for this model and device."""
     known = [key for key in ALL_ATTENTION_FUNCTIONS.valid_keys() if "|" not in key and not key.startswith("packed_")]
-    # Names like owner/name are kernels on the hub.
+    # Names of the form owner/name refer to kernels on the hub.
     if not ("/" in name and find_spec("kernels") is not None) and name not in [*known, "eager"]:
         raise ConfigError(f"{field}: transformers has no such attention; set it to one of eager, {', '.join(known)}")
     if device_type != "cuda" and (name.startswith("flash") or "/" in name):
@@ -106,7 +106,7 @@ def _check_attention_name(name: str, info: ModelInfo, field: str, device_type: s
 
 
 def _require_gpu_package(field: str, name: str, device_type: str, fallback: str) -> None:
-    """Raise ``ConfigError`` unless the package of ``name`` is usable; ``fallback``: value of ``field`` without it."""
+    """Raise ``ConfigError`` unless the package of ``name`` is usable; it suggests ``fallback`` for ``field``."""
     module, symbol, package, how = GPU_PACKAGES[name]
     if device_type != "cuda":
         raise ConfigError(f"{field}: runs on GPUs only; set it to {fallback}")
@@ -116,7 +116,7 @@ def _require_gpu_package(field: str, name: str, device_type: str, fallback: str)
 
 
 def _has_symbol(module: str, symbol: str) -> bool:
-    """Whether the source of an installed module contains ``symbol``; importing it may need a GPU."""
+    """Whether the source of an installed module contains ``symbol``. Importing it could require a GPU."""
     spec = find_spec(module)
     if spec is None:
         return False
@@ -148,7 +148,7 @@ def _check_packing(config: ModelConfig, info: ModelInfo, prefix: str) -> None:
 
 
 def check_value_architecture(config: ModelConfig, field: str) -> None:
-    """Raise ``ConfigError`` naming ``field`` unless ``transformers`` has a value model of this architecture."""
+    """Raise ``ConfigError`` naming ``field`` unless ``transformers`` has a value model for this architecture."""
     info = ModelInfo.of(config)
     if not info.has_value_form:
         raise ConfigError(
@@ -160,7 +160,7 @@ def check_value_architecture(config: ModelConfig, field: str) -> None:
 def check_sequence_fits(field: str, length: int, model_field: str, model: ModelConfig) -> None:
     """Raise ``ConfigError`` unless ``model`` supports sequences of ``length`` tokens.
 
-    ``field`` and ``model_field`` are the options that set the length and the model.
+    ``field`` and ``model_field`` name the options that set the length and the model.
     """
     limit = ModelInfo.of(model).max_length
     if limit is not None and length > limit:
@@ -172,14 +172,14 @@ def check_sequence_fits(field: str, length: int, model_field: str, model: ModelC
 
 
 def check_length(config: ModelConfig, prefix: str, longest: int) -> None:
-    """Raise ``ConfigError`` if results for a sequence could depend on the other sequences of its micro-batch.
+    """Raise ``ConfigError`` if results for one sequence could depend on other sequences in its micro-batch.
 
-    Some rotary embeddings ("dynamic", "longrope") change their frequencies for the whole batch if one sequence exceeds
+    Some rotary embeddings ("dynamic", "longrope") change the frequencies for the whole batch if any sequence exceeds
     the original context length. ``longest`` is the maximum sequence length in tokens.
     """
     model = ModelInfo.of(config).text_config
     parameters = getattr(model, "rope_parameters", None) or {}
-    # The parameters are either for all layers or nested by layer type.
+    # The parameters are either shared by all layers or nested by layer type.
     for rope in (parameters, *parameters.values()):
         kind = rope.get("rope_type") if isinstance(rope, dict) else None
         if kind not in ("dynamic", "longrope"):

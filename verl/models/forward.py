@@ -1,9 +1,9 @@
-"""Forward passes of a sharded model over micro-batches: log-probabilities, hidden states, or a value per token.
+"""Forward passes of a sharded model over micro-batches: log-probabilities, hidden states, or per-token values.
 
-The results do not depend on the layout: padded or packed rows, a chunked output head, sequence parallelism.
+The results do not depend on layout choices such as packed rows, a chunked output head, or sequence parallelism.
 
-Shapes: B episodes with N tokens, M of which are in responses; T tokens in the layout of this worker; V vocabulary;
-L layers; D hidden size.
+Shapes: B episodes with N tokens, M of them response tokens; T tokens in this worker's layout; V vocabulary; L layers; D
+hidden size.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -34,14 +34,14 @@ from verl.models.sequence_parallel import sequence_group
 from verl.utils.device import to_device
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
-"""Largest mean difference of a row between two layouts, by ``param_dtype``."""
+"""Maximum mean difference per row between two layouts, by ``param_dtype``."""
 
 
 class ForwardPass:
-    """Forward passes over micro-batches. All workers must call it together."""
+    """Forward passes over micro-batches, which all workers must run together."""
 
     def __init__(self, model: PreTrainedModel, config: ModelConfig, device: str) -> None:
-        """Take a sharded ``model`` that was loaded with ``config`` and computes on ``device``, ``cpu`` or ``cuda``."""
+        """Wrap a sharded ``model`` that was loaded with ``config`` and runs on ``device``, ``cpu`` or ``cuda``."""
         self.model = model
         self.config = config
         self.device = device
@@ -55,9 +55,9 @@ class ForwardPass:
         return packed_layout(batch, self.group) if self.config.use_remove_padding else padded_layout(batch)
 
     def _inputs(self, layout: Layout) -> dict[str, Any]:
-        """Return the model's keyword arguments for a layout."""
+        """Return the model's keyword arguments for ``layout``."""
         inputs = layout.on(self.device)
-        # Only packed attention understands this mask.
+        # Only packed attention can interpret the dummy mask.
         ours = self.model.config._attn_implementation == attention_name(self.config)
         if "attention_mask" not in inputs and ours and self.model._supports_attention_backend:
             inputs["attention_mask"] = torch.ones(NO_MASK, dtype=torch.bool, device=self.device)
@@ -68,15 +68,15 @@ class ForwardPass:
         """Compare the results of several layouts on a small batch.
 
         Args:
-            results: yields for each layout the setting that disables it and its result, [M, ...]. The first result is
-                the model's own forward pass.
+            results: function that yields, for each layout, the setting that disables it and its result, [M, ...]. The
+                first result comes from the model's own forward pass.
 
         Raises:
-            ConfigError: a result differs from the first.
+            ConfigError: if a result differs from the first one.
         """
         vocabulary = self.model.config.get_text_config().vocab_size
         rows = (7919 * torch.arange(1, 25)).remainder(vocabulary).view(3, 8)
-        # The first and the last row share a prompt.
+        # The first and the last row share a prompt, which exercises shared prompts.
         rows[2, :4] = rows[0, :4]
         prompts = [rows[0, :4].tolist(), rows[1, 3:4].tolist(), rows[2, :4].tolist()]
         batch = Batch.of(prompts, rows[:, 4:].tolist())
@@ -84,7 +84,7 @@ class ForwardPass:
         if isinstance(self.model, FSDPModule):
             self.model.reshard()
         for fix, actual in others:
-            # By row, since the first row is right even if packed rows attend to each other.
+            # Compare per row: the first row is correct even if packed rows attend to each other.
             difference = (actual - expected).abs().view(len(batch), -1).mean(dim=1).max().item()
             if not difference <= TOLERANCE[self.config.param_dtype]:
                 raise ConfigError(
@@ -97,10 +97,10 @@ class LogprobForward(ForwardPass):
     """Forward passes of a causal language model: log-probabilities of tokens and entropies."""
 
     def __init__(self, model: PreTrainedModel, config: ModelConfig, device: str) -> None:
-        """Prepare the output head and, for packed rows or a chunked head, check the results on a small batch.
+        """Prepare the output head and, for packed rows or a chunked head, verify the results on a small batch.
 
         Raises:
-            ConfigError: the configured layout gives other results than the model's own forward pass.
+            ConfigError: if the configured layout and the model's own forward pass give different results.
         """
         super().__init__(model, config, device)
         if config.logits_dtype == "float32":
@@ -114,14 +114,14 @@ class LogprobForward(ForwardPass):
         """Compute the log-probability and the entropy at each response token.
 
         Args:
-            batch: a micro-batch with ``tokens`` on the CPU; no prompt may be empty.
-            mask: [M] bool on the CPU, the tokens to score (others get 0); None: all.
-            layers: layers whose hidden states to return; see :func:`record_states`.
+            batch: micro-batch with ``tokens`` on the CPU; prompts must not be empty.
+            mask: [M] bool on the CPU, true at tokens to score (others get 0), or None to score all tokens.
+            layers: indices of the layers whose hidden states to return; see :func:`record_states`.
 
         Returns:
             The same episodes on the device with ``logprobs``, ``entropy`` and the statistics (see
-            :func:`verl.models.output_head.by_statistic`). With ``layers`` also ``states``: for each response of n
-            tokens, the hidden states [n, L, D] that predict them.
+            :func:`verl.models.output_head.by_statistic`). If ``layers`` is given, also ``states``: for each response of
+            n tokens, the hidden states [n, L, D] that predict them.
         """
         batch = batch.columns("tokens")
         layout = self._layout(batch, share_prompts=True)
@@ -139,7 +139,7 @@ class LogprobForward(ForwardPass):
         return scored
 
     def _score(self, layout: Layout, batch: Batch, mask: Tensor | None, scoring: Scoring) -> tuple[Tensor, ...]:
-        """Return the columns [M] that are computed from logits."""
+        """Return the columns [M] computed from the logits."""
         if not self.config.use_remove_padding and not self.config.logits_chunk_size:
             return self._score_rows(layout, batch, mask, scoring)
         tokens, targets = batch.predictors, batch.response_tokens
@@ -148,7 +148,7 @@ class LogprobForward(ForwardPass):
         places, here = layout.find(tokens)
         targets, is_empty = targets[here], not len(places)
         if is_empty:
-            # Every worker must run the head, forward and backward, or the others hang in a collective.
+            # Every worker must run the head forward and backward; otherwise the others would hang in a collective.
             places, targets = places.new_zeros(1), targets.new_zeros(1)
         inputs, places, targets = self._inputs(layout), *(to_device(part, self.device) for part in (places, targets))
         if self.config.logits_chunk_size:
@@ -164,7 +164,7 @@ class LogprobForward(ForwardPass):
         return scored.unbind(1)
 
     def _score_rows(self, layout: Layout, batch: Batch, mask: Tensor | None, scoring: Scoring) -> tuple[Tensor, ...]:
-        """Return the columns of :meth:`_score` by the model's own forward pass over padded rows."""
+        """Compute the columns of :meth:`_score` with the model's own forward pass over padded rows."""
         batch = batch.trimmed().to(self.device)
         logits = self.model(**self._inputs(layout), use_cache=False, logits_to_keep=batch.width + 1).logits[:, :-1]
         values = map(batch.flat, logprobs_and_entropy(logits, batch.padded("response_tokens"), scoring))
@@ -185,30 +185,30 @@ class LogprobForward(ForwardPass):
 
 
 class ValueForward(ForwardPass):
-    """Forward passes of a token classification model with one label: a value per token."""
+    """Forward passes of a token classification model with one label, which predicts a value per token."""
 
     def __init__(self, model: PreTrainedModel, config: ModelConfig, device: str) -> None:
-        """Check the results of packed rows, as :class:`LogprobForward` does."""
+        """Verify the results of packed rows, like :class:`LogprobForward`."""
         super().__init__(model, config, device)
         if config.use_remove_padding:
             self._check_equal(self._results)
 
     def values(self, batch: Batch) -> Tensor:
-        """Return the value at each token of a batch on the CPU, [N] float32 on the device."""
+        """Return the value at each token of a batch that is on the CPU, [N] float32 on the device."""
         batch = batch.columns("tokens")
-        # A policy whose vocabulary is padded further than this model's may sample ids that this model does not have.
+        # If the policy's vocabulary has more padding than this model's, it may sample ids that are out of range here.
         vocabulary = self.model.config.get_text_config().vocab_size
         layout = self._layout(batch.fill(tokens=batch.tokens.clamp(max=vocabulary - 1)))
         logits: Tensor = self.model(**self._inputs(layout), use_cache=False).logits
         return self._at_all_tokens(layout, logits.squeeze(-1).float())
 
     def _at_all_tokens(self, layout: Layout, values: Tensor) -> Tensor:
-        """Return [N, ...] from the model's output, [B, S, ...] or [1, T, ...]."""
+        """Convert the model's output, [B, S, ...] or [1, T, ...], to one entry per token, [N, ...]."""
         tokens = torch.arange(len(layout.places))
         return layout.collect(values.flatten(0, 1)[to_device(layout.find(tokens)[0], self.device)], tokens)
 
     def _results(self, batch: Batch) -> Iterator[tuple[str, Tensor]]:
-        """Yield the last hidden states, divided by their mean magnitude, because a new head returns only zeros."""
+        """Yield the last hidden states divided by their mean magnitude, because a new head returns only zeros."""
         for layout in (padded_layout(batch), self._layout(batch)):
             inputs = self._inputs(layout)
             states = self.model(**inputs, use_cache=False, output_hidden_states=True).hidden_states[-1]
@@ -218,14 +218,14 @@ class ValueForward(ForwardPass):
 
 @contextmanager
 def record_states(model: PreTrainedModel, layers: Sequence[int]) -> Iterator[list[Tensor]]:
-    """Record the states [B, S, D] of ``layers`` in a list during the forward pass inside the block.
+    """Record the states [B, S, D] of ``layers`` in a list during a forward pass inside the block.
 
     Args:
-        layers: distinct indices, negative ones from the end, into ``hidden_states[1:]`` of ``transformers``: the output
-            of each decoder layer, except for the last, which is the state after the final norm.
+        layers: distinct indices into ``hidden_states[1:]`` of ``transformers``; negative indices count from the end.
+            Each state is the output of a decoder layer, except the last, which is taken after the final norm.
 
     Raises:
-        ValueError: the model has no such layer, or one is named twice.
+        ValueError: if the model has no such layer or an index is repeated.
     """
     if not layers:
         yield []

@@ -1,4 +1,4 @@
-"""FSDP2 sharding, and gathering of full parameters in buckets.
+"""FSDP2 sharding, and bucketed gathering of full parameters.
 
 Shapes: W ranks that shard one copy of the model.
 """
@@ -25,25 +25,25 @@ from verl.models.offload import Offloaded, local_part, require_loaded, reshard
 from verl.utils.distributed import collective_timeout
 
 WeightDtype = Callable[[str, Tensor], torch.dtype]
-"""The dtype in which a parameter of this name and value is sent."""
+"""f(parameter name, value) -> dtype in which the parameter is sent."""
 
 
 def keep_dtype(name: str, value: Tensor) -> torch.dtype:
-    """Return the dtype unchanged; a :data:`WeightDtype`."""
+    """Return the parameter's own dtype. Implements :data:`WeightDtype`."""
     return value.dtype
 
 
 @dataclass(frozen=True)
 class EngineDtype:
-    """A :data:`WeightDtype` that sends weights in the engine's dtype if that is narrower.
+    """A :data:`WeightDtype` that sends weights in the engine's dtype if it is narrower.
 
-    Only matrices are cast. Vectors are small, and some, such as those of state-space models, are used in computations
-    before they are rounded.
+    Only matrices are cast. Vectors are small, and some of them, such as state-space parameters, enter computations
+    before rounding.
     """
 
     dtype: torch.dtype
     exact: frozenset[str]
-    """:func:`name_tail` of the parameters that the engine keeps in higher precision, such as some MoE routers."""
+    """The :func:`name_tail` of each parameter that the engine keeps in higher precision, such as some MoE routers."""
 
     def __call__(self, name: str, value: Tensor) -> torch.dtype:
         is_matrix = value.dim() > 2 or (value.dim() == 2 and name.endswith(".weight"))
@@ -52,31 +52,31 @@ class EngineDtype:
 
 
 def name_tail(name: str) -> str:
-    """Return the last two parts of a parameter's name, on which the engine and the files agree."""
+    """Return the last two components of a parameter's name, which are the same in the engine and in the files."""
     return ".".join(name.split(".")[-2:])
 
 
 ALIGNMENT = 16
-"""Alignment of shards in a bucket in bytes, so that each can be viewed in its dtype."""
+"""Alignment of shards within a bucket in bytes, so that each shard can be viewed in its own dtype."""
 
-# Newer versions of torch have renamed it.
+# Newer torch versions use a different name for this function.
 all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
 
 @cache
 def sharding_mesh(mesh: DeviceMesh, fsdp_size: int) -> DeviceMesh:
-    """Return the mesh for :func:`fully_shard`: ``mesh`` itself, or [copies, shards of a copy].
+    """Return the mesh for :func:`fully_shard`: ``mesh`` itself, or a 2D mesh [copies, shards per copy].
 
-    Neighbouring ranks, which have the fastest links, shard one copy. Models with the same ``fsdp_size`` share a mesh,
-    because the communicators of each mesh take GPU memory.
+    Neighbouring ranks, which have the fastest links, shard the same copy. Models with the same ``fsdp_size`` share a
+    mesh, because each mesh's communicators take GPU memory.
 
     Args:
-        mesh: all workers, one-dimensional.
-        fsdp_size: number of workers that shard one copy; -1: all.
+        mesh: one-dimensional mesh of all workers.
+        fsdp_size: number of workers that shard one copy, or -1 for all workers.
     """
     if fsdp_size in (-1, mesh.size()):
         return mesh
-    # init_device_mesh would use torch's default timeout.
+    # Create the groups explicitly, because init_device_mesh would use torch's default timeout.
     ranks, limit = torch.arange(mesh.size()).view(-1, fsdp_size), collective_timeout()
     replicate, _ = dist.new_subgroups_by_enumeration(ranks.T.tolist(), timeout=limit)
     shard, _ = dist.new_subgroups_by_enumeration(ranks.tolist(), timeout=limit)
@@ -85,16 +85,16 @@ def sharding_mesh(mesh: DeviceMesh, fsdp_size: int) -> DeviceMesh:
 
 
 def shard_model(model: PreTrainedModel, config: ModelConfig, mesh: DeviceMesh, trainable: bool) -> None:
-    """Shard ``model`` in place over ``mesh`` of :func:`sharding_mesh`; frozen weights are kept in ``param_dtype``.
+    """Shard ``model`` in place over ``mesh`` from :func:`sharding_mesh`; keep frozen weights in ``param_dtype``.
 
-    Each decoder layer is an FSDP unit, so memory holds the full parameters of one layer at a time, in addition to the
-    embedding and the head.
+    Each decoder layer is an FSDP unit. Peak memory therefore includes the full parameters of one layer at a time, in
+    addition to the embedding and the head.
     """
     model.requires_grad_(trainable)
     if any(is_adapter(name) for name, _ in model.named_parameters()):
         train_adapters_only(model)
-    # Casting frozen weights halves their memory and changes no result, since products cast them anyway. The head of a
-    # value model computes in float32.
+    # Casting frozen weights halves their memory without changing results, since matrix products cast them anyway. The
+    # head of a value model is excluded because it computes in float32.
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad and not name.startswith(f"{VALUE_HEAD}."):
             parameter.data = parameter.data.to(getattr(torch, config.param_dtype))
@@ -106,23 +106,23 @@ def shard_model(model: PreTrainedModel, config: ModelConfig, mesh: DeviceMesh, t
     policy = MixedPrecisionPolicy(param_dtype=getattr(torch, config.param_dtype), reduce_dtype=torch.float32)
     for layer in decoder_layers(model):
         if trainable and config.gradient_checkpointing:
-            # transformers' own checkpointing is off in evaluation mode. The random state matters for the dropout of
-            # adapters only.
+            # In evaluation mode, transformers disables its own checkpointing. Only adapter dropout depends on the
+            # random state.
             has_dropout = config.trains_adapters and config.lora.dropout > 0
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=has_dropout)
         fully_shard(layer, mesh=mesh, mp_policy=policy)
-    # The backward pass starts with the head, so a trainable model keeps it unsharded.
+    # The backward pass starts at the head, so the head of a trainable model stays unsharded.
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=not trainable)
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """Return the decoder layers, which are the modules that ``transformers`` does not split."""
+    """Return the decoder layers, identified as the modules that ``transformers`` does not split."""
     names = set(model._no_split_modules or [])
     return [module for module in model.modules() if type(module).__name__ in names]
 
 
 def offloaded_parameters(model: nn.Module, enabled: bool) -> Offloaded:
-    """Return an :class:`Offloaded` with the parameters of a sharded model."""
+    """Return an :class:`Offloaded` that manages the parameters of a sharded model."""
 
     def tensors() -> list[nn.Parameter]:
         reshard(model)
@@ -135,9 +135,9 @@ def offloaded_parameters(model: nn.Module, enabled: bool) -> Offloaded:
 
 @contextmanager
 def keep_unsharded(model: PreTrainedModel) -> Iterator[None]:
-    """Gather the full parameters of a trainable ``model`` in ``param_dtype`` for the block; all ranks must enter it.
+    """Gather a trainable model's full parameters in ``param_dtype`` for the block; all ranks must enter it together.
 
-    Forward passes inside need no communication, so ranks may run different numbers of them, without gradients.
+    Forward passes inside the block run without gradients and communication, so their number may differ between ranks.
     """
     units = [module for module in model.modules() if isinstance(module, FSDPModule)]
     for unit in units:
@@ -147,7 +147,7 @@ def keep_unsharded(model: PreTrainedModel) -> Iterator[None]:
         yield
     finally:
         for unit in units:
-            # Only the root stays unsharded between forward and backward, as in shard_model.
+            # As in shard_model, only the root stays unsharded between forward and backward.
             unit.set_reshard_after_forward(unit is not units[0], recurse=False)
             unit.reshard()
 
@@ -155,10 +155,10 @@ def keep_unsharded(model: PreTrainedModel) -> Iterator[None]:
 def full_parameters(
     model: nn.Module, dtype: WeightDtype = keep_dtype, bucket_bytes: int = 0
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield every parameter by name as :func:`gather_parameters` does, with adapters merged in float32."""
+    """Yield full parameters by name like :func:`gather_parameters`, with adapters merged in float32."""
     reshard(model)
     require_loaded(model.parameters())
-    # The two factors of an adapter precede its weight.
+    # Both factors of an adapter are yielded before its weight.
     weights = [named for named in model.named_parameters() if not is_adapter(named[0])]
     parts = (part for named in weights for part in (*adapter_of(model, named[0]), named))
 
@@ -180,13 +180,13 @@ def full_parameters(
 
 
 class _Shard(NamedTuple):
-    """A parameter in a bucket."""
+    """Location of a parameter's shard in a bucket."""
 
     name: str
     tensor: DTensor
     dtype: torch.dtype
     offset: int
-    """Offset of its shard in each rank's part of the bucket, in bytes."""
+    """Offset of the shard within each rank's part of the bucket, in bytes."""
     num_bytes: int
     """Size of a full shard in bytes."""
 
@@ -194,14 +194,14 @@ class _Shard(NamedTuple):
 def gather_parameters(
     parameters: Iterable[tuple[str, Tensor]], dtype: WeightDtype, bucket_bytes: int
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield full parameters by name in their order; all ranks must iterate together.
+    """Yield full parameters by name in the given order; all ranks must iterate together.
 
-    Each rank casts its shards and packs a bucket of them into one all-gather. Peak memory is this rank's part of a
-    bucket, the whole bucket, and one parameter.
+    Each rank casts its shards and packs them into buckets; each bucket is gathered in one all-gather. Peak memory is
+    the sum of this rank's part of a bucket, the whole bucket, and one parameter.
 
     Args:
-        parameters: replicated, or sharded by rows as in FSDP2.
-        bucket_bytes: maximum size of a bucket's full parameters; a larger parameter has a bucket to itself.
+        parameters: parameters that are replicated or, as in FSDP2, sharded by rows.
+        bucket_bytes: maximum size of a bucket's full parameters; a larger parameter gets its own bucket.
     """
     bucket: list[_Shard] = []
     for name, parameter in parameters:
@@ -222,12 +222,12 @@ def gather_parameters(
 
 
 def _unpacked(bucket: list[_Shard]) -> Iterator[tuple[str, Tensor]]:
-    """Gather a bucket in one collective and yield its full parameters."""
+    """Gather a bucket with one collective and yield its full parameters."""
     if not bucket:
         return
     gathered = _gathered(bucket)
     for name, parameter, dtype, offset, num_bytes in bucket:
-        # Concatenate the shards of all ranks. Only the last ones are padded, so the padding is at the end.
+        # Concatenate the shards of all ranks. Only the last shards are padded, so all padding is at the end.
         flat = gathered[:, offset : offset + num_bytes].reshape(-1).view(dtype)
         yield name, flat.view(-1, *parameter.shape[1:])[: parameter.shape[0]]
         # Free this parameter before the next one is unpacked.
@@ -235,12 +235,12 @@ def _unpacked(bucket: list[_Shard]) -> Iterator[tuple[str, Tensor]]:
 
 
 def _gathered(bucket: list[_Shard]) -> Tensor:
-    """Return the packed shards of each rank, [W, bytes] uint8."""
+    """Gather the packed shards of all ranks, [W, bytes] uint8."""
     last, device, group = bucket[-1], local_part(bucket[0].tensor).device, _shard_group(bucket[0].tensor)
     local = torch.empty(last.offset + last.num_bytes, dtype=torch.uint8, device=device)
     for _, parameter, dtype, offset, num_bytes in bucket:
         shard = local_part(parameter).reshape(-1)
-        # Cast and pack in one copy.
+        # Cast and pack in a single copy.
         local[offset : offset + num_bytes].view(dtype)[: len(shard)].copy_(shard)
     gathered = torch.empty(group.size() * len(local), dtype=torch.uint8, device=device)
     all_gather(gathered, local, group=group)

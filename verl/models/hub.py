@@ -1,4 +1,4 @@
-"""Models on the Hugging Face hub, downloaded once per machine."""
+"""Download of models from the Hugging Face hub, once per machine."""
 
 import json
 from pathlib import Path
@@ -16,29 +16,29 @@ from huggingface_hub.errors import (
 from verl.config.errors import ConfigError
 
 FILES = ["*.json", "*.jinja", "*.model", "*.py", "*.safetensors", "*.tiktoken", "*.txt"]
-"""Files of a model that ``transformers`` and vLLM read."""
+"""Patterns of the model files that ``transformers`` and vLLM read."""
 OLDER_WEIGHTS = ["*.bin"]
-"""Weights of models that have no safetensors."""
+"""Patterns of the weight files of models without safetensors."""
 COPIES = ["consolidated*", "original/*", "onnx/*"]
-"""The same weights in other formats."""
+"""Patterns of duplicate weights in other formats."""
 
 
 def fetch_model(path: str, field: str) -> None:
-    """Download the newest version of a hub model into this machine's cache; do nothing for a local folder.
+    """Download the latest version of a hub model into this machine's cache; do nothing for a local folder.
 
     Raises:
-        ConfigError: the model, named by the option ``field``, does not exist, is not accessible, or the hub cannot be
-            reached.
+        ConfigError: if the model does not exist or is not accessible, or the hub cannot be reached. The message names
+            the option ``field``.
     """
     if not is_local(path):
         _download(path, field)
 
 
 def local_folder(path: str) -> str:
-    """Return the model's folder on this machine: ``path`` itself, or the cache of this hub id, downloaded if missing.
+    """Return the model's local folder: ``path`` itself or the cached hub snapshot, downloaded if missing.
 
     Raises:
-        ConfigError: see :func:`fetch_model`.
+        ConfigError: if the download fails; see :func:`fetch_model`.
     """
     if is_local(path):
         return path
@@ -57,10 +57,10 @@ def is_local(path: str) -> bool:
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether the folder has a model's config and all files of its weights."""
+    """Whether the folder contains the model's config and all of its weight files."""
     if not (folder / "config.json").is_file():
         return False
-    # In the order in which transformers looks for them.
+    # Follow the order in which transformers looks for weights.
     if (folder / "model.safetensors").is_file():
         return True
     for index, weights in (
@@ -70,9 +70,9 @@ def is_complete(folder: Path) -> bool:
         if (folder / index).is_file():
             try:
                 names = set(json.loads((folder / index).read_text())["weight_map"].values())
-                # Reject names that lead out of the folder.
+                # Reject file names that point outside the folder.
                 return all(name == Path(name).name and (folder / name).is_file() for name in names)
-            except Exception:  # the file may hold anything
+            except Exception:  # The file may contain anything.
                 return False
         if any(folder.glob(weights)):
             return True

@@ -1,4 +1,4 @@
-"""Reading and writing of models in the Hugging Face layout, independently of the number of processes."""
+"""Reading and writing of models in the Hugging Face layout, independent of the number of processes."""
 
 import json
 from collections import Counter, defaultdict
@@ -30,32 +30,32 @@ from verl.models.lora import base_parameter_name, is_adapter
 from verl.utils.files import FileRecord, write_recorded
 
 AUTO_CLASSES = {"actor": AutoModelForCausalLM, "critic": AutoModelForTokenClassification}
-"""Part of a checkpoint -> the auto class of its model."""
+"""Checkpoint part -> auto class of its model."""
 
 BUFFERS = "buffers.safetensors"
-"""File of a model's persistent buffers, if it has any, in a folder of :func:`write_architecture`."""
+"""Name of the file with a model's persistent buffers, if any, in a folder written by :func:`write_architecture`."""
 
 FILE_BYTES = 1 << 30
-"""Target size of weight files in bytes, small enough to balance the work of several writers."""
+"""Target size of weight files in bytes, small enough to balance the load between writers."""
 
 
 def empty_model(part: str, info: ModelInfo) -> PreTrainedModel:
-    """Return the architecture of a model on the meta device, with its configuration for generation.
+    """Create a model on the meta device, without weights but with its generation config.
 
     Args:
-        part: a key of ``AUTO_CLASSES``; a critic has one output.
+        part: key of ``AUTO_CLASSES``; a critic has one output.
     """
     model = info.meta_model(AUTO_CLASSES[part], num_labels=1 if part == "critic" else None)
     if model.can_generate() and info.generation_config is not None:
         model.generation_config = deepcopy(info.generation_config)
-    # The model is float32 here; its files keep the precision of the original files.
+    # The model is float32 here, but its files keep the original precision.
     dtype = info.config.dtype
     model.config.dtype = dtype if dtype in (torch.bfloat16, torch.float16) else torch.float32
     return model
 
 
 def saved_buffers(model: torch.nn.Module) -> dict[str, Tensor]:
-    """Return the persistent buffers by name, such as those of the routers in GLM 4 and DeepSeek V3.
+    """Return the persistent buffers by name, such as router biases in GLM 4 and DeepSeek V3.
 
     Training does not change them.
     """
@@ -66,7 +66,7 @@ def saved_buffers(model: torch.nn.Module) -> dict[str, Tensor]:
 def checkpoint_parameters(
     model: PreTrainedModel, dtype: WeightDtype = keep_dtype, bucket_bytes: int = 0
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield all tensors of the model's files by :func:`in_checkpoint_format`; all ranks must iterate together.
+    """Yield all tensors of the model's files via :func:`in_checkpoint_format`; all ranks must iterate together.
 
     Buffers are included, because an engine loses them when it sleeps.
     """
@@ -78,16 +78,16 @@ def checkpoint_parameters(
 def in_checkpoint_format(
     model: PreTrainedModel, names: Iterable[str], weights: Iterable[tuple[str, Tensor]]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield ``weights`` as in the model's files, reverting the conversions that ``transformers`` makes on loading.
+    """Yield ``weights`` in the format of the model's files, reverting ``transformers``' conversions on loading.
 
-    Parameters that share a tensor in the files are kept until all have arrived; others are yielded at once. The experts
-    of a layer, which have separate tensors in the files, stay stacked, ``[E, ...]``, under a name with ``*`` for the
-    expert's index, because a Python loop over them would take longer than the copying.
+    Parameters that share a tensor in the files are held back until all have arrived; others are yielded immediately.
+    The experts of a layer are separate tensors in the files, but remain stacked here, ``[E, ...]``, under a name with
+    ``*`` for the expert index, because a Python loop over them would take longer than the copying itself.
 
     Args:
-        model: loaded by ``from_pretrained``, which records its conversions in the model.
-        names: a superset of the names of ``weights``.
-        weights: full tensors by their name in ``model``.
+        model: model loaded by ``from_pretrained``, which records its conversions.
+        names: names of the weights; may include additional names.
+        weights: full tensors and their names in ``model``.
     """
     target, stacks = names_and_stacks(model, names)
     num_parts = Counter(target.values())
@@ -107,7 +107,7 @@ def in_checkpoint_format(
 
 
 def one_by_one(name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield a weight of :func:`in_checkpoint_format`, with stacked experts split as in the model's files."""
+    """Yield a weight from :func:`in_checkpoint_format`, splitting stacked experts as in the model's files."""
     if "*" not in name:
         yield name, value
         return
@@ -116,10 +116,10 @@ def one_by_one(name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 def names_and_stacks(model: PreTrainedModel, names: Iterable[str]) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """Return the name of each weight's (first) tensor in the model's files, and the patterns of stacked experts.
+    """Return each weight's (first) tensor name in the model's files, and the name patterns of stacked experts.
 
-    For a weight that stacks the experts of a layer, ``[E, ...]``, the patterns are one name, or the names of the gate
-    and up projections that it concatenates, with ``*`` for the expert's index.
+    A weight that stacks the experts of a layer, ``[E, ...]``, has one pattern, or two if it concatenates the gate and
+    up projections. In a pattern, ``*`` stands for the expert index.
     """
     conversions = getattr(model, "_weight_conversions", None)
     if conversions is None:  # Not loaded by from_pretrained: use the defaults of revert_weight_conversion.
@@ -146,7 +146,7 @@ def names_and_stacks(model: PreTrainedModel, names: Iterable[str]) -> tuple[dict
 def write_architecture(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, buffers: Mapping[str, Tensor]
 ) -> None:
-    """Write everything but parameters: configs, tokenizer, the model's code, and the ``buffers``."""
+    """Write everything except the parameters: configs, tokenizer, model code, and ``buffers``."""
     folder.mkdir(parents=True, exist_ok=True)
     config = model.config
     config.architectures = [type(model).__name__]
@@ -161,22 +161,22 @@ def write_architecture(
 
 
 def read_buffers(folder: Path) -> dict[str, Tensor]:
-    """Return the buffers in a folder of :func:`write_architecture`, by name."""
+    """Return the buffers in a folder written by :func:`write_architecture`, by name."""
     return load_file(folder / BUFFERS) if (folder / BUFFERS).is_file() else {}
 
 
 class WeightFiles:
-    """The assignment of weights to files in an export. It depends on the model only."""
+    """Assignment of weights to files in an export, which depends only on the model."""
 
     def __init__(self, model: PreTrainedModel, file_bytes: int = FILE_BYTES) -> None:
-        """Assign the weights of ``model``, an architecture from :func:`empty_model`."""
+        """Assign the weights of ``model``, which was created by :func:`empty_model`."""
         self.model = model
         parameters = dict(model.named_parameters())
         self.shapes = parameters | saved_buffers(model)
-        """Name -> tensor to write, on the meta device; of tied tensors the first."""
+        """Name -> tensor to write, on the meta device; of tied tensors, only the first is included."""
         dtype = model.config.dtype
         assert isinstance(dtype, torch.dtype), dtype
-        # Keep in float32 the head of a value model and the weights that transformers loads in float32.
+        # Keep the head of a value model, and weights that transformers loads in float32, in float32.
         exact = model._get_dtype_plan(dtype)
         self.dtypes = {name: value.dtype for name, value in self.shapes.items()}
         """Name -> dtype in the file."""
@@ -184,10 +184,10 @@ class WeightFiles:
             if not (name.startswith(f"{VALUE_HEAD}.") or any(part in name for part in exact)):
                 self.dtypes[name] = _narrower(dtype, self.dtypes[name])
         self.files = self._cut(file_bytes)
-        """File -> names of its weights."""
+        """File -> names of the weights it contains."""
 
     def _cut(self, file_bytes: int) -> dict[str, list[str]]:
-        # One process must write all weights that share a tensor.
+        # Weights that share a tensor must be written by one process.
         groups: dict[str, list[str]] = defaultdict(list)
         for name, in_file in names_and_stacks(self.model, self.shapes)[0].items():
             groups[in_file].append(name)
@@ -205,11 +205,11 @@ class WeightFiles:
         return {f"{stem}-{i:05d}-of-{len(files):05d}{suffix}": names for i, names in enumerate(files, start=1)}
 
     def num_bytes(self, names: Iterable[str]) -> int:
-        """Return the size of these weights in the files."""
+        """Return the total size in bytes of the named weights in the files."""
         return sum(self.shapes[name].numel() * self.dtypes[name].itemsize for name in names)
 
     def share(self, rank: int, world_size: int) -> list[str]:
-        """Return the files that process ``rank`` writes; each file, largest first, goes to the least loaded process."""
+        """Return the files for process ``rank``; each file, largest first, is assigned to the least loaded process."""
         loads = [0] * world_size
         shares: list[list[str]] = [[] for _ in range(world_size)]
         for file in sorted(self.files, key=lambda file: -self.num_bytes(self.files[file])):
@@ -219,17 +219,17 @@ class WeightFiles:
         return shares[rank]
 
     def sent_dtype(self, name: str, value: Tensor) -> torch.dtype:
-        """Return the dtype in the file if it is narrower; a :data:`verl.models.fsdp.WeightDtype`."""
+        """Return the dtype in the file if it is narrower. Implements :data:`verl.models.fsdp.WeightDtype`."""
         return _narrower(self.dtypes[name], value.dtype)
 
     def write(self, file: str, weights: Mapping[str, Tensor], folder: Path) -> FileRecord:
-        """Write one file; ``weights`` are on the CPU and include those of the file."""
+        """Write one file; ``weights`` must be on the CPU and include all weights of the file."""
         state = {name: weights[name].to(self.dtypes[name]) for name in self.files[file]}
         content = {name: value.contiguous() for name, value in self._in_files(state).items()}
         return write_recorded(folder / file, save(content, metadata={"format": "pt"}))
 
     def write_index(self, folder: Path) -> dict[str, FileRecord]:
-        """Write the index from tensors to files, if there are several; returns its record by name."""
+        """Write the index that maps tensors to files, if there are several; return its record by name."""
         if len(self.files) == 1:
             return {}
         weight_map: dict[str, str] = {}
@@ -255,8 +255,8 @@ def write_huggingface(
     """Write a folder that ``transformers`` and vLLM can load, in ``model.config.dtype``.
 
     Args:
-        model: the architecture from :func:`empty_model`.
-        weights: all parameters (of tied ones the first) and persistent buffers by name, on the CPU.
+        model: model without weights from :func:`empty_model`.
+        weights: all parameters and persistent buffers by name, on the CPU; of tied parameters, only the first.
     """
     write_architecture(model, tokenizer, folder, {})
     files = WeightFiles(model)

@@ -1,4 +1,4 @@
-"""Facts about a model, read once per process from its config files, and checks of its weight files."""
+"""Model metadata, read once per process from a model's config files, and checks of its weight files."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,33 +29,33 @@ from verl.config.errors import ConfigError, in_one_line
 from verl.models.hub import is_complete, local_folder
 
 VALUE_HEAD = "score"
-"""Name of a value model's head."""
+"""Name of the value head in a model."""
 
 GENERATION = "generation_config.json"
 
 ROPE = "rope_parameters"
-"""Options of rotary embeddings in ``transformers``."""
+"""Name of the rotary embedding options in ``transformers``."""
 OLDER_NAMES = ("rope_scaling", "rope_theta")
-"""Names of these options in most models' ``config.json``."""
+"""Names of these options in most ``config.json`` files."""
 
 
 class GenerationSettings(GenerationConfig):
     """A generation config that can always be saved.
 
-    ``transformers`` warns when it loads an inconsistent config, such as the common one with a temperature and no
-    ``do_sample``, but refuses to save it. That must not end a run at its first checkpoint.
+    When ``transformers`` loads an inconsistent config, such as the common case of a temperature without ``do_sample``,
+    it only warns. Saving such a config raises an error, which would end a run at its first checkpoint.
     """
 
     def validate(self, strict: bool = False, **options: Any) -> None:  # type: ignore[override]  # options vary by version
-        """Validate as strictly as on loading."""
+        """Validate only as strictly as on loading."""
         super().validate(**options)
 
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """Facts about a model from ``config.json`` and ``generation_config.json``.
+    """Metadata of a model from ``config.json`` and ``generation_config.json``.
 
-    All callers share it: copy ``config`` before changing it.
+    Instances are shared between callers, so copy ``config`` before changing it.
     """
 
     path: str
@@ -65,9 +65,9 @@ class ModelInfo:
     @classmethod
     @cache
     def read(cls, path: str, trust_remote_code: bool, override_config: str = "{}") -> "ModelInfo":
-        """Read a model's config on the first call; raises ``ConfigError`` if there is none.
+        """Read a model's config on the first call, and cache it. Raises ``ConfigError`` if it cannot be read.
 
-        ``override_config``: replacements of values in ``config.json``, as JSON.
+        ``override_config`` is a JSON object of values that replace values in ``config.json``.
         """
         try:
             config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
@@ -83,12 +83,12 @@ class ModelInfo:
 
     @classmethod
     def of(cls, model: ModelConfig) -> "ModelInfo":
-        """Call :meth:`read` with the options of ``model``."""
+        """Call :meth:`read` with the options in ``model``."""
         return cls.read(model.path, model.trust_remote_code, json.dumps(model.override_config, sort_keys=True))
 
     @property
     def text_config(self) -> Any:
-        """The config of the language model, which is a part of ``config`` for vision-language models."""
+        """Config of the language model, which is a part of ``config`` for vision-language models."""
         return self.config.get_text_config()
 
     @property
@@ -98,12 +98,12 @@ class ModelInfo:
 
     @property
     def max_length(self) -> int | None:
-        """Maximum sequence length in tokens; None if the config does not state it."""
+        """Maximum sequence length in tokens, or None if the config does not specify it."""
         return getattr(self.text_config, "max_position_embeddings", None)
 
     @cached_property
     def generation_config(self) -> GenerationConfig | None:
-        """``generation_config.json``; None if there is no such file."""
+        """Generation config from ``generation_config.json``, or None if there is no such file."""
         file = Path(self.path, GENERATION)
         if Path(self.path).is_dir() and not file.exists():
             return None
@@ -118,8 +118,8 @@ class ModelInfo:
     def end_tokens(self, tokenizer: PreTrainedTokenizerBase, further: Iterable[int] = ()) -> list[int]:
         """Return the tokens that end a response, in ascending order.
 
-        These are the tokenizer's end-of-sequence token, the ones in ``generation_config.json`` (without that file, in
-        ``config.json``), and ``further`` tokens.
+        These are the tokenizer's end-of-sequence token, the end tokens in ``generation_config.json`` (or
+        ``config.json`` if that file is missing), and the ``further`` tokens.
         """
         settings = self.generation_config
         eos = (GenerationConfig.from_model_config(self.config) if settings is None else settings).eos_token_id
@@ -134,10 +134,10 @@ class ModelInfo:
         return sorted({token for token in (tokenizer.eos_token_id, *further, *eos) if token is not None})
 
     def meta_model(self, auto_class: Any, num_labels: int | None = None) -> PreTrainedModel:
-        """Make a new model on the meta device in float32, by an auto class of ``transformers``.
+        """Create a new float32 model on the meta device with an auto class of ``transformers``.
 
-        ``num_labels`` is the number of outputs of a classifier; None: the value in ``config``. Raises ``ConfigError``
-        if the auto class does not support the model.
+        ``num_labels`` is the number of outputs of a classifier, or None to use the value in ``config``. Raises
+        ``ConfigError`` if the auto class does not support the model.
         """
         config = deepcopy(self.config)
         if num_labels is not None:
@@ -153,18 +153,18 @@ class ModelInfo:
 
     @cached_property
     def causal_model(self) -> PreTrainedModel:
-        """The language model on the meta device. It is shared: do not change it."""
+        """Language model on the meta device. It is shared between callers, so do not change it."""
         return self.meta_model(AutoModelForCausalLM)
 
     @cached_property
     def has_value_form(self) -> bool:
-        """Whether ``transformers`` has a token classification model of this type with a head named score."""
+        """Whether ``transformers`` has a token classification model of this type whose head is named ``score``."""
         known = type(self.config) in MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING
         return known and hasattr(self.meta_model(AutoModelForTokenClassification), VALUE_HEAD)
 
 
 def _overridden(config: PreTrainedConfig, path: str, overrides: dict[str, Any]) -> PreTrainedConfig:
-    """Return ``config`` of the model at ``path`` with ``overrides``."""
+    """Return the ``config`` of the model at ``path`` with ``overrides`` applied."""
     values = config.to_dict()
     known = sorted({*values, *PreTrainedConfig().to_dict(), *config.attribute_map, *OLDER_NAMES})
     without_effect = _without_effect(config, overrides)
@@ -178,7 +178,7 @@ def _overridden(config: PreTrainedConfig, path: str, overrides: dict[str, Any]) 
     changed = {name: value for name, value in overrides.items() if name not in without_effect}
     rope = values.get(ROPE)
     if isinstance(rope, dict) and not any(isinstance(value, dict) for value in rope.values()):
-        # The newer option includes rope_theta, which rope_scaling does not change.
+        # The newer option includes rope_theta, which rope_scaling leaves unchanged.
         scaling = changed.pop("rope_scaling", None) or changed.pop(ROPE, None) or rope
         base = {name: changed.pop(name) for name in ("rope_theta",) if name in changed}
         changed[ROPE] = {"rope_theta": rope.get("rope_theta")} | scaling | base
@@ -190,10 +190,10 @@ def _overridden(config: PreTrainedConfig, path: str, overrides: dict[str, Any]) 
 
 
 def _without_effect(config: PreTrainedConfig, overrides: Mapping[str, Any]) -> list[str]:
-    """Return the dropout rates of 0 in ``overrides`` that the architecture does not have.
+    """Return the names of dropout rates of 0 in ``overrides`` that the architecture does not have.
 
-    veRL's commands set the rates of several architectures at once. A name that resembles one of the model's nonzero
-    rates is excluded, since it is probably misspelt.
+    veRL's commands set rates for several architectures at once. Names that resemble one of the model's nonzero rates
+    are excluded, because they are probably misspelt.
     """
     values = config.to_dict()
 
@@ -209,7 +209,7 @@ def _without_effect(config: PreTrainedConfig, overrides: Mapping[str, Any]) -> l
 
 
 def override_notes(model: ModelConfig) -> list[str]:
-    """Return a warning about values of ``model.override_config`` that have no effect, if any."""
+    """Return a list with a warning about ineffective values in ``model.override_config``, or an empty list."""
     info = ModelInfo.read(model.path, model.trust_remote_code)
     names = _without_effect(info.config, model.override_config)
     kind = info.config.model_type
@@ -217,7 +217,7 @@ def override_notes(model: ModelConfig) -> list[str]:
 
 
 def override_engine_config(model: ModelConfig, config: PreTrainedConfig) -> PreTrainedConfig:
-    """Apply ``model.override_config`` to vLLM's config; called by vLLM as ``hf_overrides``."""
+    """Apply ``model.override_config`` to vLLM's config. vLLM calls this function as ``hf_overrides``."""
     source = ModelInfo.of(model).config
     for name in model.override_config:
         if not hasattr(source, name) and name not in OLDER_NAMES:
@@ -228,10 +228,10 @@ def override_engine_config(model: ModelConfig, config: PreTrainedConfig) -> PreT
 
 
 def resolve_layers(layers: Sequence[int], depth: int) -> list[int]:
-    """Return nonnegative indices of ``layers``, which may be negative, in a model of ``depth`` layers.
+    """Convert ``layers``, which may be negative, to nonnegative layer indices in a model of ``depth`` layers.
 
     Raises:
-        ConfigError: the model has no such layer, or one is named twice.
+        ConfigError: if the model has no such layer or a layer is repeated.
     """
     for layer in layers:
         if not -depth <= layer < depth:
@@ -245,9 +245,9 @@ def resolve_layers(layers: Sequence[int], depth: int) -> list[int]:
 
 
 def check_weights(info: ModelInfo, where: str) -> None:
-    """Raise ``ConfigError`` if weight files are missing, truncated, or do not match the config's shapes.
+    """Raise ``ConfigError`` if weight files are missing or truncated, or do not match the shapes in the config.
 
-    Shapes are checked in safetensors only. ``where`` is the option that names the model, with its value.
+    Only safetensors have their shapes checked. ``where`` is the option that names the model, and its value.
     """
     folder = Path(local_folder(info.path))
     if not is_complete(folder):
@@ -266,7 +266,7 @@ def check_weights(info: ModelInfo, where: str) -> None:
 def tensor_shapes(file: Path, where: str) -> dict[str, list[int]]:
     """Return the shape of each tensor in a safetensors file.
 
-    Raises ``ConfigError``, which begins with ``where``, if the file is missing or broken.
+    Raises ``ConfigError`` with a message that begins with ``where`` if the file is missing or broken.
     """
     try:
         with safe_open(file, framework="pt") as tensors:
@@ -277,7 +277,7 @@ def tensor_shapes(file: Path, where: str) -> dict[str, list[int]]:
 
 
 def _hub_kernels(config: PreTrainedConfig) -> list[str]:
-    """Return the hub repositories whose code transformers would run for the model's attention or experts."""
+    """Return the hub repositories from which transformers would run code for the model's attention or experts."""
     parts = [config, *(getattr(config, name, None) for name in config.sub_configs)]
     attributes = ("_attn_implementation", "_experts_implementation")
     kernels = (str(getattr(part, attribute, None)) for part in parts for attribute in attributes)
@@ -285,9 +285,9 @@ def _hub_kernels(config: PreTrainedConfig) -> list[str]:
 
 
 def _expected_shapes(info: ModelInfo) -> dict[str, list[int]]:
-    """Return the shapes of the language model's parameters that keep their names in the files."""
+    """Return the shapes of the language model parameters whose names are the same in the files."""
     if type(info.config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return {}
-    # transformers stacks the weights of experts, and may transpose them.
+    # transformers stacks expert weights and may transpose them.
     parameters = info.causal_model.named_parameters()
     return {name: list(parameter.shape) for name, parameter in parameters if ".experts." not in name}

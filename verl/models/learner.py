@@ -1,4 +1,4 @@
-"""AdamW over a sharded model, with its schedule, gradient clipping, and accumulation over micro-batches."""
+"""AdamW for a sharded model, with a learning-rate schedule, gradient clipping, and gradient accumulation."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -19,16 +19,16 @@ T = TypeVar("T")
 
 
 class Learner:
-    """A sharded model's optimizer and learning-rate schedule."""
+    """Optimizer and learning-rate schedule of a sharded model."""
 
     def __init__(
         self, model: nn.Module, config: OptimConfig, total_steps: int, offload: bool = False, copies: int = 1
     ) -> None:
-        """Prepare the optimizer and its schedule.
+        """Create the optimizer and its schedule.
 
         Args:
-            offload: keep the optimizer's state in host memory except during its step.
-            copies: number of workers that share the tokens of a sequence and so compute the same part of the loss.
+            offload: whether to keep the optimizer state in host memory except during its step.
+            copies: number of workers that share a sequence's tokens and therefore compute the same part of the loss.
         """
         self.model = model
         self.copies = copies
@@ -39,21 +39,21 @@ class Learner:
     def step(
         self, micros: Sequence[T], loss_of: Callable[[T], tuple[Tensor, dict[str, Tensor]]]
     ) -> tuple[dict[str, float], dict[str, float]]:
-        """Sum the gradients over micro-batches and ranks, and step once.
+        """Sum the gradients over micro-batches and ranks, then take one optimizer step.
 
-        If the gradient norm is not finite, the optimizer step is skipped; the schedule advances.
+        If the gradient norm is not finite, the optimizer step is skipped, but the schedule still advances.
 
         Args:
-            micros: this rank's micro-batches, equally many on every rank.
-            loss_of: returns for a micro-batch its share of the step's loss, and sums for the log. The shares of all
+            micros: this rank's micro-batches; all ranks must have the same number.
+            loss_of: function that returns a micro-batch's share of the step's loss, and sums to log. The shares of all
                 micro-batches and ranks add up to the loss.
 
         Returns:
-            The sums over all ranks, and ``grad_norm``, ``lr`` and ``skipped_updates`` (1 if this step was skipped, else
-            0). Both are the same on every rank.
+            The logged sums over all ranks, and a dictionary with ``grad_norm``, ``lr`` and ``skipped_updates`` (1 if
+            this step was skipped, else 0). Both are identical on every rank.
         """
         totals: dict[str, Tensor] = {}
-        # Steps and ranks need different dropout masks, and a resumed run the same ones.
+        # Steps and ranks need different dropout masks, which a resumed run must reproduce.
         seed = (torch.initial_seed() + self.scheduler.last_epoch * dist.get_world_size() + dist.get_rank()) % 2**63
         with adapter_dropout(self.model, seed):
             for index, micro in enumerate(micros, start=1):
@@ -65,7 +65,7 @@ class Learner:
                 # that share a sequence backpropagate through different tokens.
                 (loss * dist.get_world_size()).backward()
                 for name, value in sums.items():
-                    # Keep the values on the device; fetching them would synchronize.
+                    # Keep the values on the device, because fetching them would synchronize.
                     value = value.detach().double()
                     totals[name] = totals.get(name, torch.zeros_like(value)) + value
         grad_norm = clip_gradients(self.model, self.grad_clip)
@@ -73,11 +73,11 @@ class Learner:
         if not skipped:
             with self.optimizer_state.loaded():
                 self.optimizer.step()
-        # The rollout engine needs the memory of the gradients.
+        # Free the gradients, because the rollout engine needs their memory.
         self.optimizer.zero_grad()
         learning_rate = float(self.scheduler.get_last_lr()[0])
         self.scheduler.step()
-        # Sort: a custom loss may return its metrics in another order on another rank.
+        # Sort the names, because a custom loss may return its metrics in a different order on each rank.
         names = sorted(totals)
         summed = torch.stack([totals[name] for name in names])
         dist.all_reduce(summed)
@@ -92,7 +92,7 @@ class Learner:
 
 
 def make_optimizer(model: nn.Module, config: OptimConfig, total_steps: int) -> tuple[torch.optim.AdamW, LambdaLR]:
-    """Return AdamW over the trainable parameters, and its schedule over ``total_steps`` optimizer steps."""
+    """Return AdamW for the trainable parameters, and its schedule for ``total_steps`` optimizer steps."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     betas = (config.betas[0], config.betas[1])
     optimizer = torch.optim.AdamW(
@@ -102,7 +102,7 @@ def make_optimizer(model: nn.Module, config: OptimConfig, total_steps: int) -> t
 
 
 def lr_multiplier(config: OptimConfig, total_steps: int) -> Callable[[int], float]:
-    """Return the factor on the peak learning rate at a 0-based optimizer step: linear warm-up, then decay."""
+    """Return a function from the 0-based optimizer step to a factor on the peak learning rate: warm-up, then decay."""
     warmup, floor = config.warmup_steps(total_steps), config.min_lr_ratio
     decay_steps = max(1, total_steps - warmup)
 
@@ -120,6 +120,6 @@ def lr_multiplier(config: OptimConfig, total_steps: int) -> Callable[[int], floa
 
 
 def clip_gradients(model: nn.Module, max_norm: float) -> float:
-    """Clip gradients to a global norm of ``max_norm``; returns the norm before clipping, the same on every rank."""
+    """Clip gradients to a global norm of ``max_norm`` and return the norm before clipping, identical on every rank."""
     total = nn.utils.clip_grad_norm_(model.parameters(), max_norm)
     return float(total.full_tensor() if isinstance(total, DTensor) else total)

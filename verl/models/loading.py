@@ -1,9 +1,9 @@
 """Loading of language models and value models into shards.
 
-Only rank 0 reads a checkpoint. The other ranks build the model on the meta device and receive each parameter by
-broadcast, so that all machines have the same weights. Rank 0 reads the parameters from the files one by one, stacking
-the experts of a layer. If ``transformers`` must convert or create others (a new head), rank 0 temporarily holds the
-whole model in float32.
+Only rank 0 reads the checkpoint. The other ranks build the model on the meta device and receive each parameter by
+broadcast, so all machines have the same weights. Rank 0 reads the parameters one by one from the files, stacking the
+experts of each layer. If ``transformers`` must convert or create parameters (such as a new head), rank 0 temporarily
+holds the whole model in float32.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ from verl.models.offload import local_part, require_loaded, reshard
 from verl.models.onednn import multiply_by_onednn
 
 MAX_REPLICATED = 50_000_000
-"""Largest number of parameters of a model that is replicated, not sharded, by default (``fsdp_size``)."""
+"""Largest model, in parameters, that is replicated instead of sharded by default (``fsdp_size``)."""
 
 
 def load_sharded_model(
@@ -46,9 +46,9 @@ def load_sharded_model(
     Trainable parameters are kept in float32, others in ``config.param_dtype``.
 
     Args:
-        mesh: all workers, one-dimensional.
-        trainable: train the model, or with ``config.lora`` only adapters, which are added.
-        source: a model of the same folder, sharded in the same way, to copy the weights from.
+        mesh: one-dimensional mesh of all workers.
+        trainable: whether to train the model, or only the adapters that are added if ``config.lora`` is set.
+        source: model from the same folder with the same sharding to copy the weights from.
     """
 
     def build(device: str) -> Any:
@@ -58,13 +58,13 @@ def load_sharded_model(
 
 
 def load_sharded_value_model(config: ModelConfig, mesh: DeviceMesh, trainable: bool) -> PreTrainedModel:
-    """Load a transformer with a head ``score`` and shard it as :func:`load_sharded_model` does.
+    """Load a transformer with a head named ``score`` and shard it like :func:`load_sharded_model`.
 
-    A trainable model may start from a checkpoint without a head, such as a language model. The head is then zero.
+    A trainable model may start from a checkpoint without a head, such as a language model. Its head is then zero.
 
     Raises:
-        ConfigError: weights of the body are missing; or a frozen model lacks a head with one output or has other
-            weights.
+        ConfigError: if weights of the body are missing, or if a frozen model has unexpected weights or lacks a head
+            with one output.
     """
     return load_and_shard(partial(_read_value_model, config, trainable), config, mesh, trainable)
 
@@ -74,7 +74,7 @@ def _read_value_model(config: ModelConfig, trainable: bool, device: str) -> PreT
     options = pretrained_options(config, device)
     options["config"].num_labels = 1
     verbosity = transformers.logging.get_verbosity()
-    # Missing weights are checked below.
+    # Silence warnings about missing weights, which are checked below.
     transformers.logging.set_verbosity_error()
     try:
         model, loading = AutoModelForTokenClassification.from_pretrained(
@@ -84,7 +84,7 @@ def _read_value_model(config: ModelConfig, trainable: bool, device: str) -> PreT
         transformers.logging.set_verbosity(verbosity)
     missing = sorted({*loading["missing_keys"], *(entry[0] for entry in loading["mismatched_keys"])})
     if body := [name for name in missing if not name.startswith(f"{VALUE_HEAD}.")]:
-        # The option for a reward model's path differs between training and evaluation.
+        # The option that sets a reward model's path differs between training and evaluation.
         which = f"critic.model.path={config.path!r}" if trainable else f"the reward model {config.path!r}"
         raise ConfigError(
             f"{which}: its files lack weights of {type(model).__name__}: {', '.join(body)}; name a complete model"
@@ -98,14 +98,14 @@ def _read_value_model(config: ModelConfig, trainable: bool, device: str) -> PreT
                 "AutoModelForSequenceClassification with num_labels=1"
             )
     with torch.no_grad():
-        # Replace transformers' random initialization, so that all values are 0 before training.
+        # Undo the random initialization by transformers, so that all values are 0 before training.
         for name in missing:
             model.get_parameter(name).zero_()
     return model
 
 
 def pretrained_options(config: ModelConfig, device: str) -> dict[str, Any]:
-    """Return the arguments of ``from_pretrained`` for a model in float32 on ``device``, ``meta`` or ``cpu``."""
+    """Return the ``from_pretrained`` arguments for a float32 model on ``device``, ``meta`` or ``cpu``."""
     options = {
         "config": deepcopy(ModelInfo.of(config).config),
         "dtype": torch.float32,
@@ -122,16 +122,16 @@ def load_and_shard(
     trainable: bool,
     source: PreTrainedModel | None = None,
 ) -> PreTrainedModel:
-    """Shard a model that ``build`` makes on a device, ``meta`` or ``cpu``; see :func:`load_sharded_model`."""
+    """Shard a model that ``build`` creates on a given device, ``meta`` or ``cpu``; see :func:`load_sharded_model`."""
 
     def build_base(device: str) -> PreTrainedModel:
         model = build(device)
         if config.use_liger:
-            # Training has its own losses, so liger's are not needed.
+            # Training computes its own losses, so liger's are not needed.
             apply_liger_kernel(model, {"cross_entropy": False, "fused_linear_cross_entropy": False})
         return model
 
-    # 1. Download the model before all ranks read its config at once, and build it on the meta device.
+    # 1. Download the model before all ranks read its config concurrently, and build it on the meta device.
     local_folder(config.path)
     is_reader, has_adapters = dist.get_rank() == 0 and source is None, trainable and config.trains_adapters
     model = build_base("meta")
@@ -140,7 +140,7 @@ def load_and_shard(
         add_adapters(model, config)
     if mesh.device_type == "cpu":
         multiply_by_onednn(model)
-    # 2. If a parameter cannot be read by itself, rank 0 loads the whole model.
+    # 2. If some parameter cannot be read individually, load the whole model on rank 0.
     if is_reader and values is None:
         whole = build_base("cpu")
         if has_adapters:
@@ -149,7 +149,7 @@ def load_and_shard(
         del whole
     elif values is not None and has_adapters:
         values = _with_adapters(values, build_base("meta"), config)
-    # 3. Shard the model and fill the shards.
+    # 3. Shard the model and fill its shards.
     copy_size = config.fsdp.fsdp_size
     if copy_size is None:
         num_parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -159,7 +159,7 @@ def load_and_shard(
         _broadcast(model, values, mesh.device_type)
     else:
         _copy(model, source, mesh.device_type)
-    # Disable dropout: two forward passes of a policy must give the same log-probabilities.
+    # Disable dropout: repeated forward passes of a policy must give the same log-probabilities.
     model.eval()
     return model
 
@@ -167,8 +167,8 @@ def load_and_shard(
 def tensors_in_files(model: PreTrainedModel, path: str) -> Callable[[str], Tensor] | None:
     """Return a function that reads a parameter of ``model`` by name from the safetensors in ``path``.
 
-    Stacked experts are assembled from their matrices, and the buffers of rotary embeddings are computed. Return None if
-    any other tensor is missing in the files or has another shape. ``model`` is on the meta device.
+    Stacked experts are assembled from their matrices, and buffers of rotary embeddings are computed. Returns None if
+    any other tensor is missing from the files or has a different shape. ``model`` must be on the meta device.
     """
     files: dict[str, tuple[Path, tuple[int, ...]]] = {}
     for file in sorted(Path(local_folder(path)).glob("*.safetensors")):
@@ -181,7 +181,7 @@ def tensors_in_files(model: PreTrainedModel, path: str) -> Callable[[str], Tenso
             computed |= {f"{path_in_model}.{name}": buffer for name, buffer in fresh.named_buffers(recurse=False)}
     shapes = {name: tuple(value.shape) for name, value in _named_tensors(model) if name not in computed}
     renamed, stacks = names_and_stacks(model, shapes)
-    # 1. List the tensors in the files that make up each parameter: all experts' first matrices, then their second ones.
+    # 1. List the tensors in the files that make up each parameter: the first matrices of all experts, then the second.
     parts = {
         name: [pattern.replace("*", str(i)) for pattern in stacks[name] for i in range(shape[0])]
         if name in stacks
@@ -193,7 +193,7 @@ def tensors_in_files(model: PreTrainedModel, path: str) -> Callable[[str], Tenso
         if any(files.get(part, (None, None))[1] != part_shape for part in parts[name]):
             return None
 
-    # 2. Read a parameter, opening each file once.
+    # 2. Read parameters on demand, opening each file once.
     def read(name: str) -> Tensor:
         if name in computed:
             return computed[name]
@@ -216,8 +216,8 @@ def tensors_in_files(model: PreTrainedModel, path: str) -> Callable[[str], Tenso
 def _with_adapters(
     values: Callable[[str], Tensor], base: PreTrainedModel, config: ModelConfig
 ) -> Callable[[str], Tensor]:
-    """Extend ``values`` by initialized adapters. ``base``, the model on the meta device, is modified."""
-    # Expanded zeros have the right shape and device and take no memory.
+    """Extend ``values`` with initialized adapters. Modifies ``base``, which must be on the meta device."""
+    # Expanded zeros have the right shape and device but take no memory.
     base._apply(lambda weight: torch.zeros((), dtype=weight.dtype).expand(weight.shape))
     add_adapters(base, config)
     parameters = dict(base.named_parameters())
@@ -226,7 +226,7 @@ def _with_adapters(
 
 @torch.no_grad()
 def _broadcast(model: nn.Module, values: Callable[[str], Tensor] | None, device: str) -> None:
-    """Move ``model`` from the meta device to ``device`` with rank 0's ``values``, each requested once."""
+    """Move ``model`` from the meta device to ``device`` with rank 0's ``values``, requesting each value once."""
     model.to_empty(device=device)
     for name, target in _named_tensors(model):
         if dist.get_rank() == 0:
@@ -236,14 +236,14 @@ def _broadcast(model: nn.Module, values: Callable[[str], Tensor] | None, device:
             value = torch.empty(target.shape, dtype=target.dtype, device=device)
         dist.broadcast(value, src=0)
         if isinstance(target, DTensor):
-            # Every rank has the full tensor and slices it without communication.
+            # Every rank has the full tensor and can slice it without communication.
             value = distribute_tensor(value, target.device_mesh, target.placements, src_data_rank=None)
         target.copy_(value)
 
 
 @torch.no_grad()
 def _copy(model: nn.Module, source: PreTrainedModel, device: str) -> None:
-    """Move ``model`` from the meta device to ``device``, copying this rank's shards of ``source``."""
+    """Move ``model`` from the meta device to ``device`` by copying this rank's shards of ``source``."""
     reshard(source)
     require_loaded(source.parameters())
     model.to_empty(device=device)

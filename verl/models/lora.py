@@ -1,10 +1,10 @@
-"""Low-rank adapters (LoRA, arXiv 2106.09685), injected by peft into a model that keeps its class.
+"""Low-rank adapters (LoRA, arXiv 2106.09685), which peft injects into a model without changing the model's class.
 
 An adapted linear layer computes ``W x + scaling * B (A x)``. Its submodules are ``base_layer`` for ``W``,
 ``lora_A.default`` for ``A`` and ``lora_B.default`` for ``B``.
 
-Training may start from an adapter that ``peft`` saved in ``adapter_config.json`` and ``adapter_model.safetensors``. The
-files are untrusted, so their content is checked before use.
+Training may start from an adapter that ``peft`` saved as ``adapter_config.json`` and ``adapter_model.safetensors``.
+These files are untrusted, so their content is validated before use.
 """
 
 from collections.abc import Iterable, Iterator
@@ -30,24 +30,24 @@ from verl.models.offload import full_tensor, reshard
 from verl.utils.files import FileRecord, file_record, write_recorded
 
 ADAPTER = "default"
-"""The adapter's name in peft."""
+"""Name of the adapter in peft."""
 WRAPPER = "base_model.model."
-"""Prefix of parameter names in peft's files."""
+"""Prefix of parameter names in files saved by peft."""
 OPTIONS, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 UNUSED = {
     *("base_model_name_or_path", "task_type", "inference_mode", "revision", "auto_mapping", "peft_version"),
     *("lora_dropout", "megatron_core", "qalora_group_size"),
 }
-"""Options that do not affect the output of a trained adapter. All others must have the values of plain LoRA."""
+"""Options that do not affect a trained adapter's output. All others must have the values of plain LoRA."""
 TRAINABLE_STARTS = (True, False, "gaussian")
-"""``init_lora_weights`` of adapters that do not modify the base weights."""
+"""Values of ``init_lora_weights`` for adapters that do not modify the base weights."""
 MAX_SCALE = 10_000
-"""Bound on ``lora_alpha / r`` and its inverse; common values are 0.5 to 4."""
+"""Upper bound on ``lora_alpha / r`` and on its inverse; common values are 0.5 to 4."""
 
 
 def linear_layers(model: PreTrainedModel) -> dict[str, nn.Linear]:
-    """Return the linear layers except the output head by name."""
+    """Return all linear layers except the output head, by name."""
     head = model.get_output_embeddings() or getattr(model, VALUE_HEAD, None)
     return {
         name: module for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head
@@ -58,7 +58,7 @@ def adapter_options(model: PreTrainedModel, config: ModelConfig, prefix: str = "
     """Return the adapter config of ``model``, from the options or from the saved adapter that training starts from.
 
     Raises:
-        ConfigError: the model lacks the target layers, or the saved adapter cannot be used.
+        ConfigError: if the model lacks the target layers or the saved adapter cannot be used.
     """
     lora, saved = config.lora, config.lora_adapter_path
     if saved is not None:
@@ -72,7 +72,7 @@ def adapter_options(model: PreTrainedModel, config: ModelConfig, prefix: str = "
                 f"{prefix}.lora.target_modules={lora.target_modules!r}: {type(model).__name__} has no linear layers "
                 f"called {', '.join(unknown)}; it has {', '.join(available) or 'none'}"
             )
-        # Declared as int, but only divided.
+        # peft declares lora_alpha as int but only divides it by the rank, so a float also works.
         options = peft.LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets)  # type: ignore[arg-type]
     options.lora_dropout = lora.dropout
     options.task_type = "TOKEN_CLS" if hasattr(model, VALUE_HEAD) else "CAUSAL_LM"
@@ -83,8 +83,8 @@ def adapter_options(model: PreTrainedModel, config: ModelConfig, prefix: str = "
 def add_adapters(model: PreTrainedModel, config: ModelConfig) -> None:
     """Add adapters to ``model`` in place, on its device.
 
-    Without ``lora_adapter_path``, ``A`` is drawn from torch's global generator and ``B`` is 0, so that the output of
-    the model does not change.
+    Without ``lora_adapter_path``, ``A`` is drawn from torch's global generator and ``B`` is initialized to 0, so that
+    the model's output does not change.
     """
     options, is_meta = adapter_options(model, config), model.device.type == "meta"
     peft.inject_adapter_in_model(options, model, ADAPTER, low_cpu_mem_usage=is_meta)
@@ -95,8 +95,8 @@ def add_adapters(model: PreTrainedModel, config: ModelConfig) -> None:
 def read_saved_adapter(folder: str, model: PreTrainedModel, field: str) -> peft.LoraConfig:
     """Return the config of the adapter in ``folder`` after checking that it fits ``model``.
 
-    Raises ``ConfigError`` naming ``field`` if a file is missing or broken, or the adapter is not plain LoRA or belongs
-    to another model.
+    Raises ``ConfigError`` naming ``field`` if a file is missing or broken, if the adapter is not plain LoRA, or if it
+    belongs to a different model.
     """
     where = f"{field}={folder!r}"
     options = _read_options(Path(folder), where)
@@ -121,7 +121,7 @@ def read_saved_adapter(folder: str, model: PreTrainedModel, field: str) -> peft.
 
 @torch.no_grad()
 def load_saved_adapter(folder: str, model: nn.Module, field: str) -> None:
-    """Copy the adapter weights in ``folder``, checked by :func:`read_saved_adapter`, into ``model``."""
+    """Copy the adapter weights in ``folder`` into ``model``, after validation by :func:`read_saved_adapter`."""
     parameters = dict(model.named_parameters())
     with safe_open(Path(folder) / WEIGHTS, framework="pt") as file:
         for key in file.keys():  # noqa: SIM118  # not a mapping
@@ -165,7 +165,7 @@ def _is_target(name: str, targets: Iterable[str]) -> bool:
 
 
 def train_adapters_only(model: nn.Module) -> None:
-    """Freeze everything except the adapters and a value model's head."""
+    """Freeze all parameters except the adapters and the head of a value model."""
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(is_adapter(name) or name.startswith(f"{VALUE_HEAD}."))
 
@@ -176,17 +176,17 @@ def is_adapter(name: str) -> bool:
 
 
 def base_parameter_name(name: str) -> str:
-    """Return the name of a parameter in the model without adapters."""
+    """Return the name that a parameter has in the model without adapters."""
     return name.replace(".base_layer.", ".")
 
 
 def is_adapted(name: str) -> bool:
-    """Whether the parameter ``name`` is a weight with an adapter."""
+    """Whether the parameter ``name`` is a weight that has an adapter."""
     return name.endswith(".base_layer.weight")
 
 
 def adapter_of(model: nn.Module, name: str) -> list[tuple[str, Tensor]]:
-    """Return the names and values of ``A`` and ``B`` for the weight ``name``, if it has an adapter."""
+    """Return the names and values of the ``A`` and ``B`` that adapt the weight ``name``, or an empty list."""
     if not is_adapted(name):
         return []
     path = name.removesuffix(".base_layer.weight")
@@ -195,7 +195,7 @@ def adapter_of(model: nn.Module, name: str) -> list[tuple[str, Tensor]]:
 
 
 def merged_weight(model: nn.Module, name: str, weight: Tensor, down: Tensor, up: Tensor) -> Tensor:
-    """Return ``W + scaling * B A`` in float32 from the full ``W``, ``A`` and ``B`` of the parameter ``name``."""
+    """Return ``W + scaling * B A`` in float32, given the full ``W``, ``A`` and ``B`` of the parameter ``name``."""
     layer = model.get_submodule(name.removesuffix(".base_layer.weight"))
     assert isinstance(layer, LoraLayer), type(layer)
     return torch.addmm(weight.float(), up, down, alpha=layer.scaling[ADAPTER])
@@ -203,9 +203,9 @@ def merged_weight(model: nn.Module, name: str, weight: Tensor, down: Tensor, up:
 
 @contextmanager
 def adapter_dropout(model: nn.Module, seed: int) -> Iterator[None]:
-    """Enable the dropout of adapters (``lora.dropout``) inside the block, with a fixed ``seed``.
+    """Enable adapter dropout (``lora.dropout``) inside the block, with a fixed ``seed``.
 
-    Outside, models compute without dropout, so that forward passes of one policy agree.
+    Outside the block, models run without dropout, so that repeated forward passes of a policy agree.
     """
     adapters = [module for module in model.modules() if isinstance(module, LoraLayer)]
     layers = [drop for layer in adapters for drop in layer.lora_dropout.values() if isinstance(drop, nn.Dropout)]
@@ -238,13 +238,13 @@ def adapters_disabled(model: nn.Module) -> Iterator[None]:
 
 
 def export_adapters(model: PreTrainedModel, folder: Path) -> dict[str, FileRecord]:
-    """Write the trained parameters for ``peft.PeftModel.from_pretrained``; all ranks must call it, rank 0 writes.
+    """Write the adapters for ``peft.PeftModel.from_pretrained``; all ranks must call it, and rank 0 writes.
 
-    Returns the record of each file by name on rank 0.
+    Returns the records of the files by name on rank 0.
     """
     reshard(model)
     state = {
-        # peft's files omit the adapter's name.
+        # Parameter names in peft's files omit the adapter's name.
         f"{WRAPPER}{name.replace(f'.{ADAPTER}.', '.')}": full_tensor(parameter).cpu()
         for name, parameter in model.named_parameters()
         if parameter.requires_grad

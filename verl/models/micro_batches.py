@@ -1,4 +1,4 @@
-"""Splitting of a worker's batch into micro-batches, by rows or by tokens.
+"""Splitting of a worker's batch into micro-batches by rows or by tokens.
 
 Shapes: B episodes on this rank.
 """
@@ -16,37 +16,37 @@ from verl.config.common import ModelConfig
 from verl.models.packing import MIN_SHARED, prompt_index
 
 REPEAT_COST = 1 / 16
-"""Cost of a shared prompt's token for each further response: about the share of keys and values in the activations."""
+"""Cost of a shared prompt token per additional response, roughly the share of keys and values in activations."""
 
 
 @dataclass(frozen=True)
 class MicroBatching:
-    """Size limits of micro-batches. They affect memory and speed, not the gradients."""
+    """Size limits of micro-batches, which affect memory and speed but not the gradients."""
 
     rows: int
-    """Rows of a micro-batch if ``max_tokens`` is None."""
+    """Number of rows per micro-batch if ``max_tokens`` is None."""
     max_tokens: int | None
-    """Most tokens of a micro-batch, including padding unless ``packed``; a longer row is a micro-batch by itself."""
+    """Maximum number of tokens, including padding unless ``packed``. A longer row forms its own micro-batch."""
     packed: bool
     """Whether rows are concatenated without padding."""
     shares_prompts: bool = False
-    """Whether responses share the tokens of their prompt (:func:`verl.models.packing.shared_prompt_layout`)."""
+    """Whether responses to the same prompt share its tokens (:func:`verl.models.packing.shared_prompt_layout`)."""
 
     @classmethod
     def of(cls, model: ModelConfig, rows: int, max_tokens: int, by_tokens: bool, shares_prompts: bool = False) -> Self:
-        """Return the limits for ``model``, with ``max_tokens`` for each worker of a sequence-parallel group."""
+        """Return the limits for ``model``, with ``max_tokens`` counted per worker of a sequence-parallel group."""
         budget = max_tokens * model.ulysses_sequence_parallel_size if by_tokens else None
         return cls(rows, budget, model.use_remove_padding, shares_prompts)
 
     def cut(self, batch: Batch, units: Tensor | None = None) -> list[Tensor]:
-        """Partition the rows of ``batch``: the row indices [b] of each micro-batch.
+        """Partition the rows of ``batch`` and return the row indices [b] of each micro-batch.
 
-        By tokens, rows are sorted by length, or by prompt if prompts are shared, longest first. All ranks must call
-        this together with equally many rows, and get equally many micro-batches, because each has FSDP collectives.
+        Splitting by tokens sorts rows by length, or by prompt if prompts are shared, longest first. All ranks must call
+        this with the same number of rows; all receive the same number of micro-batches, since each runs collectives.
 
         Args:
-            units: [B] int64, equal for rows that must be in one micro-batch; a unit that does not fit is a micro-batch
-                by itself. All ranks have equally many units. None: every row is a unit.
+            units: [B] int64 ids, equal for rows that must stay together, or None if rows are independent. A unit that
+                does not fit forms its own micro-batch. All ranks must have the same number of units.
         """
         members = [[row] for row in range(len(batch))] if units is None else rows_by_value(units)
         if self.max_tokens is None:
@@ -61,7 +61,7 @@ class MicroBatching:
 
 
 def rows_by_value(values: Tensor) -> list[list[int]]:
-    """Group row indices by their value in ``values [B]``, in order of appearance."""
+    """Group row indices by value in ``values [B]``, in order of first appearance."""
     members: dict[int, list[int]] = {}
     for row, value in enumerate(values.tolist()):
         members.setdefault(value, []).append(row)
@@ -74,33 +74,33 @@ def _flat(units: list[list[int]]) -> list[int]:
 
 @dataclass(frozen=True)
 class RowTokens:
-    """The token counts of rows."""
+    """Token counts of rows."""
 
     prompts: list[int]
-    """Tokens of each row's prompt."""
+    """Number of prompt tokens per row."""
     responses: list[int]
-    """Tokens of each row's response."""
+    """Number of response tokens per row."""
     packed: bool
     prompt_of: list[int] | None = None
-    """Equal for rows that share their prompt; None: prompts are not shared."""
+    """Prompt id per row, equal for rows that share a prompt, or None if prompts are not shared."""
 
     @classmethod
     def of(cls, batch: Batch, packed: bool, shares_prompts: bool) -> Self:
-        """Return the token counts of ``batch``."""
+        """Compute the token counts of ``batch``."""
         prompt_of = prompt_index(batch).tolist() if shares_prompts else None
         return cls(batch.prompt_lengths.tolist(), batch.response_lengths.tolist(), packed, prompt_of)
 
     def sort_key(self, unit: list[int]) -> tuple[int, int]:
-        """Sort units by length, or by the length of their shared prompt, longest first."""
+        """Return a key that sorts units by length, or by prompt length if prompts are shared, longest first."""
         if self.prompt_of is None:
             return -self._unshared(unit), 0
         return -self.prompts[unit[0]], self.prompt_of[unit[0]]
 
     def count(self, rows: list[int]) -> int:
-        """Return the tokens of a micro-batch of these rows.
+        """Return the number of tokens in a micro-batch of these rows.
 
-        Without packing, every row takes the longest prompt (padded left) plus the longest response (padded right). A
-        shared prompt is computed once, but its keys and values are repeated for each response (:data:`REPEAT_COST`).
+        Without packing, prompts are left-padded and responses right-padded to the longest. A shared prompt is computed
+        once, but its keys and values are repeated for each response (:data:`REPEAT_COST`).
         """
         if not self.packed:
             return len(rows) * (max(self.prompts[i] for i in rows) + max(self.responses[i] for i in rows))
@@ -119,7 +119,7 @@ class RowTokens:
 def split_by_tokens(
     units: list[list[int]], max_tokens: int, num_tokens: Callable[[list[int]], int]
 ) -> list[list[list[int]]]:
-    """Split the list of units, in order, into parts of at most ``max_tokens``, as counted by ``num_tokens(rows)``."""
+    """Split ``units`` in order into parts of at most ``max_tokens`` tokens, as counted by ``num_tokens(rows)``."""
     parts: list[list[list[int]]] = []
     for unit in units:
         if parts and num_tokens(_flat([*parts[-1], unit])) <= max_tokens:
@@ -130,7 +130,7 @@ def split_by_tokens(
 
 
 def split_to_count(parts: list[list[list[int]]], count: int) -> list[list[list[int]]]:
-    """Halve the part with the most units until there are ``count`` parts."""
+    """Repeatedly halve the part with the most units until there are ``count`` parts."""
     parts = list(parts)
     while len(parts) < count:
         largest = max(range(len(parts)), key=lambda i: len(parts[i]))
@@ -141,8 +141,8 @@ def split_to_count(parts: list[list[list[int]]], count: int) -> list[list[list[i
 
 
 def join_parts(parts: list[Batch], cuts: list[Tensor], width: int) -> Batch:
-    """Concatenate the results of micro-batches in the order of the original rows, on the CPU, with R = ``width``.
+    """Concatenate micro-batch results in the original row order on the CPU, with ``width`` response columns.
 
-    They are fetched in one transfer, because fetching each would synchronize before the next micro-batch.
+    All results are copied in one transfer, because copying each one would synchronize before the next micro-batch.
     """
     return Batch.join(parts).to("cpu").widened(width)[torch.cat(cuts).argsort()]

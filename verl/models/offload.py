@@ -1,6 +1,6 @@
 """Offloading of tensors to host memory between the phases of a step.
 
-FSDP2's ``CPUOffloadPolicy`` also offloads within a phase. That saves more memory, but every forward and backward pass
+FSDP2's ``CPUOffloadPolicy`` also offloads within a phase. It saves more memory, but every forward and backward pass
 waits for transfers, and AdamW runs on the CPU.
 """
 
@@ -13,23 +13,23 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 SMALLEST_PIECE = 1 << 20
-"""Smallest size in bytes of a piece of a host copy, except for the last one."""
+"""Minimum size in bytes of the pieces of a host copy, except the last one."""
 
 
 class Offloaded:
-    """Tensors that are on their device inside ``with offloaded.loaded():`` only, and on the host otherwise.
+    """Tensors that are kept on the host and moved to their device only inside ``with offloaded.loaded():``.
 
-    Only their storage moves. The tensors stay the same objects, so FSDP, optimizers and checkpoints can keep references
-    to them, but must not read them while they are offloaded.
+    Only their storage moves. The tensor objects stay the same, so FSDP, optimizers and checkpoints can keep references
+    to them, but they must not read offloaded tensors.
     """
 
     def __init__(self, tensors: Callable[[], Iterable[Tensor]], enabled: bool, constant: bool = False) -> None:
         """Offload the tensors.
 
         Args:
-            tensors: returns the tensors; called each time, because an optimizer has no state before its first step.
-            enabled: if false, the tensors stay on their device.
-            constant: the values never change, so one host copy is enough.
+            tensors: function that returns the tensors; called every time, because an optimizer has no state initially.
+            enabled: whether to offload; otherwise the tensors stay on their device.
+            constant: whether the values never change, so that the host copy can be reused.
         """
         self.enabled = enabled
         self._tensors = tensors
@@ -74,7 +74,7 @@ class Offloaded:
             self._on_host = [(storage, _copy_on_host(storage)) for storage in distinct.values()]
         on_gpu = any(storage.device.type == "cuda" for storage, _ in self._on_host)
         if on_gpu:
-            # Other streams, such as FSDP's, may still read the memory that is freed next.
+            # Other streams, such as FSDP's, may still be reading the memory that is about to be freed.
             torch.cuda.synchronize()
         for storage, _ in self._on_host:
             storage.resize_(0)
@@ -83,7 +83,7 @@ class Offloaded:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a tensor, detached."""
+    """Return this rank's shard of a tensor, detached, or the whole tensor if it is not sharded."""
     tensor = tensor.detach()
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
@@ -95,7 +95,7 @@ def is_offloaded(tensor: Tensor) -> bool:
 
 
 def require_loaded(tensors: Iterable[Tensor]) -> None:
-    """Raise ``RuntimeError`` if any of a model's tensors is offloaded."""
+    """Raise ``RuntimeError`` if any of the model's tensors is offloaded."""
     if any(map(is_offloaded, tensors)):
         raise RuntimeError("the model is offloaded to the host's memory; use it inside `with ....loaded():`")
 
@@ -107,7 +107,7 @@ def reshard(model: nn.Module) -> None:
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """Gather a loaded tensor from all ranks, detached; all ranks must call it together."""
+    """Gather a loaded tensor from all ranks and detach it; all ranks must call this function together."""
     require_loaded([tensor])
     return tensor.detach().full_tensor() if isinstance(tensor, DTensor) else local_part(tensor)  # type: ignore[attr-defined]  # detach keeps the class
 
@@ -117,8 +117,8 @@ def _bytes_of(storage: UntypedStorage) -> Tensor:
 
 
 def _copy_on_host(storage: UntypedStorage) -> list[Tensor]:
-    """Copy the bytes of ``storage`` in pieces of :func:`piece_sizes`."""
-    # Copies to pinned memory are faster, and asynchronous.
+    """Copy the bytes of ``storage`` to the host in pieces of :func:`piece_sizes`."""
+    # Copies to pinned memory are asynchronous and faster.
     pinned = storage.device.type == "cuda"
     parts = _bytes_of(storage).split(piece_sizes(len(storage)))
     pieces = [torch.empty(len(part), dtype=torch.uint8, pin_memory=pinned) for part in parts]
@@ -126,7 +126,7 @@ def _copy_on_host(storage: UntypedStorage) -> list[Tensor]:
 
 
 def piece_sizes(num_bytes: int) -> list[int]:
-    """Split ``num_bytes`` into powers of two and a rest of less than ``SMALLEST_PIECE``.
+    """Split ``num_bytes`` into powers of two and a remainder smaller than ``SMALLEST_PIECE``.
 
     torch rounds pinned allocations up to a power of two, so a single piece could waste half of its memory.
     """

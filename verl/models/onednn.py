@@ -1,7 +1,7 @@
 """Linear layers that compute float32 products with oneDNN on CPUs.
 
-torch uses MKL, whose AVX-512 kernels run on Intel processors only. oneDNN, which torch includes, is more than twice as
-fast on AMD processors (benchmarks/products.md) and as fast elsewhere.
+torch uses MKL, whose AVX-512 kernels run only on Intel processors. oneDNN, which ships with torch, is more than twice
+as fast on AMD processors (benchmarks/products.md) and equally fast on others.
 
 Shapes: K input features, N output features.
 """
@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 MIN_ROWS = 64
-"""Smallest number of rows for oneDNN, whose calls have a larger overhead."""
+"""Minimum number of rows for using oneDNN, because its calls have a higher overhead."""
 
 
 def multiply_by_onednn(model: nn.Module) -> None:
-    """Make the linear layers of ``model``, which computes on a CPU, use oneDNN where it is faster."""
+    """Make the linear layers of ``model``, which must be on a CPU, use oneDNN where it is faster."""
     if available():
         for module in model.modules():
             if type(module) is nn.Linear:
@@ -28,7 +28,7 @@ def multiply_by_onednn(model: nn.Module) -> None:
 
 
 def available() -> bool:
-    """Whether torch has oneDNN and the processor is one on which it is not slower."""
+    """Whether torch includes oneDNN and the processor is an x86 one, where oneDNN is at least as fast as MKL."""
     return (
         platform.machine() in ("x86_64", "AMD64")
         and torch.backends.mkldnn.is_available()
@@ -48,21 +48,21 @@ def _forward(module: nn.Linear, states: Tensor) -> Tensor:
 
 
 def product(states: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return ``states [..., K]`` times the transpose of ``weight [N, K]``, plus ``bias [N]``: [..., N]."""
+    """Return ``states [..., K]`` times the transpose of ``weight [N, K]``, plus ``bias [N]``, with shape [..., N]."""
     result: Tensor = torch.ops.mkldnn._linear_pointwise(states, weight, bias, "none", [], "")
     return result
 
 
 def weight_gradient(gradient: Tensor, states: Tensor) -> Tensor:
-    """Return the gradient [N, K] of a weight from the output's ``gradient [M, N]`` and the input ``states [M, K]``."""
+    """Return the weight gradient [N, K] from the output ``gradient [M, N]`` and the input ``states [M, K]``."""
     if gradient.shape[1] > states.shape[1]:
-        # oneDNN is up to three times faster if its first factor has fewer rows than its second.
+        # oneDNN is up to three times faster if the first factor has fewer rows than the second.
         return product(states.t(), gradient.t()).t()
     return product(gradient.t(), states.t())
 
 
 class _Linear(torch.autograd.Function):
-    """Differentiable :func:`torch.nn.functional.linear`."""
+    """Differentiable version of :func:`torch.nn.functional.linear`."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -1,9 +1,9 @@
-"""The output head in chunks: log-probabilities without the logits of all tokens in memory.
+"""Chunked output head that computes log-probabilities without holding the logits of all tokens in memory.
 
 FSDP's hooks on the model's ``forward`` gather the head's weights and reduce their gradients, so the head must run
-inside it. The model gets a ``forward`` with an optional argument ``targets``, the tokens to score.
+inside ``forward``. The patched ``forward`` takes an optional argument ``targets``, the tokens to score.
 
-Shapes: T tokens in the layout (rows flattened), N of them to score, V vocabulary.
+Shapes: T tokens in the layout (rows flattened), N tokens to score, V vocabulary.
 """
 
 import functools
@@ -21,25 +21,25 @@ from verl.config.errors import ConfigError
 
 
 class Scoring(NamedTuple):
-    """Statistics to compute from a token's logits."""
+    """Settings for the statistics computed from each token's logits."""
 
     temperature: float
     """Softmax temperature."""
     differentiable_entropy: bool = False
     """Whether the entropy carries a gradient."""
     statistics: tuple[str, ...] = ()
-    """Names in ``STATISTICS``, all differentiable."""
+    """Names of statistics in ``STATISTICS``; all are differentiable."""
     top_k: int = 0
-    """Number of tokens in the statistic ``top_k``."""
+    """Number of tokens k for the statistic ``top_k``."""
 
 
 class ScoringTargets(NamedTuple):
-    """The tokens to score."""
+    """Tokens to score and their positions."""
 
     positions: Tensor
-    """[N] int64, indices of the T tokens that precede the targets."""
+    """Indices among the T tokens of the tokens that precede the targets, [N] int64."""
     tokens: Tensor
-    """[N] int64, the targets."""
+    """Target token ids, [N] int64."""
     scoring: Scoring
 
 
@@ -54,14 +54,14 @@ STATISTICS: dict[str, Callable[[Tensor, Tensor, int], list[Tensor]]] = {
     "sum_pi_squared": lambda _, distribution, __: [(2 * distribution).exp().sum(dim=-1)],
     "top_k": _top_k,
 }
-"""Name -> f(logits / temperature [..., V], their log-softmax [..., V], k) -> columns [...]. ``top_k`` has 2 k columns,
-the log-probabilities of the k most likely tokens followed by their ids; the others have one."""
+"""Name -> f(logits / temperature [..., V], their log-softmax [..., V], k) -> columns [...]. ``top_k`` returns 2 k
+columns: the log-probabilities of the k most likely tokens, then their ids. The others return one column."""
 
 
 def logprobs_and_entropy(logits: Tensor, tokens: Tensor, scoring: Scoring) -> tuple[Tensor, ...]:
-    """Return log-probabilities of ``tokens [...]`` and entropies, in nats, from logits [..., V].
+    """Return log-probabilities of ``tokens [...]`` and entropies, both in nats, from logits [..., V].
 
-    The columns of ``scoring.statistics`` follow. All are [...] float32.
+    These are followed by the columns of ``scoring.statistics``. All tensors are [...] float32.
     """
     scaled = logits.float() / scoring.temperature
     distribution = scaled.log_softmax(dim=-1)
@@ -75,9 +75,9 @@ def logprobs_and_entropy(logits: Tensor, tokens: Tensor, scoring: Scoring) -> tu
 
 
 def by_statistic(columns: Sequence[Tensor], scoring: Scoring) -> dict[str, Tensor]:
-    """Return by name the statistics that :func:`logprobs_and_entropy` returns after the entropy, [...] each.
+    """Return the statistics that follow the entropy in :func:`logprobs_and_entropy` by name, [...] each.
 
-    ``top_k`` becomes ``top_k_logprobs`` and ``top_k_ids`` (int64), [..., k], most likely first.
+    ``top_k`` becomes ``top_k_logprobs`` and ``top_k_ids`` (int64), both [..., k] with the most likely token first.
     """
     named, rest, k = dict[str, Tensor](), list(columns), scoring.top_k
     for name in scoring.statistics:
@@ -105,14 +105,14 @@ def compute_logits_in_float32(model: PreTrainedModel) -> None:
 
 
 def chunk_output_head(model: PreTrainedModel, chunk_size: int) -> None:
-    """Patch ``forward`` of a causal language model to score ``targets`` by :func:`logprobs_and_entropy`.
+    """Patch ``forward`` of a causal language model to score ``targets`` with :func:`logprobs_and_entropy`.
 
-    Logits of at most ``chunk_size`` tokens exist at a time; the backward pass recomputes them. They come from the
-    model's ``forward``, which may scale or cap them.
+    At most ``chunk_size`` tokens have logits in memory at a time; the backward pass recomputes them. The logits come
+    from the model's own ``forward``, which may scale or cap them.
     """
     original = model.forward
 
-    # Keep the signature, which generation inspects.
+    # Preserve the signature, because generation inspects it.
     @functools.wraps(original)
     def forward(*args: Any, targets: ScoringTargets | None = None, **kwargs: Any) -> Any:
         if targets is None:
@@ -124,7 +124,7 @@ def chunk_output_head(model: PreTrainedModel, chunk_size: int) -> None:
         del decoded
 
         def score(states: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
-            # The instance's dictionary shadows the registered submodule.
+            # An entry in the instance's dictionary shadows the registered submodule.
             model.__dict__[model.base_model_prefix] = _PrecomputedDecoder(decoder, kind)
             try:
                 logits = original(inputs_embeds=states[None], use_cache=False).logits[0]
@@ -142,11 +142,11 @@ def chunk_output_head(model: PreTrainedModel, chunk_size: int) -> None:
 class _PrecomputedDecoder:
     """A stand-in for a decoder that returns its input embeddings as the last hidden states.
 
-    It has the decoder's attributes, which a model's ``forward`` may read.
+    It exposes the decoder's attributes, because a model's ``forward`` may read them.
     """
 
     def __init__(self, decoder: nn.Module, output_type: type[ModelOutput]) -> None:
-        """Imitate ``decoder``, whose output has the type ``output_type``."""
+        """Imitate ``decoder``, which returns outputs of type ``output_type``."""
         self.decoder = decoder
         self.output_type = output_type
 

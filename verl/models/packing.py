@@ -1,13 +1,13 @@
-"""Layouts of a micro-batch for a model: padded rows, or rows packed into one sequence.
+"""Input layouts of a micro-batch: padded rows, or rows packed into one sequence.
 
-Packed rows can share prompts. A causal model's states at a prompt do not depend on the response, so a prompt with
-several responses can be in the sequence once, before all responses. Only attention must know which prompt a response
+Packed rows can share prompts. In a causal model, the states of a prompt do not depend on the response, so a prompt with
+several responses needs to appear only once, before all responses. Only attention must know which prompt each response
 continues.
 
-Layouts are computed on the host and then sent to the device, so nothing waits for a GPU.
+Layouts are computed on the host and then sent to the device, so no operation waits for a GPU.
 
-Shapes: B episodes with N tokens; T tokens in the layout of this worker; G distinct prompts; P and Q tokens of the
-longest prompt and response.
+Shapes: B episodes with N tokens; T tokens in this worker's layout; G distinct prompts; P tokens in the longest prompt
+and Q in the longest response.
 """
 
 from functools import cached_property
@@ -25,39 +25,39 @@ from verl.utils.device import to_device
 
 ROUND_TO = 128
 """Sequences with shared prompts are padded to a multiple of this many tokens, so that the allocator can reuse buffers.
-On a CPU, allocating new ones takes as long as sharing prompts saves."""
+On a CPU, allocating new buffers would take as long as sharing prompts saves."""
 
 MIN_SHARED = 0.05
-"""Smallest share of a micro-batch's tokens that sharing prompts must save; otherwise they are not shared."""
+"""Minimum fraction of a micro-batch's tokens that sharing must save; below it, prompts are not shared."""
 
 NO_MASK = (1, 1, 1, 1)
-"""Shape of a dummy mask. Without a mask ``transformers`` would search the positions for packed rows, which makes the
-host wait for the device."""
+"""Shape of a dummy mask. If no mask were passed, ``transformers`` would search the positions for packed rows, which
+makes the host wait for the device."""
 
 _NOWHERE = torch.iinfo(torch.int64).max
-"""Position of a masked key."""
+"""Position assigned to masked keys."""
 
 
 class Layout:
-    """The inputs of a model for a micro-batch, and the place of each token in them.
+    """Model inputs for a micro-batch, and the position of each token in them.
 
     Example: prompts ``a b`` and ``c`` with responses ``d`` and ``e f`` are packed as ``input_ids`` [[a b d c e f]],
     ``position_ids`` [[0 1 2 0 1 2]], ``cu_seq_lens_q`` [0, 3, 6].
     """
 
     def __init__(self, inputs: dict[str, Any], places: Tensor, group: ProcessGroup | None = None) -> None:
-        """Store the inputs of a model.
+        """Store the model inputs.
 
         Args:
             inputs: keyword arguments of the model, on the CPU.
-            places: [N] int64 on the CPU, the index of each token in the flattened rows, or in the whole sequence of
+            places: [N] int64 on the CPU, index of each token in the flattened rows, or in the full sequence of
                 ``group``.
-            group: workers that each have a slice of the sequence, all of one length; None: this worker has all of it.
+            group: workers that hold slices of equal length, or None if this worker holds the whole sequence.
         """
         self.inputs, self.places, self.group = inputs, places, group
 
     def on(self, device: str) -> dict[str, Any]:
-        """Return the keyword arguments of the model on ``device``."""
+        """Return the model's keyword arguments on ``device``."""
         inputs: dict[str, Any] = {
             name: to_device(v, device) if isinstance(v, Tensor) else v for name, v in self.inputs.items()
         }
@@ -66,10 +66,10 @@ class Layout:
         return inputs
 
     def find(self, tokens: Tensor) -> tuple[Tensor, Tensor | slice]:
-        """Find the ones of ``tokens [n]``, indices into the N tokens, that this worker has.
+        """Find which of ``tokens [n]``, given as indices into the N tokens, this worker holds.
 
         Returns:
-            Their places among its T tokens, and their indices in ``tokens``.
+            Their positions among this worker's T tokens, and their indices in ``tokens``.
         """
         places = self.places[tokens]
         if self.group is None:
@@ -79,9 +79,9 @@ class Layout:
         return places[here] - size * self.group.rank(), here
 
     def collect(self, values: Tensor, tokens: Tensor) -> Tensor:
-        """Gather the values of ``tokens [n]`` from the workers that have them, [n, ...].
+        """Gather the values of ``tokens [n]``, [n, ...], from the workers that hold them.
 
-        Differentiable. All workers of the group must call it together.
+        Differentiable. All workers of the group must call this method together.
         """
         if self.group is None:
             return values
@@ -91,7 +91,7 @@ class Layout:
 
 
 def padded_layout(batch: Batch) -> Layout:
-    """Pad all rows to one length, T = B (P + R)."""
+    """Pad all rows to the same length, so that T = B (P + R)."""
     input_ids, attention_mask = batch.trimmed().rows()
     inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids(attention_mask)}
     return Layout(inputs, attention_mask.flatten().nonzero().flatten())
@@ -100,7 +100,7 @@ def padded_layout(batch: Batch) -> Layout:
 def packed_layout(batch: Batch, group: ProcessGroup | None = None) -> Layout:
     """Concatenate the episodes without padding.
 
-    If the tokens cannot be divided evenly among the workers of ``group``, a row of padding is added at the end.
+    If the tokens cannot be divided evenly among the workers of ``group``, a padding row is appended.
     """
     num_tokens, size = len(batch.tokens), 1 if group is None else group.size()
     padding = -num_tokens % size
@@ -117,12 +117,12 @@ def packed_layout(batch: Batch, group: ProcessGroup | None = None) -> Layout:
 
 
 def position_ids(attention_mask: Tensor) -> Tensor:
-    """Return positions [B, S] that skip padding, so that left padding does not shift a row."""
+    """Return positions [B, S] that skip padding, so that left padding does not shift a row's positions."""
     return (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
 
 
 class Rows(NamedTuple):
-    """Cumulative lengths of packed rows, [rows + 1] int32, and the length of the longest."""
+    """Cumulative lengths of packed rows, [rows + 1] int32, and the maximum length."""
 
     queries: Tensor
     keys: Tensor
@@ -131,18 +131,18 @@ class Rows(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Rows of similar length."""
+    """A group of rows of similar length."""
 
     rows: Tensor
     """Row indices, [b] int64."""
     longest: int
-    """Tokens of the longest row."""
+    """Number of tokens in the longest row."""
 
 
 def blocks_by_length(lengths: Tensor) -> list[Block]:
-    """Group rows of ``lengths [B]``, from long to short, into blocks of which at most half is padding.
+    """Sort rows of ``lengths [B]`` by descending length and group them into blocks that are at most half padding.
 
-    A block ends before a row of less than half the length of its first row. Empty rows have one token of padding.
+    A new block starts at a row less than half as long as the current block's first row. Empty rows count as one token.
     """
     order, blocks = lengths.argsort(descending=True, stable=True), list[Block]()
     while len(order):
@@ -154,18 +154,18 @@ def blocks_by_length(lengths: Tensor) -> list[Block]:
 
 
 class SharedPrompts:
-    """A packed sequence of the distinct prompts followed by the responses of row 0, 1, ...
+    """Packed sequence of the distinct prompts followed by the responses in row order.
 
-    Its properties are computed on the host, sent to the device, and cached on first use.
+    Its properties are computed on the host on first use, sent to the device, and cached.
     """
 
     def __init__(self, prompt_lengths: Tensor, response_lengths: Tensor, prompt_of: Tensor) -> None:
-        """Lay out the prompts followed by all responses.
+        """Lay out all prompts followed by all responses.
 
         Args:
             prompt_lengths: [G] int64 on the CPU, in tokens.
             response_lengths: [B] int64 on the CPU, in tokens.
-            prompt_of: [B] int64 on the CPU, index of each row's prompt.
+            prompt_of: [B] int64 on the CPU, prompt index of each row.
         """
         self.prompt_lengths, self.response_lengths, self._prompt_of = prompt_lengths, response_lengths, prompt_of
         self.device = "cpu"
@@ -191,19 +191,19 @@ class SharedPrompts:
 
     @cached_property
     def _blocks(self) -> tuple[list[Block], list[Block]]:
-        """Blocks of prompts and of responses."""
+        """Blocks of prompts and blocks of responses."""
         return blocks_by_length(self.prompt_lengths), blocks_by_length(self.response_lengths)
 
     @cached_property
     def prompt_blocks(self) -> list[Tensor]:
-        """Token indices of the prompts in each block, [g, P] with the block's longest P; arbitrary at padding."""
+        """Token indices of each block's prompts, [g, P] with P the block's longest prompt; arbitrary at padding."""
         return [to_device(self._of_prompts[rows, :longest], self.device) for rows, longest in self._blocks[0]]
 
     @cached_property
     def response_blocks(self) -> list[tuple[Tensor, Tensor]]:
-        """Token indices of the responses in each block, [b, Q], and of their keys, prompt and response, [b, P + Q].
+        """Token indices of each block's responses, [b, Q], and of their keys (prompt and response), [b, P + Q].
 
-        P and Q are the longest of the block; indices at padding are arbitrary.
+        P and Q are the block's maximum lengths; indices at padding are arbitrary.
         """
         blocks = []
         for rows, longest in self._blocks[1]:
@@ -220,7 +220,7 @@ class SharedPrompts:
 
     @cached_property
     def block_index(self) -> Tensor:
-        """Index of each token in the flattened blocks of prompts followed by those of responses, [T] int64."""
+        """Index of each token in the flattened prompt blocks followed by the flattened response blocks, [T] int64."""
         sources = zip((self._of_prompts, self._of_responses), self._masks, self._blocks, strict=True)
         blocks = [(tokens[rows, :end], mask[rows, :end]) for tokens, mask, cut in sources for rows, end in cut]
         places = torch.empty(self.num_tokens, dtype=torch.int64)
@@ -229,7 +229,7 @@ class SharedPrompts:
         return to_device(places, self.device)
 
     def response_masks(self, window: int | None) -> list[Tensor]:
-        """Return the attention mask of the responses in each block, [b, 1, Q, P + Q] bool, with a sliding window."""
+        """Return the mask of each block's responses, [b, 1, Q, P + Q] bool, for a sliding ``window`` or None."""
         if window not in self._response_masks:  # Layers of a type share it.
             self._response_masks[window] = [self._response_mask(block, window) for block in self._blocks[1]]
         return self._response_masks[window]
@@ -246,7 +246,7 @@ class SharedPrompts:
 
     @cached_property
     def rows(self) -> Rows:
-        """Boundaries of the prompts followed by the responses; keys are in the order of :attr:`keys`."""
+        """Boundaries of the prompts followed by the responses; keys are ordered as in :attr:`keys`."""
         whole = self.prompt_lengths[self._prompt_of] + self.response_lengths
         most = max(self.longest_prompt, self.longest_response), max(self.longest_prompt, int(whole.max()))
         lengths = (torch.cat([self.prompt_lengths, rows]) for rows in (self.response_lengths, whole))
@@ -262,7 +262,7 @@ class SharedPrompts:
 
 
 def _is_token(lengths: Tensor, longest: int) -> Tensor:
-    """Return the padding mask [N, longest] of rows with ``lengths [N]``, true at tokens."""
+    """Return the mask [N, longest] of rows with ``lengths [N]``, true at tokens and false at padding."""
     return torch.arange(longest) < lengths[:, None]
 
 
@@ -272,7 +272,7 @@ def _bounds(lengths: Tensor) -> Tensor:
 
 
 def causal_mask(queries: Tensor, keys: Tensor, window: int | None) -> Tensor:
-    """Return the causal mask [B, Q, N] of tokens at positions ``queries [B, Q]`` and ``keys [B, N]``."""
+    """Return the causal mask [B, Q, N] for ``queries [B, Q]`` and ``keys [B, N]``, both given as token positions."""
     mask = keys[:, None] <= queries[:, :, None]
     return mask if window is None else mask & (keys[:, None] > queries[:, :, None] - window)
 
@@ -282,18 +282,18 @@ def _prompts(batch: Batch) -> list[tuple[int, ...]]:
 
 
 def prompt_index(batch: Batch) -> Tensor:
-    """Return the index of each row's prompt among the distinct prompts in order of appearance, [B] int64."""
+    """Return the prompt index of each row, [B] int64; distinct prompts are numbered in order of appearance."""
     index: dict[tuple[int, ...], int] = {}
     return torch.tensor([index.setdefault(prompt, len(index)) for prompt in _prompts(batch)], dtype=torch.int64)
 
 
 def shared_prompt_layout(batch: Batch) -> tuple[Layout, float]:
-    """Concatenate the distinct prompts and all responses; also return the share of tokens that this saves.
+    """Concatenate the distinct prompts and all responses; also return the fraction of tokens saved by sharing.
 
-    No row may be empty.
+    Rows must not be empty.
     """
     is_response, prompts = batch.in_response, _prompts(batch)
-    # 1. Sort the distinct prompts: gradients are summed in this order, which must not depend on the order of the rows.
+    # 1. Sort the distinct prompts: gradients are summed in this order, which must not depend on the order of rows.
     distinct = sorted(set(prompts), key=lambda prompt: (len(prompt), prompt))
     index = {prompt: i for i, prompt in enumerate(distinct)}
     responses = batch.response_lengths
@@ -301,7 +301,7 @@ def shared_prompt_layout(batch: Batch) -> tuple[Layout, float]:
     lengths = torch.tensor([len(prompt) for prompt in distinct])
     shared = SharedPrompts(lengths, responses, prompt_of)
     padding = -shared.num_tokens % ROUND_TO
-    # 2. Find the places of the tokens; each row has one part in a prompt and one in a response.
+    # 2. Find the position of each token. Every row has one part in a prompt and one in a response.
     starts = torch.stack([shared.prompt_starts[prompt_of], shared.response_starts], dim=1).flatten()
     sizes = torch.stack([batch.prompt_lengths, responses], dim=1).flatten()
     places = starts.repeat_interleave(sizes) + positions_within(sizes)

@@ -17,7 +17,7 @@ from verl.models.micro_batches import MicroBatching, join_parts
 from verl.models.output_head import Scoring
 
 Measure = Callable[[list[Tensor], Batch], Batch]
-"""f(hidden states [T, L, D] of each response, batch) -> the columns of rank metrics."""
+"""f(list of hidden states [T, L, D] per response, batch) -> batch columns for rank metrics."""
 
 
 class Policy:
@@ -38,8 +38,8 @@ class Policy:
         """Load the model.
 
         Args:
-            scoring: micro-batches of forward passes without a backward pass.
-            source: see :func:`verl.models.loading.load_sharded_model`.
+            scoring: micro-batch limits for forward passes without a backward pass.
+            source: model to copy the weights from; see :func:`verl.models.loading.load_sharded_model`.
         """
         self.model = load_sharded_model(config, mesh, trainable, source)
         self.forward = LogprobForward(self.model, config, mesh.device_type)
@@ -56,15 +56,15 @@ class Policy:
         measure: Measure | None = None,
         statistics: Sequence[str] = (),
     ) -> Batch:
-        """Compute log-probabilities, entropies and, with ``measure``, rank metrics of the responses.
+        """Compute log-probabilities, entropies and, if ``measure`` is given, rank metrics of the responses.
 
         Args:
-            layers: layers to measure; see :func:`verl.models.forward.record_states`.
-            measure: computes columns from the hidden states that predict the tokens of each response.
-            statistics: further names in :data:`verl.models.output_head.STATISTICS` to compute at each token.
+            layers: indices of the layers to measure; see :func:`verl.models.forward.record_states`.
+            measure: function that computes columns from the hidden states that predict the tokens of each response.
+            statistics: additional per-token statistics to compute, from :data:`verl.models.output_head.STATISTICS`.
 
         Returns:
-            The same episodes on the CPU with ``logprobs``, ``entropy``, the statistics, and the columns of ``measure``.
+            The same episodes on the CPU with ``logprobs``, ``entropy``, the statistics, and columns from ``measure``.
         """
         parts, cuts = [], self.scoring.cut(batch)
         scoring = Scoring(self.temperature, statistics=tuple(statistics))
@@ -78,6 +78,6 @@ class Policy:
 
 
 def scoring_batches(config: ActorConfig, model: ModelConfig) -> MicroBatching:
-    """Return the micro-batch sizes of policy and reference for forward passes without a backward pass."""
+    """Return the micro-batch limits of the policy and the reference for forward passes without a backward pass."""
     rows, max_tokens = config.log_prob_micro_batch_size_per_gpu, config.log_prob_max_token_len_per_gpu
     return MicroBatching.of(model, rows, max_tokens, config.use_dynamic_bsz, model.shares_prompts)

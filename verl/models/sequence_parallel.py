@@ -1,9 +1,9 @@
 """Ulysses sequence parallelism (arXiv 2309.14509): neighbouring workers share the tokens of each sequence.
 
-Each worker of a group has a slice of the tokens. An all-to-all before attention gives it all tokens for a share of the
-heads, and another one after attention restores the slices.
+Each worker of a group holds a slice of the tokens. Before attention, an all-to-all gives each worker all tokens but
+only a subset of the heads. After attention, a second all-to-all restores the slices.
 
-Shapes: G workers of a group, H heads, t tokens of this worker, T = G t tokens of the group, D head dimension.
+Shapes: G workers per group, H heads, t tokens per worker, T = G t tokens per group, D head dimension.
 """
 
 import math
@@ -20,9 +20,9 @@ from verl.utils.distributed import collective_timeout
 
 @cache
 def sequence_group(size: int) -> ProcessGroup | None:
-    """Return this worker's group of ``size`` neighbouring ranks; None for a size of 1.
+    """Return this worker's group of ``size`` neighbouring ranks, or None if ``size`` is 1.
 
-    All workers must call it together. Models share one group, because the communicator of each group takes GPU memory.
+    All workers must call it together. Models share one group because each group's communicator takes GPU memory.
     """
     if size == 1:
         return None
@@ -32,9 +32,9 @@ def sequence_group(size: int) -> ProcessGroup | None:
 
 
 def split_heads(states: Tensor, group: ProcessGroup) -> Tensor:
-    """Exchange [H, t, D], all heads of this worker's tokens, for [H / G, T, D], all tokens of this worker's heads.
+    """Exchange [H, t, D] (all heads of this worker's tokens) for [H / G, T, D] (all tokens of this worker's heads).
 
-    Key and value heads that cannot be split evenly are repeated, so that every worker has the ones for its queries.
+    Key and value heads that cannot be split evenly are repeated, so that every worker has the heads its queries need.
     """
     size = group.size()
     repeats = size // math.gcd(states.shape[0], size)
@@ -44,15 +44,15 @@ def split_heads(states: Tensor, group: ProcessGroup) -> Tensor:
 
 
 def gather_heads(states: Tensor, group: ProcessGroup) -> Tensor:
-    """Invert :func:`split_heads`, from [H / G, T, D] to [H, t, D]."""
+    """Invert :func:`split_heads`: convert [H / G, T, D] back to [H, t, D]."""
     return _exchange(states.unflatten(1, (group.size(), -1)).transpose(0, 1), group).flatten(0, 1)
 
 
 def gather_tokens(values: Tensor, group: ProcessGroup) -> Tensor:
-    """Gather [t, ...] of each worker into [T, ...] on all.
+    """Gather each worker's [t, ...] into [T, ...] on all workers.
 
-    In the backward pass each worker keeps its slice of the gradient, without a reduction. All workers must therefore
-    compute the same loss from the result.
+    In the backward pass, each worker keeps its own slice of the gradient without a reduction. All workers must
+    therefore compute the same loss from the result.
     """
     parts = [torch.empty_like(values) for _ in range(group.size())]
     dist.all_gather(parts, values.detach().contiguous(), group=group)
@@ -61,7 +61,7 @@ def gather_tokens(values: Tensor, group: ProcessGroup) -> Tensor:
 
 
 def _exchange(parts: Tensor, group: ProcessGroup) -> Tensor:
-    """Send ``parts[g]`` to worker g and return the received parts in the order of workers. Differentiable."""
+    """Send ``parts[g]`` to worker g and return the received parts in rank order. Differentiable."""
     parts = parts.contiguous()
     received: Tensor = all_to_all_single(torch.empty_like(parts), parts, group=group)
     return received

@@ -1,4 +1,4 @@
-"""Tokenizers of models, and the inputs of a reward model."""
+"""Loading of tokenizers, compatibility checks, and input preparation for reward models."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,16 +15,16 @@ from verl.models.info import ModelInfo
 def load_tokenizer(
     path: str, trust_remote_code: bool, field: str = "model.path", needs_chat_template: bool = True
 ) -> PreTrainedTokenizerBase:
-    """Load the model's tokenizer; errors name the option ``field``.
+    """Load the model's tokenizer; error messages name the option ``field``.
 
     Raises:
-        ConfigError: there is none, or it lacks an end-of-sequence token or a required chat template.
+        ConfigError: if there is no tokenizer, or it lacks an end-of-sequence token or a required chat template.
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
     except Exception as error:  # The files may contain anything, including code.
         raise ConfigError(f"{field}={path!r}: no tokenizer there: {in_one_line(error)}") from error
-    # transformers makes an empty tokenizer for a folder with a config and no vocabulary.
+    # For a folder with a config but no vocabulary, transformers creates an empty tokenizer.
     if len(tokenizer) <= len(tokenizer.all_special_ids):
         raise ConfigError(f"{field}={path!r}: no tokenizer there, only special tokens; copy the model's files")
     lacks_template = needs_chat_template and tokenizer.chat_template is None
@@ -37,10 +37,10 @@ def load_tokenizer(
 
 
 def check_reads_tokens(model: ModelConfig, field: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Check that a model has the same ids for the tokens of the policy's ``tokenizer``; it may have further tokens.
+    """Check that a model assigns the same ids to the tokens of the policy's ``tokenizer``; extra tokens are allowed.
 
     Raises:
-        ConfigError: a token has another id, or the model has no embedding for the largest id; names ``field``.
+        ConfigError: if a token has a different id, or the model has no embedding for the largest id. Names ``field``.
     """
     vocabulary = load_tokenizer(model.path, model.trust_remote_code, field, needs_chat_template=False).get_vocab()
     expected = tokenizer.get_vocab()
@@ -72,13 +72,13 @@ def reward_model_batch(
     tokenizer: PreTrainedTokenizerBase,
     max_length: int,
 ) -> tuple[Batch, float]:
-    """Return the tokenized conversations as a batch of responses, and the fraction that was truncated.
+    """Return the tokenized conversations as a batch of responses, and the fraction that were truncated.
 
     Args:
-        prompts: the chat before each response, a list of ``{"role", "content"}``.
-        responses: the policy's B responses.
+        prompts: chats that precede the responses, as lists of ``{"role", "content"}`` messages.
+        responses: the B responses of the policy.
         tokenizer: the reward model's tokenizer, whose chat template is applied.
-        max_length: most tokens of a conversation; longer ones lose their beginning.
+        max_length: maximum number of tokens per conversation; longer conversations are truncated on the left.
     """
     chats: Any = [[*prompt, _answer(text)] for prompt, text in zip(prompts, responses, strict=True)]
     rendered: Any = tokenizer.apply_chat_template(chats, return_dict=False)
@@ -89,9 +89,9 @@ def reward_model_batch(
 def check_reward_model_template(
     prompts: Sequence[Sequence[Mapping[str, Any]]], tokenizer: PreTrainedTokenizerBase, field: str
 ) -> None:
-    """Raise ``ConfigError`` naming ``field`` unless the tokenizer's chat template renders every prompt with an answer.
+    """Raise ``ConfigError`` naming ``field`` unless the tokenizer's chat template can render an answer to every prompt.
 
-    Some templates refuse some chats, for example those with a system message.
+    Some templates reject certain chats, such as chats with a system message.
     """
     for row, prompt in enumerate(prompts):
         answer = "the answer of the policy"

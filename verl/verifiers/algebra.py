@@ -1,6 +1,6 @@
-"""Comparison of LaTeX expressions by math-verify, with checks of what it would ignore.
+"""Comparison of LaTeX expressions with math-verify, plus checks of details that it would ignore.
 
-Run it in a ``VerifierPool``: sympy has no time limit here and never finishes an answer like ``10^{10^{10}}``.
+It must run in a ``VerifierPool``: sympy has no time limit here and never finishes an answer like ``10^{10^{10}}``.
 """
 
 import logging
@@ -24,7 +24,7 @@ logging.getLogger("math_verify").setLevel(logging.ERROR)
 _LATEX = [LatexExtractionConfig()]
 
 EXACT_DIGITS, DECIMAL_DIGITS = 30, 15
-"""``numeric_precision`` of math-verify: smaller differences count as zero."""
+"""Values of ``numeric_precision`` for math-verify; smaller differences count as zero."""
 
 _NUMBER_IN_TEXT = re.compile(rf"{TEXT}\{{([^{{}}A-Za-z\u4e00-\u9fff]{{1,99}})\}}")
 _VARIABLE_IN_TEXT = re.compile(rf"(?<=[0-9}})])(?:\s|~){{0,9}}{TEXT}\{{\s{{0,9}}([abknpquvwxyz])\s{{0,9}}\}}")
@@ -41,15 +41,15 @@ _SUM = re.compile(r"(?<=[^\s({\[])\s*[+-]")
 def compare_latex(
     answer: str, ground_truth: str, allows: Callable[[Decimal, Decimal], bool] | None = None
 ) -> bool | None:
-    """Whether two LaTeX expressions are equivalent; None if the answer cannot be parsed. May take forever.
+    """Whether two LaTeX expressions are equivalent, or None if the answer cannot be parsed. May never return.
 
-    Letters at the end of an expression are variables rather than units (``keep_variable``), especially if the ground
-    truth has variables. ``allows(value, truth)`` decides whether numbers are close enough if either has decimals;
-    without it, they must agree to six decimals and five significant digits (``agree``).
+    Letters at the end of an expression are read as variables rather than units (``keep_variable``), especially if the
+    ground truth has variables. If either number has decimals, ``allows(value, truth)`` decides whether they are close
+    enough; by default, they must agree to six decimals and five significant digits (``agree``).
     """
     if measures_differ(answer, ground_truth):
         return False
-    # 1. Protect what math-verify would ignore: factors, numbers in \text{}, variables that look like units.
+    # 1. Protect what math-verify would drop: factors, numbers in \text{}, variables that look like units.
     answer, ground_truth = (with_factors(without_text(text)) for text in (answer, ground_truth))
     truth = keep_variable(ground_truth)
     theirs = _parse(truth)
@@ -61,13 +61,13 @@ def compare_latex(
         ours = [relations(ours[0])[-1].rhs]
     elif has_equation or (not is_equation and ours and isinstance(ours[0], Basic) and ours[0].has(Eq)):
         return False if ours and isinstance(ours[0], Basic) else None
-    # 3. If math-verify accepts the answer, also compare the numbers. For decimals, further digits are noise.
+    # 3. If math-verify accepts the answer, also compare the numbers. For decimals, additional digits are noise.
     decimal = bool(ours and theirs) and _has_decimals(ours[0], theirs[0])
     digits = DECIMAL_DIGITS if decimal else EXACT_DIGITS
     if verify(theirs, ours, numeric_precision=digits, allow_set_relation_comp=True, timeout_seconds=None):
-        # math-verify returns the expression, if it could parse one, followed by the text.
+        # math-verify returns the parsed expression, if any, followed by the text.
         return ours[-1] == theirs[-1] or agree(ours[0], theirs[0], allows)
-    # 4. Otherwise apply the tolerance to decimals.
+    # 4. Otherwise, apply the tolerance to decimals.
     if not ours or isinstance(ours[0], str):
         return None
     if not allows or not decimal:
@@ -82,7 +82,7 @@ def _parse(latex: str) -> list[Any]:
 
 
 def _with_imaginary_unit(reading: Basic) -> Basic:
-    """Replace the variable ``i`` by the imaginary unit; other variables become real."""
+    """Replace the variable ``i`` with the imaginary unit, and make all other variables real."""
     if isinstance(reading, Relational):  # sympy would evaluate x = 2i to false for a real x.
         sides = (_with_imaginary_unit(side) for side in reading.args)
         equation: Basic = reading.func(*sides, evaluate=False)
@@ -96,7 +96,7 @@ def _with_imaginary_unit(reading: Basic) -> Basic:
 
 
 def _is_identity(reading: Any) -> bool:
-    """Whether a chain of equations is true and has no variables, such as 2 + 3 = 5."""
+    """Whether a chain of equations is true and free of variables, such as 2 + 3 = 5."""
     links = relations(reading)
     return bool(links) and all(
         isinstance(link, Eq)
@@ -113,7 +113,7 @@ def _has_decimals(*readings: Any) -> bool:
 
 
 def _number(expression: Any) -> Decimal | None:
-    """Return the value of an expression, or of the right side of an equation, if it is a real number."""
+    """Return the value of an expression, or of the right side of an equation, if it is a real number, else None."""
     if isinstance(expression, Eq):
         expression = expression.rhs
     if not isinstance(expression, Expr) or not expression.is_number or not expression.is_real:
@@ -125,9 +125,9 @@ def _number(expression: Any) -> Decimal | None:
 
 
 def measures_differ(answer: str, truth: str) -> bool:
-    """Whether the units, number bases or modifying words of the two differ."""
+    """Whether answer and truth differ in their units, number bases or modifying words."""
     numerals = [numerals_in(text) for text in (answer, truth)]
-    # A digit may not exceed its base, as in 18_5.
+    # A digit must be smaller than its base, unlike in 18_5.
     invalid = [any(int(digit, 36) >= base for digits, base in pairs for digit in digits) for pairs in numerals]
     if modifiers_in(answer) != modifiers_in(truth) or invalid[0] > invalid[1]:
         return True
@@ -148,24 +148,24 @@ def _names_differ(answer: str, truth: str) -> bool:
 
 
 def without_text(latex: str) -> str:
-    """Remove ``\\text{}`` and similar commands, which algebra drops, around numbers, signs and single variables.
+    """Remove ``\\text{}`` and similar commands around numbers, signs and single variables, which algebra would drop.
 
-    ``^{\\prime}`` becomes ``'``.
+    ``^{\\prime}`` is replaced with ``'``.
     """
     latex = _PRIME.sub(lambda match: "'" * match[0].count("prime"), latex)
     return _VARIABLE_IN_TEXT.sub(r" \1", _NUMBER_IN_TEXT.sub(r"\1", latex))
 
 
 def has_variables(latex: str) -> bool:
-    """Whether LaTeX has letters outside its commands and words."""
+    """Whether LaTeX contains letters outside of commands and words."""
     return re.search("[A-Za-z]", _COMMANDS.sub("", latex)) is not None
 
 
 def keep_variable(latex: str, short: bool = False) -> str:
-    """Put braces around a variable at the end of LaTeX, where math-verify would drop it as a unit.
+    """Put braces around a variable at the end of LaTeX, because math-verify would drop it as a unit.
 
-    Examples are ``2+3t``, ``5ab`` and ``5\\mathrm{i}``. Two-letter names in ``UNITS`` remain units, and with ``short``
-    so do the names in ``SHORT_UNITS`` after a single number.
+    Examples are ``2+3t``, ``5ab`` and ``5\\mathrm{i}``. Two-letter names in ``UNITS`` remain units. With ``short``, so
+    do the names in ``SHORT_UNITS`` after a single number.
     """
     latex = _CONSTANT.sub(r" \1 ", latex)
     match = _LAST_LETTERS.search(latex)

@@ -1,7 +1,7 @@
 """Extraction of answers from responses, and comparison of answers without algebra.
 
-Responses are hostile input: a policy in training may write megabytes of braces. Functions here take linear time, never
-raise, and never convert long digit strings to numbers.
+Responses are hostile input: a policy in training may write megabytes of braces. Therefore, functions in this module run
+in linear time, never raise, and never convert long digit strings to numbers.
 """
 
 import re
@@ -15,10 +15,10 @@ from verl.verifiers.equations import last_equation, leaves_open
 from verl.verifiers.lexicon import plain_number
 
 MAX_ALGEBRA_CHARS = 400
-"""Longer answers are compared as text only; ground truths are much shorter."""
+"""Maximum length of answers for algebra; longer ones are compared only as text. Ground truths are much shorter."""
 
 MAX_RAW_CHARS = 2000
-"""The same limit for answers before normalisation, since algebra parses them unnormalised."""
+"""Maximum length of answers for algebra before normalisation, since algebra parses them unnormalised."""
 
 TAIL_CHARS = 4096
 """Number of characters at the end of a response that are searched for an unboxed answer."""
@@ -32,7 +32,7 @@ _BOX_OR_BRACE = re.compile(r"\\(?:boxed|fbox|framebox)[ \t\n]*\{|\\[{}]|[{}]")
 _AFTER_HASHES = re.compile(r"[\s$]*+(-?)\$?([0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)[ \t.]*(?:\n|\Z)")
 _ANSWER_IS = re.compile(r"answer[ \t]*(?:is|:|=)|答案[ \t]*(?:[是为][ \t]*[:：]?|[:：])", re.IGNORECASE)
 _REJECTED = re.compile(r"(?:,\s|\s\()(?:and |but )?not\b")
-"""A rejected alternative after an answer, as in "18, not 17"."""
+"""A rejected alternative that follows an answer, as in "18, not 17"."""
 
 _NEGATIVE = re.compile(r"\A(?:negative|minus)\s{1,3}(?=[$0-9])", re.IGNORECASE)
 NUMBER = re.compile(
@@ -40,10 +40,10 @@ NUMBER = re.compile(
 )
 WIDE_DIGITS = {0xFF10 + digit: str(digit) for digit in range(10)}
 SEPARATORS = str.maketrans("", "", "{},")
-"""Removes thousands separators from a match of ``NUMBER``."""
+"""Translation table that removes thousands separators from a match of ``NUMBER``."""
 
 _IGNORED = re.compile(
-    # Decimal commas and spaces between digits are kept.
+    # Keep decimal commas and spaces between digits.
     r"\\left(?![a-zA-Z])|\\right(?![a-zA-Z])|\\[!,;: ]|\\?\$|\{,\}(?=[0-9]{3}(?![0-9]))|~"
     r"|(?<![0-9\s])\s+|(?<=[0-9])\s++(?![0-9])"
 )
@@ -53,16 +53,16 @@ _STRUCK = re.compile(
     r"(?<![^\s(>*:])~~(?=\S)[^~]{1,400}~~(?![A-Za-z0-9\\])|<(del|strike)>[^<]{0,400}</\1>"
     r"|\\(?:[bx]?cancel|sout)\s?\{(?:[^{}]|\{(?:[^{}]|\{[^{}]{0,99}+\}){0,99}+\}){0,400}+\}",
 )
-"""Struck-through text. In LaTeX, ``~~`` between formulas is spacing."""
+"""Struck-through text. In LaTeX, ``~~`` between formulas is spacing instead."""
 
 THINK, END_OF_THINK = "<think>", "</think>"
-"""Tags around the thoughts of reasoning models. Templates may put the first at the end of the prompt."""
+"""Tags around the thoughts of reasoning models. Templates may put the opening tag at the end of the prompt."""
 
 
 def after_thinking(text: str) -> str:
-    """Return the part of a response after its last ``</think>``, which is graded, without struck-through text.
+    """Return the part of a response to grade: the text after the last ``</think>``, without struck-through text.
 
-    A response without thoughts is graded as a whole. The part is empty if the last thought is not closed.
+    A response without thoughts is graded as a whole. The result is empty if the last thought is not closed.
     """
     end = text.rfind(END_OF_THINK)
     rest = text if end < 0 else text[end + len(END_OF_THINK) :]
@@ -70,12 +70,12 @@ def after_thinking(text: str) -> str:
 
 
 def extract_answer(text: str, equation: bool = False) -> tuple[str | None, bool]:
-    """Return the answer of a response, and whether it was in a box.
+    """Return the answer of a response, or None, and whether it was in a box.
 
-    The answer is the first that exists of: the last box; the number after the last ``####``; the rest of the sentence
-    after the last "answer is" (or "answer:", 答案是); the last number. It is None if there is none. Boxes and numbers
-    include context that changes their value: -5 for ``-\\boxed{5}``, ``5 million`` for "it costs 5 million". With
-    ``equation``, for a ground truth like ``x = 5``, the last number includes its equation, so that ``2x = 5`` is wrong.
+    The answer is the first of these that exists: the last box; the number after the last ``####``; the rest of the
+    sentence after the last "answer is" (or "answer:", 答案是); the last number. Boxes and numbers include context that
+    changes their value: ``-\\boxed{5}`` yields -5, and "it costs 5 million" yields ``5 million``. With ``equation``,
+    for a ground truth like ``x = 5``, the last number includes its equation, so that ``2x = 5`` is wrong.
     """
     boxed = boxed_with_context(text)
     if boxed is not None:
@@ -89,7 +89,7 @@ def extract_answer(text: str, equation: bool = False) -> tuple[str | None, bool]
 def extract_number(text: str, equation: bool = False) -> str | None:
     """Return the last number in the final ``TAIL_CHARS`` characters, with context that changes its value.
 
-    Return None if there is none, or if it is not stated (``is_stated``, ``is_one_number``).
+    Return None if there is no number or if it is not stated as the answer (``is_stated``, ``is_one_number``).
     """
     tail = text[-TAIL_CHARS:].translate(WIDE_DIGITS)
     number = deque(NUMBER.finditer(tail), maxlen=1)
@@ -112,13 +112,13 @@ class Box(NamedTuple):
 
     start: int
     content: int
-    """Start of the content."""
+    """Start index of the content."""
     end: int
-    """One past the closing brace."""
+    """Index after the closing brace."""
 
 
 def boxes_in(text: str) -> Iterator[Box]:
-    """Yield each balanced ``\\boxed{...}`` (or ``\\fbox``, ``\\framebox``) in the order of the closing braces."""
+    """Yield each balanced ``\\boxed{...}`` (or ``\\fbox``, ``\\framebox``), ordered by closing brace."""
     open_braces: list[re.Match[str] | None] = []
     for token in _BOX_OR_BRACE.finditer(text):
         symbol = token.group()
@@ -133,7 +133,7 @@ def boxes_in(text: str) -> Iterator[Box]:
 
 
 def extract_boxed(text: str) -> str | None:
-    """Return the stripped content of the box of :func:`boxes_in` that starts last; None if blank or absent."""
+    """Return the stripped content of the box in :func:`boxes_in` that starts last, or None if blank or absent."""
     box = max(boxes_in(text), default=None)
     return text[box.content : box.end - 1].strip() or None if box else None
 
@@ -146,9 +146,9 @@ def boxed_with_context(text: str) -> str | None:
 
 
 def extract_gsm8k(text: str) -> str | None:
-    """Return the number after the last ``####``, without thousands separators; None if there is none.
+    """Return the number after the last ``####`` without thousands separators, or None if there is none.
 
-    It must be alone on its line, unlike in Markdown headings such as ``#### 2. Solve for x``.
+    The number must be alone on its line, unlike in Markdown headings such as ``#### 2. Solve for x``.
     """
     position = text.rfind("####")
     if position < 0:
@@ -158,7 +158,7 @@ def extract_gsm8k(text: str) -> str | None:
 
 
 def extract_stated(text: str) -> str | None:
-    """Return the rest of the sentence after the last "answer is" (or "answer:"); None if blank or absent.
+    """Return the rest of the sentence after the last "answer is" (or "answer:"), or None if blank or absent.
 
     Only the final ``TAIL_CHARS`` characters are searched.
     """
@@ -174,7 +174,7 @@ def extract_stated(text: str) -> str | None:
 
 
 def extract_tagged(text: str, tag: str) -> str | None:
-    """Return the stripped content of the last closed ``<tag>``; None if blank or absent."""
+    """Return the stripped content of the last closed ``<tag>``, or None if blank or absent."""
     start = text.rfind(f"<{tag}>", 0, max(0, text.rfind(f"</{tag}>")))
     if start < 0:
         return None
@@ -185,8 +185,8 @@ def extract_tagged(text: str, tag: str) -> str | None:
 def normalise(answer: str) -> str:
     """Normalise the notation of an answer.
 
-    Remove whitespace except between digits, dollar signs, LaTeX spacing, ``{,}``, ``\\left``, ``\\right``, a final full
-    stop and a final percent sign. Replace ``\\dfrac`` and ``\\tfrac`` by ``\\frac``.
+    Remove dollar signs, LaTeX spacing, ``{,}``, ``\\left``, ``\\right``, a final full stop, a final percent sign, and
+    whitespace that is not between digits. Replace ``\\dfrac`` and ``\\tfrac`` with ``\\frac``.
     """
     text = _FRACTION.sub(r"\\frac", _IGNORED.sub("", answer)).rstrip(".")
     return text.removesuffix("%").removesuffix("\\")
@@ -200,10 +200,10 @@ def vote_key(answer: str) -> Hashable:
 
 
 def quick_equal(answer: str, ground_truth: str) -> bool | None:
-    """Whether the two are equal as text or as plain numbers; None if undecided.
+    """Whether answer and ground truth are equal as text or as plain numbers, or None if undecided.
 
-    Integers must be equal. If either number has a fractional part, the tolerance is a millionth of the smaller of the
-    ground truth and 1.
+    Integers must match exactly. If either number has a fractional part, the tolerance is 1e-6 times the ground truth's
+    magnitude, but at most 1e-6.
     """
     a, b = normalise(answer), normalise(ground_truth)
     if a == b:

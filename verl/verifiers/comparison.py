@@ -1,7 +1,7 @@
 """Comparison by relative error of expressions that math-verify considers equal.
 
-math-verify rounds decimals to six places and ignores differences below its precision, so it considers all small numbers
-equal.
+math-verify rounds decimals to six places and ignores differences below its precision. It would therefore consider all
+small numbers equal.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,16 +18,16 @@ from sympy.sets import FiniteSet, Interval, Union
 DIGITS = 30
 
 DECIMAL_ERROR = Rational(1, 10**5)
-"""Largest relative error if either expression has decimals."""
+"""Maximum relative error if either expression contains decimals."""
 
 EXACT_ERROR = Rational(1, 10**20)
-"""Largest relative error of exact expressions, above the error of their evaluation."""
+"""Maximum relative error of exact expressions, chosen above the error of their evaluation."""
 
 NOISE = Rational(1, 10**25)
-"""Smaller real or imaginary parts, as a fraction of the absolute value, are ignored."""
+"""Threshold, as a fraction of the absolute value, below which real or imaginary parts are ignored."""
 
 PRIMES = (3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41)
-"""Values for variables in alphabetical order. Integers are valid in sums and factorials, too."""
+"""Values assigned to variables in alphabetical order. Integers are also valid in sums and factorials."""
 
 Allows = Callable[[Decimal, Decimal], bool]
 
@@ -60,7 +60,7 @@ def _match(left: Sequence[Any], right: Sequence[Any], allows: Allows | None) -> 
 
 
 def _entries(value: Any) -> list[Any]:
-    """Return the entries of a set, tuple, interval or matrix, or the expression itself; empty for anything else."""
+    """Return the entries of a set, tuple, interval or matrix, ``[value]`` for a scalar, or ``[]`` for anything else."""
     if isinstance(value, MatrixBase):
         return list(value.flat())
     if isinstance(value, Interval):
@@ -76,7 +76,7 @@ def _is_number(value: Any) -> bool:
 
 
 def relations(value: Any) -> list[Relational]:
-    """Return the links of a chain of equations or inequalities; empty for anything else."""
+    """Return the links of a chain of equations or inequalities, or an empty list for any other value."""
     if isinstance(value, Relational):
         return [value]
     links = getattr(value, "_unsorted_args", value.args) if isinstance(value, And) else ()
@@ -87,25 +87,25 @@ def relations(value: Any) -> list[Relational]:
 
 
 def _right_side(value: Any, other: Any) -> Any:
-    """Return the right side of an equation if ``other`` is no relation or has the same left side."""
+    """Return an equation's right side if ``other`` is not a relation or has the same left side, else ``value``."""
     links, others = relations(value), relations(other)
     same = not others or (len(others) == 1 and links and others[0].lhs == links[0].lhs)
     return links[0].rhs if len(links) == 1 and same and isinstance(links[0], Eq) else value
 
 
 def numbers_agree(ours: Expr, theirs: Expr, allows: Allows | None = None) -> bool:
-    """Whether scalar expressions agree as numbers, with variables set to ``PRIMES``."""
+    """Whether scalar expressions have the same numerical value when variables are set to ``PRIMES``."""
     if isinstance(ours, Symbol) or isinstance(theirs, Symbol):
         return True  # math-verify compares names as text.
     decimal = ours.has(Float) or theirs.has(Float)
     # math-verify reads 9% as 9.
     percent = ours.has(UnevaluatedExpr) != theirs.has(UnevaluatedExpr)
     factors = [Integer(1), *([Integer(100), Rational(1, 100)] if percent else [])]
-    # 1. Evaluate; math-verify compares exact expressions with variables exactly.
+    # 1. Evaluate both. math-verify already compares exact expressions with variables exactly.
     ours, theirs = _plain(ours), _plain(theirs)
     symbols = ours.free_symbols | theirs.free_symbols
     names = sorted({str(symbol) for symbol in symbols})
-    # Symbols with the same name may differ in their assumptions.
+    # Symbols with the same name may have different assumptions.
     point = {symbol: Integer(PRIMES[names.index(str(symbol)) % len(PRIMES)]) for symbol in symbols}
     value, truth = _evaluate(ours, point), _evaluate(theirs, point)
     if value is None or truth is None or (names and not decimal):
@@ -129,7 +129,7 @@ def _close(value: Expr, truth: Expr, error: Rational) -> bool:
 
 
 def _plain(expression: Expr) -> Expr:
-    """Replace decimals by exact fractions, and values of unknown functions by symbols."""
+    """Replace decimals with exact fractions, and values of unknown functions with symbols."""
     exact = {
         number: Rational(str(number))
         for number in expression.atoms(Float)
@@ -141,7 +141,7 @@ def _plain(expression: Expr) -> Expr:
 
 
 def _evaluate(expression: Expr, point: Mapping[Basic, Expr]) -> Expr | None:
-    """Evaluate with ``DIGITS`` digits; None if there is no value."""
+    """Evaluate an expression to ``DIGITS`` digits, or return None if it has no value."""
     try:
         real, imaginary = expression.evalf(DIGITS, subs=point).as_real_imag()
     except (ArithmeticError, AttributeError, NotImplementedError, TypeError, ValueError):

@@ -1,6 +1,6 @@
-"""Verifier of Countdown: the answer is an expression of the target that uses every number exactly once.
+"""Verifier of Countdown, whose answers are expressions that reach the target and use every number exactly once.
 
-It is evaluated in exact rational arithmetic on a syntax tree. No part of a response is run as code.
+Expressions are evaluated in exact rational arithmetic on a syntax tree. No part of a response is executed as code.
 """
 
 import ast
@@ -16,16 +16,16 @@ from verl.verifiers.answers import extract_boxed, extract_stated, extract_tagged
 from verl.verifiers.verdict import Verdict
 
 MAX_CHARS = 400
-"""Longer expressions are wrong; four numbers need about twenty characters."""
+"""Maximum length of an expression; longer ones count as wrong. Four numbers need about twenty characters."""
 
 MAX_NUMBERS = 32
-"""Maximum number of numbers in a problem."""
+"""Maximum count of numbers in a problem."""
 
 MAX_NUMBER = 10**12
-"""Largest number, and largest absolute value of the target."""
+"""Maximum absolute value of the numbers and the target."""
 
 MAX_NESTED = 16
-"""Maximum depth of nested fractions."""
+"""Maximum nesting depth of fractions."""
 
 _TOKEN = re.compile(r"[0-9]+|[-+*/()]")
 _WRAPPING = re.compile(r"\\(?:left|right)(?![A-Za-z])|\\[()\[\],;!]|\\?\$|`|\A\s*\*\*|\*\*\s*\Z|\.\s*\Z")
@@ -43,9 +43,9 @@ def verify_countdown(
 ) -> Verdict:
     """Verify a response without algebra. ``extra_info`` and ``quick`` are unused.
 
-    The expression is in the last ``<answer>``, else the last box, else after the last "the answer is". It may have the
-    four operations, brackets and signs, and end in ``=`` and the target; anything else is ``unparsed``. ``boxed`` means
-    that it is in tags or a box.
+    The expression is taken from the last ``<answer>``, else the last box, else the text after the last "the answer is".
+    It may contain the four operations, brackets and signs, and may end with ``=`` and the target; anything else is
+    ``unparsed``. ``boxed`` is true if the expression is in tags or a box.
 
     Raises ``ValueError`` if the ground truth has no numbers or no target.
     """
@@ -56,13 +56,13 @@ def verify_countdown(
     if answer is None:
         return Verdict(False, False, "missing")
     plain = _WRAPPING.sub("", answer[: MAX_CHARS + 1].translate(_PLAIN))
-    # Remove the target from 4 * 6 = 24 or 24 = 4 * 6.
+    # Remove the target, as in 4 * 6 = 24 or 24 = 4 * 6.
     sides = [side.strip() for side in plain.split("=")]
     rest = [side for side in sides if side != str(target)] or sides[:1]
     tokens = tokenise(rest[0]) if len(rest) == 1 and len(answer) <= MAX_CHARS else None
     if tokens is None:
         return Verdict(False, bool(marked), "unparsed", answer)
-    # Check the numbers before the evaluation, which bounds the size of its result.
+    # Check the numbers before evaluating, because this bounds the size of the result.
     used = Counter(int(token) for token in tokens if token.isdigit() and len(token) <= len(str(MAX_NUMBER)))
     if used != Counter(numbers) or sum(token.isdigit() for token in tokens) != len(numbers):
         return Verdict(False, bool(marked), "different", answer)
@@ -76,14 +76,14 @@ def verify_countdown(
 
 
 class Problem(NamedTuple):
-    """A ground truth."""
+    """A parsed ground truth."""
 
     target: int
     numbers: list[int]
 
 
 def read_truth(ground_truth: Any) -> Problem:
-    """Parse ``{"target": 24, "numbers": [3, 3, 8, 8]}`` or the JSON text of it. Raises ``ValueError`` if malformed."""
+    """Parse ``{"target": 24, "numbers": [3, 3, 8, 8]}`` or its JSON text. Raises ``ValueError`` if it is malformed."""
     truth = ground_truth
     if isinstance(truth, str):
         try:
@@ -113,7 +113,7 @@ def _integer(value: Any) -> int | None:
 
 
 def tokenise(expression: str) -> list[str] | None:
-    """Split an expression into numbers, operators and brackets, adding implicit ``*``; None if it has anything else."""
+    """Split an expression into numbers, operators and brackets, inserting implicit ``*``; return None if impossible."""
     for _ in range(MAX_NESTED):
         expression = _FRACTION.sub(r"((\1)/(\2))", expression)
     for command, sign in _COMMANDS.items():
@@ -126,16 +126,16 @@ def tokenise(expression: str) -> list[str] | None:
 
 
 def _is_product(before: str, token: str) -> bool:
-    """Whether there is an implicit multiplication between two tokens, as in 4(6), (4)(6) and (4)6."""
+    """Whether multiplication is implied between two tokens, as in 4(6), (4)(6) and (4)6."""
     return (before[-1].isdigit() and token == "(") or (before == ")" and (token == "(" or token.isdigit()))
 
 
 def evaluate(tokens: Iterable[str]) -> Fraction:
-    """Evaluate an expression of tokens.
+    """Evaluate a tokenised expression.
 
-    Raises ``SyntaxError`` or ``ValueError`` if it is malformed, ``ZeroDivisionError`` if it divides by zero.
+    Raises ``SyntaxError`` or ``ValueError`` if it is malformed, and ``ZeroDivisionError`` if it divides by zero.
     """
-    # Spaces separate "/", "/", which would be another operator. Python rejects leading zeros.
+    # Join with spaces, so that two "/" tokens do not become "//". Strip leading zeros, which Python rejects.
     source = " ".join(token.lstrip("0") or "0" if token.isdigit() else token for token in tokens)
     return _value(ast.parse(source, mode="eval").body)
 

@@ -1,4 +1,4 @@
-"""Verifier of responses in DeepSeek-R1's form: ``<think>...</think> <answer>...</answer>``."""
+"""Verifier of responses in DeepSeek-R1's format: ``<think>...</think> <answer>...</answer>``."""
 
 import re
 from collections.abc import Mapping
@@ -14,11 +14,11 @@ _MARKUP = re.compile(r"\\[()\[\]]|\*\*|`")
 def verify_deepseek_r1(
     solution: str, ground_truth: str, extra_info: Mapping[str, Any] | None = None, quick: bool = False
 ) -> Verdict | None:
-    """Verify a response; with ``quick``, return None if it needs algebra. ``extra_info`` is unused.
+    """Verify a response. With ``quick``, return None if this requires algebra. ``extra_info`` is unused.
 
     The answer is in the last ``<answer>`` after all thoughts: its box, else its statement ("the answer is 5"), else all
-    of it. It is compared as mathematics even if the response is malformed. ``boxed`` means that the response is well
-    formed, so ``mode=independent`` gives a correct answer 1 if well formed and else 0.5, and a wrong one -0.5 and -1.
+    of it. It is compared as mathematics even if the response is malformed. ``boxed`` is true if the response is well
+    formed. With ``mode=independent``, correct answers score 1 if well formed, else 0.5; wrong ones score -0.5 or -1.
     """
     well_formed = has_r1_form(solution)
     content = extract_tagged(after_thinking(solution), "answer")
@@ -28,7 +28,7 @@ def verify_deepseek_r1(
 
 
 def has_r1_form(solution: str) -> bool:
-    """Whether a response consists of a thought and a non-empty answer in their tags, and whitespace.
+    """Whether a response consists only of a thought and a non-empty answer, in tags and separated by whitespace.
 
     The opening ``<think>`` may be missing, because chat templates put it at the end of the prompt.
     """

@@ -1,4 +1,4 @@
-"""Equations as answers: ``x = 5`` and ``2 + 3 = 5`` answer 5, but ``2x = 5`` and ``x^2 = 5`` do not."""
+"""Equations as answers: ``x = 5`` and ``2 + 3 = 5`` state the answer 5, but ``2x = 5`` and ``x^2 = 5`` do not."""
 
 import re
 
@@ -41,17 +41,17 @@ _MULTIPLE = re.compile(
 )
 
 MAX_CHARS = 400
-"""Brackets around longer text are kept."""
+"""Maximum length of bracketed text whose inner equations are reduced."""
 
 MAX_NAME = 200
-"""Longer text is not a name."""
+"""Maximum length of a name."""
 
 
 def is_name(text: str) -> bool:
     """Whether the left side of an equation is the name of a value.
 
     Names are symbols (``x_1``, ``\\theta``), segments, angles and shapes (``AB``, ``\\angle ABC``), function values
-    (``f(2)``, ``P(A)``), words (``total cost``) and tuples of symbols (``(x, y)``).
+    (``f(2)``, ``P(A)``), words (``total cost``), and tuples of symbols (``(x, y)``).
     """
     if len(text) > MAX_NAME or _MULTIPLE.search(text):
         return False
@@ -64,12 +64,12 @@ def is_name(text: str) -> bool:
         return all(_NAME.fullmatch(part) for part in bare[1:-1].split(","))
     function = _FUNCTION.match(bare)
     arguments = bare[function.end() :] if function else ""
-    # x(x+1) is a product.
+    # x(x+1) is a product rather than a function value.
     return arguments[:1] in ("(", "[") and _closes_at_end(arguments) and bare[0] not in _COMMAND.sub("", arguments)
 
 
 def _closes_at_end(text: str) -> bool:
-    """Whether the first character of ``text``, a bracket, is closed by the last one."""
+    """Whether ``text`` starts with a bracket that is closed by the last character."""
     depth = 0
     for position, symbol in enumerate(text):
         depth += (symbol in "([{") - (symbol in ")]}")
@@ -81,7 +81,7 @@ def _closes_at_end(text: str) -> bool:
 def unwrap_equations(text: str) -> tuple[str, bool]:
     """Reduce each equation whose first side is a name to its last side; also return whether other equations remain.
 
-    Answers separated by commas, semicolons or words are reduced one by one, also within common brackets.
+    Answers separated by commas, semicolons or words are reduced individually, even within common brackets.
     """
     bracketed = _AROUND.fullmatch(text) if len(text) <= MAX_CHARS else None
     if bracketed and _closes_at_end(bracketed.group(1) + bracketed.group(2) + bracketed.group(3)):
@@ -89,14 +89,14 @@ def unwrap_equations(text: str) -> tuple[str, bool]:
         return text[: bracketed.start(2)] + inner + text[bracketed.end(2) :], remaining
     parts: list[str] = []
     depth = start = 0
-    # Start and end of the first sign of the equation, end of the last one.
+    # Start and end index of the equation's first sign, and end index of its last one.
     first_start, first_end, last_end, remaining = -1, -1, -1, False
 
     def finish(end: int) -> None:
         nonlocal remaining
         named = first_start >= 0 and is_name(text[start:first_start])
         remaining = remaining or (first_start >= 0 and not named)
-        # Numbers between the name and the last side must equal it: x = 4 = 5 has no value.
+        # Numbers between the name and the last side must be equal to it: x = 4 = 5 has no value.
         chain = named and last_end > first_end and not _LETTER.search(_COMMAND.sub("", text[first_end:end]))
         remaining = remaining or chain
         parts.append(text[first_end if chain else last_end if named else start : end])
@@ -118,7 +118,7 @@ def unwrap_equations(text: str) -> tuple[str, bool]:
 
 
 def last_equation(text: str, end: int) -> str | None:
-    """Return the chain of equations in ``text`` that ends at ``end``, without the words before it; None if absent."""
+    """Return the chain of equations that ends at index ``end``, without the words before it, or None if absent."""
     line = text[max(0, end - MAX_NAME) : end]
     sign = line.rfind("=")
     if sign < 0 or any(match.end() > sign for match in _BEFORE_EQUATION.finditer(line.replace("$", " "))):
@@ -129,9 +129,9 @@ def last_equation(text: str, end: int) -> str | None:
 
 
 def leaves_open(text: str, chain: str) -> bool:
-    """Whether the equation at the end of ``text`` leaves a variable to be solved for, as ``2x = 18`` does.
+    """Whether the equation at the end of ``text`` leaves a variable unsolved, as in ``2x = 18``.
 
-    In "She makes 2x = 2 * 9 = 18" and "her wins are 2x = 18" the number is the answer.
+    In "She makes 2x = 2 * 9 = 18" and "her wins are 2x = 18", the number is the answer.
     """
     left, *middle, _ = (side.strip(" $") for side in chain.split("="))
     computed = any(re.search(r"[0-9]\s?[-+*/×]", side) for side in middle)

@@ -9,26 +9,26 @@ from verl.config.checks import require
 from verl.config.errors import ConfigError
 
 MAX_ACCEPTED = 64
-"""Maximum number of accepted answers to one question."""
+"""Maximum number of accepted answers per question."""
 
 MAX_DEPTH = 32
-"""Maximum nesting of a value that is sent to a verifier process; records of real datasets have two or three levels."""
+"""Maximum nesting depth of a value sent to a verifier process; records in real datasets have two or three levels."""
 
 TOLERANCES = {"tolerance": Decimal("1e100"), "relative_tolerance": Decimal(1)}
-"""Tolerance in ``extra_info`` -> its limit, from which on every answer would be right."""
+"""Tolerance in ``extra_info`` -> limit at which every answer would be correct."""
 
 MAX_INTEGER_BITS = 1024
-"""Longer integers are refused, because Python formats them in quadratic time."""
+"""Maximum length of integers; longer ones are rejected, because Python formats them in quadratic time."""
 
 
 def is_missing(truth: Any) -> bool:
-    """Whether there is no answer: null, blank text, or NaN, the missing number in tables."""
+    """Whether there is no answer: null, blank text, or NaN, which represents missing numbers in tables."""
     blank = isinstance(truth, str) and not truth.strip()
     return truth is None or blank or (isinstance(truth, float) and math.isnan(truth))
 
 
 def any_of(truth: Any) -> list[str]:
-    """Return the accepted answers in a text, a number, or a list of these. Raises ``ValueError`` for anything else."""
+    """Return the accepted answers in a string, a number, or a list of these. Raises ``ValueError`` for other types."""
     entries = list(truth) if isinstance(truth, list | tuple) else [truth]
     if not 1 <= len(entries) <= MAX_ACCEPTED:
         raise ValueError(f"has {len(entries)} answers; give 1 to {MAX_ACCEPTED}")
@@ -36,13 +36,13 @@ def any_of(truth: Any) -> list[str]:
 
 
 def any_of_words(truth: Any) -> list[str]:
-    """Return the accepted answers like :func:`any_of`, with booleans as the words ``True`` and ``False``."""
+    """Return the accepted answers like :func:`any_of`, but accept booleans as the words ``True`` and ``False``."""
     entries = truth if isinstance(truth, list | tuple) else [truth]
     return any_of([str(entry) if isinstance(entry, bool) else entry for entry in entries])
 
 
 def only_one(truth: Any) -> list[str]:
-    """Return the accepted answers like :func:`any_of`, but raise ``ValueError`` if there are several."""
+    """Return the accepted answers like :func:`any_of`, but raise ``ValueError`` if there is more than one."""
     texts = any_of(truth)
     if len(texts) > 1:
         raise ValueError(
@@ -53,7 +53,7 @@ def only_one(truth: Any) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    """Convert a text or number to text: whole floats without ``.0``, others without an exponent."""
+    """Convert a string or number to text: whole floats without ``.0``, other floats without an exponent."""
     if isinstance(value, str) and value.strip():
         return value
     if isinstance(value, int) and not isinstance(value, bool) and value.bit_length() <= MAX_INTEGER_BITS:
@@ -64,7 +64,7 @@ def _text(value: Any) -> str:
 
 
 def require_shallow(value: Any, field: str) -> None:
-    """Raise ``ConfigError`` naming ``field`` if a value is nested more than ``MAX_DEPTH`` deep.
+    """Raise ``ConfigError`` naming ``field`` if a value is nested more than ``MAX_DEPTH`` levels deep.
 
     Pickling such a value would overflow the stack.
     """
@@ -83,7 +83,7 @@ def _children(value: Any) -> Iterable[Any]:
 
 
 def read_tolerance(extra_info: Mapping[str, Any], name: str) -> Decimal | None:
-    """Return the tolerance ``name``; None if it is missing or invalid (``check_tolerances``)."""
+    """Return the tolerance ``name``, or None if it is missing or invalid (see ``check_tolerances``)."""
     value = extra_info.get(name)
     try:
         tolerance = Decimal("nan") if value is None or isinstance(value, bool) else Decimal(str(value).strip())
@@ -93,7 +93,7 @@ def read_tolerance(extra_info: Mapping[str, Any], name: str) -> Decimal | None:
 
 
 def check_tolerances(extra_info: Mapping[str, Any]) -> None:
-    """Raise ``ConfigError`` naming a tolerance that is not a number from 0 to below its limit."""
+    """Raise ``ConfigError`` naming a tolerance that is not a number from 0 to just below its limit."""
     for name, limit in TOLERANCES.items():
         value = extra_info.get(name)
         valid = value in (None, "") or read_tolerance(extra_info, name) is not None

@@ -12,7 +12,7 @@ from verl.verifiers.math import decide_math
 from verl.verifiers.verdict import Verdict, decide
 
 MAX_CHARS = 1000
-"""Longer answers are compared as mathematics only."""
+"""Maximum answer length; longer answers are only compared as mathematics."""
 
 _WRAPPER = re.compile(
     r"\\(?:text(?:bf|rm|it)?|mathrm|mathbf|mbox|boldsymbol|bm|underline)\s{0,3}(?=\{)|\\(?:text)?color\{[a-z]{1,12}\}"
@@ -25,10 +25,10 @@ _AFTER = re.compile(r"[A-Za-zÀ-ɏ\u4e00-\u9fff\s$£€¥:,.*_~'\")\]}{%°/?&(-]
 _HYPHEN = re.compile(r"(?<![A-Za-z0-9])-|-(?![A-Za-z])")
 _LETTERS = re.compile(r"[A-Za-z]+")
 _SINGLE = re.compile(r"(?<![A-Za-z'])(?![aAI]\s+[A-Za-z])[A-Za-z](?![A-Za-z'])")
-"""A single letter that is not a word."""
+"""A single letter that is not an English word."""
 
 _DROPPED = {"So": set("➖➕✖➗❌❎🚫⛔✗✘👎"), "Pi": set(), "Pf": set()}
-"""Unicode categories of meaningless characters, such as ticks and quotation marks -> their exceptions."""
+"""Unicode category of insignificant characters, such as ticks and quotation marks -> its exceptions."""
 
 _VARIANTS = "\ufe0e\ufe0f\u20e3"
 _SPACED = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:[ \u00a0\u202f][0-9]{3})+(?![0-9])")
@@ -37,7 +37,7 @@ _DASH = re.compile(r"\s[-–—]\s(?!(?:sin|cos|tan|log|sqrt)(?![A-Za-z]))(?=[A-
 
 _THOUSANDS = re.compile("(?<=[0-9])k(?![A-Za-z])")
 _REASON = re.compile(r",?\s(?:since|because|as|so)\s|\s\([-0-9\s+*/×÷·=.$]{1,80}\)$")
-"""Explanation of a stated answer."""
+"""An explanation that follows a stated answer."""
 
 _NUMERAL = (
     "(?:zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|(?:thir|four|fif|six|seven|eigh|nine)teen"
@@ -56,9 +56,9 @@ _CHANGING = re.compile(r"[万亿千百倍负不非半]")
 def verify_gsm8k(
     solution: str, ground_truth: str, extra_info: Mapping[str, Any] | None = None, quick: bool = False
 ) -> Verdict | None:
-    """Verify a response; with ``quick``, return None if it needs algebra. ``extra_info`` is unused.
+    """Verify a response. With ``quick``, return None if this requires algebra. ``extra_info`` is unused.
 
-    An answer with words around its only number, such as ``18 dollars``, counts as that number.
+    If words surround the only number of an answer, as in ``18 dollars``, the answer is compared as that number.
     """
     answer, boxed = extract_answer(solution, equation="=" in ground_truth)
     equal = quick_equal(answer or "", ground_truth)
@@ -74,7 +74,7 @@ def verify_gsm8k(
     if number is not None:
         return decide(answer, boxed, quick_equal(number, ground_truth) is True)
     if "=" in answer:
-        # Algebra checks an equation like 3 * 6 = 18 dollars.
+        # Algebra checks the left side of an equation like 3 * 6 = 18 dollars.
         sides, _, last = answer.rpartition("=")
         number = _only_number(last) if re.search("[0-9]", sides) else None
         answer = answer if not number else f"{_WRAPPER.sub('', sides).replace('$', '')}={number}"
@@ -113,7 +113,7 @@ def _only_number(answer: str) -> str | None:
 
 
 def _plain(sign: str) -> str:
-    """Replace a currency sign by a dollar, and a meaningless character by an empty string."""
+    """Replace a currency sign with a dollar sign, and an insignificant character with an empty string."""
     category = unicodedata.category(sign)
     if category == "Sc":
         return "$"
@@ -121,7 +121,7 @@ def _plain(sign: str) -> str:
 
 
 def _keeps_variable(after: str) -> bool:
-    """Whether the text after a number contains a factor: ``18x``, ``18k``, but not ``18 m``, ``18 a day``."""
+    """Whether a factor follows the number, as in ``18x`` and ``18k``, but not in ``18 m`` and ``18 a day``."""
     after = re.sub("(?<![A-Za-z])L(?![A-Za-z])", "l", after)
     words = _LETTERS.findall(after)
     if any(len(word) == 1 and word not in {"a", "A", *SHORT_UNITS} for word in words):
@@ -129,5 +129,5 @@ def _keeps_variable(after: str) -> bool:
     attached = _LETTERS.match(after)
     if attached and len(attached.group()) <= 2 and attached.group().lower() not in UNITS:
         return True
-    # Of several words, even a short one is a word.
+    # In a text of several words, even a short token counts as a word.
     return len(words) == 1 and len(words[0]) <= 2 and not is_unit(words[0], short=True)

@@ -1,4 +1,4 @@
-"""Verifier of Knights and Knaves, whose answers name the role of each person, knight or knave."""
+"""Verifier of Knights and Knaves puzzles, whose answers state each person's role, knight or knave."""
 
 import json
 import re
@@ -17,7 +17,7 @@ MAX_PEOPLE = 64
 MAX_NAME_CHARS = 80
 
 MAX_ANSWER_CHARS = 16384
-"""Number of characters at the end of an answer that are read."""
+"""Number of characters that are read from the end of an answer."""
 
 _CONCLUSION = re.compile(r"conclusion[\s*]*:", re.IGNORECASE)
 _TRUTH_ROLE = re.compile(r"(?<!\s)\s++is\s++a\s++(knight|knave)\b", re.IGNORECASE)
@@ -33,11 +33,11 @@ _RETRACTED = re.compile(
     r"(?<!this)(?<!that)(?<!these)(?<!those)(?<!it)(?=[^\S\n]*+(?:[.!\n]|\Z))",
     re.IGNORECASE,
 )
-"""A sentence that retracts the previous ones: "This is false.", "Not!"."""
+"""A sentence that retracts the previous ones, such as "This is false." or "Not!"."""
 
 _UNSETTLED = re.compile(rf"(?<![\w])(?:{'|'.join(WORDS['statements']['unsettled'])})(?!\w)", re.IGNORECASE)
 _HEADING = re.compile(r"[\s*]*(?::|(?:[=(→]|[-–—]+>?\s|(?:is|are)\s)[\s*]*(?=[A-Z]))")
-"""Text after a role that heads a list of names."""
+"""Text after a role that makes it the heading of a list of names."""
 
 _BREAK = r"[\n;]|\.(?=\s|$)"
 _PLAIN = frozenset(WORDS["statements"]["plain"].split())
@@ -49,9 +49,9 @@ def verify_knights_and_knaves(
 ) -> Verdict:
     """Verify a response without algebra. ``extra_info`` and ``quick`` are unused.
 
-    A correct answer names the role of every person in the ground truth, and only one role each. It is in the last
-    ``<answer>``, else the last box, else after the last "CONCLUSION:". Without any of these, as many statements as
-    there are people count, from the end of the response. ``boxed`` means that the answer is in tags or a box.
+    A correct answer states every person's role without contradictions. It is taken from the last ``<answer>``, else the
+    last box, else the text after the last "CONCLUSION:". Otherwise, the last statements of the response are used, as
+    many as there are people. ``boxed`` is true if the answer is in tags or a box.
 
     Raises ``ValueError`` if the ground truth is malformed.
     """
@@ -63,7 +63,7 @@ def verify_knights_and_knaves(
         end = answer[-MAX_ANSWER_CHARS:]
         statements = [] if _UNSETTLED.search(end) else read_statements(end, truth)
     else:
-        # A proof makes assumptions before its conclusion, so only its end counts.
+        # A proof makes assumptions before it reaches a conclusion, so only its end is read.
         answer = solution[-TAIL_CHARS:]
         unsettled = _UNSETTLED.search(answer, answer.lower().rfind("kn"))
         statements = [] if unsettled else read_statements(answer, truth)[-len(truth) :]
@@ -76,13 +76,13 @@ def verify_knights_and_knaves(
 def read_truth(ground_truth: Any) -> dict[str, str]:
     """Return the role, ``knight`` or ``knave``, of each name in lower case.
 
-    Ground truths are mappings ``{"Alice": "knight"}``, the JSON text of one, or sentences like
-    ``(1) Alice is a knight``. Raises ``ValueError`` if there is no name, if a role is missing or contradictory, or if
-    an answer could not contain a name.
+    A ground truth is a mapping such as ``{"Alice": "knight"}``, its JSON text, or sentences such as ``(1) Alice is a
+    knight``. Raises ``ValueError`` if there are no names, if a role is missing or contradictory, or if an answer could
+    not contain one of the names.
     """
     pairs: Iterable[tuple[Any, Any]] = []
     if isinstance(ground_truth, Mapping):
-        # A struct column has the names of all rows in each row.
+        # In a struct column, each row has the names from all rows.
         pairs = [(name, role) for name, role in ground_truth.items() if role is not None]
     elif not isinstance(ground_truth, str):
         pass
@@ -103,7 +103,7 @@ def read_truth(ground_truth: Any) -> dict[str, str]:
 
 
 def _sentences(text: str) -> Iterator[tuple[str, str]]:
-    """Yield name and role of each "NAME is a ROLE". Names begin with a letter and have no comma, colon or newline."""
+    """Yield name and role of each "NAME is a ROLE". Names start with a letter and lack commas, colons and newlines."""
     end = 0
     for match in _TRUTH_ROLE.finditer(text):
         start = max(end, *(text.rfind(mark, end, match.start()) + 1 for mark in ",;:\n"))
@@ -114,7 +114,7 @@ def _sentences(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _readable(truth: Mapping[str, str]) -> bool:
-    """Whether the statements of a correct answer would be read correctly; a person may not be called "knight"."""
+    """Whether the statements of a correct answer would be parsed correctly; no person may be called "knight"."""
     if len(truth) > MAX_PEOPLE or not all(1 <= len(name) <= MAX_NAME_CHARS for name in truth):
         return False
     return read_statements("\n".join(f"{name} is a {role}" for name, role in truth.items()), truth) == [*truth.items()]
@@ -123,9 +123,9 @@ def _readable(truth: Mapping[str, str]) -> bool:
 def read_statements(text: str, people: Iterable[str]) -> list[tuple[str, str]]:
     """Return the statements (name, ``knight`` or ``knave``) in ``text`` about ``people`` (lower case), in order.
 
-    A role belongs to the names before it in its sentence, so "Alice and Bob are knights" is two statements. "Alice is a
-    knight or a knave" is two contradictory statements. "Not a knight" means a knave. Suppositions, questions, retracted
-    statements, and ones with words that may change their meaning ("hardly a knight") are ignored.
+    A role applies to the names before it in its sentence, so "Alice and Bob are knights" yields two statements. "Alice
+    is a knight or a knave" yields two contradictory statements. "Not a knight" means a knave. Suppositions, questions,
+    retracted statements, and statements with words that may change their meaning ("hardly a knight") are ignored.
     """
     names = "|".join(re.escape(name) for name in sorted(people, key=len, reverse=True))
     token = re.compile(
@@ -147,17 +147,17 @@ def _read_sentence(tokens: Iterable["re.Match[str]"]) -> list[tuple[str, str]]:
     """Return the statements of one sentence, read from left to right."""
     statements: list[tuple[str, str]] = []
     subjects: dict[str, None] = {}
-    num_last = 0  # Statements of the last role, which a following denial retracts.
+    num_last = 0  # Number of statements with the last role, which a denial after them retracts.
     negated = denied = ignored = either = quoted = False
     clear = True
     name_end = negation_end = 0
     heading: str | None = None  # The role of a list, as in Knights: Alice, Bob.
     for match in tokens:
         kind, word, text = match.lastgroup, match[0].lower(), match.string
-        # A "not" at the end of a bracket or sentence denies the statement before it.
+        # A "not" at the end of a bracket or sentence negates the statement before it.
         ends = kind in ("stop", "break")
         ends_in_not = ends and negation_end > 0 and not text[negation_end : match.start()].strip()
-        # "Alice is a knight or Bob is a knave" makes no statement.
+        # "Alice is a knight or Bob is a knave" yields no statement.
         if kind in ("denied", "asked", "cross") or ends_in_not or (kind == "name" and either):
             if num_last:
                 del statements[-num_last:]
@@ -168,7 +168,7 @@ def _read_sentence(tokens: Iterable["re.Match[str]"]) -> list[tuple[str, str]]:
                 denied = not denied
         if kind == "name":
             if not subjects:
-                # A negation before the first name denies the sentence: it is not so that, neither of.
+                # A negation before the first name negates the whole sentence, as in "it is not so that".
                 denied = denied != negated
             if num_last or not subjects or not _BETWEEN_NAMES.fullmatch(text, name_end, match.start()):
                 subjects = {}

@@ -1,6 +1,6 @@
-"""The lexicon of answers: units, words that multiply or modify a number, number bases and marks.
+"""The lexicon of answers: units, words that multiply or modify a number, number bases, and symbols such as percent.
 
-math-verify ignores all of these, so that it considers 5 m, 5 km, 5 million and "not 5" equal.
+math-verify ignores all of these, so it would consider 5 m, 5 km, 5 million and "not 5" equal.
 """
 
 import re
@@ -18,7 +18,7 @@ TEXT = (
 """A LaTeX command with a text argument, up to the opening brace."""
 
 WORDS: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
-"""The tables of ``lexicon.toml``."""
+"""Contents of ``lexicon.toml``."""
 
 # Units
 
@@ -26,10 +26,10 @@ UNITS = {name: unit for unit, names in WORDS["units"].items() for name in [unit,
 """Name of a unit -> its canonical name."""
 
 SHORT_UNITS = {"s", "m", "g", "l", "h", "t"}
-"""Units whose names are variables more often than units."""
+"""Units whose names more often denote variables."""
 
 _OTHER_SHORT_UNITS = {"am", "pm", "st", "th", "yr", "gm", "cc", "sq", "rs"}
-"""Further two-letter names that math-verify drops as units and that are not products of variables."""
+"""Additional two-letter names that math-verify drops as units and that are not products of variables."""
 
 _SYMBOLS = {
     prefix.strip("-") + symbol
@@ -41,7 +41,7 @@ _POWERS: dict[str, int] = WORDS["powers"]
 
 
 def is_unit(letters: str, short: bool) -> bool:
-    """Whether one or two letters after a number are a unit; ``short`` is the result for ``SHORT_UNITS``."""
+    """Whether one or two letters after a number are a unit; ``short`` is returned for names in ``SHORT_UNITS``."""
     if letters in SHORT_UNITS:
         return short
     return letters in UNITS or letters.lower() in _OTHER_SHORT_UNITS
@@ -71,7 +71,7 @@ def _factor_of(match: re.Match[str]) -> Fraction:
 
 
 def with_factors(latex: str) -> str:
-    """Replace words that multiply a number by factors: ``5\\text{ million}`` becomes ``5\\times 1000000``."""
+    """Replace words that multiply a number with factors: ``5\\text{ million}`` becomes ``5\\times 1000000``."""
 
     def times(match: re.Match[str]) -> str:
         value = _factor_of(match)
@@ -107,26 +107,26 @@ def modifiers_in(text: str) -> list[str]:
 # Numbers with units
 
 MAX_NUMBER_CHARS = 64
-"""Longer digit strings are compared as text."""
+"""Maximum length of a number; longer digit strings are compared as text."""
 
 _PLAIN_NUMBER = re.compile(r"[+-]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|[+-]?\.[0-9]+")
 
 
 def plain_number(text: str) -> Decimal | None:
-    """Return the value of a plain decimal number (thousands separators allowed); None for anything else."""
+    """Return the value of a plain decimal number (thousands separators are allowed), or None for other text."""
     if len(text) > MAX_NUMBER_CHARS or not _PLAIN_NUMBER.fullmatch(text):
         return None
     return Decimal(text.replace(",", ""))
 
 
 class Quantity(NamedTuple):
-    """A plain number with its unit."""
+    """A plain number and its unit."""
 
     value: Decimal
     unit: str
-    """Canonical name in ``UNITS`` with its power, ``%``, another word, or an empty string."""
+    """Canonical unit name in ``UNITS`` with its power, ``%``, another word, or an empty string."""
     known: bool
-    """Whether the unit is in ``UNITS`` or ``%``. Quantities with different known units differ."""
+    """Whether the unit is ``%`` or in ``UNITS``. Quantities with different known units are not equal."""
 
 
 _QUANTITY = re.compile(
@@ -139,10 +139,10 @@ _OPERATION = re.compile(r"(?:squared|cubed|factorial|times [a-z]|doubled|tripled
 
 
 def read_quantity(text: str, short: bool = False) -> Quantity | None:
-    """Return number and unit of unified ``text``: ``18 dollars``, ``9 (apples)``, ``20 cm^2``, ``3元``, ``25%``.
+    """Parse unified ``text`` as a number and unit: ``18 dollars``, ``9 (apples)``, ``20 cm^2``, ``3元``, ``25%``.
 
-    Return None if there is no plain number, or if a variable may follow it (``3x``, ``2 ab``, and without ``short``
-    ``5 m``).
+    Return None if there is no plain number, or if it may be followed by a variable (as in ``3x``, ``2 ab`` and, without
+    ``short``, ``5 m``).
     """
     match = _QUANTITY.fullmatch(text) if len(text) <= 120 else None
     value = plain_number(re.sub(r"[¥€£\s]", "", match[1]).rstrip(",")) if match else None
@@ -192,14 +192,14 @@ _BASE = re.compile(
     rf"([0-9][0-9A-F]{{0,40}})(?:_(?:base)?|base-?)([0-9]{{1,2}}|{'|'.join(_NUMERALS)})(?![0-9A-Za-z])", re.I
 )
 MAX_NUMERAL = 200
-"""Longer text is not a number with a base."""
+"""Maximum length of a number with a base; longer text is not parsed as one."""
 
 _SUBSCRIPT = re.compile("[₀-₉]+")
 _SUBSCRIPT_DIGITS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 
 
 def units_in(latex: str) -> set[tuple[tuple[str, int], ...]]:
-    """Return the units after numbers or in ``\\text{}``, one per answer of a list; empty if any word is unknown."""
+    """Return the units after numbers or in ``\\text{}``, one per listed answer; empty if any word is unknown."""
     units = set()
     latex = _SPACING.sub(" ", _MICRO.sub(lambda match: r"\text{µ" if match[0].endswith("{") else "µ", latex))
     latex = _BARE_UNIT.sub(r"\\text{\1}", latex) if "{" not in latex else latex
@@ -229,7 +229,7 @@ def units_in(latex: str) -> set[tuple[tuple[str, int], ...]]:
 
 
 def marks_in(latex: str) -> set[str]:
-    """Return the marks in ``latex``: degrees, minutes and seconds of arc, radians, percent, dollars and cents."""
+    """Return the symbols in ``latex``: degrees, minutes and seconds of arc, radians, percent, dollars and cents."""
     marks = {(match.lastgroup or "").replace("_sign", "s") for match in _MARKS.finditer(latex)}
     return marks | {["minutes", "seconds"][len(_PRIME_SIGN.findall(primes)) - 1] for primes in _ARC.findall(latex)}
 
@@ -239,11 +239,11 @@ def numerals_in(latex: str) -> list[tuple[str, int]]:
     latex = _SUBSCRIPT.sub(lambda match: f"_{match[0].translate(_SUBSCRIPT_DIGITS)}", latex)
     pairs = [(digits, name.lower()) for digits, name in _BASE.findall(_DROPPED_IN_BASE.sub("", latex))]
     bases = [(digits, int(name) if name.isdigit() else _NUMERALS.index(name) + 2) for digits, name in pairs]
-    # 3E_2 is a product, but 3E_{16} a number.
+    # 3E_2 is a product, but 3E_{16} is a number.
     return [(digits, base) for digits, base in bases if base > 1 and (digits.isdigit() or base > 10)]
 
 
 def numeral_of(latex: str) -> tuple[str, int] | None:
-    """Return digits and base of ``latex`` if it is a number with a base."""
+    """Return the digits and base of ``latex`` if it is a number with a base, else None."""
     match = _BASE.fullmatch(_DROPPED_IN_BASE.sub("", latex)) if len(latex) <= MAX_NUMERAL else None
     return numerals_in(latex)[0] if match and numerals_in(latex) else None

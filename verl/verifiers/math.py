@@ -1,6 +1,6 @@
 """Verifier of mathematical answers in English and Chinese: quantities, expressions, sets, intervals, lists, words.
 
-It calls math-verify if text, numbers and units are not conclusive, so run it in a ``VerifierPool``.
+It calls math-verify if comparing text, numbers and units is inconclusive, so it must run in a ``VerifierPool``.
 """
 
 import math
@@ -27,27 +27,27 @@ from verl.verifiers.notation import split_answers, squeeze, unify, words_in
 from verl.verifiers.verdict import Verdict, decide
 
 MAX_CHARS = 2000
-"""Longer answers must equal the ground truth as text."""
+"""Maximum answer length; a longer answer must equal the ground truth as text."""
 
 MAX_LISTED = 12
-"""Longer lists of answers are compared as one expression."""
+"""Maximum length of a list of answers; longer lists are compared as one expression."""
 
 FULL_TURN = 2 * math.pi
-"""A full turn in radians. Larger angles without a unit are in degrees."""
+"""A full turn in radians. Larger angles without a unit are assumed to be in degrees."""
 
 _LABEL = re.compile(r"[A-Za-z][A-Za-z0-9_]*=")
 _BETWEEN_BOXES = re.compile(
     r"[\s$,;.、，；()\\]{0,20}(?:(and|or|和|或|与)[\s$]{0,5})?(?:\\?[A-Za-z][A-Za-z0-9_{}]{0,10}\s{0,3}=\s{0,3})?[\s$]{0,5}"
 )
 _SEVERAL = re.compile(r"\A\s*\\?[({\[]|\\pm|[<>,]|\\(?:[lg]eq?|in|cup|neq)(?![A-Za-z])|\\begin")
-"""A ground truth that may also be written as a list: a set, a tuple, conditions."""
+"""A ground truth that may also be written as a list, such as a set, a tuple, or conditions."""
 
 
 class Tolerance:
-    """Limits on the error of a number."""
+    """Tolerances for numerical errors."""
 
     def __init__(self, rounding: str = "1e-6", extra_info: Mapping[str, Any] | None = None) -> None:
-        """Set ``rounding``, the largest relative error of decimals, and read the tolerances in ``extra_info``."""
+        """Set ``rounding``, the maximum relative error of decimals, and read the tolerances in ``extra_info``."""
         info = extra_info or {}
         self.rounding = Decimal(rounding)
         self.relative = read_tolerance(info, "relative_tolerance") or Decimal(0)
@@ -70,26 +70,26 @@ EXACT = Tolerance()
 def verify_math(
     solution: str, ground_truth: str, extra_info: Mapping[str, Any] | None = None, quick: bool = False
 ) -> Verdict | None:
-    """Verify a response; with ``quick``, return None if it needs algebra. ``extra_info`` is unused."""
+    """Verify a response. With ``quick``, return None if this requires algebra. ``extra_info`` is unused."""
     return decide_math(*find_answer(solution, ground_truth), ground_truth, quick)
 
 
 def decide_math(
     answer: str | None, boxed: bool, ground_truth: str, quick: bool, tolerance: Tolerance = EXACT
 ) -> Verdict | None:
-    """Compare an answer with the ground truth as text, words, numbers and units, then by algebra.
+    """Compare an answer with the ground truth as text, words, numbers and units, and finally by algebra.
 
-    Missing units, wrappers such as ``\\text{}``, full-width characters and the order of a list do not matter. Different
-    units do, and so does the order of answers that the ground truth separates by semicolons.
+    Missing units, wrappers such as ``\\text{}``, full-width characters and the order of a list are ignored. Different
+    units matter, as does the order of answers if the ground truth separates them with semicolons.
     """
     equal = _quick_same(answer, ground_truth, tolerance) if answer else None
     return decide(answer, boxed, equal, quick, partial(_same_by_algebra, truth=ground_truth, tolerance=tolerance))
 
 
 def find_answer(solution: str, ground_truth: str) -> tuple[str | None, bool]:
-    """Find the answer like ``extract_answer``, but join adjacent boxes at the end for a list of answers.
+    """Find the answer like ``extract_answer``, but join adjacent boxes at the end if the truth is a list of answers.
 
-    Boxes with an "or" between them are one answer.
+    Boxes connected by "or" form a single answer.
     """
     answer, boxed = extract_answer(solution, equation="=" in ground_truth)
     if not boxed or answer is None or len(answer) > MAX_CHARS or len(ground_truth) > MAX_CHARS:
@@ -117,7 +117,7 @@ def _differ(solution: str, a: Box, b: Box) -> bool:
 
 
 def _quick_same(answer: str, ground_truth: str, tolerance: Tolerance) -> bool | None:
-    """Whether the two are equal as text, words, numbers and units; None if undecided."""
+    """Whether answer and ground truth are equal as text, words, numbers and units, or None if undecided."""
     equal = quick_equal(answer, ground_truth)
     if "%" not in answer + ground_truth and (equal or (equal is False and tolerance is EXACT)):
         return equal
@@ -140,7 +140,7 @@ def _quick_same(answer: str, ground_truth: str, tolerance: Tolerance) -> bool | 
 
 
 def _plainly_same(answer: str, truth: str, tolerance: Tolerance) -> bool | None:
-    """Compare unified texts for :func:`_quick_same`."""
+    """Compare unified texts on behalf of :func:`_quick_same`."""
     if not answer or not truth:
         return False
     if squeeze(answer) == squeeze(truth):
@@ -158,7 +158,7 @@ def _plainly_same(answer: str, truth: str, tolerance: Tolerance) -> bool | None:
 
 
 def _labels_differ(answer: str, truth: str) -> bool:
-    """Whether the two are values of different variables."""
+    """Whether ``answer`` and ``truth`` are values of different variables."""
     labels = [_LABEL.match(squeeze(text)) for text in (answer, truth)]
     return all(labels) and len({label.group() for label in labels if label}) > 1
 
@@ -176,7 +176,7 @@ def _same_quantity(a: Quantity, b: Quantity, tolerance: Tolerance) -> bool:
 
 
 def _same_by_algebra(answer: str, truth: str, tolerance: Tolerance) -> bool | None:
-    """Whether the two are equivalent; None if the answer cannot be parsed. May take forever."""
+    """Whether answer and truth are equivalent, or None if the answer cannot be parsed. May never return."""
     unified = unify(answer)
     equal = _same(unified, unify(truth), tolerance)
     if not equal and units_in(answer) and len(split_answers(unified)[0]) == 1:
@@ -186,7 +186,7 @@ def _same_by_algebra(answer: str, truth: str, tolerance: Tolerance) -> bool | No
 
 
 def _same(answer: str, truth: str, tolerance: Tolerance) -> bool | None:
-    """Compare unified texts for :func:`_same_by_algebra`."""
+    """Compare unified texts on behalf of :func:`_same_by_algebra`."""
     answer, truth = _both_signs(answer), _both_signs(truth)
     for thousands in (True, False):
         ours, _ = split_answers(answer, thousands)
@@ -200,7 +200,7 @@ def _same(answer: str, truth: str, tolerance: Tolerance) -> bool | None:
 
 
 def _both_signs(text: str) -> str:
-    """Expand an answer with a plus-minus sign into a list of two; others are unchanged."""
+    """Expand an answer with a plus-minus sign into a list of two answers; return other answers unchanged."""
     if text.count(r"\pm") != 1 or r"\mp" in text:
         return text
     return ", ".join(text.replace(r"\pm", sign) for sign in "+-")
@@ -213,10 +213,10 @@ def _same_list(ours: list[str], theirs: list[str], ordered: bool, tolerance: Tol
     labels = [[_LABEL.match(squeeze(part)) for part in parts] for parts in (ours, theirs)]
     unmatched = list(ours)
     for truth in theirs:
-        # If all entries are labelled (x=1, y=2), compare those with the same label.
+        # If all entries are labelled (x=1, y=2), compare entries with the same label.
         named = all(map(all, labels)) and squeeze(truth).partition("=")[0] + "="
         candidates = [a for a in unmatched if not named or squeeze(a).startswith(named)]
-        # Match texts first, since algebra on every pair would be slow.
+        # Try to match texts first, because algebra on every pair would be slow.
         match = next((a for a in candidates if squeeze(a) == squeeze(truth)), None)
         match = match or next((a for a in candidates if _same_single(a, truth, tolerance)), None)
         if match is None:

@@ -1,4 +1,4 @@
-"""Verifier of multiple-choice questions, whose answers are the letters or texts of options."""
+"""Verifier of multiple-choice questions, whose answers are letters or texts of options."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from verl.verifiers.math import verify_math
 from verl.verifiers.verdict import Verdict, decide
 
 MAX_LETTERS_CHARS = 200
-"""Longer text is not a list of letters."""
+"""Maximum length of a list of letters; longer text is not parsed as one."""
 
 _MARKUP = re.compile(
     r"\\(?:text)?color\s?\{[A-Za-z]{1,20}\}|\\(?:text|textbf|textrm|textit|mathrm|mathbf|mathit|rm|bf|boxed|fbox)(?![A-Za-z])"
@@ -34,13 +34,13 @@ _LEADING = re.compile(
 _CALLED_RIGHT = re.compile(r"(?<![A-Za-z0-9])\(?([A-Z])\)?\s+is\s+(?:the\s+|a\s+)?(?:correct|right|best|answer)\b")
 _LAST_LETTER = re.compile(r"(?:^|(?<!%)[\s:=>(,.])(\(?)([A-Z])(\)?)$")
 _SET_OFF = re.compile(r"[\[\"“‘'`]{1,2}([A-Z])[]\"”’'`]{1,2}")
-"""A letter in brackets or quotation marks of any kind."""
+"""A letter enclosed in brackets or quotation marks of any kind."""
 
 _CORRECTED = re.compile(
     r"(?<![A-Za-z])(?i:(?<!is\s)no|wait|sorry|actually|correction|rather|i meant?|make that)(?![A-Za-z])"
     r"(?:(?!not|n['’]t)[^\n.]){0,30}?(?<![A-Za-z0-9])\(?([A-Z])\)?(?=[.!*]*\s*\Z)"
 )
-"""A correction after an answer, as in "No, C"."""
+"""A correction that follows an answer, as in "No, C"."""
 
 _NAMED = re.compile(r"(?:\bans|answer|option|choice)[:.]?$", re.IGNORECASE)
 _REJECTED = re.compile(r",?\s(?:and |but )?not\b.*")
@@ -56,7 +56,7 @@ _BEFORE_LETTER = re.compile(
     r"|chose|pick|select|with|namely|get|have|gives?|only|and|but|say|[a-z]{3,12}ly))\Z",
     re.IGNORECASE,
 )
-"""Text before a letter that names an option. After other words it may be part of a name, as in Vitamin D."""
+"""Text before a letter that names an option. After other words, a letter may be part of a name, as in Vitamin D."""
 
 _CLAUSE_END = re.compile(r"[.!?;,](?=\s)")
 _CONTRAST = re.compile(r"(?<![A-Za-z])but(?![A-Za-z])")
@@ -77,20 +77,20 @@ _NAMES_OPTION = re.compile(
 _GOES_ON = re.compile(r"\s+(?!(?:because|since|as|which)\b)[A-Za-z]")
 
 OR = "or"
-"""Added to the letters of an answer that leaves a choice."""
+"""Marker added to the letters of an answer that does not commit to one choice."""
 
 WORDS = "AI"
-"""Letters that are English words. Without brackets they count only at the end of a sentence."""
+"""Letters that are also English words. Without brackets, they count only at the end of a sentence."""
 
 
 def verify_multiple_choice(
     solution: str, ground_truth: str, extra_info: Mapping[str, Any] | None = None, quick: bool = False
 ) -> Verdict | None:
-    """Verify a response; with ``quick``, return None if it needs algebra.
+    """Verify a response. With ``quick``, return None if this requires algebra.
 
-    ``ground_truth`` is a letter, several letters (``AD``: exactly these are correct), a labelled option or the text of
-    an option; anything else is compared as mathematics. If ``extra_info`` has ``options`` (see :func:`read_options`),
-    the text of the correct option and expressions equal to it are correct, too.
+    ``ground_truth`` is a letter, several letters (``AD`` means that exactly these are correct), a labelled option, or
+    the text of an option; anything else is compared as mathematics. If ``extra_info`` has ``options`` (see
+    :func:`read_options`), the text of the correct option and expressions equal to it are also accepted.
 
     The answer is in the last box, else in the last statement ("the answer is (B)"), else a letter at the end.
     """
@@ -110,7 +110,7 @@ def verify_multiple_choice(
     correct = "".join(sorted(truth))
     equal: bool | None = False
     if len(truth) > 1 and sorted(_plain(answer or "")) == sorted(truth):
-        equal = True  # CA instead of AC.
+        equal = True  # The order of letters does not matter: CA equals AC.
     elif letters and not (matching and len(letters) > 1):
         equal = letters == truth
     elif matching:
@@ -120,7 +120,7 @@ def verify_multiple_choice(
         equal = quick_equal(_unwrap(answer or ""), _unwrap(options[correct]))
 
     def algebra(answer: str) -> bool | None:
-        # Algebra ignores units and reads 8 \\mathrm{i} as 8, so the answer may equal several options.
+        # Algebra ignores units and reads 8 \\mathrm{i} as 8, so the answer may be equal to several options.
         others = [text for text in options.values() if not quick_equal(_unwrap(text), _unwrap(options[correct]))]
         return not any(compare_latex(answer, text) for text in others) and compare_latex(answer, options[correct])
 
@@ -128,9 +128,9 @@ def verify_multiple_choice(
 
 
 def read_options(options: Any) -> dict[str, str]:
-    """Return the text of each option by letter, in order; empty if there are none.
+    """Return the text of each option by letter, in order, or an empty mapping if there are no options.
 
-    ``options`` is such a mapping, a list of texts, or one text with labels (``A) 5``, ``(A) 5``, ``A. 5``) in order.
+    ``options`` is a mapping, a list of texts, or a single text with labels in order (``A) 5``, ``(A) 5``, ``A. 5``).
     Labels in a list are removed if all texts have one.
     """
     if isinstance(options, Mapping):
@@ -156,18 +156,18 @@ def _inline_options(text: str) -> dict[str, str]:
 
 
 def letters_in(text: str, options: Mapping[str, str]) -> frozenset[str]:
-    """Return the options that ``text`` names, if it consists of letters or labelled options only; otherwise empty.
+    """Return the options named in ``text``, or an empty set if it does not consist of letters or labelled options.
 
-    Examples are ``B``, ``(B)``, ``\\text{(B)}``, ``B. 42``, ``A, C``, and ``b`` unless it is the text of an option. A
-    label before the text of another option names both.
+    Examples are ``B``, ``(B)``, ``\\text{(B)}``, ``B. 42``, ``A, C``, and ``b`` unless it is the text of an option. If
+    a label precedes the text of a different option, both options are returned.
     """
     plain = _plain(text)
     if _LOWER_LETTER.fullmatch(plain) and not _matching(text, options):
         plain = plain.upper()
-    # "ACD" may be three options, but "BAD" is a word.
+    # "ACD" may stand for three options, but "BAD" is a word.
     if len(plain) <= MAX_LETTERS_CHARS and (_LETTERS.fullmatch(plain) or _ascends(plain)):
         named = frozenset(re.findall("[A-Z]", plain))
-        # "A or C" is neither A nor both.
+        # "A or C" is neither A nor both of them.
         choice = frozenset({OR} if _OR.search(plain) else ())
         return named | choice if not options or named <= options.keys() else frozenset()
     label = _LABEL.match(plain)
@@ -183,7 +183,7 @@ def letters_in(text: str, options: Mapping[str, str]) -> frozenset[str]:
 
 
 def _matching(text: str, options: Mapping[str, str]) -> frozenset[str]:
-    """Return the options whose text is ``text``, if it has at most ``TAIL_CHARS`` characters."""
+    """Return the options whose text equals ``text``, provided that it has at most ``TAIL_CHARS`` characters."""
     if len(text) > TAIL_CHARS:
         return frozenset()
     unwrapped = _unwrap(text)
@@ -191,7 +191,7 @@ def _matching(text: str, options: Mapping[str, str]) -> frozenset[str]:
 
 
 def _find_unboxed(solution: str, options: Mapping[str, str]) -> tuple[str | None, frozenset[str]]:
-    """Return the answer of a response without a box, or None, and the options that it names."""
+    """Return the answer in a response without a box, or None, and the options that it names."""
     tail = solution[-TAIL_CHARS:].translate(_WIDE).rstrip()
     statements = [
         _first_sentence(tail[match.end() :])
@@ -199,7 +199,7 @@ def _find_unboxed(solution: str, options: Mapping[str, str]) -> tuple[str | None
         if not _DENIED_BEFORE.search(tail[max(0, match.start() - 20) : match.start()])
         and is_stated(tail, match.end(), match.end(), choice=True)
     ]
-    # Ignore a statement that was cut off after "The answer is a".
+    # Ignore statements that were cut off after "The answer is a".
     statements = [sentence for sentence in statements if sentence not in ("", "a", "i")]
     corrected = _CORRECTED.search(tail) if statements else None
     if corrected:
@@ -221,7 +221,7 @@ def _find_unboxed(solution: str, options: Mapping[str, str]) -> tuple[str | None
 
 
 def _first_sentence(text: str) -> str:
-    """Return the first sentence up to a "not". The full stop of a label (``B. 42``) does not end it."""
+    """Return the first sentence up to a "not". A full stop after a label (``B. 42``) does not end the sentence."""
     line = _REJECTED.sub("", text.lstrip(" \t\n:=*").partition("\n")[0][:MAX_LETTERS_CHARS])
     label = _LABEL.match(line)
     start = label.end() if label else 0
@@ -247,7 +247,7 @@ def _last_letter(line: str) -> frozenset[str]:
     before = plain[: match.start(2)].rstrip(" (")[-20:]
     clause = _CLAUSE_END.split(plain[: match.start(2)][-MAX_LETTERS_CHARS:])
     denials = [denial.end() for denial in _DENIED.finditer(clause[-1])]
-    # In "not A but C" the denial ends at "but".
+    # In "not A but C", the negation ends at "but".
     if (
         denials
         and not _CONTRAST.search(clause[-1], denials[-1])
@@ -270,12 +270,12 @@ def _letter(label: re.Match[str]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Remove the markup of ``text``, but not the brackets around letters."""
+    """Remove markup from ``text``, but keep brackets around letters."""
     return _SET_OFF.sub(r"(\1)", _MARKUP.sub("", text.translate(_WIDE))).strip().rstrip(". \t")
 
 
 def _unwrap(text: str) -> str:
-    """Remove dollar signs, emphasis, and a ``\\text{}`` around the whole ``text``."""
+    """Remove dollar signs, emphasis, and a ``\\text{}`` that encloses all of ``text``."""
     bare = text.strip(" \t\n$*")
     wrapped = _WRAPPED.fullmatch(bare)
     return wrapped.group(1).strip() if wrapped else bare

@@ -1,6 +1,6 @@
-"""Normalisation of the notation of answers, and their splitting into words and lists.
+"""Normalisation of the notation of answers, and splitting of answers into words and lists.
 
-Every function takes linear time.
+Every function runs in linear time.
 """
 
 import re
@@ -18,7 +18,7 @@ WRAPPER = re.compile(TEXT + r"\{([^{}]*)\}")
 _CIRCLED = re.compile(r"\\textcircled\s*\{\s*(\w)\s*\}")
 _REWRITES = [(re.compile(pattern), replacement) for pattern, replacement in WORDS["notation"]["rewrites"]]
 _LEADING = re.compile(r"\A[:\s]*+(?:,(?!\d)[:,\s]*+)?")
-"""Punctuation at the start of an answer, but not a comma before a digit, which may be a decimal comma."""
+"""Punctuation at the start of an answer. A comma before a digit is excluded, since it may be a decimal comma."""
 
 _REPEATING = re.compile(r"(?<![\d.])(\d{0,15})\.(\d{0,15})\\(?:overline|bar|dot)\s?\{(\d{1,15})\}")
 """A repeating decimal, such as 0.1\\overline{6}."""
@@ -35,7 +35,7 @@ _BUILDER = re.compile(r"\\?\{\s*+([A-Za-z])\s*+(?:\\in\s*+\S+?\s*+)?[|:]\s*+([^|
 
 
 def unify(text: str) -> str:
-    """Convert ``text`` to a common notation: Unicode and full-width characters to LaTeX, without wrappers."""
+    """Convert ``text`` to a common notation: Unicode and full-width characters become LaTeX, wrappers are removed."""
     text = _CIRCLED.sub(r"(\1)", text.translate(_TRANSLATION))
     for _ in range(2):
         text = WRAPPER.sub(_unwrapped, text)
@@ -58,7 +58,7 @@ def unify(text: str) -> str:
 
 def _unwrapped(match: re.Match[str]) -> str:
     content, before = match.group(1).strip(" ~\t\n"), match.string[max(0, match.start() - 9) : match.start()]
-    # The brackets keep the difference between 5\\text{ m}, a length, and 5m, a product.
+    # The brackets preserve the difference between the length 5\\text{ m} and the product 5m.
     if content.lower() in SHORT_UNITS and before.rstrip(" ~\\,$")[-1:].isdigit():
         return f" ({content}) "
     return f" {content} "
@@ -71,9 +71,9 @@ def _as_fraction(match: re.Match[str]) -> str:
 
 
 def squeeze(text: str) -> str:
-    """Remove redundant braces and spaces from unified text, for comparison as text.
+    """Remove redundant braces and spaces from unified text before a textual comparison.
 
-    A space between numbers is kept unless it separates thousands: ``1 1/2`` is not ``11/2``.
+    Spaces between numbers are kept unless they separate thousands, because ``1 1/2`` is not ``11/2``.
     """
     text = re.sub(r"\s+", " ", text)
     text = re.sub(r"(?<=\d) (?=\d{3}(?![\d/.]))|(?<!\d) | (?!\d)|\\(?=[{}])", "", text)
@@ -84,14 +84,14 @@ _WORDS = re.compile(r"[A-Za-z\u4e00-\u9fff0-9 .,:'’!?()&/-]+")
 _JOINERS = re.compile(r"\b(?:and|or)\b|[和或与及且]")
 _WORD = re.compile(r"[A-Za-z]{3,}|[\u4e00-\u9fff]|\b[ap]\.?m\b", re.IGNORECASE)
 _PUNCTUATION = re.compile(
-    # Full stops, commas and slashes are kept between digits, a minus before a digit or at the start.
+    # Keep full stops, commas and slashes between digits, and a minus before a digit or at the start.
     r"(?<=\d),(?=\d{3}(?!\d))|(?<!\d)[.,/]|[.,/](?!\d)|(?<=[a-z\u4e00-\u9fff])-|(?<!^)-(?!\d)"
     r"|[^0-9a-z:.,/\u4e00-\u9fff-]+"
 )
 
 
 def words_in(text: str) -> str | None:
-    """Return unified ``text`` in lower case without punctuation if it consists of words; None if it is mathematics."""
+    """Return unified ``text`` in lower case without punctuation, or None if it is mathematics rather than words."""
     if not _WORDS.fullmatch(text) or not _WORD.search(_JOINERS.sub("", text)):
         return None
     lowered = re.sub(r"(?<=\d)\s*/\s*(?=\d)", "/", text.lower())
@@ -99,14 +99,14 @@ def words_in(text: str) -> str | None:
 
 
 _SPLIT = re.compile(r"(?P<open>\\?[({\[])|(?P<close>\\?[)}\]])|(?P<mark>[,;]|\b(?:and|or)\b|[和或与及且])")
-"""Brackets and separators of a list, with the words of ``_JOINERS``."""
+"""Brackets and separators of a list, including the words in ``_JOINERS``."""
 
 
 def split_answers(text: str, thousands: bool = True) -> tuple[list[str], bool]:
-    """Split unified ``text`` into answers; also return whether their order matters because semicolons separate them.
+    """Split unified ``text`` into answers; also return whether semicolons separate them, so that their order matters.
 
-    A surrounding pair of set braces is removed. With ``thousands``, a comma between a digit and three digits is not a
-    separator.
+    A surrounding pair of set braces is removed. With ``thousands``, a comma between a digit and a group of three digits
+    is not a separator.
     """
     inner = text[2:-2] if text.startswith(r"\{") and text.endswith(r"\}") else text
     parts, depth, start, ordered = [], 0, 0, False

@@ -1,4 +1,4 @@
-"""The result of a verifier."""
+"""The result type of verifiers."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -7,26 +7,26 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Verdict:
-    """A verifier's result for a response."""
+    """Result of verifying a response."""
 
     correct: bool
     boxed: bool
-    """Whether the response has a closed, non-empty ``\\boxed{...}``, or another form that its verifier requires."""
+    """Whether the response has a closed, non-empty ``\\boxed{...}``, or another form required by its verifier."""
     reason: str
     """``exact`` or ``equivalent`` if correct, otherwise ``different``, ``missing`` (no answer), ``unparsed`` (algebra
-    cannot parse the answer), ``timeout``, ``memory`` or ``crash``. ``custom`` with a custom function, or ``error`` if
-    it raised or returned no score."""
+    cannot parse the answer), ``timeout``, ``memory`` or ``crash``. Custom functions use ``custom``, or ``error`` if
+    they raise or return no score."""
     answer: str = ""
-    """The answer in the response."""
+    """Answer found in the response."""
     score: float | None = None
-    """Score of a custom function; None until ``verl.rewards.score`` computes it from ``correct`` and ``boxed``."""
+    """Score from a custom function, or None until ``verl.rewards.score`` computes it from ``correct`` and ``boxed``."""
     extras: Mapping[str, Any] = field(default_factory=dict)
-    """Further values from a custom function (``verl.rewards.custom``) or a verifier."""
+    """Additional values from a custom function (``verl.rewards.custom``) or a verifier."""
     share: float | None = None
-    """Fraction of tests that a program passed; None for other responses."""
+    """Fraction of tests that a program passed, or None for other kinds of responses."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the verdict as a dictionary with veRL's keys for the results of reward functions."""
+        """Return the verdict as a dictionary with veRL's keys for reward function results."""
         return {
             "score": self.score,
             "correctness": self.correct,
@@ -38,13 +38,13 @@ class Verdict:
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> "Verdict":
-        """Restore the verdict from the result of :meth:`as_dict`."""
+        """Restore a verdict from the output of :meth:`as_dict`."""
         correct, boxed, reason, answer = (saved[name] for name in ("correctness", "boxed", "reason", "answer"))
         return cls(correct, boxed, reason, answer, saved["score"], saved["reward_extra_info"])
 
 
 REASONS = {True: "equivalent", False: "different", None: "unparsed"}
-"""Result of algebra (None: it cannot parse the answer) -> reason of the verdict."""
+"""Result of algebra (None if it cannot parse the answer) -> reason of the verdict."""
 
 
 def decide(
@@ -54,12 +54,12 @@ def decide(
     quick: bool = False,
     algebra: Callable[[str], bool | None] = lambda answer: None,
 ) -> Verdict | None:
-    """Return the verdict on an answer; with ``quick``, return None if it needs algebra.
+    """Return the verdict on an answer. With ``quick``, return None if this requires algebra.
 
     Args:
-        answer: None if the response has none.
-        equal: result of a quick comparison with the ground truth; None if undecided.
-        algebra: slow comparison with the ground truth, called if ``equal`` is None.
+        answer: answer in the response, or None if there is none.
+        equal: result of a quick comparison with the ground truth, or None if undecided.
+        algebra: function that compares an answer with the ground truth by algebra, called if ``equal`` is None.
     """
     if answer is None:
         return Verdict(False, boxed, "missing")

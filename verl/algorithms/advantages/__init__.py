@@ -1,14 +1,14 @@
-"""Advantage estimators by name: ``algorithm.adv_estimator`` selects one.
+"""Advantage estimators by name, selected by ``algorithm.adv_estimator``.
 
 Shapes: B responses, R response columns, G groups (one per prompt). Common arguments:
 
-- ``token_rewards [B, R]``: floating point, in units of reward. The score s of a response is the sum of its rewards.
+- ``token_rewards [B, R]``: rewards per token, floating point. A response's score s is the sum of its rewards.
 - ``response_mask [B, R]``: true or 1 on response tokens. All other tensors are ignored outside it.
-- ``learned_mask [B, R]``: the response tokens to learn from. Other tokens only affect the statistics of their group.
-- ``group_ids [B]``: int64, equal for responses to the same prompt, in any order.
+- ``learned_mask [B, R]``: true on tokens to learn from. Other tokens only affect the statistics of their group.
+- ``group_ids [B]``: int64 ids in any order, equal for responses to the same prompt.
 
-Advantages are ``[B, R]`` in the dtype of ``token_rewards``, computed in float64 and 0 outside the mask. Their unit is
-the reward's, or a standard deviation if the estimator normalizes. ``ValueError`` is raised if shapes do not match.
+Advantages are ``[B, R]`` in the dtype of ``token_rewards``, computed in float64, and 0 outside the mask. Their unit is
+that of the rewards, or a standard deviation if the estimator normalizes. Mismatched shapes raise ``ValueError``.
 """
 
 from collections.abc import Callable
@@ -66,13 +66,13 @@ ADVANTAGE_ESTIMATORS: dict[str, Callable[..., tuple[Tensor, Tensor | None]]] = {
 }
 """Name -> f(token_rewards [B, R], response_mask [B, R], group_ids [B], **options) -> advantages and returns, [B, R].
 
-Returns are the critic's regression target (``gae``), None without a critic. ``gae`` whitens its advantages over the
-batch, as is usual in PPO for language models. Options:
+Returns are the critic's regression targets with ``gae``, and None for estimators without a critic. ``gae`` whitens its
+advantages over the batch, as is usual in PPO for language models. Options:
 
-- ``norm_by_std``: divide by the group's standard deviation (``grpo``, ``grpo_passk``)
+- ``norm_by_std``: whether to divide by the group's standard deviation (``grpo``, ``grpo_passk``)
 - ``gamma``: discount per token (``reinforce_plus_plus``, ``gae``)
 - ``lam``: lambda, the weight of later temporal differences (``gae``)
-- ``learned_mask [B, R]``: the tokens that whitening and the scale of ``gpg`` are computed over
+- ``learned_mask [B, R]``: tokens used to compute whitening statistics and the scale of ``gpg``
 - ``values [B, R]``: the critic's values (``gae``)
 - ``greedy_scores [B]``: score of the greedy response to the same prompt (``remax``)
 - ``variances [B, R]``: variance of each token (``optimal_token_baseline``, ``tir_optimal_token_baseline``)

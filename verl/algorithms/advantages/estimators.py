@@ -1,4 +1,4 @@
-"""The advantage estimators. The package's docstring describes their common arguments."""
+"""Implementations of the advantage estimators. Their common arguments are described in the package's docstring."""
 
 import torch
 from torch import Tensor
@@ -17,11 +17,11 @@ WEIGHT_EPS = 1e-8
 
 
 def grpo_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Tensor, norm_by_std: bool) -> Tensor:
-    """Compute GRPO's advantage: each response's score relative to its group, on every response token.
+    """Compute GRPO's advantage, each response's score relative to its group, and assign it to every response token.
 
-    GRPO (``norm_by_std``, arXiv 2402.03300): A = (s - mean) / (std + 1e-6) with the mean and the unbiased standard
-    deviation of the group. Dr.GRPO (arXiv 2503.20783): A = s - mean. In a group of one the mean is 0 and the standard
-    deviation 1, as in veRL.
+    With ``norm_by_std``, this is GRPO (arXiv 2402.03300): A = (s - mean) / (std + 1e-6), with the mean and the unbiased
+    standard deviation of the group. Otherwise, it is Dr.GRPO (arXiv 2503.20783): A = s - mean. As in veRL, a group of
+    one has mean 0 and standard deviation 1.
     """
     groups, scores = scored_groups(token_rewards, response_mask, group_ids)
     relative = groups.centred(scores)
@@ -31,10 +31,10 @@ def grpo_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Ten
 
 
 def grpo_passk_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Tensor, norm_by_std: bool) -> Tensor:
-    """Compute the lead of the group's best response over its second best, on the tokens of the best; 0 elsewhere.
+    """Compute the margin of the group's best response over its second best, on the tokens of the best; 0 elsewhere.
 
     This estimates the gradient of the highest score among the responses to a prompt (Tang et al. 2025, arXiv
-    2503.19595). If several responses tie for best, all advantages are 0. Groups need at least 2 responses.
+    2503.19595). If several responses tie for best, all advantages are 0. Groups must have at least 2 responses.
     ``norm_by_std`` divides by the group's unbiased standard deviation plus 1e-6.
     """
     groups, scores = scored_groups(token_rewards, response_mask, group_ids)
@@ -49,10 +49,10 @@ def grpo_passk_advantages(token_rewards: Tensor, response_mask: Tensor, group_id
 
 
 def rloo_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Tensor) -> Tensor:
-    """Compute REINFORCE leave-one-out (Ahmadian et al. 2024, arXiv 2402.14740), on every response token.
+    """Compute REINFORCE leave-one-out (Ahmadian et al. 2024, arXiv 2402.14740) on every response token.
 
-    A_i = s_i - 1/(n-1) * (sum over j != i of s_j) in a group of n. A response is not part of its own baseline, so the
-    policy gradient is unbiased. In a group of one the baseline is 0.
+    A_i = s_i - 1/(n-1) * (sum over j != i of s_j) in a group of n. A response does not contribute to its own baseline,
+    so the policy gradient is unbiased. In a group of one, the baseline is 0.
     """
     groups, scores = scored_groups(token_rewards, response_mask, group_ids)
     mean_of_others = (groups.sums(scores)[groups.index] - scores) / (groups.counts - 1).clamp(min=1)[groups.index]
@@ -60,11 +60,11 @@ def rloo_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Ten
 
 
 def opo_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Tensor) -> Tensor:
-    """Subtract the group's length-weighted mean score (OPO, arXiv 2505.23585), on every response token.
+    """Subtract the group's length-weighted mean score (OPO, arXiv 2505.23585) on every response token.
 
     A_i = s_i - (sum over j of l_j s_j) / (sum over j of l_j), where l_j is the length of response j in tokens. This
-    baseline minimizes the variance if the squared gradient norm of a response is proportional to its length. In a
-    group of one the baseline is 0.
+    baseline minimizes the variance if the squared gradient norm of a response is proportional to its length. In a group
+    of one, the baseline is 0.
     """
     groups, scores = scored_groups(token_rewards, response_mask, group_ids)
     lengths = response_mask.bool().sum(1)
@@ -74,12 +74,12 @@ def opo_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Tens
 
 
 def gpg_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Tensor, learned_mask: Tensor) -> Tensor:
-    """Compute the group policy gradient's advantage (arXiv 2504.02546), on every response token.
+    """Compute the group policy gradient's advantage (arXiv 2504.02546) on every response token.
 
     A = alpha (s - mean of the group) with alpha = responses / max(1, responses with a nonzero score). Both counts
-    include only responses to learn from, so filler does not change the gradient. The scale makes up for prompts
-    without a correct response, which give no gradient. The count is veRL's; the paper also excludes prompts whose
-    responses are all correct. In a group of one the mean is 0.
+    include only responses to learn from, so filler does not change the gradient. The scale compensates for prompts
+    without a correct response, which have no gradient. The counts follow veRL; the paper also excludes prompts whose
+    responses are all correct. In a group of one, the mean is 0.
     """
     check_shapes({"token_rewards": token_rewards, "learned_mask": learned_mask})
     groups, scores = scored_groups(token_rewards, response_mask, group_ids)
@@ -93,23 +93,23 @@ def optimal_token_baseline_advantages(
 ) -> Tensor:
     """Subtract the minimum-variance baseline of each token position in the group from the return at that token.
 
-    veRL's ``optimal_token_baseline``: A_it = G_it - b_t, where G_it is the undiscounted return from token t on and
-    b_t = (sum over i of W_it G_it) / (sum over i of W_it + 1e-8) over the responses of the group that have a token t.
+    This is veRL's ``optimal_token_baseline``: A_it = G_it - b_t, where G_it is the undiscounted return from token t on
+    and b_t = (sum over i of W_it G_it) / (sum over i of W_it + 1e-8) over the group's responses that have a token t.
     W_it is the sum of ``variances`` up to token t, a proxy for the squared gradient norm of the log-probability of the
-    response up to t. In a group of one the baseline is 0. The mask must have no gaps.
+    response up to t. In a group of one, the baseline is 0. The mask must have no gaps.
 
     Args:
-        variances: ``[B, R]``, at least 0; see :func:`token_variances`.
-        zero_tail: use a baseline of 0 where only one response of the group still has a token (veRL's
-            ``tir_optimal_token_baseline``).
+        variances: ``[B, R]``, nonnegative; see :func:`token_variances`.
+        zero_tail: whether to use a baseline of 0 at positions that only one response of the group reaches, as in veRL's
+            ``tir_optimal_token_baseline``.
     """
     per_token = {"token_rewards": token_rewards, "response_mask": response_mask, "variances": variances}
     check_shapes(per_token, {"group_ids": group_ids})
     mask, groups = response_mask.bool(), group_responses(group_ids)
-    # G_it and W_it.
+    # Compute G_it and W_it.
     returns = rewards_to_go(token_rewards, mask)
     weights = torch.where(mask, torch.where(mask, variances.double(), 0.0).cumsum(1), 0.0)
-    # b_t of each group, [G, R].
+    # Compute b_t for each group, [G, R].
     baselines = groups.sums(weights * returns) / (groups.sums(weights) + WEIGHT_EPS)
     compared = groups.sums(mask) > 1 if zero_tail else (groups.counts > 1)[:, None]
     relative = returns - torch.where(compared, baselines, 0.0)[groups.index]
@@ -119,8 +119,8 @@ def optimal_token_baseline_advantages(
 def token_variances(logprobs: Tensor, sum_pi_squared: Tensor) -> Tensor:
     """Return the squared norm of d log p / d logits at each token, 1 - 2 p + sum of pi^2, ``[B, R]``.
 
-    ``logprobs [B, R]`` are the log p of the response tokens in nats. ``sum_pi_squared [B, R]`` sums the squared
-    probabilities of the whole vocabulary at each token.
+    ``logprobs [B, R]`` contains log p of the response tokens in nats. ``sum_pi_squared [B, R]`` is the sum of squared
+    probabilities over the whole vocabulary at each token.
     """
     return 1 - 2 * logprobs.exp() + sum_pi_squared
 
@@ -128,11 +128,11 @@ def token_variances(logprobs: Tensor, sum_pi_squared: Tensor) -> Tensor:
 def remax_advantages(token_rewards: Tensor, response_mask: Tensor, baseline_scores: Tensor) -> Tensor:
     """Subtract the score of the greedy response to the same prompt from the undiscounted return of each token.
 
-    ReMax (Li et al. 2023, arXiv 2310.10505) weights every token of a response by r(x, a) - r(x, greedy a). If the
-    whole score is on the last token, this is A_t = (sum over t' >= t of r_t') - b.
+    ReMax (Li et al. 2023, arXiv 2310.10505) weights every token of a response by r(x, a) - r(x, greedy a). If the whole
+    score is assigned to the last token, this is A_t = (sum over t' >= t of r_t') - b.
 
-    ``baseline_scores [B]`` are the scores b of the greedy responses in units of reward, without per-token rewards such
-    as a KL penalty.
+    ``baseline_scores [B]`` are the scores b of the greedy responses in units of reward, excluding per-token rewards
+    such as a KL penalty.
     """
     check_shapes({"token_rewards": token_rewards, "response_mask": response_mask}, {"baseline_scores": baseline_scores})
     relative = rewards_to_go(token_rewards, response_mask) - baseline_scores.double()[:, None]
@@ -144,9 +144,9 @@ def gae_advantages(
 ) -> tuple[Tensor, Tensor]:
     """Compute generalized advantage estimation (arXiv 1506.02438).
 
-    Eq. 16 of the paper: A_t = sum over l >= 0 of (gamma lam)^l delta_{t+l}, with the temporal difference
-    delta_t = r_t + gamma V_{t+1} - V_t. V is 0 after the last response token, so a truncated response counts as
-    finished. ``lam=0`` gives delta_t (eq. 17), ``lam=1`` the discounted return minus V_t (eq. 18). The advantages are
+    Eq. 16 of the paper: A_t = sum over l >= 0 of (gamma lam)^l delta_{t+l}, with the temporal difference delta_t = r_t
+    + gamma V_{t+1} - V_t. V is 0 after the last response token, so a truncated response is treated as finished.
+    ``lam=0`` gives delta_t (eq. 17), and ``lam=1`` gives the discounted return minus V_t (eq. 18). The advantages are
     not whitened. Positions outside the mask are skipped: the recursion continues across gaps.
 
     Args:
@@ -158,7 +158,7 @@ def gae_advantages(
         Advantages and returns (advantages + values, the critic's targets), both ``[B, R]``.
     """
     check_shapes({"token_rewards": token_rewards, "values": values, "response_mask": response_mask})
-    # Tokens first, [R, B]: the recursion runs over contiguous rows.
+    # Put tokens first, [R, B], so that the recursion runs over contiguous rows.
     mask = response_mask.bool().T.contiguous()
     rewards, baseline = token_rewards.double().T.contiguous(), values.double().T.contiguous()
     advantages = torch.zeros_like(rewards)
@@ -169,24 +169,24 @@ def gae_advantages(
         next_advantage = torch.where(mask[t], delta + gamma * lam * next_advantage, next_advantage)
         next_value = torch.where(mask[t], baseline[t], next_value)
         advantages[t] = next_advantage
-    # The critic regresses to A_t + V_t.
+    # The critic's targets are A_t + V_t.
     per_token = (advantages, advantages + baseline)
     masked = [torch.where(mask, t, 0.0).T.contiguous().to(token_rewards.dtype) for t in per_token]
     return masked[0], masked[1]
 
 
 def whitened(advantages: Tensor, response_mask: Tensor) -> Tensor:
-    """Return (A - mean) / (std + 1e-8), with mean and unbiased std over the response tokens of the whole batch.
+    """Return (A - mean) / (std + 1e-8), with the mean and unbiased std over all response tokens of the batch.
 
-    Every token counts once, so long responses weigh more than short ones. The result is ``[B, R]`` in the dtype of
-    ``advantages``, 0 outside the mask, and 0 everywhere with fewer than two response tokens.
+    Every token has equal weight, so long responses have more influence than short ones. The result is ``[B, R]`` in the
+    dtype of ``advantages``. It is 0 outside the mask, and 0 everywhere if there are fewer than two response tokens.
     """
     check_shapes({"advantages": advantages, "response_mask": response_mask})
     mask = response_mask.bool()
     num_tokens = mask.sum()
     mean = torch.where(mask, advantages.double(), 0.0).sum() / num_tokens
     centred = torch.where(mask, advantages.double() - mean, 0.0)
-    # For a single token the unbiased variance would be 0 / 0; the clamp makes it 0.
+    # For a single token, the unbiased variance would be 0 / 0; the clamp makes it 0.
     variance = centred.square().sum() / (num_tokens - 1).clamp(min=1)
     return (centred / (variance.sqrt() + BATCH_STD_EPS)).to(advantages.dtype)
 
@@ -210,9 +210,9 @@ def reinforce_plus_plus_baseline_advantages(
 ) -> Tensor:
     """Subtract the group's mean score, then whiten over the tokens to learn from.
 
-    REINFORCE++ w/ baseline (arXiv 2501.03262): A = s - mean of the group, then (A - mean) / (std + 1e-8) over the
+    REINFORCE++ with baseline (arXiv 2501.03262): A = s - mean of the group, then (A - mean) / (std + 1e-8) over the
     batch. Unlike in GRPO, all prompts share one divisor, so small differences within a group are not amplified. In a
-    group of one the baseline is 0. The result is 0 outside ``learned_mask``.
+    group of one, the baseline is 0. The result is 0 outside ``learned_mask``.
     """
     check_shapes({"token_rewards": token_rewards, "learned_mask": learned_mask})
     groups, scores = scored_groups(token_rewards, response_mask, group_ids)

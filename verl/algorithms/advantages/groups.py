@@ -1,4 +1,4 @@
-"""Helpers of the estimators: shape checks, scores, and statistics over the responses to one prompt (G groups)."""
+"""Helpers for the estimators: shape checks, scores, and statistics over responses to the same prompt (G groups)."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def check_shapes(per_token: dict[str, Tensor], per_response: dict[str, Tensor] | None = None) -> None:
-    """Raise ``ValueError`` unless all of ``per_token`` are ``[B, R]`` and all of ``per_response`` are ``[B]``."""
+    """Raise ``ValueError`` unless all ``per_token`` tensors are ``[B, R]`` and all ``per_response`` ones ``[B]``."""
     per_response = per_response or {}
     shape = next(iter(per_token.values())).shape
     fits = (
@@ -22,58 +22,58 @@ def check_shapes(per_token: dict[str, Tensor], per_response: dict[str, Tensor] |
 
 
 def rewards_to_go(token_rewards: Tensor, response_mask: Tensor) -> Tensor:
-    """Return the undiscounted sum of the rewards from each column to the end, ``[B, R]`` float64."""
+    """Return the undiscounted sum of rewards from each token to the end of the response, ``[B, R]`` float64."""
     return torch.where(response_mask.bool(), token_rewards.double(), 0.0).flip(1).cumsum(1).flip(1)
 
 
 def on_response_tokens(values: Tensor, response_mask: Tensor) -> Tensor:
-    """Broadcast ``values [B]`` to the response tokens, ``[B, R]``, 0 outside the mask."""
+    """Broadcast ``values [B]`` to all response tokens, ``[B, R]``; the result is 0 outside the mask."""
     return torch.where(response_mask.bool(), values[:, None], 0.0)
 
 
 @dataclass(frozen=True)
 class Groups:
-    """The assignment of responses to prompts.
+    """Assignment of responses to prompts.
 
     Statistics are computed in float64, so that the order of responses does not affect them at float32 precision.
     """
 
     index: Tensor
-    """Group of each response, ``[B]`` int64 in 0..G-1."""
+    """Group index of each response, ``[B]`` int64 in 0..G-1."""
     counts: Tensor
-    """Responses in each group, ``[G]`` int64."""
+    """Number of responses in each group, ``[G]`` int64."""
 
     def sums(self, values: Tensor) -> Tensor:
-        """Sum ``values [B, ...]`` over each group, ``[G, ...]`` float64."""
+        """Sum ``values [B, ...]`` over each group, giving ``[G, ...]`` float64."""
         zeros = torch.zeros(len(self.counts), *values.shape[1:], dtype=torch.float64, device=values.device)
         return zeros.index_add(0, self.index, values.double())
 
     def centred(self, values: Tensor) -> Tensor:
-        """Subtract the mean of its group, 0 for a group of one, from each of ``values [B]``, ``[B]`` float64."""
+        """Subtract the group mean (0 for a group of one) from each of ``values [B]``, giving ``[B]`` float64."""
         means = torch.where(self.counts > 1, self.sums(values) / self.counts, 0.0)
         return values.double() - means[self.index]
 
     def deviations(self, values: Tensor) -> Tensor:
-        """Return the unbiased standard deviation of ``values [B]`` by group, ``[G]`` float64; 1 for a group of one."""
+        """Return each group's unbiased standard deviation of ``values [B]``, ``[G]`` float64; 1 for a group of one."""
         variances = self.sums(self.centred(values).square()) / (self.counts - 1).clamp(min=1)
         return torch.where(self.counts > 1, variances.sqrt(), 1.0)
 
 
 def scored_groups(token_rewards: Tensor, response_mask: Tensor, group_ids: Tensor) -> tuple[Groups, Tensor]:
-    """Return the groups and the scores of the responses, ``[B]`` float64; raises like :func:`check_shapes`."""
+    """Return the groups, and the response scores, ``[B]`` float64. Raises ``ValueError`` like :func:`check_shapes`."""
     check_shapes({"token_rewards": token_rewards, "response_mask": response_mask}, {"group_ids": group_ids})
     scores = torch.where(response_mask.bool(), token_rewards.double(), 0.0).sum(1)
     return group_responses(group_ids), scores
 
 
 def group_responses(group_ids: Tensor) -> Groups:
-    """Return the groups for ``group_ids [B]`` int64, which are equal for responses to the same prompt."""
+    """Group responses by ``group_ids [B]`` int64, which are equal for responses to the same prompt."""
     _, index, counts = group_ids.unique(return_inverse=True, return_counts=True)
     return Groups(index, counts)
 
 
 def group_means(values: Tensor, group_ids: Tensor) -> Tensor:
-    """Return for each response the mean of ``values [B]`` over its group, ``[B]`` float64."""
+    """Return the mean of ``values [B]`` over each response's group, ``[B]`` float64."""
     groups = group_responses(group_ids)
     means: Tensor = (groups.sums(values) / groups.counts)[groups.index]
     return means

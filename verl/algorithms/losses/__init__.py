@@ -1,4 +1,4 @@
-"""Policy losses by name, the critic's loss, and the aggregation of per-token losses by name."""
+"""Policy losses and aggregations of per-token losses by name, and the critic's loss."""
 
 from collections.abc import Callable
 
@@ -32,7 +32,7 @@ POLICY_LOSSES: dict[str, PolicyLoss] = {
 }
 """Name -> f(logprobs, old_logprobs, advantages, response_mask, **options) -> (losses [B, R], metrics).
 
-``ActorConfig.loss_options`` holds the options, such as ``clip_low``.
+The options, such as ``clip_low``, come from ``ActorConfig.loss_options``.
 """
 
 LOSS_AGGREGATIONS: dict[str, Callable[[Tensor, Tensor, StepSize], Tensor]] = {

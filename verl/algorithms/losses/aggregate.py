@@ -1,10 +1,10 @@
-"""Aggregation of per-token losses to the scalar that is differentiated.
+"""Aggregation of per-token losses into the scalar that is differentiated.
 
-The caller passes the counts of the whole optimiser step, over all micro-batches and ranks, so that the results of the
-micro-batches add up to the loss of the step. Dividing by the counts of a micro-batch would make the gradient depend on
-the split into micro-batches and ranks.
+Callers pass counts of the whole optimiser step, over all micro-batches and ranks, so that the results of the
+micro-batches add up to the loss of the step. Dividing by per-micro-batch counts would make the gradient depend on how
+the step is split into micro-batches and ranks.
 
-Each function raises ``ValueError`` if a count is not positive.
+Every function raises ``ValueError`` if a count is not positive.
 """
 
 import torch
@@ -12,14 +12,14 @@ from torch import Tensor
 
 
 def token_mean(per_token: Tensor, mask: Tensor, num_tokens: Tensor | float) -> Tensor:
-    """Sum ``per_token [B, R]`` over the mask and divide by ``num_tokens``: all tokens have the same weight."""
+    """Sum ``per_token [B, R]`` over the mask and divide by ``num_tokens``, so that all tokens have equal weight."""
     return _divided(_masked(per_token, mask), num_tokens=num_tokens)
 
 
 def sequence_mean(per_token: Tensor, mask: Tensor, num_sequences: Tensor | float) -> Tensor:
     """Average ``per_token [B, R]`` over the tokens of each response, sum, and divide by ``num_sequences``.
 
-    All responses have the same weight, as in GRPO (arXiv 2402.03300) and GSPO (arXiv 2507.18071). A response without
+    All responses have equal weight, as in GRPO (arXiv 2402.03300) and GSPO (arXiv 2507.18071). A response without
     tokens contributes 0.
     """
     lengths = mask.bool().sum(-1).clamp(min=1)
@@ -30,7 +30,7 @@ def sequence_sum(per_token: Tensor, mask: Tensor, num_sequences: Tensor | float,
     """Sum ``per_token [B, R]`` over the mask and divide by ``num_sequences * length``.
 
     Dr.GRPO (arXiv 2503.20783) divides by a constant ``length`` in tokens, because dividing by the length of the
-    response would make long wrong responses cheaper per token. Pass the maximum response length, never the padded
+    response would penalise long wrong responses less per token. Pass the maximum response length rather than the padded
     width R, which changes with the batch.
     """
     return _divided(_masked(per_token, mask), num_sequences=num_sequences, length=length)

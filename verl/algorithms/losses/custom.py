@@ -1,10 +1,10 @@
-"""The interface of custom policy losses, f(LossInputs, **policy_loss_kwargs) -> (losses, metrics).
+"""Interface for custom policy losses, f(LossInputs, **policy_loss_kwargs) -> (losses, metrics).
 
-Losses are either [b, R], aggregated by ``actor.loss_agg_mode``, or [b], averaged over all responses of the mini-batch
-with tokens to learn from. Metrics are either scalars (sums over tokens, logged as means over the tokens of the
-mini-batch) or [b], logged as means over the same responses. Every call must return the same metric names.
+Losses are either [b, R], aggregated by ``actor.loss_agg_mode``, or [b], averaged over all responses in the mini-batch
+that have tokens to learn from. Metrics are either scalars (sums over tokens, logged as means over the mini-batch's
+tokens) or [b], logged as means over the same responses. Every call must return the same metric names.
 
-Shapes: b responses of a micro-batch, B of a mini-batch, R response columns.
+Shapes: b responses in a micro-batch, B in a mini-batch, R response columns.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +15,7 @@ from torch import Tensor
 
 COLUMNS = {name: name for name in ("rollout_logprobs", "ref_logprobs", "rewards", "scores", "correct")}
 COLUMNS |= {"group_ids": "group", "old_entropy": "entropy"}
-"""Optional fields of :class:`LossInputs`, which a loss must request -> the columns of the batch."""
+"""Optional fields of :class:`LossInputs` that a loss must request -> batch columns that provide them."""
 
 STATISTICS = ("entropy", "logsumexp", "mean_logprob", "sum_pi_squared", "top_k")
 """Differentiable statistics over the vocabulary that a loss may request at each token."""
@@ -27,39 +27,39 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class StepSize(NamedTuple):
-    """Counts of a whole optimiser step, summed over all micro-batches and ranks."""
+    """Counts for a whole optimiser step, summed over all micro-batches and ranks."""
 
     num_tokens: int
-    """Response tokens."""
+    """Number of response tokens."""
     num_sequences: int
-    """Responses."""
+    """Number of responses."""
     max_length: int
-    """Longest response allowed, in tokens."""
+    """Maximum allowed response length in tokens."""
 
 
 Prepare = Callable[..., Mapping[str, Tensor]]
-"""f(LossInputs, **policy_loss_kwargs) -> further columns by name, float or integer, [B] or [B, R].
+"""f(LossInputs, **policy_loss_kwargs) -> additional columns by name, float or integer, [B] or [B, R].
 
-The inputs are a whole mini-batch on the CPU, before the forward pass: ``logprobs``, ``entropy`` and ``statistics`` are
-NaN or missing."""
+The inputs are a whole mini-batch on the CPU before the forward pass, so ``logprobs``, ``entropy`` and ``statistics``
+are NaN or missing."""
 
 
 @dataclass(frozen=True)
 class LossNeeds:
-    """Inputs that a policy loss requests; others are neither computed nor sent."""
+    """Inputs that a policy loss requests; other inputs are neither computed nor sent."""
 
     columns: tuple[str, ...] = ()
-    """Names in ``COLUMNS``."""
+    """Requested names from ``COLUMNS``."""
     statistics: tuple[str, ...] = ()
-    """Names in ``STATISTICS``."""
+    """Requested names from ``STATISTICS``."""
     top_k: int = 0
     """Number of tokens per position for the statistic ``top_k``."""
     old_statistics: tuple[str, ...] = ()
-    """Names in ``OLD_STATISTICS``."""
+    """Requested names from ``OLD_STATISTICS``."""
     whole_groups: bool = False
-    """Whether all responses to a prompt must be in one micro-batch of one worker."""
+    """Whether all responses to a prompt must be in the same micro-batch on one worker."""
     prepare: Prepare | None = None
-    """Called once per mini-batch, before it is cut into micro-batches; for values such as a quantile of all tokens."""
+    """Function called once per mini-batch before it is split, for values such as quantiles over all tokens."""
 
     def __post_init__(self) -> None:
         choices = {"columns": tuple(COLUMNS), "statistics": STATISTICS, "old_statistics": OLD_STATISTICS}
@@ -82,12 +82,12 @@ class LossNeeds:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The requested fields of :class:`LossInputs` in ``COLUMNS``."""
+        """The requested fields of :class:`LossInputs` from ``COLUMNS``."""
         return tuple(dict.fromkeys((*(["group_ids"] if self.whole_groups else []), *self.columns)))
 
     @property
     def batch_columns(self) -> tuple[str, ...]:
-        """The batch columns to send to the update in addition to those of every loss."""
+        """The batch columns to send to the update in addition to the ones that every loss needs."""
         return (*(COLUMNS[name] for name in self.fields), *self.old_statistics)
 
 
@@ -100,12 +100,12 @@ def policy_loss(
     whole_groups: bool = False,
     prepare: Prepare | None = None,
 ) -> Callable[[Function], Function]:
-    """Decorate a custom policy loss with the inputs that it requests; see :class:`LossNeeds`.
+    """Declare the inputs that a custom policy loss needs; see :class:`LossNeeds`.
 
-    Without the decorator, a loss gets only the fields of :class:`LossInputs` that have no default.
+    Without this decorator, a loss receives only the fields of :class:`LossInputs` that have no default.
 
     Raises:
-        ValueError: a name is unknown, or ``top_k`` does not fit ``statistics``.
+        ValueError: if a name is unknown or ``top_k`` is inconsistent with ``statistics``.
     """
     needs = LossNeeds(columns, statistics, top_k, old_statistics, whole_groups, prepare)
 
@@ -118,56 +118,56 @@ def policy_loss(
 
 @dataclass(frozen=True)
 class LossInputs:
-    """A micro-batch for a custom policy loss. All tensors are on the policy's device.
+    """A micro-batch for a custom policy loss, with all tensors on the policy's device.
 
     Per-token values are 0 outside ``sampled_mask``; log-probabilities and entropies are in nats. Only ``logprobs``,
-    ``statistics`` and, if requested, ``entropy`` carry a gradient. Never divide by b or R, which belong to the
-    micro-batch. Divide by a count of ``response_mask`` with ``clamp(min=1)``, since a response may have no token to
-    learn from.
+    ``statistics`` and, if requested, ``entropy`` carry a gradient. Never divide by b or R, because these depend on the
+    micro-batch. When dividing by a count of ``response_mask``, apply ``clamp(min=1)``, since a response may have no
+    token to learn from.
     """
 
     logprobs: Tensor
-    """[b, R] float32, log-probabilities of the response tokens under the current policy."""
+    """Log-probabilities of the response tokens under the current policy, [b, R] float32."""
     old_logprobs: Tensor
-    """[b, R] float32, under the policy before the update, or under the engine with ``actor.bypass_mode``."""
+    """Log-probabilities before the update, [b, R] float32, from the engine if ``actor.bypass_mode`` is set."""
     advantages: Tensor
-    """[b, R] float32."""
+    """Advantages, [b, R] float32."""
     response_mask: Tensor
-    """[b, R] bool, the tokens to learn from; losses outside it are ignored."""
+    """Mask of the tokens to learn from, [b, R] bool; losses outside it are ignored."""
     sampled_mask: Tensor
-    """[b, R] bool, all tokens of the responses, including rejected ones."""
+    """Mask of all response tokens, including rejected ones, [b, R] bool."""
     tokens: Tensor
-    """[b, R] int64, the response tokens."""
+    """Response tokens, [b, R] int64."""
     entropy: Tensor
-    """[b, R] float32, of the current policy."""
+    """Entropy of the current policy, [b, R] float32."""
     size: StepSize
-    """Counts of the whole mini-batch."""
+    """Counts for the whole mini-batch."""
     statistics: Mapping[str, Tensor] = field(default_factory=dict)
     """Requested statistics of the softmax at the sampling temperature. [b, R] float32: ``logsumexp`` of the logits,
-    ``mean_logprob`` (mean of all log-probabilities), ``sum_pi_squared`` (sum of all squared probabilities).
-    [b, R, k], most likely first: ``top_k_logprobs`` float32 and ``top_k_ids`` int64."""
+    ``mean_logprob`` (mean of all log-probabilities), ``sum_pi_squared`` (sum of all squared probabilities). [b, R, k]
+    with the most likely token first: ``top_k_logprobs`` float32 and ``top_k_ids`` int64."""
     old_statistics: Mapping[str, Tensor] = field(default_factory=dict)
     """Requested statistics of the policy before the update, [b, R]."""
     prepared: Mapping[str, Tensor] = field(default_factory=dict)
-    """Columns that ``prepare`` returned, [b] or [b, R]."""
+    """Columns returned by ``prepare``, [b] or [b, R]."""
     rollout_logprobs: Tensor | None = None
-    """[b, R] float32, under the distribution that the rollout engine sampled from."""
+    """Log-probabilities under the distribution that the rollout engine sampled from, [b, R] float32."""
     ref_logprobs: Tensor | None = None
-    """[b, R] float32, under the reference policy."""
+    """Log-probabilities under the reference policy, [b, R] float32."""
     rewards: Tensor | None = None
-    """[b] float32, input of the advantage estimator, with reward shaping and KL penalty."""
+    """Rewards passed to the advantage estimator, after reward shaping and KL penalty, [b] float32."""
     scores: Tensor | None = None
-    """[b] float32, the verifiers' scores."""
+    """Scores from the verifiers, [b] float32."""
     correct: Tensor | None = None
-    """[b] bool, the verifiers' verdicts."""
+    """Verdicts of the verifiers, [b] bool."""
     group_ids: Tensor | None = None
-    """[b] int64, equal for responses to the same prompt."""
+    """Group ids, equal for responses to the same prompt, [b] int64."""
     old_entropy: Tensor | None = None
-    """[b, R] float32, of the policy before the update."""
+    """Entropy of the policy before the update, [b, R] float32."""
 
     @property
     def lengths(self) -> Tensor:
-        """Number of sampled tokens of each response, [b] int64."""
+        """Number of sampled tokens in each response, [b] int64."""
         return self.sampled_mask.sum(dim=1)
 
     @property

@@ -1,15 +1,15 @@
-"""The policy losses and the critic's loss, per token.
+"""Per-token policy losses, and the critic's loss.
 
-Shapes: B responses, R response columns. Ratio: r = exp(logprobs - old_logprobs). Common arguments, ``[B, R]`` each:
+Shapes: B responses, R response columns. Ratio: r = exp(logprobs - old_logprobs). Common arguments, all ``[B, R]``:
 
 - ``logprobs``: log-probabilities (nats) of the response tokens under the policy being trained
-- ``old_logprobs``: the same under the policy at the start of the step
-- ``advantages``: A
+- ``old_logprobs``: log-probabilities (nats) under the policy at the start of the step
+- ``advantages``: advantages A
 - ``response_mask``: true or 1 on response tokens; values outside it are ignored
 
 Policy losses return losses ``[B, R]``, 0 outside the mask, and detached metrics. Metrics are sums over tokens, so they
 can be added over micro-batches and ranks: ``ppo_kl`` (k1 estimate old - new, Schulman 2020), ``num_tokens`` and, with
-clipping, ``pg_clipfrac`` (clipped tokens). ``ValueError`` is raised for an option that is out of range.
+clipping, ``pg_clipfrac`` (clipped tokens). ``ValueError`` is raised for options that are out of range.
 """
 
 import math
@@ -34,13 +34,13 @@ def ppo_clip_loss(
 ) -> Losses:
     """Compute the clipped surrogate of PPO (arXiv 1707.06347): -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A).
 
-    Dual clip (arXiv 1912.09729) bounds the loss where A < 0 by -clip_ratio_c A, because plain clipping does not bound
-    it at large ratios. It adds the metric ``pg_clipfrac_lower`` (tokens at the bound).
+    Dual clip (arXiv 1912.09729) limits the loss to -clip_ratio_c A where A < 0, because plain clipping leaves it
+    unbounded at large ratios. It adds the metric ``pg_clipfrac_lower`` (tokens at the limit).
 
     Args:
-        clip_low: the ratio is clipped below at 1 - clip_low, in [0, 1].
-        clip_high: the ratio is clipped above at 1 + clip_high, at least 0.
-        clip_ratio_c: the ratio that bounds the loss where A < 0, finite and above 1; ``None`` for no dual clip.
+        clip_low: clip range below 1, in [0, 1]; the lower bound of the ratio is 1 - clip_low.
+        clip_high: clip range above 1, nonnegative; the upper bound of the ratio is 1 + clip_high.
+        clip_ratio_c: ratio at which the loss is limited where A < 0, finite and above 1, or None to disable dual clip.
     """
     if clip_ratio_c is not None and not 1 < clip_ratio_c < math.inf:
         raise ValueError(f"clip_ratio_c={clip_ratio_c}: must be finite and above 1, or None for no dual clip")
@@ -57,20 +57,20 @@ def ppo_clip_loss(
 def gspo_loss(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, response_mask: Tensor, clip_low: float, clip_high: float
 ) -> Losses:
-    """Compute GSPO-token (arXiv 2507.18071): -min(s A, clip(s, 1 - clip_low, 1 + clip_high) A), one ratio a response.
+    """Compute GSPO-token (arXiv 2507.18071): -min(s A, clip(s, 1 - clip_low, 1 + clip_high) A) with s per response.
 
-    The ratio of response i is s_i = exp(mean over its tokens of (logprobs - old_logprobs)). Token t uses
-    s_{i,t} = sg[s_i] exp(logp_t - sg[logp_t]), where sg stops the gradient. Its value is s_i and its gradient s_i times
-    the gradient of logp_t, so all tokens of a response have the same weight. If a response has one advantage,
+    The ratio of response i is s_i = exp(mean over its tokens of (logprobs - old_logprobs)). Token t uses s_{i,t} =
+    sg[s_i] exp(logp_t - sg[logp_t]), where sg stops the gradient. Its value is s_i, and its gradient is s_i times the
+    gradient of logp_t, so all tokens of a response have equal weight. If a response has a single advantage,
     ``sequence_mean`` of these losses has the value and gradient of the paper's sequence objective.
 
     Clipping acts on whole responses. Their mean log-ratio varies far less than a token's, so the paper's clip ranges
-    are about 3e-4, not 0.2. ``clip_low`` is in [0, 1], ``clip_high`` at least 0.
+    are about 3e-4 instead of 0.2. ``clip_low`` is in [0, 1], and ``clip_high`` is nonnegative.
     """
     mask, log_ratio, advantages = _masked_tokens(logprobs.detach(), old_logprobs, advantages, response_mask)
-    # 1. log s_i.
+    # 1. Compute log s_i.
     sequence_log_ratio = log_ratio.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
-    # 2. log s_{i,t}. The difference in parentheses is exactly 0 and carries the gradient.
+    # 2. Compute log s_{i,t}. The difference in parentheses is exactly 0 and carries the gradient.
     logprobs = torch.where(mask, logprobs, 0.0)
     token_log_ratio = sequence_log_ratio + (logprobs - logprobs.detach())
     losses, clipped = _clipped_surrogate(token_log_ratio, advantages, clip_low, clip_high)
@@ -83,8 +83,8 @@ def cispo_loss(
     """Compute CISPO (MiniMax-M1, arXiv 2506.13585): -sg[clip(r, 1 - clip_low, 1 + clip_high)] A logprobs.
 
     sg stops the gradient, so clipping bounds the weight of a token's gradient but never removes it. Only the gradient
-    of the loss is meaningful, not its value. It equals the gradient of -r A wherever the ratio is not clipped.
-    ``clip_low`` is in [0, 1] (1: no lower bound, as in the paper), ``clip_high`` at least 0.
+    of the loss is meaningful, not its value. Where the ratio is not clipped, it is equal to the gradient of -r A.
+    ``clip_low`` is in [0, 1], where 1 means no lower bound, as in the paper. ``clip_high`` is nonnegative.
     """
     _check_clip_ranges(clip_low, clip_high)
     mask, log_ratio, advantages = _masked_tokens(logprobs.detach(), old_logprobs, advantages, response_mask)
@@ -97,19 +97,19 @@ def cispo_loss(
 def gmpo_loss(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, response_mask: Tensor, clip_low: float, clip_high: float
 ) -> Losses:
-    """Compute GMPO (arXiv 2507.20673): -A s on every token, with s the geometric mean of the clipped ratios.
+    """Compute GMPO (arXiv 2507.20673): -A s on every token, where s is the geometric mean of the clipped ratios.
 
     log s = mean over tokens of sign(A) min(sign(A) d, sign(A) clip(d, -clip_low, clip_high)) with d = logprobs -
-    old_logprobs: log-ratios are clipped per token, on the side that would increase the objective. A is the mean of
-    the response's advantages. ``sequence_mean`` of these losses is the paper's objective.
+    old_logprobs: log-ratios are clipped per token, on the side that would increase the objective. A is the mean of the
+    response's advantages. ``sequence_mean`` of these losses is the paper's objective.
 
-    ``clip_low`` and ``clip_high`` bound log-ratios and are at least 0; 0.4 in the paper.
+    ``clip_low`` and ``clip_high`` are nonnegative bounds on log-ratios; the paper uses 0.4 for both.
     """
     _check_clip_ranges(clip_low, clip_high, largest=math.inf)
     mask, log_ratio, advantages = _masked_tokens(logprobs, old_logprobs, advantages, response_mask)
     length = mask.sum(-1, keepdim=True).clamp(min=1)
     advantage = advantages.sum(-1, keepdim=True) / length
-    # log s.
+    # Compute log s.
     clamped = log_ratio.clamp(-clip_low, clip_high)
     clipped = torch.where(advantage > 0, log_ratio > clamped, log_ratio < clamped) & (advantage != 0)
     log_s = torch.where(clipped, clamped, log_ratio).sum(-1, keepdim=True) / length
@@ -121,7 +121,7 @@ def gpg_loss(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, respons
     """Compute -A logprobs, the loss of GPG (arXiv 2504.02546) and REINFORCE.
 
     There is no ratio, so later mini-batches of a step are off policy. Only the gradient of the loss is meaningful, not
-    its value. ``old_logprobs`` is used for the metrics only.
+    its value. ``old_logprobs`` is used only for the metrics.
     """
     mask, log_ratio, advantages = _masked_tokens(logprobs, old_logprobs, advantages, response_mask)
     return -advantages * torch.where(mask, logprobs, 0.0), _token_sums(log_ratio, mask)
@@ -132,11 +132,11 @@ def sapo_loss(
 ) -> Losses:
     """Compute soft adaptive policy optimisation (SAPO, arXiv 2511.20347): -A sigmoid(tau (r - 1)) 4 / tau.
 
-    A soft gate replaces clipping. Its slope is 1 at r = 1 and decays on both sides, faster for a larger tau.
+    A soft gate replaces clipping. Its slope is 1 at r = 1 and decays on both sides, faster for larger tau.
 
     Args:
-        tau_pos: temperature of the gate where A > 0, above 0; 1 in the paper.
-        tau_neg: temperature elsewhere, above 0; 1.05 in the paper, as negative updates are less stable.
+        tau_pos: positive temperature of the gate where A > 0; 1 in the paper.
+        tau_neg: positive temperature elsewhere; 1.05 in the paper, because negative updates are less stable.
     """
     for name, tau in (("tau_pos", tau_pos), ("tau_neg", tau_neg)):
         if not tau > 0:
@@ -159,20 +159,20 @@ def clip_cov_loss(
     clip_cov_lb: float,
     clip_cov_ub: float,
 ) -> Losses:
-    """Compute Clip-Cov (arXiv 2505.22617): PPO's clipped surrogate, dropping a few random tokens of high covariance.
+    """Compute Clip-Cov (arXiv 2505.22617): PPO's clipped surrogate without a few random tokens of high covariance.
 
-    Entropy collapses because the probability of likely tokens with high advantages keeps rising. Clip-Cov drops some
-    of these tokens from the loss; :func:`kl_cov_loss` penalises them instead. As in veRL, both compare the tokens of
-    a micro-batch.
+    Entropy collapses because likely tokens with high advantages keep becoming more likely. Clip-Cov drops some of these
+    tokens from the loss, whereas :func:`kl_cov_loss` penalises them. As in veRL, both compare the tokens within a
+    micro-batch.
 
-    Candidates are unclipped tokens whose :func:`covariances` are between the two bounds. A share ``clip_cov_ratio`` of
-    all tokens, at least one, is drawn from them. The draw is a function of the old log-probabilities and advantages
-    only, so neither padding nor the rounding of a kernel changes it. ``pg_clipfrac`` counts the drawn tokens.
+    Candidates are unclipped tokens whose :func:`covariances` are between the two bounds. A fraction ``clip_cov_ratio``
+    of all tokens, but at least one token, is drawn from them. The draw depends only on the old log-probabilities and
+    the advantages, so neither padding nor a kernel's rounding affects it. ``pg_clipfrac`` counts the drawn tokens.
 
     Args:
-        clip_low: the ratio is clipped below at 1 - clip_low, in [0, 1].
-        clip_high: the ratio is clipped above at 1 + clip_high, at least 0.
-        clip_cov_ratio: share of tokens that are drawn, above 0; 2e-4 in the paper.
+        clip_low: clip range below 1, in [0, 1]; the lower bound of the ratio is 1 - clip_low.
+        clip_high: clip range above 1, nonnegative; the upper bound of the ratio is 1 + clip_high.
+        clip_cov_ratio: positive fraction of tokens to draw; 2e-4 in the paper.
         clip_cov_lb: lower bound on the covariance of candidates; 1 in the paper.
         clip_cov_ub: upper bound on the covariance of candidates; 5 in the paper.
     """
@@ -181,7 +181,7 @@ def clip_cov_loss(
     # 1. Select the candidates.
     covariance = covariances(logprobs, advantages, mask)
     candidates = mask & ~clipped & (covariance > clip_cov_lb) & (covariance < clip_cov_ub)
-    # 2. Draw those with the smallest random keys, without waiting for the device.
+    # 2. Draw the candidates with the smallest random keys, without waiting for the device.
     keys = _random_keys(mask, old_logprobs, advantages).where(candidates, torch.iinfo(torch.int64).max)
     drawn = candidates & _smallest(keys, _share_of(mask, clip_cov_ratio))
     return torch.where(drawn, 0.0, losses), _token_sums(log_ratio, mask, pg_clipfrac=drawn)
@@ -195,11 +195,11 @@ def kl_cov_loss(
     kl_cov_ratio: float,
     ppo_kl_coef: float,
 ) -> Losses:
-    """Compute KL-Cov (arXiv 2505.22617): -r A, plus ppo_kl_coef |log r| on the tokens of largest covariance.
+    """Compute KL-Cov (arXiv 2505.22617): -r A, plus ppo_kl_coef |log r| on the tokens with the largest covariance.
 
     Args:
-        kl_cov_ratio: share of tokens that are penalised, at least one token, in (0, 1]. The paper uses 2e-4 for 32B
-            models and 2e-3 for 7B.
+        kl_cov_ratio: fraction of tokens to penalise (at least one token), in (0, 1]. The paper uses 2e-4 for 32B models
+            and 2e-3 for 7B models.
         ppo_kl_coef: weight of the penalty; 1 in the paper.
     """
     mask, log_ratio, advantages = _masked_tokens(logprobs, old_logprobs, advantages, response_mask)
@@ -214,13 +214,13 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, response_mas
     """Compute the critic's loss (arXiv 1707.06347, eq. 9), clipped as in OpenAI baselines' ``ppo2``.
 
     0.5 max((v - G)^2, (clip(v, v_old - clip_range, v_old + clip_range) - G)^2), 0 outside the mask. A value that has
-    moved more than ``clip_range`` towards its return G gets no gradient; one that has moved away keeps its gradient.
+    moved more than ``clip_range`` towards its return G has no gradient; one that has moved away keeps its gradient.
 
     Args:
-        values: v, ``[B, R]``, in units of reward, of the critic being trained.
-        old_values: v_old, ``[B, R]``, of the critic at the start of the step.
-        returns: G, ``[B, R]``.
-        clip_range: in units of reward, above 0; infinity for no clip.
+        values: values v ``[B, R]`` of the critic being trained, in units of reward.
+        old_values: values v_old ``[B, R]`` of the critic at the start of the step.
+        returns: returns G ``[B, R]``.
+        clip_range: positive clip range in units of reward, or infinity to disable clipping.
 
     Returns:
         Losses ``[B, R]`` and metrics as sums over tokens: ``vf_clipfrac`` (clipped tokens) and ``num_tokens``.
@@ -229,7 +229,7 @@ def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, response_mas
         raise ValueError(f"clip_range={clip_range}: must be above 0; infinity for no clip")
     mask = response_mask.bool()
     values, old_values, returns = (torch.where(mask, t, 0.0) for t in (values, old_values, returns))
-    # Clamp v, not v - v_old: within the bounds the clipped value equals v to the last bit.
+    # Clamp v rather than v - v_old, so that within the bounds the clipped value is exactly v.
     clipped_values = values.clamp(old_values - clip_range, old_values + clip_range)
     plain, clipped = (0.5 * (v - returns).square() for v in (values, clipped_values))
     counts = {"vf_clipfrac": clipped > plain, "num_tokens": mask}
@@ -245,22 +245,22 @@ def covariances(logprobs: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
 
 
 def _share_of(mask: Tensor, ratio: float) -> Tensor:
-    """Return ``ratio`` times the number of tokens in the mask, rounded down, at least 1, as a tensor on its device."""
+    """Return ``ratio`` times the number of tokens in the mask, rounded down but at least 1, as a device tensor."""
     return (mask.sum() * torch.tensor(ratio, dtype=torch.float64)).floor().clamp(min=1)
 
 
 def _smallest(keys: Tensor, count: Tensor) -> Tensor:
-    """Return a boolean mask of the ``count`` smallest of all ``keys``."""
+    """Return a boolean mask of the ``count`` smallest elements of ``keys``."""
     order = keys.flatten().argsort(stable=True)
     ranks = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
     return (ranks < count).view_as(keys)
 
 
 def _random_keys(mask: Tensor, *contents: Tensor) -> Tensor:
-    """Return pseudo-random keys [B, R] int64, at least 0, seeded with ``contents`` in float32 at the masked tokens.
+    """Return nonnegative pseudo-random keys [B, R] int64, seeded with ``contents`` in float32 at the masked tokens.
 
-    Tokens are numbered within the mask, so padding does not matter. A sum of integers does not depend on the order in
-    which a device adds.
+    Tokens are numbered within the mask, so padding has no effect. The seed is a sum of integers, which does not depend
+    on the order in which a device adds them.
     """
     indices = mask.flatten().cumsum(0).view_as(mask)
     hashes = indices
@@ -270,7 +270,7 @@ def _random_keys(mask: Tensor, *contents: Tensor) -> Tensor:
 
 
 def _hashed(values: Tensor) -> Tensor:
-    """Hash each of ``values`` int64 to [0, 2^63) with the multiplications and shifts of SplitMix64."""
+    """Hash each int64 in ``values`` to [0, 2^63) with the multiplications and shifts of SplitMix64."""
     for shift, factor in ((30, 0x3F58476D1CE4E5B9), (27, 0x14D049BB133111EB), (31, 1)):
         values = (values ^ (values >> shift)) * factor & torch.iinfo(torch.int64).max
     return values
@@ -279,9 +279,9 @@ def _hashed(values: Tensor) -> Tensor:
 def _masked_tokens(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, response_mask: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the boolean mask, and log-ratios and advantages that are 0 outside it, all ``[B, R]``."""
+    """Return the boolean mask, and the log-ratios and advantages, which are 0 outside it, all ``[B, R]``."""
     mask = response_mask.bool()
-    # Mask before exp: an infinite or NaN padding value would reach the gradient as 0 * inf.
+    # Mask before exp, because infinite or NaN padding would reach the gradient as 0 * inf.
     return mask, torch.where(mask, logprobs - old_logprobs, 0.0), torch.where(mask, advantages, 0.0)
 
 
@@ -299,7 +299,7 @@ def _check_clip_ranges(clip_low: float, clip_high: float, largest: float = 1.0) 
 def _clipped_surrogate(
     log_ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float
 ) -> tuple[Tensor, Tensor]:
-    """Return -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) with r = exp(log_ratio), and where it clips."""
+    """Return -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) with r = exp(log_ratio), and the clipped tokens."""
     _check_clip_ranges(clip_low, clip_high)
     ratio = _probability_ratio(log_ratio)
     plain = -ratio * advantages
