@@ -1,12 +1,12 @@
-"""Adaptive DAPO from CodeV-R1 (arXiv 2505.24183): dynamic sampling with only as many prompts as are probably needed.
+"""Adaptive DAPO from CodeV-R1 (arXiv 2505.24183): dynamic sampling with only as many prompts as are likely needed.
 
 As in the authors' code, the next generation batch in a step contains at least
 
     missing / min(ratio, part)
 
-prompts, where ``missing`` is the number of informative groups still needed, ``ratio`` is the lowest fraction of them in
-any step that filled its batch, and ``part`` is the lowest fraction in any generation batch of this step. Both fractions
-start at 1. We assume that a group is informative if some but not all of its responses are correct
+prompts, where ``missing`` is the number of informative groups still needed, ``ratio`` is the lowest fraction of such
+groups in any step that filled its batch, and ``part`` is the lowest fraction in any generation batch of this step. Both
+fractions start at 1. We assume that a group is informative if some but not all of its responses are correct
 (``algorithm.filter_groups.metric=acc``). A generation batch contains at most ``data.gen_batch_size`` prompts; unused
 candidates are skipped until the next epoch.
 """
@@ -30,13 +30,13 @@ class AdaptiveBatches(Method):
         self.part, self.kept, self.generated = 1.0, 0, 0
 
     def choose_prompts(self, candidates: list[PromptRecord]) -> list[PromptRecord]:
-        """Choose as many of the first candidates as the step is expected to need."""
+        """Choose the leading candidates, as many as the step is expected to need."""
         share = min(self.ratio, self.part)
         missing = self.config.data.train_batch_size - self.kept
         return candidates[: math.ceil(missing / share)] if share else candidates
 
     def resample(self, batch: Batch, round: int) -> dict[int, PromptRecord]:
-        """Count the informative groups; no prompt is edited."""
+        """Count the informative groups without editing any prompt."""
         groups = self.by_prompt(batch)
         kept = sum(0 < int(group.correct.sum()) < len(group) for group in groups)
         self.kept, self.generated = self.kept + kept, self.generated + len(groups)

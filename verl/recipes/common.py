@@ -1,4 +1,4 @@
-"""Helpers shared by recipes, for hints in prompts and for files with generated tasks."""
+"""Helpers that recipes share to add hints to prompts and to write files with generated tasks."""
 
 import argparse
 import json
@@ -19,7 +19,7 @@ CITIES = ("Bonn", "Cairo", "Lima", "Oslo", "Paris", "Quito", "Rome", "Seoul", "T
 
 
 def hint(solution: str, share: float) -> str:
-    """Return the first ``share`` of a solution's characters."""
+    """Return the leading fraction ``share`` of a solution's characters."""
     return solution[: round(len(solution) * share)]
 
 
@@ -28,7 +28,7 @@ def with_hint(method: Method, record: PromptRecord, share: float, solution_key: 
 
     Args:
         share: Fraction of the solution's characters to show, from 0 to 1.
-        solution_key: Key of the worked solution in ``extra_info``; without it, the ground truth is used.
+        solution_key: Key of the worked solution in ``extra_info``; prompts without it use the ground truth.
         text: Template of the hint; must contain ``{hint}``.
     """
     part = hint(str(record.extra_info.get(solution_key) or record.ground_truth), share)

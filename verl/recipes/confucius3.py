@@ -36,8 +36,8 @@ def targeted_entropy_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Compute PPO's clipped surrogate per token plus ``coef |H - target|``, where H is the mean entropy in nats.
 
-    We assume that the mini-batch's mean entropy before the step determines the sign of H - target, so that it does not
-    depend on micro-batches, workers, or earlier updates in the step. The loss omits the constant ``target``.
+    We assume that the mini-batch's mean entropy before the step determines the sign of H - target, so that the sign
+    does not depend on micro-batches, workers, or earlier updates in the step. The loss omits the constant ``target``.
 
     Args:
         inputs: Inputs of the loss, see :class:`verl.algorithms.losses.LossInputs`.
@@ -54,10 +54,10 @@ def targeted_entropy_loss(
 class Recovering(Method):
     """Recent Sample Recovery (algorithm 1): carry surplus informative groups over to the next step's batch.
 
-    As in the paper, the update treats them as sampled by the current policy, without importance weights. We assume that
-    each step samples one generation batch (``algorithm.filter_groups.max_num_gen_batches=1``) that is larger than the
-    training batch. If it and the surplus do not fill a training batch, the step learns from fewer groups, whereas the
-    paper samples more. The surplus is limited to two training batches and is saved in checkpoints.
+    As in the paper, the update treats these groups as samples of the current policy, without importance weights. We
+    assume that each step samples one generation batch (``algorithm.filter_groups.max_num_gen_batches=1``) that is
+    larger than the training batch. If this batch and the surplus do not fill a training batch, the step learns from
+    fewer groups, whereas the paper samples more. The surplus, of up to two training batches, is saved in checkpoints.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class Recovering(Method):
         """Informative groups of the current step."""
 
     def resample(self, batch: Batch, round: int) -> dict[int, PromptRecord]:
-        """Collect the informative groups before the trainer drops the surplus; no prompt is edited."""
+        """Collect the informative groups before the trainer drops the surplus, without editing any prompt."""
         self.informative += [group for group in self.by_prompt(batch) if 0 < int(group.correct.sum()) < len(group)]
         return {}
 
@@ -85,7 +85,7 @@ class Recovering(Method):
         learned, rest = groups[: self.max_learned], groups[self.max_learned :]
         if len(rest):
             self.surplus.add(rest)
-        # Mark all of them as sampled in this step; otherwise, the ratio would be relative to an earlier policy.
+        # Mark all groups as sampled in this step; otherwise, the ratio would be relative to an earlier policy.
         return learned.fill(step=torch.full((len(learned),), self.step))
 
     def state_dict(self) -> dict[str, Any]:

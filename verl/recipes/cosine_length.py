@@ -2,9 +2,9 @@
 
     reward = long + (short - long) (1 + cos(pi length / longest)) / 2
 
-A correct response earns ``short`` = 1 at length 0 and ``long`` = 0.5 at the maximum length; a wrong one earns -1 and
+A correct response earns ``short`` = 1 at length 0 and ``long`` = 0.5 at the maximum length; wrong responses earn -1 and
 -0.5. This favors short correct responses and long wrong ones. We assume that lengths are in tokens (the code counts
-characters) and that ``longest`` is ``data.max_response_length``. We omit the code's reward for thought tags.
+characters) and that ``longest`` is ``data.max_response_length``. The code's reward for thought tags is omitted.
 """
 
 import math
@@ -18,7 +18,7 @@ from verl.method import Method
 
 
 class CosineLength(Method):
-    """Cosine reward; ``correct`` and ``wrong`` each contain the rewards at length 0 and at the maximum length."""
+    """Cosine reward, where ``correct`` and ``wrong`` each contain the rewards at length 0 and at the maximum length."""
 
     def __init__(self, correct: Sequence[float] = (1.0, 0.5), wrong: Sequence[float] = (-1.0, -0.5)) -> None:
         self.correct, self.wrong = tuple(correct), tuple(wrong)

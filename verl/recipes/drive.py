@@ -1,9 +1,9 @@
 """Second stage of DRIVE (arXiv 2511.06307): train on the hardest prompts, with 64 responses per prompt.
 
-From k m candidates, choose the m prompts with the lowest fraction of correct responses when last sampled. We assume
+From k m candidates, choose the m prompts that had the lowest fraction of correct responses when last sampled. We assume
 that prompts not sampled before have mean difficulty, so the choice is nearly arbitrary in the first epoch. The authors
-instead keep the hardest prompts of a small set in phases. This stage starts from the model trained in the first stage,
-GRPO with 8 responses to prompts of all difficulties: ``experiment=grpo rollout.n=8``.
+instead narrow a small set down to its hardest prompts in phases. This stage starts from the model trained in the first
+stage: GRPO on prompts of all difficulties with 8 responses each (``experiment=grpo rollout.n=8``).
 """
 
 import statistics
@@ -21,7 +21,7 @@ class HardFocus(Method):
         """Configure k, the number of ``candidates`` per prompt."""
         self.candidates_per_prompt = candidates
         self.accuracy: dict[str, float] = {}
-        """``uid`` of a prompt -> fraction of correct responses, from 0 to 1."""
+        """Fraction of correct responses, from 0 to 1, by the ``uid`` of the prompt."""
 
     def choose_prompts(self, candidates: list[PromptRecord]) -> list[PromptRecord]:
         """Choose the hardest candidates; ties are broken in favor of earlier ones."""

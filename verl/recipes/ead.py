@@ -1,9 +1,9 @@
-"""EAD (arXiv 2510.05251): anneal the temperature to explore with early tokens and exploit with late ones.
+"""EAD (arXiv 2510.05251): anneal the temperature so that early tokens explore and late tokens exploit.
 
     tau_t = max(1 + tau_max - exp(t / (scale d_s)), tau_min)    d_s = min(d_0 + 5 s, d_max) at step s
 
 The formula applies to tokens t >= ``first``; earlier tokens are sampled at temperature 1. The paper's formula has no
-``scale``, but its code samples with 20 d, which is our default.
+``scale``, but its code uses 20 d_s instead of d_s, hence our default of 20.
 """
 
 from collections.abc import Mapping

@@ -12,7 +12,7 @@ from verl.recipes.common import HINT, with_hint
 
 
 class GuidedHints(Method):
-    """Method that adds 25%, 50% and then 75% of the reference solution while a prompt remains unsolved."""
+    """Method that shows 25%, then 50%, then 75% of the reference solution while a prompt remains unsolved."""
 
     def __init__(
         self,
@@ -24,9 +24,9 @@ class GuidedHints(Method):
         """Configure the hints.
 
         Args:
-            shares: Fraction of the solution to show in each round; the last one applies to all later rounds.
+            shares: Fractions of the solution to show, one per round; the last one also applies to all later rounds.
             text: Template of the hint; must contain ``{hint}``.
-            solution: Key of the worked solution in ``extra_info``; without it, the ground truth is used.
+            solution: Key of the worked solution in ``extra_info``; prompts without it use the ground truth.
             rounds: Maximum number of times that a prompt is resampled.
         """
         self.rounds = rounds
@@ -39,7 +39,7 @@ class GuidedHints(Method):
         edited: dict[int, PromptRecord] = {}
         if round > self.rounds:
             return edited
-        # A small fraction of a short solution can be empty, so use the first fraction that is not.
+        # A small fraction of a short solution can be empty, so use the first fraction that yields any text.
         shares = self.shares[min(round, len(self.shares)) - 1 :]
         for place, responses in enumerate(self.by_prompt(batch)):
             if responses.correct.any():

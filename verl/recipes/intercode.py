@@ -1,15 +1,15 @@
 """Shell environment from InterCode (arXiv 2306.14898): the policy runs commands, reads their output, and submits.
 
 Commands run in the sandbox, in a folder prepared by the command ``extra_info["setup"]``. The ground truth is a command
-that solves the task. The reward for ``submit`` is computed as in the authors' code, but without rounding,
+that solves the task. The reward for ``submit`` follows the authors' code, but without rounding:
 
     0.01 + 0.33 (1 - erf(|D|)) + 0.33 c + 0.33 s
 
-where D is the set of file changes made by only one of the two solutions, c is the fraction of files added by both that
-have equal content (1 if there are none), and s is the cosine similarity of the TF-IDF vectors of their last outputs.
+where D is the set of file changes made by only one solution, c is the fraction of equal contents among the files that
+both solutions add (1 if there are none), and s is the cosine similarity of the TF-IDF vectors of their last outputs.
 
 We assume that the state is the list of all commands so far, which are rerun at each turn, and that a turn's command is
-its last fenced block or, without one, its whole text. Conversations without ``submit`` earn no reward.
+its last fenced block or, if there is none, its whole text. Conversations without ``submit`` earn no reward.
 :mod:`verl.recipes.intercode_task` writes a small task.
 """
 
@@ -73,7 +73,7 @@ def command_in(text: str) -> str:
 
 
 Outcome = tuple[str, dict[str, str], dict[str, str]]
-"""Output of the last command, and path -> hash of all files before the first and after the last command."""
+"""Output of the last command, and the hash of each file by path, before the first and after the last command."""
 
 
 def run(setup: str, commands: list[str]) -> Outcome | None:
@@ -97,7 +97,7 @@ def changes(before: dict[str, str], after: dict[str, str]) -> set[tuple[str, str
 
 
 def similarity(one: str, other: str) -> float:
-    """Compute the cosine similarity of TF-IDF vectors like scikit-learn: words of 2+ characters, smooth idf."""
+    """Compute the cosine similarity of scikit-learn's TF-IDF vectors, for words of 2+ characters with smooth idf."""
     counts = [Counter(re.findall(r"\b\w\w+\b", text.lower())) for text in (one, other)]
     if not any(counts):
         return float(one == other)

@@ -9,10 +9,10 @@ one of c correct responses is expected to be complete, where c is int(2n/3) for 
 prompts with n responses. If c = 0, as for n = 2, the target is the maximum length. As in the paper's code, the grid is
 1/8, 3/16, 1/4, ..., 1 times the maximum length.
 
-LASER-DE also gives 0.5 for exploration to wrong, complete, non-repetitive responses that are longer than their target.
+LASER-DE also gives an exploration reward of 0.5 to wrong, complete, non-repetitive responses above their target.
 
-We assume that LASER's L is half of the maximum length. LASER-D's targets, which the paper computes on a monitoring set,
-are computed from the training responses of the last ``every`` steps. Until then, and for bands without responses, the
+We assume that LASER's L is half of the maximum length. The paper computes LASER-D's targets on a monitoring set; we
+compute them from the training responses of the last ``every`` steps. Until then, and for bands without responses, the
 target is the maximum length.
 """
 
@@ -54,12 +54,12 @@ class LaserD(Method):
         self.lengths: dict[str, list[int]] = {band: [] for band in BANDS}
 
     def shape_rewards(self, batch: Batch, rewards: Tensor) -> Tensor:
-        """Return the rewards, [B], and update the targets of later steps."""
+        """Return the rewards, [B], and update the targets for later steps."""
         # 1. Look up the targets of this step by the difficulty of each prompt.
         bands = [band_of(accuracy) for accuracy in group_means(batch.correct, batch.group).tolist()]
         longest, lengths = self.max_response_length, batch.response_lengths
         targets = torch.tensor([self.targets.get(band, longest) for band in bands])
-        # 2. Update the targets of later steps from the lengths since the last update.
+        # 2. Update the targets for later steps from the lengths since the last update.
         for band, length in zip(bands, lengths.tolist(), strict=True):
             self.lengths[band].append(length)
         if self.step % self.every == 0:
@@ -101,7 +101,7 @@ def band_of(accuracy: float) -> str:
 
 
 def target_length(lengths: list[int], c: int, longest: int) -> int | None:
-    """Return the smallest grid length that at least 1 in ``c`` responses fits into, or None without responses."""
+    """Return the smallest length on the grid that fits at least 1 in ``c`` responses, or None without responses."""
     if not lengths:
         return None
     for sixteenths in range(2, 17):
@@ -114,10 +114,10 @@ def target_length(lengths: list[int], c: int, longest: int) -> int | None:
 def repeats(tokens: Sequence[int]) -> bool:
     """Return whether a response repeats itself, following LASER-DE's code (github.com/hkust-nlp/Laser).
 
-    It does if some n-gram occurs at least m times, with two occurrences less than a third of the response apart, or if
-    it has at least 4n tokens and some 2n-gram occurs twice. n is 2 below 30 tokens, 3 below 100, and 4 otherwise; m is
-    2 below 200 tokens and 3 otherwise. If n > 2, the first rule ignores n-grams of one repeated token. Responses of up
-    to 8 tokens are never repetitive.
+    A response repeats itself if some n-gram occurs at least m times, with two occurrences less than a third of the
+    response apart, or if it has at least 4n tokens and some 2n-gram occurs twice. Here, n is 2 below 30 tokens, 3 below
+    100, and 4 otherwise; m is 2 below 200 tokens and 3 otherwise. If n > 2, the first rule ignores n-grams of one
+    repeated token. Responses of up to 8 tokens are never repetitive.
     """
     length = len(tokens)
     if length <= 8:

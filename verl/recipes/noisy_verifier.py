@@ -1,6 +1,6 @@
 """Corrections for noisy verifiers (arXiv 2510.00915).
 
-The verifier observes the true reward r* in {0, 1} as r: a wrong response passes with probability p0 (false positive)
+The verifier reports the true reward r* in {0, 1} as r: a wrong response passes with probability p0 (false positive)
 and a correct one fails with probability p1 (false negative), where p0 + p1 < 1.
 
 Backward: the reward (r - p0) / (1 - p0 - p1) has mean r*. With constant rates, it is an affine function of r, so it has
@@ -8,15 +8,15 @@ no effect on estimators that divide by the group's standard deviation.
 
 Forward: weight the score function of each response by w = p1 if r = 1 and w = p1 - 1 if r = 0. The mean of w is
 p1 (1 - p1) + (p1 - 1) p1 = 0 given r* = 1, and -(1 - p0 - p1) given r* = 0. Since the score function has mean 0, the
-expected gradient is (1 - p0 - p1) times the gradient for r*, whatever p0 is. This assumes that there is no baseline.
+expected gradient is (1 - p0 - p1) times the gradient for r*, for any p0. This assumes that there is no baseline.
 
-Appeals: a second, better verifier rechecks some of the negatives to estimate p1 for the forward correction during the
-run. Since only an outline is public, we assume that all P positives are correct. If u of m rechecked negatives are
-correct, then N u / m of the N negatives are false negatives, and
+Appeals: during the run, a second, better verifier rechecks some of the negatives to estimate p1 for the forward
+correction. Since only an outline is public, we assume that all P positives are correct. If u of m rechecked negatives
+are correct, then N u / m of the N negatives are false negatives, and
 
     p1 = (N u / m) / (P + N u / m)
 
-where both sums decay with a half-life of ``half_life`` steps. Verdicts do not change.
+where P and N u / m are sums over steps that decay with a half-life of ``half_life`` steps. Verdicts do not change.
 """
 
 from dataclasses import replace
@@ -57,7 +57,7 @@ def forward(batch: Batch, false_negative: float) -> Tensor:
 
 
 class Appeals(Method):
-    """Estimation of p1, in the column ``false_negative`` [B] for :func:`appealed`; checkpoints contain the sums."""
+    """Method that estimates p1 for :func:`appealed`, in the column ``false_negative`` [B], and saves the sums."""
 
     def __init__(self, verifier: str, share: float = 0.25, half_life: float = 10.0) -> None:
         """Configure the appeals.
@@ -73,10 +73,10 @@ class Appeals(Method):
             )
         self.verifier, self.share, self.memory = verifier, share, 0.5 ** (1 / half_life)
         self.failed, self.passed = 0.0, 0.0
-        """Decayed numbers of correct responses that failed (an estimate) and that passed."""
+        """Decayed numbers of correct responses that the verifier failed (estimated) and passed."""
 
     def shape_rewards(self, batch: Batch, rewards: Tensor) -> Tensor:
-        """Update the estimate of p1; the rewards do not change."""
+        """Update the estimate of p1 and return the rewards unchanged."""
         # 1. Recheck a random subset of the negatives.
         negatives = (~batch.correct).nonzero().flatten()
         draws = torch.Generator().manual_seed((self.config.seed << 32) + self.step)

@@ -1,4 +1,4 @@
-"""PACS (arXiv 2509.02522): supervised classification of responses, which couples actor and critic.
+"""PACS (arXiv 2509.02522): couple actor and critic through supervised classification of responses.
 
 The policy's log-probabilities predict whether a response is correct, with the verifier's verdict as the label.
 """
@@ -20,7 +20,7 @@ def pacs_loss(inputs: LossInputs, beta: float = 1.0, balanced: bool = True) -> t
     Args:
         inputs: Inputs of the loss, see :class:`verl.algorithms.losses.LossInputs`.
         beta: Scale of r, greater than 0; 1 in the paper.
-        balanced: Whether to weight each response by n / (2 n_c), where n_c of the n responses to its prompt have its
+        balanced: Whether to weight each response by n / (2 n_c), where n_c of the n responses to its prompt share its
             label, so that both labels have equal total weight. The weight is 1 if all labels in the group are equal.
     """
     assert inputs.correct is not None, "pacs_loss declares the column"

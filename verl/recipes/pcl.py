@@ -17,7 +17,7 @@ from verl.method import Method, StepOutcome
 
 
 class PromptCurriculum(Method):
-    """Method that selects prompts by V, whose weights are saved in checkpoints."""
+    """Method that selects prompts by V and saves the weights of V in checkpoints."""
 
     def __init__(self, candidates: int = 4, target: float = 0.5, lr: float = 2.0, num_features: int = 4096) -> None:
         """Configure V and k, the number of ``candidates`` per prompt."""
@@ -44,7 +44,7 @@ class PromptCurriculum(Method):
         return 1 / (1 + math.exp(-float(self.weights @ self.features(record))))
 
     def features(self, record: PromptRecord) -> Tensor:
-        """Return unit-norm counts of hashed tokens and token pairs, followed by 1: [num_features + 1] float64."""
+        """Return unit-norm counts of hashed tokens and token pairs, and a constant 1: [num_features + 1] float64."""
         ids = record.input_ids
         size = len(self.weights) - 1
         buckets = [token % size for token in ids]

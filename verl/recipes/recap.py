@@ -8,7 +8,7 @@ before that, its weight among K objectives, which is 1 on average, is
 where c is small if the loss falls and i is large if it varies. To replay general data, add its files to
 ``data.train_files``. We assume that each data source is an objective, that its loss in a step is 1 minus the mean
 correctness of its responses, and that its weight multiplies their GRPO advantages. W is 10, and ``EPS`` is added to the
-means. Objectives with fewer than 2 W steps have weight 1; those that no longer occur still count in the softmax.
+means. Objectives with fewer than 2 W steps have weight 1; objectives that no longer occur still count in the softmax.
 """
 
 import statistics
@@ -33,7 +33,7 @@ def weighted_grpo(batch: Batch) -> Tensor:
 
 
 class Reweighted(Method):
-    """Weighting of data sources for :func:`weighted_grpo`; the last 2 W losses of each are saved in checkpoints."""
+    """Method that weights data sources for :func:`weighted_grpo`; checkpoints contain the last 2 W losses of each."""
 
     def __init__(self, window: int = 10, temperature: float = 5.0) -> None:
         if window < 1 or temperature <= 0:
@@ -43,7 +43,7 @@ class Reweighted(Method):
         self.losses: dict[str, list[float]] = {}
 
     def shape_rewards(self, batch: Batch, rewards: Tensor) -> Tensor:
-        """Fill the column ``source_weight`` [B]; the rewards are unchanged."""
+        """Fill the column ``source_weight`` [B] and return the rewards unchanged."""
         sources = [str(record.data_source) for record in batch.records]
         for source in sorted(set(sources)):
             correct = [float(c) for c, s in zip(batch.correct.tolist(), sources, strict=True) if s == source]

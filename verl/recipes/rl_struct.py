@@ -1,6 +1,6 @@
 """RL-Struct (arXiv 2512.00319): a generated JSON task and a verifier that rewards each layer of structured output.
 
-The layers follow the paper; their weights are assumed, because we could not read the paper's weights:
+The layers follow the paper, whose weights we could not read, so the weights below are assumptions:
 
 - validity, 0.2: the response contains a JSON object;
 - format, 0.1: the response contains nothing but the object, optionally in a code fence;
@@ -28,7 +28,7 @@ TAGS = ("black", "blue", "green", "red", "white")
 
 
 def score(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> dict[str, Any]:
-    """Score a response, for ``reward_score.custom_functions``; it is correct if every layer is correct."""
+    """Score a response for ``reward_score.custom_functions``; it counts as correct if every layer is correct."""
     whole = parsed(solution_str)
     answer = parsed(_object_in(solution_str)) if whole is None else whole
     layers = dict.fromkeys(WEIGHTS, 0.0)
@@ -42,7 +42,7 @@ def score(data_source: str, solution_str: str, ground_truth: Any, extra_info: An
 
 
 def _object_in(text: str) -> str:
-    """Return ``text`` from its first opening to its last closing brace, or an empty string if it is too long."""
+    """Return ``text`` from its first opening to its last closing brace, or an empty string if ``text`` is too long."""
     return "" if len(text) > MAX_LENGTH else text[text.find("{") : text.rfind("}") + 1]
 
 

@@ -1,7 +1,7 @@
 """RoRecomp (arXiv 2509.25958): learn from short correct and long incorrect responses first, and from the rest later.
 
 Only the abstract was available, so the details are assumed. From each group, the priority batch contains the correct
-responses up to their median length and the incorrect responses of at least their median length. The other responses are
+responses no longer than their median length and the incorrect responses no shorter than theirs. The other responses are
 buffered; every ``period`` steps, the oldest buffered groups are added to the batch as a compensation batch. Advantages
 always use whole groups.
 """
@@ -16,7 +16,7 @@ from verl.method import Method, ReplayBuffer
 
 
 class ShortFirst(Method):
-    """Recomposition of batches. Whole groups are buffered, with ``learned`` set on responses not yet learned from."""
+    """Method that recomposes batches and buffers whole groups, in which ``learned`` marks responses yet to be used."""
 
     def __init__(self, period: int = 4, buffer_size: int = 4096) -> None:
         """Configure the period in steps and ``buffer_size``, the maximum number of buffered responses."""
@@ -56,7 +56,7 @@ def oldest_groups(held: Batch, room: int, most: int) -> Tensor:
 def priority(correct: Tensor, lengths: Tensor, group_ids: Tensor) -> Tensor:
     """Return a mask of the priority batch, [B] bool, given ``correct`` [B] bool and ``lengths`` [B].
 
-    For an even number of responses, the median is the middle length that selects fewer responses.
+    For an even number of responses, the median is whichever of the two middle lengths selects fewer responses.
     """
     chosen = torch.zeros_like(correct)
     for group in group_ids.unique():

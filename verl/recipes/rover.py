@@ -1,8 +1,8 @@
 """ROVER (arXiv 2509.24981): learn from the action values of the uniformly random policy.
 
 In a token tree with a reward at the end, the action values Q of the uniformly random policy reveal which branches lead
-to correct answers, and their Bellman equation has no maximum. Q is represented by the policy relative to the policy
-before the update: Q(s, a) = rho (log pi(a | s) - log pi_old(a | s)).
+to correct answers, and their Bellman equation has no maximum. Q is represented by the log-ratio of the policy to the
+policy before the update: Q(s, a) = rho (log pi(a | s) - log pi_old(a | s)).
 """
 
 import torch
@@ -16,7 +16,7 @@ def rover_loss(inputs: LossInputs, rho: float = 1.0) -> tuple[Tensor, dict[str, 
     """Compute the squared Bellman error (Q_t - (r + V_{t+1}))^2 per token, without gradients through the target.
 
     Q_t is rho (log pi(y_t) - log pi_old(y_t)). V_{t+1} is the mean of Q over the vocabulary at the next token, or 0
-    after the last token. r is the advantage of every token: the response's reward minus the mean reward of its group.
+    after the last token. r is the advantage of all tokens: the response's reward minus its group's mean reward.
 
     Args:
         inputs: Inputs of the loss, see :class:`verl.algorithms.losses.LossInputs`.
@@ -31,7 +31,7 @@ def rover_loss(inputs: LossInputs, rho: float = 1.0) -> tuple[Tensor, dict[str, 
 
 
 def next_sampled(values: Tensor, mask: Tensor) -> Tensor:
-    """Return [B, R]: for each position, ``values`` at the next token in ``mask`` [B, R] bool, or 0 if there is none.
+    """Return, for each position, ``values`` at the next token in ``mask`` [B, R] bool, or 0 if there is none: [B, R].
 
     This skips the environment's tokens between the turns of a conversation.
     """

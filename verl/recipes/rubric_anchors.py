@@ -1,7 +1,7 @@
 """Rubric anchors (arXiv 2508.12790): combine the scores of several rubrics into one reward.
 
-The paper scores a response by K rubrics with weights w_k and names four ways to combine them besides the weighted mean.
-We could not read their formulas, so we assume the simplest formula for each:
+The paper scores a response by K rubrics with weights w_k and names four ways to combine scores besides their weighted
+mean. We could not read their formulas, so we assume the simplest formula for each:
 
 - saturation: the part of a score above its knee t is halved, s <- min(s, t) + max(0, s - t) / 2;
 - interaction: each pair of rubrics adds v s_i s_j, which rewards satisfying both;
@@ -30,9 +30,9 @@ class Rubrics(Method):
     """Method that combines rubric scores.
 
     Args:
-        weights: Rubric -> weight w.
-        knees: Rubric -> knee t, which defaults to 1.
-        vetoes: Rubric -> minimum score, below which the reward is 0.
+        weights: Weight w of each rubric.
+        knees: Knee t of each rubric; defaults to 1.
+        vetoes: Minimum score of each rubric with a veto; below it, the reward is 0.
         pairs: Interactions as a list of ``[first, second, v]``.
         power: Exponent p, at least 1.
     """

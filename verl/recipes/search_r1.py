@@ -2,9 +2,9 @@
 
 As in the authors' code, the environment responds to the first ``<search>query</search>`` in a turn with the three best
 documents in an ``<information>`` tag. The first ``<answer>`` ends the conversation, with a reward of 1 if it is correct
-and 0 otherwise. Answers are compared ignoring case, punctuation, articles and extra spaces. If a turn has neither tag,
-the reply is a usage hint. We assume that the corpus is ``extra_info["documents"]``, as in HotpotQA with distractors,
-ranked by BM25 with k1 = 0.9 and b = 0.4. Documents that share no word with the query are ignored.
+and 0 otherwise. Answers are compared ignoring case, punctuation, articles and extra spaces. If a turn contains neither
+tag, the environment replies with a usage hint. We assume that the corpus is ``extra_info["documents"]``, as in HotpotQA
+with distractors, ranked by BM25 with k1 = 0.9 and b = 0.4. Documents that share no word with the query are ignored.
 
 ``python -m verl.recipes.search_r1 FOLDER`` writes a small two-hop task.
 """
@@ -77,7 +77,7 @@ def best(query: str, documents: list[str]) -> list[str]:
 
 
 def rows(count: int, seed: int) -> list[dict[str, Any]]:
-    """Generate ``count`` distinct rows, at most 6000, with questions that require two documents."""
+    """Generate ``count`` distinct rows with questions that require two documents; at most 6000 are possible."""
     generator, made = random.Random(seed), dict[str, dict[str, Any]]()
     while len(made) < count:
         people = [f"{name} {''.join(generator.choices(string.ascii_uppercase, k=2))}" for name in NAMES]

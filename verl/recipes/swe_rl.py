@@ -1,6 +1,6 @@
 """SWE-RL (arXiv 2502.18449): edits to source files, rewarded by the similarity of their diff to the reference diff.
 
-A response contains a thought in a ``<think>`` tag and edits in a ``<solution>`` tag, which consist of blocks like this:
+A response contains a thought in a ``<think>`` tag and edits in a ``<solution>`` tag. The edits are blocks like this:
 
     ```python
     ### path
@@ -11,10 +11,10 @@ A response contains a thought in a ``<think>`` tag and edits in a ``<solution>``
     >>>>>>> REPLACE
     ```
 
-As in the authors' code, the reward is the mean ``difflib.SequenceMatcher`` ratio between the two unified diffs of each
-file that either change touches; the ratio is 0 if only one change touches the file. The reward is -1 if the format is
-wrong, a search text is not found, or a block changes nothing. The ground truth is ``{"before": {path: text}, "after":
-{path: text}}``.
+As in the authors' code, the response's unified diff of each file is compared to the reference diff by the ratio of
+``difflib.SequenceMatcher``, which is 0 if only one of the diffs exists. The reward is the mean ratio over all changed
+files, or -1 if the format is wrong, a search text is not found, or a block changes nothing. The ground truth is
+``{"before": {path: text}, "after": {path: text}}``.
 
 ``python -m verl.recipes.swe_rl FOLDER`` writes a small task.
 """
@@ -32,7 +32,7 @@ OPERATORS = {"sum": "+", "difference": "-", "product": "*", "ratio": "/"}
 
 
 def score(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> dict[str, Any]:
-    """Score a response, for ``reward_score.custom_functions``; it is correct if its diff equals the reference diff."""
+    """Score a response for ``reward_score.custom_functions``; it is correct if its diff equals the reference diff."""
     before, after = ground_truth["before"], ground_truth["after"]
     try:
         edited = apply_edits(before, blocks_of(solution_str))
@@ -89,7 +89,7 @@ def similarity(one: str, other: str) -> float:
 
 
 def rows(count: int, seed: int) -> list[dict[str, Any]]:
-    """Generate ``count`` distinct rows, at most a few thousand, with functions that use the wrong operator."""
+    """Generate ``count`` distinct rows about functions with a wrong operator; at most a few thousand are possible."""
     generator = random.Random(seed)
     made: dict[str, dict[str, Any]] = {}
     while len(made) < count:
