@@ -13,7 +13,7 @@ from verl.config.errors import ConfigError
 from verl.utils.process import loading
 
 PACKAGES = {name.replace("-", "_"): name for name in ("rouge-score", "rapidfuzz", "scipy", "matplotlib", "openpyxl")}
-"""Module -> name of its package; all are installed by the extra ``analysis``."""
+"""Package that provides each module; the extra ``analysis`` installs all of them."""
 
 
 def parse(tree: DictConfig) -> AnalysisConfig:
@@ -28,7 +28,7 @@ def parse(tree: DictConfig) -> AnalysisConfig:
 
 def run(config: AnalysisConfig) -> None:
     """Run the analysis."""
-    # Import lazily, so that --help, --cfg and config errors respond immediately.
+    # Import lazily, so that --help, --cfg and config errors print immediately.
     with loading():
         from verl.analysis.analyse import run_analysis
         from verl.run.exit_codes import run_to_exit_code

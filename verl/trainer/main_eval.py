@@ -11,7 +11,7 @@ from verl.utils.process import loading
 
 def run(config: EvaluationConfig) -> None:
     """Run the evaluation."""
-    # Import lazily, so that --help, --cfg and config errors respond immediately.
+    # Import lazily, so that --help, --cfg and config errors print immediately.
     with loading():
         from verl.evaluation.evaluate import run_evaluation
         from verl.run.exit_codes import run_to_exit_code

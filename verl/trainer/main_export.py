@@ -21,7 +21,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     """Run the command line."""
     arguments = parse_arguments()
-    # Import lazily, so that --help responds immediately.
+    # Import lazily, so that --help prints immediately.
     import torch
 
     from verl.checkpoint.export import export_checkpoint

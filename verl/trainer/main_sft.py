@@ -12,7 +12,7 @@ def run(config: SFTConfig) -> None:
 
     def work() -> None:
         print("importing libraries, reading data and checking options", flush=True)
-        # Import lazily, so that --help, --cfg and config errors respond immediately.
+        # Import lazily, so that --help, --cfg and config errors print immediately.
         with loading():
             from verl.run.exit_codes import run_to_exit_code
             from verl.trainer.sft_trainer import run_sft

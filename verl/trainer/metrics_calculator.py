@@ -1,4 +1,4 @@
-"""Alias of ``verl.rank.calculator`` under its path in the paper's release."""
+"""Alias for ``verl.rank.calculator`` at its path in the paper's release."""
 
 from verl.rank.calculator import RepresentationMetricsCalculator
 

@@ -36,7 +36,7 @@ class Trainer:
         run: TrainingRun,
         except_save: Sequence[int] = (),
     ) -> None:
-        """Create a trainer. Checkpoints of the steps in ``except_save`` are never deleted."""
+        """Create a trainer that never deletes the checkpoints of the steps in ``except_save``."""
         trainer = config.trainer
         self.loader = loader
         self.workers = workers
@@ -77,7 +77,7 @@ class Trainer:
         return {
             "step": self.step,
             "num_examples": len(self.loader.dataset),
-            # The step does not determine it, because dynamic sampling reads a variable number of batches.
+            # Dynamic sampling reads a variable number of batches, so the step does not determine this state.
             "loader": to_json(self.loader.state_dict()),
             "best": best_validation(self.validations, self.best_by),
             "validations": self.validations,

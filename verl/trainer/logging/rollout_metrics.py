@@ -43,7 +43,7 @@ def length_metrics(batch: Batch, max_prompt_length: int) -> dict[str, float]:
 
 
 def turn_metrics(batch: Batch) -> dict[str, float]:
-    """Return conversation metrics: turns, tokens and rewards from the environments, and tool call counts."""
+    """Return metrics of conversations: numbers of turns, environment tokens and rewards, and tool call counts."""
     if "source" not in batch:
         return {}
     written = batch.response_lengths - batch.policy_lengths
@@ -62,7 +62,7 @@ def response_metrics(
 ) -> dict[str, float]:
     """Return rank metrics and the number and lengths of correct and incorrect responses.
 
-    Groups without responses are omitted; the paper's release logs a length of 0 for them.
+    If a subset has no responses, its metrics are omitted, whereas the paper's release logs a length of 0.
     """
     lengths, correct = batch.response_lengths, batch.correct
     metrics = {"cal/num_correct": float(correct.sum()), "cal/num_incorrect": float((~correct).sum())}
@@ -77,7 +77,7 @@ def response_metrics(
 def rank_scalars(rank_metrics: Mapping[str, Tensor], correct: Tensor) -> dict[str, float]:
     """Return the mean, max and min of each rank metric over all, correct and incorrect responses.
 
-    Names look like ``cal/{overall,correct,incorrect}/layer_1/Effective Rank/{mean,max,min}``. Groups without responses
+    Names look like ``cal/{overall,correct,incorrect}/layer_1/Effective Rank/{mean,max,min}``. Subsets without responses
     are omitted. Responses with NaN or infinite hidden states are excluded and counted in
     ``cal/overall/layer_1/nonfinite``.
     """
@@ -134,7 +134,7 @@ def filtered_length_metrics(response_mask: Tensor, max_length: int) -> dict[str,
     """Return ``filtered_response_length/{mean,max,min,clip_ratio}`` over the responses to learn from.
 
     If ``trainer.remove_clip`` is set, truncated responses have empty rows in ``response_mask`` [B, R] and are excluded;
-    the paper's release counts them as length 0. ``clip_ratio`` is the fraction with ``max_length`` tokens.
+    the paper's release counts them as length 0. ``clip_ratio`` is the fraction of responses with ``max_length`` tokens.
     """
     lengths = response_mask.sum(dim=1)
     lengths = lengths[lengths > 0]
@@ -150,8 +150,8 @@ def learning_metrics(
     """Return the mean, max and min of rewards, advantages and values under veRL's names, ``critic/...``.
 
     Args:
-        of_responses: Values per response, name -> [B].
-        of_tokens: Values per token, name -> [B, R]. With ``values``, ``critic/vf_explained_var`` is also returned.
+        of_responses: Values per response, [B] by name.
+        of_tokens: Values per token, [B, R] by name. With ``values``, ``critic/vf_explained_var`` is returned too.
         learn_mask: Mask of the tokens to include, [B, R] bool.
     """
     learned = {name: values[learn_mask] for name, values in of_tokens.items()}
@@ -195,7 +195,7 @@ def lag_metrics(batch: Batch, step: int, threshold: float) -> dict[str, float]:
     """
     lags = step - 1 - batch.version.long()
     ends = batch.response_lengths.cumsum(dim=0)
-    # Versions never decrease within a response, and its rank metrics belong to the last version.
+    # Versions never decrease within a response, and rank metrics are attributed to the last version.
     oldest, last = lags[ends - batch.response_lengths], lags[ends - 1]
     sampled = lags[batch.by_policy]
     metrics = {"async/lag/mean": sampled.double().mean().item(), "async/lag/max": float(sampled.max())}
@@ -279,7 +279,7 @@ def select(verdicts: Sequence[Verdict], rows: Tensor) -> list[Verdict]:
 
 
 def groups_that_differ(values: Tensor, n: int) -> Tensor:
-    """Return a mask [B / n] bool of the groups whose n responses have different ``values`` [B]."""
+    """Return a mask [B / n] bool of the groups whose n responses differ in ``values`` [B]."""
     grouped = values.view(-1, n)
     return (grouped != grouped[:, :1]).any(dim=1)
 
@@ -323,7 +323,7 @@ def logged_sources(sources: Iterable[str]) -> list[str]:
 def metrics_by_source(
     sources: Sequence[str], logged: Sequence[str], metrics_of: Callable[[Tensor], Mapping[str, float]]
 ) -> dict[str, float]:
-    """Return the metrics of each data source in ``logged``, named ``<source>/<name>``, without maxima and minima.
+    """Return the metrics of each data source in ``logged``, named ``<source>/<name>``, omitting maxima and minima.
 
     Args:
         sources: Data source of each of the B responses.

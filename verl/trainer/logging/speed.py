@@ -3,10 +3,10 @@
 Names follow veRL where it defines them; ``<phase>`` is ``gen``, ``old_log_prob``, ``update_actor`` and so on.
 
 - ``timing_s/<phase>``: seconds per phase; their sum is ``timing_s/step`` (= ``perf/time_per_step``). If engines have
-  separate devices, the sum excludes their work during the update but includes ``timing_s/trainer_wait``, the time for
-  which the models waited for the engines; ``timing_s/engine_wait`` is the time for which the engines were idle
+  separate devices, the sum excludes their work during the update but includes ``timing_s/trainer_wait``, the time that
+  the models spent waiting for the engines; ``timing_s/engine_wait`` is the engines' idle time
 - ``perf/<phase>_throughput``: tokens per second per worker. ``gen`` counts sampled tokens; other phases count prompt
-  and response tokens, once for each time they are processed
+  and response tokens each time they are processed
 - ``perf/total_num_tokens``: prompt and response tokens in the step's batch; ``perf/throughput``: the same number per
   second per worker
 - ``perf/tflops/<phase>``: 10^12 model operations per second per worker; ``perf/mfu/<phase>``: the resulting utilization
@@ -52,18 +52,18 @@ PEAK_TFLOPS = {
     "L40": 181,
     "L4": 121,
 }
-"""Part of a GPU's name -> peak dense bfloat16 throughput with float32 accumulation, in 10^12 operations per second.
-The first match wins. Source: NVIDIA's data sheets for the HGX B200, GH200, H200, H100, A100, A10, L40S, L40 and L4; for
-Hopper, Ada and Blackwell they list twice these numbers, with sparsity. H800 and A800 are as fast as H100 and A100."""
+"""Peak dense bfloat16 throughput with float32 accumulation, in 10^12 operations per second, by part of the GPU's name.
+The first match wins. Source: NVIDIA's data sheets for the HGX B200, GH200, H200, H100, A100, A10, L40S, L40 and L4;
+for Hopper, Ada and Blackwell, they list twice these numbers, with sparsity. H800 and A800 match H100 and A100."""
 
 MFU_NAMES = {"update_actor": "actor", "old_log_prob": "actor_infer", "update_critic": "critic"}
-"""Phase -> its name in veRL's ``perf/mfu`` metrics."""
+"""Name of each phase in veRL's ``perf/mfu`` metrics."""
 
 BATCH = "batch"
 """Key under which the work of a step's whole batch is recorded."""
 
 FORWARD, UPDATE, UPDATE_LORA = 1, 3, 2
-"""Number of passes over the weight matrices. A backward pass needs two, for the gradients of inputs and weights, but
+"""Numbers of passes over the weight matrices. A backward pass needs two, for the gradients of inputs and weights, but
 only one with LoRA, because the weights are frozen and the adapters are negligible."""
 
 NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -93,11 +93,11 @@ class StepRecord(NamedTuple):
     peaks: dict[str, MemoryPeak]
     """Peak memory of the worker that used the most, for phases that use workers."""
     background: dict[str, float]
-    """Seconds of phases that ran in parallel on separate devices and do not count towards the step's time."""
+    """Seconds spent in phases that ran in parallel on separate devices and do not count towards the step's time."""
 
     @property
     def busy(self) -> dict[str, float]:
-        """Seconds of each phase, including background phases."""
+        """Seconds spent in each phase, including background phases."""
         names = dict.fromkeys([*self.seconds, *self.background])
         return {name: self.seconds.get(name, 0.0) + self.background.get(name, 0.0) for name in names}
 
@@ -184,8 +184,8 @@ class ModelCost:
     """
 
     num_parameters: float
-    """N, the number of weights that multiply each token: includes the output head, tied or not, but not the embedding
-    table, and only the active experts of a mixture of experts."""
+    """N, the number of weights that multiply each token. It includes the output head, tied or not, but excludes the
+    embedding table and the inactive experts of a mixture of experts."""
     attention_width: int
     """L H Q, or 0 for a model without attention."""
 
@@ -228,7 +228,7 @@ def _num_multiplied(model: PreTrainedModel, shape: Any) -> float:
 
 
 class StepMetrics:
-    """Conversion of a :class:`StepRecord` to this module's metrics."""
+    """Callable that converts a :class:`StepRecord` to this module's metrics."""
 
     def __init__(
         self,
@@ -241,7 +241,7 @@ class StepMetrics:
 
         Args:
             world_size: Number of workers that hold the models.
-            passes: Phase -> cost of its model and number of passes over the model's weight matrices.
+            passes: Cost of the model and number of passes over its weight matrices, by phase.
             peak: Peak of a worker's device in 10^12 operations per second, or None if unknown.
             pool_size: Number of workers with separate engines, or 0 if the models' workers also sample.
         """

@@ -41,7 +41,7 @@ class ResponseRewards:
     def compute(self, batch: Batch) -> tuple[Tensor, dict[str, float]]:
         """Return the reward of each response, [B] float64, and metrics.
 
-        It is the verifier's score, or a weighted sum with the reward model's score, plus the overlong penalty.
+        A reward is the verifier's score, or its weighted sum with the reward model's score, plus the overlong penalty.
         """
         config = self.config
         metrics: dict[str, float] = {}
@@ -109,7 +109,7 @@ class AdvantageEstimation:
         """
         mask, manager = batch.policy_mask.long(), self.reward_manager
         metrics: dict[str, float] = {}
-        # 1. Assign the reward to the last token, which is always sampled by the policy.
+        # 1. Assign the reward to the last token, which the policy always samples.
         token_scores = torch.zeros(mask.shape, dtype=torch.float64)
         token_scores[torch.arange(len(mask)), batch.response_lengths - 1] = rewards
         # 2. Apply rank shaping and the KL penalty to rewards.
@@ -190,7 +190,7 @@ class AdvantageEstimation:
         return variances * weights.square()
 
     def _penalise(self, token_rewards: Tensor, batch: Batch) -> tuple[Tensor, dict[str, float]]:
-        """Return token rewards minus the weighted KL divergence, and metrics, and adapt the weight."""
+        """Subtract the weighted KL divergence from rewards, adapt the weight, and return the result and metrics."""
         control, pair = self.kl_control, (batch.padded("old_logprobs"), batch.padded("ref_logprobs"))
         coef = control.coef
         rewards, mean_kl = kl_penalised_rewards(token_rewards, *pair, batch.policy_mask.long(), coef, self.kl_penalty)

@@ -1,6 +1,6 @@
 """Sampling one step ahead: engines on separate devices sample while the models learn from the previous step.
 
-The engines keep the weights that they have at the start of a step until its end, so results do not depend on timing.
+The engines keep the same weights throughout a step, so results do not depend on timing.
 The training loop waits for the background thread at the end of each step and shares no mutable state with it.
 """
 
@@ -48,7 +48,7 @@ class StepAhead:
         self.scheduler.method.begin_step(self._step)
 
     def _sample_in_background(self, prompts: Iterator[list[PromptRecord]], step: int) -> tuple[SampledStep, StepRecord]:
-        """Sample ``step`` and return its responses and measurements."""
+        """Sample the responses for ``step`` and return them with the measurements."""
         timer = PhaseTimer(lambda name: None, self.pool.take_peak_memory)
         if self.scheduler.method.overrides("choose_prompts"):
             self.scheduler.method.begin_step(step)
@@ -56,7 +56,7 @@ class StepAhead:
         return self._sample(prompts, step, step - 2, timer), timer.take_step()
 
     def _sample(self, prompts: Iterator[list[PromptRecord]], step: int, version: int, timer: PhaseTimer) -> SampledStep:
-        """Sample ``step`` and wait for its verdicts."""
+        """Sample the responses for ``step`` and wait for their verdicts."""
         scheduler = self.scheduler
         sampled = scheduler.sample(prompts, step, timer, version)
         with timer.phase("reward"):

@@ -18,7 +18,7 @@ from verl.rollout.environments.conversations import DRIVER_COLUMNS, new_conversa
 from verl.rollout.requests import response_stream
 
 ADMITTED = 1 << 31
-"""Offset added to the group number in the seed of a group, so that a prompt drawn again gets new responses."""
+"""Offset added to the group number in the seed of a group, so that a prompt drawn again yields new responses."""
 
 
 class OpenGroups:
@@ -43,7 +43,7 @@ class OpenGroups:
         """Number of groups admitted so far."""
 
     def admit(self, records: Sequence[PromptRecord], step: int, seed: int, conversing: bool) -> None:
-        """Admit a group per prompt, with conversations if ``conversing``; ``seed`` is the run's seed."""
+        """Admit one group per prompt, of conversations if ``conversing`` is set; ``seed`` is the run's seed."""
         prompts = [record for record in records for _ in range(self.n)]
         groups = self.num_admitted + torch.arange(len(records)).repeat_interleave(self.n)
         seeds = ((seed << 32) + ADMITTED + groups).tolist()
@@ -93,7 +93,7 @@ class OpenGroups:
     def needed(self) -> int:
         """Return the number of complete groups at which the engines may stop.
 
-        Each stop rereads open responses, so engines complete at least a quarter of a batch to replace filtered groups.
+        Open responses are reread after each stop, so replacing filtered groups completes at least a quarter of a batch.
         """
         ready = len(self.complete())
         return max(self.batch_size, ready + self.batch_size // 4 if ready < self.batch_size else 0)

@@ -193,7 +193,7 @@ class RayPPOTrainer(Trainer):
     def _old_logprobs(self, batch: Batch) -> Tensor:
         """Return the log-probabilities for the denominator of the loss's ratio, [M].
 
-        They are the policy's for this step's responses. Responses from earlier steps use the engine's instead, so that
+        This step's responses use the policy's log-probabilities. Responses from earlier steps use the engine's, so that
         the ratio is relative to the policy that sampled them, unless ``rollout_is`` already corrects for that.
         """
         current: Tensor = batch.logprobs
@@ -238,7 +238,7 @@ class RayPPOTrainer(Trainer):
             verdicts, sources = original(sampled.batch, "verdicts"), data_sources(sampled.batch)
             of_sampled = verdict_metrics(verdicts, config.rollout.n, sources, logged)
             by_source = with_prefix("train", metrics_by_source(data_sources(batch), logged, metrics_of))
-            # self.metrics takes precedence: it has the verdicts on all responses if dynamic sampling dropped some.
+            # self.metrics takes precedence, because its verdicts include any responses that dynamic sampling dropped.
             self.metrics = by_source | of_sampled | self.metrics | response_metrics(batch, self.calculator, stride)
 
     def _compute_advantages(self, batch: Batch, greedy: Batch | None) -> Tensor | None:
@@ -294,7 +294,7 @@ class RayPPOTrainer(Trainer):
                 self.metrics |= lag_metrics(current, self.step, correction.rollout_is_threshold)
 
     def _update_baselines(self, sampled: SampledStep, batch: Batch) -> None:
-        """Update the baselines of rank metrics and of scores, which include dropped responses."""
+        """Update the baselines of rank metrics and of scores; the latter include dropped responses."""
         fresh = (batch.step == self.step).nonzero().flatten()
         if self.config.reward_manager.active and len(fresh):
             scores = torch.cat([sampled.batch.scores, sampled.dropped_scores])

@@ -27,7 +27,7 @@ def original(batch: Batch, name: str) -> list[Any]:
 
 
 def edited_metrics(batch: Batch, n: int) -> dict[str, float]:
-    """Return the number of edited prompts, how many tokens were added, and the accuracy before and after."""
+    """Return the number of edited prompts, the number of added tokens, and the accuracy before and after the edits."""
     pairs = list(zip(batch.records, batch.first_records, strict=True))[::n]
     added = [len(now.input_ids) - len(before.input_ids) for now, before in pairs if now is not before]
     metrics = {"resample/groups": float(len(added))}

@@ -48,7 +48,7 @@ ROUND_STEP = 1 << 29
 """Offset added to the step in the seed for each round of resampling."""
 
 REFILL_STEP = 1 << 21
-"""Offset added to the step in the seed for each further batch, so that a prompt drawn again gets new responses."""
+"""Offset added to the step in the seed for each further batch, so that a prompt drawn again yields new responses."""
 
 KEPT = ("records", "group", "step", "stream")
 """Columns of open responses that engines do not return. ``step`` is the step of admission, and ``stream`` [B] int64 is
@@ -61,7 +61,7 @@ class SampledStep(NamedTuple):
     batch: Batch
     metrics: dict[str, float]
     dropped_scores: Tensor
-    """[B'], scores of the responses that were sampled but dropped."""
+    """Scores of the responses that were sampled but dropped, [B']."""
     greedy: Batch | None = None
     """Greedy responses, one per prompt, for ReMax."""
     verifications: Sequence[Verification] = ()
@@ -243,7 +243,7 @@ class RolloutScheduler:
 
         Sample batches until ``data.train_batch_size`` prompts have responses that differ in the metric of
         ``algorithm.filter_groups``, or until ``max_num_gen_batches`` is reached. Then fill up the batch with other
-        prompts, from which the step does not learn. Metrics include all sampled responses.
+        prompts, from which the step does not learn. Metrics are computed over all sampled responses.
 
         Raises:
             ConfigError: If ``MAX_FRUITLESS_BATCHES`` batches contained nothing to learn from.

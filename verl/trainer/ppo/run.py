@@ -1,4 +1,4 @@
-"""Training job, from a checked config to ``summary.json``."""
+"""Runs a PPO training job, from a checked config to ``summary.json``."""
 
 from collections.abc import Mapping
 from dataclasses import asdict

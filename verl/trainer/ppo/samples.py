@@ -81,7 +81,7 @@ class SampleLogger:
         return table.filter(pa.array([is_kept(record.uid, self.store.config.fraction) for record in batch.records]))
 
     def _columns(self, split: str, step: int, batch: Batch) -> dict[str, Any]:
-        """Return the columns that all samples have, as listed in docs/samples.md."""
+        """Return the columns common to all samples, as listed in docs/samples.md."""
         records, verdicts, num = batch.records, batch.verdicts, len(batch)
         prompts: dict[int, str] = {}
         for record in records:
@@ -162,7 +162,7 @@ def _metric_columns(batch: Batch) -> dict[str, Any]:
 
 
 def _places(group_ids: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Return the group number of each response, in order of appearance, and its index within the group."""
+    """Return each response's group, numbered in order of appearance, and its index within the group."""
     numbers: dict[int, int] = {}
     sizes: Counter[int] = Counter()
     places = []

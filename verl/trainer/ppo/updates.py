@@ -44,7 +44,7 @@ class Updates:
         }
 
     def update_critic(self, batch: Batch, rows: Tensor | None, step: int) -> Metrics:
-        """Update the critic on ``rows`` of the batch, or on all rows if None."""
+        """Update the critic on ``rows`` of the batch, or on all rows if ``rows`` is None."""
         critic = self.critic
         if critic is None:
             return {}
@@ -55,7 +55,7 @@ class Updates:
         return self._run("critic", batch.columns(*CRITIC_COLUMNS), rows, update, step)
 
     def update_actor(self, batch: Batch, rows: Tensor | None, step: int, num_later: int) -> Metrics:
-        """Update the policy on ``rows`` of the batch, or on all rows if None.
+        """Update the policy on ``rows`` of the batch, or on all rows if ``rows`` is None.
 
         The first update fills ``logprobs`` and ``entropy`` of the first ``num_later`` responses in place.
         """
@@ -106,7 +106,7 @@ class Updates:
 
 
 def mini_batches(batch: Batch, num_rows: int) -> Iterator[tuple[Batch, int, int]]:
-    """Yield mini-batches of ``num_rows`` responses, each with its numbers of tokens and responses to learn from.
+    """Yield mini-batches of ``num_rows`` responses, each with the numbers of tokens and responses to learn from.
 
     Mini-batches with nothing to learn from are skipped, because AdamW's moments and weight decay would change the
     parameters even with zero gradients.

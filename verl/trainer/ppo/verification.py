@@ -16,7 +16,7 @@ from verl.verifiers.verdict import Verdict
 class Verification:
     """Verification that submits responses to the verifiers as they finish.
 
-    Responses are collected until the verifiers have finished the previous ones, so that they are sent in few messages.
+    While the verifiers are busy, new responses are collected, so that few messages are sent.
     """
 
     def __init__(
@@ -35,9 +35,9 @@ class Verification:
         """
         self.records = records
         self.texts = [""] * len(records)
-        """Part of each of the B responses that verifiers read."""
+        """Part of each response that the verifiers read, B strings."""
         self.batch: Batch | None = None
-        """Finished responses, until :meth:`finish` has filled the verifiers' columns."""
+        """Batch whose verifier columns :meth:`finish` fills, or None afterwards."""
         self._tokenizer = tokenizer
         self._stop_strings = stop_strings
         self._verifiers = verifiers
