@@ -1,4 +1,4 @@
-"""Rewards: registry of verifiers and custom functions, their process pool, and scores.
+"""Registers verifiers and custom reward functions, runs them in a process pool, and scores their verdicts.
 
 Verifiers are lazily imported, so importing this package loads neither sympy nor math-verify.
 """

@@ -28,7 +28,7 @@ FLOAT_TOLERANCE = 1e-6
 """Relative and absolute tolerance for numbers whose expected output contains a decimal point."""
 
 REASONS = {"timeout": "timeout", "memory": "memory"}
-"""Ending of a failed program -> reason in its verdict; the reason is ``different`` for other endings."""
+"""Reason in the verdict on a failed program, by how the program ended; it is ``different`` for all other endings."""
 
 _BLOCK = re.compile(r"^[ \t]*```[ \t]*+([\w+.-]*+)[^\n]*+\n(.*?)^[ \t]*```", re.MULTILINE | re.DOTALL)
 _PYTHON = ("python", "py", "python3")
@@ -40,7 +40,7 @@ class Tests(NamedTuple):
     pipes: list[tuple[str, str]]
     """Standard input and expected output of each test."""
     checks: list[tuple[str, list[str]]]
-    """Source of each test with assertions, and the names it uses that the program must define."""
+    """Source of each test with assertions, and the names used in it that the program must define."""
 
     @property
     def number(self) -> int:
@@ -52,7 +52,7 @@ def verify_code(
 ) -> Verdict | None:
     """Verify the program in the last fenced block of a response; if ``quick``, return None instead of running it.
 
-    In the verdict, ``boxed`` is whether there is a block, and ``share`` is the fraction of tests that pass. Testing
+    In the verdict, ``boxed`` states whether there is a block, and ``share`` is the fraction of tests that pass. Testing
     stops when the program exceeds its time or memory limit. ``extra_info`` is unused.
 
     Raises ``ValueError`` for a ground truth without tests.
@@ -330,7 +330,7 @@ def _lines(value: Any) -> str:
 
 
 def _assertions(source: str, known: set[str], entry_point: str | None) -> tuple[str, list[str]]:
-    """Parse a test with assertions; return its source and the names it uses that the program must define.
+    """Parse a test with assertions and return its source and the names it uses that the program must define.
 
     These are the names that neither the tests nor Python define or, if there are none, the functions that the test
     calls. Names that the test defines are added to ``known``. ``entry_point`` is passed to HumanEval's ``check``.
@@ -364,7 +364,7 @@ def _assertions(source: str, known: set[str], entry_point: str | None) -> tuple[
 
 
 def _call(function: str, arguments: Any, expected: Any) -> str:
-    """Return a test that calls a function or a method of ``class Solution``; text arguments are JSON lines."""
+    """Return a test that calls a function or a method of ``class Solution``; text arguments contain JSON lines."""
     if not function.isidentifier():
         raise ValueError(f"fn_name={function!r} must be the name of a function")
     arguments = [json.loads(line) for line in arguments.split("\n")] if isinstance(arguments, str) else arguments

@@ -1,9 +1,9 @@
 """Custom reward functions, listed as ``module:function`` or ``file.py:function`` in ``reward_score.custom_functions``.
 
 A function has veRL's signature ``(data_source, solution_str, ground_truth, extra_info=None)`` and is called with these
-keywords and ``reward_score.custom_kwargs``. It returns a number, a bool, or a dict with ``score``, optionally ``acc``,
-and extra values to log and store with the sample (veRL's ``reward_extra_info``). Extra values often contain parts of
-the response and are untrusted, so a verifier process returns only a few thousand characters of plain JSON values.
+keyword arguments and ``reward_score.custom_kwargs``. It returns a number, a bool, or a dict with ``score``, optionally
+``acc``, and extra values to log and store with the sample (veRL's ``reward_extra_info``). Extra values often contain
+parts of the response and are untrusted, so a verifier process returns at most a few thousand characters of plain JSON.
 """
 
 import inspect
@@ -36,8 +36,8 @@ MAX_KEY_CHARS = 64
 """Maximum length of a key; longer keys are truncated."""
 
 MAX_CHARS = 4000
-"""Maximum total length of a response's values as JSON. Strings beyond it are truncated, and other values are replaced
-by their type names."""
+"""Maximum total length of a response's values as JSON. Strings beyond the limit are truncated, and other values are
+replaced by their type names."""
 
 MAX_CONTAINERS = 256
 """Maximum number of lists and mappings in a value; larger values are replaced by their type names."""
@@ -72,7 +72,7 @@ def custom_verdict(path: str, *arguments: Any) -> Verdict:
 
     The function receives the whole response, including thoughts, and the ground truth from the data file.
 
-    If the function fails, raises a one-line ``CustomFunctionError`` with the function, data source, mistake and its
+    If the function fails, raises a one-line ``CustomFunctionError`` that names the function, data source, error and its
     location. ``MemoryError`` and ``RecursionError`` propagate unchanged, because the response causes them.
     """
     data_source, solution = arguments[:2]
@@ -155,8 +155,8 @@ def _type_name(value: Any) -> str:
 def extra_metrics(extras: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """Return statistics of the numbers and bools that custom functions returned.
 
-    These are the mean and count of finite values, ``reward_extra/<key>/{mean,count}``, and the count of NaN and
-    infinite values if there are any, ``reward_extra/<key>/nonfinite``.
+    The statistics are the mean and count of finite values, ``reward_extra/<key>/{mean,count}``, and the count of NaN
+    and infinite values if there are any, ``reward_extra/<key>/nonfinite``.
     """
     values: dict[str, list[float]] = {}
     for extra in extras:

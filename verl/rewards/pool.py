@@ -100,7 +100,7 @@ class VerifierPool(KillablePool):
             data_sources, solutions, ground_truths, extra_infos: Sequences with one entry per response.
             in_thought: Whether each prompt opens a thought, so that a response without ``</think>`` has no answer.
                 Ignored by custom functions.
-            takes_hashes: Whether answers after ``####`` are well-formed, see :class:`Job`.
+            takes_hashes: Whether answers after ``####`` are well-formed; see :class:`Job`.
 
         Raises:
             ValueError: If a data source is unknown, a ground truth is invalid for its verifier, values are nested too
@@ -141,7 +141,7 @@ class VerifierPool(KillablePool):
         return [with_score(verdict, self.config.mode) for verdict in verdicts if verdict is not None]
 
     def _failure(self, error: BaseException, job: Job) -> Verdict:
-        """Return the verdict on a response whose verifier failed because of it, or raise any other ``error``."""
+        """Return the verdict if the response caused its verifier to fail with ``error``; otherwise, raise it."""
         reason = failure_reason(error)
         if isinstance(error, CustomFunctionError) and self.config.on_function_error == "zero":
             reason = "error"

@@ -34,7 +34,7 @@ FAMILIES: dict[str, tuple[str, Callable[[Any], list[Any]]]] = {
     "countdown": ("countdown", lambda truth: [countdown.read_truth(truth)._asdict()]),
     "code": ("code codecontests apps codeforces taco", lambda truth: [code.read_tests(truth)]),
 }
-"""Module with a function ``verify_<module>`` -> its data sources and the function that reads its ground truths."""
+"""Data sources of each module, which defines ``verify_<module>``, and the function that reads its ground truths."""
 
 
 def _path(module: str) -> str:
@@ -43,15 +43,15 @@ def _path(module: str) -> str:
 
 
 VERIFIERS = {source: _path(module) for module, (sources, _) in FAMILIES.items() for source in sources.split()}
-"""``data_source``, or a prefix followed by ``*`` -> ``module:function`` of its verifier.
+"""Verifier of each ``data_source``, or of each prefix ending in ``*``, as ``module:function``.
 
 Verifiers are lazily imported, because some need sympy. They are called with ``(solution, ground_truth, extra_info,
 quick)``, where ``solution`` is the response after its thoughts, and return a :class:`Verdict`. With ``quick=True``,
 which the pool tries first, they return None if verification could take more than about a millisecond."""
 
 TRUTH_READERS = {_path(module): read for module, (_, read) in FAMILIES.items()}
-"""Verifier -> function that converts a ground truth to a list of accepted answers, which are valid arguments of the
-verifier. The function raises ``ValueError`` for an invalid ground truth."""
+"""Function for each verifier that converts a ground truth to a list of accepted answers, which the verifier takes as
+arguments. The function raises ``ValueError`` for an invalid ground truth."""
 
 BOXED = tuple(_path(module) for module in ("gsm8k", "math", "open_answer"))
 """Verifiers that expect answers in ``\\boxed{}``."""
@@ -60,7 +60,7 @@ WITH_THOUGHTS = (_path("deepseek_r1"),)
 """Verifiers that receive the whole response, because they also check the format of its thoughts."""
 
 CUSTOM_FUNCTIONS: dict[str, str] = {}
-"""``data_source``, or ``*`` for all data sources -> ``module:function`` of a custom reward function, which takes
+"""Custom reward functions as ``module:function``, by ``data_source`` or ``*`` for all data sources. They take
 precedence over verifiers. Set by ``use_custom_functions``."""
 
 load_verifier = cache(resolve_name)
@@ -121,10 +121,10 @@ class Job(NamedTuple):
     """Whether an answer after ``####`` counts as boxed, because the prompt asks for this format."""
 
     def verdict(self, quick: bool = False) -> Verdict | None:
-        """Return the verdict, or None if ``quick`` is set and verification could take long.
+        """Return the verdict, or None if ``quick`` is set and verification could take a long time.
 
-        Custom functions may take any time, so they have no quick verdict. If there are several accepted answers, the
-        response must match one of them; the verdict is None if no comparison succeeds and some are undecided.
+        Custom functions may take arbitrarily long, so they have no quick verdict. With several accepted answers, the
+        response must match one; the verdict is None if no comparison succeeds and some are undecided.
 
         Raises ``CustomFunctionError`` if a custom function fails, or ``TypeError`` if a verifier wrongly returns None.
         """
@@ -155,7 +155,7 @@ def compute_score(
 ) -> dict[str, Any]:
     """Score a response in this process, without the time and memory limits of ``VerifierPool``.
 
-    ``mode`` takes the values of ``RewardScoreConfig.mode``. Raises ``ConfigError`` for an unknown data source or mode.
+    ``mode`` is as in ``RewardScoreConfig.mode``. Raises ``ConfigError`` for an unknown data source or mode.
     """
     verdict = Job(find_scorer(data_source), data_source, solution_str, ground_truth, extra_info).verdict()
     assert verdict is not None, "only quick verdicts are None"
@@ -168,9 +168,9 @@ def check_ground_truth(
     custom: Mapping[str, str] = CUSTOM_FUNCTIONS,
     extra_info: Mapping[str, Any] | None = None,
 ) -> None:
-    """Raise ``ConfigError`` unless the scorer for ``data_source`` accepts ``ground_truth``.
+    """Raise ``ConfigError`` if the scorer for ``data_source`` rejects ``ground_truth``.
 
-    Verifiers are tested on an empty response, and the verifier of programs requires a sandbox on this machine. Custom
+    Verifiers are tested on an empty response, and the program verifier requires a sandbox on this machine. Custom
     functions accept any JSON value.
     """
     scorer = find_scorer(data_source, custom)

@@ -1,4 +1,4 @@
-"""Scores of verdicts."""
+"""Conversion of verdicts to scores."""
 
 from dataclasses import replace
 from typing import get_args
@@ -12,7 +12,7 @@ MAX_LOGGED_ANSWER = 200
 
 
 def with_score(verdict: Verdict, mode: str) -> Verdict:
-    """Add a score according to ``mode`` (``RewardScoreConfig.mode``) unless a custom function has already set one.
+    """Add a score according to ``mode`` (``RewardScoreConfig.mode``); keep any score that a custom function has set.
 
     Raises ``ConfigError`` for an unknown mode.
     """
