@@ -30,7 +30,7 @@ HOOKS = ("choose_prompts", "sampling", "resample", "learn_from", "shape_rewards"
 """Names of the methods that a subclass may override."""
 
 RENAMED = {"judged": "resample", "change_rewards": "shape_rewards"}
-"""Former name of a hook -> its current name."""
+"""Current name of each renamed hook, by its former name."""
 
 MAX_ROUNDS = 7
 """Maximum number of times that a prompt is resampled in a step."""
@@ -86,7 +86,7 @@ class MethodCalls:
 
     @property
     def note(self) -> str:
-        """Warning if the method may have state that is not saved, otherwise an empty string."""
+        """Warning that the method may have state that is not saved, or an empty string."""
         if self.overrides("after_step") and not self._state.exists:
             return f"{self.where}: has after_step but no state_dict, so a resumed run forgets what after_step was told"
         return ""
@@ -111,7 +111,7 @@ class MethodCalls:
         return list(chosen)
 
     def settings(self, records: Sequence[PromptRecord]) -> dict[str, Any] | None:
-        """Return ``overrides`` and ``temperatures`` of the requests for ``records``, or None to use the options."""
+        """Return the ``overrides`` and ``temperatures`` of requests for ``records``, or None to use the options."""
         settings = self._call("sampling", list(records)) if self.overrides("sampling") else None
         where, base, names = self._location("sampling"), self.config.rollout.train_kwargs, (*FIELDS, TABLE)
         fits = settings is None or (isinstance(settings, Mapping) and set(settings) <= set(names))
@@ -194,7 +194,7 @@ class MethodCalls:
             return getattr(self.method, name)(*arguments)
 
     def _location(self, name: str) -> str:
-        """Return a description of a hook for error messages: the option, and the override's file and line."""
+        """Describe a hook for error messages, with the option and the file and line of the override."""
         code = getattr(type(self.method), name)
         line = inspect.unwrap(code).__code__.co_firstlineno
         return f"{self.where}: its {name} ({inspect.getsourcefile(code)}, line {line})"

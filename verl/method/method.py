@@ -20,7 +20,7 @@ Prompt = str | list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """Results for the G prompts of a step, from before any edits by :meth:`Method.resample`."""
+    """Results for the G prompts of a step, before :meth:`Method.resample` edited any of them."""
 
     step: int
     indices: list[int]
@@ -36,7 +36,7 @@ class StepOutcome:
 
 
 class Method:
-    """Hooks of a training step; subclasses override the hooks whose behavior they change.
+    """Base class with the hooks of a training step; subclasses override the hooks that they customize.
 
     ``trainer.method=my/file.py:Shorter`` selects a subclass, and ``trainer.method_kwargs`` sets its arguments. The
     attributes below are set before ``__init__`` is called. All tensors are on the CPU. Example::
@@ -79,8 +79,8 @@ class Method:
 
         ``temperature``, ``top_p``, ``top_k`` and ``min_p`` are numbers or arrays that broadcast to [G, n].
         ``temperatures`` [T] replaces ``temperature`` with one value per token position; the last value also applies to
-        all later positions. Requires ``rollout.seeded``. The policy is trained at ``rollout.temperature``; set
-        ``rollout_is`` to correct for the difference.
+        all later positions. This hook requires ``rollout.seeded``. The policy is trained at ``rollout.temperature``;
+        set ``rollout_is`` to correct for the difference.
         """
         return None
 
@@ -92,18 +92,18 @@ class Method:
             round: 1 for the original prompts, 2 for prompts that were edited once, and so on up to 7.
 
         Returns:
-            Index of a prompt in the batch, 0 to G - 1 -> its edited record (:meth:`edit_prompt`). The new responses are
-            verified with the same ground truth and replace the old ones. Return {} to stop resampling.
+            Edited records (:meth:`edit_prompt`), keyed by the prompt's index in the batch, 0 to G - 1. The new
+            responses are verified with the same ground truth and replace the old ones. Return {} to stop resampling.
         """
         return {}
 
     def learn_from(self, batch: Batch) -> Batch:
         """Return the batch to learn from, which may include earlier responses, e.g. from a :class:`ReplayBuffer`.
 
-        Select responses with ``batch[rows]`` and concatenate batches with ``Batch.join([...])``. The batch may have up
-        to 2 ``max_learned`` responses, at most ``max_learned`` of them with ``learned`` set; the others only contribute
-        to the statistics of their group. The policy ratio of earlier responses is relative to the policy that sampled
-        them: their old log-probabilities are the engine's or, with ``rollout_is``, the policy's.
+        Select responses with ``batch[rows]`` and concatenate batches with ``Batch.join([...])``. The batch may contain
+        up to 2 ``max_learned`` responses, at most ``max_learned`` of them with ``learned`` set; the others only
+        contribute to the statistics of their group. Earlier responses use the engine's log-probabilities as old ones,
+        so that the ratio is relative to the policy that sampled them, or the policy's with ``rollout_is``.
         """
         return batch
 

@@ -13,7 +13,7 @@ from verl.data.prompt_rows import PromptRecord
 
 
 class ReplayBuffer:
-    """Buffer of at most ``capacity`` responses that drops the oldest groups first; uses about 20 bytes per token.
+    """Buffer of at most ``capacity`` responses that drops the oldest groups first; it uses about 20 bytes per token.
 
     Include its ``state_dict()`` in the method's ``state_dict()``.
     """
