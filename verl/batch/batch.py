@@ -4,8 +4,8 @@ An episode is a prompt and its response, which consists of tokens sampled by the
 written by an environment. Each stage of a training step fills some columns. Columns are flat, so no padding is sent
 between processes; only :meth:`Batch.padded` and :meth:`Batch.rows` pad, for code that needs rows of equal length.
 
-Columns may be on a GPU, but lengths stay on the CPU. Masks and indices are computed from them on the host and copied,
-so reading a size never waits for the GPU.
+Columns may be on a GPU, but lengths stay on the CPU. Masks and indices are computed from lengths on the host and
+copied, so reading a size never waits for the GPU.
 
 Legend: B episodes, N tokens, M response tokens (all tokens after the prompts), P and R padded prompt and response
 lengths, L captured layers, D hidden width.
@@ -61,14 +61,14 @@ class Batch(Columns):
 
         Args:
             prompt_lengths, response_lengths: Lengths in tokens, [B] int64 on the CPU.
-            width: R, at least the length of the longest response, which is the default.
+            width: R, which must be at least its default, the length of the longest response.
             columns: Columns to pass to :meth:`fill`.
         """
         self.prompt_lengths = prompt_lengths
         self.response_lengths = response_lengths
         self.width = self.longest_response if width is None else width
         self.device = torch.device("cpu")
-        """Device of the columns and masks, which :meth:`to` changes."""
+        """Device of the columns and masks; see :meth:`to`."""
         self._copied: dict[str, Tensor] = {}
         self._columns: dict[str, Any] = {}
         self._kinds: dict[str, str] = {}
@@ -118,7 +118,7 @@ class Batch(Columns):
 
     @property
     def policy_lengths(self) -> Tensor:
-        """Number of tokens in each response that the policy sampled, [B] int64."""
+        """Number of policy-sampled tokens in each response, [B] int64."""
         return self.policy_mask.sum(dim=1)
 
     @property
@@ -226,7 +226,7 @@ class Batch(Columns):
         return self.columns(*(name for name in self.names if name not in names))
 
     def merge(self, other: "Batch") -> Self:
-        """Add the columns of ``other``, which must have the same episodes, in place and return the batch."""
+        """Add the columns of ``other`` in place and return the batch; both must contain the same episodes."""
         for name, values in other._columns.items():
             self._set(name, values, other._kinds[name])
         return self
@@ -248,17 +248,17 @@ class Batch(Columns):
 
     @property
     def rank_metrics(self) -> dict[str, Tensor]:
-        """Metric name -> values [B, L], in the calculator's order; empty if no hidden states are captured."""
+        """Values of each metric, [B, L] by name, in the calculator's order; empty if no hidden states are captured."""
         return self._family(RANK)
 
     @property
     def turn_metrics(self) -> dict[str, Tensor]:
-        """Metric name -> values [B, K, L] for the first K turns of conversations; empty for single-turn responses."""
+        """Values of each metric in the first K turns, [B, K, L] by name; empty for single-turn responses."""
         return self._family(TURN_RANK)
 
     @property
     def prefix_metrics(self) -> dict[str, Tensor]:
-        """Metric name -> values [M, L] of the response up to each token; empty without ``calculator.keep_prefixes``."""
+        """Values of each metric up to each token, [M, L] by name; empty without ``calculator.keep_prefixes``."""
         return self._family(PREFIX)
 
     def _family(self, prefix: str) -> dict[str, Tensor]:
@@ -371,7 +371,7 @@ class Batch(Columns):
         return int(counted[kind].sum()) if kind in counted else len(self)
 
     def _like(self, prompts: Tensor, responses: Tensor, columns: Mapping[str, Any], width: int | None = None) -> Self:
-        """Return a batch with different episodes or columns, which are not checked."""
+        """Return a batch with the given episodes and columns, without checking them."""
         batch = type(self)(prompts, responses, self.width if width is None else width)
         batch._columns = dict(columns)
         batch._kinds = {name: self._kinds[name] for name in columns}

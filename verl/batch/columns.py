@@ -17,7 +17,7 @@ TopKPerResponseToken = Annotated[Tensor, RESPONSE_TOKEN, "[M, k]"]
 EpisodeList = Annotated[list[Any], EPISODE]
 
 POLICY, ENVIRONMENT = 0, 1
-"""Values of the column ``source``: the policy or the environment wrote the token."""
+"""Values of the column ``source``, for tokens that the policy or the environment wrote."""
 
 TURN_RANK = "turn_rank/"
 """Prefix of columns with rank metrics per turn, [B, K, L] float64, with NaN for turns that an episode lacks."""
@@ -43,8 +43,8 @@ class Columns:
     mean_states: PerEpisode
     """[B, L, D] float32, mean hidden state of each response, from the engine or, with ``calculator.source=actor``, from
     the policy; not filled if no states are captured. Rank metrics are filled at the same time: ``"rank/<name>"``,
-    [B, L] float64, layers in capture order (``rank_metrics``), and if ``calculator.keep_prefixes`` is set,
-    ``"prefix/<name>"``, [M, L] float32, the metric of the response up to each token or NaN (``prefix_metrics``)."""
+    float64 [B, L], with layers in capture order (``rank_metrics``), and with ``calculator.keep_prefixes`` also
+    ``"prefix/<name>"``, [M, L] float32, the metric of the response up to each token, or NaN (``prefix_metrics``)."""
     group: PerEpisode
     """[B] int64, id shared by all responses to the same prompt."""
     turns: PerEpisode
@@ -130,7 +130,7 @@ KINDS = {
     name: next(note for note in hint.__metadata__ if note in (TOKEN, RESPONSE_TOKEN, EPISODE))
     for name, hint in get_type_hints(Columns, include_extras=True).items()
 }
-"""Name of a declared column -> its kind."""
+"""Kind of each declared column, by name."""
 
 TOP_K = {name for name, hint in Columns.__annotations__.items() if hint is TopKPerResponseToken}
 """Names of declared columns with k values per response token."""

@@ -85,7 +85,7 @@ class PackedWeight(NamedTuple):
         return cls(name, value.dtype, tuple(value.shape), flat.view(torch.uint8).numpy())
 
     def restore(self) -> Tensor:
-        """Return the weight, which must not be modified because its memory may be shared."""
+        """Return the weight, which must not be modified, because its memory may be shared."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")
             return torch.from_numpy(self.values).view(self.dtype).reshape(self.shape)

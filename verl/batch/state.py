@@ -1,6 +1,6 @@
 """Conversion of a batch to and from the state in a checkpoint.
 
-Records are saved as an index into the training data plus their edited fields.
+Each record is saved as an index into the training data plus its edited fields.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ def batch_state(batch: Batch, prompts: Sequence[Any]) -> dict[str, Any]:
 
 
 def batch_from_state(state: dict[str, Any], prompts: Sequence[Any]) -> Batch:
-    """Invert :func:`batch_state`. Raises ``ConfigError`` if ``prompts`` differ from the saved ones."""
+    """Invert :func:`batch_state`. Raises ``ConfigError`` if ``prompts`` differs from the saved training data."""
     columns = dict(state["columns"])
     columns["records"] = [restored_record(saved, prompts) for saved in columns["records"]]
     columns |= {name: [*map(Verdict.from_dict, columns[name])] for name in VERDICTS & columns.keys()}
