@@ -1,8 +1,8 @@
 """ROVER (arXiv 2509.24981): learn from the action values of the uniformly random policy.
 
-In a token tree with a reward at the end, the action values Q of the uniformly random policy reveal which branches lead
-to correct answers, and their Bellman equation has no maximum. Q is represented by the log-ratio of the policy to the
-policy before the update: Q(s, a) = rho (log pi(a | s) - log pi_old(a | s)).
+In a token tree with rewards at its leaves, the action values Q of the uniformly random policy reveal which branches
+lead to correct answers, and their Bellman equation has no maximum. Q is represented by the log-ratio of the policy to
+the policy before the update: Q(s, a) = rho (log pi(a | s) - log pi_old(a | s)).
 """
 
 import torch

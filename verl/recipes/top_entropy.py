@@ -1,4 +1,4 @@
-"""80/20 rule (arXiv 2506.01939): policy gradients only on the tokens with the highest entropy."""
+"""80/20 rule (arXiv 2506.01939): apply policy gradients only to the tokens with the highest entropy."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""PSR, NSR and W-REINFORCE (arXiv 2506.01347): separate weights for positive and negative samples.
+"""PSR, NSR and W-REINFORCE (arXiv 2506.01347): weight positive and negative samples separately.
 
 With rewards of +1 for correct and -1 for wrong responses, the policy gradient is the sum of a part that reinforces
 correct responses (PSR) and a part that suppresses wrong ones (NSR). W-REINFORCE reweights the first part:
