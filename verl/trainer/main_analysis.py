@@ -1,4 +1,4 @@
-"""Entry point of the paper's analysis: ``python -m verl.trainer.main_analysis [overrides]``; see docs/analysis.md."""
+"""Entry point for the paper's analysis: ``python -m verl.trainer.main_analysis [overrides]``; see docs/analysis.md."""
 
 import sys
 from importlib.util import find_spec

@@ -1,4 +1,4 @@
-"""Entry point of evaluation: ``python -m verl.trainer.main_eval [hydra overrides]``; ``configs/`` lists the options."""
+"""Entry point for evaluation: ``python -m verl.trainer.main_eval [hydra overrides]``; see ``configs/`` for options."""
 
 import sys
 

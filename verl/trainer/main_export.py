@@ -1,4 +1,4 @@
-"""Entry point of model export: ``python -m verl.trainer.main_export <checkpoint or run>``."""
+"""Entry point for model export: ``python -m verl.trainer.main_export <checkpoint or run>``."""
 
 import argparse
 from pathlib import Path

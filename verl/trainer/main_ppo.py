@@ -1,4 +1,4 @@
-"""Entry point of training: ``python -m verl.trainer.main_ppo ARGUMENT...``, called by ``train.sh``.
+"""Entry point for training: ``python -m verl.trainer.main_ppo ARGUMENT...``, called by ``train.sh``.
 
 Arguments can be Hydra overrides of the options in ``configs/``, Hydra flags, options from the paper's release, or veRL
 options.

@@ -1,4 +1,4 @@
-"""Entry point of supervised fine-tuning: ``python -m verl.trainer.main_sft [hydra overrides]``."""
+"""Entry point for supervised fine-tuning: ``python -m verl.trainer.main_sft [hydra overrides]``."""
 
 from verl.cli.hydra_app import run_hydra
 from verl.config.sft import SFTConfig

@@ -34,7 +34,7 @@ BEST_BY = "val/sequence_probability"
 
 
 class SFTTrainer(Trainer):
-    """Trainer that runs for a number of steps or until the held-out sequences are probable enough."""
+    """Trainer that stops after a number of steps or once the held-out sequences are probable enough."""
 
     best_by = BEST_BY
 

@@ -113,7 +113,7 @@ def endless(loader: Iterable[BatchT]) -> Iterator[BatchT]:
 def is_due(step: int, last_step: int, frequency: int) -> bool:
     """Return whether validation or a checkpoint is due after ``step``.
 
-    A positive ``frequency`` means every ``frequency`` steps and the last step, 0 only the last step, and -1 never.
+    Every ``frequency``-th step and the last one are due; with a ``frequency`` of 0, only the last one; with -1, none.
     """
     return frequency >= 0 and (step == last_step or (frequency > 0 and step % frequency == 0))
 

@@ -1,1 +1,1 @@
-"""Training metrics for rollouts, timing, speed and memory, and profiler traces."""
+"""Computes training metrics of rollouts, time, speed and memory, and records profiler traces."""

@@ -163,9 +163,9 @@ class PhaseTimer:
 
 
 def peak_tflops(config: float, device_name: str, dtype: str) -> float | None:
-    """Return a device's peak in 10^12 operations per second: ``config`` (``trainer.peak_tflops``) if it is not 0.
+    """Return a device's peak in 10^12 operations per second, from ``config`` (``trainer.peak_tflops``) if it is not 0.
 
-    Otherwise, look up the device's name, and return None if it is unknown or the dtype is not ``bfloat16``.
+    Otherwise, look up the device by name; return None if the name is unknown or the dtype is not ``bfloat16``.
     """
     if config:
         return config

@@ -53,7 +53,7 @@ BEST_BY = "val/pass@1"
 
 
 class RayPPOTrainer(Trainer):
-    """Trainer of the policy on the workers; this process holds no tensors larger than a batch of tokens."""
+    """Trainer that delegates model computations to the workers and holds no tensors larger than a batch of tokens."""
 
     best_by = BEST_BY
 
@@ -191,7 +191,7 @@ class RayPPOTrainer(Trainer):
         fill_token_metrics(batch, config.calculator.token_metrics)
 
     def _old_logprobs(self, batch: Batch) -> Tensor:
-        """Return the log-probabilities for the denominator of the loss's ratio, [M].
+        """Return the log-probabilities in the denominator of the policy ratio, [M].
 
         This step's responses use the policy's log-probabilities. Responses from earlier steps use the engine's, so that
         the ratio is relative to the policy that sampled them, unless ``rollout_is`` already corrects for that.
@@ -382,7 +382,7 @@ def prefix_note(metrics: Mapping[str, float], stride: int) -> str:
 
 
 def prompt_order(config: PPOConfig, method: MethodCalls) -> str:
-    """Return the options, except ``data.shuffle``, that affect the order of prompts or the responses in checkpoints.
+    """Return the options, except ``data.shuffle``, that affect the prompt order or the responses stored in checkpoints.
 
     A run can be resumed only if they are unchanged. The result is empty if no such option is set.
     """

@@ -9,7 +9,7 @@ from verl.batch import Batch
 from verl.trainer.logging.rollout_metrics import score_tensors
 
 FIRST = ("first_records", "first_verdicts")
-"""Columns with the original prompts and verdicts on their responses; filled if ``Method.resample`` is overridden."""
+"""Columns with the original prompts and the verdicts on their responses; filled if a method overrides ``resample``."""
 
 
 def replace_groups(batch: Batch, groups: Sequence[int], resampled: Batch, n: int) -> Batch:

@@ -1,4 +1,4 @@
-"""Updates of the policy and the critic on the mini-batches of a step."""
+"""Updates of the policy and the critic on a step's mini-batches."""
 
 from collections.abc import Callable, Iterator
 from typing import Literal
@@ -23,7 +23,7 @@ Metrics = dict[str, float]
 
 
 class Updates:
-    """Updates of both models in mini-batches, with counts of skipped updates."""
+    """Mini-batch updates of both models, with counts of skipped updates."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ def mini_batches(batch: Batch, num_rows: int) -> Iterator[tuple[Batch, int, int]
 def fill_first(batch: Batch, scored: Batch) -> None:
     """Copy log-probabilities and entropies of the first responses into ``batch``, for later epochs and for logging.
 
-    The copy is in place, because ``old_logprobs`` is the same tensor.
+    The copy is in place, because ``old_logprobs`` is the same tensor as ``logprobs``.
     """
     assert batch.old_logprobs is batch.logprobs, "PPOConfig.scores_in_update"
     num = len(scored.logprobs)

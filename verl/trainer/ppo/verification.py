@@ -14,7 +14,7 @@ from verl.verifiers.verdict import Verdict
 
 
 class Verification:
-    """Verification that submits responses to the verifiers as they finish.
+    """Asynchronous verification of responses as they finish.
 
     While the verifiers are busy, new responses are collected, so that few messages are sent.
     """
