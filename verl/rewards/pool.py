@@ -1,7 +1,7 @@
 """Pool of killable verifier processes, so that no response can hang the trainer or exhaust its memory.
 
-A batch first goes through a quick pass with many responses per message, because most answers can be compared as text or
-numbers. Answers that need algebra are then verified in separate messages, each with its own time limit.
+A batch is first verified in a quick pass with many responses per message, because most answers can be compared as text
+or numbers. Answers that need algebra are then verified in separate messages, each with its own time limit.
 """
 
 import logging

@@ -67,7 +67,7 @@ load_verifier = cache(resolve_name)
 
 
 def use_custom_functions(paths: Mapping[str, str], kwargs: Mapping[str, Any] | None = None) -> None:
-    """Replace the contents of ``CUSTOM_FUNCTIONS`` with ``paths`` and those of ``CUSTOM_KWARGS`` with ``kwargs``.
+    """Replace the contents of ``CUSTOM_FUNCTIONS`` and ``CUSTOM_KWARGS`` with ``paths`` and ``kwargs``.
 
     Raises ``ConfigError`` if a function cannot be loaded or does not accept ``kwargs``.
     """
