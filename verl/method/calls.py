@@ -1,4 +1,4 @@
-"""Validated calls to the user's method, with errors that state its file and line.
+"""Validated calls to the user's method; error messages state the method's file and line.
 
 Legend: B responses, G prompts, n responses per prompt, T token positions.
 """
@@ -252,7 +252,7 @@ class MethodCalls:
 def _overrides(fields: Mapping[str, Any], num_prompts: int, base: SamplingConfig, where: str) -> list[SamplingConfig]:
     """Return the sampling parameters of each of the G n responses; responses with equal parameters share an object.
 
-    Raises a ``ConfigError`` that begins with ``where`` if a parameter is out of range or has the wrong shape.
+    Raises ``ConfigError``, with ``where`` in its message, if a parameter is out of range or has the wrong shape.
     """
     made: dict[tuple[Any, ...], SamplingConfig] = {}
     shape = (num_prompts, base.n)
