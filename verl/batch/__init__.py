@@ -1,4 +1,4 @@
-"""Batches of episodes in flat columns, used from the engine to the loss and the checkpoint."""
+"""Batches of episodes in flat columns, which pass from the engine to the loss and the checkpoint."""
 
 from verl.batch.batch import Batch
 from verl.batch.columns import (

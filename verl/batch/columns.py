@@ -1,4 +1,4 @@
-"""Declared columns of a batch, with their shapes, dtypes, and the stage that fills them.
+"""Declares the columns of a batch, with their shapes, their dtypes and the stage that fills each of them.
 
 Legend: B episodes, N tokens, M response tokens, L captured layers, D hidden width, K turns.
 """
