@@ -32,7 +32,7 @@ from verl.rewards.pool import VerifierPool
 
 
 class Backward(Method):
-    """Backward correction, which replaces the reward model's scores and the overlong penalty."""
+    """Backward correction, used in place of the reward model's scores and the overlong penalty."""
 
     def __init__(self, false_positive: float, false_negative: float) -> None:
         if not (0 <= false_positive and 0 <= false_negative and false_positive + false_negative < 1):
