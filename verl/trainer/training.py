@@ -97,7 +97,7 @@ class Trainer:
             self.saver.save(self.step, self._state(), scores)
 
     def _save_now(self) -> None:
-        """Write a complete checkpoint of this step unless one already exists."""
+        """Ensure that a complete checkpoint of this step is on disk."""
         self.saver.finish()
         if self.saver.saved_step != self.step:
             self._save()

@@ -309,7 +309,7 @@ class RayPPOTrainer(Trainer):
             sampler.update(outcome)
 
     def _take_peak(self) -> MemoryPeak | None:
-        """Return the workers' peak memory, including the engines' unless another thread samples on them."""
+        """Return the workers' peak memory, including the engines' peak if no other thread is sampling on them."""
         peak, pool = super()._take_peak(), self.policy.pool
         if pool is None or self.config.samples_ahead:
             return peak
