@@ -1,4 +1,4 @@
-"""Verifier that tests programs in a sandbox (``verl.utils.sandbox``), where they cannot see the expected results.
+"""Verifier that tests programs in a sandbox (``verl.utils.sandbox``) without access to the expected results.
 
 For tests on standard input, the program runs once per test and its output is compared in this process. Assertions run
 in a sandbox that does not contain the program. Names that the program defines are replaced by proxies, which forward

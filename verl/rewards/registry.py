@@ -34,7 +34,7 @@ FAMILIES: dict[str, tuple[str, Callable[[Any], list[Any]]]] = {
     "countdown": ("countdown", lambda truth: [countdown.read_truth(truth)._asdict()]),
     "code": ("code codecontests apps codeforces taco", lambda truth: [code.read_tests(truth)]),
 }
-"""Data sources of each module, which defines ``verify_<module>``, and the function that reads its ground truths."""
+"""Data sources and ground-truth reader of each verifier module, which must define ``verify_<module>``."""
 
 
 def _path(module: str) -> str:
