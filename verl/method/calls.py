@@ -182,7 +182,7 @@ class MethodCalls:
     # --- State ---
 
     def state(self) -> Any:
-        """Return the state for checkpoints as JSON, or None for a method without state."""
+        """Return the state for checkpoints as JSON, or None if the method has no state."""
         return self._state.save()
 
     def load_state(self, state: Any) -> None:
