@@ -33,11 +33,11 @@ class Step:
     request_ids: list[str]
     """Internal vLLM ids of the R requests."""
     computed: np.ndarray
-    """Number of tokens computed before this step, which is the position of the request's first token here, [R]."""
+    """Number of tokens computed before this step, i.e. the position of each request's first token in the step, [R]."""
     scheduled: np.ndarray
     """Number of tokens of each request in this step, [R]."""
     sampled: np.ndarray
-    """Whether the token sampled from the request's last state is kept, [R] bool; false for unfinished prompts."""
+    """Whether the token sampled from each request's last state is kept, [R] bool; false for unfinished prompts."""
     last_rows: Tensor | None
     """Row of each request's last token, [R] integers on the device, or None if every request has one token (N = R)."""
     states: Sequence[Tensor]
@@ -90,8 +90,8 @@ class HiddenStateCapture:
         """
         if request_id not in self._requests:
             prompt_length = num_tokens - num_resumed
-            # The last of these states is the one from which the first token was sampled. If it is recomputed, it must
-            # not replace the original.
+            # The first response token was sampled from the last of these states. If that state is recomputed, it must
+            # not replace the original one.
             first = 0 if self.options.keeps_prompts else prompt_length - 1
             stop = num_tokens - 1 if self.options.keeps_responses else prompt_length
             self._requests[request_id] = _Request(next(self._numbers), prompt_length, range(first, stop))
@@ -200,7 +200,7 @@ class HiddenStateCapture:
     def _owners_and_reads(self, request_ids: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the buffer owner of each request in a step and the bounds of ``read``, all int64 [R].
 
-        Cached, because most steps have the same requests as the previous one.
+        The result is cached, because most steps have the same requests as the previous one.
         """
         if self._batch is None or self._batch[0] != request_ids:
             requests = [self._held(request_id) for request_id in request_ids]

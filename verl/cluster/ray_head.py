@@ -28,9 +28,9 @@ LONGEST_ADDRESS = 1000
 
 
 def cluster_address() -> str:
-    """Return ``host:port`` of the run's cluster, or an empty string if the run starts its own.
+    """Return ``host:port`` of the run's cluster, or "" if the run starts its own, as with RAY_ADDRESS=local.
 
-    The cluster is RAY_ADDRESS, or one that ``ray start`` started or joined here, unless RAY_ADDRESS=local.
+    This is RAY_ADDRESS or, if that is unset or ``auto``, the cluster that ``ray start`` started or joined here.
 
     Raises:
         ConfigError: If RAY_ADDRESS has an unsupported form, or is ``auto`` and no cluster runs here.
@@ -72,7 +72,7 @@ def _joined(address: str) -> bool:
 
 
 def check_head(address: str, patience_s: float = 0.0) -> None:
-    """Raise ``ConfigError`` unless the head at ``host:port`` responds and accepts our token.
+    """Raise ``ConfigError`` if the head at ``host:port`` does not respond or rejects our token.
 
     Ray itself would repeat the same error for a minute.
 
@@ -103,7 +103,7 @@ def check_head(address: str, patience_s: float = 0.0) -> None:
 
 @contextmanager
 def small_local_ray() -> Iterator[None]:
-    """Make Ray start with few processes within the block, reachable only from this machine.
+    """Within the block, make Ray start few processes and accept connections only from this machine.
 
     All of Ray listens on 127.0.0.1. Ray would replace that address, and most of its processes would listen on all
     interfaces, unless it believes that the platform does not support clusters. The dashboard and the monitors for

@@ -40,9 +40,9 @@ class VLLMRollout(VLLMSampler):
             setup.calculator,
             # In multi-turn conversations, states are measured when the conversation ends.
             reduces=not config.multi_turn.enable,
-            # The files are read only once, for the policy.
+            # The weight files are read only once, for the policy.
             load_format="dummy",
-            # Log-probabilities of the sampled distribution: after penalties, temperature, top-p, top-k and min-p.
+            # Return log-probabilities after penalties, temperature, top-p, top-k and min-p.
             logprobs_mode="processed_logprobs",
             enable_sleep_mode=sleeps,
             hf_overrides=partial(override_engine_config, model) if model.override_config else {},

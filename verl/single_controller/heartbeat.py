@@ -88,7 +88,7 @@ class Heartbeat:
         self._silent: dict[int, float] = {}
         self._closed: dict[int, float] = {}
         self.stages: dict[int, str] = {}
-        """Stage that each worker reported last, by rank."""
+        """Latest stage reported by each worker, by rank."""
         threading.Thread(target=self._accept, name="heartbeat", daemon=True).start()
 
     def lost(self) -> dict[int, str]:
@@ -154,8 +154,8 @@ def follow(settings: HeartbeatSettings, rank: int) -> None:
 def _set_alarm(detection_s: float) -> None:
     """Make the kernel kill the process if the heartbeat thread cannot run.
 
-    Another thread may hold the interpreter's lock, or the process may be stopped. The delay leaves a process that was
-    stopped enough time to write its stacks.
+    This happens if another thread holds the interpreter's lock or the process is stopped. The delay gives a process
+    that was stopped enough time to write its stacks.
     """
     signal.setitimer(signal.ITIMER_REAL, detection_s + LAST_RESORT_S)
 

@@ -1,4 +1,4 @@
-"""Supervision of a worker group: heartbeats, time limits, health of Ray's head, and stack traces of workers."""
+"""Supervises a worker group with heartbeats, time limits, checks of Ray's head, and stack traces of workers."""
 
 import faulthandler
 import os
@@ -149,7 +149,7 @@ class Supervisor:
                         path.unlink()
 
     def _write_stacks(self) -> set[str]:
-        """Make all workers write their stacks, even stopped ones, and return the ids of the nodes that responded."""
+        """Make all workers, even stopped ones, write their stacks, and return the ids of nodes that responded."""
         by_node: dict[str, list[int]] = defaultdict(list)
         for identity in self.identities:
             by_node[identity.node_id].append(identity.pid)

@@ -77,7 +77,7 @@ class Critic(ValueModel):
         return loss, sums | {"loss": loss, "values": (values.detach() * mask).sum()}
 
     def _values(self, micro: Batch) -> Tensor:
-        """Return values [M]; like a token's logits, its value is computed at the preceding token."""
+        """Return values [M]; each token's value, like its logits, is computed at the preceding token."""
         return self.forward.values(micro)[to_device(micro.predictors, self.device)]
 
 
@@ -110,7 +110,7 @@ class RewardModel(ValueModel):
 def scored_positions(input_ids: Tensor, attention_mask: Tensor, pad_token_id: int | None) -> Tensor:
     """Return each row's last attended position that is not ``pad_token_id``, or 0 if there is none, [B, 1] int64.
 
-    Trailing padding tokens are skipped even if they belong to the text, as in the training of such heads.
+    Trailing padding tokens are skipped even if they belong to the text, as when such heads are trained.
 
     Args:
         input_ids, attention_mask: Tensors of shape [B, S].

@@ -34,7 +34,7 @@ class MeasuredPrompt:
     """Metrics of each response by name, with one value per layer, except that ``avg_log_probs`` and
     ``avg_logits_entropy`` have one value."""
     stack: dict[str, list[float]]
-    """Rank metrics of all responses stacked, with one value per layer."""
+    """Rank metrics of the stacked states of all responses, with one value per layer."""
     distances: dict[str, float]
     """Distances between the mean states of the responses, by name."""
     courses: list[PrefixMetrics]
