@@ -92,7 +92,7 @@ class RowBuffer:
         self._segments = kept
 
     def clear(self) -> None:
-        """Discard all rows and reset the peaks."""
+        """Discard all rows and reset the memory peaks."""
         self._segments = []
         self.peak_device_bytes = self.peak_host_bytes = 0
 

@@ -1,4 +1,4 @@
-"""Assignment of hidden states to requests and tokens, independent of how the scheduler batches or recomputes them.
+"""Assigns hidden states to requests and tokens, no matter how the scheduler batches or recomputes them.
 
 A state is identified by its request and its position in the sequence: response token j after a prompt of P tokens was
 sampled from the state at position P - 1 + j. A state that is recomputed, after a preemption or because another request
@@ -55,7 +55,7 @@ class _Request:
     read: range
     """Positions of initial tokens whose states are kept, in addition to the states from which tokens are sampled."""
     finished: bool = False
-    """Whether the engine has finished computing the request."""
+    """Whether the engine has finished the request."""
     released: bool = False
     """Whether the request's states are no longer needed."""
 
@@ -105,7 +105,7 @@ class HiddenStateCapture:
             self._forget(request_id, request)
 
     def record(self, step: Step) -> None:
-        """Store the states of one step that may be requested later."""
+        """Store those states of one step that may be requested later."""
         owners, firsts, stops = self._owners_and_reads(step.request_ids)
         last_positions = step.computed + step.scheduled - 1
         wanted = owners != NOBODY
@@ -147,7 +147,7 @@ class HiddenStateCapture:
         return results
 
     def drop(self, request_id: str) -> None:
-        """Discard the states of a request, including any that the engine still computes for it."""
+        """Discard the states of a request, including any that the engine computes later."""
         request = self._held(request_id)
         if request is not None:
             request.released = True
@@ -270,7 +270,7 @@ def to_host(tensors: list[Tensor]) -> list[Tensor]:
 
 
 def _checked(columns: object, lengths: list[int], name: str | None) -> dict[str, Tensor]:
-    """Return the reducer's columns; raise ``TypeError`` unless each has one entry per response or per token."""
+    """Return the reducer's columns; raise ``TypeError`` if one does not have one entry per response or per token."""
     sizes = (len(lengths), sum(lengths))
     if not isinstance(columns, dict) or not all(
         isinstance(values, Tensor) and values.dim() and len(values) in sizes for values in columns.values()

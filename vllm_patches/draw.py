@@ -1,4 +1,4 @@
-"""Token sampling by inverting the cumulative distribution, with one uniform number per token.
+"""Samples tokens by inverting the cumulative distribution, with one uniform number per token.
 
 Legend: B = rows, V = vocabulary size. The number of operations is independent of B; none waits for the device.
 """

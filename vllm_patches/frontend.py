@@ -89,7 +89,7 @@ class StateCollector:
             self._waiting, self._uncollected = [], []
 
     def attach(self, outputs: list[RequestOutput]) -> None:
-        """Attach states to the finished ``outputs``, either now or, while deferring, at the end."""
+        """Attach states to the finished ``outputs`` now or, while deferring, at the end."""
         finished = [output for output in outputs if _handles([output])]
         if not self._deferring:
             self._collect(_handles(finished))
@@ -164,7 +164,7 @@ def _handles(outputs: Iterable[RequestOutput]) -> list[StateHandle]:
 
 
 def _attach_states(outputs: Iterable[Any]) -> None:
-    """Replace the handles in ``RequestOutput`` objects with states; typed Any because vLLM lacks these fields."""
+    """Replace the handles in ``RequestOutput`` objects with states; Any, because vLLM does not declare these fields."""
     for output in outputs:
         prompts = []
         for completion in output.outputs:
@@ -309,7 +309,7 @@ def _abort_request(original: Callable[..., None], self: Any, *args: Any, **kwarg
 
 
 def _run_engine(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Defer within ``_run_engine``, which must step the engine until all its requests are finished."""
+    """Delay outputs during ``_run_engine``, which must step the engine until all its requests are finished."""
     collector = getattr(self.llm_engine, "state_collector", None)
     if collector is None:
         return original(self, *args, **kwargs)

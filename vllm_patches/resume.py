@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from vllm import SamplingParams
 
 KEY, READ = "resumed_tokens", "read_tokens"
-"""Names in ``extra_args``."""
+"""Keys in ``SamplingParams.extra_args``."""
 
 
 class CutResponse(NamedTuple):

@@ -44,7 +44,7 @@ def check_streams(config: Any) -> None:
     """Check that an engine that enables streams can support them.
 
     Raises:
-        ValueError: If it uses speculative decoding, or the option is neither true nor false.
+        ValueError: If the engine uses speculative decoding, or the option is neither true nor false.
     """
     if asks_for_streams(config.additional_config) and config.speculative_config is not None:
         raise ValueError(f"additional_config['{STREAMS}']: speculative decoding draws in its own way; leave one out")

@@ -193,7 +193,7 @@ def _enable_auxiliary_states(runner: Any, layers: tuple[int, ...]) -> None:
 
 
 def reserving(profile_run: Callable[..., None], device: torch.device, num_bytes: int) -> Callable[..., None]:
-    """Include ``num_bytes`` in the memory use of ``profile_run``, from which vLLM sizes the KV cache."""
+    """Add ``num_bytes`` to the memory use measured by ``profile_run``, from which vLLM sizes the KV cache."""
 
     @functools.wraps(profile_run)
     def profile(*args: Any, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""Functions that find the head of a Ray cluster and check that it accepts our token."""
+"""Finds the head of a Ray cluster and checks that it accepts our token."""
 
 import os
 import sys
@@ -153,7 +153,7 @@ def use_token() -> None:
 
 
 def _source() -> str:
-    """Return a description of the token's source, for a message."""
+    """Describe the source of the token for messages."""
     if not has_token():
         return "this machine, which has none"
     return next((n for n in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH") if os.environ.get(n)), "~/.ray/auth_token")

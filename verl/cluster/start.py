@@ -44,7 +44,7 @@ START_TRIES = 4
 SLOW_START = "timed out during startup"
 """Substring of Ray's error message when its own processes do not start within half a minute."""
 KILL_S = 10.0
-"""Seconds to wait for such a process to exit."""
+"""Seconds to wait for a killed Ray process to exit."""
 
 PRIVATE = 0o077
 DEVICE_FILES = Path("/dev")
@@ -56,7 +56,7 @@ def store_megabytes(num_rows: int, num_tokens: int, weight_bytes: int = 0) -> in
     """Return the shared memory in MiB for one sent and one returned batch, each of ``num_rows * num_tokens`` tokens.
 
     Only tokens and per-token values are sent between processes, plus ``weight_bytes`` of weights, counted twice because
-    old weights may still be stored when new ones arrive. The result is capped because Ray would spill to disk.
+    old weights may still be stored when new ones arrive. The result is capped at 80% of the free shared memory.
     """
     needed = 2 * (num_rows * num_tokens * BYTES_PER_TOKEN + weight_bytes) >> 20
     there = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else sys.maxsize

@@ -25,7 +25,7 @@ ROLLOUTS = {
 
 NOT_WITH_VLLM = {"gpt_oss": "samples with wrong experts after a weight sync into vLLM"}
 """Model types that silently fail to train with vLLM, each mapped to the reason. The weight loader of gpt_oss writes to
-the parameters directly, so a reload does not notice that they have been loaded."""
+the parameters directly, so a reload does not notice the new weights."""
 
 
 def make_rollout(setup: RolloutSetup, policy: Policy | None) -> Rollout:

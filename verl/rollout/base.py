@@ -1,4 +1,4 @@
-"""Interface of rollout engines: their setup and their results."""
+"""Interface of rollout engines, including their setup."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -60,7 +60,7 @@ class Rollout(Protocol):
         """
 
     def cut(self) -> Batch | None:
-        """Return the partial responses and their ``version``, or None if there are none."""
+        """Stop all running responses and return them with their ``version``, or None if there are none."""
 
     def take_rank_metrics(self) -> Batch | None:
         """Return rank metrics, with ``request``, for conversations that had turns since the last call or cut.

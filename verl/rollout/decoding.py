@@ -1,4 +1,4 @@
-"""Decoding with a ``transformers`` model and its key-value cache.
+"""Samples responses with a ``transformers`` model and its key-value cache.
 
 Legend: B = responses per batch, P = prompt length, R = maximum response length, V = vocabulary, L = layers, D = width.
 """

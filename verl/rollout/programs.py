@@ -16,7 +16,7 @@ from verl.utils.sandbox import require_sandbox, run_python
 SECONDS = 10.0
 TRACEBACK_LINES = 8
 OUTPUT_CHARS = 400
-"""Maximum output length of a program, as in Qwen's and the release's evaluations; longer output loses its middle."""
+"""Maximum length of program output, as in Qwen's and the release's evaluations; longer output is cut in the middle."""
 
 SOLUTION_SECONDS = 5.0
 """Time limit for a solution, taken from the same evaluations."""
@@ -38,7 +38,7 @@ print(answer)
 
 
 class Programs:
-    """Environment for ``rollout.multi_turn.environment``; raises ``ConfigError`` if there is no sandbox."""
+    """Environment that runs a turn's program; raises ``ConfigError`` if there is no sandbox."""
 
     def __init__(self) -> None:
         require_sandbox()

@@ -55,7 +55,7 @@ def start_engine(
     """Start an engine in this process for the model at ``path``; see :func:`engine_options` for the other arguments.
 
     Args:
-        load_format: vLLM's load format, unless ``rollout.engine_kwargs`` sets another.
+        load_format: vLLM's load format; ``rollout.engine_kwargs`` takes priority.
         further: Keyword arguments of ``vllm.LLM`` that ``rollout.engine_kwargs`` must not contain.
 
     Raises:

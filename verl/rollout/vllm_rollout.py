@@ -59,7 +59,7 @@ class VLLMRollout(VLLMSampler):
         self._has_weights = False
 
     def load_weights(self, parameters: Iterable[tuple[str, Tensor]]) -> None:
-        """Replace the engine's weights and drop everything cached with the old ones."""
+        """Replace the engine's weights and discard everything cached under the old ones."""
         with self.memory.new_weights():
             reload_weights(self.engine, parameters)
         self._has_weights = True
@@ -77,7 +77,7 @@ class VLLMRollout(VLLMSampler):
 def check_native_class(engine: LLM, path: str) -> None:
     """Check that vLLM runs the model at ``path`` with a native class.
 
-    Otherwise, it would use the ``transformers`` class and patch it for compilation, which breaks existing instances
+    Without one, vLLM would use the ``transformers`` class and patch it for compilation, which breaks existing instances
     such as the policy in this process.
 
     Raises:

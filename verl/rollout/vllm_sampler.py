@@ -1,4 +1,4 @@
-"""Sampling with a vLLM engine in this process, used in training and evaluation."""
+"""Samples with a vLLM engine in this process, for training and evaluation."""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -54,7 +54,7 @@ class VLLMSampler:
         self.seeded = config.seeded
         self._partial: dict[str, PartialResponse] = {}
         self._version = -1
-        """Version of the weights, or a negative number if responses are never cut."""
+        """Version of the current weights, or a negative number if responses are never cut."""
 
     @property
     def capacity(self) -> EngineCapacity:
@@ -74,7 +74,7 @@ class VLLMSampler:
         return self._finished(run_steps(engine, max_steps)), num_waiting(engine)
 
     def cut(self) -> Batch | None:
-        """Return the partial responses and their ``version``, or None if there are none."""
+        """Stop all running responses and return them with their ``version``, or None if there are none."""
         left = resume.cut(self.engine.llm_engine)
         if self.turns is not None:
             self.turns.forget([response.request_id for response in left])

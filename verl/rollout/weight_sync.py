@@ -38,7 +38,7 @@ def _runner(engine: LLM) -> Any:
 
 
 def reload_weights(engine: LLM, parameters: Iterable[tuple[str, Tensor]]) -> None:
-    """Replace the engine's weights and drop everything cached with the old ones.
+    """Replace the engine's weights and discard everything cached under the old ones.
 
     With tensor parallelism, every process of the engine receives full parameters, which vLLM slices.
 

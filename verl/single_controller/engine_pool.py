@@ -39,7 +39,7 @@ class EnginePool(WorkerGroup):
     def __init__(self, *arguments: Any, goes_on: bool, say: Callable[[str], None], **options: Any) -> None:
         self._goes_on, self._say = goes_on, say
         self.background = ThreadPoolExecutor(1, "sampling")
-        """Thread in which the engines sample while the trainer works; it is shut down with them."""
+        """Thread that runs sampling calls while the trainer works; it is shut down with the engines."""
         self._restarts: dict[int, _Restart] = {}
         """Restarts in progress, keyed by the engine's first rank."""
         self._replacing = threading.Lock()
@@ -62,7 +62,7 @@ class EnginePool(WorkerGroup):
     def leave_out(self, error: MachineError) -> int:
         """Continue without the lost worker's engine and return the worker's rank.
 
-        Raise ``error`` if this was the last engine, the pool is closed, or ``goes_on`` is False.
+        Raise ``error`` if no engine would be left, its rank is unknown, the pool is closed, or ``goes_on`` is False.
         """
         rank = error.rank
         if rank is None or not self._goes_on or self._closed or len(self.living) == self._workers_per_world:

@@ -37,7 +37,7 @@ class EngineCalls:
 
     @property
     def busy(self) -> bool:
-        """Whether any engine has yet to reply."""
+        """Whether any engine has not replied yet."""
         return bool(self._calls)
 
     def send(self, engine: int, *arguments: Any) -> None:

@@ -1,7 +1,7 @@
 """Heartbeats between the driver and its workers over a dedicated connection.
 
-Ray's health checks take a minute by default to declare a silent machine dead. They are configured when the cluster
-starts, they notice lost machines but not stopped processes, and workers that lost their driver keep running. With
+By default, Ray's health checks take a minute to declare a silent machine dead. They are configured when the cluster
+starts, they notice lost machines but not stopped processes, and workers that lose their driver keep running. With
 ``detection_s`` = 6 and the Ray settings in docs/multinode.md, a driver notices a broken network after 8 s (Ray alone:
 14 s), and the workers on the other side exit after 8 s (Ray alone: 140 s). With heartbeats, both sides react within
 ``detection_s``: the driver ends the attempt, and the worker exits.
@@ -30,7 +30,7 @@ LAST_RESORT_S = 45.0
 
 
 class HeartbeatSettings(NamedTuple):
-    """Settings with which a worker connects to its driver."""
+    """Settings that a worker needs to connect to its driver."""
 
     address: tuple[str, int]
     token: bytes
@@ -117,7 +117,7 @@ class Heartbeat:
                 threading.Thread(target=self._listen, args=(connection,), name="heartbeat", daemon=True).start()
 
     def _listen(self, connection: socket.socket) -> None:
-        """Listen to a worker, which first sends the token and its rank, until it disconnects."""
+        """Listen to a worker until it disconnects; its first message is the token and its rank."""
         rank = None
         with connection, suppress(OSError):
             connection.settimeout(self.settings.detection_s)

@@ -21,7 +21,7 @@ from verl.cluster.network import reachable
 from verl.single_controller.heartbeat import Heartbeat, interval
 
 HEAD_S = 3.0
-"""Seconds within which Ray's head must accept a connection."""
+"""Timeout in seconds for connecting to Ray's head."""
 
 STACKS_SIGNAL = signal.SIGUSR2
 """Signal that makes a worker write the stacks of all its threads."""
@@ -29,7 +29,7 @@ STACKS_SIGNAL = signal.SIGUSR2
 
 @dataclass(frozen=True)
 class Supervision:
-    """Options for the supervision of a worker group."""
+    """Options for supervising a worker group."""
 
     detection_s: float = 60.0
     """Seconds of silence after which a worker, the driver or Ray's head is considered lost."""

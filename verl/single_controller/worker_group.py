@@ -1,4 +1,4 @@
-"""A group of identical workers, each a Ray actor, whose methods are called together."""
+"""Group of identical Ray actors (workers), whose methods are called on all of them at once."""
 
 import os
 import pkgutil
@@ -208,7 +208,7 @@ class WorkerGroup:
         return self._gather(calls, method)[::copies]
 
     def call(self, rank: int, method: str, arguments: tuple[Any, ...]) -> Any:
-        """Start a call to one worker, for :class:`verl.single_controller.generation.EngineCalls`."""
+        """Start a call to one worker; used by :class:`verl.single_controller.generation.EngineCalls`."""
         return self._workers[rank].call.remote(method, arguments)
 
     def take_peak_memory(self) -> MemoryPeak | None:
@@ -256,7 +256,7 @@ class WorkerGroup:
         return [results[call] for call in calls]
 
     def completed(self, calls: Mapping[Any, int], method: str, started: float) -> Iterator[tuple[Any, Any]]:
-        """Yield each call, a key of the call-to-rank mapping ``calls``, with its result as soon as it completes.
+        """Yield each call in the call-to-rank mapping ``calls``, together with its result, as soon as it completes.
 
         Raise at the first failure, because the other workers may wait for the failed one forever.
 

@@ -55,8 +55,8 @@ class Actor(Policy):
         Args:
             batch: This rank's responses with ``tokens``, ``learn_mask``, ``old_logprobs`` and ``advantages``, and if
                 the options need them, ``rollout_logprobs``, ``ref_logprobs`` and ``LossNeeds.batch_columns``.
-            num_tokens: Number of learned tokens in the whole mini-batch, across all ranks. It and ``num_sequences`` are
-                the denominators of the loss, so that every token has the same weight regardless of how the mini-batch
+            num_tokens: Number of learned tokens in the whole mini-batch, across all ranks. The loss is divided by it or
+                by ``num_sequences``, so that every token has the same weight regardless of how the mini-batch
                 is split across ranks and micro-batches.
             num_sequences: Number of responses with learned tokens in the whole mini-batch, across all ranks.
 

@@ -1,4 +1,4 @@
-"""Responses that the analysis worker reads, and the metrics that it returns; this module has no heavy imports."""
+"""Inputs and outputs of the analysis worker; this module has no heavy imports."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ class PromptResponses:
 
 @dataclass(frozen=True)
 class PrefixMetrics:
-    """Metrics along one response."""
+    """Metrics of the prefixes of one response."""
 
     ends: list[int]
     """Prefix lengths at which rank metrics were measured, ending with the whole response."""

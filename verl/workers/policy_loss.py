@@ -70,7 +70,7 @@ class PolicyLoss:
         return prepared
 
     def inputs(self, batch: Batch, size: StepSize, scored: Batch | None = None) -> LossInputs:
-        """Return the inputs of the custom functions for a batch.
+        """Return a batch's inputs for the custom functions.
 
         Args:
             scored: The responses with the current policy's log-probabilities and statistics, or None before the update.

@@ -69,7 +69,7 @@ def load_environment(options: MultiTurnConfig) -> Any:
     """Load the environment selected by the options.
 
     Raises:
-        ConfigError: If it cannot be loaded or created, or lacks a method.
+        ConfigError: If the environment cannot be loaded or created, or lacks a method.
     """
     if options.environment is None:
         return ToolEnvironment(load_tools(options), options)

@@ -1,4 +1,4 @@
-"""Extraction of tool calls from the text of a turn, using vLLM's parsers."""
+"""Extracts tool calls from the text of a turn with vLLM's parsers."""
 
 import copy
 import logging
