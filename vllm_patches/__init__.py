@@ -1,7 +1,7 @@
-"""Hidden states from an unforked vLLM.
+"""Captures hidden states in an unmodified vLLM.
 
 This package is a vLLM general plugin. It is inactive until an engine enables it through vLLM's own pass-through
-option. Then every finished completion carries the states from which its tokens were sampled::
+option. Every finished completion then contains the states from which its tokens were sampled::
 
     llm = LLM(model, additional_config={"hidden_states": {"layers": [-1]}})
     out = llm.generate(prompts)
@@ -23,7 +23,7 @@ def register() -> None:
     If this version of vLLM is unsupported or lacks something that the plugin relies on, engines that enable the plugin
     fail at startup with the reason; nothing else is patched.
     """
-    # Imported lazily, because the streams are also used without vLLM.
+    # Import vLLM lazily, because the streams are also used without it.
     import vllm
 
     from vllm_patches.compat import SUPPORTED, is_supported, refuse

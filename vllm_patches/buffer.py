@@ -69,7 +69,7 @@ class RowBuffer:
             places = segment.positions[rows] - first
             inside = (places >= 0) & (places < count)
             if inside.any():
-                # Rows are in write order; if places are equal, the last assignment wins.
+                # Rows are in write order, so the latest of several rows at the same place wins.
                 row_of = np.full(count, -1)
                 row_of[places[inside]] = rows[inside]
                 filled = np.flatnonzero(row_of >= 0)
@@ -87,12 +87,12 @@ class RowBuffer:
         for segment in self._segments:
             segment.release(owner)
         kept = [segment for segment in self._segments[:-1] if segment.num_needed]
-        # The segment that is being filled is kept while any other segment is.
+        # Keep the segment that is being filled as long as any other segment is kept.
         kept += [segment for segment in self._segments[-1:] if kept or segment.num_needed]
         self._segments = kept
 
     def clear(self) -> None:
-        """Discard all rows and reset the peaks."""
+        """Discard all rows and reset the memory peaks."""
         self._segments = []
         self.peak_device_bytes = self.peak_host_bytes = 0
 

@@ -1,4 +1,4 @@
-"""Assignment of hidden states to requests and tokens, independent of how the scheduler batches or recomputes them.
+"""Assigns hidden states to requests and tokens, no matter how the scheduler batches or recomputes them.
 
 A state is identified by its request and its position in the sequence: response token j after a prompt of P tokens was
 sampled from the state at position P - 1 + j. A state that is recomputed, after a preemption or because another request
@@ -33,11 +33,11 @@ class Step:
     request_ids: list[str]
     """Internal vLLM ids of the R requests."""
     computed: np.ndarray
-    """Number of tokens computed before this step, which is the position of the request's first token here, [R]."""
+    """Number of tokens computed before this step, i.e. the position of each request's first token in the step, [R]."""
     scheduled: np.ndarray
     """Number of tokens of each request in this step, [R]."""
     sampled: np.ndarray
-    """Whether the token sampled from the request's last state is kept, [R] bool; false for unfinished prompts."""
+    """Whether the token sampled from each request's last state is kept, [R] bool; false for unfinished prompts."""
     last_rows: Tensor | None
     """Row of each request's last token, [R] integers on the device, or None if every request has one token (N = R)."""
     states: Sequence[Tensor]
@@ -55,7 +55,7 @@ class _Request:
     read: range
     """Positions of initial tokens whose states are kept, in addition to the states from which tokens are sampled."""
     finished: bool = False
-    """Whether the engine has finished computing the request."""
+    """Whether the engine has finished the request."""
     released: bool = False
     """Whether the request's states are no longer needed."""
 
@@ -90,8 +90,8 @@ class HiddenStateCapture:
         """
         if request_id not in self._requests:
             prompt_length = num_tokens - num_resumed
-            # The last of these states is the one from which the first token was sampled. If it is recomputed, it must
-            # not replace the original.
+            # The first response token was sampled from the last of these states. If that state is recomputed, it must
+            # not replace the original one.
             first = 0 if self.options.keeps_prompts else prompt_length - 1
             stop = num_tokens - 1 if self.options.keeps_responses else prompt_length
             self._requests[request_id] = _Request(next(self._numbers), prompt_length, range(first, stop))
@@ -105,7 +105,7 @@ class HiddenStateCapture:
             self._forget(request_id, request)
 
     def record(self, step: Step) -> None:
-        """Store the states of one step that may be requested later."""
+        """Store those states of one step that may be requested later."""
         owners, firsts, stops = self._owners_and_reads(step.request_ids)
         last_positions = step.computed + step.scheduled - 1
         wanted = owners != NOBODY
@@ -147,7 +147,7 @@ class HiddenStateCapture:
         return results
 
     def drop(self, request_id: str) -> None:
-        """Discard the states of a request, including any that the engine still computes for it."""
+        """Discard the states of a request, including any that the engine computes later."""
         request = self._held(request_id)
         if request is not None:
             request.released = True
@@ -200,7 +200,7 @@ class HiddenStateCapture:
     def _owners_and_reads(self, request_ids: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the buffer owner of each request in a step and the bounds of ``read``, all int64 [R].
 
-        Cached, because most steps have the same requests as the previous one.
+        The result is cached, because most steps have the same requests as the previous one.
         """
         if self._batch is None or self._batch[0] != request_ids:
             requests = [self._held(request_id) for request_id in request_ids]
@@ -270,7 +270,7 @@ def to_host(tensors: list[Tensor]) -> list[Tensor]:
 
 
 def _checked(columns: object, lengths: list[int], name: str | None) -> dict[str, Tensor]:
-    """Return the reducer's columns; raise ``TypeError`` unless each has one entry per response or per token."""
+    """Return the reducer's columns; raise ``TypeError`` if one does not have one entry per response or per token."""
     sizes = (len(lengths), sum(lengths))
     if not isinstance(columns, dict) or not all(
         isinstance(values, Tensor) and values.dim() and len(values) in sizes for values in columns.values()

@@ -1,4 +1,4 @@
-"""Supported vLLM versions, checks for the attributes that the plugin needs, and helpers to refuse or patch engines."""
+"""Checks vLLM's version and the attributes that the plugin needs, and refuses or patches engines."""
 
 import functools
 import logging
@@ -54,7 +54,7 @@ def patch(owner: type, name: str, replacement: Callable[..., Any]) -> None:
 def refuse(reason: str) -> None:
     """Make engines that enable the plugin fail at startup with ``reason``; other engines are not affected."""
     try:
-        # Imported lazily, because an unsupported vLLM may not have these classes.
+        # Import lazily, because an unsupported vLLM may not have these classes.
         from vllm.v1.engine.async_llm import AsyncLLM
         from vllm.v1.engine.llm_engine import LLMEngine
     except ImportError:

@@ -1,4 +1,4 @@
-"""Token sampling by inverting the cumulative distribution, with one uniform number per token.
+"""Samples tokens by inverting the cumulative distribution, with one uniform number per token.
 
 Legend: B = rows, V = vocabulary size. The number of operations is independent of B; none waits for the device.
 """
@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 BLOCK = 512
-"""Number of consecutive tokens whose weights are summed in float32, with an error below 1e-6; the rest uses float64."""
+"""Number of consecutive tokens whose weights are summed in float32, with errors below 1e-6; other sums use float64."""
 
 
 def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
     """Draw tokens [B] int64, each with probability ``weights / weights.sum()``.
 
     A float32 cumulative sum over a whole vocabulary is inaccurate and, on a GPU, not even monotonic; in float64, it
-    takes several times the memory of the distribution. Therefore, first a block is drawn, then a token within it.
+    takes several times the memory of the distribution. Therefore, a block is drawn first, then a token within it.
     Tokens with weight 0 are never drawn. Rows that contain NaN yield an arbitrary token.
 
     Args:

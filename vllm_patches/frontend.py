@@ -1,7 +1,7 @@
 """User-facing side of an engine, which attaches hidden states to finished outputs.
 
-Every request carries a :class:`StateHandle`, which is passed to its final output, whether it ends by a limit, a stop
-string or an abort. Before that output reaches the user, the states are collected through vLLM's own
+Every request has a :class:`StateHandle`, which is passed to its final output, whether it ends at a limit, at a stop
+string or by an abort. Before that output reaches the user, the states are collected through vLLM's own
 ``collective_rpc``. The states of an abandoned request are released when its handle is garbage-collected.
 """
 
@@ -37,7 +37,7 @@ class StateHandle:
     """Reference to the hidden states that the workers hold for one request."""
 
     def __init__(self, request_id: str, abandoned: list[str]) -> None:
-        """Refer to a request; its id is added to ``abandoned`` if nobody collects its states."""
+        """Refer to a request; its id is added to ``abandoned`` if its states are never collected."""
         self.request_id = request_id
         self.num_tokens = self.num_earlier = 0
         self.collected = False
@@ -60,7 +60,7 @@ class StateCollector:
                 f"additional_config['{KEY}']['device']='device': the engine runs in another process, which returns "
                 "states in host memory; use device='cpu', or set VLLM_ENABLE_V1_MULTIPROCESSING=0 with one worker"
             )
-        # A weak reference, so that an engine is freed as soon as its user drops it.
+        # Use a weak reference so that the engine is freed as soon as its user drops it.
         self._engine = weakref.ref(engine)
         self._abandoned: list[str] = []
         self._reduces = options.reducer is not None
@@ -89,7 +89,7 @@ class StateCollector:
             self._waiting, self._uncollected = [], []
 
     def attach(self, outputs: list[RequestOutput]) -> None:
-        """Attach states to the finished ``outputs``, either now or, while deferring, at the end."""
+        """Attach states to the finished ``outputs`` now or, while deferring, at the end."""
         finished = [output for output in outputs if _handles([output])]
         if not self._deferring:
             self._collect(_handles(finished))
@@ -136,9 +136,9 @@ class StateCollector:
         return engine.collective_rpc("take_hidden_states", args=(requests, abandoned, not self.in_process))
 
     def _receive(self, handles: list[StateHandle], replies: list[Any]) -> None:
-        """Store the states in their handles; the worker that keeps states replies with a list, others with None.
+        """Store the states in their handles; workers that keep no states reply with None.
 
-        With ``ranks="first"``, there may be no such worker.
+        With ``ranks="first"``, all workers of an engine may reply with None.
         """
         results = next((reply for reply in replies if reply is not None), None)
         if results is None:
@@ -164,7 +164,7 @@ def _handles(outputs: Iterable[RequestOutput]) -> list[StateHandle]:
 
 
 def _attach_states(outputs: Iterable[Any]) -> None:
-    """Replace the handles of ``RequestOutput`` objects by the states; Any, because vLLM does not declare the fields."""
+    """Replace the handles in ``RequestOutput`` objects with states; Any, because vLLM does not declare these fields."""
     for output in outputs:
         prompts = []
         for completion in output.outputs:
@@ -252,7 +252,7 @@ def _init(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -
 
 
 def _add_request(original: Callable[..., None], self: Any, request: Any, *args: Any, **kwargs: Any) -> None:
-    """Give every new request a handle; relies on ``request_states`` being keyed by internal request ids."""
+    """Attach a handle to every new request; relies on ``request_states`` being keyed by internal request ids."""
     collector = getattr(self, "state_collector", None)
     if collector is not None and getattr(request, "resumable", False):
         raise ValueError("streaming inputs: hidden states can be captured of complete prompts only")
@@ -309,7 +309,7 @@ def _abort_request(original: Callable[..., None], self: Any, *args: Any, **kwarg
 
 
 def _run_engine(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    """Defer within ``_run_engine``, which must step the engine until all its requests are finished."""
+    """Delay outputs during ``_run_engine``, which must step the engine until all its requests are finished."""
     collector = getattr(self.llm_engine, "state_collector", None)
     if collector is None:
         return original(self, *args, **kwargs)

@@ -35,14 +35,14 @@ class CaptureOptions:
     dtype: str = "auto"
     """Dtype in which states are stored and returned; ``auto`` is the model's dtype."""
     device: str = "cpu"
-    """Location of results: ``cpu``, or ``device`` to leave them there (the engine must be in this process)."""
+    """Location of results: ``cpu``, or ``device`` for the engine's device (the engine must be in this process)."""
     max_bytes: int = 1 << 30
     """Maximum size of the device buffer in bytes per worker; further rows move to host memory."""
     ranks: str = "all"
     """Ranks of a tensor-parallel group that return states if an external launcher started each as a separate engine:
-    ``all``, or only the ``first``. All other engines return the first rank's states."""
+    ``all``, or only the ``first``. Without such a launcher, the first rank returns the states."""
     reducer: str | None = None
-    """Import path ``module:function`` of a :data:`Reducer`, called on the states' device; its result replaces them."""
+    """Import path ``module:function`` of a :data:`Reducer` that runs on the device; its result replaces the states."""
     reducer_options: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments of the reducer, as JSON values."""
     workspace: str | None = None
@@ -100,7 +100,7 @@ class CaptureOptions:
         """Import the reducer, or return None if there is none.
 
         Raises:
-            ValueError: If there is no such function, or it does not accept ``reducer_options``.
+            ValueError: If the function does not exist or does not accept ``reducer_options``.
         """
         if self.reducer is None:
             return None

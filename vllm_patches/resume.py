@@ -1,7 +1,7 @@
 """Requests that resume the response of an earlier request, with the same or newer weights.
 
-The prompt of such a request consists of all tokens so far; ``SamplingParams.extra_args`` says how many at its end
-belong to the response. The engine recomputes them, so that all hidden states of the response come from its final
+The prompt of such a request consists of all tokens so far; ``SamplingParams.extra_args`` says how many of the last
+ones belong to the response. The engine recomputes them, so that all hidden states of the response come from its final
 weights, and counts them as response tokens, so that stop strings, outputs and hidden states cover all of it.
 """
 
@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 from vllm import SamplingParams
 
 KEY, READ = "resumed_tokens", "read_tokens"
-"""Names in ``extra_args``."""
+"""Keys in ``SamplingParams.extra_args``."""
 
 
 class CutResponse(NamedTuple):
-    """Response that was cut."""
+    """Partial response of an aborted request."""
 
     request_id: str
     prompt_ids: list[int]

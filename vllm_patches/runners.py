@@ -1,4 +1,4 @@
-"""Reading of the step that a vLLM model runner has just computed, in one form for both runners.
+"""Reads the step that a vLLM model runner has just computed, in one format for both runners.
 
 Both keep their results in ``execute_model_state`` between ``execute_model`` and ``sample_tokens``; all other
 information about a step is in the batch that they prepared for it.

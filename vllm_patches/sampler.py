@@ -44,14 +44,14 @@ def check_streams(config: Any) -> None:
     """Check that an engine that enables streams can support them.
 
     Raises:
-        ValueError: If it uses speculative decoding, or the option is neither true nor false.
+        ValueError: If the engine uses speculative decoding, or the option is neither true nor false.
     """
     if asks_for_streams(config.additional_config) and config.speculative_config is not None:
         raise ValueError(f"additional_config['{STREAMS}']: speculative decoding draws in its own way; leave one out")
 
 
 def stream_of(params: SamplingParams | None) -> int | None:
-    """Return the stream that a request names, or None."""
+    """Return the stream that a request names, or None if it names none."""
     stream = None if params is None or params.extra_args is None else params.extra_args.get(KEY)
     return None if stream is None else int(stream) % 2**64
 
@@ -137,7 +137,7 @@ class StreamSampler:
     def _in_step(self, sample: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(sample)
         def sample_step(*args: Any, **kwargs: Any) -> Any:
-            # Dummy runs bypass `_sample`, with rows that belong to no request.
+            # Dummy runs, whose rows belong to no request, bypass `_sample`.
             self._step = self._read_step()
             try:
                 return sample(*args, **kwargs)
@@ -191,9 +191,9 @@ class StreamSampler:
     def forward(
         self, logits: Tensor, generators: dict[int, torch.Generator], k: Tensor | None, p: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Replace ``TopKTopPSampler.forward``: return tokens [B], and [B, V] according to the log-probabilities mode.
+        """Replace ``TopKTopPSampler.forward``: return tokens [B] and the [B, V] values that ``logprobs_mode`` selects.
 
-        ``logits`` [B, V] float32 are processed except for top-k and top-p; they may be overwritten, as vLLM documents.
+        ``logits`` [B, V] float32 lack only top-k and top-p processing; vLLM's interface allows overwriting them.
         """
         step, mode = self._step, self._logprobs_mode
         if step is None:

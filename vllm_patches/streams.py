@@ -18,7 +18,7 @@ _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
 def substream(stream: int, number: int) -> int:
-    """Return the 64-bit id of substream ``number`` of ``stream``, e.g. a prompt of a seed or a response to a prompt.
+    """Return the 64-bit id of substream ``number`` of ``stream``, e.g. for a response to a prompt.
 
     For a given ``stream``, numbers that differ modulo 2^64 have different ids.
     """

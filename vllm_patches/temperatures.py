@@ -22,7 +22,7 @@ def table_of(params: Any) -> NDArray[np.float32] | None:
 
 
 class TemperatureTables:
-    """Tables of the running requests, stacked in one array to which only tables of new requests are copied."""
+    """Tables of the running requests, stacked in one array; each table is copied only once, when its request is new."""
 
     def __init__(self) -> None:
         self._entries = np.ones((0, 1), dtype=np.float32)

@@ -45,7 +45,7 @@ def install() -> None:
 def take_hidden_states(
     worker: Any, requests: list[tuple[str, int]], abandoned: list[str], as_bytes: bool
 ) -> list[dict[str, Tensor]] | list[bytes] | str | None:
-    """Return the states of ``requests``, (id, number of tokens), and release the states of ``abandoned`` requests.
+    """Return the states of ``requests``, given as (id, number of tokens), and release those of ``abandoned``.
 
     Called on all workers; workers that keep no states return None. With ``as_bytes``, the tensors of each request are
     serialized with safetensors, to be passed between processes. Errors are returned as text, because an exception would
@@ -83,7 +83,7 @@ def hidden_states_memory(worker: Any) -> dict[str, int] | None:
 
 
 def _to_bytes(result: dict[str, Tensor]) -> bytes:
-    # Copies, because safetensors rejects tensors that share memory.
+    # Copy, because safetensors rejects tensors that share memory.
     return safetensors.torch.save({name: value.to("cpu", copy=True).contiguous() for name, value in result.items()})
 
 
@@ -101,7 +101,7 @@ def _load_model(original: Callable[..., None], self: Any, *args: Any, **kwargs: 
 
 
 def _clear_after(warm_up: Callable[..., Any], capture: HiddenStateCapture) -> Callable[..., Any]:
-    """Clear the capture after vLLM's warm-up, because nobody collects the states of its requests."""
+    """Clear the capture after vLLM's warm-up, because the states of warm-up requests are never collected."""
 
     @functools.wraps(warm_up)
     def warm_up_and_clear(*args: Any, **kwargs: Any) -> Any:
@@ -132,7 +132,7 @@ def attach(runner: Any, options: CaptureOptions) -> HiddenStateCapture | None:
     if layers.auxiliary:
         _enable_auxiliary_states(runner, layers.auxiliary)
     external = config.parallel_config.distributed_executor_backend == "external_launcher"
-    # With an external launcher, every rank is a separate engine, whose user queries only that rank.
+    # With an external launcher, every rank is a separate engine, so its user receives only this rank's reply.
     if get_tp_group().rank_in_group != 0 and not (external and options.ranks == "all"):
         return None
 
@@ -164,7 +164,7 @@ def attach(runner: Any, options: CaptureOptions) -> HiddenStateCapture | None:
 
 
 def _check_last_state(runner: Any) -> None:
-    """Reject models whose last state differs from the one in ``transformers``."""
+    """Raise ``ValueError`` if the model's last state differs from the one in ``transformers``."""
     name = type(runner.get_model()).__name__
     if name in NORM_IN_HEAD | SCALED:
         what = "applies the final norm within its output head" if name in NORM_IN_HEAD else "scales its last state"
@@ -193,7 +193,7 @@ def _enable_auxiliary_states(runner: Any, layers: tuple[int, ...]) -> None:
 
 
 def reserving(profile_run: Callable[..., None], device: torch.device, num_bytes: int) -> Callable[..., None]:
-    """Include ``num_bytes`` in the memory use of ``profile_run``, from which vLLM sizes the KV cache."""
+    """Add ``num_bytes`` to the memory use measured by ``profile_run``, from which vLLM sizes the KV cache."""
 
     @functools.wraps(profile_run)
     def profile(*args: Any, **kwargs: Any) -> None:

@@ -1,1 +1,1 @@
-"""Ray cluster of a run: startup, machines, network and failures."""
+"""Starts a run's Ray cluster and handles its machines, network and failures."""

@@ -1,4 +1,4 @@
-"""Interface to schedulers and shells: signals, the exit code for requeueing, and environment variables of workers."""
+"""Handles signals from schedulers, the exit code for requeueing, and the workers' environment variables."""
 
 import os
 import re
@@ -11,7 +11,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 """Signals with which a scheduler reclaims its machines; Slurm's ``--signal`` sends SIGUSR1 before the time limit."""
 
 REPEATED_S = 5.0
-"""Seconds within which repeats of a signal are ignored: Slurm and scripts/cluster.sh both deliver it."""
+"""Seconds within which repeats of a signal are ignored, since Slurm and scripts/cluster.sh may both deliver it."""
 
 REQUEUE = os.EX_TEMPFAIL
 """Exit code (75) of processes whose run should be restarted with the same command."""
@@ -20,7 +20,7 @@ PASSED = ("NCCL_*", "GLOO_*", "UCX_*", "HF_*", "TORCH_*", "CUDA_*", "PYTORCH_*",
 """Name patterns of environment variables that are always passed to the workers on every machine."""
 
 OF_ONE_MACHINE = ("CUDA_VISIBLE_DEVICES", "VLLM_HOST_IP")
-"""Variables that are specific to one machine; on the others, Ray and the run set them."""
+"""Variables that are specific to one machine; on other machines, Ray and the run set them."""
 
 SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|PWD|CRED|AUTH", re.IGNORECASE)
 """Pattern for names of variables whose values must stay hidden, since Ray logs a worker's declared environment."""

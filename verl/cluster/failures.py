@@ -1,4 +1,4 @@
-"""Failures of workers: program errors, which would recur; machine failures, after which a run resumes; memory."""
+"""Distinguishes program errors, which would recur, machine failures, after which a run resumes, and lack of memory."""
 
 import re
 import resource
@@ -27,11 +27,11 @@ ON_GPU = {
     "hold": "use more workers, or set model.fsdp.param_offload=true and model.fsdp.optimizer_offload=true",
     "ref": "set ref.param_offload=true",
 }
-"""Values of the placeholders in :data:`FIXES` if a GPU runs out of memory."""
+"""Values of the placeholders in :data:`FIXES` for a GPU that runs out of memory."""
 FEWER = "use fewer workers on each machine (trainer.n_gpus_per_node)"
 ON_CPU = {"cache": "rollout.kv_cache_memory_mb (0 is 512)"}
 ON_CPU |= dict.fromkeys(("workers", "hold", "ref"), f"{FEWER}, or more machines")
-"""Placeholder values if a host that holds the models runs out of memory, which every worker's libraries also use."""
+"""Placeholder values for a host that runs out of memory while it holds the models and every worker's libraries."""
 BESIDE_GPU = f"set model.fsdp.param_offload=false and model.fsdp.optimizer_offload=false, or {FEWER}"
 """Fix if the host runs out of memory while the models are on GPUs."""
 
@@ -91,8 +91,8 @@ class MachineError(WorkerError):
     """Raised if a worker, a machine or the network failed, rather than the program.
 
     Args:
-        where: Worker and method if its machine is still alive, otherwise empty. If the next attempt fails in the same
-            place and step, the program is considered at fault after all.
+        where: Worker and method if the worker's machine is still alive, otherwise empty. If the next attempt fails at
+            the same place and step, the program is considered at fault after all.
         rank: Rank of the lost worker, or None if several workers are affected.
     """
 
@@ -103,11 +103,11 @@ class MachineError(WorkerError):
 
 
 class HeadLost(MachineError):
-    """Raised if the head of the Ray cluster is gone, and the cluster with it."""
+    """Raised if the head of the Ray cluster, and thus the cluster, is gone."""
 
 
 class NoRoom(MachineError):
-    """Raised if the cluster has no room for the workers: too few machines, or one that was just lost."""
+    """Raised if the cluster has no room for the workers, because machines are missing or were just lost."""
 
 
 class RequeueError(WorkerError):

@@ -2,9 +2,9 @@
 
 python -m verl.cluster.launch PYTHON -m MODULE ARGUMENT ...
 
-scripts/cluster.sh calls it with the variables described in docs/multinode.md. Machine 0 starts the cluster and runs the
-command; the others join, wait, and exit with the command's exit code. The code is sent through the cluster itself, so
-no shared folder is needed for it.
+scripts/cluster.sh runs this module with the variables described in docs/multinode.md. Machine 0 starts the cluster and
+runs the command; the others join, wait, and exit with the command's exit code. The code is sent through the cluster
+itself, so it does not require a shared folder.
 """
 
 import os
@@ -59,7 +59,7 @@ class Start(NamedTuple):
     @property
     def ray_options(self) -> tuple[str, str]:
         """Options of ``ray start`` on every machine."""
-        # CPU workers share cores, so trainer.n_gpus_per_node limits their number, not the number of cores.
+        # CPU workers share cores; their number is limited by trainer.n_gpus_per_node, not by the number of cores.
         return f"--num-cpus={max(64, len(os.sched_getaffinity(0)))}", f"--labels=verl-rank={self.rank}"
 
 
@@ -101,7 +101,7 @@ def join(start: Start) -> int:
 
 
 def use(head: str, command: list[str]) -> int:
-    """Run the command on the cluster at ``head``; this machine joins it temporarily unless it already belongs to it."""
+    """Run the command on the cluster at ``head``, joining it temporarily if this machine is not part of it."""
     check_head(head)
     nodes = GcsClient(address=head).get_all_node_info(timeout=10).values()
     if {node.node_manager_address for node in nodes if node.state == 0} & {*own_addresses(), "127.0.0.1"}:
@@ -124,7 +124,7 @@ def address(host: str) -> str:
 
 
 def claim(start: Start) -> str:
-    """Return this machine's address as machine 0, or raise ``ConfigError`` if another cluster uses folder or port."""
+    """Return the address of this machine as machine 0; raise ``ConfigError`` if another cluster uses folder or port."""
     require_private(start.folder)
     own, deadline = address(start.host), time.monotonic() + GOODBYE_S
     head = f"{own}:{start.port}"
@@ -143,7 +143,7 @@ def claim(start: Start) -> str:
 
 
 def wait(start: Start, limit_s: float) -> str:
-    """Return the head's ``host:port`` once it accepts the token; raise ``ConfigError`` if it gives up or times out."""
+    """Return the head's ``host:port`` once it accepts the token; raise ``ConfigError`` on failure or timeout."""
     name, mark = f"machine 0 at {start.host}:{start.port}", start.folder / "failed"
     deadline, announced = time.monotonic() + limit_s, False
     while True:
@@ -165,7 +165,7 @@ def wait(start: Start, limit_s: float) -> str:
 
 
 def _find_head(start: Start) -> tuple[str, str]:
-    """Return the head's address, read from the folder if its name does not resolve, and any problem with it."""
+    """Return the head's address (read from the folder if its name does not resolve) and any problem with it."""
     head, path = "", os.environ.get("RAY_AUTH_TOKEN_PATH")
     with suppress(OSError):
         found = socket.gethostbyname(start.host)
@@ -209,7 +209,7 @@ def make_token(folder: Path) -> None:
 
 
 def remove(folder: Path, patterns: Sequence[str]) -> None:
-    """Remove this module's files, and the folder if it is then empty, since it may belong to the user."""
+    """Remove this module's files, and the folder if it is then empty, since the user may keep other files there."""
     for path in [path for pattern in patterns for path in folder.glob(pattern)]:
         path.unlink(missing_ok=True)
     with suppress(OSError):
@@ -245,7 +245,7 @@ def ray_started(folder: Path, own: str, *options: str) -> Iterator[RayProcess]:
         yield ray
     finally:
         family = psutil.Process(ray.pid).children(recursive=True) if ray.poll() is None else []
-        # SIGTERM does not reach these processes.
+        # Kill these processes, because they do not receive SIGTERM.
         for process in (ray, *family):
             with suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -267,7 +267,7 @@ def _ray_settings() -> dict[str, str]:
 
 def run_child(command: Sequence[str]) -> int:
     """Run a command to completion, forwarding signals to it, and return its exit code."""
-    # A separate process group, so that Ctrl-C reaches the command only once.
+    # Use a separate process group so that Ctrl-C reaches the command only once.
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0)
     forwarded = (signal.SIGINT, signal.SIGHUP, *SIGNALS)
     for number in forwarded:
@@ -305,7 +305,7 @@ def follow(head: str, rank: int, ray: RayProcess) -> int:
     line = f"machine {rank}: %s: waiting for the end of the run; SIGINT ends this machine at once"
     for number in SIGNALS:
         signal.signal(number, lambda number, _: say(line % signal.Signals(number).name))
-    # Ray shuts itself down on a machine on which the head has given up.
+    # Ray on this machine shuts down if the head considers the machine lost.
     while ray.poll() is None and time.monotonic() - heard < LOST_S:
         # Creating a client for an unreachable head would take a minute.
         if reachable(head):

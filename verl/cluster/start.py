@@ -1,4 +1,4 @@
-"""Startup of the workers' Ray cluster, selection of their device, and privacy of Ray's files."""
+"""Starts the workers' Ray cluster, selects their device, and keeps Ray's files private."""
 
 import logging
 import os
@@ -44,7 +44,7 @@ START_TRIES = 4
 SLOW_START = "timed out during startup"
 """Substring of Ray's error message when its own processes do not start within half a minute."""
 KILL_S = 10.0
-"""Seconds to wait for such a process to exit."""
+"""Seconds to wait for a killed Ray process to exit."""
 
 PRIVATE = 0o077
 DEVICE_FILES = Path("/dev")
@@ -53,10 +53,10 @@ LONGEST_FOLDER = 107 - len("/ray/session_2026-01-01_00-00-00_000000_4194304/sock
 
 
 def store_megabytes(num_rows: int, num_tokens: int, weight_bytes: int = 0) -> int:
-    """Return the shared memory in MiB for one sent and one returned batch of ``num_rows`` rows of ``num_tokens``.
+    """Return the shared memory in MiB for one sent and one returned batch, each of ``num_rows * num_tokens`` tokens.
 
     Only tokens and per-token values are sent between processes, plus ``weight_bytes`` of weights, counted twice because
-    old weights may still be stored when new ones arrive. The result is capped because Ray would spill to disk.
+    old weights may still be stored when new ones arrive. The result is capped at 80% of the free shared memory.
     """
     needed = 2 * (num_rows * num_tokens * BYTES_PER_TOKEN + weight_bytes) >> 20
     there = shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else sys.maxsize
@@ -68,7 +68,7 @@ def resolve_device(device: str, nnodes: int = 1, workers_per_node: int = 1, time
 
     A GPU that torch cannot use is an error: otherwise, a run might spend days on the CPU before anyone notices.
 
-    On a cluster, the cluster's machines are checked for GPUs, since this one may differ from them.
+    On a cluster, all of its machines are checked for GPUs, since they may differ from this one.
 
     Raises:
         ConfigError: If torch sees no GPU although ``device`` is ``cuda`` or this machine has one, or if there is no
@@ -107,7 +107,7 @@ def unused_gpu() -> str:
 
 
 def gpus_per_machine() -> int:
-    """Return the number of GPUs of this machine, or the smallest nonzero number on any machine of the cluster."""
+    """Return this machine's number of GPUs, or on a cluster, the smallest nonzero number of any machine."""
     if not cluster_address():
         return torch.cuda.device_count()
     with ray_cluster(1, "cuda"):
@@ -142,7 +142,7 @@ def ray_cluster(world_size: int, device_type: str, object_store_mb: int = SMALLE
         options |= {"num_cpus": cpus, "object_store_memory": object_store_mb << 20, "include_dashboard": False}
         options |= {"_node_ip_address": LOOPBACK, "_temp_dir": str(private_folder() / "ray")}
     if own_token:
-        # Ray would write a token to the home folder, and a later `ray start` there would demand it of everyone.
+        # Ray would write a token to the home folder, and a later `ray start` would require it from everyone.
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     on_terminate = signal.getsignal(signal.SIGTERM)
     make_private(Path.home() / ".ray" / "auth_token")
@@ -214,7 +214,7 @@ def private_folder() -> Path:
     folder = parent / f"verl-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Another user may have created it to read its files, or as a link, which would change another folder.
+        # Another user may have created it to read our files, or as a link that makes us change another folder.
         if not folder.is_symlink():
             make_private(folder)
         status = folder.lstat()

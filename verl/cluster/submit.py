@@ -37,7 +37,7 @@ def main() -> None:
         job = client.submit_job(entrypoint=_entrypoint(folder, script, arguments), runtime_env={"env_vars": variables})
         print(f"submitted as {job} to {address}", flush=True)
         sys.exit(_follow(client, job))
-    # Raised by HTTP requests, aiohttp, Ray, or the parsing of a reply that is not Ray's.
+    # Raised by HTTP requests, aiohttp, Ray, or while parsing a reply that does not come from Ray.
     except (OSError, ClientError, RuntimeError, RayError, ValueError, TypeError, KeyError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         what = f"lost sight of {job}, which may still run" if job else "no job can be submitted there"

@@ -20,12 +20,12 @@ ROLLOUTS = {
     "vllm": "verl.rollout.vllm_rollout:VLLMRollout",
     "hf": "verl.rollout.hf_rollout:HFRollout",
 }
-"""Mapping from ``rollout.name`` to the engine's class, as a string so that its libraries are imported lazily."""
+"""Mapping from ``rollout.name`` to the engine's class, given as a string so that its libraries are imported lazily."""
 
 
 NOT_WITH_VLLM = {"gpt_oss": "samples with wrong experts after a weight sync into vLLM"}
-"""Mapping from each ``model_type`` that silently fails to train with vLLM to the reason. The weight loader of gpt_oss
-writes to its parameters directly, which a reload does not notice."""
+"""Model types that silently fail to train with vLLM, each mapped to the reason. The weight loader of gpt_oss writes to
+the parameters directly, so a reload does not notice the new weights."""
 
 
 def make_rollout(setup: RolloutSetup, policy: Policy | None) -> Rollout:
@@ -46,7 +46,7 @@ def check_engine_model(config: PPOConfig, device_type: str) -> None:
 
 
 def check_head_size(info: ModelInfo, device_type: str, fix: str) -> None:
-    """Raise ``ConfigError``, ending with ``fix``, if vLLM's CPU attention does not support the model's head size."""
+    """Raise a ``ConfigError`` that ends with ``fix`` if vLLM's CPU attention does not support the model's head size."""
     sizes, config = cpu_head_sizes(), info.text_config
     # Latent attention (MLA) uses another backend.
     if device_type != "cpu" or not sizes or getattr(config, "kv_lora_rank", None):
@@ -79,10 +79,10 @@ def cpu_head_sizes() -> list[int]:
 
 
 def end_tokens(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the tokens that end a response, defined by the model, the prompt template and the options.
+    """Return the tokens that end a response, as defined by the model, the prompt template and the options.
 
-    Strings in ``rollout.stop`` that are single tokens are included, since engines search for stop strings in text
-    without special tokens. Tokens without an embedding are left out, because the model never samples them.
+    Strings in ``rollout.stop`` that consist of a single token are included, since engines search for stop strings
+    in text without special tokens. Tokens without an embedding are excluded because the model never samples them.
     """
     info, vocabulary, options = ModelInfo.of(config.model), tokenizer.get_vocab(), config.rollout
     of_texts = [vocabulary[string] for string in options.stop if string in vocabulary]
@@ -92,20 +92,20 @@ def end_tokens(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> list[in
 
 
 def engine_environment(device_type: str, name: str = "vllm") -> dict[str, str]:
-    """Return the environment variables for a worker with the engine ``name``; values set by the user are kept."""
+    """Return the environment variables for a worker with the engine ``name``; values set by the user take priority."""
     if name != "vllm":
         return {}
     wanted = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine must share its process with the trained model
-        "VLLM_USE_V2_MODEL_RUNNER": "0",  # the second runner is not tested with the trainer yet
+        "VLLM_USE_V2_MODEL_RUNNER": "0",  # not tested with the trainer yet
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_NO_USAGE_STATS": "1",
     }
     if device_type == "cpu":
-        # vLLM compiles some helpers even in eager mode; on CPU, this takes a C++ compiler and 15 s at the first batch.
+        # vLLM compiles some helpers even in eager mode; on a CPU, this needs a C++ compiler and 15 s at first.
         wanted["TORCHDYNAMO_DISABLE"] = "1"
     else:
         # All-reduce through shared GPU memory needs peers with distinct device numbers, but each worker sees only its
-        # own GPU as number 0, so it fails or, on some machines, hangs. NCCL does not need distinct numbers.
+        # own GPU as number 0, so all-reduce fails or, on some machines, hangs. NCCL does not need distinct numbers.
         wanted |= {"VLLM_ALLREDUCE_USE_SYMM_MEM": "0", "VLLM_ALLREDUCE_USE_FLASHINFER": "0"}
     return {name: os.environ.get(name, value) for name, value in wanted.items()}

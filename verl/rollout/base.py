@@ -1,4 +1,4 @@
-"""Interface of rollout engines: their setup and their results."""
+"""Interface of rollout engines, including their setup."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from verl.utils.distributed import WorkerPlace
 
 @dataclass(frozen=True)
 class RolloutSetup:
-    """Inputs from which an engine is created, apart from the policy."""
+    """Inputs for creating an engine, except for the policy."""
 
     config: PPOConfig
     place: WorkerPlace
@@ -32,7 +32,7 @@ class RolloutSetup:
 
     @property
     def calculator(self) -> CalculatorConfig | None:
-        """Options with which the engine measures hidden states of responses, or None if it does not."""
+        """Options for measuring hidden states of responses in the engine, or None to measure none."""
         calculator = self.config.calculator
         return calculator if calculator.measured_by("rollout") else None
 
@@ -55,17 +55,17 @@ class Rollout(Protocol):
             max_steps: Number of tokens per response after which to return. Engines may also run to completion.
 
         Returns:
-            Finished responses, with their entries of ``requests.rows`` as ``request``, or None if there are none; and
-            the number of requests that the engine has not started.
+            Newly finished responses, with their entries of ``requests.rows`` as ``request``, or None if there are
+            none; and the number of requests that the engine has not started.
         """
 
     def cut(self) -> Batch | None:
-        """Return the partial responses and their ``version``, or None if there are none."""
+        """Stop all running responses and return them with their ``version``, or None if there are none."""
 
     def take_rank_metrics(self) -> Batch | None:
-        """Return the rank metrics, with ``request``, of conversations that had turns since the last call or cut.
+        """Return rank metrics, with ``request``, for conversations that had turns since the last call or cut.
 
-        Return None if the engine measures no rank metrics.
+        Return None if the engine does not measure rank metrics.
         """
 
     def load_weights(self, parameters: Iterable[tuple[str, Tensor]]) -> None:

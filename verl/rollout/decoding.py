@@ -1,4 +1,4 @@
-"""Decoding with a ``transformers`` model and its key-value cache.
+"""Samples responses with a ``transformers`` model and its key-value cache.
 
 Legend: B = responses per batch, P = prompt length, R = maximum response length, V = vocabulary, L = layers, D = width.
 """
@@ -29,10 +29,10 @@ from vllm_patches.draw import draw
 
 @dataclass(frozen=True)
 class Decoded:
-    """Responses of one batch; values after the end of a response are undefined."""
+    """Responses to one batch of prompts; values after the end of a response are undefined."""
 
     token_ids: Tensor
-    """Tensor [B, R] int64."""
+    """Tokens of each response, [B, R] int64."""
     logprobs: Tensor
     """Log-probability of each token under the distribution from which it was sampled, [B, R] float32."""
     lengths: Tensor
@@ -54,7 +54,7 @@ class StopStrings:
         self.window = 16 + max(len(string.encode()) for string in strings)
 
     def matches(self, token_ids: Tensor) -> Tensor:
-        """Return whether each response [B, t] contains a string completed by its last token, [B] bool on the CPU."""
+        """Return whether the last token of each response [B, t] completes a stop string, [B] bool on the CPU."""
         tails = token_ids[:, -self.window :].tolist()
         texts = self.tokenizer.batch_decode(tails, skip_special_tokens=True)
         return torch.tensor([any(string in text for string in self.strings) for text in texts], dtype=torch.bool)
@@ -81,8 +81,8 @@ def decode(
         end_tokens: Tokens that end a response.
         layers: Layers whose states are recorded; see :func:`verl.models.forward.record_states`. May be empty.
         stops: Strings that end a response.
-        temperatures: Temperatures by position in the response, [T] float32 above 0 on the model's device, of which the
-            last applies to all later tokens, or None to use ``sampling.temperature``.
+        temperatures: Temperature for each position in the response, [T] float32 above 0 on the model's device, or None
+            to use ``sampling.temperature``. The last entry also applies to all later positions.
     """
     batch_size, num_steps = draws.shape
     device = input_ids.device
@@ -135,14 +135,14 @@ def decode(
 
 
 class PositionTemperature(LogitsProcessor):
-    """Logits processor that divides by the temperature for position ``step``."""
+    """Logits processor that divides logits by the temperature for position ``step``."""
 
     def __init__(self, temperatures: Tensor) -> None:
         self.temperatures = temperatures
         self.step = 0
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Divide ``scores`` [B, V]."""
+        """Divide ``scores`` [B, V] by the current temperature."""
         return scores / self.temperatures[min(self.step, len(self.temperatures) - 1)]
 
 

@@ -1,7 +1,7 @@
 """Adapter for environments with Gymnasium's interface, ``reset(seed=...)`` and ``step(action)``.
 
 Such an environment keeps its state internally and cannot be sent between processes. Only its seed and past actions are
-sent; if the live environment is unavailable, a new one replays them, so it must depend on nothing else.
+sent, so they must determine its state; if the live environment is unavailable, a new one replays them.
 """
 
 import json
@@ -11,11 +11,11 @@ from verl.data.prompt_rows import PromptRecord
 from verl.rollout.environments.tools import Turn
 
 MOST_LIVE = 64
-"""Maximum number of live environments that a process keeps between steps, oldest dropped first."""
+"""Maximum number of live environments that a process keeps between steps; the oldest are dropped first."""
 
 
 class GymEnvironment:
-    """Base class for Gymnasium environments; name the derived class in ``rollout.multi_turn.environment``.
+    """Base class for Gymnasium environments; ``rollout.multi_turn.environment`` must name a subclass.
 
     The prompt must contain the first observation for the seed ``extra_info["seed"]``, which defaults to the prompt's
     number.
@@ -29,15 +29,15 @@ class GymEnvironment:
         raise NotImplementedError(f"{type(self).__name__}: define make(self), which returns an environment")
 
     def action(self, text: str) -> Any:
-        """Parse the action from a turn's text as JSON values; the text of a ``ValueError`` is shown to the policy."""
+        """Parse a turn's text and return the action as JSON values; the policy sees the message of a ``ValueError``."""
         return text.strip()
 
     def show(self, observation: Any) -> str:
-        """Return the text of an observation that is shown to the policy."""
+        """Return the text that presents an observation to the policy."""
         return str(observation)
 
     def start(self, record: PromptRecord) -> dict[str, Any]:
-        """Return a state with the seed and no actions."""
+        """Return the initial state, which contains the seed and no actions."""
         return {"seed": record.extra_info.get("seed", record.uid), "actions": []}
 
     def step(self, state: dict[str, Any], turn: Turn) -> tuple[dict[str, Any], list[dict[str, Any]], bool, float]:

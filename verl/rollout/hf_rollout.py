@@ -33,7 +33,7 @@ class HFRollout:
     weight_dtype = staticmethod(keep_dtype)
 
     def __init__(self, setup: RolloutSetup, policy: Policy) -> None:
-        """Sample from the ``policy`` that this worker trains."""
+        """Create an engine that samples from ``policy``, which this worker trains."""
         self.setup = setup
         self.policy = policy
         self.batch_size = setup.config.rollout.max_num_seqs
@@ -45,11 +45,11 @@ class HFRollout:
 
     @property
     def capacity(self) -> EngineCapacity:
-        """Unlimited capacity, because workers gather parameters together, and must receive all requests at once."""
+        """Unlimited capacity, since workers gather parameters collectively and must receive all requests at once."""
         return EngineCapacity(sys.maxsize, sys.maxsize)
 
     def advance(self, requests: ResponseRequests, max_steps: int) -> tuple[Batch | None, int]:
-        """Sample all requests to completion, ignoring ``max_steps``."""
+        """Sample all responses to completion, ignoring ``max_steps``."""
         with self.policy.parameters.loaded(), keep_unsharded(self.policy.model):
             parts = [self._decode(requests, part) for part in self._batches(requests)]
         return Batch.join(parts) if parts else None, 0
@@ -67,7 +67,7 @@ class HFRollout:
         """Do nothing, because the engine holds no memory between calls."""
 
     def _batches(self, requests: ResponseRequests) -> Iterator[Sequence[int]]:
-        """Yield groups of requests to decode together, which all have the same sampling options."""
+        """Yield groups of requests to decode together; within a group, all sampling options are equal."""
         rows: list[Sequence[int]] = [range(len(requests.rows))]
         if requests.overrides is not None:
             kinds: dict[SamplingConfig, list[int]] = {}

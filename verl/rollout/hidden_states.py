@@ -7,11 +7,11 @@ from vllm_patches.options import CaptureOptions
 
 
 def reserved_bytes(calculator: CalculatorConfig, max_model_len: int, width: int, itemsize: int) -> int:
-    """Return the bytes per device for the states of responses and the workspace that measures them.
+    """Return the bytes per device that are needed to store and measure the states of responses.
 
     Args:
         max_model_len: Maximum sequence length in tokens.
-        width: Size of a hidden state.
+        width: Number of elements in a hidden state.
         itemsize: Bytes per element of a hidden state.
     """
     if not calculator.measured_by("rollout"):

@@ -1,4 +1,4 @@
-"""A growing response stored in lists; finished, sent or saved responses are rows of a ``Batch``."""
+"""Partial response, stored in lists while it grows; finished, sent or saved responses are rows of a ``Batch``."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,12 +10,12 @@ import torch
 from verl.batch import ENVIRONMENT, POLICY, Batch
 
 PER_TOKEN = {"source": torch.uint8, "rollout_logprobs": torch.float32, "version": torch.int32}
-"""Batch columns for which a partial response has a list of the same name, with their types."""
+"""Batch columns, and their types, for which a partial response has a list of the same name."""
 
 
 @dataclass
 class PartialResponse:
-    """Response so far to a prompt; every list has one entry per response token."""
+    """Partial response to a prompt; every list except the prompt's has one entry per response token."""
 
     prompt_ids: list[int]
     tokens: list[int] = field(default_factory=list)

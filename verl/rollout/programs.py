@@ -1,9 +1,9 @@
-"""Python programs in responses: PAL (arXiv 2211.10435) and tool-integrated reasoning as in ToRA (arXiv 2309.17452).
+"""Runs Python programs in responses, as in PAL (arXiv 2211.10435) and ToRA (arXiv 2309.17452).
 
-A program is enclosed in ```` ```python ```` and ```` ``` ````. Each one runs separately in the sandbox, sharing no
-state with earlier programs. With ``python: output`` templates, a turn that ends with a program is answered with the
-program's output, which the model starts with ```` ```output ````. With ``python: solution``, the response is one
-program whose function ``solution`` returns the answer.
+A program is enclosed in ```` ```python ```` and ```` ``` ````. Each program runs separately in the sandbox and shares
+no state with earlier programs. In ``python: output`` templates, the environment answers a turn that ends with a program
+by giving the program's output; the model itself writes the opening ```` ```output ````. In ``python: solution``
+templates, the response is one program whose function ``solution`` returns the answer.
 """
 
 from collections.abc import Sequence
@@ -16,10 +16,10 @@ from verl.utils.sandbox import require_sandbox, run_python
 SECONDS = 10.0
 TRACEBACK_LINES = 8
 OUTPUT_CHARS = 400
-"""Maximum output length of a program, as in Qwen's and the release's evaluation; longer output loses its middle."""
+"""Maximum length of program output, as in Qwen's and the release's evaluations; longer output is cut in the middle."""
 
 SOLUTION_SECONDS = 5.0
-"""Time limit for a solution, from the same evaluation."""
+"""Time limit for a solution, taken from the same evaluations."""
 
 STOPPED = {
     "timeout": f"TimeoutError: stopped after {SECONDS:.0f} seconds",
@@ -38,13 +38,13 @@ print(answer)
 
 
 class Programs:
-    """Environment for ``rollout.multi_turn.environment``; raises ``ConfigError`` if there is no sandbox."""
+    """Environment that runs a turn's program; raises ``ConfigError`` if there is no sandbox."""
 
     def __init__(self) -> None:
         require_sandbox()
 
     def start(self, record: Any) -> dict[str, Any]:
-        """Return an empty state, because programs share nothing."""
+        """Return an empty state, because programs share no state."""
         return {}
 
     def step(self, state: dict[str, Any], turn: Any) -> tuple[dict[str, Any], list[dict[str, str]], bool, float]:
@@ -63,7 +63,7 @@ def program_at_end(text: str) -> str | None:
 
 
 def output_of(code: str, max_chars: int) -> str:
-    """Return a program's output, plus the end of the traceback if it fails; longer output loses its middle."""
+    """Run a program; return its output, cut in the middle if too long, and if it fails, the end of the traceback."""
     ending, stdout, stderr = run_python(code, seconds=SECONDS)
     parts = [stdout.rstrip()]
     if ending != "ok":

@@ -1,6 +1,6 @@
-"""Queue that assigns requests to engines as they have room.
+"""Queue that assigns requests to engines as room becomes available.
 
-No heavy imports. Decisions depend only on counts, so the same replies in the same order give the same assignment.
+This module has no heavy imports. Decisions depend only on counts, which makes them reproducible.
 """
 
 from collections.abc import Sequence
@@ -13,16 +13,16 @@ class EngineCapacity(NamedTuple):
     slots: int
     """Maximum number of responses."""
     guaranteed: int
-    """Number of responses that fit in its cache even at maximum length."""
+    """Number of responses that fit in the engine's cache even at maximum length."""
 
 
 class RequestQueue:
-    """Queue that assigns requests 0 to ``num_requests`` - 1 to engines in this order.
+    """Queue that assigns requests 0 to ``num_requests`` - 1 to engines in ascending order.
 
-    If all fit, each engine receives an equal share at once. Otherwise, several engines each start with the number they
-    are guaranteed, and the rest waits until one has room, so that no engine is stuck with long responses while others
-    idle. If possible, consecutive requests go to the same engine, because requests with the same prompt share cache
-    space. A single engine starts with all its slots, since it alone manages its cache and no other could help out.
+    If all requests fit, each engine immediately receives an equal share. Otherwise, each of several engines starts with
+    its guaranteed number, and the remaining requests wait for room, so that no engine is stuck with long responses
+    while others idle. If possible, consecutive requests are sent to the same engine, because requests with the same
+    prompt share cache space. A single engine fills all its slots at the start, since no other could take over requests.
     """
 
     def __init__(self, num_requests: int, engines: Sequence[EngineCapacity]) -> None:
@@ -35,7 +35,7 @@ class RequestQueue:
         self._resumed: list[list[int]] = [[] for _ in engines]
         """Conversations to be resumed by the engine whose cache contains them."""
         self._again: list[int] = []
-        """Requests of lost engines that must be assigned again."""
+        """Requests of lost engines that must be reassigned."""
         self._slots = [engine.slots for engine in engines]
         self._room = [min(engine) if len(engines) > 1 else engine.slots for engine in engines]
         self._full = [False] * len(engines)
@@ -58,7 +58,7 @@ class RequestQueue:
         ]
 
     def take(self, engine: int) -> Sequence[int]:
-        """Return the requests assigned to ``engine`` now, which are empty if it has no room or none are left."""
+        """Return the requests to send to ``engine`` now: none if the engine has no room or no requests are left."""
         resumed, self._resumed[engine] = self._resumed[engine], []
         self.held[engine] += len(resumed)
         room = self._room[engine] + self._ahead(engine, self.left) - self.held[engine]
@@ -74,7 +74,7 @@ class RequestQueue:
     def finish(self, engine: int, num_finished: int, num_waiting: int) -> None:
         """Record how many requests ``engine`` has finished, and how many of the others it has not started."""
         self.held[engine] -= num_finished
-        # Its cache is full if requests are waiting even though it had free slots before the latest ones finished.
+        # The cache is full if requests are waiting even though it had free slots before the latest ones finished.
         num_running = self.held[engine] - num_waiting
         self._full[engine] = num_waiting > 0 and num_running + num_finished < self._slots[engine]
         if not self._full[engine]:

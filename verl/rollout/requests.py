@@ -17,7 +17,7 @@ class ResponseRequests:
     """Responses for an engine to sample."""
 
     rows: Sequence[int]
-    """Index of each response in the batch, by which the caller identifies it."""
+    """Batch index of each response, which identifies the response to the caller."""
     prompt_ids: list[list[int]]
     """Prompt of each response."""
     streams: list[int]
@@ -26,12 +26,12 @@ class ResponseRequests:
     overrides: list[SamplingConfig] | None = None
     """Sampling options of each response, or None to use ``sampling`` for all."""
     temperatures: Any = None
-    """Temperatures by position in the response, [T] float32 array whose last entry applies to all later tokens, or None
-    to use the temperature in the sampling options."""
+    """Temperature for each position in the response, as a [T] float32 array whose last entry also applies to all later
+    positions, or None to use the temperature in the sampling options."""
     partial: Optional["Batch"] = None
-    """Partial responses to resume, with ``rollout_logprobs`` and either ``version`` (returned by an engine when cut) or
-    ``source`` (extended by the environment after a turn); new ones are empty. None if all responses are new and none
-    will be cut or have further turns."""
+    """Partial responses to resume, with ``rollout_logprobs`` and either ``version`` (if an engine cut them) or
+    ``source`` (if the environment extended them after a turn); new responses are empty. None if all responses are
+    new and none will be cut or have further turns."""
     version: int = -1
     """Version of the current weights, used if ``partial`` has ``version``."""
 
@@ -74,7 +74,7 @@ def response_stream(seed: int, uid: int, place: int) -> int:
 
 
 def sample_stream(seed: int, benchmark: str, problem: int, sample: int) -> int:
-    """Return the 64-bit random stream of one sample, independent of what else is generated and in which order."""
+    """Return the 64-bit random stream of one sample, which depends on neither the other samples nor their order."""
     text = f"{seed}/{benchmark}/{problem}/{sample}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 

@@ -7,14 +7,14 @@ import torch
 from vllm import LLM
 
 WEIGHTS, KV_CACHE = ["weights"], ["kv_cache"]
-"""vLLM's tags for the two kinds of memory."""
+"""vLLM's tags for the two kinds of memory that sleep mode frees."""
 
 
 class EngineSleep:
     """Sleep state of an engine.
 
-    A sleeping engine holds neither weights nor KV cache (level 2); new weights wake it. The KV cache is allocated only
-    after they have arrived, which leaves its memory to the collectives that gather them.
+    A sleeping engine holds neither weights nor KV cache (level 2); new weights wake it. The KV cache is allocated after
+    the weights arrive, so that the collectives that gather the weights can use its memory.
     """
 
     def __init__(self, engine: LLM, enabled: bool) -> None:
@@ -24,7 +24,7 @@ class EngineSleep:
         self.asleep = False
 
     def sleep(self) -> None:
-        """Free the memory while no request is running. Does nothing if the engine is already asleep."""
+        """Free the memory, assuming that no request is running. Does nothing if the engine is already asleep."""
         if self.enabled and not self.asleep:
             self.engine.sleep(level=2)
             self.asleep = True

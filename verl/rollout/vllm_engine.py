@@ -34,10 +34,10 @@ PLUGIN_INACTIVE = (
 )
 
 CPU_KV_CACHE_MB = 512
-"""KV cache size in MiB of a CPU engine if the config does not set it."""
+"""Default KV cache size of a CPU engine, in MiB."""
 CPU_BLOCK_SIZE = 32
-"""Tokens per block of that cache, the minimum for most vLLM kernels; vLLM overrides it for the others. Responses share
-full blocks of their prompt: with vLLM's default of 128, shorter prompts would be recomputed for each response."""
+"""Tokens per block of this cache: the minimum for most vLLM kernels, overridden by vLLM for the others. Responses share
+only full blocks of their prompt; with vLLM's default of 128, shorter prompts would be recomputed for each response."""
 
 
 def start_engine(
@@ -55,7 +55,7 @@ def start_engine(
     """Start an engine in this process for the model at ``path``; see :func:`engine_options` for the other arguments.
 
     Args:
-        load_format: vLLM's load format, unless ``rollout.engine_kwargs`` sets another.
+        load_format: vLLM's load format; ``rollout.engine_kwargs`` takes priority.
         further: Keyword arguments of ``vllm.LLM`` that ``rollout.engine_kwargs`` must not contain.
 
     Raises:
@@ -63,7 +63,7 @@ def start_engine(
     """
     options: dict[str, Any] = {"load_format": load_format}
     options |= engine_options(config, max_model_len, trust_remote_code, place.device_type, seed, calculator, reduces)
-    # vLLM runs garbage collection several times at startup, which would visit every object of every library.
+    # Otherwise, each garbage collection during vLLM's startup would visit every object of every library.
     freeze_objects()
     with private_shared_memory(place), naming_layers(calculator):
         engine = LLM(local_folder(path), **options, **further)
@@ -138,7 +138,7 @@ def engine_options(
 
 
 def from_stream(stream: int) -> dict[str, Any]:
-    """Return the ``SamplingParams`` ``extra_args`` that make the plugin draw a request's tokens from ``stream``."""
+    """Return ``SamplingParams.extra_args`` that make the plugin draw a request's tokens from ``stream``."""
     return {KEY: stream}
 
 
@@ -146,7 +146,7 @@ def check_streams(engine: LLM) -> None:
     """Check that an engine in this process draws from the random streams named in requests.
 
     Raises:
-        RuntimeError: If it does not, because its plugin is inactive.
+        RuntimeError: If the engine does not, because the plugin is inactive.
     """
     if not hasattr(engine.llm_engine.model_executor.driver_worker.worker, "samples_from_streams"):
         raise RuntimeError(f"vLLM {vllm.__version__} does not sample from streams: {PLUGIN_INACTIVE}")
@@ -154,7 +154,7 @@ def check_streams(engine: LLM) -> None:
 
 @contextmanager
 def naming_layers(calculator: CalculatorConfig | None) -> Iterator[None]:
-    """Convert the error of a model that returns only the last layer's states to one naming ``calculator.layers``."""
+    """If the model returns only the last layer's states, raise an error that names ``calculator.layers`` instead."""
     try:
         yield
     except ValueError as error:
@@ -168,7 +168,7 @@ def naming_layers(calculator: CalculatorConfig | None) -> Iterator[None]:
 
 @contextmanager
 def naming_own_metrics() -> Iterator[None]:
-    """Convert errors of custom metrics that passed through vLLM back to ``ConfigError``."""
+    """Convert errors from custom metrics back to ``ConfigError`` after vLLM has wrapped them."""
     try:
         yield
     except RuntimeError as error:
@@ -205,7 +205,7 @@ def engine_capacity(engine: LLMEngine) -> EngineCapacity:
 def run_steps(engine: LLMEngine, max_steps: int) -> list[RequestOutput]:
     """Run the engine for at most ``max_steps`` steps and return the finished requests.
 
-    Their hidden states are measured at the end, or as soon as there are enough of them for a batch.
+    Their hidden states are measured in batches, each as soon as it is full or at the end.
     """
     collector = getattr(engine, "state_collector", None)
     finished: list[RequestOutput] = []

@@ -40,9 +40,9 @@ class VLLMRollout(VLLMSampler):
             setup.calculator,
             # In multi-turn conversations, states are measured when the conversation ends.
             reduces=not config.multi_turn.enable,
-            # The files are read only once, for the policy.
+            # The weight files are read only once, for the policy.
             load_format="dummy",
-            # Log-probabilities of the sampled distribution: after penalties, temperature, top-p, top-k and min-p.
+            # Return log-probabilities after penalties, temperature, top-p, top-k and min-p.
             logprobs_mode="processed_logprobs",
             enable_sleep_mode=sleeps,
             hf_overrides=partial(override_engine_config, model) if model.override_config else {},
@@ -59,7 +59,7 @@ class VLLMRollout(VLLMSampler):
         self._has_weights = False
 
     def load_weights(self, parameters: Iterable[tuple[str, Tensor]]) -> None:
-        """Replace the engine's weights and drop everything cached with the old ones."""
+        """Replace the engine's weights and discard everything cached under the old ones."""
         with self.memory.new_weights():
             reload_weights(self.engine, parameters)
         self._has_weights = True
@@ -77,7 +77,7 @@ class VLLMRollout(VLLMSampler):
 def check_native_class(engine: LLM, path: str) -> None:
     """Check that vLLM runs the model at ``path`` with a native class.
 
-    Otherwise, it would use the ``transformers`` class and patch it for compilation, which breaks existing instances
+    Without one, vLLM would use the ``transformers`` class and patch it for compilation, which breaks existing instances
     such as the policy in this process.
 
     Raises:

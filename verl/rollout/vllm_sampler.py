@@ -1,4 +1,4 @@
-"""Sampling with a vLLM engine in this process, used in training and evaluation."""
+"""Samples with a vLLM engine in this process, for training and evaluation."""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -23,7 +23,7 @@ class VLLMSampler:
     """Sampler that returns responses and the rank metrics that the engine measures.
 
     The ``rollout.tensor_parallel_size`` workers of one engine have consecutive ranks. Each has its own scheduler; given
-    the same prompts, all make the same decisions and sample the same responses.
+    the same prompts, all schedulers make the same decisions, and all workers sample the same responses.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class VLLMSampler:
         self.seeded = config.seeded
         self._partial: dict[str, PartialResponse] = {}
         self._version = -1
-        """Version of the weights, or a negative number if responses are never cut."""
+        """Version of the current weights, or a negative number if responses are never cut."""
 
     @property
     def capacity(self) -> EngineCapacity:
@@ -74,7 +74,7 @@ class VLLMSampler:
         return self._finished(run_steps(engine, max_steps)), num_waiting(engine)
 
     def cut(self) -> Batch | None:
-        """Return the partial responses and their ``version``, or None if there are none."""
+        """Stop all running responses and return them with their ``version``, or None if there are none."""
         left = resume.cut(self.engine.llm_engine)
         if self.turns is not None:
             self.turns.forget([response.request_id for response in left])
@@ -82,7 +82,7 @@ class VLLMSampler:
         return self._to_batch([response.request_id for response in left], rows) if left and self.is_first else None
 
     def take_rank_metrics(self) -> Batch | None:
-        """Return and discard the rank metrics of conversations whose states are stored."""
+        """Return the rank metrics of conversations whose states are stored, and discard the states."""
         return None if self.turns is None else self.turns.take_rank_metrics()
 
     def _num_read(self, request_id: str) -> int:
@@ -114,12 +114,12 @@ class VLLMSampler:
             # Prefix-cache hits skip the forward pass, so their hidden states would never be captured.
             skip_reading_prefix_cache=True if num_read and self.measures else None,
             output_kind=RequestOutputKind.FINAL_ONLY,
-            # Text is only needed to search for stop strings.
+            # Text is needed only to search for stop strings.
             detokenize=bool(self.stop_strings),
         )
 
     def _finished(self, outputs: list[RequestOutput]) -> Batch | None:
-        """Return the finished responses on an engine's first worker, and None on the others, which sample the same."""
+        """Return the finished responses on an engine's first worker, and None on its other workers."""
         completions = [output.outputs[0] for output in outputs]
         if self.turns is not None:
             for output, completion in zip(outputs, completions, strict=True):
@@ -140,7 +140,7 @@ class VLLMSampler:
         return batch if self.trains else batch.without("mean_states")
 
     def _grown(self, request_id: str, tokens: Sequence[int], logprobs: Sequence[Any]) -> PartialResponse:
-        """Remove a request's response from the partial ones, append the newly sampled tokens, and return it.
+        """Pop a request's partial response, append the newly sampled tokens, and return it.
 
         Args:
             tokens: Tokens of the turn, including those sampled by an earlier request.

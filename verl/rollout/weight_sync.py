@@ -1,4 +1,4 @@
-"""Weight synchronization into a running vLLM engine: transfer precision, and reloading one parameter at a time."""
+"""Reloads a running vLLM engine's weights, one parameter at a time, in the precision that the engine accepts."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -38,7 +38,7 @@ def _runner(engine: LLM) -> Any:
 
 
 def reload_weights(engine: LLM, parameters: Iterable[tuple[str, Tensor]]) -> None:
-    """Replace the engine's weights and drop everything cached with the old ones.
+    """Replace the engine's weights and discard everything cached under the old ones.
 
     With tensor parallelism, every process of the engine receives full parameters, which vLLM slices.
 
@@ -50,7 +50,7 @@ def reload_weights(engine: LLM, parameters: Iterable[tuple[str, Tensor]]) -> Non
     """
     runner = _runner(engine)
     model = runner.get_model()
-    # Some layers and attention backends read the config while preparing new weights, as they do when created.
+    # Some layers and attention backends read the config while preparing new weights, as they do at startup.
     with set_current_vllm_config(runner.vllm_config):
         missing = _reload(runner, model, parameters)
         if missing:
@@ -63,7 +63,7 @@ def reload_weights(engine: LLM, parameters: Iterable[tuple[str, Tensor]]) -> Non
 
 
 def _reload(runner: Any, model: Any, parameters: Iterable[tuple[str, Tensor]]) -> set[str]:
-    """Reload the weights and return the names of the parameters that received none.
+    """Reload the weights and return the names of the parameters that were not loaded.
 
     vLLM only logs missing names. They are derived from the result of the model's ``load_weights``; if that is None, the
     model does not report names, and the check is skipped.
@@ -106,8 +106,8 @@ def _load_stacks(
 ) -> Iterator[tuple[str, Tensor]]:
     """Load stacked experts with one call of vLLM's own loader per stack, and yield all other weights.
 
-    Stacks that it cannot load whole, for example because each process of the engine holds only some experts, are
-    yielded expert by expert.
+    Stacks that the loader cannot load whole, for example because each process of the engine holds only some
+    experts, are yielded expert by expert.
 
     Args:
         loaded: Set to which the names of loaded parameters are added.
@@ -136,7 +136,7 @@ def _refresh_tied_head(model: nn.Module) -> None:
     """Repack an output head that shares the embedding's weights.
 
     On a CPU, vLLM multiplies by a packed copy of a layer's weights and repacks the layers named in a reload. It never
-    names a tied head, which would keep the packed copy of the old weights.
+    names a tied head, so the packed copy of the old weights would remain in use.
     """
     head: Any = getattr(model, "lm_head", None)
     weight = getattr(head, "weight", None)

@@ -1,1 +1,1 @@
-"""Worker groups on the cluster: roles, generation and supervision."""
+"""Controls groups of workers on the cluster: their roles, response generation and supervision."""

@@ -1,4 +1,4 @@
-"""A pool of engines with their own devices, in which a lost engine is replaced."""
+"""Pool of engines on their own devices, which replaces lost engines."""
 
 import threading
 import time
@@ -20,17 +20,17 @@ class _Restart(NamedTuple):
 
     hosts: list[Any]
     calls: list[Any]
-    """Pending calls of these processes."""
+    """Pending calls to these processes."""
     identities: list[Identity] | None
     """Identities of all workers, including the new ones, or None until the new processes are prepared."""
 
 
 class EnginePool(WorkerGroup):
-    """A worker group in which each engine is a separate world, so that the others can continue without it.
+    """Worker group in which each engine is a separate world, so that the other engines can continue if one is lost.
 
     Args:
         arguments, options: Arguments of :class:`WorkerGroup`; each engine consists of ``workers_per_world`` workers.
-        goes_on: Whether to continue without a lost engine, and to use its replacement as soon as that has started.
+        goes_on: Whether to continue without a lost engine, and to use its replacement once that has started.
         say: Callback that shows a line of text; it may be called from any thread.
     """
 
@@ -39,7 +39,7 @@ class EnginePool(WorkerGroup):
     def __init__(self, *arguments: Any, goes_on: bool, say: Callable[[str], None], **options: Any) -> None:
         self._goes_on, self._say = goes_on, say
         self.background = ThreadPoolExecutor(1, "sampling")
-        """Thread in which the engines sample while the trainer works; it is shut down with them."""
+        """Thread that runs sampling calls while the trainer works; it is shut down with the engines."""
         self._restarts: dict[int, _Restart] = {}
         """Restarts in progress, keyed by the engine's first rank."""
         self._replacing = threading.Lock()
@@ -47,7 +47,7 @@ class EnginePool(WorkerGroup):
         super().__init__(*arguments, **options)
 
     def run_living(self, method: str, *arguments: Any) -> list[Any]:
-        """Like :meth:`WorkerGroup.run`, but return the results of only the workers that survive the call."""
+        """Like :meth:`WorkerGroup.run`, but return only the results of workers that survive the call."""
         ranks = {self.call(rank, method, arguments): rank for rank in self.living}
         replies: dict[Any, Any] = {}
         started = time.monotonic()
@@ -62,7 +62,7 @@ class EnginePool(WorkerGroup):
     def leave_out(self, error: MachineError) -> int:
         """Continue without the lost worker's engine and return the worker's rank.
 
-        Raise ``error`` if this was the last engine, or if the run is meant to end.
+        Raise ``error`` if no engine would be left, its rank is unknown, the pool is closed, or ``goes_on`` is False.
         """
         rank = error.rank
         if rank is None or not self._goes_on or self._closed or len(self.living) == self._workers_per_world:
@@ -129,5 +129,5 @@ class EnginePool(WorkerGroup):
         try:
             super().close()
         finally:
-            # Closing the group has made any call that this thread was waiting for raise.
+            # This does not block: closing the group makes any call that the thread is waiting for raise.
             self.background.shutdown()

@@ -1,4 +1,4 @@
-"""Response sampling with all engines of a run, including the assignment of requests to engines."""
+"""Samples responses with all engines of a run, assigning requests to them."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,11 +21,11 @@ STEPS_PER_CALL = 32
 
 
 class EngineCalls:
-    """Calls to the engines of a worker group, at most one at a time per engine, and their replies.
+    """Calls to the engines of a worker group, with at most one pending call per engine.
 
     Args:
         method: Name of the worker method to call.
-        copies: Number of consecutive workers per engine. All receive the same call, but only the first result is used.
+        copies: Number of consecutive workers per engine. All are called, but only the first result is used.
     """
 
     def __init__(self, workers: WorkerGroup, method: str, copies: int) -> None:
@@ -37,7 +37,7 @@ class EngineCalls:
 
     @property
     def busy(self) -> bool:
-        """Whether any engine has yet to reply."""
+        """Whether any engine has not replied yet."""
         return bool(self._calls)
 
     def send(self, engine: int, *arguments: Any) -> None:
@@ -69,7 +69,7 @@ class EngineCalls:
                     break
         except MachineError as error:
             engine = self._ranks.index(self.workers.leave_out(error)) // self.copies
-            # The lost engine may have been idle.
+            # There is no pending call if the lost engine was idle.
             self._calls.pop(engine, None)
             lost.append((engine, None))
         replied = [engine for engine in sorted(self._calls) if self._has_replied(engine)]
@@ -136,7 +136,7 @@ class Generation:
     Args:
         workers: Workers that hold an engine, such as :class:`verl.workers.hybrid.HybridWorker`.
         copies: Number of consecutive workers that form one engine.
-        deterministic: Whether to hand out remaining requests only after all engines have replied. The assignment of
+        deterministic: Whether to assign remaining requests only after all engines have replied. The assignment of
             requests then depends on response lengths in steps, not on engine speed. Otherwise, an engine receives more
             requests as soon as it replies.
         on_finished: Callback that receives responses shortly after they finish.
@@ -198,12 +198,12 @@ class Generation:
                 if queue.held[engine]:
                     idle.remove(engine)
                     self._send(engine, places)
-        # 5. Fetch the metrics before cutting, because that drops the hidden states.
+        # 5. Fetch the metrics before cutting, because cutting drops the hidden states.
         metrics = None if conversations is None else self._rank_metrics()
         return [] if self.enough is None else self._cut(), metrics
 
     def _call_all(self, method: str) -> list[Any]:
-        """Call all engines and return the result of each."""
+        """Call ``method`` on all engines and return one result per engine."""
         return self.workers.run_living(method)[:: self.copies]
 
     def _send(self, engine: int, places: Sequence[int]) -> None:

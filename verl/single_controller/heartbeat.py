@@ -1,7 +1,7 @@
 """Heartbeats between the driver and its workers over a dedicated connection.
 
-Ray's health checks take a minute by default to declare a silent machine dead. They are configured when the cluster
-starts, they notice lost machines but not stopped processes, and workers that lost their driver keep running. With
+By default, Ray's health checks take a minute to declare a silent machine dead. They are configured when the cluster
+starts, they notice lost machines but not stopped processes, and workers that lose their driver keep running. With
 ``detection_s`` = 6 and the Ray settings in docs/multinode.md, a driver notices a broken network after 8 s (Ray alone:
 14 s), and the workers on the other side exit after 8 s (Ray alone: 140 s). With heartbeats, both sides react within
 ``detection_s``: the driver ends the attempt, and the worker exits.
@@ -30,7 +30,7 @@ LAST_RESORT_S = 45.0
 
 
 class HeartbeatSettings(NamedTuple):
-    """Settings with which a worker connects to its driver."""
+    """Settings that a worker needs to connect to its driver."""
 
     address: tuple[str, int]
     token: bytes
@@ -88,7 +88,7 @@ class Heartbeat:
         self._silent: dict[int, float] = {}
         self._closed: dict[int, float] = {}
         self.stages: dict[int, str] = {}
-        """Stage that each worker reported last, by rank."""
+        """Latest stage reported by each worker, by rank."""
         threading.Thread(target=self._accept, name="heartbeat", daemon=True).start()
 
     def lost(self) -> dict[int, str]:
@@ -117,7 +117,7 @@ class Heartbeat:
                 threading.Thread(target=self._listen, args=(connection,), name="heartbeat", daemon=True).start()
 
     def _listen(self, connection: socket.socket) -> None:
-        """Listen to a worker, which first sends the token and its rank, until it disconnects."""
+        """Listen to a worker until it disconnects; its first message is the token and its rank."""
         rank = None
         with connection, suppress(OSError):
             connection.settimeout(self.settings.detection_s)
@@ -154,8 +154,8 @@ def follow(settings: HeartbeatSettings, rank: int) -> None:
 def _set_alarm(detection_s: float) -> None:
     """Make the kernel kill the process if the heartbeat thread cannot run.
 
-    Another thread may hold the interpreter's lock, or the process may be stopped. The delay leaves a process that was
-    stopped enough time to write its stacks.
+    This happens if another thread holds the interpreter's lock or the process is stopped. The delay gives a process
+    that was stopped enough time to write its stacks.
     """
     signal.setitimer(signal.ITIMER_REAL, detection_s + LAST_RESORT_S)
 

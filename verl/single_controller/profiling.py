@@ -1,4 +1,4 @@
-"""Peak memory of worker calls."""
+"""Measures the peak memory of worker calls."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +21,7 @@ class MemoryPeak(NamedTuple):
     """On a GPU, memory held by torch's allocator, including free blocks; on a CPU, equal to ``used``."""
 
     def joined(self, other: "MemoryPeak | None") -> "MemoryPeak":
-        """Return the element-wise maximum of both peaks."""
+        """Return the element-wise maximum of the two peaks."""
         return self if other is None else MemoryPeak(*map(max, self, other))
 
 
@@ -46,7 +46,7 @@ class PeakMemory:
             self._resets = False
 
     def read(self) -> MemoryPeak:
-        """Return the peak since the last ``reset``, or on a CPU where it cannot be reset, the current memory use."""
+        """Return the peak since the last ``reset``, or on a CPU whose peak cannot be reset, the current use."""
         if self._on_gpu:
             return MemoryPeak(torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved())
         if self._resets:

@@ -83,7 +83,7 @@ class ModelWorkers:
     Args:
         copies: Number of consecutive workers that process one share together; see :meth:`WorkerGroup.run_split`.
         balance: Whether to balance the number of tokens per worker instead of only the number of rows.
-        whole_prompts: Whether balancing keeps the responses to a prompt together if every worker can get equally many.
+        whole_prompts: Whether balancing keeps the responses to a prompt together if the prompts split evenly.
     """
 
     def __init__(
@@ -98,14 +98,14 @@ class ModelWorkers:
         """Call ``method`` on shares of ``batch`` and return the resulting episodes in the batch's order.
 
         Workers gather parameters together and must run the same number of forward passes, so all shares are padded to
-        one size with copies of the shortest row, whose results are discarded.
+        equal size with copies of the shortest row, whose results are discarded.
         """
         order, _ = self._shares(batch)
         results = self.workers.run_split(method, batch[order], copies=self.copies)
         return Batch.join(results)[inverse(order)]
 
     def run_update(self, method: str, batch: Batch, *arguments: Any) -> dict[str, float]:
-        """Call ``method`` on shares of ``batch``, assigning rows to workers freely, and return the metrics.
+        """Call ``method`` on shares of ``batch``, assigning rows to workers in any order, and return the metrics.
 
         All workers report the same metrics. Padding works as in :meth:`map_rows`, with copies masked in the loss.
         """
@@ -163,7 +163,7 @@ def _unlearned(batch: Batch, copied: Tensor) -> Batch:
 
 
 class PolicyWorkers(ModelWorkers):
-    """Policy workers, and the engines that sample from the policy, either in the same workers or in a pool."""
+    """Policy workers and their engines, which run either in the same workers or in a separate pool."""
 
     def __init__(
         self,
@@ -192,7 +192,7 @@ class PolicyWorkers(ModelWorkers):
         self._newest: Stored | None = None
         """Latest weights of the policy, used only with a pool."""
         self._weights: Stored | None = None
-        """Weights with which the pool samples; ``_pulled`` says whether its engines have loaded them."""
+        """Weights with which the pool samples; ``_pulled`` indicates whether its engines have loaded them."""
         self._pulled = self._held = False
 
     def _to_learn(self, batch: Batch) -> tuple[Batch, Tensor]:
@@ -234,12 +234,12 @@ class PolicyWorkers(ModelWorkers):
         return self.config.trainer.deals_by_counts(self.engines.device_type)
 
     def finish_generation(self) -> None:
-        """Free the memory of engines in the models' workers until they next generate or receive weights."""
+        """Make engines in the models' workers free their memory until they next generate or receive weights."""
         if self.pool is None:
             self.workers.run("finish_generation")
 
     def compute_logprobs(self, batch: Batch) -> Batch:
-        """Return the episodes with ``logprobs``, ``entropy`` and the statistics that estimator and loss need.
+        """Return the episodes with ``logprobs``, ``entropy`` and the statistics that the estimator and the loss need.
 
         With ``calculator.source=actor``, they also contain rank metrics.
         """

@@ -1,4 +1,4 @@
-"""Supervision of a worker group: heartbeats, time limits, health of Ray's head, and stack traces of workers."""
+"""Supervises a worker group with heartbeats, time limits, checks of Ray's head, and stack traces of workers."""
 
 import faulthandler
 import os
@@ -21,7 +21,7 @@ from verl.cluster.network import reachable
 from verl.single_controller.heartbeat import Heartbeat, interval
 
 HEAD_S = 3.0
-"""Seconds within which Ray's head must accept a connection."""
+"""Timeout in seconds for connecting to Ray's head."""
 
 STACKS_SIGNAL = signal.SIGUSR2
 """Signal that makes a worker write the stacks of all its threads."""
@@ -29,7 +29,7 @@ STACKS_SIGNAL = signal.SIGUSR2
 
 @dataclass(frozen=True)
 class Supervision:
-    """Options for the supervision of a worker group."""
+    """Options for supervising a worker group."""
 
     detection_s: float = 60.0
     """Seconds of silence after which a worker, the driver or Ray's head is considered lost."""
@@ -149,7 +149,7 @@ class Supervisor:
                         path.unlink()
 
     def _write_stacks(self) -> set[str]:
-        """Make all workers write their stacks, even stopped ones, and return the ids of the nodes that responded."""
+        """Make all workers, even stopped ones, write their stacks, and return the ids of nodes that responded."""
         by_node: dict[str, list[int]] = defaultdict(list)
         for identity in self.identities:
             by_node[identity.node_id].append(identity.pid)

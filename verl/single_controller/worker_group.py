@@ -1,4 +1,4 @@
-"""A group of identical workers, each a Ray actor, whose methods are called together."""
+"""Group of identical Ray actors (workers), whose methods are called on all of them at once."""
 
 import os
 import pkgutil
@@ -159,7 +159,7 @@ class WorkerGroup:
         return host.prepare.remote(rank, os.getcwd(), self._hidden, heartbeat, options.logs, self.device_type)
 
     def _start(self, rank: int, host: Any, identities: Sequence[Identity]) -> Any:
-        """Start a worker and return a reference to its reply, whose result is its GPU's name, or empty on a CPU."""
+        """Start a worker and return a reference to its reply, which contains its GPU's name, or "" on a CPU."""
         (worker, config, arguments), size = self._made_from, self._workers_per_world
         address, port = identities[rank - rank % size].meeting_point
         own = (self.device_type, self._threads[rank], self._supervisor.options.collective_timeout_s)
@@ -208,7 +208,7 @@ class WorkerGroup:
         return self._gather(calls, method)[::copies]
 
     def call(self, rank: int, method: str, arguments: tuple[Any, ...]) -> Any:
-        """Start a call to one worker, for :class:`verl.single_controller.generation.EngineCalls`."""
+        """Start a call to one worker; used by :class:`verl.single_controller.generation.EngineCalls`."""
         return self._workers[rank].call.remote(method, arguments)
 
     def take_peak_memory(self) -> MemoryPeak | None:
@@ -231,7 +231,7 @@ class WorkerGroup:
     def close(self) -> None:
         """Stop the workers."""
         try:
-            # Without its head, the cluster has no resources to release, and asking for it would block for a minute.
+            # If the head is gone, there are no resources to release, and trying would block for a minute.
             if self._supervisor.head_answers():
                 for worker in self._workers:
                     ray.kill(worker)
@@ -256,7 +256,7 @@ class WorkerGroup:
         return [results[call] for call in calls]
 
     def completed(self, calls: Mapping[Any, int], method: str, started: float) -> Iterator[tuple[Any, Any]]:
-        """Yield each call, a key of the call-to-rank mapping ``calls``, with its result as soon as it completes.
+        """Yield each call in the call-to-rank mapping ``calls``, together with its result, as soon as it completes.
 
         Raise at the first failure, because the other workers may wait for the failed one forever.
 
@@ -265,7 +265,7 @@ class WorkerGroup:
         """
         pending = list(calls)
         while pending:
-            # Check before every wait, not only after a timeout: some engine might always reply sooner.
+            # Check before every wait, not only after a timeout, which never occurs if engines keep replying.
             self._supervisor.check(method, time.monotonic() - started)
             done, pending = ray.wait(pending, num_returns=1, timeout=POLL_S)
             results = {call: _outcome(call) for call in done}
@@ -277,7 +277,7 @@ class WorkerGroup:
 
     @staticmethod
     def _cause(failed: tuple[Any, RayError], pending: list[Any]) -> tuple[Any, RayError]:
-        """Return a failed call and its error, or if a connection broke, the failure of the worker at its other end."""
+        """Return a failed call and its error; if a connection broke, prefer the failure at the other end."""
         deadline = time.monotonic() + CAUSE_S
         while _broke_network(failed[1]) and pending and time.monotonic() < deadline:
             done, pending = ray.wait(pending, num_returns=1, timeout=POLL_S)

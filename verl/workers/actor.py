@@ -1,4 +1,4 @@
-"""Training of the policy with its per-token losses."""
+"""Trains the policy with per-token losses."""
 
 import torch
 from torch import Tensor
@@ -55,8 +55,8 @@ class Actor(Policy):
         Args:
             batch: This rank's responses with ``tokens``, ``learn_mask``, ``old_logprobs`` and ``advantages``, and if
                 the options need them, ``rollout_logprobs``, ``ref_logprobs`` and ``LossNeeds.batch_columns``.
-            num_tokens: Number of learned tokens in the whole mini-batch, across all ranks. It and ``num_sequences`` are
-                the denominators of the loss, so that every token has the same weight regardless of how the mini-batch
+            num_tokens: Number of learned tokens in the whole mini-batch, across all ranks. The loss is divided by it or
+                by ``num_sequences``, so that every token has the same weight regardless of how the mini-batch
                 is split across ranks and micro-batches.
             num_sequences: Number of responses with learned tokens in the whole mini-batch, across all ranks.
 
@@ -98,8 +98,8 @@ class Actor(Policy):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the micro-batch's share of the mini-batch loss, and metric sums over its tokens.
 
-        If ``scored_before`` is given, the log-probabilities computed here also serve as the old ones; a batch with them
-        and the entropies of all sampled tokens is appended to it.
+        If ``scored_before`` is given, the log-probabilities computed here also serve as the old ones, and are appended
+        to it as a batch, together with the entropies of all sampled tokens.
         """
         config, needs, level = self.config, self.loss.needs, self.correction.rollout_is
         # 1. Score the responses. A custom loss needs all their tokens, and so does a sequence-level ratio, which covers
@@ -123,8 +123,8 @@ class Actor(Policy):
             per_token, metrics = policy_loss(logprobs, old, advantages, mask, **config.loss_options)
         else:
             per_token, metrics = self.loss.losses(self.loss.inputs(micro, size, scored), self.loss.copies(micro))
-        # 3. Weight it for the mismatch between policy and engine. With bypass_mode, the old log-probabilities are the
-        # engine's.
+        # 3. Weight the loss for the mismatch between policy and engine. With bypass_mode, the old log-probabilities are
+        # the engine's.
         if level is not None:
             self.loss.check_per_token(per_token)
             pair = (logprobs.detach() if config.bypass_mode else old, micro.padded("rollout_logprobs"))
@@ -133,7 +133,7 @@ class Actor(Policy):
         metrics.pop("num_tokens", None)
         aggregate = LOSS_AGGREGATIONS[config.loss_aggregation]
         metrics["entropy_loss"] = (entropy.detach() * mask).sum()
-        # 4. Sum it for logging only: ``_step`` divides by the count once for all micro-batches.
+        # 4. Sum the loss for logging; ``_step`` divides the total by the number of tokens or sequences.
         per_response: Tensor | float = 0.0
         if per_token.dim() == 1:
             per_response = response_mean(per_token, mask, size.num_sequences)

@@ -37,7 +37,7 @@ class AnalysisWorker:
         """Read the responses to this worker's prompts and return their metrics.
 
         Args:
-            shares: Prompts of each worker; all workers have equally many, with the same number of responses.
+            shares: Prompts of each worker. All workers must have equally many prompts and responses per prompt.
             temperature: Softmax temperature for log-probabilities and entropies.
         """
         prompts = shares[self.rank]

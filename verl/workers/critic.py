@@ -40,7 +40,7 @@ class Critic(ValueModel):
 
     @torch.no_grad()
     def compute_values(self, batch: Batch) -> Batch:
-        """Return the episodes on the CPU with ``values``; a token's value is computed at the preceding token."""
+        """Return the episodes, on the CPU, with ``values``; a token's value is computed at the preceding token."""
         cuts = self.micro_batches.cut(batch)
         micros = (batch[rows] for rows in cuts)
         with self.parameters.loaded():
@@ -77,7 +77,7 @@ class Critic(ValueModel):
         return loss, sums | {"loss": loss, "values": (values.detach() * mask).sum()}
 
     def _values(self, micro: Batch) -> Tensor:
-        """Return values [M]; like a token's logits, its value is computed at the preceding token."""
+        """Return values [M]; each token's value, like its logits, is computed at the preceding token."""
         return self.forward.values(micro)[to_device(micro.predictors, self.device)]
 
 
@@ -95,7 +95,7 @@ class RewardModel(ValueModel):
 
     @torch.no_grad()
     def compute_scores(self, batch: Batch) -> Batch:
-        """Return the texts on the CPU with ``scores`` [B] float32."""
+        """Return the texts, on the CPU, with ``scores`` [B] float32."""
         micros = batch.split(self.micro_batch_size)
         with self.parameters.loaded():
             parts = [micro.columns().to(self.device).fill(scores=self._scores(micro)) for micro in micros]
@@ -110,7 +110,7 @@ class RewardModel(ValueModel):
 def scored_positions(input_ids: Tensor, attention_mask: Tensor, pad_token_id: int | None) -> Tensor:
     """Return each row's last attended position that is not ``pad_token_id``, or 0 if there is none, [B, 1] int64.
 
-    Trailing padding tokens are skipped even if they belong to the text, as in the training of such heads.
+    Trailing padding tokens are skipped even if they belong to the text, as when such heads are trained.
 
     Args:
         input_ids, attention_mask: Tensors of shape [B, S].

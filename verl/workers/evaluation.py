@@ -22,7 +22,7 @@ class EvaluationWorker:
         model: EngineModel,
         calculator: CalculatorConfig | None,
     ) -> None:
-        """Load the engine. ``calculator`` sets how to measure hidden states, or is None to capture none."""
+        """Load the engine. ``calculator`` contains the options for hidden states, or is None to capture none."""
         seed_everything(model.seed)
         join_world(place)
         trust, turns = config.trust_remote_code, None

@@ -1,4 +1,4 @@
-"""Responses that the analysis worker reads, and the metrics that it returns; this module has no heavy imports."""
+"""Inputs and outputs of the analysis worker; this module has no heavy imports."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ class PromptResponses:
 
 @dataclass(frozen=True)
 class PrefixMetrics:
-    """Metrics along one response."""
+    """Metrics of the prefixes of one response."""
 
     ends: list[int]
     """Prefix lengths at which rank metrics were measured, ending with the whole response."""
@@ -34,7 +34,7 @@ class MeasuredPrompt:
     """Metrics of each response by name, with one value per layer, except that ``avg_log_probs`` and
     ``avg_logits_entropy`` have one value."""
     stack: dict[str, list[float]]
-    """Rank metrics of all responses stacked, with one value per layer."""
+    """Rank metrics of the stacked states of all responses, with one value per layer."""
     distances: dict[str, float]
     """Distances between the mean states of the responses, by name."""
     courses: list[PrefixMetrics]

@@ -1,4 +1,4 @@
-"""Policy loss of a run: a built-in loss selected by name, or a custom one by import path, with checks.
+"""Loads and checks a run's policy loss: a built-in loss given by name, or a custom one given by import path.
 
 Legend: B = number of responses in the batch, R = number of response columns.
 """
@@ -22,7 +22,7 @@ from verl.config.ppo import PPOConfig
 from verl.utils.user_code import UserFunction, check_finite, check_signature, check_tensor, is_import_path, user_code
 
 LOGGED = ("pg_loss", "entropy_loss", "kl_loss", "tis_weight", "tis_capped", "grad_norm", "lr", "skipped_updates")
-"""Metrics of the update, whose names a custom loss must not use."""
+"""Names of the update's own metrics, which a custom loss must not use."""
 
 KWARGS = "actor.policy_loss_kwargs"
 
@@ -31,7 +31,7 @@ class PolicyLoss:
     """Loss selected by ``actor.policy_loss``.
 
     Raises:
-        ConfigError: If an import path does not lead to a function, or the function does not accept its arguments.
+        ConfigError: If an import path does not name a function, or the function does not accept its arguments.
     """
 
     def __init__(self, config: ActorConfig) -> None:
@@ -60,7 +60,7 @@ class PolicyLoss:
             columns = prepare(self.inputs(mini, size), **self.options)
         if not isinstance(columns, Mapping):
             raise ConfigError(f"{where} returned {type(columns).__name__}; expected a dict of tensors, [B, R] or [B]")
-        # Fill a new batch: these columns belong to this mini-batch, but other tensors are shared with the step's.
+        # Fill a new batch: these columns belong to this mini-batch, but its other tensors are the whole step's.
         prepared = mini.columns(*mini.names)
         for name, values in columns.items():
             if name in KINDS or hasattr(mini, name):
@@ -70,7 +70,7 @@ class PolicyLoss:
         return prepared
 
     def inputs(self, batch: Batch, size: StepSize, scored: Batch | None = None) -> LossInputs:
-        """Return the inputs of the custom functions for a batch.
+        """Return a batch's inputs for the custom functions.
 
         Args:
             scored: The responses with the current policy's log-probabilities and statistics, or None before the update.
@@ -109,7 +109,7 @@ class PolicyLoss:
         if copied is None or not copied.any():
             return self._called(inputs, check=True)
         if copied.all():
-            # Other workers report metrics with these names. No gradient reaches the model, whatever the function does.
+            # Still call the function, since other workers report the same metrics. No gradient reaches the model.
             _, metrics = self._called(replace(inputs, logprobs=inputs.logprobs.detach()), check=False)
             return 0 * inputs.logprobs, {name: torch.zeros_like(value) for name, value in metrics.items()}
         rows = (~copied).nonzero().flatten().to(inputs.logprobs.device)
@@ -118,7 +118,7 @@ class PolicyLoss:
         return losses.new_zeros(len(copied), *losses.shape[1:]).index_copy(0, rows, losses), metrics
 
     def check_per_token(self, losses: Tensor) -> None:
-        """Raise ``ConfigError`` for losses per response, to which weights per token cannot be applied."""
+        """Raise ``ConfigError`` for per-response losses, because per-token weights cannot be applied to them."""
         fix = f"{self.where} returns one number a response, which has no tokens to weight; set it to null"
         require(losses.dim() == 2, "algorithm.rollout_correction.rollout_is", "token or sequence", fix)
 

@@ -59,5 +59,5 @@ class RolloutWorker(EngineWorker):
         return self.rollout.weight_dtype
 
     def load_weights(self, buckets: Iterable[list[PackedWeight]]) -> None:
-        """Load the weights that :meth:`verl.workers.hybrid.HybridWorker.publish_weights` yielded into the engine."""
+        """Load the weights yielded by :meth:`verl.workers.hybrid.HybridWorker.publish_weights` into the engine."""
         self.rollout.load_weights((weight.name, weight.restore()) for bucket in buckets for weight in bucket)

@@ -1,4 +1,4 @@
-"""Worker for supervised fine-tuning: one sharded model, its optimizer, and evaluation on held-out data."""
+"""Worker for supervised fine-tuning, which trains one sharded model and evaluates it on held-out data."""
 
 import torch
 from torch import Tensor
@@ -41,7 +41,7 @@ class SFTWorker(CheckpointWorker):
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> Batch:
-        """Return the conversations with the ``total_logprob`` and the number ``num_learned`` of their learned tokens.
+        """Return the conversations with ``total_logprob`` and ``num_learned``, summed over their learned tokens.
 
         Both are float64 columns with one entry per episode.
         """

@@ -1,1 +1,1 @@
-"""Conversations: environments and tools, the processes that run them, and the bridges between turns."""
+"""Conversations with environments and tools, which run in their own processes."""

@@ -32,9 +32,9 @@ class Bridges:
         """Prepare the bridges for a chat template.
 
         Args:
-            chat_arguments: Arguments of the chat template that are also used for prompts.
+            chat_arguments: Chat template arguments, which are also used for prompts.
             role: Role of the environment's messages; other roles are checked when they first occur.
-            field: Option that enables conversations, with its value, for error messages.
+            field: Name and value of the option that enables conversations, for error messages.
         """
         self.tokenizer, self.chat_arguments, self.field = tokenizer, chat_arguments, field
         self.head, self._checked = _ids(self.tokenizer, ANSWER), set[str]()
@@ -92,7 +92,7 @@ class Bridges:
 class ProgramBridges:
     """Tokens between a turn that ends with a program and the next turn, for plain-text templates.
 
-    Most turns end with ``BEGUN``, a stop string of the engines; it is not repeated.
+    Most turns end with ``BEGUN``, which is a stop string of the engines; the bridge does not repeat it.
     """
 
     BEGUN = "```output"
@@ -110,5 +110,5 @@ class ProgramBridges:
 
 
 def _ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    # A tool may return half of a surrogate pair, which models can write in JSON but tokenizers cannot read.
+    # A tool may return half of a surrogate pair, which models can write in JSON but tokenizers cannot encode.
     return list(tokenizer(text.encode(errors="replace").decode(), add_special_tokens=False).input_ids)

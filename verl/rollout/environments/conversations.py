@@ -1,7 +1,7 @@
-"""Multi-turn conversations that are sampled by the engines.
+"""Multi-turn conversations between the policy, sampled by the engines, and an environment.
 
-After each policy turn, the environment takes a step, and its messages become the beginning of a request for the next
-turn.
+After each policy turn, the environment takes a step, and its messages are appended to the conversation. The engines
+then receive a request for the next turn.
 
 Legend: B = number of episodes; each conversation is one episode.
 """
@@ -57,7 +57,7 @@ class ConversationSetup:
         Args:
             max_response_length: Maximum number of tokens of a conversation after its prompt.
             template: Name of the prompt template.
-            chat_arguments: Arguments of the chat template that are also used for prompts.
+            chat_arguments: Chat template arguments, which are also used for prompts.
             max_length: Maximum sequence length of the engines, including the prompt, or None for no limit.
         """
         self.max_length = math.inf if max_length is None else max_length
@@ -76,7 +76,7 @@ class ConversationSetup:
 def check_conversations(
     options: MultiTurnConfig, tokenizer: PreTrainedTokenizerBase, template: str, chat_arguments: Mapping[str, Any]
 ) -> None:
-    """Raise ``ConfigError`` if the environment is unusable or the template cannot render its messages.
+    """Raise ``ConfigError`` if the environment is unusable or the template cannot render the environment's messages.
 
     Args:
         template: Name of the prompt template.
@@ -164,7 +164,7 @@ class Conversations:
         return {*self._to_answer, *(place for place, _ in self._answering.values())}
 
     def partial(self, places: Sequence[int]) -> Batch:
-        """Return the parts of the conversations at ``places`` that engines need."""
+        """Return the columns of the conversations at ``places`` that engines need."""
         return to_batch([self._all[place] for place in places])
 
     def rows(self, places: Sequence[int]) -> Batch:
@@ -181,7 +181,7 @@ class Conversations:
         return places
 
     def take(self, part: Batch) -> None:
-        """Accept finished turns, with the engine's ``calls``, and submit the environments' steps."""
+        """Accept finished turns, with the tool ``calls`` that the engine parsed, and submit the environments' steps."""
         for place, truncated, calls in zip(self.update(part), part.truncated.tolist(), part.calls, strict=True):
             conversation = self._all[place]
             conversation.truncated = truncated
@@ -191,7 +191,7 @@ class Conversations:
                 self._over.append(place)
             else:
                 self._to_answer[place] = self._turn(conversation, calls)
-        # Steps that share processes are submitted together, while replies to earlier ones are pending.
+        # Async steps are submitted at once; others share processes, so collect them while earlier ones are pending.
         if self.setup.pool.is_async or not self._answering:
             self._submit()
 
@@ -208,7 +208,7 @@ class Conversations:
         return bool(self.waiting)
 
     def _answered(self, wait_for_all: bool) -> list[int]:
-        """Wait for one reply, or all, and return the indices of the conversations that continue."""
+        """Wait for one reply, or for all, and return the indices of the conversations that continue."""
         continued: list[int] = []
         while self._answering or self._to_answer:
             self._submit()
@@ -222,7 +222,7 @@ class Conversations:
             if not wait_for_all:
                 break
         self._submit()
-        # In order of arrival, the assignment to engines would depend on timing.
+        # Sort, because in order of arrival, the assignment to engines would depend on timing.
         return sorted(continued)
 
     def over(self) -> Batch | None:
@@ -301,8 +301,8 @@ def add_rank_metrics(batch: Batch, measured: Batch | None) -> Batch:
     """Add rank metrics of the policy's tokens to ``batch``, whose rows are in the order of ``request``.
 
     Args:
-        measured: Episodes of only the policy's tokens, with ``request``, possibly including requests not in ``batch``;
-            or None to add no metrics.
+        measured: Episodes of only the policy's tokens, with ``request``, or None to add no metrics. May include
+            requests that are not in ``batch``.
     """
     if measured is None:
         return batch

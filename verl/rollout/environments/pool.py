@@ -1,4 +1,4 @@
-"""Environments of conversations, and the processes that run them.
+"""Runs the environments of conversations in separate processes.
 
 An environment has ``start(record) -> state`` and ``step(state, turn) -> (state, messages, done, reward)``, which may be
 ``async``. Its state consists of JSON values and tensors and is stored with the conversation, so any process can run any
@@ -42,11 +42,11 @@ MARGIN_S = 5.0
 """Seconds after a step's time limit at which a process with ``async`` steps is killed."""
 
 EXCHANGE_S = 0.05
-"""Maximum seconds to wait for a reply to ``async`` steps before others may join them."""
+"""Maximum seconds to wait for a reply to ``async`` steps before checking for new steps to start."""
 
 
 class Step(NamedTuple):
-    """Request to an environment."""
+    """Request for one step of an environment."""
 
     record: PromptRecord
     state: str
@@ -69,7 +69,7 @@ def load_environment(options: MultiTurnConfig) -> Any:
     """Load the environment selected by the options.
 
     Raises:
-        ConfigError: If it cannot be loaded or created, or lacks a method.
+        ConfigError: If the environment cannot be loaded or created, or lacks a method.
     """
     if options.environment is None:
         return ToolEnvironment(load_tools(options), options)
@@ -119,7 +119,7 @@ class EnvironmentPool(KillablePool):
     def ask(self, steps: Sequence[Step]) -> list[Future[Answer]]:
         """Start these steps, which run concurrently and, if ``async``, also alongside steps that are already running.
 
-        The futures' ``result`` raises ``ConfigError`` for any exception of the environment.
+        The futures' ``result`` raises ``ConfigError`` for any exception raised by the environment.
         """
         pairs = [(step, Future[Answer]()) for step in steps]
         if self.is_async:
@@ -141,7 +141,7 @@ class EnvironmentPool(KillablePool):
             future.set_result(answer)
 
     def _converse(self) -> None:
-        """Send ``async`` steps to the process as they arrive, and collect their replies until none is left."""
+        """Send ``async`` steps to the process as they arrive, and collect replies until none is pending."""
         waiting: dict[int, tuple[float, Step, Future[Answer]]] = {}
         numbers = count()
         while waiting or not self._new.empty():
@@ -160,7 +160,7 @@ class EnvironmentPool(KillablePool):
                     future.set_result(self._failure(answer, step) if isinstance(answer, BaseException) else answer)
                 except Exception as error:  # raised by the environment
                     future.set_exception(error)
-            # The event loop cannot time out a step that blocks it.
+            # The event loop cannot enforce the time limit of a step that blocks it.
             if waiting and time.monotonic() > next(iter(waiting.values()))[0] + self.options.timeout_s + MARGIN_S:
                 self.run(_leave, [None])
                 lost = True
@@ -179,7 +179,7 @@ class EnvironmentPool(KillablePool):
                 answers.append(self._failure(outcome, chunk[0]))
             else:
                 answers += [None] * len(chunk)
-        # Retry steps that shared a process with an aborted one, each separately.
+        # Steps that shared a process with an aborted one are retried separately.
         again = [i for i, answer in enumerate(answers) if answer is None]
         for i, outcome in zip(again, self.run(_take_steps, [[steps[i]] for i in again]), strict=True):
             failed = isinstance(outcome, BaseException)
@@ -187,7 +187,7 @@ class EnvironmentPool(KillablePool):
         return [answer for answer in answers if answer is not None]
 
     def _failure(self, error: BaseException, step: Step) -> Answer:
-        """Return the reply to a step that was aborted; raise any other ``error``."""
+        """Return the reply to a step if ``error`` means that it was aborted; otherwise, raise ``error``."""
         reason = failure_reason(error)
         if reason is None:
             raise error if isinstance(error, Exception) else RuntimeError(f"{FIELD}: {type(error).__name__}")

@@ -1,4 +1,4 @@
-"""Extraction of tool calls from the text of a turn, using vLLM's parsers."""
+"""Extracts tool calls from the text of a turn with vLLM's parsers."""
 
 import copy
 import logging
@@ -42,7 +42,7 @@ class ToolCallReader:
     def read(self, tokens: list[int]) -> dict[str, Any]:
         """Return ``calls`` as (name, arguments) pairs, and whether the turn has a ``malformed`` call."""
         tokens = tokens[:-1] if tokens and tokens[-1] in self.ends else tokens
-        # The markers of calls may be special tokens.
+        # Keep special tokens, because call markers may be special tokens.
         text = str(self.tokenizer.decode(tokens, skip_special_tokens=False))
         try:
             # Use a fresh copy per response, because some parsers keep state.

@@ -81,7 +81,7 @@ def load_tools(options: MultiTurnConfig) -> dict[str, Tool]:
 
 
 def tool_schemas(options: MultiTurnConfig) -> list[dict[str, Any]]:
-    """Return the schemas of the tools for the model, or an empty list with a custom environment."""
+    """Return the schemas of the tools for the model, or an empty list if the environment is custom."""
     return [tool.schema for tool in load_tools(options).values()] if options.has_tools else []
 
 
@@ -136,8 +136,8 @@ def _failed(name: str, why: str) -> dict[str, Any]:
 def with_types(arguments: dict[str, Any], schema: Mapping[str, Any]) -> dict[str, Any]:
     """Convert the ``arguments`` of a call to the types in ``schema``.
 
-    Several formats (``qwen3_coder``, ``glm45``) write them without quotes, so text is parsed as JSON if the schema
-    requires another type.
+    Several formats (``qwen3_coder``, ``glm45``) write arguments without quotes, so text is parsed as JSON if the schema
+    requires a type other than string.
     """
     described = (schema["function"].get("parameters") or {}).get("properties") or {}
     return {name: _with_type(value, described.get(name)) for name, value in arguments.items()}

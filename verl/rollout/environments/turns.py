@@ -17,7 +17,7 @@ from verl.rollout.partial import PartialResponse
 
 
 class Turns:
-    """Turns of one engine's conversations; states are kept on the CPU, or are None on workers that keep none."""
+    """Turns of one engine's conversations. Their states are kept on the CPU, or are None on workers that keep none."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Turns:
         self._held[request_id] = ([*known, states], sizes)
 
     def forget(self, request_ids: Sequence[str]) -> None:
-        """Drop the states of these requests, because newer weights will read their tokens again."""
+        """Drop the states of these requests, because their tokens will be read again with newer weights."""
         for request_id in request_ids:
             self._held.pop(request_id, None)
 

@@ -2,7 +2,7 @@
 
 Classes are created with ``(config, tool_schema)``. As in veRL, each call uses a separate instance: ``async create(
 create_kwargs=...)``, ``execute(instance_id, parameters)``, which returns a response, a reward and metrics, and
-``release(instance_id)``; rewards do not affect the score. Stubs replace the veRL modules that classes import.
+``release(instance_id)``; rewards do not affect the score. Stubs replace the veRL modules that these classes import.
 Classes in ``verl.tools`` are loaded from the veRL checkout that contains the file or the working directory.
 """
 
@@ -24,7 +24,7 @@ FIELD = "rollout.multi_turn.tool_config_path"
 
 
 class VerlTool:
-    """Tool listed in the file."""
+    """Tool listed in a veRL tool file."""
 
     is_async = True
 
