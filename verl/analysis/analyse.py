@@ -1,4 +1,4 @@
-"""The analysis driver, from a validated config to tables, correlations, figures and an HTML page.
+"""Runs an analysis, from a validated config to tables, correlations, figures and an HTML page.
 
 Responses are generated and stored as in an evaluation. The model then re-reads its own responses, and its workers
 reduce hidden states and vocabulary distributions to metrics.

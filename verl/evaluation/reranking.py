@@ -1,7 +1,7 @@
-"""Reward model scores of stored samples, saved next to the samples.
+"""Scores stored samples with a reward model and saves the scores next to the samples.
 
-The first line of ``reward_model.jsonl`` holds the settings that the scores depend on. Each later line is a score with
-the digest of its response.
+The first line of ``reward_model.jsonl`` holds the settings that the scores depend on. Each later line contains a score
+and the digest of its response.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
-"""Verdicts on stored samples, which are saved next to the samples and recomputed if their inputs change.
+"""Scores stored samples; verdicts are saved next to the samples and recomputed if their inputs change.
 
-The first line of ``verdicts.jsonl`` records the inputs of the verdicts: the verifiers' source and libraries, their
-limits, and the problems' answers. Each verdict includes the digest of its response. Scoring never generates samples.
+The first line of ``verdicts.jsonl`` records the inputs of the verdicts: the verifiers' source, libraries and limits,
+and the problems' answers. Each verdict includes the digest of its response. Scoring never generates samples.
 """
 
 import importlib.util
@@ -36,7 +36,7 @@ KEPT_REASONS = ("unparsed", "timeout", "memory", "crash", "error")
 """Verifier reasons kept as reason codes; any other reason for a wrong answer becomes ``wrong``."""
 
 NOT_GENERATED = ScoredSample("", 0, truncated=False, correct=False, answer="", reason=PROMPT_TOO_LONG)
-"""Placeholder sample of a problem whose prompt is too long for the model."""
+"""Placeholder sample for a problem whose prompt is too long for the model."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class StoredVerdict:
     problem: int
     sample: int
     response: str
-    """Digest of the response, used to detect that it was regenerated later."""
+    """Digest of the response, used to detect whether the response was regenerated."""
     correct: bool
     answer: str
     reason: str

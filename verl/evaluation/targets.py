@@ -1,4 +1,4 @@
-"""Models to evaluate: checkpoints of training runs, and standalone models."""
+"""Selects the models to evaluate, which are checkpoints of training runs or standalone models."""
 
 import os
 import re
@@ -158,11 +158,11 @@ def _run_option(root: Path, group: str, option: str) -> Any:
 
 
 def _run_text(root: Path, group: str, option: str) -> str:
-    """Return :func:`_run_option` if it is a string that can be a path or a name, otherwise an empty string."""
+    """Like :func:`_run_option`, but return an empty string if the option cannot be a path or a name."""
     value = _run_option(root, group, option)
     return value if isinstance(value, str) and "\0" not in value else ""
 
 
 def _as_name(text: str) -> str:
-    """Replace all characters in ``text`` that are unsuitable in a folder name."""
+    """Replace all characters in ``text`` that are unsuitable for a folder name."""
     return re.sub(r"[^\w.+-]+", "_", text).strip("._-+") or "model"
