@@ -230,7 +230,7 @@ def intervals(drawn: Sequence[pd.DataFrame], shares: Sequence[pd.DataFrame] = ()
         drawn: :func:`resampled` values of each benchmark; columns missing from any benchmark are ignored.
         shares: Per-problem values of each benchmark if they are in [0, 1], or empty. If all problems of a benchmark
             have equal values, such as 0 of 12 correct, the draws do not vary, and the benchmark contributes a Wilson
-            interval (JASA 1927, 22:209) for a whole number of problems.
+            interval (JASA 1927, 22:209) for the sum of the values, rounded to an integer.
 
     Returns:
         Value, lower end and upper end of each interval, keyed by column name plus a suffix from ``ENDS``.

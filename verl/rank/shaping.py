@@ -8,7 +8,7 @@ DEVIATION_EPS = 1e-8
 
 
 def relative_deviation(metric: Tensor, baseline: float) -> Tensor:
-    """Return d = clip((m - mu) / (|mu| + 1e-8), -5, 5) for ``metric [B]``, or 0 (no signal) if m is not finite."""
+    """Return d = clip((m - mu) / (|mu| + 1e-8), -5, 5) for ``metric [B]``, with 0 (no signal) where m is not finite."""
     deviation = (metric - baseline) / (abs(baseline) + DEVIATION_EPS)
     return torch.where(metric.isfinite(), deviation.clamp(-DEVIATION_LIMIT, DEVIATION_LIMIT), 0.0)
 
@@ -39,7 +39,7 @@ def auxiliary_signal(deviations: Tensor, weights: Tensor, scale: float) -> Tenso
 
 
 def last_token_mask(response_mask: Tensor) -> Tensor:
-    """Return a mask of the last response token in each row of ``response_mask [B, R]`` that has any."""
+    """Return a mask of each row's last response token, if it has any, given ``response_mask [B, R]``."""
     mask = response_mask.bool()
     later_tokens = mask.flip(1).cumsum(1).flip(1)
     return mask & (later_tokens == 1)

@@ -67,7 +67,7 @@ def _nested_seconds(rows: int, width: int, shifts: int, device: str, max_bytes: 
     share = min(1.0, size / panel) ** 2
     per_shift = factor_operations(rows, width, size) / rates.products + panels * share * rates.panel
     shared = rows * rows * width / rates.products
-    # A head adds eigenvectors (twice the eigenvalues' time) and saves the solves below (half the speed of products).
+    # A head takes twice the time of its eigenvalues, and saves solves, which run at half the speed of products.
     head = head_columns(rows, device) if blocks == 1 else 0
     if head:
         per_shift -= 2 * (rows - head) * head**2 / rates.products
