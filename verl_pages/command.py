@@ -51,7 +51,7 @@ def write(folders: list[Path], out: Path | None) -> None:
 
 @contextmanager
 def limited_memory() -> Iterator[None]:
-    """Let the block allocate at most ``MEMORY_BYTES`` in addition to the process's current memory."""
+    """Limit allocations in the block to ``MEMORY_BYTES`` in addition to the process's current memory."""
     before = soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     # The data size is available only on Linux, which is also the only system that enforces the limit.
     limit = MEMORY_BYTES + getattr(psutil.Process().memory_info(), "data", 0)

@@ -47,9 +47,9 @@ def bucket_steps(runs: Sequence[RunFolder]) -> int:
 
 
 def thin(series: Series, width: int) -> list[list[Any]]:
-    """Return the points of a curve as ``[steps, means]``, plus minima and maxima if ``width``, in steps, exceeds 1.
+    """Return the points of a curve as ``[steps, means]``, plus minima and maxima if each covers several steps.
 
-    Each point covers ``width`` steps and is placed at the mean step with a finite value. The extrema preserve peaks.
+    A point covers ``width`` steps and is placed at the mean of those with finite values. The extrema preserve peaks.
     """
     finite = np.isfinite(series.values)
     steps, values = series.steps[finite], series.values[finite]

@@ -20,7 +20,7 @@ from markupsafe import Markup
 from verl.utils.portable import finite_or_null, printable
 
 CHUNK_BYTES = 1 << 19
-"""Uncompressed size at which a chunk is closed. The page decompresses a chunk when its content is opened."""
+"""Uncompressed size in bytes at which a chunk is closed. The page decompresses a chunk when its content is opened."""
 
 BROWSER_SCRIPTS = ("base", "list", "charts", "panels", "diff", "text", "tokens", "samples")
 """Scripts for pages with charts and the response browser."""
@@ -77,7 +77,7 @@ def render(
 
 
 def ascii_json(value: Any) -> str:
-    """Encode as ASCII JSON without ``<``, ``>`` and ``&``, safe in a script element; non-finite numbers become null."""
+    """Encode ``value`` as ASCII JSON that is safe in a script element, with null in place of non-finite numbers."""
     text = json.dumps(finite_or_null(value), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 

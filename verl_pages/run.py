@@ -212,7 +212,7 @@ def _style(place: int) -> dict[str, str]:
 def _pack_panels(
     panels: Sequence[Panel], runs: Sequence[RunFolder], width: int
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the index of the panels and the chunks with their curves."""
+    """Return the index of the panels, and the chunks that contain their curves."""
     index: list[dict[str, Any]] = []
     chunks: list[str] = []
     held: list[str] = []

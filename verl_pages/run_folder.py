@@ -100,7 +100,7 @@ def is_run(folder: Path) -> bool:
 
 
 def read_run(folder: Path, name: str) -> RunFolder:
-    """Read everything except the samples themselves."""
+    """Read the content of a run folder, except the samples themselves."""
     run = RunFolder(folder, name)
     run.options = _read_options(folder / RUN_CONFIG, run.troubles)
     run.summary = _read_summary(folder / SUMMARY, run.troubles)

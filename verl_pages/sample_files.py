@@ -67,7 +67,7 @@ COLUMN_TYPES = {
 NEEDED = {"uid", "prompt", "response", "correct"}
 
 CHANGES = (1e-6, 0.05, 0.2, 0.5)
-"""Upper bounds of the classes in which relative advantage changes are counted; a final class is unbounded."""
+"""Upper bounds of the classes of relative advantage changes due to rank shaping; a final class is unbounded."""
 
 CHANGE_NAMES = ("unchanged", "up to 5%", "up to 20%", "up to 50%", "above 50%")
 
@@ -82,7 +82,7 @@ class GatheredSamples:
     prefixes: list[str] = field(default_factory=list)
     """Names of the rank metrics that were measured on the prefixes of at least one response."""
     shaping: list[list[list[Any]]] = field(default_factory=list)
-    """Rows of the step and the share of responses in each class (see ``CHANGES``), for each run."""
+    """For each run, rows with the step and the share of responses in each class (see ``CHANGES``)."""
     fraction: float = 1.0
     """Fraction of prompts that were read."""
     num_files: int = 0
@@ -90,7 +90,7 @@ class GatheredSamples:
 
 
 def gather_samples(runs: Sequence[RunFolder], max_raw: int = MAX_RAW_BYTES) -> GatheredSamples:
-    """Read the samples of ``runs``, skipping unreadable files with a line in the run's ``troubles``."""
+    """Read the samples of ``runs``, skipping unreadable files and reporting them in the run's ``troubles``."""
     gathered = GatheredSamples(shaping=[[] for _ in runs])
     chosen = [(number, run, file) for number, run in enumerate(runs) for file in _spread_files(run.samples)]
     size = sum(_raw_bytes(run.path / SAMPLES / file.name) for _, run, file in chosen)

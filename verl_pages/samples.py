@@ -62,12 +62,12 @@ class Limits:
 
 @dataclass(frozen=True)
 class PackedSamples:
-    """Prompts and their responses, packed into compressed chunks that the page decompresses when they are needed."""
+    """Prompts and their responses, packed into compressed chunks that the page decompresses on demand."""
 
     chunks: list[str]
     """Compressed JSON: the first chunk lists the prompts, and the others contain their responses."""
     count: int
-    """Number of prompts, counted from the first, that fit."""
+    """Number of prompts that fit, starting with the first."""
     limits: Limits
 
 
@@ -179,7 +179,7 @@ def _response(row: Row, figures: Sequence[str], prefixes: Sequence[str], limits:
 
 
 def _tokens(row: Row, prefixes: Sequence[str], characters: int) -> dict[str, Any]:
-    """Return the text of a response with token boundaries and per-token values."""
+    """Return the text of a response, with its token boundaries and per-token values."""
     tokens: list[str] = row["tokens"]
     head, tail = len(tokens), len(tokens)
     total = sum(map(len, tokens))

@@ -41,7 +41,7 @@ def timeline(run: RunFolder) -> dict[str, Any]:
 
 
 def _row(step: int, seconds: dict[str, float]) -> list[Any]:
-    """Build the timeline entry of a step from its ``seconds`` by phase, which include the whole step as ``step``."""
+    """Build the timeline entry of a step from its ``seconds`` by phase; the key ``step`` is the whole step."""
     whole, sampling, validation = seconds["step"], seconds["gen"], seconds.get("testing", 0.0)
     # Phases that ran in parallel do not add to the step's duration.
     beside = sum(seconds.values()) - 2 * whole - seconds.get("engine_wait", 0.0)

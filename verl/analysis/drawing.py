@@ -85,7 +85,7 @@ def panels(figure: Figure, names: Sequence[str], width: float, height: float) ->
 
 
 def line_style(number: int) -> dict[str, Any]:
-    """Return the colour and marker of a line by its 0-based ``number``; the first 64 are distinct."""
+    """Return the colour and marker of a line by its 0-based ``number``; the first 64 styles are distinct."""
     return {
         "color": COLOURS[number % len(COLOURS)],
         "marker": MARKERS[(number + number // len(COLOURS)) % len(MARKERS)],

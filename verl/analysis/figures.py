@@ -154,7 +154,7 @@ def correctness_figure(rows: pd.DataFrame, metrics: Sequence[str], title: str) -
 def course_figure(courses: pd.DataFrame, metrics: Sequence[str], title: str) -> Figure:
     """Draw each metric along the response, for correct and wrong responses."""
     figure = Figure(layout="constrained")
-    # The last point of a response is at its end, which differs between responses; keep only the shared positions.
+    # The last point of each response is at its own length; keep only the positions that responses share.
     whole = courses.groupby(["prompt_id", "rollout_id"])["tokens"].transform("max")
     shared = courses[courses["tokens"] < whole]
     for axes, name in panels(figure, metrics, 3.0, 2.3):

@@ -2,8 +2,8 @@
 
 A response's distribution is the share of each token among its own tokens, including the end-of-sequence token. Stacked
 responses pool their token counts. Similarities are ROUGE F1 on tokens and on words, and Levenshtein similarity on
-tokens. Words come from the ``rouge-score`` package with its stemmer; the longest common subsequence comes from
-rapidfuzz, which gives identical results hundreds of times faster.
+tokens. Words come from the ``rouge-score`` package with its stemmer. The longest common subsequence is computed by
+rapidfuzz, which gives identical results hundreds of times faster than ``rouge-score``.
 """
 
 import math
@@ -48,7 +48,7 @@ def top_confidence(tokens: Tokens, k: int) -> float:
 
 
 def repetition_rate(responses: Sequence[Tokens], n: int) -> float:
-    """Return the share of n-grams in ``responses`` that repeat another one, or 0 if there are no n-grams.
+    """Return the share of n-grams in ``responses`` that repeat an earlier n-gram, or 0 if there are no n-grams.
 
     N-grams do not span responses.
     """

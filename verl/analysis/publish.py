@@ -32,7 +32,7 @@ UPLOADED = ("index.html", "analysis.xlsx")
 """Files to upload to the wandb run."""
 
 MANY = 0.02
-"""Share of responses without acceleration above which a warning is shown."""
+"""Share of responses without acceleration that triggers a warning."""
 
 
 def publish(

@@ -68,7 +68,7 @@ OF_PAIRS = (
     *("pairwise_rouge_l", "pairwise_rouge_l_text", "pairwise_rouge1_token", "pairwise_rouge1_text"),
     *("pairwise_rouge2_token", "pairwise_rouge2_text", "pairwise_textual_similarity"),
 )
-"""Prompt columns that compare the responses to the prompt."""
+"""Prompt columns that compare a prompt's responses with each other."""
 
 
 def rank_columns(config: AnalysisConfig) -> dict[str, tuple[str, int]]:

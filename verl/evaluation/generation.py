@@ -1,4 +1,4 @@
-"""Response generation: sends requests to the engines and writes their responses to the stores."""
+"""Generates responses by sending requests to the engines, and writes the responses to the sample stores."""
 
 import math
 import time

@@ -71,7 +71,7 @@ def score_by_reward_model(
 ) -> dict[EvaluationTask, dict[SampleKey, float]]:
     """Return the scores of the first ``n_sampling`` samples of every problem.
 
-    Missing and outdated scores are computed. Raises ``WorkerError`` if the reward model fails.
+    Computes missing and outdated scores. Raises ``WorkerError`` if the reward model fails.
     """
     held, tokenizer = judge
     settings = {"model": model_digest(held.model.path), "max_length": held.max_length, "dtype": held.model.param_dtype}

@@ -32,7 +32,7 @@ MAX_BLOCK = 1 << 20
 """Maximum number of values (8 MiB) to resample at once."""
 
 REPEATED_WORDS = 4
-"""Length in words of the n-grams that the repetition rate counts."""
+"""Number of words in the n-grams that the repetition rate counts."""
 
 GROUPS = ("all", "correct", "wrong")
 """Groups of responses over which rank metrics are averaged."""
@@ -41,7 +41,7 @@ FIGURES = ("pass", "maj", "rm", "rm_maj")
 """Prefixes of the ``@k`` statistics; the last two exist only if a reward model scored the samples."""
 
 ENDS = ("", "_low", "_high")
-"""Column suffixes of an estimate and the ends of its interval, which are NaN if there is only one problem."""
+"""Column suffixes of an estimate and of its interval's ends; the ends are NaN if there is only one problem."""
 
 AVERAGE = "macro average"
 """Benchmark name of the rows that hold means over benchmarks."""
@@ -206,9 +206,9 @@ def _changes(figures: pd.DataFrame, baseline: pd.DataFrame) -> pd.DataFrame:
 
 
 def resampled(values: pd.DataFrame, seed: int = 0, draws: int = DRAWS) -> pd.DataFrame:
-    """Return each column's mean over problems, then its bootstrap means over resampled problems: [1 + draws, K].
+    """Return column means over problems, followed by column means over resampled problems, ``[1 + draws, K]``.
 
-    All columns share the draws. With a single problem the spread is unknown, so the draws are NaN.
+    All columns share the draws. With a single problem, the spread is unknown, so the draws are NaN.
     """
     means = np.full((draws, len(values.columns)), math.nan)
     if len(values) > 1 and values.size:

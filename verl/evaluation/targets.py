@@ -118,7 +118,7 @@ def _targets_of(alias: str, path: str, entry: TargetConfig, display: EvaluationD
 
 
 def _find_step(root: Path, step: int, field: str, base: str | None) -> tuple[int, str]:
-    """Resolve ``step`` (``LAST`` is the newest) to its number and model path. Raises ``ConfigError`` if missing."""
+    """Return the number and model path of ``step`` (``LAST`` is the newest); raise ``ConfigError`` if it is missing."""
     if step == 0:
         model = find_path(base or _run_text(root, "model", "path"))
         if not model:

@@ -52,8 +52,8 @@ DIGESTED_CONFIGS = {"config.json", "generation_config.json"}
 
 DIGESTED_PIECES = 64
 DIGESTED_BYTES = 1 << 16
-"""Both the number and the size of the evenly spaced pieces of a weight file that its digest covers. The ends of the
-file are not enough: short training can leave the embeddings and bfloat16 norms stored there unchanged."""
+"""Both the number and the size in bytes of the evenly spaced pieces of a weight file that its digest covers. The ends
+of the file are not enough: short training can leave the embeddings and bfloat16 norms stored there unchanged."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +72,7 @@ class EvaluationTask:
     settings: dict[str, Any]
     """All inputs of the samples except the prompts."""
     unanswered: Mapping[int, int]
-    """Prompt lengths, by problem index, of the problems without samples because their prompts are too long."""
+    """Prompt lengths, by problem index, of problems that are not sampled because their prompts are too long."""
 
     @property
     def label(self) -> str:

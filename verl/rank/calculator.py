@@ -230,7 +230,7 @@ def _mean(states: Tensor) -> Tensor:
 
 
 def _stacked(layers: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Stack the per-layer metrics ``[B, ...]`` of each name to ``[B, L, ...]``."""
+    """Stack each metric's per-layer tensors ``[B, ...]`` to ``[B, L, ...]``."""
     return {name: torch.stack([layer[name] for layer in layers], dim=1) for name in layers[0]}
 
 

@@ -59,7 +59,7 @@ def changes(
         rule: Value of ``calculator.prefix_rule``; it determines whether the whole response counts as the last prefix.
         lengths: Number of rows per response, ``[B]``; ``kept [B]`` of these are used for prefixes.
     """
-    # Masked responses remain NaN, although fewer than two prefixes would give 0.
+    # Keep NaN for masked responses, which would get 0 if they had fewer than two prefixes.
     masked = torch.where(whole.isnan(), torch.nan, 0.0)
     if rule != "after_stride":
         if rule == "after_stride_and_whole":

@@ -1,4 +1,4 @@
-"""Reward manager that converts a batch's rank metrics to the auxiliary signal Phi (arXiv 2509.23808).
+"""Reward manager that computes the auxiliary signal Phi from a batch's rank metrics (arXiv 2509.23808).
 
 Shapes: B responses, R padded response tokens. The state consists of moving averages over training steps: a baseline mu
 per layer and indicator, and the mean score. Apart from loading a state, only ``update``, called at the end of each
@@ -183,7 +183,7 @@ class RewardManager:
         previous = state.get("previous_means")
         previous = None if previous is None else _checked_means(previous, "previous_means")
         score = state["ema_score"]
-        # An average that does not start at zero is None until its first value.
+        # An average that does not start at zero is None until it receives a value.
         score = None if score is None and self._start is None else _finite_float(score, "ema_score")
         self._baselines, self._previous_means, self._ema_score = baselines, previous, score
 

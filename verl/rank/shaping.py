@@ -1,4 +1,4 @@
-"""Rank shaping: computes the auxiliary signal Phi from rank metrics and adds it to advantages (arXiv 2509.23808)."""
+"""Implements rank shaping, which adds an auxiliary signal Phi of rank metrics to advantages (arXiv 2509.23808)."""
 
 import torch
 from torch import Tensor
@@ -46,7 +46,7 @@ def last_token_mask(response_mask: Tensor) -> Tensor:
 
 
 def shaped_advantages(advantages: Tensor, response_mask: Tensor, phi: Tensor, kappa: float, placement: str) -> Tensor:
-    """Return A = A0 + min(relu(Phi), |A0| / kappa) on every response token or only on the last one.
+    """Return advantages A = A0 + min(relu(Phi), |A0| / kappa), changing every response token or only the last one.
 
     The bonus is never negative and, since kappa >= 1, never flips the sign of an advantage.
 

@@ -51,7 +51,7 @@ class StackedResponses:
         ends = [j * stride + self._extra for j in range(first, (last - self._extra) // stride + 1)]
         ends = ends if self.config.compute_diff else []
         at = torch.tensor([1 + before.shape[1] + end - self._rows for end in [*ends, last]])
-        # 2. Construct rows with these contrasts.
+        # 2. Construct rows that have these contrasts, and compute the prefixes' metrics from them.
         virtual = _rows_of(contrasts)
         lengths = torch.full((len(rows),), virtual.shape[1])
         measured = base_metrics(virtual, lengths, at.expand(len(rows), -1), self.names, self._options)
@@ -100,7 +100,7 @@ def _contrasts(rows: Tensor, mean: Tensor, before: int) -> tuple[Tensor, Tensor]
 
 
 def _rows_of(contrasts: Tensor) -> Tensor:
-    """Return rows ``[L, 1 + r, D]`` whose first row is 0 and whose other Helmert contrasts are ``contrasts [L, r, D]``.
+    """Return rows ``[L, 1 + r, D]`` that start with 0 and have ``contrasts [L, r, D]`` after their first contrast.
 
     x_{k+1} = mean of x_1..x_k + sqrt((k + 1) / k) z, which increases the mean by z / sqrt(k (k + 1)).
     """

@@ -14,7 +14,7 @@ PADDING = 8
 as rows of 512 elements, share the same few cache sets, which slowed products down by a fifth."""
 
 PANELS = 3 * 64 + PADDING
-"""Columns of a panel's temporaries: the panel, its solved part with a copy, and the padding."""
+"""Number of columns in a panel's temporaries: the panel, its solved part with a copy, and the padding."""
 
 BLOCK_ROWS = 1024
 """Number of rows to convert to float64 at a time when not all are needed at once."""
@@ -26,7 +26,7 @@ WIDEST_WHOLE_BLOCK = 512
 def block_rows(rows: int, width: int, max_bytes: int = MAX_BYTES) -> int:
     """Return the number of rows per block that needs the fewest operations within ``max_bytes``.
 
-    Candidates are all rows, and D or a fraction of it. If none fits, return the one that needs the least memory.
+    Candidates are all rows, D rows, and fractions of D rows. If none fits, the one that needs the least memory is used.
     """
     if rows <= width:
         return rows

@@ -1,4 +1,4 @@
-"""Blocked Cholesky factorisation of batches of matrices.
+"""Implements blocked Cholesky factorisation of batches of matrices.
 
 The algorithm is left-looking over panels of columns. Nearly all work is in batched matrix products, which use a GPU's
 matrix units and a CPU's vector units. The diagonal blocks are factored by LAPACK or a GPU's small-matrix kernels.
@@ -59,7 +59,7 @@ def add_product(out: Tensor, left: Tensor, right: Tensor, lower: bool = False) -
 
 
 def head_columns(rows: int, kind: str) -> int:
-    """Return the size m of the :class:`Head` for ``rows``, or 0 if a head is not faster (always on GPUs)."""
+    """Return the size m of the :class:`Head` for ``rows``, or 0 if a head is not faster, which is always so on GPUs."""
     if kind != "cpu" or rows < HEAD_FROM:
         return 0
     return PANEL[kind] * min(HEAD_PANELS, round(HEAD_SHARE * rows / PANEL[kind]))

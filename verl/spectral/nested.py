@@ -1,8 +1,8 @@
 """Computes spectral sums of every prefix of every response, using one factorisation per shift.
 
 The Helmert contrasts z_k = sqrt((k - 1) / k) (x_k - mean of x_1..x_(k-1)) of a response's rows make centring nested:
-the scatter matrix of the first k rows, centred on their own mean, is S_k = sum_{i<=k} z_i z_i^T. Factor
-L L^T = I + Z Z^T / t over all contrasts Z. Leading blocks of L are the factors of the matrix's leading blocks, so
+the scatter matrix of the first k rows, centred on their own mean, is S_k = sum_{i<=k} z_i z_i^T. Let L be the Cholesky
+factor of I + Z Z^T / t for all contrasts Z. Its leading blocks are the factors of that matrix's leading blocks, so
 
     log det(I + S_k / t) = sum_{i<=k} 2 log L_ii        for every k at once,
 
@@ -43,7 +43,7 @@ class Scatter(NamedTuple):
     norm: Tensor
     """Frobenius norms sqrt(tr S_k^2), or larger bounds on the largest eigenvalue of S_k, ``[b, n]``."""
     lost: Tensor
-    """Result of :func:`lost_to_underflow`, ``[b]``."""
+    """Whether squares were lost to underflow (see :func:`lost_to_underflow`), ``[b]``."""
 
 
 class Blocks(NamedTuple):
@@ -93,7 +93,7 @@ def nested_sums(chunk: Chunk, prefixes: Tensor, nodes: NodeSet, workspace_bytes:
 
 
 def lost_to_underflow(chunk: Chunk) -> Tensor:
-    """Return whether a response has a prefix whose nonzero contrasts have squares lost to underflow, ``[b]``."""
+    """Return whether each response has a prefix with nonzero contrasts whose squares underflow, ``[b]``."""
     present, energy = [], []
     for block in chunk.contrasts():
         present.append(_present(block))
@@ -198,13 +198,13 @@ def _scatter(chunk: Chunk, size: int, workspace_bytes: int) -> Scatter:
 
     tr S_k and tr S_k^2 = sum_{i,j<=k} K_ij^2 are running sums of nonnegative terms over the rows of K = Z Z^T.
     """
-    # A single block: derive everything from the Gram matrix of the response.
+    # With a single block, derive everything from the Gram matrix of the response.
     if size == chunk.longest:
         rows = chunk.all_contrasts()
         gram = lower_gram(rows)
         trace, square = (part.cumsum(1) for part in _moments(gram))
         return Scatter(size, gram, trace, _norm(trace, square), _lost(_present(rows), trace))
-    # Several blocks, where S is the scatter matrix of the contrasts before each block.
+    # With several blocks, let S be the scatter matrix of the contrasts before each block.
     presents, traces, squares = [], [], []
     for part in _blocks(chunk, size, workspace_bytes):
         rows, before = part.rows.flatten(0, 1), part.before.flatten(0, 1)

@@ -179,7 +179,7 @@ def prefix_functionals(
     if "effective_rank" in results:
         results["effective_rank"].fill_(1.0)
     for piece in _pieces(hidden, lengths, prefix_rows, functions, options):
-        # A prefix of k rows has at most min(k - 1, D) nonzero singular values, which bounds its entropies.
+        # Entropies are bounded, since a prefix of k rows has at most min(k - 1, D) nonzero singular values.
         most = (piece.prefixes - 1).clamp(max=min(hidden.shape[2], options.svd_rank or hidden.shape[2]))
         most = most.clamp(min=1).double().log()
         for name, result in results.items():
@@ -308,7 +308,7 @@ def _method_and_nodes(
     functions: tuple[SpectralFunction, ...],
     options: SpectralOptions,
 ) -> tuple[str, NodeSet | None]:
-    """Resolve ``auto`` to a method, and return the nodes if it is ``nested``."""
+    """Resolve ``auto`` to a method; return the method, and its nodes if it is ``nested``."""
     method, width = options.method, hidden.shape[2]
     if method == "auto" and options.svd_rank is not None:
         method = "eigh"
@@ -327,7 +327,7 @@ def _method_and_nodes(
 def _checked(
     hidden: Tensor, lengths: Tensor, prefix_rows: Tensor, options: SpectralOptions
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Validate the inputs; return lengths, prefixes and the largest entry of each response on the CPU."""
+    """Validate the inputs; return lengths, prefix row counts and each response's largest entry on the CPU."""
     lengths, prefix_rows = lengths.cpu(), prefix_rows.cpu()
     check_hidden(hidden, lengths)
     batch = hidden.shape[0]

@@ -65,7 +65,7 @@ class Chunk:
         return replace(self, which=self.which[mask], lengths=self.lengths[mask], scale=scale)
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """Return ``hidden / scale`` minus its first row, float64 ``[b, stop - start, D]``; padding rows are arbitrary.
+        """Return ``hidden / scale`` minus each response's first row, ``[b, stop - start, D]``; padding is arbitrary.
 
         Subtracting a constant row does not change the centred scatter. Since the first row belongs to every prefix,
         differences and rounding errors scale with the prefix's extent, not with its distance from the origin.

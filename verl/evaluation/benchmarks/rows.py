@@ -38,7 +38,7 @@ FIELD_NAMES: dict[str, tuple[str, ...]] = {
     "verifier": (),
 }
 """Maps each of our fields to its case-insensitive names in files; the first name with a value in a row is used.
-``context`` is prepended to the question. A field such as ``body`` is used for only one of the two. The answer and all
+``context`` is prepended to the question. A field like ``body`` is used for only one of these two. The answer and all
 ``wrong_answers`` become options, shuffled with the question as the seed. ``verifier``, the data source that selects the
 verifier, is read only if a mapping names its field."""
 
@@ -205,7 +205,7 @@ def inline_options(question: str) -> dict[str, str]:
     """Return the text by letter of options such as ``A. 1 B. 2`` or ``(A) 1 (B) 2`` at a question's end, if any."""
     labels = list(_INLINE_LABEL.finditer(question))
     for order in _LABEL_ORDERS:
-        # Search backwards, starting from the end, because the question itself can mention a point A.
+        # Search backwards from the end, because the question itself can mention a point A.
         chains: dict[str, list[re.Match[str]]] = {}
         for label in reversed(labels):
             if (place := order.find(label[label.lastindex or 0])) < 0:
@@ -244,7 +244,7 @@ def _first_value(row: Row, names: Sequence[str], nan_is_gap: bool) -> Any:
 
 
 def _require_plain(value: Any, ours: str, row: Row, names: Sequence[str]) -> None:
-    """Raise ``ValueError`` if ``value`` is not text, a finite number, or a flat list, but for example chat messages."""
+    """Raise ``ValueError`` unless ``value`` is text, a finite number or a flat list of these; reject chat messages."""
     for entry in value if isinstance(value, list) else [value]:
         nested = isinstance(entry, Mapping | list)
         infinite = isinstance(entry, float) and not math.isfinite(entry)

@@ -82,7 +82,7 @@ def with_difference(row: Any, k: int) -> str:
 
 
 def comparison_table(summary: Summary, k: int) -> pd.DataFrame:
-    """Return a table of pass@k by run and benchmark, with the larger number of the two as rows."""
+    """Return a table of pass@k by run and benchmark, with runs as rows if there are more runs than benchmarks."""
     benchmarks = summary.benchmarks + [AVERAGE] * bool(summary.averaged)
     cells = summary.table.apply(with_difference, axis=1, k=k).unstack("run", fill_value=NOTHING)
     cells = cells.loc[benchmarks, summary.labels]
@@ -123,7 +123,7 @@ def _metric_table(summary: Summary) -> pd.DataFrame:
 
 
 def comparison_ks(summary: Summary) -> list[int]:
-    """Return the values of k for the overview: 1, and the most common largest k among the rows."""
+    """Return the values of k for the overview: 1, and the value that is most often the largest k of a row."""
     known = summary.table[[f"pass@{k}" for k in summary.ks]].notna()
     largest = [ks[-1] for row in known.to_numpy() if (ks := [k for k, has in zip(summary.ks, row, strict=True) if has])]
     return sorted({1, max(largest, key=lambda k: (largest.count(k), k))}) if largest else []
