@@ -67,7 +67,7 @@ class ScoredSample:
 
 @dataclass(frozen=True)
 class ProblemResult:
-    """A problem and its samples. The number of samples varies between problems and may be 0."""
+    """A problem and its samples; the number of samples varies between problems and can be 0."""
 
     index: int
     question: str
@@ -89,7 +89,7 @@ class TaskResult:
 
     @property
     def label(self) -> str:
-        """Label ``alias@step``; :func:`row_labels` adds the temperature where labels would collide."""
+        """Label ``alias@step``; :func:`row_labels` adds the temperature if labels would otherwise be ambiguous."""
         return valid_unicode(f"{self.run}@{self.step}")
 
 

@@ -113,8 +113,8 @@ def score_batches(
                 [problem.extra_info for problem in problems],
                 [task.opens_thought] * len(batch),
             )
-        # A custom function raises a ValueError. The pool raises a RuntimeError if its processes keep dying, and so
-        # does the sandbox if it cannot be created.
+        # Custom functions raise ValueError. The pool raises RuntimeError if its processes keep dying, and the sandbox
+        # raises RuntimeError if it cannot be created.
         except (ValueError, RuntimeError) as error:
             raise ConfigError(f"{task.benchmark}: cannot be scored: {error}") from error
         yield dict(zip(batch, scores, strict=True))

@@ -33,7 +33,7 @@ RecordT = TypeVar("RecordT")
 
 
 def digest(content: bytes, size: int = 8) -> str:
-    """Return the hex digest of ``content`` with ``size`` bytes."""
+    """Return a digest of ``content``, ``size`` bytes long, in hexadecimal."""
     return hashlib.blake2b(content, digest_size=size).hexdigest()
 
 

@@ -100,7 +100,7 @@ def _contrasts(rows: Tensor, mean: Tensor, before: int) -> tuple[Tensor, Tensor]
 
 
 def _rows_of(contrasts: Tensor) -> Tensor:
-    """Return rows ``[L, 1 + r, D]`` that start with 0 and have ``contrasts [L, r, D]`` after their first contrast.
+    """Return rows ``[L, 1 + r, D]`` whose first row is 0 and whose later contrasts are ``contrasts [L, r, D]``.
 
     x_{k+1} = mean of x_1..x_k + sqrt((k + 1) / k) z, which increases the mean by z / sqrt(k (k + 1)).
     """

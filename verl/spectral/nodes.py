@@ -47,9 +47,9 @@ class NodeSet(NamedTuple):
     def sums(self, logs: Tensor, trace: Tensor, norm: Tensor) -> Tensor:
         """Compute spectral sums ``[F, b, P]`` (eq. 5) from log-determinants ``[b, n, P]``, traces and norms ``[b, P]``.
 
-        f(N) + sum_q w_q (log det(I + S / t_q) - log(1 + N / t_q)) + a (L - N), with L = tr S and N = sqrt(tr S^2) <= 1.
-        This subtracts the fit's error at the single eigenvalue N. Sums are therefore exact for spectra with one nonzero
-        eigenvalue, and entropies near 0 stay accurate.
+        For L = tr S and N = sqrt(tr S^2) <= 1, the sum is f(N) + sum_q w_q (log det(I + S / t_q) - log(1 + N / t_q)) +
+        a (L - N). This subtracts the fit's error at the single eigenvalue N. Sums are therefore exact for spectra with
+        one nonzero eigenvalue, and entropies near 0 stay accurate.
         """
         weights, slopes, shifts = (to_device(part, logs.device) for part in (self.weights, self.slopes, self.shifts))
         # Evaluate the fit's terms, and f itself, at the single eigenvalue N.

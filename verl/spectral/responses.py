@@ -77,7 +77,7 @@ class Chunk:
         return rows.div_(scale).sub_(first.div_(scale))
 
     def contrasts(self, size: int = BLOCK_ROWS, stop: int | None = None) -> Iterator[Tensor]:
-        """Yield the Helmert contrasts of the first ``stop`` rows (default all) in blocks of up to ``[b, size, D]``.
+        """Yield the Helmert contrasts of the first ``stop`` rows (by default all) in blocks of up to ``[b, size, D]``.
 
         z_1 = 0 and z_k = sqrt((k - 1) / k) (x_k - mean of x_1..x_(k-1)), eq. 1 in docs/spectral.md; 0 in padding.
         """
