@@ -1,4 +1,4 @@
-"""HTML pages built from the output of training runs, evaluations and analyses."""
+"""Builds HTML pages from the output of training runs, evaluations and analyses."""
 
 PAGE = "report.html"
 """File name of the page in a training run's folder."""

@@ -1,4 +1,4 @@
-"""Analysis page: figures and correlations in a self-contained HTML file without scripts."""
+"""Builds the analysis page, a self-contained HTML file without scripts that shows figures and correlations."""
 
 import base64
 import math

@@ -1,4 +1,4 @@
-"""Command ``verl-report RUN [RUN ...]``, which writes one page for one or more training runs."""
+"""Implements the command ``verl-report RUN [RUN ...]``, which writes one page for one or more training runs."""
 
 import argparse
 import ctypes
@@ -17,7 +17,7 @@ from verl_pages import PAGE
 from verl_pages.run import write_page
 
 MEMORY_BYTES = 4 << 30
-"""Memory limit for building a page, because a file of a few kilobytes may decompress to any size."""
+"""Memory limit for building a page, since a file of a few kilobytes can decompress to an arbitrary size."""
 
 PR_SET_PDEATHSIG = 1
 """Linux ``prctl`` option that sets the signal sent to this process when its parent thread exits."""
@@ -51,9 +51,9 @@ def write(folders: list[Path], out: Path | None) -> None:
 
 @contextmanager
 def limited_memory() -> Iterator[None]:
-    """Let the block allocate at most ``MEMORY_BYTES`` in addition to the process's current memory."""
+    """Limit allocations in the block to ``MEMORY_BYTES`` in addition to the process's current memory."""
     before = soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    # The data size is only available on Linux, where alone the limit is enforced.
+    # The data size is available only on Linux, which is also the only system that enforces the limit.
     limit = MEMORY_BYTES + getattr(psutil.Process().memory_info(), "data", 0)
     if soft != resource.RLIM_INFINITY:
         limit = min(limit, soft)
@@ -82,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"the page; default: {PAGE} in the folder of a single run, here for several",
     )
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
-    # Used by training runs to write their page without slowing down their steps.
+    # Training runs use this option to write their page without slowing down training.
     parser.add_argument("--background", action="store_true", help=argparse.SUPPRESS)
     return parser
 

@@ -1,4 +1,4 @@
-"""Curves on a page: selection of panels, and downsampling of metrics to screen resolution."""
+"""Selects the panels of a page and downsamples their curves to screen resolution."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from verl_pages.names import RANK_NAMES, metric_name
 from verl_pages.run_folder import RunFolder, Series
 
 MAX_POINTS = 400
-"""Maximum points per curve. With more steps, each point averages several steps."""
+"""Maximum number of points per curve; in longer runs, each point averages several steps."""
 
 MAX_OTHERS = 600
 """Maximum number of panels for metrics that ``panels.yaml`` does not list."""
@@ -29,7 +29,7 @@ class Panel:
     """Metric name and legend label of each series."""
     percent: bool = False
     layer: str = ""
-    """Layer whose selection shows the panel, or an empty string to show it always."""
+    """Layer that must be selected to show the panel, or an empty string if the panel is always shown."""
     log: bool = False
     about: str = ""
     """Description of the chart."""
@@ -47,9 +47,9 @@ def bucket_steps(runs: Sequence[RunFolder]) -> int:
 
 
 def thin(series: Series, width: int) -> list[list[Any]]:
-    """Return the points of a curve, ``[steps, means]``, plus minima and maxima if points cover several steps.
+    """Return the points of a curve as ``[steps, means]``, plus minima and maxima if each covers several steps.
 
-    Each point is placed at the mean of its steps with finite values; the minima and maxima preserve peaks.
+    A point covers ``width`` steps and is placed at the mean of those with finite values. The extrema preserve peaks.
     """
     finite = np.isfinite(series.values)
     steps, values = series.steps[finite], series.values[finite]
@@ -70,7 +70,7 @@ def _rounded(values: Any) -> list[float]:
 
 
 def make_panels(runs: Sequence[RunFolder]) -> list[Panel]:
-    """Return the panels with data, ordered by section; metrics without a panel are in the last section."""
+    """Return the panels that have data, ordered by section; the last section holds metrics without a panel entry."""
     names = sorted({name for run in runs for name in run.metrics})
     sections = yaml.safe_load((ASSETS / "panels.yaml").read_text(encoding="utf-8"))
     panels = [p for section, kinds in sections.items() for kind in kinds for p in _panels_of(section, kind, names)]

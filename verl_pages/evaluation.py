@@ -1,4 +1,4 @@
-"""Evaluation page: results, curves, verdicts, and the responses to every problem."""
+"""Builds the evaluation page, with results, curves, verdicts, and the responses to every problem."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -36,7 +36,7 @@ def build_page(
         index: Data for ``evaluation.js``, except the responses.
         prompts: Problems with their responses, in list order.
         metrics: Names of the response metrics, except the length.
-        verdicts: Verdict names by their one-character codes.
+        verdicts: Verdict names, keyed by one-character code.
         max_bytes: Maximum size of the page.
     """
     figures = ["num_tokens", *metrics]
@@ -70,7 +70,7 @@ def build_page(
 
 
 def _sentence(packed: PackedSamples) -> str:
-    """Describe to the reader which content was omitted."""
+    """Return a sentence that tells the reader which content was omitted."""
     characters, responses = packed.limits.characters, packed.limits.responses
     parts = [f"Of responses longer than {characters:,} characters, this page shows the beginning and the end."]
     if responses == 0:

@@ -1,4 +1,4 @@
-"""Rendering of self-contained HTML pages from templates, scripts, styles and data.
+"""Renders self-contained HTML pages from templates, scripts, styles and data.
 
 Text from models, data sets and options is untrusted. Pages with scripts contain it only as ASCII JSON without ``<``,
 ``>`` and ``&``, or compressed in base64, and the scripts insert it into the document as text nodes. The template
@@ -20,7 +20,7 @@ from markupsafe import Markup
 from verl.utils.portable import finite_or_null, printable
 
 CHUNK_BYTES = 1 << 19
-"""Uncompressed size at which a chunk is closed. The page decompresses a chunk when its content is opened."""
+"""Uncompressed size in bytes at which a chunk is closed. The page decompresses a chunk when its content is opened."""
 
 BROWSER_SCRIPTS = ("base", "list", "charts", "panels", "diff", "text", "tokens", "samples")
 """Scripts for pages with charts and the response browser."""
@@ -29,7 +29,7 @@ ASSETS = Path(__file__).parent / "assets"
 KATEX = ASSETS / "katex"
 
 FORMULA = re.compile(r"\\[(\[]|\\begin\{|\$[^$\n]*[\\^_=+*/<>-][^$\n]*\$|\$\$")
-"""Pattern of potential formulas or their beginnings; ``text.js`` makes the final decision."""
+"""Pattern that matches potential formulas or their beginnings; ``text.js`` makes the final decision."""
 
 TEMPLATES = Environment(
     loader=FileSystemLoader(ASSETS), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -77,7 +77,7 @@ def render(
 
 
 def ascii_json(value: Any) -> str:
-    """Encode as ASCII JSON without ``<``, ``>`` and ``&``, safe in a script element; non-finite numbers become null."""
+    """Encode ``value`` as ASCII JSON that is safe in a script element, with null in place of non-finite numbers."""
     text = json.dumps(finite_or_null(value), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
@@ -108,7 +108,7 @@ def _katex_fonts() -> list[tuple[str, str, str, Markup]]:
 
 
 def _read(names: Sequence[str], suffix: str) -> str:
-    """Read style sheets or scripts, removing indentation and comments to save a tenth of a small page."""
+    """Read style sheets or scripts without indentation and comments, which makes small pages a tenth smaller."""
     lines = [line.strip() for name in names for line in (ASSETS / f"{name}.{suffix}").read_text("utf-8").splitlines()]
     return "\n".join(line for line in lines if line and not line.startswith("//"))
 

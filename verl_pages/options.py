@@ -1,4 +1,4 @@
-"""Names of runs, options in which they differ, and groups of runs that differ only in their seed."""
+"""Names runs, finds the options in which they differ, and groups runs that differ only in their seed."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ MISSING = "–"
 
 
 def seed_groups(runs: Sequence[RunFolder]) -> list[int]:
-    """Return the 0-based group number of each run. Runs in a group differ only in ``SEED_OPTIONS``."""
+    """Return the 0-based group number of each run; runs in the same group differ only in ``SEED_OPTIONS``."""
     numbers: dict[object, int] = {}
     groups = []
     for place, run in enumerate(runs):
@@ -69,7 +69,7 @@ def _short(value: str) -> str:
 
 
 def option_rows(runs: Sequence[RunFolder]) -> list[tuple[str, int, list[str]]]:
-    """Return rows of option name, whether the runs differ, and the values (a single one if they do not)."""
+    """Return each option's name, whether it differs between runs, and its values (a single one if it does not)."""
     names = list(dict.fromkeys(name for run in runs for name in run.options))
     rows: list[tuple[str, int, list[str]]] = []
     known = [run for run in runs if run.options]

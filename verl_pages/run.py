@@ -1,4 +1,4 @@
-"""Page for one or more training runs: curves, rank metrics, rank shaping, timing, options and samples."""
+"""Builds the page for training runs, with curves, rank metrics, rank shaping, timing, options and samples."""
 
 import time
 import zlib
@@ -53,7 +53,7 @@ SECTIONS = {
 
 
 def write_page(folders: Sequence[Path], out: Path, max_bytes: int = MAX_PAGE_BYTES) -> list[str]:
-    """Write the page of the runs in ``folders`` to ``out``; return one line per problem in reading them.
+    """Write the page of the runs in ``folders`` to ``out``; return one line for each problem found while reading them.
 
     Raises:
         ConfigError: A folder is not a run folder.
@@ -65,7 +65,7 @@ def write_page(folders: Sequence[Path], out: Path, max_bytes: int = MAX_PAGE_BYT
 
 
 def make_page(folders: Sequence[Path], max_bytes: int = MAX_PAGE_BYTES) -> tuple[str, list[str]]:
-    """Return the page's HTML, and one line per problem in reading the folders.
+    """Return the page's HTML, and one line for each problem found while reading the folders.
 
     Raises:
         ConfigError: A folder is not a run folder.
@@ -150,13 +150,13 @@ def build_page(runs: Sequence[RunFolder], max_bytes: int = MAX_PAGE_BYTES) -> st
         return render("run.html", title, ("base", "pages"), scripts, index, chunks, connect, formulas)
 
     index["samples"], packed = _samples(samples, len(chunks), max_bytes - len(text(chunks)) - 4096)
-    # Reading samples may have added problems, so collect them last.
+    # Collect problems last, since reading samples can add more.
     index["troubles"] = [printable(f"{run.name}/{line}") for run in runs for line in run.troubles]
     return text(chunks + packed)
 
 
 def _samples(samples: GatheredSamples, first: int, room: int) -> tuple[dict[str, Any], list[str]]:
-    """Return the index of the samples and their chunks, which are numbered from ``first``."""
+    """Return the index of the samples, and their chunks; chunk numbers start from ``first``."""
     figures = [*FIGURES, *(METRIC_PREFIX + name for name in samples.metrics)]
     packed = pack_samples(_by_use(samples.prompts)[:MAX_PROMPTS], figures, samples.prefixes, LIMITS, first, room)
     index = {
@@ -180,7 +180,7 @@ def _samples(samples: GatheredSamples, first: int, room: int) -> tuple[dict[str,
 
 
 def _limits(samples: GatheredSamples, shown: int) -> str:
-    """Describe to the reader which samples were omitted."""
+    """Return a sentence that tells the reader which samples were omitted."""
     parts = []
     if shown < len(samples.prompts) or samples.fraction < 1:
         share = samples.fraction * shown / max(1, len(samples.prompts))
@@ -196,7 +196,7 @@ def _limits(samples: GatheredSamples, shown: int) -> str:
 
 
 def _by_use(prompts: Sequence[PromptSamples]) -> list[PromptSamples]:
-    """Sort prompts by decreasing number of steps with samples, alternating between validation and training."""
+    """Sort prompts by decreasing number of steps with samples, alternating validation and training prompts."""
 
     def use(prompt: PromptSamples) -> tuple[int, int]:
         return -len(prompt.cells), zlib.crc32(f"{prompt.split} {prompt.uid}".encode())
@@ -212,7 +212,7 @@ def _style(place: int) -> dict[str, str]:
 def _pack_panels(
     panels: Sequence[Panel], runs: Sequence[RunFolder], width: int
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the index of the panels and the chunks with their curves."""
+    """Return the index of the panels, and the chunks that contain their curves."""
     index: list[dict[str, Any]] = []
     chunks: list[str] = []
     held: list[str] = []
@@ -272,7 +272,7 @@ def _run(run: RunFolder, group: int, place: int) -> dict[str, Any]:
 
 
 def _shaping(run: RunFolder) -> str:
-    """Describe where a run applies rank shaping, or return an empty string if its options are unknown."""
+    """Return a phrase that tells where a run applies rank shaping, or an empty string if its options are unknown."""
     places = {"reward_manager.add_reward": "of rewards", "reward_manager.add_adv": "of advantages"}
     if not places.keys() <= run.options.keys():
         return ""

@@ -1,4 +1,4 @@
-"""Defensive reader for run folders, which may be untrusted, damaged, or still being written.
+"""Reads run folders defensively, since they can be untrusted, damaged, or still being written.
 
 Unreadable content is skipped and reported with one line in ``troubles``.
 """
@@ -20,12 +20,12 @@ from verl.config.run_file import RUN_CONFIG, read_run_config
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
 SAMPLES = "samples"
-"""Folder of the samples, with one Parquet file for each saved training step or validation."""
+"""Folder with one Parquet file of samples for each saved training step or validation."""
 
 MAX_SUMMARY_BYTES = 16 << 20
 MAX_METRICS_BYTES = 1 << 30
 MAX_LINE_BYTES = 4 << 20
-"""Maximum size of one step's record in the metrics file."""
+"""Maximum size in bytes of one step's record in the metrics file."""
 
 MAX_NAMES = 4000
 """Maximum number of distinct metrics."""
@@ -35,13 +35,13 @@ MAX_DEPTH = 16
 """Maximum nesting depth of options."""
 
 MAX_VALUE = 400
-"""Maximum characters shown of an option's value."""
+"""Maximum number of characters shown of an option's value."""
 
 MAX_STEP = 10**9
 
 
 class SampleFile(NamedTuple):
-    """One file of samples. Files sort by step, with a step's validation after its training samples."""
+    """One file of samples. Files are sorted by step; within a step, validation follows training."""
 
     step: int
     split: str
@@ -95,12 +95,12 @@ def sample_files(folder: Path) -> list[SampleFile]:
 
 
 def is_run(folder: Path) -> bool:
-    """Return whether ``folder`` contains any output of a training run."""
+    """Return whether ``folder`` contains any training run output."""
     return (folder / METRICS).is_file() or (folder / RUN_CONFIG).is_file() or bool(sample_files(folder / SAMPLES))
 
 
 def read_run(folder: Path, name: str) -> RunFolder:
-    """Read everything except the samples themselves."""
+    """Read the content of a run folder, except the samples themselves."""
     run = RunFolder(folder, name)
     run.options = _read_options(folder / RUN_CONFIG, run.troubles)
     run.summary = _read_summary(folder / SUMMARY, run.troubles)
@@ -155,7 +155,7 @@ def _short_json(value: Any) -> str:
 
 def _read_summary(path: Path, troubles: list[str]) -> dict[str, Any]:
     try:
-        # Reading a pipe might never finish.
+        # Skip pipes, since reading them might block forever.
         if not path.is_file():
             return {}
         if path.stat().st_size > MAX_SUMMARY_BYTES:
@@ -200,7 +200,7 @@ def _read_metrics(path: Path, troubles: list[str]) -> dict[str, Series]:
 
 
 def _lines(file: Any) -> Iterator[bytes | None]:
-    """Yield the lines of a file, or None in place of lines that are too long."""
+    """Yield the lines of a file, with None in place of lines that are too long."""
     left = MAX_METRICS_BYTES
     is_rest = False  # inside a line that is too long
     while left > 0 and (line := file.readline(MAX_LINE_BYTES)):

@@ -1,4 +1,4 @@
-"""Samples of runs for a page: responses to a subset of prompts, and rank shaping statistics over all responses."""
+"""Reads a page's samples: responses to a subset of prompts, and rank shaping statistics over all responses."""
 
 import json
 import zlib
@@ -15,7 +15,7 @@ from verl_pages.run_folder import SAMPLES, RunFolder, SampleFile, Series
 from verl_pages.samples import PromptSamples, Row
 
 MAX_RAW_BYTES = 64 << 20
-"""Maximum in-memory size of a page's samples. Beyond it, some prompts are omitted consistently at every step."""
+"""Maximum in-memory size of a page's samples. If it is exceeded, the same prompts are omitted at every step."""
 
 MAX_FILES = 500
 """Maximum number of files to read per run and split, spread evenly over the steps."""
@@ -67,7 +67,7 @@ COLUMN_TYPES = {
 NEEDED = {"uid", "prompt", "response", "correct"}
 
 CHANGES = (1e-6, 0.05, 0.2, 0.5)
-"""Upper bounds of the relative change in each class of rank shaping's effect; the last class is unbounded."""
+"""Upper bounds of the classes of relative advantage changes due to rank shaping; a final class is unbounded."""
 
 CHANGE_NAMES = ("unchanged", "up to 5%", "up to 20%", "up to 50%", "above 50%")
 
@@ -78,11 +78,11 @@ class GatheredSamples:
 
     prompts: list[PromptSamples] = field(default_factory=list)
     metrics: list[str] = field(default_factory=list)
-    """Rank metric columns without their prefix."""
+    """Names of the rank metrics, without the column prefix."""
     prefixes: list[str] = field(default_factory=list)
-    """Rank metrics that some response has for its prefixes."""
+    """Names of the rank metrics that were measured on the prefixes of at least one response."""
     shaping: list[list[list[Any]]] = field(default_factory=list)
-    """Rows ``[step, share of each class in CHANGES]`` for each run."""
+    """For each run, rows with the step and the share of responses in each class (see ``CHANGES``)."""
     fraction: float = 1.0
     """Fraction of prompts that were read."""
     num_files: int = 0
@@ -90,7 +90,7 @@ class GatheredSamples:
 
 
 def gather_samples(runs: Sequence[RunFolder], max_raw: int = MAX_RAW_BYTES) -> GatheredSamples:
-    """Read the samples of ``runs``, skipping unreadable files with a line in the run's ``troubles``."""
+    """Read the samples of ``runs``, skipping unreadable files and reporting them in the run's ``troubles``."""
     gathered = GatheredSamples(shaping=[[] for _ in runs])
     chosen = [(number, run, file) for number, run in enumerate(runs) for file in _spread_files(run.samples)]
     size = sum(_raw_bytes(run.path / SAMPLES / file.name) for _, run, file in chosen)
@@ -111,7 +111,7 @@ def gather_samples(runs: Sequence[RunFolder], max_raw: int = MAX_RAW_BYTES) -> G
                     raise ValueError("holds more than its metadata says")
             shares = _shaping_shares(opened) if file.split == "train" else None
         except (OSError, pa.ArrowException, ValueError, KeyError, MemoryError) as error:
-            # An active run may have deleted the file, since it limits the number of files.
+            # Active runs delete old files to limit their number, so do not report missing files as damaged.
             if path.exists():
                 reason = " ".join(str(error).split())[:120] or type(error).__name__
                 damaged[number].append(f"{file.name}: cannot be read ({reason})")
@@ -254,9 +254,9 @@ def spoken(said: Any) -> str:
 
 
 def _shaping_shares(file: pq.ParquetFile) -> list[float] | None:
-    """Return the shares of responses by relative change of the advantage due to rank shaping.
+    """Return the share of responses in each class of relative advantage change due to rank shaping (see ``CHANGES``).
 
-    The result is None if the file has no advantages that are finite and nonzero.
+    The result is None if the file has no finite nonzero advantages.
     """
     names = ["advantage_0", "advantage"]
     if not set(names) <= set(file.schema_arrow.names):

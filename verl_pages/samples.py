@@ -1,4 +1,4 @@
-"""Responses on a page: packs prompts into compressed chunks, shortening or omitting them to fit."""
+"""Packs prompts and responses into a page's compressed chunks, shortening or omitting responses to fit."""
 
 import re
 from bisect import bisect_left
@@ -10,7 +10,7 @@ from verl_pages.html import CHUNK_BYTES, ascii_json, pack
 
 MAX_PROMPT = 20_000
 MAX_LISTED = 500
-"""Maximum characters of a prompt in the searchable list."""
+"""Maximum number of characters of a prompt in the searchable list."""
 
 USER_TURN = re.compile(
     r"(?:<\|(?:im_start|start_header_id|turn)\|?>|<start_of_turn>)user\b(?:<\|end_header_id\|>)?\s*"
@@ -20,10 +20,10 @@ USER_TURN = re.compile(
 """Chat template tokens that begin a user message."""
 
 MAX_SHORT = 2_000
-"""Maximum characters of an answer or a ground truth."""
+"""Maximum number of characters of an answer or a ground truth."""
 
 ENTRY_BYTES = 600
-"""Estimated size in bytes of a prompt's list entry without its verdicts."""
+"""Estimated size in bytes of a prompt's list entry, excluding its verdicts."""
 
 Row = dict[str, Any]
 """One response: the strings ``response``, ``reason``, ``answer`` and ``extra``, the one-character ``verdict`` ("c" for
@@ -55,19 +55,19 @@ class Limits:
     """Limits on the responses shown on a page."""
 
     characters: int
-    """Maximum characters per response; the middle of longer ones is omitted."""
+    """Maximum number of characters per response; longer responses are shortened in the middle."""
     responses: int | None
-    """Maximum responses to a prompt per step, or None for all."""
+    """Maximum number of responses per prompt and step, or None for no limit."""
 
 
 @dataclass(frozen=True)
 class PackedSamples:
-    """List of prompts and their responses, packed as chunks of a page."""
+    """Prompts and their responses, packed into compressed chunks that the page decompresses on demand."""
 
     chunks: list[str]
-    """Chunks: the first one lists the prompts, and the others contain their responses."""
+    """Compressed JSON: the first chunk lists the prompts, and the others contain their responses."""
     count: int
-    """Number of leading prompts that fit."""
+    """Number of prompts that fit, starting with the first."""
     limits: Limits
 
 
@@ -79,9 +79,9 @@ def pack_samples(
     first: int,
     room: float,
 ) -> PackedSamples:
-    """Pack as many leading ``prompts`` as fit into ``room`` bytes; chunks are numbered from ``first``.
+    """Pack ``prompts`` in order until ``room`` bytes are used; chunk numbers start from ``first``.
 
-    ``figures`` are names of response metrics, and ``prefixes`` names of rank metrics of prefixes.
+    ``figures`` are names of response metrics, and ``prefixes`` are names of rank metrics measured on prefixes.
     """
     listed: list[list[Any]] = []
     chunks: list[str] = []
@@ -103,7 +103,7 @@ def pack_all(
     first: int,
     room: int,
 ) -> PackedSamples:
-    """Pack all ``prompts`` with the first of ``limits`` (widest first) that makes them fit, or else with the last."""
+    """Pack all ``prompts`` with the first of ``limits`` (loosest first) that makes them fit, or with the last one."""
 
     def fits(choice: Limits) -> bool:
         return pack_samples(prompts, figures, (), choice, first, room).count == len(prompts)
@@ -115,7 +115,7 @@ def pack_all(
 def _chunks(
     prompts: Sequence[PromptSamples], figures: Sequence[str], prefixes: Sequence[str], limits: Limits
 ) -> Iterator[tuple[list[PromptSamples], str]]:
-    """Yield the prompts and the JSON of each chunk."""
+    """Yield the prompts in each chunk and the chunk's JSON."""
     held: list[PromptSamples] = []
     parts: list[str] = []
     size = 0
@@ -143,7 +143,7 @@ def listed(prompt: str) -> str:
 
 
 def _record(prompt: PromptSamples, figures: Sequence[str], prefixes: Sequence[str], limits: Limits) -> dict[str, Any]:
-    """Return a prompt with its responses, where omitted responses are null."""
+    """Return the JSON value of a prompt and its responses, with None for omitted responses."""
     cells = []
     for _, rows in sorted(prompt.cells.items()):
         shown = _kept(rows, limits.responses)
@@ -160,7 +160,7 @@ def _kept(rows: Sequence[Row], number: int | None) -> set[int]:
 
 
 def _response(row: Row, figures: Sequence[str], prefixes: Sequence[str], limits: Limits) -> dict[str, Any]:
-    """Return one response; ``text`` holds its beginning and its end, which is empty unless the middle is omitted."""
+    """Return the JSON value of a response; ``text`` holds its beginning and, if the middle is omitted, its end."""
     response = {
         "truncated": int(row["truncated"]),
         "reason": row["reason"][:100],
@@ -173,13 +173,13 @@ def _response(row: Row, figures: Sequence[str], prefixes: Sequence[str], limits:
         return response | _tokens(row, prefixes, limits.characters)
     text = row["response"]
     left_out = max(0, len(text) - limits.characters)
-    # Omit the middle, since answers are at the end.
+    # Omit the middle rather than the end, since responses usually end with the answer.
     head = limits.characters // 2 if left_out else len(text)
     return response | {"text": [text[:head], text[head + left_out :]], "left": left_out}
 
 
 def _tokens(row: Row, prefixes: Sequence[str], characters: int) -> dict[str, Any]:
-    """Return the text of a response with token boundaries and per-token values."""
+    """Return the text of a response, with its token boundaries and per-token values."""
     tokens: list[str] = row["tokens"]
     head, tail = len(tokens), len(tokens)
     total = sum(map(len, tokens))

@@ -1,4 +1,4 @@
-"""Timeline of engine and trainer activity in the last steps of a run."""
+"""Builds a timeline of engine and trainer activity in the last steps of a run."""
 
 from typing import Any
 
@@ -16,8 +16,8 @@ Span = tuple[float, float]
 def timeline(run: RunFolder) -> dict[str, Any]:
     """Return the timeline of a run's last steps, or an empty dict if the run does not sample responses.
 
-    Each entry of ``steps`` lists step, seconds, busy spans of the engines and busy spans of the trainer; ``busy`` is
-    the busy share of the total time for engines and trainer.
+    Each entry of ``steps`` lists the step, its seconds, and the busy spans of engines and trainer; ``busy`` holds the
+    shares of the total time in which engines and trainer were busy.
 
     Only durations are logged, so start times are inferred from the order in a step: sampling, learning, validation.
     Separate engines sample the next step from the beginning of the current one.
@@ -41,9 +41,9 @@ def timeline(run: RunFolder) -> dict[str, Any]:
 
 
 def _row(step: int, seconds: dict[str, float]) -> list[Any]:
-    """Build one row from ``seconds`` by phase, where ``step`` is the whole step."""
+    """Build the timeline entry of a step from its ``seconds`` by phase; the key ``step`` is the whole step."""
     whole, sampling, validation = seconds["step"], seconds["gen"], seconds.get("testing", 0.0)
-    # Time of phases that ran in parallel is not part of the step's duration.
+    # Phases that ran in parallel do not add to the step's duration.
     beside = sum(seconds.values()) - 2 * whole - seconds.get("engine_wait", 0.0)
     first = min(max(sampling - max(beside, 0.0), 0.0), whole)
     end = max(whole - validation, first)
@@ -54,5 +54,5 @@ def _row(step: int, seconds: dict[str, float]) -> list[Any]:
 
 
 def _long(spans: list[Span]) -> list[Span]:
-    """Drop negligible spans and round the others."""
+    """Drop spans of negligible length, and round the others."""
     return [(round(start, 4), round(stop, 4)) for start, stop in spans if stop - start > 1e-4]

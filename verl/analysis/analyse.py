@@ -1,4 +1,4 @@
-"""The analysis driver, from a validated config to tables, correlations, figures and an HTML page.
+"""Runs an analysis, from a validated config to tables, correlations, figures and an HTML page.
 
 Responses are generated and stored as in an evaluation. The model then re-reads its own responses, and its workers
 reduce hidden states and vocabulary distributions to metrics.
@@ -118,7 +118,7 @@ def _analyse_target(job: Job, target: Target, config: AnalysisConfig, verifiers:
 def _measure(
     job: Job, stores: Mapping[EvaluationTask, SampleStore], config: AnalysisConfig
 ) -> dict[EvaluationTask, dict[int, MeasuredPrompt]]:
-    """Return the policy's measurements of each task's responses, computing only missing ones."""
+    """Return the policy's measurements of each task's responses, computing only the missing ones."""
     session = job.session
     on_cpu = session.device_type == "cpu"
     results: dict[EvaluationTask, dict[int, MeasuredPrompt]] = {}

@@ -1,4 +1,4 @@
-"""Correlations of metrics with bootstrap intervals over prompts.
+"""Computes correlations between metrics, with bootstrap intervals over prompts.
 
 Since responses to one prompt are correlated, the bootstrap resamples prompts with all of their responses: a response's
 weight is the number of times that its prompt was drawn. Ranks are recomputed in each draw.
@@ -53,7 +53,7 @@ def correlate(columns: Array, weights: Counts) -> Array:
 
 
 def partial(correlations: Array) -> Array:
-    """Return partial correlations ``[..., C, C]`` given the first column, or NaN if it determines another column."""
+    """Return partial correlations ``[..., C, C]`` given the first column, with NaN where it determines a column."""
     with_first = correlations[..., :1, :]
     rest = (1 - with_first**2) * (1 - np.swapaxes(with_first, -1, -2) ** 2)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -66,8 +66,8 @@ def correlation_table(
 ) -> pd.DataFrame:
     """Return a table with one row per pair of columns and group of rows in ``frame``.
 
-    The columns are the ``count`` of rows with both values, and ``COEFFICIENTS`` with their intervals. Undefined values
-    are NaN, including all intervals if there is only one prompt.
+    The columns are ``count``, the number of rows with both values, and ``COEFFICIENTS`` with intervals. Undefined
+    values are NaN, including all intervals if there is only one prompt.
 
     Args:
         frame: Table with a column ``prompt_id``.

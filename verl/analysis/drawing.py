@@ -1,4 +1,4 @@
-"""Drawing helpers for the figures of an analysis: style, panels, legends and files."""
+"""Helpers for drawing the figures of an analysis, with their style, panels, legends and files."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ STYLE = Path(__file__).with_name("figures.mplstyle")
 MARKERS = "osD^vPX*"
 
 MAX_COLUMNS = 2
-"""Maximum panels per row, which keeps figures readable on a phone and lets two fit side by side on a screen."""
+"""Maximum number of panels per row, so that figures are readable on a phone and two fit side by side on a screen."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def panels(figure: Figure, names: Sequence[str], width: float, height: float) ->
 
 
 def line_style(number: int) -> dict[str, Any]:
-    """Return the colour and marker of a line by its 0-based ``number``; the first 64 are distinct."""
+    """Return the colour and marker of a line by its 0-based ``number``; the first 64 styles are distinct."""
     return {
         "color": COLOURS[number % len(COLOURS)],
         "marker": MARKERS[(number + number // len(COLOURS)) % len(MARKERS)],

@@ -1,7 +1,7 @@
-"""Plots of an analysis.
+"""Draws the plots of an analysis.
 
-They compare exploration with exploitation and correct with wrong responses, and show metrics along the response, per
-layer and over checkpoints.
+The plots compare exploration with exploitation and correct with wrong responses, and show metrics along the response,
+per layer and over checkpoints.
 """
 
 import re
@@ -30,7 +30,7 @@ from verl.evaluation.statistics import intervals, resampled
 from verl_pages.names import metric_name
 
 MAX_POINTS = 2000
-"""Maximum number of points in a scatter plot; larger data are sampled at random."""
+"""Maximum number of points in a scatter plot; larger data sets are subsampled at random."""
 
 MIN_ALIVE = 5
 """Minimum number of unfinished responses at each point of a curve along the response."""
@@ -154,7 +154,7 @@ def correctness_figure(rows: pd.DataFrame, metrics: Sequence[str], title: str) -
 def course_figure(courses: pd.DataFrame, metrics: Sequence[str], title: str) -> Figure:
     """Draw each metric along the response, for correct and wrong responses."""
     figure = Figure(layout="constrained")
-    # The last point of a response is at its end, which differs between responses; keep only the shared positions.
+    # The last point of each response is at its own length; keep only the positions that responses share.
     whole = courses.groupby(["prompt_id", "rollout_id"])["tokens"].transform("max")
     shared = courses[courses["tokens"] < whole]
     for axes, name in panels(figure, metrics, 3.0, 2.3):

@@ -1,6 +1,6 @@
-"""Measurement of stored responses by a policy that re-reads them, stored per prompt.
+"""Measures stored responses with a policy that re-reads them, and stores the measurements per prompt.
 
-The first line of ``measures.jsonl`` holds the settings that the measurements depend on; each later line has the
+The first line of ``measures.jsonl`` holds the settings that the measurements depend on. Each later line contains the
 measurements for one prompt, so that an interrupted analysis can resume.
 """
 
@@ -20,7 +20,7 @@ from verl.workers.measurements import MeasuredPrompt, PromptResponses
 MEASURES_FILE = "measures.jsonl"
 
 PROMPTS_PER_CALL = 4
-"""Number of prompts per worker to measure before the results are written."""
+"""Number of prompts that each worker measures before the results are written."""
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,14 @@ class StoredMeasurement:
 
 
 class MeasureFile(RecordFile[StoredMeasurement]):
-    """Measurements stored on disk."""
+    """On-disk store of measurements."""
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         super().__init__(folder / MEASURES_FILE, StoredMeasurement, settings)
         self._measured = {(record.measured.key, record.responses): record.measured for record in self.records}
 
     def get(self, prompt: PromptResponses) -> MeasuredPrompt | None:
-        """Return the measurements of exactly these responses, or None if there are none."""
+        """Return the measurements of exactly these responses, or None if they have not been measured."""
         return self._measured.get((prompt.key, _digest(prompt)))
 
     def append(self, prompt: PromptResponses, measured: MeasuredPrompt) -> None:
@@ -77,7 +77,7 @@ def measure_missing(
     workers: WorkerGroup,
     num_workers: int,
 ) -> None:
-    """Measure the prompts that are missing in ``file``."""
+    """Measure the prompts that are missing from ``file``."""
     missing = [prompt for prompt in prompts if file.get(prompt) is None]
     at_once = PROMPTS_PER_CALL * num_workers
     for start in range(0, len(missing), at_once):

@@ -1,9 +1,9 @@
-"""Pure functions for token and word metrics of responses, and for their similarity. Logarithms are natural.
+"""Pure functions for token and word metrics of responses and for similarities between them. Logarithms are natural.
 
 A response's distribution is the share of each token among its own tokens, including the end-of-sequence token. Stacked
 responses pool their token counts. Similarities are ROUGE F1 on tokens and on words, and Levenshtein similarity on
-tokens. Words come from the ``rouge-score`` package with its stemmer; the longest common subsequence comes from
-rapidfuzz, which gives identical results hundreds of times faster.
+tokens. Words come from the ``rouge-score`` package with its stemmer. The longest common subsequence is computed by
+rapidfuzz, which gives identical results hundreds of times faster than ``rouge-score``.
 """
 
 import math
@@ -48,7 +48,7 @@ def top_confidence(tokens: Tokens, k: int) -> float:
 
 
 def repetition_rate(responses: Sequence[Tokens], n: int) -> float:
-    """Return the share of n-grams in ``responses`` that repeat another one, or 0 if there are no n-grams.
+    """Return the share of n-grams in ``responses`` that repeat an earlier n-gram, or 0 if there are no n-grams.
 
     N-grams do not span responses.
     """
@@ -57,7 +57,7 @@ def repetition_rate(responses: Sequence[Tokens], n: int) -> float:
 
 
 def jensen_shannon(p: Mapping[int, float], q: Mapping[int, float]) -> float:
-    """Return the Jensen-Shannon divergence of two distributions, within [0, log 2]."""
+    """Return the Jensen-Shannon divergence of two distributions, which is in [0, log 2]."""
     a, b = _aligned(p, q)
     middle = (a + b) / 2
     return float((entropy(a, middle) + entropy(b, middle)) / 2)
@@ -66,7 +66,7 @@ def jensen_shannon(p: Mapping[int, float], q: Mapping[int, float]) -> float:
 def symmetric_kl(p: Mapping[int, float], q: Mapping[int, float], floor: float) -> float:
     """Return (KL(p || q) + KL(q || p)) / 2, with shares clamped to at least ``floor``.
 
-    The release passes probabilities to a function that expects log-probabilities, so its values are not divergences.
+    The release passes probabilities to a function that expects log-probabilities, so it does not report divergences.
     """
     a, b = _aligned(p, q)
     logs_a, logs_b = np.log(np.maximum(a, floor)), np.log(np.maximum(b, floor))
@@ -86,7 +86,7 @@ def _aligned(p: Mapping[int, float], q: Mapping[int, float]) -> tuple[np.ndarray
 
 
 def count_words(text: str, wanted: Sequence[str]) -> int:
-    """Count case-insensitive whole-word matches of words and phrases; where matches overlap, the longest one counts."""
+    """Count case-insensitive whole-word matches of words and phrases; if matches overlap, count only the longest."""
     return len(_pattern(tuple(wanted)).findall(text)) if wanted else 0
 
 

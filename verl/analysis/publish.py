@@ -1,4 +1,4 @@
-"""Output of an analysis: tables, correlations, figures and the HTML page."""
+"""Writes the output of an analysis: tables, correlations, figures and the HTML page."""
 
 import math
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ UPLOADED = ("index.html", "analysis.xlsx")
 """Files to upload to the wandb run."""
 
 MANY = 0.02
-"""Share of responses without acceleration above which a warning is shown."""
+"""Share of responses without acceleration that triggers a warning."""
 
 
 def publish(
@@ -75,7 +75,7 @@ def publish(
 
 
 def _too_short(config: AnalysisConfig, responses: pd.DataFrame) -> list[str]:
-    """Return a warning if many responses are too short for acceleration, whose zeros are not measurements."""
+    """Return a warning if many responses are too short to measure acceleration, which is then reported as 0."""
     calculator = config.calculator
     if not calculator.compute_diff:
         return []
@@ -101,7 +101,7 @@ def _mean_figures(config: AnalysisConfig, responses: pd.DataFrame, prompts: pd.D
 
 
 def correlate_all(config: AnalysisConfig, responses: pd.DataFrame, prompts: pd.DataFrame) -> pd.DataFrame:
-    """Correlate the configured pairs, and every metric with the outcome, for each model and benchmark."""
+    """Correlate the configured pairs of metrics, and each metric with the outcome, per model and benchmark."""
     options, parts = config.analysis, []
     for kind, wanted, table, pairs, suffix, correct in (
         ("response", options.per_response, responses, options.response_pairs, "", "correctness"),

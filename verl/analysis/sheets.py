@@ -1,4 +1,4 @@
-"""Analysis tables with one row per response and one row per prompt, using the release's column names."""
+"""Builds the analysis tables of responses and of prompts, using the release's column names."""
 
 import itertools
 import math
@@ -49,7 +49,7 @@ PLACE = (*MODEL, "prompt_id", "rollout_id", "data_source")
 """Columns that identify a row. As in the release, ``rollout_id`` is -1 in prompt rows."""
 
 TEXTS = ("question", "response")
-"""Columns that only Parquet files contain, since workbook cells are short and may be parsed as formulas."""
+"""Columns that only Parquet files contain, since workbook cells limit text length and can be parsed as formulas."""
 
 CELL = 32_767
 """Maximum number of characters in a workbook cell."""
@@ -68,7 +68,7 @@ OF_PAIRS = (
     *("pairwise_rouge_l", "pairwise_rouge_l_text", "pairwise_rouge1_token", "pairwise_rouge1_text"),
     *("pairwise_rouge2_token", "pairwise_rouge2_text", "pairwise_textual_similarity"),
 )
-"""Prompt columns that compare its responses."""
+"""Prompt columns that compare a prompt's responses with each other."""
 
 
 def rank_columns(config: AnalysisConfig) -> dict[str, tuple[str, int]]:
@@ -156,7 +156,7 @@ def prompt_row(
 
 
 def of_model(table: pd.DataFrame, place: Sequence[object]) -> pd.DataFrame:
-    """Return the rows of one model on one benchmark, given its values ``place`` for ``MODEL``."""
+    """Return the rows of one model on one benchmark, identified by the values ``place`` of the ``MODEL`` columns."""
     return table[(table[MODEL] == pd.Series(place, index=MODEL)).all(axis=1)] if len(table) else table
 
 
@@ -183,7 +183,7 @@ def write_tables(folder: Path, tables: Mapping[str, pd.DataFrame]) -> Path:
             write_parquet(folder / FILES[sheet], table)
             cells = table.drop(columns=[name for name in TEXTS if name in table]).map(_as_cell)
             cells.to_excel(workbook, sheet_name=sheet, index=False)
-            # Mark strings as text, so that names that look like formulas, such as a data source's, are not evaluated.
+            # Mark strings as text, so that a data source name, for example, is never evaluated as a formula.
             for cell in itertools.chain.from_iterable(workbook.sheets[sheet].iter_rows()):
                 if isinstance(cell.value, str):
                     cell.data_type = "s"

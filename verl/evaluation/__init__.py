@@ -1,4 +1,4 @@
-"""Evaluation of models on benchmarks: sampling, scoring, statistics, and a report with tables and curves.
+"""Evaluates models on benchmarks: samples and scores responses, computes statistics, and writes a report.
 
 Import order within the package: store, benchmarks, failures <- targets <- tasks <- generation, scoring;
 results <- statistics <- report; evaluate imports all of them.

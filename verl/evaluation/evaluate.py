@@ -1,4 +1,4 @@
-"""The evaluation driver, from a validated config to tables, curves and an HTML page.
+"""Runs an evaluation, from a validated config to tables, curves and an HTML page.
 
 If a benchmark or model fails, the error is printed, the others are still evaluated, and the exit code is 1.
 """

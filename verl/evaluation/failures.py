@@ -1,4 +1,4 @@
-"""Failure handling for evaluations and analyses, which continue without the models and benchmarks that failed."""
+"""Handles failures in evaluations and analyses, which continue without the models and benchmarks that failed."""
 
 import sys
 import time
@@ -17,7 +17,7 @@ COLUMNS = {
 """Metrics shown next to the progress bar."""
 
 SECONDS_BETWEEN_LINES = 15.0
-"""Interval between progress lines when stdout is not a terminal."""
+"""Interval in seconds between progress lines when stdout is not a terminal."""
 
 
 class EvaluationDisplay(RunDisplay):
@@ -27,7 +27,7 @@ class EvaluationDisplay(RunDisplay):
         super().__init__(title, 0, COLUMNS, "sample")
         self._last_line = 0.0
         self.errors: list[str] = []
-        """One line per model or benchmark that could not be evaluated."""
+        """One error message for each model or benchmark that could not be evaluated."""
         self.missing_benchmarks: list[str] = []
         """Names of benchmarks that could not be loaded."""
 

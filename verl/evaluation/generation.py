@@ -1,4 +1,4 @@
-"""Response generation: sends requests to the engines and writes their responses to the stores."""
+"""Generates responses by sending requests to the engines, and writes the responses to the sample stores."""
 
 import math
 import time
@@ -25,7 +25,7 @@ from verl.single_controller.generation import Generation
 from verl.single_controller.worker_group import WorkerGroup
 
 STEPS_PER_CALL = 64
-"""Engine steps per call, which amount to one or two seconds of decoding with a real model."""
+"""Number of engine steps per call, equivalent to one or two seconds of decoding with a real model."""
 
 
 def generate_target(
@@ -39,7 +39,7 @@ def generate_target(
     """Generate the missing samples of one model, if any.
 
     Raises:
-        WorkerError: An engine did not start, or died; the samples it had already returned are stored.
+        WorkerError: An engine failed to start, or died; the samples that it had already returned remain stored.
     """
     missing = {task: keys for task, store in stores.items() if (keys := store.missing(config.n_sampling))}
     if not missing:
@@ -91,7 +91,7 @@ def generate_missing(
 ) -> None:
     """Generate the missing samples of every problem and store each one as it arrives.
 
-    All tasks share one request stream, so that engines wait for the longest response once, not once per benchmark.
+    All tasks share one request stream, so engines wait for the longest response only once, not once per benchmark.
 
     Args:
         workers: Group of :class:`verl.workers.evaluation.EvaluationWorker`.

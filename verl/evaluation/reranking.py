@@ -1,7 +1,7 @@
-"""Reward model scores of stored samples, saved next to the samples.
+"""Scores stored samples with a reward model and saves the scores next to the samples.
 
-The first line of ``reward_model.jsonl`` holds the settings that the scores depend on. Each later line is a score with
-the digest of its response.
+The first line of ``reward_model.jsonl`` holds the settings that the scores depend on. Each later line contains a score
+and the digest of its response.
 """
 
 from collections.abc import Mapping
@@ -71,7 +71,7 @@ def score_by_reward_model(
 ) -> dict[EvaluationTask, dict[SampleKey, float]]:
     """Return the scores of the first ``n_sampling`` samples of every problem.
 
-    Missing and outdated scores are computed. Raises ``WorkerError`` if the reward model fails.
+    Computes missing and outdated scores. Raises ``WorkerError`` if the reward model fails.
     """
     held, tokenizer = judge
     settings = {"model": model_digest(held.model.path), "max_length": held.max_length, "dtype": held.model.param_dtype}

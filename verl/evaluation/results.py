@@ -1,4 +1,4 @@
-"""Evaluation results: a checkpoint's samples on a benchmark with their verdicts, and the files that hold them."""
+"""Defines evaluation results, which are a checkpoint's scored samples on a benchmark, and writes them to files."""
 
 import json
 from collections import Counter
@@ -67,7 +67,7 @@ class ScoredSample:
 
 @dataclass(frozen=True)
 class ProblemResult:
-    """A problem and its samples. The number of samples varies between problems and may be 0."""
+    """A problem and its samples; the number of samples varies between problems and can be 0."""
 
     index: int
     question: str
@@ -89,12 +89,12 @@ class TaskResult:
 
     @property
     def label(self) -> str:
-        """Label ``alias@step``; :func:`row_labels` adds the temperature where labels would collide."""
+        """Label ``alias@step``; :func:`row_labels` adds the temperature if labels would otherwise be ambiguous."""
         return valid_unicode(f"{self.run}@{self.step}")
 
 
 def row_labels(results: Sequence[TaskResult]) -> list[str]:
-    """Label each result ``alias@step``, adding the temperature (`` T=0.6``) if a benchmark was run at several."""
+    """Label each result ``alias@step``, plus `` T=0.6`` if a benchmark was run at several temperatures."""
     counts = Counter((result.label, result.benchmark) for result in results)
     several = {label for (label, _), count in counts.items() if count > 1}
     return [f"{r.label} T={r.temperature:g}" if r.label in several else r.label for r in results]
@@ -133,7 +133,7 @@ def write_result(folder: Path, result: TaskResult, figures: Mapping[str, Any]) -
 
 
 def sample_table(result: TaskResult) -> pa.Table:
-    """Return one row per sample, with a column per rank metric that is null for samples without that metric."""
+    """Return a table with one row per sample; a rank metric's column is null for samples without the metric."""
     names = metric_names(result.problems)
     schema = pa.schema([*SAMPLE_COLUMNS.items(), *((METRIC_PREFIX + name, pa.float64()) for name in names)])
     rows = [

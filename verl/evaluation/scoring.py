@@ -1,7 +1,7 @@
-"""Verdicts on stored samples, which are saved next to the samples and recomputed if their inputs change.
+"""Scores stored samples; verdicts are saved next to the samples and recomputed if their inputs change.
 
-The first line of ``verdicts.jsonl`` records the inputs of the verdicts: the verifiers' source and libraries, their
-limits, and the problems' answers. Each verdict includes the digest of its response. Scoring never generates samples.
+The first line of ``verdicts.jsonl`` records the inputs of the verdicts: the verifiers' source, libraries and limits,
+and the problems' answers. Each verdict includes the digest of its response. Scoring never generates samples.
 """
 
 import importlib.util
@@ -36,7 +36,7 @@ KEPT_REASONS = ("unparsed", "timeout", "memory", "crash", "error")
 """Verifier reasons kept as reason codes; any other reason for a wrong answer becomes ``wrong``."""
 
 NOT_GENERATED = ScoredSample("", 0, truncated=False, correct=False, answer="", reason=PROMPT_TOO_LONG)
-"""Placeholder sample of a problem whose prompt is too long for the model."""
+"""Placeholder sample for a problem whose prompt is too long for the model."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class StoredVerdict:
     problem: int
     sample: int
     response: str
-    """Digest of the response, used to detect that it was regenerated later."""
+    """Digest of the response, used to detect whether the response was regenerated."""
     correct: bool
     answer: str
     reason: str
@@ -113,8 +113,8 @@ def score_batches(
                 [problem.extra_info for problem in problems],
                 [task.opens_thought] * len(batch),
             )
-        # A custom function raises a ValueError. The pool raises a RuntimeError if its processes keep dying, and so
-        # does the sandbox if it cannot be created.
+        # Custom functions raise ValueError. The pool raises RuntimeError if its processes keep dying, and the sandbox
+        # raises RuntimeError if it cannot be created.
         except (ValueError, RuntimeError) as error:
             raise ConfigError(f"{task.benchmark}: cannot be scored: {error}") from error
         yield dict(zip(batch, scores, strict=True))

@@ -1,4 +1,4 @@
-"""Evaluation statistics per checkpoint and benchmark, differences from a baseline, and averages over benchmarks.
+"""Computes evaluation statistics per checkpoint and benchmark, baseline differences, and averages over benchmarks.
 
 Shapes: P problems with samples, K statistics such as ``pass@4``.
 """
@@ -23,7 +23,7 @@ from verl.utils.portable import valid_unicode
 from verl.verifiers.answers import vote_key
 
 DRAWS = 4000
-"""Bootstrap draws per interval, so that the ends of a 95% interval are usually accurate to half a percentile."""
+"""Number of bootstrap draws per interval, enough to determine the ends of a 95% interval to half a percentile."""
 
 LEVEL = 0.95
 """Confidence level of the intervals."""
@@ -32,7 +32,7 @@ MAX_BLOCK = 1 << 20
 """Maximum number of values (8 MiB) to resample at once."""
 
 REPEATED_WORDS = 4
-"""Length in words of the n-grams that the repetition rate counts."""
+"""Number of words in the n-grams that the repetition rate counts."""
 
 GROUPS = ("all", "correct", "wrong")
 """Groups of responses over which rank metrics are averaged."""
@@ -41,15 +41,15 @@ FIGURES = ("pass", "maj", "rm", "rm_maj")
 """Prefixes of the ``@k`` statistics; the last two exist only if a reward model scored the samples."""
 
 ENDS = ("", "_low", "_high")
-"""Column suffixes of an estimate and the ends of its interval, which are NaN if there is only one problem."""
+"""Column suffixes of an estimate and of its interval's ends; the ends are NaN if there is only one problem."""
 
 AVERAGE = "macro average"
 """Benchmark name of the rows that hold means over benchmarks."""
 
 MIN_CHANGED = 6
-"""Minimum number of problems that must differ between two runs for the difference to count as significant. Fewer
-problems all differ in the same direction by chance more than once in 20 times (2 / 2^5), even if the bootstrap
-interval excludes zero."""
+"""Minimum number of problems that must differ between two runs for the difference to count as significant. With fewer,
+the probability that all of them differ in the same direction by chance exceeds 5% (2 / 2^5 for five problems), even if
+the bootstrap interval excludes zero."""
 
 NUMBERS = ["problems", "problems_without_samples", "samples_min", "samples_max"]
 RATES = ["mean_tokens", "truncation_rate", "repetition_rate"]
@@ -161,7 +161,7 @@ def _table(rows: Mapping[Key, Mapping[str, Any]]) -> pd.DataFrame:
 
 
 def problem_figures(result: TaskResult) -> pd.DataFrame:
-    """Return the statistics ``[P, K]`` of each problem with samples; k is 1, 2, 4, ... up to the fewest samples of any.
+    """Return the statistics ``[P, K]`` of each problem with samples; k is 1, 2, 4, ... up to the minimum sample count.
 
     Problems are identified by index and question, since two runs may use different versions of a benchmark.
     """
@@ -200,15 +200,15 @@ def _baseline(key: Key, results: Mapping[Key, TaskResult], compare_to: str) -> K
 
 
 def _changes(figures: pd.DataFrame, baseline: pd.DataFrame) -> pd.DataFrame:
-    """Return the differences in pass@k from the baseline, as ``difference@k``, on the problems that both have."""
+    """Return the differences in pass@k from the baseline, as ``difference@k``, on the problems that both contain."""
     one, other = figures.filter(like="pass@").align(baseline.filter(like="pass@"), join="inner")
     return (one - other).rename(columns=lambda column: column.replace("pass", "difference"))
 
 
 def resampled(values: pd.DataFrame, seed: int = 0, draws: int = DRAWS) -> pd.DataFrame:
-    """Return each column's mean over problems, then its bootstrap means over resampled problems: [1 + draws, K].
+    """Return column means over problems, followed by column means over resampled problems, ``[1 + draws, K]``.
 
-    All columns share the draws. With a single problem the spread is unknown, so the draws are NaN.
+    All columns share the draws. With a single problem, the spread is unknown, so the draws are NaN.
     """
     means = np.full((draws, len(values.columns)), math.nan)
     if len(values) > 1 and values.size:
@@ -227,13 +227,13 @@ def intervals(drawn: Sequence[pd.DataFrame], shares: Sequence[pd.DataFrame] = ()
     """Return each column's mean over benchmarks with its percentile interval.
 
     Args:
-        drawn: :func:`resampled` values of each benchmark; columns that some benchmark lacks are ignored.
-        shares: Per-problem values of each benchmark, if they lie in [0, 1]. If all problems of a benchmark have equal
-            values, such as 0 of 12 correct, the draws do not vary, and the benchmark contributes a Wilson interval
-            (JASA 1927, 22:209) for a whole number of problems.
+        drawn: :func:`resampled` values of each benchmark; columns missing from any benchmark are ignored.
+        shares: Per-problem values of each benchmark if they are in [0, 1], or empty. If all problems of a benchmark
+            have equal values, such as 0 of 12 correct, the draws do not vary, and the benchmark contributes a Wilson
+            interval (JASA 1927, 22:209) for the sum of the values, rounded to an integer.
 
     Returns:
-        Value, low end and high end by column name plus the suffix from ``ENDS``.
+        Value, lower end and upper end of each interval, keyed by column name plus a suffix from ``ENDS``.
     """
     columns = [column for column in drawn[0] if all(column in part for part in drawn)]
     macro = np.mean([part[columns].to_numpy() for part in drawn], axis=0)
@@ -268,7 +268,7 @@ def _counts(result: TaskResult) -> dict[str, Any]:
 
 
 def _average_counts(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Aggregate counts over benchmarks: sums of counts, the fewest and most samples, and means of ``RATES``."""
+    """Aggregate :func:`_counts` over benchmarks: sum the counts, extend the sample range, and average the ``RATES``."""
     table = pd.DataFrame(rows)
     sums = [*NUMBERS[:2], *(column for column in table if column.startswith("reason_"))]
     lowest, highest = NUMBERS[2:]

@@ -33,7 +33,7 @@ RecordT = TypeVar("RecordT")
 
 
 def digest(content: bytes, size: int = 8) -> str:
-    """Return the hex digest of ``content`` with ``size`` bytes."""
+    """Return a digest of ``content``, ``size`` bytes long, in hexadecimal."""
     return hashlib.blake2b(content, digest_size=size).hexdigest()
 
 
@@ -192,11 +192,11 @@ class SampleStore(RecordFile[StoredSample]):
         self.samples: dict[SampleKey, StoredSample] = {(one.problem, one.sample): one for one in self.records}
 
     def missing(self, n: int) -> list[SampleKey]:
-        """Return the missing ones among the first ``n`` samples of every problem, in problem order."""
+        """Return the keys of the missing samples among the first ``n`` of every problem, in problem order."""
         return [(i, j) for i in self.answered for j in range(n) if (i, j) not in self.samples]
 
     def append(self, samples: Sequence[StoredSample]) -> None:
-        """Append samples. Once this returns, they survive if the process dies."""
+        """Append samples; once this method returns, they survive a crash of the process."""
         for sample in samples:
             assert (sample.problem, sample.sample) not in self.samples, sample
             self.samples[sample.problem, sample.sample] = sample

@@ -1,4 +1,4 @@
-"""Models to evaluate: checkpoints of training runs, and standalone models."""
+"""Selects the models to evaluate, which are checkpoints of training runs or standalone models."""
 
 import os
 import re
@@ -118,7 +118,7 @@ def _targets_of(alias: str, path: str, entry: TargetConfig, display: EvaluationD
 
 
 def _find_step(root: Path, step: int, field: str, base: str | None) -> tuple[int, str]:
-    """Resolve ``step`` (``LAST`` is the newest) to its number and model path. Raises ``ConfigError`` if missing."""
+    """Return the number and model path of ``step`` (``LAST`` is the newest); raise ``ConfigError`` if it is missing."""
     if step == 0:
         model = find_path(base or _run_text(root, "model", "path"))
         if not model:
@@ -158,11 +158,11 @@ def _run_option(root: Path, group: str, option: str) -> Any:
 
 
 def _run_text(root: Path, group: str, option: str) -> str:
-    """Return :func:`_run_option` if it is a string that can be a path or a name, otherwise an empty string."""
+    """Like :func:`_run_option`, but return an empty string if the option cannot be a path or a name."""
     value = _run_option(root, group, option)
     return value if isinstance(value, str) and "\0" not in value else ""
 
 
 def _as_name(text: str) -> str:
-    """Replace all characters in ``text`` that are unsuitable in a folder name."""
+    """Replace all characters in ``text`` that are unsuitable for a folder name."""
     return re.sub(r"[^\w.+-]+", "_", text).strip("._-+") or "model"

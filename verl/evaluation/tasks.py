@@ -1,4 +1,4 @@
-"""Setup of an evaluation or analysis job and its tasks.
+"""Sets up an evaluation or analysis job and its tasks.
 
 A task evaluates one model on one benchmark at one temperature, with its own prompts and folder.
 """
@@ -48,17 +48,17 @@ CPU_WORKERS = 2
 
 WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
 DIGESTED_CONFIGS = {"config.json", "generation_config.json"}
-"""Config files included in a model digest; the second may add end-of-sequence tokens, which vLLM respects."""
+"""Config files included in a model digest; the second can add end-of-sequence tokens, which vLLM respects."""
 
 DIGESTED_PIECES = 64
 DIGESTED_BYTES = 1 << 16
-"""Number and size of the evenly spaced pieces of a weight file that its digest covers. The ends of the file are not
-enough: a short training may leave the rare tokens' embeddings and the bfloat16 norms stored there unchanged."""
+"""Both the number and the size in bytes of the evenly spaced pieces of a weight file that its digest covers. The ends
+of the file are not enough: short training can leave the embeddings and bfloat16 norms stored there unchanged."""
 
 
 @dataclass(frozen=True, eq=False)
 class EvaluationTask:
-    """One model on one benchmark at one temperature. Compares by identity, so that it is hashable."""
+    """One model on one benchmark at one temperature. Instances compare by identity, so that they are hashable."""
 
     target: Target
     benchmark: str
@@ -72,7 +72,7 @@ class EvaluationTask:
     settings: dict[str, Any]
     """All inputs of the samples except the prompts."""
     unanswered: Mapping[int, int]
-    """Prompt length by index of each problem whose prompt is too long for the model; such problems have no samples."""
+    """Prompt lengths, by problem index, of problems that are not sampled because their prompts are too long."""
 
     @property
     def label(self) -> str:
@@ -100,8 +100,8 @@ class Job:
     def tasks_of(self, target: Target) -> list[EvaluationTask]:
         """Return the target's tasks, one for every benchmark and temperature.
 
-        Skips benchmarks with a question that the model's template rejects, and leaves prompts without room for a
-        response unanswered; both are reported on ``display``.
+        Skips benchmarks with a question that the model's template rejects, and does not sample responses to prompts
+        that are too long; both are reported on ``display``.
 
         Raises:
             ConfigError: The model was removed.
@@ -161,7 +161,7 @@ def prepare(
 
     Args:
         kind: ``evaluation`` or ``analysis``, the name of the folder under ``runs_dir``.
-        more_benchmarks: Benchmarks to add to the ones that the config names.
+        more_benchmarks: Benchmarks to add to those named in the config.
     """
     trainer = config.trainer
     check_trackers(trainer.logger)
@@ -327,7 +327,7 @@ def engine_model(tasks: Sequence[EvaluationTask], config: EvaluationConfig) -> E
 
 
 def model_digest(path: str) -> str:
-    """Return a digest of a local folder's weights, independent of its location, or a hub id unchanged.
+    """Return a digest of a local folder's weights, independent of its location, or return a hub id unchanged.
 
     Raises:
         ConfigError: The folder does not exist, or disappears while it is read.

@@ -1,1 +1,1 @@
-"""The paper's method: rank metrics of hidden states, their dynamics, and rank shaping of advantages."""
+"""Implements the paper's method: rank metrics of hidden states, their dynamics, and rank shaping of advantages."""

@@ -1,6 +1,6 @@
-"""Per-layer rank metrics of a batch of responses (arXiv 2509.23808).
+"""Computes per-layer rank metrics of a batch of responses (arXiv 2509.23808).
 
-Runs where the hidden states are available: in the rollout engine, or in the worker that re-reads the responses.
+The calculator runs in the process that has the hidden states, a rollout engine or a worker that re-reads the responses.
 
 Shapes: B responses, T padded response tokens, L captured layers, D hidden width.
 """
@@ -26,14 +26,14 @@ from verl.spectral.bounds import workspace_bound
 from verl.utils.device import to_device
 
 RANKS = ("Effective Rank", "Log Effective Rank", "Traditional Rank")
-"""Metrics that ``calculator.metrics_dtype`` rounds."""
+"""Metrics that are rounded to ``calculator.metrics_dtype``."""
 
 PADDED_BYTES = 256 << 20
 """Maximum size of a padded copy of hidden states in :meth:`RepresentationMetricsCalculator.measure`."""
 
 VECTORS = 256
-"""Maximum number of float64 vectors with one element per token needed to measure a response: two copies of the pivots
-of all shifts, and a few vectors per function."""
+"""Maximum number of float64 vectors, with one element per token, that are needed to measure a response: two copies of
+the pivots of all shifts, and a few vectors per function."""
 
 
 class RepresentationMetricsCalculator:
@@ -89,7 +89,7 @@ class RepresentationMetricsCalculator:
     def _measure(
         self, hidden_states: Tensor, lengths: Tensor, compute_diff: bool, stride: int
     ) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:
-        """Compute the metrics of each layer of ``[B, T, L, D]``: ``[B]`` per name, and ``[B, T]`` for prefixes."""
+        """Return the metrics ``[B]`` and the prefix metrics ``[B, T]`` of each layer of ``[B, T, L, D]``, by name."""
         metrics, by_prefix = list[dict[str, Tensor]](), list[dict[str, Tensor]]()
         for layer in range(hidden_states.shape[2]):
             try:
@@ -105,7 +105,7 @@ class RepresentationMetricsCalculator:
         """Measure complete responses of any lengths; each response's metrics are independent of the others.
 
         Args:
-            states: States ``[T, L, D]`` of at least one response, with T at least 1.
+            states: States ``[T, L, D]`` of each of one or more responses, with T at least 1.
 
         Returns:
             Episodes without prompts, with rank metric columns on the device of ``states``.
@@ -118,7 +118,7 @@ class RepresentationMetricsCalculator:
         at_once = max(1, PADDED_BYTES // max(1, longest * states[0][0].nbytes))
         for start in range(0, len(states), at_once):
             responses = states[start : start + at_once]
-            # A single response is not copied, however long it is.
+            # Avoid copying a single response, since it can be very long.
             padded = responses[0][None] if len(responses) == 1 else pad_sequence(responses, batch_first=True)
             lengths = torch.tensor([len(response) for response in responses])
             layers, prefixes = self._measure(padded, lengths, config.compute_diff, config.diff_stride)
@@ -133,7 +133,7 @@ class RepresentationMetricsCalculator:
         return Batch.join(parts)
 
     def dataset_metrics(self, mean_states: Tensor, diff_stride: int) -> dict[str, float]:
-        """Return metrics of the matrix ``mean_states [B, D]`` of mean hidden states per response, for one layer.
+        """Return metrics of ``mean_states [B, D]``, the matrix of each response's mean hidden state in one layer.
 
         ``compute_global_metrics`` adds "global/<name>" for the whole matrix. ``compute_cumulative_global_metrics`` adds
         "cumulative/<name> diff" and "cumulative/<name> diff 2" over prefixes of the given response order,
@@ -175,13 +175,13 @@ class RepresentationMetricsCalculator:
     def _layer_metrics(
         self, hidden: Tensor, lengths: Tensor, compute_diff: bool, stride: int
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Compute the metrics of one layer ``[B, T, D]``: ``[B]`` per name, and ``[B, T]`` per name for prefixes."""
+        """Return the metrics ``[B]`` and the prefix metrics ``[B, T]`` of one layer ``[B, T, D]``, by name."""
         names, config = self.config.base_names, self.config
         if not compute_diff:
             whole = base_metrics(hidden, lengths, lengths[:, None], names, self._whole, self._own)
             courses = self._courses(whole, lengths[:, None], hidden)
             return {name: values[:, 0] for name, values in whole.items()}, courses
-        # 1. Select the rows that prefixes are taken from, and the prefix ends.
+        # 1. Select the rows from which prefixes are taken, and the end of each prefix.
         kept, kept_lengths = _kept_rows(hidden, lengths, config.max_seq_len, config.max_seq_len_from)
         extra = 0 if config.prefix_rule == "at_stride_and_whole" else 1
         counts, rows = prefix_counts(kept_lengths, stride, extra), prefix_rows(kept_lengths, stride, extra)
@@ -230,7 +230,7 @@ def _mean(states: Tensor) -> Tensor:
 
 
 def _stacked(layers: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Stack the per-layer metrics ``[B, ...]`` of each name to ``[B, L, ...]``."""
+    """Stack each metric's per-layer tensors ``[B, ...]`` to ``[B, L, ...]``."""
     return {name: torch.stack([layer[name] for layer in layers], dim=1) for name in layers[0]}
 
 
@@ -254,7 +254,7 @@ def capture_options(config: CalculatorConfig, reduces: bool = True) -> dict[str,
 
 
 def reduce_states(states: list[Tensor], calculator: str) -> dict[str, Tensor]:
-    """Measure responses, as the ``vllm_patches`` reducer configured by :func:`capture_options`.
+    """Measure responses; this is the ``vllm_patches`` reducer that :func:`capture_options` configures.
 
     Args:
         states: States ``[T, L, D]`` of each finished response.
@@ -273,7 +273,7 @@ def reduce_states(states: list[Tensor], calculator: str) -> dict[str, Tensor]:
 def workspace_bytes(num_tokens: int, num_layers: int, width: int, calculator: str | CalculatorConfig) -> int:
     """Return an upper bound in bytes on the memory needed to measure responses, in addition to their states.
 
-    Layers are measured one at a time. The memory holds float64 matrices, a padded copy of several short responses, a
+    Layers are measured one at a time. The bound covers float64 matrices, a padded copy of several short responses, a
     float32 copy of one layer for its mean, and the metrics of each prefix.
 
     Args:
@@ -304,7 +304,7 @@ def _calculator(options: str) -> RepresentationMetricsCalculator:
 
 def _options(config: CalculatorConfig, svd_method: str, method: str) -> SpectralOptions:
     rank = config.svd_rank if svd_method == "lowrank" else None
-    # With ``zero``, responses are first masked with NaN and zeroed later.
+    # With ``zero``, metrics are first set to NaN and later replaced with 0.
     on_nonfinite = "raise" if config.on_nonfinite == "raise" else "mask"
     return SpectralOptions(method=method, svd_rank=rank, on_nonfinite=on_nonfinite, max_bytes=config.workspace_mb << 20)
 

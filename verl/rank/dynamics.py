@@ -1,4 +1,4 @@
-"""Rank metrics of responses and their velocity and acceleration over prefixes (arXiv 2509.23808).
+"""Computes rank metrics of responses, and their velocity and acceleration over prefixes (arXiv 2509.23808).
 
 All functions are pure, and all metrics are float64. Shapes: B responses, T padded rows, D hidden size, P arbitrary
 prefixes, J velocity prefixes.
@@ -51,15 +51,15 @@ def prefix_rows(lengths: Tensor, stride: int, extra: int = 1) -> Tensor:
 def changes(
     values: Tensor, counts: Tensor, whole: Tensor, rule: str, lengths: Tensor, kept: Tensor, stride: int
 ) -> tuple[Tensor, Tensor]:
-    """Return velocity and acceleration ``[B]`` of one metric, which are NaN where ``whole`` is NaN.
+    """Return velocity and acceleration ``[B]`` of one metric, with NaN where ``whole`` is NaN.
 
     Args:
-        values: Prefix metrics ``[B, J]``, of which the first ``counts [B]`` are valid.
+        values: Prefix metrics ``[B, J]``; only the first ``counts [B]`` in each row are valid.
         whole: Metrics ``[B]`` of the whole responses.
-        rule: Value of ``calculator.prefix_rule``, which defines whether the whole response counts as the last prefix.
-        lengths: Row counts ``[B]`` of the responses, of which ``kept [B]`` rows are used for prefixes.
+        rule: Value of ``calculator.prefix_rule``; it determines whether the whole response counts as the last prefix.
+        lengths: Number of rows per response, ``[B]``; ``kept [B]`` of these are used for prefixes.
     """
-    # Masked responses remain NaN, although fewer than two prefixes would give 0.
+    # Keep NaN for masked responses, which would get 0 if they had fewer than two prefixes.
     masked = torch.where(whole.isnan(), torch.nan, 0.0)
     if rule != "after_stride":
         if rule == "after_stride_and_whole":
@@ -74,7 +74,7 @@ def changes(
 def velocity(values: Tensor, counts: Tensor) -> Tensor:
     """Return the mean over j = 2..J of delta_j = m_j - mean(m_1..m_{j-1}), or 0 for fewer than two prefixes.
 
-    ``values [B, J]`` are the prefix metrics m_j, of which only the first ``counts [B]`` are read -> ``[B]``.
+    ``values [B, J]`` are the prefix metrics m_j; only the first ``counts [B]`` in each row are read. Returns ``[B]``.
     """
     deltas = _deltas(values)
     present = torch.arange(deltas.shape[1], device=values.device) + 2 <= counts[:, None]
@@ -135,7 +135,7 @@ def curvature(hidden: Tensor, lengths: Tensor, rows: Tensor, on_nonfinite: str =
 
 
 def _angles(chunk: Chunk, start: int, stop: int) -> tuple[Tensor, Tensor]:
-    """Return the angles ``[b, stop - start - 2]`` in rows ``start`` to ``stop - 1``, and a mask of defined ones."""
+    """Return the angles ``[b, stop - start - 2]`` in rows ``start`` to ``stop - 1``, and a mask of defined angles."""
     steps = chunk.rows(start, stop).diff(dim=1)
     # Only directions matter. Dividing by the largest entry first keeps the squares of tiny steps from underflowing.
     steps = steps.div_(steps.abs().amax(2, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny))
@@ -157,7 +157,7 @@ def base_metrics(
     options: SpectralOptions,
     own: Mapping[str, SpectralMeasure] | None = None,
 ) -> dict[str, Tensor]:
-    """Compute the metrics ``names``, from ``BASE_METRICS`` or ``own`` (``calculator.own_metrics``), of given prefixes.
+    """Compute metrics of prefixes; ``names`` may refer to ``BASE_METRICS`` or to the custom metrics in ``own``.
 
     ``hidden [B, T, D]``, ``lengths [B]``, ``rows [B, P]`` -> float64 ``[B, P]`` by name. Degenerate prefixes (0 or
     1 rows, or all rows equal) have effective rank 1, log effective rank 0, entropy 0, rank 0 and curvature 0.

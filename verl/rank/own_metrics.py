@@ -1,6 +1,6 @@
-"""Custom rank metrics: user functions of a spectrum (``calculator.own_metrics``).
+"""Loads custom rank metrics, which are user-supplied functions of a spectrum (``calculator.own_metrics``).
 
-They are loaded wherever hidden states are measured: in the rollout engine, or in the worker that re-reads the
+The functions are loaded wherever hidden states are measured: in the rollout engine, or in the worker that re-reads the
 responses.
 """
 
@@ -17,11 +17,11 @@ from verl.utils.user_code import UserFunction, check_finite, check_tensor
 FIELD = "calculator.own_metrics"
 
 SAMPLE = SpectrumBatch(torch.tensor([[3.0, 1.0, 0.5], [2.0, 2.0, 0.0]], dtype=torch.float64), 3, 8)
-"""Example input to test a custom function before training."""
+"""Example input for testing custom functions before training."""
 
 
 def own_measures(paths: Sequence[str]) -> dict[str, SpectralMeasure]:
-    """Load and test the functions with these import paths; return them by their ``CalculatorConfig.own_names``.
+    """Load and test the functions at these import paths; return them keyed by ``CalculatorConfig.own_names``.
 
     Raises:
         ConfigError: A function cannot be loaded, or does not return a finite number for each spectrum.

@@ -1,11 +1,11 @@
-"""Reward manager that turns a batch's rank metrics into the auxiliary signal Phi (arXiv 2509.23808).
+"""Reward manager that computes the auxiliary signal Phi from a batch's rank metrics (arXiv 2509.23808).
 
 Shapes: B responses, R padded response tokens. The state consists of moving averages over training steps: a baseline mu
-per layer and indicator, and the mean score. Only ``update``, called once at the end of a training step, changes them;
-all other methods are read-only, so validation is measured against training's baselines.
+per layer and indicator, and the mean score. Apart from loading a state, only ``update``, called at the end of each
+training step, changes these averages, so validation uses the baselines from training.
 
 With ``reward_manager.baseline_start=zero``, as in the paper's release, averages start at 0 and lag by one step:
-``update`` moves them towards the previous update's batch, which it keeps for that purpose.
+``update`` moves the baselines towards the means of the previous update's batch, which are stored for this purpose.
 """
 
 import math
@@ -46,9 +46,9 @@ class RewardManager:
     def compute_phi(self, rank_metrics: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, float]]:
         """Return the auxiliary signal Phi of every response and scalars to log, without changing the state.
 
-        Phi is measured against the baselines of previous steps, or against the batch mean if there is no baseline yet
-        (first step). A NaN or infinite metric gives its response no signal. Phi is 0 for all responses without
-        ``computes_phi``, and in the first step if ``baseline_start=zero``.
+        Phi is computed relative to the baselines of previous steps, or to the batch mean in the first step, when there
+        are no baselines. A NaN or infinite metric does not contribute to its response's signal. Phi is always 0 if
+        ``computes_phi`` is false, and in the first step if ``baseline_start=zero``.
 
         Args:
             rank_metrics: ``Batch.rank_metrics``, ``[B, L]`` by name, including all ``indicator_names`` and the guide.
@@ -81,7 +81,7 @@ class RewardManager:
         return phi, metrics
 
     def shape_rewards(self, token_rewards: Tensor, response_mask: Tensor, phi: Tensor) -> Tensor:
-        """Add Phi ``[B]`` to the last response token's reward in ``[B, R]`` if ``reward_manager.add_reward``."""
+        """If ``add_reward`` is set, add Phi ``[B]`` to the last-token reward of each response in ``[B, R]``."""
         if not self.config.add_reward:
             return token_rewards
         bonus = phi.to(token_rewards)[:, None]
@@ -161,8 +161,8 @@ class RewardManager:
     def state_dict(self) -> dict[str, Any]:
         """Return the averages as plain floats, which JSON represents exactly.
 
-        The keys are ``baselines`` (including the guide's) and ``ema_score``, plus ``previous_means`` of the last batch
-        with ``baseline_start=zero``.
+        The keys are ``baselines`` (including the guide's), ``ema_score`` and, with ``baseline_start=zero``,
+        ``previous_means``, the means of the last batch.
         """
         state = {"baselines": deepcopy(self._baselines), "ema_score": self._ema_score}
         return state if self._start is None else state | {"previous_means": deepcopy(self._previous_means)}
@@ -183,7 +183,7 @@ class RewardManager:
         previous = state.get("previous_means")
         previous = None if previous is None else _checked_means(previous, "previous_means")
         score = state["ema_score"]
-        # An average that does not start at zero is None until its first value.
+        # An average that does not start at zero is None until it receives a value.
         score = None if score is None and self._start is None else _finite_float(score, "ema_score")
         self._baselines, self._previous_means, self._ema_score = baselines, previous, score
 
@@ -235,8 +235,8 @@ class RewardManager:
     def _fade(self) -> float:
         """Return the factor on the constant c: 1 if ``aux_fix``, else 1 - (ema_score + 1) / 2.
 
-        Before the first update, the score counts as 0, which gives 1/2. Scores outside [-1, 1], which custom verifiers
-        may return, cannot flip the sign of the signal.
+        Before the first update, the score counts as 0, so the factor is 1/2. Scores outside [-1, 1], which custom
+        verifiers can return, do not flip the sign of the signal.
         """
         if self.config.aux_fix:
             return 1.0

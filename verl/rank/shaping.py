@@ -1,4 +1,4 @@
-"""Rank shaping: computes the auxiliary signal Phi from rank metrics and adds it to advantages (arXiv 2509.23808)."""
+"""Implements rank shaping, which adds an auxiliary signal Phi of rank metrics to advantages (arXiv 2509.23808)."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ DEVIATION_EPS = 1e-8
 
 
 def relative_deviation(metric: Tensor, baseline: float) -> Tensor:
-    """Return d = clip((m - mu) / (|mu| + 1e-8), -5, 5) for ``metric [B]``, or 0 (no signal) if m is not finite."""
+    """Return d = clip((m - mu) / (|mu| + 1e-8), -5, 5) for ``metric [B]``, with 0 (no signal) where m is not finite."""
     deviation = (metric - baseline) / (abs(baseline) + DEVIATION_EPS)
     return torch.where(metric.isfinite(), deviation.clamp(-DEVIATION_LIMIT, DEVIATION_LIMIT), 0.0)
 
@@ -39,14 +39,14 @@ def auxiliary_signal(deviations: Tensor, weights: Tensor, scale: float) -> Tenso
 
 
 def last_token_mask(response_mask: Tensor) -> Tensor:
-    """Return a mask of the last response token in each row of ``response_mask [B, R]`` that has any."""
+    """Return a mask of each row's last response token, if it has any, given ``response_mask [B, R]``."""
     mask = response_mask.bool()
     later_tokens = mask.flip(1).cumsum(1).flip(1)
     return mask & (later_tokens == 1)
 
 
 def shaped_advantages(advantages: Tensor, response_mask: Tensor, phi: Tensor, kappa: float, placement: str) -> Tensor:
-    """Return A = A0 + min(relu(Phi), |A0| / kappa) on every response token or only on the last one.
+    """Return advantages A = A0 + min(relu(Phi), |A0| / kappa), changing every response token or only the last one.
 
     The bonus is never negative and, since kappa >= 1, never flips the sign of an advantage.
 

@@ -1,9 +1,9 @@
-"""Rank metrics of the stacked responses to one prompt, computed without storing the stack.
+"""Computes rank metrics of the stacked responses to one prompt without storing the stack.
 
 Rows arrive one response at a time. Previous rows are summarised by their number, their mean, and at most D rows with
-the same centred scatter matrix. With the Helmert contrasts z_k of all rows (:func:`verl.spectral.nested.contrasts`),
-S_k = sum_{i<=k} z_i z_i^T. A QR decomposition of the contrasts so far gives D rows R with R^T R = S_k, to which later
-prefixes only add. No squares are formed, so results match the whole stack up to float64 rounding.
+the same centred scatter matrix S_k, which equals sum_{i<=k} z_i z_i^T for Helmert contrasts z_i (``Chunk.contrasts``
+in :mod:`verl.spectral.responses`). A QR decomposition of the contrasts so far gives D rows R with R^T R = S_k; later
+rows only add terms. No squares are formed, so results match those of the whole stack up to float64 rounding.
 
 Shapes: L layers, T rows of a response, D hidden width, J prefixes.
 """
@@ -19,7 +19,7 @@ from verl.spectral import SpectralOptions
 class StackedResponses:
     """Metrics of a stack of responses, configured by ``calculator`` as for a single response.
 
-    Curvature and ``own_metrics`` are not available, and ``max_seq_len`` is ignored, so every row counts.
+    Curvature and ``own_metrics`` are not available, and ``max_seq_len`` is ignored, so every row is used.
     """
 
     def __init__(self, config: CalculatorConfig) -> None:
@@ -51,7 +51,7 @@ class StackedResponses:
         ends = [j * stride + self._extra for j in range(first, (last - self._extra) // stride + 1)]
         ends = ends if self.config.compute_diff else []
         at = torch.tensor([1 + before.shape[1] + end - self._rows for end in [*ends, last]])
-        # 2. Construct rows with these contrasts.
+        # 2. Construct rows that have these contrasts, and compute the prefixes' metrics from them.
         virtual = _rows_of(contrasts)
         lengths = torch.full((len(rows),), virtual.shape[1])
         measured = base_metrics(virtual, lengths, at.expand(len(rows), -1), self.names, self._options)
@@ -90,7 +90,7 @@ def _contrasts(rows: Tensor, mean: Tensor, before: int) -> tuple[Tensor, Tensor]
     The rows are preceded by ``before`` rows with ``mean [L, D]``.
     """
     counts = before + torch.arange(rows.shape[1], dtype=rows.dtype, device=rows.device)
-    # Means are relative to the mean so far, which cancels the often large offset that all rows share.
+    # Means are kept relative to the running mean, which cancels the (often large) offset shared by all rows.
     shifted = rows - (mean if before else rows[:, 0])[:, None]
     sums = shifted.cumsum(1)
     earlier = torch.cat([torch.zeros_like(sums[:, :1]), sums[:, :-1]], dim=1) / counts.clamp(min=1)[:, None]
@@ -100,7 +100,7 @@ def _contrasts(rows: Tensor, mean: Tensor, before: int) -> tuple[Tensor, Tensor]
 
 
 def _rows_of(contrasts: Tensor) -> Tensor:
-    """Return rows ``[L, 1 + r, D]``, starting with 0, whose Helmert contrasts are 0 and then ``contrasts [L, r, D]``.
+    """Return rows ``[L, 1 + r, D]`` whose first row is 0 and whose later contrasts are ``contrasts [L, r, D]``.
 
     x_{k+1} = mean of x_1..x_k + sqrt((k + 1) / k) z, which increases the mean by z / sqrt(k (k + 1)).
     """

@@ -1,4 +1,4 @@
-"""Token metrics of a response, used in rank shaping next to the rank metrics (``calculator.metric_indices_add``).
+"""Computes token metrics that rank shaping uses in addition to rank metrics (``calculator.metric_indices_add``).
 
 Shapes: B responses, R response columns, L layers.
 """
@@ -19,8 +19,8 @@ FIELD = "calculator.metric_indices_add"
 def fill_token_metrics(batch: Batch, names: Sequence[str]) -> None:
     """Add the token metrics ``names`` to a batch's rank metrics, with equal values in every layer.
 
-    Where ``calculator.on_nonfinite`` masks a response in a layer (its rank metrics are NaN), its token metrics are
-    masked too. Probability metrics use the ``logprobs`` and ``entropy`` from sampling (``calculator.needs_policy``).
+    If ``calculator.on_nonfinite`` masks a response in a layer with NaN, its token metrics in that layer are masked too.
+    Probability metrics use the ``logprobs`` and ``entropy`` from sampling (see ``calculator.needs_policy``).
     """
     if not names:
         return

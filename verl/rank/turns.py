@@ -1,4 +1,4 @@
-"""Rank metrics of conversations, over all tokens sampled by the policy and for each of its turns.
+"""Computes rank metrics of conversations, over all tokens that the policy sampled and for each policy turn.
 
 Shapes: B conversations, K measured turns, L captured layers, D hidden width.
 """
@@ -12,7 +12,7 @@ from verl.batch import POLICY, PREFIX, RANK, TURN_RANK, Batch
 from verl.rank.calculator import RepresentationMetricsCalculator
 
 MEASURED_TURNS = 8
-"""Maximum number of turns per conversation, starting with the first, that have separate metrics."""
+"""Maximum number of turns that are measured separately, starting with the first turn of a conversation."""
 
 
 def measure_turns(
@@ -71,7 +71,7 @@ def measure_responses(
 
 
 def expand_to_response(batch: Batch, measured: Batch) -> Batch:
-    """Add the columns of ``measured``, which lack the environment's tokens, to the same episodes in ``batch``."""
+    """Add the columns of ``measured``, which cover only the policy's tokens, to the matching episodes in ``batch``."""
     for name in measured.names:
         values = getattr(measured, name)
         if name.startswith(PREFIX):

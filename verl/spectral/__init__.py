@@ -1,4 +1,4 @@
-"""Spectra of all prefixes of a matrix, as pure linear algebra that depends only on torch.
+"""Computes spectra of all prefixes of a matrix; the package is pure linear algebra that depends only on torch.
 
 The entry points are :func:`prefix_functionals` (effective ranks and entropies) and :func:`prefix_spectral_sums` (sums
 of powers of singular values). docs/spectral.md derives the method and its errors.

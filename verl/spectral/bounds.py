@@ -1,4 +1,4 @@
-"""Memory needed for the spectra of one response, and the block size that keeps it within a bound.
+"""Computes the memory needed for the spectra of one response, and the block size that keeps the memory within a bound.
 
 A response of n rows and D columns is factored either as one n x n Gram matrix, or in blocks of s rows with additional
 D x D matrices. The formulas are derived in docs/spectral.md, "Memory".
@@ -14,19 +14,19 @@ PADDING = 8
 as rows of 512 elements, share the same few cache sets, which slowed products down by a fifth."""
 
 PANELS = 3 * 64 + PADDING
-"""Columns of a panel's temporaries: the panel, its solved part with a copy, and the padding."""
+"""Number of columns in a panel's temporaries: the panel, its solved part with a copy, and the padding."""
 
 BLOCK_ROWS = 1024
 """Number of rows to convert to float64 at a time when not all are needed at once."""
 
 WIDEST_WHOLE_BLOCK = 512
-"""Largest D for which blocks always have D rows, because smaller blocks use the processor poorly."""
+"""Largest D for which blocks always have D rows, because smaller blocks use the processor inefficiently."""
 
 
 def block_rows(rows: int, width: int, max_bytes: int = MAX_BYTES) -> int:
     """Return the number of rows per block that needs the fewest operations within ``max_bytes``.
 
-    Candidates are all rows, and D or a fraction of it. If none fits, return the one that needs the least memory.
+    Candidates are all rows, D rows, and fractions of D rows. If none fits, the one that needs the least memory is used.
     """
     if rows <= width:
         return rows
@@ -54,8 +54,8 @@ def shift_elements(rows: int) -> int:
 def block_elements(size: int, width: int) -> int:
     """Return the elements needed for one shift of a block of ``size`` rows.
 
-    They hold S, the factor of S + t I with the solved rows below, the rows and their temporaries, and the Gram matrix
-    with its factor.
+    The elements hold S, the factor of S + t I with the solved rows below, the rows and their temporaries, and the Gram
+    matrix with its factor.
     """
     return 2 * width**2 + 4 * size * width + 2 * size**2 + PANELS * (width + size)
 
@@ -71,8 +71,8 @@ def response_bytes(rows: int, width: int, size: int, shifts: int = 1) -> int:
 def decomposition_bytes(rows: int, width: int) -> int:
     """Return the bytes needed to decompose the prefixes of one response.
 
-    With m = min(n, D), they hold rows ``[m, D]``, a block of rows with its temporaries, and three matrices: the Gram or
-    scatter matrix, its part for one prefix and the decomposition's workspace, or matrices of up to m + 1024 rows.
+    With m = min(n, D), this covers rows ``[m, D]``, a block of rows with its temporaries, and three matrices: the Gram
+    or scatter matrix, its part for one prefix and the decomposition's workspace, or matrices of up to m + 1024 rows.
     """
     smaller, block = min(rows, width), min(rows, BLOCK_ROWS)
     return 8 * (smaller * width + 3 * (smaller + block) * smaller + 3 * block * width)

@@ -18,7 +18,7 @@ class Rates(NamedTuple):
     panel: float
     """Seconds to factor the diagonal block of one panel, in addition to the products."""
     eigen_call: float
-    """Fixed seconds to compute the eigenvalues of one k x k matrix."""
+    """Seconds to compute the eigenvalues of one k x k matrix, independent of k."""
     eigen_square: float
     """Additional seconds per k^2."""
     eigen_cube: float
@@ -46,13 +46,13 @@ def cheapest_method(
     the memory bound for one response, and ``device`` (``cpu`` or ``cuda``) the device of the states.
     """
     rates = RATES[device]
-    # nested: one factorisation per response and shift, regardless of the prefixes.
+    # ``nested`` needs one factorisation per response and shift, regardless of the prefixes.
     sizes, counts = (part.tolist() for part in lengths[lengths >= 2].unique(return_counts=True))
     nested = sum(
         count * _nested_seconds(rows, width, shifts, device, max_bytes)
         for rows, count in zip(sizes, counts, strict=True)
     )
-    # eigh: one decomposition per prefix, of size min(k, D).
+    # ``eigh`` needs one decomposition per prefix, of size min(k, D).
     size = prefixes[prefixes >= 2].clamp(max=width).double()
     return "nested" if nested <= float(rates.eigen_seconds(size).sum()) else "eigh"
 
@@ -67,7 +67,7 @@ def _nested_seconds(rows: int, width: int, shifts: int, device: str, max_bytes: 
     share = min(1.0, size / panel) ** 2
     per_shift = factor_operations(rows, width, size) / rates.products + panels * share * rates.panel
     shared = rows * rows * width / rates.products
-    # A head adds eigenvectors (twice the eigenvalues' time) and saves the solves below (half the speed of products).
+    # Decomposing a head takes twice as long as computing its eigenvalues, but saves solves (half as fast as products).
     head = head_columns(rows, device) if blocks == 1 else 0
     if head:
         per_shift -= 2 * (rows - head) * head**2 / rates.products

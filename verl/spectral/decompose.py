@@ -1,4 +1,4 @@
-"""Singular values of requested prefixes with one decomposition per prefix; these reference methods also count ranks.
+"""Reference methods that compute singular values and ranks of requested prefixes with one decomposition per prefix.
 
 ``eigh`` computes the eigenvalues of the float64 Gram matrix of the rows' contrasts (D x D when a prefix has more rows
 than D), batched over responses. Squaring loses half the digits: a singular value below about 3e-8 of the largest is

@@ -1,4 +1,4 @@
-"""Blocked Cholesky factorisation of batches of matrices.
+"""Implements blocked Cholesky factorisation of batches of matrices.
 
 The algorithm is left-looking over panels of columns. Nearly all work is in batched matrix products, which use a GPU's
 matrix units and a CPU's vector units. The diagonal blocks are factored by LAPACK or a GPU's small-matrix kernels.
@@ -13,18 +13,18 @@ from torch import Tensor
 from verl.spectral.bounds import PADDING
 
 TILE_OPERATIONS = 2.0**28
-"""Maximum floating-point operations per tile of :func:`add_product` on a CPU, unless 16 rows already exceed it. Tiles
-of 128 rows would be faster for large matrices, but would change the last bits of results."""
+"""Maximum number of floating-point operations per tile of :func:`add_product` on a CPU; tiles of 16 rows may exceed it.
+Tiles of 128 rows would be faster for large matrices, but would change the last bits of results."""
 
 PANEL = {"cpu": 48, "cuda": 64}
-"""Columns per panel by device type. On CPUs, multiples of 64 map the rows of a block to the same cache sets: for
-matrices of 512 rows, 64 columns were a fifth slower than 48 (AMD EPYC, MKL)."""
+"""Number of columns per panel, by device type. On CPUs, multiples of 64 map the rows of a block to the same cache sets:
+for matrices of 512 rows, 64 columns were a fifth slower than 48 (AMD EPYC, MKL)."""
 
 HEAD_SHARE = 0.45
 HEAD_PANELS = 5
 HEAD_FROM = 192
-"""On CPUs, matrices of at least 192 rows use a :class:`Head` with this share of their rows, rounded to whole panels and
-capped, which is a quarter faster at 512 rows."""
+"""Minimum number of rows at which matrices on a CPU use a :class:`Head`, with ``HEAD_SHARE`` of the rows rounded to
+whole panels and at most ``HEAD_PANELS`` panels; this is a quarter faster at 512 rows."""
 
 
 def device_kind(device: torch.device) -> str:
@@ -59,7 +59,7 @@ def add_product(out: Tensor, left: Tensor, right: Tensor, lower: bool = False) -
 
 
 def head_columns(rows: int, kind: str) -> int:
-    """Return the size m of the :class:`Head` for ``rows``, or 0 if it is not faster, as on GPUs (slow eigenvectors)."""
+    """Return the size m of the :class:`Head` for ``rows``, or 0 if a head is not faster, which is always so on GPUs."""
     if kind != "cpu" or rows < HEAD_FROM:
         return 0
     return PANEL[kind] * min(HEAD_PANELS, round(HEAD_SHARE * rows / PANEL[kind]))
@@ -145,7 +145,7 @@ def factor_columns(panel: Callable[[int, int], Tensor], lower: Tensor) -> tuple[
     infos = []
     for start in range(0, size, width):
         stop = min(start + width, size)
-        # 1. Get the panel's columns from the diagonal down.
+        # 1. Compute the panel's columns from the diagonal down.
         block = panel(start, stop)
         # 2. Subtract the products with previously factored columns: A[:, J] - L[:, :J] L[J, :J]^T.
         if start:

@@ -1,4 +1,4 @@
-"""Functions of a spectrum, and metrics computed from their sums.
+"""Defines functions of a spectrum, and metrics computed from sums of these functions.
 
 Here s denotes singular values and l = s^2 eigenvalues of the scatter matrix. All sums run over nonzero singular values.
 """

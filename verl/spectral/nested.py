@@ -1,8 +1,8 @@
-"""Spectral sums of every prefix of every response, using one factorisation per shift.
+"""Computes spectral sums of every prefix of every response, using one factorisation per shift.
 
 The Helmert contrasts z_k = sqrt((k - 1) / k) (x_k - mean of x_1..x_(k-1)) of a response's rows make centring nested:
-the scatter matrix of the first k rows, centred on their own mean, is S_k = sum_{i<=k} z_i z_i^T. Factor
-L L^T = I + Z Z^T / t over all contrasts Z. Leading blocks of L are the factors of the matrix's leading blocks, so
+the scatter matrix of the first k rows, centred on their own mean, is S_k = sum_{i<=k} z_i z_i^T. Let L be the Cholesky
+factor of I + Z Z^T / t for all contrasts Z. Its leading blocks are the factors of that matrix's leading blocks, so
 
     log det(I + S_k / t) = sum_{i<=k} 2 log L_ii        for every k at once,
 
@@ -43,7 +43,7 @@ class Scatter(NamedTuple):
     norm: Tensor
     """Frobenius norms sqrt(tr S_k^2), or larger bounds on the largest eigenvalue of S_k, ``[b, n]``."""
     lost: Tensor
-    """Result of :func:`lost_to_underflow`, ``[b]``."""
+    """Whether squares were lost to underflow (see :func:`lost_to_underflow`), ``[b]``."""
 
 
 class Blocks(NamedTuple):
@@ -93,7 +93,7 @@ def nested_sums(chunk: Chunk, prefixes: Tensor, nodes: NodeSet, workspace_bytes:
 
 
 def lost_to_underflow(chunk: Chunk) -> Tensor:
-    """Return whether a response has a prefix whose nonzero contrasts have squares lost to underflow, ``[b]``."""
+    """Return whether each response has a prefix with nonzero contrasts whose squares underflow, ``[b]``."""
     present, energy = [], []
     for block in chunk.contrasts():
         present.append(_present(block))
@@ -121,7 +121,7 @@ class _Window(NamedTuple):
     present: Tensor
     """Whether the prefix has a spectrum."""
     offset: Tensor
-    """Offset m, the number of shifts above the first one that the prefix reads."""
+    """Offset m, the number of shifts that precede the first one that the prefix reads."""
     trace: Tensor
     """Trace in units of ``scale`` squared, or 0 without a spectrum."""
     norm: Tensor
@@ -135,7 +135,7 @@ class _Window(NamedTuple):
 
 
 def _window(scatter: Scatter, prefixes: Tensor, nodes: NodeSet) -> _Window:
-    # 1. Get the trace and the norm N_k of each prefix.
+    # 1. Look up the trace and the norm N_k of each prefix.
     last = (prefixes - 1).clamp(min=0)
     trace, norm = scatter.trace.gather(1, last), scatter.norm.gather(1, last)
     present = (prefixes >= 2) & (trace >= SMALLEST_TRACE)
@@ -154,10 +154,10 @@ def _window(scatter: Scatter, prefixes: Tensor, nodes: NodeSet) -> _Window:
 def _prefix_logs(
     chunk: Chunk, scatter: Scatter, window: _Window, prefixes: Tensor, nodes: NodeSet, workspace_bytes: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the log-determinants ``[b, Q, P]`` of each prefix at all shifts (eq. 2), and failures ``[b]``.
+    """Return the log-determinants ``[b, Q, P]`` of each prefix at all shifts (eq. 2), and whether responses failed.
 
-    Shifts beyond the fit's own serve only prefixes with an offset, so only their rows are factored. A response fails if
-    a pivot within the rows that a shift serves is not positive.
+    Shifts beyond the fit's own serve only prefixes with an offset, so only the rows of those prefixes are factored. A
+    response fails if a pivot within the rows that a shift serves is not positive.
     """
     # 1. Determine the rows that each shift has to cover.
     offset, present = torch.stack([window.offset, window.present.long()]).cpu()
@@ -182,10 +182,10 @@ def _rows_served(rows: Tensor, offset: Tensor, count: int) -> Tensor:
     """Return the row count of each response's longest prefix that reads shift q, ``[b, Q]``.
 
     ``rows [b, P]`` are the row counts of the prefixes (0 without a spectrum), and ``offset`` matches :class:`_Window`;
-    both are on the CPU. The first ``count`` shifts, from the fit, serve all prefixes. A later shift q serves prefixes
-    with an offset of at least q - count + 1.
+    both are on the CPU. The fit's own ``count`` shifts come first and serve all prefixes. A later shift q serves
+    prefixes with an offset of at least q - count + 1.
     """
-    # Find the longest prefix with exactly each offset, then with at least that offset.
+    # For each offset, find the longest prefix with exactly that offset, and then with at least that offset.
     longest = rows.new_zeros(len(rows), int(offset.max()) + 1)
     longest.scatter_reduce_(1, offset, rows, "amax")
     longest = longest.flip(1).cummax(1).values.flip(1)
@@ -198,13 +198,13 @@ def _scatter(chunk: Chunk, size: int, workspace_bytes: int) -> Scatter:
 
     tr S_k and tr S_k^2 = sum_{i,j<=k} K_ij^2 are running sums of nonnegative terms over the rows of K = Z Z^T.
     """
-    # A single block: derive everything from the Gram matrix of the response.
+    # With a single block, derive everything from the Gram matrix of the response.
     if size == chunk.longest:
         rows = chunk.all_contrasts()
         gram = lower_gram(rows)
         trace, square = (part.cumsum(1) for part in _moments(gram))
         return Scatter(size, gram, trace, _norm(trace, square), _lost(_present(rows), trace))
-    # Several blocks, where S is the scatter matrix of the contrasts before each block.
+    # With several blocks, let S be the scatter matrix of the contrasts before each block.
     presents, traces, squares = [], [], []
     for part in _blocks(chunk, size, workspace_bytes):
         rows, before = part.rows.flatten(0, 1), part.before.flatten(0, 1)
@@ -249,7 +249,7 @@ def _blocks(chunk: Chunk, size: int, workspace_bytes: int) -> Iterator[Blocks]:
 
 
 def _moments(gram: Tensor) -> tuple[Tensor, Tensor]:
-    """Return row i's terms of tr S and tr S^2 for K = ``gram``: K_ii, and K_ii^2 + 2 sum_{j<i} K_ij^2."""
+    """Return each row i's contributions to tr S and tr S^2 for K = ``gram``: K_ii, and K_ii^2 + 2 sum_{j<i} K_ij^2."""
     diagonal = gram.diagonal(dim1=-2, dim2=-1)
     squares = [
         gram[:, start : start + BLOCK_ROWS].tril(start).square_().sum(-1)

@@ -1,4 +1,4 @@
-"""Approximation of spectral functions by sums of logarithms: f(l) ~ sum_q w_q log(1 + l / t_q) + a l.
+"""Approximates spectral functions by sums of logarithms: f(l) ~ sum_q w_q log(1 + l / t_q) + a l.
 
 A determinant gives sum_i log(1 + l_i / t) without computing eigenvalues, and the trace gives sum_i l_i. A fit on the
 interval that contains the eigenvalues therefore turns determinants at a few shifts t_q into any spectral sum. The
@@ -20,7 +20,7 @@ MAX_CONDITION = 1e6
 """Largest supported ratio of singular values, beyond which the rounding errors of their squares dominate."""
 
 MAX_POWER = 3.0
-"""Largest supported power of a singular value, beyond which the fitted values span more than float64's digits."""
+"""Largest supported power of a singular value, beyond which the range of fitted values exceeds float64 precision."""
 
 CLUSTER = 4096
 """Number of equal small singular values up to which sums of powers below 2 stay within the tolerance."""
@@ -47,9 +47,9 @@ class NodeSet(NamedTuple):
     def sums(self, logs: Tensor, trace: Tensor, norm: Tensor) -> Tensor:
         """Compute spectral sums ``[F, b, P]`` (eq. 5) from log-determinants ``[b, n, P]``, traces and norms ``[b, P]``.
 
-        f(N) + sum_q w_q (log det(I + S / t_q) - log(1 + N / t_q)) + a (L - N), with L = tr S and N = sqrt(tr S^2) <= 1.
-        This subtracts the fit's error for the spectrum with the single eigenvalue N. Such a spectrum is exact, and
-        entropies near 0 stay accurate.
+        For L = tr S and N = sqrt(tr S^2) <= 1, the sum is f(N) + sum_q w_q (log det(I + S / t_q) - log(1 + N / t_q)) +
+        a (L - N). This subtracts the fit's error at the single eigenvalue N. Sums are therefore exact for spectra with
+        one nonzero eigenvalue, and entropies near 0 stay accurate.
         """
         weights, slopes, shifts = (to_device(part, logs.device) for part in (self.weights, self.slopes, self.shifts))
         # Evaluate the fit's terms, and f itself, at the single eigenvalue N.
@@ -102,7 +102,7 @@ def _fit(functions: tuple[SpectralFunction, ...], condition: float, count: int, 
         floor = 1 / CLUSTER if function.power < 2 else 0.0
         weight = 1 / (singular_values**function.power + floor)
         weighted = basis * weight[:, None]
-        # 3. Normalise the columns and solve; gelsd cuts off directions that are lost to rounding.
+        # 3. Normalise the columns and solve; gelsd drops directions that are lost to rounding.
         norms = weighted.norm(dim=0)
         solution = torch.linalg.lstsq(weighted / norms, (target * weight)[:, None], driver="gelsd", rcond=1e-15)
         coefficients = solution.solution[:, 0] / norms

@@ -51,9 +51,9 @@ class SpectralOptions:
     tolerance: float = 3e-7
     """Bound on the relative error in each sum due to the fit in ``nested``, from 1e-9 to 1e-2."""
     condition: float = 1e6
-    """Condition number from 10 to 1e6. ``nested`` resolves singular values down to about (sum of s^4)^(1/4) times
-    2 / condition, and underestimates smaller ones. The sum term is s_max for a single nonzero value and n^(1/4) s_max
-    for n equal values. Lowering the condition tenfold saves 3 of 27 factorisations."""
+    """Condition number from 10 to 1e6. ``nested`` resolves singular values down to about 2 / condition times the fourth
+    root of the sum of s^4, and underestimates smaller ones. The root is s_max for a single nonzero value and
+    n^(1/4) s_max for n equal values. Lowering the condition tenfold saves 3 of 27 factorisations."""
     svd_rank: int | None = None
     """Number of largest singular values to keep per prefix (with ``eigh`` or ``svd`` only), or None for all."""
     on_nonfinite: str = "raise"
@@ -62,7 +62,7 @@ class SpectralOptions:
     """Bound on float64 matrices for several responses or shifts at once; matrices for a single one may exceed it.
     Capped at ``max_bytes``; defaults to 32 MiB on a CPU (about its cache) or 1 GiB on a GPU."""
     max_bytes: int = MAX_BYTES
-    """Bound on the memory for one response, or for several at once, as far as possible (see
+    """Bound on the memory for one response, or for several at once, exceeded only if unavoidable (see
     :func:`verl.spectral.bounds.workspace_bound`). Lower values are slower."""
 
     def __post_init__(self) -> None:
@@ -179,7 +179,7 @@ def prefix_functionals(
     if "effective_rank" in results:
         results["effective_rank"].fill_(1.0)
     for piece in _pieces(hidden, lengths, prefix_rows, functions, options):
-        # A prefix of k rows has at most min(k - 1, D) nonzero singular values, which bounds its entropies.
+        # Entropies are bounded, since a prefix of k rows has at most min(k - 1, D) nonzero singular values.
         most = (piece.prefixes - 1).clamp(max=min(hidden.shape[2], options.svd_rank or hidden.shape[2]))
         most = most.clamp(min=1).double().log()
         for name, result in results.items():
@@ -256,7 +256,7 @@ def _pieces(
     functions: tuple[SpectralFunction, ...],
     options: SpectralOptions,
 ) -> list[_Piece]:
-    """Compute sums per chunk, skipping responses without rows and setting masked ones to NaN."""
+    """Compute the sums of each chunk, skipping responses without rows and setting the sums of masked ones to NaN."""
     lengths, prefix_rows, largest = _checked(hidden, lengths, prefix_rows, options)
     pieces: list[_Piece] = []
     if prefix_rows.numel() == 0:
@@ -288,7 +288,7 @@ def _pieces(
             sums, scale, ranks = decomposed(chunk, prefixes, method=method)
             if method == "eigh":
                 failed = lost_to_underflow(chunk)
-        # 4. Decompose responses whose squares are inaccurate with ``svd``.
+        # 4. Use ``svd`` for responses whose squares are inaccurate.
         failed = failed.cpu()
         if bool(failed.any()):
             exact = decomposed(chunk.select(failed), prefixes[failed], method="svd")
@@ -308,7 +308,7 @@ def _method_and_nodes(
     functions: tuple[SpectralFunction, ...],
     options: SpectralOptions,
 ) -> tuple[str, NodeSet | None]:
-    """Resolve ``auto`` to a method, and return the nodes if it is ``nested``."""
+    """Resolve ``auto`` to a method; return the method, and its nodes if it is ``nested``."""
     method, width = options.method, hidden.shape[2]
     if method == "auto" and options.svd_rank is not None:
         method = "eigh"
@@ -327,7 +327,7 @@ def _method_and_nodes(
 def _checked(
     hidden: Tensor, lengths: Tensor, prefix_rows: Tensor, options: SpectralOptions
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Validate the inputs; return lengths, prefixes and the largest entry of each response on the CPU."""
+    """Validate the inputs; return lengths, prefix row counts and each response's largest entry on the CPU."""
     lengths, prefix_rows = lengths.cpu(), prefix_rows.cpu()
     check_hidden(hidden, lengths)
     batch = hidden.shape[0]

@@ -1,4 +1,4 @@
-"""Conversion of a padded batch of hidden states to chunks of scaled float64 rows.
+"""Converts a padded batch of hidden states to chunks of scaled float64 rows.
 
 Shapes: B responses, T padded rows, D hidden size, b responses of n rows per chunk.
 """
@@ -15,8 +15,8 @@ from verl.utils.device import to_device
 
 WORKSPACE_BYTES = {"cpu": 32 * 2**20, "cuda": 2**30}
 """Bound on float64 matrices for several responses or shifts at once, by device type; matrices for a single one may
-exceed it. A CPU is fastest within its cache and below the 32 MiB per tensor above which glibc returns memory to the
-system after each call. A GPU is fastest when fully occupied."""
+exceed it. A CPU is fastest if the matrices fit in its cache and tensors are below 32 MiB, since glibc returns larger
+ones to the system after each call. A GPU is fastest when fully occupied."""
 
 FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """Supported dtypes of hidden states."""
@@ -33,7 +33,7 @@ class Chunk:
     lengths: Tensor
     """Valid row counts, at least 1, ``[b]`` on the CPU."""
     scale: Tensor
-    """Powers of 2, so that dividing is exact, which bound ``hidden / scale`` to [-1, 1], float64 ``[b]``."""
+    """Powers of 2, so that division is exact, chosen such that ``hidden / scale`` is in [-1, 1]; float64 ``[b]``."""
     longest: int
     """Row count n of the longest response."""
 
@@ -65,7 +65,7 @@ class Chunk:
         return replace(self, which=self.which[mask], lengths=self.lengths[mask], scale=scale)
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """Return ``hidden / scale`` minus its first row, float64 ``[b, stop - start, D]``; padding rows are arbitrary.
+        """Return ``hidden / scale`` minus each response's first row, ``[b, stop - start, D]``; padding is arbitrary.
 
         Subtracting a constant row does not change the centred scatter. Since the first row belongs to every prefix,
         differences and rounding errors scale with the prefix's extent, not with its distance from the origin.
@@ -77,9 +77,9 @@ class Chunk:
         return rows.div_(scale).sub_(first.div_(scale))
 
     def contrasts(self, size: int = BLOCK_ROWS, stop: int | None = None) -> Iterator[Tensor]:
-        """Yield the Helmert contrasts of the first ``stop`` rows (default all) in blocks of up to ``[b, size, D]``.
+        """Yield the Helmert contrasts of the first ``stop`` rows (by default all) in blocks of up to ``[b, size, D]``.
 
-        z_1 = 0 and z_k = sqrt((k - 1) / k) (x_k - mean of x_1..x_(k-1)), eq. 1 in docs/spectral.md; 0 past the lengths.
+        z_1 = 0 and z_k = sqrt((k - 1) / k) (x_k - mean of x_1..x_(k-1)), eq. 1 in docs/spectral.md; 0 in padding.
         """
         stop = self.longest if stop is None else stop
         before: Tensor | None = None

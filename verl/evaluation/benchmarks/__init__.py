@@ -1,4 +1,4 @@
-"""Benchmarks: where they come from, and how their rows become problems."""
+"""Loads benchmarks from files or the hub and converts their rows to problems."""
 
 from verl.evaluation.benchmarks.loader import BENCHMARKS, load_benchmark
 from verl.evaluation.benchmarks.rows import Benchmark, Problem

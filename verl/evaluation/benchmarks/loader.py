@@ -1,4 +1,4 @@
-"""Benchmarks by name: the published ones of published.yaml, and users' own files; from local files or the hub."""
+"""Looks up benchmarks by name, among users' own files and ``published.yaml``, and loads their problems."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -15,16 +15,16 @@ from verl.data.files import read_csv, read_json_lines, read_rows
 from verl.evaluation.benchmarks.rows import Benchmark, Problem, Row, read_problem, recognise_fields
 
 SUFFIXES = (".jsonl", ".csv", ".parquet")
-"""Of benchmark files; the first that exists counts."""
+"""Suffixes of benchmark files, in order of precedence."""
 
 EMBEDDED = {
     name: CONFIG_DIR.parent / "data" / name / "test.parquet"
     for name in ("arithmetic", "arithmetic_tools", "word_problems")
 }
-"""The test sets of tasks whose data is shipped."""
+"""Test sets that are included in the repository."""
 
 RELEASE = "https://github.com/hf618/VERL/tree/main/examples/simplelr_math_eval/data"
-"""The data folder of the paper's release: every benchmark of ``FULL_PASS1`` as ``<name>/test.jsonl``."""
+"""Data folder of the paper's release, which contains every benchmark in ``FULL_PASS1`` as ``<name>/test.jsonl``."""
 
 PUBLISHED: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("published.yaml").read_text())
 
@@ -32,19 +32,19 @@ BENCHMARKS = {
     name: Benchmark(name, **entry | ({"home": RELEASE} if entry.get("home") == "release" else {}))
     for name, entry in PUBLISHED.items()
 }
-"""Name, as in ``benchmarks=...`` -> benchmark."""
+"""Published benchmarks by the name used in ``benchmarks=...``."""
 
 
 def load_benchmark(name: str, folder: Path | None, fields: Mapping[str, str] | None = None) -> list[Problem]:
     """Return the problems of the benchmark ``name``, in order.
 
-    A file of ``folder`` (:func:`local_file`) is used instead of the hub's copy; a name that is not in ``BENCHMARKS``
-    needs such a file. ``fields`` maps our field names (``verl.evaluation.benchmarks.rows.FIELD_NAMES``) to the file's;
-    fields that it leaves out are recognised by name.
+    A file in ``folder`` (see :func:`local_file`) takes precedence over the hub and is required if ``BENCHMARKS`` lacks
+    the name. ``fields`` maps our field names (``verl.evaluation.benchmarks.rows.FIELD_NAMES``) to the file's; other
+    fields are recognised by name.
 
     Raises:
-        ConfigError: in one line: an unknown benchmark, a failed download, a broken line, no problems, fields that are
-            not recognised, a row without a question or an answer.
+        ConfigError: The benchmark is unknown or has no problems, a download failed, a line is malformed, fields are not
+            recognised, or a row has no question or answer. The message is a single line.
     """
     path = local_file(name, folder)
     if path is None and name not in BENCHMARKS:
@@ -71,12 +71,12 @@ def load_benchmark(name: str, folder: Path | None, fields: Mapping[str, str] | N
 
 
 def local_file(name: str, folder: Path | None) -> Path | None:
-    """Return ``<folder>/<name>/test.jsonl``, else ``<folder>/<name>.jsonl``, else one with the next of ``SUFFIXES``."""
-    # A name with a separator would reach outside the folder.
+    """Return the first existing ``<folder>/<name>/test<suffix>`` or ``<folder>/<name><suffix>``, in suffix order."""
+    # A name with a path separator could refer to a file outside the folder.
     if folder is None or Path(name).name != name:
         return None
     candidates = [place for end in SUFFIXES for place in (folder / name / f"test{end}", folder / f"{name}{end}")]
-    # Whatever has such a name is meant; reading it reports what is wrong with it.
+    # Accept anything with a matching name, even a broken link, so that reading it reports the problem.
     return next((path for path in candidates if os.path.lexists(path)), None)
 
 
@@ -87,7 +87,7 @@ def _unknown(name: str, folder: Path | None) -> str:
             local += [path.stem for path in folder.glob(f"*{end}")]
             local += [path.parent.name for path in folder.glob(f"*/test{end}")]
     known = [*BENCHMARKS, *sorted(set(local) - BENCHMARKS.keys())]
-    # Wrong case is the most common mistake, and get_close_matches counts every such letter as wrong.
+    # Compare in lower case, since wrong case is the most common mistake and get_close_matches is case-sensitive.
     near = {known_name.lower(): known_name for known_name in known}
     matches = get_close_matches(name.lower(), list(near), n=1)
     hint = f"did you mean {near[matches[0]]!r}?" if matches else f"known are {', '.join(known)}."
@@ -96,7 +96,7 @@ def _unknown(name: str, folder: Path | None) -> str:
 
 
 def _read_file(path: Path) -> Sequence[tuple[int, Row]]:
-    """Return the rows with their numbers, from 1; for JSON lines the line numbers."""
+    """Return each row with its 1-based number, which is the line number in JSON Lines files."""
     if path.suffix == ".jsonl":
         return read_json_lines(path)
     return list(enumerate(read_csv(path) if path.suffix == ".csv" else read_rows(str(path)), start=1))
@@ -114,7 +114,7 @@ def _read_embedded(path: Path) -> list[tuple[int, Row]]:
 
 
 def _read_hub(benchmark: Benchmark) -> list[tuple[int, Row]]:
-    """Return the rows with their numbers, from 1."""
+    """Return each row with its 1-based number."""
     fix = f"put it into data.benchmark_dir as {benchmark.name}/test.jsonl"
     if not benchmark.hub:
         raise ConfigError(

@@ -1,6 +1,6 @@
-"""From a row of a benchmark, whatever its field names, to a problem.
+"""Converts benchmark rows with arbitrary field names to problems.
 
-All rules hold for all benchmarks: the meaning of a row follows from its field names and the form of its values.
+The same rules apply to all benchmarks: a row is interpreted by its field names and the format of its values.
 """
 
 import math
@@ -37,16 +37,16 @@ FIELD_NAMES: dict[str, tuple[str, ...]] = {
     "tolerance": ("error", "tolerance"),
     "verifier": (),
 }
-"""Our field -> its names in files, in any case; if several have a value in a row, the first counts. ``context`` is put
-before the question; a field like ``body`` serves as one of the two. All ``wrong_answers`` and the answer are options,
-in an order that the question fixes. ``verifier``, the data source that scores the row, is read only if a mapping names
-its field."""
+"""Maps each of our fields to its case-insensitive names in files; the first name with a value in a row is used.
+``context`` is prepended to the question. A field like ``body`` is used for only one of these two. The answer and all
+``wrong_answers`` become options, shuffled with the question as the seed. ``verifier``, the data source that selects the
+verifier, is read only if a mapping names its field."""
 
 PLAIN = ("context", "question", "answer")
-"""Fields that must be text, a number or a list of these."""
+"""Fields whose values must be text, numbers, or lists of text and numbers."""
 
 CHOICE_NAMES = ("choice_answer", "correct_option")
-"""Fields whose letters are options, even if the options are not found in the question."""
+"""Fields whose letters are interpreted as options, even if no options are found in the question."""
 
 _INLINE_LABEL = re.compile(
     r"(?:\\(?:text|textbf|mathrm|mathbf|rm|bf)\s*\{\s*)[(（]\s*([A-Z])\s*[)）]\s*\}"
@@ -56,7 +56,7 @@ _INLINE_LABEL = re.compile(
 _BEFORE_OPTION = re.compile(r"(?:\\ |~|\s)*")
 _AFTER_OPTION = re.compile(r"(?:\\q?quad|\\n|\\\\|[~\s(（])\Z")
 _LABEL_ORDERS = ("ABCDEFGHIJ", "FGHJK")
-"""The second is used by every other question of the ACT."""
+"""Sequences of option letters; the ACT uses the second one in every other question."""
 
 _ANSWER_AT_END = re.compile(r"\banswers?\s*+[:：]\s*+(\S.*)\Z", re.IGNORECASE)
 _SOLUTION_AT_END = re.compile(r"\bsolution\s*+[:：]\s*+\Z", re.IGNORECASE)
@@ -64,28 +64,28 @@ _SOLUTION_AT_END = re.compile(r"\bsolution\s*+[:：]\s*+\Z", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One benchmark, an entry of ``published.yaml``."""
+    """A benchmark, described by an entry in ``published.yaml`` or by defaults."""
 
     name: str
     hub: str = ""
-    """Data set on the Hugging Face hub, as ``verl.config.data.hub_set`` reads its name; empty if no copy there is
-    known, see ``home``."""
+    """Data set on the Hugging Face hub, in the format that ``verl.config.data.hub_set`` parses, or empty if no copy is
+    known (see ``home``)."""
     home: str = ""
-    """Source of ``<name>/test.jsonl`` if not the hub."""
+    """Alternative source of ``<name>/test.jsonl`` for benchmarks that are not on the hub."""
     fields: Mapping[str, str] | None = None
-    """Our field (``FIELD_NAMES``) -> theirs, if recognition would choose the wrong one."""
+    """Maps our fields (``FIELD_NAMES``) to the benchmark's, or None to recognise all fields by name."""
     verifier: str = OPEN
-    """Data source, a key of ``verl.rewards.registry.VERIFIERS``. In any benchmark, a problem with options whose answer
-    is letters is scored by ``multiple_choice``."""
+    """Data source, a key of ``verl.rewards.registry.VERIFIERS``. Problems with options and a letter answer are scored
+    by ``multiple_choice`` regardless of this field."""
     relative_tolerance: float = 0.0
-    """Relative error up to which a decimal number is correct; 0 leaves it to the verifier."""
+    """Relative error up to which a decimal number counts as correct, or 0 to use the verifier's default."""
     licence: str = "unknown"
-    """As published: an SPDX identifier if there is one."""
+    """Published licence, as an SPDX identifier if one exists."""
     language: str = "en"
-    """``en`` or ``zh``."""
+    """Language of the problems, ``en`` or ``zh``."""
     demonstrations: str | None = None
-    """Few-shot examples for base models, a key of ``verl.data.templates.DEMONSTRATIONS``; None if this benchmark
-    is usually evaluated without."""
+    """Key in ``verl.data.templates.DEMONSTRATIONS`` of the few-shot examples for base models, or None if the benchmark
+    is usually evaluated without examples."""
 
 
 @dataclass(frozen=True)
@@ -93,29 +93,29 @@ class Problem:
     """One problem of a benchmark."""
 
     index: int
-    """Its place in the benchmark, from 0; blank lines do not count."""
+    """0-based index in the benchmark, not counting blank lines."""
     question: str
-    """Including its options, if there are any."""
+    """Text of the question, including its options if it has any."""
     answer: str
-    """The correct answer; letters if the question has options."""
+    """Correct answer, usually a letter or several letters if the question has options."""
     data_source: str
     """Key of the verifier in ``verl.rewards.registry.VERIFIERS``."""
     extra_info: Mapping[str, Any]
-    """For the verifier, if known: ``options`` (letter -> text), ``tolerance``, ``relative_tolerance``."""
+    """Optional inputs for the verifier: ``options`` (text by letter), ``tolerance`` and ``relative_tolerance``."""
     solution: str | None
-    """A worked solution, if the benchmark has one."""
+    """Worked solution, or None if the benchmark has none."""
     place: str = field(default="", compare=False)
-    """File and line, for messages."""
+    """File and line of the problem, for error messages."""
 
 
 def recognise_fields(
     rows: Sequence[Row], mapping: Mapping[str, str] | None, benchmark: str, where: str
 ) -> dict[str, list[str]]:
-    """Return our field -> names of the rows' fields that hold it, by precedence. ``mapping`` fixes some of them.
+    """Map each of our fields to the matching field names in the rows, in order of precedence; ``mapping`` overrides.
 
     Raises:
-        ConfigError: ``mapping`` names a field that no row has, or no field can be the question or the answer; the
-            message begins with ``where``, the rows' source, and lists their fields.
+        ConfigError: ``mapping`` names an unknown field, or no field matches the question or the answer. The message
+            begins with ``where``, the source of the rows, and lists the available fields.
     """
     names_in_rows = list(dict.fromkeys(name for row in rows for name in row))
     for ours, theirs in (mapping or {}).items():
@@ -131,7 +131,7 @@ def recognise_fields(
         fields["question"] = [name for name in fields["question"] if name not in fields["context"]]
     else:
         fields["context"] = []
-    # If no field holds the answer alone, the solution ends in it.
+    # Without an answer field, the answer is extracted from the end of the solution.
     missing = ["question"] * (not fields["question"]) + ["answer"] * (not fields["answer"] and not fields["solution"])
     if missing:
         raise ConfigError(
@@ -142,10 +142,10 @@ def recognise_fields(
 
 
 def read_problem(row: Row, index: int, fields: Mapping[str, Sequence[str]], benchmark: Benchmark) -> Problem:
-    """Read the problem in ``row``; ``fields`` are those of ``recognise_fields``.
+    """Convert ``row`` to a problem, using the ``fields`` that :func:`recognise_fields` returned.
 
     Raises:
-        ValueError: the question or the answer is missing, or a field is not text, a number or a list of these.
+        ValueError: The question or the answer is missing, or a field has an invalid value.
     """
     values = {ours: _first_value(row, names, nan_is_gap=ours in PLAIN) for ours, names in fields.items()}
     for ours in PLAIN:
@@ -164,7 +164,7 @@ def read_problem(row: Row, index: int, fields: Mapping[str, Sequence[str]], benc
     elif extract_gsm8k(answer) is not None and "\n" in answer:
         answer, solution = extract_gsm8k(answer) or "", answer
     if not answer and (found := _ANSWER_AT_END.search(question, max(0, len(question) - TAIL_CHARS))):
-        # The question ends in its own answer: "... Answer: A".
+        # Some questions end with their answer, as in "... Answer: A".
         question, answer = question[: found.start()].rstrip(), found.group(1).strip()
     if not answer:
         names = " or ".join(fields["answer"] or fields["solution"])
@@ -202,15 +202,15 @@ def read_problem(row: Row, index: int, fields: Mapping[str, Sequence[str]], benc
 
 
 def inline_options(question: str) -> dict[str, str]:
-    """Return letter -> text of the options at the end of a question, ``A. 1 B. 2`` or ``(A) 1 (B) 2``; may be empty."""
+    """Return the text by letter of options such as ``A. 1 B. 2`` or ``(A) 1 (B) 2`` at a question's end, if any."""
     labels = list(_INLINE_LABEL.finditer(question))
     for order in _LABEL_ORDERS:
-        # From the last A backwards, because the question itself may mention a point A.
+        # Search backwards from the end, because the question itself can mention a point A.
         chains: dict[str, list[re.Match[str]]] = {}
         for label in reversed(labels):
             if (place := order.find(label[label.lastindex or 0])) < 0:
                 continue
-            # The nearest label of the next letter goes on from here.
+            # Continue with the nearest following label of the next letter.
             chain = chains[order[place]] = [label, *chains.get(order[place + 1 : place + 2], [])]
             if place == 0 and len(chain) >= 2:
                 ends = [later.start() for later in chain[1:]] + [len(question)]
@@ -220,14 +220,14 @@ def inline_options(question: str) -> dict[str, str]:
 
 
 def _option_text(text: str) -> str:
-    """Return the text between two labels, without parts of the labels or anything after the last option."""
+    """Return the option text between two labels, without remnants of labels or text after a blank line."""
     text = _strip_option(text.strip().partition("\n\n")[0])
-    # Often all options are in one formula, which then begins before the first label.
+    # Often a single formula contains all options, so its dollar signs are unbalanced within one option.
     return _strip_option(text.strip("$ ")) if text.count("$") % 2 else text
 
 
 def _strip_option(text: str) -> str:
-    """Return ``text`` without blanks around it, and without line breaks and opening brackets at its end."""
+    """Strip white space and TeX spacing from ``text``, and also opening brackets from its end."""
     end = len(text)
     while match := _AFTER_OPTION.search(text, max(0, end - len(r"\qquad")), end):
         end = match.start()
@@ -236,7 +236,7 @@ def _strip_option(text: str) -> str:
 
 
 def _first_value(row: Row, names: Sequence[str], nan_is_gap: bool) -> Any:
-    """Return the first value that is not empty; tables write NaN for a missing number."""
+    """Return the first non-empty value, or None; with ``nan_is_gap``, NaN marks a missing number and is skipped."""
     values = [row.get(name) for name in names]
     if nan_is_gap:
         values = [None if isinstance(value, float) and math.isnan(value) else value for value in values]
@@ -244,7 +244,7 @@ def _first_value(row: Row, names: Sequence[str], nan_is_gap: bool) -> Any:
 
 
 def _require_plain(value: Any, ours: str, row: Row, names: Sequence[str]) -> None:
-    """Raise ``ValueError`` for anything but text, a number or a list of these, such as chat messages."""
+    """Raise ``ValueError`` unless ``value`` is text, a finite number or a flat list of these; reject chat messages."""
     for entry in value if isinstance(value, list) else [value]:
         nested = isinstance(entry, Mapping | list)
         infinite = isinstance(entry, float) and not math.isfinite(entry)
@@ -255,7 +255,7 @@ def _require_plain(value: Any, ours: str, row: Row, names: Sequence[str]) -> Non
 
 
 def _text(value: Any) -> str:
-    """Return ``value`` as text: whole floats without ``.0``, of a list the first entry."""
+    """Convert ``value`` to text, using the first entry of a list, and omitting ``.0`` from whole numbers."""
     if value is None or isinstance(value, bool):
         return ""
     if isinstance(value, float) and value.is_integer():
@@ -266,10 +266,10 @@ def _text(value: Any) -> str:
 
 
 def _answer_text(value: Any, options: Any) -> str:
-    """Return the answer as text: the letter of an option's index; several answers are joined by commas."""
+    """Convert the answer to text: option indices become letters, and several answers are joined by commas."""
     several = value if isinstance(value, list) else [value]
     if isinstance(options, list):
-        # Tables with gaps hold indices as floats.
+        # Tables with missing values store indices as floats.
         several = [int(entry) if isinstance(entry, float) and entry.is_integer() else entry for entry in several]
         texts = [_text(option) for option in options]
         indices = [entry for entry in several if type(entry) is int]

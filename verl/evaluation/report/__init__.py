@@ -1,1 +1,1 @@
-"""Results of an evaluation: tables, files and the page."""
+"""Writes the results of an evaluation as tables, data files and an HTML page."""

@@ -1,4 +1,4 @@
-"""Content of an evaluation's page: tables, curves and every response."""
+"""Builds the HTML page of an evaluation, with its tables, curves and responses."""
 
 import json
 import math
@@ -32,7 +32,7 @@ VERDICT_CODES = {
 def make_page(
     summary: Summary, results: Sequence[TaskResult], title: str = "Evaluation", max_bytes: int = MAX_PAGE_BYTES
 ) -> str:
-    """Return the text of the page; ``max_bytes``: its size, unless figures, verdicts and questions alone are larger."""
+    """Return the page's HTML, at most ``max_bytes`` long unless statistics, verdicts and questions alone exceed it."""
     runs, prompts = _gather(summary, results)
     index = {
         "runs": [
@@ -49,13 +49,13 @@ def make_page(
 
 
 def _gather(summary: Summary, results: Sequence[TaskResult]) -> tuple[list[str], list[PromptSamples]]:
-    """Return the runs, and every problem with the samples that each of them has at each step."""
+    """Return the names of the runs, and every problem with its samples by run and step."""
     labels = row_labels(results)
-    # A run at two temperatures is two.
+    # A run that was evaluated at two temperatures is listed as two runs.
     names = [result.run + label.removeprefix(result.label) for result, label in zip(results, labels, strict=True)]
     order = {label: place for place, label in enumerate(summary.labels)}
     runs = list(dict.fromkeys(names[i] for i in sorted(range(len(names)), key=lambda i: order[labels[i]])))
-    # Runs may have been evaluated on different versions of a benchmark: only equal texts are the same problem.
+    # Runs may use different versions of a benchmark, so problems are the same only if their texts are equal.
     prompts: dict[tuple[int, int, str], PromptSamples] = {}
     for name, result in zip(names, results, strict=True):
         for problem in result.problems:
@@ -80,7 +80,7 @@ def _response(sample: ScoredSample) -> Row:
 
 
 def label_styles(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return the line of each label: one colour and shape per run, lighter for earlier steps; step 0 is dashed."""
+    """Return the line style of each label: a colour and shape per run, lighter for earlier steps, dashed for step 0."""
     members: dict[str, list[str]] = {}
     is_base: dict[str, bool] = {}
     for label in labels:
@@ -102,10 +102,10 @@ def label_styles(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def _row(benchmark: str, label: str, row: Mapping[str, Any], summary: Summary) -> dict[str, Any]:
-    """Return the figures of one run on one benchmark, whose place is -1 for the average."""
+    """Return the statistics of one run on one benchmark; the benchmark index -1 stands for the average."""
 
     def estimates(name: str, *ends: str) -> list[list[Any]]:
-        """Return k, value and interval of a figure for every k that the row has."""
+        """Return k, the value and its interval for every k at which the row has this statistic."""
         every_k = ([k, *(row.get(f"{name}@{k}{end}", math.nan) for end in (*ENDS, *ends))] for k in summary.ks)
         return [values for values in every_k if not math.isnan(values[1])]
 

@@ -1,4 +1,4 @@
-"""Results of an evaluation: files of every result, tables, the page, and the trackers' records."""
+"""Writes an evaluation's result files, tables and page, and logs its statistics to the trackers."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,26 +15,26 @@ from verl.run.tracking import Tracker, drop_records, write_summary
 from verl.utils.files import replace_text
 
 UPLOADED = ("index.html", "results.md", "results.csv")
-"""Files that are added to the tracker's run on wandb."""
+"""Files to upload to the wandb run."""
 
 
 COLUMNS_OF_LOGS = 140
-"""Width of the table without a terminal."""
+"""Minimum table width, in characters, when stdout is not a terminal."""
 
 
 class Figures(NamedTuple):
-    """The figures of one checkpoint on one benchmark."""
+    """Statistics of one checkpoint on one benchmark."""
 
     run: str
     step: int
     temperature: str
-    """`` T=0.6`` if the checkpoint has several, else empty."""
+    """Label suffix such as `` T=0.6`` if the checkpoint was evaluated at several temperatures, otherwise empty."""
     benchmark: str
     values: Mapping[str, float]
 
 
 def publish(folder: Path, results: Sequence[TaskResult], config: EvaluationConfig, display: EvaluationDisplay) -> None:
-    """Write everything into ``folder``, log the figures to the trackers, and show the table."""
+    """Write all results to ``folder``, log the statistics to the trackers, and print the table."""
     summary = write_results(folder, results, config.trainer.experiment_name, config.compare_to, config.seed)
     tracked = tracked_figures(summary)
     figures = [
@@ -51,13 +51,13 @@ def publish(folder: Path, results: Sequence[TaskResult], config: EvaluationConfi
 def write_results(
     folder: Path, results: Sequence[TaskResult], title: str = "Evaluation", compare_to: str = "auto", seed: int = 0
 ) -> Summary:
-    """Write all results into ``folder`` and return their figures.
+    """Write all results to ``folder`` and return their statistics.
 
-    ``<run>/step_<N>/<benchmark>/T<temperature>/results.json`` and ``samples.parquet`` for each result, ``results.md``,
-    ``results.csv`` and ``index.html``; they replace those of an earlier evaluation. The same results give the same
-    files.
+    The files are ``results.md``, ``results.csv``, ``index.html`` and, for each result, ``results.json`` and
+    ``samples.parquet`` in ``<run>/step_<N>/<benchmark>/T<temperature>``. They replace the files of an earlier
+    evaluation and depend only on the arguments.
 
-    ``compare_to`` and ``seed`` are those of :func:`summarise`.
+    ``compare_to`` and ``seed`` are passed to :func:`summarise`.
     """
     summary = summarise(results, compare_to, seed)
     folder.mkdir(parents=True, exist_ok=True)
@@ -77,13 +77,13 @@ def record(
     failed: Sequence[str],
     uploaded: Sequence[str],
 ) -> None:
-    """Write ``config.yaml`` and ``metrics.jsonl``, log to the trackers, and at last write ``summary.json``.
+    """Write ``config.yaml`` and ``metrics.jsonl``, log to the trackers, and finally write ``summary.json``.
 
-    Trackers get ``<run>/<benchmark>/pass@1`` and so on at each step, so that they draw curves over training.
+    Metrics such as ``<run>/<benchmark>/pass@1`` are logged per step, so that trackers show curves over training.
 
     Args:
-        failed: a line for each model or benchmark that failed.
-        uploaded: files that are added to the tracker's run on wandb.
+        failed: One line for each model or benchmark that failed.
+        uploaded: Files to upload to the wandb run.
     """
     by_label: dict[str, dict[str, Mapping[str, float]]] = {}
     by_step: dict[int, dict[str, float]] = {}
@@ -91,7 +91,7 @@ def record(
         by_label.setdefault(f"{run}@{step}{temperature}", {})[benchmark] = values
         metrics = by_step.setdefault(step, {})
         metrics |= {f"{run}{temperature}/{benchmark}/{name}": value for name, value in values.items()}
-    # A record of this evaluation alone, not of earlier ones in the same folder.
+    # Remove the records of earlier evaluations in the same folder.
     drop_records(folder, last_step=None)
     trainer = config.trainer
     tracker = Tracker(folder, trainer.logger, trainer.project_name, trainer.experiment_name, config)
@@ -100,7 +100,7 @@ def record(
             tracker.log(step, by_step[step])
         write_summary(folder, {"seed": config.seed, "figures": by_label, "failed": list(failed)})
         if "wandb" in trainer.logger:
-            # Late: wandb needs to be installed only where it is asked for.
+            # Import lazily, so that wandb is required only if it is used.
             import wandb
 
             for name in uploaded:
@@ -110,7 +110,7 @@ def record(
 
 
 def tracked_figures(summary: Summary) -> dict[Key, dict[str, float]]:
-    """Return the figures of each checkpoint on each benchmark by their names in trackers, without undefined ones."""
+    """Return the defined statistics of each checkpoint on each benchmark, keyed by their tracker names."""
     names = {(column := f"{name}@{k}"): column for name in summary.figures for k in summary.ks}
     names |= {"mean_tokens": "response_length/mean", "truncation_rate": "response_length/clip_ratio"}
     names |= {"repetition_rate": "repetition_rate", f"reason_{PROMPT_TOO_LONG}": PROMPT_TOO_LONG}

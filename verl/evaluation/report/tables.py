@@ -1,4 +1,4 @@
-"""Tables of an evaluation: ``results.md``, ``results.csv``, and one for the terminal."""
+"""Builds an evaluation's tables for ``results.md``, ``results.csv`` and the terminal."""
 
 import math
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ DEFINITIONS = (
 
 
 def markdown_table(cells: pd.DataFrame) -> str:
-    """Return a table of text; the levels of its index are names, its columns are aligned to the right."""
+    """Format a table of strings as Markdown, with left-aligned index columns and right-aligned data columns."""
     num_names, table = cells.index.nlevels, cells.reset_index()
     alignment = ["---"] * num_names + ["---:"] * len(cells.columns)
     lines = [list(table.columns), alignment, *table.to_numpy().tolist()]
@@ -41,12 +41,12 @@ def markdown_table(cells: pd.DataFrame) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    """Return ``text`` as one table cell: bars are escaped, control characters and line breaks become spaces."""
+    """Escape ``text`` for use in a table cell; control characters and line breaks become spaces."""
     return printable(text).replace("\\", "\\\\").replace("|", "\\|")
 
 
 def terminal_table(title: str, cells: pd.DataFrame) -> Table:
-    """Return a table that fits 80 columns if names have the usual length; longer names are folded."""
+    """Return a table that fits in 80 columns unless names are unusually long; long names are wrapped."""
     shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for name in cells.index.names:
         shown.add_column(name, overflow="fold")
@@ -66,23 +66,23 @@ def plain(value: float, form: str) -> str:
 
 
 def with_interval(row: Any, name: str) -> str:
-    """Return a figure of a row and its interval, ``50.0 [21.5, 78.5]``."""
+    """Format a row's statistic with its interval, such as ``50.0 [21.5, 78.5]``."""
     value, low, high = (percent(row[f"{name}{end}"]) for end in ("", "_low", "_high"))
     return value if low == NOTHING else f"{value} [{low}, {high}]"
 
 
 def with_difference(row: Any, k: int) -> str:
-    """Return pass@k of a row and its difference from the baseline, marked if outside the noise: ``75.0 (+4.5 ▲)``."""
+    """Format a row's pass@k and its difference from the baseline, marked if significant, such as ``75.0 (+4.5 ▲)``."""
     value, difference = percent(row[f"pass@{k}"]), 100 * row[f"difference@{k}"]
     if not math.isfinite(difference):
         return value
     mark = (f" {UP}" if difference > 0 else f" {DOWN}") if row[f"difference@{k}_outside_noise"] else ""
-    # Rounding first avoids -0.0.
+    # Adding 0.0 after rounding turns -0.0 into 0.0.
     return f"{value} ({round(difference, 1) + 0.0:+.1f}{mark})"
 
 
 def comparison_table(summary: Summary, k: int) -> pd.DataFrame:
-    """Return pass@k of every run on every benchmark; the longer list goes down."""
+    """Return a table of pass@k by run and benchmark, with runs as rows if there are more runs than benchmarks."""
     benchmarks = summary.benchmarks + [AVERAGE] * bool(summary.averaged)
     cells = summary.table.apply(with_difference, axis=1, k=k).unstack("run", fill_value=NOTHING)
     cells = cells.loc[benchmarks, summary.labels]
@@ -90,13 +90,13 @@ def comparison_table(summary: Summary, k: int) -> pd.DataFrame:
 
 
 def _estimates_table(name: str, ks: Sequence[int], summary: Summary) -> pd.DataFrame:
-    """Return a figure at every k, with intervals."""
+    """Return a table of a statistic with its intervals, with one column for each k in ``ks``."""
     names = [f"{name}@{k}" for k in ks]
     return summary.table.apply(lambda row: pd.Series({name: with_interval(row, name) for name in names}), axis=1)
 
 
 def _response_table(summary: Summary) -> pd.DataFrame:
-    """Return the number and length of responses, and the reasons for their verdicts."""
+    """Return a table of sample counts, mean lengths, and the number of verdicts with each reason."""
     table = summary.table
     samples = zip(table["samples_min"], table["samples_max"], strict=True)
     cells = {
@@ -111,7 +111,7 @@ def _response_table(summary: Summary) -> pd.DataFrame:
 
 
 def _metric_table(summary: Summary) -> pd.DataFrame:
-    """Return mean rank metrics over all, correct and wrong responses."""
+    """Return a table of mean rank metrics over all, correct and wrong responses."""
     rows = {
         (*names, metric): [plain(row[f"{metric}/{group}"], ".4g") for group in GROUPS]
         for names, row in summary.table.iterrows()
@@ -123,14 +123,14 @@ def _metric_table(summary: Summary) -> pd.DataFrame:
 
 
 def comparison_ks(summary: Summary) -> list[int]:
-    """Return the k of the overview: 1, and the largest that most rows have."""
+    """Return the values of k for the overview: 1, and the value that is most often the largest k of a row."""
     known = summary.table[[f"pass@{k}" for k in summary.ks]].notna()
     largest = [ks[-1] for row in known.to_numpy() if (ks := [k for k, has in zip(summary.ks, row, strict=True) if has])]
     return sorted({1, max(largest, key=lambda k: (largest.count(k), k))}) if largest else []
 
 
 def baseline_sentence(summary: Summary) -> str:
-    """Return which rows are compared with which."""
+    """Return a sentence that names the baseline of each run, or an empty string if there are no baselines."""
     pairs = {run: baseline for (_, run), baseline in summary.table.get("baseline", pd.Series()).items() if baseline}
     if not pairs:
         return ""
@@ -151,7 +151,7 @@ def markdown(summary: Summary, title: str = "Evaluation") -> str:
         )
     tables = {f"pass@{k}": comparison_table(summary, k) for k in comparison_ks(summary)}
     for name in summary.figures:
-        # Of one sample there is nothing to choose.
+        # Voting and reranking are trivial with a single sample, so k = 1 is shown only for pass@k.
         tables[f"{name}@k"] = _estimates_table(name, [k for k in summary.ks if k > 1 or name == "pass"], summary)
     tables |= {"Responses and verdicts": _response_table(summary), "Rank metrics (means)": _metric_table(summary)}
     for name, table in tables.items():
@@ -161,7 +161,7 @@ def markdown(summary: Summary, title: str = "Evaluation") -> str:
 
 
 def csv_text(summary: Summary) -> str:
-    """Return the text of ``results.csv``: a line per run and benchmark, shares from 0 to 1, empty if undefined."""
+    """Return the text of ``results.csv``: a line per run and benchmark, rates in [0, 1], undefined values empty."""
     words = {f"difference@{k}_outside_noise": {True: "true", False: "false"} for k in summary.ks}
     table = summary.table.assign(**{name: summary.table[name].map(word) for name, word in words.items()})
     return str(table.to_csv(float_format="%.6g", lineterminator="\n"))
@@ -170,8 +170,8 @@ def csv_text(summary: Summary) -> str:
 def overview_table(summary: Summary) -> pd.DataFrame:
     """Return the table for the terminal.
 
-    It has pass@1 and pass@n with differences, maj@n, with a reward model rm@n and rm_maj@n, mean length, and the share
-    of cut responses.
+    Its columns are pass@1 and pass@n with differences, maj@n, rm@n and rm_maj@n (with a reward model only), the mean
+    length, and the share of truncated responses.
     """
     table, ks = summary.table, comparison_ks(summary)
     cells = {f"pass@{k}": table.apply(with_difference, axis=1, k=k) for k in ks}
