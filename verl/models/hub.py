@@ -1,4 +1,4 @@
-"""Download of models from the Hugging Face hub, once per machine."""
+"""Downloads models from the Hugging Face hub, once per machine."""
 
 import json
 from pathlib import Path
