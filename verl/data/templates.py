@@ -50,7 +50,7 @@ def _read(name: str) -> dict[str, Any]:
 
 
 TEMPLATES = {name: Template(**fields) for name, fields in _read("templates").items()}
-"""Template name -> template."""
+"""Templates by name."""
 
 DEMONSTRATIONS: dict[str, list[Demonstration]] = {
     name: [(example["question"], example["answer"]) for example in examples]

@@ -47,7 +47,7 @@ MASK_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "flash_attention_2": flash_attention_mask,
     "flash_attention_3": flash_attention_mask,
 }
-"""Attention implementation that supports packed rows -> its mask function for padded rows."""
+"""Mask function for padded rows of each attention implementation that supports packed rows."""
 
 UNSUPPORTED = ("s_aux", "position_bias", "indices", "block_indices")
 """Attention arguments that affect the result and are not supported for packed rows."""
@@ -56,7 +56,7 @@ WINDOWS_IN_MASKS = ("PhimoeAttention", "Qwen2MoeAttention")
 """Attention classes that apply their sliding window only through the mask, which packed rows do not have."""
 
 FLASH_HEAD_WIDTH = 256
-"""Largest head dimension of the variable-length kernel."""
+"""Largest head dimension that the variable-length kernel supports."""
 
 
 def attention_name(config: ModelConfig) -> str:
@@ -108,7 +108,7 @@ def packed_attention(
     shared_prompts: SharedPrompts | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Compute causal attention with the interface of ``transformers``; see :class:`Options` for the score options.
+    """Compute causal attention with the ``transformers`` interface. For the score options, see :class:`Options`.
 
     Args:
         query: [B, H, T, D]. For packed rows, B is 1. With ``sequence_group``, T counts only this worker's tokens.
@@ -310,7 +310,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, opti
 
 
 def _eager(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: Options) -> Tensor:
-    """Compute :func:`_attend` with plain matrix products; ``mask`` may also be additive."""
+    """Implement :func:`_attend` with plain matrix products; ``mask`` may also be additive."""
     key, value = (states.repeat_interleave(query.shape[1] // states.shape[1], dim=1) for states in (key, value))
     scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if options.scaling is None else options.scaling)
     if options.softcap is not None:

@@ -1,4 +1,4 @@
-"""Extraction of answers from responses, and comparison of answers without algebra.
+"""Extracts answers from responses, and compares answers without algebra.
 
 Responses are hostile input: a policy in training may write megabytes of braces. Therefore, functions in this module run
 in linear time, never raise, and never convert long digit strings to numbers.
@@ -15,10 +15,10 @@ from verl.verifiers.equations import last_equation, leaves_open
 from verl.verifiers.lexicon import plain_number
 
 MAX_ALGEBRA_CHARS = 400
-"""Maximum length of answers for algebra; longer ones are compared only as text. Ground truths are much shorter."""
+"""Maximum length of answers to compare algebraically; longer ones are compared only as text."""
 
 MAX_RAW_CHARS = 2000
-"""Maximum length of answers for algebra before normalisation, since algebra parses them unnormalised."""
+"""Maximum length of such answers before normalisation, since algebra parses the original text."""
 
 TAIL_CHARS = 4096
 """Number of characters at the end of a response that are searched for an unboxed answer."""
@@ -118,7 +118,7 @@ class Box(NamedTuple):
 
 
 def boxes_in(text: str) -> Iterator[Box]:
-    """Yield each balanced ``\\boxed{...}`` (or ``\\fbox``, ``\\framebox``), ordered by closing brace."""
+    """Yield each balanced ``\\boxed{...}`` (or ``\\fbox``, ``\\framebox``), in the order of their closing braces."""
     open_braces: list[re.Match[str] | None] = []
     for token in _BOX_OR_BRACE.finditer(text):
         symbol = token.group()

@@ -89,7 +89,7 @@ def unwrap_equations(text: str) -> tuple[str, bool]:
         return text[: bracketed.start(2)] + inner + text[bracketed.end(2) :], remaining
     parts: list[str] = []
     depth = start = 0
-    # Start and end index of the equation's first sign, and end index of its last one.
+    # Start and end index of the equation's first equals sign, and end index of its last one.
     first_start, first_end, last_end, remaining = -1, -1, -1, False
 
     def finish(end: int) -> None:

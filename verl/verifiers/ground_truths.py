@@ -1,4 +1,4 @@
-"""Parsing of the ground truths and tolerances in data files."""
+"""Parses the ground truths and tolerances in data files."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -18,11 +18,11 @@ TOLERANCES = {"tolerance": Decimal("1e100"), "relative_tolerance": Decimal(1)}
 """Tolerance in ``extra_info`` -> limit at which every answer would be correct."""
 
 MAX_INTEGER_BITS = 1024
-"""Maximum length of integers; longer ones are rejected, because Python formats them in quadratic time."""
+"""Maximum length of integers; longer ones are rejected, because formatting them takes quadratic time."""
 
 
 def is_missing(truth: Any) -> bool:
-    """Whether there is no answer: null, blank text, or NaN, which represents missing numbers in tables."""
+    """Whether the answer is missing: null, blank text, or NaN, which represents missing numbers in tables."""
     blank = isinstance(truth, str) and not truth.strip()
     return truth is None or blank or (isinstance(truth, float) and math.isnan(truth))
 

@@ -41,7 +41,7 @@ _POWERS: dict[str, int] = WORDS["powers"]
 
 
 def is_unit(letters: str, short: bool) -> bool:
-    """Whether one or two letters after a number are a unit; ``short`` is returned for names in ``SHORT_UNITS``."""
+    """Whether one or two letters after a number are a unit. For names in ``SHORT_UNITS``, the result is ``short``."""
     if letters in SHORT_UNITS:
         return short
     return letters in UNITS or letters.lower() in _OTHER_SHORT_UNITS

@@ -1,4 +1,4 @@
-"""Helpers for the estimators: shape checks, scores, and statistics over responses to the same prompt (G groups)."""
+"""Helpers that check shapes and compute scores and statistics of groups of responses to the same prompt (G groups)."""
 
 from dataclasses import dataclass
 
