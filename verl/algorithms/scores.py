@@ -7,7 +7,7 @@ WEIGHT_EPS = 1e-8
 
 
 def overlong_penalty(lengths: Tensor, max_length: int, buffer: int, factor: float) -> Tensor:
-    """Return DAPO's soft overlong penalty (arXiv 2503.14476, eq. 13), which is added to the scores.
+    """Return DAPO's soft overlong penalty (arXiv 2503.14476, eq. 13), to be added to the scores.
 
     It is 0 up to ``max_length - buffer`` tokens, then falls linearly to ``-factor`` at ``max_length``, and stays there.
 

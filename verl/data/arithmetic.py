@@ -30,8 +30,8 @@ SIGNS = {"sum": "+", "difference": "-", "product": "*"}
 class ArithmeticTask:
     """Distribution of arithmetic problems.
 
-    Ranges are inclusive bounds ``(fewest, most)`` on an operand's number of decimal digits, which is uniformly
-    distributed. Raises ``ValueError`` naming the field if a value is out of range.
+    Ranges are inclusive bounds ``(fewest, most)`` on an operand's number of decimal digits, which is drawn uniformly. A
+    value that is out of range raises a ``ValueError`` that names its field.
     """
 
     sum_digits: tuple[int, int] = (3, 4)

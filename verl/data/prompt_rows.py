@@ -157,7 +157,7 @@ def render(messages: list[dict[str, Any]], config: DataConfig, tokenizer: PreTra
 
 
 def read_messages(row: Mapping[str, Any], where: str, key: str, with_tools: bool = False) -> list[dict[str, Any]]:
-    """Return the row's prompt as a chat. Raises ``ConfigError`` naming ``where`` if it is empty or malformed.
+    """Return the row's prompt as a chat. Raises a ``ConfigError`` that names ``where`` if it is empty or malformed.
 
     ``with_tools`` indicates whether the run provides tools, which veRL's records may require.
     """
@@ -182,7 +182,8 @@ def read_messages(row: Mapping[str, Any], where: str, key: str, with_tools: bool
 
 
 def check_verifiable(row: Mapping[str, Any], where: str, source_key: str) -> None:
-    """Raise ``ConfigError`` naming ``where`` unless a verifier or custom function can score responses to this row."""
+    """Raise a ``ConfigError`` that names ``where`` if no verifier or custom function can score responses to this
+    row."""
     source = row[source_key]
     if not isinstance(source, str):
         raise ConfigError(

@@ -52,7 +52,7 @@ class EngineDtype:
 
 
 def name_tail(name: str) -> str:
-    """Return the last two components of a parameter's name, which are the same in the engine and in the files."""
+    """Return the last two components of a parameter's name, which the engine and the model's files share."""
     return ".".join(name.split(".")[-2:])
 
 
@@ -248,7 +248,7 @@ def _gathered(bucket: list[_Shard]) -> Tensor:
 
 
 def _shard_group(parameter: DTensor) -> dist.ProcessGroup:
-    """Return the group of the W ranks that shard the rows, which is the last dimension of the mesh."""
+    """Return the group of the W ranks that shard the rows, taken from the mesh's last dimension."""
     *copies, last = parameter.placements
     assert last == Shard(0) and all(p.is_replicate() for p in copies), parameter.placements
     return parameter.device_mesh.get_group(len(copies))

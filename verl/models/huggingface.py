@@ -82,7 +82,7 @@ def in_checkpoint_format(
 
     Parameters that share a tensor in the files are held back until all have arrived; others are yielded immediately.
     The experts of a layer are separate tensors in the files, but remain stacked here, ``[E, ...]``, under a name with
-    ``*`` for the expert index, because a Python loop over them would take longer than the copying itself.
+    ``*`` for the expert index, because looping over experts in Python would take longer than copying them.
 
     Args:
         model: model loaded by ``from_pretrained``, which records its conversions.

@@ -43,7 +43,7 @@ def load_sharded_model(
 ) -> PreTrainedModel:
     """Load a causal language model and shard its parameters over the workers of ``mesh``.
 
-    Trainable parameters are kept in float32, others in ``config.param_dtype``.
+    Trainable parameters are kept in float32, and frozen ones in ``config.param_dtype``.
 
     Args:
         mesh: one-dimensional mesh of all workers.

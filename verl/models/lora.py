@@ -95,8 +95,8 @@ def add_adapters(model: PreTrainedModel, config: ModelConfig) -> None:
 def read_saved_adapter(folder: str, model: PreTrainedModel, field: str) -> peft.LoraConfig:
     """Return the config of the adapter in ``folder`` after checking that it fits ``model``.
 
-    Raises ``ConfigError`` naming ``field`` if a file is missing or broken, if the adapter is not plain LoRA, or if it
-    belongs to a different model.
+    Raises a ``ConfigError`` that names ``field`` if a file is missing or broken, if the adapter is not plain LoRA, or
+    if it belongs to a different model.
     """
     where = f"{field}={folder!r}"
     options = _read_options(Path(folder), where)

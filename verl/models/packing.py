@@ -255,7 +255,7 @@ class SharedPrompts:
 
     @cached_property
     def keys(self) -> Tensor:
-        """Token indices of the keys of each prompt, then of each response (its prompt and itself), concatenated."""
+        """Concatenated token indices of the keys of each prompt, then of each response (its prompt and its tokens)."""
         tokens = torch.cat([self._of_prompts[self._prompt_of], self._of_responses], dim=1)
         mask = torch.cat([self._masks[0][self._prompt_of], self._masks[1]], dim=1)
         return to_device(torch.cat([self._of_prompts[self._masks[0]], tokens[mask]]), self.device)

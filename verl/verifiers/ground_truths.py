@@ -64,7 +64,7 @@ def _text(value: Any) -> str:
 
 
 def require_shallow(value: Any, field: str) -> None:
-    """Raise ``ConfigError`` naming ``field`` if a value is nested more than ``MAX_DEPTH`` levels deep.
+    """Raise a ``ConfigError`` that names ``field`` if a value is nested more than ``MAX_DEPTH`` levels deep.
 
     Pickling such a value would overflow the stack.
     """
@@ -93,7 +93,7 @@ def read_tolerance(extra_info: Mapping[str, Any], name: str) -> Decimal | None:
 
 
 def check_tolerances(extra_info: Mapping[str, Any]) -> None:
-    """Raise ``ConfigError`` naming a tolerance that is not a number from 0 to just below its limit."""
+    """If a tolerance is not a number from 0 to just below its limit, raise a ``ConfigError`` that names it."""
     for name, limit in TOLERANCES.items():
         value = extra_info.get(name)
         valid = value in (None, "") or read_tolerance(extra_info, name) is not None
