@@ -61,9 +61,9 @@ def mismatch_metrics(
 
     Returns:
         veRL's metrics. ``kl`` and ``k3_kl`` estimate KL(rollout || trainer) in nats per token, ``chi2_token`` and
-        ``chi2_seq`` the chi-square divergence per token and per response. Names with ``ppl`` are perplexities.
-        ``rollout_is_*`` describe the importance weights: mean, extremes, fractions above ``cap`` and below 1 / cap, and
-        the effective sample size as a fraction of the batch.
+        ``chi2_seq`` the chi-square divergence per token and per response. Metrics with ``ppl`` in their names are
+        perplexities. ``rollout_is_*`` describe the importance weights: mean, extremes, fractions above ``cap`` and
+        below 1 / cap, and the effective sample size as a fraction of the batch.
     """
     mask = response_mask.bool()
     # 1. Compute the log-ratios of tokens and of whole responses.

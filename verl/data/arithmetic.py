@@ -35,11 +35,11 @@ class ArithmeticTask:
     """
 
     sum_digits: tuple[int, int] = (3, 4)
-    """Range of the number of digits of both operands of a sum."""
+    """Range of the number of digits in each operand of a sum."""
     difference_digits: tuple[int, int] = (3, 4)
-    """Range of the number of digits of both operands of a difference; the larger operand comes first."""
+    """Range of the number of digits in each operand of a difference; the larger operand comes first."""
     product_digits: tuple[int, int] = (2, 3)
-    """Range of the number of digits of a product's first factor; the second factor is one digit from 2 to 9."""
+    """Range of the number of digits in a product's first factor; the second factor is one digit from 2 to 9."""
 
     def __post_init__(self) -> None:
         for name, (low, high) in vars(self).items():

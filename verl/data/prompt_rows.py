@@ -67,7 +67,7 @@ NOTES = {
 
 
 class PromptReader:
-    """Converter of rows to records, which also collects notes for the user."""
+    """Converter from rows to records that also collects notes for the user."""
 
     def __init__(self, config: DataConfig, tokenizer: PreTrainedTokenizerBase) -> None:
         check_template(config.template, tokenizer, "data.template")
@@ -182,8 +182,7 @@ def read_messages(row: Mapping[str, Any], where: str, key: str, with_tools: bool
 
 
 def check_verifiable(row: Mapping[str, Any], where: str, source_key: str) -> None:
-    """Raise a ``ConfigError`` that names ``where`` if no verifier or custom function can score responses to this
-    row."""
+    """Raise a ``ConfigError`` that names ``where`` if responses to this row cannot be scored."""
     source = row[source_key]
     if not isinstance(source, str):
         raise ConfigError(

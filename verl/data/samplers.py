@@ -40,7 +40,7 @@ class ResumableRandomSampler(RandomSampler):
 
 
 class _Epoch(Iterator[int]):
-    """Iterator over the indices of an epoch that remembers the generator state before the epoch."""
+    """Iterator over an epoch's indices. It remembers the generator state before the epoch."""
 
     def __init__(self, sampler: ResumableRandomSampler) -> None:
         self.sampler = sampler
@@ -164,7 +164,7 @@ class CustomSampler(Sampler[int]):
 
 
 class _CustomEpoch(Iterator[int]):
-    """Iterator over an epoch of a user's sampler, which starts when its first index is requested."""
+    """Iterator over an epoch of a user's sampler. The epoch starts when its first index is requested."""
 
     def __init__(self, sampler: CustomSampler) -> None:
         self.sampler = sampler

@@ -90,8 +90,7 @@ def stop_strings(name: str, tokenizer: PreTrainedTokenizerBase) -> list[str]:
 
 
 def check_template(name: str, tokenizer: PreTrainedTokenizerBase, field: str) -> None:
-    """Raise a ``ConfigError`` that names ``field`` if the template does not exist or the tokenizer does not support
-    it."""
+    """Raise a ``ConfigError`` that names ``field`` if the template is missing or the tokenizer does not support it."""
     if find_template(name, field).chat and tokenizer.chat_template is None:
         others = [other for other, form in TEMPLATES.items() if not form.chat]
         raise ConfigError(

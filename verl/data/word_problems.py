@@ -97,4 +97,4 @@ KINDS: dict[str, tuple[float, Callable[[random.Random], Parts]]] = {
     "more_and_more": (1, _more_and_more),
     "more_and_fewer": (1, _more_and_fewer),
 }
-"""Kind of problem -> relative frequency, and function that draws a problem."""
+"""Relative frequency of each kind of problem, and the function that draws one."""

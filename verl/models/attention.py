@@ -1,4 +1,4 @@
-"""Attention over packed rows, which are concatenated without padding and attend only to themselves.
+"""Attention over packed rows: rows are concatenated without padding, and each attends only to itself.
 
 ``transformers`` looks up attention and mask functions by the name in the model's config. Importing this module
 registers packed versions under :func:`packed_name`. They take row boundaries from the keyword arguments that

@@ -68,8 +68,8 @@ class ForwardPass:
         """Compare the results of several layouts on a small batch.
 
         Args:
-            results: function that yields the result [M, ...] of each layout, after the setting that disables the
-                layout. The first result comes from the model's own forward pass.
+            results: function that yields, for each layout, the setting that disables the layout and the result [M,
+                ...]. The first result comes from the model's own forward pass.
 
         Raises:
             ConfigError: if a result differs from the first one.
@@ -185,7 +185,7 @@ class LogprobForward(ForwardPass):
 
 
 class ValueForward(ForwardPass):
-    """Forward passes of a token classification model with one label, which predicts a value per token."""
+    """Forward passes of a token classification model that predicts one value per token."""
 
     def __init__(self, model: PreTrainedModel, config: ModelConfig, device: str) -> None:
         """Verify the results for packed rows, as :class:`LogprobForward` does."""

@@ -116,7 +116,7 @@ def one_by_one(name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 def names_and_stacks(model: PreTrainedModel, names: Iterable[str]) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """Return each weight's (first) tensor name in the model's files, and the name patterns of stacked experts.
+    """Return the (first) name of each weight in the model's files, and the name patterns of stacked experts.
 
     A weight that stacks the experts of a layer, ``[E, ...]``, has one pattern, or two if it concatenates the gate and
     up projections. In a pattern, ``*`` stands for the expert index.

@@ -69,7 +69,7 @@ class Layout:
         """Find which of ``tokens [n]``, given as indices into the N tokens, this worker holds.
 
         Returns:
-            Positions of the tokens found among this worker's T tokens, and their indices in ``tokens``.
+            Positions of the found tokens among this worker's T tokens, and their indices in ``tokens``.
         """
         places = self.places[tokens]
         if self.group is None:

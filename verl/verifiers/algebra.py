@@ -1,4 +1,4 @@
-"""Comparison of LaTeX expressions with math-verify, plus checks of details that it would ignore.
+"""Compares LaTeX expressions with math-verify, and checks details that math-verify would ignore.
 
 Comparisons must run in a ``VerifierPool``, because sympy would run forever on answers like ``10^{10^{10}}``.
 """
@@ -139,7 +139,7 @@ def measures_differ(answer: str, truth: str) -> bool:
 
 
 def _names_differ(answer: str, truth: str) -> bool:
-    """Whether variables differ in their primes or, within expressions, in their case."""
+    """Whether variables differ in their prime marks or, within expressions, in their case."""
     if len(_PRIMED.findall(answer)) != len(_PRIMED.findall(truth)):
         return True
     ours, theirs = (set(_VARIABLE.findall(_COMMANDS.sub(" ", text))) for text in (answer, truth))
@@ -162,7 +162,7 @@ def has_variables(latex: str) -> bool:
 
 
 def keep_variable(latex: str, short: bool = False) -> str:
-    """Put braces around a variable at the end of LaTeX, because math-verify would drop it as a unit.
+    """Put braces around a variable at the end of ``latex``, because math-verify would drop it as a unit.
 
     Examples are ``2+3t``, ``5ab`` and ``5\\mathrm{i}``. Two-letter names in ``UNITS`` remain units. With ``short``, so
     do the names in ``SHORT_UNITS`` after a single number.

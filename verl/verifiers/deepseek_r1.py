@@ -17,8 +17,8 @@ def verify_deepseek_r1(
     """Verify a response. With ``quick``, return None if this requires algebra. ``extra_info`` is unused.
 
     The answer is taken from the last ``<answer>`` after all thoughts: its box, else its statement ("the answer is 5"),
-    else its whole content. It is compared as mathematics even if the response is malformed. ``boxed`` is true for
-    well-formed responses. With ``mode=independent``, correct ones score 1, or 0.5 if malformed; wrong ones -0.5 or -1.
+    else all of it. It is compared as mathematics even if the response is malformed. ``boxed`` is true for well-formed
+    responses. With ``mode=independent``, a correct answer scores 1, or 0.5 if malformed; a wrong one, -0.5 or -1.
     """
     well_formed = has_r1_form(solution)
     content = extract_tagged(after_thinking(solution), "answer")

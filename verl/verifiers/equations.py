@@ -48,7 +48,7 @@ MAX_NAME = 200
 
 
 def is_name(text: str) -> bool:
-    """Whether the left side of an equation is the name of a value.
+    """Whether ``text``, the left side of an equation, is the name of a value.
 
     Names are symbols (``x_1``, ``\\theta``), segments, angles and shapes (``AB``, ``\\angle ABC``), function values
     (``f(2)``, ``P(A)``), words (``total cost``), and tuples of symbols (``(x, y)``).

@@ -60,7 +60,7 @@ def rloo_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Ten
 
 
 def opo_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Tensor) -> Tensor:
-    """Subtract the group's length-weighted mean score (OPO, arXiv 2505.23585) on every response token.
+    """Compute each score minus the group's length-weighted mean score (OPO, arXiv 2505.23585), on every token.
 
     A_i = s_i - (sum over j of l_j s_j) / (sum over j of l_j), where l_j is the length of response j in tokens. This
     baseline minimizes the variance if the squared gradient norm of a response is proportional to its length. In a group
@@ -78,8 +78,8 @@ def gpg_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Tens
 
     A = alpha (s - mean of the group) with alpha = responses / max(1, responses with a nonzero score). Both counts
     include only responses to learn from, so filler responses do not change the gradient. The scale compensates for
-    prompts without a correct response, which have no gradient. The counts follow veRL; the paper also excludes prompts
-    whose responses are all correct. In a group of one, the mean is 0.
+    prompts without a correct response, which contribute no gradient. The counts follow veRL; the paper also excludes
+    prompts whose responses are all correct. In a group of one, the mean is 0.
     """
     check_shapes({"token_rewards": token_rewards, "learned_mask": learned_mask})
     groups, scores = scored_groups(token_rewards, response_mask, group_ids)

@@ -1,4 +1,4 @@
-"""Helpers that check shapes and compute scores and statistics of groups of responses to the same prompt (G groups)."""
+"""Helpers for shape checks, scores and group statistics. Each of G groups contains the responses to one prompt."""
 
 from dataclasses import dataclass
 

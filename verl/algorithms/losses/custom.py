@@ -15,7 +15,7 @@ from torch import Tensor
 
 COLUMNS = {name: name for name in ("rollout_logprobs", "ref_logprobs", "rewards", "scores", "correct")}
 COLUMNS |= {"group_ids": "group", "old_entropy": "entropy"}
-"""Optional fields of :class:`LossInputs` that a loss must request -> batch columns that provide them."""
+"""Batch column that provides each optional field of :class:`LossInputs`; a loss must request these fields."""
 
 STATISTICS = ("entropy", "logsumexp", "mean_logprob", "sum_pi_squared", "top_k")
 """Differentiable statistics over the vocabulary that a loss may request at each token."""

@@ -7,9 +7,9 @@ Shapes: B responses, R response columns. Ratio: r = exp(logprobs - old_logprobs)
 - ``advantages``: advantages A
 - ``response_mask``: true or 1 on response tokens; values outside it are ignored
 
-Policy losses return losses ``[B, R]``, 0 outside the mask, and detached metrics. Metrics are sums over tokens, so they
-can be added up across micro-batches and ranks: ``ppo_kl`` (k1 estimate old - new, Schulman 2020), ``num_tokens`` and,
-with clipping, ``pg_clipfrac`` (clipped tokens). Options that are out of range raise ``ValueError``.
+Policy losses return losses ``[B, R]``, which are 0 outside the mask, and detached metrics. Metrics are sums over
+tokens, so they can be added up across micro-batches and ranks: ``ppo_kl`` (k1 estimate old - new, Schulman 2020),
+``num_tokens`` and, with clipping, ``pg_clipfrac`` (clipped tokens). Options that are out of range raise ``ValueError``.
 """
 
 import math
@@ -162,8 +162,8 @@ def clip_cov_loss(
     """Compute Clip-Cov (arXiv 2505.22617): PPO's clipped surrogate, excluding a few random tokens with high covariance.
 
     Entropy collapses because likely tokens with high advantages keep becoming more likely. Clip-Cov drops some of these
-    tokens from the loss, whereas :func:`kl_cov_loss` penalises them. As in veRL, both consider the tokens of one
-    micro-batch at a time.
+    tokens from the loss, whereas :func:`kl_cov_loss` penalises them. As in veRL, both losses compare the tokens within
+    a micro-batch.
 
     Candidates are unclipped tokens whose :func:`covariances` are between the two bounds. A fraction ``clip_cov_ratio``
     of all tokens, but at least one token, is drawn from them. The draw depends only on the old log-probabilities and
