@@ -1,4 +1,4 @@
 """Reinforcement-learning algorithms as pure functions on tensors.
 
-Each method is one function and one dictionary entry. Shapes: B responses, R padded response tokens.
+Each method consists of one function and one dictionary entry. Shapes: B responses, R padded response tokens.
 """

@@ -1,13 +1,13 @@
-"""KL(policy || reference): per-token estimators, the penalty in the rewards, and controllers for its coefficient.
+"""Estimates KL(policy || reference) per token, penalises it in the rewards, and controls the penalty's coefficient.
 
 The estimators follow Schulman 2020, "Approximating KL divergence", under veRL's names. They take ``logprobs [B, R]``
 and ``ref_logprobs [B, R]`` in nats, return ``[B, R]``, and are differentiable in ``logprobs``.
 
 In a loss, the gradient of an estimator matters rather than its value. On policy, with x = log p - log p_ref, the
 gradient of the divergence is the mean of x grad log p. The gradient of k2 is exactly x grad log p. The gradient of k1
-is grad log p, whose mean is 0. The gradient of k3 is (1 - exp(-x)) grad log p, which is close only for small x. ``abs``
-has the gradient of the sum of |p - p_ref| over tokens. The suffix ``+`` combines the value of an estimator with the
-gradient of k2 (straight-through).
+is grad log p, whose mean is 0. The gradient of k3 is (1 - exp(-x)) grad log p, which is a good approximation only for
+small x. The mean gradient of ``abs`` equals the gradient of the sum of |p - p_ref| over the vocabulary. The suffix
+``+`` combines the value of an estimator with the gradient of k2 (straight-through).
 
 Penalty and controllers follow Ziegler et al. 2019, "Fine-Tuning Language Models from Human Preferences" (arXiv
 1909.08593), section 2.2. The reward becomes r - coef * KL(policy || reference); coef may be adapted to a target KL.
@@ -24,8 +24,8 @@ MAX_LOG_RATIO = 20.0
 """Log-ratios in ``low_var_kl`` and :func:`kl_loss` are clamped to [-20, 20], so that exp stays finite."""
 
 MAX_LOW_VAR_KL = 10.0
-"""Upper bound of ``low_var_kl``, as in veRL, so that an outlier (a token 13 times as likely under the reference) does
-not dominate a batch. Beyond the bound, the gradient is 0."""
+"""Upper bound of ``low_var_kl``, as in veRL. It keeps outliers (tokens about 13 times as likely under the reference)
+from dominating a batch. Beyond the bound, the gradient is 0."""
 
 ERROR_LIMIT = 0.2
 """The adaptive controller clips its proportional error to [-0.2, 0.2]."""
@@ -109,16 +109,16 @@ def kl_loss(
 class KLController:
     """The coefficient of the KL penalty, in units of reward per nat.
 
-    A ``fixed`` coefficient is constant. An ``adaptive`` one steers the KL towards the target by the update coef <- coef
-    (1 + e num_steps / horizon), with e = clip(current_kl / target - 1, -0.2, 0.2). num_steps / horizon is the gain K of
-    the paper.
+    A ``fixed`` coefficient is constant. An ``adaptive`` one steers the KL towards the target through the update coef <-
+    coef (1 + e num_steps / horizon), with e = clip(current_kl / target - 1, -0.2, 0.2). num_steps / horizon is the gain
+    K of the paper.
     """
 
     def __init__(self, kind: str, coef: float, target: float, horizon: float) -> None:
         """Start from the coefficient ``coef``.
 
         Args:
-            kind: ``fixed`` or ``adaptive``. An adaptive controller needs positive ``coef``, target and horizon.
+            kind: ``fixed`` or ``adaptive``. An adaptive controller needs a positive ``coef``, target and horizon.
             target: target KL in the unit of the KL passed to :meth:`update`, such as nats per token.
             horizon: time scale of the adaptation in the unit of ``num_steps``.
         """

@@ -17,7 +17,7 @@ def pass_at_k(num_samples: Tensor, num_correct: Tensor, k: int) -> Tensor:
     """Return the probability that at least one of k samples is correct: 1 - C(n-c, k) / C(n, k), for P problems.
 
     This is equation 1 of Chen et al. 2021 (arXiv 2107.03374), the exact mean over all subsets of k of the n samples. It
-    is computed as a product of k factors between 0 and 1 rather than from binomials.
+    is computed as a product of k factors between 0 and 1 rather than from binomial coefficients.
 
     Args:
         num_samples: number of samples n ``[P]``, which may differ between problems.
@@ -45,7 +45,7 @@ def pass_at_k(num_samples: Tensor, num_correct: Tensor, k: int) -> Tensor:
 def best_at_k(scores: Tensor, k: int) -> Tensor:
     """Return the expected highest score among k of n samples, the exact mean over all subsets, for P problems.
 
-    veRL's metric of this name draws the k samples with replacement, so it is lower.
+    veRL's metric of the same name draws the k samples with replacement, which gives lower values.
 
     Args:
         scores: scores of the samples ``[P, n]``.
@@ -62,7 +62,7 @@ def best_at_k(scores: Tensor, k: int) -> Tensor:
 
 
 def best_shares(n: int, k: int) -> list[float]:
-    """Return, for each of n samples in ascending order, the probability that it is the highest of k.
+    """Return, for each of n samples in ascending order, the probability of being the highest of k drawn samples.
 
     For the i-th sample (from 1), this is C(i - 1, k - 1) / C(n, k). Raises ``ValueError`` if k is not from 1 to n.
     """

@@ -1,7 +1,7 @@
-"""Measurement and correction of the mismatch between the policies of the rollout engine and the trainer.
+"""Measures and corrects the mismatch between the policies of the rollout engine and the trainer.
 
-Both policies have the same weights, but different kernels and precisions. Rejection rules and metrics follow veRL's
-rollout correction (Liu, Li et al. 2025, "When Speed Kills Stability: Demystifying RL Collapse from the
+The two policies have the same weights but use different kernels and precisions. Rejection rules and metrics follow
+veRL's rollout correction (Liu, Li et al. 2025, "When Speed Kills Stability: Demystifying RL Collapse from the
 Training-Inference Mismatch"). Truncated importance sampling follows Yao et al. 2025, "Your Efficient RL Framework
 Secretly Brings You Off-Policy RL Training".
 
@@ -52,7 +52,7 @@ def rejection_mask(
 def mismatch_metrics(
     old_logprobs: Tensor, rollout_logprobs: Tensor, response_mask: Tensor, level: str, cap: float
 ) -> dict[str, float]:
-    """Measure the mismatch between the two policies, and statistics of the importance weights at ``level``.
+    """Compute metrics of the mismatch between the two policies and of the importance weights at ``level``.
 
     Args:
         response_mask: mask with at least one token in each row.
@@ -61,9 +61,9 @@ def mismatch_metrics(
 
     Returns:
         veRL's metrics. ``kl`` and ``k3_kl`` estimate KL(rollout || trainer) in nats per token, ``chi2_token`` and
-        ``chi2_seq`` the chi-square divergence per token and per response. ``*ppl*`` are perplexities. ``rollout_is_*``
-        describe the importance weights: mean, extremes, fractions above ``cap`` and below 1 / cap, and the effective
-        sample size as a fraction of the batch.
+        ``chi2_seq`` the chi-square divergence per token and per response. Metrics with ``ppl`` in their names are
+        perplexities. ``rollout_is_*`` describe the importance weights: mean, extremes, fractions above ``cap`` and
+        below 1 / cap, and the effective sample size as a fraction of the batch.
     """
     mask = response_mask.bool()
     # 1. Compute the log-ratios of tokens and of whole responses.
@@ -117,8 +117,8 @@ def rollout_weights(
         level: ``token`` to weight each token by its own ratio, or ``sequence`` to weight all tokens of a response by
             the response's ratio, exp(sum over its tokens of (old - rollout)).
         cap: maximum weight (the paper's C), finite and above 0.
-        sampled_mask: ``[B, R]``, all tokens of the responses, from which the ratio of a response is computed, or None
-            to use ``response_mask``.
+        sampled_mask: mask ``[B, R]`` of all response tokens, used to compute the ratio of a response, or None to use
+            ``response_mask``.
 
     Returns:
         Detached weights ``[B, R]``, 0 outside the mask, and metrics as sums over tokens: ``tis_weight``, ``tis_capped``
@@ -158,7 +158,7 @@ def loss_weights(policy_loss: str, weights: Tensor, response_mask: Tensor) -> Te
 def mean_rollout_weight(
     old_logprobs: Tensor, rollout_logprobs: Tensor, response_mask: Tensor, level: str, cap: float
 ) -> float:
-    """Return the mean of :func:`rollout_weights` over tokens or, if ``level`` says so, responses; 1 if it vanishes.
+    """Return the mean of :func:`rollout_weights` over tokens or responses, depending on ``level``; 1 if it is near 0.
 
     Policy losses are proportional to the advantages, so dividing the advantages by the mean normalizes the weights.
     """

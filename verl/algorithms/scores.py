@@ -1,4 +1,4 @@
-"""Functions of response scores: DAPO's soft overlong penalty and PF-PPO's resampling."""
+"""DAPO's soft overlong penalty on scores, and PF-PPO's resampling of responses by reward."""
 
 import torch
 from torch import Generator, Tensor
@@ -7,7 +7,7 @@ WEIGHT_EPS = 1e-8
 
 
 def overlong_penalty(lengths: Tensor, max_length: int, buffer: int, factor: float) -> Tensor:
-    """Return DAPO's soft overlong penalty (arXiv 2503.14476, eq. 13), which is added to the scores.
+    """Return DAPO's soft overlong penalty (arXiv 2503.14476, eq. 13), to be added to the scores.
 
     It is 0 up to ``max_length - buffer`` tokens, then falls linearly to ``-factor`` at ``max_length``, and stays there.
 
@@ -42,7 +42,7 @@ def resampling_weights(rewards: Tensor, method: str, power: float) -> Tensor:
 
 
 def resampled_rows(rewards: Tensor, learned: Tensor, method: str, power: float, generator: Generator) -> Tensor:
-    """Sample as many rows as are true in ``learned [B]`` from these rows with replacement, ``[B']`` int64.
+    """Resample the B' rows that are true in ``learned [B]`` with replacement; return row indices ``[B']`` int64.
 
     The sampling weights are :func:`resampling_weights`. If ``learned`` is false everywhere, all rows are returned once.
     """

@@ -1,1 +1,1 @@
-"""Prompts and conversations: record layouts, datasets, templates and generated tasks."""
+"""Record layouts, datasets, templates and generated tasks for prompts and conversations."""

@@ -7,8 +7,8 @@ layout, least significant digit first, and ends with ``\\boxed{ANSWER}``::
     4821 - 377   ->  4821-0377:1-7-0=4-10,2-7-1=4-10,8-3-1=4-00,4-0-0=4-00;4444 \\boxed{4444}
     347 * 6      ->  347*6:7*6+0=42+0=42,4*6+4=24+4=28,3*6+2=18+2=20;2082 \\boxed{2082}
 
-The third number of a step is the carry or borrow, which is a digit of the previous step. Because of the fixed layout,
-the model only needs to copy from a few distances, so it learns the task in a few hundred steps.
+The third number of a step is the carry or borrow, which is copied from the previous step. Because of the fixed layout,
+the model only needs to copy digits over a few fixed distances, so it learns the task in a few hundred steps.
 """
 
 import random
@@ -21,7 +21,7 @@ MAX_DIGITS = 9
 """Maximum number of digits per operand."""
 
 MIXTURE = {"sum": 0.8, "difference": 1.4, "product": 1.4}
-"""Kind of problem -> relative frequency."""
+"""Relative frequency of each kind of problem."""
 
 SIGNS = {"sum": "+", "difference": "-", "product": "*"}
 
@@ -30,16 +30,16 @@ SIGNS = {"sum": "+", "difference": "-", "product": "*"}
 class ArithmeticTask:
     """Distribution of arithmetic problems.
 
-    Ranges are inclusive bounds ``(fewest, most)`` on an operand's number of decimal digits, which is uniformly
-    distributed. Raises ``ValueError`` naming the field if a value is out of range.
+    Ranges are inclusive bounds ``(fewest, most)`` on an operand's number of decimal digits, which is drawn uniformly. A
+    value that is out of range raises a ``ValueError`` that names its field.
     """
 
     sum_digits: tuple[int, int] = (3, 4)
-    """Range of digits for both operands of a sum."""
+    """Range of the number of digits in each operand of a sum."""
     difference_digits: tuple[int, int] = (3, 4)
-    """Range of digits for both operands of a difference; the larger operand comes first."""
+    """Range of the number of digits in each operand of a difference; the larger operand comes first."""
     product_digits: tuple[int, int] = (2, 3)
-    """Range of digits for the first factor of a product; the second factor is one digit from 2 to 9."""
+    """Range of the number of digits in a product's first factor; the second factor is one digit from 2 to 9."""
 
     def __post_init__(self) -> None:
         for name, (low, high) in vars(self).items():
@@ -59,7 +59,7 @@ class ArithmeticTask:
 
 
 def arithmetic_problem(kind: str, a: int, b: int) -> GeneratedProblem:
-    """Return ``a + b``, ``a - b`` with ``a >= b``, or ``a * b`` with one digit in ``b``; operands are nonnegative."""
+    """Return the problem ``a + b``, ``a - b`` (a >= b) or ``a * b`` (one digit in b), with nonnegative operands."""
     assert 0 <= b <= {"sum": b, "difference": a, "product": 9}[kind] and a >= 0, (kind, a, b)
     sign, width = SIGNS[kind], max(len(str(a)), len(str(b)))
     left, right = f"{a:0{width}d}", f"{b:0{width}d}"

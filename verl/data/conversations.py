@@ -65,8 +65,8 @@ def tokenize_conversation(
 ) -> Conversation:
     """Return the conversation's token ids, and a mask of the assistant's turns including their end-of-turn tokens.
 
-    A turn's tokens are those that the template appends for it, so later turns must not change how the template renders
-    earlier ones. Turns after the first ``max_length`` tokens are skipped, because rendering takes quadratic time.
+    A turn consists of the tokens that the template appends for it, so a turn must not change how earlier ones are
+    rendered. Turns after the first ``max_length`` tokens are skipped, because rendering takes quadratic time.
     """
 
     def render(turns: list[dict[str, Any]], generation_prompt: bool) -> list[int]:

@@ -1,4 +1,4 @@
-"""Readers for data files, either local or on the Hugging Face hub."""
+"""Readers for data files that are local or on the Hugging Face hub."""
 
 import csv
 import io
@@ -20,7 +20,7 @@ from verl.utils.process import memory_limit
 Row = dict[str, Any]
 
 MAX_BYTES, MAX_EXPANSION = 1 << 28, 200
-"""The rows of a parquet file may take up to the larger of ``MAX_BYTES`` and ``MAX_EXPANSION`` times the file size."""
+"""Memory limit for a parquet file's rows: the larger of ``MAX_BYTES`` and ``MAX_EXPANSION`` times the file size."""
 OVERHEAD = 4
 """Upper bound on the memory needed for reading, relative to the memory for the rows."""
 BYTES_PER_ROW = 100

@@ -1,4 +1,4 @@
-"""Generated problems, and their division into disjoint splits."""
+"""Generates problems and divides them into disjoint splits."""
 
 import hashlib
 import random
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from verl.config.checks import require
 
 SPLIT_SHARES = {"train": 12, "sft_train": 12, "test": 4, "sft_val": 4}
-"""Split name -> share of all questions, in 32nds."""
+"""Share of all questions in each split, in 32nds."""
 
 MAX_MISSES = 10_000
 """Number of consecutive draws without a new question after which a task is considered exhausted."""
@@ -32,9 +32,9 @@ def draw_split(
 ) -> list[GeneratedProblem]:
     """Draw ``size`` problems with distinct questions from the split ``name``, a key of ``SPLIT_SHARES``.
 
-    :func:`split_of` assigns each question to one split, so splits never overlap, regardless of seeds and sizes. A
-    larger ``size`` extends the list of a smaller one. Raises ``ValueError`` if the split is unknown or the task has too
-    few distinct questions.
+    :func:`split_of` assigns each question to one split, so splits never overlap, regardless of seeds and sizes. The
+    list for a larger ``size`` begins with the list for a smaller one. Raises ``ValueError`` if the split is unknown or
+    the task has too few distinct questions.
     """
     require(name in SPLIT_SHARES, "split", name, f"must be one of {', '.join(SPLIT_SHARES)}")
     require(size >= 0, "size", size, "must be at least 0")

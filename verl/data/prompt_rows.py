@@ -1,4 +1,4 @@
-"""Conversion of rows in veRL's layout to tokenized prompts."""
+"""Converts rows in veRL's layout to tokenized prompts."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -63,11 +63,11 @@ NOTES = {
     "first: {first})",
     "repeated": "{count} occur more than once (the first: {first})",
 }
-"""Kind of note for the user -> text of the note."""
+"""Text of each kind of note for the user."""
 
 
 class PromptReader:
-    """Converter of rows to records, which also collects notes for the user."""
+    """Converter from rows to records that also collects notes for the user."""
 
     def __init__(self, config: DataConfig, tokenizer: PreTrainedTokenizerBase) -> None:
         check_template(config.template, tokenizer, "data.template")
@@ -76,13 +76,13 @@ class PromptReader:
         self.records: list[PromptRecord] = []
         self.num_read = 0
         self._noted: dict[str, list[str]] = {kind: [] for kind in NOTES}
-        """Kind of note -> names of the rows it applies to."""
+        """Names of the rows that each kind of note applies to."""
         self._too_long: list[int] = []
         """Lengths of prompts longer than ``max_prompt_length``."""
         self._first_at: dict[int, str] = {}
 
     def add(self, row: Mapping[str, Any], where: str) -> None:
-        """Convert a row, called ``where`` in errors. Raises ``ConfigError`` if it cannot be used."""
+        """Convert a row, which error messages call ``where``. Raises ``ConfigError`` if the row cannot be used."""
         config = self.config
         self.num_read += 1
         check_verifiable(row, where, config.reward_fn_key)
@@ -157,9 +157,9 @@ def render(messages: list[dict[str, Any]], config: DataConfig, tokenizer: PreTra
 
 
 def read_messages(row: Mapping[str, Any], where: str, key: str, with_tools: bool = False) -> list[dict[str, Any]]:
-    """Return the row's prompt as a chat. Raises ``ConfigError`` naming ``where`` if it is empty or malformed.
+    """Return the row's prompt as a chat. Raises a ``ConfigError`` that names ``where`` if it is empty or malformed.
 
-    ``with_tools`` tells whether the run provides tools, which veRL's records may require.
+    ``with_tools`` indicates whether the run provides tools, which veRL's records may require.
     """
     prompt = row[key]
     for column in MEDIA:
@@ -182,7 +182,7 @@ def read_messages(row: Mapping[str, Any], where: str, key: str, with_tools: bool
 
 
 def check_verifiable(row: Mapping[str, Any], where: str, source_key: str) -> None:
-    """Raise ``ConfigError`` naming ``where`` unless a verifier or custom function can score responses to this row."""
+    """Raise a ``ConfigError`` that names ``where`` if responses to this row cannot be scored."""
     source = row[source_key]
     if not isinstance(source, str):
         raise ConfigError(
@@ -202,7 +202,7 @@ def check_verifiable(row: Mapping[str, Any], where: str, source_key: str) -> Non
 
 
 def as_mapping(value: Any) -> Mapping[str, Any]:
-    """Return a mapping, or the parsed mapping if ``value`` is JSON text; anything else becomes an empty mapping."""
+    """Return ``value`` if it is a mapping, the parsed mapping if it is JSON text, or else an empty mapping."""
     value = parse_json(value)
     return value if isinstance(value, dict) else {}
 
@@ -230,7 +230,7 @@ def read_extra_info(value: Any) -> Mapping[str, Any]:
 
 
 def truncate(ids: list[int], length: int, truncation: str, where: str) -> list[int]:
-    """Cut ``ids`` to ``length`` as ``data.truncation`` specifies. Raises ``ConfigError`` if it is ``error``."""
+    """Cut long ``ids`` to ``length`` as ``data.truncation`` specifies. Raises ``ConfigError`` if that is ``error``."""
     if truncation == "error":
         raise ConfigError(
             f"data.max_prompt_length={length}: the prompt in {where} has {len(ids)} tokens; raise it, or set "

@@ -29,7 +29,7 @@ RL_SCHEMA = pa.schema(
 """Schema with one prompt per row."""
 
 SFT_SCHEMA = pa.schema({"messages": MESSAGES})
-"""Schema with one chat per row, whose last message is from the assistant."""
+"""Schema with one chat per row. Each chat ends with a message from the assistant."""
 
 
 def rl_record(
@@ -80,7 +80,7 @@ def read_chat(value: Any, where: str, key: str, option: str, what: str = "prompt
     """Check that ``value`` of the column ``key`` is a list of messages, and return it; error messages call it ``what``.
 
     Raises:
-        ConfigError: if it is malformed or empty. Names ``where``, the column, and the ``option`` that sets the column.
+        ConfigError: if it is malformed or empty. The message names ``where``, the column and its ``option``.
     """
     if not isinstance(value, list) or not all(
         isinstance(message, dict) and {"role", "content"} <= message.keys() for message in value

@@ -1,4 +1,4 @@
-"""Decoding of responses into text."""
+"""Decodes responses into text."""
 
 from collections.abc import Sequence
 from itertools import groupby

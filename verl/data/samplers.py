@@ -1,4 +1,4 @@
-"""Samplers that can resume within an epoch: a shuffling sampler, a sampler that mixes files, and custom ones."""
+"""Samplers that can resume within an epoch and shuffle the data, mix files, or wrap a user's sampler."""
 
 import operator
 import warnings
@@ -40,7 +40,7 @@ class ResumableRandomSampler(RandomSampler):
 
 
 class _Epoch(Iterator[int]):
-    """Iterator over the indices of an epoch, which remembers the generator state from before the epoch."""
+    """Iterator over an epoch's indices. It remembers the generator state before the epoch."""
 
     def __init__(self, sampler: ResumableRandomSampler) -> None:
         self.sampler = sampler
@@ -57,7 +57,7 @@ class _Epoch(Iterator[int]):
         return index
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the generator state from before the epoch, and the number of indices yielded so far."""
+        """Return the generator state before the epoch, and the number of indices yielded so far."""
         return {"generator": self.start, "num_yielded": self.num_yielded}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -108,8 +108,8 @@ class CustomSampler(Sampler[int]):
     """Wrapper that validates a user's sampler.
 
     Raises:
-        ConfigError: if the class cannot be loaded or raises, if its length is unknown or less than a batch, or if it
-            defines only one of ``state_dict`` and ``load_state_dict``.
+        ConfigError: if the class cannot be loaded or raises, if its length is unknown or less than the batch size, or
+            if it defines only one of ``state_dict`` and ``load_state_dict``.
     """
 
     def __init__(self, dataset: Dataset[Any], config: DataConfig, seed: int, batch_size: int) -> None:
@@ -164,7 +164,7 @@ class CustomSampler(Sampler[int]):
 
 
 class _CustomEpoch(Iterator[int]):
-    """Iterator over an epoch of a user's sampler, which starts when its first index is requested."""
+    """Iterator over an epoch of a user's sampler. The epoch starts when its first index is requested."""
 
     def __init__(self, sampler: CustomSampler) -> None:
         self.sampler = sampler

@@ -50,7 +50,7 @@ def _read(name: str) -> dict[str, Any]:
 
 
 TEMPLATES = {name: Template(**fields) for name, fields in _read("templates").items()}
-"""Template name -> template."""
+"""Templates by name."""
 
 DEMONSTRATIONS: dict[str, list[Demonstration]] = {
     name: [(example["question"], example["answer"]) for example in examples]
@@ -60,7 +60,7 @@ DEMONSTRATIONS: dict[str, list[Demonstration]] = {
 
 
 def find_template(name: str, field: str = "template") -> Template:
-    """Return the template ``name``, which is the value of ``field``. Raises ``ConfigError`` if it does not exist."""
+    """Return the template ``name``. Raises a ``ConfigError`` that names ``field`` if the template does not exist."""
     if name not in TEMPLATES:
         near = get_close_matches(name, list(TEMPLATES), n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"must be one of {', '.join(TEMPLATES)}"
@@ -90,7 +90,7 @@ def stop_strings(name: str, tokenizer: PreTrainedTokenizerBase) -> list[str]:
 
 
 def check_template(name: str, tokenizer: PreTrainedTokenizerBase, field: str) -> None:
-    """Raise ``ConfigError`` naming the option ``field`` unless the template exists and the tokenizer supports it."""
+    """Raise a ``ConfigError`` that names ``field`` if the template is missing or the tokenizer does not support it."""
     if find_template(name, field).chat and tokenizer.chat_template is None:
         others = [other for other, form in TEMPLATES.items() if not form.chat]
         raise ConfigError(

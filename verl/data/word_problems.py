@@ -1,7 +1,7 @@
 """Generated word problems with one or two steps and varied wording: a first task for small pretrained models.
 
-They are easy enough that an instruction-tuned model with 0.1 to 0.6 billion parameters solves some of them before
-training. A solution shows the steps and ends with a line ``#### ANSWER``, as in GSM8K::
+The problems are easy enough that an instruction-tuned model with 0.1 to 0.6 billion parameters solves some of them
+before training. A solution shows the steps and ends with a line ``#### ANSWER``, as in GSM8K::
 
     Ana has 7 apples and buys 2 more. How many apples does Ana have now?   ->   7 + 2 = 9\\n#### 9
 """
@@ -97,4 +97,4 @@ KINDS: dict[str, tuple[float, Callable[[random.Random], Parts]]] = {
     "more_and_more": (1, _more_and_more),
     "more_and_fewer": (1, _more_and_fewer),
 }
-"""Kind of problem -> relative frequency, and function that draws a problem."""
+"""Relative frequency of each kind of problem, and the function that draws one."""

@@ -1,9 +1,10 @@
-"""Attention over packed rows: sequences concatenated without padding, each of which attends only to itself.
+"""Attention over packed rows: rows are concatenated without padding, and each attends only to itself.
 
 ``transformers`` looks up attention and mask functions by the name in the model's config. Importing this module
-registers packed versions under :func:`packed_name`. They read the row boundaries from the keyword arguments that
-``transformers`` uses for FlashAttention (``cu_seq_lens_q``, ``max_length_q``, ...), and the group of workers that share
-the tokens from ``sequence_group``. Without these arguments, they process padded rows like the original implementation.
+registers packed versions under :func:`packed_name`. They take row boundaries from the keyword arguments that
+``transformers`` uses for FlashAttention (``cu_seq_lens_q``, ``max_length_q``, ...). ``sequence_group`` is the group of
+workers that share the tokens. Without these arguments, the functions process padded rows like the original
+implementation.
 
 Shapes: B rows, H query heads, K key and value heads, T tokens of a packed sequence, D head dimension.
 """
@@ -30,10 +31,9 @@ from verl.models.sequence_parallel import gather_heads, split_heads
 
 
 def fused_mask(*, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
-    """Return the mask that ``transformers`` makes for ``sdpa``.
+    """Return the mask that ``transformers`` builds for ``sdpa``, even if there is no padding.
 
-    ``transformers`` would skip the mask if there is no padding. On a GPU, checking for padding makes the host wait, so
-    this function always creates the mask.
+    ``transformers`` skips the mask if there is no padding, but checking for padding makes the host wait for the GPU.
     """
     if attention_mask is not None and attention_mask.is_cuda:
         kwargs["allow_is_causal_skip"] = False
@@ -47,27 +47,27 @@ MASK_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "flash_attention_2": flash_attention_mask,
     "flash_attention_3": flash_attention_mask,
 }
-"""Attention implementation that supports packed rows -> its mask function for padded rows."""
+"""Mask function for padded rows of each attention implementation that supports packed rows."""
 
 UNSUPPORTED = ("s_aux", "position_bias", "indices", "block_indices")
-"""Arguments of attention functions that change the result but are not supported for packed rows."""
+"""Attention arguments that affect the result and are not supported for packed rows."""
 
 WINDOWS_IN_MASKS = ("PhimoeAttention", "Qwen2MoeAttention")
 """Attention classes that apply their sliding window only through the mask, which packed rows do not have."""
 
 FLASH_HEAD_WIDTH = 256
-"""Largest head dimension of the variable-length kernel."""
+"""Largest head dimension that the variable-length kernel supports."""
 
 
 def attention_name(config: ModelConfig) -> str:
-    """Return the name in ``transformers`` of the attention implementation that ``config`` requests."""
+    """Return the ``transformers`` name of the attention implementation requested by ``config``."""
     return packed_name(config.attn_implementation) if config.use_remove_padding else config.attn_implementation
 
 
 def packed_name(implementation: str) -> str:
     """Return the name under which the packed version of ``implementation`` is registered.
 
-    The name must not contain "sdpa" or "flash", because ``transformers`` handles such names specially.
+    The name must not contain "sdpa" or "flash", because ``transformers`` treats such names specially.
     """
     return {"sdpa": "packed_fused", "eager": "packed_eager"}.get(implementation, f"packed_fa{implementation[-1]}")
 
@@ -78,7 +78,7 @@ class Options(NamedTuple):
     implementation: str
     """Attention implementation of ``transformers`` to use."""
     scaling: float | None
-    """Factor on the scores, or None for 1 / sqrt(D)."""
+    """Scale factor for the scores, or None for 1 / sqrt(D)."""
     window: int | None
     """Sliding window in tokens, including the query itself, or None for full attention."""
     softcap: float | None
@@ -108,7 +108,7 @@ def packed_attention(
     shared_prompts: SharedPrompts | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Compute causal attention with the interface of ``transformers``; see :class:`Options` for the score options.
+    """Compute causal attention with the ``transformers`` interface. For the score options, see :class:`Options`.
 
     Args:
         query: [B, H, T, D]. For packed rows, B is 1. With ``sequence_group``, T counts only this worker's tokens.
@@ -122,7 +122,7 @@ def packed_attention(
         shared_prompts: layout of prompts shared between rows, or None if each row has its own prompt.
 
     Returns:
-        [B, T, H, D], contiguous, and None instead of attention weights.
+        Contiguous output [B, T, H, D], and None in place of attention weights.
 
     Raises:
         ConfigError: if the model's attention uses an unsupported feature.
@@ -150,7 +150,7 @@ def packed_attention(
 
 
 def _check_supported(module: nn.Module, options: Options, masked: bool, others: dict[str, Any]) -> None:
-    """Raise ``ConfigError`` for unsupported arguments; ``masked`` tells whether packed rows came with a mask."""
+    """Raise ``ConfigError`` if an argument is unsupported; ``masked`` indicates that packed rows have a mask."""
     unsupported = [name for name in UNSUPPORTED if others.get(name) is not None]
     if options.softcap is not None and options.implementation == "sdpa":
         unsupported.append("softcap")
@@ -189,10 +189,10 @@ def _padded(
 
 
 def _packed(query: Tensor, key: Tensor, value: Tensor, rows: Rows, options: Options) -> Tensor:
-    """Compute packed attention, [1, T, H, D].
+    """Compute attention over packed rows, [1, T, H, D].
 
     Kernels process all rows at once and align each row's last query with its last key. Without a kernel, rows are
-    processed one by one, and each must have the same number of queries and keys.
+    processed one at a time, and each must have as many keys as queries.
     """
     if options.flash:
         return _flash(query, key, value, None, rows, options)
@@ -246,7 +246,7 @@ def _in_blocks(query: Tensor, key: Tensor, value: Tensor, shared: SharedPrompts,
 def _flash(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, rows: Rows | None, options: Options
 ) -> Tensor:
-    """Call FlashAttention through ``transformers``, padding values to the width of keys."""
+    """Call FlashAttention through ``transformers``, padding values to the head dimension of the keys."""
     padding = query.shape[-1] - value.shape[-1]
     value = F.pad(value, (0, padding)) if padding else value
     bounds: Any = (None, None, None, None) if rows is None else rows
@@ -271,7 +271,7 @@ def _flash(
 
 
 def _has_varlen_kernel(query: Tensor, value: Tensor, options: Options) -> bool:
-    """Whether torch's variable-length kernel supports these states: on a GPU, in half precision, of suitable width."""
+    """Whether torch's variable-length kernel supports the states' device, precision and head dimension."""
     half, width = query.dtype in (torch.float16, torch.bfloat16), query.shape[-1]
     fits = width <= FLASH_HEAD_WIDTH and width % 8 == 0 and value.shape[-1] == width
     return options.implementation == "sdpa" and query.is_cuda and half and fits
@@ -297,9 +297,9 @@ def _varlen(query: Tensor, key: Tensor, value: Tensor, rows: Rows, options: Opti
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: Options) -> Tensor:
-    """Compute [B, H, Q, D] from queries [B, H, Q, D], keys and values [B, K, N, D], and a mask [B, 1, Q, N].
+    """Attend from queries [B, H, Q, D] to keys and values [B, K, N, D]; return [B, H, Q, D].
 
-    The mask is true where a query attends to a key; None means causal attention.
+    The mask [B, 1, Q, N] is true where a query attends to a key; None means causal attention.
     """
     if options.implementation != "sdpa":
         return _eager(query, key, value, mask, options)
@@ -310,7 +310,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, opti
 
 
 def _eager(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: Options) -> Tensor:
-    """Compute :func:`_attend` with plain matrix products; ``mask`` may also be additive."""
+    """Implement :func:`_attend` with plain matrix products; ``mask`` may also be additive."""
     key, value = (states.repeat_interleave(query.shape[1] // states.shape[1], dim=1) for states in (key, value))
     scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if options.scaling is None else options.scaling)
     if options.softcap is not None:

@@ -1,4 +1,4 @@
-"""Checks, before a run starts, that a model's files are complete and that the model supports its options."""
+"""Checks at startup that a model's files are complete and that the model supports its options."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,11 +27,11 @@ GPU_PACKAGES = {
     ),
     "liger": ("liger_kernel", "", "liger-kernel", "`pip install liger-kernel`"),
 }
-"""Kernel that requires a GPU -> its module, a name that must occur in the module's source (since package indexes hold
-empty packages of the same name), its package, and how to install it."""
+"""GPU-only kernel -> its module, a symbol that must occur in the module's source (package indexes contain empty
+packages of the same name), its package, and how to install it."""
 
 PACKABLE_LAYERS = {"full_attention", "sliding_attention"}
-"""Types of layers that support packed rows."""
+"""Layer types that support packed rows."""
 
 
 def check_model(config: ModelConfig, prefix: str, device_type: str) -> None:
@@ -93,7 +93,7 @@ def _check_attention(config: ModelConfig, info: ModelInfo, prefix: str, device_t
 
 
 def _check_attention_name(name: str, info: ModelInfo, field: str, device_type: str) -> None:
-    """Raise ``ConfigError`` unless ``transformers`` provides this attention for this model and device."""
+    """Raise ``ConfigError`` unless ``transformers`` provides this attention implementation for the model and device."""
     known = [key for key in ALL_ATTENTION_FUNCTIONS.valid_keys() if "|" not in key and not key.startswith("packed_")]
     # Names of the form owner/name refer to kernels on the hub.
     if not ("/" in name and find_spec("kernels") is not None) and name not in [*known, "eager"]:
@@ -106,7 +106,7 @@ def _check_attention_name(name: str, info: ModelInfo, field: str, device_type: s
 
 
 def _require_gpu_package(field: str, name: str, device_type: str, fallback: str) -> None:
-    """Raise ``ConfigError`` unless the package of ``name`` is usable; it suggests ``fallback`` for ``field``."""
+    """If the package for ``name`` cannot be used, raise a ``ConfigError`` that suggests ``fallback`` instead."""
     module, symbol, package, how = GPU_PACKAGES[name]
     if device_type != "cuda":
         raise ConfigError(f"{field}: runs on GPUs only; set it to {fallback}")
@@ -116,7 +116,7 @@ def _require_gpu_package(field: str, name: str, device_type: str, fallback: str)
 
 
 def _has_symbol(module: str, symbol: str) -> bool:
-    """Whether the source of an installed module contains ``symbol``. Importing it could require a GPU."""
+    """Whether an installed module's source contains ``symbol``. Importing the module could require a GPU."""
     spec = find_spec(module)
     if spec is None:
         return False
@@ -148,7 +148,7 @@ def _check_packing(config: ModelConfig, info: ModelInfo, prefix: str) -> None:
 
 
 def check_value_architecture(config: ModelConfig, field: str) -> None:
-    """Raise ``ConfigError`` naming ``field`` unless ``transformers`` has a value model for this architecture."""
+    """Raise a ``ConfigError`` that names ``field`` if ``transformers`` has no value model for this architecture."""
     info = ModelInfo.of(config)
     if not info.has_value_form:
         raise ConfigError(

@@ -2,8 +2,8 @@
 
 The results do not depend on layout choices such as packed rows, a chunked output head, or sequence parallelism.
 
-Shapes: B episodes with N tokens, M of them response tokens; T tokens in this worker's layout; V vocabulary; L layers; D
-hidden size.
+Shapes: B episodes with N tokens in total, of which M are response tokens; T tokens in this worker's layout; vocabulary
+size V; L layers; hidden size D.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -34,14 +34,14 @@ from verl.models.sequence_parallel import sequence_group
 from verl.utils.device import to_device
 
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
-"""Maximum mean difference per row between two layouts, by ``param_dtype``."""
+"""Maximum allowed mean difference per row between two layouts, for each ``param_dtype``."""
 
 
 class ForwardPass:
-    """Forward passes over micro-batches, which all workers must run together."""
+    """Forward passes over micro-batches. All workers must run them together."""
 
     def __init__(self, model: PreTrainedModel, config: ModelConfig, device: str) -> None:
-        """Wrap a sharded ``model`` that was loaded with ``config`` and runs on ``device``, ``cpu`` or ``cuda``."""
+        """Wrap a sharded ``model`` that was loaded with ``config`` and runs on ``device`` (``cpu`` or ``cuda``)."""
         self.model = model
         self.config = config
         self.device = device
@@ -68,15 +68,15 @@ class ForwardPass:
         """Compare the results of several layouts on a small batch.
 
         Args:
-            results: function that yields, for each layout, the setting that disables it and its result, [M, ...]. The
-                first result comes from the model's own forward pass.
+            results: function that yields, for each layout, the setting that disables the layout and the result [M,
+                ...]. The first result comes from the model's own forward pass.
 
         Raises:
             ConfigError: if a result differs from the first one.
         """
         vocabulary = self.model.config.get_text_config().vocab_size
         rows = (7919 * torch.arange(1, 25)).remainder(vocabulary).view(3, 8)
-        # The first and the last row share a prompt, which exercises shared prompts.
+        # Give the first and last rows the same prompt, to test shared prompts.
         rows[2, :4] = rows[0, :4]
         prompts = [rows[0, :4].tolist(), rows[1, 3:4].tolist(), rows[2, :4].tolist()]
         batch = Batch.of(prompts, rows[:, 4:].tolist())
@@ -94,7 +94,7 @@ class ForwardPass:
 
 
 class LogprobForward(ForwardPass):
-    """Forward passes of a causal language model: log-probabilities of tokens and entropies."""
+    """Forward passes of a causal language model that compute log-probabilities and entropies."""
 
     def __init__(self, model: PreTrainedModel, config: ModelConfig, device: str) -> None:
         """Prepare the output head and, for packed rows or a chunked head, verify the results on a small batch.
@@ -185,16 +185,16 @@ class LogprobForward(ForwardPass):
 
 
 class ValueForward(ForwardPass):
-    """Forward passes of a token classification model with one label, which predicts a value per token."""
+    """Forward passes of a token classification model that predicts one value per token."""
 
     def __init__(self, model: PreTrainedModel, config: ModelConfig, device: str) -> None:
-        """Verify the results of packed rows, like :class:`LogprobForward`."""
+        """Verify the results for packed rows, as :class:`LogprobForward` does."""
         super().__init__(model, config, device)
         if config.use_remove_padding:
             self._check_equal(self._results)
 
     def values(self, batch: Batch) -> Tensor:
-        """Return the value at each token of a batch that is on the CPU, [N] float32 on the device."""
+        """Return the value at each token of a CPU batch, [N] float32 on the device."""
         batch = batch.columns("tokens")
         # If the policy's vocabulary has more padding than this model's, it may sample ids that are out of range here.
         vocabulary = self.model.config.get_text_config().vocab_size
@@ -218,11 +218,11 @@ class ValueForward(ForwardPass):
 
 @contextmanager
 def record_states(model: PreTrainedModel, layers: Sequence[int]) -> Iterator[list[Tensor]]:
-    """Record the states [B, S, D] of ``layers`` in a list during a forward pass inside the block.
+    """Record the hidden states [B, S, D] of ``layers`` in a list when a forward pass runs inside the block.
 
     Args:
         layers: distinct indices into ``hidden_states[1:]`` of ``transformers``; negative indices count from the end.
-            Each state is the output of a decoder layer, except the last, which is taken after the final norm.
+            Each state is the output of a decoder layer; the last layer's state is taken after the final norm.
 
     Raises:
         ValueError: if the model has no such layer or an index is repeated.

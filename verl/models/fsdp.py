@@ -35,7 +35,7 @@ def keep_dtype(name: str, value: Tensor) -> torch.dtype:
 
 @dataclass(frozen=True)
 class EngineDtype:
-    """A :data:`WeightDtype` that sends weights in the engine's dtype if it is narrower.
+    """A :data:`WeightDtype` that sends weights in the engine's dtype if that is narrower than their own.
 
     Only matrices are cast. Vectors are small, and some of them, such as state-space parameters, enter computations
     before rounding.
@@ -43,7 +43,7 @@ class EngineDtype:
 
     dtype: torch.dtype
     exact: frozenset[str]
-    """The :func:`name_tail` of each parameter that the engine keeps in higher precision, such as some MoE routers."""
+    """Name tails (:func:`name_tail`) of parameters that the engine keeps in higher precision, such as MoE routers."""
 
     def __call__(self, name: str, value: Tensor) -> torch.dtype:
         is_matrix = value.dim() > 2 or (value.dim() == 2 and name.endswith(".weight"))
@@ -52,12 +52,12 @@ class EngineDtype:
 
 
 def name_tail(name: str) -> str:
-    """Return the last two components of a parameter's name, which are the same in the engine and in the files."""
+    """Return the last two components of a parameter's name, which the engine and the model's files share."""
     return ".".join(name.split(".")[-2:])
 
 
 ALIGNMENT = 16
-"""Alignment of shards within a bucket in bytes, so that each shard can be viewed in its own dtype."""
+"""Alignment in bytes of the shards in a bucket. It allows each shard to be viewed in its own dtype."""
 
 # Newer torch versions use a different name for this function.
 all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -135,7 +135,7 @@ def offloaded_parameters(model: nn.Module, enabled: bool) -> Offloaded:
 
 @contextmanager
 def keep_unsharded(model: PreTrainedModel) -> Iterator[None]:
-    """Gather a trainable model's full parameters in ``param_dtype`` for the block; all ranks must enter it together.
+    """Keep a trainable model's parameters gathered in ``param_dtype`` in the block, which all ranks enter together.
 
     Forward passes inside the block run without gradients and communication, so their number may differ between ranks.
     """
@@ -155,7 +155,7 @@ def keep_unsharded(model: PreTrainedModel) -> Iterator[None]:
 def full_parameters(
     model: nn.Module, dtype: WeightDtype = keep_dtype, bucket_bytes: int = 0
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield full parameters by name like :func:`gather_parameters`, with adapters merged in float32."""
+    """Yield full parameters by name, as :func:`gather_parameters` does, with adapters merged in float32."""
     reshard(model)
     require_loaded(model.parameters())
     # Both factors of an adapter are yielded before its weight.
@@ -196,7 +196,7 @@ def gather_parameters(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield full parameters by name in the given order; all ranks must iterate together.
 
-    Each rank casts its shards and packs them into buckets; each bucket is gathered in one all-gather. Peak memory is
+    Each rank casts its shards and packs them into buckets; each bucket is gathered with one all-gather. Peak memory is
     the sum of this rank's part of a bucket, the whole bucket, and one parameter.
 
     Args:
@@ -248,7 +248,7 @@ def _gathered(bucket: list[_Shard]) -> Tensor:
 
 
 def _shard_group(parameter: DTensor) -> dist.ProcessGroup:
-    """Return the W ranks that shard the rows, the last dimension of the mesh."""
+    """Return the group of the W ranks that shard the rows, taken from the mesh's last dimension."""
     *copies, last = parameter.placements
     assert last == Shard(0) and all(p.is_replicate() for p in copies), parameter.placements
     return parameter.device_mesh.get_group(len(copies))

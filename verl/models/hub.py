@@ -1,4 +1,4 @@
-"""Download of models from the Hugging Face hub, once per machine."""
+"""Downloads models from the Hugging Face hub, once per machine."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ from verl.config.errors import ConfigError
 FILES = ["*.json", "*.jinja", "*.model", "*.py", "*.safetensors", "*.tiktoken", "*.txt"]
 """Patterns of the model files that ``transformers`` and vLLM read."""
 OLDER_WEIGHTS = ["*.bin"]
-"""Patterns of the weight files of models without safetensors."""
+"""Patterns of weight files in models without safetensors."""
 COPIES = ["consolidated*", "original/*", "onnx/*"]
 """Patterns of duplicate weights in other formats."""
 

@@ -1,4 +1,4 @@
-"""Reading and writing of models in the Hugging Face layout, independent of the number of processes."""
+"""Reads and writes models in the Hugging Face layout, independently of the number of processes."""
 
 import json
 from collections import Counter, defaultdict
@@ -78,16 +78,16 @@ def checkpoint_parameters(
 def in_checkpoint_format(
     model: PreTrainedModel, names: Iterable[str], weights: Iterable[tuple[str, Tensor]]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield ``weights`` in the format of the model's files, reverting ``transformers``' conversions on loading.
+    """Yield ``weights`` in the format of the model's files, undoing the conversions made on loading.
 
     Parameters that share a tensor in the files are held back until all have arrived; others are yielded immediately.
     The experts of a layer are separate tensors in the files, but remain stacked here, ``[E, ...]``, under a name with
-    ``*`` for the expert index, because a Python loop over them would take longer than the copying itself.
+    ``*`` for the expert index, because looping over experts in Python would take longer than copying them.
 
     Args:
         model: model loaded by ``from_pretrained``, which records its conversions.
-        names: names of the weights; may include additional names.
-        weights: full tensors and their names in ``model``.
+        names: names of the weights, and possibly of other tensors.
+        weights: full tensors with their names in ``model``.
     """
     target, stacks = names_and_stacks(model, names)
     num_parts = Counter(target.values())
@@ -116,7 +116,7 @@ def one_by_one(name: str, value: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 def names_and_stacks(model: PreTrainedModel, names: Iterable[str]) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """Return each weight's (first) tensor name in the model's files, and the name patterns of stacked experts.
+    """Return the (first) name of each weight in the model's files, and the name patterns of stacked experts.
 
     A weight that stacks the experts of a layer, ``[E, ...]``, has one pattern, or two if it concatenates the gate and
     up projections. In a pattern, ``*`` stands for the expert index.
@@ -166,25 +166,25 @@ def read_buffers(folder: Path) -> dict[str, Tensor]:
 
 
 class WeightFiles:
-    """Assignment of weights to files in an export, which depends only on the model."""
+    """Assignment of weights to the files of an export. It depends only on the model."""
 
     def __init__(self, model: PreTrainedModel, file_bytes: int = FILE_BYTES) -> None:
         """Assign the weights of ``model``, which was created by :func:`empty_model`."""
         self.model = model
         parameters = dict(model.named_parameters())
         self.shapes = parameters | saved_buffers(model)
-        """Name -> tensor to write, on the meta device; of tied tensors, only the first is included."""
+        """Tensors to write, by name, on the meta device. Only the first of several tied tensors is included."""
         dtype = model.config.dtype
         assert isinstance(dtype, torch.dtype), dtype
         # Keep the head of a value model, and weights that transformers loads in float32, in float32.
         exact = model._get_dtype_plan(dtype)
         self.dtypes = {name: value.dtype for name, value in self.shapes.items()}
-        """Name -> dtype in the file."""
+        """Dtype of each weight in the files, by name."""
         for name in parameters:
             if not (name.startswith(f"{VALUE_HEAD}.") or any(part in name for part in exact)):
                 self.dtypes[name] = _narrower(dtype, self.dtypes[name])
         self.files = self._cut(file_bytes)
-        """File -> names of the weights it contains."""
+        """Names of the weights in each file."""
 
     def _cut(self, file_bytes: int) -> dict[str, list[str]]:
         # Weights that share a tensor must be written by one process.
@@ -209,7 +209,7 @@ class WeightFiles:
         return sum(self.shapes[name].numel() * self.dtypes[name].itemsize for name in names)
 
     def share(self, rank: int, world_size: int) -> list[str]:
-        """Return the files for process ``rank``; each file, largest first, is assigned to the least loaded process."""
+        """Return the files for ``rank``. Each file, largest first, is assigned to the process with the fewest bytes."""
         loads = [0] * world_size
         shares: list[list[str]] = [[] for _ in range(world_size)]
         for file in sorted(self.files, key=lambda file: -self.num_bytes(self.files[file])):
@@ -219,7 +219,7 @@ class WeightFiles:
         return shares[rank]
 
     def sent_dtype(self, name: str, value: Tensor) -> torch.dtype:
-        """Return the dtype in the file if it is narrower. Implements :data:`verl.models.fsdp.WeightDtype`."""
+        """Return the narrower of the value's and the file's dtype. Implements :data:`verl.models.fsdp.WeightDtype`."""
         return _narrower(self.dtypes[name], value.dtype)
 
     def write(self, file: str, weights: Mapping[str, Tensor], folder: Path) -> FileRecord:
@@ -229,7 +229,7 @@ class WeightFiles:
         return write_recorded(folder / file, save(content, metadata={"format": "pt"}))
 
     def write_index(self, folder: Path) -> dict[str, FileRecord]:
-        """Write the index that maps tensors to files, if there are several; return its record by name."""
+        """Write the index of tensors if there are several files, and return its record by file name."""
         if len(self.files) == 1:
             return {}
         weight_map: dict[str, str] = {}
@@ -252,11 +252,11 @@ def _narrower(first: torch.dtype, second: torch.dtype) -> torch.dtype:
 def write_huggingface(
     model: PreTrainedModel, weights: Mapping[str, Tensor], tokenizer: PreTrainedTokenizerBase, folder: Path
 ) -> None:
-    """Write a folder that ``transformers`` and vLLM can load, in ``model.config.dtype``.
+    """Write a model in ``model.config.dtype`` to a folder that ``transformers`` and vLLM can load.
 
     Args:
         model: model without weights from :func:`empty_model`.
-        weights: all parameters and persistent buffers by name, on the CPU; of tied parameters, only the first.
+        weights: all persistent buffers and parameters (only the first of tied ones) by name, on the CPU.
     """
     write_architecture(model, tokenizer, folder, {})
     files = WeightFiles(model)

@@ -1,4 +1,4 @@
-"""Model metadata, read once per process from a model's config files, and checks of its weight files."""
+"""Reads a model's metadata once per process from its config files, and checks its weight files."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,18 +36,18 @@ GENERATION = "generation_config.json"
 ROPE = "rope_parameters"
 """Name of the rotary embedding options in ``transformers``."""
 OLDER_NAMES = ("rope_scaling", "rope_theta")
-"""Names of these options in most ``config.json`` files."""
+"""Names of the rotary embedding options in most ``config.json`` files."""
 
 
 class GenerationSettings(GenerationConfig):
     """A generation config that can always be saved.
 
-    When ``transformers`` loads an inconsistent config, such as the common case of a temperature without ``do_sample``,
-    it only warns. Saving such a config raises an error, which would end a run at its first checkpoint.
+    ``transformers`` only warns when it loads an inconsistent config, such as one with a temperature but no
+    ``do_sample``. Saving such a config raises an error, which would end a run at its first checkpoint.
     """
 
     def validate(self, strict: bool = False, **options: Any) -> None:  # type: ignore[override]  # options vary by version
-        """Validate only as strictly as on loading."""
+        """Validate as leniently as when a config is loaded."""
         super().validate(**options)
 
 
@@ -65,9 +65,9 @@ class ModelInfo:
     @classmethod
     @cache
     def read(cls, path: str, trust_remote_code: bool, override_config: str = "{}") -> "ModelInfo":
-        """Read a model's config on the first call, and cache it. Raises ``ConfigError`` if it cannot be read.
+        """Read a model's metadata on the first call and cache it. Raises ``ConfigError`` if it cannot be read.
 
-        ``override_config`` is a JSON object of values that replace values in ``config.json``.
+        ``override_config`` is a JSON object whose values replace values in ``config.json``.
         """
         try:
             config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
@@ -88,7 +88,7 @@ class ModelInfo:
 
     @property
     def text_config(self) -> Any:
-        """Config of the language model, which is a part of ``config`` for vision-language models."""
+        """Config of the language model. For vision-language models, it is a part of ``config``."""
         return self.config.get_text_config()
 
     @property
@@ -190,7 +190,7 @@ def _overridden(config: PreTrainedConfig, path: str, overrides: dict[str, Any]) 
 
 
 def _without_effect(config: PreTrainedConfig, overrides: Mapping[str, Any]) -> list[str]:
-    """Return the names of dropout rates of 0 in ``overrides`` that the architecture does not have.
+    """Return the names in ``overrides`` of dropout rates that are 0 and that the architecture does not have.
 
     veRL's commands set rates for several architectures at once. Names that resemble one of the model's nonzero rates
     are excluded, because they are probably misspelt.
@@ -247,7 +247,7 @@ def resolve_layers(layers: Sequence[int], depth: int) -> list[int]:
 def check_weights(info: ModelInfo, where: str) -> None:
     """Raise ``ConfigError`` if weight files are missing or truncated, or do not match the shapes in the config.
 
-    Only safetensors have their shapes checked. ``where`` is the option that names the model, and its value.
+    Shapes are checked only in safetensors files. ``where`` is the option that names the model, with its value.
     """
     folder = Path(local_folder(info.path))
     if not is_complete(folder):
@@ -285,7 +285,7 @@ def _hub_kernels(config: PreTrainedConfig) -> list[str]:
 
 
 def _expected_shapes(info: ModelInfo) -> dict[str, list[int]]:
-    """Return the shapes of the language model parameters whose names are the same in the files."""
+    """Return the shapes of the language model's parameters that have the same names in the files."""
     if type(info.config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         return {}
     # transformers stacks expert weights and may transpose them.

@@ -45,15 +45,15 @@ class Learner:
 
         Args:
             micros: this rank's micro-batches; all ranks must have the same number.
-            loss_of: function that returns a micro-batch's share of the step's loss, and sums to log. The shares of all
-                micro-batches and ranks add up to the loss.
+            loss_of: function that returns a micro-batch's share of the step's loss, and metrics to sum. The shares of
+                all micro-batches and ranks add up to the loss.
 
         Returns:
-            The logged sums over all ranks, and a dictionary with ``grad_norm``, ``lr`` and ``skipped_updates`` (1 if
-            this step was skipped, else 0). Both are identical on every rank.
+            The metrics, summed over all micro-batches and ranks, and a dictionary with ``grad_norm``, ``lr`` and
+            ``skipped_updates`` (1 if this step was skipped, else 0). Both are identical on every rank.
         """
         totals: dict[str, Tensor] = {}
-        # Steps and ranks need different dropout masks, which a resumed run must reproduce.
+        # Dropout masks must differ between steps and ranks, and a resumed run must reproduce them.
         seed = (torch.initial_seed() + self.scheduler.last_epoch * dist.get_world_size() + dist.get_rank()) % 2**63
         with adapter_dropout(self.model, seed):
             for index, micro in enumerate(micros, start=1):
@@ -102,7 +102,7 @@ def make_optimizer(model: nn.Module, config: OptimConfig, total_steps: int) -> t
 
 
 def lr_multiplier(config: OptimConfig, total_steps: int) -> Callable[[int], float]:
-    """Return a function from the 0-based optimizer step to a factor on the peak learning rate: warm-up, then decay."""
+    """Return a function from the 0-based step to the learning rate relative to its peak (warm-up, then decay)."""
     warmup, floor = config.warmup_steps(total_steps), config.min_lr_ratio
     decay_steps = max(1, total_steps - warmup)
 

@@ -1,4 +1,4 @@
-"""Loading of language models and value models into shards.
+"""Loads language models and value models into shards.
 
 Only rank 0 reads the checkpoint. The other ranks build the model on the meta device and receive each parameter by
 broadcast, so all machines have the same weights. Rank 0 reads the parameters one by one from the files, stacking the
@@ -35,7 +35,7 @@ from verl.models.offload import local_part, require_loaded, reshard
 from verl.models.onednn import multiply_by_onednn
 
 MAX_REPLICATED = 50_000_000
-"""Largest model, in parameters, that is replicated instead of sharded by default (``fsdp_size``)."""
+"""Maximum size, in parameters, of models that are replicated instead of sharded by default (``fsdp_size``)."""
 
 
 def load_sharded_model(
@@ -43,12 +43,12 @@ def load_sharded_model(
 ) -> PreTrainedModel:
     """Load a causal language model and shard its parameters over the workers of ``mesh``.
 
-    Trainable parameters are kept in float32, others in ``config.param_dtype``.
+    Trainable parameters are kept in float32, and frozen ones in ``config.param_dtype``.
 
     Args:
         mesh: one-dimensional mesh of all workers.
-        trainable: whether to train the model, or only the adapters that are added if ``config.lora`` is set.
-        source: model from the same folder with the same sharding to copy the weights from.
+        trainable: whether to train the model or, if ``config.lora`` is set, only the adapters that are added to it.
+        source: model to copy the weights from, loaded from the same folder with the same sharding.
     """
 
     def build(device: str) -> Any:
@@ -58,7 +58,7 @@ def load_sharded_model(
 
 
 def load_sharded_value_model(config: ModelConfig, mesh: DeviceMesh, trainable: bool) -> PreTrainedModel:
-    """Load a transformer with a head named ``score`` and shard it like :func:`load_sharded_model`.
+    """Load a transformer with a head named ``score`` and shard it as :func:`load_sharded_model` does.
 
     A trainable model may start from a checkpoint without a head, such as a language model. Its head is then zero.
 

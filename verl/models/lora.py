@@ -55,7 +55,7 @@ def linear_layers(model: PreTrainedModel) -> dict[str, nn.Linear]:
 
 
 def adapter_options(model: PreTrainedModel, config: ModelConfig, prefix: str = "model") -> peft.LoraConfig:
-    """Return the adapter config of ``model``, from the options or from the saved adapter that training starts from.
+    """Return the adapter config for ``model``, taken from the options or from the saved adapter to start from.
 
     Raises:
         ConfigError: if the model lacks the target layers or the saved adapter cannot be used.
@@ -95,8 +95,8 @@ def add_adapters(model: PreTrainedModel, config: ModelConfig) -> None:
 def read_saved_adapter(folder: str, model: PreTrainedModel, field: str) -> peft.LoraConfig:
     """Return the config of the adapter in ``folder`` after checking that it fits ``model``.
 
-    Raises ``ConfigError`` naming ``field`` if a file is missing or broken, if the adapter is not plain LoRA, or if it
-    belongs to a different model.
+    Raises a ``ConfigError`` that names ``field`` if a file is missing or broken, if the adapter is not plain LoRA, or
+    if it belongs to a different model.
     """
     where = f"{field}={folder!r}"
     options = _read_options(Path(folder), where)
@@ -121,7 +121,7 @@ def read_saved_adapter(folder: str, model: PreTrainedModel, field: str) -> peft.
 
 @torch.no_grad()
 def load_saved_adapter(folder: str, model: nn.Module, field: str) -> None:
-    """Copy the adapter weights in ``folder`` into ``model``, after validation by :func:`read_saved_adapter`."""
+    """Copy the adapter weights from ``folder``, already checked by :func:`read_saved_adapter`, into ``model``."""
     parameters = dict(model.named_parameters())
     with safe_open(Path(folder) / WEIGHTS, framework="pt") as file:
         for key in file.keys():  # noqa: SIM118  # not a mapping
@@ -238,9 +238,9 @@ def adapters_disabled(model: nn.Module) -> Iterator[None]:
 
 
 def export_adapters(model: PreTrainedModel, folder: Path) -> dict[str, FileRecord]:
-    """Write the adapters for ``peft.PeftModel.from_pretrained``; all ranks must call it, and rank 0 writes.
+    """Write the adapters for ``peft.PeftModel.from_pretrained`` on rank 0. All ranks must call this function.
 
-    Returns the records of the files by name on rank 0.
+    Returns the file records by name on rank 0, and an empty dictionary on other ranks.
     """
     reshard(model)
     state = {

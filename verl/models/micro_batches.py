@@ -1,4 +1,4 @@
-"""Splitting of a worker's batch into micro-batches by rows or by tokens.
+"""Splits a worker's batch into micro-batches by rows or by tokens.
 
 Shapes: B episodes on this rank.
 """
@@ -16,12 +16,12 @@ from verl.config.common import ModelConfig
 from verl.models.packing import MIN_SHARED, prompt_index
 
 REPEAT_COST = 1 / 16
-"""Cost of a shared prompt token per additional response, roughly the share of keys and values in activations."""
+"""Relative cost of repeating a shared prompt token, roughly the fraction of activations in keys and values."""
 
 
 @dataclass(frozen=True)
 class MicroBatching:
-    """Size limits of micro-batches, which affect memory and speed but not the gradients."""
+    """Size limits of micro-batches. They affect memory and speed but not gradients."""
 
     rows: int
     """Number of rows per micro-batch if ``max_tokens`` is None."""
@@ -45,8 +45,8 @@ class MicroBatching:
         this with the same number of rows; all receive the same number of micro-batches, since each runs collectives.
 
         Args:
-            units: [B] int64 ids, equal for rows that must stay together, or None if rows are independent. A unit that
-                does not fit forms its own micro-batch. All ranks must have the same number of units.
+            units: [B] int64 unit ids, equal for rows that must stay together, or None if rows are independent. A unit
+                that does not fit forms its own micro-batch. All ranks must have the same number of units.
         """
         members = [[row] for row in range(len(batch))] if units is None else rows_by_value(units)
         if self.max_tokens is None:
@@ -99,8 +99,8 @@ class RowTokens:
     def count(self, rows: list[int]) -> int:
         """Return the number of tokens in a micro-batch of these rows.
 
-        Without packing, prompts are left-padded and responses right-padded to the longest. A shared prompt is computed
-        once, but its keys and values are repeated for each response (:data:`REPEAT_COST`).
+        Without packing, prompts are left-padded and responses right-padded to the longest ones. A shared prompt is
+        computed once, but its keys and values are repeated for each response (:data:`REPEAT_COST`).
         """
         if not self.packed:
             return len(rows) * (max(self.prompts[i] for i in rows) + max(self.responses[i] for i in rows))

@@ -1,4 +1,4 @@
-"""Offloading of tensors to host memory between the phases of a step.
+"""Offloads tensors to host memory between the phases of a step.
 
 FSDP2's ``CPUOffloadPolicy`` also offloads within a phase. It saves more memory, but every forward and backward pass
 waits for transfers, and AdamW runs on the CPU.
@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 SMALLEST_PIECE = 1 << 20
-"""Minimum size in bytes of the pieces of a host copy, except the last one."""
+"""Minimum size in bytes of each piece of a host copy except the last."""
 
 
 class Offloaded:
@@ -27,7 +27,7 @@ class Offloaded:
         """Offload the tensors.
 
         Args:
-            tensors: function that returns the tensors; called every time, because an optimizer has no state initially.
+            tensors: function that returns the tensors; called for every move, because optimizer state is created late.
             enabled: whether to offload; otherwise the tensors stay on their device.
             constant: whether the values never change, so that the host copy can be reused.
         """
@@ -95,7 +95,7 @@ def is_offloaded(tensor: Tensor) -> bool:
 
 
 def require_loaded(tensors: Iterable[Tensor]) -> None:
-    """Raise ``RuntimeError`` if any of the model's tensors is offloaded."""
+    """Raise ``RuntimeError`` if any of ``tensors`` is offloaded."""
     if any(map(is_offloaded, tensors)):
         raise RuntimeError("the model is offloaded to the host's memory; use it inside `with ....loaded():`")
 

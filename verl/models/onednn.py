@@ -1,7 +1,7 @@
 """Linear layers that compute float32 products with oneDNN on CPUs.
 
 torch uses MKL, whose AVX-512 kernels run only on Intel processors. oneDNN, which ships with torch, is more than twice
-as fast on AMD processors (benchmarks/products.md) and equally fast on others.
+as fast on AMD processors (benchmarks/products.md) and no slower on others.
 
 Shapes: K input features, N output features.
 """
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 MIN_ROWS = 64
-"""Minimum number of rows for using oneDNN, because its calls have a higher overhead."""
+"""Minimum number of rows for which oneDNN is used, since its calls have a higher overhead."""
 
 
 def multiply_by_onednn(model: nn.Module) -> None:
@@ -28,7 +28,7 @@ def multiply_by_onednn(model: nn.Module) -> None:
 
 
 def available() -> bool:
-    """Whether torch includes oneDNN and the processor is an x86 one, where oneDNN is at least as fast as MKL."""
+    """Whether torch includes oneDNN and the processor is x86; on x86, oneDNN is at least as fast as MKL."""
     return (
         platform.machine() in ("x86_64", "AMD64")
         and torch.backends.mkldnn.is_available()

@@ -28,7 +28,7 @@ class Scoring(NamedTuple):
     differentiable_entropy: bool = False
     """Whether the entropy carries a gradient."""
     statistics: tuple[str, ...] = ()
-    """Names of statistics in ``STATISTICS``; all are differentiable."""
+    """Names of additional statistics, from ``STATISTICS``; all are differentiable."""
     top_k: int = 0
     """Number of tokens k for the statistic ``top_k``."""
 
@@ -37,7 +37,7 @@ class ScoringTargets(NamedTuple):
     """Tokens to score and their positions."""
 
     positions: Tensor
-    """Indices among the T tokens of the tokens that precede the targets, [N] int64."""
+    """Positions, among the T tokens, of the tokens that precede the targets, [N] int64."""
     tokens: Tensor
     """Target token ids, [N] int64."""
     scoring: Scoring
@@ -75,7 +75,7 @@ def logprobs_and_entropy(logits: Tensor, tokens: Tensor, scoring: Scoring) -> tu
 
 
 def by_statistic(columns: Sequence[Tensor], scoring: Scoring) -> dict[str, Tensor]:
-    """Return the statistics that follow the entropy in :func:`logprobs_and_entropy` by name, [...] each.
+    """Return the columns that follow the entropy in :func:`logprobs_and_entropy` by statistic, [...] each.
 
     ``top_k`` becomes ``top_k_logprobs`` and ``top_k_ids`` (int64), both [..., k] with the most likely token first.
     """

@@ -1,8 +1,8 @@
 """Input layouts of a micro-batch: padded rows, or rows packed into one sequence.
 
 Packed rows can share prompts. In a causal model, the states of a prompt do not depend on the response, so a prompt with
-several responses needs to appear only once, before all responses. Only attention must know which prompt each response
-continues.
+several responses needs to appear only once, before all responses. Only attention needs to know which prompt each
+response continues.
 
 Layouts are computed on the host and then sent to the device, so no operation waits for a GPU.
 
@@ -25,14 +25,14 @@ from verl.utils.device import to_device
 
 ROUND_TO = 128
 """Sequences with shared prompts are padded to a multiple of this many tokens, so that the allocator can reuse buffers.
-On a CPU, allocating new buffers would take as long as sharing prompts saves."""
+On a CPU, allocating new buffers would cancel the time saved by sharing prompts."""
 
 MIN_SHARED = 0.05
-"""Minimum fraction of a micro-batch's tokens that sharing must save; below it, prompts are not shared."""
+"""Prompts are shared only if this saves at least this fraction of the micro-batch's tokens."""
 
 NO_MASK = (1, 1, 1, 1)
-"""Shape of a dummy mask. If no mask were passed, ``transformers`` would search the positions for packed rows, which
-makes the host wait for the device."""
+"""Shape of a dummy mask. Without a mask, ``transformers`` would search the positions for packed rows, making the host
+wait for the device."""
 
 _NOWHERE = torch.iinfo(torch.int64).max
 """Position assigned to masked keys."""
@@ -49,7 +49,7 @@ class Layout:
         """Store the model inputs.
 
         Args:
-            inputs: keyword arguments of the model, on the CPU.
+            inputs: keyword arguments for the model, with tensors on the CPU.
             places: [N] int64 on the CPU, index of each token in the flattened rows, or in the full sequence of
                 ``group``.
             group: workers that hold slices of equal length, or None if this worker holds the whole sequence.
@@ -69,7 +69,7 @@ class Layout:
         """Find which of ``tokens [n]``, given as indices into the N tokens, this worker holds.
 
         Returns:
-            Their positions among this worker's T tokens, and their indices in ``tokens``.
+            Positions of the found tokens among this worker's T tokens, and their indices in ``tokens``.
         """
         places = self.places[tokens]
         if self.group is None:
@@ -196,7 +196,7 @@ class SharedPrompts:
 
     @cached_property
     def prompt_blocks(self) -> list[Tensor]:
-        """Token indices of each block's prompts, [g, P] with P the block's longest prompt; arbitrary at padding."""
+        """Token indices of each block's prompts, [g, P], where P is the block's maximum; arbitrary at padding."""
         return [to_device(self._of_prompts[rows, :longest], self.device) for rows, longest in self._blocks[0]]
 
     @cached_property
@@ -230,7 +230,7 @@ class SharedPrompts:
 
     def response_masks(self, window: int | None) -> list[Tensor]:
         """Return the mask of each block's responses, [b, 1, Q, P + Q] bool, for a sliding ``window`` or None."""
-        if window not in self._response_masks:  # Layers of a type share it.
+        if window not in self._response_masks:  # Layers with equal windows share it.
             self._response_masks[window] = [self._response_mask(block, window) for block in self._blocks[1]]
         return self._response_masks[window]
 
@@ -255,7 +255,7 @@ class SharedPrompts:
 
     @cached_property
     def keys(self) -> Tensor:
-        """Token indices of the keys of each prompt, then of each response (its prompt and itself), concatenated."""
+        """Concatenated token indices of the keys of each prompt, then of each response (its prompt and its tokens)."""
         tokens = torch.cat([self._of_prompts[self._prompt_of], self._of_responses], dim=1)
         mask = torch.cat([self._masks[0][self._prompt_of], self._masks[1]], dim=1)
         return to_device(torch.cat([self._of_prompts[self._masks[0]], tokens[mask]]), self.device)
@@ -301,7 +301,7 @@ def shared_prompt_layout(batch: Batch) -> tuple[Layout, float]:
     lengths = torch.tensor([len(prompt) for prompt in distinct])
     shared = SharedPrompts(lengths, responses, prompt_of)
     padding = -shared.num_tokens % ROUND_TO
-    # 2. Find the position of each token. Every row has one part in a prompt and one in a response.
+    # 2. Find the position of each token. Every row consists of a prompt and a response.
     starts = torch.stack([shared.prompt_starts[prompt_of], shared.response_starts], dim=1).flatten()
     sizes = torch.stack([batch.prompt_lengths, responses], dim=1).flatten()
     places = starts.repeat_interleave(sizes) + positions_within(sizes)

@@ -17,7 +17,7 @@ from verl.models.micro_batches import MicroBatching, join_parts
 from verl.models.output_head import Scoring
 
 Measure = Callable[[list[Tensor], Batch], Batch]
-"""f(list of hidden states [T, L, D] per response, batch) -> batch columns for rank metrics."""
+"""f(hidden states [T, L, D] of each response, batch) -> batch with columns for rank metrics."""
 
 
 class Policy:

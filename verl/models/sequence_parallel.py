@@ -22,7 +22,7 @@ from verl.utils.distributed import collective_timeout
 def sequence_group(size: int) -> ProcessGroup | None:
     """Return this worker's group of ``size`` neighbouring ranks, or None if ``size`` is 1.
 
-    All workers must call it together. Models share one group because each group's communicator takes GPU memory.
+    All workers must call this function together. Models share a group, because each communicator takes GPU memory.
     """
     if size == 1:
         return None

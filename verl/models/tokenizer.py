@@ -1,4 +1,4 @@
-"""Loading of tokenizers, compatibility checks, and input preparation for reward models."""
+"""Loads tokenizers, checks that models are compatible, and prepares inputs for reward models."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -37,10 +37,10 @@ def load_tokenizer(
 
 
 def check_reads_tokens(model: ModelConfig, field: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Check that a model assigns the same ids to the tokens of the policy's ``tokenizer``; extra tokens are allowed.
+    """Check that a model uses the same token ids as the policy's ``tokenizer``. Extra tokens are allowed.
 
     Raises:
-        ConfigError: if a token has a different id, or the model has no embedding for the largest id. Names ``field``.
+        ConfigError: if a token's id differs or the largest id has no embedding. The message names ``field``.
     """
     vocabulary = load_tokenizer(model.path, model.trust_remote_code, field, needs_chat_template=False).get_vocab()
     expected = tokenizer.get_vocab()
@@ -89,7 +89,7 @@ def reward_model_batch(
 def check_reward_model_template(
     prompts: Sequence[Sequence[Mapping[str, Any]]], tokenizer: PreTrainedTokenizerBase, field: str
 ) -> None:
-    """Raise ``ConfigError`` naming ``field`` unless the tokenizer's chat template can render an answer to every prompt.
+    """Raise a ``ConfigError`` that names ``field`` if the chat template cannot render an answer to every prompt.
 
     Some templates reject certain chats, such as chats with a system message.
     """

@@ -1,6 +1,6 @@
-"""Comparison of LaTeX expressions with math-verify, plus checks of details that it would ignore.
+"""Compares LaTeX expressions with math-verify, and checks details that math-verify would ignore.
 
-It must run in a ``VerifierPool``: sympy has no time limit here and never finishes an answer like ``10^{10^{10}}``.
+Comparisons must run in a ``VerifierPool``, because sympy would run forever on answers like ``10^{10^{10}}``.
 """
 
 import logging
@@ -17,14 +17,14 @@ from verl.verifiers.comparison import agree, numbers_agree, relations
 from verl.verifiers.equations import unwrap_equations
 from verl.verifiers.lexicon import TEXT, is_unit, marks_in, modifiers_in, numerals_in, units_in, with_factors
 
-# math-verify warns that its time limit is off. That limit needs SIGALRM in the main thread and cannot interrupt long C
-# calls; the pool's limit can.
+# Silence the warning that math-verify's time limit is off. That limit needs SIGALRM in the main thread and, unlike the
+# pool's limit, cannot interrupt long C calls.
 logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 _LATEX = [LatexExtractionConfig()]
 
 EXACT_DIGITS, DECIMAL_DIGITS = 30, 15
-"""Values of ``numeric_precision`` for math-verify; smaller differences count as zero."""
+"""Digits of precision in math-verify (``numeric_precision``); smaller differences count as zero."""
 
 _NUMBER_IN_TEXT = re.compile(rf"{TEXT}\{{([^{{}}A-Za-z\u4e00-\u9fff]{{1,99}})\}}")
 _VARIABLE_IN_TEXT = re.compile(rf"(?<=[0-9}})])(?:\s|~){{0,9}}{TEXT}\{{\s{{0,9}}([abknpquvwxyz])\s{{0,9}}\}}")
@@ -43,9 +43,9 @@ def compare_latex(
 ) -> bool | None:
     """Whether two LaTeX expressions are equivalent, or None if the answer cannot be parsed. May never return.
 
-    Letters at the end of an expression are read as variables rather than units (``keep_variable``), especially if the
-    ground truth has variables. If either number has decimals, ``allows(value, truth)`` decides whether they are close
-    enough; by default, they must agree to six decimals and five significant digits (``agree``).
+    Letters at the end of an expression are read as variables rather than units (``keep_variable``), including names in
+    ``SHORT_UNITS`` if the ground truth has variables. If either number has decimals, ``allows(value, truth)`` decides
+    whether they are close; by default, they must agree to six decimals and five significant digits.
     """
     if measures_differ(answer, ground_truth):
         return False
@@ -127,7 +127,7 @@ def _number(expression: Any) -> Decimal | None:
 def measures_differ(answer: str, truth: str) -> bool:
     """Whether answer and truth differ in their units, number bases or modifying words."""
     numerals = [numerals_in(text) for text in (answer, truth)]
-    # A digit must be smaller than its base, unlike in 18_5.
+    # Digits must be smaller than the base, so 18_5 is invalid.
     invalid = [any(int(digit, 36) >= base for digits, base in pairs for digit in digits) for pairs in numerals]
     if modifiers_in(answer) != modifiers_in(truth) or invalid[0] > invalid[1]:
         return True
@@ -139,7 +139,7 @@ def measures_differ(answer: str, truth: str) -> bool:
 
 
 def _names_differ(answer: str, truth: str) -> bool:
-    """Whether variables differ in their primes or, within expressions, in their case."""
+    """Whether variables differ in their prime marks or, within expressions, in their case."""
     if len(_PRIMED.findall(answer)) != len(_PRIMED.findall(truth)):
         return True
     ours, theirs = (set(_VARIABLE.findall(_COMMANDS.sub(" ", text))) for text in (answer, truth))
@@ -162,7 +162,7 @@ def has_variables(latex: str) -> bool:
 
 
 def keep_variable(latex: str, short: bool = False) -> str:
-    """Put braces around a variable at the end of LaTeX, because math-verify would drop it as a unit.
+    """Put braces around a variable at the end of ``latex``, because math-verify would drop it as a unit.
 
     Examples are ``2+3t``, ``5ab`` and ``5\\mathrm{i}``. Two-letter names in ``UNITS`` remain units. With ``short``, so
     do the names in ``SHORT_UNITS`` after a single number.

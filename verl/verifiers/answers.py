@@ -1,4 +1,4 @@
-"""Extraction of answers from responses, and comparison of answers without algebra.
+"""Extracts answers from responses and compares them with ground truths without algebra.
 
 Responses are hostile input: a policy in training may write megabytes of braces. Therefore, functions in this module run
 in linear time, never raise, and never convert long digit strings to numbers.
@@ -15,10 +15,10 @@ from verl.verifiers.equations import last_equation, leaves_open
 from verl.verifiers.lexicon import plain_number
 
 MAX_ALGEBRA_CHARS = 400
-"""Maximum length of answers for algebra; longer ones are compared only as text. Ground truths are much shorter."""
+"""Maximum length of answers to compare algebraically; longer ones are compared only as text."""
 
 MAX_RAW_CHARS = 2000
-"""Maximum length of answers for algebra before normalisation, since algebra parses them unnormalised."""
+"""Maximum length of such answers before normalisation, since algebra parses the original text."""
 
 TAIL_CHARS = 4096
 """Number of characters at the end of a response that are searched for an unboxed answer."""
@@ -70,7 +70,7 @@ def after_thinking(text: str) -> str:
 
 
 def extract_answer(text: str, equation: bool = False) -> tuple[str | None, bool]:
-    """Return the answer of a response, or None, and whether it was in a box.
+    """Return a response's answer, or None if there is none, and whether the answer was in a box.
 
     The answer is the first of these that exists: the last box; the number after the last ``####``; the rest of the
     sentence after the last "answer is" (or "answer:", 答案是); the last number. Boxes and numbers include context that
@@ -118,7 +118,7 @@ class Box(NamedTuple):
 
 
 def boxes_in(text: str) -> Iterator[Box]:
-    """Yield each balanced ``\\boxed{...}`` (or ``\\fbox``, ``\\framebox``), ordered by closing brace."""
+    """Yield each balanced ``\\boxed{...}`` (or ``\\fbox``, ``\\framebox``), in the order of their closing braces."""
     open_braces: list[re.Match[str] | None] = []
     for token in _BOX_OR_BRACE.finditer(text):
         symbol = token.group()
@@ -133,7 +133,7 @@ def boxes_in(text: str) -> Iterator[Box]:
 
 
 def extract_boxed(text: str) -> str | None:
-    """Return the stripped content of the box in :func:`boxes_in` that starts last, or None if blank or absent."""
+    """Return the stripped content of the last box, by starting position, or None if blank or absent."""
     box = max(boxes_in(text), default=None)
     return text[box.content : box.end - 1].strip() or None if box else None
 

@@ -1,4 +1,4 @@
-"""Verifier of the bundled arithmetic task, whose answers are integers written in digits."""
+"""Verifier for the bundled arithmetic task, whose answers are integers written in digits."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Comparison by relative error of expressions that math-verify considers equal.
+"""Checks the relative error of expressions that math-verify considers equal.
 
 math-verify rounds decimals to six places and ignores differences below its precision. It would therefore consider all
 small numbers equal.
@@ -21,7 +21,7 @@ DECIMAL_ERROR = Rational(1, 10**5)
 """Maximum relative error if either expression contains decimals."""
 
 EXACT_ERROR = Rational(1, 10**20)
-"""Maximum relative error of exact expressions, chosen above the error of their evaluation."""
+"""Maximum relative error of exact expressions, larger than the error of evaluating them."""
 
 NOISE = Rational(1, 10**25)
 """Threshold, as a fraction of the absolute value, below which real or imaginary parts are ignored."""

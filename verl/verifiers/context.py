@@ -1,6 +1,6 @@
 """The context of an answer: signs and words that change its value or make it uncertain.
 
-Examples of the former are ``−5``, "5 million" and ``2\\boxed{5}``, and of the latter "perhaps 5" and "Is it 5?".
+The value changes in ``−5``, "5 million" and ``2\\boxed{5}``, and is uncertain in "perhaps 5" and "Is it 5?".
 """
 
 import re
@@ -8,7 +8,7 @@ import re
 from verl.verifiers.lexicon import WORDS
 
 BEFORE_CHARS, AFTER_CHARS = 48, 48
-"""Numbers of characters before and after an answer that are searched for context."""
+"""Number of characters before and after an answer that are searched for context."""
 
 SENTENCE_CHARS = 400
 """Number of characters before and after an answer that are searched for expressions of uncertainty."""
@@ -37,7 +37,7 @@ _BEFORE_BOX = re.compile(
 _FILLED_IN = re.compile(
     r"[\s$]{0,5}(?:\\[,;: ]){0,3}(?:(?:[+*×/-]|\\(?:times|cdot))[^=<>\n$]{0,32})?(?:[=<>]|\\[lg]eq?(?![A-Za-z]))"
 )
-"""Text after a box inside an equation, as in 2 + \\boxed{3} = 5."""
+"""Text after a box that continues an equation, as in 2 + \\boxed{3} = 5."""
 
 _AFTER = (
     r"(?:\*\*|\$)?(?:\s|~|\\[,;: ]){0,3}(?:\\text\s?\{\s?)?"
@@ -71,12 +71,12 @@ _LISTED_BEFORE = re.compile(
 _WORDS_ONLY = re.compile("[^0-9]*")
 _NUMBER_OF = re.compile(r"(?<![A-Za-z])(?:page|step|question|problem|chapter|exercise|figure|line)\s{1,3}#?\Z", re.I)
 _NO_NUMBER = re.compile(r"(?:st|nd|rd|th)(?![A-Za-z]|\s[a-z]{3})|[\s$]{0,5}=\s{0,5}\Z|:[0-9]")
-"""Text after a number that is a date (the 18th, but not the 18th show) or whose equation continues."""
+"""Text after a number that makes it a date (the 18th, but not the 18th show) or continues its equation."""
 
 _FORMULA = re.compile(
     r"(?<![0-9.])((?:[0-9.,A-Za-z]{1,20}\s?[-+*/×÷]\s?\$?){1,9}[0-9.,]{0,20}[0-9]|0?\.[0-9]{1,9})\sor\s\$?\Z"
 )
-"""A formula before a number of equal value, as in $30 + $160 or $190, 0.6 or 60%, 5A/5 or 20."""
+"""A formula before a number that has the same value, as in $30 + $160 or $190, 0.6 or 60%, 5A/5 or 20."""
 
 
 def with_context(text: str, start: int, end: int, answer: str, boxed: bool = False) -> str:

@@ -1,4 +1,4 @@
-"""Verifier of Countdown, whose answers are expressions that reach the target and use every number exactly once.
+"""Verifier for Countdown, whose answers are expressions that reach the target and use every number exactly once.
 
 Expressions are evaluated in exact rational arithmetic on a syntax tree. No part of a response is executed as code.
 """

@@ -1,4 +1,4 @@
-"""Verifier of responses in DeepSeek-R1's format: ``<think>...</think> <answer>...</answer>``."""
+"""Verifier for responses in DeepSeek-R1's format: ``<think>...</think> <answer>...</answer>``."""
 
 import re
 from collections.abc import Mapping
@@ -16,9 +16,9 @@ def verify_deepseek_r1(
 ) -> Verdict | None:
     """Verify a response. With ``quick``, return None if this requires algebra. ``extra_info`` is unused.
 
-    The answer is in the last ``<answer>`` after all thoughts: its box, else its statement ("the answer is 5"), else all
-    of it. It is compared as mathematics even if the response is malformed. ``boxed`` is true if the response is well
-    formed. With ``mode=independent``, correct answers score 1 if well formed, else 0.5; wrong ones score -0.5 or -1.
+    The answer is taken from the last ``<answer>`` after all thoughts: its box, else its statement ("the answer is 5"),
+    else all of it. It is compared as mathematics even if the response is malformed. ``boxed`` is true for well-formed
+    responses. With ``mode=independent``, a correct answer scores 1, or 0.5 if malformed; a wrong one, -0.5 or -1.
     """
     well_formed = has_r1_form(solution)
     content = extract_tagged(after_thinking(solution), "answer")

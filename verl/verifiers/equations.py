@@ -48,7 +48,7 @@ MAX_NAME = 200
 
 
 def is_name(text: str) -> bool:
-    """Whether the left side of an equation is the name of a value.
+    """Whether ``text``, the left side of an equation, is the name of a value.
 
     Names are symbols (``x_1``, ``\\theta``), segments, angles and shapes (``AB``, ``\\angle ABC``), function values
     (``f(2)``, ``P(A)``), words (``total cost``), and tuples of symbols (``(x, y)``).
@@ -89,7 +89,7 @@ def unwrap_equations(text: str) -> tuple[str, bool]:
         return text[: bracketed.start(2)] + inner + text[bracketed.end(2) :], remaining
     parts: list[str] = []
     depth = start = 0
-    # Start and end index of the equation's first sign, and end index of its last one.
+    # Start and end index of the equation's first equals sign, and end index of its last one.
     first_start, first_end, last_end, remaining = -1, -1, -1, False
 
     def finish(end: int) -> None:

@@ -1,4 +1,4 @@
-"""Parsing of the ground truths and tolerances in data files."""
+"""Parses the ground truths and tolerances in data files."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -18,11 +18,11 @@ TOLERANCES = {"tolerance": Decimal("1e100"), "relative_tolerance": Decimal(1)}
 """Tolerance in ``extra_info`` -> limit at which every answer would be correct."""
 
 MAX_INTEGER_BITS = 1024
-"""Maximum length of integers; longer ones are rejected, because Python formats them in quadratic time."""
+"""Maximum length of integers; longer ones are rejected, because formatting them takes quadratic time."""
 
 
 def is_missing(truth: Any) -> bool:
-    """Whether there is no answer: null, blank text, or NaN, which represents missing numbers in tables."""
+    """Whether the answer is missing: null, blank text, or NaN, which represents missing numbers in tables."""
     blank = isinstance(truth, str) and not truth.strip()
     return truth is None or blank or (isinstance(truth, float) and math.isnan(truth))
 
@@ -64,7 +64,7 @@ def _text(value: Any) -> str:
 
 
 def require_shallow(value: Any, field: str) -> None:
-    """Raise ``ConfigError`` naming ``field`` if a value is nested more than ``MAX_DEPTH`` levels deep.
+    """Raise a ``ConfigError`` that names ``field`` if a value is nested more than ``MAX_DEPTH`` levels deep.
 
     Pickling such a value would overflow the stack.
     """
@@ -93,7 +93,7 @@ def read_tolerance(extra_info: Mapping[str, Any], name: str) -> Decimal | None:
 
 
 def check_tolerances(extra_info: Mapping[str, Any]) -> None:
-    """Raise ``ConfigError`` naming a tolerance that is not a number from 0 to just below its limit."""
+    """If a tolerance is not a number from 0 to just below its limit, raise a ``ConfigError`` that names it."""
     for name, limit in TOLERANCES.items():
         value = extra_info.get(name)
         valid = value in (None, "") or read_tolerance(extra_info, name) is not None

@@ -1,4 +1,4 @@
-"""Verifier of GSM8K, whose answers are numbers, often with units."""
+"""Verifier for GSM8K, whose answers are numbers, often with units."""
 
 import re
 import unicodedata

@@ -1,4 +1,4 @@
-"""Verifier of Knights and Knaves puzzles, whose answers state each person's role, knight or knave."""
+"""Verifier for Knights and Knaves puzzles, whose answers state each person's role, knight or knave."""
 
 import json
 import re
@@ -50,8 +50,8 @@ def verify_knights_and_knaves(
     """Verify a response without algebra. ``extra_info`` and ``quick`` are unused.
 
     A correct answer states every person's role without contradictions. It is taken from the last ``<answer>``, else the
-    last box, else the text after the last "CONCLUSION:". Otherwise, the last statements of the response are used, as
-    many as there are people. ``boxed`` is true if the answer is in tags or a box.
+    last box, else the text after the last "CONCLUSION:". Otherwise, it consists of the last statements in the response,
+    with as many statements as people. ``boxed`` is true if the answer is in tags or a box.
 
     Raises ``ValueError`` if the ground truth is malformed.
     """
@@ -74,7 +74,7 @@ def verify_knights_and_knaves(
 
 
 def read_truth(ground_truth: Any) -> dict[str, str]:
-    """Return the role, ``knight`` or ``knave``, of each name in lower case.
+    """Return a mapping from names in lower case to roles, ``knight`` or ``knave``.
 
     A ground truth is a mapping such as ``{"Alice": "knight"}``, its JSON text, or sentences such as ``(1) Alice is a
     knight``. Raises ``ValueError`` if there are no names, if a role is missing or contradictory, or if an answer could
@@ -103,7 +103,7 @@ def read_truth(ground_truth: Any) -> dict[str, str]:
 
 
 def _sentences(text: str) -> Iterator[tuple[str, str]]:
-    """Yield name and role of each "NAME is a ROLE". Names start with a letter and lack commas, colons and newlines."""
+    """Yield the name and role in each "NAME is a ROLE". Names start with a letter and contain no comma or colon."""
     end = 0
     for match in _TRUTH_ROLE.finditer(text):
         start = max(end, *(text.rfind(mark, end, match.start()) + 1 for mark in ",;:\n"))
@@ -147,7 +147,7 @@ def _read_sentence(tokens: Iterable["re.Match[str]"]) -> list[tuple[str, str]]:
     """Return the statements of one sentence, read from left to right."""
     statements: list[tuple[str, str]] = []
     subjects: dict[str, None] = {}
-    num_last = 0  # Number of statements with the last role, which a denial after them retracts.
+    num_last = 0  # Number of statements with the last role; a denial retracts them.
     negated = denied = ignored = either = quoted = False
     clear = True
     name_end = negation_end = 0

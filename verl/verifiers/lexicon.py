@@ -41,7 +41,7 @@ _POWERS: dict[str, int] = WORDS["powers"]
 
 
 def is_unit(letters: str, short: bool) -> bool:
-    """Whether one or two letters after a number are a unit; ``short`` is returned for names in ``SHORT_UNITS``."""
+    """Whether one or two letters after a number are a unit. For names in ``SHORT_UNITS``, the result is ``short``."""
     if letters in SHORT_UNITS:
         return short
     return letters in UNITS or letters.lower() in _OTHER_SHORT_UNITS
@@ -235,7 +235,7 @@ def marks_in(latex: str) -> set[str]:
 
 
 def numerals_in(latex: str) -> list[tuple[str, int]]:
-    """Return digits and base of numbers such as ``1010_2``, ``1010_{\\text{two}}`` and ``1010\\text{ base }2``."""
+    """Return the digits and base of numbers such as ``1010_2``, ``1010_{\\text{two}}`` and ``1010\\text{ base }2``."""
     latex = _SUBSCRIPT.sub(lambda match: f"_{match[0].translate(_SUBSCRIPT_DIGITS)}", latex)
     pairs = [(digits, name.lower()) for digits, name in _BASE.findall(_DROPPED_IN_BASE.sub("", latex))]
     bases = [(digits, int(name) if name.isdigit() else _NUMERALS.index(name) + 2) for digits, name in pairs]

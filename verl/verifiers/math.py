@@ -1,6 +1,6 @@
-"""Verifier of mathematical answers in English and Chinese: quantities, expressions, sets, intervals, lists, words.
+"""Verifier for mathematical answers in English and Chinese: quantities, expressions, sets, lists and words.
 
-It calls math-verify if comparing text, numbers and units is inconclusive, so it must run in a ``VerifierPool``.
+The verifier must run in a ``VerifierPool``, because it calls math-verify if simpler comparisons are inconclusive.
 """
 
 import math
@@ -77,7 +77,7 @@ def verify_math(
 def decide_math(
     answer: str | None, boxed: bool, ground_truth: str, quick: bool, tolerance: Tolerance = EXACT
 ) -> Verdict | None:
-    """Compare an answer with the ground truth as text, words, numbers and units, and finally by algebra.
+    """Compare an answer with the ground truth as text, words, numbers and units, and finally algebraically.
 
     Missing units, wrappers such as ``\\text{}``, full-width characters and the order of a list are ignored. Different
     units matter, as does the order of answers if the ground truth separates them with semicolons.
@@ -87,7 +87,7 @@ def decide_math(
 
 
 def find_answer(solution: str, ground_truth: str) -> tuple[str | None, bool]:
-    """Find the answer like ``extract_answer``, but join adjacent boxes at the end if the truth is a list of answers.
+    """Find the answer as ``extract_answer`` does, but join adjacent boxes at the end if the truth is a list.
 
     Boxes connected by "or" form a single answer.
     """
@@ -140,7 +140,7 @@ def _quick_same(answer: str, ground_truth: str, tolerance: Tolerance) -> bool | 
 
 
 def _plainly_same(answer: str, truth: str, tolerance: Tolerance) -> bool | None:
-    """Compare unified texts on behalf of :func:`_quick_same`."""
+    """Implement :func:`_quick_same` for unified texts."""
     if not answer or not truth:
         return False
     if squeeze(answer) == squeeze(truth):
@@ -186,7 +186,7 @@ def _same_by_algebra(answer: str, truth: str, tolerance: Tolerance) -> bool | No
 
 
 def _same(answer: str, truth: str, tolerance: Tolerance) -> bool | None:
-    """Compare unified texts on behalf of :func:`_same_by_algebra`."""
+    """Implement :func:`_same_by_algebra` for unified texts."""
     answer, truth = _both_signs(answer), _both_signs(truth)
     for thousands in (True, False):
         ours, _ = split_answers(answer, thousands)

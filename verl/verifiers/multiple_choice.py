@@ -1,4 +1,4 @@
-"""Verifier of multiple-choice questions, whose answers are letters or texts of options."""
+"""Verifier for multiple-choice questions, which are answered with the letter or the text of an option."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -56,7 +56,7 @@ _BEFORE_LETTER = re.compile(
     r"|chose|pick|select|with|namely|get|have|gives?|only|and|but|say|[a-z]{3,12}ly))\Z",
     re.IGNORECASE,
 )
-"""Text before a letter that names an option. After other words, a letter may be part of a name, as in Vitamin D."""
+"""Text after which a letter names an option. After other words, a letter may be part of a name, as in Vitamin D."""
 
 _CLAUSE_END = re.compile(r"[.!?;,](?=\s)")
 _CONTRAST = re.compile(r"(?<![A-Za-z])but(?![A-Za-z])")
@@ -92,7 +92,7 @@ def verify_multiple_choice(
     the text of an option; anything else is compared as mathematics. If ``extra_info`` has ``options`` (see
     :func:`read_options`), the text of the correct option and expressions equal to it are also accepted.
 
-    The answer is in the last box, else in the last statement ("the answer is (B)"), else a letter at the end.
+    The answer is taken from the last box, else the last statement ("the answer is (B)"), else a letter at the end.
     """
     options = read_options((extra_info or {}).get("options"))
     truth = letters_in(ground_truth, options) or _matching(ground_truth, options)
@@ -183,7 +183,7 @@ def letters_in(text: str, options: Mapping[str, str]) -> frozenset[str]:
 
 
 def _matching(text: str, options: Mapping[str, str]) -> frozenset[str]:
-    """Return the options whose text equals ``text``, provided that it has at most ``TAIL_CHARS`` characters."""
+    """Return the options whose text equals ``text``; none if ``text`` exceeds ``TAIL_CHARS`` characters."""
     if len(text) > TAIL_CHARS:
         return frozenset()
     unwrapped = _unwrap(text)

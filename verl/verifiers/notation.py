@@ -1,4 +1,4 @@
-"""Normalisation of the notation of answers, and splitting of answers into words and lists.
+"""Normalises the notation of answers, and splits answers into words and lists.
 
 Every function runs in linear time.
 """
@@ -35,7 +35,7 @@ _BUILDER = re.compile(r"\\?\{\s*+([A-Za-z])\s*+(?:\\in\s*+\S+?\s*+)?[|:]\s*+([^|
 
 
 def unify(text: str) -> str:
-    """Convert ``text`` to a common notation: Unicode and full-width characters become LaTeX, wrappers are removed."""
+    """Convert ``text`` to a common notation, with LaTeX in place of Unicode signs and without wrappers."""
     text = _CIRCLED.sub(r"(\1)", text.translate(_TRANSLATION))
     for _ in range(2):
         text = WRAPPER.sub(_unwrapped, text)

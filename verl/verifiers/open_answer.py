@@ -1,4 +1,4 @@
-"""Verifier of open-ended mathematical answers that may be rounded decimals."""
+"""Verifier for open-ended mathematical answers that may be rounded decimals."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -44,7 +44,7 @@ class Verdict:
 
 
 REASONS = {True: "equivalent", False: "different", None: "unparsed"}
-"""Result of algebra (None if it cannot parse the answer) -> reason of the verdict."""
+"""Result of the algebraic comparison (None if it cannot parse the answer) -> reason for the verdict."""
 
 
 def decide(
@@ -59,7 +59,7 @@ def decide(
     Args:
         answer: answer in the response, or None if there is none.
         equal: result of a quick comparison with the ground truth, or None if undecided.
-        algebra: function that compares an answer with the ground truth by algebra, called if ``equal`` is None.
+        algebra: function that compares an answer with the ground truth algebraically. It is used if ``equal`` is None.
     """
     if answer is None:
         return Verdict(False, boxed, "missing")

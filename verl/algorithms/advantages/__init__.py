@@ -1,14 +1,14 @@
-"""Advantage estimators by name, selected by ``algorithm.adv_estimator``.
+"""Advantage estimators, selected by name with ``algorithm.adv_estimator``.
 
 Shapes: B responses, R response columns, G groups (one per prompt). Common arguments:
 
-- ``token_rewards [B, R]``: rewards per token, floating point. A response's score s is the sum of its rewards.
-- ``response_mask [B, R]``: true or 1 on response tokens. All other tensors are ignored outside it.
+- ``token_rewards [B, R]``: floating-point rewards per token. A response's score s is the sum of its rewards.
+- ``response_mask [B, R]``: true or 1 on response tokens. Other tensors are ignored outside this mask.
 - ``learned_mask [B, R]``: true on tokens to learn from. Other tokens only affect the statistics of their group.
 - ``group_ids [B]``: int64 ids in any order, equal for responses to the same prompt.
 
-Advantages are ``[B, R]`` in the dtype of ``token_rewards``, computed in float64, and 0 outside the mask. Their unit is
-that of the rewards, or a standard deviation if the estimator normalizes. Mismatched shapes raise ``ValueError``.
+Advantages are ``[B, R]`` in the dtype of ``token_rewards``, computed in float64, and 0 outside the mask. They are in
+units of reward, or in standard deviations if the estimator normalizes. Mismatched shapes raise ``ValueError``.
 """
 
 from collections.abc import Callable
@@ -66,8 +66,8 @@ ADVANTAGE_ESTIMATORS: dict[str, Callable[..., tuple[Tensor, Tensor | None]]] = {
 }
 """Name -> f(token_rewards [B, R], response_mask [B, R], group_ids [B], **options) -> advantages and returns, [B, R].
 
-Returns are the critic's regression targets with ``gae``, and None for estimators without a critic. ``gae`` whitens its
-advantages over the batch, as is usual in PPO for language models. Options:
+The returns are the critic's regression targets, or None for estimators without a critic. ``gae`` whitens its advantages
+over the batch, as is usual in PPO for language models. Options:
 
 - ``norm_by_std``: whether to divide by the group's standard deviation (``grpo``, ``grpo_passk``)
 - ``gamma``: discount per token (``reinforce_plus_plus``, ``gae``)

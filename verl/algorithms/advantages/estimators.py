@@ -21,7 +21,7 @@ def grpo_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Ten
 
     With ``norm_by_std``, this is GRPO (arXiv 2402.03300): A = (s - mean) / (std + 1e-6), with the mean and the unbiased
     standard deviation of the group. Otherwise, it is Dr.GRPO (arXiv 2503.20783): A = s - mean. As in veRL, a group of
-    one has mean 0 and standard deviation 1.
+    one is treated as having mean 0 and standard deviation 1.
     """
     groups, scores = scored_groups(token_rewards, response_mask, group_ids)
     relative = groups.centred(scores)
@@ -31,7 +31,7 @@ def grpo_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Ten
 
 
 def grpo_passk_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Tensor, norm_by_std: bool) -> Tensor:
-    """Compute the margin of the group's best response over its second best, on the tokens of the best; 0 elsewhere.
+    """Assign the best response's margin over the group's second best to its tokens, and 0 to all other tokens.
 
     This estimates the gradient of the highest score among the responses to a prompt (Tang et al. 2025, arXiv
     2503.19595). If several responses tie for best, all advantages are 0. Groups must have at least 2 responses.
@@ -60,7 +60,7 @@ def rloo_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Ten
 
 
 def opo_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Tensor) -> Tensor:
-    """Subtract the group's length-weighted mean score (OPO, arXiv 2505.23585) on every response token.
+    """Compute each score minus the group's length-weighted mean score (OPO, arXiv 2505.23585), on every token.
 
     A_i = s_i - (sum over j of l_j s_j) / (sum over j of l_j), where l_j is the length of response j in tokens. This
     baseline minimizes the variance if the squared gradient norm of a response is proportional to its length. In a group
@@ -77,9 +77,9 @@ def gpg_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Tens
     """Compute the group policy gradient's advantage (arXiv 2504.02546) on every response token.
 
     A = alpha (s - mean of the group) with alpha = responses / max(1, responses with a nonzero score). Both counts
-    include only responses to learn from, so filler does not change the gradient. The scale compensates for prompts
-    without a correct response, which have no gradient. The counts follow veRL; the paper also excludes prompts whose
-    responses are all correct. In a group of one, the mean is 0.
+    include only responses to learn from, so filler responses do not change the gradient. The scale compensates for
+    prompts without a correct response, which contribute no gradient. The counts follow veRL; the paper also excludes
+    prompts whose responses are all correct. In a group of one, the mean is 0.
     """
     check_shapes({"token_rewards": token_rewards, "learned_mask": learned_mask})
     groups, scores = scored_groups(token_rewards, response_mask, group_ids)
@@ -91,7 +91,7 @@ def gpg_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Tens
 def optimal_token_baseline_advantages(
     token_rewards: Tensor, response_mask: Tensor, group_ids: Tensor, variances: Tensor, zero_tail: bool
 ) -> Tensor:
-    """Subtract the minimum-variance baseline of each token position in the group from the return at that token.
+    """Subtract the group's minimum-variance baseline at each token position from the return at that position.
 
     This is veRL's ``optimal_token_baseline``: A_it = G_it - b_t, where G_it is the undiscounted return from token t on
     and b_t = (sum over i of W_it G_it) / (sum over i of W_it + 1e-8) over the group's responses that have a token t.
@@ -99,7 +99,7 @@ def optimal_token_baseline_advantages(
     response up to t. In a group of one, the baseline is 0. The mask must have no gaps.
 
     Args:
-        variances: ``[B, R]``, nonnegative; see :func:`token_variances`.
+        variances: nonnegative variance of each token, ``[B, R]``; see :func:`token_variances`.
         zero_tail: whether to use a baseline of 0 at positions that only one response of the group reaches, as in veRL's
             ``tir_optimal_token_baseline``.
     """
@@ -142,7 +142,7 @@ def remax_advantages(token_rewards: Tensor, response_mask: Tensor, baseline_scor
 def gae_advantages(
     token_rewards: Tensor, values: Tensor, response_mask: Tensor, gamma: float, lam: float
 ) -> tuple[Tensor, Tensor]:
-    """Compute generalized advantage estimation (arXiv 1506.02438).
+    """Compute generalized advantage estimates (arXiv 1506.02438).
 
     Eq. 16 of the paper: A_t = sum over l >= 0 of (gamma lam)^l delta_{t+l}, with the temporal difference delta_t = r_t
     + gamma V_{t+1} - V_t. V is 0 after the last response token, so a truncated response is treated as finished.

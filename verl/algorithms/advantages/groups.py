@@ -1,4 +1,4 @@
-"""Helpers for the estimators: shape checks, scores, and statistics over responses to the same prompt (G groups)."""
+"""Helpers for shape checks, scores and group statistics. Each of G groups contains the responses to one prompt."""
 
 from dataclasses import dataclass
 
@@ -67,7 +67,7 @@ def scored_groups(token_rewards: Tensor, response_mask: Tensor, group_ids: Tenso
 
 
 def group_responses(group_ids: Tensor) -> Groups:
-    """Group responses by ``group_ids [B]`` int64, which are equal for responses to the same prompt."""
+    """Group responses by ``group_ids`` (``[B]`` int64); responses to the same prompt have equal ids."""
     _, index, counts = group_ids.unique(return_inverse=True, return_counts=True)
     return Groups(index, counts)
 

@@ -1,4 +1,4 @@
-"""Policy losses and aggregations of per-token losses by name, and the critic's loss."""
+"""Policy losses and loss aggregations, selected by name, and the critic's loss."""
 
 from collections.abc import Callable
 

@@ -1,6 +1,6 @@
 """Aggregation of per-token losses into the scalar that is differentiated.
 
-Callers pass counts of the whole optimiser step, over all micro-batches and ranks, so that the results of the
+Callers pass counts for the whole optimiser step, over all micro-batches and ranks, so that the results of the
 micro-batches add up to the loss of the step. Dividing by per-micro-batch counts would make the gradient depend on how
 the step is split into micro-batches and ranks.
 

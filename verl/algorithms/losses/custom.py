@@ -15,7 +15,7 @@ from torch import Tensor
 
 COLUMNS = {name: name for name in ("rollout_logprobs", "ref_logprobs", "rewards", "scores", "correct")}
 COLUMNS |= {"group_ids": "group", "old_entropy": "entropy"}
-"""Optional fields of :class:`LossInputs` that a loss must request -> batch columns that provide them."""
+"""Batch column that provides each optional field of :class:`LossInputs`; a loss must request these fields."""
 
 STATISTICS = ("entropy", "logsumexp", "mean_logprob", "sum_pi_squared", "top_k")
 """Differentiable statistics over the vocabulary that a loss may request at each token."""
@@ -40,8 +40,8 @@ class StepSize(NamedTuple):
 Prepare = Callable[..., Mapping[str, Tensor]]
 """f(LossInputs, **policy_loss_kwargs) -> additional columns by name, float or integer, [B] or [B, R].
 
-The inputs are a whole mini-batch on the CPU before the forward pass, so ``logprobs``, ``entropy`` and ``statistics``
-are NaN or missing."""
+The function receives a whole mini-batch on the CPU before the forward pass, so ``logprobs``, ``entropy`` and
+``statistics`` are NaN or missing."""
 
 
 @dataclass(frozen=True)
@@ -82,12 +82,12 @@ class LossNeeds:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The requested fields of :class:`LossInputs` from ``COLUMNS``."""
+        """Requested fields of :class:`LossInputs` from ``COLUMNS``."""
         return tuple(dict.fromkeys((*(["group_ids"] if self.whole_groups else []), *self.columns)))
 
     @property
     def batch_columns(self) -> tuple[str, ...]:
-        """The batch columns to send to the update in addition to the ones that every loss needs."""
+        """Batch columns to send to the update, in addition to the columns that every loss needs."""
         return (*(COLUMNS[name] for name in self.fields), *self.old_statistics)
 
 
@@ -122,14 +122,14 @@ class LossInputs:
 
     Per-token values are 0 outside ``sampled_mask``; log-probabilities and entropies are in nats. Only ``logprobs``,
     ``statistics`` and, if requested, ``entropy`` carry a gradient. Never divide by b or R, because these depend on the
-    micro-batch. When dividing by a count of ``response_mask``, apply ``clamp(min=1)``, since a response may have no
-    token to learn from.
+    micro-batch. When dividing by a token count from ``response_mask``, apply ``clamp(min=1)``, since a response may
+    have no token to learn from.
     """
 
     logprobs: Tensor
     """Log-probabilities of the response tokens under the current policy, [b, R] float32."""
     old_logprobs: Tensor
-    """Log-probabilities before the update, [b, R] float32, from the engine if ``actor.bypass_mode`` is set."""
+    """Log-probabilities before the update, [b, R] float32; taken from the engine if ``actor.bypass_mode`` is set."""
     advantages: Tensor
     """Advantages, [b, R] float32."""
     response_mask: Tensor

@@ -7,9 +7,9 @@ Shapes: B responses, R response columns. Ratio: r = exp(logprobs - old_logprobs)
 - ``advantages``: advantages A
 - ``response_mask``: true or 1 on response tokens; values outside it are ignored
 
-Policy losses return losses ``[B, R]``, 0 outside the mask, and detached metrics. Metrics are sums over tokens, so they
-can be added over micro-batches and ranks: ``ppo_kl`` (k1 estimate old - new, Schulman 2020), ``num_tokens`` and, with
-clipping, ``pg_clipfrac`` (clipped tokens). ``ValueError`` is raised for options that are out of range.
+Policy losses return losses ``[B, R]``, which are 0 outside the mask, and detached metrics. Metrics are sums over
+tokens, so they can be added up across micro-batches and ranks: ``ppo_kl`` (k1 estimate old - new, Schulman 2020),
+``num_tokens`` and, with clipping, ``pg_clipfrac`` (clipped tokens). Options that are out of range raise ``ValueError``.
 """
 
 import math
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 MAX_LOG_RATIO = 20.0
-"""Bound on the absolute log-ratio, so that exp stays finite. The gradient is 0 beyond it."""
+"""Bound on the absolute log-ratio, which keeps exp finite. Beyond it, the gradient is 0."""
 
 Losses = tuple[Tensor, dict[str, Tensor]]
 
@@ -35,7 +35,7 @@ def ppo_clip_loss(
     """Compute the clipped surrogate of PPO (arXiv 1707.06347): -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A).
 
     Dual clip (arXiv 1912.09729) limits the loss to -clip_ratio_c A where A < 0, because plain clipping leaves it
-    unbounded at large ratios. It adds the metric ``pg_clipfrac_lower`` (tokens at the limit).
+    unbounded at large ratios. The metric ``pg_clipfrac_lower`` counts the tokens at the limit.
 
     Args:
         clip_low: clip range below 1, in [0, 1]; the lower bound of the ratio is 1 - clip_low.
@@ -83,7 +83,7 @@ def cispo_loss(
     """Compute CISPO (MiniMax-M1, arXiv 2506.13585): -sg[clip(r, 1 - clip_low, 1 + clip_high)] A logprobs.
 
     sg stops the gradient, so clipping bounds the weight of a token's gradient but never removes it. Only the gradient
-    of the loss is meaningful, not its value. Where the ratio is not clipped, it is equal to the gradient of -r A.
+    of the loss is meaningful, not its value. Where the ratio is not clipped, this gradient equals that of -r A.
     ``clip_low`` is in [0, 1], where 1 means no lower bound, as in the paper. ``clip_high`` is nonnegative.
     """
     _check_clip_ranges(clip_low, clip_high)
@@ -159,11 +159,11 @@ def clip_cov_loss(
     clip_cov_lb: float,
     clip_cov_ub: float,
 ) -> Losses:
-    """Compute Clip-Cov (arXiv 2505.22617): PPO's clipped surrogate without a few random tokens of high covariance.
+    """Compute Clip-Cov (arXiv 2505.22617): PPO's clipped surrogate, excluding a few random tokens with high covariance.
 
     Entropy collapses because likely tokens with high advantages keep becoming more likely. Clip-Cov drops some of these
-    tokens from the loss, whereas :func:`kl_cov_loss` penalises them. As in veRL, both compare the tokens within a
-    micro-batch.
+    tokens from the loss, whereas :func:`kl_cov_loss` penalises them. As in veRL, both losses compare the tokens within
+    a micro-batch.
 
     Candidates are unclipped tokens whose :func:`covariances` are between the two bounds. A fraction ``clip_cov_ratio``
     of all tokens, but at least one token, is drawn from them. The draw depends only on the old log-probabilities and
