@@ -41,7 +41,7 @@ class RunError(RuntimeError):
 
 @dataclass(frozen=True)
 class Run:
-    """A training run's folder, finished or not. Its files are read on each access."""
+    """The folder of a training run, finished or not. Results are read from its files on each access."""
 
     folder: Path
 

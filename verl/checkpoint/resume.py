@@ -150,7 +150,7 @@ def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def best_validation(validations: Mapping[int, Mapping[str, float]], name: str) -> dict[str, Any] | None:
-    """Return the name, the highest value and its (first) step of the metric ``name``, or None if there is no value.
+    """Return ``name``, its highest value and the first step with that value, or None if there are no values.
 
     Args:
         validations: Step -> metrics.

@@ -108,11 +108,11 @@ class ActorConfig(LearnerConfig):
     """Weight of ``kl_cov``'s KL penalty, at least 0."""
     loss_agg_mode: LossAggMode | None
     """Aggregation of per-token losses, including the entropy and KL terms. ``token-mean`` averages over all response
-    tokens of the optimizer step. The other modes reduce each response, then average over responses: to its mean with
-    ``seq-mean-token-mean``, to its sum with ``seq-mean-token-sum``, and to its sum divided by
-    ``data.max_response_length`` with ``seq-mean-token-sum-norm`` (Dr.GRPO). Null selects ``seq-mean-token-mean`` for
-    ``gspo``, ``gmpo`` and ``sapo``, and ``token-mean`` for the others. A custom policy loss with one value per response
-    is always averaged over responses."""
+    tokens of the optimizer step. The other modes reduce each response to one value, then average over responses.
+    ``seq-mean-token-mean`` uses the mean, ``seq-mean-token-sum`` the sum, and ``seq-mean-token-sum-norm`` the sum
+    divided by ``data.max_response_length`` (Dr.GRPO). Null selects ``seq-mean-token-mean`` for ``gspo``, ``gmpo`` and
+    ``sapo``, and ``token-mean`` for the others. A custom policy loss with one value per response is always averaged
+    over responses."""
     entropy_coeff: NotNegativeFloat
     """Weight of the entropy bonus in the loss, at least 0."""
     bypass_mode: bool

@@ -41,9 +41,9 @@ class CalculatorConfig(Group):
     Rank."""
     own_metrics: list[Annotated[str, require_import_path]]
     """Custom metrics: functions of a spectrum, as ``module:function`` or ``file.py:function`` (docs/extending.md). Each
-    metric is named after its function, with the suffixes " diff" for velocity and " diff 2" for acceleration. They need
-    the spectrum of every prefix, which is slower than ``metric_indices`` without 2. The analysis computes them only for
-    whole responses."""
+    metric is named after its function, with the suffixes " diff" for velocity and " diff 2" for acceleration. They
+    require decomposing every prefix, which is slower than all built-in metrics except 2. The analysis computes them
+    only for whole responses."""
     metric_indices_add: list[Annotated[str, custom_or(get_args(TokenMetric))]]
     """Token metrics for ``reward_manager`` and the log, in nats, identical in every layer and without velocity:
     ``avg_log_probs``, the mean log-probability of the response's tokens under the policy; ``avg_response_entropy``, the

@@ -163,7 +163,7 @@ class _Parser:
             raise ConfigError("\n".join(f"{prefix}{line}" for line in str(error).splitlines())) from error
 
     def _convert(self, hint: Any, value: Any, path: str) -> Any:
-        """Convert ``value`` to the type ``hint``, also integers to floats and single values to lists."""
+        """Convert ``value`` to the type ``hint``, including integers to floats and single values to lists."""
         kind, parts = get_origin(hint), get_args(hint)
         if hint is Any:
             return value

@@ -1,4 +1,4 @@
-"""Finds relative paths in the working directory, the calling shell's or, for ``data/...``, the shipped files."""
+"""Finds relative paths in the working directory, the calling shell's directory or (``data/...``) shipped files."""
 
 import os
 from pathlib import Path

@@ -36,9 +36,10 @@ class RewardScoreConfig(Group):
     """Options for the verifiers, which score responses."""
 
     mode: ScoreMode
-    """Scores. ``independent``: 1 if correct and boxed, 0.5 if correct and unboxed, -0.5 if wrong and boxed, -1 if wrong
-    and unboxed; ``mix``: 1 or 0; ``partial``: the share of passed tests for programs, 1 or 0 for other responses. If a
-    prompt asks for the answer after ``####`` instead of in a box, such an answer counts as boxed."""
+    """Scores of responses. ``independent``: 1 if correct and boxed, 0.5 if correct and unboxed, -0.5 if wrong and
+    boxed, -1 if wrong and unboxed; ``mix``: 1 or 0; ``partial``: the share of passed tests for programs, 1 or 0 for
+    other responses. If a prompt asks for the answer after ``####`` instead of in a box, such an answer counts as
+    boxed."""
     num_workers: Annotated[int, within("[0, 4096]")]
     """Number of verifier processes, at most 4096; 0 uses one per core that the workers leave free (1 to 32)."""
     timeout_s: Seconds

@@ -121,8 +121,8 @@ class MultiTurnConfig(Group):
     """Custom class, such as ``my.py:Env``, with ``start(record) -> state`` and ``step(state, turn) -> (state, messages,
     done, reward)``, or null for the environment of ``tools``."""
     tools: list[str]
-    """Python functions, such as ``[my.py:calculator]``, which their argument annotations and Google-style docstrings
-    describe to the model; ``async`` functions run concurrently. The model sees their return values as text."""
+    """Python functions, such as ``[my.py:calculator]``, whose annotations and Google-style docstrings tell the model
+    how to call them; ``async`` functions run concurrently. The model receives return values as text."""
     tool_config_path: str | None
     """YAML file in veRL's format that names subclasses of its ``BaseTool``; can be combined with ``tools``."""
     format: str
@@ -144,9 +144,9 @@ class MultiTurnConfig(Group):
     """Number of processes that run environments and tools; 0 uses one per free core, up to 32. All ``async`` steps
     share one process."""
     timeout_s: Seconds
-    """Time limit for an environment step in seconds; a slower step is stopped, and the reply is a message."""
+    """Time limit for an environment step in seconds; a slower step is stopped and answered with a message."""
     memory_limit_mb: PositiveInt
-    """Memory limit for a step in MiB, beyond the process's size after imports; above it, the reply is a message."""
+    """Memory limit for a step in MiB, on top of the process's size after imports; handled like the time limit."""
 
     @property
     def has_tools(self) -> bool:
@@ -193,8 +193,8 @@ class RolloutConfig(SamplingConfig, EngineConfig):
     stop_token_ids: list[Annotated[int, rule(lambda token: token >= 0, "tokens are numbered from 0")]]
     """Tokens that end a response, in addition to the end tokens of the tokenizer and ``generation_config.json``."""
     stop: list[Annotated[str, rule(bool, "an empty string ends every response; leave it out")]]
-    """Strings that end a response, in training and validation. The policy also learns from the tokens of the string,
-    but the scored text ends before it. Such a response does not count as truncated."""
+    """Strings that end a response, in training and validation. The policy also learns the tokens of the string, but the
+    scored text ends before it. Such a response does not count as truncated."""
     val_kwargs: SamplingConfig
     """Sampling options for validation."""
     multi_turn: MultiTurnConfig

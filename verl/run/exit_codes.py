@@ -59,7 +59,7 @@ class Preemption:
             self._stepping = False
 
     def check(self) -> None:
-        """Raise ``Preempted`` if the run has been asked to end and no step is to be finished or its time is up."""
+        """If the run has been asked to end, raise ``Preempted`` unless a step still has time to finish."""
         if self._name and not self._stepping:
             raise Preempted(f"{self._name} before the first step")
         if self._name and self._grace_s and time.monotonic() - self._since > self._grace_s:

@@ -132,7 +132,7 @@ def estimate(
     parts, engine = policy.model_parts(model, workers), _engine(config, policy, gpu_gb)
     colocated = {} if rollout.has_pool else engine
 
-    # 1. Memory held in every phase, to which each phase adds components or of which it replaces some.
+    # 1. Memory held in every phase. Individual phases add or replace components.
     held = {"context": CONTEXT_GB}
     if config.uses_reference and not model.trains_adapters:
         reference = policy.model_parts(model, workers, learns=False)

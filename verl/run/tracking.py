@@ -44,7 +44,7 @@ class Tracker:
         loggers: Names in ``BACKENDS`` to open; ``console`` is handled by the progress display.
         config: Configuration dataclass of the run, written to ``config.yaml`` and passed to the trackers.
         last_step: Step that the run resumes from, or None if it starts from scratch.
-        attempt: Current attempt, which refuses writes once a newer attempt has taken over, or None without attempts.
+        attempt: Current attempt, which refuses writes once a newer attempt has taken over, or None for no check.
     """
 
     def __init__(

@@ -14,7 +14,7 @@ from verl.utils.user_code import user_code
 
 _TENSOR = "__tensor__"
 _MAPPING = "__mapping__"
-"""Each is the only key of a mapping that represents a tensor, or a mapping whose only key is one of these two."""
+"""Keys that mark the encodings of tensors, and of mappings whose only key is one of these two."""
 
 
 def to_json(value: Any) -> Any:

@@ -98,7 +98,7 @@ class KillablePool:
             timeout_s: Time limit per task.
             memory_limit_mb: Memory that a process may use beyond its size after ``prepare``.
             prepare: Function that every process first calls with ``arguments``.
-            users_code: Whether tasks may start processes, which must be killed if the task is killed.
+            users_code: Whether tasks may start processes, which must be killed together with the task.
         """
         self.num_processes, self._timeout_s = num_processes, timeout_s
         self._what, self._options, self._users_code = what, options, users_code

@@ -96,7 +96,8 @@ def _definition(code: Callable[..., Any]) -> str:
 def user_code(what: str) -> Iterator[None]:
     """Convert an error in user code to a ``ConfigError``.
 
-    The message starts with ``what``, the option and the call, and ends with the location in the user's file.
+    The message starts with ``what``, which names the option and the call, and ends with the location in the user's
+    file.
     """
     try:
         yield
