@@ -2,7 +2,7 @@
 
 A requeued or restarted run continues as another attempt. The file ``.attempt`` in its folder contains the number of the
 newest attempt, which never decreases. A process of an earlier attempt may still be alive on a machine that lost its
-network or was paused; its writes are refused, because they carry the earlier number.
+network or was paused; its writes are refused, because they carry an outdated attempt number.
 """
 
 import errno

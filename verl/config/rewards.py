@@ -36,10 +36,9 @@ class RewardScoreConfig(Group):
     """Options for the verifiers, which score responses."""
 
     mode: ScoreMode
-    """Scores of responses. ``independent``: 1 if correct and boxed, 0.5 if correct and unboxed, -0.5 if wrong and
-    boxed, -1 if wrong and unboxed; ``mix``: 1 or 0; ``partial``: the share of passed tests for programs, 1 or 0 for
-    other responses. If a prompt asks for the answer after ``####`` instead of in a box, such an answer counts as
-    boxed."""
+    """Scores. ``independent``: 1 if correct and boxed, 0.5 if correct and unboxed, -0.5 if wrong and boxed, -1 if wrong
+    and unboxed; ``mix``: 1 or 0; ``partial``: the share of passed tests for programs, 1 or 0 for other responses. If a
+    prompt asks for the answer after ``####`` instead of in a box, such an answer counts as boxed."""
     num_workers: Annotated[int, within("[0, 4096]")]
     """Number of verifier processes, at most 4096; 0 uses one per core that the workers leave free (1 to 32)."""
     timeout_s: Seconds
@@ -91,8 +90,8 @@ class RewardModelConfig(Group):
     enable: bool
     """Load the reward model and add its score to the verifier's."""
     model: ModelConfig
-    """Sequence classification model with one output (``num_labels=1``), a head named ``score``, as in Llama, Mistral
-    and Qwen, and its own tokenizer and chat template. ``none`` means no model."""
+    """Sequence classification model with one output (``num_labels=1``), a head named ``score`` (as in Llama, Mistral
+    and Qwen), and its own tokenizer and chat template. ``none`` means no model."""
     micro_batch_size_per_gpu: PositiveInt
     """Number of responses per forward pass on one worker; affects memory and speed, never the scores."""
     max_length: PositiveInt

@@ -79,7 +79,7 @@ class TrainingSetup:
         with mistakes.collected():
             check_models(config, self.tokenizer, self.device_type)
         mistakes.raise_all()
-        # 4. The method, and the number of steps, which depends on how many candidate prompts the method reads.
+        # 4. The method, and the number of steps, which depends on how many candidates the method reads per prompt.
         self.steps_per_epoch = self._steps_per_epoch(1)
         self.steps = trainer.num_steps(self.steps_per_epoch)
         """Number of steps of the whole run."""

@@ -1,4 +1,4 @@
-"""Sets cores, garbage collection, allocator and umask of a process. Entry points import this first, so it is small."""
+"""Configures a process: cores, garbage collection, allocator, umask. Small, because entry points import it first."""
 
 import ctypes
 import gc

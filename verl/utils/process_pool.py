@@ -188,8 +188,7 @@ class KillablePool:
         if self._processes is not None and not self._processes.active:
             self._stop_processes()
         if self._processes is None:
-            # A fork server lives as long as its children, so a hanging child would keep itself and the server alive
-            # forever.
+            # A fork server lives as long as its children, so a hanging child would keep both running forever.
             self._processes = ProcessPool(
                 max_workers=self.num_processes,
                 initializer=_prepare_process,
@@ -210,7 +209,7 @@ def _prepare_process(memory_limit_mb: int, mark: str, prepare: Callable[..., Non
     """Set limits and signal handlers; called first in every process."""
     restore_umask()
     mark_process(mark)
-    # During a long C call, such as an integer power, no Python signal handler runs, so use the default action.
+    # No Python signal handler runs during a long C call, such as an integer power; the default action ends the process.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     prepare(*arguments)
@@ -227,9 +226,10 @@ def _prepare_process(memory_limit_mb: int, mark: str, prepare: Callable[..., Non
         resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
 
 
-# --- Orphans: processes that a task has started and that outlive the task's pool process  A pool process marks itself,
-# and its children inherit the mark: its name through fork, its environment through exec, and its session through both.
-# The mark identifies them after the pool process was killed, even in new sessions.
+# --- Orphans: processes that a task has started and that outlive the task's pool process
+#
+# A pool process marks itself, and its children inherit the mark: the name through fork, the environment through exec,
+# and the session through both. The mark identifies them even in new sessions and after the pool process was killed.
 
 
 def mark_process(mark: str) -> None:

@@ -294,7 +294,7 @@ def _filter() -> bytes:
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
 
 
-# --- checking that the sandbox works --------------------------------------------------------------------------------
+# --- checking that the sandbox works ---------------------------------------------------------------------------------
 
 SWITCHES = {
     "kernel/unprivileged_userns_clone": ("0", "sysctl -w kernel.unprivileged_userns_clone=1"),
