@@ -1,7 +1,7 @@
 """Manages checkpoints on disk, which are complete under their final name or absent, and are verified before use.
 
 ``<run>/global_step_<N>/`` is written under a temporary name. It is renamed once all files are on disk, including
-``manifest.json``, which contains their sizes and checksums. ``latest_checkpointed_iteration.txt`` names the latest.
+``manifest.json``, which contains their sizes and checksums. ``latest_checkpointed_iteration.txt`` names the latest one.
 """
 
 import json

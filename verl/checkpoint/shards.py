@@ -80,7 +80,7 @@ class CheckpointWorker:
         self._buffers = {part.name: _on_host(saved_buffers(part.learner.model)) for part in parts}
 
     def save(self, folder: Path, background: bool, huggingface: bool) -> None:
-        """Start writing to ``folder``, and let :meth:`finish_save` wait for completion.
+        """Start writing to ``folder``; call :meth:`finish_save` to wait for completion.
 
         Args:
             background: Whether to copy everything to host memory first, so that training can continue immediately.
@@ -229,7 +229,7 @@ def training_state(learner: Learner) -> dict[str, Tensor]:
     """Return the tensors that training changes, uncopied: trained parameters and the optimizer's moments.
 
     Tied parameters appear only once, and frozen ones are omitted. There are no moments before the optimizer's first
-    step; ``torch.distributed.checkpoint.state_dict`` would create them by a step with zero gradients, which counts.
+    step; ``torch.distributed.checkpoint.state_dict`` would create them with a step on zero gradients, which counts.
     """
     reshard(learner.model)
     state: dict[str, Tensor] = {}

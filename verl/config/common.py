@@ -205,8 +205,8 @@ class MachineOptions(Group):
     missing ones. After a failure, it waits this long again, and then as long for ``min_nnodes`` machines."""
     object_store_mb: Annotated[int, rule(lambda mb: mb == 0 or mb >= 75, "Ray needs at least 75; 0 sizes it itself")]
     """Shared memory per machine in MiB for messages between driver and workers, at least 75. 0 reserves room for two
-    training or validation batches of maximum length, and two copies of the weights if engines are separate, but 256 MiB
-    to four fifths of /dev/shm. Existing clusters keep the size set with ``ray start``."""
+    training or validation batches of maximum length, and two copies of the weights if engines are separate, but at
+    least 256 MiB and at most four fifths of /dev/shm. Existing clusters keep the size set with ``ray start``."""
     env: list[str]
     """Names of environment variables to pass to the workers on all machines, in addition to NCCL_*, GLOO_*, UCX_*,
     HF_*, TORCH_*, CUDA_*, PYTORCH_*, VLLM_* and OMP_*; ``*`` is a wildcard. Their values are taken from the environment

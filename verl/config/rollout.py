@@ -175,7 +175,7 @@ class MultiTurnConfig(Group):
 
 @dataclass(frozen=True)
 class RolloutConfig(SamplingConfig, EngineConfig):
-    """Options of the engine inside each worker and for sampling in training.
+    """Options for the engine inside each worker and for sampling in training.
 
     The trainer computes log-probabilities at ``temperature`` but ignores ``top_p``, ``top_k``, ``min_p`` and
     ``repetition_penalty``; the metric ``rollout/logprob_abs_diff`` shows their effect."""
