@@ -96,8 +96,7 @@ def _definition(code: Callable[..., Any]) -> str:
 def user_code(what: str) -> Iterator[None]:
     """Convert an error in user code to a ``ConfigError``.
 
-    The message starts with ``what``, which names the option and the call, and ends with the location in the user's
-    file.
+    The message starts with ``what``, which names the option and the call, and ends with the user's file and line.
     """
     try:
         yield
