@@ -1,6 +1,6 @@
 """VERL: reinforcement learning with verifiable rewards, shaped by the effective rank of hidden states.
 
-Public names are loaded on first use (docs/python.md).
+Public names are imported on first use (docs/python.md).
 """
 
 from importlib import import_module
@@ -35,7 +35,7 @@ def __dir__() -> list[str]:
 
 
 def _refuse_verl() -> None:
-    """Raise ``ImportError`` if ByteDance's veRL is installed, because its package has the same name."""
+    """Raise ``ImportError`` if ByteDance's veRL is installed, because its package is also called ``verl``."""
     try:
         other = version("verl")
     except PackageNotFoundError:

@@ -1,7 +1,7 @@
-"""Python interface: ``verl.train``, ``verl.evaluate``, ``verl.score`` and their results.
+"""Provides the Python interface: ``verl.train``, ``verl.evaluate``, ``verl.score`` and their results.
 
-Runs are separate processes, and their results are read from their folders. An interrupt or error ends the run without
-affecting the caller's process, such as a notebook kernel.
+Each run is a separate process, and its results are read from its folder. An interrupt or error ends the run without
+ending the caller's process, such as a notebook kernel.
 """
 
 import json
@@ -41,7 +41,7 @@ class RunError(RuntimeError):
 
 @dataclass(frozen=True)
 class Run:
-    """A training run's folder, finished or not. Its files are read on each access."""
+    """The folder of a training run, finished or not. Results are read from its files on each access."""
 
     folder: Path
 
@@ -63,7 +63,7 @@ class Run:
 
     @property
     def model(self) -> Path | None:
-        """Model folder of the newest checkpoint, for ``transformers``, or None if no checkpoint contains one."""
+        """Newest checkpoint's model folder, for ``transformers``, or None if no checkpoint contains such a folder."""
         models = [folder / "actor" / "huggingface" for folder in checkpoints(self.folder).values()]
         return next((model for model in reversed(models) if model.is_dir()), None)
 
@@ -86,7 +86,7 @@ class Evaluation:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Results by model and benchmark, and failures."""
+        """Results by model and benchmark, and any failures."""
         return dict(json.loads((self.folder / "summary.json").read_text()))
 
     @property
@@ -98,7 +98,7 @@ class Evaluation:
 def score(
     data_source: str, response: str, truth: Any, extra_info: Mapping[str, Any] | None = None, mode: str = "mix"
 ) -> dict[str, Any]:
-    """Return the verdict on one response and its score, computed in this process without a time limit.
+    """Return the verdict on a response and its score, computed in this process without a time limit.
 
     Args:
         data_source: Name that selects the verifier (docs/rewards.md).
@@ -131,19 +131,19 @@ def evaluate(overrides: Sequence[str] = ()) -> Evaluation:
     """Evaluate like ``bash eval.sh OVERRIDE...``, and return the evaluation.
 
     The default is ``evaluation=embedded``: the newest run of the embedded task, before and after training. Raises the
-    same errors as :func:`train`; the same call resumes an interrupted evaluation.
+    same errors as :func:`train`. Repeating the call resumes an interrupted evaluation.
     """
     words = _translated(overrides, lambda words: plain_arguments(words, EvaluationConfig)) or ["evaluation=embedded"]
     config = parse_evaluation_config(compose_config(EvaluationConfig, "evaluation", words))
     _call("verl.trainer.main_eval", words)
-    # Unless set, the folder is named after the evaluated models.
+    # By default, the folder is named after the evaluated models.
     parent = Path(config.runs_dir, "evaluation", config.trainer.experiment_name).resolve()
     pages = [Path(config.trainer.default_local_dir, "index.html")] if config.trainer.default_local_dir else []
     return Evaluation(max(pages or parent.glob("*/index.html"), key=lambda page: page.stat().st_mtime).parent)
 
 
 def _translated(words: Sequence[str], translation: Callable[[list[str]], list[str]]) -> list[str]:
-    """Return Hydra overrides. Raises ``ConfigError`` for a single string and for Hydra's flags."""
+    """Return Hydra overrides, or raise ``ConfigError`` for a single string or one of Hydra's flags."""
     if isinstance(words, str):
         raise ConfigError(f"overrides={words!r:.200}: must be a list of strings, such as ['rollout.n=8']")
     try:

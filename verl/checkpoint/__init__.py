@@ -1,1 +1,1 @@
-"""Checkpoints: written by all workers, either complete or absent, and used for resuming and exporting."""
+"""Writes checkpoints, which are always either complete or absent, and resumes and exports from them."""

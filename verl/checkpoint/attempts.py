@@ -1,8 +1,8 @@
-"""Write access to a run's folder: only for one process at a time, using a lock, and only for the newest attempt.
+"""Restricts writing to a run's folder to one process at a time, using a lock, and to the newest attempt.
 
 A requeued or restarted run continues as another attempt. The file ``.attempt`` in its folder contains the number of the
 newest attempt, which never decreases. A process of an earlier attempt may still be alive on a machine that lost its
-network or was paused; its writes carry its attempt's number and are rejected.
+network or was paused; its writes are refused, because they carry an outdated attempt number.
 """
 
 import errno
@@ -17,17 +17,17 @@ from verl.config.errors import ConfigError
 from verl.utils.files import open_to_write, replace_text
 
 LOCK = ".lock"
-"""Empty file with which a process locks a run's folder; a folder with only this and ``ATTEMPT`` counts as empty."""
+"""Empty file with which a process locks a run's folder; a folder with only it and ``ATTEMPT`` counts as empty."""
 
 ATTEMPT = ".attempt"
 """File in a run's folder that contains the number of its newest attempt."""
 
 WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-"""Errors from file systems without locks, where a second process cannot be prevented from writing."""
+"""Error numbers on file systems without locks, where nothing can prevent a second process from writing."""
 
 
 class StaleAttempt(RuntimeError):
-    """Raised if a newer attempt has taken over the run's folder."""
+    """Raised when a newer attempt has taken over the run's folder."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,10 @@ class Attempt:
 
     @classmethod
     def claim(cls, root: Path) -> "Attempt":
-        """Take over the folder from earlier attempts; the caller must hold the run's lock.
+        """Take over the folder from earlier attempts. The caller must hold the run's lock.
 
         Raises:
-            ConfigError: If the folder is not writable, such as on a full disk.
+            ConfigError: If the folder is not writable, for example because the disk is full.
         """
         try:
             attempt = cls(root, newest_attempt(root) + 1)
@@ -77,7 +77,7 @@ def newest_attempt(root: Path) -> int:
 
 @contextmanager
 def run_lock(folder: Path) -> Iterator[None]:
-    """Create ``folder`` and lock it for this process; the lock is released when the process ends, even if killed.
+    """Create ``folder`` and lock it for this process; the lock is released when the process ends, even if it is killed.
 
     Raises:
         ConfigError: If another process holds the lock, or the folder is not writable.

@@ -24,17 +24,16 @@ def export_checkpoint(
 ) -> Path:
     """Write a checkpoint's model in the format that ``transformers`` and vLLM load, and return its folder.
 
-    LoRA adapters are merged into the model, and also written to its ``lora_adapter/``.
+    LoRA adapters are merged into the model, and also written to ``lora_adapter/`` in its folder.
 
     Args:
-        source: Checkpoint to export, or a run's folder for its latest checkpoint.
+        source: Checkpoint to export, or a run's folder to export its latest checkpoint.
         out: New folder to write to, or None for ``<checkpoint>/<part>/huggingface``.
         part: Model to export, ``actor`` or ``critic``.
-        dtype: Precision of the weights, or None for the precision of the initial model's files. Checkpoints store
-            float32.
+        dtype: Precision of the weights (float32 in checkpoints), or None for that of the initial model's files.
 
     Raises:
-        ConfigError: If there is no intact checkpoint, it does not contain the whole model, or ``out`` exists.
+        ConfigError: If no intact checkpoint exists, it does not contain the whole model, or ``out`` exists.
     """
     folder = source.resolve()
     refuse_verl_shards(str(folder), folder / part)
@@ -70,7 +69,7 @@ def _write(
     trust_remote_code: bool,
     adapters: Path | None = None,
 ) -> Path:
-    """Write ``target``, with the tokenizer from ``architecture``, under a temporary name, and rename it when complete.
+    """Write ``target``, with the tokenizer from ``architecture``, under a temporary name and rename it once complete.
 
     ``adapters`` are already merged into ``weights``. They are written to a subfolder, because ``transformers`` would
     apply adapters next to the weights a second time.
@@ -112,7 +111,7 @@ def read_parameters(shards: Path, expected: dict[str, torch.Size]) -> dict[str, 
     """Return all parameters in ``shards`` by name, unsharded and on the CPU.
 
     Raises:
-        ConfigError: If they do not match ``expected``.
+        ConfigError: If the parameters do not match ``expected``.
     """
     saved = saved_shapes(shards)
     check_same_architecture(shards, saved, expected)

@@ -1,4 +1,4 @@
-"""Checkpoints on disk, which are either complete under their final name or absent, and are verified before use.
+"""Manages checkpoints on disk, which are complete under their final name or absent, and are verified before use.
 
 ``<run>/global_step_<N>/`` is written under a temporary name. It is renamed once all files are on disk, including
 ``manifest.json``, which contains their sizes and checksums. ``latest_checkpointed_iteration.txt`` names the latest one.
@@ -24,9 +24,9 @@ POINTER = "latest_checkpointed_iteration.txt"
 MANIFEST = "manifest.json"
 STATE = "trainer_state.json"
 FORMAT = 2
-"""Number in the manifest; increased when the trainer state changes so that older checkpoints cannot be resumed."""
+"""Format version in the manifest, increased if a change to the trainer state makes older checkpoints unusable."""
 READ_SUFFIXES = (".safetensors", ".json")
-"""Suffixes of files that resuming reads, whatever their names."""
+"""Suffixes of files that resuming reads, regardless of the rest of their names."""
 EXPORTED = "huggingface"
 """Folder of a model in ``transformers`` format, which may be added to a checkpoint later."""
 _NAME = re.compile(r"global_step_(\d+)")
@@ -34,13 +34,13 @@ _ATTEMPT = re.compile(r"\.attempt_(\d+)\.")
 
 
 class DamagedCheckpoint(ConfigError):
-    """Raised if a checkpoint file is missing or was changed after writing; the message names the file."""
+    """Raised when a checkpoint file is missing or was changed after writing; the message names the file."""
 
 
 def begin_checkpoint(attempt: Attempt, step: int) -> Path:
     """Create a folder for writing the checkpoint of ``step``, with the attempt's number in its name.
 
-    Every folder has a unique name, so that a worker that outlives its attempt cannot write to a newer attempt's folder.
+    Every attempt uses its own folder, so a worker that outlives its attempt cannot write to a newer attempt's folder.
 
     Raises:
         StaleAttempt: If a newer attempt has taken over.
@@ -52,7 +52,7 @@ def begin_checkpoint(attempt: Attempt, step: int) -> Path:
 
 
 def attempt_of(folder: Path) -> Attempt:
-    """Return the attempt that a folder created by :func:`begin_checkpoint` belongs to."""
+    """Return the number of the attempt that created a folder with :func:`begin_checkpoint`."""
     match = _ATTEMPT.search(folder.name)
     assert match is not None, f"{folder}: not a folder of begin_checkpoint"
     return Attempt(folder.parent, int(match[1]))
@@ -65,10 +65,10 @@ def complete_checkpoint(folder: Path, step: int, state: str, records: Mapping[st
 
     Args:
         state: Trainer state to write to ``trainer_state.json``.
-        records: Known sizes and checksums, from the files' writers; other files are read to compute them.
+        records: Sizes and checksums that the files' writers have computed; all other files are read to compute them.
 
     Raises:
-        RuntimeError: If written files are not in ``folder``, because a machine does not share it.
+        RuntimeError: If a written file is not in ``folder``, because a machine does not share the folder.
         StaleAttempt: If a newer attempt has taken over.
     """
     attempt, root = attempt_of(folder), folder.parent
@@ -85,7 +85,7 @@ def complete_checkpoint(folder: Path, step: int, state: str, records: Mapping[st
     for path in [*folder.rglob("*"), folder]:
         flush(path)
     final = root / f"global_step_{step}"
-    # If a newer attempt starts from here on, it renames this folder, so that the rename below fails.
+    # An attempt that starts after this point renames this folder, so that the rename below fails.
     attempt.check(final)
     if final.exists():
         _discard(final)
@@ -97,10 +97,10 @@ def complete_checkpoint(folder: Path, step: int, state: str, records: Mapping[st
 
 
 def verify_checkpoint(folder: Path) -> None:
-    """Compare every file with the manifest, using one thread per core.
+    """Compare every file of a checkpoint with the manifest, using one thread per core.
 
     Raises:
-        DamagedCheckpoint: If a file is missing, has another size or content, or cannot be read.
+        DamagedCheckpoint: If a file is missing, has a different size or content, or cannot be read.
         ConfigError: If the manifest does not list a file that resuming would read.
     """
     if reason := unreadable(sorted(folder.rglob("*"))):
@@ -116,7 +116,7 @@ def verify_checkpoint(folder: Path) -> None:
     foreign = _first_foreign(folder, expected.keys())
     if foreign is not None:
         raise ConfigError(f"{foreign} is not listed in {MANIFEST}, so it does not belong to this checkpoint; remove it")
-    # Sizes were compared first, because they are cheap, while checksums read all data.
+    # Sizes were compared first, because that is cheap, whereas checksums require reading all data.
     readers = ThreadPoolExecutor(available_cores(), thread_name_prefix="verify")
     try:
         for damage in readers.map(_damage, [folder / name for name in expected], expected.values()):
@@ -127,7 +127,7 @@ def verify_checkpoint(folder: Path) -> None:
 
 
 def _damage(path: Path, record: FileRecord) -> str:
-    """Return how a file differs from its record, or an empty string if it does not."""
+    """Return a description of how a file differs from its record, or an empty string if it does not."""
     try:
         return "" if file_record(path) == record else f"{path} was altered: its checksum differs from the manifest"
     except OSError as error:
@@ -135,7 +135,7 @@ def _damage(path: Path, record: FileRecord) -> str:
 
 
 def check_format(folder: Path) -> None:
-    """Raise ``ConfigError`` if the state in a verified checkpoint comes from an earlier version of VERL."""
+    """Raise ``ConfigError`` if an incompatible version of VERL wrote the state in a verified checkpoint."""
     if json.loads((folder / MANIFEST).read_text()).get("format") != FORMAT:
         raise ConfigError(
             f"{folder}: written by an earlier version of VERL, so it cannot be resumed; export its model, `verl-export "
@@ -144,7 +144,7 @@ def check_format(folder: Path) -> None:
 
 
 def refuse_verl_shards(named: str, part: Path) -> None:
-    """Raise ``ConfigError``, starting with ``named``, if ``part`` of a veRL checkpoint has its model only in shards."""
+    """If ``part`` of a veRL checkpoint has only sharded weights, raise a ``ConfigError`` that starts with ``named``."""
     if any(part.glob("model_world_size_*_rank_0.pt")) and not any((part / EXPORTED).glob("*.safetensors")):
         raise ConfigError(
             f"{named}: a checkpoint of veRL whose model is in shards; merge them where veRL is installed, `python -m "
@@ -153,7 +153,7 @@ def refuse_verl_shards(named: str, part: Path) -> None:
 
 
 def _read_files(manifest: Path) -> dict[str, FileRecord]:
-    """Return the records of all files in a manifest by name. Raises ``DamagedCheckpoint``."""
+    """Return a manifest's records by file name, or raise ``DamagedCheckpoint`` if it is invalid."""
     try:
         entries = json.loads(manifest.read_text())["files"]
         expected = {name: FileRecord(**entry) for name, entry in entries.items()}
@@ -179,7 +179,7 @@ def _first_foreign(folder: Path, names: Collection[str]) -> Path | None:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """Read the trainer state. Raises ``DamagedCheckpoint`` if the file is invalid."""
+    """Return the trainer state, or raise ``DamagedCheckpoint`` if its file is invalid."""
     path = folder / STATE
     try:
         state = json.loads(path.read_text())
@@ -199,20 +199,20 @@ def step_of(folder: Path) -> int | None:
 
 
 def checkpoints(root: Path) -> dict[int, Path]:
-    """Return the folders of the run's checkpoints by step, oldest first, verified or not."""
+    """Return the folders of the run's checkpoints by step, oldest first, without verifying them."""
     steps = ((step_of(folder), folder) for folder in root.glob("global_step_*") if folder.is_dir())
     return dict(sorted((step, folder) for step, folder in steps if step is not None))
 
 
 def latest_checkpoint(root: Path) -> Path | None:
-    """Return the folder of the latest checkpoint, verified or not, or None if there is none."""
+    """Return the folder of the latest checkpoint, without verifying it, or None if there is none."""
     return next(reversed(checkpoints(root).values()), None)
 
 
 def remove_unfinished(root: Path, attempt: int | None = None) -> None:
     """Remove unfinished checkpoints of ``attempt`` and earlier ones, or of all attempts if it is None.
 
-    An earlier attempt's workers may still be writing to them, or its driver may be about to complete one of them.
+    An earlier attempt may still be using them: its workers may be writing, or its driver may be about to complete one.
     """
     for folder in root.glob(".global_step_*.unfinished"):
         match = _ATTEMPT.search(folder.name)
@@ -222,18 +222,18 @@ def remove_unfinished(root: Path, attempt: int | None = None) -> None:
 
 
 def remove_checkpoints(root: Path, keep: Collection[int]) -> None:
-    """Remove the run's checkpoints of steps not in ``keep``."""
+    """Remove the run's checkpoints except those of the steps in ``keep``."""
     for step, folder in checkpoints(root).items():
         if step not in keep:
             _discard(folder)
 
 
 def _discard(folder: Path) -> None:
-    # Rename the folder first, so that a run that ends during the removal leaves no damaged checkpoint.
+    # Rename the folder first, so that a run that dies during the removal leaves no damaged checkpoint.
     name = folder.name.removeprefix(".").removesuffix(".unfinished")
     doomed = folder.with_name(f".{name}.{uuid.uuid4().hex[:8]}.unfinished")
     folder.rename(doomed)
-    # A file that cannot be removed, such as one open over NFS, must not end the run; `remove_unfinished` tries again.
+    # A file that cannot be removed, such as an open file on NFS, must not end the run; `remove_unfinished` tries again.
     shutil.rmtree(doomed, ignore_errors=True)
 
 
@@ -245,7 +245,7 @@ def steps_to_keep(
     Args:
         newest: Number of newest checkpoints to keep, or 0 for all.
         always: Steps whose checkpoints are always kept.
-        scores: Step -> validation score; the checkpoint with the best score is kept, or the first one if tied.
+        scores: Step -> validation score; the checkpoint with the best score is kept (the first if there are ties).
     """
     ordered = sorted(steps)
     if not newest:

@@ -1,4 +1,4 @@
-"""Resuming a run that has ended, with the same command or as a requeued job."""
+"""Determines how a run that has ended is resumed, with the same command or as a requeued job."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from verl.config.run_file import RUN_CONFIG, read_run_config, run_option
 
 
 def is_requeued(trainer: RunConfig) -> bool:
-    """Return whether the folder contains this very run, started from the same ``resume_from_path``."""
+    """Return whether the folder contains an earlier start of this run, from the same ``resume_from_path``."""
     if trainer.resume_mode != "path":
         return False
     try:
@@ -20,7 +20,7 @@ def is_requeued(trainer: RunConfig) -> bool:
 
 
 def resume_line(trainer: RunConfig) -> str:
-    """Return a line for the user with the options that resume a run that has ended."""
+    """Return a line for the user that lists the options for resuming a run that has ended."""
     folder = Path(trainer.default_local_dir)
     if (folder / "summary.json").is_file():  # a run writes this file last
         return f"the run is complete: {folder}/summary.json"

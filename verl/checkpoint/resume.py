@@ -1,4 +1,4 @@
-"""Resuming a run: finds and verifies the checkpoint, reports changed options, and checks that it fits the run."""
+"""Resumes a run: finds and verifies its checkpoint, reports changed options, and checks compatibility."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -33,7 +33,7 @@ from verl.models.lora import add_adapters, train_adapters_only
 from verl.utils.files import damaged_name, replace_text
 
 NOT_COMPARED = ("trainer.resume_mode", "trainer.resume_from_path", "trainer.default_local_dir")
-"""Options whose changes are not reported."""
+"""Options whose changes are not reported to the user."""
 
 
 @dataclass(frozen=True)
@@ -49,15 +49,15 @@ class Resumption:
 def find_resumption(config: PPOConfig | SFTConfig, say: Callable[[str], None]) -> Resumption | None:
     """Return the verified checkpoint selected by ``trainer.resume_mode``, or None if the run starts from scratch.
 
-    Unfinished checkpoints in the run's folder are removed. With ``auto``, a damaged checkpoint is renamed to
-    ``global_step_<N>.damaged`` with a warning, and the previous one is used.
+    This removes unfinished checkpoints in the run's folder. With ``auto``, it renames a damaged checkpoint to
+    ``global_step_<N>.damaged``, prints a warning, and uses the previous checkpoint.
 
     Args:
-        say: Callback that prints a line for the checkpoint found and for each option that has changed since.
+        say: Callback that prints a line about the checkpoint, and a line for each option that has changed since.
 
     Raises:
         ConfigError: If ``resume_from_path`` is not an intact checkpoint, the run in the folder cannot be resumed, or a
-            checkpoint contains a foreign file or has another format version.
+            checkpoint contains a foreign file or has a different format version.
     """
     trainer = config.trainer
     root = Path(trainer.default_local_dir)
@@ -107,7 +107,7 @@ def _checkpoint_by_path(trainer: RunConfig, root: Path) -> Path:
 
 
 def _latest_intact(root: Path, say: Callable[[str], None]) -> Path | None:
-    """Return the latest intact checkpoint in ``root``, after renaming newer, damaged ones."""
+    """Return the latest intact checkpoint in ``root``, and rename newer checkpoints, which are damaged."""
     field, damaged = f"trainer.default_local_dir={str(root)!r}", []
     for folder in reversed(checkpoints(root).values()):
         try:
@@ -150,7 +150,7 @@ def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def best_validation(validations: Mapping[int, Mapping[str, float]], name: str) -> dict[str, Any] | None:
-    """Return name, value and step of the highest ``name`` so far, or None; the first one if several are equal.
+    """Return ``name``, its highest value and the first step with that value, or None if there are no values.
 
     Args:
         validations: Step -> metrics.
@@ -161,7 +161,7 @@ def best_validation(validations: Mapping[int, Mapping[str, float]], name: str) -
 
 
 def saved_validations(state: Mapping[str, Any]) -> dict[int, dict[str, float]]:
-    """Return the metrics of validations before a checkpoint by step, converting steps from JSON text to integers."""
+    """Return metrics by step of the validations before a checkpoint, with steps converted from text to integers."""
     return {int(step): metrics for step, metrics in state["validations"].items()}
 
 
@@ -174,7 +174,7 @@ def check_resumable(resumption: Resumption, job: str, num_examples: int, parts: 
         parts: Configured models: ``actor``, and ``critic`` if there is one.
 
     Raises:
-        ConfigError: If the checkpoint was written by another job, or with other data or models.
+        ConfigError: If the checkpoint was written by a different job, or with different data or models.
     """
     folder, state = resumption.folder, resumption.state
     missing = [name for name in ("job", "num_examples") if name not in state]
@@ -195,7 +195,7 @@ def check_resumable(resumption: Resumption, job: str, num_examples: int, parts: 
 
 
 def _trained_shapes(part: str, model: ModelConfig) -> dict[str, torch.Size]:
-    """Return the shapes of the trained parameters by name: the adapters', or else all."""
+    """Return the shapes of the trained parameters, which may be only the adapters', by name."""
     empty = empty_model(part, ModelInfo.of(model))
     if model.trains_adapters:
         add_adapters(empty, model)
@@ -205,7 +205,7 @@ def _trained_shapes(part: str, model: ModelConfig) -> dict[str, torch.Size]:
 
 @contextmanager
 def resume_hint(trainer: RunConfig) -> Iterator[None]:
-    """Print the options that resume the run to stderr if the block raises an exception."""
+    """If the block raises an exception, print the options that resume the run to stderr."""
     try:
         yield
     except ConfigError:

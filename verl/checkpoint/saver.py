@@ -1,4 +1,4 @@
-"""Writes, completes and removes checkpoints; shared by all trainers."""
+"""Writes, completes and removes checkpoints for all trainers."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ from verl.checkpoint.folders import (
 
 
 class CheckpointWriters(Protocol):
-    """Workers that write a checkpoint together; each writes its own shards."""
+    """Interface to the workers, which write a checkpoint together, each its own shards."""
 
     def run(self, method: str, *arguments: Any) -> list[Any]:
         """Call ``method`` on every worker, and return the results in rank order."""
@@ -34,25 +34,25 @@ class _Unfinished:
 
 @dataclass
 class CheckpointSaver:
-    """Makes the workers write checkpoints, optionally in the background, and completes the written ones."""
+    """Makes the workers write checkpoints, optionally in the background, and completes them once written."""
 
     attempt: Attempt
     """Current attempt, which contains the run's folder."""
     workers: CheckpointWriters
     background: bool
-    """Whether training continues during writing; :meth:`poll` or :meth:`finish` then completes the checkpoint."""
+    """Whether training continues while a checkpoint is written, which :meth:`poll` or :meth:`finish` then completes."""
     huggingface: bool
-    """Whether to also write the models in ``transformers`` format."""
+    """Whether checkpoints also contain the models in ``transformers`` format."""
     newest: int
     """Number of newest checkpoints to keep in addition to the best one, or 0 for all."""
     always: Collection[int] = ()
     """Steps whose checkpoints are always kept."""
     saved_step: int | None = field(default=None, init=False)
-    """Step of the last completed checkpoint."""
+    """Step of the last checkpoint that was completed."""
     _unfinished: _Unfinished | None = field(default=None, init=False)
 
     def save(self, step: int, state: Mapping[str, Any], scores: Mapping[int, float]) -> None:
-        """Write the current models.
+        """Write a checkpoint of the current models.
 
         Args:
             state: Trainer state as JSON values.
@@ -109,7 +109,7 @@ class CheckpointSaver:
             raise
 
     def _abandon(self) -> None:
-        """Remove the checkpoint being written, but no earlier ones."""
+        """Remove the checkpoint that is being written, but no earlier ones."""
         if self._unfinished is not None:
             shutil.rmtree(self._unfinished.folder, ignore_errors=True)
             self._unfinished = None

@@ -1,8 +1,8 @@
-"""Each worker's part of a checkpoint: its shards of the trained models, and its random generator states.
+"""Writes and reads a worker's part of a checkpoint: its shards of the trained models and its random states.
 
 For each trained model (``actor``, ``critic``), a checkpoint contains a folder ``shards``, written by
 ``torch.distributed.checkpoint`` in safetensors format. File headers record which piece of which tensor a file contains,
-so any number of workers can read them. Everything else is JSON. Nothing is pickled or unpickled.
+so any number of workers can read the shards. Everything else is JSON. Nothing is pickled or unpickled.
 """
 
 import io
@@ -43,13 +43,13 @@ from verl.utils.process import return_freed_memory
 MODEL = "model."
 """Prefix of parameter names in the shards."""
 OPTIMIZER = "optimizer."
-"""Prefix of optimizer tensors, followed by the parameter's name and the tensor's name, such as ``exp_avg``."""
+"""Prefix of optimizer tensor names; the parameter's name and the tensor's own name, such as ``exp_avg``, follow."""
 ADAPTERS = "lora_adapter"
-"""Folder of LoRA adapters in peft's format, next to the shards, which then contain only the adapters."""
+"""Folder of LoRA adapters in peft's format, stored next to the shards, which then contain only the adapters."""
 GATHER_BYTES = 1 << 28
-"""Maximum number of bytes of unsharded parameters that an export gathers at once."""
+"""Maximum size in bytes of the unsharded parameters that an export gathers at once."""
 FILE_BYTES = 1 << 28
-"""Size at which a worker's shards continue in another file, because torch holds a file twice while writing it."""
+"""Size in bytes at which a worker starts another file, because torch holds two copies of a file while writing it."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class TrainedPart:
     """``actor`` or ``critic``; also the name of its folder in a checkpoint."""
     learner: Learner
     parameters: Offloaded
-    """Offloadable parameters of the learner's model."""
+    """Parameters of the learner's model, which may be offloaded."""
     model: ModelConfig
     tokenizer: PreTrainedTokenizerBase
 
@@ -69,10 +69,10 @@ class CheckpointWorker:
     """A worker that writes and reads its part of checkpoints. Call every method on all workers at once."""
 
     def __init__(self, parts: Sequence[TrainedPart], seed: int) -> None:
-        """Take the run's ``seed``, for checkpoints that were written by a different number of workers."""
+        """Store the run's ``seed``, which is used for checkpoints written by a different number of workers."""
         self._parts = parts
         self._seed = seed
-        # A separate group, because messages of the background thread and of training must not be mixed.
+        # A separate group, so that messages of the background thread do not mix with those of training.
         self._group = dist.new_group(backend="gloo", timeout=collective_timeout())
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._writing: Future[dict[str, FileRecord]] | None = None
@@ -80,7 +80,7 @@ class CheckpointWorker:
         self._buffers = {part.name: _on_host(saved_buffers(part.learner.model)) for part in parts}
 
     def save(self, folder: Path, background: bool, huggingface: bool) -> None:
-        """Start writing to ``folder``; :meth:`finish_save` waits for the end.
+        """Start writing to ``folder``; call :meth:`finish_save` to wait for completion.
 
         Args:
             background: Whether to copy everything to host memory first, so that training can continue immediately.
@@ -88,7 +88,7 @@ class CheckpointWorker:
                 the files in its host memory.
         """
         assert self._writing is None or self._writing.done(), "the checkpoint before was not finished"
-        # On a CPU, the copies need memory that the tensors of the last step have left behind.
+        # On a CPU, the copies need memory that the allocator still holds for tensors of the last step.
         return_freed_memory()
         shards, weights, counts = {}, {}, {}
         records: dict[str, FileRecord] = {}
@@ -109,10 +109,10 @@ class CheckpointWorker:
         self._writing = self._thread.submit(self._write, folder, shards, weights, counts, generators, records)
 
     def finish_save(self, wait: bool) -> dict[str, FileRecord] | None:
-        """Return records of this worker's files, or None while still writing. All workers' records cover all files.
+        """Return records of this worker's files, or None while writing. Together, the workers' records cover all files.
 
         Raises:
-            Exception: If writing failed, on this worker or in the exchange with others.
+            Exception: If writing failed on this worker, or in the exchange with other workers.
         """
         assert self._writing is not None, "no checkpoint was begun"
         if not wait and not self._writing.done():
@@ -126,7 +126,7 @@ class CheckpointWorker:
         continue if the number of workers is unchanged; otherwise all of them are seeded with the seed plus ``step``.
 
         Raises:
-            ConfigError: If the models have another architecture.
+            ConfigError: If the models have a different architecture.
         """
         for part in self._parts:
             with part.parameters.loaded(), part.learner.optimizer_state.loaded():
@@ -148,7 +148,7 @@ class CheckpointWorker:
         generators: str,
         records: dict[str, FileRecord],
     ) -> dict[str, FileRecord]:
-        """Write this worker's files, and return their records added to ``records``."""
+        """Write this worker's files, add their records to ``records``, and return the result."""
         rank = dist.get_rank()
         attempt_of(folder).check(folder)
         for part in self._parts:
@@ -172,13 +172,13 @@ class CheckpointWorker:
         return records
 
     def _write_export(self, part: TrainedPart, target: Path, weights: Mapping[str, Tensor]) -> dict[str, FileRecord]:
-        """Write this worker's share of a model's folder and, on worker 0, the other files."""
+        """Write this worker's share of the weights in a model's folder and, on worker 0, the other files."""
         rank, files = dist.get_rank(), self._exports[part.name]
         target.mkdir(exist_ok=True)
         records = {}
         if rank == 0:
             self._write_architecture(part, target, {})
-            # Other workers may already be writing weights here.
+            # Other workers may already be writing weights to this folder.
             records = _read_records(target, files.files)
             records |= files.write_index(target)
         for file in files.share(rank, dist.get_world_size()):
@@ -189,7 +189,7 @@ class CheckpointWorker:
         write_architecture(self._exports[part.name].model, part.tokenizer, target, buffers)
 
     def _gather_share(self, part: TrainedPart) -> dict[str, Tensor]:
-        """Return this worker's share of an export in host memory: whole parameters, merged adapters, and buffers."""
+        """Return this worker's share of an export in host memory: unsharded parameters, merged adapters and buffers."""
         files = self._exports[part.name]
         mine = {name for file in files.share(dist.get_rank(), dist.get_world_size()) for name in files.files[file]}
         kept = {name: buffer for name, buffer in self._buffers[part.name].items() if name in mine}
@@ -200,7 +200,7 @@ class CheckpointWorker:
 
 
 class RecordingFiles(FileSystem):
-    """Filesystem of ``torch.distributed.checkpoint`` that computes records of files while writing them."""
+    """File system for ``torch.distributed.checkpoint`` that computes the records of files while writing them."""
 
     def __init__(self) -> None:
         self.records: dict[str, FileRecord] = {}
@@ -216,9 +216,9 @@ class RecordingFiles(FileSystem):
 
 
 def file_numbers(tensors: Mapping[str, Tensor], num_bytes: int) -> dict[str, int]:
-    """Return the number of each tensor's file by name, counted from 1; a new file starts after ``num_bytes``."""
+    """Return the file number, counted from 1, of each tensor by name; a new file starts after ``num_bytes``."""
     numbers, total = {}, 0
-    # Sorted, because a resumed optimizer has its tensors in another order.
+    # Sorted, because a resumed optimizer has its tensors in a different order.
     for name in sorted(tensors):
         numbers[name] = 1 + total // num_bytes
         total += tensors[name].nbytes
@@ -226,10 +226,10 @@ def file_numbers(tensors: Mapping[str, Tensor], num_bytes: int) -> dict[str, int
 
 
 def training_state(learner: Learner) -> dict[str, Tensor]:
-    """Return the tensors that training changes, without copying: trained parameters and the optimizer's moments.
+    """Return the tensors that training changes, uncopied: trained parameters and the optimizer's moments.
 
     Tied parameters appear only once, and frozen ones are omitted. There are no moments before the optimizer's first
-    step; ``torch.distributed.checkpoint.state_dict`` would create them with a step on zeros, which counts as a step.
+    step; ``torch.distributed.checkpoint.state_dict`` would create them with a step on zero gradients, which counts.
     """
     reshard(learner.model)
     state: dict[str, Tensor] = {}
@@ -245,7 +245,7 @@ def load_training_state(learner: Learner, folder: Path, group: dist.ProcessGroup
     """Restore the tensors of :func:`training_state` in place from the shards in ``folder``.
 
     Raises:
-        ConfigError: If the shards belong to another architecture.
+        ConfigError: If the shards belong to a different architecture.
     """
     saved = saved_shapes(folder)
     learner.optimizer.state.clear()
@@ -270,19 +270,19 @@ def saved_shapes(folder: Path) -> dict[str, torch.Size]:
     """
     try:
         metadata = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
-    except Exception as error:  # any type, because torch does not validate the headers
+    except Exception as error:  # of any type, because torch does not validate the headers
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise ConfigError(f"{folder}: the shards cannot be read: {reason:.200}; use another checkpoint") from error
     return {name: entry.size for name, entry in metadata.items() if isinstance(entry, TensorStorageMetadata)}
 
 
 def check_same_architecture(folder: Path, saved: Mapping[str, torch.Size], expected: Mapping[str, torch.Size]) -> None:
-    """Check that the parameters in ``saved``, from :func:`saved_shapes`, match ``expected``.
+    """Check that the parameters in ``saved``, as returned by :func:`saved_shapes`, match ``expected``.
 
     Names in ``expected`` have no prefix.
 
     Raises:
-        ConfigError: If they differ; the message names the first different parameter.
+        ConfigError: If they differ; the message names the first parameter that differs.
     """
     stored = {name.removeprefix(MODEL): shape for name, shape in saved.items() if name.startswith(MODEL)}
     for name in sorted(stored.keys() | expected.keys()):
@@ -320,7 +320,7 @@ def _within(folder: str, records: Mapping[str, FileRecord]) -> dict[str, FileRec
 
 
 def _read_records(folder: Path, without: Collection[str] = ()) -> dict[str, FileRecord]:
-    """Return records of the small files written by libraries: configurations, tokenizers and code."""
+    """Return the records of small files that libraries have written: configurations, tokenizers and code."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in without)
     return {path.relative_to(folder).as_posix(): file_record(path) for path in files}
 

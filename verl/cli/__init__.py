@@ -1,1 +1,1 @@
-"""Command lines: translates arguments as users type them to Hydra overrides of the schema."""
+"""Translates command lines as users type them to Hydra overrides of our schema."""

@@ -1,7 +1,7 @@
-"""Recognises whether a command uses options of veRL, of the paper's release, or only ours.
+"""Determines whether a command uses veRL's options, the options of the paper's release, or only ours.
 
-A command with an option that only veRL or only the release has is treated entirely as theirs: missing options have
-their defaults, ``preset=verl`` or ``preset=paper``. Our own options may be combined with theirs.
+A command with an option that only veRL or only the release has is treated as a command for veRL or the release: missing
+options default to ``preset=verl`` or ``preset=paper``. It can also contain our own options.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,19 +29,19 @@ VERL_GROUPS = (
 )
 """Option groups that exist only in veRL."""
 SHARED_GROUPS = ("algorithm", "critic", "reward", "reward_manager", "reward_model")
-"""Option groups that veRL and we share; an option in them that only veRL has also marks a veRL command."""
+"""Option groups shared with veRL; an option in them that only veRL has also identifies a veRL command."""
 
 CONFIG_NAMES = ("ppo_trainer", "dapo_trainer", "transfer_queue_ppo_trainer")
-"""veRL's configuration files whose values ``preset=verl`` contains."""
+"""veRL's configuration files, whose values are in ``preset=verl``."""
 
 
 def is_release(line: CommandLine) -> bool:
-    """Return whether a command has an option, or the engine, that exists only in the release."""
+    """Return whether a command contains an option, or selects the engine, that exists only in the release."""
     return bool(MARKS & line.options.keys()) or line.text(f"{ROLLOUT}.name") == "hidden_vllm"
 
 
 def is_verl(overrides: Sequence[str]) -> bool:
-    """Return whether a command has an option that exists only in veRL, or asks for veRL's defaults."""
+    """Return whether a command contains an option that exists only in veRL, or requests veRL's defaults."""
     return any(_marks(override) for override in overrides)
 
 
@@ -56,12 +56,12 @@ def _marks(override: str) -> bool:
 
 
 def find_release(key: str) -> tuple[Option, str] | None:
-    """Like :func:`find_verl`, for the release's option ``key``."""
+    """Like :func:`find_verl`, but for the release's option ``key``."""
     return (RELEASE[key], "") if key in RELEASE else None
 
 
 def find_verl(key: str) -> tuple[Option, str] | None:
-    """Return the row of veRL's option ``key``, with the mapping entry that ``key`` names, or None without a row."""
+    """Return the row of veRL's option ``key`` and the mapping entry that ``key`` names, or None if there is no row."""
     if key in VERL:
         return VERL[key], ""
     parts = key.split(".")
@@ -82,7 +82,7 @@ def _is_ours(key: str) -> bool:
 
 
 def refuse_verl_name(key: str) -> None:
-    """Raise ``FlagError``, with our equivalent, for a veRL option name such as ``rollout.mode`` in our command."""
+    """Raise a ``FlagError`` that names our equivalent if ``rollout.mode`` or another veRL option is in our command."""
     option = VERL.get(key) or VERL.get(f"actor_rollout_ref.{key}")
     if option is None or "." not in key or _is_ours(key):
         return
@@ -93,7 +93,7 @@ def refuse_verl_name(key: str) -> None:
 
 
 def require_known(override: str) -> None:
-    """Raise ``FlagError`` for an override in a veRL command that is neither in its table nor one of our options."""
+    """Raise ``FlagError`` if an override in a veRL command is neither in veRL's table nor one of our options."""
     key = override_key(override)
     group = key.partition(".")[0]
     one_by_one = "set the options of this group one by one"
@@ -114,7 +114,7 @@ NAME, FOLDER = ("--config-name", "-cn"), ("--config-path", "-cp", "--config-dir"
 
 
 def with_verl_file(line: CommandLine) -> CommandLine:
-    """Return the command with the values of its configuration file prepended; veRL's own files mean ``preset=verl``.
+    """Return the command with the values of its configuration file prepended; for veRL's own files, ``preset=verl``.
 
     Raises:
         FlagError: If the file is missing, unreadable or not based on veRL's.

@@ -1,4 +1,4 @@
-"""Preprocessing of ``eval.sh``'s command line for Hydra."""
+"""Converts ``eval.sh``'s command line to Hydra's syntax."""
 
 from collections.abc import Sequence
 from dataclasses import is_dataclass
@@ -15,12 +15,12 @@ LITERAL = ("[", "{", "'", '"', "$")
 def plain_arguments(arguments: Sequence[str], schema: type) -> list[str]:
     """Convert shorthand ``arguments`` to Hydra's syntax.
 
-    ``benchmarks=a,b`` becomes ``benchmarks=[a,b]`` if the option is a list, except in a sweep. ``runs.mine.path=x``
+    Unless it is a sweep, ``benchmarks=a,b`` becomes ``benchmarks=[a,b]``, as for all list options. ``runs.mine.path=x``
     becomes ``++runs.mine.path=x``, and ``runs={...}`` becomes ``++runs={...}``, because mapping entries may be new.
     Hydra's own flags are moved to the end.
 
     Raises:
-        FlagError: If a flag does not belong to Hydra.
+        FlagError: If a flag is not one of Hydra's.
     """
     line = sort_arguments(arguments)
     if line.flags:

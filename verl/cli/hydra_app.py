@@ -1,4 +1,4 @@
-"""Hydra command line of the entry points, with one-line messages for invalid overrides."""
+"""Runs entry points with Hydra's command line, reporting invalid overrides in one line."""
 
 import os
 import sys
@@ -24,7 +24,7 @@ def run_hydra(
 ) -> None:
     """Compose ``configs/<name>.yaml`` with the command line's overrides, ``parse`` the result and ``run`` it.
 
-    With ``--multirun``, Hydra repeats this for each job, and the folder it creates for a job becomes the run's folder.
+    With ``--multirun``, Hydra does this for every job, and the folder that it creates for the job is the run's folder.
 
     Raises:
         SystemExit: With a message if the overrides cannot be composed or the config is invalid.
@@ -39,7 +39,7 @@ def run_hydra(
 
     if {"-m", "--multirun"} & set(sys.argv) and RUN_FOLDER in option_names(schema, ""):
         # The config itself cannot contain this value, because Hydra creates the folder only in sweeps. Insert it before
-        # the first override, because Hydra expects adjacent overrides and the user's own value must take precedence.
+        # the first override, because Hydra expects adjacent overrides and later ones take precedence.
         overrides = (i for i, word in enumerate(sys.argv) if i and "=" in word and not word.startswith("-"))
         sys.argv.insert(next(overrides, len(sys.argv)), f"{RUN_FOLDER}=${{hydra:runtime.output_dir}}")
     # Otherwise, Hydra prints its own message and exits.

@@ -1,4 +1,4 @@
-"""The release's motivation experiment: ``train.sh --motivation_mode allin --val_only True`` runs an analysis."""
+"""Translates the release's motivation experiment, ``train.sh --motivation_mode allin``, to an analysis."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass
@@ -18,7 +18,7 @@ MODES = ("exploit", "explore", "allin")
 OWN_FLAGS = ("motivation_mode", "val_only", "plot_x_metrics", "plot_y_metrics", "plot_layer", "confidence_k")
 
 SET_BY_ANALYSIS = ("enable", "source", "metric_indices_add", "keep_prefixes")
-"""Calculator options that an analysis sets itself."""
+"""Calculator options that every analysis sets itself."""
 
 NAMES = {
     "model.path": "model.path",
@@ -47,16 +47,16 @@ NO_COUNTERPART: dict[str, Any] = {
     "model.override_config": {},
     "model.lora_adapter_path": None,
 }
-"""Options that affect responses but do not exist in an analysis -> their only allowed value."""
+"""Options that affect responses but do not exist in an analysis -> the only value allowed."""
 
 
 def analysis_arguments(line: CommandLine) -> list[str] | None:
-    """Return the command line of ``verl.trainer.main_analysis`` if arguments of ``train.sh`` ask for an analysis.
+    """Return the command line of ``verl.trainer.main_analysis`` if ``train.sh``'s arguments request an analysis.
 
-    Prompts come from the validation files, and settings from the rollout. ``exploit`` decodes greedily.
+    The analysis uses the validation prompts and the rollout's sampling options. ``exploit`` decodes greedily.
 
     Returns:
-        None if the arguments ask for training, which they do without ``--val_only``.
+        None if the arguments request training, as they do without ``--val_only``.
 
     Raises:
         FlagError: If a flag is unknown or has an unsupported value, or an option has no counterpart in an analysis.
@@ -107,7 +107,7 @@ def _options(config: PPOConfig, mode: str, flags: dict[str, str]) -> dict[str, A
 
 
 def _overrides(option: str, value: object) -> list[str]:
-    """Return overrides that set ``option``; each mapping entry has its own override, because it may be new."""
+    """Return overrides that set ``option``, with one override per mapping entry, because entries may be new."""
     value = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
     if isinstance(value, Mapping):
         return [override for name, of in value.items() for override in _overrides(f"{option}.{name}", of)]

@@ -1,4 +1,4 @@
-"""The option tables, and functions for rows whose meaning depends on other options of the command."""
+"""Loads the option tables, and translates options whose meaning depends on other options of the command."""
 
 import math
 import os
@@ -20,12 +20,12 @@ BYPASS_LOSSES = {"ppo_clip": "ppo_clip", "reinforce": "gpg"}
 
 
 def bypasses(line: CommandLine) -> bool:
-    """Return whether the command computes ratios against the engine's log-probabilities."""
+    """Return whether the command computes probability ratios from the engine's log-probabilities."""
     return line.text(f"{CORRECTION}.bypass_mode", "false") == "true"
 
 
 def loss_of(line: CommandLine) -> str:
-    """Return the name of our policy loss that matches a command's options."""
+    """Return the name of our policy loss that corresponds to the command's options."""
     if bypasses(line):
         kind = line.text(f"{CORRECTION}.loss_type", "ppo_clip")
         if kind not in BYPASS_LOSSES:
@@ -40,7 +40,7 @@ def policy_loss(option: Option, value: str, line: CommandLine) -> list[str]:
     overrides = [f"actor.policy_loss={loss}"]
     if loss != "ppo_clip":
         overrides.append("actor.clip_ratio_c=null")
-    if loss in SEQUENCE_LOSSES:  # in veRL, these ignore loss_agg_mode
+    if loss in SEQUENCE_LOSSES:  # in veRL, these losses ignore loss_agg_mode
         overrides.append("actor.loss_agg_mode=seq-mean-token-mean")
     return overrides
 
@@ -55,14 +55,14 @@ def bypass_mode(option: Option, value: str, line: CommandLine) -> list[str]:
 def clip_ratio_low(option: Option, value: str, line: CommandLine) -> list[str]:
     text = low = same(value)
     try:
-        # A ratio is never below 1 - 1 = 0. GMPO clips log-ratios, which have no such bound.
+        # Ratios are never negative, so 1 sets no bound, except for GMPO, which clips log-ratios.
         low = "1.0" if float(text) > 1 and loss_of(line) != "gmpo" else text
     except ValueError:
         pass
     return [f"{option.to[0]}={low}", *(f"{other}={text}" for other in option.to[1:])]
 
 
-# veRL's rules for rejecting responses.
+# veRL's rejection rules.
 
 RATIO_RULES = {"token": "token_k1", "sequence": "seq_sum_k1", "geometric": "seq_mean_k1"}
 """Rules with bounds on p_trainer / p_rollout -> our rules, with bounds on the inverse."""
@@ -85,7 +85,7 @@ def rollout_rs_threshold(option: Option, value: str, line: CommandLine) -> list[
         raise FlagError(f"the bounds {lower} and {upper} must be numbers above 0") from None
 
 
-# veRL's sizes that depend on the number of workers, and numbers of steps that depend on batch sizes.
+# veRL options for sizes that depend on the number of workers, and for step counts that depend on batch sizes.
 
 
 def workers(line: CommandLine) -> int:
@@ -147,7 +147,7 @@ def train_files(option: Option, value: str, line: CommandLine) -> list[str]:
 
 
 def _simplerl(name: str, folder: str, line: CommandLine) -> list[str]:
-    """Return the override for SimpleRL-Zoo files, whose prompts are complete, unless the command chooses its own."""
+    """Return the override for the complete prompts in SimpleRL-Zoo's files, unless the command chooses ``data``."""
     if not folder.startswith("simplelr_") or "data" in line.options:
         return []
     note(f"{name}: prompts of SimpleRL-Zoo's files are complete, so they get no template (configs/data/simplerl.yaml)")
@@ -159,7 +159,7 @@ def model_name(option: Option, value: str, line: CommandLine) -> list[str]:
     folder = f"{root}/{value}" if root and Path(root, value).is_dir() else value
     overrides = [f"model.path={quoted(folder)}"]
     if "preset" not in line.options:
-        # The embedded task's learning rate would ruin a pretrained model, and the release's script uses another one.
+        # The embedded task's learning rate is far too high for pretrained models; the release's script uses another.
         note("--model_name: other options are from configs/preset/paper.yaml; preset=embedded uses the embedded task's")
         overrides.insert(0, "preset=paper")
     return overrides

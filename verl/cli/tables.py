@@ -1,19 +1,19 @@
-"""Tables in YAML that translate options of other command lines, and the code that reads their rows.
+"""Reads the YAML tables that translate options of other command lines to ours.
 
-A file has a list of ``groups``. The name of the ``group`` is prepended to row names, and ``ours`` to our options that
-start with a dot; in all texts, ``$theirs`` and ``$ours`` stand for these two. A row is either the name of our option or
-a mapping with these keys:
+A file contains a list of ``groups``. The name of the ``group`` is prepended to row names, and ``ours`` to those of our
+options that start with a dot; in all texts, ``$theirs`` and ``$ours`` stand for these two prefixes. A row is either the
+name of our option or a mapping with these keys:
 
 - ``to``: our option, or several, to set to the value; ``as``: its conversion, one of ``CONVERSIONS``
-- ``values``: words with a different spelling here; ``skip``: values that do not set our option
+- ``values``: values that are spelled differently here; ``skip``: values that do not set our option
 - ``also``: overrides to prepend, unless the value is false or null
-- ``unless``: other options of the command, with the values for which to ignore this row
-- ``only``: accepted values, with ``because`` and ``instead`` for the message about other values
-- ``entries``: our mapping, whose entries have the same names
+- ``unless``: other options of the command, and their values for which this row is ignored
+- ``only``: accepted values; the message about other values contains ``because`` and ``instead``
+- ``entries``: our mapping option, whose entries have the same names
 - ``no_effect`` or ``refused``: the reason why the option has no effect or is rejected
-- ``read_with``: the option whose row reads this one
-- ``by``: a function in ``rules.py``, if the meaning depends on other options; ``of``: an option that it reads
-- ``note``: a remark for the documentation page; ``meaning``: the page's full text, if the row itself is unclear.
+- ``read_with``: the option whose row also reads this option
+- ``by``: a function in ``rules.py`` if the meaning depends on other options; ``of``: an option that the function reads
+- ``note``: a remark for the documentation page; ``meaning``: the page's full text if the row itself is unclear
 """
 
 import re
@@ -31,12 +31,12 @@ from verl.cli.values import CONVERSIONS, FlagError, elements, override_key, same
 
 @dataclass(frozen=True)
 class CommandLine:
-    """The arguments of ``train.sh``, sorted by kind."""
+    """Arguments of ``train.sh``, sorted by kind."""
 
     flags: dict[str, str]
     """Flags of the release with their values; a flag with an empty value is unset."""
     overrides: list[str]
-    """Hydra overrides with options of ours, of veRL or of the release."""
+    """Hydra overrides of our options, veRL's or the release's."""
     hydra: list[str]
     """Hydra's own flags with their values."""
     ignored: list[str] = field(default_factory=list)
@@ -44,7 +44,7 @@ class CommandLine:
 
     @cached_property
     def options(self) -> dict[str, str]:
-        """The last value of each option or group in ``overrides``, as typed."""
+        """Last value of each option or group in ``overrides``, as typed."""
         return {override_key(override): override.partition("=")[2] for override in self.overrides}
 
     def text(self, key: str, default: str = "null") -> str:
@@ -66,21 +66,21 @@ class CommandLine:
 
 
 def plain(markdown: str) -> str:
-    """Return text without code marks."""
+    """Return the text without Markdown's code marks."""
     return markdown.replace("`", "")
 
 
 Function = Callable[["Option", str, CommandLine], list[str]]
-"""Function named by ``by``: takes an option, its value as typed, and the command; returns our overrides."""
+"""Function named by ``by``, which takes an option, its value as typed, and the command, and returns our overrides."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """A table row: an option or flag of another command line, and its translation."""
+    """A table row, which translates an option or flag of another command line."""
 
     name: str
     section: str
-    """Heading of the documentation table that contains it."""
+    """Heading of the documentation table that contains the row."""
     row: int
     """Index in the table. If two rows set the same option of ours, the later one takes precedence."""
     convert: Callable[[str], str]
@@ -102,7 +102,7 @@ class Option:
     meaning: str = ""
 
     def translate(self, value: str, line: CommandLine) -> list[str]:
-        """Return our overrides for the option's value, as typed.
+        """Return our overrides for the value of the option, as typed.
 
         Raises:
             FlagError: If the option, or this value, is rejected.
@@ -162,13 +162,13 @@ def _joined(*parts: str) -> str:
 
 
 def load_table(file: str, functions: Mapping[str, Any], convert: str) -> dict[str, Option]:
-    """Return the rows of a table file in this folder by name.
+    """Return the rows of a table file in this folder, keyed by name.
 
     Args:
         functions: Functions that ``by`` may name.
         convert: Conversion for rows without ``as``.
     """
-    # BaseLoader keeps scalars such as true, null and 1 as text, as users type them. The C version is six times faster.
+    # BaseLoader keeps scalars such as true, null and 1 as text, like user input. The C version is six times faster.
     loader = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
     options: dict[str, Option] = {}
     for group in yaml.load(Path(__file__).with_name(file).read_text(), loader)["groups"]:
@@ -187,7 +187,7 @@ def load_table(file: str, functions: Mapping[str, Any], convert: str) -> dict[st
 
 
 def _filled(value: Any, texts: Mapping[str, str]) -> Any:
-    """Return part of a row with the group's names substituted."""
+    """Return a part of a row with the group's prefixes substituted."""
     if isinstance(value, Mapping):
         return {key: _filled(entry, texts) for key, entry in value.items()}
     if isinstance(value, list):

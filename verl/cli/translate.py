@@ -1,6 +1,6 @@
-"""The command line of training: Hydra overrides, plus options of veRL and of the paper's release.
+"""Translates the training command line, which accepts Hydra overrides and options of veRL and the paper's release.
 
-Tables in YAML translate each option and flag; the schema contains each option once, under our name.
+YAML tables map each option and flag to our schema, which contains each option once, under our name.
 """
 
 import re
@@ -37,7 +37,7 @@ HYDRA_FLAGS_WITH_VALUE = {
     "--experimental-rerun",
 }
 HYDRA_INFO = {"all", "config", "defaults", "defaults-tree", "plugins", "searchpath"}
-"""Optional values of ``--info``."""
+"""Values that may follow ``--info``."""
 MULTIRUN = {"--multirun", "-m"}
 HYDRA_FLAGS = {
     *HYDRA_FLAGS_WITH_VALUE,
@@ -49,14 +49,14 @@ HYDRA_FLAGS = {
 MODEL_KEYS = ("experiment", "model", "model.path", "hydra.searchpath")
 """Options and groups that determine the model of a run."""
 USER_CONFIG = {"name": ("--config-name", "-cn"), "folder": ("--config-dir", "-cd")}
-"""Hydra's flags that add the user's own configurations."""
+"""Hydra's flags for adding the user's own configurations."""
 
 Find = Callable[[str], tuple[Option, str] | None]
-"""Function that returns an option's row and the mapping entry that the name refers to, or None without a row."""
+"""Function that returns the row and the mapping entry for an option's name, or None if there is no row."""
 
 
 def translate(arguments: Sequence[str]) -> list[str]:
-    """Return the Hydra command line for the arguments of ``train.sh``: overrides, then Hydra's own flags.
+    """Return the Hydra command line for the arguments of ``train.sh``: overrides followed by Hydra's own flags.
 
     Overrides take precedence over flags, regardless of their order. Notes are printed to stderr.
 
@@ -99,8 +99,8 @@ def overrides_of(line: CommandLine) -> list[str]:
     flags = {override_key(word): word for word in _apply(given, lambda name: (FLAGS[name[2:]], ""), line)}
     if line.ignored:
         note(f"no effect here: {', '.join(line.ignored)} ({page} has the reasons)")
-    # Hydra rejects a group that is chosen twice, so an override replaces the flag. Hydra's parser expects all overrides
-    # next to each other, so its own flags are appended.
+    # Hydra rejects a group that is chosen twice, so an override replaces the flag. Hydra's parser expects adjacent
+    # overrides, so its own flags are appended.
     merged = [*(o for key, o in flags.items() if key not in line.options), *line.overrides]
     if line.flags.get("compute_log_effective_rank", "").lower() == "true":
         merged = _with_log_effective_rank(merged)
@@ -108,7 +108,7 @@ def overrides_of(line: CommandLine) -> list[str]:
 
 
 def _with_our_options(line: CommandLine) -> CommandLine:
-    """Return a veRL command translated to our overrides, without the name of veRL's configuration."""
+    """Return a veRL command as our overrides, without the name of veRL's configuration."""
     line = with_verl_file(line)
     line = replace(line, overrides=[_resolved(override, line.options) for override in line.overrides])
     translated, others = _translated(line, find_verl)
@@ -129,9 +129,9 @@ def _resolved(text: str, values: Mapping[str, str]) -> str:
 
 
 def _translated(line: CommandLine, find: Find) -> tuple[list[str], list[str]]:
-    """Return the translations of overrides found in a table, and the remaining overrides.
+    """Return the translations of all overrides that have a table row, followed by the remaining overrides.
 
-    If an option has two values, the last one takes effect, as in Hydra.
+    If an option is set more than once, the last value takes effect, as in Hydra.
     """
     given, others = dict[str, str](), list[str]()
     for override in line.overrides:
@@ -146,7 +146,7 @@ def _translated(line: CommandLine, find: Find) -> tuple[list[str], list[str]]:
 
 
 def _apply(given: Mapping[str, str], find: Find, line: CommandLine) -> list[str]:
-    """Return the translations of options in a table, in row order, because later rows take precedence.
+    """Return the translations of options in the order of their rows, because later rows take precedence.
 
     Options without effect are added to ``line.ignored``.
     """
@@ -164,7 +164,7 @@ def _apply(given: Mapping[str, str], find: Find, line: CommandLine) -> list[str]
 
 
 def _composed(overrides: Sequence[str], *keys: str) -> DictConfig:
-    """Return the config composed from only the overrides of ``keys``."""
+    """Return the config composed from the overrides of ``keys`` alone."""
     return compose_config(PPOConfig, "ppo_trainer", [o for o in overrides if override_key(o) in keys])
 
 
@@ -187,10 +187,10 @@ def _with_log_effective_rank(overrides: Sequence[str]) -> list[str]:
 
 
 def _with_preset(overrides: list[str], hydra: Sequence[str]) -> list[str]:
-    """Return ``overrides`` with the preset for models other than the embedded one, unless a preset is chosen already.
+    """Return ``overrides`` with the preset for non-embedded models added, unless they already choose a preset.
 
     Raises:
-        FlagError: If a sweep contains the embedded model and others.
+        FlagError: If a sweep contains both the embedded model and other models.
     """
     keys = [override_key(override) for override in overrides]
     own = any(_hydra_value(hydra, flags) for flags in USER_CONFIG.values())
@@ -225,7 +225,7 @@ def _with_preset(overrides: list[str], hydra: Sequence[str]) -> list[str]:
 
 
 def _choices(override: str) -> list[str]:
-    """Return the overrides that a sweep expands to, or the override itself if it is not a sweep."""
+    """Return the overrides to which a sweep expands, or the override itself if it is not a sweep."""
     try:
         parsed = OverridesParser.create().parse_overrides([override])[0]
         return [f"{override_key(override)}={value}" for value in parsed.sweep_string_iterator()]
@@ -234,7 +234,7 @@ def _choices(override: str) -> list[str]:
 
 
 def _model_of(overrides: Sequence[str], hydra: Sequence[str]) -> tuple[str, bool]:
-    """Return ``model.path`` as set by these overrides, and whether a user's file chooses a preset.
+    """Return the ``model.path`` that these overrides set, and whether a user's file chooses a preset.
 
     Raises:
         ConfigError: If an override is invalid.
@@ -244,7 +244,7 @@ def _model_of(overrides: Sequence[str], hydra: Sequence[str]) -> tuple[str, bool
     tree = compose_config(PPOConfig, own["name"] or "ppo_trainer", [*overrides, *folder], with_hydra=True)
     try:
         model = str(tree.model.path)
-    except OmegaConfBaseException:  # it refers to an unset variable
+    except OmegaConfBaseException:  # the path refers to an unset variable
         model = "${...}"
     return model, tree.hydra.runtime.choices.get("preset") != "embedded"
 
@@ -259,7 +259,7 @@ def _hydra_value(hydra: Sequence[str], flags: Sequence[str]) -> str:
 
 
 def sort_arguments(arguments: Sequence[str]) -> CommandLine:
-    """Return arguments sorted into flags, overrides and Hydra's flags.
+    """Sort the arguments into flags, overrides and Hydra's flags.
 
     Raises:
         FlagError: If a flag is unknown or its value is missing.
@@ -276,7 +276,7 @@ def sort_arguments(arguments: Sequence[str]) -> CommandLine:
             elif not has_value and name in ("--info", "-i") and rest and rest[0] in HYDRA_INFO:
                 line.hydra.append(rest.pop(0))
         elif not argument.startswith("--"):
-            if argument.strip():  # a script line that ends in a backslash and a blank produces a blank argument
+            if argument.strip():  # a script line that ends in a backslash and a space yields a blank argument
                 line.overrides.append(argument)
         elif name.removeprefix("--") in FLAGS:
             text = value if has_value else _next_value(name, rest)

@@ -1,4 +1,4 @@
-"""Conversion of values as users type them to Hydra's syntax."""
+"""Converts values as users type them to Hydra's syntax."""
 
 import ast
 import math
@@ -13,23 +13,23 @@ class FlagError(ValueError):
     """A command line that cannot be translated; the message names the flag and the fix."""
 
 
-# Values of flags, which are plain text.
+# Conversions of flag values, which are plain text.
 
 
 def scalar(text: str) -> str:
-    """Return a number, a boolean in any case, or a word; several values separated by commas form a sweep."""
+    """Return the value of a flag: a number, a boolean in any case, or a word; comma-separated values form a sweep."""
     return ",".join(word(part.strip()) for part in text.split(","))
 
 
 def quoted(text: str) -> str:
-    """Return quoted text, which Hydra reads literally."""
+    """Return the text in quotes, so that Hydra reads it literally."""
     # Inside quotes, a backslash is literal except before a quote.
     escaped = re.sub(r"(?<!\\)(\\++)(?='|$)", r"\1\1", text).replace("'", r"\'")
     return f"'{escaped}'"
 
 
 def listed(text: str) -> str:
-    """Return a Hydra list for Python's syntax, ``['a b', 'c']``, Hydra's, ``[a b,c]``, or no brackets, ``40,80``."""
+    """Return a list, written as in Python, ``['a b', 'c']``, in Hydra, ``[a b,c]``, or without brackets, ``40,80``."""
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -47,7 +47,7 @@ def literal(value: object) -> str:
 
 
 def word(text: str) -> str:
-    """Return a number, a boolean in any case, or text in Hydra's syntax."""
+    """Return a number, a boolean (typed in any case) or text in Hydra's syntax."""
     if text.lower() in ("true", "false"):
         return text.lower()
     if text.lower() in ("none", "null"):
@@ -55,17 +55,17 @@ def word(text: str) -> str:
     return text if re.fullmatch(r"[\w.+/-]+", text) else quoted(text)
 
 
-# Values of overrides, which already use Hydra's syntax.
+# Conversions of override values, which already use Hydra's syntax.
 
 
 def unquoted(value: str) -> str:
-    """Return the text of a value without its quotes."""
+    """Return the text of a value without quotes."""
     text = value.strip()
     return text[1:-1] if len(text) >= 2 and text[0] == text[-1] and text[0] in "'\"" else text
 
 
 def same(value: str) -> str:
-    """Return the value as typed, but with Python's spellings of true, false and null replaced by Hydra's."""
+    """Return the value as typed, except that Python's spellings of true, false and null are replaced by Hydra's."""
     words = {"true": "true", "false": "false", "none": "null", "null": "null", "": "null"}
     return words.get(unquoted(value).lower(), value)
 
@@ -82,7 +82,7 @@ def path(value: str) -> str:
 
 
 def elements(value: str) -> list[str]:
-    """Return the entries of a list in Hydra's, Python's or JSON's syntax; a single value becomes a list."""
+    """Return the entries of a list in the syntax of Hydra, Python or JSON; a single value becomes a list."""
     text = unquoted(value)
     try:
         read = ast.literal_eval(text)
@@ -98,20 +98,20 @@ def files(value: str) -> str:
 
 
 def frequency(value: str) -> str:
-    """Return a number of steps between events; veRL's 0, negative numbers, null and false become -1 (never)."""
+    """Return the number of steps between two events; 0, negative numbers, null and false (never, in veRL) become -1."""
     text = same(unquoted(value))
     off = text in ("false", "null") or text == "0" or text.startswith("-")
     return "-1" if off else text
 
 
 def count_or_zero(value: str) -> str:
-    """Return a number for which 0 means no limit; null and negative numbers become 0."""
+    """Return a number where 0 means no limit; null and negative numbers become 0."""
     text = same(unquoted(value))
     return "0" if text == "null" or text.startswith("-") else text
 
 
 def one_less(least: int) -> Callable[[str], str]:
-    """Return a conversion that subtracts 1 from integers, but returns at least ``least``; also handles sweeps."""
+    """Return a conversion that subtracts 1 from integers and sweeps of integers, but returns at least ``least``."""
 
     def convert(value: str) -> str:
         numbers = unquoted(value).split(",")
@@ -123,7 +123,7 @@ def one_less(least: int) -> Callable[[str], str]:
 
 
 def whole_batches(value: str) -> str:
-    """Return the number of batches. Raises ``FlagError`` unless it is an integer."""
+    """Return the number of batches, or raise ``FlagError`` if it is not an integer."""
     try:
         number = float(unquoted(value))
     except ValueError:
@@ -137,7 +137,7 @@ def whole_batches(value: str) -> str:
 
 
 def folder_name(value: str) -> str:
-    """Return a valid folder name for a name with any characters, such as a model's hub id."""
+    """Return a valid folder name for an arbitrary name, such as a model's hub id."""
     name = unquoted(value)
     return same(value) if "${" in name else quoted(re.sub(r"[^\w.+-]+", "_", name, flags=re.ASCII).lstrip("._+-"))
 
@@ -168,7 +168,7 @@ def override_key(override: str) -> str:
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
-    """Return ``; did you mean ...?`` with the most similar name in ``known``, or an empty string if none is similar."""
+    """Return ``; did you mean ...?`` with the most similar name in ``known``, or an empty string if there is none."""
     near = get_close_matches(name, known, n=1)
     return f"; did you mean {near[0]}?" if near else ""
 

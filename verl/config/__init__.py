@@ -1,4 +1,4 @@
-"""Frozen dataclasses that form the only schema of VERL's configuration, without slow imports."""
+"""Frozen dataclasses that define the schema of VERL's configuration; importing them is fast."""
 
 from verl.config.common import OptimConfig
 from verl.config.data import DataConfig

@@ -19,9 +19,9 @@ from verl.config.common import OptimConfig
 from verl.config.signal import KL_TYPES
 
 CLIP_RANGES = {"gspo": (3e-4, 4e-4), "gmpo": (0.4, 0.4), "cispo": (1.0, 0.2)}
-"""``actor.policy_loss`` -> lower and upper clip range: for GSPO (arXiv 2507.18071, section 5.1), which clips the mean
-ratio over a response; for GMPO (arXiv 2507.20673), in log-ratios; and for CISPO (arXiv 2506.13585), without a lower
-bound. Other losses use PPO's range (arXiv 1707.06347)."""
+"""``actor.policy_loss`` -> default lower and upper clip range. GSPO (arXiv 2507.18071, section 5.1) clips the mean
+ratio over a response, GMPO (arXiv 2507.20673) clips log-ratios, and CISPO (arXiv 2506.13585) has no lower bound. Other
+losses use PPO's range (arXiv 1707.06347)."""
 
 LOSS_OPTIONS: dict[str, tuple[str, ...]] = {
     "ppo_clip": ("clip_low", "clip_high", "clip_ratio_c"),
@@ -36,30 +36,30 @@ LOSS_OPTIONS: dict[str, tuple[str, ...]] = {
 """``actor.policy_loss`` -> the options it reads."""
 
 SEQUENCE_LOSSES = ("gspo", "gmpo", "sapo")
-"""Values of ``actor.policy_loss`` that average over the tokens of each response, then over responses."""
+"""Policy losses that average first over the tokens of each response, then over responses."""
 
 LossAggMode = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 
 
 @dataclass(frozen=True)
 class LearnerConfig(Group):
-    """Options shared by the updates of the policy and the critic."""
+    """Update options shared by the policy and the critic."""
 
     ppo_mini_batch_size: PositiveInt
-    """Number of prompts per optimizer step over all workers; at most ``data.train_batch_size``. Need not divide it, nor
-    be a multiple of the number of workers, because shares are padded with rows that do not affect the update."""
+    """Number of prompts per optimizer step over all workers, at most ``data.train_batch_size``. It need not divide that
+    size or be a multiple of the number of workers: shares are padded with rows that have no effect."""
     ppo_epochs: PositiveInt
     """Number of passes over each rollout batch."""
     micro_batch_size_per_gpu: PositiveInt
     """Number of responses per forward and backward pass on one worker; affects memory and speed, never the gradient.
-    Need not divide a worker's share of a mini-batch, unlike in veRL: a smaller last pass is weighted accordingly."""
+    Unlike in veRL, it need not divide a worker's share of a mini-batch: a smaller last pass is weighted accordingly."""
     use_dynamic_bsz: bool
-    """Fill micro-batches by token count instead of response count, and balance tokens over workers. Keeps responses
-    that share a prompt together (``model.share_prompts``). Does not change the gradient."""
+    """Fill micro-batches by token count instead of response count, and balance tokens over workers. Responses that
+    share a prompt (``model.share_prompts``) stay together. The gradient does not change."""
     ppo_max_token_len_per_gpu: PositiveInt
-    """Maximum number of prompt and response tokens per forward and backward pass on one worker, with
-    ``use_dynamic_bsz``. Workers that split sequences (``model.ulysses_sequence_parallel_size``) add up their limits and
-    must fit a whole sequence together. A shared prompt counts once, plus a sixteenth for each further response."""
+    """Maximum number of prompt and response tokens per forward and backward pass on one worker if ``use_dynamic_bsz``
+    is set. The limits of workers that split sequences (``model.ulysses_sequence_parallel_size``) are added, and the sum
+    must fit a whole sequence. A shared prompt counts once, plus a sixteenth for each further response."""
     optim: OptimConfig
 
 
@@ -73,24 +73,24 @@ class ActorConfig(LearnerConfig):
     """Like ``ppo_max_token_len_per_gpu``, for passes that compute only log-probabilities."""
     policy_loss: Annotated[str, custom_or(list(LOSS_OPTIONS))]
     """``ppo_clip`` clips the probability ratio of each token, and ``gspo`` the ratio of the whole response. ``cispo``
-    weights the log-probability of each token by its clipped ratio. ``gmpo`` takes the geometric mean of a response's
-    ratios, with log-ratios clipped to [-``clip_ratio_low``, ``clip_ratio_high``]. ``gpg`` uses the log-probability
-    without a ratio, as in REINFORCE (arXiv 2504.02546). ``sapo`` smoothly reduces a token's gradient as its ratio moves
-    away from 1 (``tau_pos``, ``tau_neg``; arXiv 2511.20347). ``clip_cov`` is ``ppo_clip`` without a few random tokens
-    whose advantage and log-probability have a large covariance; ``kl_cov`` does not clip, but adds a KL penalty to the
-    tokens with the largest covariance (arXiv 2505.22617). Or a custom function, ``module:function`` or
-    ``file.py:function`` (docs/extending.md)."""
+    weights the log-probability of each token by the token's clipped ratio. ``gmpo`` takes the geometric mean of a
+    response's ratios, with log-ratios clipped to [-``clip_ratio_low``, ``clip_ratio_high``]. ``gpg`` uses the
+    log-probability without a ratio, as in REINFORCE (arXiv 2504.02546). ``sapo`` smoothly reduces a token's gradient as
+    its ratio moves away from 1 (``tau_pos``, ``tau_neg``; arXiv 2511.20347). ``clip_cov`` is ``ppo_clip`` without a few
+    randomly chosen tokens whose advantage and log-probability have a large covariance; ``kl_cov`` does not clip, but
+    adds a KL penalty to the tokens with the largest covariance (arXiv 2505.22617). Any other value names a custom
+    function, ``module:function`` or ``file.py:function`` (docs/extending.md)."""
     policy_loss_kwargs: dict[str, Any]
     """Additional keyword arguments of a custom policy loss."""
     clip_ratio_low: float | None
-    """Lower clip range: the probability ratio is clipped at 1 - ``clip_ratio_low``, in (0, 1]; for ``gmpo`` it applies
+    """Lower clip range, in (0, 1]: the probability ratio is clipped at 1 - ``clip_ratio_low``. For ``gmpo``, it applies
     to the log-ratio and may be any positive number. Null selects the default of ``policy_loss``: 3e-4 for ``gspo``, 0.4
     for ``gmpo``, 1 (no bound) for ``cispo``, and 0.2 for the others."""
     clip_ratio_high: PositiveFloat | None
     """Upper clip range: the probability ratio is clipped at 1 + ``clip_ratio_high``. Null selects 4e-4 for ``gspo``,
     0.4 for ``gmpo`` and 0.2 for the others."""
     clip_ratio_c: Annotated[float, rule(lambda clip: clip > 1, "must be above 1, or null")] | None
-    """Dual clip of ``ppo_clip``, above 1: limits the loss of a token with a negative advantage A to
+    """Dual-clip bound of ``ppo_clip``, above 1: the loss of a token with a negative advantage A is at most
     -``clip_ratio_c`` * A. Null sets no limit."""
     tau_pos: PositiveFloat
     """Temperature of ``sapo``'s gradient decay for positive advantages, above 0; larger values decay faster."""
@@ -107,39 +107,39 @@ class ActorConfig(LearnerConfig):
     ppo_kl_coef: NotNegativeFloat
     """Weight of ``kl_cov``'s KL penalty, at least 0."""
     loss_agg_mode: LossAggMode | None
-    """Aggregation of token losses, including entropy and KL divergence. ``token-mean`` averages over all response
-    tokens of the optimizer step. The other modes first reduce each response, then average over responses:
-    ``seq-mean-token-mean`` takes its mean, ``seq-mean-token-sum`` its sum, and ``seq-mean-token-sum-norm`` its sum
+    """Aggregation of per-token losses, including the entropy and KL terms. ``token-mean`` averages over all response
+    tokens of the optimizer step. The other modes reduce each response to one value, then average over responses.
+    ``seq-mean-token-mean`` uses the mean, ``seq-mean-token-sum`` the sum, and ``seq-mean-token-sum-norm`` the sum
     divided by ``data.max_response_length`` (Dr.GRPO). Null selects ``seq-mean-token-mean`` for ``gspo``, ``gmpo`` and
     ``sapo``, and ``token-mean`` for the others. A custom policy loss with one value per response is always averaged
     over responses."""
     entropy_coeff: NotNegativeFloat
     """Weight of the entropy bonus in the loss, at least 0."""
     bypass_mode: bool
-    """Compute probability ratios, and the KL divergence in the reward, against the log-probabilities recorded by the
-    rollout engine instead of recomputing them before the update. This saves a forward pass, and ``rollout_corr/*`` is
-    not logged, unless rejection rules, ``algorithm.rollout_correction.rollout_is_batch_normalize``, a token metric or
-    the advantage estimator need that pass. Because the ratio already corrects for the engine,
-    ``algorithm.rollout_correction.rollout_is`` works only with ``policy_loss=gpg``, with weights from the policy being
-    trained."""
+    """Compute probability ratios, and the KL divergence in the reward, from the log-probabilities that the rollout
+    engine recorded, instead of recomputing these before the update. This saves a forward pass (and the metrics
+    ``rollout_corr/*``) unless a rejection rule, ``algorithm.rollout_correction.rollout_is_batch_normalize``, a token
+    metric or the advantage estimator needs that pass. Because the ratio already corrects for the engine,
+    ``algorithm.rollout_correction.rollout_is`` works only with ``policy_loss=gpg``, and takes its weights from the
+    policy being trained."""
     use_kl_loss: bool
     """Add the KL divergence from the reference policy to the loss."""
     kl_loss_coef: NotNegativeFloat
     """Weight of the KL divergence in the loss, at least 0."""
     kl_loss_type: Annotated[str, custom_or(KL_TYPES)]
-    """Per-token estimator of that divergence, used only if ``use_kl_loss=true``: ``kl`` or ``k1``, the log-ratio;
-    ``abs``, its absolute value; ``mse`` or ``k2``, half its square; ``low_var_kl`` or ``k3``, with log-ratios clamped
-    to [-20, 20] and values to 10, above which the gradient is 0. The suffix ``+``, as in ``k3+``, keeps the
-    value but uses the gradient of ``k2``, which equals the gradient of the divergence on policy and is never clamped.
-    ``k1`` without ``+`` has a zero-mean gradient on policy, and prints a warning. Or a custom estimator,
-    ``module:attribute`` or ``file.py:attribute`` (docs/extending.md)."""
+    """Per-token estimator of the KL divergence if ``use_kl_loss=true``: ``kl`` or ``k1``, the log-ratio; ``abs``, its
+    absolute value; ``mse`` or ``k2``, half its square; ``low_var_kl`` or ``k3``, whose log-ratios are clamped to [-20,
+    20] and whose values are clamped to at most 10, where the gradient is 0. The suffix ``+``, as in ``k3+``, keeps the
+    value but uses the gradient of ``k2``, which is never clamped and on policy equals the gradient of the divergence.
+    ``k1`` without ``+`` has a zero-mean gradient on policy and prints a warning. Any other value names a custom
+    estimator, ``module:attribute`` or ``file.py:attribute`` (docs/extending.md)."""
     kl_loss_type_kwargs: dict[str, Any]
     """Keyword arguments of a custom ``kl_loss_type``."""
     use_unbiased_kl: bool
-    """Weight the estimate by the ratio of the policy's probability to the sampling policy's, with log-ratios in
-    [-20, 20], so that its gradient stays unbiased in later mini-batches and epochs (DeepSeek-V3.2, arXiv 2512.02556).
-    This also corrects the gradient of ``k1``. The weight itself is differentiated for ``k1``, ``k3`` and custom
-    estimators."""
+    """Weight the KL estimate by the probability ratio between the policy and the sampling policy, with log-ratios
+    clamped to [-20, 20], so that the gradient stays unbiased in later mini-batches and epochs (DeepSeek-V3.2, arXiv
+    2512.02556). This also corrects the gradient of ``k1``. For ``k1``, ``k3`` and custom estimators, the weight itself
+    is differentiated."""
 
     def check(self) -> None:
         loss = self.policy_loss
@@ -168,14 +168,14 @@ class ActorConfig(LearnerConfig):
 
     @property
     def clip_range(self) -> tuple[float, float]:
-        """``clip_ratio_low`` and ``clip_ratio_high``, with the policy loss's defaults in place of nulls."""
+        """Values of ``clip_ratio_low`` and ``clip_ratio_high``, or the policy loss's defaults if they are null."""
         low, high = CLIP_RANGES[self.policy_loss] if self.policy_loss in CLIP_RANGES else (0.2, 0.2)
         low = low if self.clip_ratio_low is None else self.clip_ratio_low
         return low, high if self.clip_ratio_high is None else self.clip_ratio_high
 
     @property
     def clips_nothing(self) -> bool:
-        """Whether GSPO, which clips the ratio of a whole response, has a clip range as wide as a per-token one."""
+        """Whether GSPO's clip range is as wide as a per-token one, so that mean ratios are never clipped."""
         return self.policy_loss == "gspo" and max(self.clip_range) >= 0.05
 
     @property
@@ -186,5 +186,5 @@ class ActorConfig(LearnerConfig):
 
     @property
     def loss_aggregation(self) -> LossAggMode:
-        """``loss_agg_mode``, or the default of the policy loss if it is null."""
+        """Value of ``loss_agg_mode``, or the policy loss's default if it is null."""
         return self.loss_agg_mode or ("seq-mean-token-mean" if self.policy_loss in SEQUENCE_LOSSES else "token-mean")

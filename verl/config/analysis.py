@@ -16,10 +16,10 @@ Pair = Annotated[list[str], rule(lambda pair: len(pair) == 2, "a pair is two met
 
 @dataclass(frozen=True)
 class ReadingPolicyConfig(ReadingModelConfig):
-    """Options of the model that scores responses again for log-probabilities, entropies and hidden states."""
+    """Options of the model that rescores responses to obtain log-probabilities, entropies and hidden states."""
 
     logits_chunk_size: NotNegativeInt
-    """Number of tokens whose logits are in memory at the same time, or 0 for all tokens of a micro-batch."""
+    """Number of tokens whose logits are held in memory at once, or 0 for all tokens of a micro-batch."""
 
     def model_config(self, path: str, trust_remote_code: bool, on_cpu: bool) -> ModelConfig:
         """Return the configuration of the model at ``path``."""
@@ -31,19 +31,19 @@ class AnalysisOptions(Group):
     """Metrics, correlations and figures of the analysis."""
 
     mode: Literal["allin", "exploit", "explore"]
-    """Tables named as in the release: ``exploit`` (one row per response), ``explore`` (one per prompt) or ``allin``."""
+    """Tables to write: ``exploit`` (one row per response), ``explore`` (one row per prompt) or ``allin`` (both)."""
     prompt_files: list[str]
-    """Prompt files in veRL's layout (docs/data.md), each analysed like a benchmark named after the file; every prompt
-    must be a single user turn."""
+    """Prompt files in veRL's layout (docs/data.md). Each is analysed like a benchmark named after the file, and every
+    prompt must be a single user turn."""
     layer: int
-    """Layer of ``calculator.layers`` whose metrics have the release's plain names, and whose states are compared
-    between responses. Metrics of other layers are called ``layer_1/<name>`` etc., in order of ``calculator.layers``."""
+    """Layer whose metrics keep the release's names without a prefix, and whose hidden states are compared between
+    responses. Metrics of other layers are named ``layer_1/<name>`` etc., in the order of ``calculator.layers``."""
     confidence_k: PositiveInt
     """Number of most frequent tokens over which ``response_confidence`` averages, at least 1."""
     repetition_n: PositiveInt
     """Length of the n-grams in ``n_gram_repetition_rate``, at least 1."""
     kl_floor: Annotated[float, within("(0, 1)")]
-    """Minimum token share in ``pairwise_kl_div``, in (0, 1); without common tokens, it is about -log(kl_floor)."""
+    """Minimum token frequency in ``pairwise_kl_div``, in (0, 1); without common tokens, it is about -log(kl_floor)."""
     reflection_words: list[str]
     """Words and phrases that ``reflection_words`` counts, ignoring case and matching whole words only."""
     response_pairs: list[Pair]
@@ -90,7 +90,7 @@ class AnalysisConfig(EvaluationConfig):
         return super().names_prompts or bool(self.analysis.prompt_files)
 
     def sampling(self, benchmarks: list[str]) -> EvaluationConfig:
-        """Return the config of the evaluation that generates responses on ``benchmarks`` without measuring them."""
+        """Return the config of the evaluation that generates responses for ``benchmarks`` without measuring them."""
         values = {field.name: getattr(self, field.name) for field in fields(EvaluationConfig)}
         values |= {"benchmarks": benchmarks, "calculator": replace(self.calculator, enable=False)}
         return EvaluationConfig(**values)

@@ -1,4 +1,4 @@
-"""The group ``calculator``: the rank metrics to compute from the rollout's hidden states."""
+"""Defines the option group ``calculator``: the rank metrics to compute from hidden states."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
@@ -6,99 +6,99 @@ from typing import Annotated, Literal, get_args
 from verl.config.checks import NAMES_ONCE, NAMES_ONE, Group, PositiveInt, custom_or, require_import_path
 
 BASE_METRICS = ["Response Entropy 1", "Effective Rank", "Traditional Rank", "Curvature", "Log Effective Rank"]
-"""The metrics of one response and layer, in the order indexed by ``calculator.metric_indices``."""
+"""Metrics of a response at one layer, in the order that ``calculator.metric_indices`` refers to."""
 
 TokenMetric = Literal["avg_log_probs", "avg_response_entropy", "avg_logits_entropy"]
-"""Metrics of a response's tokens that need no hidden states, named as in the paper's later release."""
+"""Token metrics, which need no hidden states, named as in the paper's later release."""
 
 SVDMethod = Literal["full", "lowrank"]
 
 
 def name_of(metric: str) -> str:
-    """Return the name of a metric; for an import path, the name of the function."""
+    """Return the name of a metric, which for an import path is the name of the function."""
     return metric.rpartition(":")[2].rpartition(".")[2] if ":" in metric else metric
 
 
 @dataclass(frozen=True)
 class CalculatorConfig(Group):
-    """The rank metrics to compute from the rollout's hidden states, and how to compute them."""
+    """Options of the rank metrics, which are computed from hidden states."""
 
     enable: bool
     """Capture hidden states and compute rank metrics; required by ``reward_manager.add_reward`` and ``add_adv``."""
     source: Literal["rollout", "actor"]
-    """Source of hidden states: ``rollout``, the engine during sampling; or ``actor``, the forward pass that computes
-    the policy's log-probabilities, for engines that cannot return hidden states. With ``actor``, validation needs this
-    extra pass. Evaluation supports only ``rollout``."""
+    """Source of the hidden states: ``rollout`` is the engine during sampling; ``actor`` is the forward pass that
+    computes the policy's log-probabilities, for engines that cannot return hidden states. With ``actor``, validation
+    needs this pass in addition. Evaluations support only ``rollout``."""
     compare_versions: bool
-    """With ``source=rollout`` and responses from older weights (``async_training``), also measure them under the policy
-    that learns from them, and log by lag how far its effective rank, velocity and acceleration differ from the
-    engine's (docs/metrics.md). Does not affect learning. Costs the same extra pass as ``source=actor``."""
+    """With ``source=rollout``, also measure responses sampled by older weights (``async_training``) under the policy
+    that learns from them, and log by lag how much effective rank, velocity and acceleration differ between the policy
+    and the engine (docs/metrics.md). Does not affect learning. Costs the same extra pass as ``source=actor``."""
     layers: Annotated[list[int], NAMES_ONE, NAMES_ONCE]
-    """Layers whose hidden states are measured, indexed from either end: -1 is the state after the final norm, any other
-    index the output of that decoder layer. Logged in this order as ``layer_1``, ``layer_2``, ...; Phi is their mean."""
+    """Layers whose hidden states are measured, indexed from either end: -1 is the state after the final norm, others
+    are decoder layers' outputs. Logged in this order as ``layer_1``, ``layer_2``, ...; Phi is their mean."""
     metric_indices: Annotated[list[int], NAMES_ONE, NAMES_ONCE]
     """The metrics to compute: 0 Response Entropy 1, 1 Effective Rank, 2 Traditional Rank, 3 Curvature, 4 Log Effective
     Rank."""
     own_metrics: list[Annotated[str, require_import_path]]
-    """Additional custom metrics: functions of a spectrum, as ``module:function`` or ``file.py:function``
-    (docs/extending.md). Each metric has its function's name, and its velocity and acceleration have the suffixes
-    " diff" and " diff 2". Spectra are decomposed prefix by prefix, which is slower than ``metric_indices`` without 2.
-    The analysis computes them only for whole responses."""
+    """Custom metrics: functions of a spectrum, as ``module:function`` or ``file.py:function`` (docs/extending.md). Each
+    metric is named after its function, with the suffixes " diff" for velocity and " diff 2" for acceleration. They
+    require decomposing every prefix, which is slower than all built-in metrics except 2. The analysis computes them
+    only for whole responses."""
     metric_indices_add: list[Annotated[str, custom_or(get_args(TokenMetric))]]
-    """Token metrics of a response for ``reward_manager`` and the log, in nats, identical in every layer and without
-    velocity: ``avg_log_probs``, the mean log-probability of its tokens under the policy; ``avg_response_entropy``, the
+    """Token metrics for ``reward_manager`` and the log, in nats, identical in every layer and without velocity:
+    ``avg_log_probs``, the mean log-probability of the response's tokens under the policy; ``avg_response_entropy``, the
     entropy of the token frequencies within the response; ``avg_logits_entropy``, the mean entropy of the distributions
-    its tokens were sampled from. Or a custom function, ``module:function`` or ``file.py:function``, whose metric has
-    the function's name (docs/extending.md). Must be empty in an evaluation."""
+    from which its tokens were sampled. ``module:function`` or ``file.py:function`` adds a metric named after the custom
+    function (docs/extending.md). Must be empty in an evaluation."""
     compute_diff: bool
     """Also compute each metric's velocity ("<name> diff") and acceleration ("<name> diff 2")."""
     diff_stride: PositiveInt
     """Number of tokens between consecutive prefixes for velocity and acceleration, at least 1."""
     prefix_rule: Literal["after_stride", "after_stride_and_whole", "at_stride_and_whole"]
     """Prefix lengths for velocity and acceleration, where s is ``diff_stride``. ``after_stride``: s + 1, 2s + 1, ...
-    rows. ``after_stride_and_whole``: as before, plus the whole response as the last prefix, even if it duplicates one;
-    responses shorter than 2s have no prefixes (method ``optimized`` of the paper's later release).
-    ``at_stride_and_whole``: s, 2s, ... rows, plus the whole response if these leave out more than one row (the
-    release's method ``batched``). Also applies to ``compute_cumulative_global_metrics``."""
+    rows. ``after_stride_and_whole``: the same lengths, plus the whole response as the last prefix even if it duplicates
+    one; responses shorter than 2s have no prefixes (method ``optimized`` of the paper's later release).
+    ``at_stride_and_whole``: s, 2s, ... rows, plus the whole response if they leave out more than one row (the release's
+    method ``batched``). Also applies to ``compute_cumulative_global_metrics``."""
     max_seq_len: PositiveInt | None
-    """Maximum number of a response's tokens used for velocity and acceleration (512 in the paper's first release), or
-    null for all. With ``after_stride_and_whole``, a cut response has no last prefix; with ``at_stride_and_whole``, its
-    last prefix is the whole response, unless the other prefixes reach the cut."""
+    """Maximum number of tokens per response used for velocity and acceleration (512 in the paper's first release), or
+    null for all. With ``after_stride_and_whole``, the whole response is not added as a prefix if it was cut; with
+    ``at_stride_and_whole``, it is added unless the other prefixes reach the cut."""
     max_seq_len_from: Literal["end", "start"]
     """Part of the response that ``max_seq_len`` keeps: the last tokens (``end``) or the first (``start``)."""
     metrics_dtype: Literal["float64", "bfloat16"]
-    """``float64``, or ``bfloat16`` to round the effective, log effective and traditional rank of a whole response to 8
-    significant bits, as in the paper's release (301 becomes 300). Other metrics are never rounded."""
+    """Precision of the effective, log effective and traditional rank of whole responses: ``float64``, or ``bfloat16``
+    to round them to 8 significant bits as in the paper's release (301 becomes 300). Other metrics are never rounded."""
     zeroth_order_svd_method: SVDMethod
-    """Spectrum of the whole response: ``full``, or ``lowrank`` for only the ``svd_rank`` largest singular values."""
+    """Spectrum of the whole response: ``full``, or ``lowrank`` for just the ``svd_rank`` largest singular values."""
     diff_svd_method: SVDMethod
     """Like ``zeroth_order_svd_method``, for the prefixes of velocity and acceleration. ``full`` is exact and faster."""
     svd_rank: PositiveInt
     """Number of singular values that ``lowrank`` keeps, at least 1."""
     diff_calculator_method: Literal["optimized", "original"]
-    """``optimized`` decomposes all prefixes at once, or takes the eigenvalues of each prefix where that is cheaper;
+    """``optimized`` decomposes all prefixes at once, or computes the eigenvalues of each prefix if that is cheaper;
     ``original`` computes a slow float64 singular value decomposition of every prefix, for comparison."""
     workspace_mb: PositiveInt
-    """Memory limit in MiB for the spectra of one response, at least 1. vLLM reserves it when sizing the KV cache. A
-    lower limit takes more time, because long responses are factored in smaller blocks of rows. Only D x D matrices may
-    exceed it (docs/spectral.md, "Memory")."""
+    """Memory limit in MiB for computing the spectra of one response, at least 1. vLLM leaves room for it when sizing
+    the KV cache. A lower limit is slower, because long responses are factored in smaller blocks of rows. Only D x D
+    matrices may exceed the limit (docs/spectral.md, "Memory")."""
     on_nonfinite: Literal["raise", "mask", "zero"]
     """Treatment of responses whose hidden states contain NaN or infinity. ``raise`` ends the run with an error that
     names the response and the layer. ``mask`` sets the metrics to NaN, gives the response no signal, excludes it from
-    all means, and counts it in the log. ``zero`` sets the metrics to an ordinary 0, as in the paper's release."""
+    all means, and logs the number of such responses. ``zero`` sets the metrics to 0, as in the paper's release."""
     compute_global_metrics: bool
-    """Log the metrics of the matrix of mean states, with one row per response of the batch ("global/<name>")."""
+    """Log the metrics ("global/<name>") of a matrix whose rows are the mean hidden states of the batch's responses."""
     compute_cumulative_global_metrics: bool
     """Log the velocity and acceleration of that matrix over the responses ("cumulative/<name> diff")."""
     global_diff_stride_train: PositiveInt
-    """Number of responses between two prefixes of ``compute_cumulative_global_metrics`` in training, at least 1."""
+    """Number of responses between consecutive prefixes of that matrix in training, at least 1."""
     global_diff_stride_val: PositiveInt
     """Like ``global_diff_stride_train``, for validation."""
     keep_prefixes: bool
-    """Also return the metrics of the prefixes, for ``trainer.samples.tokens``; unused in an evaluation."""
+    """Also return the metrics of each prefix, which ``trainer.samples.tokens`` stores; unused in an evaluation."""
 
     def measured_by(self, source: str) -> bool:
-        """Return whether rank metrics are measured by ``source``, either ``rollout`` or ``actor``."""
+        """Return whether ``source``, either ``rollout`` or ``actor``, measures rank metrics."""
         return self.enable and (self.source == source or (self.compare_versions and source == "actor"))
 
     def check(self) -> None:

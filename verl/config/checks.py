@@ -1,4 +1,4 @@
-"""Option checks: rules in field annotations, and ``require`` for rules between fields.
+"""Checks options, by rules in field annotations and by ``require`` calls for rules between fields.
 
 Each error names the field, its value and the fix.
 """
@@ -22,7 +22,7 @@ def require(condition: bool, field: str, value: object, fix: str) -> None:
 
 
 def require_choice(field: str, value: str, choices: Sequence[str], or_else: str = "") -> None:
-    """Raise a ``ConfigError`` that lists the choices and suggests the nearest one unless ``value`` is one of them."""
+    """If ``value`` is not one of the choices, raise a ``ConfigError`` that lists them and suggests the nearest one."""
     if value in choices:
         return  # fast path, because this runs for each record of a data file
     near = get_close_matches(value, choices, n=1)
@@ -31,7 +31,7 @@ def require_choice(field: str, value: str, choices: Sequence[str], or_else: str 
 
 
 def require_import_path(field: str, value: str) -> None:
-    """Raise ``ConfigError`` unless ``value`` has the form of an import path."""
+    """Raise ``ConfigError`` unless ``value`` looks like an import path."""
     module, _, attribute = value.rpartition(":")
     fix = "an import path is module:attribute or file.py:attribute"
     require(bool(module) and all(part.isidentifier() for part in attribute.split(".")), field, value, fix)
@@ -46,11 +46,11 @@ def require_custom_kwargs(field: str, value: str | None, options: Mapping[str, A
 
 
 Check = Callable[[str, Any], None]
-"""Function in a field's annotation that raises ``ConfigError`` if the field's value is invalid."""
+"""Function in a field's annotation that takes the field's name and value and raises ``ConfigError`` if invalid."""
 
 
 def rule(holds: Callable[[Any], bool], fix: str) -> Check:
-    """Return a check that ``holds(value)`` is true: ``Annotated[int, rule(is_even, "must be even")]``."""
+    """Return a check that requires ``holds(value)``: ``Annotated[int, rule(is_even, "must be even")]``."""
     return lambda field, value: require(holds(value), field, value, fix)
 
 
@@ -104,9 +104,9 @@ NAMES_ONCE = rule(lambda values: len(set(values)) == len(values), "name each onc
 
 @dataclass(frozen=True)
 class Group:
-    """A group of options whose constructor checks all field rules, then calls ``check`` of each class in its MRO.
+    """Base class of option groups; checks all field rules, then calls ``check`` of each class in its MRO.
 
-    Errors use option names within the group; the parser adds the group's name as a prefix.
+    Errors name options relative to the group; the parser prepends the group's name.
     """
 
     def __post_init__(self) -> None:
@@ -121,7 +121,7 @@ class Group:
                 vars(kind)["check"](self)
 
     def require(self, condition: bool, option: str, fix: str) -> None:
-        """Raise a ``ConfigError`` with the dotted ``option`` of this group and its value unless ``condition`` holds."""
+        """Raise ``ConfigError`` for the dotted ``option`` of this group unless ``condition`` holds."""
         require(condition, option, attrgetter(option)(self), fix)
 
 

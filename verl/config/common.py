@@ -1,4 +1,4 @@
-"""Configuration shared by reinforcement learning and supervised fine-tuning."""
+"""Options shared by reinforcement learning and supervised fine-tuning."""
 
 import re
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ PACKED_ATTENTION = ["sdpa", "eager", "flash_attention_2", "flash_attention_3"]
 
 @dataclass(frozen=True)
 class LoraConfig(Group):
-    """Low-rank adapters (arXiv 2106.09685), trained in place of the model's own weights."""
+    """Low-rank adapters (arXiv 2106.09685), which are trained instead of the model's own weights."""
 
     rank: Annotated[int, within("[0, 65536]")]
     """Rank of the adapters; 0 trains the whole model, without adapters."""
@@ -55,7 +55,7 @@ class LoraConfig(Group):
     """Names of the linear layers to adapt, such as ``q_proj``; ``all-linear`` means all but the output head."""
     dropout: Annotated[float, within("[0, 1)")]
     """Dropout probability of the adapters' inputs during updates, in [0, 1); other passes use none. In reinforcement
-    learning, dropout moves the probability ratio away from 1 before the first step: keep 0 unless adapters overfit."""
+    learning, dropout moves the probability ratio away from 1 before the first step; use 0 unless adapters overfit."""
 
     def check(self) -> None:
         alone = ALL_LINEAR not in self.target_modules or len(self.target_modules) == 1
@@ -68,10 +68,10 @@ class FSDPConfig(Group):
 
     fsdp_size: Annotated[int, rule(lambda size: size == -1 or size > 0, "must be null, -1 or at least 1")] | None
     """Number of consecutive ranks that share one copy of the model (hybrid sharding). Must divide the number of
-    workers. -1 shares one copy among all workers. Null gives every worker its own copy if the model has at most 50
-    million parameters, because gathering it would take longer than computing with it, and means -1 otherwise."""
+    workers. -1 shares one copy among all workers. Null selects -1, except for models of at most 50 million parameters,
+    which take longer to gather than to compute with: every worker has a copy of these."""
     param_offload: bool
-    """Keep parameters in pinned host memory between the phases that use them. Saves no memory on a CPU."""
+    """Keep parameters in pinned host memory while no phase uses them. Saves no memory on a CPU."""
     optimizer_offload: bool
     """Keep the optimizer state in host memory except during the optimizer step. Saves no memory on a CPU."""
 
@@ -87,10 +87,10 @@ class ModelConfig(Group):
     path: Annotated[str, rule(bool, "name a model folder or a hub id")]
     """Local folder or hub id of a Hugging Face model."""
     override_config: dict[str, Any]
-    """Overrides for ``config.json``, such as ``rope_scaling`` or ``max_position_embeddings``; a mapping replaces the
-    whole mapping in the file. They apply to training, rollouts, checks and exported models."""
+    """Overrides for ``config.json``, such as ``rope_scaling`` or ``max_position_embeddings``, which apply to training,
+    rollouts, checks and exported models. A mapping replaces the whole mapping in the file."""
     param_dtype: Literal["float32", "bfloat16"]
-    """Precision of forward and backward matrix products, ``float32`` or ``bfloat16``; master weights stay float32."""
+    """Precision of matrix products in forward and backward passes; master weights stay float32."""
     logits_dtype: Literal["auto", "float32"]
     """Precision of the output head's matrix product. ``auto`` uses ``param_dtype``; ``float32`` keeps a float32 copy of
     the head's weights. The softmax over the logits is always computed in float32."""
@@ -99,26 +99,26 @@ class ModelConfig(Group):
     trust_remote_code: bool
     """Allow running code from the model folder."""
     gradient_checkpointing: bool
-    """Keep one activation per decoder layer and recompute the others in the backward pass. Saves memory, takes about a
-    third more time and does not change the gradient."""
+    """Keep one activation per decoder layer, and recompute the others in the backward pass. This saves memory, takes
+    about a third more time and does not change the gradient."""
     use_remove_padding: bool
     """Pack the rows of a micro-batch into one sequence without padding. Does not change the results."""
     share_prompts: bool
-    """Process each distinct prompt in a micro-batch once for all of its responses. Does not change the results. Applies
-    to the policy and the reference policy if rows are packed (``use_remove_padding``) and not split among workers; the
-    critic and the reward model always read whole rows."""
+    """Process each distinct prompt in a micro-batch only once for all of its responses. Does not change the results.
+    Applies to the policy and the reference policy if rows are packed (``use_remove_padding``) and not split among
+    workers; the critic and the reward model always process whole rows."""
     use_liger: bool
     """Use the Liger kernels (norms, rotary embedding, gated linear units); needs a GPU and ``liger-kernel``."""
     ulysses_sequence_parallel_size: PositiveInt
     """Number of consecutive ranks that split each sequence (DeepSpeed-Ulysses, arXiv 2309.14509). Must divide the
     number of workers and the number of attention heads. Values above 1 need ``use_remove_padding``."""
     logits_chunk_size: NotNegativeInt
-    """Number of tokens per worker whose logits are in memory at the same time; log-probabilities and entropies are
-    computed in chunks of this size. 0 processes all tokens of a micro-batch at once."""
+    """Number of tokens per worker whose logits are held in memory at once; log-probabilities and entropies are computed
+    in chunks of this size. 0 processes all tokens of a micro-batch at once."""
     lora: LoraConfig
     lora_adapter_path: str | None
-    """Folder of a LoRA adapter saved by ``peft`` (safetensors) to continue training, or null. Its rank, scale and
-    layers override ``lora``. The reference policy is the model without the adapter. Policy only."""
+    """Folder of a LoRA adapter, saved by ``peft`` as safetensors, to continue training, or null. Its rank, scale and
+    layers override ``lora``. The reference policy is the model without the adapter. Applies only to the policy."""
     fsdp: FSDPConfig
 
     @property
@@ -155,14 +155,14 @@ class OptimConfig(Group):
     betas: Annotated[list[float], rule(_are_betas, "needs two numbers in [0, 1), such as [0.9,0.999]")]
     """Decay rates of AdamW's two moment estimates, each in [0, 1)."""
     eps: Annotated[float, rule(lambda eps: eps >= 1e-38, "must be greater than 0 (1e-38, in float32)")]
-    """AdamW's epsilon, added to the denominator in float32; must be above 0."""
+    """AdamW's epsilon, which is added to the denominator in float32; must be above 0."""
     weight_decay: float
     """Decoupled weight decay, at least 0."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"]
-    """``constant``, or ``linear`` or half-wave ``cosine`` decay from the end of the warm-up to the last step."""
+    """Schedule after the warm-up: ``constant``, or ``linear`` or half-wave ``cosine`` decay until the last step."""
     lr_warmup_steps: Annotated[int, rule(lambda n: n >= -1, "must be at least 0, or -1 for lr_warmup_steps_ratio")]
-    """Number n of linear warm-up steps: the rate is lr / (n + 1), 2 lr / (n + 1), ... and ``lr`` after n steps; -1 uses
-    ``lr_warmup_steps_ratio``. veRL counts training steps instead and starts from a rate of 0."""
+    """Number n of optimizer steps with linear warm-up: the rate is lr / (n + 1), 2 lr / (n + 1), ..., and ``lr`` after
+    n steps. -1 uses ``lr_warmup_steps_ratio``. Unlike here, veRL counts training steps and starts at a rate of 0."""
     lr_warmup_steps_ratio: Probability
     """Share of the run's optimizer steps used for warm-up, in [0, 1], rounded down; needs ``lr_warmup_steps=-1``."""
     min_lr_ratio: Probability
@@ -170,8 +170,8 @@ class OptimConfig(Group):
     grad_clip: PositiveFloat
     """Maximum global gradient norm; larger gradients are scaled down to it."""
     max_skipped_updates: NotNegativeInt
-    """Maximum number of consecutive optimizer steps that may be skipped because of a non-finite gradient; another one
-    ends the run. ``skipped_updates`` counts them. With 0, the first non-finite gradient ends the run."""
+    """Maximum number of consecutive optimizer steps to skip because of a non-finite gradient; if more would be skipped,
+    the run ends. The metric ``skipped_updates`` counts them. With 0, the first non-finite gradient ends the run."""
 
     def check(self) -> None:
         fix = f"must be at least 0, and times optim.lr={self.lr:g} below 1, else it turns the sign of every weight"
@@ -190,91 +190,91 @@ _VARIABLE = re.compile(r"[A-Za-z_*][\w*]*")
 
 @dataclass(frozen=True)
 class MachineOptions(Group):
-    """The machines of a run (docs/multinode.md) and its trackers."""
+    """Options for a run's machines (docs/multinode.md) and trackers."""
 
     project_name: FolderName
-    """Project name in trackers; may contain letters, digits and ``. _ + -``."""
+    """Project name in trackers, made of letters, digits and ``. _ + -``."""
     logger: list[Logger]
     """Trackers in addition to ``metrics.jsonl`` (docs/metrics.md#trackers): ``console``, ``tensorboard``, ``wandb``,
-    ``mlflow`` and ``swanlab`` (install their packages yourself), and ``file``, which also writes to the file named by
-    ``VERL_FILE_LOGGER_PATH``. Missing packages and keys are reported before anything starts."""
+    ``mlflow``, ``swanlab`` (install their packages yourself), and ``file``, which writes to the file named by
+    ``VERL_FILE_LOGGER_PATH``. Missing packages and API keys are reported before anything starts."""
     nnodes: Machines
     """Number of machines of the Ray cluster to use."""
     machines_timeout_s: Seconds
-    """Seconds to wait until an existing cluster has ``nnodes`` machines, above 0; after that, the run ends and names
-    the missing ones. After a failure, a run waits this long again, and then once more for ``min_nnodes`` machines."""
+    """Seconds to wait until an existing cluster has ``nnodes`` machines, above 0; the run then fails and names the
+    missing ones. After a failure, it waits this long again, and then as long for ``min_nnodes`` machines."""
     object_store_mb: Annotated[int, rule(lambda mb: mb == 0 or mb >= 75, "Ray needs at least 75; 0 sizes it itself")]
-    """Shared memory per machine in MiB for messages between driver and workers, at least 75. 0 reserves two training or
-    validation batches of maximum length, plus two copies of the weights for separate engines, but at least 256 MiB and
-    at most four fifths of /dev/shm. Existing clusters keep the size set with ``ray start``."""
+    """Shared memory per machine in MiB for messages between driver and workers, at least 75. 0 reserves room for two
+    training or validation batches of maximum length, and two copies of the weights if engines are separate, but at
+    least 256 MiB and at most four fifths of /dev/shm. Existing clusters keep the size set with ``ray start``."""
     env: list[str]
-    """Environment variables to pass to the workers on all machines, in addition to NCCL_*, GLOO_*, UCX_*, HF_*,
-    TORCH_*, CUDA_*, PYTORCH_*, VLLM_* and OMP_*; ``*`` matches any characters. Their values are read from the command's
-    environment and never written to disk."""
+    """Names of environment variables to pass to the workers on all machines, in addition to NCCL_*, GLOO_*, UCX_*,
+    HF_*, TORCH_*, CUDA_*, PYTORCH_*, VLLM_* and OMP_*; ``*`` is a wildcard. Their values are taken from the environment
+    of the command and never written to disk."""
 
     def check(self) -> None:
         fix = "names variables only, such as MY_CACHE or MY_*; set their values in the environment"
-        for name in self.env:  # a value would be written to config.yaml
+        for name in self.env:  # values would be written to config.yaml
             require(_VARIABLE.fullmatch(name) is not None, "env", name.partition("=")[0], fix)
 
 
 @dataclass(frozen=True)
 class RunConfig(MachineOptions):
-    """Length, workers and outputs of a run."""
+    """Options for a run's length, workers and outputs."""
 
     experiment_name: FolderName
-    """Name of the run in trackers; may contain letters, digits and ``. _ + -``."""
+    """Name of the run in trackers, made of letters, digits and ``. _ + -``."""
     default_local_dir: str
-    """Folder for all output of the run. If it contains an unfinished run, ``resume_mode`` decides."""
+    """Folder for all output of the run. ``resume_mode`` determines whether a run in this folder is resumed."""
     n_gpus_per_node: WorkersPerMachine
     """Number of workers per machine: one per GPU, or this many CPU processes."""
     total_epochs: PositiveInt
     """Number of passes over the training data. An incomplete last batch is dropped."""
     total_training_steps: NotNegativeInt
-    """Maximum number of steps if ``total_epochs`` has more, or 0 for no limit. Learning rates decay until the end."""
+    """Maximum number of steps, or 0 for all steps of ``total_epochs``. Learning rates decay until the last step."""
     test_freq: Frequency
     """Validate every N steps and after the last step; 0 validates only after the last step, -1 never."""
     save_freq: Frequency
     """Save a checkpoint every N steps and after the last step; 0 saves only after the last step, -1 never."""
     report_freq: Frequency
     """Write the run's report, ``report.html`` (docs/report.md), every N steps and at the end of the run; 0 writes it
-    only at the end, -1 never. A separate process writes it, so that no step waits for it."""
+    only at the end, -1 never. A separate process writes the report, so it does not delay training."""
     resume_mode: Literal["auto", "disable", "path"]
-    """``auto`` resumes from the latest complete checkpoint in ``default_local_dir``, if there is one; ``disable``
-    requires a new or empty folder; ``path`` resumes from ``resume_from_path``, or from a later checkpoint that the same
-    command has written since."""
+    """``auto`` resumes from the latest complete checkpoint in ``default_local_dir``, if there is one. ``disable``
+    requires a new or empty folder. ``path`` resumes from ``resume_from_path``, or from a later checkpoint that an
+    earlier run of the same command has written."""
     resume_from_path: str | None
-    """Checkpoint folder, ``.../global_step_N``, of this run or another one; used with ``resume_mode=path``."""
+    """Checkpoint folder, ``.../global_step_N``, of this or another run; used with ``resume_mode=path``."""
     max_ckpt_to_keep: NotNegativeInt
-    """Number of most recent checkpoints to keep in addition to the best one; older ones are removed once a new one is
-    complete. 0 keeps all."""
+    """Number of recent checkpoints to keep in addition to the best one; older ones are removed once a new one is
+    complete. 0 keeps all checkpoints."""
     save_hf_model: bool
-    """Also write the model into each checkpoint, as ``actor/huggingface``, in the format that ``transformers`` and vLLM
-    load. If false, ``python -m verl.trainer.main_export`` can write it later."""
+    """Also write the model to ``actor/huggingface`` in each checkpoint, in the format that ``transformers`` and vLLM
+    load. If false, ``python -m verl.trainer.main_export`` can export it later."""
     async_save: bool | None
     """Copy a checkpoint to host memory and write it to disk while training continues. Null enables this on GPUs."""
     max_restarts: NotNegativeInt
-    """Maximum number of restarts from the latest checkpoint after a worker, machine or network fails or hangs. Program
-    errors, and an error that occurs twice in a row in the same step and worker, always end the run."""
+    """Maximum number of restarts from the latest checkpoint after a worker, a machine or the network fails or hangs.
+    Program errors always end the run, as do errors that occur twice in a row in the same step and worker."""
     min_nnodes: int | None
     """Minimum number of machines to continue with if some do not return after a failure, or null for ``nnodes``."""
     # With shorter times, a busy machine would count as lost at every start, and a job would be requeued forever.
     detection_s: Annotated[float, within("[1, 86400]")]
-    """Seconds of silence, from 1 to 86400, after which a machine or worker counts as lost, and after which workers exit
-    if they have lost the driver. Ray's own timeout is set by its environment variables (docs/multinode.md)."""
+    """Seconds without a heartbeat, from 1 to 86400, after which a machine or worker counts as lost, and after which
+    workers that have lost the driver exit. Environment variables set Ray's own timeout (docs/multinode.md)."""
     phase_timeout_s: SecondsOrZero
-    """Maximum seconds for one call to the workers: generating a step's responses, one optimizer step, saving, starting.
-    After that, the Python stacks of all workers are written to ``logs/`` and the attempt ends; 0 sets no limit."""
+    """Time limit in seconds for one call to the workers: generating a step's responses, an optimizer step, saving or
+    starting. At the limit, all workers' Python stacks are written to ``logs/`` and the attempt ends; 0 sets none."""
     nccl_timeout_s: Seconds
     """Timeout of collective operations in seconds; must exceed the time that worker 0 takes to read the model."""
     preemption_grace_s: SecondsOrZero
-    """Maximum seconds to finish and save the current step after SIGTERM or SIGUSR1, before the run exits with code 75.
-    If the step takes longer, it is abandoned, and the latest checkpoint remains; 0 sets no limit."""
+    """Time limit in seconds to finish and save the current step after SIGTERM or SIGUSR1, before the run exits with
+    code 75. A step that takes longer is abandoned, and the latest checkpoint remains; 0 sets no limit."""
     profile_steps: list[Step]
     """Steps in which each worker writes a torch profiler trace to ``profile/``."""
     peak_tflops: NotNegativeFloat
-    """Peak speed of one device in TFLOP/s at ``param_dtype``, for the model FLOPs utilisation. 0 looks it up by the
-    GPU's name; for an unknown device, no utilisation is logged."""
+    """Peak speed of one device in TFLOP/s at ``param_dtype``, used to compute the model FLOPs utilisation. 0 looks it
+    up by the GPU's name; for unknown GPUs, no utilisation is logged."""
 
     def saves_in_background(self, device_type: str) -> bool:
         """Whether training continues while a checkpoint is written."""
@@ -294,7 +294,7 @@ class RunConfig(MachineOptions):
 
     @property
     def place(self) -> tuple[int, int, float]:
-        """``nnodes``, ``n_gpus_per_node`` and ``machines_timeout_s``."""
+        """Values of ``nnodes``, ``n_gpus_per_node`` and ``machines_timeout_s``."""
         return self.nnodes, self.n_gpus_per_node, self.machines_timeout_s
 
     @property
@@ -304,7 +304,7 @@ class RunConfig(MachineOptions):
 
     @property
     def world_sizes(self) -> list[int]:
-        """Numbers of workers the run may continue with, from ``nnodes`` machines down to ``min_nnodes``."""
+        """Numbers of workers with which the run can continue, from ``nnodes`` machines down to ``min_nnodes``."""
         fewest = self.nnodes if self.min_nnodes is None else self.min_nnodes
         return [nodes * self.n_gpus_per_node for nodes in range(self.nnodes, fewest - 1, -1)]
 
@@ -318,7 +318,7 @@ class RunConfig(MachineOptions):
         return min(self.total_training_steps, by_epochs) if self.total_training_steps else by_epochs
 
     def length_note(self, steps_per_epoch: int) -> str:
-        """Return a line that names the option that ends the run, and the last step."""
+        """Return a line that names the last step and the option that determines it."""
         by_epochs, limit = self.total_epochs * steps_per_epoch, self.total_training_steps
         note = f"trainer.total_epochs={self.total_epochs} ({by_epochs} steps, {steps_per_epoch} each)"
         if limit > by_epochs:
@@ -329,7 +329,7 @@ class RunConfig(MachineOptions):
 
 
 def check_workers(model: ModelConfig, prefix: str, workers: int) -> None:
-    """Raise ``ConfigError`` naming ``prefix.<field>`` if a model cannot be split over this many workers."""
+    """Raise a ``ConfigError`` that names ``prefix.<field>`` if a model cannot be split over this many workers."""
     world = "trainer.nnodes*trainer.n_gpus_per_node"
     sequence, size = model.ulysses_sequence_parallel_size, model.fsdp.workers_per_copy(workers)
     check_divides(f"{prefix}.ulysses_sequence_parallel_size", sequence, world, workers)
@@ -337,7 +337,7 @@ def check_workers(model: ModelConfig, prefix: str, workers: int) -> None:
 
 
 def check_divides(field: str, value: int, dividend_name: str, dividend: int) -> None:
-    """Raise ``ConfigError`` naming both fields unless ``value`` divides ``dividend``."""
+    """Raise a ``ConfigError`` that names both fields unless ``value`` divides ``dividend``."""
     if value > 0 and dividend % value == 0:
         return
     divisors = [size for size in range(1, min(dividend, 1024) + 1) if dividend % size == 0]

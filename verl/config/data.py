@@ -1,4 +1,4 @@
-"""Prompt data: files, templates and batches."""
+"""Options for prompt data: files, templates and batches."""
 
 import math
 import re
@@ -19,25 +19,25 @@ CHAT_ARGUMENTS = {
     *("return_assistant_tokens_mask", "add_generation_prompt", "continue_final_message"),
     *("padding", "truncation", "max_length"),
 }
-"""Arguments of ``apply_chat_template`` that users cannot set, mostly because they would cut or pad prompts."""
+"""Arguments of ``apply_chat_template`` that users cannot set, mostly because they truncate or pad prompts."""
 
 
 class HubSet(NamedTuple):
-    """One split of a data set on the Hugging Face hub."""
+    """A split of a data set on the Hugging Face hub."""
 
     hub_id: str
     config: str
-    """Name of the configuration; empty selects the only or default one."""
+    """Name of the configuration, or empty for the only or default one."""
     split: str
     revision: str = ""
-    """Branch, tag or commit; empty means ``main``."""
+    """Branch, tag or commit, or empty for ``main``."""
 
 
 def hub_set(name: str) -> HubSet | None:
     """Return the data set for ``owner/name``, ``owner/name:split`` or ``owner/name:config:split``, or None for a file.
 
-    A branch is appended to the name, ``owner/name@branch``. The split defaults to ``train``. A name below ``data/``
-    always denotes a file, even a missing one.
+    The name may be followed by a branch, ``owner/name@branch``. The split defaults to ``train``. A path below ``data/``
+    always denotes a file, even if the file is missing.
     """
     hub_id, *rest = name.split(":", 2)
     config, split = (["", "train"], ["", *rest], rest)[len(rest)]
@@ -61,7 +61,7 @@ class CustomDatasetConfig(Group):
     """A custom class that yields prompt records; docs/data.md describes its protocol."""
 
     path: str | None
-    """File of the class, ``my_prompts.py``, or its module, ``my_package.prompts``; null uses the files' prompts."""
+    """File (``my_prompts.py``) or module (``my_package.prompts``) of the class; null uses the prompt files."""
     name: str | None
     """Name of the class."""
 
@@ -74,10 +74,10 @@ class CustomDatasetConfig(Group):
 class SamplerConfig(Group):
     """A custom class that orders the training prompts, such as a curriculum; docs/data.md describes its protocol.
 
-    If ``async_training.max_staleness`` is above 0, it learns a step's results after later prompts have been drawn."""
+    If ``async_training.max_staleness`` is above 0, it receives a step's results after later prompts have been drawn."""
 
     class_path: str | None
-    """File or module of the class. Null selects a random order, or file order with ``data.shuffle=false``."""
+    """File or module of the class, or null for a random order (file order with ``data.shuffle=false``)."""
     class_name: str | None
     """Name of the class."""
 
@@ -89,7 +89,7 @@ class SamplerConfig(Group):
 
 @dataclass(frozen=True)
 class DataConfig(Group):
-    """Options of prompt data and batches."""
+    """Options for prompt data and batches."""
 
     train_files: Annotated[list[str], NAMES_ONE]
     """Training prompts in veRL's record layout: ``.parquet``, ``.jsonl`` or ``.json`` files, or data sets on the
@@ -98,41 +98,41 @@ class DataConfig(Group):
     """Validation prompts, in the same format as ``train_files``; an empty list disables validation."""
     train_weights: list[NotNegativeFloat]
     """Relative weights of ``train_files`` in an epoch, each at least 0. An epoch has as many prompts as all files
-    together, so a file may have to repeat prompts. An empty list uses every prompt once per epoch."""
+    together, so prompts of a file with a large weight repeat. An empty list uses every prompt once per epoch."""
     train_max_samples: CountOrAll
-    """Number of training prompts to use from all files together: a random subset fixed by ``seed``, or the first ones
-    with ``shuffle=false``; -1 uses all."""
+    """Total number of training prompts to use: a random subset determined by ``seed``, or the first prompts if
+    ``shuffle=false``; -1 uses all prompts."""
     prompt_key: str
-    """Column of the prompt: a chat, ``[{"role": ..., "content": ...}]``, or text, which becomes a user message."""
+    """Column of prompts: chats, ``[{"role": ..., "content": ...}]``, or text, which becomes a user message."""
     reward_fn_key: str
     """Column that names the verifier of each row."""
     template: str
-    """Format of prompts. ``chat`` applies the tokenizer's chat template to all messages; ``raw`` passes the text
-    unchanged; another key of ``verl.data.templates.TEMPLATES`` uses the text as the question. All but ``chat`` require
-    text or a single user message. The template's stop tokens and strings end responses."""
+    """Format of prompts. ``chat`` applies the tokenizer's chat template to all messages; ``raw`` leaves the text
+    unchanged; other keys of ``verl.data.templates.TEMPLATES`` insert the text as the question. All but ``chat`` require
+    text or a single user message. Responses end at the template's stop tokens and strings."""
     apply_chat_template_kwargs: ChatArguments
     """Arguments of the tokenizer's chat template: ``+data.apply_chat_template_kwargs.enable_thinking=false``."""
     train_batch_size: PositiveInt
     """Number of prompts per training step over all workers."""
     gen_batch_size: PositiveInt | None
     """Number of prompts per generation batch of dynamic sampling (``algorithm.filter_groups``) over all workers, or
-    null for ``train_batch_size``. Larger batches fill a step in fewer rounds. Surplus prompts are dropped, and the
-    length of an epoch is counted in batches of this size."""
+    null for ``train_batch_size``. With larger batches, a step needs fewer rounds. Surplus prompts are dropped, and the
+    epoch length is counted in batches of this size."""
     val_batch_size: PositiveInt
     """Number of prompts per validation batch over all workers."""
     val_sample_size: CountOrAll
-    """Number of validation prompts to use, a random subset fixed by ``seed``; -1 uses all."""
+    """Number of validation prompts to use, a random subset determined by ``seed``, or -1 for all."""
     max_prompt_length: PositiveInt
     """Maximum prompt length in tokens, including the template."""
     max_response_length: PositiveInt
     """Maximum response length in tokens; generation stops there."""
     truncation: Literal["error", "left", "right", "middle", "filter"]
-    """Treatment of overlong prompts: ``error`` ends the run before training, ``left`` drops the first tokens, ``right``
-    the last and ``middle`` the middle ones, and ``filter`` drops the prompt."""
+    """Treatment of overlong prompts: ``error`` ends the run before training; ``left``, ``right`` and ``middle`` drop
+    the first, last and middle tokens; ``filter`` drops the prompt."""
     filter_overlong_prompts: bool
     """Drop overlong prompts; equivalent to ``truncation=filter``, and overrides ``truncation``."""
     shuffle: bool
-    """Shuffle the training prompts each epoch, in an order fixed by ``seed``."""
+    """Shuffle the training prompts each epoch, in an order determined by ``seed``."""
     custom_cls: CustomDatasetConfig
     sampler: SamplerConfig
 
@@ -153,7 +153,7 @@ class DataConfig(Group):
 
     @property
     def order(self) -> str:
-        """The ``option=value`` other than ``shuffle`` that determines the prompt order, or an empty string."""
+        """The ``option=value`` that determines the prompt order, or an empty string if it is ``shuffle``."""
         order = f"data.train_weights={self.train_weights}" if self.train_weights else ""
         if self.sampler.class_name is not None:
             order = f"data.sampler.class_name={self.sampler.class_name}"

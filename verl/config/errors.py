@@ -1,4 +1,4 @@
-"""The error for problems that a user can fix by changing an option or a file."""
+"""Defines the error for problems that a user can fix by changing an option or a file."""
 
 import unicodedata
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ def in_one_line(error: BaseException) -> str:
 
 
 def visible(text: str) -> str:
-    """Return ``text`` with hidden characters except newlines replaced by escapes such as ``\\x1b``."""
+    """Return ``text`` with non-printing characters other than newlines replaced by escapes such as ``\\x1b``."""
     return "".join(c.encode("unicode_escape").decode() if _is_hidden(c) else c for c in text)
 
 
@@ -23,7 +23,7 @@ def _is_hidden(character: str) -> bool:
 
 
 class Mistakes:
-    """Collects independent mistakes to report them together."""
+    """Collects independent errors, so that they can be reported together."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -52,7 +52,7 @@ class Mistakes:
 class ConfigError(ValueError):
     """Invalid configuration; the message names the field, its value and the fix.
 
-    Control characters and lone surrogates, which values from files and command lines may contain, are escaped.
+    Control characters and lone surrogates, which may come from files and command lines, are escaped.
     """
 
     def __init__(self, message: str) -> None:

@@ -44,12 +44,12 @@ class TargetConfig(Group):
     """An evaluation target: checkpoints of a training run, or a standalone model."""
 
     path: str | None
-    """Folder of a training run (``trainer.default_local_dir``) or of one of its ``global_step_N``, or a model's folder
-    or hub id. Null selects the newest run below ``runs_dir`` that was trained from ``base``."""
+    """Folder of a training run (``trainer.default_local_dir``), of one of its checkpoints (``global_step_N``) or of a
+    model, or a hub id. Null selects the newest run below ``runs_dir`` that was trained from ``base``."""
     base: str | None
-    """Model before training, evaluated as step 0, or null for the one in the run's ``config.yaml``."""
+    """Initial model, evaluated as step 0, or null for the model named in the run's ``config.yaml``."""
     steps: Annotated[list[CheckpointStep], NAMES_ONE]
-    """Checkpoints to evaluate: 0 is the base model, -1 the newest. Ignored for a standalone model, which is step 0."""
+    """Steps to evaluate: 0 is the base model, -1 the newest checkpoint. Ignored for a standalone model (step 0)."""
     template: str
     """Prompt template, a key of ``verl.data.templates.TEMPLATES``; ``chat`` selects the model's own chat template."""
     apply_chat_template_kwargs: ChatArguments
@@ -63,14 +63,14 @@ class BenchmarkDataConfig(Group):
     """Source and selection of the problems."""
 
     benchmark_dir: str | None
-    """Folder of ``<name>.jsonl`` or ``<name>/test.jsonl`` files, preferred to the hub, or null to use only the hub."""
+    """Folder of ``<name>.jsonl`` or ``<name>/test.jsonl`` files to prefer to the hub, or null for only the hub."""
     fields: dict[str, dict[str, str]]
-    """Mapping of unrecognised fields: benchmark -> our field name, such as ``question`` or ``answer`` (see
-    ``verl.evaluation.benchmarks.rows.FIELD_NAMES``) -> the field name in the file."""
+    """Names of fields that are not recognised automatically: benchmark -> our field name, such as ``question`` or
+    ``answer`` (see ``verl.evaluation.benchmarks.rows.FIELD_NAMES``) -> the field name in the file."""
     max_problems: CountOrAll
     """Maximum number of problems per benchmark, in file order, or -1 for all."""
     few_shot: bool
-    """Prepend worked examples to each question in benchmarks where this is usual for base models."""
+    """Prepend worked examples to each question, in benchmarks for which this is customary with base models."""
 
     @property
     def limit(self) -> int | None:
@@ -132,10 +132,10 @@ class ReadingModelConfig(Group):
 
 @dataclass(frozen=True)
 class RerankingConfig(ReadingModelConfig):
-    """A reward model that ranks the responses to a problem, for rm@k and votes weighted by its scores."""
+    """A reward model that ranks the responses to a problem, for rm@k and for votes weighted by its scores."""
 
     path: str | None
-    """Sequence classification model with one output, as in ``reward_model.model.path`` of training, or null."""
+    """Sequence classification model with one output, like ``reward_model.model.path`` in training, or null."""
     trust_remote_code: bool
     """Allow running code from the model folder."""
     max_length: PositiveInt
@@ -156,10 +156,10 @@ class EvaluationTrainerConfig(MachineOptions):
     experiment_name: FolderName
     """Name of the evaluation in trackers, and of its output folder."""
     default_local_dir: str | None
-    """Output folder. If it contains the same evaluation, finished or not, that evaluation is resumed. Null selects a
-    folder in ``<runs_dir>/evaluation/<experiment_name>/`` named after the evaluated models."""
+    """Output folder. If it already contains this evaluation, finished or not, the evaluation is resumed. Null selects a
+    folder in ``<runs_dir>/evaluation/<experiment_name>/`` that is named after the evaluated models."""
     n_gpus_per_node: WorkersPerMachine | None
-    """Workers per machine. Null uses the smallest machine's GPU count, or 2 on a CPU, rounded to whole engines."""
+    """Number of workers per machine. Null uses the smallest GPU count, or 2 on a CPU, rounded to whole engines."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class EvaluationConfig(SamplingFilters):
     """All options of one run of ``verl.trainer.main_eval``."""
 
     device: Device
-    """``auto`` uses CUDA if there is a GPU and the CPU otherwise; ``cpu`` and ``cuda`` force one."""
+    """Device: ``auto`` uses CUDA if there is a GPU, and the CPU otherwise; ``cpu`` and ``cuda`` force a choice."""
     seed: Seed
     """Seed for sampling. Every sample has its own random stream, determined by this seed, the benchmark, the problem
     and the sample's index."""
@@ -176,13 +176,13 @@ class EvaluationConfig(SamplingFilters):
     benchmarks: Annotated[list[FolderName], NAMES_ONCE]
     """Names of benchmarks in ``verl.evaluation.benchmarks.BENCHMARKS`` or of files in ``data.benchmark_dir``."""
     n_sampling: PositiveInt
-    """Number of responses per problem. Responses from an earlier evaluation in the folder are reused: only missing ones
+    """Number of responses per problem. Responses of an earlier evaluation in the folder are reused: only missing ones
     are generated, and surplus ones are ignored."""
     temperatures: Annotated[list[Temperature], NAMES_ONE, NAMES_ONCE]
     """Sampling temperatures, each evaluated separately; 0 decodes greedily."""
     compare_to: Literal["auto", "first", "step0"]
-    """Baseline for differences, at the same temperature: ``step0`` of the same run; the ``first`` model listed; or
-    ``auto``, which uses step 0 if the run has one and the first model otherwise."""
+    """Baseline for differences at the same temperature: ``step0`` is step 0 of the same run; ``first`` is the first
+    model listed; ``auto`` uses step 0 if the run has one, and the first model otherwise."""
     model: TargetConfig
     """Model to evaluate if ``runs`` is empty; also provides the defaults for every entry of ``runs``."""
     runs: dict[str, TargetConfig]
@@ -229,7 +229,7 @@ def parse_evaluation_config(tree: DictConfig) -> EvaluationConfig:
 
 
 def complete_runs(tree: DictConfig) -> DictConfig:
-    """Fill in missing options of every entry of ``runs`` from ``model``; an entry may be just a path."""
+    """Fill in the missing options of every entry of ``runs`` from ``model``; an entry can also be just a path."""
     runs: Any = tree.get("runs")
     if OmegaConf.is_dict(runs) and OmegaConf.is_dict(tree.get("model")):
         tree = OmegaConf.create({key: tree._get_node(key) for key in tree})

@@ -25,7 +25,7 @@ PROCESSOR = Path("/proc/cpuinfo")
 
 ConfigT = TypeVar("ConfigT")
 LARGEST_INTEGER = 2**32 - 1
-"""Largest integer option, as for seeds; engines store integers in 64 bits, some after a multiplication."""
+"""Largest integer accepted as an option, such as a seed; engines may multiply integers and store them in 64 bits."""
 LARGEST_NUMBER = 3.4e38
 _NO_VALUE = "has no value; set it in the YAML or on the command line"
 _WRITE = "; write option=value, in quotes where the value has special characters: 'option=\"a b\"'"
@@ -33,12 +33,12 @@ _TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str:
 
 
 def share_of(share: float, length: Any) -> int:
-    """Return a share of a length, at least 1; for use in YAML as ``${share_of:0.2,${data.max_response_length}}``."""
+    """Return a share of a length, at least 1; use it in YAML as ``${share_of:0.2,${data.max_response_length}}``."""
     return max(1, int(share * length)) if type(length) is int else 1
 
 
 def at_least(least: int, *lengths: Any) -> int:
-    """Return the larger of a number and a sum of lengths; for use in YAML as ``${at_least:16384,${a},${b}}``."""
+    """Return the larger of a number and a sum of lengths; use it in YAML as ``${at_least:16384,${a},${b}}``."""
     return max(least, sum(length for length in lengths if type(length) is int))
 
 
@@ -48,17 +48,17 @@ def is_embedded(model_path: str) -> bool:
 
 
 def by_model(path: Any, embedded: Any, pretrained: Any) -> Any:
-    """Return the value for the kind of model; for use in YAML as ``${by_model:${model.path},2.0e-3,1.0e-5}``."""
+    """Return the value for this kind of model; use it in YAML as ``${by_model:${model.path},2.0e-3,1.0e-5}``."""
     return embedded if is_embedded(str(path)) else pretrained
 
 
 def fast_dtype(device: str) -> str:
-    """Return ``bfloat16``, or ``float32`` on CPUs without bfloat16 support; in YAML, ``${fast_dtype:${device}}``.
+    """Return ``bfloat16``, or ``float32`` on CPUs without bfloat16; use it in YAML as ``${fast_dtype:${device}}``.
 
-    ``auto`` counts as a GPU if there is a GPU device file, or a cluster, whose machines may have GPUs.
+    ``auto`` counts as a GPU if this machine has a GPU device file, or if there is a cluster, which may have GPUs.
     """
     elsewhere = any(os.environ.get(name) not in (None, "", "local") for name in ("RAY_ADDRESS", "NNODES"))
-    # Device files of NVIDIA, of AMD, and of GPUs in WSL.
+    # Device files of NVIDIA GPUs, AMD GPUs, and GPUs in WSL.
     gpu = elsewhere or any(any(Path("/dev").glob(name)) for name in ("nvidia[0-9]*", "kfd", "dxg"))
     if device == "cuda" or (device == "auto" and gpu):
         return "bfloat16"
@@ -66,13 +66,13 @@ def fast_dtype(device: str) -> str:
     return "bfloat16" if {"amx_bf16", "avx512_bf16", "bf16"} & {*flags} else "float32"
 
 
-# The resolvers tolerate lengths of other types, because the parser rejects these with a better message.
+# The resolvers accept lengths of any type, because the parser rejects wrong types with a better message.
 for resolver in (share_of, at_least, by_model, fast_dtype):
     OmegaConf.register_new_resolver(resolver.__name__, resolver, replace=True)
 
 
 def parse_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
-    """Convert a composed Hydra tree into an instance of the dataclass ``schema``.
+    """Convert a composed Hydra config to an instance of the dataclass ``schema``.
 
     Raises:
         ConfigError: If a key is unknown or missing, a value has the wrong type, or options are inconsistent.
@@ -101,7 +101,7 @@ def compose_config(schema: type, name: str, overrides: Sequence[str] = (), with_
             return compose(name, overrides=overrides, return_hydra_config=with_hydra)
         except HydraException as error:
             raise ConfigError(explain(error, schema)) from error
-        # Hydra raises these for overrides such as "=5", int(x) and integers of thousands of digits.
+        # Hydra raises these errors for overrides such as "=5", int(x), and integers with thousands of digits.
         except (ValueError, TypeError, AttributeError, AssertionError, ArithmeticError, RecursionError) as error:
             raise ConfigError(f"{' '.join(overrides):.200}: {in_one_line(error)}; write option=value") from error
 
@@ -128,19 +128,19 @@ def _with_full_paths(config: Any) -> Any:
 
 
 def full_path(path: str) -> str:
-    """Return an import path with an absolute file path; names and module paths are unchanged."""
+    """Return an import path with its file path made absolute; names and module paths are unchanged."""
     file, colon, attribute = path.rpartition(":")
     return f"{Path(find_path(file)).resolve()}:{attribute}" if colon and file.endswith(".py") else path
 
 
 class _Parser:
-    """Builds ``schema`` from plain values; ``above`` is the prefix of its option names in messages."""
+    """Builds ``schema`` from plain values; ``above`` is the prefix of option names in error messages."""
 
     def __init__(self, schema: Any, above: str = "") -> None:
         self.schema, self.above = schema, above
 
     def build(self, group: Any, values: Any, path: str) -> Any:
-        """Return an instance of the dataclass ``group`` at the dotted name ``path``, which is empty for the root."""
+        """Return an instance of the dataclass ``group``, whose dotted name is ``path`` (empty for the root)."""
         if not isinstance(values, dict):
             raise ConfigError(f"{path}={values!r}: must be a group of options: {', '.join(get_type_hints(group))}")
         prefix, hints = f"{path}." if path else "", get_type_hints(group)
@@ -159,11 +159,11 @@ class _Parser:
         mistakes.raise_all()
         try:
             return group(**converted)
-        except ConfigError as error:  # its option names are relative to the group
+        except ConfigError as error:  # the error names options relative to the group
             raise ConfigError("\n".join(f"{prefix}{line}" for line in str(error).splitlines())) from error
 
     def _convert(self, hint: Any, value: Any, path: str) -> Any:
-        """Convert ``value`` to the type ``hint``; integers are valid floats, and single values are valid lists."""
+        """Convert ``value`` to the type ``hint``, including integers to floats and single values to lists."""
         kind, parts = get_origin(hint), get_args(hint)
         if hint is Any:
             return value
@@ -202,15 +202,15 @@ def _scalar(kind: Any, value: Any, path: str) -> Any:
     return value
 
 
-# Messages for overrides that do not match the schema.
+# Error messages for overrides that do not match the schema.
 
 
 def explain(error: HydraException, schema: type) -> str:
-    """Return Hydra's error in one line; for an unknown key, with the nearest known one."""
+    """Return Hydra's error in one line, which suggests the nearest known key if a key is unknown."""
     cause = error.__cause__
     key = cause.full_key if isinstance(cause, OmegaConfBaseException) else None
     if not key:
-        # If an override cannot be parsed, Hydra links to its grammar, which would not help.
+        # If an override cannot be parsed, Hydra links to its grammar, which does not help users.
         line = re.sub(r" See https://hydra\S+ for details", _WRITE, " ".join(str(error).split()))
         found = re.search(r"Could not find '([^']+)' Available options in '[^']+': ([^']+?) Config search path", line)
         if not found:
@@ -240,7 +240,7 @@ def _form(schema: Any, key: str) -> str:
 
 
 def check_group_values(words: Sequence[str]) -> None:
-    """Raise ``ConfigError`` if a word sets a config group to a number, list or null, where Hydra's error is unclear."""
+    """Raise ``ConfigError`` if a config group is set to a number, list or null, because Hydra's error is unclear."""
     for word in words:
         group, _, value = word.lstrip("+").partition("=")
         files = sorted(path.stem for path in (CONFIG_DIR / group.partition("@")[0]).glob("*.yaml"))
@@ -250,12 +250,12 @@ def check_group_values(words: Sequence[str]) -> None:
 
 
 def nearest_option(schema: type, key: str, whole: str = "", above: str = "") -> str:
-    """Return a suggestion of options that the unknown ``key`` may mean, or a list of the options in its group.
+    """Return a suggestion of options that resemble the unknown ``key``, or a list of the options in its group.
 
-    The same name in another group takes precedence over a similar name in the same group.
+    An equal name in another group takes precedence over a similar name in the same group.
 
     Args:
-        whole: Full option name, if ``key`` is only its unknown group.
+        whole: Full option name if ``key`` is only the unknown group in it.
         above: Prefix of option names in messages.
     """
     if key in REMOVED:

@@ -1,4 +1,4 @@
-"""Options of earlier releases: renamed ones, which are still accepted, and removed ones."""
+"""Handles options of earlier releases, which have been renamed (and are still accepted) or removed."""
 
 import re
 import sys
@@ -29,7 +29,7 @@ def with_new_names(overrides: Sequence[str]) -> list[str]:
 
 
 def rename_options(tree: Any) -> None:
-    """Move values from old to new option names in place; the tree may be damaged."""
+    """Move values from old to new option names in place; the config may be malformed."""
     for old, new in RENAMED.items():
         places = []
         for name in (old, new):

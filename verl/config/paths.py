@@ -1,18 +1,18 @@
-"""Relative paths: looked up in the working directory, the calling shell's and, for ``data/...``, the shipped files."""
+"""Finds relative paths in the working directory, the calling shell's directory or (``data/...``) shipped files."""
 
 import os
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 SHIPPED = _PACKAGE / "shipped" if (_PACKAGE / "shipped").is_dir() else _PACKAGE.parent
-"""Folder that contains ``configs/`` and ``data/``: inside an installed package, or else the checkout."""
+"""Folder that contains ``configs/`` and ``data/``, either inside the installed package or the checkout."""
 
 SHELL_FOLDER = "VERL_SHELL_FOLDER"
-"""Variable with the caller's working directory, because train.sh and eval.sh change to their checkout."""
+"""Environment variable with the caller's working directory, because train.sh and eval.sh change to their checkout."""
 
 
 def _elsewhere(path: str) -> list[Path]:
-    """Return the alternatives to the working directory in which a relative path may be found."""
+    """Return the folders other than the working directory in which to look for a relative path."""
     if not path or os.path.isabs(path):
         return []
     folders = [Path(folder)] if (folder := os.environ.get(SHELL_FOLDER)) else []
@@ -23,7 +23,7 @@ def _elsewhere(path: str) -> list[Path]:
 
 def find_path(path: str) -> str:
     """Return the full path of a file or folder found outside the working directory; otherwise ``path`` unchanged."""
-    # os.path.exists tolerates invalid names, such as one with a NUL, which other code rejects later.
+    # os.path.exists tolerates invalid names, such as names with a NUL, which other code rejects later.
     if os.path.exists(path):
         return path
     return next((str(there) for there in _elsewhere(path) if os.path.exists(there)), path)

@@ -26,20 +26,20 @@ class ReferenceConfig(Group):
     """The reference policy for KL divergences: the initial model or, with LoRA, the policy without adapters."""
 
     param_offload: bool
-    """Keep its parameters in host memory while unused. Saves no memory on a CPU. With LoRA, the reference policy has no
-    parameters of its own, and ``model.fsdp.param_offload`` applies."""
+    """Keep the reference policy's parameters in host memory while unused. Saves no memory on a CPU. With LoRA, it has
+    no parameters of its own, and ``model.fsdp.param_offload`` applies instead."""
 
 
 @dataclass(frozen=True)
 class CriticConfig(LearnerConfig):
-    """The critic of ``algorithm.adv_estimator=gae`` and its learning options; other estimators do not load it."""
+    """The critic and its learning options; it is loaded only for ``algorithm.adv_estimator=gae``."""
 
     model: ModelConfig
-    """Causal language model with the policy's tokenizer, whose output head is replaced by a value head initialised to
-    0, or a saved critic or reward model, whose head is kept. ``transformers`` must have a token classification class
-    for its architecture with a head called ``score``, as for Llama, Mistral and Qwen."""
+    """A model with the policy's tokenizer: either a causal language model, whose output head is replaced by a value
+    head initialised to 0, or a saved critic or reward model, whose head is kept. ``transformers`` must have a token
+    classification class for its architecture with a head named ``score``, as for Llama, Mistral and Qwen."""
     cliprange_value: PositiveFloat
-    """Clip range of the value loss in units of reward, above 0; a value that has moved farther than this towards its
+    """Clip range of the value loss in units of reward, above 0; a value that has moved further than this towards its
     return receives no gradient."""
 
 
@@ -48,9 +48,9 @@ class PPOConfig(Group):
     """All options of one run of ``verl.trainer.main_ppo``."""
 
     device: Device
-    """``auto`` uses CUDA with nccl if there is a GPU, else the CPU with gloo; ``cpu`` and ``cuda`` force one."""
+    """Device: ``auto`` uses CUDA (nccl) if there is a GPU, else the CPU (gloo); ``cpu`` and ``cuda`` force a choice."""
     seed: Seed
-    """Seed for all randomness: prompt order, sampling, initialisation."""
+    """Seed for all randomness: prompt order, sampling and initialisation."""
     data: DataConfig
     model: ModelConfig
     actor: ActorConfig
@@ -93,14 +93,14 @@ class PPOConfig(Group):
 
     @property
     def scores_before_update(self) -> bool:
-        """Whether the policy before the update must score responses, even if no custom policy loss needs it."""
+        """Whether the policy must score responses before the update, regardless of any custom policy loss."""
         return not self.actor.bypass_mode or self._signal_needs_scores
 
     @property
     def scores_in_update(self) -> bool:
-        """Whether the first mini-batch can take old log-probabilities from the forward pass of its own update.
+        """Whether the first mini-batch can take the old log-probabilities from the forward pass of its own update.
 
-        False if the learning signal needs them earlier, or if the update uses other rows or adapter dropout."""
+        False if the learning signal needs them earlier, or if the update uses different rows or adapter dropout."""
         earlier = self._signal_needs_scores or self.algorithm.use_kl_in_reward
         differs = self.algorithm.use_pf_ppo or (self.model.trains_adapters and self.model.lora.dropout > 0)
         return not (self.actor.bypass_mode or earlier or differs)
@@ -126,7 +126,7 @@ class PPOConfig(Group):
 
     @property
     def models(self) -> dict[str, ModelConfig]:
-        """Config name -> model for all models to load; ``model`` also serves as the reference policy."""
+        """Config name -> model, for all models to load; ``model`` also serves as the reference policy."""
         models = {"model": self.model}
         models |= {"critic.model": self.critic.model} if self.uses_critic else {}
         return models | ({"reward_model.model": self.reward_model.model} if self.uses_reward_model else {})
@@ -143,21 +143,21 @@ class PPOConfig(Group):
 
     @property
     def carried_steps(self) -> int:
-        """Maximum number of steps from a group's admission to learning from it; sampling ahead uses up one of them."""
+        """Maximum number of steps to carry a group over; sampling ahead uses up one step of ``max_staleness``."""
         return self.async_training.max_staleness - self.samples_ahead
 
     @property
     def max_sequence_length(self) -> int:
-        """Maximum number of tokens of a prompt and its response together."""
+        """Maximum total number of tokens in a prompt and its response."""
         return self.data.max_prompt_length + self.data.max_response_length
 
     def actor_updates(self, total_steps: int) -> int:
-        """Return the number of the policy's optimizer steps in a run of ``total_steps``, at least 1."""
+        """Return the number of optimizer steps of the policy in a run of ``total_steps``, at least 1."""
         steps = max(1, total_steps - self.trainer.critic_warmup)
         return steps * self.actor.ppo_epochs * math.ceil(self.data.train_batch_size / self.actor.ppo_mini_batch_size)
 
     def critic_updates(self, total_steps: int) -> int:
-        """Return the number of the critic's optimizer steps in a run of ``total_steps``."""
+        """Return the number of optimizer steps of the critic in a run of ``total_steps``."""
         per_pass = math.ceil(self.data.train_batch_size / self.critic.ppo_mini_batch_size)
         return total_steps * self.critic.ppo_epochs * per_pass
 
@@ -245,7 +245,7 @@ class PPOConfig(Group):
             self.require(holds, field, f"must hold one sequence{together}: {sum_of}")
 
     def _check_carry_over(self) -> None:
-        """Check the options that responses from older weights require."""
+        """Check the options for learning from responses of older weights."""
         staleness, partial = self.async_training.max_staleness, self.async_training.partial_rollout
         field = "async_training.max_staleness"
         fix = (

@@ -1,4 +1,4 @@
-"""Reward groups: ``reward_score`` (verifiers), ``reward_model`` and ``reward_manager`` (rank shaping)."""
+"""Defines the groups ``reward_score`` (verifiers), ``reward_model`` and ``reward_manager`` (rank shaping)."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -21,41 +21,41 @@ ScoreMode = Literal["independent", "mix", "partial"]
 
 @dataclass(frozen=True)
 class OverlongBufferConfig(Group):
-    """Soft overlong punishment (DAPO, arXiv 2503.14476, eq. 13), which lowers scores before responses are cut off."""
+    """Soft overlong punishment (DAPO, arXiv 2503.14476, eq. 13), which penalises nearly overlong responses."""
 
     enable: bool
     """Lower the score of responses whose length is within the last ``len`` tokens of ``data.max_response_length``."""
     len: PositiveInt
     """Length of that range in tokens; at least 1 and below ``data.max_response_length``."""
     penalty_factor: NotNegativeFloat
-    """Penalty of a response of maximum length, at least 0; grows linearly from 0 within the range."""
+    """Penalty for a response of maximum length, at least 0; the penalty grows linearly from 0 within the range."""
 
 
 @dataclass(frozen=True)
 class RewardScoreConfig(Group):
-    """Options of the verifiers, which score responses."""
+    """Options for the verifiers, which score responses."""
 
     mode: ScoreMode
-    """``independent``: 1 correct and boxed, 0.5 correct unboxed, -0.5 wrong boxed, -1 wrong unboxed; ``mix``: 1 or 0;
-    ``partial``: the share of tests passed for programs, 1 or 0 for other responses. If a prompt asks for the answer
-    after ``####`` instead of in a box, such an answer counts as boxed."""
+    """Scores. ``independent``: 1 if correct and boxed, 0.5 if correct and unboxed, -0.5 if wrong and boxed, -1 if wrong
+    and unboxed; ``mix``: 1 or 0; ``partial``: the share of passed tests for programs, 1 or 0 for other responses. If a
+    prompt asks for the answer after ``####`` instead of in a box, such an answer counts as boxed."""
     num_workers: Annotated[int, within("[0, 4096]")]
-    """Number of verifier processes, at most 4096; 0 uses one per core that the workers leave free, from 1 to 32."""
+    """Number of verifier processes, at most 4096; 0 uses one per core that the workers leave free (1 to 32)."""
     timeout_s: Seconds
     """Time limit per response in seconds; a slower verifier is killed, and the response counts as wrong."""
     memory_limit_mb: PositiveInt
     """Memory limit of one verifier process in MiB."""
     overlong_buffer: OverlongBufferConfig
     custom_functions: list[str]
-    """Custom reward functions, each as ``data_source=module:function`` or ``data_source=path/to/file.py:function``;
-    on the command line, quote each entry: ``["my_set=my_rewards:score"]``. They take precedence over the verifiers;
-    ``*`` matches every data source without a function of its own. A function receives ``data_source``,
-    ``solution_str``, ``ground_truth`` and ``extra_info``, and returns a number, a bool, or a dict with ``score`` and
-    optionally ``acc``. A response is correct if ``acc``, or else the score, is above 0. Other numbers in the dict are
-    logged, and all entries are stored with the sample (docs/rewards.md)."""
+    """Custom reward functions, each as ``data_source=module:function`` or ``data_source=path/to/file.py:function``; on
+    the command line, quote each entry: ``["my_set=my_rewards:score"]``. They take precedence over the verifiers; ``*``
+    matches all data sources that have no function of their own. A function receives ``data_source``, ``solution_str``,
+    ``ground_truth`` and ``extra_info``, and returns a number, a bool, or a dict with ``score`` and optionally ``acc``.
+    A response is correct if ``acc``, or else the score, is above 0. Other numbers in the dict are logged, and all
+    entries are stored with the sample (docs/rewards.md)."""
     on_function_error: Literal["fail", "zero"]
-    """Handling of an exception or an invalid result in one of ``custom_functions``: ``fail`` ends the run; ``zero``
-    scores the response 0 with the reason ``error``, which ``verifier/error`` counts."""
+    """Handling of exceptions and invalid results in ``custom_functions``: ``fail`` ends the run; ``zero`` scores the
+    response 0 with the reason ``error``, which the metric ``verifier/error`` counts."""
     custom_kwargs: dict[str, Any]
     """Additional keyword arguments of ``custom_functions``, passed to every call of every function."""
 
@@ -69,7 +69,7 @@ class RewardScoreConfig(Group):
         self.paths_of_custom_functions()
 
     def paths_of_custom_functions(self) -> dict[str, str]:
-        """Return a mapping from data source to function path. Raises ``ConfigError`` if an entry is malformed."""
+        """Return a mapping from data source to function path; raise ``ConfigError`` if an entry is malformed."""
         field, paths = "custom_functions", dict[str, str]()
         for entry in self.custom_functions:
             source, _, path = entry.partition("=")
@@ -85,19 +85,19 @@ class RewardScoreConfig(Group):
 
 @dataclass(frozen=True)
 class RewardModelConfig(Group):
-    """A learned reward model, used together with the verifiers."""
+    """A learned reward model, which is used in addition to the verifiers."""
 
     enable: bool
     """Load the reward model and add its score to the verifier's."""
     model: ModelConfig
-    """Sequence classification model with one output (``num_labels=1``) and a head called ``score``, as in Llama,
-    Mistral and Qwen, with its own tokenizer and chat template. ``none`` means no model."""
+    """Sequence classification model with one output (``num_labels=1``), a head named ``score`` (as in Llama, Mistral
+    and Qwen), and its own tokenizer and chat template. ``none`` means no model."""
     micro_batch_size_per_gpu: PositiveInt
     """Number of responses per forward pass on one worker; affects memory and speed, never the scores."""
     max_length: PositiveInt
-    """Maximum number of prompt and response tokens in its own tokenizer; longer texts lose their first tokens."""
+    """Maximum number of prompt and response tokens in the model's tokenizer; longer texts lose their first tokens."""
     rule_weight: float
-    """Weight of the verifier's score in the reward; does not affect logs of verdicts or ``algorithm.filter_groups``."""
+    """Weight of the verifier's score in the reward; does not affect logged verdicts or ``algorithm.filter_groups``."""
     weight: float
     """Weight of the reward model's score in the reward."""
 
@@ -108,7 +108,7 @@ class RewardModelConfig(Group):
 
 @dataclass(frozen=True)
 class RewardManagerConfig(Group):
-    """Rank shaping: how rank metrics form the auxiliary signal Phi, and where Phi is applied."""
+    """Options for rank shaping: how rank metrics form the auxiliary signal Phi, and where Phi is applied."""
 
     add_reward: bool
     """Add Phi to the reward of the response's last token."""
@@ -117,17 +117,17 @@ class RewardManagerConfig(Group):
     shaping_placement: Literal["all_tokens", "last_token"]
     """Tokens that ``add_adv`` changes: ``all_tokens`` of the response or only its ``last_token``."""
     phi_without_reward: bool
-    """Compute Phi even if ``add_reward`` is off. With false, as in the paper's first release, ``add_adv`` has no effect
+    """Compute Phi even if ``add_reward`` is off. If false, as in the paper's first release, ``add_adv`` has no effect
     without ``add_reward``, because Phi stays 0 and the baselines are not updated."""
     baseline_start: Literal["first_batch", "zero"]
-    """``first_batch`` initialises the baselines from the first batch, and later batches update them. With ``zero``, as
-    in the paper's release, baselines and score average start at 0, and each step, after computing its signal, updates
-    the baselines towards the previous step's batch."""
+    """Initialisation of the baselines. ``first_batch`` uses the first batch, and later batches update them. With
+    ``zero``, as in the paper's release, the baselines and the score average start at 0, and each step updates the
+    baselines towards the previous step's batch after computing its own signal."""
     indicator_names: Annotated[list[str], NAMES_ONE]
-    """Metrics that form Phi; the first one (the acceleration) is the guide unless ``guidance_metric`` is set."""
+    """Metrics that form Phi; the first one (the acceleration) is the guide if ``guidance_metric`` is null."""
     guidance_metric: str | None
-    """Guide metric, whose deviation determines beta; need not be in ``indicator_names``. Null selects the first
-    indicator. The paper's later release always uses "Effective Rank diff 2"."""
+    """Guide metric, whose deviation determines beta and which need not be in ``indicator_names``. Null selects the
+    first indicator. The paper's later release always uses "Effective Rank diff 2"."""
     w_explore: list[float]
     """Weights of the indicators when exploring (beta = 1), in the order of ``indicator_names``."""
     w_exploit: list[float]
@@ -137,11 +137,11 @@ class RewardManagerConfig(Group):
     gain: float
     """Slope of the sigmoid in ``PlanB``."""
     kappa: Annotated[float, rule(lambda kappa: kappa >= 1, "must be at least 1")]
-    """Limit of the bonus to |A| / kappa, so that no advantage changes its sign; at least 1."""
+    """Divisor that limits the bonus to |A| / kappa, so that no advantage changes its sign; at least 1."""
     ema_alpha: Share
     """Weight of the newest batch mean in the baselines mu and in the score average, in (0, 1]."""
     aux_reward_global_weight: float
-    """Constant c in Phi."""
+    """Coefficient c of Phi."""
     aux_fix: bool
     """Keep c constant; false multiplies c by 1 - (ema_score + 1) / 2, so that Phi decreases as the score rises."""
 
@@ -153,12 +153,12 @@ class RewardManagerConfig(Group):
 
     @property
     def guide(self) -> str:
-        """The metric that determines beta."""
+        """Metric that determines beta."""
         return self.guidance_metric or self.indicator_names[0]
 
     @property
     def followed_names(self) -> list[str]:
-        """The metrics that need a baseline: the indicators and the guide, without duplicates."""
+        """Metrics that need a baseline: the indicators and the guide, without duplicates."""
         return list(dict.fromkeys([*self.indicator_names, self.guide]))
 
     @property

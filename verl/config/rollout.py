@@ -1,4 +1,4 @@
-"""The group ``rollout`` of the main job: the engine that samples responses, and its sampling options."""
+"""Defines the option group ``rollout`` of the main job: the engine that samples responses and its sampling options."""
 
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
@@ -38,32 +38,32 @@ RESERVED_ENGINE_KWARGS = {
     "generation_config": _SAMPLING,
     "override_generation_config": _SAMPLING,
 }
-"""Arguments of ``vllm.LLM`` that ``rollout.engine_kwargs`` may not set -> the reason or the alternative."""
+"""Arguments of ``vllm.LLM`` that ``rollout.engine_kwargs`` must not set -> the reason or an alternative."""
 
 
 @dataclass(frozen=True)
 class EngineConfig(Group):
-    """The vLLM engine inside each worker; part of the group ``rollout``."""
+    """Options of the vLLM engine inside each worker, as part of the group ``rollout``."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"]
     """Precision of vLLM's weights: ``auto`` (float32 on CPU, bfloat16 on GPU) or the name of a floating-point type."""
     enforce_eager: bool
-    """Run without CUDA graphs and compilation. Always on for CPU engines, whose compilation needs a C++ compiler."""
+    """Run without CUDA graphs and compilation. Always on for CPU engines, because these need a C++ compiler."""
     gpu_memory_utilization: Annotated[float, within("(0, 1)")]
-    """Share of GPU memory that vLLM may use, weights included. Ignored on a CPU."""
+    """Share of GPU memory that vLLM may use, including weights. Ignored on a CPU."""
     kv_cache_memory_mb: NotNegativeInt
-    """KV cache size per worker in MiB. 0 uses the rest of ``gpu_memory_utilization`` on a GPU and 512 MiB on a CPU."""
+    """KV cache size per worker in MiB; 0 uses the rest of ``gpu_memory_utilization`` on a GPU, and 512 MiB on a CPU."""
     max_num_seqs: PositiveInt
-    """Maximum number of sequences that one engine decodes at the same time."""
+    """Maximum number of sequences that an engine decodes concurrently."""
     max_num_batched_tokens: int
     """Maximum number of tokens per engine step; must fit at least one whole sequence."""
     seeded: bool
-    """Draw every response from its own random stream, determined by the seed, the prompt's position and the sample's
-    index, regardless of other requests. ``false`` uses vLLM's sampling, which is not reproducible."""
+    """Draw every response from a random stream of its own, which depends only on the seed, the prompt's position and
+    the sample's index. ``false`` uses vLLM's sampling, which is not reproducible."""
     tensor_parallel_size: PositiveInt
     """Number of consecutive ranks that form one engine. Must divide the number of workers per machine."""
     engine_kwargs: dict[str, Any]
-    """Further arguments of ``vllm.LLM``, such as ``block_size`` or ``enable_prefix_caching``; they override the
+    """Additional arguments of ``vllm.LLM``, such as ``block_size`` or ``enable_prefix_caching``, which override the
     options above. Arguments that the trainer sets itself are rejected."""
 
     def check(self) -> None:
@@ -83,22 +83,22 @@ class EngineConfig(Group):
 
 @dataclass(frozen=True)
 class SamplingFilters(Group):
-    """Sampling options other than temperature that change the model's distribution."""
+    """Sampling options that change the model's distribution, apart from the temperature."""
 
     top_p: Share
-    """Probability mass of nucleus sampling, in (0, 1]; 1 keeps the whole distribution."""
+    """Probability mass for nucleus sampling, in (0, 1]; 1 keeps the whole distribution."""
     top_k: CountOrAll
     """Number of most likely tokens to keep, or -1 to keep all."""
     min_p: Probability
     """Minimum probability of a token relative to the most likely one, in [0, 1]; 0 keeps all tokens."""
     repetition_penalty: RepetitionPenalty
-    """Factor that divides the positive logits, and multiplies the negative logits, of tokens already in the prompt or
-    the response; must be above 0, and 1 turns the penalty off."""
+    """Penalty for tokens that are already in the prompt or the response: their positive logits are divided by it, and
+    their negative logits multiplied. Must be above 0; 1 turns the penalty off."""
 
 
 @dataclass(frozen=True)
 class SamplingConfig(SamplingFilters):
-    """Number of responses per prompt, and how they are sampled."""
+    """Number of responses per prompt, and options for sampling them."""
 
     n: PositiveInt
     """Number of responses per prompt."""
@@ -112,23 +112,23 @@ class SamplingConfig(SamplingFilters):
 
 @dataclass(frozen=True)
 class MultiTurnConfig(Group):
-    """Conversations: the policy and an environment alternate until one of them ends it (docs/conversations.md)."""
+    """Options for conversations, in which the policy and an environment alternate (docs/conversations.md)."""
 
     enable: bool
-    """Allow responses with several turns, using ``tools``, ``tool_config_path`` or ``environment``.
+    """Sample responses with several turns, using ``tools``, ``tool_config_path`` or ``environment``.
     ``data.max_response_length`` then limits the whole conversation, including the environment's messages."""
     environment: str | None
     """Custom class, such as ``my.py:Env``, with ``start(record) -> state`` and ``step(state, turn) -> (state, messages,
     done, reward)``, or null for the environment of ``tools``."""
     tools: list[str]
-    """Python functions, such as ``[my.py:calculator]``, whose annotated arguments and Google-style docstrings describe
-    them to the model; ``async`` functions run concurrently. The model sees their return values as text."""
+    """Python functions, such as ``[my.py:calculator]``, whose annotations and Google-style docstrings tell the model
+    how to call them; ``async`` functions run concurrently. The model receives return values as text."""
     tool_config_path: str | None
     """YAML file in veRL's format that names subclasses of its ``BaseTool``; can be combined with ``tools``."""
     format: str
-    """Format of the model's tool calls: a vLLM tool parser, such as ``hermes`` (Qwen) or ``llama3_json``."""
+    """Format of the model's tool calls, as a vLLM tool parser such as ``hermes`` (Qwen) or ``llama3_json``."""
     max_assistant_turns: PositiveInt | None
-    """Maximum number of policy turns, or null to continue until the environment or the token budget ends it."""
+    """Maximum number of policy turns, or null to continue until the environment stops or the tokens run out."""
     max_user_turns: PositiveInt | None
     """Maximum number of environment turns, or null for no limit."""
     max_parallel_calls: PositiveInt
@@ -136,17 +136,17 @@ class MultiTurnConfig(Group):
     max_tool_response_length: PositiveInt
     """Maximum length of a tool message in characters, at least 1; longer messages are truncated."""
     tool_response_truncate_side: Literal["left", "middle", "right"]
-    """Part of a truncated message to keep, as in veRL: ``left`` the beginning, ``right`` the end, ``middle`` both."""
+    """Part of a truncated message to keep, as in veRL: ``left`` (beginning), ``right`` (end) or ``middle`` (both)."""
     reward: Literal["add", "only"]
-    """Use of the environment's rewards, summed over the turns: ``add`` adds them to the verifier's score; ``only``
-    replaces the score and calls no verifier, and a conversation is then correct if the sum is above 0."""
+    """Use of the environment's rewards: ``add`` adds their sum over the turns to the verifier's score; ``only`` uses
+    the sum as the score without calling a verifier, and a conversation is then correct if the sum is above 0."""
     num_workers: NotNegativeInt
-    """Number of processes that run environments and tools; 0 uses one per free core, at most 32. All ``async`` steps
+    """Number of processes that run environments and tools; 0 uses one per free core, up to 32. All ``async`` steps
     share one process."""
     timeout_s: Seconds
-    """Maximum duration of an environment step in seconds. A longer step is stopped and answered with a message."""
+    """Time limit for an environment step in seconds; a slower step is stopped and answered with a message."""
     memory_limit_mb: PositiveInt
-    """Memory in MiB that a step may use beyond the process's size after imports; above it, the reply is a message."""
+    """Memory limit for a step in MiB, on top of the process's size after imports; handled like the time limit."""
 
     @property
     def has_tools(self) -> bool:
@@ -175,34 +175,34 @@ class MultiTurnConfig(Group):
 
 @dataclass(frozen=True)
 class RolloutConfig(SamplingConfig, EngineConfig):
-    """The engine inside each worker and its sampling options in training.
+    """Options for the engine inside each worker and for sampling in training.
 
     The trainer computes log-probabilities at ``temperature`` but ignores ``top_p``, ``top_k``, ``min_p`` and
-    ``repetition_penalty``; ``rollout/logprob_abs_diff`` shows the effect of these."""
+    ``repetition_penalty``; the metric ``rollout/logprob_abs_diff`` shows their effect."""
 
     name: Literal["vllm", "hf"]
-    """``vllm``, or ``hf`` for the policy itself through ``transformers``: slower, but works for models that vLLM does
-    not implement. ``hf`` computes in ``model.param_dtype``, holds the whole policy on every worker while it generates,
-    and decodes batches of ``max_num_seqs`` responses, each until its last response finishes."""
+    """``vllm``, or ``hf`` to sample from the policy itself through ``transformers``, which is slower but also works for
+    models that vLLM does not implement. ``hf`` computes in ``model.param_dtype``, gathers the whole policy on every
+    worker, and decodes batches of ``max_num_seqs`` responses, each until its last response finishes."""
     free_cache_engine: bool
     """Free the engine's weights and KV cache during updates (vLLM's sleep mode, level 2); the next weight sync restores
     them. Has no effect on a CPU."""
     update_weights_bucket_megabytes: PositiveInt
-    """Size of the weights in one message to the engine in MiB, at least 1; a larger parameter is sent in a message of
-    its own. A sync needs up to twice this memory. Affects speed, not results."""
+    """Maximum size in MiB of a message with weights to the engine, at least 1; a larger parameter is sent in a message
+    of its own. A weight sync needs up to twice this memory. Affects speed, not results."""
     stop_token_ids: list[Annotated[int, rule(lambda token: token >= 0, "tokens are numbered from 0")]]
-    """Additional tokens that end a response, besides the tokenizer's and those in ``generation_config.json``."""
+    """Tokens that end a response, in addition to the end tokens of the tokenizer and ``generation_config.json``."""
     stop: list[Annotated[str, rule(bool, "an empty string ends every response; leave it out")]]
-    """Strings that end a response, in training and validation. Training includes the tokens up to the one that
-    completes the string; the scored text ends before the string. Such a response does not count as truncated."""
+    """Strings that end a response, in training and validation. The policy also learns the tokens of the string, but the
+    scored text ends before it. Such a response does not count as truncated."""
     val_kwargs: SamplingConfig
     """Sampling options for validation."""
     multi_turn: MultiTurnConfig
     nnodes: NotNegativeInt
-    """Number of machines whose engines run on their own devices, separate from the trainer (docs/async.md), or 0 for
-    engines inside the trainer's workers. A machine with enough GPUs may host both."""
+    """Number of machines with engines on devices of their own, separate from the trainer (docs/async.md), or 0 for
+    engines inside the trainer's workers. A machine with enough GPUs can host both."""
     n_gpus_per_node: NotNegativeInt
-    """Number of such workers per machine: one per GPU, or this many CPU processes; must be 0 if ``nnodes`` is 0."""
+    """Number of separate engine workers per machine (GPUs, or else CPU processes); must be 0 if ``nnodes`` is 0."""
 
     @property
     def has_pool(self) -> bool:
@@ -238,13 +238,13 @@ class RolloutConfig(SamplingConfig, EngineConfig):
 
 @dataclass(frozen=True)
 class AsyncTrainingConfig(Group):
-    """Responses that span several training steps (docs/async.md)."""
+    """Options for responses that span several training steps (docs/async.md)."""
 
     max_staleness: Annotated[int, rule(lambda steps: steps >= 0, "must be 0 or more")]
-    """Maximum number of weight versions a response may lag behind the policy that learns from it; 0 samples every
-    response in its own step. Values above 0 need ``partial_rollout`` or separate engines (``rollout.nnodes``)."""
+    """Maximum number of weight versions by which a response may lag behind the policy that learns from it; 0 samples
+    every response in its own step. Larger values need ``partial_rollout`` or separate engines (``rollout.nnodes``)."""
     partial_rollout: bool
-    """End a step as soon as enough groups are complete; unfinished responses continue under newer weights. Needs a
+    """End sampling as soon as enough groups are complete; unfinished responses continue under newer weights. Needs
     ``max_staleness`` of at least 1, or at least 2 with separate engines."""
 
     def check(self) -> None:

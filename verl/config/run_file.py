@@ -13,14 +13,14 @@ RUN_CONFIG = "config.yaml"
 """Name of the configuration file in a run's folder."""
 
 MAX_BYTES = 1 << 17
-"""Maximum size of a file to parse, so that parsing takes seconds; a run's own file has about 10 kB."""
+"""Maximum size of a file to parse, which limits parsing to seconds; a genuine file has about 10 kB."""
 
 MAX_INTEGER = 100
 """Maximum length of an integer in characters, because ``1:59:59:...`` takes quadratic time to convert."""
 
 
 class _PlainLoader(yaml.SafeLoader):  # type: ignore[misc]
-    """Reads plain values, and rejects aliases, because a few lines of them can expand to billions of values."""
+    """Reads plain values, but rejects aliases, because a few lines with aliases can expand to billions of values."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
@@ -40,7 +40,7 @@ def read_run_config(path: Path) -> dict[str, Any]:
     """Return the options in the file ``path``, with old option names replaced by new ones.
 
     Raises:
-        ConfigError: If the file cannot be read or is not a mapping, with the reason in one line.
+        ConfigError: If the file cannot be read or is not a mapping; the message gives the reason in one line.
     """
     try:
         # Reading a pipe may block forever.
@@ -62,6 +62,6 @@ def read_run_config(path: Path) -> dict[str, Any]:
 
 
 def run_option(config: Mapping[str, Any], group: str, option: str) -> Any:
-    """Return an option of a group, or None if it is missing."""
+    """Return the value of a group's option, or None if it is missing."""
     values = config.get(group)
     return values.get(option) if isinstance(values, dict) else None

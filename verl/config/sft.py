@@ -15,7 +15,7 @@ class SFTDataConfig(Group):
     """Training conversations: ``.parquet``, ``.jsonl`` or ``.json`` files, or data sets on the Hugging Face hub
     as ``owner/name:config:split``."""
     val_files: list[str]
-    """Held-out conversations, in the same format as ``train_files``; an empty list disables validation."""
+    """Validation conversations, in the same format as ``train_files``; an empty list disables validation."""
     messages_key: str
     """Column of the chat messages, a list of ``{"role", "content"}``; the model learns only the assistant turns."""
     train_batch_size: PositiveInt
@@ -33,8 +33,8 @@ class SFTTrainerConfig(RunConfig):
     """Run options of supervised fine-tuning."""
 
     stop_at_sequence_probability: Share
-    """Stop at the first validation whose ``val/sequence_probability`` reaches this value; 1 never stops early. This
-    metric is the mean probability of sampling a held-out conversation's assistant turns exactly, at temperature 1."""
+    """Stop at the first validation whose ``val/sequence_probability`` reaches this value; 1 never stops early. It is
+    the mean probability of sampling the assistant turns of a validation conversation exactly, at temperature 1."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class SFTConfig(Group):
     """All options of one run of ``verl.trainer.main_sft``."""
 
     device: Device
-    """``auto`` uses CUDA with nccl if there is a GPU, else the CPU with gloo; ``cpu`` and ``cuda`` force one."""
+    """Device: ``auto`` uses CUDA (nccl) if there is a GPU, else the CPU (gloo); ``cpu`` and ``cuda`` force a choice."""
     seed: Seed
-    """Seed for all randomness: example order, initialisation."""
+    """Seed for all randomness: example order and initialisation."""
     data: SFTDataConfig
     model: ModelConfig
     optim: OptimConfig

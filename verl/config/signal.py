@@ -1,4 +1,4 @@
-"""The group ``algorithm``: options for computing advantages from rewards.
+"""Defines the option group ``algorithm``, for computing advantages from rewards.
 
 The dataclasses are the schema, and ``configs/`` holds the values. The fields have no defaults, so that every value is
 defined in one place.
@@ -26,8 +26,8 @@ KL_TYPES = (*_KL_TYPES, *(f"{name}+" for name in _KL_TYPES))
 
 TOKEN_BASELINES = ("optimal_token_baseline", "tir_optimal_token_baseline")
 GROUP_ESTIMATORS = ("grpo", "rloo", "reinforce_plus_plus_baseline", "gpg", "opo", *TOKEN_BASELINES)
-"""Estimators that compare the responses to one prompt, and return the plain reward for a single response. Custom
-estimators choose their own group size."""
+"""Estimators that compare the responses to a prompt; with a single response, they return its reward. Custom estimators
+define their own group size."""
 _OTHERS = ("remax", "gae", "gpg", "opo", "grpo_passk")
 ADV_ESTIMATORS = ("grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", *_OTHERS, *TOKEN_BASELINES)
 
@@ -37,17 +37,17 @@ REJECTION_RULES += ("seq_max_k2", "seq_max_k3")
 
 @dataclass(frozen=True)
 class KLControlConfig(Group):
-    """Coefficient of the KL divergence in the reward."""
+    """Options for the coefficient of the KL divergence in the reward."""
 
     type: Literal["fixed", "adaptive"]
-    """``fixed``, or ``adaptive`` to raise the coefficient while the divergence exceeds its target, else lower it."""
+    """``fixed``, or ``adaptive`` to raise the coefficient if the divergence exceeds its target, and else lower it."""
     kl_coef: NotNegativeFloat
-    """The coefficient; the initial one if ``adaptive``."""
+    """Coefficient, or the initial coefficient if ``type=adaptive``."""
     target_kl: PositiveFloat
-    """Target divergence of ``adaptive`` per response token, in nats."""
+    """Target divergence per response token for ``adaptive``, in nats."""
     horizon: PositiveFloat
-    """Number of responses over which ``adaptive`` changes the coefficient by a fifth, if the divergence is off by 20%
-    or more; larger values adapt more slowly."""
+    """Number of responses over which ``adaptive`` changes the coefficient by a fifth if the divergence is off target by
+    20% or more; larger values adapt more slowly."""
 
     def check(self) -> None:
         fix = "adaptive control multiplies it, so it must be above 0"
@@ -59,20 +59,20 @@ class FilterGroupsConfig(Group):
     """Dynamic sampling (DAPO, arXiv 2503.14476, section 3.2), which replaces groups without a learning signal."""
 
     enable: bool
-    """Drop prompts whose responses all have the same ``metric``, and sample other prompts instead."""
+    """Drop prompts whose responses all have the same ``metric``, and sample responses to other prompts instead."""
     metric: Literal["acc", "score", "seq_reward", "seq_final_reward"]
     """``acc``: whether the response is correct; ``score``: the verifier's score; ``seq_reward``: the total reward,
     including the reward model and the overlong penalty; ``seq_final_reward``: the total reward minus the KL penalty,
     which is known only after filtering, so it requires ``use_kl_in_reward=false`` and then equals ``seq_reward``.
-    ``trainer.method`` and rank shaping have no effect here, because they run after this selection."""
+    ``trainer.method`` and rank shaping do not affect it, because they run after this selection."""
     max_num_gen_batches: int
-    """Maximum number of batches of ``data.gen_batch_size`` prompts to sample per step; the step then learns from the
-    groups found so far, whereas veRL ends the run. 0 or less sets no limit, but the run ends if 100 batches yield
-    nothing to learn from. Batches after the first do not count towards an epoch."""
+    """Maximum number of batches of ``data.gen_batch_size`` prompts to sample per step. At the limit, the step learns
+    from the groups found so far, whereas veRL ends the run. 0 or less sets no limit, but the run ends if 100 batches
+    yield nothing to learn from. Batches after a step's first do not count towards the epoch."""
 
 
 class Rejection(NamedTuple):
-    """A rejection rule with bounds on the ratio (k1) or on the divergence (k2, k3; no lower bound)."""
+    """A rejection rule with bounds on the ratio (k1) or an upper bound on the divergence (k2, k3)."""
 
     rule: str
     lower: float | None
@@ -84,30 +84,30 @@ class RolloutCorrectionConfig(Group):
     """Corrections for the mismatch between the probabilities of the rollout engine and the trainer.
 
     The names follow veRL. Truncated importance sampling (``rollout_is``) weights tokens; rejection (``rollout_rs``)
-    masks tokens or responses. Rejected tokens are excluded from losses and their denominators, but count in the group
-    statistics and in the logs."""
+    masks tokens or responses. Rejected tokens are excluded from the numerators and denominators of losses, but count in
+    group statistics and logs."""
 
     rollout_is: Literal["token", "sequence"] | None
     """Truncated importance sampling: weight each token's loss by the ratio p_trainer / p_rollout of the token or of the
-    whole response; null disables it."""
+    whole response, or null to disable it."""
     rollout_is_threshold: PositiveFloat
     """Maximum importance weight of ``rollout_is``, above 0."""
     rollout_is_batch_normalize: bool
     """Divide the importance weights by their batch mean, over tokens or responses depending on ``rollout_is``."""
     rollout_rs: list[str] | None
-    """Rejection rules that every token must pass, or null for none. With r = p_rollout / p_trainer of a token and log r
-    clamped to [-20, 20], k1 = log r, k2 = (log r)^2 / 2, and k3 = 1/r - 1 + log r. ``token_k1``, ``token_k2`` and
-    ``token_k3`` mask single tokens; ``seq_sum_k1`` (the ratio of the whole response), ``seq_mean_k1`` (the geometric
-    mean of token ratios), ``seq_max_k2`` and similar rules mask whole responses."""
+    """Rejection rules, all of which must be satisfied, or null for none. A token has the ratio r = p_rollout /
+    p_trainer, with log r clamped to [-20, 20], and k1 = log r, k2 = (log r)^2 / 2, and k3 = 1/r - 1 + log r.
+    ``token_k1``, ``token_k2`` and ``token_k3`` mask single tokens; ``seq_sum_k1`` (the ratio of the whole response),
+    ``seq_mean_k1`` (the geometric mean of token ratios), ``seq_max_k2`` and similar rules mask whole responses."""
     rollout_rs_threshold: list[Any] | None
-    """Upper bounds, one per rule or one for all rules. For k1 rules, either both bounds on the ratio, ``"0.5_2.0"``, or
-    only the upper one, 2.0, with its inverse as the lower bound; for other rules, an upper bound in nats."""
+    """Bounds, one per rule or one for all rules. A k1 rule takes both bounds on the ratio, ``"0.5_2.0"``, or only an
+    upper bound, 2.0, whose inverse is the lower bound; other rules take an upper bound in nats."""
     rollout_token_veto_threshold: Annotated[float, within("[1e-8, 1)")] | None
     """Reject responses with a token whose ratio p_trainer / p_rollout is below this threshold, in [1e-8, 1), such as
-    1e-4; null disables the rule. The log calls it ``seq_max_k1``."""
+    1e-4, or null to disable this rule, which the log calls ``seq_max_k1``."""
 
     def check(self) -> None:
-        # The property raises an error if a value is out of range.
+        # Reading the property raises an error if a value is out of range.
         assert self.rejections is not None
 
     @property
@@ -132,7 +132,7 @@ class RolloutCorrectionConfig(Group):
 
 
 def _entries(values: list[Any] | None) -> list[str]:
-    """Return the entries as text, splitting each at commas, because veRL puts several rules into one entry."""
+    """Return the entries as text, split at commas, because veRL puts several rules into one entry."""
     return [part.strip() for value in values or [] for part in str(value).split(",")]
 
 
@@ -156,7 +156,7 @@ def _rejection(field: str, rule: str, bound: str) -> Rejection:
 
 @dataclass(frozen=True)
 class PFPPOConfig(Group):
-    """Sampling weights of responses in ``algorithm.use_pf_ppo``."""
+    """Options for the sampling weights of responses in ``algorithm.use_pf_ppo``."""
 
     reweight_method: Literal["pow", "max_min", "max_random"]
     """Sampling weight of a response with reward r: ``pow``, abs(r) to the power of ``weight_pow``; ``max_min``, 1 for
@@ -176,9 +176,9 @@ class AlgorithmConfig(Group):
     ``critic``), ``gpg`` (centred, and scaled by the share of nonzero scores; arXiv 2504.02546), ``opo`` (centred at the
     length-weighted mean; arXiv 2505.23585), ``grpo_passk`` (rewards the best response by its lead over the second best;
     arXiv 2503.19595), ``optimal_token_baseline`` (a minimum-variance baseline for each token) or
-    ``tir_optimal_token_baseline`` (the same, but without a baseline where only one response continues). Or a custom
-    estimator, ``module:attribute`` or ``file.py:attribute`` (docs/extending.md), which has no critic and may require
-    any number of responses per prompt."""
+    ``tir_optimal_token_baseline`` (the same, but without a baseline where only one response continues). Any other value
+    names a custom estimator, ``module:attribute`` or ``file.py:attribute`` (docs/extending.md), which has no critic and
+    can require any number of responses per prompt."""
     adv_estimator_kwargs: dict[str, Any]
     """Keyword arguments of a custom ``adv_estimator``."""
     norm_adv_by_std_in_grpo: bool
@@ -188,9 +188,9 @@ class AlgorithmConfig(Group):
     lam: Probability
     """Lambda of ``gae``, in [0, 1]: 0 relies only on the critic, 1 only on the rewards."""
     use_kl_in_reward: bool
-    """Subtract the KL divergence from the reference policy from every token's reward."""
+    """Subtract each token's KL divergence from the reference policy from the token's reward."""
     kl_penalty: Annotated[str, custom_or(KL_TYPES)]
-    """Estimator of that divergence with ``use_kl_in_reward=true``; see ``actor.kl_loss_type``. The suffix ``+`` has no
+    """Estimator of the KL divergence if ``use_kl_in_reward=true``; see ``actor.kl_loss_type``. The suffix ``+`` has no
     effect, because rewards have no gradient."""
     kl_penalty_kwargs: dict[str, Any]
     """Keyword arguments of a custom ``kl_penalty``."""
@@ -198,8 +198,8 @@ class AlgorithmConfig(Group):
     filter_groups: FilterGroupsConfig
     rollout_correction: RolloutCorrectionConfig
     use_pf_ppo: bool
-    """Update on as many responses as were sampled, but resampled with replacement according to their rewards (PF-PPO,
-    arXiv 2409.06957); only with ``gae``."""
+    """Resample a batch's responses with replacement, with weights that depend on their rewards, and update on the same
+    number of responses (PF-PPO, arXiv 2409.06957); only with ``gae``."""
     pf_ppo: PFPPOConfig
 
     def check(self) -> None:

@@ -17,20 +17,20 @@ from verl.config.common import RunConfig
 
 @dataclass(frozen=True)
 class SamplesConfig(Group):
-    """The responses stored in the run's folder ``samples/``; the group ``trainer.samples`` (docs/samples.md)."""
+    """Options for storing responses in the run's ``samples/``, as group ``trainer.samples`` (docs/samples.md)."""
 
     freq: NotNegativeInt
-    """Store the responses of the first training step, of every N-th step and of all validations; 0 stores none."""
+    """Store the responses of the first training step, of every Nth step and of all validations; 0 stores none."""
     fraction: Share
     """Share of each training step's prompts whose responses are stored, in (0, 1]; always the same prompts. Validations
     are stored completely."""
     max_mb: PositiveFloat
-    """Maximum size of the folder in MiB, above 0. Beyond it, every other remaining step is removed, training steps
-    before validations, so that stored steps stay spread over the whole run. The newest one is never removed."""
+    """Maximum size of the folder in MiB, above 0. If it is exceeded, every other remaining step is removed, training
+    steps before validations, so that the steps kept are spread over the whole run. The newest step is never removed."""
 
     tokens: bool
-    """Also store tokens with their log-probabilities, entropies and cumulative rank metrics, for the report's colours.
-    This makes a response about ten times larger."""
+    """Also store tokens with their log-probabilities, entropies and cumulative rank metrics, with which the report
+    colours them. This makes a stored response about ten times larger."""
 
 
 @dataclass(frozen=True)
@@ -50,19 +50,19 @@ class TrainerConfig(RunConfig):
     except_save: list[Step]
     """Additional steps after which to save a checkpoint that ``max_ckpt_to_keep`` never removes."""
     critic_warmup: NotNegativeInt
-    """Number of initial steps in which only the critic learns, one more than in veRL; only with ``gae``. The policy's
-    learning-rate schedule starts with its first update."""
+    """Number of initial steps in which only the critic learns (veRL has one fewer for the same value); only with
+    ``gae``. The policy's learning-rate schedule starts with its first update."""
     remove_clip: bool
     """Exclude responses that were cut at ``data.max_response_length`` from the losses. They still count in the
     statistics of their group and in the logs."""
     deterministic: bool | None
-    """Make responses independent of engine speed: if requests have to wait, they are assigned by token counts alone
-    once all engines have replied. Otherwise, each engine receives requests as soon as it has room, and the last bits of
-    log-probabilities vary with the responses batched together. Null enables this on a CPU."""
+    """Make responses independent of engine speed: waiting requests are assigned only once all engines have replied, and
+    by token counts alone. Otherwise, each engine receives requests as soon as it has room, and the last bits of
+    log-probabilities depend on which responses are batched together. Null enables this on a CPU."""
     samples: SamplesConfig
     log_samples: NotNegativeInt
     """Number of responses from every stored training step and validation to show on the console and as tables in wandb
-    and TensorBoard; spread over the batch, so that every validation shows the same prompts. 0 shows none."""
+    and TensorBoard. They are spread over the batch, so that every validation shows the same prompts. 0 shows none."""
 
     def check(self) -> None:
         require_custom_kwargs("method", self.method, self.method_kwargs)

@@ -1,1 +1,1 @@
-"""Common parts of training and evaluation runs: setup, output and exit."""
+"""Shared parts of training and evaluation runs: setup, output and exit."""

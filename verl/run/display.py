@@ -1,4 +1,4 @@
-"""Console output: a live progress bar on a terminal or else one line per step, and tables at the end."""
+"""Prints a run's progress, as a live bar on a terminal or one line per step elsewhere, and its final tables."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -12,17 +12,17 @@ from rich.text import Text
 from verl.config.errors import visible
 
 MAX_SHOWN, MAX_FACT = 2000, 200
-"""Maximum number of characters to show of a prompt or response, and of a fact about it."""
+"""Maximum number of characters shown of a prompt or response, and of a fact about it."""
 
 Columns = Mapping[str, tuple[str, str]]
-"""Metrics to show in a progress bar: header -> (metric name, format)."""
+"""Metrics shown in a progress bar: header -> (metric name, format)."""
 
 
 class RunDisplay:
     """A progress bar over training steps with the latest metrics below it; use it as a context manager.
 
     Args:
-        title: Name of the run.
+        title: Name of the run to show.
         total_steps: Number of steps for a full bar.
         unit: Name of a step.
     """
@@ -50,13 +50,13 @@ class RunDisplay:
         )
 
     def begin(self, step: int) -> None:
-        """Start an attempt that continues after ``step``, and hide the metrics of earlier attempts."""
+        """Begin an attempt that continues after ``step``, and hide the metrics of earlier attempts."""
         self._shown.clear()
         self._figures.plain = ""
         self._progress.reset(self._task, completed=step)
 
     def stage(self, text: str) -> None:
-        """Show a stage of the startup: next to a spinner on a terminal, or else as a line."""
+        """Show the current stage of the startup, next to a spinner on a terminal or else on a line of its own."""
         if self._live is None:
             self.say(text)
         elif self._live.is_started:
@@ -88,7 +88,7 @@ class RunDisplay:
         self.console.print(visible(text), highlight=False, markup=False, emoji=False, soft_wrap=True)
 
     def step(self, step: int, metrics: Mapping[str, float], note: str = "") -> None:
-        """Show a finished step with an optional note."""
+        """Show a finished step and an optional note."""
         self._shown.update(metrics)
         figures = "  ".join(
             f"{header} {self._shown[name]:{form}}"
@@ -102,7 +102,7 @@ class RunDisplay:
             self.say(f"{self._unit} {step}/{self._total}  {figures}")
 
     def sample(self, facts: Mapping[str, str], prompt: str, response: str) -> None:
-        """Show a response with a line of facts, omitting the middle of long texts."""
+        """Show a response and a line of facts about it, omitting the middle of long texts."""
         # Escape line breaks, so that model output cannot imitate the run's own lines.
         shown = {name: _shortened(visible(value).replace("\n", "\\n"), MAX_FACT) for name, value in facts.items()}
         self.say(" | ".join(f"{name} {value}" for name, value in shown.items()))
@@ -128,7 +128,7 @@ def _shortened(text: str, limit: int) -> str:
 
 
 def share_rows(seconds: Mapping[str, float]) -> list[list[str]]:
-    """Return the rows of a time-by-phase table, longest first: phase, seconds, share of the total."""
+    """Return the rows (phase, seconds, share of the total) of a table of time by phase, longest first."""
     total = sum(seconds.values()) or 1.0
     longest_first = sorted(seconds.items(), key=lambda item: -item[1])
     return [[name, f"{value:.1f} s", f"{value / total:.0%}"] for name, value in longest_first]

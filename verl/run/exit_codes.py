@@ -1,4 +1,4 @@
-"""The end of a run: preemption between steps with a checkpoint, final messages and exit codes."""
+"""Ends runs: checkpoints a preempted run between steps, prints final messages and sets exit codes."""
 
 import errno
 import signal
@@ -20,15 +20,15 @@ TERMINATED = 143
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-"""Errors of a full disk or an exhausted quota."""
+"""Error numbers for a full disk or an exhausted quota."""
 
 
 class Preempted(Exception):
-    """Raised if the run was asked to end; the same command resumes it."""
+    """Raised when a run has been asked to end; the same command resumes it."""
 
 
 class Preemption:
-    """Records that the run was asked to end.
+    """Records whether the run has been asked to end.
 
     Args:
         grace_s: Seconds to finish a step, or 0 for no limit.
@@ -41,7 +41,7 @@ class Preemption:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Record the first signal within the block; a later second signal ends the process immediately."""
+        """Record the first signal within the block; a second signal ends the process immediately."""
         before = {number: signal.signal(number, self._remember) for number in SIGNALS}
         try:
             yield
@@ -51,7 +51,7 @@ class Preemption:
 
     @contextmanager
     def finishing_steps(self) -> Iterator[None]:
-        """Make :meth:`check` allow the current step to finish within the block; :meth:`after_step` ends the run."""
+        """Let :meth:`check` allow the current step to finish within the block; :meth:`after_step` then ends the run."""
         self._stepping = True
         try:
             yield
@@ -59,14 +59,14 @@ class Preemption:
             self._stepping = False
 
     def check(self) -> None:
-        """Raise ``Preempted`` if the run was asked to end and there is no step to finish, or no time left for it."""
+        """If the run has been asked to end, raise ``Preempted`` unless a step still has time to finish."""
         if self._name and not self._stepping:
             raise Preempted(f"{self._name} before the first step")
         if self._name and self._grace_s and time.monotonic() - self._since > self._grace_s:
             raise Preempted(f"{self._name}: the step took longer than trainer.preemption_grace_s={self._grace_s:g}")
 
     def after_step(self, step: int, save: Callable[[], None]) -> None:
-        """If the run was asked to end, ``save`` the checkpoint of ``step`` and raise ``Preempted``."""
+        """If the run has been asked to end, call ``save`` to save ``step`` and raise ``Preempted``."""
         if self._name:
             save()
             raise Preempted(f"{self._name}: step {step} is saved")
@@ -79,13 +79,13 @@ class Preemption:
 
 
 def run_to_exit_code(run: Callable[[], None], requeue: bool = False) -> None:
-    """Call ``run`` and exit with a message and code: 0 done, 1 failed, 130 after Ctrl-C, 143 after SIGTERM, 75 requeue.
+    """Call ``run``, print a message on errors, and exit: 0 done, 1 failed, 130 Ctrl-C, 143 SIGTERM, 75 requeue.
 
     Tracebacks are printed except for ``ConfigError``, ``StaleAttempt``, ``WorkerError``, a full disk or exhausted
     memory.
 
     Args:
-        requeue: Whether the run continues elsewhere after SIGTERM and SIGUSR1, so that the code is 75.
+        requeue: Whether the run can continue elsewhere after SIGTERM and SIGUSR1, so that the exit code is 75.
     """
     code = REQUEUE if requeue else TERMINATED
     terminated = False

@@ -1,7 +1,7 @@
 """Estimates the GPU memory of each phase of a training run from its options; docs/memory.md derives the terms.
 
-The estimate covers decoder-only models with gated MLPs (Qwen, Llama, Mistral). Activation sizes were determined from
-the tensors that autograd saves.
+The estimate covers decoder-only models with gated MLPs (Qwen, Llama, Mistral). Activation sizes are based on the
+tensors that autograd saves.
 """
 
 from collections.abc import Mapping
@@ -20,32 +20,32 @@ GB = 1e9
 CONTEXT_GB = 2.0
 """Estimated size of the CUDA context, kernels and NCCL buffers, assuming one process per GPU."""
 LOGITS_BYTES = 12
-"""Bytes per token and vocabulary entry in addition to the logits: log-softmax, probabilities, product; all float32."""
+"""Bytes per token and vocabulary entry besides the logits: log-softmax, probabilities and their product in float32."""
 ENTROPY_BYTES = 20
-"""Like ``LOGITS_BYTES`` plus the logits, for backward passes through the entropy (``actor.entropy_coeff``)."""
+"""Bytes per token and vocabulary entry for backward passes through the entropy, including the logits."""
 SAMPLING_BYTES = 32
-"""Like ``LOGITS_BYTES``, if ``rollout.name=hf`` samples: float64 probabilities and their sums, sorted for ``top_p``."""
+"""Like ``LOGITS_BYTES``, for sampling with ``rollout.name=hf``: sorted float64 probabilities and their sums."""
 
 
 SAME_MODEL = 0.05
-"""Maximum share of norms and biases in a model's parameters for the estimate to apply."""
+"""Maximum share of a model's parameters in norms and biases; above it, the estimate does not apply."""
 WARNED = 0.9
-"""Share of GPU memory above which a run prints a warning; the estimate omits fragmentation and temporaries."""
+"""Share of GPU memory above which a run prints a warning, because estimates omit fragmentation and temporaries."""
 METHODS = {"generate": "sync_weights", "sync": "sync_weights", "logprobs": "compute_logprobs"}
 METHODS |= {"update, backward": "actor.update", "critic, backward": "critic.update"}
-"""Phase -> worker method whose fixes apply to it; optimizer steps use the fixes for loading."""
+"""Phase -> worker method whose suggested fixes apply to it; optimizer steps use the fixes for loading."""
 
 Parts = dict[str, float]
-"""Memory component -> GB on one GPU."""
+"""Memory component -> size in GB on one GPU."""
 
 
 def itemsize_of(dtype: str) -> int:
-    """Return the size of a number in bytes for ``param_dtype`` or ``rollout.dtype``: 4 for float32, otherwise 2."""
+    """Return the bytes per element for ``param_dtype`` or ``rollout.dtype``: 4 for float32, otherwise 2."""
     return 4 if dtype == "float32" else 2
 
 
 class Shape(NamedTuple):
-    """Sizes of a model."""
+    """Dimensions of a model."""
 
     hidden: int
     intermediate: int
@@ -59,7 +59,7 @@ class Shape(NamedTuple):
 
     @classmethod
     def of(cls, config: Any) -> "Shape":
-        """Return the sizes in a ``transformers`` config. Raises ``AttributeError`` if one is missing."""
+        """Return the dimensions in a ``transformers`` config, or raise ``AttributeError`` if one is missing."""
         head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         sizes = (config.hidden_size, config.intermediate_size, config.num_hidden_layers)
         heads = (config.num_attention_heads * head, config.num_key_value_heads * head)
@@ -72,20 +72,20 @@ class Shape(NamedTuple):
 
     @property
     def root_parameters(self) -> int:
-        """Number of parameters of the embedding and the output head."""
+        """Number of parameters in the embedding and the output head."""
         return self.vocabulary * self.hidden * (1 if self.tied else 2)
 
     @property
     def parameters(self) -> int:
-        """Number of parameters of the model."""
+        """Number of parameters in the model."""
         return self.layers * self.layer_parameters + self.root_parameters
 
     def trainable(self, model: ModelConfig) -> int:
-        """Return the number of parameters with gradients and moments: the adapters', or else all."""
+        """Return the number of parameters that have gradients and moments: only the adapters', or all."""
         if not model.trains_adapters:
             return self.parameters
         d, i = self.hidden, self.intermediate
-        # Input plus output size of each matrix in a layer.
+        # Sum of the input and output sizes of each matrix in a layer.
         linears = {"q_proj": d + self.attention, "k_proj": d + self.kv, "v_proj": d + self.kv}
         linears |= {"o_proj": self.attention + d, "gate_proj": d + i, "up_proj": d + i, "down_proj": i + d}
         chosen = [n for name, n in linears.items() if {name, "all-linear"} & set(model.lora.target_modules)]
@@ -94,7 +94,7 @@ class Shape(NamedTuple):
     def activations(self, tokens: float, model: ModelConfig) -> float:
         """Return the number of bytes saved for the backward pass of a micro-batch of ``tokens`` tokens per worker."""
         scale = itemsize_of(model.param_dtype) / 2
-        # With a padding mask, torch's attention repeats keys and values for every query head.
+        # Given a padding mask, torch's attention repeats keys and values for every query head.
         keys = self.kv if model.use_remove_padding else self.attention
         layer = scale * (20 * self.hidden + 8 * self.intermediate + 4 * keys)
         if model.gradient_checkpointing:
@@ -104,7 +104,7 @@ class Shape(NamedTuple):
     def model_parts(self, model: ModelConfig, workers: int, learns: bool = True) -> Parts:
         """Return the memory components of a sharded model.
 
-        FSDP gathers the parameters of the root and of two layers, and whole gradients of the root and of one layer.
+        FSDP gathers the parameters of the root and two layers, and holds unsharded gradients of the root and one layer.
         """
         shards, itemsize = model.fsdp.workers_per_copy(workers), itemsize_of(model.param_dtype)
         trainable = self.trainable(model) if learns else 0
@@ -121,7 +121,7 @@ class Shape(NamedTuple):
 def estimate(
     config: PPOConfig, gpu_gb: float, policy: Shape, critic: Shape | None = None, reward_model: Shape | None = None
 ) -> dict[str, Parts]:
-    """Return GB on one GPU by phase and component; a critic or reward model without a shape is not counted."""
+    """Return GB on one GPU by phase and component, ignoring a critic or reward model without a shape."""
     model, actor, rollout, workers = config.model, config.actor, config.rollout, config.trainer.world_size
     longest, longest_response = config.max_sequence_length, config.data.max_response_length
     rows = actor.log_prob_micro_batch_size_per_gpu
@@ -132,7 +132,7 @@ def estimate(
     parts, engine = policy.model_parts(model, workers), _engine(config, policy, gpu_gb)
     colocated = {} if rollout.has_pool else engine
 
-    # 1. Memory held in every phase. Each phase adds components to it or replaces some.
+    # 1. Memory held in every phase. Individual phases add or replace components.
     held = {"context": CONTEXT_GB}
     if config.uses_reference and not model.trains_adapters:
         reference = policy.model_parts(model, workers, learns=False)
@@ -148,8 +148,8 @@ def estimate(
     awake = {} if rollout.free_cache_engine or rollout.name == "hf" else colocated
     at_work = held | {"parameters": parts["parameters"]}
 
-    # 2. The log-probability pass. The head runs after the layers, whose MLPs hold two factors and their product, next
-    # to the residual stream and the attention output.
+    # 2. The log-probability pass. The head runs after the layers, whose MLPs hold two factors and their product in
+    # addition to the residual stream and the attention output.
     def logits(num_bytes: int, tokens: float) -> float:
         responses = tokens * longest_response / longest
         alive = min(model.logits_chunk_size or responses, responses)
@@ -185,18 +185,18 @@ def estimate(
 
 
 def _micro_batch(options: LearnerConfig, rows: int, most: int, model: ModelConfig, longest: int) -> float:
-    """Return the number of tokens in a micro-batch on one worker; ``most`` with ``use_dynamic_bsz``."""
+    """Return the number of tokens in a micro-batch on one worker, which is ``most`` with ``use_dynamic_bsz``."""
     return most if options.use_dynamic_bsz else rows * longest / model.ulysses_sequence_parallel_size
 
 
 def _idle(parts: Parts, model: ModelConfig, prefix: str) -> Parts:
-    """Return the memory of a model while other models are in use."""
+    """Return the memory that a model occupies while other models are in use."""
     offloaded = {"parameters": model.fsdp.param_offload, "moments": model.fsdp.optimizer_offload}
     return {f"{prefix}{name}": 0.0 if off else parts[name] for name, off in offloaded.items()}
 
 
 def _update(name: str, held: Parts, parts: Parts, prefix: str, batch: Parts) -> dict[str, Parts]:
-    """Return the phases of a model's update: the backward pass and the optimizer step.
+    """Return the memory of the phases of a model's update: the backward pass and the optimizer step.
 
     AdamW's step over all parameters allocates a temporary of their size.
     """
@@ -207,7 +207,7 @@ def _update(name: str, held: Parts, parts: Parts, prefix: str, batch: Parts) -> 
 
 
 def _syncing(config: PPOConfig, shape: Shape) -> float:
-    """Return the bytes of a weight sync: a bucket, this worker's part of it, one whole parameter, and vLLM's copy."""
+    """Return the bytes that a weight sync uses: a bucket, its part on this worker, a whole parameter, vLLM's copy."""
     rollout, itemsize = config.rollout, itemsize_of(config.rollout.dtype)
     largest = itemsize * shape.vocabulary * shape.hidden
     bucket = min(max(rollout.update_weights_bucket_megabytes << 20, largest), itemsize * shape.parameters)
@@ -218,7 +218,7 @@ def _syncing(config: PPOConfig, shape: Shape) -> float:
 def _engine(config: PPOConfig, shape: Shape, gpu_gb: float) -> Parts:
     """Return the memory components of the rollout engine during sampling.
 
-    vLLM's KV cache takes the engine's share minus its weights, the hidden states and the workspace that measures them.
+    vLLM's KV cache takes the engine's share minus its weights, the hidden states and the workspace for measuring them.
     """
     rollout, length = config.rollout, config.max_sequence_length
     if rollout.name == "hf":
@@ -239,7 +239,7 @@ def _engine(config: PPOConfig, shape: Shape, gpu_gb: float) -> Parts:
 
 
 def shape_of(model: ModelConfig) -> Shape | None:
-    """Return the sizes of a model, or None if the estimate does not apply to its architecture."""
+    """Return the dimensions of a model, or None if the estimate does not apply to its architecture."""
     info = ModelInfo.of(model)
     try:
         shape, whole = Shape.of(info.text_config), info.causal_model
@@ -251,20 +251,20 @@ def shape_of(model: ModelConfig) -> Shape | None:
 
 
 def peak_of(phases: Mapping[str, Parts]) -> tuple[str, float]:
-    """Return the phase that needs the most memory, and its total in GB."""
+    """Return the phase that needs the most memory and its total in GB."""
     phase = max(phases, key=lambda name: sum(phases[name].values()))
     return phase, sum(phases[phase].values())
 
 
 def fix_of(phase: str) -> str:
-    """Return a text that lists the options that reduce a phase's memory."""
+    """Return a text with the options that reduce the memory of a phase."""
     return f"{fix(METHODS.get(phase, 'load'), ON_GPU)}, or train adapters (model.lora.rank=32)"
 
 
 def memory_warning(config: PPOConfig, gpu_gb: float) -> str:
     """Return a warning if the estimate exceeds 90 % of the smallest GPU's memory, or an empty string otherwise.
 
-    Models of unknown size are not counted; if the policy's size is unknown, there is no estimate.
+    A critic or reward model of unknown size is ignored; if the policy's size is unknown, there is no estimate.
     """
     policy = shape_of(config.model)
     if policy is None:

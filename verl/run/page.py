@@ -1,4 +1,4 @@
-"""Writes a run's report during training in a separate process, so that no step waits for it."""
+"""Writes a run's report in a separate process, so that it does not delay training."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ LAST_PAGE_S = 120.0
 
 
 class PageWriter:
-    """Writes ``report.html`` to a run's folder every ``freq`` steps and at its end, and reports failures in one line.
+    """Writes ``report.html`` to a run's folder every ``freq`` steps and at the end, and reports failures in one line.
 
     Args:
         freq: Steps between reports; see ``trainer.report_freq``.
@@ -26,11 +26,11 @@ class PageWriter:
         self._folder, self._freq, self._say = folder, freq, say
         self._process: subprocess.Popen[bytes] | None = None
         self._behind = False
-        """Whether anything has been recorded since :meth:`finish`."""
+        """Whether a step has been recorded since :meth:`finish`."""
 
     @contextmanager
     def even_after_failure(self) -> Iterator[None]:
-        """Write a report of the steps recorded so far if the block raises an exception."""
+        """If the block raises an exception, write a report of the steps recorded so far."""
         try:
             yield
         except BaseException:
@@ -43,14 +43,14 @@ class PageWriter:
         return Backend(lambda step, metrics: self.after_step(step), self.stop)
 
     def after_step(self, step: int) -> None:
-        """Start writing the report if it is due, unless the previous one is still being written."""
+        """Start writing the report if one is due and the previous one has been written."""
         self._behind = True
         running = self._process is not None and self._process.poll() is None
         if self._freq > 0 and step > 0 and step % self._freq == 0 and not running:
             self._start()
 
     def finish(self) -> None:
-        """Write the report of the whole run and print its path."""
+        """Write the report on the whole run and print its path."""
         self._behind = False
         self.stop()
         if self._freq < 0:
@@ -65,7 +65,7 @@ class PageWriter:
         self._say(f"page: {self.page}" if code == 0 else failed)
 
     def stop(self) -> None:
-        """Kill the writing process if it is running; the existing report stays unchanged."""
+        """Kill the writing process if it is running; any existing report remains unchanged."""
         process, self._process = self._process, None
         if process is not None and process.poll() is None:
             process.kill()

@@ -1,7 +1,7 @@
-"""The parent process of a run: starts the working process, and reports its end if it could not do so itself.
+"""Runs the actual work in a child process, and reports the child's end if the child could not do so itself.
 
-Ray kills a process that has lost its node manager (the raylet) without a message, as does the system if a process uses
-too much memory. The user still sees an error, the command that resumes the run, and an exit code.
+Ray silently kills a process that has lost its node manager (the raylet), as does the system if a process uses too much
+memory. Thanks to the parent, the user still sees an error, the command that resumes the run, and an exit code.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signa
 """Signals to forward to the child."""
 
 SI_KERNEL = 0x80
-"""Linux code for a signal from a terminal key, which the child receives as well."""
+"""Linux code for a signal sent by a terminal key, which the child receives directly as well."""
 
 PR_SET_PDEATHSIG = 1
 """Linux ``prctl`` option: the signal that a process receives when its parent ends."""
@@ -29,11 +29,11 @@ PR_SET_PDEATHSIG = 1
 def run_in_child(run: Callable[[], None], trainer: RunConfig) -> None:
     """Call ``run`` in a child process, and exit with the child's code unless it is 0.
 
-    Call this before large imports, so that this process stays small. On systems other than Linux, ``run`` is called in
+    Call this before large imports, so that this process stays small. On systems other than Linux, it calls ``run`` in
     this process.
 
     Raises:
-        SystemExit: With the child's code: 75 if Ray ended it, 128 + N if signal N did.
+        SystemExit: With the child's exit code, 75 if Ray killed the child, or 128 + N if signal N did.
     """
     if sys.platform != "linux":
         run()
@@ -51,7 +51,7 @@ def run_in_child(run: Callable[[], None], trainer: RunConfig) -> None:
     os.close(writer)
     code = os.waitstatus_to_exitcode(_forward_signals_until_end(child, alone))
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    os.set_blocking(reader, False)  # surviving processes may hold the write end
+    os.set_blocking(reader, False)  # other processes that survive may hold the write end
     with suppress(BlockingIOError), open(reader, "rb") as pipe:
         if not pipe.read(1):
             code = _report(code, trainer)
@@ -60,15 +60,15 @@ def run_in_child(run: Callable[[], None], trainer: RunConfig) -> None:
 
 
 def _work(run: Callable[[], None], writer: int, alone: bool, mask: set[int]) -> NoReturn:
-    """Run the work in the child, which ends with its parent and reports its own end."""
+    """Run the work in the child, which ends if its parent ends and reports its own end."""
     parent = os.getppid()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
-        os._exit(1)  # the parent was killed just now
+        os._exit(1)  # the parent has just been killed
     if alone:
         os.setpgid(0, 0)  # so that a signal to the group reaches the child only once, by forwarding
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    # If this process is killed, a multiprocessing helper cleans up, and would print a warning after the last line.
+    # If this process is killed, a multiprocessing helper cleans up; its warning would follow the last line of output.
     quiet = "ignore:resource_tracker:UserWarning"
     os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), quiet]))
     try:

@@ -1,4 +1,4 @@
-"""Parses a run's config and checks it against the files that it names: model, data and the run's folder."""
+"""Parses a run's config, and checks the model, data and folder that it names."""
 
 import os
 from collections.abc import Sequence
@@ -22,10 +22,10 @@ ConfigT = TypeVar("ConfigT")
 
 
 def parse_run_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
-    """Parse the config, and check that the model and the data exist and that the run may use its folder.
+    """Parse the config, and check that the model and the data exist and that the run can use its folder.
 
     Raises:
-        ConfigError: As in ``parse_config``; also if a file or model is missing, or the folder's run cannot be resumed.
+        ConfigError: If ``parse_config`` raises it, a file or model is missing, or the folder's run cannot be resumed.
     """
     config: Any = parse_config(schema, tree)
     mistakes = Mistakes()
@@ -62,7 +62,7 @@ def _resolve_model(model: Any) -> Any:
 
 
 def _resolve_files(data: Any) -> Any:
-    """Return the data config with resolved paths."""
+    """Return the data config with paths resolved relative to the shell's working directory."""
     return replace(data, **{name: [*map(find_path, getattr(data, name))] for name in ("train_files", "val_files")})
 
 
@@ -85,7 +85,7 @@ def _require_files(field: str, paths: Sequence[str]) -> None:
 
 
 def _require_run_folder(trainer: RunConfig) -> None:
-    """Refuse to overwrite a run: the folder must be new or contain the run to resume (``trainer.resume_mode``).
+    """Raise ``ConfigError`` unless the folder is new or contains the run to resume (``trainer.resume_mode``).
 
     A run that ended before its first checkpoint may be overwritten.
     """
@@ -113,14 +113,14 @@ def _require_run_folder(trainer: RunConfig) -> None:
 
 
 def _is_temporary(path: Path) -> bool:
-    """Return whether a file in a run's folder is its lock, its attempt, or a file left half-written by a killed run."""
+    """Return whether a file in a run's folder is the lock, the attempt, or a partial file left by a killed run."""
     return path.name in (LOCK, ATTEMPT) or (path.name.startswith(".") and path.name.endswith(".unfinished"))
 
 
 def require_model(field: str, path: str) -> None:
-    """Raise ``ConfigError`` naming ``field`` if a folder contains no model; hub ids (``owner/name``) are accepted.
+    """Raise a ``ConfigError`` that names ``field`` if a folder has no model; accept hub ids (``owner/name``).
 
-    A name below ``data/`` always denotes a folder, because the shipped model is there.
+    A path below ``data/`` always denotes a folder, because ``data/`` contains the shipped model.
     """
     folder = Path(path)
     hub_id = len(folder.parts) == 2 and not folder.is_absolute() and not folder.parent.exists()
@@ -137,7 +137,7 @@ def require_model(field: str, path: str) -> None:
 
 
 def _refuse_unmerged(field: str, folder: Path) -> None:
-    """Raise ``ConfigError`` for a checkpoint folder without a model; the message tells where the model is."""
+    """Raise a ``ConfigError`` that locates the model if ``path`` is a checkpoint folder without a model."""
     if any(folder.glob("*.safetensors")):
         return
     for part in (folder.parent, folder, folder / "actor"):

@@ -1,4 +1,4 @@
-"""Stored responses of a run: one Parquet file per training step and validation, in ``samples/`` of the run's folder.
+"""Stores responses of a run in its folder ``samples/``, as one Parquet file per training step and validation.
 
 Each file appears only once it is complete. Any Parquet reader can load them together: ``pandas.read_parquet(folder)``.
 """
@@ -20,10 +20,10 @@ SAMPLES = "samples"
 """Name of the samples folder in a run's folder."""
 
 METRIC_PREFIX = "metric/"
-"""Prefix of columns with rank metrics."""
+"""Prefix of the names of columns with rank metrics."""
 
 PREFIX = "prefix/"
-"""Prefix of columns with lists of rank metrics, one per prefix of the response."""
+"""Prefix of the names of columns with lists of rank metrics, one value per prefix of the response."""
 
 Split = Literal["train", "val"]
 
@@ -31,7 +31,7 @@ _NAME = re.compile(r"(train|val)_([0-9]{6}|[1-9][0-9]{6,11})\.parquet")
 
 
 class SampleFile(NamedTuple):
-    """A file of samples. Files are ordered by step, with the validation after a step following it."""
+    """A file of samples; files are ordered by step, with a step's validation after its training samples."""
 
     step: int
     split: str
@@ -48,13 +48,13 @@ def sample_files(folder: Path) -> list[SampleFile]:
 
 
 class SampleStore:
-    """A context manager that writes samples while training continues, and waits at its end until all are written.
+    """A context manager that writes samples while training continues, and on exit waits until all are written.
 
-    If the disk is full or fails, it prints one warning and stops writing samples, but the run continues.
+    If the disk is full or fails, the store prints one warning and writes no more samples, but the run continues.
 
     Args:
         root: Folder of the run.
-        attempt: Attempt that rejects files once a newer one has taken over.
+        attempt: Current attempt, which refuses writes once a newer attempt has taken over.
         say: Callback that shows a line to the user.
     """
 
@@ -78,7 +78,7 @@ class SampleStore:
             self._thread.shutdown()
 
     def wants(self, split: Split, step: int) -> bool:
-        """Return whether to store the responses of this step."""
+        """Return whether the responses of this step are to be stored."""
         freq = self.config.freq
         return freq > 0 and not self._failed and (split == "val" or step == 1 or step % freq == 0)
 
@@ -120,9 +120,9 @@ class SampleStore:
 
 
 def superfluous(sizes: dict[SampleFile, int], limit: float) -> Iterator[SampleFile]:
-    """Yield files to remove until the rest takes at most ``limit`` bytes; never yields the newest file.
+    """Yield files to remove until the rest takes up at most ``limit`` bytes, but never the newest file.
 
-    Training files come before validation files. For each kind, every other remaining file is removed, earliest first.
+    Training files go before validation files. Of each kind, every other file is removed, oldest first, repeatedly.
     """
     total = sum(sizes.values())
     left = sorted(sizes)[:-1]

@@ -1,4 +1,4 @@
-"""The common structure of training and evaluation: resources start in order, and are released in reverse order."""
+"""Manages the resources of training and evaluation, which start in order and are released in reverse order."""
 
 import math
 import os
@@ -43,15 +43,15 @@ from verl.utils.process import available_cores
 T = TypeVar("T")
 
 RELEASE_S = 30.0
-"""Seconds to wait for Ray to shut down if the cluster has lost its head."""
+"""Seconds to wait for Ray to shut down, which may hang if the cluster has lost its head."""
 
 
 class RaySession(ExitStack):
-    """A context manager for worker groups on a Ray cluster, which starts with the first group.
+    """A context manager for worker groups on a Ray cluster; the first group also starts the cluster.
 
     Args:
         machines: Options for the machines of an existing cluster.
-        folder: Output folder, which all machines share.
+        folder: Output folder, which all machines must share.
         files: Data files that must exist on all machines.
     """
 
@@ -68,29 +68,29 @@ class RaySession(ExitStack):
         self.nnodes, self.workers_per_node, self.device_type = nnodes, workers_per_node, device_type
         self.machines, self.folder, self.files = machines, folder, files
         self.largest_batch = (0, 0)
-        """Maximum number of rows, and tokens per row, in one message."""
+        """Maximum number of rows, and of tokens per row, in one message."""
         self.pool = (0, 0)
         """Number of machines and of workers per machine for separate engines."""
         self.weight_bytes = 0
-        """Size of the weights sent to the separate engines."""
+        """Size in bytes of the weights sent to the separate engines."""
         self.machines_gathered = False
-        """Whether the machines have already been waited for."""
+        """Whether this session has already waited for the machines."""
         self.resources: ExitStack = self
         """Resources to release together with the workers."""
 
     @property
     def world_size(self) -> int:
-        """Number of workers, without separate engines."""
+        """Number of workers, excluding separate engines."""
         return self.nnodes * self.workers_per_node
 
     @property
     def busy_cores(self) -> int:
-        """Number of this machine's cores that its workers use for computation."""
+        """Number of this machine's cores on which its workers compute."""
         on_gpu = self.device_type == "cuda"
         return self.workers_per_node * (1 if on_gpu else cpu_threads(self.workers_per_node, available_cores()))
 
     def start_ray(self, say_stage: Callable[[str], None] = lambda stage: None) -> None:
-        """Start Ray or connect to it, unless that has been done already."""
+        """Start Ray or connect to it, unless this session has already done so."""
         if not ray.is_initialized():
             address = cluster_address()
             found = " found on this machine (RAY_ADDRESS=local ignores it)" if not os.environ.get("RAY_ADDRESS") else ""
@@ -100,7 +100,7 @@ class RaySession(ExitStack):
             self.resources.enter_context(ray_cluster(num_workers, self.device_type, store_mb))
 
     def wait_for_pool(self, say: Callable[[str], None], interrupt: Callable[[], None]) -> None:
-        """Wait for machines with room for both groups, if there are separate engines. Raises ``NoRoom``."""
+        """If there are separate engines, wait for machines with room for both groups, or raise ``NoRoom``."""
         if self.pool[0]:
             groups = [(self.nnodes, self.workers_per_node), self.pool]
             wait_for_room(groups, self.device_type, self.machines.machines_timeout_s, say, interrupt)
@@ -119,11 +119,11 @@ class RaySession(ExitStack):
         """Start a worker group that loads ``models``; the caller must close it.
 
         Args:
-            pool: Further arguments of :class:`EnginePool`, to start separate engines, or none to start the trainers.
+            pool: Additional arguments of :class:`EnginePool` to start separate engines, or none to start the trainers.
 
         Raises:
             WorkerError: If a worker fails to start.
-            ConfigError: If machines are missing or lack something, with one line for each.
+            ConfigError: If machines are missing or lack something; the message has one line for each.
         """
         self.start_ray(supervision.say_stage if supervision else lambda stage: None)
         place = (*(self.pool if pool else (self.nnodes, self.workers_per_node)), self.device_type)
@@ -145,10 +145,10 @@ class RaySession(ExitStack):
 
 
 class TrainingRun(RaySession):
-    """A context manager for one training run, which locks its folder and may take several attempts.
+    """A context manager for a training run, which locks the run's folder and can make several attempts.
 
-    At the end of each attempt, the workers and Ray stop before unfinished checkpoints are removed. If the run fails or
-    is interrupted, it prints the command that resumes it to stderr.
+    At the end of each attempt, it stops the workers and Ray before removing unfinished checkpoints. If the run fails or
+    is interrupted, it prints the command that resumes the run to stderr.
     """
 
     def __init__(self, config: PPOConfig | SFTConfig, steps: int, columns: Columns, device_type: str) -> None:
@@ -185,7 +185,7 @@ class TrainingRun(RaySession):
         return self
 
     def find_resumption(self, job: str, num_examples: int, parts: Mapping[str, ModelConfig]) -> Resumption | None:
-        """Return the checkpoint to resume from, after :func:`check_resumable`, or None to start from scratch."""
+        """Return the checkpoint to resume from, checked by :func:`check_resumable`, or None to start from scratch."""
         self.resumption = find_resumption(self.config, self.display.say)
         if self.resumption is not None:
             check_resumable(self.resumption, job, num_examples, parts)
@@ -198,11 +198,11 @@ class TrainingRun(RaySession):
         return max(resumption.step, done) >= self.steps
 
     def _holds(self, resumption: Resumption | None) -> bool:
-        """Return whether the checkpoint belongs to this run's folder."""
+        """Return whether the checkpoint is in this run's folder."""
         return resumption is not None and resumption.folder.parent == self.folder.resolve()
 
     def report_complete(self, resumption: Resumption, summary: Mapping[str, Any]) -> None:
-        """Report that the last step is done, and write the summary if the run was stopped before writing it."""
+        """Report that the last step is done, and write the summary if the run ended before writing it."""
         if not (self.folder / "summary.json").exists():
             self.write_summary(summary)
         longer = "; raise trainer.total_training_steps to train longer" if self.is_complete(resumption) else ""
@@ -250,7 +250,7 @@ class TrainingRun(RaySession):
         """Start the separate engines; call this after :meth:`start`."""
         config: Any = self.config
         started = (worker, config, arguments, environment, [config.model.path], self._supervision(engines=True))
-        # An engine holds the hidden states of its unfinished conversations, which would be lost with it.
+        # An engine holds the hidden states of its unfinished conversations, which would be lost if it died.
         holds_states = config.rollout.multi_turn.enable and config.calculator.measured_by("rollout")
         goes_on = not (config.trainer.deals_by_counts(self.device_type) or holds_states)
         pool: dict[str, Any] = {"workers_per_world": workers_per_engine, "goes_on": goes_on, "say": self.display.say}
@@ -259,7 +259,7 @@ class TrainingRun(RaySession):
         return group
 
     def _crowding(self, cores: int) -> list[str]:
-        """Return a warning if the workers, each a process with its own model, outnumber this machine's cores."""
+        """Return a warning if there are more workers, each a process with its own model, than cores on this machine."""
         engines = math.prod(self.pool)
         count, options = self.world_size + engines, f"trainer.n_gpus_per_node={self.workers_per_node}"
         if count <= cores:
@@ -274,7 +274,7 @@ class TrainingRun(RaySession):
         ]
 
     def _supervision(self, engines: bool) -> Supervision:
-        """Return the supervision of the trainers, or of separate engines."""
+        """Return the supervision of either the trainers or the separate engines."""
         trainer, logs = self.config.trainer, self.folder / "logs" / f"attempt_{self.attempt.number}"
         times = (trainer.detection_s, trainer.phase_timeout_s, trainer.nccl_timeout_s)
         kind, logs = ("engine worker", logs / "engines") if engines else ("worker", logs)
@@ -283,7 +283,7 @@ class TrainingRun(RaySession):
     def _check_devices(self, sizes: list[int]) -> None:
         """Warn if the models may not fit on GPUs with these sizes in bytes, where 0 stands for a CPU."""
         config = self.config
-        # Validation alone needs neither gradients nor moments.
+        # A run that only validates needs neither gradients nor moments.
         if isinstance(config, PPOConfig) and min(sizes) and not config.trainer.val_only:
             if warning := memory_warning(config, min(sizes) / GB):
                 self.display.say(warning)
@@ -292,7 +292,7 @@ class TrainingRun(RaySession):
         """Call ``train`` and return its result; after machine failures, call it again from the latest checkpoint.
 
         Raises:
-            WorkerError: If the program failed, or machines failed too often, or twice in the same way and step.
+            WorkerError: If the program failed, or if machines failed too often or twice in the same way and step.
             RequeueError: If too few machines are left.
             Preempted: If the scheduler reclaims the machines.
         """
@@ -321,7 +321,7 @@ class TrainingRun(RaySession):
         resumed = 0 if self.resumption is None else self.resumption.step
         # Errors raised by Ray itself, such as the loss of a machine, but not errors raised in tasks.
         lost = isinstance(error, RayError) and not isinstance(error, RayTaskError)
-        # The previous attempt may not have released its GPU memory yet.
+        # The previous attempt may not yet have released its GPU memory.
         full = isinstance(error, OutOfMemory) and self.restarts > 0 and self._step_reached() <= resumed
         if not lost and not full:
             return None
@@ -330,7 +330,7 @@ class TrainingRun(RaySession):
         return lost_machine
 
     def _end_attempt(self, error: MachineError) -> tuple[int, str]:
-        """Release all resources, and return the step that failed and the worker that failed in it."""
+        """Release all resources, and return the step and the worker that failed."""
         self.display.say(f"attempt {self.attempt.number} ended: {error}")
         # Ray may wait forever for a lost head.
         give_up = threading.Timer(RELEASE_S, os._exit, (REQUEUE,))
@@ -362,7 +362,7 @@ class TrainingRun(RaySession):
             self.wait_for_pool(self.display.say, self.preemption.check)
         except NoRoom as error:
             raise RequeueError(str(error)) from error
-        # From here on, a lost machine counts as a failure and not as a mistake in the options.
+        # From here on, a missing machine is a failure rather than a mistake in the options.
         self.machines_gathered = True
         self.display.say(f"restart {self.restarts} of at most {trainer.max_restarts}")
         if checkpoints(self.folder):
@@ -379,7 +379,7 @@ class TrainingRun(RaySession):
         write_summary(self.folder, summary)
 
     def report(self, seconds_by_phase: Mapping[str, float]) -> None:
-        """Show the time by phase, and the locations of the model, the metrics and the report."""
+        """Show the time by phase and the paths of the model, the metrics and the report."""
         self.display.table("Time by phase", ["phase", "seconds", "share"], share_rows(seconds_by_phase))
         checkpoint = latest_checkpoint(self.folder)
         if checkpoint is not None:

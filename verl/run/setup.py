@@ -1,4 +1,4 @@
-"""Setup of a training run: loads and checks everything before Ray starts."""
+"""Sets up a training run: loads and checks everything before Ray starts."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -35,10 +35,10 @@ from verl.workers.policy_loss import PolicyLoss, check_policy_loss
 
 
 class TrainingSetup:
-    """Data, tokenizers and user code of a run, with all checks that are possible before Ray starts, in order.
+    """Data, tokenizers and user code of a run, loaded with all checks that are possible before Ray starts.
 
     Args:
-        checks: Additional checks from the trainer, which raise ``ConfigError`` if it cannot use a config.
+        checks: Additional checks by the trainer, which raise ``ConfigError`` if it does not support the config.
 
     Raises:
         ConfigError: If the config does not fit the data or the machine, or code that it names cannot be used.
@@ -51,7 +51,7 @@ class TrainingSetup:
         check_trackers(trainer.logger)
         self.device_type = resolve_device(config.device, *trainer.place)
         use_custom_functions(rewards.paths_of_custom_functions(), rewards.custom_kwargs)
-        # 2. Models and tokenizers. Check a model's config.json before loading its tokenizer, which also reads it.
+        # 2. Models and tokenizers. Check a model's config.json before loading the tokenizer, which also reads it.
         for prefix, model in config.models.items():
             fetch_model(model.path, f"{prefix}.path")
         for model in config.models.values():
@@ -79,12 +79,12 @@ class TrainingSetup:
         with mistakes.collected():
             check_models(config, self.tokenizer, self.device_type)
         mistakes.raise_all()
-        # 4. The method, and the number of steps, which depends on how many candidates it reads per prompt.
+        # 4. The method, and the number of steps, which depends on how many candidates the method reads per prompt.
         self.steps_per_epoch = self._steps_per_epoch(1)
         self.steps = trainer.num_steps(self.steps_per_epoch)
         """Number of steps of the whole run."""
         self.method = self.new_method()
-        """Method instance used only for checks; each attempt creates a new one."""
+        """Method instance used only for checks, because each attempt creates a new one."""
         if self.method.candidates_per_prompt > 1:
             self.steps_per_epoch = self._steps_per_epoch(self.method.candidates_per_prompt)
             self.steps = self.method.method.total_steps = trainer.num_steps(self.steps_per_epoch)
@@ -126,7 +126,7 @@ class TrainingSetup:
         return arguments | {"tools": tool_schemas(options)} if options.calls_tools else arguments
 
     def conversations(self, pool: EnvironmentPool) -> ConversationSetup:
-        """Return the setup of conversations with environments in ``pool``."""
+        """Return the setup of conversations whose environments run in ``pool``."""
         options, limit = self.config.rollout.multi_turn, self.config.data.max_response_length
         template = self.config.data.template
         return ConversationSetup(options, limit, self.tokenizer, self.chat_arguments, self.stop_strings, pool, template)
@@ -137,11 +137,11 @@ class TrainingSetup:
         return [*self.config.rollout.stop, *stop_strings(self.config.data.template, self.tokenizer)]
 
     def new_method(self) -> MethodCalls:
-        """Return a method in its initial state, because a failed attempt must leave no state behind."""
+        """Return a method in its initial state, so that no state of a failed attempt remains."""
         return MethodCalls(self.config, self.tokenizer, self.train_set.records, self.steps)
 
     def new_loader(self) -> StatefulDataLoader:
-        """Return a loader of training prompts that starts with the first batch."""
+        """Return a loader of training prompts, starting with the first batch."""
         config, candidates = self.config, self.method.candidates_per_prompt
         return train_loader(self.train_set, config.data, config.seed, candidates)
 
@@ -154,13 +154,13 @@ class TrainingSetup:
 
 
 def try_reward_functions(config: RewardScoreConfig, records: Sequence[PromptRecord]) -> list[str]:
-    """Call each data source's custom function on its first record, as training will.
+    """Call each data source's custom function on the source's first record, as training will.
 
-    Each is called with an empty response and with the ground truth. Returns a warning for each call that exceeded a
+    The response is empty in one call and the ground truth in another. Returns a warning for each call that exceeded a
     limit.
 
     Raises:
-        ConfigError: If a function raises an error or returns no score, or no record has its data source.
+        ConfigError: If a function raises an error, returns no score, or is for a data source without records.
     """
     custom = config.paths_of_custom_functions()
     if not custom:
@@ -206,7 +206,7 @@ def check_method_and_loss(config: PPOConfig, method: MethodCalls, loss: PolicyLo
 def check_models(config: PPOConfig, tokenizer: PreTrainedTokenizerBase, device_type: str) -> None:
     """Raise ``ConfigError`` if a model does not fit its options, the tokenizer or the sequence lengths.
 
-    Such a model could not be loaded with its options, would read unknown tokens, or would read sequences longer than it
+    Such a model cannot be loaded with its options, would read unknown tokens, or would read sequences longer than it
     supports.
     """
     for prefix, model in config.models.items():
@@ -223,7 +223,7 @@ def check_models(config: PPOConfig, tokenizer: PreTrainedTokenizerBase, device_t
     if config.uses_critic:
         check_value_architecture(config.critic.model, "critic.model.path")
     check_engine_model(config, device_type)
-    end_tokens(config, tokenizer)  # raises an error for tokens outside the vocabulary
+    end_tokens(config, tokenizer)  # raises an error if a token is outside the vocabulary
     check_embeds_tokens(config.model, "model.path", tokenizer)
     if config.uses_critic and config.critic.model.path != config.model.path:
         check_reads_tokens(config.critic.model, "critic.model.path", tokenizer)

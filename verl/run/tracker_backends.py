@@ -1,6 +1,6 @@
-"""The trackers of ``trainer.logger``: checks before a run starts, and a recording backend for each.
+"""Checks the trackers in ``trainer.logger`` before a run starts, and defines a recording backend for each.
 
-Packages are imported only in runs that use them, because mlflow and swanlab are not required packages.
+Packages are imported only in runs that use them, because mlflow and swanlab are optional.
 """
 
 import json
@@ -26,13 +26,13 @@ MLFLOW_ID = "mlflow_id.txt"
 """File in a run's folder with the id of the mlflow run to resume."""
 
 PACKAGES = ("tensorboard", "wandb", "mlflow", "swanlab")
-"""Trackers that need the package of the same name."""
+"""Trackers that need a package of the same name."""
 
 Metrics = Mapping[str, float]
 
 
 class Table(NamedTuple):
-    """Rows of text and numbers, recorded in addition to metrics."""
+    """A table of text and numbers, which is recorded in addition to metrics."""
 
     columns: list[str]
     rows: list[list[str | float | None]]
@@ -50,7 +50,7 @@ class Backend:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """Run information for trackers."""
+    """Information about a run for trackers."""
 
     folder: Path
     project: str
@@ -61,7 +61,7 @@ class RunInfo:
 
 
 def check_trackers(loggers: Sequence[str]) -> None:
-    """Check before anything starts that all trackers can be used.
+    """Check that all trackers can be used, before anything starts.
 
     Raises:
         ConfigError: If a package or an API key is missing.
@@ -70,7 +70,7 @@ def check_trackers(loggers: Sequence[str]) -> None:
         field = f"trainer.logger={name!r}"
         if name in PACKAGES:
             spec = find_spec(name)
-            # A folder with the package's name, as left behind by trackers, has no origin.
+            # A folder with the package's name, which a tracker may have created, has no origin.
             if spec is None or spec.origin is None:
                 raise ConfigError(f"{field}: {name} is not installed; `pip install {name}`, or leave it out")
         if name == "wandb":
@@ -84,14 +84,14 @@ def check_trackers(loggers: Sequence[str]) -> None:
 
 
 def _check_wandb(field: str) -> None:
-    """Raise ``ConfigError`` unless wandb accepts its settings and has an API key if it needs one."""
+    """Raise ``ConfigError`` if wandb rejects its settings, or needs an API key but has none."""
     import wandb
 
     fix = "run `wandb login`, set WANDB_API_KEY, or set WANDB_MODE=offline to record here; or leave it out"
     try:
         settings = wandb.setup().settings
-        # Unless silent, a login asks the server for the user's name, for as long as the network keeps it waiting. The
-        # server checks the key when the run is opened, before the workers start.
+        # Unless silent, a login asks the server for the user's name, which can take long on a slow network. The server
+        # checks the key when the run is opened, before the workers start.
         silent, settings.silent = settings.silent, True
         logged_in = settings.mode in ("offline", "dryrun", "disabled") or wandb.login(prompt=False, verify=False)
         settings.silent = silent
@@ -102,16 +102,16 @@ def _check_wandb(field: str) -> None:
 
 
 def keep_records(path: Path, last_step: int) -> Path | None:
-    """Remove records of steps after ``last_step``, and a partly written last line.
+    """Remove the records of steps after ``last_step``, and a last line that is incomplete.
 
-    If other lines are damaged, this copies the file, keeps only its readable records, and returns the copy's path.
+    If other lines are damaged, copy the file, keep only the readable records, and return the copy's path.
 
     Raises:
         ConfigError: If the file cannot be read or copied.
     """
     try:
         lines = [(_step_of(line), line) for line in path.read_bytes().split(b"\n")]
-        # The text after the last line break is empty or a partly written record.
+        # The text after the last line break is either empty or an incomplete record.
         if lines[-1][0] is None:
             lines.pop()
         copy = None
@@ -136,13 +136,13 @@ def _step_of(line: bytes) -> int | None:
 
 
 def jsonl_backend(path: Path) -> Backend:
-    """Return a backend that writes one line per step, with ``step`` before the metrics."""
+    """Return a backend that writes one line per step, in which ``step`` precedes the metrics."""
     file = os.fdopen(open_to_write(path, os.O_WRONLY | os.O_APPEND), "a", buffering=1)
     return _lines(path, file, lambda step, metrics: {"step": step, **metrics})
 
 
 def _file_backend(run: RunInfo) -> Backend:
-    """Return a backend that writes to ``VERL_FILE_LOGGER_PATH``, if set, in veRL's format with metrics in ``data``."""
+    """Return a backend for the file ``VERL_FILE_LOGGER_PATH``, if set, in veRL's format with metrics in ``data``."""
     path = os.environ.get("VERL_FILE_LOGGER_PATH")
     if not path:
         return Backend(lambda step, metrics: None, lambda: None)
@@ -160,7 +160,7 @@ def _lines(path: Path, file: IO[str], record: Callable[[int, dict[str, float | N
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         try:
             file.write(json.dumps(record(step, finite)) + "\n")
-            # The record must be on disk before the checkpoint of its step.
+            # The record must be on disk before the step's checkpoint is.
             os.fsync(file.fileno())
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(path)) from None
@@ -175,14 +175,14 @@ def _lines(path: Path, file: IO[str], record: Callable[[int, dict[str, float | N
 def _tensorboard_backend(run: RunInfo) -> Backend:
     from torch.utils.tensorboard import SummaryWriter
 
-    # TensorBoard hides records of earlier files from this step on.
+    # From this step on, TensorBoard hides the records in earlier files.
     purge_step = None if run.last_step is None else run.last_step + 1
     writer = SummaryWriter(str(run.folder / "tensorboard"), purge_step=purge_step)
 
     def log(step: int, metrics: Metrics) -> None:
         for name, value in metrics.items():
             writer.add_scalar(name, value, step)
-        # Flush now, because a resumed run does not record these steps again.
+        # Flush now, because a resumed run will not record these steps again.
         writer.flush()
 
     def log_table(step: int, name: str, table: Table) -> None:
@@ -193,14 +193,14 @@ def _tensorboard_backend(run: RunInfo) -> Backend:
 
 
 def markdown_table(table: Table) -> str:
-    """Return ``table`` as Markdown for TensorBoard. Untrusted cell text is never read as markup or HTML."""
+    """Return ``table`` as Markdown for TensorBoard, escaping untrusted text in cells."""
     rows = [table.columns, ["---"] * len(table.columns)]
     rows += [["" if cell is None else _literal(str(cell)) for cell in row] for row in table.rows]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def _literal(text: str) -> str:
-    """Return ``text`` with line breaks kept, and every character special in Markdown or HTML as a numeric entity."""
+    """Return ``text`` with line breaks kept, and special characters of Markdown and HTML as numeric entities."""
     escaped = re.sub(r"[^\w\s]", lambda match: f"&#{ord(match[0])};", text)
     return re.sub(r"\r\n?|\n", "<br>", escaped)
 
@@ -211,7 +211,7 @@ def _wandb_backend(run: RunInfo) -> Backend:
     id_file = run.folder / WANDB_ID
     if not id_file.exists():
         replace_text(id_file, f"{uuid.uuid4().hex[:8]}\n")
-    # All processes of this run share one wandb run, which ignores repeated steps; they would have the same values.
+    # All processes of this run share one wandb run, which ignores repeated steps; these would have the same values.
     own_id = id_file.read_text().strip()
     try:
         opened = wandb.init(
@@ -237,7 +237,7 @@ def _mlflow_backend(run: RunInfo) -> Backend:
     if "MLFLOW_TRACKING_URI" not in os.environ:
         mlflow.set_tracking_uri(f"sqlite:///{(run.folder / 'mlflow.db').resolve()}")
     id_file = run.folder / MLFLOW_ID
-    # On some platforms, a run is already open.
+    # Some platforms have already opened a run.
     known = os.environ.get("MLFLOW_RUN_ID") or (id_file.read_text().strip() if id_file.exists() else None)
     if known:
         mlflow.start_run(run_id=known)
@@ -255,7 +255,7 @@ def _mlflow_backend(run: RunInfo) -> Backend:
 
 
 def mlflow_name(name: str) -> str:
-    """Return ``name`` with unsupported characters replaced as in veRL: ``pass_at_1``."""
+    """Return ``name`` with unsupported characters replaced as in veRL, such as ``pass_at_1`` for ``pass@1``."""
     return re.sub(r"[^/\w.\- :]", "_", name.replace("@", "_at_"))
 
 

@@ -1,4 +1,4 @@
-"""Recording of a run's metrics in ``metrics.jsonl`` and in the trackers of ``trainer.logger``."""
+"""Records a run's metrics in ``metrics.jsonl`` and in the trackers of ``trainer.logger``."""
 
 import json
 import os
@@ -30,10 +30,10 @@ from verl.run.tracker_backends import (
 from verl.utils.files import free_name, replace_text
 
 METRICS = "metrics.jsonl"
-"""File of a run's records, with one JSON object per step."""
+"""Name of the file of a run's records, with one JSON object per step."""
 
 SUMMARY = "summary.json"
-"""File of a run's final results, which is written last."""
+"""Name of the file of a run's final results, which is written last."""
 
 
 class Tracker:
@@ -44,7 +44,7 @@ class Tracker:
         loggers: Names in ``BACKENDS`` to open; ``console`` is handled by the progress display.
         config: Configuration dataclass of the run, written to ``config.yaml`` and passed to the trackers.
         last_step: Step that the run resumes from, or None if it starts from scratch.
-        attempt: Attempt that rejects records once a newer one has taken over, or None if nothing else writes here.
+        attempt: Current attempt, which refuses writes once a newer attempt has taken over, or None for no check.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Tracker:
         self._backends = [jsonl_backend(folder / METRICS), *opened]
 
     def add(self, backend: Backend) -> None:
-        """Add a backend that records after the others."""
+        """Add a backend, which records after the others."""
         self._backends.append(backend)
 
     def log(self, step: int, metrics: Metrics) -> None:
@@ -85,7 +85,7 @@ class Tracker:
             backend.log(step, ordered)
 
     def log_table(self, step: int, name: str, table: Table) -> None:
-        """Record a table of one step, before its scalars, in the trackers that support tables."""
+        """Record a table of one step, before the step's scalars, in the trackers that support tables."""
         for backend in self._backends:
             backend.table(step, name, table)
 
@@ -133,7 +133,7 @@ def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
 
 
 def steps_done(summary: Path) -> int:
-    """Return the number of steps of the run with this ``summary.json``, or 0 if the file is unreadable."""
+    """Return the number of steps that ``summary.json`` at this path records, or 0 if it is unreadable."""
     try:
         steps = json.loads(summary.read_text())["steps"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -148,7 +148,7 @@ def versions() -> dict[str, str]:
 
 
 def git_revision() -> str | None:
-    """Return the commit of the project's checkout, with ``-dirty`` for local changes, or None outside a checkout."""
+    """Return the commit of the project's checkout, with ``-dirty`` after local changes, or None outside a checkout."""
     command = ["git", "-C", str(Path(verl.__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

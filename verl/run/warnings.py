@@ -1,4 +1,4 @@
-"""Warnings before a run starts, for options and prompts that are valid but probably a mistake."""
+"""Warns, before a run starts, about options and prompts that are valid but probably a mistake."""
 
 from collections.abc import Sequence
 
@@ -14,9 +14,9 @@ TRIED_PROMPTS = 16
 
 
 def form_warnings(mode: str, records: Sequence[PromptRecord], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Return a line for each data source whose first prompts do not request a rewarded answer format.
+    """Return a warning for each data source whose first prompts do not ask for the answer format that is rewarded.
 
-    Ignores custom functions and verifiers of formats other than a box.
+    Data sources with custom functions, or with verifiers of formats other than a box, are skipped.
     """
     firsts: dict[str, list[PromptRecord]] = {}
     for record in records if mode == "independent" else ():
@@ -74,7 +74,7 @@ def start_warnings(config: PPOConfig, method: MethodCalls) -> list[str]:
 
 
 def prefix_warnings(config: PPOConfig) -> list[str]:
-    """Return a warning if even the longest response has too few prefixes, so that its acceleration is 0."""
+    """Return a warning if even the longest response has too few prefixes, so that its acceleration is always 0."""
     calculator, longest = config.calculator, config.data.max_response_length
     if not (calculator.enable and calculator.compute_diff):
         return []

@@ -1,1 +1,1 @@
-"""Helpers for all packages: atomic file writes, JSON state, joining ``torch.distributed`` and others."""
+"""Contains helpers for all packages, such as atomic file writes, JSON state and joining ``torch.distributed``."""

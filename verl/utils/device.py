@@ -1,6 +1,6 @@
-"""Tensor transfers between the host and a GPU.
+"""Transfers tensors between the host and a GPU.
 
-A plain ``.to("cuda")`` makes the host wait until the GPU has finished all previous work, and so does ``.to("cpu")``.
+Plain calls of ``.to("cuda")`` and ``.to("cpu")`` make the host wait until the GPU has finished all previous work.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Joins a worker group's ``torch.distributed`` world, with nccl on GPUs or gloo on CPUs."""
+"""Joins a worker group's ``torch.distributed`` world, using nccl on GPUs and gloo on CPUs."""
 
 import errno
 import os
@@ -62,14 +62,14 @@ def join_world(place: WorkerPlace) -> DeviceMesh:
 
 
 def collective_timeout() -> timedelta | None:
-    """Return the timeout used by :func:`join_world`, for other groups, which would use torch's default."""
+    """Return the timeout of :func:`join_world`, for other groups, which would otherwise use torch's default."""
     return _timeout
 
 
 def _meet(place: WorkerPlace, timeout: timedelta) -> TCPStore:
-    """Return the store through which workers find each other; anyone who can connect to its port can write to it.
+    """Return the store through which workers find each other. Anyone who can connect to its port can write to it.
 
-    Without the custom socket, torch would listen on all interfaces.
+    It uses a socket created here, because torch itself would listen on all interfaces.
     """
     is_master = place.rank == 0
     # The store closes the socket.
@@ -97,7 +97,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
         try:
             listener.bind((host, port))
         except OSError as error:
-            # Behind NAT, other machines reach this one at an address that it does not know.
+            # Behind NAT, other machines reach this machine at an address that is not local.
             if error.errno != errno.EADDRNOTAVAIL and not isinstance(error, socket.gaierror):
                 raise
             listener.bind(("", port))

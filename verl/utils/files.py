@@ -27,7 +27,7 @@ class FileRecord:
 
 
 class RecordedFile(io.BufferedWriter):
-    """A new file, written sequentially, whose record is known without rereading it."""
+    """A new file that is written sequentially, so that its record is known without rereading it."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(io.FileIO(path, "w"))
@@ -69,15 +69,15 @@ TEXT_SUFFIXES = (".json", ".txt", ".yaml", ".jinja", ".model", ".py")
 
 
 def unreadable(paths: Iterable[Path]) -> str:
-    """Return why one of these untrusted files must not be opened, or an empty string if all may be.
+    """Return the reason why one of these untrusted files must not be opened, or an empty string if all are safe.
 
-    Opening a pipe blocks until there is a writer, a device never ends, and large text files could exhaust the memory.
+    Opening a pipe blocks until there is a writer, reading a device never ends, and large texts could exhaust memory.
     """
     for path in paths:
         try:
             status = path.stat()
         except OSError:
-            continue  # a dangling link, which its reader reports as missing
+            continue  # a dangling link, which the code that reads it reports as missing
         if stat.S_ISDIR(status.st_mode):
             continue
         if not stat.S_ISREG(status.st_mode):
@@ -113,7 +113,7 @@ def flush(path: Path) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path that replaces ``path`` at the end unless an error is raised."""
+    """Yield a temporary path, and move it to ``path`` at the end of the block unless an error is raised."""
     temporary = path.with_name(f".{path.name}.unfinished")
     # In a folder from another user, a link with this name could lead to another file.
     temporary.unlink(missing_ok=True)
@@ -133,7 +133,7 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def free_name(path: Path, suffix: str, first: int = 1) -> Path:
-    """Return an unused path, ``path`` with ``suffix`` and the first free number, such as ``metrics.jsonl.1``."""
+    """Return an unused path: ``path``, ``suffix`` and the first free number, such as ``metrics.jsonl.1``."""
     names = (path.with_name(f"{path.name}{suffix}{number}") for number in count(first))
     return next(name for name in names if not os.path.lexists(name))
 

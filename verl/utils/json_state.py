@@ -1,4 +1,4 @@
-"""JSON serialisation of state, so that everything in a checkpoint except weights is readable and never unpickled."""
+"""Serialises state as JSON, so that everything in a checkpoint except weights is readable and never unpickled."""
 
 import base64
 import zlib
@@ -14,7 +14,7 @@ from verl.utils.user_code import user_code
 
 _TENSOR = "__tensor__"
 _MAPPING = "__mapping__"
-"""Each is the only key of a mapping that represents a tensor, or a mapping whose only key is one of these two."""
+"""Keys that mark the encodings of tensors, and of mappings whose only key is one of these two."""
 
 
 def to_json(value: Any) -> Any:
@@ -52,7 +52,7 @@ def from_json(value: Any) -> Any:
             stored = value[_TENSOR]
             dtype, shape = np.dtype(stored["dtype"]), stored["shape"]
             if "zlib" in stored:
-                # Decompress no more than the shape needs, regardless of the data.
+                # Decompress at most as many bytes as the shape needs, regardless of the data.
                 packed, size = base64.b64decode(stored["zlib"]), dtype.itemsize * prod(shape)
                 data = zlib.decompressobj().decompress(packed, size + 1)
             else:  # written by an earlier version
@@ -65,7 +65,7 @@ def from_json(value: Any) -> Any:
 
 
 class UserState:
-    """The state of a user's object, if it has ``state_dict`` and ``load_state_dict``.
+    """State of a user's object that has ``state_dict`` and ``load_state_dict``, or no state for other objects.
 
     The state may contain JSON values and tensors.
 
@@ -77,14 +77,14 @@ class UserState:
         """Wrap an object from user code.
 
         Args:
-            where: Option that named it, and its value.
-            has: Whether it has each of the two methods.
+            where: Option that names the object, and its value.
+            has: Whether the object has each of the two methods.
         """
         self.where, self.owner = where, owner
         if any(has) != all(has):
             raise ConfigError(f"{where}: define both state_dict and load_state_dict, or neither")
         self.exists = all(has)
-        self.save()  # reports a state that cannot be saved before training starts
+        self.save()  # if the state cannot be saved, report this before training starts
 
     def save(self) -> Any:
         """Return the state as JSON, or None if the object has no state."""
@@ -94,7 +94,7 @@ class UserState:
             return to_json(self.owner.state_dict())
 
     def load(self, state: Any) -> None:
-        """Restore a state returned by :meth:`save`. Raises ``ConfigError`` for a state of other code."""
+        """Restore a state returned by :meth:`save`, or raise ``ConfigError`` if different code returned it."""
         if (state is not None) != self.exists:
             raise ConfigError(f"{self.where}: the checkpoint was written with other code; start a new run")
         if self.exists:

@@ -1,4 +1,4 @@
-"""Values that every reader accepts: no lone surrogates, NaN, infinity or terminal control characters."""
+"""Makes values portable by removing lone surrogates, NaN, infinity and terminal control characters."""
 
 import math
 import unicodedata
@@ -15,7 +15,7 @@ def valid_unicode(text: str) -> str:
 
 def finite_or_null(value: Any) -> Any:
     """Return ``value`` with nonfinite floats replaced by None, so that it is valid JSON."""
-    # Numbers and strings first, because reports contain millions of them and the mapping check is slow.
+    # Test for numbers and strings first, because reports contain millions of them and the mapping check is slow.
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, str | int):

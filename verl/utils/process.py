@@ -1,4 +1,4 @@
-"""Process settings: cores, garbage collection, allocator and umask. Entry points import this first, so it is small."""
+"""Configures a process: cores, garbage collection, allocator, umask. Small, because entry points import it first."""
 
 import ctypes
 import gc
@@ -15,18 +15,18 @@ import psutil
 CGROUPS = Path("/sys/fs/cgroup")
 
 UMASK = "VERL_UMASK"
-"""Variable that passes the user's umask to processes started under a stricter one."""
+"""Environment variable that passes the user's umask to processes started under a stricter umask."""
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's ``mallopt``."""
 KEPT_BYTES = 256 << 20
-"""Maximum free memory to keep at the top of the heap."""
+"""Maximum number of free bytes to keep at the top of the heap."""
 LARGEST_IN_HEAP = 32 << 20
-"""Maximum size of heap allocations, and glibc's upper limit; larger ones are mapped separately."""
+"""Maximum size in bytes of heap allocations (glibc allows no more); larger allocations are mapped separately."""
 
 
 def available_cores() -> int:
-    """Return the number of cores available to this process by affinity and control groups, at least 1."""
+    """Return the number of cores, at least 1, that affinity and control groups make available to this process."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, math.ceil(min(cores, _quota())))
 
@@ -34,7 +34,7 @@ def available_cores() -> int:
 def _quota() -> float:
     """Return the CPU limit of this process's control groups in cores, or infinity without a limit."""
     groups = [line.partition("::")[2] for line in _words(Path("/proc/self/cgroup")) if line.startswith("0::")]
-    # In a container, its own group is often the root; elsewhere, a group is also limited by its ancestors.
+    # In a container, the process's group is often the root; elsewhere, the limits of its ancestors also apply.
     below = [CGROUPS / group.lstrip("/") for group in groups]
     folders = {CGROUPS, *(f for folder in below for f in (folder, *folder.parents) if f.is_relative_to(CGROUPS))}
     limits = [_words(folder / "cpu.max") for folder in folders]
@@ -52,7 +52,7 @@ def _words(file: Path) -> list[str]:
 
 
 class Stage:
-    """Activity of a starting process, for a process that waits for it."""
+    """Current activity of a starting process, which the process waiting for it can display."""
 
     name = ""
 
@@ -66,10 +66,10 @@ def set_stage(name: str) -> None:
 def loading() -> Iterator[None]:
     """Suspend garbage collection for imports and for objects that live as long as the process.
 
-    Objects that exist at the end of the block are never scanned again.
+    The collector never scans objects that exist at the end of the block.
 
-    Otherwise, the collector repeatedly scans the growing modules, which takes a quarter of vLLM's import time, and
-    later scans all of them in every full collection.
+    Otherwise, it would repeatedly scan the growing modules, which takes a quarter of vLLM's import time, and later scan
+    all of them in every full collection.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -91,8 +91,8 @@ def freeze_objects() -> None:
 def memory_limit(more: int) -> Iterator[None]:
     """Limit the growth of the process's address space to ``more`` bytes within the block.
 
-    Larger allocations fail, in Python with ``MemoryError``. Has no effect on systems that do not limit address space
-    (macOS).
+    Allocations beyond the limit fail, in Python with ``MemoryError``. Systems that cannot limit address space (macOS)
+    ignore the limit.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     wanted = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
@@ -110,8 +110,8 @@ def keep_freed_memory() -> bool:
     """Make the C library reuse the memory of freed tensors of up to ``LARGEST_IN_HEAP`` bytes.
 
     Otherwise, the system clears pages before handing them out, which takes a third of a small model's forward pass and
-    of a 135-million-parameter model's step. :func:`return_freed_memory` releases the memory kept this way. Returns
-    whether the C library has these settings, as glibc does.
+    of a 135-million-parameter model's step. :func:`return_freed_memory` releases the memory kept. Returns whether the C
+    library supports these settings, as glibc does.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
@@ -120,7 +120,7 @@ def keep_freed_memory() -> bool:
 
 
 def return_freed_memory() -> None:
-    """Return the memory of freed tensors to the system, before work that needs other tensor sizes."""
+    """Return the memory of freed tensors to the system; call this before work that needs other tensor sizes."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -135,7 +135,7 @@ def restore_umask() -> None:
 @contextmanager
 def private_files() -> Iterator[None]:
     """Make files created in the block private, also in child processes; workers call :func:`restore_umask`."""
-    # Set the variable first, so that every process that starts under the stricter umask knows the user's.
+    # Set the variable first, so that every process that starts under the stricter umask knows the user's umask.
     before = os.umask(0o077)
     os.umask(before)
     os.environ.setdefault(UMASK, f"{before:o}")

@@ -1,6 +1,6 @@
-"""A pool of killable processes for code that may hang, crash or exhaust memory.
+"""Provides a pool of killable processes for code that may hang, crash or exhaust memory.
 
-It runs verifiers, environments and tools.
+The pool runs verifiers, environments and tools.
 """
 
 import ctypes
@@ -26,8 +26,8 @@ from verl.utils.process import available_cores, restore_umask
 logger = logging.getLogger(__name__)
 
 STALL_S = 120.0
-"""Seconds without progress, beyond the time limit, after which the pool restarts; longer than a worker takes to start
-on a loaded machine."""
+"""Seconds without progress, beyond the time limit, after which the pool restarts; a process needs less time to start
+even on a loaded machine."""
 
 FAILURES = {
     TimeoutError: "timeout",
@@ -35,13 +35,13 @@ FAILURES = {
     RecursionError: "crash",
     ProcessExpired: "crash",
 }
-"""Exception that ends a task without a result -> reason in the verdict."""
+"""Exception that ends a task without a result -> reason given in the verdict."""
 
 ENDED = (TimeoutError, ProcessExpired)
-"""Exceptions of a future whose process was killed or died."""
+"""Exceptions raised by a future whose process was killed or died."""
 
 MOST_PROCESSES = 32
-"""Maximum default number of processes; each takes about 200 MB."""
+"""Upper limit of the default number of processes, each of which takes about 200 MB."""
 
 MAX_STARTS = 3
 """Maximum number of pool starts within one batch."""
@@ -59,7 +59,7 @@ MARK_VARIABLE = "VERL_POOL_PROCESS"
 """Environment variable that contains the mark of a pool process."""
 
 SCANS = 20
-"""Maximum number of scans for orphans; each may find processes started by earlier orphans."""
+"""Maximum number of scans for orphans; each may find processes that earlier orphans have started."""
 
 
 def spare_cores(busy: int) -> int:
@@ -73,10 +73,10 @@ def failure_reason(error: BaseException) -> str | None:
 
 
 class KillablePool:
-    """Spawned processes, and a thread that starts them and runs one batch after another on them.
+    """A pool of spawned processes, and a thread that starts them and runs one batch of tasks after another.
 
-    They are spawned instead of forked, because this process has threads and uses accelerators. They end with this
-    process even if it is killed.
+    Processes are spawned instead of forked, because this process has threads and uses accelerators. They end when this
+    process ends, even if it is killed.
     """
 
     def __init__(
@@ -97,8 +97,8 @@ class KillablePool:
             options: Name of the group with ``num_workers`` and ``memory_limit_mb``, for messages.
             timeout_s: Time limit per task.
             memory_limit_mb: Memory that a process may use beyond its size after ``prepare``.
-            prepare: Function to call first in every process, with ``arguments``.
-            users_code: Whether tasks may start processes, which must be killed if the task is killed.
+            prepare: Function that every process first calls with ``arguments``.
+            users_code: Whether tasks may start processes, which must be killed together with the task.
         """
         self.num_processes, self._timeout_s = num_processes, timeout_s
         self._what, self._options, self._users_code = what, options, users_code
@@ -153,7 +153,7 @@ class KillablePool:
         return outcomes
 
     def _wait(self, futures: list[Future[Any]]) -> None:
-        """Return when all futures are done, or after too long without progress.
+        """Wait until all futures are done, or until there has been no progress for too long.
 
         If a process dies while holding the pool's lock, the others wait for the lock forever.
         """
@@ -177,7 +177,7 @@ class KillablePool:
         """Kill processes left behind by custom code; built-in code starts none."""
         if self._users_code:
             kill_orphans(self._mark, self._started)
-            # Once a session has no processes left, its id may be reused, possibly by a session of the user.
+            # The id of a session without processes may be reused, possibly for a session of the user.
             self._started &= {process.pid for process in multiprocessing.active_children() if process.pid}
 
     def check_open(self) -> None:
@@ -188,7 +188,7 @@ class KillablePool:
         if self._processes is not None and not self._processes.active:
             self._stop_processes()
         if self._processes is None:
-            # A fork server lives as long as its children, so a hanging child would keep both alive forever.
+            # A fork server lives as long as its children, so a hanging child would keep both running forever.
             self._processes = ProcessPool(
                 max_workers=self.num_processes,
                 initializer=_prepare_process,
@@ -209,8 +209,7 @@ def _prepare_process(memory_limit_mb: int, mark: str, prepare: Callable[..., Non
     """Set limits and signal handlers; called first in every process."""
     restore_umask()
     mark_process(mark)
-    # A long C call, such as an integer power, never runs a Python signal handler, so use the default action, which
-    # ends it.
+    # No Python signal handler runs during a long C call, such as an integer power; the default action ends the process.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     prepare(*arguments)
@@ -227,10 +226,10 @@ def _prepare_process(memory_limit_mb: int, mark: str, prepare: Callable[..., Non
         resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
 
 
-# --- Orphans: processes started by a task that outlive the pool process it ran in
+# --- Orphans: processes that a task has started and that outlive the task's pool process
 #
-# A pool process marks itself, and its children inherit the mark: the process name by fork, the environment by exec, and
-# the session by both. This identifies them after the pool process was killed, even in new sessions of their own.
+# A pool process marks itself, and its children inherit the mark: the name through fork, the environment through exec,
+# and the session through both. The mark identifies them even in new sessions and after the pool process was killed.
 
 
 def mark_process(mark: str) -> None:
@@ -242,7 +241,7 @@ def mark_process(mark: str) -> None:
 
 
 def kill_orphans(mark: str, sessions: Collection[int]) -> int:
-    """Kill every marked process without a living pool process among its ancestors, and return how many were killed.
+    """Kill every marked process that has no living pool process among its ancestors; return how many were killed.
 
     Args:
         sessions: Ids of all pool processes so far.
@@ -262,7 +261,7 @@ def kill_orphans(mark: str, sessions: Collection[int]) -> int:
 
 
 def _is_orphan(process: psutil.Process, mark: str, ended: Collection[int], alive: Collection[int]) -> bool:
-    # An error means that the process belongs to another user or has already ended: not an orphan.
+    # An error means that the process belongs to another user or has already ended, so it is not an orphan.
     with suppress(psutil.Error, OSError):
         if process.uids().real != os.getuid() or process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
             return False

@@ -1,8 +1,8 @@
-"""Runs untrusted Python code written by a model under bubblewrap. SECURITY.md lists the attacks it withstands.
+"""Runs untrusted, model-written Python code under bubblewrap; SECURITY.md lists the attacks that this withstands.
 
 The program runs in its own namespaces: it sees only ``/usr``, Python's environment and a private temporary folder. It
 has no network, environment variables or capabilities, and a seccomp filter blocks attacks that namespaces leave open.
-Its input and outputs are anonymous files, so it cannot communicate unless it is given a pipe. If started by root, it
+Its input and outputs are anonymous files, so it cannot communicate unless it is given a pipe. If root starts it, it
 runs as another user.
 """
 
@@ -36,11 +36,11 @@ MAX_FILE_BYTES = 16 << 20
 """Maximum size of a file written by a program, including standard output and standard error."""
 
 TMP_BYTES = 64 << 20
-"""Size of the program's temporary folder."""
+"""Size in bytes of the program's temporary folder."""
 
 MAX_OPEN_FILES = 64
 POLL_MS = 20
-"""Interval between checks of a run's memory."""
+"""Milliseconds between checks of a run's memory."""
 
 FIRST_UID, NUM_UIDS = 61184, 4336
 """User ids for programs started by root; systemd reserves them for transient users, so nobody else owns them."""
@@ -49,7 +49,7 @@ ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
     "HOME": "/tmp",
     "LANG": "C.UTF-8",
-    "PYTHONHASHSEED": "0",  # for a reproducible order of sets
+    "PYTHONHASHSEED": "0",  # makes the order of sets reproducible
     "PYTHONDONTWRITEBYTECODE": "1",
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -62,7 +62,7 @@ class Run(NamedTuple):
     """Outcome of a program run."""
 
     ending: Ending
-    """``error``: a nonzero exit status, or a signal; ``timeout``, ``memory``: killed at that limit; ``output``: output
+    """``error``: nonzero exit status or a signal; ``timeout`` or ``memory``: killed at that limit; ``output``: output
     beyond ``MAX_FILE_BYTES``, which is lost."""
     stdout: str
     stderr: str
@@ -90,10 +90,10 @@ def run_python(
             stdout=stdout,
             stderr=stderr,
             pass_fds=(script, filters, status, *descriptors),
-            env=ENVIRONMENT,  # the program could read bubblewrap's environment in /proc
+            env=ENVIRONMENT,  # minimal, because the program can read bubblewrap's environment in /proc
             cwd="/",
         )
-        handed_over.close()  # so that a reading program sees the end of file when the writing one ends
+        handed_over.close()  # so that a program reading from a pipe sees its end when the writing program ends
         try:
             killed = _watch(process, status, time.monotonic() + seconds, memory_mb << 20)
         finally:
@@ -154,7 +154,7 @@ def _wait_for(first: int | None) -> None:
 
 
 def _status(file: int) -> dict[str, int]:
-    """Return bubblewrap's report, which contains ``child-pid`` and, after the end, ``exit-code``."""
+    """Return bubblewrap's report, which contains ``child-pid`` and, after the run, ``exit-code``."""
     entries: dict[str, int] = {}
     for line in os.pread(file, 4096, 0).split(b"\n")[:-1]:
         entries |= json.loads(line)
@@ -162,7 +162,7 @@ def _status(file: int) -> dict[str, int]:
 
 
 def _memory(first: int) -> int:
-    """Return the private resident bytes of a process and its descendants; pages shared after a fork count for each."""
+    """Return the private resident bytes of a process and its descendants; pages that forks share count for each."""
     pages, family = 0, [first]
     for pid in family:
         try:
@@ -194,7 +194,7 @@ def _command(script: int, filters: int, status: int, seconds: float, memory_mb: 
 
 @cache
 def _is_root() -> bool:
-    """Return whether this process may take any user id, which root of a user namespace often may not."""
+    """Return whether this process can assume any user id; root in a user namespace often cannot."""
     mapped = sum(int(line.split()[2]) for line in Path("/proc/self/uid_map").read_text().splitlines())
     return os.geteuid() == 0 and mapped >= FIRST_UID + NUM_UIDS
 
@@ -210,7 +210,7 @@ def _mounts() -> tuple[str, ...]:
     if _is_root():
         command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     else:
-        # Otherwise bubblewrap's first process, which has no filter, would belong to the program's user.
+        # Otherwise, bubblewrap's first process, which has no filter, would belong to the program's user.
         command += ["--unshare-user", "--as-pid-1"]
     command += ["--ro-bind", "/usr", "/usr", "--dir", "/etc"]
     for name in ("/bin", "/sbin", "/lib", "/lib32", "/lib64"):
@@ -225,11 +225,11 @@ def _mounts() -> tuple[str, ...]:
     prefixes = {Path(prefix) for prefix in (sys.prefix, sys.base_prefix)}
     for prefix in sorted(prefixes | {prefix.resolve() for prefix in prefixes}):
         if not prefix.is_relative_to("/usr"):
-            for parent in list(prefix.parents)[-2::-1]:  # otherwise bubblewrap makes them readable only for itself
+            for parent in list(prefix.parents)[-2::-1]:  # otherwise, only bubblewrap itself could read them
                 command += ["--dir", str(parent)]
             command += ["--ro-bind", str(prefix), str(prefix)]
     command += ["--proc", "/proc", "--dev", "/dev"]
-    # A shared mapping of /dev/zero is memory that counts for no process.
+    # A shared mapping of /dev/zero is memory that no process is charged for.
     command += ["--dev-bind", "/dev/null", "/dev/zero"]
     return (*command, *_tmpfs("/dev/shm"), "--remount-ro", "/dev")
 
@@ -244,11 +244,11 @@ ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 """Machine -> column in the tables below, and number in the Linux audit interface."""
 
 REFUSED = {
-    # Creating namespaces in which a program has capabilities again.
+    # Calls that create namespaces, in which a program would have capabilities again.
     **{"unshare": (272, 97), "setns": (308, 268)},
-    # Network and Unix sockets, except for socket pairs.
+    # Network and Unix sockets, but not socket pairs.
     "socket": (41, 198),
-    # Memory that counts for no process.
+    # Memory that no process is charged for.
     **{"memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194), "msgget": (68, 186)},
     **{"semget": (64, 190), "io_setup": (206, 0), "io_uring_setup": (425, 425), "vmsplice": (278, 75)},
     # Resources shared with the rest of the machine: keys and the kernel log.
@@ -256,7 +256,7 @@ REFUSED = {
     # Calls that programs rarely need and that have exposed kernel vulnerabilities.
     **{"bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282), "ptrace": (101, 117)},
 }
-"""System calls that fail with EPERM -> their number on each architecture."""
+"""System call that fails with EPERM -> its number on each architecture."""
 
 CLONE, CLONE3, MMAP, PRCTL = (56, 220), (435, 435), (9, 222), (157, 167)
 NEW_NAMESPACES = 0x7E020080
@@ -280,11 +280,11 @@ def _filter() -> bytes:
     program += [(AT_LEAST, 0, 1, 0x40000000), denied]
     for numbers in REFUSED.values():
         program += [(EQUAL, 0, 1, numbers[column]), denied]
-    # The filter cannot read the flags of clone3, which are in memory; if it is missing, callers fall back to clone.
+    # The filter cannot read clone3's flags, which are in memory; if clone3 is missing, callers fall back to clone.
     program += [(EQUAL, 0, 1, CLONE3[column]), (RETURN, 0, 0, FAIL | errno.ENOSYS)]
     program += [(EQUAL, 0, 3, CLONE[column]), (LOAD, 0, 0, ARGUMENTS), (ANY_BIT, 0, 1, NEW_NAMESPACES), denied]
-    # Shared memory without a file lives until its last page is unmapped, and may then count for no process. From here
-    # on, an argument may replace the number.
+    # Shared memory without a file lives until its last page is unmapped, and may not be charged to any process. From
+    # here on, the accumulator may hold an argument instead of the number.
     program += [(LOAD, 0, 0, NUMBER), (EQUAL, 0, 4, MMAP[column]), (LOAD, 0, 0, ARGUMENTS + 24)]
     program += [(AND, 0, 0, SHARED_ANONYMOUS), (EQUAL, 0, 1, SHARED_ANONYMOUS), denied]
     # Programs must not disable the signal that kills them with their parent.
@@ -294,7 +294,7 @@ def _filter() -> bytes:
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
 
 
-# --- the check that the sandbox works --------------------------------------------------------------------------------
+# --- checking that the sandbox works ---------------------------------------------------------------------------------
 
 SWITCHES = {
     "kernel/unprivileged_userns_clone": ("0", "sysctl -w kernel.unprivileged_userns_clone=1"),
@@ -304,12 +304,12 @@ SWITCHES = {
     ),
     "user/max_user_namespaces": ("0", "sysctl -w user.max_user_namespaces=15000"),
 }
-"""Kernel settings that forbid user namespaces: file below /proc/sys -> forbidding value, and remedy."""
+"""Kernel settings that forbid user namespaces: file below /proc/sys -> the value that forbids them, and the remedy."""
 
 
 @cache
 def require_sandbox() -> None:
-    """Raise a ``ConfigError`` that names what to install or to set, in one line, unless :func:`run_python` works."""
+    """If :func:`run_python` does not work, raise a ``ConfigError`` that says in one line what to install or set."""
     if sys.platform != "linux" or platform.machine() not in ARCHITECTURES:
         raise ConfigError(f"the sandbox for programs needs Linux on {' or '.join(ARCHITECTURES)}")
     if not Path(f"/proc/self/task/{os.getpid()}/children").exists():

@@ -1,7 +1,7 @@
-"""User code named by import path: ``module:name`` or ``file.py:name``.
+"""Loads, checks and calls user code named by an import path, ``module:name`` or ``file.py:name``.
 
-All options that name code use these functions to load, check and call it. Mistakes are reported before Ray starts if
-possible, and later errors name the option and the file and line of the user's code. Has no slow imports.
+All options that name code use these functions. Mistakes are reported before Ray starts if possible; later errors name
+the option and the file and line of the user's code. Importing this module is fast.
 """
 
 import hashlib
@@ -26,11 +26,11 @@ LIBRARIES = (
     *(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib", "purelib", "platlib")),
     f"{HERE.parents[1]}/",
 )
-"""Folders whose files do not belong to the user."""
+"""Folders whose files are not the user's own code."""
 
 
 def is_file(path: str) -> bool:
-    """Return whether ``path`` names a file, ``folder/mine.py``, rather than a module, ``package.mine``."""
+    """Return whether ``path`` denotes a file, ``folder/mine.py``, rather than a module, ``package.mine``."""
     return path.endswith(".py")
 
 
@@ -56,7 +56,7 @@ def load_code(path: str, field: str) -> Any:
 
 
 def load_class(path: str, name: str, path_field: str, name_field: str) -> type[Any]:
-    """Like :func:`load_code`, for a class whose file or module ``path`` is a separate option, as in veRL."""
+    """Like :func:`load_code`, but for a class whose file or module ``path`` is a separate option, as in veRL."""
     code = getattr(_load_module(path, f"{path_field}={path!r}"), name, None)
     if not isinstance(code, type):
         raise ConfigError(f"{name_field}={name!r}: {path} has no class of this name")
@@ -66,7 +66,7 @@ def load_class(path: str, name: str, path_field: str, name_field: str) -> type[A
 def check_signature(
     where: str, code: Callable[..., Any], inputs: Sequence[str], kwargs: Mapping[str, Any], kwargs_field: str = ""
 ) -> None:
-    """Raise ``ConfigError``, starting with ``where``, unless ``code`` accepts these arguments.
+    """Raise a ``ConfigError`` that starts with ``where`` unless ``code`` accepts these arguments.
 
     Args:
         inputs: Names of the positional arguments, for the message.
@@ -96,7 +96,7 @@ def _definition(code: Callable[..., Any]) -> str:
 def user_code(what: str) -> Iterator[None]:
     """Convert an error in user code to a ``ConfigError``.
 
-    The message starts with ``what``, the option and the call, and ends with the location in the user's file.
+    The message starts with ``what``, which names the option and the call, and ends with the user's file and line.
     """
     try:
         yield
@@ -110,7 +110,7 @@ def raised(error: BaseException) -> str:
     """Describe an error in user code with its location: ``raised KeyError: 5 (mine.py, line 3)``."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) != HERE]
     frames = [frame for frame in frames if not frame.filename.startswith("<") and "importlib" not in frame.filename]
-    # Often a library raises the error because the user's code calls it incorrectly.
+    # Often, a library raises the error because the user's code calls it incorrectly.
     frames = [frame for frame in frames if not frame.filename.startswith(LIBRARIES)] or frames
     place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
     text = f"raised {type(error).__name__}: {error}".partition("\n")[0]
@@ -121,10 +121,10 @@ def raised(error: BaseException) -> str:
 
 
 class UserFunction:
-    """A user's function that is called with inputs and with the keyword arguments of its option.
+    """A user's function, which is called with inputs and the keyword arguments from its option.
 
     Raises:
-        ConfigError: If it cannot be loaded, is a class, or does not accept these arguments.
+        ConfigError: If the function cannot be loaded, is a class, or does not accept these arguments.
     """
 
     def __init__(self, field: str, path: str, inputs: Sequence[str], kwargs: Mapping[str, Any] | None = None) -> None:
@@ -143,7 +143,7 @@ class UserFunction:
         check_signature(self.where, self.function, inputs, self.kwargs, "" if kwargs is None else f"{field}_kwargs")
 
     def __call__(self, *inputs: Any) -> Any:
-        """Call the function. Raises ``ConfigError`` if it raises any error."""
+        """Call the function, and raise ``ConfigError`` if it raises any error."""
         with user_code(f"{self.where}:"):
             return self.function(*inputs, **self.kwargs)
 
@@ -170,8 +170,8 @@ def check_finite(where: str, value: Any, hint: str = "") -> None:
 def kl_estimator(name: str, field: str, kwargs: Mapping[str, Any]) -> str | Callable[[Any, Any], Any]:
     """Return ``name``, or the user's KL estimator with this import path, wrapped in checks.
 
-    The estimator takes ``(logprobs, ref_logprobs)``, both [B, R] in nats, and returns an estimate of the divergence of
-    each token, [B, R], which is differentiable with respect to ``logprobs`` if these require a gradient.
+    The estimator takes ``(logprobs, ref_logprobs)``, both [B, R] in nats, and returns estimates of the divergence per
+    token, [B, R], which must be differentiable with respect to ``logprobs`` if these require a gradient.
     """
     if not is_import_path(name):
         return name
@@ -182,7 +182,7 @@ def kl_estimator(name: str, field: str, kwargs: Mapping[str, Any]) -> str | Call
         check_tensor(function.where, values, logprobs.shape, what=", one value per token")
         if logprobs.requires_grad and not values.requires_grad:
             raise ConfigError(f"{function.where}: returned no gradient; compute it from logprobs with torch")
-        # In the loss, the optimizer detects nonfinite values without waiting for the device.
+        # In the loss, the optimizer step detects nonfinite values without waiting for the device.
         if not logprobs.requires_grad:
             check_finite(function.where, values, ", for equal inputs too")
         return values
@@ -202,8 +202,8 @@ def _load_module(path: str, where: str) -> ModuleType:
 
 
 def _import_file(file: Path) -> ModuleType:
-    """Import ``file`` from any folder; returns the same module until the file changes."""
-    # Two files may have the same name, and neither may hide a library with that name.
+    """Import ``file`` from any folder, and return the same module until the file changes."""
+    # Two files can have the same name, and neither must hide a library of that name.
     identity = str(file.resolve()).encode() + b"\0" + file.read_bytes()
     name = f"{file.stem}_{hashlib.blake2b(identity, digest_size=8).hexdigest()}"
     if name in sys.modules:
