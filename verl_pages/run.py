@@ -100,7 +100,7 @@ def runs_in(folder: Path) -> list[Path]:
     """Return ``folder`` if it is a run folder, otherwise all run folders up to three levels below it.
 
     Raises:
-        ConfigError: There are no run folders.
+        ConfigError: No run folder is found.
     """
     if is_run(folder):
         return [folder]

@@ -14,7 +14,7 @@ from tests.evaluation.example_results import HOSTILE
 from verl.analysis.drawing import NamedFigure, write_figures
 from verl.analysis.figures import scatter_figure
 from verl.analysis.publish import publish
-from verl.evaluation.failures import EvaluationDisplay
+from verl.evaluation.display import EvaluationDisplay
 from verl.utils.portable import valid_unicode
 from verl_pages.analysis import build_page
 

@@ -84,7 +84,10 @@ def test_a_cluster_that_starts_slowly_is_started_again(monkeypatch, tmp_path, sl
     def init(**options: Any) -> None:
         if left[0]:
             left[0] -= 1
-            started.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", folder]))
+            code = "import time; print(flush=True); time.sleep(60)"
+            started.append(subprocess.Popen([sys.executable, "-c", code, folder], stdout=subprocess.PIPE))
+            # Its command line can be empty until it runs.
+            assert started[-1].stdout and started[-1].stdout.read(1)
             raise Exception("The current node timed out during startup. This could happen because some")
 
     monkeypatch.setattr(ray, "init", init)
@@ -99,8 +102,8 @@ def test_a_cluster_that_starts_slowly_is_started_again(monkeypatch, tmp_path, sl
         assert left == [0]
     finally:
         for process in [*started, other]:
-            process.kill()
-            process.wait()
+            with process:
+                process.kill()
 
 
 def test_what_reaches_the_workers(monkeypatch: pytest.MonkeyPatch):

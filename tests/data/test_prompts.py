@@ -35,7 +35,7 @@ QWEN = (
 
 @pytest.fixture
 def base_tokenizer() -> PreTrainedTokenizerBase:
-    """That of a base model: without a chat template."""
+    """Return the tokenizer of a base model, which has no chat template."""
     tokenizer = make_tiny_tokenizer()
     tokenizer.chat_template = None
     return tokenizer

@@ -17,8 +17,8 @@ from verl.config import ConfigError
 from verl.config.evaluation import EvaluationConfig
 from verl.evaluation import evaluate as evaluate_module
 from verl.evaluation import generation
+from verl.evaluation.display import EvaluationDisplay
 from verl.evaluation.evaluate import run_evaluation
-from verl.evaluation.failures import EvaluationDisplay
 from verl.evaluation.tasks import count_workers
 from verl.rewards.pool import VerifierPool
 from verl.rollout.requests import EngineModel, sample_stream
@@ -263,7 +263,7 @@ def test_a_folder_in_use_is_refused(engines, configure, tmp_path):
 
 def test_lines_of_a_log_have_a_distance(monkeypatch, capsys):
     now = 0.0
-    monkeypatch.setattr("verl.evaluation.failures.time.monotonic", lambda: now)
+    monkeypatch.setattr("verl.evaluation.display.time.monotonic", lambda: now)
     display = EvaluationDisplay()
     display.begin_model("run@0", 4)
     for step in range(1, 5):

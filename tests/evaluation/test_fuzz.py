@@ -15,7 +15,7 @@ from tests.fuzzing import DAMAGE, VALUES, damaged, error_of, fuzz, json_lines
 from verl.config.evaluation import EvaluationConfig
 from verl.config.run_file import read_run_config
 from verl.data.templates import render_prompt
-from verl.evaluation.failures import EvaluationDisplay
+from verl.evaluation.display import EvaluationDisplay
 from verl.evaluation.results import ProblemResult, ScoredSample, TaskResult, write_result
 from verl.evaluation.scoring import StoredVerdict, verdict_settings
 from verl.evaluation.statistics import summarise

@@ -22,7 +22,7 @@ from tests.evaluation.example_results import (
     with_metrics,
 )
 from tests.evaluation.example_tasks import evaluation_config
-from verl.evaluation.failures import EvaluationDisplay
+from verl.evaluation.display import EvaluationDisplay
 from verl.evaluation.report.publish import publish, write_results
 from verl.evaluation.report.tables import comparison_table, csv_text, markdown, overview_table, terminal_table
 from verl.evaluation.reranking import with_scores

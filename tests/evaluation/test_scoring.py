@@ -125,9 +125,11 @@ def test_verdicts_are_kept_and_a_killed_scoring_resumes(task, score):
     keys = [(line["problem"], line["sample"]) for line in verdict_lines(task)[1:]]
     assert sorted(keys) == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert score() == (whole, 0) and score(1) == (first, 0)
-    path.write_text(path.read_text() + '{"problem": 0}\n')
-    with pytest.raises(ConfigError, match=r"verdicts\.jsonl, line 6 is damaged; remove that line"):
-        score()
+    text = path.read_text()
+    for line in ('{"problem": 0}', text.splitlines()[-1].replace('"reason": "', '"reason": "un')):
+        path.write_text(f"{text}{line}\n")
+        with pytest.raises(ConfigError, match=r"verdicts\.jsonl, line 6 is damaged; remove that line"):
+            score()
 
 
 def test_custom_function_extras_are_kept_with_the_sample(score):

@@ -8,7 +8,7 @@ import pytest
 
 from tests.evaluation.example_tasks import evaluation_config
 from verl.config.evaluation import TargetConfig
-from verl.evaluation.failures import EvaluationDisplay
+from verl.evaluation.display import EvaluationDisplay
 from verl.evaluation.targets import newest_run, select_targets
 
 MODEL = Path("actor", "huggingface")

@@ -13,7 +13,7 @@ from tiny_tokenizer import make_tiny_tokenizer
 from tests.evaluation.example_tasks import evaluation_config
 from verl.config import ConfigError
 from verl.config.evaluation import EvaluationConfig
-from verl.evaluation.failures import EvaluationDisplay
+from verl.evaluation.display import EvaluationDisplay
 from verl.evaluation.targets import Target
 from verl.evaluation.tasks import (
     EvaluationTask,

@@ -10,6 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
+from tests.evaluation.example_results import HOSTILE
+from verl.utils.portable import valid_unicode
+
 ER = "Effective Rank"
 
 
@@ -110,3 +113,21 @@ def write_samples(folder: Path, split: str, step: int, rows: Sequence[dict[str, 
     path.parent.mkdir(exist_ok=True)
     pq.write_table(pa.Table.from_pylist(list(rows)), path, compression="zstd")
     return path
+
+
+def hostile_run(folder: Path) -> Path:
+    """A run with hostile texts, as samples are written, in every place that has a text."""
+    write_run(folder, samples=False)
+    texts = [valid_unicode(text) for text in HOSTILE.values()]
+    everywhere = ("prompt", "response", "ground_truth", "answer", "reason", "data_source", "reward_extra_info")
+    for step in (0, 1):
+        rows = [response(i, step, True, **dict.fromkeys(everywhere, text)) for i, text in enumerate(texts)]
+        for row, text in zip(rows, texts, strict=True):
+            row.update(of_tokens([text, text], [1], [2.0]))
+        write_samples(folder, "val", step, rows)
+    text = "</script><script>window.broken = 1</script><img src=x onerror=alert(1)>"
+    (folder / "config.yaml").write_text(json.dumps({"seed": 0, text: {text: text}}))
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 7, f"my/{text}": 1.0, f"train/{text}/pass@1": 0.5}) + "\n")
+    (folder / "summary.json").write_text(json.dumps({text: text}))
+    return folder

@@ -22,8 +22,8 @@ from verl.config.errors import ConfigError
 from verl.data.files import read_rows
 from verl.data.prompt_rows import as_mapping, read_extra_info, read_messages
 from verl.evaluation.benchmarks import Problem
+from verl.evaluation.display import displayed
 from verl.evaluation.evaluate import in_one_line
-from verl.evaluation.failures import displayed
 from verl.evaluation.generation import generate_target
 from verl.evaluation.scoring import score_batches
 from verl.evaluation.store import SampleKey, SampleStore

@@ -23,7 +23,7 @@ from verl.analysis.sheets import (
     write_tables,
 )
 from verl.config.analysis import AnalysisConfig
-from verl.evaluation.failures import EvaluationDisplay
+from verl.evaluation.display import EvaluationDisplay
 from verl.evaluation.report.publish import Figures, record
 from verl.utils.files import replace_text
 from verl_pages.analysis import build_page

@@ -89,8 +89,9 @@ def overrides_of(line: CommandLine) -> list[str]:
     """Return the Hydra command line for sorted arguments; see :func:`translate`."""
     if MULTIRUN & {*line.hydra} and {"--cfg", "-c", "--info", "-i"} & {part.partition("=")[0] for part in line.hydra}:
         raise FlagError("--multirun: --cfg and --info show one configuration; leave out one of the two")
-    page = "docs/from_verl_options.md" if is_verl(line.overrides) else "TRAINING_CONFIG.md"
+    page = "TRAINING_CONFIG.md"
     if is_verl(line.overrides):
+        page = "docs/from_verl_options.md"
         line = _with_our_options(line)
     else:
         for override in line.overrides:

@@ -12,7 +12,7 @@ from verl.checkpoint.attempts import run_lock
 from verl.cluster.failures import WorkerError
 from verl.config.errors import ConfigError
 from verl.config.evaluation import EvaluationConfig
-from verl.evaluation.failures import displayed
+from verl.evaluation.display import displayed
 from verl.evaluation.generation import generate_target
 from verl.evaluation.report.publish import publish
 from verl.evaluation.reranking import Judge, load_reward_model, score_by_reward_model, with_scores

@@ -17,7 +17,7 @@ from verl.config.errors import ConfigError
 from verl.config.rewards import RewardScoreConfig
 from verl.data.templates import find_template
 from verl.evaluation.benchmarks import Problem
-from verl.evaluation.results import PROMPT_TOO_LONG, ProblemResult, ScoredSample, TaskResult
+from verl.evaluation.results import PROMPT_TOO_LONG, REASONS, ProblemResult, ScoredSample, TaskResult
 from verl.evaluation.store import RecordFile, SampleKey, StoredSample, digest
 from verl.evaluation.tasks import EvaluationTask
 from verl.rewards.pool import VerifierPool
@@ -52,6 +52,10 @@ class StoredVerdict:
     reason: str
     reward_extra_info: dict[str, Any]
     """Additional values returned by a custom reward function."""
+
+    def __post_init__(self) -> None:
+        if self.reason not in REASONS:
+            raise TypeError(f"{self.reason!r:.80} is not a reason code")
 
 
 def score_samples(

@@ -12,7 +12,7 @@ from verl.config.errors import ConfigError
 from verl.config.evaluation import LAST, EvaluationConfig, TargetConfig
 from verl.config.paths import find_path
 from verl.config.run_file import RUN_CONFIG, read_run_config, run_option
-from verl.evaluation.failures import EvaluationDisplay
+from verl.evaluation.display import EvaluationDisplay
 from verl.run.run_config import require_model
 
 MODEL_IN_CHECKPOINT = Path("actor", "huggingface")

@@ -27,7 +27,7 @@ from verl.data.templates import (
     template_stops,
 )
 from verl.evaluation.benchmarks import BENCHMARKS, Problem, load_benchmark
-from verl.evaluation.failures import EvaluationDisplay
+from verl.evaluation.display import EvaluationDisplay
 from verl.evaluation.results import PROMPT_TOO_LONG, result_folder
 from verl.evaluation.store import SampleStore
 from verl.evaluation.targets import Target, select_targets

@@ -7,7 +7,7 @@ from operator import itemgetter
 
 import torch
 
-from verl.batch import ENVIRONMENT, POLICY, Batch
+from verl.batch import ENVIRONMENT, POLICY, RESPONSE_TOKEN, Batch
 
 PER_TOKEN = {"source": torch.uint8, "rollout_logprobs": torch.float32, "version": torch.int32}
 """Batch columns, and their types, for which a partial response has a list of the same name."""
@@ -51,7 +51,7 @@ def to_batch(responses: Sequence[PartialResponse]) -> Batch:
         lists = [getattr(response, name) for response in responses]
         if None not in lists:
             columns[name] = torch.tensor([value for values in lists for value in values], dtype=dtype)
-    return Batch.of([r.prompt_ids for r in responses], [r.tokens for r in responses]).fill("response token", **columns)
+    return Batch.of([r.prompt_ids for r in responses], [r.tokens for r in responses]).fill(RESPONSE_TOKEN, **columns)
 
 
 def from_batch(batch: Batch) -> list[PartialResponse]:

@@ -70,31 +70,34 @@ class VLLMSampler:
         for i, (row, response) in enumerate(zip(requests.rows, responses, strict=True)):
             self._partial[str(row)] = response
             prompt: Any = {"prompt_token_ids": response.prompt_ids + response.tokens}
-            engine.add_request(str(row), prompt, self._sampling_params(requests, i))
+            engine.add_request(str(row), prompt, self._sampling_params(requests, i, response))
         return self._finished(run_steps(engine, max_steps)), num_waiting(engine)
 
     def cut(self) -> Batch | None:
         """Stop all running responses and return them with their ``version``, or None if there are none."""
         left = resume.cut(self.engine.llm_engine)
+        names = [cut.request_id for cut in left]
         if self.turns is not None:
-            self.turns.forget([response.request_id for response in left])
-        rows = [self._grown(response.request_id, response.token_ids, response.logprobs) for response in left]
-        return self._to_batch([response.request_id for response in left], rows) if left and self.is_first else None
+            self.turns.forget(names)
+        responses = [self._partial.pop(name) for name in names]
+        if not (left and self.is_first):
+            return None
+        for response, cut in zip(responses, left, strict=True):
+            self._append(response, cut.token_ids, cut.logprobs)
+        return self._to_batch(names, responses)
 
     def take_rank_metrics(self) -> Batch | None:
         """Return the rank metrics of conversations whose states are stored, and discard the states."""
         return None if self.turns is None else self.turns.take_rank_metrics()
 
-    def _num_read(self, request_id: str) -> int:
+    def _num_read(self, request_id: str, response: PartialResponse) -> int:
         """Return the number of tokens at the end of a request's prompt whose hidden states are recomputed."""
-        response = self._partial[request_id]
         if self.measures and self.turns is not None and not self.turns.holds(request_id):
             return len(response.tokens)
         return response.open_tokens
 
-    def _sampling_params(self, requests: ResponseRequests, i: int) -> SamplingParams:
-        request_id, sampling = str(requests.rows[i]), requests.sampling_of(i)
-        response, num_read = self._partial[request_id], self._num_read(request_id)
+    def _sampling_params(self, requests: ResponseRequests, i: int, response: PartialResponse) -> SamplingParams:
+        sampling, num_read = requests.sampling_of(i), self._num_read(str(requests.rows[i]), response)
         extra: dict[str, Any] = from_stream(requests.streams[i]) if self.seeded else {}
         if num_read:
             extra |= resume.resume_args(response.open_tokens, num_read)
@@ -120,16 +123,17 @@ class VLLMSampler:
 
     def _finished(self, outputs: list[RequestOutput]) -> Batch | None:
         """Return the finished responses on an engine's first worker, and None on its other workers."""
-        completions = [output.outputs[0] for output in outputs]
+        names, completions = [output.request_id for output in outputs], [output.outputs[0] for output in outputs]
+        responses = [self._partial.pop(name) for name in names]
         if self.turns is not None:
-            for output, completion in zip(outputs, completions, strict=True):
-                name, states = output.request_id, getattr(completion, "hidden_states", None)
-                self.turns.keep(name, self._partial[name], self._num_read(name), states)
-        pairs = list(zip(outputs, completions, strict=True))
-        rows = [self._grown(o.request_id, c.token_ids, cast(Any, c.logprobs)) for o, c in pairs]
+            for name, response, completion in zip(names, responses, completions, strict=True):
+                states = getattr(completion, "hidden_states", None)
+                self.turns.keep(name, response, self._num_read(name, response), states)
         if not (outputs and self.is_first):
             return None
-        batch = self._to_batch([output.request_id for output in outputs], rows)
+        for response, completion in zip(responses, completions, strict=True):
+            self._append(response, completion.token_ids, cast(Any, completion.logprobs))
+        batch = self._to_batch(names, responses)
         batch.fill(truncated=torch.tensor([completion.finish_reason == "length" for completion in completions]))
         if self.turns is not None:
             calls = [self.turns.calls(list(completion.token_ids)) for completion in completions]
@@ -139,20 +143,18 @@ class VLLMSampler:
             batch.fill(**rank_columns(completions))
         return batch if self.trains else batch.without("mean_states")
 
-    def _grown(self, request_id: str, tokens: Sequence[int], logprobs: Sequence[Any]) -> PartialResponse:
-        """Pop a request's partial response, append the newly sampled tokens, and return it.
+    def _append(self, response: PartialResponse, tokens: Sequence[int], logprobs: Sequence[Any]) -> None:
+        """Append the newly sampled tokens to a response.
 
         Args:
             tokens: Tokens of the turn, including those sampled by an earlier request.
             logprobs: vLLM's log-probabilities of the newly sampled tokens.
         """
-        response = self._partial.pop(request_id)
         new = tokens[response.open_tokens :]
         of_new = None
         if self.trains:
             of_new = [by_token[token].logprob for token, by_token in zip(new, logprobs, strict=True)]
         response.append(new, POLICY, of_new, self._version if self._version >= 0 else None)
-        return response
 
     def _to_batch(self, request_ids: Sequence[str], responses: Sequence[PartialResponse]) -> Batch:
         batch = to_batch(responses).fill(request=torch.tensor([int(request_id) for request_id in request_ids]))

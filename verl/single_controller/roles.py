@@ -213,9 +213,18 @@ class PolicyWorkers(ModelWorkers):
     ) -> Batch:
         """Let the engines sample with the latest weights; see :func:`generate_responses`."""
         self._pull_weights()
-        longest, conversations = self.config.data.max_response_length, self.conversations
-        options = (longest, self._deterministic, on_finished, settings, conversations)
-        return generate_responses(self.engines, self._engine_size, records, sampling, seed, *options)
+        return generate_responses(
+            self.engines,
+            self._engine_size,
+            records,
+            sampling,
+            seed,
+            self.config.data.max_response_length,
+            deterministic=self._deterministic,
+            on_finished=on_finished,
+            settings=settings,
+            conversations=self.conversations,
+        )
 
     def advance(
         self,
@@ -226,8 +235,8 @@ class PolicyWorkers(ModelWorkers):
     ) -> tuple[list[Batch], Batch | None]:
         """Let the engines process ``requests`` with the latest weights; see :class:`Generation`."""
         self._pull_weights()
-        options = (self._deterministic, on_finished, enough, conversations)
-        return Generation(self.engines, self._engine_size, requests, *options).run()
+        deterministic, size = self._deterministic, self._engine_size
+        return Generation(self.engines, size, requests, deterministic, on_finished, enough, conversations).run()
 
     @property
     def _deterministic(self) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from verl.config.evaluation import EvaluationConfig
-from verl.evaluation.failures import EvaluationDisplay
+from verl.evaluation.display import EvaluationDisplay
 from verl.evaluation.report.page import make_page
 from verl.evaluation.report.tables import csv_text, markdown, overview_table, terminal_table
 from verl.evaluation.results import PROMPT_TOO_LONG, TaskResult, row_labels, write_result

@@ -158,17 +158,23 @@ class RolloutScheduler:
     @contextmanager
     def _busy(self) -> Iterator[None]:
         """Mark the engines as busy in the ``with`` block and count the preceding idle time."""
-        if self._idle_since is not None:
-            self._idle_s += time.perf_counter() - self._idle_since
+        self._count_idle()
+        self._idle_since = None
         try:
             yield
         finally:
             self._idle_since = time.perf_counter()
 
+    def _count_idle(self) -> None:
+        if self._idle_since is not None:
+            now = time.perf_counter()
+            self._idle_s += now - self._idle_since
+            self._idle_since = now
+
     def take_idle_s(self) -> float:
         """Return the number of seconds for which the engines have been idle since the last call."""
-        with self._busy():
-            idle, self._idle_s = self._idle_s, 0.0
+        self._count_idle()
+        idle, self._idle_s = self._idle_s, 0.0
         return idle
 
     # --- A training step ---

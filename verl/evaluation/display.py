@@ -1,4 +1,4 @@
-"""Handles failures in evaluations and analyses, which continue without the models and benchmarks that failed."""
+"""Display of an evaluation or analysis, which continues without the models and benchmarks that failed."""
 
 import sys
 import time
