@@ -32,6 +32,24 @@ def test_without_a_terminal_each_step_is_one_line(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out == "step 2/3  reward +0.50  no update\n"
 
 
+def test_first_step_and_slow_steps_show_phases(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    now = 0.0
+    monkeypatch.setattr("verl.run.display.time.monotonic", lambda: now)
+    display = RunDisplay("run", 9, {})
+    display.begin(4)
+    for step, seconds in ((5, 1.0), (6, 50.0), (7, 70.0)):
+        for name in ("gen", "reward", "gen"):
+            display.phase(name)
+        now += seconds
+        display.phase("update_actor")
+        display.step(step, {})
+    assert capsys.readouterr().out.splitlines() == [
+        *("step 5: sampling", "step 5: updating the policy", "step 5/9  "),
+        "step 6/9  ",
+        *("step 7: updating the policy", "step 7/9  "),
+    ]
+
+
 def test_what_the_start_does_is_a_line_each(capsys: pytest.CaptureFixture[str]):
     display = RunDisplay("run", 3, {})
     for stage in ("starting Ray", "loading the model on 2 workers"):

@@ -132,6 +132,24 @@ def test_a_step_is_finished_and_saved(handlers, number):
     assert saved == [4] and str(caught.value) == f"{number.name}: step 4 is saved"
 
 
+def test_tracker_of_shared_memory_survives_signals_to_all():
+    code = """
+import os, signal, time
+from multiprocessing import resource_tracker
+from verl.run.exit_codes import run_to_exit_code
+
+def run():
+    tracker = resource_tracker._resource_tracker
+    os.kill(tracker._pid, signal.SIGUSR1)
+    time.sleep(0.5)
+    assert tracker._check_alive()
+
+run_to_exit_code(run)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_requeued_run_without_time_finishes_nothing(handlers, monkeypatch):
     now = 100.0
     monkeypatch.setattr("time.monotonic", lambda: now)
@@ -139,7 +157,7 @@ def test_requeued_run_without_time_finishes_nothing(handlers, monkeypatch):
     with preemption.listening():
         preemption.check()
         signal.raise_signal(signal.SIGUSR1)
-        with pytest.raises(Preempted, match="^SIGUSR1 before the first step$"):
+        with pytest.raises(Preempted, match="^SIGUSR1 while the run was starting$"):
             preemption.check()
         with preemption.finishing_steps():
             now = 130.0

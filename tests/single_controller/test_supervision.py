@@ -231,6 +231,24 @@ def test_a_head_that_does_not_answer_any_more_is_lost(monkeypatch: pytest.Monkey
     supervisor.close()
 
 
+def test_worker_lost_with_the_raylet_is_not_at_fault(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    path = str(tmp_path / "raylet")
+    monkeypatch.setattr("ray._private.worker._global_node", SimpleNamespace(raylet_socket_name=path))
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
+    with socket.create_server(("127.0.0.1", 0)) as head, socket.socket(socket.AF_UNIX) as raylet:
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(gcs_address=address))
+        raylet.bind(path)
+        raylet.listen()
+        supervisor = Supervisor(Supervision())
+        monkeypatch.setattr(supervisor, "_write_stacks", set)
+        assert type(supervisor.failure(0, "died in advance: actor unavailable", "advance")) is MachineError
+        raylet.close()  # as of a process that was killed, whose file stays
+        lost = supervisor.failure(0, "died in advance: actor unavailable", "advance")
+        supervisor.close()
+    assert isinstance(lost, HeadLost) and "(raylet) are gone" in str(lost)
+
+
 def test_what_workers_do_while_they_start_is_said_once_each(ray_session: None, monkeypatch: pytest.MonkeyPatch):
     said: list[str] = []
     supervisor = Supervisor(Supervision(say_stage=said.append))

@@ -35,7 +35,13 @@ from verl.config.load import option_names
 from verl.rollout.base import Rollout
 from verl.single_controller import profiling
 from verl.single_controller.profiling import PeakMemory, resident_bytes
-from verl.single_controller.worker_group import WorkerGroup, cpu_threads
+from verl.single_controller.worker_group import (
+    THREAD_VARIABLES,
+    WAIT_VARIABLES,
+    WorkerGroup,
+    cpu_threads,
+    thread_variables,
+)
 from verl.workers.actor import Actor
 from verl.workers.critic import Critic, RewardModel
 from verl.workers.hybrid import HybridWorker
@@ -51,6 +57,15 @@ def test_threads_of_a_worker(wanted, workers, threads, monkeypatch):
     if wanted is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", wanted)
     assert cpu_threads(workers, cores=8) == threads
+
+
+@pytest.mark.parametrize("name", WAIT_VARIABLES)
+def test_user_decides_how_threads_wait(name: str, monkeypatch):
+    for each in WAIT_VARIABLES:
+        monkeypatch.delenv(each, raising=False)
+    assert thread_variables(2, {name: "active"}).keys() == {*THREAD_VARIABLES}
+    monkeypatch.setenv(name, "active")
+    assert thread_variables(2, {}).keys() == {*THREAD_VARIABLES}
 
 
 def test_a_group_that_cannot_start_frees_its_workers(start):
@@ -120,7 +135,7 @@ def test_every_phase_has_its_options():
     methods = {
         name for name in vars(HybridWorker) | vars(SFTWorker) | vars(CheckpointWorker) if not name.startswith("_")
     }
-    assert methods - set(FIXES) == {"finish_generation", "finish_save"}
+    assert methods - set(FIXES) == {"finish_generation", "finish_save", "not_deterministic"}
     parts = {"actor": Actor, "critic": Critic, "reward_model": RewardModel, "rollout": Rollout}
     dotted = [name.split(".") for name in FIXES if "." in name]
     assert len(dotted) == 7 and all(hasattr(parts[part], method) for part, method in dotted)
@@ -145,16 +160,18 @@ def test_the_peak_is_that_of_the_largest_worker_since_last_asked(workers):
 
 
 def test_each_machine_has_its_own_threads_and_variables(ray_session, monkeypatch):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for name in ("OMP_NUM_THREADS", *WAIT_VARIABLES):
+        monkeypatch.delenv(name, raising=False)
     environment = {"PYTHONPATH": str(Path(__file__).parent), "NCCL_DEBUG": "INFO", "HF_TOKEN": "hush"}
     setup = MachineSetup(cores=3, environment={"GLOO_SOCKET_IFNAME": "ib0"})
     place = (1, 1, "cpu", environment)
+    names = ("OMP_NUM_THREADS", "GOMP_SPINCOUNT", "GLOO_SOCKET_IFNAME", "NCCL_DEBUG", "HF_TOKEN")
     group = WorkerGroup("example_workers:ExampleWorker", None, (), *place, survey=lambda placement: [setup])
     try:
-        found = group.run("surroundings", "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_DEBUG", "HF_TOKEN")
+        found = group.run("surroundings", *names)
     finally:
         group.close()
-    shown = {"OMP_NUM_THREADS": "3", "GLOO_SOCKET_IFNAME": "ib0", "NCCL_DEBUG": "INFO"}
+    shown = {"OMP_NUM_THREADS": "3", "GOMP_SPINCOUNT": "20000", "GLOO_SOCKET_IFNAME": "ib0", "NCCL_DEBUG": "INFO"}
     # What Ray has written down is in its logs and on its pages.
     assert found == [(shown | {"HF_TOKEN": "hush"}, shown)]
 

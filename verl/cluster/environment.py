@@ -16,7 +16,7 @@ REPEATED_S = 5.0
 REQUEUE = os.EX_TEMPFAIL
 """Exit code (75) of processes whose run should be restarted with the same command."""
 
-PASSED = ("NCCL_*", "GLOO_*", "UCX_*", "HF_*", "TORCH_*", "CUDA_*", "PYTORCH_*", "VLLM_*", "OMP_*")
+PASSED = ("NCCL_*", "GLOO_*", "UCX_*", "HF_*", "TORCH_*", "CUDA_*", "PYTORCH_*", "VLLM_*", "OMP_*", "GOMP_*")
 """Name patterns of environment variables that are always passed to the workers on every machine."""
 
 OF_ONE_MACHINE = ("CUDA_VISIBLE_DEVICES", "VLLM_HOST_IP")

@@ -58,7 +58,8 @@ class TrainerConfig(RunConfig):
     deterministic: bool | None
     """Make responses independent of engine speed: waiting requests are assigned only once all engines have replied, and
     by token counts alone. Otherwise, each engine receives requests as soon as it has room, and the last bits of
-    log-probabilities depend on which responses are batched together. Null enables this on a CPU."""
+    log-probabilities depend on which responses are batched together. Null enables this on a CPU. True also makes torch
+    use deterministic operations in the updates; those that it lacks are listed after the first one."""
     samples: SamplesConfig
     log_samples: NotNegativeInt
     """Number of responses from every stored training step and validation to show on the console and as tables in wandb

@@ -26,7 +26,7 @@ from transformers.modeling_flash_attention_utils import _flash_attention_forward
 
 from verl.config.common import ModelConfig
 from verl.config.errors import ConfigError
-from verl.models.packing import NO_MASK, Rows, SharedPrompts, causal_mask
+from verl.models.packing import NO_MASK, Rows, SharedPrompts, causal_mask, take_tokens
 from verl.models.sequence_parallel import gather_heads, split_heads
 
 
@@ -215,7 +215,7 @@ def _sharing_prompts(query: Tensor, key: Tensor, value: Tensor, shared: SharedPr
     fillers = query.shape[2] - shared.num_tokens
     query, key, value = (states[:, :, : shared.num_tokens] for states in (query, key, value))
     if options.flash or _has_varlen_kernel(query, value, options):
-        key, value = (states.index_select(2, shared.keys) for states in (key, value))
+        key, value = (take_tokens(states, shared.keys, dim=2) for states in (key, value))
         output = _packed(query, key, value, shared.rows, options)
     else:
         output = _in_blocks(query, key, value, shared, options)
@@ -227,7 +227,7 @@ def _in_blocks(query: Tensor, key: Tensor, value: Tensor, shared: SharedPrompts,
 
     def blocks(states: Tensor, tokens: Tensor) -> Tensor:
         """Gather the states of ``tokens [N, L]`` into [N, H, L, D]."""
-        selected = states[0].transpose(0, 1).index_select(0, tokens.flatten())
+        selected = take_tokens(states[0].transpose(0, 1), tokens.flatten())
         return selected.view(*tokens.shape, *selected.shape[1:]).transpose(1, 2)
 
     outputs = []
@@ -240,7 +240,7 @@ def _in_blocks(query: Tensor, key: Tensor, value: Tensor, shared: SharedPrompts,
     for (tokens, keys), mask in zip(shared.response_blocks, shared.response_masks(options.window), strict=True):
         outputs.append(_attend(blocks(query, tokens), blocks(key, keys), blocks(value, keys), mask, options))
     flat = [states.transpose(1, 2).flatten(0, 1) for states in outputs]
-    return torch.cat(flat).index_select(0, shared.block_index)[None]
+    return take_tokens(torch.cat(flat), shared.block_index)[None]
 
 
 def _flash(

@@ -29,7 +29,15 @@ from verl.models.output_head import (
     compute_logits_in_float32,
     logprobs_and_entropy,
 )
-from verl.models.packing import MIN_SHARED, NO_MASK, Layout, packed_layout, padded_layout, shared_prompt_layout
+from verl.models.packing import (
+    MIN_SHARED,
+    NO_MASK,
+    Layout,
+    packed_layout,
+    padded_layout,
+    shared_prompt_layout,
+    take_tokens,
+)
 from verl.models.sequence_parallel import sequence_group
 from verl.utils.device import to_device
 
@@ -150,12 +158,16 @@ class LogprobForward(ForwardPass):
         if is_empty:
             # Every worker must run the head forward and backward; otherwise the others would hang in a collective.
             places, targets = places.new_zeros(1), targets.new_zeros(1)
-        inputs, places, targets = self._inputs(layout), *(to_device(part, self.device) for part in (places, targets))
+        inputs, targets = self._inputs(layout), to_device(targets, self.device)
         if self.config.logits_chunk_size:
+            places = to_device(places, self.device)
             values = self.model(**inputs, use_cache=False, targets=ScoringTargets(places, targets, scoring))
         else:
+            # Responses that share a prompt are all predicted from its last token.
+            places, index = places.unique(return_inverse=True)
+            places, index = to_device(places, self.device), to_device(index, self.device)
             logits = self.model(**inputs, use_cache=False, logits_to_keep=places).logits[0]
-            values = logprobs_and_entropy(logits, targets, scoring)
+            values = logprobs_and_entropy(take_tokens(logits, index), targets, scoring)
         local = torch.stack(values, dim=1)
         scored = layout.collect(local[:0] if is_empty else local, tokens)
         if mask is not None:

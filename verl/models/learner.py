@@ -1,8 +1,11 @@
 """AdamW for a sharded model, with a learning-rate schedule, gradient clipping, and gradient accumulation."""
 
 import math
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,6 +19,9 @@ from verl.models.lora import adapter_dropout
 from verl.models.offload import Offloaded
 
 T = TypeVar("T")
+
+NO_DETERMINISTIC = re.compile(r"^(\S+) does not have a deterministic implementation")
+"""Torch's warning about an operation whose result depends on the order in which threads add."""
 
 
 class Learner:
@@ -32,6 +38,10 @@ class Learner:
         """
         self.model = model
         self.copies = copies
+        self.deterministic = False
+        """Whether torch uses deterministic operations in :meth:`step` where it has them."""
+        self.not_deterministic = set[str]()
+        """Names of the operations in :meth:`step` for which torch has no deterministic form."""
         self.grad_clip = config.grad_clip
         self.optimizer, self.scheduler = make_optimizer(model, config, total_steps)
         self.optimizer_state = Offloaded(self._state_tensors, offload)
@@ -52,6 +62,14 @@ class Learner:
             The metrics, summed over all micro-batches and ranks, and a dictionary with ``grad_norm``, ``lr`` and
             ``skipped_updates`` (1 if this step was skipped, else 0). Both are identical on every rank.
         """
+        if not self.deterministic:
+            return self._step(micros, loss_of)
+        with deterministic_operations(self.not_deterministic):
+            return self._step(micros, loss_of)
+
+    def _step(
+        self, micros: Sequence[T], loss_of: Callable[[T], tuple[Tensor, dict[str, Tensor]]]
+    ) -> tuple[dict[str, float], dict[str, float]]:
         totals: dict[str, Tensor] = {}
         # Dropout masks must differ between steps and ranks, and a resumed run must reproduce them.
         seed = (torch.initial_seed() + self.scheduler.last_epoch * dist.get_world_size() + dist.get_rank()) % 2**63
@@ -89,6 +107,33 @@ class Learner:
         # Exclude AdamW's step counts, which are scalars on the CPU.
         entries = (value for state in self.optimizer.state.values() for value in state.values())
         return [value for value in entries if isinstance(value, Tensor) and value.dim() > 0]
+
+
+@contextmanager
+def deterministic_operations(missing: set[str]) -> Iterator[None]:
+    """Let torch use deterministic operations within the block; add the names of those that it lacks to ``missing``.
+
+    The switch applies to the whole process. It must not be on while an engine samples, because on a GPU the cumulative
+    sums with which tokens are drawn have no deterministic form.
+    """
+    options: Any = torch.utils.deterministic
+    fills = options.fill_uninitialized_memory
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        # Filling new buffers only helps to find operations that read them before writing.
+        options.fill_uninitialized_memory = False
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(False)
+            options.fill_uninitialized_memory = fills
+    for warning in caught:
+        found = NO_DETERMINISTIC.match(str(warning.message))
+        if found:
+            missing.add(found[1])
+        else:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
 
 def make_optimizer(model: nn.Module, config: OptimConfig, total_steps: int) -> tuple[torch.optim.AdamW, LambdaLR]:

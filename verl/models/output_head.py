@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from transformers.utils.generic import ModelOutput
 
 from verl.config.errors import ConfigError
+from verl.models.packing import take_tokens
 
 
 class Scoring(NamedTuple):
@@ -120,7 +121,7 @@ def chunk_output_head(model: PreTrainedModel, chunk_size: int) -> None:
         # Run the model without the head.
         decoder = getattr(model, model.base_model_prefix)
         decoded = decoder(*args, **{name: value for name, value in kwargs.items() if value is not None})
-        states, kind = decoded.last_hidden_state.flatten(0, 1)[targets.positions], type(decoded)
+        states, kind = take_tokens(decoded.last_hidden_state.flatten(0, 1), targets.positions), type(decoded)
         del decoded
 
         def score(states: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:

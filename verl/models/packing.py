@@ -90,6 +90,17 @@ class Layout:
         return gather_tokens(local.index_copy(0, here, values), self.group)[places]
 
 
+def take_tokens(states: Tensor, tokens: Tensor, dim: int = 0) -> Tensor:
+    """Select ``tokens [n]`` along ``dim``, so that the gradient has the same bits every time.
+
+    The gradient adds up what repeated tokens receive. On a CPU, threads would add the gradient of ``states[tokens]`` in
+    any order, but not that of ``index_select``; on a GPU, it is the other way round.
+    """
+    if states.is_cuda:
+        return states[(slice(None),) * dim + (tokens,)]
+    return states.index_select(dim, tokens)
+
+
 def padded_layout(batch: Batch) -> Layout:
     """Pad all rows to the same length, so that T = B (P + R)."""
     input_ids, attention_mask = batch.trimmed().rows()

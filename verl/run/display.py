@@ -1,6 +1,7 @@
 """Prints a run's progress, as a live bar on a terminal or one line per step elsewhere, and its final tables."""
 
 import textwrap
+import time
 from collections.abc import Mapping, Sequence
 
 from rich.console import Console, Group
@@ -13,6 +14,18 @@ from verl.config.errors import visible
 
 MAX_SHOWN, MAX_FACT = 2000, 200
 """Maximum number of characters shown of a prompt or response, and of a fact about it."""
+
+PHASES = {
+    "gen": "sampling",
+    "old_log_prob": "computing log-probabilities",
+    "update_critic": "updating the critic",
+    "update_actor": "updating the policy",
+    "train": "learning",
+}
+"""Phases of a step that are printed if the step may be slow -> what they do."""
+
+SLOW_STEP_S = 60.0
+"""Seconds after which the remaining phases of a step are printed where lines cannot be redrawn."""
 
 Columns = Mapping[str, tuple[str, str]]
 """Metrics shown in a progress bar: header -> (metric name, format)."""
@@ -32,6 +45,8 @@ class RunDisplay:
         self._columns = columns
         self._shown: dict[str, float] = {}
         self._total, self._unit = total_steps, unit
+        self._last_step, self._announced = 0, ""
+        self._ended: float | None = None
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=20),
@@ -54,6 +69,7 @@ class RunDisplay:
         self._shown.clear()
         self._figures.plain = ""
         self._progress.reset(self._task, completed=step)
+        self._last_step, self._ended = step, None
 
     def stage(self, text: str) -> None:
         """Show the current stage of the startup, next to a spinner on a terminal or else on a line of its own."""
@@ -80,8 +96,15 @@ class RunDisplay:
             self._live.stop()
 
     def phase(self, name: str) -> None:
-        """Show the current phase."""
+        """Show the current phase, without a terminal only in the first step and in slow ones."""
         self._progress.update(self._task, phase=name)
+        if self._live is not None or name not in PHASES:
+            return
+        if self._ended is None or time.monotonic() - self._ended > SLOW_STEP_S:
+            line = f"{self._unit} {self._last_step + 1}: {PHASES[name]}"
+            if line != self._announced:
+                self.say(line)
+            self._announced = line
 
     def say(self, text: str) -> None:
         """Print a line above the bar. Control characters are escaped, because text may come from untrusted files."""
@@ -98,6 +121,8 @@ class RunDisplay:
         figures += f"  {note}" if note else ""
         self._progress.update(self._task, completed=step)
         self._figures.plain = figures
+        if step > self._last_step:
+            self._last_step, self._ended = step, time.monotonic()
         if self._live is None:
             self.say(f"{self._unit} {step}/{self._total}  {figures}")
 

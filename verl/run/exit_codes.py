@@ -6,10 +6,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from types import FrameType
 
 from verl.checkpoint.attempts import StaleAttempt
-from verl.cluster.environment import REPEATED_S, REQUEUE, SIGNALS
+from verl.cluster.environment import REPEATED_S, REQUEUE, SIGNALS, signals_blocked
 from verl.cluster.failures import RequeueError, WorkerError, driver_memory_line, is_out_of_memory
 from verl.config.errors import ConfigError, error_lines
 
@@ -61,7 +62,7 @@ class Preemption:
     def check(self) -> None:
         """If the run has been asked to end, raise ``Preempted`` unless a step still has time to finish."""
         if self._name and not self._stepping:
-            raise Preempted(f"{self._name} before the first step")
+            raise Preempted(f"{self._name} while the run was starting")
         if self._name and self._grace_s and time.monotonic() - self._since > self._grace_s:
             raise Preempted(f"{self._name}: the step took longer than trainer.preemption_grace_s={self._grace_s:g}")
 
@@ -95,6 +96,10 @@ def run_to_exit_code(run: Callable[[], None], requeue: bool = False) -> None:
         terminated = True
         raise SystemExit(code)
 
+    # Slurm sends SIGUSR1 to every process of a job. It would end Python's tracker of shared memory, which inherits this
+    # mask, and the processes that use it would print tracebacks.
+    with signals_blocked(signal.SIGUSR1):
+        resource_tracker.ensure_running()
     for number in SIGNALS if requeue else (signal.SIGTERM,):
         signal.signal(number, raise_terminated)
     try:

@@ -1,5 +1,6 @@
 """Supervises a worker group with heartbeats, time limits, checks of Ray's head, and stack traces of workers."""
 
+import errno
 import faulthandler
 import os
 import signal
@@ -11,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import ray
 
@@ -118,6 +119,8 @@ class Supervisor:
         """
         if not self.head_answers():
             return HeadLost(f"{self.name(rank)} {what}: Ray's head at {self._head} is gone")
+        if not local_ray_answers():
+            return HeadLost(f"{self.name(rank)} {what}: Ray's processes on this machine (raylet) are gone")
         answered = self._write_stacks()
         lives = rank < len(self.identities) and self.identities[rank].node_id in answered
         message = f"{self.name(rank)} {what}"
@@ -156,6 +159,19 @@ class Supervisor:
         with suppress(ray.exceptions.RayError):
             return set(run_on({node: (pids,) for node, pids in by_node.items()}, _signal_workers))
         return set()
+
+
+def local_ray_answers() -> bool:
+    """Return whether Ray's process on this machine, the raylet, accepts a connection.
+
+    Ray's head can outlive it and takes half a minute to notice.
+    """
+    node: Any = ray._private.worker._global_node
+    if node is None:
+        return True
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(HEAD_S)
+        return connection.connect_ex(node.raylet_socket_name) not in (errno.ECONNREFUSED, errno.ENOENT)
 
 
 def log_to(folder: Path, rank: int) -> None:

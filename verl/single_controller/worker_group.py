@@ -47,6 +47,20 @@ CAUSE_S = 5.0
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
+WAIT_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+SPIN_COUNT = "20000"
+"""Number of times that an idle OpenMP thread polls for work before it sleeps, by default 300,000. On a busy machine,
+polling takes the core from the thread that is waited for (benchmarks/threads.md)."""
+
+
+def thread_variables(threads: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables for a worker with ``threads`` threads on a machine with this ``environment``."""
+    variables = dict.fromkeys(THREAD_VARIABLES, str(threads))
+    if not any(name in os.environ or name in environment for name in WAIT_VARIABLES):
+        variables[WAIT_VARIABLES[0]] = SPIN_COUNT
+    return variables
+
+
 def cpu_threads(workers_per_node: int, cores: int) -> int:
     """Return the number of threads per worker: OMP_NUM_THREADS if set, otherwise its share of the machine's cores."""
     # OpenMP accepts a list, whose first entry applies to the outermost level.
@@ -110,7 +124,7 @@ class WorkerGroup:
         shown = {name: value for name, value in environment.items() if not is_secret(name)}
         self._hidden = {name: value for name, value in environment.items() if is_secret(name)}
         self._variables = [
-            dict.fromkeys(THREAD_VARIABLES, str(self._threads[rank])) | setups[rank].environment | shown
+            thread_variables(self._threads[rank], setups[rank].environment) | setups[rank].environment | shown
             for rank in self.living
         ]
         self._made_from = (worker, config, arguments)
@@ -288,7 +302,7 @@ class WorkerGroup:
     def _failure(self, rank: int, error: RayError, method: str) -> Exception:
         """Convert a worker's error to an exception for the caller."""
         report = str(error)
-        cause = f"{report.strip().splitlines()[-1]:.300}"
+        cause = f"{report.strip().splitlines()[-1].strip():.300}"
         if isinstance(error, OutOfMemoryError):
             return self._supervisor.failure(
                 rank, killed_for_memory_line(report, method, self.device_type), method, report

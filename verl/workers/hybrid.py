@@ -70,7 +70,13 @@ class HybridWorker(CheckpointWorker, EngineWorker):
         if self.critic is not None:
             learner, model = self.critic.learner, config.critic.model
             parts.append(TrainedPart("critic", learner, self.critic.parameters, model, self.tokenizer))
+        for part in parts:
+            part.learner.deterministic = config.trainer.deterministic is True
         super().__init__(parts, config.seed)
+
+    def not_deterministic(self) -> list[str]:
+        """Return the names of operations of the updates so far for which torch has no deterministic form."""
+        return sorted(set().union(*(part.learner.not_deterministic for part in self._parts)))
 
     def start_generation(self) -> EngineCapacity:
         """Load weights into the engine if it has none, and return its capacity."""

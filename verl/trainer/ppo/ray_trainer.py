@@ -78,7 +78,7 @@ class RayPPOTrainer(Trainer):
         self.method: MethodCalls = scheduler.method
         self.calculator = calculator
         self.samples = samples
-        self.logged_prefix_note = False
+        self.logged_prefix_note = self.listed_operations = False
         self.loss = loss
         self.policy = scheduler.policy
         policy, critic = self.policy, config.critic
@@ -283,6 +283,10 @@ class RayPPOTrainer(Trainer):
             self.timer.count("old_log_prob", Work.of(batch.lengths[:num_later]))
             num_later = 0
         self.metrics |= self.updates.update_actor(batch, rows, self.step, num_later)
+        if self.config.trainer.deterministic and not self.listed_operations:
+            self.listed_operations = True
+            if names := ", ".join(self.workers.run("not_deterministic")[0]):
+                self.display.say(f"warning: trainer.deterministic=true: torch has no deterministic form of {names}")
 
     def _compare_policies(self, batch: Batch) -> None:
         """Log the mismatch between engine and policy on this step's responses, overall and by staleness."""
