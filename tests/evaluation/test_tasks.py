@@ -22,8 +22,8 @@ from verl.evaluation.tasks import (
     few_shot_examples,
     load_problems,
     load_target_tokenizer,
-    model_digest,
 )
+from verl.models.hub import model_digest
 
 
 @pytest.fixture

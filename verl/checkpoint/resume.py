@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from verl.checkpoint.digests import changed
 from verl.checkpoint.folders import (
     POINTER,
     STATE,
@@ -163,6 +164,28 @@ def best_validation(validations: Mapping[int, Mapping[str, float]], name: str) -
 def saved_validations(state: Mapping[str, Any]) -> dict[int, dict[str, float]]:
     """Return metrics by step of the validations before a checkpoint, with steps converted from text to integers."""
     return {int(step): metrics for step, metrics in state["validations"].items()}
+
+
+def check_unchanged(resumption: Resumption, digests: Mapping[str, str], trainer: RunConfig) -> list[str]:
+    """Return a warning if something that a run is made of has changed since the checkpoint was written, or nothing.
+
+    Args:
+        digests: Those of this run, see :func:`verl.checkpoint.digests.run_digests`. Checkpoints of older versions have
+            none, and are not compared.
+
+    Raises:
+        ConfigError: If something has changed that makes it another run, unless ``trainer.resume_changed`` allows it.
+    """
+    before = resumption.state.get("digests")
+    refused, others = changed(before if isinstance(before, Mapping) else {}, digests)
+    text = f"not what {{}} when {resumption.folder} was written"
+    if refused and trainer.resume_changed == "refuse":
+        raise ConfigError(
+            f"{', '.join(refused)}: {text.format('it was' if len(refused) == 1 else 'they were')}, so this would be "
+            "another run; restore it, start a new run from the model it holds, or set trainer.resume_changed=warn"
+        )
+    names = refused + others
+    return [f"{', '.join(names)}: {text.format('it was' if len(names) == 1 else 'they were')}"] if names else []
 
 
 def check_resumable(resumption: Resumption, job: str, num_examples: int, parts: Mapping[str, ModelConfig]) -> None:

@@ -245,6 +245,9 @@ class RunConfig(MachineOptions):
     earlier run of the same command has written."""
     resume_from_path: str | None
     """Checkpoint folder, ``.../global_step_N``, of this or another run; used with ``resume_mode=path``."""
+    resume_changed: Literal["refuse", "warn"]
+    """Whether to resume if the training data, the tokenizer, verifiers, reward functions, environments or tools have
+    changed since the checkpoint was written: ``refuse`` ends the run with their names, ``warn`` continues."""
     max_ckpt_to_keep: NotNegativeInt
     """Number of recent checkpoints to keep in addition to the best one; older ones are removed once a new one is
     complete. 0 keeps all checkpoints."""

@@ -17,9 +17,9 @@ from verl.config.rewards import RewardModelConfig
 from verl.evaluation.results import TaskResult
 from verl.evaluation.scoring import digest_of
 from verl.evaluation.store import RecordFile, SampleKey, SampleStore
-from verl.evaluation.tasks import EvaluationTask, Job, model_digest
+from verl.evaluation.tasks import EvaluationTask, Job
 from verl.models.checks import check_sequence_fits, check_value_architecture
-from verl.models.hub import fetch_model
+from verl.models.hub import fetch_model, model_digest
 from verl.models.tokenizer import (
     check_embeds_tokens,
     check_reward_model_template,

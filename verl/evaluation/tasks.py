@@ -3,7 +3,6 @@
 A task evaluates one model on one benchmark at one temperature, with its own prompts and folder.
 """
 
-import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -31,7 +30,7 @@ from verl.evaluation.display import EvaluationDisplay
 from verl.evaluation.results import PROMPT_TOO_LONG, result_folder
 from verl.evaluation.store import SampleStore
 from verl.evaluation.targets import Target, select_targets
-from verl.models.hub import fetch_model
+from verl.models.hub import fetch_model, model_digest
 from verl.models.info import ModelInfo, check_weights
 from verl.models.tokenizer import load_tokenizer
 from verl.rewards import check_ground_truth
@@ -45,15 +44,6 @@ from verl.utils.sandbox import require_sandbox
 
 CPU_WORKERS = 2
 """Default number of worker processes on a CPU, limited by its cores."""
-
-WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
-DIGESTED_CONFIGS = {"config.json", "generation_config.json"}
-"""Config files included in a model digest; the second can add end-of-sequence tokens, which vLLM respects."""
-
-DIGESTED_PIECES = 64
-DIGESTED_BYTES = 1 << 16
-"""Both the number and the size in bytes of the evenly spaced pieces of a weight file that its digest covers. The ends
-of the file are not enough: short training can leave the embeddings and bfloat16 norms stored there unchanged."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -324,34 +314,3 @@ def engine_model(tasks: Sequence[EvaluationTask], config: EvaluationConfig) -> E
         stop_token_ids=settings["stop_token_ids"],
         seed=config.seed,
     )
-
-
-def model_digest(path: str) -> str:
-    """Return a digest of a local folder's weights, independent of its location, or return a hub id unchanged.
-
-    Raises:
-        ConfigError: The folder does not exist, or disappears while it is read.
-    """
-    folder = Path(path)
-    if not folder.is_absolute() and not folder.is_dir():
-        return path
-    digest = hashlib.blake2b(digest_size=8)
-    try:
-        for file in sorted(folder.iterdir()):
-            if file.suffix in WEIGHT_SUFFIXES or file.name in DIGESTED_CONFIGS:
-                _add_file(digest, file)
-    except OSError as error:
-        raise ConfigError(f"{path}: the model cannot be read: {error.strerror}; was it removed?") from error
-    return digest.hexdigest()
-
-
-def _add_file(digest: "hashlib.blake2b", file: Path) -> None:
-    size = file.stat().st_size
-    digest.update(f"{file.name}/{size}/".encode())
-    with file.open("rb") as content:
-        if size <= DIGESTED_PIECES * DIGESTED_BYTES:
-            digest.update(content.read())
-            return
-        for piece in range(DIGESTED_PIECES):
-            content.seek((size - DIGESTED_BYTES) * piece // (DIGESTED_PIECES - 1))
-            digest.update(content.read(DIGESTED_BYTES))

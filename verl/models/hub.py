@@ -1,5 +1,6 @@
 """Downloads models from the Hugging Face hub, once per machine."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -21,6 +22,15 @@ OLDER_WEIGHTS = ["*.bin"]
 """Patterns of weight files in models without safetensors."""
 COPIES = ["consolidated*", "original/*", "onnx/*"]
 """Patterns of duplicate weights in other formats."""
+
+WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf"}
+DIGESTED_CONFIGS = {"config.json", "generation_config.json"}
+"""Config files included in a model digest; the second can add end-of-sequence tokens, which vLLM respects."""
+
+DIGESTED_PIECES = 64
+DIGESTED_BYTES = 1 << 16
+"""Both the number and the size in bytes of the evenly spaced pieces of a weight file that its digest covers. The ends
+of the file are not enough: short training can leave the embeddings and bfloat16 norms stored there unchanged."""
 
 
 def fetch_model(path: str, field: str) -> None:
@@ -116,3 +126,34 @@ def _reason(error: Exception) -> str:
 def _fix(path: str) -> str:
     online = " (HF_HUB_OFFLINE unset)" if constants.HF_HUB_OFFLINE else ""
     return f"fetch it where there is a network{online}, by `hf download {path}`, or name a folder that holds it"
+
+
+def model_digest(path: str) -> str:
+    """Return a digest of a local folder's weights, independent of its location, or return a hub id unchanged.
+
+    Raises:
+        ConfigError: The folder does not exist, or disappears while it is read.
+    """
+    folder = Path(path)
+    if not folder.is_absolute() and not folder.is_dir():
+        return path
+    digest = hashlib.blake2b(digest_size=8)
+    try:
+        for file in sorted(folder.iterdir()):
+            if file.suffix in WEIGHT_SUFFIXES or file.name in DIGESTED_CONFIGS:
+                _add_file(digest, file)
+    except OSError as error:
+        raise ConfigError(f"{path}: the model cannot be read: {error.strerror}; was it removed?") from error
+    return digest.hexdigest()
+
+
+def _add_file(digest: "hashlib.blake2b", file: Path) -> None:
+    size = file.stat().st_size
+    digest.update(f"{file.name}/{size}/".encode())
+    with file.open("rb") as content:
+        if size <= DIGESTED_PIECES * DIGESTED_BYTES:
+            digest.update(content.read())
+            return
+        for piece in range(DIGESTED_PIECES):
+            content.seek((size - DIGESTED_BYTES) * piece // (DIGESTED_PIECES - 1))
+            digest.update(content.read(DIGESTED_BYTES))

@@ -16,7 +16,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from verl.checkpoint.attempts import Attempt, run_lock
 from verl.checkpoint.folders import checkpoints, latest_checkpoint, remove_unfinished
-from verl.checkpoint.resume import Resumption, check_resumable, find_resumption, resume_hint
+from verl.checkpoint.resume import Resumption, check_resumable, check_unchanged, find_resumption, resume_hint
 from verl.cluster.environment import REQUEUE, passed_variables
 from verl.cluster.failures import HeadLost, MachineError, NoRoom, OutOfMemory, RequeueError, WorkerError
 from verl.cluster.machines import gather_machines, wait_for_machines, wait_for_room
@@ -170,6 +170,7 @@ class TrainingRun(RaySession):
         self.steps = steps
         self.display = RunDisplay(trainer.experiment_name, steps, columns)
         self.resumption: Resumption | None = None
+        self.digests: Mapping[str, str] = {}
         self.preemption = Preemption(trainer.preemption_grace_s)
         self.attempt = Attempt(self.folder, 0)
         self.restarts = 0
@@ -184,11 +185,18 @@ class TrainingRun(RaySession):
         self.resources = self.enter_context(ExitStack())
         return self
 
-    def find_resumption(self, job: str, num_examples: int, parts: Mapping[str, ModelConfig]) -> Resumption | None:
-        """Return the checkpoint to resume from, checked by :func:`check_resumable`, or None to start from scratch."""
-        self.resumption = find_resumption(self.config, self.display.say)
+    def find_resumption(
+        self, job: str, num_examples: int, parts: Mapping[str, ModelConfig], digests: Mapping[str, str]
+    ) -> Resumption | None:
+        """Return the checkpoint to resume from, checked by :func:`check_resumable` and :func:`check_unchanged`.
+
+        None means to start from scratch.
+        """
+        self.resumption, self.digests = find_resumption(self.config, self.display.say), digests
         if self.resumption is not None:
             check_resumable(self.resumption, job, num_examples, parts)
+            for line in check_unchanged(self.resumption, digests, self.config.trainer):
+                self.display.say(f"warning: {line}")
         return self.resumption
 
     def is_complete(self, resumption: Resumption) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from verl.batch import Batch
+from verl.checkpoint.digests import run_digests
 from verl.checkpoint.resume import saved_validations
 from verl.cluster.start import resolve_device
 from verl.config.sft import SFTConfig
@@ -126,7 +127,8 @@ def run_sft(config: SFTConfig) -> None:
 
     run = TrainingRun(config, steps, COLUMNS, device_type)
     with run:
-        resumption = run.find_resumption("sft", len(train_set), {"actor": config.model})
+        digests = run_digests(config, tokenizer, {"data.train_files": train_set.conversations})
+        resumption = run.find_resumption("sft", len(train_set), {"actor": config.model}, digests)
         if resumption is not None:
             state = resumption.state
             if run.is_complete(resumption) or target_reached(config, saved_validations(state)):

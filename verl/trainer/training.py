@@ -42,6 +42,7 @@ class Trainer:
         self.workers = workers
         self.tracker = tracker
         self.display = run.display
+        self.digests = run.digests
         self.preemption = run.preemption
         self.timer = PhaseTimer(run.display.phase, self._take_peak)
         self.profiler = StepProfiler(workers, trainer.profile_steps, run.folder, run.display.say)
@@ -77,6 +78,7 @@ class Trainer:
         return {
             "step": self.step,
             "num_examples": len(self.loader.dataset),
+            "digests": dict(self.digests),
             # Dynamic sampling reads a variable number of batches, so the step does not determine this state.
             "loader": to_json(self.loader.state_dict()),
             "best": best_validation(self.validations, self.best_by),

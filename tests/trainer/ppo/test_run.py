@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -142,21 +143,30 @@ def test_other_models_need_the_vocabulary_of_the_policy(start, refused, tiny_mod
 
 
 @pytest.fixture
-def checkpoint(small_config: PPOConfig, tiny_model: Path, tmp_path: Path) -> Path:
-    """A checkpoint of step 1 that fits the small config."""
+def checkpoint(small_config: PPOConfig, tiny_model: Path, tmp_path: Path) -> Callable[..., Path]:
+    """Writes a checkpoint of step 1 that fits the small config."""
     folder = begin_checkpoint(tmp_path, 1)
     save_shards(folder, dict(AutoModelForCausalLM.from_pretrained(tiny_model).named_parameters()))
-    state = {"job": "ppo", "num_examples": 16, "shuffle": small_config.data.shuffle, "order": "", "method": None}
-    state["reward_manager"] = RewardManager(small_config.reward_manager).state_dict()
-    return complete_checkpoint(folder, 1, json.dumps(state))
+    state: dict[str, Any] = {"job": "ppo", "num_examples": 16, "shuffle": small_config.data.shuffle, "order": ""}
+    state |= {"method": None, "reward_manager": RewardManager(small_config.reward_manager).state_dict()}
+    return lambda **others: complete_checkpoint(folder, 1, json.dumps(state | others))
 
 
 def test_another_order_of_prompts_is_refused_on_resume(start, refused, checkpoint):
+    checkpoint()
     # Both lie in the same folder.
     with refused("data.shuffle=False: was True when TMP/global_step_1 was written..."):
         start("data.shuffle=false")
     with refused("data.train_weights=[2.0]: TMP/global_step_1 was written with neither, so the position..."):
         start("data.train_weights=[2]")
+
+
+def test_other_records_are_refused_on_resume(start, refused, checkpoint):
+    checkpoint(digests={"data.train_files[0]": "of others"})
+    with refused(
+        "data.train_files[0]: not what it was when TMP/global_step_1 was written, so this would be another..."
+    ):
+        start()
 
 
 @pytest.mark.parametrize(("options", "line"), refusals("trainer/refusals.txt", "warnings"))

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
+from verl.checkpoint.digests import data_by_file, run_digests
 from verl.checkpoint.folders import latest_checkpoint
 from verl.checkpoint.resume import Resumption, best_validation, changed_options, saved_validations
 from verl.config.errors import ConfigError
@@ -72,7 +73,8 @@ def _is_done(run: TrainingRun, setup: TrainingSetup) -> bool:
         run.display.say(f"the run is complete: {run.folder}/summary.json holds its validation")
         return True
     parts = {"actor": config.model} | ({"critic": config.critic.model} if config.uses_critic else {})
-    resumption = run.find_resumption("ppo", len(setup.train_set), parts)
+    digests = run_digests(config, setup.tokenizer, data_by_file(setup.train_set))
+    resumption = run.find_resumption("ppo", len(setup.train_set), parts, digests)
     if resumption is None:
         return False
     _check_resumption(setup, resumption)

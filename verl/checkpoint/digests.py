@@ -1,0 +1,97 @@
+"""Digests of what a run is made of besides its options, so that a resumed run cannot change without a word."""
+
+import hashlib
+import importlib.util
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from verl.config.ppo import PPOConfig
+from verl.config.sft import SFTConfig
+from verl.data.prompts import PromptDataset
+from verl.models.hub import model_digest
+
+HERE = Path(__file__).parents[1]
+
+VERIFIERS = "the verifiers (verl/verifiers and verl/rewards)"
+TOKENIZER, CHAT_TEMPLATE = "the tokenizer of model.path", "the chat template of model.path"
+
+REFUSED = ("data.train_files", TOKENIZER, CHAT_TEMPLATE, VERIFIERS, "reward_score.", "rollout.multi_turn.")
+"""First characters of what must not change, because the run would go on as another one; others are warned about."""
+
+
+def run_digests(
+    config: PPOConfig | SFTConfig, tokenizer: PreTrainedTokenizerBase, data: Mapping[str, Iterable[Any]]
+) -> dict[str, str]:
+    """Return the digest of each thing that a run is made of, by the option that names it.
+
+    These are the training data, the tokenizer and its chat template, the verifiers, the files of the user's code, and
+    the models that are read again when the run resumes. Where files lie, and in which format, does not count.
+
+    Args:
+        data: The training records, by the option that names their file.
+    """
+    digests = {name: digest(records) for name, records in data.items()}
+    digests[TOKENIZER] = digest([tokenizer.get_vocab(), tokenizer.special_tokens_map])
+    digests[CHAT_TEMPLATE] = digest([tokenizer.chat_template])
+    if isinstance(config, PPOConfig):
+        files = sorted(file for name in ("verifiers", "rewards") for file in (HERE / name).rglob("*.py"))
+        digests[VERIFIERS] = digest(file.read_text() for file in files)
+        models = config.models if config.uses_reference else {k: v for k, v in config.models.items() if k != "model"}
+        digests |= {f"{prefix}.path": model_digest(model.path) for prefix, model in models.items()}
+    return digests | {name: digest([file.read_text(errors="replace")]) for name, file in code_files(asdict(config))}
+
+
+def data_by_file(dataset: PromptDataset) -> dict[str, list[Any]]:
+    """Return what the prompts of each file hold, by the option that names it."""
+    parts = ((end - size, end) for size, end in zip(dataset.sizes, accumulate(dataset.sizes), strict=True))
+    return {
+        f"data.train_files[{i}]": [
+            [record.data_source, record.ground_truth, dict(record.extra_info), record.messages]
+            for record in dataset.records[start:end]
+        ]
+        for i, (start, end) in enumerate(parts)
+    }
+
+
+def digest(values: Iterable[Any]) -> str:
+    """Return a digest of JSON values, in this order; whatever JSON does not know counts by its text."""
+    total = hashlib.blake2b(digest_size=16)
+    for value in values:
+        total.update(json.dumps(value, sort_keys=True, default=str).encode(errors="surrogatepass"))
+        total.update(b"\n")
+    return total.hexdigest()
+
+
+def code_files(options: Any, name: str = "") -> Iterator[tuple[str, Path]]:
+    """Yield each option that names user code, and the file of the code."""
+    if isinstance(options, Mapping):
+        for key, value in options.items():
+            yield from code_files(value, f"{name}.{key}" if name else str(key))
+    elif isinstance(options, list | tuple):
+        for i, value in enumerate(options):
+            yield from code_files(value, f"{name}[{i}]")
+    elif isinstance(options, str) and not name.startswith(("data.train_files", "data.val_files")):
+        # An entry of reward_score.custom_functions names its data source first.
+        path = options.rpartition("=")[2]
+        module = path.rpartition(":")[0] or path
+        if module.endswith(".py") or name.endswith("config_path"):
+            yield from [(name, Path(module))] if Path(module).is_file() else []
+        elif ":" in path and all(part.isidentifier() for part in module.split(".")):
+            with suppress(ImportError, ValueError):
+                spec = importlib.util.find_spec(module)
+                if spec is not None and spec.has_location and HERE not in Path(str(spec.origin)).parents:
+                    yield name, Path(str(spec.origin))
+
+
+def changed(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """Return the names of what has changed: those that are refused, and the others."""
+    names = [name for name, value in now.items() if before.get(name, value) != value]
+    refused = [name for name in names if name.startswith(REFUSED)]
+    return refused, [name for name in names if name not in refused]
