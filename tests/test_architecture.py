@@ -102,7 +102,7 @@ BUDGETS = {
     "rank": 1192,
     "recipes": 1637,
     "rewards": 950,
-    "rollout": 2854,
+    "rollout": 2868,
     "run": 2244,
     "single_controller": 1537,
     "spectral": 1652,
@@ -111,7 +111,7 @@ BUDGETS = {
     "verifiers": 2464,
     "verl": 49,
     "vllm_patches": 1913,
-    "workers": 925,
+    "workers": 926,
 }
 """Raw lines that each room of ``verl/``, and the plugin, may have. A change that needs more raises its room here, and
 its commit message names the idea that the lines pay for."""

@@ -268,6 +268,15 @@ def test_settings_by_response_and_position_are_obeyed_alike(alone, together, thr
     assert torch.equal(drawn[:, 0], hot[:, 0]) and drawn.tolist() != hot.tolist()
 
 
+def test_generation_begins_without_cached_prompts(alone, prompts):
+    """Otherwise a step after a validation differs from the same step of a resumed run in its last bits."""
+    blocks = "rollout.engine.llm_engine.engine_core.engine_core.scheduler.kv_cache_manager.block_pool"
+    generate(alone, prompts, GREEDY, seed=1)
+    cached = alone.run(f"{blocks}.cached_block_hash_to_block.__len__")
+    alone.run("start_generation")
+    assert cached[0] > 0 == alone.run(f"{blocks}.cached_block_hash_to_block.__len__")[0]
+
+
 @pytest.mark.nightly
 def test_engine_takes_engine_kwargs_and_override_config(config, alone, prompts, ray_session):
     engine = {"block_size": 64, "additional_config": {"mine": 1}}

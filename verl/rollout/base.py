@@ -48,6 +48,9 @@ class Rollout(Protocol):
     def capacity(self) -> EngineCapacity:
         """Number of responses that the engine can sample at once."""
 
+    def begin(self) -> None:
+        """Prepare to sample; forget cached prompts, so that nothing depends on what was sampled before."""
+
     def advance(self, requests: ResponseRequests, max_steps: int) -> tuple[Batch | None, int]:
         """Accept further requests and decode.
 

@@ -48,6 +48,9 @@ class HFRollout:
         """Unlimited capacity, since workers gather parameters collectively and must receive all requests at once."""
         return EngineCapacity(sys.maxsize, sys.maxsize)
 
+    def begin(self) -> None:
+        """Do nothing, because nothing is cached between calls."""
+
     def advance(self, requests: ResponseRequests, max_steps: int) -> tuple[Batch | None, int]:
         """Sample all responses to completion, ignoring ``max_steps``."""
         with self.policy.parameters.loaded(), keep_unsharded(self.policy.model):

@@ -61,6 +61,14 @@ class VLLMSampler:
         """Capacity given by ``rollout.max_num_seqs`` and the size of the KV cache."""
         return engine_capacity(self.engine.llm_engine)
 
+    def begin(self) -> None:
+        """Empty the prefix cache, which a validation may have filled, unless responses are still running.
+
+        A run that resumes at this step has an empty one.
+        """
+        if not self._partial:
+            self.engine.reset_prefix_cache()
+
     def advance(self, requests: ResponseRequests, max_steps: int) -> tuple[Batch | None, int]:
         """Accept further requests, decode at most ``max_steps`` tokens of each, and return the finished responses."""
         engine = self.engine.llm_engine

@@ -36,7 +36,8 @@ class EngineWorker:
         self.rollout = make_rollout(setup, policy)
 
     def start_generation(self) -> EngineCapacity:
-        """Return the number of responses that the engine can sample at once."""
+        """Prepare the engine, and return the number of responses that it can sample at once."""
+        self.rollout.begin()
         return self.rollout.capacity
 
     def finish_generation(self) -> None:
