@@ -8,9 +8,11 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import multiprocessing
 import sys
 import sysconfig
 import traceback
+from asyncio import CancelledError
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -100,9 +102,11 @@ def user_code(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except ConfigError:
+    except (ConfigError, CancelledError, GeneratorExit):
         raise
-    except (Exception, SystemExit) as error:  # user code may raise anything
+    except BaseException as error:  # user code may raise anything, a panic of Rust included
+        if isinstance(error, KeyboardInterrupt) and multiprocessing.parent_process() is None:
+            raise
         raise ConfigError(f"{what} {raised(error)}") from error
 
 
@@ -113,11 +117,19 @@ def raised(error: BaseException) -> str:
     # Often, a library raises the error because the user's code calls it incorrectly.
     frames = [frame for frame in frames if not frame.filename.startswith(LIBRARIES)] or frames
     place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-    text = f"raised {type(error).__name__}: {error}".partition("\n")[0]
+    text = f"raised {described(error)}"
     if isinstance(error, AttributeError) and error.name and "did you mean" not in text:
         near = get_close_matches(error.name, dir(error.obj), n=1)
         text += f"; did you mean {near[0]!r}?" if near else ""
     return text + place
+
+
+def described(error: BaseException) -> str:
+    """Return the type and the first line of an error, whose own ``__str__`` may fail."""
+    try:
+        return f"{type(error).__name__}: {error}".partition("\n")[0]
+    except Exception:
+        return type(error).__name__
 
 
 class UserFunction:

@@ -47,6 +47,13 @@ async def add(a: int, b: int) -> int:
     await asyncio.sleep(0)
     return a + b
 
+class Panic(BaseException):
+    pass
+
+class Mute(Exception):
+    def __str__(self):
+        raise ValueError("no words")
+
 def misbehave(how: str) -> str:
     """
     Does not return.
@@ -66,6 +73,10 @@ def misbehave(how: str) -> str:
         raise asyncio.CancelledError
     if how == "recurse":
         return misbehave(how)
+    if how == "panic":
+        raise Panic
+    if how == "mute":
+        raise Mute
     raise ValueError("no such way (of these)")
 
 async def wait(seconds: float) -> str:
@@ -125,7 +136,11 @@ def contents(answer: Answer) -> list[str]:
             ["Error: there is no tool 'divide'; the tools are multiply, add, misbehave"],
             (1, 0, 1, 0, 0),
         ),
-        (asking(Call("multiply", "6, 7")), ["Error: the arguments must be a JSON object"], (1, 0, 1, 0, 0)),
+        (
+            asking(Call("multiply", "6, 7")),
+            ["Error: the arguments must be a JSON object, at most 64 levels deep"],
+            (1, 0, 1, 0, 0),
+        ),
         (asking(Call("misbehave", {"how": "?"})), ["Error: ValueError: no such way (of these)"], (1, 0, 1, 0, 0)),
         # A model can provoke these, so none may end the run.
         (asking(Call("misbehave", {"how": "exit"})), ["Error: SystemExit: 3"], (1, 0, 1, 0, 0)),
@@ -134,6 +149,14 @@ def contents(answer: Answer) -> list[str]:
             asking(Call("misbehave", {"how": "recurse"})),
             ["Error: RecursionError: maximum recursion depth exceeded"],
             (1, 0, 1, 0, 0),
+        ),
+        (asking(Call("misbehave", {"how": "panic"})), ["Error: Panic: "], (1, 0, 1, 0, 0)),
+        (asking(Call("misbehave", {"how": "mute"})), ["Error: Mute"], (1, 0, 1, 0, 0)),
+        # One of two calls could not be read.
+        (
+            asking(Call("multiply", {"a": 6, "b": 7}), malformed=True),
+            ["42", "Error: the call could not be read; write a JSON object with name and arguments"],
+            (1, 1, 1, 0, 0),
         ),
         # Some formats write numbers as they write text.
         (asking(Call("multiply", {"a": "6", "b": "\n7\n"})), ["42"], (1, 0, 0, 0, 0)),
@@ -180,7 +203,8 @@ def test_long_answers_are_shortened_as_in_verl(file: Path, side: str, expected: 
         ("(object(), [], True, None)", "its state: .* keep JSON values and tensors"),
         ("({}, ['hello'], True, None)", "returned the message 'hello'; expected a dict with role and content"),
         ("({}, [], True, float('nan'))", "returned the reward nan; expected None or a finite number"),
-        ("({}, [], True, 'good')", "reading what step\\(state, turn\\) returned raised ValueError: could not convert"),
+        ("({}, [], True, 'good')", "returned the reward 'good'; expected None or a finite number"),
+        ("({}, [{'role': '', 'content': 'hello'}], True, None)", "returned the message .*; expected a dict with role"),
         ("({}, 5, False, None)", "reading what step\\(state, turn\\) returned raised TypeError: 'int' object"),
         ("1 / 0", "raised ZeroDivisionError: division by zero"),
     ],

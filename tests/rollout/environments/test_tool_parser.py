@@ -41,6 +41,34 @@ def test_every_turn_is_read_alike(tokenizer, name: str, text: str, arguments: di
     assert found == [called, nothing, called, nothing | {"malformed": True}][: len(turns)]
 
 
+CALL = "<tool_call>\n%s\n</tool_call>"
+
+
+@pytest.mark.parametrize(
+    ("text", "calls", "malformed"),
+    [
+        (f"{JSON}{CALL % '{oops}'}{JSON}", [("multiply", {"a": 3, "b": 4})] * 2, True),
+        (CALL % '{"name": "today"}', [("today", {})], False),
+        (f"{CALL % '{oops}'}{CALL % chr(123)}", [], True),
+        # As OpenAI's interface sends arguments.
+        (CALL % r'{"name": "multiply", "arguments": "{\"a\": 3}"}', [("multiply", {"a": 3})], False),
+        (CALL % '{"name": "multiply", "arguments": "3, 4"}', [("multiply", '"3, 4"')], False),
+    ],
+)
+def test_each_call_is_read_alone(tokenizer, text: str, calls: list, malformed: bool):
+    reader = ToolCallReader("hermes", tokenizer, [tokenizer.eos_token_id])
+    assert reader.read(tokenizer(text, add_special_tokens=False).input_ids) == {"calls": calls, "malformed": malformed}
+
+
+@pytest.mark.parametrize("depth", [63, 64, 500, 5000])
+def test_deeply_nested_arguments_become_text(tokenizer, depth: int):
+    reader = ToolCallReader("hermes", tokenizer, [tokenizer.eos_token_id])
+    value = '{"a": ' + "[" * depth + "]" * depth + "}"
+    text = CALL % ('{"name": "multiply", "arguments": ' + value + "}")
+    found = reader.read(tokenizer(text, add_special_tokens=False).input_ids)
+    assert [isinstance(arguments, dict) for _, arguments in found["calls"]] == ([depth < 64] if depth < 5000 else [])
+
+
 def test_an_unknown_format_is_named(tokenizer):
     with pytest.raises(ConfigError, match="rollout.multi_turn.format='hermit': .*vLLM's parsers are .*hermes"):
         ToolCallReader("hermit", tokenizer, [])

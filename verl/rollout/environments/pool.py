@@ -200,12 +200,17 @@ def is_async(environment: Any) -> bool:
 
 
 def ended(step: Step, reason: str, options: MultiTurnConfig) -> Answer:
-    """Return the reply to a failed step: ``reason`` as a message for each call, and the state unchanged."""
+    """Return the reply to a failed step: ``reason`` as a message for each call, and the state unchanged.
+
+    An environment that fails to start is not asked again.
+    """
     why = {"timeout": f"no answer within {options.timeout_s:g} s", "memory": "out of memory"}.get(reason, reason)
     names = [call.name for call in step.turn.calls[: options.max_parallel_calls]] or ["environment"]
     role = "tool" if options.has_tools else "user"
     messages = [{"role": role, "name": name, "content": f"Error: {why}"} for name in names]
-    return Answer(step.state, messages, False, 0.0, (len(step.turn.calls), int(step.turn.malformed), 0, 1, 0))
+    timeouts = int(reason == "timeout")
+    counts = (len(step.turn.calls), int(step.turn.malformed), 1 - timeouts, timeouts, 0)
+    return Answer(step.state, messages, not step.state, 0.0, counts)
 
 
 # --- In the processes ---
@@ -271,24 +276,40 @@ async def take_step(environment: Any, step: Step) -> Answer:
     if not step.state:
         with user_code(f"{where}: start(record)"):
             state = await _awaited(environment.start(step.record))
+        # From its first step on, an environment gets its state as a checkpoint would return it.
+        state = from_json(json.loads(_saved(state, where)))
     with user_code(f"{where}: step(state, turn)"):
         returned = await _awaited(environment.step(state, step.turn))
     form = "returned {}; expected (state, messages, done, reward)"
     if not isinstance(returned, tuple | list) or len(returned) != 4:
         raise ConfigError(f"{where}: step(state, turn) {form.format(type(returned).__name__)}")
     state, messages, done, reward = returned
-    try:
-        saved = json.dumps(to_json(state))
-    except (TypeError, RecursionError) as error:
-        raise ConfigError(f"{where}: its state: {error}; keep JSON values and tensors") from error
+    saved = _saved(state, where)
     with user_code(f"{where}: reading what step(state, turn) returned"):
         checked = [checked_message(message, where) for message in messages or []]
-        done, value = bool(done), 0.0 if reward is None else float(reward)
+        done = bool(done)
+        value = 0.0 if reward is None else _number(reward)
     if not math.isfinite(value):
-        raise ConfigError(f"{where}: returned the reward {value}; expected None or a finite number")
-    failures = sum(message.get("failed") is True for message in checked)
-    counts = (len(step.turn.calls), int(step.turn.malformed), failures, 0, 0)
+        raise ConfigError(f"{where}: returned the reward {reward!r:.100}; expected None or a finite number")
+    timeouts = sum(message.get("timed_out") is True for message in checked)
+    failures = sum(message.get("failed") is True for message in checked) - timeouts
+    counts = (len(step.turn.calls), int(step.turn.malformed), failures, timeouts, 0)
     return Answer(saved, checked, done, value, counts)
+
+
+def _saved(state: Any, where: str) -> str:
+    """Return an environment's state as JSON; raise ``ConfigError`` if a checkpoint cannot hold it."""
+    try:
+        return json.dumps(to_json(state))
+    except (TypeError, RecursionError) as error:
+        raise ConfigError(f"{where}: its state: {error}; keep JSON values and tensors") from error
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return math.nan
 
 
 async def _awaited(value: Any) -> Any:
@@ -298,6 +319,7 @@ async def _awaited(value: Any) -> Any:
 def checked_message(message: Any, where: str) -> dict[str, Any]:
     """Return an environment's message; raise ``ConfigError`` if it is malformed."""
     fits = isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))
+    fits = fits and message["role"] != ""
     if not isinstance(message, dict) or not fits:
         raise ConfigError(f"{where}: returned the message {message!r:.200}; expected a dict with role and content")
     return message

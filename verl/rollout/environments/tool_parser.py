@@ -1,15 +1,17 @@
 """Extracts tool calls from the text of a turn with vLLM's parsers."""
 
 import copy
+import json
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 from vllm.tool_parsers import ToolParserManager
 
 from verl.config.errors import ConfigError
-from verl.rollout.environments.tools import read_calls
+from verl.rollout.environments.tools import read_arguments, read_calls
 
 FIELD = "rollout.multi_turn.format"
 
@@ -44,10 +46,25 @@ class ToolCallReader:
         tokens = tokens[:-1] if tokens and tokens[-1] in self.ends else tokens
         # Keep special tokens, because call markers may be special tokens.
         text = str(self.tokenizer.decode(tokens, skip_special_tokens=False))
+        calls = self._parsed(text)
+        if calls or self.mark is None or self.mark not in text:
+            return {"calls": calls, "malformed": False}
+        # Most parsers give up all calls for a malformed one, so read each alone.
+        each = [self._parsed(self.mark + part) or _plain_call(part) for part in text.split(self.mark)[1:]]
+        return {"calls": [call for calls in each for call in calls], "malformed": not all(each)}
+
+    def _parsed(self, text: str) -> list[tuple[str, Any]]:
         try:
             # Use a fresh copy per response, because some parsers keep state.
-            calls = copy.copy(self.parser).extract_tool_calls(text, request=None).tool_calls
+            return read_calls(copy.copy(self.parser).extract_tool_calls(text, request=None).tool_calls)
         except Exception:  # a parser may fail on malformed model output
-            calls = []
-        malformed = not calls and self.mark is not None and self.mark in text
-        return {"calls": read_calls(calls), "malformed": malformed}
+            return []
+
+
+def _plain_call(text: str) -> list[tuple[str, Any]]:
+    """Return the call at the beginning of ``text`` if it is a JSON object with a name; arguments may be missing."""
+    with suppress(ValueError, RecursionError):
+        call, _ = json.JSONDecoder().raw_decode(text.lstrip())
+        if isinstance(call, dict) and isinstance(call.get("name"), str):
+            return [(call["name"], read_arguments(call.get("arguments", call.get("parameters")) or {}))]
+    return []

@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from transformers.utils.chat_template_utils import get_json_schema
@@ -12,9 +13,12 @@ from verl.config.errors import ConfigError
 from verl.config.rollout import MultiTurnConfig
 from verl.data.prompt_rows import PromptRecord
 from verl.rollout.environments.verl_tools import VerlTool, verl_tools
-from verl.utils.user_code import load_code, user_code
+from verl.utils.user_code import described, load_code, user_code
 
 FIELD = "rollout.multi_turn.tools"
+
+DEEPEST = 64
+"""Maximum nesting of a call's arguments. Python's own functions for JSON and pickling fail at a few hundred levels."""
 
 
 class Call(NamedTuple):
@@ -22,7 +26,7 @@ class Call(NamedTuple):
 
     name: str
     arguments: Any
-    """Arguments parsed from the model's JSON; a mapping, unless the model wrote a different JSON type."""
+    """Arguments parsed from the model's JSON: a mapping, or a text if the model wrote anything else."""
 
 
 class Turn(NamedTuple):
@@ -99,33 +103,38 @@ class ToolEnvironment:
     async def step(
         self, state: dict[str, Any], turn: Turn
     ) -> tuple[dict[str, Any], list[dict[str, Any]], bool, float | None]:
-        """Return a message for each call, or an error message if a call could not be parsed."""
+        """Return a message for each call, and an error message if there is a call that could not be parsed.
+
+        ``async`` tools run at the same time, each within ``timeout_s``.
+        """
+        calls = turn.calls[: self.options.max_parallel_calls]
+        answers = await asyncio.gather(*(self._answer(state, call) for call in calls))
+        messages = [message for message, _ in answers]
         if turn.malformed:
             what = "Error: the call could not be read; write a JSON object with name and arguments"
-            return state, [{"role": "tool", "name": "error", "content": what, "failed": True}], False, None
-        messages, rewards = [], 0.0
-        for call in turn.calls[: self.options.max_parallel_calls]:
-            message, reward = await self._answer(state, call)
-            messages.append(message)
-            rewards += reward
-        return state, messages, not messages, rewards
+            messages.append({"role": "tool", "name": "error", "content": what, "failed": True})
+        return state, messages, not messages, sum(reward for _, reward in answers)
 
     async def _answer(self, state: dict[str, Any], call: Call) -> tuple[dict[str, Any], float]:
         name, tool = call.name, self.tools.get(call.name)
         if tool is None:
             return _failed(name, f"there is no tool {name!r}; the tools are {', '.join(self.tools)}"), 0.0
         if not isinstance(call.arguments, dict):
-            return _failed(name, "the arguments must be a JSON object"), 0.0
+            return _failed(name, f"the arguments must be a JSON object, at most {DEEPEST} levels deep"), 0.0
+        limit = self.options.timeout_s
         try:
-            state[name], text, reward = await tool.call(state[name], with_types(call.arguments, tool.schema))
-        except MemoryError:
+            async with asyncio.timeout(limit if tool.is_async else None) as waiting:
+                state[name], text, reward = await tool.call(state[name], with_types(call.arguments, tool.schema))
+        except (MemoryError, GeneratorExit):
             raise
-        except (Exception, SystemExit, asyncio.CancelledError) as error:  # errors of tools are reported to the model
+        except BaseException as error:  # whatever a tool raises is reported to the model, a panic of Rust included
+            if waiting.expired():
+                return _failed(name, f"no answer within {limit:g} s") | {"timed_out": True}, 0.0
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 # The step exceeded its time limit.
                 raise
-            return _failed(name, f"{type(error).__name__}: {error}".partition("\n")[0]), 0.0
+            return _failed(name, described(error)), 0.0
         return {"role": "tool", "name": name, "content": shortened(text, self.options)}, reward
 
 
@@ -168,11 +177,34 @@ def shortened(text: str, options: MultiTurnConfig) -> str:
 
 def read_calls(parsed: Sequence[Any]) -> list[tuple[str, Any]]:
     """Return the name and arguments of each call found by one of vLLM's tool parsers."""
-    calls = []
-    for call in parsed:
-        try:
-            arguments = json.loads(call.function.arguments)
-        except (ValueError, RecursionError):
-            arguments = call.function.arguments
-        calls.append((str(call.function.name), arguments))
-    return calls
+    return [(str(call.function.name), read_arguments(call.function.arguments)) for call in parsed]
+
+
+def read_arguments(written: Any) -> Any:
+    """Return arguments as a mapping if they are one in JSON, or JSON in a JSON text as OpenAI's interface sends it.
+
+    Other arguments, and those that nest more than ``DEEPEST`` levels deep, are returned as text.
+    """
+    value = written
+    for _ in range(2):
+        if isinstance(value, str):
+            with suppress(ValueError, RecursionError):
+                value = json.loads(value)
+    if isinstance(value, dict) and not _nests(value, DEEPEST):
+        return value
+    return written if isinstance(written, str) else _text(written) if not _nests(written, DEEPEST) else "(too deep)"
+
+
+def _nests(value: Any, levels: int) -> bool:
+    """Return whether JSON values nest more than this many levels deep."""
+    layer = [value]
+    for _ in range(levels):
+        layer = [
+            part
+            for each in layer
+            for part in (each.values() if isinstance(each, dict) else each)
+            if isinstance(part, dict | list)
+        ]
+        if not layer:
+            return False
+    return True
