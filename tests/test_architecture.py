@@ -92,7 +92,7 @@ BUDGETS = {
     "api": 187,
     "batch": 781,
     "checkpoint": 1300,
-    "cli": 1258,
+    "cli": 1265,
     "cluster": 1556,
     "config": 2915,
     "data": 1590,

@@ -36,6 +36,9 @@ def sweep(folder: Path, *arguments: str) -> tuple[int, list[list[str]], str]:
     command = [sys.executable, "fake.py", *arguments]
     result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
     jobs = [line.split()[1:] for line in result.stdout.splitlines() if line.startswith("job ")]
+    if len(jobs) > 1 and result.returncode == 0:
+        page = os.path.commonpath([job[2] for job in jobs])
+        assert result.stdout.splitlines()[-1] == f"the {len(jobs)} runs on one page: verl-report {page}"
     return result.returncode, jobs, result.stderr
 
 

@@ -24,17 +24,22 @@ def run_hydra(
 ) -> None:
     """Compose ``configs/<name>.yaml`` with the command line's overrides, ``parse`` the result and ``run`` it.
 
-    With ``--multirun``, Hydra does this for every job, and the folder that it creates for the job is the run's folder.
+    With ``--multirun``, Hydra does this for every job, and the folder that it creates for the job is the run's folder;
+    at the end, the command for a page of all runs is printed.
 
     Raises:
         SystemExit: With a message if the overrides cannot be composed or the config is invalid.
     """
+
+    folders: list[str] = []
 
     def task(tree: DictConfig) -> None:
         try:
             config = parse(tree)
         except ConfigError as error:
             raise SystemExit(error_lines(error)) from None
+        trainer = getattr(config, "trainer", None)
+        folders.extend([trainer.default_local_dir] if trainer is not None else [])
         run(config)
 
     if {"-m", "--multirun"} & set(sys.argv) and RUN_FOLDER in option_names(schema, ""):
@@ -47,6 +52,8 @@ def run_hydra(
     try:
         check_group_values(sys.argv[1:])
         hydra.main(config_path=str(CONFIG_DIR), config_name=name, version_base="1.3")(task)()
+        if len(folders) > 1:
+            print(f"the {len(folders)} runs on one page: verl-report {os.path.commonpath(folders)}")
     except ConfigError as error:
         raise SystemExit(error_lines(error)) from None
     except HydraException as error:
