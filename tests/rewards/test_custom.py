@@ -16,7 +16,7 @@ from tests.tables import refusals
 from verl.config.errors import ConfigError
 from verl.config.rewards import RewardScoreConfig
 from verl.rewards import check_ground_truth, compute_score, use_custom_functions
-from verl.rewards.custom import CustomFunctionError, custom_verdict, load_function
+from verl.rewards.custom import CustomFunctionError, custom_verdict, load_function, partial_scores_note
 from verl.rewards.pool import VerifierPool
 from verl.rewards.registry import CUSTOM_FUNCTIONS, VERIFIERS, find_scorer
 from verl.verifiers.verdict import Verdict
@@ -152,6 +152,15 @@ def verdict_of(returned: object) -> Verdict:
 def test_return_values_become_scores(returned: object, score: float, correct: bool):
     extras = {key: returned[key] for key in ("pred", "parts") if isinstance(returned, dict) and key in returned}
     assert verdict_of(returned) == Verdict(correct, True, "custom", score=score, extras=extras)
+
+
+def test_partial_scores_that_count_as_right_are_noted():
+    def verdicts(*scores: float, right: bool | None = None, reason: str = "custom") -> list[Verdict]:
+        return [Verdict(s > 0 if right is None else right, False, reason, score=s) for s in scores]
+
+    assert partial_scores_note(verdicts(0.01, 0.01, 1.0)).startswith("note: 2 of 3 scores of custom reward functions")
+    for others in (verdicts(0.01, 1.0), verdicts(0.01, 0.5, right=False), verdicts(0.1, 0.2, reason="exact"), []):
+        assert partial_scores_note(others) == ""
 
 
 @pytest.mark.parametrize("truth", ["7", 7, 7.5, True, None, [7, "seven"], {"target": 7, "numbers": [3, 4]}])

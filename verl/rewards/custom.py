@@ -11,7 +11,7 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -150,6 +150,22 @@ def _plain(value: Any) -> Any:
 
 def _type_name(value: Any) -> str:
     return f"<{type(value).__name__}>"
+
+
+def partial_scores_note(verdicts: Sequence[Verdict]) -> str:
+    """Return a note if custom functions give most responses a part of the score and all of these count as right.
+
+    So it is where a function returns a share, such as the 0.01 that some tasks give any text, without ``acc``. The
+    result is empty otherwise.
+    """
+    custom = [verdict for verdict in verdicts if verdict.reason == "custom"]
+    parts = [verdict for verdict in custom if verdict.score is not None and 0 < verdict.score < 1]
+    if len(parts) <= len(custom) / 2 or not all(verdict.correct for verdict in parts):
+        return ""
+    return (
+        f"note: {len(parts)} of {len(custom)} scores of custom reward functions lie between 0 and 1, and all count as "
+        "right; return a dict with score and acc to say which responses are (docs/rewards.md)"
+    )
 
 
 def extra_metrics(extras: Iterable[Mapping[str, Any]]) -> dict[str, float]:

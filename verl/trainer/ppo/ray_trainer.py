@@ -20,6 +20,7 @@ from verl.method.calls import MethodCalls
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.reward_manager import RewardManager
 from verl.rank.token_metrics import fill_token_metrics
+from verl.rewards.custom import partial_scores_note
 from verl.run.session import TrainingRun
 from verl.run.tracking import Tracker
 from verl.single_controller.profiling import MemoryPeak
@@ -78,7 +79,7 @@ class RayPPOTrainer(Trainer):
         self.method: MethodCalls = scheduler.method
         self.calculator = calculator
         self.samples = samples
-        self.logged_prefix_note = self.listed_operations = False
+        self.logged_prefix_note = self.listed_operations = self.looked_at_scores = False
         self.loss = loss
         self.policy = scheduler.policy
         policy, critic = self.policy, config.critic
@@ -236,6 +237,9 @@ class RayPPOTrainer(Trainer):
 
         with self.timer.phase("rank_metrics"):
             verdicts, sources = original(sampled.batch, "verdicts"), data_sources(sampled.batch)
+            if not self.looked_at_scores and (note := partial_scores_note(verdicts)):
+                self.display.say(note)
+            self.looked_at_scores = True
             of_sampled = verdict_metrics(verdicts, config.rollout.n, sources, logged)
             by_source = with_prefix("train", metrics_by_source(data_sources(batch), logged, metrics_of))
             # self.metrics takes precedence, because its verdicts include any responses that dynamic sampling dropped.
