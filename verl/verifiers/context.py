@@ -49,7 +49,7 @@ _AFTER = (
 )
 _AFTER_NUMBER = re.compile(rf"{_AFTER}|\s{{1,3}}rad(?:ian)?s?(?![A-Za-z/])")
 _AFTER_BOX = re.compile(
-    rf"{_AFTER}|\\?%|!(?=\s?(?:\$|\\[)\]]))|i(?![A-Za-z])|\s?(?:[-+*×·/^÷]|\\(?:times|cdot|div)(?![A-Za-z]))[\s$]{{0,3}}(?:[0-9(]|\\[df]?frac|\\sqrt|\\pi)[0-9^]*|:\s?[0-9]"
+    rf"{_AFTER}|\\?%|\s?!(?=\s?(?:\$|\\[)\]]))|!|i(?![A-Za-z])|\s?(?:[-+*×·/^÷]|\\(?:times|cdot|div)(?![A-Za-z]))[\s$]{{0,3}}(?:[0-9(]|\\[df]?frac|\\sqrt|\\pi)[0-9^]*|:\s?[0-9]"
 )
 _ONLY_MINUS = re.compile(rf"(?:=\s{{0,2}})?[-−‐‑‒–—﹣－⁻˗➖]\s{{0,3}}{_GAP}|negative\s{{1,3}}", re.I)
 

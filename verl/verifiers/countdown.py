@@ -11,8 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
 from typing import Any, NamedTuple
+from unicodedata import category
 
 from verl.verifiers.answers import extract_boxed, extract_stated, extract_tagged
+from verl.verifiers.equations import is_name
+from verl.verifiers.lexicon import plain_number
 from verl.verifiers.verdict import Verdict
 
 MAX_CHARS = 400
@@ -28,10 +31,27 @@ MAX_NESTED = 16
 """Maximum nesting depth of fractions."""
 
 _TOKEN = re.compile(r"[0-9]+|[-+*/()]")
-_WRAPPING = re.compile(r"\\(?:left|right)(?![A-Za-z])|\\[()\[\],;!]|\\?\$|`|\A\s*\*\*|\*\*\s*\Z|\.\s*\Z")
-_FRACTION = re.compile(r"\\[dt]?frac\s?\{([^{}]*)\}\s?\{([^{}]*)\}")
-_COMMANDS = {"\\times": "*", "\\cdot": "*", "\\div": "/"}
-_PLAIN = str.maketrans("[]×x·÷−–", "()***/--") | {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
+_WRAPPING = re.compile(
+    r"\\(?:left|right|[bB]igg?[lr]?|q?quad|(?:text|math)(?:rm|bf|it)?(?=\s?\{)|[hv]space\*?\s?\{[^{}]{0,20}\})(?![A-Za-z])"
+    r"|\\[()\[\],;! ]|\\(?=[{}])|\{\}|[\"'“”‘’]|\\?\$|`|\A\s*\*\*|\*\*\s*\Z|[.,;✅✓✔]\s*\Z"
+)
+_LABEL = re.compile(
+    r"\A(?:(?:so|thus|hence|let|the|my|our|one|final|correct|valid)[\s,]{1,3}){0,3}"
+    r"(?:(?:[a-z]|ans|answer|expression|equation|solution|result|value|total)\s?(?::(?!=)|\sis\s))?",
+    re.IGNORECASE,
+)
+_TIMES = re.compile(r"([0-9)}])\s{0,9}[xX](?=\s{0,9}[-+0-9({\\])")
+_EQUALS = re.compile(
+    r":?=+|←|→|≡|\\(?:to|rightarrow|equiv)(?![A-Za-z])|(?<=[0-9)}\s])(?:is|equals|gives|yields)(?=\s{1,3}[0-9])"
+    r"|\(=(?=[\s0-9.]{1,20}\)\s*\Z)"
+)
+_ARGUMENT = r"\s?(?:\{([^{}]*)\}|([0-9]))"
+_FRACTION = re.compile(rf"\\[dt]?frac{_ARGUMENT}{_ARGUMENT}")
+_COMMANDS = {"\\times": "*", "\\cdot": "*", "\\ast": "*", "\\div": "/", ":": "/", "{": "(", "}": ")"}
+_COMMANDS |= {" times ": "*", " plus ": "+", " minus ": "-", " divided by ": "/"}
+_PLAIN = str.maketrans("[]×·⋅∙•∗✕✖⨯÷∕⁄−–⋆", "()*********///--*") | {
+    code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)
+}
 _OPERATORS: dict[type[ast.AST], Callable[..., Fraction]] = {
     **{ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv},
     **{ast.UAdd: operator.pos, ast.USub: operator.neg},
@@ -55,24 +75,32 @@ def verify_countdown(
     answer = marked or extract_stated(solution)
     if answer is None:
         return Verdict(False, False, "missing")
-    plain = _WRAPPING.sub("", answer[: MAX_CHARS + 1].translate(_PLAIN))
-    # Remove the target, as in 4 * 6 = 24 or 24 = 4 * 6.
-    sides = [side.strip() for side in plain.split("=")]
-    rest = [side for side in sides if side != str(target)] or sides[:1]
-    tokens = tokenise(rest[0]) if len(rest) == 1 and len(answer) <= MAX_CHARS else None
-    if tokens is None:
+    plain = "".join(" " if category(sign) == "Cf" else sign for sign in answer[: MAX_CHARS + 1].translate(_PLAIN))
+    plain = _TIMES.sub(r"\1*", _LABEL.sub("", _WRAPPING.sub("", plain).strip()))
+    # Remove the target and names, as in 4 * 6 = 24 or x = 4 * 6.
+    sides = [side.strip() for side in _EQUALS.split(plain)]
+    sides = [side for side in sides if not is_name(side.strip("{}"))]
+    rest = [side for side in sides if plain_number(side.rstrip(")")) != target] or sides[:1]
+    tokens = [tokenise(side) for side in rest if len(answer) <= MAX_CHARS]
+    if not tokens or None in tokens or (len(rest) > 1 and any(map(str.isdigit, rest))):
         return Verdict(False, bool(marked), "unparsed", answer)
     # Check the numbers before evaluating, because this bounds the size of the result.
-    used = Counter(int(token) for token in tokens if token.isdigit() and len(token) <= len(str(MAX_NUMBER)))
-    if used != Counter(numbers) or sum(token.isdigit() for token in tokens) != len(numbers):
+    if not any(uses(side or [], numbers) for side in tokens):
         return Verdict(False, bool(marked), "different", answer)
     try:
-        correct = evaluate(tokens) == target
+        correct = all(evaluate(side or []) == target for side in tokens)
     except (ValueError, SyntaxError):
         return Verdict(False, bool(marked), "unparsed", answer)
     except ZeroDivisionError:
         correct = False
     return Verdict(correct, bool(marked), "exact" if correct else "different", answer)
+
+
+def uses(tokens: Iterable[str], numbers: list[int]) -> bool:
+    """Whether the numbers among ``tokens`` are ``numbers``, each exactly once."""
+    used = [token for token in tokens if token.isdigit()]
+    short = [int(token) for token in used if len(token) <= len(str(MAX_NUMBER))]
+    return Counter(short) == Counter(numbers) and len(used) == len(numbers)
 
 
 class Problem(NamedTuple):
@@ -115,7 +143,7 @@ def _integer(value: Any) -> int | None:
 def tokenise(expression: str) -> list[str] | None:
     """Split an expression into numbers, operators and brackets, inserting implicit ``*``; return None if impossible."""
     for _ in range(MAX_NESTED):
-        expression = _FRACTION.sub(r"((\1)/(\2))", expression)
+        expression = _FRACTION.sub(r"((\1\2)/(\3\4))", expression)
     for command, sign in _COMMANDS.items():
         expression = expression.replace(command, sign)
     tokens = _TOKEN.findall(expression)

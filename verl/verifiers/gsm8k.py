@@ -3,12 +3,14 @@
 import re
 import unicodedata
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
 
-from verl.verifiers.answers import NUMBER, SEPARATORS, WIDE_DIGITS, extract_answer, quick_equal
+from verl.verifiers.answers import NUMBER, SEPARATORS, TAIL_CHARS, WIDE_DIGITS, extract_answer, quick_equal
 from verl.verifiers.equations import is_name
 from verl.verifiers.lexicon import SHORT_UNITS, UNITS, is_unit, modifiers_in, numerals_in, with_factors
 from verl.verifiers.math import decide_math
+from verl.verifiers.numerals import WHOLE, in_digits
 from verl.verifiers.verdict import Verdict, decide
 
 MAX_CHARS = 1000
@@ -39,18 +41,27 @@ _THOUSANDS = re.compile("(?<=[0-9])k(?![A-Za-z])")
 _REASON = re.compile(r",?\s(?:since|because|as|so)\s|\s\([-0-9\s+*/×÷·=.$]{1,80}\)$")
 """An explanation that follows a stated answer."""
 
-_NUMERAL = (
-    "(?:zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|(?:thir|four|fif|six|seven|eigh|nine)teen"
-    "|(?:twen|thir|for|fif|six|seven|eigh|nine)ty|hundred|thousand|million|billion|dozen)"
-)
-_NUMERAL_BEFORE = re.compile(rf"(?<![A-Za-z-]){_NUMERAL}\W+(?:(?:or|to|from|and)\W+)?\Z", re.IGNORECASE)
+_NUMERAL_BEFORE = re.compile(rf"(?<![A-Za-z-]){WHOLE}\W+(?:(?:or|to|from|and)\W+)?\Z", re.IGNORECASE)
 _CHANGED_AFTER = re.compile(
-    rf"\A[^\w(]*(?:(?:or|and|to|over|by)\W+)?{_NUMERAL}(?![A-Za-z-])|\A\s?(?:st|nd|rd|th)s?(?![A-Za-z])|\A\s*grand(?![A-Za-z])"
-    rf"|(?:%|percent)\s+of\s+{_NUMERAL}(?![A-Za-z-])|\?(?=[^A-Za-z?]*+[A-Za-z])|(?<![A-Za-z])below\Z"
+    rf"\A[^\w(]*(?:(?:or|and|to|over|by)\W+)?{WHOLE}(?!-)|\A\s?(?:st|nd|rd|th)s?(?![A-Za-z])|\A\s*grand(?![A-Za-z])"
+    rf"|(?:%|percent)\s+of\s+{WHOLE}(?!-)|\?(?=[^A-Za-z?]*+[A-Za-z])|(?<![A-Za-z])below\Z"
     r"|(?<![A-Za-z])is\s+(?:less|more|greater|smaller|larger|fewer|above|below|under|over)(?![A-Za-z])|\A[\s)\]}*]*!",
     re.IGNORECASE,
 )
 _CHANGING = re.compile(r"[万亿千百倍负不非半]")
+
+
+_HUNDREDTHS = re.compile(
+    r"(?:(?:\$([0-9]{1,9})|(?<![0-9.])([0-9]{1,9})\s{1,3}dollars?),?\s{1,3}(?:and\s{1,3})?)?(?<![0-9.])([0-9]{1,9}(?:\.[0-9]{1,9})?)"
+    r"\s{0,3}(?:\\text\s?\{\s?)?(?:¢|\\cent|\\?%|(?:cents?|penn(?:y|ies)|percent)(?![A-Za-z]))",
+    re.IGNORECASE,
+)
+"""Cents, with dollars before them or not, or percent."""
+
+_CENTS_IN_WORDS = re.compile(r"(?:[a-z]{1,9}[ -]){1,9}(?:cents?|penn(?:y|ies))(?![A-Za-z])", re.IGNORECASE)
+_RESTATED = re.compile(r"([0-9][0-9.,]{0,20})([^0-9()]{0,20})\s?\(\s?([0-9][0-9.,]{0,20})\s?\)")
+_PRIME = re.compile("[0-9]\\s?\\^?\\{?\\s?(?:[\"'“”‘’′″]|\\\\prime)")
+_QUOTED = re.compile("[\"'“”‘’]{1,2}[^\"'“”‘’]{1,99}[\"'“”‘’]{1,2}")
 
 
 def verify_gsm8k(
@@ -58,9 +69,38 @@ def verify_gsm8k(
 ) -> Verdict | None:
     """Verify a response. With ``quick``, return None if this requires algebra. ``extra_info`` is unused.
 
-    If words surround the only number of an answer, as in ``18 dollars``, the answer is compared as that number.
+    If words surround the only number of an answer, as in ``18 dollars``, the answer is compared as that number. It may
+    be in words ("twelve"), and cents or percent count as hundredths, too.
     """
+    verdict = _verify(solution, ground_truth, quick)
+    whole = _HUNDREDTHS.sub(_with_hundredths, _CENTS_IN_WORDS.sub(lambda match: in_digits(match[0]), solution))
+    if verdict is None or verdict.correct or whole == solution:
+        return verdict
+    second = _verify(whole, ground_truth, quick)
+    return second if second is None or second.correct else verdict
+
+
+def _with_hundredths(match: re.Match[str]) -> str:
+    return f"{Decimal(match[1] or match[2] or 0) + Decimal(match[3]) / 100:f} dollars"
+
+
+def _extract(solution: str, ground_truth: str) -> tuple[str | None, bool]:
+    """Extract the answer, with digits in place of words."""
+    start = max(solution.rfind("####"), 0)
+    if start and not re.search("[0-9]", solution[start:]):
+        solution = solution[:start] + in_digits(solution[start:])
     answer, boxed = extract_answer(solution, equation="=" in ground_truth)
+    if answer is None:
+        # The last number may be in words, but "one" has other meanings.
+        answer, _ = extract_answer(in_digits(solution[-TAIL_CHARS:]))
+        return (None if answer == "1" else answer), False
+    if not re.search("[0-9]", answer) or re.search("[0-9] and (?:an?|one|two|three) ", answer):
+        return in_digits(answer), boxed
+    return answer, boxed
+
+
+def _verify(solution: str, ground_truth: str, quick: bool) -> Verdict | None:
+    answer, boxed = _extract(solution, ground_truth)
     equal = quick_equal(answer or "", ground_truth)
     if not answer or equal is not None:
         return decide(answer, boxed, equal)
@@ -68,7 +108,12 @@ def verify_gsm8k(
         reasoned = _REASON.split(answer, maxsplit=1)[0]
         answer = (reasoned if re.search("[0-9]", reasoned) else answer).rstrip("! ")
     answer = _THOUSANDS.sub(" thousand", answer)
-    if numerals_in(answer) or modifiers_in(answer) != modifiers_in(ground_truth):
+    restated = _RESTATED.search(in_digits(answer))
+    if restated and len(NUMBER.findall(answer)) == 1:
+        equal = quick_equal(restated[1], restated[3]) and quick_equal(restated[1], ground_truth)
+        return decide(answer, boxed, equal is True)
+    is_prime = _PRIME.search(answer) and not _PRIME.search(ground_truth) and not _QUOTED.search(answer)
+    if numerals_in(answer) or is_prime or modifiers_in(answer) != modifiers_in(ground_truth):
         return decide(answer, boxed, False)
     number = _only_number(answer)
     if number is not None:

@@ -24,16 +24,23 @@ _TRUTH_ROLE = re.compile(r"(?<!\s)\s++is\s++a\s++(knight|knave)\b", re.IGNORECAS
 _NAME_START = re.compile(r"[^\W\d_]")
 _NOT_SIGN = r"≠|!=|<>|¬|\\(?:neq?|not|lnot)(?![A-Za-z])|(?<![\w-])[~!-](?=kn(?:ight|ave))"
 _CROSS = "[❌❎✗✘🚫⛔👎]"
-_NOT, _DENIED, _SUPPOSED, _EITHER, _QUOTED = (
-    "|".join(WORDS["statements"][kind]) for kind in ("not", "denied", "supposed", "either", "quoted")
+_NOT, _DENIED, _SUPPOSED, _EITHER, _QUOTED, _OTHERS, _EVERYONE, _EXCEPT = (
+    "|".join(WORDS["statements"][kind])
+    for kind in ("not", "denied", "supposed", "either", "quoted", "others", "everyone", "except")
 )
 _RETRACTED = re.compile(
     r"(?:\A|[.!?;:\n])[^\S\n]*+(?:(?:but|so)\s)?(?:(?:all\s|none\s)of\s)?(?:this|that|these|those|it|not)"
     r"(?:\s(?:is|are|was|were)(?:\sall)?\s(?:false|wrong|incorrect|untrue|a\slie|not\s(?:true|so|right|correct)))?"
-    r"(?<!this)(?<!that)(?<!these)(?<!those)(?<!it)(?=[^\S\n]*+(?:[.!\n]|\Z))",
+    r"(?<!this)(?<!that)(?<!these)(?<!those)(?<!it)(?=[^\S\n]*+(?:[.!\n]|\Z))"
+    r"|(?:\A|[.!;\n])[\s*]*+(?:(?:but|so|and|wait,|no,|this|(?:that|it)(?:[’']s)?|these|which|we|is|are|an?|the|leads?|gives?|have|get|results?|in|to"
+    r"|clearly|cannot|can[’']?t|must|makes|reach|yields|our|all|would|lead)\s++){0,9}+"
+    r"(?:contradict(?:ions?|ory|s)|impossible|absurd|inconsistent|nonsense|paradox|oops|not\spossible|assumption\sfails|(?<=cannot\s)be|(?<=can[’']t\s)be"
+    r"|(?:wrong|false|incorrect|untrue|(?<=wait,\s)no)(?=[\s*]*(?:[.!\n]|\Z)))(?![A-Za-z])"
+    r"|,\s{1,9}(?:(?:which|this|that)\sis\s)?(?:an?\s)?(?:contradiction|impossible|false|wrong)[\s.!*]*\Z"
+    r"|[.!]\s{1,9}no[\s.!*]*\Z",
     re.IGNORECASE,
 )
-"""A sentence that retracts the previous ones, such as "This is false." or "Not!"."""
+"""A sentence that retracts the previous ones, such as "This is false.", "Not!" or "Contradiction!"."""
 
 _UNSETTLED = re.compile(rf"(?<![\w])(?:{'|'.join(WORDS['statements']['unsettled'])})(?!\w)", re.IGNORECASE)
 _HEADING = re.compile(r"[\s*]*(?::|(?:[=(→]|[-–—]+>?\s|(?:is|are)\s)[\s*]*(?=[A-Z]))")
@@ -41,6 +48,15 @@ _HEADING = re.compile(r"[\s*]*(?::|(?:[=(→]|[-–—]+>?\s|(?:is|are)\s)[\s*]*
 
 _BREAK = r"[\n;]|\.(?=\s|$)"
 _PLAIN = frozenset(WORDS["statements"]["plain"].split())
+_AFTER_ROLE = _PLAIN | set(WORDS["statements"]["after"].split())
+_COMPOUND = re.compile(r"\*{0,2}(?:['’]s?|-)?\s{0,9}")
+_DENIES = re.compile(
+    r"[\"”'’»)*.,]{0,3}(?::|\s(?:is|are|was|must be|would be|has to be)(?P<not>\snot)?(?:\san?)?|)\s{1,3}", re.I
+)
+"""Text between a statement and the word that denies it."""
+
+_CLAUSE_END = r"(?=(?:\seither)?[\s*]{0,3}(?:[,.;:!\n)]|\Z|(?:and|but|while|whereas|so)(?![A-Za-z])))"
+_NOT_NAME = re.compile(r"[\s,]{1,3}(?:but\s|and\s)?not\s{1,3}", re.IGNORECASE)
 _BETWEEN_NAMES = re.compile(r"[\s,&*]*+(?:(?:and|nor)[\s*]++)?", re.IGNORECASE)
 
 
@@ -66,7 +82,7 @@ def verify_knights_and_knaves(
         # A proof makes assumptions before it reaches a conclusion, so only its end is read.
         answer = solution[-TAIL_CHARS:]
         unsettled = _UNSETTLED.search(answer, answer.lower().rfind("kn"))
-        statements = [] if unsettled else read_statements(answer, truth)[-len(truth) :]
+        statements = [] if unsettled else [*dict.fromkeys(read_statements(answer, truth)[::-1])][: len(truth)]
     if not statements:
         return Verdict(False, bool(marked), "missing")
     correct = set(statements) == set(truth.items())
@@ -123,82 +139,206 @@ def _readable(truth: Mapping[str, str]) -> bool:
 def read_statements(text: str, people: Iterable[str]) -> list[tuple[str, str]]:
     """Return the statements (name, ``knight`` or ``knave``) in ``text`` about ``people`` (lower case), in order.
 
-    A role applies to the names before it in its sentence, so "Alice and Bob are knights" yields two statements. "Alice
-    is a knight or a knave" yields two contradictory statements. "Not a knight" means a knave. Suppositions, questions,
-    retracted statements, and statements with words that may change their meaning ("hardly a knight") are ignored.
+    A role applies to the names before it in its sentence, so "Alice and Bob are knights" yields two statements. "The
+    others" are the people without a statement before. "Alice is a knight or a knave" yields two contradictory
+    statements. "Not a knight" means a knave. Suppositions, questions, retracted statements, and statements with words
+    that may change their meaning ("hardly a knight", "a knight killer") are ignored.
     """
+    people = list(people)
     names = "|".join(re.escape(name) for name in sorted(people, key=len, reverse=True))
     token = re.compile(
-        rf"(?<!\w)(?:(?P<name>{names})|(?P<either>{_EITHER})|(?P<denied>{_DENIED})|(?P<not>{_NOT})|(?P<supposed>{_SUPPOSED})"
-        rf"|(?P<quoted>{_QUOTED})|(?P<too>so\s{{1,9}}(?:is|are))|(?P<role>knight|knave)s?)(?!\w)|(?P<sign>{_NOT_SIGN})|(?P<cross>{_CROSS})|(?P<break>{_BREAK})"
-        r"|(?P<asked>\?)|(?P<stop>[!)\]])|(?P<word>\w+)",
+        rf"(?<!\w)(?:(?P<name>{names})|(?P<others>{_OTHERS})|(?P<everyone>{_EVERYONE})|(?P<either>{_EITHER})"
+        rf"|(?P<denied>(?:not|(?:is|are|was)n['’]?t)\s{{1,9}}(?:true|correct|right)|{_DENIED})"
+        rf"|(?P<too>(?:so|as)\s{{1,9}}(?:is|are)|(?:(?:nor|neither)\s{{1,9}}(?:is|are)|like|same\s{{1,9}}as|as\s{{1,9}}well\s{{1,9}}as)(?=\s{{1,9}}(?:{names})(?!\w)))"
+        rf"|(?P<same>(?:(?:is|are)\s{{1,9}})?(?:too|also|as\s{{1,9}}well|likewise|ditto|the\s{{1,9}}same){_CLAUSE_END})"
+        rf"|(?P<verb>(?:(?:is|are)(?:n['’]?t|\s{{1,9}}not)?|not){_CLAUSE_END})|(?P<not>{_NOT})|(?P<supposed>{_SUPPOSED})"
+        rf"|(?P<except>{_EXCEPT})|(?P<quoted>{_QUOTED})|(?P<only>only)"
+        rf"|(?P<role>knight|knave|(?<=\s)(?:one|another)(?:(?=\s(?:too|also|either|as))|{_CLAUSE_END}))s?)(?!\w)"
+        rf"|(?P<sign>{_NOT_SIGN})|(?P<cross>{_CROSS})|(?P<break>{_BREAK})|(?P<asked>\?)|(?P<stop>[!)\]])|(?P<word>\w+)",
         re.IGNORECASE,
     )
     retracted = max((match.end() for match in _RETRACTED.finditer(text)), default=0)
-    sentences: list[list[re.Match[str]]] = [[]]
+    reader = _Reader(people, {match[0].lower() for match in token.finditer(text) if match.lastgroup == "name"})
     for match in token.finditer(f"{text}\n", retracted):
-        sentences[-1].append(match)
-        if match.lastgroup == "break":
-            sentences.append([])
-    return [statement for sentence in sentences for statement in _read_sentence(sentence)]
+        reader.read(match)
+    return reader.statements
 
 
-def _read_sentence(tokens: Iterable["re.Match[str]"]) -> list[tuple[str, str]]:
-    """Return the statements of one sentence, read from left to right."""
-    statements: list[tuple[str, str]] = []
-    subjects: dict[str, None] = {}
-    num_last = 0  # Number of statements with the last role; a denial retracts them.
-    negated = denied = ignored = either = quoted = False
-    clear = True
-    name_end = negation_end = 0
-    heading: str | None = None  # The role of a list, as in Knights: Alice, Bob.
-    for match in tokens:
+class _Reader:
+    """Reads tokens from left to right, and collects statements."""
+
+    def __init__(self, people: list[str], mentioned: set[str]) -> None:
+        self.people = people
+        self.mentioned = mentioned
+        self.statements: list[tuple[str, str]] = []
+        self.role = ""  # The last role, for "Bob is one" and "Bob is not".
+        self.start_sentence()
+
+    def start_sentence(self) -> None:
+        self.subjects: dict[str, None] = {}
+        self.excluded: list[str] = []
+        self.pending: list[tuple[str, str]] = []  # Statements without a role, as in "Bob too".
+        self.num_last = 0  # Number of statements with the last role; a denial retracts them.
+        self.negated = self.denied = self.ignored = self.either = self.quoted = self.only = self.excludes = False
+        self.clear = True
+        self.is_group = self.after_role = self.follows = self.neither = False
+        self.name_end = self.negation_end = self.role_end = 0
+        self.heading: str | None = None  # The role of a list, as in Knights: Alice, Bob.
+
+    def read(self, match: re.Match[str]) -> None:
+        """Read the next token."""
         kind, word, text = match.lastgroup, match[0].lower(), match.string
+        if kind in ("name", "others", "everyone", "break") and self.pending:
+            self.statements += self.pending
+            self.pending = []
+        self.read_denial(match)
+        self.after_role = False
+        if kind == "name":
+            self.read_name(match)
+        elif kind in ("others", "everyone"):
+            self.read_group(match)
+        elif kind == "except" and self.is_group and not (word == "but" and self.num_last == 1):
+            self.excludes = not text[max(self.name_end, self.role_end) : match.start()].strip(" ,(*")
+        elif kind == "role":
+            self.read_role(match)
+        elif kind == "too" and self.statements:
+            self.heading, self.follows, self.num_last = self.statements[-1][1], True, 0
+        elif kind in ("verb", "same"):
+            self.read_ellipsis(match)
+        elif kind in ("not", "sign"):
+            self.negated, self.negation_end, self.neither = not self.negated, match.end(), word == "neither"
+        elif kind == "either":
+            self.either = self.num_last > 0
+        elif kind == "quoted":
+            self.quoted = bool(self.subjects)
+        elif kind == "supposed":
+            self.ignored = True
+        elif kind == "only":
+            self.only = not self.subjects or text[match.end() :].lstrip()[:2].lower() == "kn"
+        elif kind == "break":
+            if self.only and self.heading and self.num_last:
+                self.add_opposites(dict(self.statements[-self.num_last :]), self.heading)
+            self.start_sentence()
+        elif kind == "word" and word not in _PLAIN:
+            self.clear = False
+
+    def read_denial(self, match: re.Match[str]) -> None:
+        """Retract the last statements if the token denies them, or note that it denies the next ones."""
+        kind, text = match.lastgroup, match.string
+        is_subject = kind in ("name", "others", "everyone")
         # A "not" at the end of a bracket or sentence negates the statement before it.
         ends = kind in ("stop", "break")
-        ends_in_not = ends and negation_end > 0 and not text[negation_end : match.start()].strip()
-        # "Alice is a knight or Bob is a knave" yields no statement.
-        if kind in ("denied", "asked", "cross") or ends_in_not or (kind == "name" and either):
-            if num_last:
-                del statements[-num_last:]
-                num_last = 0
-            elif subjects:
-                clear = False
+        ends_in_not = ends and self.negation_end > 0 and not text[self.negation_end : match.start()].strip()
+        is_compound = (
+            kind == "word"
+            and self.after_role
+            and (match[0] == "s" or match[0].lower() not in _AFTER_ROLE)
+            and not match[0].isdigit()
+            and _COMPOUND.fullmatch(text, self.role_end, match.start())
+        )
+        denies = (
+            _DENIES.fullmatch(text, self.role_end, match.start()) if kind == "denied" and self.num_last == 1 else None
+        )
+        if denies:
+            # "Alice is a knight" is false, so she is a knave.
+            name, role = self.statements.pop()
+            self.statements.append((name, role if denies["not"] else _opposite(role)))
+            self.num_last = 0
+        # "Alice is a knight or Bob is a knave" yields no statement, nor does "Alice is a knight killer".
+        elif kind in ("denied", "asked", "cross") or ends_in_not or is_compound or (is_subject and self.either):
+            if self.num_last:
+                del self.statements[-self.num_last :]
+                self.num_last = 0
+            elif self.subjects:
+                self.clear = False
             else:
-                denied = not denied
-        if kind == "name":
-            if not subjects:
-                # A negation before the first name negates the whole sentence, as in "it is not so that".
-                denied = denied != negated
-            if num_last or not subjects or not _BETWEEN_NAMES.fullmatch(text, name_end, match.start()):
-                subjects = {}
-            subjects[word] = None
-            ignored = ignored or either
-            if heading and not (negated or denied or ignored):
-                statements.append((word, heading))
-                num_last, negated, clear, name_end = num_last + 1, False, True, match.end()
-                continue
-            negated, clear, num_last, name_end = False, True, 0, match.end()
-        elif kind == "role" and _HEADING.match(text, match.end()) and (heading or not subjects):
-            heading = None if negated or denied or quoted else match["role"].lower()
-            num_last = 0
-        elif kind == "too" and num_last:
-            heading = statements[-1][1]
-        elif kind == "role":
-            counts = clear and not ignored and not quoted
-            role = KNIGHT if (match["role"].lower() == KNIGHT) != (negated != denied) else KNAVE
-            statements += [(name, role) for name in subjects if counts]
-            num_last = len(subjects) if counts else 0
-            ignored = ignored or (denied and num_last > 0)  # The scope of a denial is unclear.
-            negated = quoted = either = False
-        elif kind in ("not", "sign"):
-            negated, negation_end = not negated, match.end()
-        elif kind == "either":
-            either = num_last > 0
-        elif kind == "quoted":
-            quoted = bool(subjects)
-        elif kind == "supposed":
-            ignored = True
-        elif kind == "word" and word not in _PLAIN:
-            clear = False
-    return statements
+                self.denied = not self.denied
+
+    def read_name(self, match: re.Match[str]) -> None:
+        name, between = match[0].lower(), match.string[self.name_end : match.start()]
+        joined = bool(_BETWEEN_NAMES.fullmatch(between))
+        if self.excludes and (joined or not self.excluded):
+            # In "all but Zoe are knights" and "all are knights but Zoe", she is a knave.
+            self.excluded.append(name)
+            self.subjects.pop(name, None)
+            if (name, self.role) in self.statements[-self.num_last :] and self.num_last:
+                self.statements.remove((name, self.role))
+                self.statements.append((name, _opposite(self.role)))
+                self.subjects = {name: None}
+            self.name_end = match.end()
+            return
+        self.excludes = self.is_group = False
+        if not self.subjects or self.neither:
+            # A negation before the first name negates the whole sentence, as in "it is not so that".
+            self.denied = self.denied != self.negated
+        if self.num_last or not self.subjects or not joined:
+            self.heading = None if self.follows and self.num_last and "and" not in between else self.heading
+            self.subjects = {}
+        self.subjects[name], self.neither = None, False
+        # In "Ann is a knight, but not Bob", he is a knave.
+        rejected = self.num_last and _NOT_NAME.fullmatch(match.string, self.role_end, match.start())
+        self.start_subject(match.end())
+        self.pending = [(name, _opposite(self.role))] if rejected else []
+
+    def read_group(self, match: re.Match[str]) -> None:
+        """Read "the others" or "everyone"; after names without a role ("Ann and Bob both"), these are the subject."""
+        word, others = match[0].lower(), match.lastgroup == "others"
+        if self.subjects and not self.num_last and not others:
+            return
+        named = {name for name, _ in self.statements} | self.subjects.keys() or self.mentioned if others else set()
+        group = [name for name in self.people if name not in named]
+        joined = _BETWEEN_NAMES.fullmatch(match.string, self.name_end, match.start()) and not self.num_last
+        self.ignored = self.ignored or (self.negated and not others)
+        self.denied = self.denied != (self.negated != word.startswith("no"))
+        self.subjects = (self.subjects if joined else {}) | dict.fromkeys(group)
+        if word.startswith("both") and len(group) != 2:
+            self.subjects = {}
+        self.is_group = True
+        self.start_subject(match.end())
+
+    def start_subject(self, end: int) -> None:
+        self.ignored = self.ignored or self.either
+        if self.heading and not (self.negated or self.denied or self.ignored):
+            self.statements += [(name, self.heading) for name in self.subjects]
+            self.num_last += len(self.subjects)
+        else:
+            self.num_last = 0
+        self.negated, self.clear, self.name_end = False, True, end
+
+    def read_role(self, match: re.Match[str]) -> None:
+        word = match["role"].lower() if match["role"].lower() in (KNIGHT, KNAVE) else self.role
+        self.pending, self.role_end = [], match.end()
+        self.after_role = match["role"].lower() == word
+        if _HEADING.match(match.string, match.end()) and (self.heading or not self.subjects):
+            self.heading = None if self.negated or self.denied or self.quoted else word
+            self.num_last, self.follows, self.role = 0, False, word
+            return
+        counts = self.clear and not self.ignored and not self.quoted and bool(word)
+        role = word if self.negated == self.denied else _opposite(word)
+        if counts and self.only and self.subjects:
+            self.add_opposites(self.subjects, role)
+        self.statements += [(name, _opposite(role)) for name in self.excluded if counts and not self.num_last]
+        self.statements += [(name, role) for name in self.subjects if counts]
+        self.num_last = len(self.subjects) if counts else 0
+        self.ignored = self.ignored or (self.denied and self.num_last > 0)  # The scope of a denial is unclear.
+        self.role, self.excluded = word, []
+        self.negated = self.quoted = self.either = self.only = self.excludes = False
+
+    def read_ellipsis(self, match: re.Match[str]) -> None:
+        """Read "Bob is", "Bob is not" or "Bob too", which refer to the role before."""
+        if match.lastgroup == "verb" and "n" in match[0].lower():
+            self.negated, self.negation_end = not self.negated, match.end()
+        if self.num_last or not self.role or not self.clear or self.ignored or self.quoted:
+            return
+        role = self.role if self.negated == self.denied else _opposite(self.role)
+        if match.lastgroup == "same" and self.statements:
+            role = self.statements[-1][1]
+        self.pending = [(name, role) for name in self.subjects]
+
+    def add_opposites(self, names: Iterable[str], role: str) -> None:
+        """Add the statements about all others that follow from "only"."""
+        self.statements += [(name, _opposite(role)) for name in self.people if name not in names]
+
+
+def _opposite(role: str) -> str:
+    return KNAVE if role == KNIGHT else KNIGHT

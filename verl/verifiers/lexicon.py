@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 TEXT = (
-    r"\\(?:text(?:bf|rm|it|normal|sf)?|mbox|hbox|math(?:rm|bf|it|sf|normal)|operatorname|boldsymbol|bm|underline|emph)"
+    r"\\(?:text(?:bf|rm|it|normal|sf|tt)?|mbox|hbox|math(?:rm|bf|it|sf|normal)|operatorname|boldsymbol|bm|underline|emph)"
     r"\*?\s{0,3}"
 )
 """A LaTeX command with a text argument, up to the opening brace."""
@@ -38,6 +38,15 @@ _SYMBOLS = {
     for prefix in prefixes.split()
 }
 _POWERS: dict[str, int] = WORDS["powers"]
+_PREFIXES = {"k": "1000", "m": "1/1000", "M": "1000000", "µ": "1/1000000", "n": "1/1000000000", "G": "1000000000"}
+_SIZES: dict[str, str] = WORDS["sizes"] | {
+    prefix + symbol: f"{_PREFIXES[prefix]} {symbol}"
+    for symbols, prefixes in WORDS["symbols"].items()
+    for symbol in symbols.split()
+    for prefix in prefixes.split()
+    if prefix != "-"
+}
+"""Unit -> its size in other units."""
 
 
 def is_unit(letters: str, short: bool) -> bool:
@@ -49,7 +58,7 @@ def is_unit(letters: str, short: bool) -> bool:
 
 # Words that multiply the number before them
 
-_FACTORS = {
+FACTORS = {
     word: Fraction(value)
     for table in ("factors", "plural_factors")
     for value, words in WORDS[table].items()
@@ -67,7 +76,7 @@ _BARE_FACTOR = re.compile(rf"(?<=[^\s{{])[\s~]{{0,9}}(?<![A-Za-z]){_FACTOR}(?P<r
 
 
 def _factor_of(match: re.Match[str]) -> Fraction:
-    return _FACTORS[(match["factor"] or match["sign"]).lower()]
+    return FACTORS[(match["factor"] or match["sign"]).lower()]
 
 
 def with_factors(latex: str) -> str:
@@ -179,6 +188,15 @@ _UNIT_TEXT = re.compile(rf"{TEXT}\{{([^{{}}]{{0,99}})\}}\s{{0,3}}(?:\^\s{{0,3}}\
 _UNIT_TOKEN = re.compile(r"(?P<word>[A-Za-zµΩÅ]+)\.?(?:\^?\{?(?P<power>-?[1-9])\}?)?|(?P<slash>/)|(?P<other>[^\s~.·])")
 _PARTS = re.compile(r"[,;+]|\\text\s{0,3}\{\s{0,3}(?:and|or)\s{0,3}\}")
 _ARC = re.compile(r"(?<=[0-9}])\s{0,3}\^?\{?((?:'|′|\\prime\s?){1,2})")
+_WORD_OR_UNIT = re.compile(
+    r"\\[A-Za-z]{1,20}|(?P<open>\()?\s?(?P<unit>(?:(?:square|cubic|sq)\.?\s)?[A-Za-zµ\u4e00-\u9fff]{1,12}"
+    r"(?:\s?(?:/|per)\s?[A-Za-z]{1,12}(?:\^?[23])?)?)\s?(?(open)\))(?:(?:\s{0,2}\^\s?\{?|(?<=[A-Za-z]))(?P<power>[23])\}?(?![0-9]))?(?P<and>(?:\s{0,3}and\s|,\s))?"
+)
+_MINUTES, _SECONDS = (rf"(?:\s?\^?\{{?(?:['’′]|\\prime(?![A-Za-z])\s?){{{n}}}\}}?" for n in (1, 2))
+_DEGREES_WITH_MINUTES = re.compile(
+    r"([0-9]{1,9})\s?(?:°|\^\s?\{?\s?\\circ\s?\}?)\s?([0-9]{1,2}(?:\.[0-9]{1,9})?)"
+    rf"{_MINUTES})(?:\s?([0-9]{{1,2}}(?:\.[0-9]{{1,9}})?)(?:{_SECONDS})|\s?[\"”″]))?"
+)
 _PRIME_SIGN = re.compile(r"'|′|\\prime")
 _MARKS = re.compile(
     r"(?P<degrees>°|\\circ(?![A-Za-z])|\\degree|(?<![A-Za-z])degrees?(?![A-Za-z]))|(?P<percent>%|percent)"
@@ -189,7 +207,8 @@ _MARKS = re.compile(
 _NUMERALS = "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen".split()
 _DROPPED_IN_BASE = re.compile(rf"{TEXT}|\\(?:left|right)(?![A-Za-z])|\\[!,;: ]|[\s{{}}()~$,]")
 _BASE = re.compile(
-    rf"([0-9][0-9A-F]{{0,40}})(?:_(?:base)?|base-?)([0-9]{{1,2}}|{'|'.join(_NUMERALS)})(?![0-9A-Za-z])", re.I
+    rf"((?:[0-9]|(?<![A-Za-z\\])[A-F](?=[0-9A-F]))[0-9A-F]{{0,40}})(?:_(?:base)?|base-?)([0-9]{{1,2}}|{'|'.join(_NUMERALS)})(?![0-9A-Za-z])",
+    re.I,
 )
 MAX_NUMERAL = 200
 """Maximum length of a number with a base; longer text is not parsed as one."""
@@ -216,7 +235,7 @@ def units_in(latex: str) -> set[tuple[tuple[str, int], ...]]:
                     sign = -1
                 elif word in _POWERS:
                     factor = _POWERS[word]
-                elif word.lower() not in _FACTORS:
+                elif word.lower() not in FACTORS:
                     name = word if word in _SYMBOLS else UNITS.get(word.lower())
                     if name is None:
                         return set()
@@ -226,6 +245,55 @@ def units_in(latex: str) -> set[tuple[tuple[str, int], ...]]:
         if powers:
             units.add(tuple(sorted(powers.items())))
     return units
+
+
+Unit = tuple[tuple[str, int], ...]
+"""Canonical names and powers of a unit's factors, as in ``(("h", -1), ("km", 1))``."""
+
+
+def size_of(unit: Unit) -> tuple[Fraction, dict[str, int]]:
+    """Return the size of a unit, and the powers of the base units that it is a multiple of."""
+    size, base = Fraction(1), Counter[str]()
+    for name, power in unit:
+        factor, _, definition = _SIZES.get(name, "").partition(" ")
+        inner = [size_of(part) for part in units_in(rf"\text{{{definition}}}")] or [(Fraction(1), {name: 1})]
+        size *= (Fraction(factor or 1) * inner[0][0]) ** power
+        base.update({part: power * count for part, count in inner[0][1].items()})
+    return size, {name: power for name, power in base.items() if power}
+
+
+def in_base_units(text: str) -> tuple[str, dict[str, int], list[Unit]] | None:
+    """Return unified ``text`` as an expression in base units, with their powers, and its units, or None if it has none.
+
+    ``2 h 30 min`` becomes ``(2) \\times 3600 + (30) \\times 60``.
+    """
+    terms: list[str] = []
+    sizes: list[Fraction] = []
+    units: list[Unit] = []
+    base: dict[str, int] = {}
+    end = 0
+    for match in _WORD_OR_UNIT.finditer(text):
+        if match["unit"]:
+            unit = units_in(rf"\text{{{match['unit']}}}{'^' * bool(match['power'])}{match['power'] or ''}")
+            value = text[end : match.start()].strip()
+            size, kind = size_of(*unit) if len(unit) == 1 and value else (Fraction(0), {})
+            # 2 m, 3 m is a list.
+            if not size or (sizes and (size >= sizes[-1] or kind != base)):
+                return None
+            terms.append(rf"({value}) \times \frac{{{size.numerator}}}{{{size.denominator}}}")
+            sizes, units, base, end = [*sizes, size], [*units, *unit], kind, match.end()
+    return (" + ".join(terms), base, units) if terms and not text[end:].strip() else None
+
+
+def with_degrees(latex: str) -> str:
+    """Replace degrees, minutes and seconds of arc with a fraction of degrees."""
+
+    def degrees(match: re.Match[str]) -> str:
+        whole, minutes, seconds = (Fraction(part or 0) for part in match.groups())
+        value = whole + minutes / 60 + seconds / 3600
+        return rf"\frac{{{value.numerator}}}{{{value.denominator}}}^\circ"
+
+    return _DEGREES_WITH_MINUTES.sub(degrees, latex)
 
 
 def marks_in(latex: str) -> set[str]:
@@ -245,5 +313,7 @@ def numerals_in(latex: str) -> list[tuple[str, int]]:
 
 def numeral_of(latex: str) -> tuple[str, int] | None:
     """Return the digits and base of ``latex`` if it is a number with a base, else None."""
-    match = _BASE.fullmatch(_DROPPED_IN_BASE.sub("", latex)) if len(latex) <= MAX_NUMERAL else None
-    return numerals_in(latex)[0] if match and numerals_in(latex) else None
+    text = _DROPPED_IN_BASE.sub("", latex.lstrip("$ ")) if len(latex) <= MAX_NUMERAL else ""
+    sign = "-" * text.startswith("-")
+    numerals = numerals_in(latex) if _BASE.fullmatch(text.removeprefix(sign)) else []
+    return (sign + numerals[0][0], numerals[0][1]) if numerals else None

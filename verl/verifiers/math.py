@@ -15,12 +15,14 @@ from verl.verifiers.answers import MAX_ALGEBRA_CHARS, Box, boxes_in, extract_ans
 from verl.verifiers.ground_truths import read_tolerance
 from verl.verifiers.lexicon import (
     Quantity,
+    in_base_units,
     marks_in,
     modifiers_in,
     numeral_of,
     plain_number,
     read_quantity,
     units_in,
+    with_degrees,
     with_factors,
 )
 from verl.verifiers.notation import split_answers, squeeze, unify, words_in
@@ -41,6 +43,9 @@ _BETWEEN_BOXES = re.compile(
 )
 _SEVERAL = re.compile(r"\A\s*\\?[({\[]|\\pm|[<>,]|\\(?:[lg]eq?|in|cup|neq)(?![A-Za-z])|\\begin")
 """A ground truth that may also be written as a list, such as a set, a tuple, or conditions."""
+
+
+_MONEY = re.compile(r"(?:\\\$|\A\s?\$(?=[^$]*\Z))\s?([0-9][0-9.,]{0,20})")
 
 
 class Tolerance:
@@ -123,20 +128,44 @@ def _quick_same(answer: str, ground_truth: str, tolerance: Tolerance) -> bool | 
         return equal
     if len(answer) > MAX_CHARS or len(ground_truth) > MAX_CHARS:
         return False
+    answer, ground_truth = _tidy(answer, ground_truth)
     marks = [marks_in(text) for text in (answer, ground_truth)]
+    if not equal and _in_same_units(unify(answer), unify(ground_truth)):
+        return None
     if equal or (all(marks) and marks[0] != marks[1]):
         return equal is True and (not all(marks) or marks[0] == marks[1])
     if marks == [{"radians"}, set()] and abs(plain_number(normalise(ground_truth)) or Decimal(0)) > FULL_TURN:
         return False
+    left, _, right = answer.partition("=")
+    if right and numeral_of(left) and "=" not in ground_truth:
+        return _quick_same(left, ground_truth, tolerance) and _quick_same(right, ground_truth, tolerance)
     numerals = [numeral_of(text) for text in (answer, ground_truth)]
     if all(numerals):
         return numerals[0] == numerals[1]
-    if numerals[0] and numerals[0][1] != 10 and plain_number(normalise(ground_truth)) is not None:
-        return False
+    number = plain_number(normalise(ground_truth))
+    if numerals[0] and numerals[0][1] != 10 and number is not None:
+        digits, base = numerals[0]
+        return base <= 36 and int(max(digits), 36) < base and int(digits, base) == number
     equal = _plainly_same(unify(answer), unify(ground_truth), tolerance)
     if equal is None and max(len(answer), len(ground_truth)) > MAX_ALGEBRA_CHARS:
         return False
     return equal
+
+
+def _tidy(answer: str, truth: str) -> tuple[str, str]:
+    """Convert minutes of arc to degrees and, if only one of the answers is in cents, write out dollars."""
+    answer, truth = with_degrees(answer), with_degrees(truth)
+    if marks_in(answer) ^ marks_in(truth) == {"dollars", "cents"}:
+        answer, truth = (_MONEY.sub(r"\1 dollars", text).replace("¢", " cents") for text in (answer, truth))
+    return answer, truth
+
+
+def _in_same_units(answer: str, truth: str) -> tuple[str, str] | None:
+    """Convert unified texts to base units if they measure the same in different units; else return None."""
+    ours, theirs = in_base_units(answer), in_base_units(truth)
+    if not ours or not theirs or ours[1] != theirs[1] or ours[2] == theirs[2]:
+        return None
+    return (ours[0], theirs[0]) if modifiers_in(answer) == modifiers_in(truth) else None
 
 
 def _plainly_same(answer: str, truth: str, tolerance: Tolerance) -> bool | None:
@@ -146,6 +175,8 @@ def _plainly_same(answer: str, truth: str, tolerance: Tolerance) -> bool | None:
     if squeeze(answer) == squeeze(truth):
         return True
     if _labels_differ(answer, truth):
+        return None
+    if _in_same_units(answer, truth):
         return None
     b = read_quantity(truth)
     a = read_quantity(answer, short=b is not None)
@@ -177,6 +208,7 @@ def _same_quantity(a: Quantity, b: Quantity, tolerance: Tolerance) -> bool:
 
 def _same_by_algebra(answer: str, truth: str, tolerance: Tolerance) -> bool | None:
     """Whether answer and truth are equivalent, or None if the answer cannot be parsed. May never return."""
+    answer, truth = _tidy(answer, truth)
     unified = unify(answer)
     equal = _same(unified, unify(truth), tolerance)
     if not equal and units_in(answer) and len(split_answers(unified)[0]) == 1:
@@ -188,7 +220,7 @@ def _same_by_algebra(answer: str, truth: str, tolerance: Tolerance) -> bool | No
 def _same(answer: str, truth: str, tolerance: Tolerance) -> bool | None:
     """Implement :func:`_same_by_algebra` for unified texts."""
     answer, truth = _both_signs(answer), _both_signs(truth)
-    for thousands in (True, False):
+    for thousands in () if _in_same_units(answer, truth) else (True, False):
         ours, _ = split_answers(answer, thousands)
         theirs, ordered = split_answers(truth, thousands)
         if len(ours) == len(theirs) and 2 <= len(ours) <= MAX_LISTED:
@@ -229,6 +261,8 @@ def _same_single(answer: str, truth: str, tolerance: Tolerance) -> bool | None:
     equal = _plainly_same(answer, truth, tolerance)
     if equal is not None:
         return equal
+    if same := _in_same_units(answer, truth):
+        return compare_latex(*same, tolerance.allows)
     if _labels_differ(answer, truth):
         return compare_latex(answer, truth, tolerance.allows)
     if answer.count(":") != truth.count(":") and ":" in answer and ":" in truth:

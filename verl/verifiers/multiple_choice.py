@@ -24,14 +24,19 @@ _OR = re.compile("or|或")
 _LOWER_LETTER = re.compile(r"\(?[a-z]\)?")
 _LABEL = re.compile(r"\(([A-Z])\)|(?<![A-Za-z0-9\\(])([A-Z])\s*[).:]")
 _STATED = re.compile(
-    r"(?:\bans|answer|option|choice)s?[ \t*]*(?:(?:will |must |should )?(?:is|are|be)\b|:|=)|答案[是为]?|故选",
+    r"(?:\bans|answer|option|choice)s?[ \t*]*(?:(?:will |must |should |would )?(?:is|are|was|be)\b"
+    r"|['’]s\b|:|=)|答案[是为]?|故选",
     re.IGNORECASE,
 )
 _LEADING = re.compile(
     r"[\s:=]*(?:(?:the|correct|option|choice|letter|选项|选)[\s:]*){0,4}\(?([A-Z])(?=$|[\s).,:;!?\]])(?!\s*[+=*/^<>×])",
     re.IGNORECASE,
 )
-_CALLED_RIGHT = re.compile(r"(?<![A-Za-z0-9])\(?([A-Z])\)?\s+is\s+(?:the\s+|a\s+)?(?:correct|right|best|answer)\b")
+_CALLED_RIGHT = re.compile(
+    r"(?<![A-Za-z0-9])\(?([A-Z])\)?(?:['’]s|\s+is|\s+must\s+be|\s+has\s+to\s+be|\s+seems(?:\s+to\s+be)?)\s+(?:the\s+|a\s+)?(?:correct|right|best|answer)\b"
+    r"|(?<![A-Za-z])(?i:only)\s+\(?([A-Z])\)?\s+(?:is|works|holds|fits|matches|satisfies|remains)(?![A-Za-z])"
+    r"|(?<![A-Za-z0-9])\(?([A-Z])\)?\s+it\s+is(?=[\s.!*]*\Z)"
+)
 _LAST_LETTER = re.compile(r"(?:^|(?<!%)[\s:=>(,.])(\(?)([A-Z])(\)?)$")
 _SET_OFF = re.compile(r"[\[\"“‘'`]{1,2}([A-Z])[]\"”’'`]{1,2}")
 """A letter enclosed in brackets or quotation marks of any kind."""
@@ -44,16 +49,20 @@ _CORRECTED = re.compile(
 
 _NAMED = re.compile(r"(?:\bans|answer|option|choice)[:.]?$", re.IGNORECASE)
 _REJECTED = re.compile(r",?\s(?:and |but )?not\b.*")
+_NOT_LETTER = re.compile(r"(?<!or),?\s(?:and |but )?not\s\(?[A-Z]\)?[\s.!*]*\Z")
 _DENIED = re.compile(
     r"(?<![A-Za-z])(?:not|never|neither|nor|none|no (?:longer|way)|except|excluding|(?:anything|everything|all) but"
-    r"|(?:any|each|every|all)(?: other)? (?:options?|choices?|answers?|letters?) but|(?:any|each|every) but"
+    r"|(?:any|each|every|all|some)(?: of)?(?: the| these| those| other)?"
+    r"(?: options?| choices?| answers?| letters?|(?<=these)|(?<=those))(?: but)?"
+    r"|hardly|barely|scarcely|unlikely|doubt|worst|if|unless|whether|(?:any|each|every) but"
     r"|wrong|incorrect|false|eliminat(?:es?|ed|ing)|rul(?:es?|ed|ing) out|exclud(?:es?|ed)|opposite|instead of|cannot"
     r"|(?:is|are|was|were|ca|could|do|does|did|wo|would)n['’]?t)(?![A-Za-z])",
     re.IGNORECASE,
 )
 _BEFORE_LETTER = re.compile(
     r"(?:\A|[^A-Za-z\s]|(?<![A-Za-z])(?:hence|so|thus|therefore|then|is|be|are|answers?|ans|options?|choices?|letter|choose"
-    r"|chose|pick|select|with|namely|get|have|gives?|only|and|but|say|[a-z]{3,12}ly))\Z",
+    r"|chose|pick|select|with|namely|get|have|gives?|only|and|but|say|for|was|match(?:es)?|(?:equal|correspond|lead|point)s?\sto|[a-z]{3,12}ly)"
+    r"|(?<![A-Za-z])(?:its|(?:it|that|this|here|one)['’]s))\Z",
     re.IGNORECASE,
 )
 """Text after which a letter names an option. After other words, a letter may be part of a name, as in Vitamin D."""
@@ -66,14 +75,21 @@ _HEDGED = re.compile(
 )
 """A letter with a condition, as in "C if n is even, else A"."""
 
-_DENIED_BEFORE = re.compile(r"(?<![A-Za-z])(?:wrong|incorrect|false|worst)\s{1,3}\Z", re.IGNORECASE)
+_DENIED_BEFORE = re.compile(
+    r"(?<![A-Za-z])(?:wrong|incorrect|false|worst|(?:any|none|all|each|every|some|other|not|neither|either|no|another|one|two|three|most|many|list|set)"
+    r"(?:\sof)?(?:\s(?:the|these|those|other|my|your|possible|given|remaining|two|three|four|five)){0,2})\s{1,3}\Z",
+    re.IGNORECASE,
+)
 _DENIED_AFTER = re.compile(
     r"\s{0,3}(?:is\s{1,3})?(?:(?:not|isn['’]?t)(?![A-Za-z])|wrong|incorrect|false|impossible)(?:\s{1,3}[a-z]{1,12}){0,2}[.!\s]{0,3}",
     re.IGNORECASE,
 )
 _NAMES_OPTION = re.compile(
-    r"\A\s{0,3}(?:(?:the\s)?(?:final\s|correct\s)?(?:answer|option|choice))[\s:]{1,3}(?:is[\s:]{1,3})?", re.I
+    r"\A\s{0,3}(?:(?:the\s)?(?:final\s|correct\s)?(?:answer|option|choice))[\s:]{1,3}(?:is[\s:]{1,3})?"
+    r"|\A\s{0,3}(?=so|thus|hence|therefore|it|that)(?:(?:so|thus|hence|therefore),?\s)?(?:(?:its|(?:it|that)(?:['’]s|\sis))\s{1,3})?",
+    re.I,
 )
+_IT_IS = re.compile(r"(?<![A-Za-z])(?:it|that|this)(?:['’]s|\sis)\s{1,3}(?=\(?[A-Z](?![A-Za-z]))", re.I)
 _GOES_ON = re.compile(r"\s+(?!(?:because|since|as|which)\b)[A-Za-z]")
 
 OR = "or"
@@ -210,14 +226,21 @@ def _find_unboxed(solution: str, options: Mapping[str, str]) -> tuple[str | None
             return sentence, letters
     called_right = _CALLED_RIGHT.findall(_plain(tail))
     if called_right:
-        return called_right[-1], frozenset(called_right[-1])
+        return "".join(called_right[-1]), frozenset("".join(called_right[-1]))
     line_start = tail.rfind("\n") + 1
-    last_line = tail[line_start:]
+    last_line = _NOT_LETTER.sub("", tail[line_start:])
+    tail = tail[:line_start] + last_line
     if is_stated(tail, max(line_start, len(tail) - 1), len(tail), choice=True):
+        stated = [m.end() for m in _IT_IS.finditer(last_line) if _is_affirmed(last_line, m)]
         letters = letters_in(last_line, {}) or _last_letter(last_line)
+        letters = letters or (_leading_letter(last_line[stated[-1] :]) if stated else frozenset())
         if letters:
             return last_line, letters
     return (statements[-1] if statements else None), frozenset()
+
+
+def _is_affirmed(line: str, it_is: re.Match[str]) -> bool:
+    return not _DENIED.search(line[: it_is.start()]) and is_stated(line, it_is.end(), it_is.end(), choice=True)
 
 
 def _first_sentence(text: str) -> str:
@@ -251,7 +274,10 @@ def _last_letter(line: str) -> frozenset[str]:
     if (
         denials
         and not _CONTRAST.search(clause[-1], denials[-1])
-        or re.search("(?i)neither|none of", ",".join(clause[-3:]))
+        or re.search(
+            "(?i)neither|(?:any|none|all|each|every|some|most|two|three|list) of|(?:no|other) (?:option|choice|answer)",
+            ",".join(clause[-3:]),
+        )
     ):
         return frozenset()
     if not (opened and closing) and not _BEFORE_LETTER.search(before):
@@ -271,7 +297,7 @@ def _letter(label: re.Match[str]) -> str:
 
 def _plain(text: str) -> str:
     """Remove markup from ``text``, but keep brackets around letters."""
-    return _SET_OFF.sub(r"(\1)", _MARKUP.sub("", text.translate(_WIDE))).strip().rstrip(". \t")
+    return _SET_OFF.sub(r"(\1)", _MARKUP.sub("", text.translate(_WIDE))).strip().rstrip(".! \t")
 
 
 def _unwrap(text: str) -> str:

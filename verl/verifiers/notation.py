@@ -4,13 +4,22 @@ Every function runs in linear time.
 """
 
 import re
+import unicodedata
 
 from verl.verifiers.lexicon import SHORT_UNITS, TEXT, WORDS
+
+
+def _fraction(sign: str) -> str:
+    top, _, bottom = unicodedata.normalize("NFKC", sign).partition("⁄")
+    return rf"\frac{{{top}}}{{{bottom}}}"
+
 
 _TRANSLATION = str.maketrans(
     {chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)}  # full-width signs
     | {chr(0x2460 + i): f"({i + 1})" for i in range(20)}  # circled numbers
     | {sign: f"^{digit}" for digit, sign in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")}
+    | {0x1D7CE + i: str(i % 10) for i in range(50)}  # bold and other digits
+    | {sign: _fraction(sign) for sign in "¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"}
     | WORDS["signs"]
 )
 
@@ -22,6 +31,12 @@ _LEADING = re.compile(r"\A[:\s]*+(?:,(?!\d)[:,\s]*+)?")
 
 _REPEATING = re.compile(r"(?<![\d.])(\d{0,15})\.(\d{0,15})\\(?:overline|bar|dot)\s?\{(\d{1,15})\}")
 """A repeating decimal, such as 0.1\\overline{6}."""
+
+_DESCENDING = re.compile(r"[^<>=]{1,99}(?:(?:>|\\ge(?![A-Za-z]))[^<>=]{1,99}){2,9}")
+_BOUND = r"\s*([^<>=,\\a-z]{1,40}|\\[a-z]{3,9}[^<>=,]{1,40}?)\s*"
+_BETWEEN = re.compile(rf"([a-z])\s*(>|\\ge(?![A-Za-z])){_BOUND}(?:and|,)\s*\1\s*(<|\\le(?![A-Za-z])){_BOUND}")
+_RAISED = re.compile("([⁰¹²³⁴-⁹]{1,9})⁄([₀-₉]{1,9})")
+"""A fraction of superscript and subscript digits."""
 
 _SET_OF_REALS = re.compile(
     r"(?:\\mathbb\s*\{R\}|R|all real(?: number)?s?|\(-\\infty\s*,\s*\\infty\s*\)|全体实数|实数集R?)\.?", re.I
@@ -36,6 +51,7 @@ _BUILDER = re.compile(r"\\?\{\s*+([A-Za-z])\s*+(?:\\in\s*+\S+?\s*+)?[|:]\s*+([^|
 
 def unify(text: str) -> str:
     """Convert ``text`` to a common notation, with LaTeX in place of Unicode signs and without wrappers."""
+    text = _RAISED.sub(lambda match: _fraction(match[0]), text)
     text = _CIRCLED.sub(r"(\1)", text.translate(_TRANSLATION))
     for _ in range(2):
         text = WRAPPER.sub(_unwrapped, text)
@@ -51,6 +67,12 @@ def unify(text: str) -> str:
     builder = _BUILDER.fullmatch(text)
     if builder:
         return builder.group(2)
+    if between := _BETWEEN.fullmatch(text):
+        name, above, low, below, high = between.groups()
+        return f"{low}{above.replace('>', '<').replace('g', 'l')} {name}{below}{high}"
+    if _DESCENDING.fullmatch(text):
+        sides = re.split(r"(>|\\ge(?![A-Za-z]))", text)[::-1]
+        return "".join({">": "<", r"\ge": r"\le "}.get(side, side) for side in sides)
     if text.startswith("{") and text.endswith("}") and "," in text:
         return rf"\{text[:-1]}\}}"
     return text
