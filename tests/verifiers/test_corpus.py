@@ -1,4 +1,7 @@
-"""The verdicts of the verifiers are those of a careful reader on every case of ``corpus/*.jsonl``."""
+"""The verdicts of the verifiers are those of a careful reader on every case of ``corpus/*.jsonl`` and ``blind.tsv``."""
+
+import json
+from pathlib import Path
 
 import bench_verdicts
 import pytest
@@ -28,3 +31,16 @@ def test_verdicts_are_a_careful_readers(family: str):
             wrong[row["response"]] = score["correctness"]
     assert wrong == EXCEPTIONS.get(family, {})
     assert len(wrong) <= 0.02 * len(rows)
+
+
+@pytest.mark.parametrize("source", ["math", "gsm8k", "multiple_choice", "countdown", "kk"])
+def test_blind_verdicts_are_a_careful_readers(source: str):
+    lines = Path(__file__).with_name("blind.tsv").read_text("utf-8").split("\n")
+    rows = [line.replace("⏎", "\n").split("\t") for line in lines if line.startswith(f"{source}\t")]
+    assert len(rows) > 140
+    differing = []
+    for _, label, truth, response, *info in rows:
+        score = compute_score(source, response, truth, json.loads(info[0]) if info else None)
+        if score["correctness"] != (label == "right"):
+            differing.append((label, truth, response, score["answer"]))
+    assert len(differing) <= 0.02 * len(rows), differing

@@ -42,7 +42,7 @@ _FILLED_IN = re.compile(
 _AFTER = (
     r"(?:\*\*|\$)?(?:\s|~|\\[,;: ]){0,3}(?:\\text\s?\{\s?)?"
     r"(?i:(?:million|billion|trillion|thousand|hundred|dozen|lakh|crore"
-    r"|squared|cubed|factorial|(?:is|was)\s(?:wrong|not|incorrect|false|impossible)"
+    r"|squared|cubed|factorial|(?:(?:is|was)\s|,?\s?(?:but|which|and)\s(?:(?:that|this|it)\s)?(?:is|was)\s(?!not))(?:wrong|not|incorrect|false|impossible)"
     rf"|{'|'.join(WORDS['modifiers']['bound'])})(?![A-Za-z])|万|亿|\+(?=[\s$*]*(?:\n|\Z)))"
     r"|(?:[kKMBbnxyz](?![A-Za-z0-9])|bn|mn|[π√²³½¼¾‰]|\^\s?\{?\s?[0-9A-Za-z]|\\sqrt\s?(?:[0-9]|\{[^{}]{1,20}\})|\\(?:pi|sqrt|cdot|times)(?![A-Za-z]))"
     r"|\s?[-+*×·/^]\s?[nxyz](?![A-Za-z])|[\s$]{0,3}(?:\\text\s?\{\s?)?or[\s}$]{1,4}-?[0-9]"

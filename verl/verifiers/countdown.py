@@ -42,7 +42,7 @@ _LABEL = re.compile(
 )
 _TIMES = re.compile(r"([0-9)}])\s{0,9}[xX](?=\s{0,9}[-+0-9({\\])")
 _EQUALS = re.compile(
-    r":?=+|←|→|≡|\\(?:to|rightarrow|equiv)(?![A-Za-z])|(?<=[0-9)}\s])(?:is|equals|gives|yields)(?=\s{1,3}[0-9])"
+    r":?=+|←|→|≡|\\(?:to|rightarrow|equiv)(?![A-Za-z])|(?<=[0-9)}\s])(?:,?\s{0,9}which\s)?(?:is|equals|gives|yields)(?=\s{1,3}[0-9])"
     r"|\(=(?=[\s0-9.]{1,20}\)\s*\Z)"
 )
 _ARGUMENT = r"\s?(?:\{([^{}]*)\}|([0-9]))"

@@ -6,10 +6,18 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
-from verl.verifiers.answers import NUMBER, SEPARATORS, TAIL_CHARS, WIDE_DIGITS, extract_answer, quick_equal
+from verl.verifiers.answers import (
+    NUMBER,
+    SEPARATORS,
+    TAIL_CHARS,
+    WIDE_DIGITS,
+    extract_answer,
+    quick_equal,
+)
+from verl.verifiers.context import is_stated
 from verl.verifiers.equations import is_name
 from verl.verifiers.lexicon import SHORT_UNITS, UNITS, is_unit, modifiers_in, numerals_in, with_factors
-from verl.verifiers.math import decide_math
+from verl.verifiers.math import decide_math, same_measure
 from verl.verifiers.numerals import WHOLE, in_digits
 from verl.verifiers.verdict import Verdict, decide
 
@@ -38,7 +46,7 @@ _DASH = re.compile(r"\s[-–—]\s(?!(?:sin|cos|tan|log|sqrt)(?![A-Za-z]))(?=[A-
 """A dash before words, as in 18 - good luck."""
 
 _THOUSANDS = re.compile("(?<=[0-9])k(?![A-Za-z])")
-_REASON = re.compile(r",?\s(?:since|because|as|so)\s|\s\([-0-9\s+*/×÷·=.$]{1,80}\)$")
+_REASON = re.compile(r",?\s(?:since|because|as|so|out\sof)\s|\s\([-0-9\s+*/×÷·=.$]{1,80}\)$")
 """An explanation that follows a stated answer."""
 
 _NUMERAL_BEFORE = re.compile(rf"(?<![A-Za-z-]){WHOLE}\W+(?:(?:or|to|from|and)\W+)?\Z", re.IGNORECASE)
@@ -59,6 +67,7 @@ _HUNDREDTHS = re.compile(
 """Cents, with dollars before them or not, or percent."""
 
 _CENTS_IN_WORDS = re.compile(r"(?:[a-z]{1,9}[ -]){1,9}(?:cents?|penn(?:y|ies))(?![A-Za-z])", re.IGNORECASE)
+_CONVERTED = re.compile(r"([^()]{1,60})\(([^()]{1,60})\)")
 _RESTATED = re.compile(r"([0-9][0-9.,]{0,20})([^0-9()]{0,20})\s?\(\s?([0-9][0-9.,]{0,20})\s?\)")
 _PRIME = re.compile("[0-9]\\s?\\^?\\{?\\s?(?:[\"'“”‘’′″]|\\\\prime)")
 _QUOTED = re.compile("[\"'“”‘’]{1,2}[^\"'“”‘’]{1,99}[\"'“”‘’]{1,2}")
@@ -86,10 +95,13 @@ def _with_hundredths(match: re.Match[str]) -> str:
 
 def _extract(solution: str, ground_truth: str) -> tuple[str | None, bool]:
     """Extract the answer, with digits in place of words."""
-    start = max(solution.rfind("####"), 0)
-    if start and not re.search("[0-9]", solution[start:]):
-        solution = solution[:start] + in_digits(solution[start:])
     answer, boxed = extract_answer(solution, equation="=" in ground_truth)
+    start = solution.rfind("####") + 4
+    line = solution[start:].strip()
+    plain = len(NUMBER.findall(line)) == 1 and "\\" not in line
+    if not boxed and start > 3 and line and "\n" not in line and not plain:
+        # The last line is the answer, even if it is not a plain number.
+        answer = line if is_stated(solution, start, start) else None
     if answer is None:
         # The last number may be in words, but "one" has other meanings.
         answer, _ = extract_answer(in_digits(solution[-TAIL_CHARS:]))
@@ -108,6 +120,9 @@ def _verify(solution: str, ground_truth: str, quick: bool) -> Verdict | None:
         reasoned = _REASON.split(answer, maxsplit=1)[0]
         answer = (reasoned if re.search("[0-9]", reasoned) else answer).rstrip("! ")
     answer = _THOUSANDS.sub(" thousand", answer)
+    converted = _CONVERTED.fullmatch(answer)
+    if converted and same_measure(converted[1], converted[2]):
+        answer = converted[1]
     restated = _RESTATED.search(in_digits(answer))
     if restated and len(NUMBER.findall(answer)) == 1:
         equal = quick_equal(restated[1], restated[3]) and quick_equal(restated[1], ground_truth)

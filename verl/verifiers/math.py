@@ -26,6 +26,7 @@ from verl.verifiers.lexicon import (
     with_factors,
 )
 from verl.verifiers.notation import split_answers, squeeze, unify, words_in
+from verl.verifiers.numerals import in_digits
 from verl.verifiers.verdict import Verdict, decide
 
 MAX_CHARS = 2000
@@ -129,6 +130,8 @@ def _quick_same(answer: str, ground_truth: str, tolerance: Tolerance) -> bool | 
     if len(answer) > MAX_CHARS or len(ground_truth) > MAX_CHARS:
         return False
     answer, ground_truth = _tidy(answer, ground_truth)
+    if not re.search("[0-9]", answer) and plain_number(normalise(ground_truth)) is not None:
+        answer = in_digits(unify(answer))
     marks = [marks_in(text) for text in (answer, ground_truth)]
     if not equal and _in_same_units(unify(answer), unify(ground_truth)):
         return None
@@ -166,6 +169,12 @@ def _in_same_units(answer: str, truth: str) -> tuple[str, str] | None:
     if not ours or not theirs or ours[1] != theirs[1] or ours[2] == theirs[2]:
         return None
     return (ours[0], theirs[0]) if modifiers_in(answer) == modifiers_in(truth) else None
+
+
+def same_measure(answer: str, truth: str) -> bool | None:
+    """Whether two texts are the same measure in different units, or None if they are not measures."""
+    same = _in_same_units(unify(answer), unify(truth))
+    return compare_latex(*same) if same else None
 
 
 def _plainly_same(answer: str, truth: str, tolerance: Tolerance) -> bool | None:

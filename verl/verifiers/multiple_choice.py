@@ -8,6 +8,7 @@ from verl.verifiers.algebra import compare_latex
 from verl.verifiers.answers import SENTENCE_END, TAIL_CHARS, boxed_with_context, quick_equal
 from verl.verifiers.context import is_stated
 from verl.verifiers.math import verify_math
+from verl.verifiers.notation import same_words
 from verl.verifiers.verdict import Verdict, decide
 
 MAX_LETTERS_CHARS = 200
@@ -18,10 +19,12 @@ _MARKUP = re.compile(
     r"|\\(?:left|right)(?![A-Za-z])|\\[()\[\],;:! {}]|[*$_{}~]"
 )
 _WRAPPED = re.compile(r"\\(?:text|textbf|textrm|mathrm|mathbf)\s*\{([^{}]*)\}")
-_WIDE = str.maketrans("（）．：，、。ＡＢＣＤＥ", "().:,,.ABCDE")
+_WIDE = str.maketrans("（）．：，、。ＡＢＣＤＥ", "().:,,.ABCDE") | dict.fromkeys(
+    [*range(0x200B, 0x2010), 0x2060, 0xFEFF]
+)
 _LETTERS = re.compile(r"\(?[A-Z]\)?(?:(?:(?:[\s,;/&]|and\b|or\b|和|或)+|(?<=\)))\(?[A-Z]\)?)*")
 _OR = re.compile("or|或")
-_LOWER_LETTER = re.compile(r"\(?[a-z]\)?")
+_LOWER_LETTER = re.compile(r"\(?[a-z](?:\)?\Z|[).:](?=\s))")
 _LABEL = re.compile(r"\(([A-Z])\)|(?<![A-Za-z0-9\\(])([A-Z])\s*[).:]")
 _STATED = re.compile(
     r"(?:\bans|answer|option|choice)s?[ \t*]*(?:(?:will |must |should |would )?(?:is|are|was|be)\b"
@@ -61,7 +64,7 @@ _DENIED = re.compile(
 )
 _BEFORE_LETTER = re.compile(
     r"(?:\A|[^A-Za-z\s]|(?<![A-Za-z])(?:hence|so|thus|therefore|then|is|be|are|answers?|ans|options?|choices?|letter|choose"
-    r"|chose|pick|select|with|namely|get|have|gives?|only|and|but|say|for|was|match(?:es)?|(?:equal|correspond|lead|point)s?\sto|[a-z]{3,12}ly)"
+    r"|chose|pick|select|with|namely|get|have|gives?|only|and|but|say|for|was|est|es|ist|match(?:es)?|(?:equal|correspond|lead|point)s?\sto|[a-z]{3,12}ly)"
     r"|(?<![A-Za-z])(?:its|(?:it|that|this|here|one)['’]s))\Z",
     re.IGNORECASE,
 )
@@ -178,8 +181,8 @@ def letters_in(text: str, options: Mapping[str, str]) -> frozenset[str]:
     a label precedes the text of a different option, both options are returned.
     """
     plain = _plain(text)
-    if _LOWER_LETTER.fullmatch(plain) and not _matching(text, options):
-        plain = plain.upper()
+    if lower := _LOWER_LETTER.match(plain) if not _matching(text, options) else None:
+        plain = plain[: lower.end()].upper() + plain[lower.end() :]
     # "ACD" may stand for three options, but "BAD" is a word.
     if len(plain) <= MAX_LETTERS_CHARS and (_LETTERS.fullmatch(plain) or _ascends(plain)):
         named = frozenset(re.findall("[A-Z]", plain))
@@ -203,7 +206,11 @@ def _matching(text: str, options: Mapping[str, str]) -> frozenset[str]:
     if len(text) > TAIL_CHARS:
         return frozenset()
     unwrapped = _unwrap(text)
-    return frozenset(letter for letter, option in options.items() if quick_equal(unwrapped, _unwrap(option)))
+    return frozenset(
+        letter
+        for letter, option in options.items()
+        if quick_equal(unwrapped, _unwrap(option)) or same_words(unwrapped, _unwrap(option))
+    )
 
 
 def _find_unboxed(solution: str, options: Mapping[str, str]) -> tuple[str | None, frozenset[str]]:

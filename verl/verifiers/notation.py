@@ -120,6 +120,11 @@ def words_in(text: str) -> str | None:
     return _PUNCTUATION.sub("", re.sub(r"(?<=\d)\s+(?=\d)", ",", lowered))
 
 
+def same_words(a: str, b: str) -> bool:
+    """Whether two unified texts are the same words, in any case."""
+    return words_in(a) is not None and words_in(a) == words_in(b)
+
+
 _SPLIT = re.compile(r"(?P<open>\\?[({\[])|(?P<close>\\?[)}\]])|(?P<mark>[,;]|\b(?:and|or)\b|[和或与及且])")
 """Brackets and separators of a list, including the words in ``_JOINERS``."""
 
