@@ -6,14 +6,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
-from verl.verifiers.answers import (
-    NUMBER,
-    SEPARATORS,
-    TAIL_CHARS,
-    WIDE_DIGITS,
-    extract_answer,
-    quick_equal,
-)
+from verl.verifiers.answers import NUMBER, SEPARATORS, TAIL_CHARS, WIDE_DIGITS, extract_answer, quick_equal
 from verl.verifiers.context import is_stated
 from verl.verifiers.equations import is_name
 from verl.verifiers.lexicon import SHORT_UNITS, UNITS, is_unit, modifiers_in, numerals_in, with_factors
@@ -82,7 +75,8 @@ def verify_gsm8k(
     be in words ("twelve"), and cents or percent count as hundredths, too.
     """
     verdict = _verify(solution, ground_truth, quick)
-    whole = _HUNDREDTHS.sub(_with_hundredths, _CENTS_IN_WORDS.sub(lambda match: in_digits(match[0]), solution))
+    tail = _CENTS_IN_WORDS.sub(lambda match: in_digits(match[0]), solution[-TAIL_CHARS:])
+    whole = solution[:-TAIL_CHARS] + _HUNDREDTHS.sub(_with_hundredths, tail)
     if verdict is None or verdict.correct or whole == solution:
         return verdict
     second = _verify(whole, ground_truth, quick)
@@ -123,7 +117,7 @@ def _verify(solution: str, ground_truth: str, quick: bool) -> Verdict | None:
     converted = _CONVERTED.fullmatch(answer)
     if converted and same_measure(converted[1], converted[2]):
         answer = converted[1]
-    restated = _RESTATED.search(in_digits(answer))
+    restated = _RESTATED.search(in_digits(answer[:MAX_CHARS]))
     if restated and len(NUMBER.findall(answer)) == 1:
         equal = quick_equal(restated[1], restated[3]) and quick_equal(restated[1], ground_truth)
         return decide(answer, boxed, equal is True)

@@ -22,40 +22,30 @@ MAX_ANSWER_CHARS = 16384
 _CONCLUSION = re.compile(r"conclusion[\s*]*:", re.IGNORECASE)
 _TRUTH_ROLE = re.compile(r"(?<!\s)\s++is\s++a\s++(knight|knave)\b", re.IGNORECASE)
 _NAME_START = re.compile(r"[^\W\d_]")
-_NOT_SIGN = r"≠|!=|<>|¬|\\(?:neq?|not|lnot)(?![A-Za-z])|(?<![\w-])[~!-](?=kn(?:ight|ave))"
-_CROSS = "[❌❎✗✘🚫⛔👎]"
-_NOT, _DENIED, _SUPPOSED, _EITHER, _QUOTED, _OTHERS, _EVERYONE, _EXCEPT = (
-    "|".join(WORDS["statements"][kind])
-    for kind in ("not", "denied", "supposed", "either", "quoted", "others", "everyone", "except")
-)
-_RETRACTED = re.compile(
-    r"(?:\A|[.!?;:\n])[^\S\n]*+(?:(?:but|so)\s)?(?:(?:all\s|none\s)of\s)?(?:this|that|these|those|it|not)"
-    r"(?:\s(?:is|are|was|were)(?:\sall)?\s(?:false|wrong|incorrect|untrue|a\slie|not\s(?:true|so|right|correct)))?"
-    r"(?<!this)(?<!that)(?<!these)(?<!those)(?<!it)(?=[^\S\n]*+(?:[.!\n]|\Z))"
-    r"|(?:\A|[.!;\n])[\s*]*+(?:(?:but|so|and|wait,|no,|this|(?:that|it)(?:[’']s)?|these|which|we|is|are|an?|the|leads?|gives?|have|get|results?|in|to"
-    r"|clearly|cannot|can[’']?t|must|makes|reach|yields|our|all|would|lead)\s++){0,9}+"
-    r"(?:contradict(?:ions?|ory|s)|impossible|absurd|inconsistent|nonsense|paradox|oops|not\spossible|assumption\sfails|(?<=cannot\s)be|(?<=can[’']t\s)be"
-    r"|(?:wrong|false|incorrect|untrue|(?<=wait,\s)no)(?=[\s*]*(?:[.!\n]|\Z)))(?![A-Za-z])"
-    r"|,\s{1,9}(?:(?:which|this|that)\sis\s)?(?:an?\s)?(?:contradiction|impossible|false|wrong)[\s.!*]*\Z"
-    r"|[.!]\s{1,9}no[\s.!*]*\Z",
-    re.IGNORECASE,
-)
-"""A sentence that retracts the previous ones, such as "This is false.", "Not!" or "Contradiction!"."""
-
-_UNSETTLED = re.compile(rf"(?<![\w])(?:{'|'.join(WORDS['statements']['unsettled'])})(?!\w)", re.IGNORECASE)
+_STATEMENTS = WORDS["statements"]
+_RETRACTED = re.compile("|".join(_STATEMENTS["retracted"]), re.IGNORECASE)
+_UNSETTLED = re.compile(rf"(?<![\w])(?:{'|'.join(_STATEMENTS['unsettled'])})(?!\w)", re.IGNORECASE)
 _HEADING = re.compile(r"[\s*]*(?::|(?:[=(→]|[-–—]+>?\s|(?:is|are)\s)[\s*]*(?=[A-Z]))")
 """Text after a role that makes it the heading of a list of names."""
 
-_BREAK = r"[\n;]|\.(?=\s|$)"
-_PLAIN = frozenset(WORDS["statements"]["plain"].split())
-_AFTER_ROLE = _PLAIN | set(WORDS["statements"]["after"].split())
-_COMPOUND = re.compile(r"\*{0,2}(?:['’]s?|-)?\s{0,9}")
+_PLAIN = frozenset(_STATEMENTS["plain"].split())
+_AFTER_ROLE = "|".join(_PLAIN | set(_STATEMENTS["after"].split()))
 _DENIES = re.compile(
     r"[\"”'’»)*.,]{0,3}(?::|\s(?:is|are|was|must be|would be|has to be)(?P<not>\snot)?(?:\san?)?|)\s{1,3}", re.I
 )
 """Text between a statement and the word that denies it."""
 
 _CLAUSE_END = r"(?=(?:\seither)?[\s*]{0,3}(?:[,.;:!\n)]|\Z|(?:and|but|while|whereas|so)(?![A-Za-z])))"
+_WORDS, _SIGNS = (
+    "|".join(f"(?P<{kind}>{'|'.join(patterns)})" for kind, patterns in _STATEMENTS[table].items()).replace(
+        "END", _CLAUSE_END
+    )
+    for table in ("words", "signs")
+)
+# "Alice is a knight killer" does not say that she is a knight.
+_GOES_ON = rf"(?:{re.sub('[?]P<[a-z]+>', '?:', _WORDS)}|{_AFTER_ROLE})(?!\w)"
+_KILLER = rf"kn(?:ight|ave)s?(?:['’]s\s|[\s-])\s{{0,9}}(?!{_GOES_ON})[a-z]\w*"
+_TOKEN = re.compile(rf"(?<!\w)(?:(?P<killer>{_KILLER})|(?:{_WORDS})(?!\w))|{_SIGNS}", re.IGNORECASE)
 _NOT_NAME = re.compile(r"[\s,]{1,3}(?:but\s|and\s)?not\s{1,3}", re.IGNORECASE)
 _BETWEEN_NAMES = re.compile(r"[\s,&*]*+(?:(?:and|nor)[\s*]++)?", re.IGNORECASE)
 
@@ -144,22 +134,18 @@ def read_statements(text: str, people: Iterable[str]) -> list[tuple[str, str]]:
     statements. "Not a knight" means a knave. Suppositions, questions, retracted statements, and statements with words
     that may change their meaning ("hardly a knight", "a knight killer") are ignored.
     """
-    people = list(people)
-    names = "|".join(re.escape(name) for name in sorted(people, key=len, reverse=True))
-    token = re.compile(
-        rf"(?<!\w)(?:(?P<name>{names})|(?P<others>{_OTHERS})|(?P<everyone>{_EVERYONE})|(?P<either>{_EITHER})"
-        rf"|(?P<denied>(?:not|(?:is|are|was)n['’]?t)\s{{1,9}}(?:true|correct|right)|{_DENIED})"
-        rf"|(?P<too>(?:so|as)\s{{1,9}}(?:is|are)|(?:(?:nor|neither)\s{{1,9}}(?:is|are)|like|same\s{{1,9}}as|as\s{{1,9}}well\s{{1,9}}as)(?=\s{{1,9}}(?:{names})(?!\w)))"
-        rf"|(?P<same>(?:(?:is|are)\s{{1,9}})?(?:too|also|as\s{{1,9}}well|likewise|ditto|the\s{{1,9}}same){_CLAUSE_END})"
-        rf"|(?P<verb>(?:(?:is|are)(?:n['’]?t|\s{{1,9}}not)?|not){_CLAUSE_END})|(?P<not>{_NOT})|(?P<supposed>{_SUPPOSED})"
-        rf"|(?P<except>{_EXCEPT})|(?P<quoted>{_QUOTED})|(?P<only>only)"
-        rf"|(?P<role>knight|knave|(?<=\s)(?:one|another)(?:(?=\s(?:too|also|either|as))|{_CLAUSE_END}))s?)(?!\w)"
-        rf"|(?P<sign>{_NOT_SIGN})|(?P<cross>{_CROSS})|(?P<break>{_BREAK})|(?P<asked>\?)|(?P<stop>[!)\]])|(?P<word>\w+)",
-        re.IGNORECASE,
+    order = {name: index for index, name in enumerate(people)}
+    names = "|".join(re.escape(name) for name in sorted(order, key=len, reverse=True))
+    # Put a mark with its number in the place of each name, so that the tokens are the same for all people.
+    text = re.sub(
+        rf"(?<!\w)(?:{names})(?!\w)",
+        lambda match: f"N\0{order.get(match[0].lower(), 0)}\0",
+        text.replace("\0", " "),
+        flags=re.IGNORECASE,
     )
     retracted = max((match.end() for match in _RETRACTED.finditer(text)), default=0)
-    reader = _Reader(people, {match[0].lower() for match in token.finditer(text) if match.lastgroup == "name"})
-    for match in token.finditer(f"{text}\n", retracted):
+    reader = _Reader([*order], text)
+    for match in _TOKEN.finditer(f"{text}\n", retracted):
         reader.read(match)
     return reader.statements
 
@@ -167,9 +153,9 @@ def read_statements(text: str, people: Iterable[str]) -> list[tuple[str, str]]:
 class _Reader:
     """Reads tokens from left to right, and collects statements."""
 
-    def __init__(self, people: list[str], mentioned: set[str]) -> None:
+    def __init__(self, people: list[str], text: str) -> None:
         self.people = people
-        self.mentioned = mentioned
+        self.mentioned = {name for index, name in enumerate(people) if f"N\0{index}\0" in text}
         self.statements: list[tuple[str, str]] = []
         self.role = ""  # The last role, for "Bob is one" and "Bob is not".
         self.start_sentence()
@@ -181,7 +167,7 @@ class _Reader:
         self.num_last = 0  # Number of statements with the last role; a denial retracts them.
         self.negated = self.denied = self.ignored = self.either = self.quoted = self.only = self.excludes = False
         self.clear = True
-        self.is_group = self.after_role = self.follows = self.neither = False
+        self.is_group = self.follows = self.neither = False
         self.name_end = self.negation_end = self.role_end = 0
         self.heading: str | None = None  # The role of a list, as in Knights: Alice, Bob.
 
@@ -192,7 +178,6 @@ class _Reader:
             self.statements += self.pending
             self.pending = []
         self.read_denial(match)
-        self.after_role = False
         if kind == "name":
             self.read_name(match)
         elif kind in ("others", "everyone"):
@@ -219,33 +204,27 @@ class _Reader:
             if self.only and self.heading and self.num_last:
                 self.add_opposites(dict(self.statements[-self.num_last :]), self.heading)
             self.start_sentence()
-        elif kind == "word" and word not in _PLAIN:
+        elif kind == "killer" or (kind == "word" and word not in _PLAIN):
             self.clear = False
 
     def read_denial(self, match: re.Match[str]) -> None:
         """Retract the last statements if the token denies them, or note that it denies the next ones."""
         kind, text = match.lastgroup, match.string
-        is_subject = kind in ("name", "others", "everyone")
         # A "not" at the end of a bracket or sentence negates the statement before it.
         ends = kind in ("stop", "break")
         ends_in_not = ends and self.negation_end > 0 and not text[self.negation_end : match.start()].strip()
-        is_compound = (
-            kind == "word"
-            and self.after_role
-            and (match[0] == "s" or match[0].lower() not in _AFTER_ROLE)
-            and not match[0].isdigit()
-            and _COMPOUND.fullmatch(text, self.role_end, match.start())
-        )
-        denies = (
-            _DENIES.fullmatch(text, self.role_end, match.start()) if kind == "denied" and self.num_last == 1 else None
-        )
+        denies = kind == "denied" and self.num_last == 1 and _DENIES.fullmatch(text, self.role_end, match.start())
         if denies:
             # "Alice is a knight" is false, so she is a knave.
             name, role = self.statements.pop()
             self.statements.append((name, role if denies["not"] else _opposite(role)))
             self.num_last = 0
-        # "Alice is a knight or Bob is a knave" yields no statement, nor does "Alice is a knight killer".
-        elif kind in ("denied", "asked", "cross") or ends_in_not or is_compound or (is_subject and self.either):
+        # "Alice is a knight or Bob is a knave" yields no statement.
+        elif (
+            kind in ("denied", "asked", "cross")
+            or ends_in_not
+            or (kind in ("name", "others", "everyone") and self.either)
+        ):
             if self.num_last:
                 del self.statements[-self.num_last :]
                 self.num_last = 0
@@ -255,7 +234,7 @@ class _Reader:
                 self.denied = not self.denied
 
     def read_name(self, match: re.Match[str]) -> None:
-        name, between = match[0].lower(), match.string[self.name_end : match.start()]
+        name, between = self.people[int(match[0][2:-1])], match.string[self.name_end : match.start()]
         joined = bool(_BETWEEN_NAMES.fullmatch(between))
         if self.excludes and (joined or not self.excluded):
             # In "all but Zoe are knights" and "all are knights but Zoe", she is a knave.
@@ -306,9 +285,9 @@ class _Reader:
         self.negated, self.clear, self.name_end = False, True, end
 
     def read_role(self, match: re.Match[str]) -> None:
-        word = match["role"].lower() if match["role"].lower() in (KNIGHT, KNAVE) else self.role
+        word = match["role"].lower().removesuffix("s")
+        word = word if word in (KNIGHT, KNAVE) else self.role
         self.pending, self.role_end = [], match.end()
-        self.after_role = match["role"].lower() == word
         if _HEADING.match(match.string, match.end()) and (self.heading or not self.subjects):
             self.heading = None if self.negated or self.denied or self.quoted else word
             self.num_last, self.follows, self.role = 0, False, word

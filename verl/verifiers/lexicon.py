@@ -190,7 +190,8 @@ _PARTS = re.compile(r"[,;+]|\\text\s{0,3}\{\s{0,3}(?:and|or)\s{0,3}\}")
 _ARC = re.compile(r"(?<=[0-9}])\s{0,3}\^?\{?((?:'|′|\\prime\s?){1,2})")
 _WORD_OR_UNIT = re.compile(
     r"\\[A-Za-z]{1,20}|(?P<open>\()?\s?(?P<unit>(?:(?:square|cubic|sq)\.?\s)?[A-Za-zµ\u4e00-\u9fff]{1,12}"
-    r"(?:\s?(?:/|per)\s?[A-Za-z]{1,12}(?:\^?[23])?)?)\s?(?(open)\))(?:(?:\s{0,2}\^\s?\{?|(?<=[A-Za-z]))(?P<power>[23])\}?(?![0-9]))?(?P<and>(?:\s{0,3}and\s|,\s))?"
+    r"(?:\s?(?:/|per)\s?[A-Za-z]{1,12}(?:\^?[23])?)?)\s?(?(open)\))(?:(?:\s{0,2}\^\s?\{?|(?<=[A-Za-z]))(?P<power>[23])\}?(?![0-9]))?"
+    r"(?:\s{0,3}and\s|,\s)?"
 )
 _MINUTES, _SECONDS = (rf"(?:\s?\^?\{{?(?:['’′]|\\prime(?![A-Za-z])\s?){{{n}}}\}}?" for n in (1, 2))
 _DEGREES_WITH_MINUTES = re.compile(
@@ -204,7 +205,7 @@ _MARKS = re.compile(
     r"|(?P<dollar_sign>\\\$)|(?P<cent_sign>¢)"
 )
 
-_NUMERALS = "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen".split()
+_NUMERALS = WORDS["numerals"]["small"].split()[2:17]
 _DROPPED_IN_BASE = re.compile(rf"{TEXT}|\\(?:left|right)(?![A-Za-z])|\\[!,;: ]|[\s{{}}()~$,]")
 _BASE = re.compile(
     rf"((?:[0-9]|(?<![A-Za-z\\])[A-F](?=[0-9A-F]))[0-9A-F]{{0,40}})(?:_(?:base)?|base-?)([0-9]{{1,2}}|{'|'.join(_NUMERALS)})(?![0-9A-Za-z])",
@@ -268,20 +269,17 @@ def in_base_units(text: str) -> tuple[str, dict[str, int], list[Unit]] | None:
     ``2 h 30 min`` becomes ``(2) \\times 3600 + (30) \\times 60``.
     """
     terms: list[str] = []
-    sizes: list[Fraction] = []
     units: list[Unit] = []
-    base: dict[str, int] = {}
-    end = 0
-    for match in _WORD_OR_UNIT.finditer(text):
-        if match["unit"]:
-            unit = units_in(rf"\text{{{match['unit']}}}{'^' * bool(match['power'])}{match['power'] or ''}")
-            value = text[end : match.start()].strip()
-            size, kind = size_of(*unit) if len(unit) == 1 and value else (Fraction(0), {})
-            # 2 m, 3 m is a list.
-            if not size or (sizes and (size >= sizes[-1] or kind != base)):
-                return None
-            terms.append(rf"({value}) \times \frac{{{size.numerator}}}{{{size.denominator}}}")
-            sizes, units, base, end = [*sizes, size], [*units, *unit], kind, match.end()
+    last, base, end = Fraction(0), {"": 0}, 0
+    for match in filter(lambda match: match["unit"], _WORD_OR_UNIT.finditer(text)):
+        unit = units_in(rf"\text{{{match['unit']}}}^{match['power'] or 1}")
+        value = text[end : match.start()].strip()
+        size, kind = size_of(*unit) if len(unit) == 1 and value else (Fraction(0), {})
+        # 2 m, 3 m is a list.
+        if not size or (terms and (size >= last or kind != base)):
+            return None
+        terms.append(rf"({value}) \times \frac{{{size.numerator}}}{{{size.denominator}}}")
+        last, base, end, units = size, kind, match.end(), [*units, *unit]
     return (" + ".join(terms), base, units) if terms and not text[end:].strip() else None
 
 
@@ -289,8 +287,7 @@ def with_degrees(latex: str) -> str:
     """Replace degrees, minutes and seconds of arc with a fraction of degrees."""
 
     def degrees(match: re.Match[str]) -> str:
-        whole, minutes, seconds = (Fraction(part or 0) for part in match.groups())
-        value = whole + minutes / 60 + seconds / 3600
+        value = sum(Fraction(part or 0) / 60**power for power, part in enumerate(match.groups()))
         return rf"\frac{{{value.numerator}}}{{{value.denominator}}}^\circ"
 
     return _DEGREES_WITH_MINUTES.sub(degrees, latex)

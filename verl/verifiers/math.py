@@ -139,9 +139,6 @@ def _quick_same(answer: str, ground_truth: str, tolerance: Tolerance) -> bool | 
         return equal is True and (not all(marks) or marks[0] == marks[1])
     if marks == [{"radians"}, set()] and abs(plain_number(normalise(ground_truth)) or Decimal(0)) > FULL_TURN:
         return False
-    left, _, right = answer.partition("=")
-    if right and numeral_of(left) and "=" not in ground_truth:
-        return _quick_same(left, ground_truth, tolerance) and _quick_same(right, ground_truth, tolerance)
     numerals = [numeral_of(text) for text in (answer, ground_truth)]
     if all(numerals):
         return numerals[0] == numerals[1]
@@ -165,10 +162,9 @@ def _tidy(answer: str, truth: str) -> tuple[str, str]:
 
 def _in_same_units(answer: str, truth: str) -> tuple[str, str] | None:
     """Convert unified texts to base units if they measure the same in different units; else return None."""
-    ours, theirs = in_base_units(answer), in_base_units(truth)
-    if not ours or not theirs or ours[1] != theirs[1] or ours[2] == theirs[2]:
-        return None
-    return (ours[0], theirs[0]) if modifiers_in(answer) == modifiers_in(truth) else None
+    ours = in_base_units(answer)
+    theirs = in_base_units(truth) if ours and modifiers_in(answer) == modifiers_in(truth) else None
+    return (ours[0], theirs[0]) if ours and theirs and ours[1] == theirs[1] and ours[2] != theirs[2] else None
 
 
 def same_measure(answer: str, truth: str) -> bool | None:

@@ -32,9 +32,11 @@ _LEADING = re.compile(r"\A[:\s]*+(?:,(?!\d)[:,\s]*+)?")
 _REPEATING = re.compile(r"(?<![\d.])(\d{0,15})\.(\d{0,15})\\(?:overline|bar|dot)\s?\{(\d{1,15})\}")
 """A repeating decimal, such as 0.1\\overline{6}."""
 
-_DESCENDING = re.compile(r"[^<>=]{1,99}(?:(?:>|\\ge(?![A-Za-z]))[^<>=]{1,99}){2,9}")
-_BOUND = r"\s*([^<>=,\\a-z]{1,40}|\\[a-z]{3,9}[^<>=,]{1,40}?)\s*"
-_BETWEEN = re.compile(rf"([a-z])\s*(>|\\ge(?![A-Za-z])){_BOUND}(?:and|,)\s*\1\s*(<|\\le(?![A-Za-z])){_BOUND}")
+_SIDE = r"(?:[^<>=\\]|\\(?!ge(?![A-Za-z]))){1,99}"
+_DESCENDING = re.compile(rf"{_SIDE}(?:(?:>|\\ge(?![A-Za-z])){_SIDE}){{2,9}}")
+_BETWEEN = re.compile(
+    r"([a-z]) ?(>|\\ge(?![A-Za-z]))([^<>=,a-z]{1,40})(?:and|,) ?\1 ?(<|\\le(?![A-Za-z]))([^<>=,]{1,40})"
+)
 _RAISED = re.compile("([⁰¹²³⁴-⁹]{1,9})⁄([₀-₉]{1,9})")
 """A fraction of superscript and subscript digits."""
 
