@@ -108,7 +108,7 @@ BUDGETS = {
     "spectral": 1652,
     "trainer": 3241,
     "utils": 1403,
-    "verifiers": 2896,
+    "verifiers": 2893,
     "verl": 49,
     "vllm_patches": 1913,
     "workers": 926,

@@ -89,6 +89,8 @@ def _with_hundredths(match: re.Match[str]) -> str:
 
 def _extract(solution: str, ground_truth: str) -> tuple[str | None, bool]:
     """Extract the answer, with digits in place of words."""
+    # Behind a box outside of mathematics, "!" is no factorial here.
+    solution = re.sub(r"\}!(?!\s?(?:\$|\\[)\]]))", "}", solution)
     answer, boxed = extract_answer(solution, equation="=" in ground_truth)
     start = solution.rfind("####") + 4
     line = solution[start:].strip()
@@ -100,7 +102,11 @@ def _extract(solution: str, ground_truth: str) -> tuple[str | None, bool]:
         # The last number may be in words, but "one" has other meanings.
         answer, _ = extract_answer(in_digits(solution[-TAIL_CHARS:]))
         return (None if answer == "1" else answer), False
-    if not re.search("[0-9]", answer) or re.search("[0-9] and (?:an?|one|two|three) ", answer):
+    if (
+        len(answer) <= MAX_CHARS
+        and not re.search("[0-9]", answer)
+        or re.search("[0-9] and (?:an?|one|two|three) ", answer)
+    ):
         return in_digits(answer), boxed
     return answer, boxed
 

@@ -11,6 +11,7 @@ from verl.verifiers.lexicon import WORDS
 from verl.verifiers.verdict import Verdict
 
 KNIGHT, KNAVE = "knight", "knave"
+_OPPOSITE = {KNIGHT: KNAVE, KNAVE: KNIGHT}
 
 MAX_PEOPLE = 64
 
@@ -44,7 +45,7 @@ _WORDS, _SIGNS = (
 )
 # "Alice is a knight killer" does not say that she is a knight.
 _GOES_ON = rf"(?:{re.sub('[?]P<[a-z]+>', '?:', _WORDS)}|{_AFTER_ROLE})(?!\w)"
-_KILLER = rf"kn(?:ight|ave)s?(?:['’]s\s|[\s-])\s{{0,9}}(?!{_GOES_ON})[a-z]\w*"
+_KILLER = rf"kn(?:ight|ave)s?(?:['’]s\s|[\s-])\s{{0,9}}(?!{_GOES_ON}|[a-z]{{1,20}}ing(?!\w))[a-z]\w*"
 _TOKEN = re.compile(rf"(?<!\w)(?:(?P<killer>{_KILLER})|(?:{_WORDS})(?!\w))|{_SIGNS}", re.IGNORECASE)
 _NOT_NAME = re.compile(r"[\s,]{1,3}(?:but\s|and\s)?not\s{1,3}", re.IGNORECASE)
 _BETWEEN_NAMES = re.compile(r"[\s,&*]*+(?:(?:and|nor)[\s*]++)?", re.IGNORECASE)
@@ -217,7 +218,7 @@ class _Reader:
         if denies:
             # "Alice is a knight" is false, so she is a knave.
             name, role = self.statements.pop()
-            self.statements.append((name, role if denies["not"] else _opposite(role)))
+            self.statements.append((name, role if denies["not"] else _OPPOSITE[role]))
             self.num_last = 0
         # "Alice is a knight or Bob is a knave" yields no statement.
         elif (
@@ -242,7 +243,7 @@ class _Reader:
             self.subjects.pop(name, None)
             if (name, self.role) in self.statements[-self.num_last :] and self.num_last:
                 self.statements.remove((name, self.role))
-                self.statements.append((name, _opposite(self.role)))
+                self.statements.append((name, _OPPOSITE[self.role]))
                 self.subjects = {name: None}
             self.name_end = match.end()
             return
@@ -257,7 +258,7 @@ class _Reader:
         # In "Ann is a knight, but not Bob", he is a knave.
         rejected = self.num_last and _NOT_NAME.fullmatch(match.string, self.role_end, match.start())
         self.start_subject(match.end())
-        self.pending = [(name, _opposite(self.role))] if rejected else []
+        self.pending = [(name, _OPPOSITE[self.role])] if rejected else []
 
     def read_group(self, match: re.Match[str]) -> None:
         """Read "the others" or "everyone"; after names without a role ("Ann and Bob both"), these are the subject."""
@@ -293,10 +294,10 @@ class _Reader:
             self.num_last, self.follows, self.role = 0, False, word
             return
         counts = self.clear and not self.ignored and not self.quoted and bool(word)
-        role = word if self.negated == self.denied else _opposite(word)
+        role = word if self.negated == self.denied else _OPPOSITE[word]
         if counts and self.only and self.subjects:
             self.add_opposites(self.subjects, role)
-        self.statements += [(name, _opposite(role)) for name in self.excluded if counts and not self.num_last]
+        self.statements += [(name, _OPPOSITE[role]) for name in self.excluded if counts and not self.num_last]
         self.statements += [(name, role) for name in self.subjects if counts]
         self.num_last = len(self.subjects) if counts else 0
         self.ignored = self.ignored or (self.denied and self.num_last > 0)  # The scope of a denial is unclear.
@@ -309,15 +310,11 @@ class _Reader:
             self.negated, self.negation_end = not self.negated, match.end()
         if self.num_last or not self.role or not self.clear or self.ignored or self.quoted:
             return
-        role = self.role if self.negated == self.denied else _opposite(self.role)
+        role = self.role if self.negated == self.denied else _OPPOSITE[self.role]
         if match.lastgroup == "same" and self.statements:
             role = self.statements[-1][1]
         self.pending = [(name, role) for name in self.subjects]
 
     def add_opposites(self, names: Iterable[str], role: str) -> None:
         """Add the statements about all others that follow from "only"."""
-        self.statements += [(name, _opposite(role)) for name in self.people if name not in names]
-
-
-def _opposite(role: str) -> str:
-    return KNAVE if role == KNIGHT else KNIGHT
+        self.statements += [(name, _OPPOSITE[role]) for name in self.people if name not in names]

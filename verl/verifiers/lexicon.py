@@ -39,13 +39,8 @@ _SYMBOLS = {
 }
 _POWERS: dict[str, int] = WORDS["powers"]
 _PREFIXES = {"k": "1000", "m": "1/1000", "M": "1000000", "µ": "1/1000000", "n": "1/1000000000", "G": "1000000000"}
-_SIZES: dict[str, str] = WORDS["sizes"] | {
-    prefix + symbol: f"{_PREFIXES[prefix]} {symbol}"
-    for symbols, prefixes in WORDS["symbols"].items()
-    for symbol in symbols.split()
-    for prefix in prefixes.split()
-    if prefix != "-"
-}
+_PREFIXED = set(" ".join(WORDS["symbols"]).split())
+_SIZES: dict[str, str] = WORDS["sizes"]
 """Unit -> its size in other units."""
 
 
@@ -256,7 +251,8 @@ def size_of(unit: Unit) -> tuple[Fraction, dict[str, int]]:
     """Return the size of a unit, and the powers of the base units that it is a multiple of."""
     size, base = Fraction(1), Counter[str]()
     for name, power in unit:
-        factor, _, definition = _SIZES.get(name, "").partition(" ")
+        prefixed = f"{_PREFIXES[name[0]]} {name[1:]}" if name[0] in _PREFIXES and name[1:] in _PREFIXED else ""
+        factor, _, definition = _SIZES.get(name, prefixed).partition(" ")
         inner = [size_of(part) for part in units_in(rf"\text{{{definition}}}")] or [(Fraction(1), {name: 1})]
         size *= (Fraction(factor or 1) * inner[0][0]) ** power
         base.update({part: power * count for part, count in inner[0][1].items()})

@@ -55,12 +55,15 @@ _REJECTED = re.compile(r",?\s(?:and |but )?not\b.*")
 _NOT_LETTER = re.compile(r"(?<!or),?\s(?:and |but )?not\s\(?[A-Z]\)?[\s.!*]*\Z")
 _DENIED = re.compile(
     r"(?<![A-Za-z])(?:not|never|neither|nor|none|no (?:longer|way)|except|excluding|(?:anything|everything|all) but"
-    r"|(?:any|each|every|all|some)(?: of)?(?: the| these| those| other)?"
-    r"(?: options?| choices?| answers?| letters?|(?<=these)|(?<=those))(?: but)?"
-    r"|hardly|barely|scarcely|unlikely|doubt|worst|if|unless|whether|(?:any|each|every) but"
+    r"|(?:any|each|every|all)(?: other| the)? (?:options?|choices?|answers?|letters?) but|(?:any|each|every) but"
+    r"|hardly|barely|scarcely|unlikely|(?<!no )doubt|worst (?:option|choice|answer)"
     r"|wrong|incorrect|false|eliminat(?:es?|ed|ing)|rul(?:es?|ed|ing) out|exclud(?:es?|ed)|opposite|instead of|cannot"
     r"|(?:is|are|was|were|ca|could|do|does|did|wo|would)n['’]?t)(?![A-Za-z])",
     re.IGNORECASE,
+)
+_NONE_OF = re.compile(
+    r"(?i:neither|none of)|(?<![a-z])(?i:any|all|each|every|some|most|no|other|two|three|list)(?: of)?(?: [a-z]+){0,4}:"
+    r"[\sA-Z,()]*\Z"
 )
 _BEFORE_LETTER = re.compile(
     r"(?:\A|[^A-Za-z\s]|(?<![A-Za-z])(?:hence|so|thus|therefore|then|is|be|are|answers?|ans|options?|choices?|letter|choose"
@@ -247,7 +250,9 @@ def _find_unboxed(solution: str, options: Mapping[str, str]) -> tuple[str | None
 
 
 def _is_affirmed(line: str, it_is: re.Match[str]) -> bool:
-    return not _DENIED.search(line[: it_is.start()]) and is_stated(line, it_is.end(), it_is.end(), choice=True)
+    before = line[: it_is.start()]
+    denied = re.search(r"(?i)\b(?:if|unless|whether)\b", before) or _DENIED.search(before)
+    return not denied and is_stated(line, it_is.end(), it_is.end(), choice=True)
 
 
 def _first_sentence(text: str) -> str:
@@ -278,14 +283,7 @@ def _last_letter(line: str) -> frozenset[str]:
     clause = _CLAUSE_END.split(plain[: match.start(2)][-MAX_LETTERS_CHARS:])
     denials = [denial.end() for denial in _DENIED.finditer(clause[-1])]
     # In "not A but C", the negation ends at "but".
-    if (
-        denials
-        and not _CONTRAST.search(clause[-1], denials[-1])
-        or re.search(
-            "(?i)neither|(?:any|none|all|each|every|some|most|two|three|list) of|(?:no|other) (?:option|choice|answer)",
-            ",".join(clause[-3:]),
-        )
-    ):
+    if denials and not _CONTRAST.search(clause[-1], denials[-1]) or _NONE_OF.search(",".join(clause[-3:])):
         return frozenset()
     if not (opened and closing) and not _BEFORE_LETTER.search(before):
         return frozenset()
