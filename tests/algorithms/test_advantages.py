@@ -39,7 +39,7 @@ ESTIMATORS = {
     "gpg": lambda r, v, m, g, s: gpg_advantages(r, m, g, m),
     "opo": lambda r, v, m, g, s: opo_advantages(r, m, g),
     "grpo_passk": lambda r, v, m, g, s: grpo_passk_advantages(r, m, g, True),
-    "optimal_token_baseline": lambda r, v, m, g, s: optimal_token_baseline_advantages(r, m, g, v.square(), True),
+    "optimal_token_baseline": lambda r, v, m, g, s: optimal_token_baseline_advantages(r, m, g, v.square()),
     "remax": lambda r, v, m, g, s: remax_advantages(r, m, s),
 }
 OF_THE_BATCH = ("whitened", "reinforce++", "reinforce++_baseline", "gpg")
@@ -79,6 +79,40 @@ def test_padding_order_and_float32_never_matter(name, seed, padding):
         torch.testing.assert_close(estimate(*(t[rows] for t in tensors)), clean[rows], rtol=1e-10, atol=1e-12)
     assert all(torch.equal(tensor, copy) for tensor, copy in zip(tensors, copies, strict=True))
     assert estimate(*(tensor[:0] for tensor in tensors)).shape == (0, 5)
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+@given(seed=seeds)
+@settings(max_examples=20, deadline=None)
+def test_tokens_of_an_environment_never_count(name, seed):
+    rewards, values, mask, groups, scores = batch(seed)
+    moved = [torch.zeros_like(t) for t in (rewards, values, mask)]
+    for row, positions in enumerate(mask):
+        for column, position in enumerate(positions.nonzero().flatten()):
+            for to, tensor in zip(moved, (rewards, values, mask), strict=True):
+                to[row, column] = tensor[row, position]
+    apart, together = (ESTIMATORS[name](*tensors, groups, scores) for tensors in ((rewards, values, mask), moved))
+    torch.testing.assert_close(apart[mask], together[moved[2]], rtol=1e-10, atol=1e-12)
+
+
+@given(seed=seeds)
+@settings(max_examples=60, deadline=None)
+def test_token_baseline_agrees_with_a_loop_over_tokens(seed):
+    rewards, values, mask, groups, _ = batch(seed)
+    expected = torch.zeros_like(rewards)
+    places = [row.nonzero().flatten().tolist() for row in mask]
+    for i, t in ((i, t) for i, own in enumerate(places) for t in range(len(own))):
+        sums = [0.0, 0.0, 0]
+        for j, own in enumerate(places):
+            if groups[i] == groups[j] and t < len(own):
+                weight = sum(float(values[j, k]) ** 2 for k in own[: t + 1])
+                sums[0] += weight * sum(float(rewards[j, k]) for k in own[t:])
+                sums[1] += weight
+                sums[2] += 1
+        baseline = sums[0] / (sums[1] + 1e-8) if sums[2] > 1 else 0.0
+        expected[i, places[i][t]] = sum(float(rewards[i, k]) for k in places[i][t:]) - baseline
+    actual = optimal_token_baseline_advantages(rewards, mask, groups, values.square())
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-12)
 
 
 A, B, GROUPS = torch.ones(2, 2), torch.ones(2, 3), torch.zeros(4, dtype=torch.int64)
@@ -162,8 +196,8 @@ def learning_from(estimate, rows):
     )
 
 
-def token_baseline(zero_tail, variances=VARIANCES):
-    return lambda *batch: optimal_token_baseline_advantages(*batch, variances, zero_tail)
+def token_baseline(variances=VARIANCES):
+    return lambda *batch: optimal_token_baseline_advantages(*batch, variances)
 
 
 gpg, baseline = (learning_from(f, None) for f in (gpg_advantages, reinforce_plus_plus_baseline_advantages))
@@ -202,10 +236,10 @@ gpg, baseline = (learning_from(f, None) for f in (gpg_advantages, reinforce_plus
         (rloo_advantages, ALONE, [[-3.0], [3.0], [3.0]]),
         (gpg, ALONE, [[-1.5], [3.0], [1.5]]),
         (opo_advantages, ALONE, [[-1.5], [3.0], [1.5]]),
-        (token_baseline(False, torch.ones(3, 1)), ALONE, [[-1.5], [3.0], [1.5]]),
+        (token_baseline(torch.ones(3, 1)), ALONE, [[-1.5], [3.0], [1.5]]),
         (baseline, ALONE, [[-2.5 / 5.25**0.5], [2 / 5.25**0.5], [0.5 / 5.25**0.5]]),
-        (token_baseline(False), TOKENS, [[3 / 4, 5 / 7, 0], [-1 / 4, -2 / 7, 0], [2, 0, 0]]),
-        (token_baseline(True), TOKENS, [[3 / 4, 5 / 7, 1], [-1 / 4, -2 / 7, 0], [2, 0, 0]]),
+        # The first response alone goes on to a third token, which keeps its return.
+        (token_baseline(), TOKENS, [[3 / 4, 5 / 7, 1], [-1 / 4, -2 / 7, 0], [2, 0, 0]]),
     ],
 )
 def test_literal_advantages_of_groups(estimate, batch, expected):

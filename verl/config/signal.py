@@ -175,8 +175,8 @@ class AlgorithmConfig(Group):
     (uses an additional greedy response to each prompt as the baseline), ``gae`` (PPO with the critic of the group
     ``critic``), ``gpg`` (centred, and scaled by the share of nonzero scores; arXiv 2504.02546), ``opo`` (centred at the
     length-weighted mean; arXiv 2505.23585), ``grpo_passk`` (rewards the best response by its lead over the second best;
-    arXiv 2503.19595), ``optimal_token_baseline`` (a minimum-variance baseline for each token) or
-    ``tir_optimal_token_baseline`` (the same, but without a baseline where only one response continues). Any other value
+    arXiv 2503.19595) or ``optimal_token_baseline`` (a minimum-variance baseline for the policy's first, second, ...
+    token; none where only one response continues), with the second name ``tir_optimal_token_baseline``. Any other value
     names a custom estimator, ``module:attribute`` or ``file.py:attribute`` (docs/extending.md), which has no critic and
     can require any number of responses per prompt."""
     adv_estimator_kwargs: dict[str, Any]

@@ -39,11 +39,8 @@ _WITHOUT_CRITIC: dict[str, Callable[..., Tensor]] = {
     "grpo_passk": lambda r, m, g, *, norm_by_std, **_: estimators.grpo_passk_advantages(r, m, g, norm_by_std),
     "gpg": lambda r, m, g, *, learned_mask, **_: estimators.gpg_advantages(r, m, g, learned_mask),
     "opo": lambda r, m, g, **_: estimators.opo_advantages(r, m, g),
-    "optimal_token_baseline": lambda r, m, g, *, variances, **_: estimators.optimal_token_baseline_advantages(
-        r, m, g, variances, zero_tail=False
-    ),
-    "tir_optimal_token_baseline": lambda r, m, g, *, variances, **_: estimators.optimal_token_baseline_advantages(
-        r, m, g, variances, zero_tail=True
+    "optimal_token_baseline": lambda r, m, g, *, variances, **_: (
+        estimators.optimal_token_baseline_advantages(r, m, g, variances)
     ),
     "rloo": lambda r, m, g, **_: estimators.rloo_advantages(r, m, g),
     "reinforce_plus_plus": lambda r, _, __, *, learned_mask, gamma, **___: estimators.reinforce_plus_plus_advantages(
@@ -54,6 +51,7 @@ _WITHOUT_CRITIC: dict[str, Callable[..., Tensor]] = {
     ),
     "remax": lambda r, m, _, *, greedy_scores, **__: estimators.remax_advantages(r, m, greedy_scores),
 }
+_WITHOUT_CRITIC["tir_optimal_token_baseline"] = _WITHOUT_CRITIC["optimal_token_baseline"]
 
 
 def _without_returns(name: str) -> Callable[..., tuple[Tensor, None]]:

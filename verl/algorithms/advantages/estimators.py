@@ -89,31 +89,31 @@ def gpg_advantages(token_rewards: Tensor, response_mask: Tensor, group_ids: Tens
 
 
 def optimal_token_baseline_advantages(
-    token_rewards: Tensor, response_mask: Tensor, group_ids: Tensor, variances: Tensor, zero_tail: bool
+    token_rewards: Tensor, response_mask: Tensor, group_ids: Tensor, variances: Tensor
 ) -> Tensor:
     """Subtract the group's minimum-variance baseline at each token position from the return at that position.
 
-    This is veRL's ``optimal_token_baseline``: A_it = G_it - b_t, where G_it is the undiscounted return from token t on
-    and b_t = (sum over i of W_it G_it) / (sum over i of W_it + 1e-8) over the group's responses that have a token t.
-    W_it is the sum of ``variances`` up to token t, a proxy for the squared gradient norm of the log-probability of the
-    response up to t. In a group of one, the baseline is 0. The mask must have no gaps.
+    This is veRL's ``tir_optimal_token_baseline``: A_it = G_it - b_t, where G_it is the undiscounted return from the
+    t-th token of the mask on and b_t = (sum over i of W_it G_it) / (sum over i of W_it + 1e-8) over the group's
+    responses that have a t-th token. W_it is the sum of ``variances`` up to that token, a proxy for the squared
+    gradient norm of the log-probability of the response up to it. Where only one response has a t-th token, b_t is 0.
+    Tokens outside the mask, such as an environment's, are not counted. Without gaps in the mask, this is also veRL's
+    ``optimal_token_baseline``, which compares columns.
 
-    Args:
-        variances: nonnegative variance of each token, ``[B, R]``; see :func:`token_variances`.
-        zero_tail: whether to use a baseline of 0 at positions that only one response of the group reaches, as in veRL's
-            ``tir_optimal_token_baseline``.
+    ``variances [B, R]`` are the nonnegative variances of the tokens; see :func:`token_variances`.
     """
     per_token = {"token_rewards": token_rewards, "response_mask": response_mask, "variances": variances}
     check_shapes(per_token, {"group_ids": group_ids})
     mask, groups = response_mask.bool(), group_responses(group_ids)
-    # Compute G_it and W_it.
-    returns = rewards_to_go(token_rewards, mask)
-    weights = torch.where(mask, torch.where(mask, variances.double(), 0.0).cumsum(1), 0.0)
+    # Compute G_it and W_it, with the t-th token of the mask in column t.
+    order = (~mask).byte().argsort(dim=1, stable=True)
+    returns = rewards_to_go(token_rewards, mask).gather(1, order)
+    present = mask.gather(1, order)
+    weights = torch.where(present, torch.where(mask, variances.double(), 0.0).gather(1, order).cumsum(1), 0.0)
     # Compute b_t for each group, [G, R].
     baselines = groups.sums(weights * returns) / (groups.sums(weights) + WEIGHT_EPS)
-    compared = groups.sums(mask) > 1 if zero_tail else (groups.counts > 1)[:, None]
-    relative = returns - torch.where(compared, baselines, 0.0)[groups.index]
-    return torch.where(mask, relative, 0.0).to(token_rewards.dtype)
+    relative = returns - torch.where(groups.sums(present) > 1, baselines, 0.0)[groups.index]
+    return torch.where(mask, torch.zeros_like(relative).scatter(1, order, relative), 0.0).to(token_rewards.dtype)
 
 
 def token_variances(logprobs: Tensor, sum_pi_squared: Tensor) -> Tensor:
