@@ -39,8 +39,8 @@ _WITHOUT_CRITIC: dict[str, Callable[..., Tensor]] = {
     "grpo_passk": lambda r, m, g, *, norm_by_std, **_: estimators.grpo_passk_advantages(r, m, g, norm_by_std),
     "gpg": lambda r, m, g, *, learned_mask, **_: estimators.gpg_advantages(r, m, g, learned_mask),
     "opo": lambda r, m, g, **_: estimators.opo_advantages(r, m, g),
-    "optimal_token_baseline": lambda r, m, g, *, variances, **_: (
-        estimators.optimal_token_baseline_advantages(r, m, g, variances)
+    "optimal_token_baseline": lambda r, m, g, *, variances, **_: estimators.optimal_token_baseline_advantages(
+        r, m, g, variances
     ),
     "rloo": lambda r, m, g, **_: estimators.rloo_advantages(r, m, g),
     "reinforce_plus_plus": lambda r, _, __, *, learned_mask, gamma, **___: estimators.reinforce_plus_plus_advantages(
