@@ -77,5 +77,7 @@ def test_aggregations_by_name():
     loss, mask = REWARDS[:3], MASK[:3]
     size = losses.StepSize(num_tokens=10, num_sequences=4, max_length=8)
     results = {name: float(reduce(loss, mask, size)) for name, reduce in losses.LOSS_AGGREGATIONS.items()}
-    expected = {"token-mean": 6 / 10, "seq-mean-token-mean": (0.5 + 1.5 + 2.0) / 4}
+    expected = {"token-mean": 6 / 10, "token-sum": 6.0, "seq-mean-token-mean": (0.5 + 1.5 + 2.0) / 4}
     assert results == expected | {"seq-mean-token-sum": 6 / 4, "seq-mean-token-sum-norm": 6 / 32}
+    divisors = {**dict.fromkeys(results, 4), "token-mean": 10, "token-sum": 1}
+    assert {name: size.divisor(name) for name in results} == divisors

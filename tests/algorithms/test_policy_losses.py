@@ -114,6 +114,15 @@ LITERALS = {
         {"pg_clipfrac": 0},
     ),
     "gpg": ({}, [[2.0, 1.0]], [[3.0, -1.0]], [[3 * math.log(2), -math.log(2)]], [[-3.0, 1.0]], {}),
+    # beta / 2 = 1; log-ratios log 2 and 0.
+    "dro": (
+        {"dro_beta": 2.0},
+        [[2.0, 1.0]],
+        [[3.0, -1.0]],
+        [[3 * math.log(2) + math.log(2) ** 2, -math.log(2)]],
+        [[-3.0 + 2 * math.log(2), 1.0]],
+        {},
+    ),
     # Temperatures 1 for the positive advantage and 2 for the others.
     "sapo": (
         {"tau_pos": 1.0, "tau_neg": 2.0},
@@ -194,6 +203,7 @@ def test_gspo_and_gmpo_match_the_sequence_objective(seed, clip_low, clip_high):
 
 UNCLIPPED = {
     "gpg": {},
+    "dro": {"dro_beta": 0.1},
     "sapo": {"tau_pos": 1.0, "tau_neg": 1.05},
     "kl_cov": {"kl_cov_ratio": 0.1, "ppo_kl_coef": 1.0},
     "value": {"clip_range": 0.5},
@@ -277,6 +287,7 @@ def test_metrics_add_over_micro_batches(name, seed):
     [
         *(("ppo_clip, dual", {"clip_ratio_c": c}, "clip_ratio_c") for c in (1.0, NAN, INF)),
         *(("sapo", {option: tau}, "must be above 0") for option, tau in (("tau_pos", 0.0), ("tau_neg", -1.0))),
+        *(("dro", {"dro_beta": beta}, "must be above 0") for beta in (0.0, NAN)),
         *(("value", {"clip_range": size}, "clip_range") for size in (0.0, -0.5, NAN)),
         *((name, {"clip_low": -0.1}, "clip_low=-0.1") for name in CLIPPED),
         *((name, {"clip_low": NAN if name == "gmpo" else 1.1}, "clip_low=") for name in CLIPPED),

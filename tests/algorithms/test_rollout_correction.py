@@ -156,6 +156,26 @@ def test_literal_weights(level, cap, expected, total, capped):
     assert metrics["num_tokens"].item() == 6
 
 
+@pytest.mark.parametrize(
+    ("level", "expected", "outside", "mean"),
+    [
+        ("token", [[0.0, 0.5, 0.0], [0.5, 0.5, 0.0], [1.5, 0.0, 0.0]], 2, 3 / 6),
+        ("sequence", [[2.0, 2.0, 0.0], [0.0, 0.0, 0.0], [1.5, 0.0, 0.0]], 3, 3.5 / 3),
+    ],
+)
+def test_weights_outside_a_band_are_zero(level, expected, outside, mean):
+    pair, mask = (f64(ENGINE_RATIOS).log(), torch.zeros(3, 3, dtype=torch.float64)), torch.tensor(ENGINE_MASK)
+    band = {"cap": 2.0 + 1e-9, "floor": 0.5 - 1e-9}
+    weights, metrics = rollout_weights(*pair, mask, level, **band)
+    torch.testing.assert_close(weights, f64(expected), rtol=1e-12, atol=0)
+    assert metrics["tis_capped"].item() == outside
+    assert mean_rollout_weight(*pair, mask, level, **band) == pytest.approx(mean)
+    figures, used = mismatch_metrics(*pair, mask, level, **band), weights[mask.bool()]
+    assert figures["rollout_is_eff_sample_size"] == pytest.approx(float(used.mean() ** 2 / used.square().mean()))
+    assert figures["rollout_is_ratio_fraction_low"] == pytest.approx(1 / 6 if level == "token" else 1 / 3)
+    assert mismatch_metrics(*pair, mask, level, 9e9, 8e9)["rollout_is_eff_sample_size"] == 0
+
+
 def test_gmpo_takes_the_geometric_mean_of_a_responses_weights():
     weights = f64([[2.0, 0.5, 0.0], [4.0, 2.0, 1.0], [0.0, 0.0, 0.0]])
     mask = torch.tensor([[1, 1, 0], [1, 1, 1], [0, 0, 0]])

@@ -36,7 +36,7 @@ ROW: dict[str, Any] = {
     "extra_info": {"index": 0},
 }
 CHAT = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]
-SOURCES = ("arithmetic", "gsm8k", "math", "open_answer", "multiple_choice", "deepseek_r1", "kk", "countdown")
+SOURCES = "arithmetic gsm8k math open_answer multiple_choice deepseek_r1 kk countdown searchR1_nq".split()
 
 
 def parquet(rows: list[dict[str, Any]], **options: Any) -> bytes:

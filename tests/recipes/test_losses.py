@@ -24,7 +24,7 @@ def test_aipo_gradient_has_the_capped_ratio_to_the_engine(experiment: str):
     policy, engine = torch.tensor([[0.8, 0.1]]).log().requires_grad_(), torch.tensor([[0.2, 0.4]]).log()
     advantages, mask = torch.tensor([[1.5, -2.0]]), torch.ones(1, 2)
     losses, _ = POLICY_LOSSES[actor.policy_loss](policy, engine, advantages, mask, **actor.loss_options)
-    weights, _ = rollout_weights(policy.detach(), engine, mask, correction.rollout_is, correction.rollout_is_threshold)
+    weights, _ = rollout_weights(policy.detach(), engine, mask, correction.rollout_is, **correction.weight_bounds)
     (losses * weights).sum().backward()
     torch.testing.assert_close(policy.grad, torch.tensor([[-3.0, 0.5]]))
     # AIPO's weights are those of the policy as it learns, LlamaRL's of the policy before the step.

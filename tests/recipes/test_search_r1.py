@@ -5,7 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from verl.recipes.search_r1 import Search, action_in, best, normal, rows
+from verl.recipes.search_r1 import Search, action_in, best, rows
+from verl.verifiers.search_r1 import squad
 
 DOCUMENTS = ["Ada lives in Bonn.", "Bonn is in Germany.", "Ada, Ada, Ada!"]
 
@@ -25,7 +26,7 @@ def test_action(text: str, expected: tuple[str, str]):
 
 
 def test_answers_are_compared_by_their_words():
-    assert normal(" The United  States, of America!") == "united states of america"
+    assert squad(" The United  States, of America!") == "united states of america"
 
 
 def test_bm25(monkeypatch: pytest.MonkeyPatch):

@@ -24,6 +24,7 @@ TRUTHS = {
         "Alice is a knave, Bob is a knave",
         "Alice is a knight, Bob is a knight",
     ],
+    "search_r1": ["5", "6", "Alice is a knight"],
     "countdown": ['{"target": 5, "numbers": [2, 3]}', '{"target": 6, "numbers": [2, 3]}'],
 }
 """Data source -> truths of which an answer can be only one."""

@@ -60,7 +60,7 @@ def reasons_of_wrong(pool: VerifierPool, source: str, responses: Mapping[str, st
 
 def wrapped(source: str, answer: str) -> str:
     """A response of the form that the verifier of ``source`` reads first."""
-    if source in ("deepseek_r1", "kk", "countdown"):
+    if source in ("deepseek_r1", "kk", "countdown", "search_r1"):
         return f"<think>so</think> <answer>{answer}</answer>"
     return rf"so \boxed{{{answer}}}"
 

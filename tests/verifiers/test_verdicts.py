@@ -35,7 +35,7 @@ def read_table() -> list[Row]:
 
 
 ROWS = read_table()
-VERIFIERS = ["arithmetic", "countdown", "deepseek_r1", "gsm8k", "kk", "math", "multiple_choice", "open_answer"]
+VERIFIERS = "arithmetic countdown deepseek_r1 gsm8k kk math multiple_choice open_answer search_r1".split()
 
 
 @pytest.mark.parametrize("verifier", VERIFIERS)
@@ -87,6 +87,7 @@ RIGHT = {
     "deepseek_r1": ("<answer>17</answer>", "17"),
     "kk": ("<answer>Alice is a knight</answer>", "(1) Alice is a knight"),
     "countdown": ("<answer>20 - 3</answer>", {"target": 17, "numbers": [3, 20]}),
+    "search_r1": ("<answer>the Beatles</answer>", {"target": ["Fab Four", "Beatles"]}),
 }
 """Verifier -> a right response, its ground truth."""
 

@@ -50,7 +50,12 @@ def rejection_mask(
 
 
 def mismatch_metrics(
-    old_logprobs: Tensor, rollout_logprobs: Tensor, response_mask: Tensor, level: str, cap: float
+    old_logprobs: Tensor,
+    rollout_logprobs: Tensor,
+    response_mask: Tensor,
+    level: str,
+    cap: float,
+    floor: float | None = None,
 ) -> dict[str, float]:
     """Compute metrics of the mismatch between the two policies and of the importance weights at ``level``.
 
@@ -58,12 +63,13 @@ def mismatch_metrics(
         response_mask: mask with at least one token in each row.
         level: ``token`` for the ratio of each token, or ``sequence`` for the ratio of the whole response.
         cap: bound on the weights, which are clamped to [1 / cap, cap] for the effective sample size.
+        floor: lower bound of a band in place of 1 / cap; the effective sample size has weights of 0 outside it.
 
     Returns:
         veRL's metrics. ``kl`` and ``k3_kl`` estimate KL(rollout || trainer) in nats per token, ``chi2_token`` and
         ``chi2_seq`` the chi-square divergence per token and per response. Metrics with ``ppl`` in their names are
         perplexities. ``rollout_is_*`` describe the importance weights: mean, extremes, fractions above ``cap`` and
-        below 1 / cap, and the effective sample size as a fraction of the batch.
+        below the lower bound, and the effective sample size as a fraction of the batch.
     """
     mask = response_mask.bool()
     # 1. Compute the log-ratios of tokens and of whole responses.
@@ -77,8 +83,10 @@ def mismatch_metrics(
     # 3. Compute the importance weights of all tokens, and the ratios at ``level``.
     weights = (tokens if level == "token" else whole[:, None].expand_as(tokens)).exp()[mask]
     ratios = weights if level == "token" else whole.exp()
-    low, high = sorted((1 / cap, cap))
+    low, high = sorted((1 / cap, cap)) if floor is None else (floor, cap)
     bounded = weights.clamp(low, high)
+    if floor is not None:
+        bounded = torch.where(bounded == weights, weights, 0.0)
     figures = {
         "kl": -log_ratio[mask].mean(),
         "k3_kl": (tokens.expm1() - tokens)[mask].mean(),
@@ -98,7 +106,7 @@ def mismatch_metrics(
         "rollout_is_min": weights.min(),
         "rollout_is_ratio_fraction_high": (ratios > high).double().mean(),
         "rollout_is_ratio_fraction_low": (ratios < low).double().mean(),
-        "rollout_is_eff_sample_size": bounded.mean().square() / bounded.square().mean(),
+        "rollout_is_eff_sample_size": bounded.mean().square() / bounded.square().mean().clamp(min=1e-300),
     }
     return {name: value.item() for name, value in figures.items()}
 
@@ -110,6 +118,7 @@ def rollout_weights(
     level: str,
     cap: float,
     sampled_mask: Tensor | None = None,
+    floor: float | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the weights min(exp(old - rollout), cap) of truncated importance sampling.
 
@@ -119,10 +128,11 @@ def rollout_weights(
         cap: maximum weight (the paper's C), finite and above 0.
         sampled_mask: mask ``[B, R]`` of all response tokens, used to compute the ratio of a response, or None to use
             ``response_mask``.
+        floor: if given, weights outside [``floor``, ``cap``] are 0 instead of at most ``cap`` (IcePop).
 
     Returns:
         Detached weights ``[B, R]``, 0 outside the mask, and metrics as sums over tokens: ``tis_weight``, ``tis_capped``
-        (tokens whose ratio exceeds the cap) and ``num_tokens``.
+        (tokens whose ratio is out of bounds) and ``num_tokens``.
     """
     mask = response_mask.bool()
     sampled = mask if sampled_mask is None else sampled_mask.bool()
@@ -131,10 +141,11 @@ def rollout_weights(
         log_ratio = log_ratio.sum(-1, keepdim=True).expand_as(log_ratio)
     # Clamp only from above, because a vanishing weight is correct.
     ratio = log_ratio.clamp(max=MAX_LOG_RATIO).exp()
-    weights = torch.where(mask, ratio.clamp(max=cap), 0.0)
+    outside = ratio > cap if floor is None else (ratio < floor) | (ratio > cap)
+    weights = torch.where(mask, ratio.clamp(max=cap) if floor is None else ratio.masked_fill(outside, 0.0), 0.0)
     metrics = {
         "tis_weight": weights.sum(),
-        "tis_capped": (mask & (ratio > cap)).sum().to(weights.dtype),
+        "tis_capped": (mask & outside).sum().to(weights.dtype),
         "num_tokens": mask.sum().to(weights.dtype),
     }
     return weights, metrics
@@ -156,13 +167,18 @@ def loss_weights(policy_loss: str, weights: Tensor, response_mask: Tensor) -> Te
 
 
 def mean_rollout_weight(
-    old_logprobs: Tensor, rollout_logprobs: Tensor, response_mask: Tensor, level: str, cap: float
+    old_logprobs: Tensor,
+    rollout_logprobs: Tensor,
+    response_mask: Tensor,
+    level: str,
+    cap: float,
+    floor: float | None = None,
 ) -> float:
     """Return the mean of :func:`rollout_weights` over tokens or responses, depending on ``level``; 1 if it is near 0.
 
     Policy losses are proportional to the advantages, so dividing the advantages by the mean normalizes the weights.
     """
-    weights, _ = rollout_weights(old_logprobs, rollout_logprobs, response_mask, level, cap)
+    weights, _ = rollout_weights(old_logprobs, rollout_logprobs, response_mask, level, cap, floor=floor)
     mask = response_mask.bool()
     if level == "sequence":
         weights, mask = weights.max(-1).values, mask.any(-1)

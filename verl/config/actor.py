@@ -29,6 +29,7 @@ LOSS_OPTIONS: dict[str, tuple[str, ...]] = {
     "cispo": ("clip_low", "clip_high"),
     "gmpo": ("clip_low", "clip_high"),
     "gpg": (),
+    "dro": ("dro_beta",),
     "sapo": ("tau_pos", "tau_neg"),
     "clip_cov": ("clip_low", "clip_high", "clip_cov_ratio", "clip_cov_lb", "clip_cov_ub"),
     "kl_cov": ("kl_cov_ratio", "ppo_kl_coef"),
@@ -38,7 +39,7 @@ LOSS_OPTIONS: dict[str, tuple[str, ...]] = {
 SEQUENCE_LOSSES = ("gspo", "gmpo", "sapo")
 """Policy losses that average first over the tokens of each response, then over responses."""
 
-LossAggMode = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
+LossAggMode = Literal["token-mean", "token-sum", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,8 @@ class ActorConfig(LearnerConfig):
     """``ppo_clip`` clips the probability ratio of each token, and ``gspo`` the ratio of the whole response. ``cispo``
     weights the log-probability of each token by the token's clipped ratio. ``gmpo`` takes the geometric mean of a
     response's ratios, with log-ratios clipped to [-``clip_ratio_low``, ``clip_ratio_high``]. ``gpg`` uses the
-    log-probability without a ratio, as in REINFORCE (arXiv 2504.02546). ``sapo`` smoothly reduces a token's gradient as
+    log-probability without a ratio, as in REINFORCE (arXiv 2504.02546), and ``dro`` adds the squared log-ratio
+    (``dro_beta``; arXiv 2405.19107). ``sapo`` smoothly reduces a token's gradient as
     its ratio moves away from 1 (``tau_pos``, ``tau_neg``; arXiv 2511.20347). ``clip_cov`` is ``ppo_clip`` without a few
     randomly chosen tokens whose advantage and log-probability have a large covariance; ``kl_cov`` does not clip, but
     adds a KL penalty to the tokens with the largest covariance (arXiv 2505.22617). Any other value names a custom
@@ -96,6 +98,8 @@ class ActorConfig(LearnerConfig):
     """Temperature of ``sapo``'s gradient decay for positive advantages, above 0; larger values decay faster."""
     tau_neg: PositiveFloat
     """Like ``tau_pos``, for zero and negative advantages."""
+    dro_beta: PositiveFloat | None
+    """Weight of half the squared log-ratio in ``dro``, above 0; required with that loss, and null with others."""
     clip_cov_ratio: Share
     """Share of a micro-batch's tokens that ``clip_cov`` excludes, in (0, 1]."""
     clip_cov_lb: float
@@ -108,11 +112,11 @@ class ActorConfig(LearnerConfig):
     """Weight of ``kl_cov``'s KL penalty, at least 0."""
     loss_agg_mode: LossAggMode | None
     """Aggregation of per-token losses, including the entropy and KL terms. ``token-mean`` averages over all response
-    tokens of the optimizer step. The other modes reduce each response to one value, then average over responses.
-    ``seq-mean-token-mean`` uses the mean, ``seq-mean-token-sum`` the sum, and ``seq-mean-token-sum-norm`` the sum
-    divided by ``data.max_response_length`` (Dr.GRPO). Null selects ``seq-mean-token-mean`` for ``gspo``, ``gmpo`` and
-    ``sapo``, and ``token-mean`` for the others. A custom policy loss with one value per response is always averaged
-    over responses."""
+    tokens of the optimizer step, and ``token-sum`` adds them up. The other modes reduce each response to one value,
+    then average over responses: ``seq-mean-token-mean`` uses the mean, ``seq-mean-token-sum`` the sum, and
+    ``seq-mean-token-sum-norm`` the sum divided by ``data.max_response_length`` (Dr.GRPO). Null selects
+    ``seq-mean-token-mean`` for ``gspo``, ``gmpo`` and ``sapo``, and ``token-mean`` for the others. A custom policy loss
+    with one value per response is always averaged over responses."""
     entropy_coeff: NotNegativeFloat
     """Weight of the entropy bonus in the loss, at least 0."""
     bypass_mode: bool
@@ -150,6 +154,7 @@ class ActorConfig(LearnerConfig):
         require(0 < low <= most, "clip_ratio_low", low, "must be in (0, 1]; with gmpo it may be greater")
         dual = self.clip_ratio_c is None or loss == "ppo_clip"
         self.require(dual, "clip_ratio_c", f"{loss} has no dual clip; set it to null")
+        self.require((self.dro_beta is not None) == (loss == "dro"), "dro_beta", "is used by dro, and by dro alone")
         below = f"must be below actor.clip_cov_ub={self.clip_cov_ub:g}"
         self.require(self.clip_cov_lb < self.clip_cov_ub, "clip_cov_lb", below)
 

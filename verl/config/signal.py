@@ -90,8 +90,9 @@ class RolloutCorrectionConfig(Group):
     rollout_is: Literal["token", "sequence"] | None
     """Truncated importance sampling: weight each token's loss by the ratio p_trainer / p_rollout of the token or of the
     whole response, or null to disable it."""
-    rollout_is_threshold: PositiveFloat
-    """Maximum importance weight of ``rollout_is``, above 0."""
+    rollout_is_threshold: Any
+    """Maximum importance weight of ``rollout_is``, above 0; or a band, ``"0.5_2.0"``, outside which weights are 0
+    (IcePop, arXiv 2510.18855), of tokens or of whole responses."""
     rollout_is_batch_normalize: bool
     """Divide the importance weights by their batch mean, over tokens or responses depending on ``rollout_is``."""
     rollout_rs: list[str] | None
@@ -107,8 +108,16 @@ class RolloutCorrectionConfig(Group):
     1e-4, or null to disable this rule, which the log calls ``seq_max_k1``."""
 
     def check(self) -> None:
-        # Reading the property raises an error if a value is out of range.
-        assert self.rejections is not None
+        # Reading the properties raises an error if a value is out of range.
+        assert self.rejections is not None and self.weight_bounds
+
+    @property
+    def weight_bounds(self) -> dict[str, Any]:
+        """Arguments ``cap`` and ``floor`` (None without a band) of functions that weight tokens."""
+        low, high = _bounds(str(self.rollout_is_threshold))
+        fix = "must be a number above 0 and up to 3.4e+38, as in float32, or a band such as 0.5_2.0"
+        self.require(0 < (high if low is None else low) <= high <= 3.4e38, "rollout_is_threshold", fix)
+        return {"cap": high, "floor": low}
 
     @property
     def rejections(self) -> list[Rejection]:
@@ -136,15 +145,19 @@ def _entries(values: list[Any] | None) -> list[str]:
     return [part.strip() for value in values or [] for part in str(value).split(",")]
 
 
+def _bounds(text: str) -> tuple[float | None, float]:
+    """Return the numbers in ``upper`` or ``lower_upper``, or two below 0 if they are not numbers."""
+    lower, _, upper = text.rpartition("_")
+    try:
+        return (float(lower) if lower else None), float(upper)
+    except ValueError:
+        return -1.0, -1.0
+
+
 def _rejection(field: str, rule: str, bound: str) -> Rejection:
-    lower, _, upper = bound.rpartition("_")
     ratio = rule.endswith("k1")
     fix = f"{rule} takes " + ("two ratios such as 0.5_2.0, or the upper one" if ratio else "one number in nats")
-    try:
-        high = float(upper)
-        low = float(lower) if lower else None
-    except ValueError:
-        low = high = -1.0
+    low, high = _bounds(bound)
     require(0 < high < float("inf"), field, bound, fix)
     if not ratio:
         require(low is None, field, bound, fix)

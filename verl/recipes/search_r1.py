@@ -17,6 +17,7 @@ from collections import Counter
 from typing import Any
 
 from verl.recipes.common import CITIES, NAMES, task_row, write_task
+from verl.verifiers.search_r1 import squad
 
 TOP = 3
 K1, B = 0.9, 0.4
@@ -34,7 +35,7 @@ class Search:
     def step(self, state: dict[str, Any], turn: Any) -> tuple[dict[str, Any], list[dict[str, str]], bool, float]:
         action, content = action_in(turn.text)
         if action == "answer":
-            return state, [], True, float(normal(content) in [normal(str(answer)) for answer in state["answers"]])
+            return state, [], True, float(squad(content) in [squad(str(answer)) for answer in state["answers"]])
         reply = "Write <search>your query</search> to search, or <answer>your answer</answer>."
         if action == "search":
             reply = f"<information>{' '.join(best(content, state['documents']))}</information>"
@@ -50,12 +51,6 @@ def action_in(text: str) -> tuple[str, str]:
         if opened and closed:
             actions.append((len(before), action, content.strip()))
     return min(actions)[1:] if actions else ("", "")
-
-
-def normal(answer: str) -> str:
-    """Normalize an answer for comparison."""
-    plain = "".join(letter for letter in answer.lower() if letter not in string.punctuation)
-    return " ".join(word for word in plain.split() if word not in ("a", "an", "the"))
 
 
 def best(query: str, documents: list[str]) -> list[str]:

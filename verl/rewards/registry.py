@@ -12,7 +12,7 @@ from verl.rewards import code
 from verl.rewards.custom import CUSTOM_KWARGS, custom_verdict, load_function
 from verl.rewards.score import with_score
 from verl.utils.sandbox import require_sandbox
-from verl.verifiers import countdown, ground_truths, knights_and_knaves
+from verl.verifiers import countdown, ground_truths, knights_and_knaves, search_r1
 from verl.verifiers.answers import after_thinking, extract_gsm8k
 from verl.verifiers.verdict import Verdict
 
@@ -32,6 +32,7 @@ FAMILIES: dict[str, tuple[str, Callable[[Any], list[Any]]]] = {
         lambda truth: [knights_and_knaves.read_truth(truth)],
     ),
     "countdown": ("countdown", lambda truth: [countdown.read_truth(truth)._asdict()]),
+    "search_r1": ("search_r1 searchR1_*", search_r1.read_truth),
     "code": ("code codecontests apps codeforces taco", lambda truth: [code.read_tests(truth)]),
 }
 """Data sources and ground-truth reader of each verifier module, which must define ``verify_<module>``."""

@@ -89,8 +89,7 @@ class Actor(Policy):
         with self.parameters.loaded():
             sums, state = self.learner.step(cuts, lambda rows: self._loss(batch[rows], size, scored))
         means = {name: total / num_tokens for name, total in sums.items()}
-        if self.config.loss_aggregation != "token-mean":
-            means["pg_loss"] = sums["pg_loss"] / num_sequences
+        means["pg_loss"] = sums["pg_loss"] / size.divisor(self.config.loss_aggregation)
         return {f"actor/{name}": value for name, value in (means | state).items()}
 
     def _loss(
@@ -128,7 +127,8 @@ class Actor(Policy):
         if level is not None:
             self.loss.check_per_token(per_token)
             pair = (logprobs.detach() if config.bypass_mode else old, micro.padded("rollout_logprobs"))
-            weights, sums = rollout_weights(*pair, mask, level, self.correction.rollout_is_threshold, micro.policy_mask)
+            bounds = self.correction.weight_bounds
+            weights, sums = rollout_weights(*pair, mask, level, **bounds, sampled_mask=micro.policy_mask)
             per_token, metrics = per_token * loss_weights(config.policy_loss, weights, mask), metrics | sums
         metrics.pop("num_tokens", None)
         aggregate = LOSS_AGGREGATIONS[config.loss_aggregation]
@@ -137,8 +137,7 @@ class Actor(Policy):
         per_response: Tensor | float = 0.0
         if per_token.dim() == 1:
             per_response = response_mean(per_token, mask, size.num_sequences)
-            divisor = size.num_tokens if config.loss_aggregation == "token-mean" else size.num_sequences
-            metrics["pg_loss"] = per_response * divisor
+            metrics["pg_loss"] = per_response * size.divisor(config.loss_aggregation)
             per_token = torch.zeros_like(logprobs)
         else:
             metrics["pg_loss"] = aggregate(per_token, mask, size._replace(num_tokens=1, num_sequences=1))

@@ -9,6 +9,7 @@ from verl.algorithms.losses.custom import LossInputs, LossNeeds, StepSize, polic
 from verl.algorithms.losses.per_token import (
     cispo_loss,
     clip_cov_loss,
+    dro_loss,
     gmpo_loss,
     gpg_loss,
     gspo_loss,
@@ -26,6 +27,7 @@ POLICY_LOSSES: dict[str, PolicyLoss] = {
     "cispo": cispo_loss,
     "gmpo": gmpo_loss,
     "gpg": gpg_loss,
+    "dro": dro_loss,
     "sapo": sapo_loss,
     "clip_cov": clip_cov_loss,
     "kl_cov": kl_cov_loss,
@@ -37,6 +39,7 @@ The options, such as ``clip_low``, come from ``ActorConfig.loss_options``.
 
 LOSS_AGGREGATIONS: dict[str, Callable[[Tensor, Tensor, StepSize], Tensor]] = {
     "token-mean": lambda loss, mask, size: token_mean(loss, mask, size.num_tokens),
+    "token-sum": lambda loss, mask, size: token_mean(loss, mask, 1),
     "seq-mean-token-mean": lambda loss, mask, size: sequence_mean(loss, mask, size.num_sequences),
     "seq-mean-token-sum": lambda loss, mask, size: sequence_sum(loss, mask, size.num_sequences),
     "seq-mean-token-sum-norm": lambda loss, mask, size: sequence_sum(loss, mask, size.num_sequences, size.max_length),

@@ -36,6 +36,10 @@ class StepSize(NamedTuple):
     max_length: int
     """Maximum allowed response length in tokens."""
 
+    def divisor(self, aggregation: str) -> int:
+        """Return what ``actor.loss_agg_mode=aggregation`` divides sums of losses by."""
+        return {"token-mean": self.num_tokens, "token-sum": 1}.get(aggregation, self.num_sequences)
+
 
 Prepare = Callable[..., Mapping[str, Tensor]]
 """f(LossInputs, **policy_loss_kwargs) -> additional columns by name, float or integer, [B] or [B, R].

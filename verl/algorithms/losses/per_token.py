@@ -127,6 +127,20 @@ def gpg_loss(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, respons
     return -advantages * torch.where(mask, logprobs, 0.0), _token_sums(log_ratio, mask)
 
 
+def dro_loss(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, response_mask: Tensor, dro_beta: float
+) -> Losses:
+    """Compute direct reward optimisation (DRO, arXiv 2405.19107) as in veRL: -A logprobs + dro_beta / 2 (log r)^2.
+
+    The square keeps the policy near the one that sampled, in place of a clip. ``dro_beta`` is its weight, above 0.
+    """
+    if not dro_beta > 0:
+        raise ValueError(f"dro_beta={dro_beta}: must be above 0")
+    mask, log_ratio, advantages = _masked_tokens(logprobs, old_logprobs, advantages, response_mask)
+    losses = 0.5 * dro_beta * log_ratio.square() - advantages * torch.where(mask, logprobs, 0.0)
+    return losses, _token_sums(log_ratio, mask)
+
+
 def sapo_loss(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, response_mask: Tensor, tau_pos: float, tau_neg: float
 ) -> Losses:

@@ -166,7 +166,7 @@ def learning_metrics(
     return metrics
 
 
-def policy_metrics(batch: Batch, rollout_is: str | None, threshold: float) -> dict[str, float]:
+def policy_metrics(batch: Batch, rollout_is: str | None, cap: float, floor: float | None = None) -> dict[str, float]:
     """Return the mismatch between engine and policy and the policy's mean entropy, all in nats.
 
     ``rollout/logprob_abs_diff`` is the mean absolute difference between their log-probabilities and
@@ -174,7 +174,7 @@ def policy_metrics(batch: Batch, rollout_is: str | None, threshold: float) -> di
 
     Args:
         batch: Batch with the ``logprobs`` and ``entropy`` of the policy that sampled it.
-        rollout_is, threshold: Options from ``algorithm.rollout_correction``.
+        rollout_is, cap, floor: Options from ``algorithm.rollout_correction``.
     """
     pair, mask = (batch.padded("logprobs"), batch.padded("rollout_logprobs")), batch.policy_mask
     level = rollout_is or "token"
@@ -182,12 +182,12 @@ def policy_metrics(batch: Batch, rollout_is: str | None, threshold: float) -> di
     return {
         "rollout/logprob_abs_diff": difference.mean().item(),
         "rollout/logprob_abs_diff_max": difference.max().item(),
-        **with_prefix("rollout_corr", mismatch_metrics(*pair, mask, level, threshold)),
+        **with_prefix("rollout_corr", mismatch_metrics(*pair, mask, level, cap, floor)),
         "actor/entropy": batch.entropy[batch.by_policy].double().mean().item(),
     }
 
 
-def lag_metrics(batch: Batch, step: int, threshold: float) -> dict[str, float]:
+def lag_metrics(batch: Batch, step: int, cap: float, floor: float | None = None) -> dict[str, float]:
     """Return staleness metrics, ``async/lag/{mean,max}`` and ``async/lag_<k>/...``.
 
     The lag of a token is the number of updates between the weights that sampled it and the weights that learn from it.
@@ -202,7 +202,7 @@ def lag_metrics(batch: Batch, step: int, threshold: float) -> dict[str, float]:
     for lag in sampled.unique().tolist():
         tokens, responses = (lags == lag) & batch.by_policy, oldest == lag
         pair = (batch.logprobs[tokens][None], batch.rollout_logprobs[tokens][None])
-        mismatch = mismatch_metrics(*pair, torch.ones_like(pair[0]), "token", threshold)
+        mismatch = mismatch_metrics(*pair, torch.ones_like(pair[0]), "token", cap, floor)
         by_lag = {
             "tokens": tokens[batch.by_policy].double().mean().item(),
             "kl": mismatch["k3_kl"],

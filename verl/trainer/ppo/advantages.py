@@ -186,7 +186,7 @@ class AdvantageEstimation:
         if config.rollout_is is None:
             return variances
         pair = (logprobs, batch.padded("rollout_logprobs"))
-        weights, _ = rollout_weights(*pair, batch.policy_mask.long(), config.rollout_is, config.rollout_is_threshold)
+        weights, _ = rollout_weights(*pair, batch.policy_mask.long(), config.rollout_is, **config.weight_bounds)
         return variances * weights.square()
 
     def _penalise(self, token_rewards: Tensor, batch: Batch) -> tuple[Tensor, dict[str, float]]:

@@ -297,9 +297,9 @@ class RayPPOTrainer(Trainer):
         correction, fresh = self.config.algorithm.rollout_correction, batch.step == self.step
         if "logprobs" in batch and fresh.any():
             current = batch if fresh.all() else batch[fresh]
-            self.metrics |= policy_metrics(current, correction.rollout_is, correction.rollout_is_threshold)
+            self.metrics |= policy_metrics(current, correction.rollout_is, **correction.weight_bounds)
             if "version" in batch:
-                self.metrics |= lag_metrics(current, self.step, correction.rollout_is_threshold)
+                self.metrics |= lag_metrics(current, self.step, **correction.weight_bounds)
 
     def _update_baselines(self, sampled: SampledStep, batch: Batch) -> None:
         """Update the baselines of rank metrics and of scores; the latter include dropped responses."""

@@ -65,7 +65,7 @@ class Updates:
         columns = batch.columns(*ACTOR_COLUMNS, *weights, *self.loss.needs.batch_columns)
         if rules.rollout_is_batch_normalize and rules.rollout_is is not None:
             pair = (batch.padded("logprobs"), batch.padded("rollout_logprobs"))
-            mean = mean_rollout_weight(*pair, batch.policy_mask.long(), rules.rollout_is, rules.rollout_is_threshold)
+            mean = mean_rollout_weight(*pair, batch.policy_mask.long(), rules.rollout_is, **rules.weight_bounds)
             metrics["rollout_corr/rollout_is_batch_norm_factor"] = mean
             columns.fill(advantages=batch.advantages / mean)
         max_length = self.config.data.max_response_length

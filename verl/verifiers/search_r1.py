@@ -1,0 +1,47 @@
+"""Verifier for short answers in ``<answer>`` tags, compared as SQuAD does, as in Search-R1 and in veRL."""
+
+import re
+import string
+from collections.abc import Mapping
+from typing import Any
+
+from verl.verifiers.ground_truths import any_of_words
+from verl.verifiers.verdict import Verdict, decide
+
+MAX_TAGS = 10
+"""Maximum number of opening or closing tags; veRL gives a quarter of the score for a right answer among more."""
+MAX_CHARS = 2000
+"""Maximum length of an answer; longer ones count as wrong."""
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def verify_search_r1(
+    solution: str, ground_truth: str, extra_info: Mapping[str, Any] | None = None, quick: bool = False
+) -> Verdict | None:
+    """Verify the content of the last ``<answer>`` without algebra. ``extra_info`` and ``quick`` are unused.
+
+    It is right if it equals the ground truth, ignoring case, punctuation, articles and extra spaces. ``boxed`` is true
+    if there is an answer in tags.
+    """
+    *closed, _ = solution.split("</answer>")
+    answers = [content for _, opened, content in (part.partition("<answer>") for part in closed) if opened]
+    answer = (answers[-1].strip() or None) if answers else None
+    few = max(len(closed), solution.count("<answer>")) <= MAX_TAGS
+    equal = few and answer is not None and len(answer) <= MAX_CHARS and squad(answer) == squad(ground_truth)
+    return decide(answer, answer is not None, equal)
+
+
+def squad(answer: str) -> str:
+    """Normalise an answer as in the evaluation of SQuAD (arXiv 1606.05250)."""
+    return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_NO_PUNCTUATION)).split())
+
+
+def read_truth(truth: Any) -> list[str]:
+    """Return the accepted answers in ``{"target": ...}``, or in a text or a list. Raises ``ValueError`` for others."""
+    if isinstance(truth, Mapping):
+        if "target" not in truth:
+            raise ValueError(f"{truth!r:.200} has no target; give the accepted answers there")
+        truth = truth["target"]
+    return any_of_words(truth)
