@@ -1,16 +1,24 @@
+import copy
+import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from tiny_tokenizer import make_tiny_tokenizer
+from transformers import AutoTokenizer
 
 from tests.kit import jsonl
 from tests.tables import refusals
 from verl.config import SFTDataConfig
 from verl.data.conversations import ConversationDataset, conversation_batch, conversation_loader, tokenize_conversation
 from verl.data.records import SFT_SCHEMA, write_parquet
-from verl.data.templates import render_chat
+from verl.data.templates import render_chat, render_record
 
 TOKENIZER = make_tiny_tokenizer()
+TOOL_MODEL = Path(__file__).resolve().parents[2] / "data" / "tiny_tool_model"
 # Ids: <|im_end|> 2, <|user|> 4, <|assistant|> 5, "1" 22, "2" 23, "3" 24, "4" 25.
 ONE_TURN = [4, 22, 2, 5, 23, 2]
 
@@ -117,7 +125,115 @@ def test_turns_beyond_the_length_are_not_rendered(tmp_path: Path, monkeypatch: p
         "verl.data.conversations.render_chat",
         lambda turns, *args, **options: renders.append(len(turns)) or render_chat(turns, *args, **options),
     )
+    monkeypatch.setattr(
+        "verl.data.conversations.render_record",
+        lambda turns, *args, **options: renders.append(len(turns)) or render_record(turns, *args, **options),
+    )
     path = write_chats(tmp_path / "a.parquet", [chat(*"12" * 1000)])
     ids, mask = ConversationDataset([path], TOKENIZER, data_config(12, "right"))[0]
     assert (ids, mask) == (ONE_TURN * 2, [0, 0, 0, 0, 1, 1] * 2)
     assert renders == [2000, 1, 2, 3, 4, 5]
+
+
+CALLING = (
+    "{% if tools %}<|system|>{{ tools | tojson }}<|im_end|>{% endif %}{% for m in messages %}<|{{ m.role }}|>"
+    "{% if m.content %}{{ m.content }}{% endif %}{% for call in m.tool_calls or [] %}<tool_call>"
+    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}</tool_call>{% endfor %}'
+    "<|im_end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+"""A chat template in the form of Hermes' and Qwen2.5's."""
+
+
+def tool(name: str, **properties: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": properties}}}
+
+
+def call(name: str, **arguments: object) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+NUMBER = {"type": "number"}
+WITH_TOOLS = [
+    {
+        "messages": [
+            {"role": "user", "content": "1"},
+            {"role": "assistant", "content": None, "tool_calls": [call("add", a=1, b=2), call("at", where={"x": 3})]},
+            {"role": "tool", "content": "3"},
+            {"role": "assistant", "content": "3"},
+        ],
+        "tools": [tool("add", a=NUMBER, b=NUMBER), tool("at", where={"type": "object", "properties": {"x": NUMBER}})],
+    },
+    {
+        "messages": [
+            {"role": "user", "content": "2"},
+            {"role": "assistant", "content": "", "tool_calls": [call("all", of=[{"a": 1}, {"c": [{"d": 2}, {}]}])]},
+        ],
+        "tools": [tool("all", of={"type": "array", "items": NUMBER})],
+    },
+    {"messages": chat("1", "2"), "tools": None},
+]
+
+
+def calling_tokenizer() -> Any:
+    tokenizer = AutoTokenizer.from_pretrained(TOOL_MODEL)
+    tokenizer.chat_template = CALLING
+    return tokenizer
+
+
+def with_text_arguments(row: dict[str, Any]) -> dict[str, Any]:
+    row = copy.deepcopy(row)
+    for made in (made for message in row["messages"] for made in message.get("tool_calls", [])):
+        made["function"]["arguments"] = json.dumps(made["function"]["arguments"])
+    return row | {"tools": json.dumps(row["tools"])}
+
+
+def with_parts(row: dict[str, Any]) -> dict[str, Any]:
+    parts = [
+        message | {"content": [{"type": "text", "text": part} for part in message["content"] or ""]}
+        for message in row["messages"]
+    ]
+    return row | {"messages": parts}
+
+
+@pytest.mark.parametrize("form", ["jsonl", "json", "parquet"])
+@pytest.mark.parametrize("change", [dict, with_text_arguments, with_parts])
+def test_tool_records_are_those_of_the_template(tmp_path: Path, form: str, change: Callable[..., dict[str, Any]]):
+    path, rows = tmp_path / f"a.{form}", [change(row) for row in WITH_TOOLS]
+    if form == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        path.write_text(json.dumps(rows) if form == "json" else "\n".join(map(json.dumps, rows)))
+    tokenizer = calling_tokenizer()
+    dataset = ConversationDataset([str(path)], tokenizer, data_config(max_length=9999))
+    for (ids, mask), row in zip(dataset, WITH_TOOLS, strict=True):
+        expected = tokenizer.apply_chat_template(row["messages"], tools=row["tools"], return_dict=False)
+        assert tokenizer.decode(ids) == tokenizer.decode(expected) and ids == expected
+        learned = tokenizer.decode([token for token, counts in zip(ids, mask, strict=True) if counts])
+        assert learned.count("<tool_call>") == sum(len(m.get("tool_calls", ())) for m in row["messages"])
+        assert "<|system|>" not in learned and learned.endswith("<|im_end|>")
+
+
+def test_null_argument_of_a_json_file_is_kept(tmp_path: Path):
+    messages = [{"role": "user", "content": "1"}, {"role": "assistant", "tool_calls": [call("add", a=None)]}]
+    tokenizer = calling_tokenizer()
+    path = jsonl(tmp_path / "a.jsonl", {"messages": messages, "tools": [tool("add")]})
+    ((ids, _),) = ConversationDataset([path], tokenizer, data_config(max_length=9999))
+    assert '"arguments": {"a": null}' in tokenizer.decode(ids)
+
+
+def test_template_that_takes_arguments_as_text():
+    tokenizer = calling_tokenizer()
+    tokenizer.chat_template = CALLING.replace("call.function.arguments | tojson", "'' + call.function.arguments")
+    ids, _ = tokenize_conversation(WITH_TOOLS[0]["messages"], tokenizer, "here", tools=WITH_TOOLS[0]["tools"])
+    assert '"arguments": {"a": 1, "b": 2}' in tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize(
+    ("what", "held", "other"),
+    [("tools", "{% if tools %}", "{% if false %}"), ("tool_calls", "in m.tool_calls or []", "in []")],
+)
+def test_template_that_leaves_out_tools_is_refused(what: str, held: str, other: str, refused):
+    tokenizer = calling_tokenizer()
+    tokenizer.chat_template = CALLING.replace(held, other)
+    with refused(f"here: the tokenizer's chat template leaves out {what}; use a model with a template for them"):
+        tokenize_conversation(WITH_TOOLS[0]["messages"], tokenizer, "here", tools=WITH_TOOLS[0]["tools"])

@@ -135,6 +135,34 @@ def test_chat_is_rendered_by_the_tokenizer(tmp_path: Path, refused):
         PromptDataset([path], strict, config_of())
 
 
+def test_prompts_read_the_tools_of_their_records(tmp_path: Path, refused):
+    tokenizer = make_tiny_tokenizer()
+    tokenizer.chat_template = (
+        "{% for tool in tools or [] %}{{ tool.name }}={{ tool.of | tojson }};{% endfor %}{% for m in messages %}"
+        "{{ m.role }}:{{ m.content or '' }}{% for c in m.tool_calls or [] %}{{ c.arguments | tojson }}{% endfor %};"
+        "{% endfor %}"
+    )
+    earlier = [
+        *user("1?"),
+        {"role": "assistant", "content": None, "tool_calls": [{"name": "f", "arguments": {"a": 1}}]},
+    ]
+    first = row([*earlier, {"role": "tool", "content": "2"}], tools=[{"name": "f", "of": {"a": "int"}}])
+    other = row(user("3?"), tools=[{"name": "g", "of": {"b": "int"}}])
+    path = parquet(tmp_path / "a.parquet", first, other, row(user("5?")))
+    given = config_of(apply_chat_template_kwargs={"tools": [{"name": "h", "of": {}}]})
+    records = PromptDataset([path], tokenizer, given).records
+    assert [tokenizer.decode(record.input_ids) for record in records] == [
+        'f={"a": "int"};user:1?;assistant:{"a": 1};tool:2;',
+        'g={"b": "int"};user:3?;',
+        "h={};user:5?;",
+    ]
+    assert [list(record.tools) for record in records] == [first["tools"], other["tools"], []]
+    with refused("TMP/a.jsonl, row 0: prompt: data.template='abel' takes one user message, not tools; set data.te..."):
+        PromptDataset([jsonl(tmp_path / "a.jsonl", other)], CHAT, config_of(template="abel"))
+    with refused("TMP/a.jsonl, row 0: prompt: the tokenizer's chat template leaves out tools; use a model ..."):
+        PromptDataset([jsonl(tmp_path / "a.jsonl", other)], CHAT, config_of())
+
+
 def test_failing_chat_template_is_one_line(tmp_path: Path, refused):
     tokenizer = make_tiny_tokenizer()
     tokenizer.chat_template = "{{ messages[0].content + extra }}"

@@ -82,7 +82,7 @@ def read_prompt_file(path: str, config: AnalysisConfig) -> tuple[str, list[Probl
     Raises:
         ConfigError: The file cannot be read, or a prompt is not a single user turn or has no verifier.
     """
-    rows = read_rows(path, ["data_source", "prompt", "reward_model"])[: config.data.limit]
+    rows = read_rows(path, ["data_source", "prompt", "reward_model"], chats=["prompt"])[: config.data.limit]
     problems = []
     for index, row in enumerate(rows):
         where = f"{path}, row {index}"

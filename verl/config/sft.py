@@ -17,7 +17,8 @@ class SFTDataConfig(Group):
     val_files: list[str]
     """Validation conversations, in the same format as ``train_files``; an empty list disables validation."""
     messages_key: str
-    """Column of the chat messages, a list of ``{"role", "content"}``; the model learns only the assistant turns."""
+    """Column of the chat messages, a list of ``{"role", "content"}``; the model learns only the assistant turns. Tool
+    calls, and the column ``tools``, are read too (docs/data.md)."""
     train_batch_size: PositiveInt
     """Number of conversations per optimizer step over all workers."""
     micro_batch_size_per_gpu: PositiveInt

@@ -1,7 +1,7 @@
 """Tokenized conversations for supervised fine-tuning, with loss masks for the assistant's turns."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,9 +13,9 @@ from verl.batch import Batch
 from verl.config.errors import ConfigError
 from verl.config.sft import SFTDataConfig
 from verl.data.files import read_rows
-from verl.data.records import read_chat
+from verl.data.records import read_chat, read_tools
 from verl.data.samplers import ResumableRandomSampler, batch_loader
-from verl.data.templates import render_chat
+from verl.data.templates import render_chat, render_record
 
 Conversation = tuple[list[int], list[int]]
 """Token ids, and a loss mask that is 1 on tokens to learn."""
@@ -32,13 +32,14 @@ class ConversationDataset(Dataset[Conversation]):
     def __init__(self, files: Sequence[str], tokenizer: PreTrainedTokenizerBase, config: SFTDataConfig) -> None:
         self.conversations: list[Conversation] = []
         for path in files:
-            for row_number, row in enumerate(read_rows(path, [config.messages_key], "data.messages_key")):
+            key = config.messages_key
+            for row_number, row in enumerate(read_rows(path, [key], "data.messages_key", [key, "tools"])):
                 where = f"{path}, row {row_number}"
-                key = config.messages_key
                 messages = read_chat(row[key], where, key, "data.messages_key", "conversation")
                 if messages[0]["role"] == "assistant":
                     raise ConfigError(f"{where}: {key}: begins with the assistant; begin with what it answers")
-                ids, mask = tokenize_conversation(messages, tokenizer, f"{where}: {key}", config.max_length)
+                tools = read_tools(row, where)
+                ids, mask = tokenize_conversation(messages, tokenizer, f"{where}: {key}", config.max_length, tools)
                 if len(ids) > config.max_length and config.truncation == "error":
                     raise ConfigError(
                         f"data.max_length={config.max_length}: the conversation in {where} has {len(ids)} tokens; "
@@ -61,7 +62,11 @@ class ConversationDataset(Dataset[Conversation]):
 
 
 def tokenize_conversation(
-    messages: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, where: str, max_length: int = sys.maxsize
+    messages: list[dict[str, Any]],
+    tokenizer: PreTrainedTokenizerBase,
+    where: str,
+    max_length: int = sys.maxsize,
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> Conversation:
     """Return the conversation's token ids, and a mask of the assistant's turns including their end-of-turn tokens.
 
@@ -71,7 +76,9 @@ def tokenize_conversation(
 
     def render(turns: list[dict[str, Any]], generation_prompt: bool) -> list[int]:
         try:
-            return render_chat(turns, tokenizer, generation_prompt=generation_prompt)
+            if turns is messages:
+                return render_record(turns, tokenizer, tools, {}, generation_prompt)
+            return render_chat(turns, tokenizer, {"tools": tools} if tools else None, generation_prompt)
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from error
 

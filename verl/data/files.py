@@ -15,6 +15,7 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from verl.config.data import FILE_SUFFIXES, HubSet, hub_set
 from verl.config.errors import ConfigError
+from verl.data.records import without_nulls
 from verl.utils.process import memory_limit
 
 Row = dict[str, Any]
@@ -30,12 +31,13 @@ ROWS_AT_A_TIME = 4096
 _FIX = "correct or remove it"
 
 
-def read_rows(name: str, columns: Sequence[str] = (), field: str = "") -> list[Row]:
+def read_rows(name: str, columns: Sequence[str] = (), field: str = "", chats: Sequence[str] = ()) -> list[Row]:
     """Return the rows of a parquet, jsonl or json file, or of a hub dataset (:func:`hub_set`).
 
     Args:
         columns: names of columns that every row must have.
         field: options that set the column names, for error messages.
+        chats: names of columns in which a null of a parquet file or a hub dataset is a key that the record lacks.
 
     Raises:
         ConfigError: if the file or dataset does not exist or cannot be read, or a row lacks one of ``columns``.
@@ -53,6 +55,8 @@ def read_rows(name: str, columns: Sequence[str] = (), field: str = "") -> list[R
             where = f"{name}, row {number}" if number else name
             hint = f"; set {field} if they have other names there" if field else ""
             raise ConfigError(f"{where}: lacks the columns {missing}; it has {list(row)}{hint}")
+    if path.suffix not in (".jsonl", ".json"):
+        rows = [row | {name: without_nulls(row[name]) for name in chats if name in row} for row in rows]
     return rows
 
 

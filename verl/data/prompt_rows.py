@@ -1,6 +1,5 @@
 """Converts rows in veRL's layout to tokenized prompts."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,13 +8,13 @@ from transformers import PreTrainedTokenizerBase
 
 from verl.config.data import DataConfig
 from verl.config.errors import ConfigError
-from verl.data.records import read_chat
+from verl.data.records import parse_json, read_chat, read_tools
 from verl.data.templates import (
     check_template,
     find_template,
     opens_thought,
-    render_chat,
     render_prompt,
+    render_record,
     template_marker,
 )
 from verl.rewards.registry import check_ground_truth
@@ -44,11 +43,13 @@ class PromptRecord:
     """The chat in the file; a plain text becomes one user message."""
     opens_thought: bool
     """Whether the prompt ends with ``<think>``."""
+    tools: Sequence[Mapping[str, Any]] = ()
+    """Tools that the file describes to the chat template, in place of the run's."""
 
     @property
     def asks_for_hashes(self) -> bool:
         """Whether the prompt asks for the answer after ``####``, as in GSM8K's solutions, rather than in a box."""
-        text = "\n".join(str(message["content"]) for message in self.messages)
+        text = "\n".join(message["content"] or "" for message in self.messages)
         return "####" in text and "boxed" not in text
 
 
@@ -87,7 +88,8 @@ class PromptReader:
         self.num_read += 1
         check_verifiable(row, where, config.reward_fn_key)
         messages = read_messages(row, where, config.prompt_key, with_tools="tools" in config.apply_chat_template_kwargs)
-        ids = self._render(messages, where)
+        tools = read_tools(row, where)
+        ids = self._render(messages, tools, where)
         if len(ids) > config.max_prompt_length:
             self._too_long.append(len(ids))
             self._noted["left_out" if config.filters else "cut"].append(where)
@@ -107,19 +109,20 @@ class PromptReader:
                 extra_info=read_extra_info(row.get("extra_info")),
                 messages=messages,
                 opens_thought=opens_thought(ids, self.tokenizer),
+                tools=tools,
             )
         )
 
-    def _render(self, messages: list[dict[str, Any]], where: str) -> list[int]:
+    def _render(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], where: str) -> list[int]:
         config = self.config
-        text = "\n".join(str(message["content"]) for message in messages)
+        text = "\n".join(message["content"] or "" for message in messages)
         marker, instruction = template_marker(text), find_template(config.template).instruction
         if config.template != "raw" and marker is not None:
             self._noted["marked"].append(f"{where} has {marker!r}")
         if instruction and instruction in text:
             self._noted["instructed"].append(where)
         try:
-            return render(messages, config, self.tokenizer)
+            return render(messages, config, self.tokenizer, tools)
         except ConfigError as error:
             raise ConfigError(f"{where}: {config.prompt_key}: {error}") from error
 
@@ -145,13 +148,18 @@ class PromptReader:
         ]
 
 
-def render(messages: list[dict[str, Any]], config: DataConfig, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def render(
+    messages: list[dict[str, Any]],
+    config: DataConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    tools: Sequence[Mapping[str, Any]] = (),
+) -> list[int]:
     """Return the tokens of a chat in ``data.template``. Raises ``ConfigError`` if the template rejects the messages."""
-    name, arguments = config.template, config.apply_chat_template_kwargs
+    name, arguments = config.template, dict(config.apply_chat_template_kwargs)
     if name == "chat":
-        return render_chat(messages, tokenizer, arguments)
-    if [message["role"] for message in messages] != ["user"]:
-        roles = ", ".join(message["role"] for message in messages)
+        return render_record(messages, tokenizer, tools, arguments)
+    if tools or [message["role"] for message in messages] != ["user"]:
+        roles = "tools" if tools else ", ".join(message["role"] for message in messages)
         raise ConfigError(f"data.template={name!r} takes one user message, not {roles}; set data.template=chat")
     return render_prompt(name, messages[0]["content"], tokenizer, chat_arguments=arguments)
 
@@ -205,16 +213,6 @@ def as_mapping(value: Any) -> Mapping[str, Any]:
     """Return ``value`` if it is a mapping, the parsed mapping if it is JSON text, or else an empty mapping."""
     value = parse_json(value)
     return value if isinstance(value, dict) else {}
-
-
-def parse_json(value: Any) -> Any:
-    """Parse JSON text, returning None if it is invalid. Return other values unchanged."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
-        return None
 
 
 def read_extra_info(value: Any) -> Mapping[str, Any]:

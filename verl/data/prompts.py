@@ -65,7 +65,7 @@ def _read_sources(files: Sequence[str], config: DataConfig) -> list[tuple[str, S
     path, name = config.custom_cls.path, config.custom_cls.name
     if path is None or name is None:
         keys = "data.prompt_key or data.reward_fn_key"
-        return [(file, read_rows(file, columns, keys)) for file in files]
+        return [(file, read_rows(file, columns, keys, [config.prompt_key, "tools"])) for file in files]
     where = f"data.custom_cls.name={name!r}"
     user_class = load_class(path, name, "data.custom_cls.path", "data.custom_cls.name")
     with user_code(f"{where}: {name}(files, config)"):

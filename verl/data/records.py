@@ -1,5 +1,6 @@
 """Record schemas for prompts (veRL's layout) and for supervised fine-tuning conversations."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -77,25 +78,76 @@ def write_parquet(path: Path, records: Sequence[Mapping[str, Any]], schema: pa.S
 
 
 def read_chat(value: Any, where: str, key: str, option: str, what: str = "prompt") -> list[dict[str, Any]]:
-    """Check that ``value`` of the column ``key`` is a list of messages, and return it; error messages call it ``what``.
+    """Check that ``value`` of the column ``key`` is a list of messages; error messages call it ``what``.
+
+    Returns:
+        The messages as chat templates expect them: without fields that are null, with the text of a content's parts,
+        and with the arguments of tool calls as objects. Only content beside tool calls may be null.
 
     Raises:
         ConfigError: if it is malformed or empty. The message names ``where``, the column and its ``option``.
     """
     if not isinstance(value, list) or not all(
-        isinstance(message, dict) and {"role", "content"} <= message.keys() for message in value
+        isinstance(message, dict) and "role" in message and ("content" in message or message.get("tool_calls"))
+        for message in value
     ):
         raise ConfigError(
             f"{where}: {key}={value!r:.80}: must be {'text or ' * (what == 'prompt')}a list of messages, each with "
             f"role and content; set {option} if the {what} is in another column"
         )
-    for message in value:
-        for part in ("role", "content"):
-            if not (isinstance(message[part], str) and is_unicode(message[part])):
-                raise ConfigError(f"{where}: {key}: the {part} of a message must be text: {message[part]!r:.80}")
-    if not any(message["content"].strip() for message in value):
+    messages = [_message(message, f"{where}: {key}") for message in value]
+    if not any(message.get("tool_calls") or message["content"].strip() for message in messages):
         raise ConfigError(f"{where}: {key}: the {what} is empty; remove the row")
-    return value
+    return messages
+
+
+def _message(message: dict[str, Any], where: str) -> dict[str, Any]:
+    content, calls = message.get("content"), message.get("tool_calls") or []
+    if isinstance(content, list) and all(isinstance(p, dict) and isinstance(p.get("text"), str) for p in content):
+        content = "".join(part["text"] for part in content)
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        raise ConfigError(f"{where}: tool_calls={calls!r:.80}: must be a list of objects, each a call")
+    for part, text in (("role", message["role"]), ("content", "" if calls and content is None else content)):
+        if not (isinstance(text, str) and is_unicode(text)):
+            raise ConfigError(f"{where}: the {part} of a message must be text: {text!r:.80}")
+    kept = {name: field for name, field in message.items() if field is not None} | {"content": content}
+    return kept | {"tool_calls": [_call(call) for call in calls]} if calls else kept
+
+
+def _call(call: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(call.get("function"), dict):
+        return call | {"function": _call(call["function"])}
+    arguments = parse_json(call.get("arguments"))
+    return call | {"arguments": arguments} if isinstance(arguments, dict) else call
+
+
+def read_tools(row: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+    """Return the tools that a record describes in its column ``tools``, a list or its JSON text; empty without them.
+
+    Raises a ``ConfigError`` that names ``where`` if they are malformed.
+    """
+    value = row.get("tools")
+    tools = [] if value in (None, "", "null") else parse_json(value)
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise ConfigError(f"{where}: tools={value!r:.80}: must be a list of objects, each a tool, or its JSON text")
+    return tools
+
+
+def without_nulls(value: Any) -> Any:
+    """Remove null entries of mappings at any depth. In parquet, mappings in a column share all of their keys."""
+    if isinstance(value, dict):
+        return {key: without_nulls(entry) for key, entry in value.items() if entry is not None}
+    return [without_nulls(entry) for entry in value] if isinstance(value, list) else value
+
+
+def parse_json(value: Any) -> Any:
+    """Parse JSON text, returning None if it is invalid. Return other values unchanged."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return None
 
 
 def is_unicode(text: str) -> bool:

@@ -5,6 +5,7 @@ because its special tokens (such as ``<|im_start|>``) must match the model's. ``
 tokenizer's chat template, and ``raw`` adds nothing.
 """
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -145,6 +146,29 @@ def render_chat(
     return rendered
 
 
+def render_record(
+    messages: Sequence[Mapping[str, Any]],
+    tokenizer: PreTrainedTokenizerBase,
+    tools: Sequence[Mapping[str, Any]],
+    chat_arguments: Mapping[str, Any],
+    generation_prompt: bool = True,
+) -> list[int]:
+    """Return the token ids of a chat and its tools like :func:`render_chat`.
+
+    Raises:
+        ConfigError: as :func:`render_chat`, or if the template leaves out the tools or the tool calls.
+    """
+    arguments = {**chat_arguments, "tools": tools} if tools else chat_arguments
+    ids = render_chat(messages, tokenizer, arguments, generation_prompt)
+    silent = [{**message, "tool_calls": [], "content": message["content"] or ""} for message in messages]
+    calls = any(message.get("tool_calls") for message in messages)
+    no_tools = {**chat_arguments, "tools": None}
+    for part, held, chat, given in (("tools", tools, messages, no_tools), ("tool_calls", calls, silent, arguments)):
+        if held and ids == render_chat(chat, tokenizer, given, generation_prompt):
+            raise ConfigError(f"the tokenizer's chat template leaves out {part}; use a model with a template for them")
+    return ids
+
+
 def render_chat_text(
     messages: Sequence[Mapping[str, Any]],
     tokenizer: PreTrainedTokenizerBase,
@@ -164,13 +188,23 @@ def _rendered(
 ) -> Any:
     options: Any = {**(chat_arguments or {}), "add_generation_prompt": generation_prompt, **form}
     try:
-        return tokenizer.apply_chat_template([dict(message) for message in messages], **options)
+        try:
+            return tokenizer.apply_chat_template([dict(message) for message in messages], **options)
+        except TypeError:  # Some templates, such as DeepSeek's, take the arguments of calls as text.
+            return tokenizer.apply_chat_template(_with_text_arguments(list(messages)), **options)
     except TemplateError as error:
         raise ConfigError(f"the tokenizer's chat template refuses the chat: {error}") from error
     except Exception as error:  # A template is a program, and may fail on arguments of the wrong type.
         arguments = f" with apply_chat_template_kwargs={dict(chat_arguments)}" if chat_arguments else ""
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise ConfigError(f"the tokenizer's chat template fails on the chat{arguments}: {reason}") from error
+
+
+def _with_text_arguments(value: Any) -> Any:
+    if isinstance(value, dict):
+        as_text = {"arguments": json.dumps(value["arguments"], ensure_ascii=False)} if "arguments" in value else {}
+        return {key: _with_text_arguments(entry) for key, entry in value.items()} | as_text
+    return [_with_text_arguments(entry) for entry in value] if isinstance(value, list) else value
 
 
 _MARKERS = re.compile(

@@ -164,7 +164,7 @@ class Method:
             must = "must be text, or a list of messages with role and content, and not empty"
             raise ConfigError(f"{where} is {str(prompt):.80}; it {must}") from error
         try:
-            ids = render(messages, self.config.data, self.tokenizer)
+            ids = render(messages, self.config.data, self.tokenizer, record.tools)
         except ConfigError as error:
             raise ConfigError(f"{where}: {error}") from error
         return replace(record, input_ids=ids, messages=messages, opens_thought=opens_thought(ids, self.tokenizer))
