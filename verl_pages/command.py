@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from verl.config.errors import ConfigError, visible
+from verl.utils.files import storage_line
 from verl_pages import PAGE
 from verl_pages.run import write_page
 
@@ -43,7 +44,8 @@ def write(folders: list[Path], out: Path | None) -> None:
     except ConfigError as error:
         raise SystemExit(f"error: {error}") from None
     except OSError as error:
-        raise SystemExit(f"error: {out}: cannot be written ({error.strerror})") from None
+        line = storage_line(error, out) or f"{out}: cannot be written ({error.strerror})"
+        raise SystemExit(f"error: {line}") from None
     except MemoryError:
         raise SystemExit(f"error: the page needs more than {MEMORY_BYTES >> 30} GiB; name fewer runs") from None
     print(f"page: {out}")

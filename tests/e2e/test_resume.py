@@ -1,6 +1,7 @@
 """Runs that are stopped in the middle: what they leave, and that they resume as if nothing had happened."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -112,7 +113,10 @@ def test_full_disk_while_saving_ends_the_run(tiny_model, arithmetic_prompts, tmp
     overrides = small_overrides(tiny_model, arithmetic_prompts, disk / "run")
     run = Run([*overrides, "rollout.name=hf"], tmp_path / "log", prefix=(*NAMESPACE, "sh", "-c", script, "sh"))
     assert run.finish() == 1, run.log.read_text()
-    assert "No space left on device" in run.log.read_text()
+    (line,) = [line for line in run.log.read_text().splitlines() if "No space left on device" in line]
+    needed = r"No space left on device, [\d.]+ MB needed, [01]\.\d MB free"
+    assert re.fullmatch(rf"error: {disk}/run\S*: cannot be written \({needed}\); make room, and start it again", line)
+    assert "Traceback" not in run.log.read_text()
     run.assert_nothing_left(kept / "run")
     assert not list((kept / "run").glob("global_step_*"))
     assert not (kept / "run" / "latest_checkpointed_iteration.txt").exists()

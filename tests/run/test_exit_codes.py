@@ -3,6 +3,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -54,11 +55,6 @@ ENDINGS = {
     "exit": (failing(SystemExit(7)), 7, ""),
     "preempted": (failing(Preempted("SIGUSR1: step 3 is saved")), 75, f"SIGUSR1: step 3 is saved; {AGAIN}"),
     "too few machines": (failing(RequeueError("1 of 2 machines")), 75, f"error: 1 of 2 machines; {AGAIN}"),
-    "full disk": (
-        failing(OSError(errno.ENOSPC, "No space left on device", "/runs/mine/metrics.jsonl")),
-        "error: /runs/mine/metrics.jsonl: No space left on device; make room, and resume the run",
-        "",
-    ),
     "overtaken": (failing(StaleAttempt("global_step_2: not written")), "error: global_step_2: not written", ""),
 }
 
@@ -77,6 +73,16 @@ def test_a_run_ends_with_a_code_and_one_message(ending: str, capsys: pytest.Capt
     with pytest.raises(SystemExit) as caught:
         run_to_exit_code(cleaning, requeue=ending.startswith("requeue"))
     assert (caught.value.code, capsys.readouterr().err, cleaned) == (code, message, [1])
+
+
+def test_full_disk_is_one_line(tmp_path: Path):
+    line = (
+        rf"error: {tmp_path}/metrics.jsonl: cannot be written \(No space left on device, [\d,.]+ MB free\); make room"
+    )
+    with pytest.raises(SystemExit, match=f"^{line}, and start it again$"):
+        run_to_exit_code(failing(OSError(errno.ENOSPC, "No space left on device", f"{tmp_path}/metrics.jsonl")))
+    with pytest.raises(OSError, match="Is a directory"):
+        run_to_exit_code(failing(IsADirectoryError(errno.EISDIR, "Is a directory", "/runs")))
 
 
 def test_exhausted_memory_is_one_line():

@@ -1,4 +1,5 @@
 import errno
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -99,5 +100,7 @@ def test_full_disk_ends_samples_and_not_the_run(tmp_path: Path):
         samples.keep("train", 3, rows(3))
         assert not samples.wants("val", 3)
     folder = tmp_path / "samples"
-    assert said == [f"warning: {folder}: cannot be written (No space left on device); no further responses are kept"]
+    (line,) = said
+    pattern = r"cannot be written \(No space left on device, [\d,.]+ MB free\); no further responses are kept"
+    assert re.fullmatch(f"warning: {re.escape(str(folder))}: {pattern}", line)
     assert sample_files(folder) == []

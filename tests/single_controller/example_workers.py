@@ -2,6 +2,7 @@
 
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -57,6 +58,15 @@ class ExampleWorker:
         """Returns the rank."""
         time.sleep(seconds)
         return self.rank
+
+    def save(self, folder: Path) -> None:
+        """Begin to write a checkpoint."""
+
+    def finish_save(self) -> None:
+        """Worker 1 finds the disk full; its error does not say where."""
+        if self.rank == 1:
+            with open("/dev/full", "wb") as file:
+                file.write(b"1")
 
     def surroundings(self, *names: str) -> tuple[dict[str, str], dict[str, str]]:
         """Some variables as this process has them, and as Ray has written them down."""

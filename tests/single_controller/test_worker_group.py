@@ -92,6 +92,13 @@ def test_out_of_memory_names_place_and_fix(workers):
     assert re.fullmatch(pattern, str(raised.value))
 
 
+def test_full_disk_of_a_worker_is_one_line(workers, tmp_path):
+    workers.run("save", tmp_path)
+    free = r"\(No space left on device, [\d,.]+ MB free\)"
+    with pytest.raises(ConfigError, match=rf"^{tmp_path}: cannot be written {free}; make room, and start it again$"):
+        workers.run("finish_save")
+
+
 def test_an_engine_without_memory_names_its_options():
     assert not is_out_of_memory(ValueError("block_size must be a multiple of 16"))
     assert is_out_of_memory(RuntimeError("CUDA out of memory occurred when warming up sampler with"))

@@ -17,6 +17,7 @@ from verl.config.errors import ConfigError
 from verl.models.huggingface import AUTO_CLASSES, empty_model, read_buffers, write_huggingface
 from verl.models.info import ModelInfo
 from verl.models.tokenizer import load_tokenizer
+from verl.utils.files import naming_storage
 
 
 def export_checkpoint(
@@ -77,12 +78,14 @@ def _write(
     if target.exists():
         raise ConfigError(f"{target}: already exists; name another folder")
     unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.unfinished")
+    needed = sum(tensor.nbytes for tensor in weights.values())
     try:
         tokenizer = load_tokenizer(str(architecture), trust_remote_code, needs_chat_template=False)
-        write_huggingface(model, weights, tokenizer, unfinished)
-        if adapters:
-            shutil.copytree(adapters, unfinished / ADAPTERS)
-        unfinished.rename(target)
+        with naming_storage(target.parent, needed):
+            write_huggingface(model, weights, tokenizer, unfinished)
+            if adapters:
+                shutil.copytree(adapters, unfinished / ADAPTERS)
+            unfinished.rename(target)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise

@@ -36,7 +36,7 @@ from verl.models.learner import Learner
 from verl.models.lora import export_adapters
 from verl.models.offload import Offloaded, reshard
 from verl.utils.distributed import collective_timeout, seed_everything
-from verl.utils.files import FileRecord, RecordedFile, file_record, write_recorded
+from verl.utils.files import FileRecord, RecordedFile, file_record, naming_storage, write_recorded
 from verl.utils.json_state import from_json, to_json
 from verl.utils.process import return_freed_memory
 
@@ -106,7 +106,9 @@ class CheckpointWorker:
                     records |= _within(f"{part.name}/{ADAPTERS}", adapters)
             counts[part.name] = part.learner.scheduler.last_epoch
         generators = json.dumps(to_json(generator_states()))
-        self._writing = self._thread.submit(self._write, folder, shards, weights, counts, generators, records)
+        needed = sum(tensor.nbytes for tensors in (*shards.values(), *weights.values()) for tensor in tensors.values())
+        write = naming_storage(folder.parent, needed)(self._write)
+        self._writing = self._thread.submit(write, folder, shards, weights, counts, generators, records)
 
     def finish_save(self, wait: bool) -> dict[str, FileRecord] | None:
         """Return records of this worker's files, or None while writing. Together, the workers' records cover all files.

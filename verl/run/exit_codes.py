@@ -1,6 +1,5 @@
 """Ends runs: checkpoints a preempted run between steps, prints final messages and sets exit codes."""
 
-import errno
 import signal
 import sys
 import time
@@ -13,15 +12,12 @@ from verl.checkpoint.attempts import StaleAttempt
 from verl.cluster.environment import REPEATED_S, REQUEUE, SIGNALS, signals_blocked
 from verl.cluster.failures import RequeueError, WorkerError, driver_memory_line, is_out_of_memory
 from verl.config.errors import ConfigError, error_lines
+from verl.utils.files import storage_line
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as in shells."""
 TERMINATED = 143
 """Exit code after SIGTERM."""
-
-
-FULL = (errno.ENOSPC, errno.EDQUOT)
-"""Error numbers for a full disk or an exhausted quota."""
 
 
 class Preempted(Exception):
@@ -82,7 +78,7 @@ class Preemption:
 def run_to_exit_code(run: Callable[[], None], requeue: bool = False) -> None:
     """Call ``run``, print a message on errors, and exit: 0 done, 1 failed, 130 Ctrl-C, 143 SIGTERM, 75 requeue.
 
-    Tracebacks are printed except for ``ConfigError``, ``StaleAttempt``, ``WorkerError``, a full disk or exhausted
+    Tracebacks are printed except for ``ConfigError``, ``StaleAttempt``, ``WorkerError``, failing storage or exhausted
     memory.
 
     Args:
@@ -112,14 +108,11 @@ def run_to_exit_code(run: Callable[[], None], requeue: bool = False) -> None:
         sys.exit(error_lines(error))
     except (StaleAttempt, WorkerError) as error:
         sys.exit(f"error: {error}")
-    except OSError as error:
-        if error.errno not in FULL:
+    except Exception as error:
+        line = driver_memory_line(error, "start") if is_out_of_memory(error) else storage_line(error)
+        if not line:
             raise
-        sys.exit(f"error: {error.filename or 'a file of the run'}: {error.strerror}; make room, and resume the run")
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        sys.exit(f"error: {driver_memory_line(error, 'start')}")
+        sys.exit(f"error: {line}")
     except KeyboardInterrupt:
         print("interrupted; complete checkpoints are kept", file=sys.stderr)
         sys.exit(INTERRUPTED)

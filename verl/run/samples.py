@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from verl.checkpoint.attempts import Attempt
 from verl.config.trainer import SamplesConfig
-from verl.utils.files import free_name, replacing
+from verl.utils.files import free_name, replacing, storage_line
 
 SAMPLES = "samples"
 """Name of the samples folder in a run's folder."""
@@ -105,8 +105,8 @@ class SampleStore:
             pending.result()
         except OSError as error:
             self._failed = True
-            reason = error.strerror or error
-            self._say(f"warning: {self.folder}: cannot be written ({reason}); no further responses are kept")
+            line = storage_line(error, self.folder) or f"{self.folder}: cannot be written ({error.strerror or error})"
+            self._say(f"warning: {line.partition(';')[0]}; no further responses are kept")
 
     def _write(self, file: SampleFile, make_table: Callable[[], pa.Table]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)

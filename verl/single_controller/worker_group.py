@@ -37,6 +37,7 @@ from verl.single_controller.heartbeat import HeartbeatSettings, follow
 from verl.single_controller.profiling import MemoryPeak, PeakMemory
 from verl.single_controller.supervision import Identity, Supervision, Supervisor, log_to
 from verl.utils.distributed import WorkerPlace
+from verl.utils.files import naming_storage
 from verl.utils.process import available_cores, loading, restore_umask, set_stage
 
 POLL_S = 0.5
@@ -373,6 +374,7 @@ class _Host:
 
     def start(self, worker: str, config: Any, place: WorkerPlace, arguments: tuple[Any, ...]) -> _Reply:
         self.place, self.memory = place, PeakMemory(place.device_type)
+        self.folder: Path | None = None
         set_stage("importing libraries")
         with self._naming_errors("start"), loading():
             self.worker = pkgutil.resolve_name(worker)(config, place, *arguments)
@@ -386,7 +388,8 @@ class _Host:
             arguments = (share, *arguments)
         # Log calls so that the worker's log shows its current call, or the one in which it hung.
         print(f"{time.strftime('%X')} {method}", flush=True)
-        with record_function(method), self._naming_errors(method):
+        self.folder = next((each for each in arguments if isinstance(each, Path)), self.folder)
+        with record_function(method), self._naming_errors(method), naming_storage(self.folder):
             read = [map(ray.get, each.parts) if isinstance(each, Stored) else each for each in arguments]
             result = self._method(method)(*read)
             if isinstance(result, Iterator):
