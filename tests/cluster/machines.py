@@ -11,12 +11,14 @@ namespaces, so nothing outlives the tests: each machine ends when its standard i
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
+from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Literal
 
@@ -24,7 +26,25 @@ import psutil
 import pytest
 from conftest import ROOT, unavailable
 
-NETWORK = "10.77.0"
+NETWORKS = [f"{start}.{number}" for start in ("10.77", "172.27", "192.168") for number in range(256)]
+
+
+def free_network(used: Iterable[str]) -> str:
+    """The first of ``NETWORKS`` that overlaps none of the used ones, such as 10.0.0.0/8; empty if all do."""
+    taken = [IPv4Network(each, strict=False) for each in used]
+    free = (start for start in NETWORKS if not any(IPv4Network(f"{start}.0/24").overlaps(each) for each in taken))
+    return next(free, "")
+
+
+def used_networks() -> list[str]:
+    """Those of this computer's addresses."""
+    addresses = [address for each in psutil.net_if_addrs().values() for address in each]
+    return [f"{each.address}/{each.netmask or 32}" for each in addresses if each.family == socket.AF_INET]
+
+
+NETWORK = free_network(used_networks())
+"""Start of the machines' addresses; this computer's own may be on the same network."""
+HEAD = f"{NETWORK}.1"
 HOME = "/tmp/home"
 
 Names = Literal["bridge", "loopback"]
@@ -69,6 +89,8 @@ def why_not() -> str:
     missing = [name for name in ("unshare", "nsenter", "ip", "taskset", "hostname") if shutil.which(name) is None]
     if missing:
         return f"machines need {', '.join(missing)}"
+    if not NETWORK:
+        return "machines need a network of 256 addresses, and this computer uses all that the tests know"
     user = ["--user", "--map-root-user"] if IN_USER_NAMESPACE else []
     script = "mount -t tmpfs tmpfs /dev/shm && mount -t proc proc /proc && ip link add bridge0 type bridge"
     command = ["unshare", *user, "--net", "--mount", "--uts", "--pid", "--fork", "sh", "-c", script]

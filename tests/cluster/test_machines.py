@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import ray
 
+from tests.cluster.machines import NETWORK, free_network, used_networks
 from verl.cluster import machines, probe
 from verl.cluster.failures import NoRoom, RequeueError
 from verl.cluster.launch import Start, claim, wait
@@ -23,6 +24,14 @@ def machine(rank: int, gpus: int, alive: bool = True) -> dict[str, Any]:
     labels = {"verl-rank": str(rank)}
     names = {"NodeID": f"node{rank}", "NodeManagerHostname": f"host{rank}"}
     return names | {"Alive": alive, "Resources": resources, "Labels": labels}
+
+
+def test_machines_of_tests_take_a_free_network():
+    assert free_network([]) == "10.77.0"
+    assert free_network(["10.77.0.9/24", "10.77.1.1/32", "192.168.0.7/16"]) == "10.77.2"
+    assert free_network(["10.0.0.5/8"]) == "172.27.0"
+    assert free_network(["10.0.0.5/8", "172.16.0.1/12", "192.168.1.1/16"]) == ""
+    assert NETWORK == free_network(used_networks())
 
 
 def test_machines_come_late(monkeypatch: pytest.MonkeyPatch):

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.machines import Machine, Process, cluster
+from tests.cluster.machines import HEAD, NETWORK, Machine, Process, cluster
 
 pytestmark = pytest.mark.slow
 
-HEAD = "10.77.0.1"
 SOURCED = 'source scripts/cluster.sh; python=python; run_on_cluster python -m job "$@"'
 JOB = """
 import os, stat, subprocess, sys, time
@@ -77,7 +76,7 @@ def test_machines_join_and_leave_with_the_exit_code(machines, shared):
     ports = line(first.text, "ports").split()
     assert f"{HEAD}:10001" not in ports and f"[::ffff:{HEAD}]:6380" in ports
     assert not [port for port in ports if port.endswith(":8265")]
-    assert "machine 1 of 2 (machine2, 10.77.0.2) has joined 10.77.0.1:6379" in second.text
+    assert f"machine 1 of 2 (machine2, {NETWORK}.2) has joined {HEAD}:6379" in second.text
     assert line(first.text, "token") not in second.text
     assert "Killed" not in first.text + second.text
     assert one.survivors() == two.survivors() == []
@@ -163,7 +162,7 @@ def test_lost_head_ends_others_with_retry_code(machines, shared):
     second.wait_for_line("has joined")
     one.power_off()
     assert second.wait(120) == os.EX_TEMPFAIL, second.text
-    assert "machine 1 has lost the head at 10.77.0.1:6379; exit code 75" in second.text
+    assert f"machine 1 has lost the head at {HEAD}:6379; exit code 75" in second.text
     assert two.survivors() == []
 
 

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, small_overrides
 
-from tests.cluster.machines import Machine, Process, cluster
+from tests.cluster.machines import HEAD, NETWORK, Machine, Process, cluster
 from tests.e2e.runs import records
 
 pytestmark = pytest.mark.nightly
 
-HEAD = "10.77.0.1"
 RAY = ["--num-cpus=4", "--object-store-memory=100000000", "--disable-usage-stats"]
 
 
@@ -110,7 +109,7 @@ def test_one_command_on_every_machine(machines, jobs, trained, evaluated, shared
     processes = on_both(machines, jobs.train(shared / "two"), tmp_path, by_number(shared))
     succeed(*processes)
     assert records(shared / "two") == trained
-    assert "machine 1 of 2 (machine2, 10.77.0.2) has joined 10.77.0.1:6379" in processes[1].text
+    assert f"machine 1 of 2 (machine2, {NETWORK}.2) has joined {HEAD}:6379" in processes[1].text
     # The token is gone with the cluster, and was nowhere but there.
     assert not (shared / "cluster").exists()
     assert machines[0].run(["ls", "/tmp/home/.ray"])[0] == 2
@@ -118,8 +117,8 @@ def test_one_command_on_every_machine(machines, jobs, trained, evaluated, shared
     assert (samples(shared / "eval2"), records(shared / "eval2")) == evaluated
 
 
-SCONTROL = """#!/bin/sh
-[ "$*" = "show hostnames machine[1-2]" ] && printf '10.77.0.1\\n10.77.0.2\\n'
+SCONTROL = f"""#!/bin/sh
+[ "$*" = "show hostnames machine[1-2]" ] && printf '{HEAD}\\n{NETWORK}.2\\n'
 """
 SRUN = """#!/bin/sh
 printf '%s\\n' "$@" >"$SRUN_CALL"
@@ -204,7 +203,7 @@ def test_what_is_wrong_with_a_machine(machines, jobs, shared, head):
     join(two, head, **older_torch(shared))
     code, text = one.run([*jobs.train(shared / "refused"), "trainer.nnodes=2"], **head)
     said = text.splitlines()[-1].removeprefix("error: ")
-    assert code == 1 and said.startswith("machine2 (10.77.0.2): torch is 2.0.1, on machine1 2."), text
+    assert code == 1 and said.startswith(f"machine2 ({NETWORK}.2): torch is 2.0.1, on machine1 2."), text
     assert not list((shared / "refused").glob(".probe-*"))
 
 

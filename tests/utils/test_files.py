@@ -22,7 +22,7 @@ def test_an_error_leaves_the_old_file(tmp_path: Path):
     assert [p.name for p in tmp_path.iterdir()] == ["file"] and path.read_bytes() == b"old\r\n\xe6\x95\xb0"
 
 
-class Collected(RuntimeError):
+class Collected(BaseException):
     """As torch.distributed.checkpoint raises it."""
 
     def __init__(self, error: BaseException) -> None:
@@ -49,7 +49,7 @@ def caused(error: BaseException) -> RuntimeError:
         (ValueError("error 28"), ""),
     ],
 )
-def test_failing_storage_is_one_line(tmp_path: Path, error: Exception, reason: str):
+def test_failing_storage_is_one_line(tmp_path: Path, error: BaseException, reason: str):
     inner = error.failures[1][0].__cause__ if isinstance(error, Collected) else error
     named = str(getattr(inner, "filename", None) or ".").replace("FOLDER", str(tmp_path))
     if isinstance(inner, OSError) and inner.filename:

@@ -268,7 +268,8 @@ def test_all_of_this_as_an_ordinary_user():
     command += ["--perms", "1777", "--tmpfs", "/tmp", "--perms", "0755", "--tmpfs", "/root"]
     for prefix in sorted(prefixes):
         for parent in list(prefix.parents)[-2::-1]:
-            command += ["--dir", str(parent)] if parent.is_relative_to("/root") else []
+            # Bubblewrap makes the folders of a --ro-bind without permissions for others.
+            command += ["--dir", str(parent)] if parent.is_relative_to("/root") or parent.is_relative_to("/tmp") else []
         command += ["--ro-bind", str(prefix), str(prefix)]
     command += ["--chdir", str(ROOT), "setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
     command += ["env", "HOME=/tmp", "TMPDIR=/tmp", sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]

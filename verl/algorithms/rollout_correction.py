@@ -50,12 +50,7 @@ def rejection_mask(
 
 
 def mismatch_metrics(
-    old_logprobs: Tensor,
-    rollout_logprobs: Tensor,
-    response_mask: Tensor,
-    level: str,
-    cap: float,
-    floor: float | None = None,
+    old_logprobs: Tensor, rollout_logprobs: Tensor, response_mask: Tensor, level: str, cap: float, floor: float = 0.0
 ) -> dict[str, float]:
     """Compute metrics of the mismatch between the two policies and of the importance weights at ``level``.
 
@@ -83,10 +78,9 @@ def mismatch_metrics(
     # 3. Compute the importance weights of all tokens, and the ratios at ``level``.
     weights = (tokens if level == "token" else whole[:, None].expand_as(tokens)).exp()[mask]
     ratios = weights if level == "token" else whole.exp()
-    low, high = sorted((1 / cap, cap)) if floor is None else (floor, cap)
+    low, high = (floor, cap) if floor else sorted((1 / cap, cap))
     bounded = weights.clamp(low, high)
-    if floor is not None:
-        bounded = torch.where(bounded == weights, weights, 0.0)
+    bounded = bounded * (bounded == weights) if floor else bounded
     figures = {
         "kl": -log_ratio[mask].mean(),
         "k3_kl": (tokens.expm1() - tokens)[mask].mean(),
@@ -118,7 +112,7 @@ def rollout_weights(
     level: str,
     cap: float,
     sampled_mask: Tensor | None = None,
-    floor: float | None = None,
+    floor: float = 0.0,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the weights min(exp(old - rollout), cap) of truncated importance sampling.
 
@@ -128,7 +122,7 @@ def rollout_weights(
         cap: maximum weight (the paper's C), finite and above 0.
         sampled_mask: mask ``[B, R]`` of all response tokens, used to compute the ratio of a response, or None to use
             ``response_mask``.
-        floor: if given, weights outside [``floor``, ``cap``] are 0 instead of at most ``cap`` (IcePop).
+        floor: if above 0, weights outside [``floor``, ``cap``] are 0 instead of at most ``cap`` (IcePop).
 
     Returns:
         Detached weights ``[B, R]``, 0 outside the mask, and metrics as sums over tokens: ``tis_weight``, ``tis_capped``
@@ -141,8 +135,8 @@ def rollout_weights(
         log_ratio = log_ratio.sum(-1, keepdim=True).expand_as(log_ratio)
     # Clamp only from above, because a vanishing weight is correct.
     ratio = log_ratio.clamp(max=MAX_LOG_RATIO).exp()
-    outside = ratio > cap if floor is None else (ratio < floor) | (ratio > cap)
-    weights = torch.where(mask, ratio.clamp(max=cap) if floor is None else ratio.masked_fill(outside, 0.0), 0.0)
+    outside = (ratio < floor) | (ratio > cap)
+    weights = torch.where(mask, ratio.masked_fill(outside, 0.0) if floor else ratio.clamp(max=cap), 0.0)
     metrics = {
         "tis_weight": weights.sum(),
         "tis_capped": (mask & outside).sum().to(weights.dtype),
@@ -167,12 +161,7 @@ def loss_weights(policy_loss: str, weights: Tensor, response_mask: Tensor) -> Te
 
 
 def mean_rollout_weight(
-    old_logprobs: Tensor,
-    rollout_logprobs: Tensor,
-    response_mask: Tensor,
-    level: str,
-    cap: float,
-    floor: float | None = None,
+    old_logprobs: Tensor, rollout_logprobs: Tensor, response_mask: Tensor, level: str, cap: float, floor: float = 0.0
 ) -> float:
     """Return the mean of :func:`rollout_weights` over tokens or responses, depending on ``level``; 1 if it is near 0.
 

@@ -113,11 +113,11 @@ class RolloutCorrectionConfig(Group):
 
     @property
     def weight_bounds(self) -> dict[str, Any]:
-        """Arguments ``cap`` and ``floor`` (None without a band) of functions that weight tokens."""
+        """Arguments ``cap`` and ``floor`` (0 without a band) of functions that weight tokens."""
         low, high = _bounds(str(self.rollout_is_threshold))
         fix = "must be a number above 0 and up to 3.4e+38, as in float32, or a band such as 0.5_2.0"
         self.require(0 < (high if low is None else low) <= high <= 3.4e38, "rollout_is_threshold", fix)
-        return {"cap": high, "floor": low}
+        return {"cap": high, "floor": low or 0.0}
 
     @property
     def rejections(self) -> list[Rejection]:

@@ -78,11 +78,10 @@ def write_parquet(path: Path, records: Sequence[Mapping[str, Any]], schema: pa.S
 
 
 def read_chat(value: Any, where: str, key: str, option: str, what: str = "prompt") -> list[dict[str, Any]]:
-    """Check that ``value`` of the column ``key`` is a list of messages; error messages call it ``what``.
+    """Return the messages in ``value`` of the column ``key`` as chat templates expect them.
 
-    Returns:
-        The messages as chat templates expect them: without fields that are null, with the text of a content's parts,
-        and with the arguments of tool calls as objects. Only content beside tool calls may be null.
+    Null fields are removed, except for content beside tool calls. Text parts of a content are joined, and arguments of
+    calls become objects. Error messages call the chat ``what``.
 
     Raises:
         ConfigError: if it is malformed or empty. The message names ``where``, the column and its ``option``.
@@ -122,10 +121,7 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_tools(row: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
-    """Return the tools that a record describes in its column ``tools``, a list or its JSON text; empty without them.
-
-    Raises a ``ConfigError`` that names ``where`` if they are malformed.
-    """
+    """Return the tools in a record, a list or its JSON text. Raises a ``ConfigError`` that names ``where``."""
     value = row.get("tools")
     tools = [] if value in (None, "", "null") else parse_json(value)
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):

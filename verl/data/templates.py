@@ -153,11 +153,7 @@ def render_record(
     chat_arguments: Mapping[str, Any],
     generation_prompt: bool = True,
 ) -> list[int]:
-    """Return the token ids of a chat and its tools like :func:`render_chat`.
-
-    Raises:
-        ConfigError: as :func:`render_chat`, or if the template leaves out the tools or the tool calls.
-    """
+    """Like :func:`render_chat`, but raise ``ConfigError`` if the template leaves out the ``tools`` or their calls."""
     arguments = {**chat_arguments, "tools": tools} if tools else chat_arguments
     ids = render_chat(messages, tokenizer, arguments, generation_prompt)
     silent = [{**message, "tool_calls": [], "content": message["content"] or ""} for message in messages]

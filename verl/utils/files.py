@@ -20,18 +20,15 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
-"""Error numbers of a full disk and of an exhausted quota."""
-STORAGE = (*FULL, errno.EROFS, errno.EIO, errno.ESTALE, errno.ENOENT)
-"""Error numbers of failing storage; ``ENOENT`` counts if the folder is gone, too."""
+FIXES = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room")
+FIXES |= dict.fromkeys((errno.EROFS, errno.EIO, errno.ESTALE, errno.ENOENT), "make it writable")
+"""Error number of failing storage -> fix. ``ENOENT`` counts only if the folder is gone, too."""
 
 
 def storage_line(error: BaseException, folder: Path | None = None, needed: int = 0) -> str:
-    """Return one line on an error of storage, with the path and its free bytes, or an empty string for other errors.
+    """Return one line on an error of storage, or an empty string for other errors.
 
-    Args:
-        folder: Where files were to be written, or None to use the path that the error names.
-        needed: Number of bytes to be written there, or 0 if unknown.
+    It names ``folder``, by default the path in the error, ``needed`` bytes unless they are 0, and the free ones.
     """
     causes: list[BaseException | None] = [error]
     for seen in causes:
@@ -39,12 +36,11 @@ def storage_line(error: BaseException, folder: Path | None = None, needed: int =
         text, failures = re.search(r"\(os error (\d+)\)", str(seen)), getattr(seen, "failures", None)
         number = getattr(seen, "errno", None) or (int(text[1]) if text else 0)
         named = Path(str(getattr(seen, "filename", None) or folder or "."))
-        if number in STORAGE and (number != errno.ENOENT or not named.parent.exists()):
+        if number in FIXES and (number != errno.ENOENT or not named.parent.exists()):
             path = folder or named
-            free = shutil.disk_usage(next(place for place in (path, *path.absolute().parents) if place.exists())).free
+            free = shutil.disk_usage(next(each for each in (path, *path.absolute().parents) if each.exists())).free
             sizes = f"{needed / 1e6:,.1f} MB needed, " * bool(needed) + f"{free / 1e6:,.1f} MB free"
-            fix = "make room" if number in FULL else "make it writable"
-            return f"{path}: cannot be written ({os.strerror(number)}, {sizes}); {fix}, and start it again"
+            return f"{path}: cannot be written ({os.strerror(number)}, {sizes}); {FIXES[number]}, and start it again"
         if seen is not None:
             causes += [seen.__cause__ or seen.__context__]
             causes += [entry[0] for entry in failures.values()] if isinstance(failures, dict) else []
@@ -56,8 +52,10 @@ def naming_storage(folder: Path | None, needed: int = 0) -> Iterator[None]:
     """Convert errors of storage within the block to a ``ConfigError`` with :func:`storage_line`."""
     try:
         yield
-    except Exception as error:
-        if isinstance(error, ConfigError) or not (line := storage_line(error, folder, needed)):
+    except BaseException as error:  # as torch.distributed.checkpoint raises
+        if isinstance(error, ConfigError | KeyboardInterrupt | SystemExit) or not (
+            line := storage_line(error, folder, needed)
+        ):
             raise
         raise ConfigError(line) from error
 

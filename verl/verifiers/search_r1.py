@@ -8,10 +8,8 @@ from typing import Any
 from verl.verifiers.ground_truths import any_of_words
 from verl.verifiers.verdict import Verdict, decide
 
-MAX_TAGS = 10
-"""Maximum number of opening or closing tags; veRL gives a quarter of the score for a right answer among more."""
-MAX_CHARS = 2000
-"""Maximum length of an answer; longer ones count as wrong."""
+MAX_TAGS, MAX_CHARS = 10, 2000
+"""Maximum number of tags and length of an answer; beyond them, nothing is right (in veRL a quarter is)."""
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -39,9 +37,5 @@ def squad(answer: str) -> str:
 
 
 def read_truth(truth: Any) -> list[str]:
-    """Return the accepted answers in ``{"target": ...}``, or in a text or a list. Raises ``ValueError`` for others."""
-    if isinstance(truth, Mapping):
-        if "target" not in truth:
-            raise ValueError(f"{truth!r:.200} has no target; give the accepted answers there")
-        truth = truth["target"]
-    return any_of_words(truth)
+    """Return the accepted answers in a text, a list or ``{"target": ...}``. Raises ``ValueError`` for other values."""
+    return any_of_words(truth["target"] if isinstance(truth, Mapping) and "target" in truth else truth)

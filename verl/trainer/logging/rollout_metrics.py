@@ -166,7 +166,7 @@ def learning_metrics(
     return metrics
 
 
-def policy_metrics(batch: Batch, rollout_is: str | None, cap: float, floor: float | None = None) -> dict[str, float]:
+def policy_metrics(batch: Batch, rollout_is: str | None, cap: float, floor: float = 0.0) -> dict[str, float]:
     """Return the mismatch between engine and policy and the policy's mean entropy, all in nats.
 
     ``rollout/logprob_abs_diff`` is the mean absolute difference between their log-probabilities and
@@ -187,7 +187,7 @@ def policy_metrics(batch: Batch, rollout_is: str | None, cap: float, floor: floa
     }
 
 
-def lag_metrics(batch: Batch, step: int, cap: float, floor: float | None = None) -> dict[str, float]:
+def lag_metrics(batch: Batch, step: int, cap: float, floor: float = 0.0) -> dict[str, float]:
     """Return staleness metrics, ``async/lag/{mean,max}`` and ``async/lag_<k>/...``.
 
     The lag of a token is the number of updates between the weights that sampled it and the weights that learn from it.
