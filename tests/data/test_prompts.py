@@ -225,8 +225,31 @@ def test_columns_of_other_names_are_read(tmp_path: Path, refused):
     dataset = PromptDataset([path], CHAT, config_of(prompt_key="chat", reward_fn_key="source"))
     assert texts(dataset) == ["<|user|>1?<|im_end|><|assistant|>"]
     assert (dataset[0].data_source, dataset[0].ground_truth, dataset[0].messages) == ("math", 4, user("1?"))
-    with refused("TMP/a.jsonl: lacks the columns ['data_source']; ... set data.prompt_key or data.reward_f..."):
+    with refused("TMP/a.jsonl: lacks the columns ['data_source']; ... set data.prompt_key, data.answer_key, and..."):
         PromptDataset([path], CHAT, config_of())
+
+
+def test_questions_and_answers_are_read(tmp_path: Path, refused):
+    solution = "2 + 2 = <<2+2=4>>4.\n#### 1,004"
+    path = jsonl(tmp_path / "a.jsonl", {"question": "1?", "answer": solution}, {"question": "2?", "answer": "7 cm"})
+    options = {"prompt_key": "question", "answer_key": "answer", "data_source": "gsm8k"}
+    dataset = PromptDataset([path], CHAT, config_of(**options))
+    assert [(r.data_source, r.ground_truth) for r in dataset.records] == [("gsm8k", "1004"), ("gsm8k", "7 cm")]
+    assert texts(dataset)[0] == "<|user|>1?<|im_end|><|assistant|>"
+    with refused(
+        "TMP/a.jsonl: lacks the columns ['prompt', 'reward_model', 'data_source']; it has ['question', 'answer']; ... "
+        "(data.prompt_key=question data.answer_key=answer data.data_source=math for {...}), if they have other names..."
+    ):
+        PromptDataset([path], CHAT, config_of())
+
+
+def test_columns_of_the_file_come_before_data_source(tmp_path: Path, refused):
+    trl = {"prompt": user("1?"), "answer": 4}
+    path = jsonl(tmp_path / "a.jsonl", trl | {"data_source": "gsm8k"}, trl | {"data_source": None})
+    dataset = PromptDataset([path], CHAT, config_of(answer_key="answer", data_source="math"))
+    assert [(r.data_source, r.ground_truth) for r in dataset.records] == [("gsm8k", 4), ("math", 4)]
+    with refused("TMP/a.jsonl: lacks the columns ['solution']; it has ['prompt', 'answer', 'data_source']; set..."):
+        PromptDataset([path], CHAT, config_of(answer_key="solution"))
 
 
 @pytest.mark.parametrize(("record", "line"), refusals("data/refusals.txt", "prompts"))
@@ -326,7 +349,7 @@ def test_custom_data_set_is_read(tmp_path: Path, refused, monkeypatch: pytest.Mo
         assert texts(dataset) == ["0 + 0?", "0 + 0?", "1 + 1?"]
         assert [record.ground_truth for record in dataset.records] == [0, 0, 2]
     for place, name, line in [
-        (path, "Numbers", "name='Numbers': its record 0 lacks ['data_source', 'prompt', 'reward_model']..."),
+        (path, "Numbers", "name='Numbers': its record 0 lacks ['prompt', 'reward_model', 'data_source']..."),
         (path, "Quits", "name='Quits': its iterator raised SystemExit: 0 (TMP/own_sums.py, line 19)"),
         ("nowhere.py", "Sums", "path='nowhere.py': no such file (..."),
     ]:

@@ -44,6 +44,8 @@ NO_COUNTERPART: dict[str, Any] = {
     "rollout.stop_token_ids": [],
     "data.prompt_key": "prompt",
     "data.reward_fn_key": "data_source",
+    "data.answer_key": None,
+    "data.data_source": None,
     "model.override_config": {},
     "model.lora_adapter_path": None,
 }

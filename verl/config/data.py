@@ -106,6 +106,11 @@ class DataConfig(Group):
     """Column of prompts: chats, ``[{"role": ..., "content": ...}]``, or text, which becomes a user message."""
     reward_fn_key: str
     """Column that names the verifier of each row."""
+    answer_key: str | None
+    """Column of the answers, or null for ``ground_truth`` in the column ``reward_model``. Of a solution that ends in
+    ``#### 12``, as GSM8K's do, the answer is ``12``."""
+    data_source: str | None
+    """Verifier of rows without the column ``reward_fn_key``, such as ``gsm8k`` or ``math``; null refuses such rows."""
     template: str
     """Format of prompts. ``chat`` applies the tokenizer's chat template to all messages; ``raw`` leaves the text
     unchanged; other keys of ``verl.data.templates.TEMPLATES`` insert the text as the question. All but ``chat`` require

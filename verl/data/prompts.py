@@ -13,8 +13,15 @@ from verl.config.data import DataConfig
 from verl.config.errors import ConfigError
 from verl.data.files import read_rows
 from verl.data.prompt_rows import PromptReader, PromptRecord
+from verl.data.records import split_solution
 from verl.data.samplers import CustomSampler, MixingSampler, ResumableRandomSampler, batch_loader
 from verl.utils.user_code import load_class, user_code
+
+COLUMN_OPTIONS = (
+    "data.prompt_key, data.answer_key, and data.reward_fn_key or data.data_source, the verifier (data.prompt_key="
+    'question data.answer_key=answer data.data_source=math for {"question": "1 + 1?", "answer": "2"}),'
+)
+"""Options that name the columns of a record, with an example."""
 
 
 class PromptDataset(Dataset[PromptRecord]):
@@ -61,11 +68,13 @@ class PromptDataset(Dataset[PromptRecord]):
 
 def _read_sources(files: Sequence[str], config: DataConfig) -> list[tuple[str, Sequence[Mapping[str, Any]]]]:
     """Return the name and the rows of each file, or of the custom dataset class."""
-    columns = [config.reward_fn_key, config.prompt_key, "reward_model"]
+    columns = [config.prompt_key, config.answer_key or "reward_model"]
+    columns += [config.reward_fn_key] if config.data_source is None else []
     path, name = config.custom_cls.path, config.custom_cls.name
     if path is None or name is None:
-        keys = "data.prompt_key or data.reward_fn_key"
-        return [(file, read_rows(file, columns, keys, [config.prompt_key, "tools"])) for file in files]
+        named = [config.prompt_key, "tools"]
+        sources = [(file, read_rows(file, columns, COLUMN_OPTIONS, named)) for file in files]
+        return [(file, [_in_layout(row, config) for row in rows]) for file, rows in sources]
     where = f"data.custom_cls.name={name!r}"
     user_class = load_class(path, name, "data.custom_cls.path", "data.custom_cls.name")
     with user_code(f"{where}: {name}(files, config)"):
@@ -76,7 +85,18 @@ def _read_sources(files: Sequence[str], config: DataConfig) -> list[tuple[str, S
         missing = [column for column in columns if not isinstance(row, Mapping) or column not in row]
         if missing:
             raise ConfigError(f"{where}: its record {number} lacks {missing}; it must be a mapping: {str(row):.80}")
-    return [(where, rows)]
+    return [(where, [_in_layout(row, config) for row in rows])]
+
+
+def _in_layout(row: Mapping[str, Any], config: DataConfig) -> Mapping[str, Any]:
+    """Return the row with the columns that ``data.answer_key`` and ``data.data_source`` stand for."""
+    if config.answer_key is not None:
+        answer = row[config.answer_key]
+        answer = split_solution(answer)[0] if isinstance(answer, str) else answer
+        row = {**row, "reward_model": {"ground_truth": answer}}
+    if config.data_source is not None and row.get(config.reward_fn_key) is None:
+        row = {**row, config.reward_fn_key: config.data_source}
+    return row
 
 
 def _select(sizes: Sequence[int], max_samples: int, shuffle: bool, seed: int) -> list[list[int]]:

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 
 from verl.config.errors import ConfigError
 from verl.utils.files import replacing
+from verl.verifiers.answers import extract_gsm8k
 
 TEXT = pa.string()
 
@@ -58,6 +59,12 @@ def rl_record(
         "reward_model": {"style": "rule", "ground_truth": ground_truth},
         "extra_info": dict(split=split, index=index, question=question, solution=solution, category=category),
     }
+
+
+def split_solution(text: str) -> tuple[str, str | None]:
+    """Return the answer and the whole text of a solution that ends in ``#### 12``, or the text, an answer, and None."""
+    answer = extract_gsm8k(text)
+    return (text, None) if answer is None else (answer, text)
 
 
 def sft_record(question: str, solution: str) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from verl.config.errors import ConfigError
-from verl.data.records import is_unicode
-from verl.verifiers.answers import TAIL_CHARS, extract_boxed, extract_gsm8k
+from verl.data.records import is_unicode, split_solution
+from verl.verifiers.answers import TAIL_CHARS, extract_boxed
 from verl.verifiers.ground_truths import check_tolerances
 from verl.verifiers.multiple_choice import letters_in, read_options
 
@@ -161,8 +161,9 @@ def read_problem(row: Row, index: int, fields: Mapping[str, Sequence[str]], benc
         raise ValueError(f"has no question in {' or '.join(fields['question'])}; fill it in or remove the row")
     if not answer and solution:
         answer = extract_boxed(solution) or ""
-    elif extract_gsm8k(answer) is not None and "\n" in answer:
-        answer, solution = extract_gsm8k(answer) or "", answer
+    else:
+        answer, whole = split_solution(answer)
+        solution = whole or solution
     if not answer and (found := _ANSWER_AT_END.search(question, max(0, len(question) - TAIL_CHARS))):
         # Some questions end with their answer, as in "... Answer: A".
         question, answer = question[: found.start()].rstrip(), found.group(1).strip()
