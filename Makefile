@@ -14,7 +14,7 @@ checks: setup
 	$(BIN)/python scripts/make_from_verl.py --check
 	$(BIN)/python scripts/make_site.py
 
-# TRAINING_CONFIG.md, from the docstrings in verl/config/ and the values in configs/; docs/from_verl_options.md, from verl/cli/.
+# TRAINING_CONFIG.md, from the docstrings in verl/config/ and the values in configs/; docs/from_verl_options.md and the tables of from_trl.md, from verl/cli/.
 docs: setup
 	$(BIN)/python scripts/make_training_config.py
 	$(BIN)/python scripts/make_from_verl.py

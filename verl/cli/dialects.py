@@ -6,6 +6,7 @@ options default to ``preset=verl`` or ``preset=paper``. It can also contain our 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -90,6 +91,32 @@ def refuse_verl_name(key: str) -> None:
         raise FlagError(f"{key}: is {option.name} of veRL's, which has no effect here: {plain(option.no_effect)}")
     name = "a name" if option.name == key else option.name
     raise FlagError(f"{key}: is {name} of veRL's; here: {plain(option.describe())}")
+
+
+@cache
+def trl_groups() -> list[dict[str, Any]]:
+    """Return the tables of TRL's options: ``heading``, ``text``, and ``rows`` from a name to what it is here."""
+    content: dict[str, Any] = yaml.load(Path(__file__).with_name("trl_options.yaml").read_text(), yaml.BaseLoader)
+    return list(content["groups"])
+
+
+def trl_option(text: str) -> tuple[str, str]:
+    """Return our option in a row of TRL's, or an empty string if there is not just one, and the rest of the row."""
+    option, _, remark = text.partition("; ")
+    return (option, remark) if option in SCHEMA else ("", text)
+
+
+def refuse_trl_name(key: str, value: str) -> None:
+    """Raise a ``FlagError`` that names our equivalent if ``key`` is one of TRL's options and none of ours."""
+    name = key.replace("-", "_")
+    text = next((group["rows"][name] for group in trl_groups() if name in group["rows"]), None)
+    if text is None or name in SCHEMA:
+        return
+    option, remark = trl_option(text)
+    if not option:
+        raise FlagError(f"{key}: is a name of TRL's; here: {plain(remark)}")
+    remark = f" ({plain(remark)})" if remark else ""
+    raise FlagError(f"TRL's {name} is {option} here: {option}={value or 'VALUE'}{remark}")
 
 
 def require_known(override: str) -> None:

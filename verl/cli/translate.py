@@ -19,6 +19,7 @@ from verl.cli.dialects import (
     find_verl,
     is_release,
     is_verl,
+    refuse_trl_name,
     refuse_verl_name,
     require_known,
     with_verl_file,
@@ -73,7 +74,7 @@ def read_line(arguments: Sequence[str]) -> CommandLine:
     Raises:
         FlagError: If a flag is unknown, or a value is missing or unsupported.
     """
-    line = sort_arguments(arguments)
+    line = sort_arguments(arguments, refuse_trl_name)
     if not is_release(line):
         return line
     words, others = _translated(line, find_release)
@@ -259,8 +260,10 @@ def _hydra_value(hydra: Sequence[str], flags: Sequence[str]) -> str:
     return ""
 
 
-def sort_arguments(arguments: Sequence[str]) -> CommandLine:
+def sort_arguments(arguments: Sequence[str], refuse: Callable[[str, str], None] | None = None) -> CommandLine:
     """Sort the arguments into flags, overrides and Hydra's flags.
+
+    ``refuse``, if given, is called with the name and value of each override and unknown flag for a better error.
 
     Raises:
         FlagError: If a flag is unknown or its value is missing.
@@ -277,12 +280,16 @@ def sort_arguments(arguments: Sequence[str]) -> CommandLine:
             elif not has_value and name in ("--info", "-i") and rest and rest[0] in HYDRA_INFO:
                 line.hydra.append(rest.pop(0))
         elif not argument.startswith("--"):
+            if refuse is not None:
+                refuse(override_key(argument), value)
             if argument.strip():  # a script line that ends in a backslash and a space yields a blank argument
                 line.overrides.append(argument)
         elif name.removeprefix("--") in FLAGS:
             text = value if has_value else _next_value(name, rest)
             line.flags[name.removeprefix("--")] = "" if text.strip() in ("", '""', "''") else text.strip()
         else:
+            if refuse is not None:
+                refuse(name.removeprefix("--"), value or ("" if not rest or rest[0].startswith("--") else rest[0]))
             hint = nearest(name, [*(f"--{flag}" for flag in FLAGS), *HYDRA_FLAGS]) or "; TRAINING_CONFIG.md lists them"
             if "." in name:
                 hint = f"; options are set without dashes: {name.lstrip('-')}=VALUE"
