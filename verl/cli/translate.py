@@ -291,6 +291,8 @@ def sort_arguments(arguments: Sequence[str], refuse: Callable[[str, str], None] 
             if refuse is not None:
                 refuse(name.removeprefix("--"), value or ("" if not rest or rest[0].startswith("--") else rest[0]))
             hint = nearest(name, [*(f"--{flag}" for flag in FLAGS), *HYDRA_FLAGS]) or "; TRAINING_CONFIG.md lists them"
+            if name.startswith("--config"):
+                hint = "; a file of options is named by --config-dir=FOLDER --config-name=NAME"
             if "." in name:
                 hint = f"; options are set without dashes: {name.lstrip('-')}=VALUE"
             raise FlagError(f"{name}: unknown flag{hint}")

@@ -21,13 +21,21 @@ def require(condition: bool, field: str, value: object, fix: str) -> None:
         raise ConfigError(f"{field}={value!r}: {fix}")
 
 
+UNSUPPORTED = {
+    *("sglang", "trtllm", "tensorrt_llm", "lmdeploy", "megatron"),
+    *("trackio", "comet_ml", "clearml", "neptune", "aim", "dvclive", "vemlp_wandb", "rl_insight"),
+}
+"""Engines and trackers of other frameworks that no option takes."""
+
+
 def require_choice(field: str, value: str, choices: Sequence[str], or_else: str = "") -> None:
     """If ``value`` is not one of the choices, raise a ``ConfigError`` that lists them and suggests the nearest one."""
     if value in choices:
         return  # fast path, because this runs for each record of a data file
     near = get_close_matches(value, choices, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    require(False, field, value, f"must be one of {', '.join(choices)}{or_else}{hint}")
+    hint = f"; did you mean {near[0]!r}?" if near and value not in UNSUPPORTED else ""
+    known = "is not supported; " if value in UNSUPPORTED else ""
+    require(False, field, value, f"{known}must be one of {', '.join(choices)}{or_else}{hint}")
 
 
 def require_import_path(field: str, value: str) -> None:

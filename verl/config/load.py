@@ -213,11 +213,15 @@ def explain(error: HydraException, schema: type) -> str:
         # If an override cannot be parsed, Hydra links to its grammar, which does not help users.
         line = re.sub(r" See https://hydra\S+ for details", _WRITE, " ".join(str(error).split()))
         found = re.search(r"Could not find '([^']+)' Available options in '[^']+': ([^']+?) Config search path", line)
+        text = line.partition(" at input ")[2].partition("; ")[0].strip("'")
+        if text.count("[") > text.count("]"):
+            return f"{text}: its [ is not closed; write lists in quotes: 'option=[a,b]'"
         if not found:
             return line
         (group, _, name), files = found[1].rpartition("/"), found[2].split()
-        near = get_close_matches(name, files, n=1)
-        return f"{group}={name}: must be one of {', '.join(files)}" + (f"; did you mean {near[0]}?" if near else "")
+        near = get_close_matches(name, files, n=1, cutoff=0.75)  # a name of another model is near, but not meant
+        hint = f"; did you mean {near[0]}?" if near else "; or model.path=FOLDER_OR_HUB_ID" * (group == "model")
+        return f"{group}={name}: must be one of {', '.join(files)}{hint}"
     # Hydra's full_key stops at the first unknown part; its message contains the whole name.
     found = re.search(r"Could not override '([^']+)'", str(error))
     whole = found[1] if found and found[1].startswith(key) else key
@@ -266,6 +270,9 @@ def nearest_option(schema: type, key: str, whole: str = "", above: str = "") -> 
     same = [o for o in known if f".{o}".endswith(f".{name}") or o.replace(".", "_") == name.replace(".", "_")]
     if not same and name == key:
         same = [option for option in known if option.rpartition(".")[2] == leaf]
+    if not same:
+        words = {*leaf.split("_")}
+        same = [f"{group}.{name}".lstrip(".") for name in siblings if words <= {*name.split("_")}]
     if not same:
         same = [f"{group}.{near}".lstrip(".") for near in get_close_matches(leaf, siblings, n=1)]
     if not same:
