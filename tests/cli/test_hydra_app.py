@@ -37,12 +37,14 @@ def test_the_entry_point_takes_verls_options(tmp_path: Path):
     assert imported & HEAVY == set()
 
 
-@pytest.mark.parametrize(("module", "command"), [("main_ppo", "train.sh"), ("main_eval", "eval.sh"), ("main_sft", "sft")])
-def test_help_begins_with_examples_and_pages(tmp_path: Path, module: str, command: str):
+@pytest.mark.parametrize(
+    ("module", "name"), [("main_ppo", "train.sh"), ("main_eval", "eval.sh"), ("main_sft", "main_sft")]
+)
+def test_help_begins_with_examples_and_pages(tmp_path: Path, module: str, name: str):
     code, output, _, imported = run_main(tmp_path, module, "--help")
     first = "\n".join(output.splitlines()[:15])
     assert code == 0 and imported & HEAVY == set()
-    assert f"{command} model.path=" in first and "TRAINING_CONFIG.md" in first and "--cfg job" in first
+    assert f"{name} model.path=" in first and "TRAINING_CONFIG.md" in first and "--cfg job" in first
 
 
 @pytest.mark.parametrize(

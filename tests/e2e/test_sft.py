@@ -41,6 +41,14 @@ def run(overrides) -> Path:
     return folder
 
 
+def test_short_run_cuts_its_warmup_and_prints_each_step(run):
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [record["train/lr"] for record in records] == pytest.approx([0.5e-3, 1e-3, 1.5e-3])
+    said = run.with_name("log").read_text()
+    assert "note: optim.lr_warmup_steps=50: cut to the run's 3 steps" in said
+    assert all(f"step {step}/3  loss" in said for step in (1, 2, 3))
+
+
 def test_held_out_figures_are_those_of_the_exported_model(run, tiny_tokenizer):
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [record["step"] for record in records] == [1, 2, 3]

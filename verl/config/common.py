@@ -1,8 +1,8 @@
 """Options shared by reinforcement learning and supervised fine-tuning."""
 
 import re
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, Self
 
 from verl.config.checks import (
     NAMES_ONE,
@@ -179,6 +179,10 @@ class OptimConfig(Group):
         steps = self.lr_warmup_steps
         unused = f"lr_warmup_steps={steps} comes first; set lr_warmup_steps=-1 too, or this to 0"
         self.require(self.lr_warmup_steps_ratio == 0 or steps == -1, "lr_warmup_steps_ratio", unused)
+
+    def cut_to(self, total_steps: int) -> Self:
+        """Return these options with a warm-up that is no longer than the run."""
+        return replace(self, lr_warmup_steps=min(self.lr_warmup_steps, total_steps))
 
     def warmup_steps(self, total_steps: int) -> int:
         """Return the number of warm-up steps in a run of ``total_steps`` optimizer steps."""

@@ -73,6 +73,23 @@ def start_warnings(config: PPOConfig, method: MethodCalls) -> list[str]:
     return lines
 
 
+def start_notes(config: PPOConfig) -> list[str]:
+    """Return notes on mini-batches that do not divide the batch, and on the critic of ``gae``."""
+    batch, size = config.data.train_batch_size, config.actor.ppo_mini_batch_size
+    notes = []
+    if batch % size:
+        notes.append(
+            f"actor.ppo_mini_batch_size={size}: does not divide data.train_batch_size={batch}; the last update of each "
+            f"step learns from {batch % size} prompts alone"
+        )
+    if config.uses_critic:
+        notes.append(
+            f"algorithm.adv_estimator={config.algorithm.adv_estimator}: trains a critic beside the policy, from "
+            f"critic.model.path={config.critic.model.path}; algorithm.adv_estimator=grpo needs none"
+        )
+    return notes
+
+
 def prefix_warnings(config: PPOConfig) -> list[str]:
     """Return a warning if even the longest response has too few prefixes, so that its acceleration is always 0."""
     calculator, longest = config.calculator, config.data.max_response_length

@@ -97,8 +97,7 @@ class SFTTrainer(Trainer):
     def _log(self) -> None:
         timing = self.step_metrics(self.timer.take_step())
         self.tracker.log(self.step, self.metrics | timing)
-        if "val/loss" in self.metrics or self.display.console.is_terminal:
-            self.display.step(self.step, self.metrics | timing)
+        self.display.step(self.step, self.metrics | timing)
 
 
 def run_sft(config: SFTConfig) -> None:
@@ -136,6 +135,10 @@ def run_sft(config: SFTConfig) -> None:
                 run.report_complete(resumption, summary)
                 return
         run.display.say(trainer.length_note(len(loader)))
+        if config.optim.lr_warmup_steps > steps:
+            run.display.say(
+                f"note: optim.lr_warmup_steps={config.optim.lr_warmup_steps}: cut to the run's {steps} steps"
+            )
         run.display.say(f"optim.lr={config.optim.lr:g} model.param_dtype={config.model.param_dtype}")
 
         def train() -> SFTTrainer:

@@ -28,7 +28,7 @@ class SFTWorker(CheckpointWorker):
         batching = MicroBatching(self.micro_batch_size, None, config.model.use_remove_padding)
         self.policy = Policy(config.model, mesh, batching, temperature=1.0, trainable=True)
         offload, sequence = config.model.fsdp.optimizer_offload, config.model.ulysses_sequence_parallel_size
-        self.learner = Learner(self.policy.model, config.optim, total_steps, offload, sequence)
+        self.learner = Learner(self.policy.model, config.optim.cut_to(total_steps), total_steps, offload, sequence)
         part = TrainedPart("actor", self.learner, self.policy.parameters, config.model, self.tokenizer)
         super().__init__([part], config.seed)
 

@@ -31,7 +31,7 @@ from verl.rank.reward_manager import RewardManager
 from verl.run import setup as run_setup
 from verl.run.session import TrainingRun
 from verl.run.setup import check_method_and_loss
-from verl.run.warnings import form_warnings, start_warnings
+from verl.run.warnings import form_warnings, start_notes, start_warnings
 from verl.trainer.ppo.run import run_ppo
 from verl.workers.policy_loss import PolicyLoss
 
@@ -174,6 +174,18 @@ def test_probably_wrong_options_are_warned(options: str, line: str):
     config = ppo_config(options)
     found = start_warnings(config, MethodCalls(config, None))
     assert [matches(line, warning) for warning in found] == [True] * (line != "none")
+
+
+def test_uneven_mini_batches_and_a_critic_are_noted():
+    assert start_notes(ppo_config()) == []
+    uneven, critic = start_notes(
+        ppo_config("data.train_batch_size=50 actor.ppo_mini_batch_size=24 algorithm=gae critic.model.path=c")
+    )
+    assert uneven.startswith("actor.ppo_mini_batch_size=24: does not divide data.train_batch_size=50; ")
+    assert uneven.endswith(" learns from 2 prompts alone")
+    assert critic.startswith(
+        "algorithm.adv_estimator=gae: trains a critic beside the policy, from critic.model.path=c;"
+    )
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from verl.run.display import RunDisplay
 from verl.run.samples import SampleStore
 from verl.run.session import TrainingRun
 from verl.run.setup import TrainingSetup
+from verl.run.warnings import start_notes
 from verl.single_controller.roles import PolicyWorkers
 from verl.trainer.logging.rollout_metrics import logged_sources
 from verl.trainer.ppo.advantages import AdvantageEstimation, ResponseRewards
@@ -92,6 +93,8 @@ def _announce(run: TrainingRun, setup: TrainingSetup) -> None:
     run.display.say(f"the first of {len(setup.train_set)} training prompts: {first!r:.500}")
     for line in setup.warnings:
         run.display.say(f"warning: {line}")
+    for line in start_notes(setup.config):
+        run.display.say(f"note: {line}")
     run.display.say(setup.config.trainer.length_note(setup.steps_per_epoch))
 
 
