@@ -2,9 +2,12 @@
 
 import json
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
+import datasets.config
+import huggingface_hub.constants
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -140,6 +143,19 @@ def test_hub_set_is_read(tmp_path: Path, refused, monkeypatch: pytest.MonkeyPatc
         read_rows("owner/name:hard:train")
     with refused("owner/name: lacks the columns ['reward_model']..."):
         read_rows("owner/name", ["reward_model"])
+
+
+def test_hub_without_a_network_is_asked_once(monkeypatch: pytest.MonkeyPatch, refused):
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
+    asked = []
+    monkeypatch.setattr("httpx.Client.send", lambda *_, **__: asked.append(1) or pytest.fail("asked again"))
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    line = "owner/no-such-set: no such file, and the hub's set cannot be loaded: "
+    with refused(f"{line}http://127.0.0.1:... does not answer, and the cache has no copy; check the name..."):
+        read_rows("owner/no-such-set")
+    assert not asked and not huggingface_hub.constants.HF_HUB_OFFLINE and not datasets.config.HF_HUB_OFFLINE
 
 
 def test_hub_set_without_a_network_is_one_line(monkeypatch: pytest.MonkeyPatch, refused):

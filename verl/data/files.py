@@ -3,11 +3,16 @@
 import csv
 import io
 import json
+import ssl
+import urllib.error
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub.constants
 import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,6 +32,9 @@ OVERHEAD = 4
 BYTES_PER_ROW = 100
 """Minimum size of a row in memory."""
 ROWS_AT_A_TIME = 4096
+
+PROBE_S = 10.0
+"""Time in seconds for the hub to answer before only its cache is read."""
 
 _FIX = "correct or remove it"
 
@@ -62,19 +70,42 @@ def read_rows(name: str, columns: Sequence[str] = (), field: str = "", chats: Se
 
 def _read_hub(name: str, published: HubSet) -> list[Row]:
     # Imported lazily, because the import takes half a second and local files do not need it.
+    import datasets.config
     from datasets import load_dataset
     from datasets.exceptions import DatasetsError
 
+    modules: list[Any] = [datasets.config, huggingface_hub.constants]
+    unreachable = not any(module.HF_HUB_OFFLINE for module in modules) and not _hub_answers()
     try:
         hub_id, config, split, revision = published
-        rows = load_dataset(hub_id, config or None, split=split, revision=revision or None)
+        with ExitStack() as restored:
+            for module in modules if unreachable else []:  # only the cache is read, as each request would be repeated
+                restored.callback(setattr, module, "HF_HUB_OFFLINE", False)
+                module.HF_HUB_OFFLINE = True
+            rows = load_dataset(hub_id, config or None, split=split, revision=revision or None)
     except (OSError, ValueError, RuntimeError, DatasetsError, HfHubHTTPError) as error:
         reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}" if str(error) else type(error).__name__
+        if unreachable and isinstance(error, ConnectionError):
+            reason = f"{huggingface_hub.constants.ENDPOINT} does not answer, and the cache has no copy"
         raise ConfigError(
             f"{name}: no such file, and the hub's set cannot be loaded: {reason}; check the name (owner/name:config:"
             "split), the network, HF_TOKEN for gated sets, and HF_HUB_OFFLINE"
         ) from error
     return [dict(row) for row in rows]
+
+
+def _hub_answers() -> bool:
+    """Return whether the hub can be reached, by one request."""
+    try:
+        request = urllib.request.Request(huggingface_hub.constants.ENDPOINT, method="HEAD")
+        urllib.request.urlopen(request, timeout=PROBE_S).close()
+    except urllib.error.HTTPError:
+        return True
+    except urllib.error.URLError as error:
+        return isinstance(error.reason, ssl.SSLError)  # the hub's library may know other certificates
+    except OSError:
+        return False
+    return True
 
 
 def _read_parquet(path: Path) -> list[Row]:
