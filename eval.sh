@@ -36,13 +36,13 @@ declare -A STEP_MAP=(
   # [GRPO_VERL]=0,120,160
 )
 
-# Alias -> prompt template (verl/data/templates.yaml). Empty: as in configs/.
+# Alias -> prompt template (verl/data/templates.yaml). Empty: as the run was trained.
 DEFAULT_TEMPLATE=""
 declare -A TEMPLATE_MAP=(
   # [GRPO_VERL]=abel
 )
 
-# Alias -> longest response in tokens. Empty: as in configs/.
+# Alias -> longest response in tokens. Empty: as the run was trained.
 DEFAULT_MAX_RESPONSE_LENGTH=""
 declare -A MAX_RESPONSE_LENGTH_MAP=(
   # [GRPO_VERL]=1536

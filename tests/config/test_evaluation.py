@@ -31,7 +31,7 @@ def test_named_sets(name: str):
     own = {"embedded": 1.0, "arithmetic_tools": 1.0, "word_problems": 0.0}
     released = name not in own
     assert config.temperatures == [own.get(name, 0.6)] and config.top_p == (0.95 if released else 1.0)
-    assert config.model.template == ("qwen-boxed" if released else "chat")
+    assert config.model.template == (None if released else "chat")
     assert {path.stem for path in (CONFIG_DIR / "evaluation").glob("*.yaml")} == set(SETS)
 
 
@@ -41,7 +41,7 @@ def test_a_run_takes_from_model_what_it_does_not_say():
     config = load("benchmarks=aime24,mine", "model.template=abel", *runs.split(), *fields.split())
     assert config.benchmarks == ["aime24", "mine"]
     found = {name: (run.path, run.steps, run.template, run.max_response_length) for name, run in config.runs.items()}
-    assert found == {"a": ("outputs/a", [0, -1], "abel", 1536), "b": ("outputs/b", [0, 120], "abel", 256)}
+    assert found == {"a": ("outputs/a", [0, -1], "abel", None), "b": ("outputs/b", [0, 120], "abel", 256)}
     # Benchmarks that the config does not know may be mapped.
     assert config.data.fields == {"mine": {"question": "frage", "answer": "x"}}
 

@@ -113,6 +113,8 @@ def test_the_same_command_again_changes_nothing(engines, evaluate, tmp_path):
     assert {path.name for path in samples.iterdir()} == stored
     (model, workers) = engines[0]
     assert (model.stop, model.max_response_length, len(workers.prompts)) == ([], 12, 6)
+    (first,) = [line for line in output.splitlines() if line.startswith("model: the first of 3 prompts of mine: ")]
+    assert "0-0?" in first.replace(" ", "")
     # Each sample from its own stream, and a problem's samples from its prompt.
     prompts = list(dict.fromkeys(map(tuple, workers.prompts)))
     responses = [json.loads(line) for line in (samples / "samples.jsonl").read_text().splitlines()]

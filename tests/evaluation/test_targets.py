@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from tests.evaluation.example_tasks import evaluation_config
 from verl.config.evaluation import TargetConfig
 from verl.evaluation.display import EvaluationDisplay
-from verl.evaluation.targets import newest_run, select_targets
+from verl.evaluation.targets import PROMPTING, newest_run, select_targets
 
 MODEL = Path("actor", "huggingface")
 
@@ -38,7 +39,9 @@ def base(tmp_path: Path) -> Path:
 def entry(path: Path | str | None, *steps: int, base: Path | str | None = None) -> TargetConfig:
     paths = [None if value is None else str(value) for value in (path, base)]
     return TargetConfig(
-        *paths, steps=list(steps) or [0, -1], template="chat", apply_chat_template_kwargs={}, max_response_length=8
+        *paths,
+        steps=list(steps) or [0, -1],
+        **(dict.fromkeys(PROMPTING) | {"template": "chat", "max_response_length": 8}),
     )
 
 
@@ -75,6 +78,31 @@ def test_a_run_gives_its_steps(tmp_path, base):
     # A checkpoint of a run is that step.
     for checkpoint in ("global_step_40", "global_step_40" / MODEL):
         assert labels(select(entry(run / checkpoint))) == ["verl_grpo@40"]
+
+
+def test_a_run_is_prompted_as_it_was_trained(tmp_path, base):
+    run = make_run(tmp_path / "run", base, [40])
+    data = "{template: abel, max_response_length: 128, apply_chat_template_kwargs: {}}"
+    with (run / "config.yaml").open("a") as config:
+        config.write(f"data: {data}\nrollout: {{stop: ['##'], stop_token_ids: [7], temperature: 1.0}}\n")
+    unset = replace(entry(run), **dict.fromkeys(PROMPTING))
+    found = select(unset)
+    settings = [(t.template, t.max_response_length, t.stop, t.stop_token_ids) for t in found.targets]
+    assert settings == [("abel", 128, ("##",), (7,))] * 2  # of the base model, too
+    assert found.said == [
+        f"verl_grpo: template='abel', max_response_length=128, stop=['##'], stop_token_ids=[7], as in "
+        f"{run}/config.yaml; temperatures, top_p and n_sampling are the evaluation's own"
+    ]
+    # What the command sets wins, and a model that is not from a run has the defaults.
+    (target, *_) = select(replace(unset, template="chat", stop=[])).targets
+    assert (target.template, target.max_response_length, target.stop) == ("chat", 128, ())
+    (target,) = select(replace(unset, path=str(base))).targets
+    assert (target.template, target.max_response_length, target.chat_arguments) == ("qwen-boxed", 1536, {})
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace("abel", "3"))
+    assert select(unset).errors == [f"{config}: template=3: must be text, not int"]
+    config.write_text(config.read_text().partition("data:")[0] + "data: {messages_key: messages}\n")
+    assert {target.template for target in select(unset).targets} == {"chat"}
 
 
 def test_a_missing_step_or_model_is_an_error_of_its_own(tmp_path, base):

@@ -31,7 +31,7 @@ from verl.config.common import (
 from verl.config.data import ChatArguments
 from verl.config.load import parse_config
 from verl.config.rewards import RewardModelConfig, RewardScoreConfig
-from verl.config.rollout import EngineConfig, MultiTurnConfig, SamplingFilters
+from verl.config.rollout import EngineConfig, MultiTurnConfig, SamplingFilters, StopStrings, StopTokenIds
 
 LAST = -1
 """Value of ``steps`` that selects a run's newest checkpoint."""
@@ -50,12 +50,20 @@ class TargetConfig(Group):
     """Initial model, evaluated as step 0, or null for the model named in the run's ``config.yaml``."""
     steps: Annotated[list[CheckpointStep], NAMES_ONE]
     """Steps to evaluate: 0 is the base model, -1 the newest checkpoint. Ignored for a standalone model (step 0)."""
-    template: str
-    """Prompt template, a key of ``verl.data.templates.TEMPLATES``; ``chat`` selects the model's own chat template."""
-    apply_chat_template_kwargs: ChatArguments
-    """Arguments of the chat template in ``chat`` and ``chat-boxed``, such as ``{enable_thinking: false}``."""
-    max_response_length: PositiveInt
-    """Maximum response length in tokens. Longer responses are cut there and count as truncated."""
+    template: str | None
+    """Prompt template, a key of ``verl.data.templates.TEMPLATES``; ``chat`` selects the model's own chat template. Null
+    selects the template that the run was trained with; for models that are not from a run, ``qwen-boxed``."""
+    apply_chat_template_kwargs: ChatArguments | None
+    """Arguments of the chat template in ``chat`` and ``chat-boxed``, such as ``{enable_thinking: false}``, or null for
+    those of the run, if any."""
+    max_response_length: PositiveInt | None
+    """Maximum response length in tokens. Longer responses are cut there and count as truncated. Null selects the run's
+    ``data.max_response_length``; for models that are not from a run, 1536."""
+    stop: StopStrings | None
+    """Strings that end a response, in addition to those of the template, or null for the run's ``rollout.stop``."""
+    stop_token_ids: StopTokenIds | None
+    """Tokens that end a response, in addition to those of the template, or null for the run's
+    ``rollout.stop_token_ids``."""
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,13 @@ def parse_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
     except OmegaConfBaseException as error:
         raise ConfigError(f"{error.full_key}: {str(error).splitlines()[0]}") from error
     rename_options(values)
-    config: ConfigT = _with_full_paths(_Parser(schema).build(schema, values, ""))
+    config: ConfigT = _with_full_paths(parse_values(schema, values))
+    return config
+
+
+def parse_values(schema: type[ConfigT], values: Any) -> ConfigT:
+    """Convert plain values to an instance of the dataclass ``schema``. Raises the errors of :func:`parse_config`."""
+    config: ConfigT = _Parser(schema).build(schema, values, "")
     return config
 
 

@@ -40,6 +40,9 @@ RESERVED_ENGINE_KWARGS = {
 }
 """Arguments of ``vllm.LLM`` that ``rollout.engine_kwargs`` must not set -> the reason or an alternative."""
 
+StopStrings = list[Annotated[str, rule(bool, "an empty string ends every response; leave it out")]]
+StopTokenIds = list[Annotated[int, rule(lambda token: token >= 0, "tokens are numbered from 0")]]
+
 
 @dataclass(frozen=True)
 class EngineConfig(Group):
@@ -190,9 +193,9 @@ class RolloutConfig(SamplingConfig, EngineConfig):
     update_weights_bucket_megabytes: PositiveInt
     """Maximum size in MiB of a message with weights to the engine, at least 1; a larger parameter is sent in a message
     of its own. A weight sync needs up to twice this memory. Affects speed, not results."""
-    stop_token_ids: list[Annotated[int, rule(lambda token: token >= 0, "tokens are numbered from 0")]]
+    stop_token_ids: StopTokenIds
     """Tokens that end a response, in addition to the end tokens of the tokenizer and ``generation_config.json``."""
-    stop: list[Annotated[str, rule(bool, "an empty string ends every response; leave it out")]]
+    stop: StopStrings
     """Strings that end a response, in training and validation. The policy also learns the tokens of the string, but the
     scored text ends before it. Such a response does not count as truncated."""
     val_kwargs: SamplingConfig

@@ -3,19 +3,29 @@
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from verl.checkpoint.folders import POINTER, checkpoints, step_of
 from verl.config.errors import ConfigError
 from verl.config.evaluation import LAST, EvaluationConfig, TargetConfig
+from verl.config.load import parse_values
 from verl.config.paths import find_path
 from verl.config.run_file import RUN_CONFIG, read_run_config, run_option
 from verl.evaluation.display import EvaluationDisplay
 from verl.run.run_config import require_model
 
 MODEL_IN_CHECKPOINT = Path("actor", "huggingface")
+
+PROMPTING: dict[str, tuple[str, Any]] = {
+    "template": ("data", "qwen-boxed"),
+    "apply_chat_template_kwargs": ("data", {}),
+    "max_response_length": ("data", 1536),
+    "stop": ("rollout", []),
+    "stop_token_ids": ("rollout", []),
+}
+"""Options of a target that a run determines: name -> the group that has it in the run's config, and its default."""
 
 MAX_FOLDER_NAME = 100
 """Maximum length in characters of a result folder's name."""
@@ -35,6 +45,9 @@ class Target:
     max_response_length: int
     chat_arguments: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Extra arguments for the tokenizer's chat template."""
+    stop: tuple[str, ...] = ()
+    """Strings that end a response, in addition to those of the template."""
+    stop_token_ids: tuple[int, ...] = ()
 
     @property
     def label(self) -> str:
@@ -95,9 +108,6 @@ def _targets_of(alias: str, path: str, entry: TargetConfig, display: EvaluationD
     path = find_path(path)
     root, steps = Path(path), entry.steps
 
-    def target(run: str, step: int, model: str) -> Target:
-        return Target(run, step, model, entry.template, entry.max_response_length, entry.apply_chat_template_kwargs)
-
     # A path to a checkpoint folder, or to the exported model inside one, selects that step of its run.
     parts = MODEL_IN_CHECKPOINT.parts
     checkpoint = root.parents[len(parts) - 1] if root.parts[-len(parts) :] == parts else root
@@ -106,15 +116,47 @@ def _targets_of(alias: str, path: str, entry: TargetConfig, display: EvaluationD
     if not ((root / POINTER).is_file() or any(root.glob("global_step_*"))):
         require_model(f"{option}.path", path)
         name = alias or _as_name(Path(path).resolve().name if root.exists() else root.name)
-        return [target(name, 0, _full_path(path))], name
+        return [replace(_prompting(entry, {}), run=name, path=_full_path(path))], name
     own_name = _as_name(_run_text(root, "trainer", "experiment_name") or root.resolve().name)
+    inherited = _inherited(root, entry)
+    prompting = _prompting(entry, inherited)
+    if shown := [f"{name}={value!r}" for name, value in inherited.items() if value not in ({}, [])]:
+        display.say(
+            f"{alias or own_name}: {', '.join(shown)}, as in {root / RUN_CONFIG}; temperatures, top_p and n_sampling "
+            "are the evaluation's own"
+        )
     models: dict[int, str] = {}
     for step in steps:
         with display.recorded():
             number, model = _find_step(root, step, option, entry.base)
             models.setdefault(number, model)
-    targets = [target(alias or own_name, step, model) for step, model in models.items()]
+    targets = [replace(prompting, run=alias or own_name, step=step, path=model) for step, model in models.items()]
     return targets, _as_name(f"{own_name}_{root.resolve().name}")
+
+
+def _inherited(root: Path, entry: TargetConfig) -> dict[str, Any]:
+    """Return the options in ``PROMPTING`` that ``entry`` leaves unset and the run's config has.
+
+    Raises:
+        ConfigError: The run's config has an invalid value.
+    """
+    found = {name: _run_option(root, group, name) for name, (group, _) in PROMPTING.items()}
+    if _run_option(root, "data", "messages_key"):  # supervised fine-tuning always uses the chat template
+        found["template"] = "chat"
+    found = {name: value for name, value in found.items() if value is not None and getattr(entry, name) is None}
+    try:
+        parse_values(TargetConfig, {**asdict(entry), **found})
+    except ConfigError as error:
+        raise ConfigError(f"{root / RUN_CONFIG}: {error}") from error
+    return found
+
+
+def _prompting(entry: TargetConfig, inherited: Mapping[str, Any]) -> Target:
+    """Return a target without a model, prompted as ``entry`` says, or else as ``inherited``, or else by default."""
+    values = {name: default for name, (_, default) in PROMPTING.items()} | dict(inherited)
+    values |= {name: value for name in PROMPTING if (value := getattr(entry, name)) is not None}
+    template, arguments, length, stop, stop_token_ids = values.values()
+    return Target("", 0, "", template, length, arguments, tuple(stop), tuple(stop_token_ids))
 
 
 def _find_step(root: Path, step: int, field: str, base: str | None) -> tuple[int, str]:

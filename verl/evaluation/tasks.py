@@ -96,7 +96,8 @@ class Job:
         Raises:
             ConfigError: The model was removed.
         """
-        config, tokenizer, tasks = self.config, self.tokenizers[target], []
+        config, tokenizer = self.config, self.tokenizers[target]
+        tasks: list[EvaluationTask] = []
         turns = config.rollout.multi_turn
         settings = _settings(target, tokenizer, config, self.session.device_type)
         limit = ModelInfo.read(target.path, config.rollout.trust_remote_code).max_length
@@ -107,6 +108,9 @@ class Job:
                 prompts = [_prompt(problem, target, tokenizer, examples, turns) for problem in problems]
             if not prompts:
                 continue
+            if not tasks and next(other for other in self.tokenizers if other.run == target.run) is target:
+                shown = f"{tokenizer.decode(prompts[0])!r:.500}"
+                self.display.say(f"{target.run}: the first of {len(prompts)} prompts of {name}: {shown}")
             unanswered = {i: len(ids) for i, ids in enumerate(prompts) if limit is not None and len(ids) >= limit}
             if unanswered:
                 first = min(unanswered)
@@ -246,8 +250,8 @@ def _settings(
     settings: dict[str, Any] = {
         "model": model_digest(target.path),
         "template": target.template,
-        "stop": template_stops(target.template),
-        "stop_token_ids": stop_token_ids(target.template, tokenizer),
+        "stop": [*template_stops(target.template), *target.stop],
+        "stop_token_ids": [*stop_token_ids(target.template, tokenizer), *target.stop_token_ids],
         # None matches the folders of earlier versions, which had no such option.
         "apply_chat_template_kwargs": dict(target.chat_arguments) or None,
         "few_shot": config.data.few_shot,
