@@ -5,6 +5,7 @@ import io
 import json
 import math
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -12,6 +13,7 @@ import pytest
 import yaml
 from rich.console import Console
 
+from tests.chromium import PageText
 from tests.evaluation.example_results import (
     HOSTILE,
     TWO_RUNS,
@@ -28,6 +30,7 @@ from verl.evaluation.report.tables import comparison_table, csv_text, markdown, 
 from verl.evaluation.reranking import with_scores
 from verl.evaluation.results import ProblemResult, result_folder, row_labels, safe_name, write_result
 from verl.evaluation.statistics import summarise
+from verl.evaluation.targets import Target
 from verl.utils.portable import printable
 
 
@@ -203,7 +206,21 @@ def test_trackers_get_one_record_per_step_with_all_runs(tmp_path: Path, capsys):
         with_metrics(result(["cc", "cc"], "b", 80, "sums", 0.5), {"ER": [2.0] * 4}),
     ]
     (tmp_path / "metrics.jsonl").write_text("of an earlier evaluation\n")
-    publish(tmp_path, results, evaluation_config(), EvaluationDisplay())
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "report.html").write_text("")
+    targets = [
+        Target("a", 80, "models/a", "abel", 128, folder=str(tmp_path / "run")),
+        Target("b", 80, "hub/b", "chat", 64, folder=str(tmp_path / "gone")),
+    ]
+    config = evaluation_config("temperatures=[0,0.5]", "n_sampling=1", "top_p=0.9")
+    publish(tmp_path, results, config, EvaluationDisplay(), targets)
+    sampling = "greedy, temperature 0.5, top_p 0.9, n=1, at most 128 or 64 tokens, template abel or chat"
+    output = capsys.readouterr().out
+    assert f"Evaluation (percent): {sampling}" in " ".join(output.split())
+    about = f"Evaluated on {date.today()}: {sampling}. Models: a@80 is models/a, b@80 is hub/b."
+    assert f"# embedded\n\n{about} [page of a](run/report.html)\n" in (tmp_path / "results.md").read_text()
+    page = PageText((tmp_path / "index.html").read_text()).index
+    assert page["legend"][0] == about and page["pages"] == [{"text": "Page of a", "href": "run/report.html"}]
     before, after = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert (before["step"], after["step"]) == (0, 80)
     assert (before["a/sums/pass@1"], before["a/sums/pass@2"]) == (0.25, 0.5)
@@ -213,5 +230,4 @@ def test_trackers_get_one_record_per_step_with_all_runs(tmp_path: Path, capsys):
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["figures"]["a@80"]["sums"]["pass@2"] == 1.0 and "versions" in summary
     assert yaml.safe_load((tmp_path / "config.yaml").read_text())["model"]["template"] == "chat"
-    output = capsys.readouterr().out
     assert "a@80" in output and f"page: {tmp_path}/index.html" in output.replace("\n", "")

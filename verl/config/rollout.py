@@ -112,6 +112,11 @@ class SamplingConfig(SamplingFilters):
         fix = "greedy decoding (temperature=0) gives one response; set n=1"
         self.require(self.temperature > 0 or self.n == 1, "n", fix)
 
+    def __str__(self) -> str:
+        return (
+            f"{f'temperature {self.temperature:g}, top_p {self.top_p:g}' if self.temperature else 'greedy'}, n={self.n}"
+        )
+
 
 @dataclass(frozen=True)
 class MultiTurnConfig(Group):

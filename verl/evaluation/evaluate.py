@@ -56,7 +56,7 @@ def run_evaluation(config: EvaluationConfig) -> None:
                     with display.recorded(target.label):
                         by_target[target] = _evaluate_target(job, target, title, verifiers, judge)
             if results := list(chain.from_iterable(by_target.values())):
-                publish(job.folder, results, config, display)
+                publish(job.folder, results, config, display, by_target)
 
 
 def _evaluate_target(

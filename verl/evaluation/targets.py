@@ -48,6 +48,8 @@ class Target:
     stop: tuple[str, ...] = ()
     """Strings that end a response, in addition to those of the template."""
     stop_token_ids: tuple[int, ...] = ()
+    folder: str = field(default="", compare=False)
+    """Run's folder, or empty for a standalone model."""
 
     @property
     def label(self) -> str:
@@ -119,7 +121,7 @@ def _targets_of(alias: str, path: str, entry: TargetConfig, display: EvaluationD
         return [replace(_prompting(entry, {}), run=name, path=_full_path(path))], name
     own_name = _as_name(_run_text(root, "trainer", "experiment_name") or root.resolve().name)
     inherited = _inherited(root, entry)
-    prompting = _prompting(entry, inherited)
+    prompting = replace(_prompting(entry, inherited), folder=str(root.resolve()))
     if shown := [f"{name}={value!r}" for name, value in inherited.items() if value not in ({}, [])]:
         display.say(
             f"{alias or own_name}: {', '.join(shown)}, as in {root / RUN_CONFIG}; temperatures, top_p and n_sampling "

@@ -114,7 +114,7 @@ function showResponses() {
   if (metricLines.length) byId("metrics").replaceChildren(el("h3", {}, "Rank metrics, means"), scrolled("Rank metrics", tableOf(["benchmark", "run", "metric", "all responses", "correct", "wrong"], 3, metricLines)));
 }
 
-byId("legend").append(...data.legend.map((text) => el("span", {}, text)));
+byId("legend").append(...data.legend.map((text) => el("span", {}, text)), ...data.pages.map(({ text, href }) => el("a", { href }, text)));
 figureButtons();
 showResponses();
 showCurves();

@@ -29,10 +29,11 @@ from verl.data.records import rl_record
 from verl.method.calls import MethodCalls
 from verl.rank.reward_manager import RewardManager
 from verl.run import setup as run_setup
+from verl.run.display import RunDisplay
 from verl.run.session import TrainingRun
 from verl.run.setup import check_method_and_loss
 from verl.run.warnings import form_warnings, start_notes, start_warnings
-from verl.trainer.ppo.run import run_ppo
+from verl.trainer.ppo.run import run_ppo, show_validations
 from verl.workers.policy_loss import PolicyLoss
 
 
@@ -220,3 +221,12 @@ def test_prompts_with_an_unrewarded_answer_form_are_warned(tiny_tokenizer, mode,
     lines = form_warnings(mode, records, tiny_tokenizer)
     assert len(lines) == (beginning is not None)
     assert all(line.startswith(f"reward_score.mode='independent': {beginning}") for line in lines)
+
+
+def test_last_table_says_how_validation_sampled(capsys):
+    sampled = {"temperature": 0.6, "top_p": 0.95, "n": 4}
+    kwargs = [f"rollout.val_kwargs.{name}={value}" for name, value in sampled.items()]
+    for options, title in (([], "greedy, n=1"), (kwargs, "temperature 0.6, top_p 0.95, n=4")):
+        values = {0: {"val/pass@1": 0.25}, 8: {"val/pass@1": 0.5}}
+        show_validations(RunDisplay("run", 8, {}), values, ppo_config(*options).rollout.val_kwargs)
+        assert f"Validation ({title})" in " ".join(capsys.readouterr().out.split())

@@ -30,9 +30,17 @@ VERDICT_CODES = {
 
 
 def make_page(
-    summary: Summary, results: Sequence[TaskResult], title: str = "Evaluation", max_bytes: int = MAX_PAGE_BYTES
+    summary: Summary,
+    results: Sequence[TaskResult],
+    title: str = "Evaluation",
+    about: str = "",
+    pages: Sequence[tuple[str, str]] = (),
+    max_bytes: int = MAX_PAGE_BYTES,
 ) -> str:
-    """Return the page's HTML, at most ``max_bytes`` long unless statistics, verdicts and questions alone exceed it."""
+    """Return the page's HTML, at most ``max_bytes`` long unless statistics, verdicts and questions alone exceed it.
+
+    The other arguments are those of ``write_results``.
+    """
     runs, prompts = _gather(summary, results)
     index = {
         "runs": [
@@ -42,7 +50,10 @@ def make_page(
         "benchmarks": [printable(name) for name in summary.benchmarks],
         "rows": [_row(name, label, row, summary) for (name, label), row in summary.table.to_dict("index").items()],
         "reasons": list(VERDICT_CODES),
-        "legend": [text for text in (LEGEND, printable(baseline_sentence(summary)), DEFINITIONS) if text],
+        "legend": [
+            text for text in (printable(about), LEGEND, printable(baseline_sentence(summary)), DEFINITIONS) if text
+        ],
+        "pages": [{"text": f"Page of {printable(run)}", "href": href} for run, href in pages],
     }
     verdicts = {code: name for name, code in VERDICT_CODES.items()}
     return build_page(title, index, prompts, summary.metrics, verdicts, max_bytes)

@@ -1,16 +1,20 @@
 """Writes an evaluation's result files, tables and page, and logs its statistics to the trackers."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import date
 from pathlib import Path
 from typing import NamedTuple
+from urllib.parse import quote
 
 from verl.config.evaluation import EvaluationConfig
 from verl.evaluation.display import EvaluationDisplay
 from verl.evaluation.report.page import make_page
-from verl.evaluation.report.tables import csv_text, markdown, overview_table, terminal_table
+from verl.evaluation.report.tables import csv_text, markdown, overview_table, sampling_text, terminal_table
 from verl.evaluation.results import PROMPT_TOO_LONG, TaskResult, row_labels, write_result
 from verl.evaluation.statistics import GROUPS, Key, Summary, summarise
+from verl.evaluation.targets import Target
 from verl.run.tracking import Tracker, drop_records, write_summary
 from verl.utils.files import replace_text
 
@@ -33,23 +37,41 @@ class Figures(NamedTuple):
     values: Mapping[str, float]
 
 
-def publish(folder: Path, results: Sequence[TaskResult], config: EvaluationConfig, display: EvaluationDisplay) -> None:
+def publish(
+    folder: Path,
+    results: Sequence[TaskResult],
+    config: EvaluationConfig,
+    display: EvaluationDisplay,
+    targets: Collection[Target],
+) -> None:
     """Write all results to ``folder``, log the statistics to the trackers, and print the table."""
-    summary = write_results(folder, results, config.trainer.experiment_name, config.compare_to, config.seed)
+    sampling, title = sampling_text(config, targets), config.trainer.experiment_name
+    models = ", ".join(f"{target.label} is {target.path}" for target in targets)
+    about = f"Evaluated on {date.today()}: {sampling}. Models: {models}."
+    reports = {target.run: Path(target.folder, "report.html") for target in targets if target.folder}
+    pages = [(run, quote(os.path.relpath(page, folder))) for run, page in reports.items() if page.is_file()]
+    summary = write_results(folder, results, title, config.compare_to, config.seed, about, pages)
     tracked = tracked_figures(summary)
     figures = [
         Figures(r.run, r.step, label.removeprefix(r.label), r.benchmark, tracked[r.benchmark, label])
         for r, label in zip(results, row_labels(results), strict=True)
     ]
     record(folder, config, figures, display.errors, UPLOADED)
-    table, console = terminal_table("Evaluation (percent)", overview_table(summary)), display.console
+    table = terminal_table(f"Evaluation (percent): {sampling}", overview_table(summary))
+    console = display.console
     console.print(table, width=None if console.is_terminal else max(console.width, COLUMNS_OF_LOGS))
     display.say(f"page: {folder}/index.html")
     display.say(f"tables: {folder}/results.md, {folder}/results.csv")
 
 
 def write_results(
-    folder: Path, results: Sequence[TaskResult], title: str = "Evaluation", compare_to: str = "auto", seed: int = 0
+    folder: Path,
+    results: Sequence[TaskResult],
+    title: str = "Evaluation",
+    compare_to: str = "auto",
+    seed: int = 0,
+    about: str = "",
+    pages: Sequence[tuple[str, str]] = (),
 ) -> Summary:
     """Write all results to ``folder`` and return their statistics.
 
@@ -57,16 +79,17 @@ def write_results(
     ``samples.parquet`` in ``<run>/step_<N>/<benchmark>/T<temperature>``. They replace the files of an earlier
     evaluation and depend only on the arguments.
 
-    ``compare_to`` and ``seed`` are passed to :func:`summarise`.
+    ``compare_to`` and ``seed`` are passed to :func:`summarise`. ``about`` says how the responses were sampled, and
+    ``pages`` has the relative URL of each run's own page.
     """
     summary = summarise(results, compare_to, seed)
     folder.mkdir(parents=True, exist_ok=True)
     rows = summary.table.to_dict("index")
     for result, label in zip(results, row_labels(results), strict=True):
         write_result(folder, result, rows[result.benchmark, label])
-    replace_text(folder / "results.md", markdown(summary, title))
+    replace_text(folder / "results.md", markdown(summary, title, about, pages))
     replace_text(folder / "results.csv", csv_text(summary))
-    replace_text(folder / "index.html", make_page(summary, results, title))
+    replace_text(folder / "index.html", make_page(summary, results, title, about, pages))
     return summary
 
 

@@ -1,7 +1,7 @@
 """Builds an evaluation's tables for ``results.md``, ``results.csv`` and the terminal."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import pandas as pd
@@ -9,7 +9,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from verl.config.evaluation import EvaluationConfig
 from verl.evaluation.statistics import AVERAGE, GROUPS, LEVEL, MIN_CHANGED, REPEATED_WORDS, Summary
+from verl.evaluation.targets import Target
 from verl.utils.portable import printable
 
 UP, DOWN, NOTHING = "▲", "▼", "–"
@@ -129,6 +131,15 @@ def comparison_ks(summary: Summary) -> list[int]:
     return sorted({1, max(largest, key=lambda k: (largest.count(k), k))}) if largest else []
 
 
+def sampling_text(config: EvaluationConfig, targets: Collection[Target]) -> str:
+    """Return how responses were sampled: ``temperature 0.6, top_p 0.95, n=4, at most 128 tokens, template chat``."""
+    heat = ["greedy" if value == 0 else f"temperature {value:g}" for value in config.temperatures]
+    lengths = " or ".join(dict.fromkeys(str(target.max_response_length) for target in targets))
+    templates = " or ".join(dict.fromkeys(target.template for target in targets))
+    parts = [*heat, f"top_p {config.top_p:g}", f"n={config.n_sampling}", f"at most {lengths} tokens"]
+    return ", ".join([*parts, f"template {templates}"])
+
+
 def baseline_sentence(summary: Summary) -> str:
     """Return a sentence that names the baseline of each run, or an empty string if there are no baselines."""
     pairs = {run: baseline for (_, run), baseline in summary.table.get("baseline", pd.Series()).items() if baseline}
@@ -139,9 +150,14 @@ def baseline_sentence(summary: Summary) -> str:
     return "Baselines: " + ", ".join(f"{label} against {other}" for label, other in pairs.items()) + "."
 
 
-def markdown(summary: Summary, title: str = "Evaluation") -> str:
-    """Return the text of ``results.md``."""
+def markdown(
+    summary: Summary, title: str = "Evaluation", about: str = "", pages: Sequence[tuple[str, str]] = ()
+) -> str:
+    """Return the text of ``results.md``. The arguments are those of ``write_results``."""
     parts = [f"# {printable(title)}"]
+    links = [f"[page of {escape_markdown(run)}]({href})" for run, href in pages]
+    if about:
+        parts.append(" ".join([escape_markdown(about), *links]))
     if not len(summary.table):
         return "\n\n".join([*parts, "There are no results."]) + "\n"
     parts += [" ".join(filter(None, [LEGEND, escape_markdown(baseline_sentence(summary))])), DEFINITIONS]

@@ -9,6 +9,7 @@ from verl.checkpoint.folders import latest_checkpoint
 from verl.checkpoint.resume import Resumption, best_validation, changed_options, saved_validations
 from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
+from verl.config.rollout import SamplingConfig
 from verl.rank.reward_manager import RewardManager
 from verl.rewards.pool import VerifierPool
 from verl.rollout import engine_environment
@@ -54,7 +55,7 @@ def run_ppo(config: PPOConfig) -> None:
         _announce(run, setup)
         ppo = run.attempts(lambda: _train(run, setup))
         run.write_summary(_summary(config, ppo.step, ppo.validations, ppo.timer.totals))
-    _show_validations(run.display, ppo.validations)
+    show_validations(run.display, ppo.validations, config.rollout.val_kwargs)
     run.report(ppo.timer.totals)
 
 
@@ -170,7 +171,9 @@ def _summary(
     }
 
 
-def _show_validations(display: RunDisplay, validations: Mapping[int, Mapping[str, float]]) -> None:
+def show_validations(
+    display: RunDisplay, validations: Mapping[int, Mapping[str, float]], sampling: SamplingConfig
+) -> None:
     """Print a table of the first and last validations if there are at least two."""
     if len(validations) < 2:
         return
@@ -187,4 +190,4 @@ def _show_validations(display: RunDisplay, validations: Mapping[int, Mapping[str
         for label, (name, form) in names.items()
         if name in before and name in after
     ]
-    display.table("Validation", ["", f"step {first}", f"step {last}"], rows)
+    display.table(f"Validation ({sampling})", ["", f"step {first}", f"step {last}"], rows)
