@@ -2,6 +2,8 @@
 # Evaluates checkpoints of training runs, or any model: pass@k over benchmarks (docs/evaluation.md). Set what to compare
 # below or on the command line. Arguments are Hydra overrides or Hydra's own flags, for example:
 #   bash eval.sh                           the default: the newest run of train.sh, before and after training
+#   bash eval.sh model.path=outputs/verl/grpo/A               a run, on its own validation files
+#   bash eval.sh benchmarks=math500                           the newest run
 #   bash eval.sh model.path=Qwen/Qwen2.5-1.5B benchmarks=aime24,math500 n_sampling=16
 #   bash eval.sh evaluation=SMALL_SAMPLES_PASS16 runs.grpo=outputs/verl/grpo/A runs.verl=outputs/verl/verl_grpo/B
 #   bash eval.sh --cfg job                 print the configuration and run nothing

@@ -15,6 +15,7 @@ from verl.checkpoint.attempts import run_lock
 from verl.cluster.failures import WorkerError
 from verl.config import ConfigError
 from verl.config.evaluation import EvaluationConfig
+from verl.data.records import RL_SCHEMA, rl_record, write_parquet
 from verl.evaluation import evaluate as evaluate_module
 from verl.evaluation import generation
 from verl.evaluation.display import EvaluationDisplay
@@ -230,6 +231,26 @@ def test_prompts_longer_than_the_model_takes_are_unanswered(engines, evaluate, b
     # A response may be shorter than asked for, so that it fits.
     assert evaluate("model.max_response_length=600", f"trainer.default_local_dir={benchmarks}")[0] == 0
     assert engines[1][0].max_model_len == 512
+
+
+def test_run_alone_is_evaluated_on_its_validation_files(engines, evaluate, tiny_model, tmp_path):
+    run, path = tmp_path / "run", tmp_path / "sums" / "val.parquet"
+    shutil.copytree(tiny_model, run / "global_step_5" / "actor" / "huggingface")
+    sums = [{"question": f"What is {i} + 1?", "ground_truth": str(i + 1), "index": i} for i in range(3)]
+    records = [rl_record(data_source="arithmetic", split="test", **fields) for fields in sums]
+    records[2]["prompt"].insert(0, {"role": "system", "content": "Sums!"})
+    path.parent.mkdir()
+    write_parquet(path, records, RL_SCHEMA)
+    data = {"val_files": [str(path)], "prompt_key": "prompt", "reward_fn_key": "data_source", "template": "chat"}
+    (run / "config.yaml").write_text(json.dumps({"data": data}))
+    command = ["benchmarks=[]", f"model.path={run}", "model.steps=[5]", f"trainer.default_local_dir={tmp_path / 'out'}"]
+    assert evaluate(*command)[:2] == (0, [])
+    assert (tmp_path / "out" / "run" / "step_5" / "sums_val" / "T1" / "results.json").is_file()
+    tokenizer = engines[0][1].tokenizer
+    prompts = {tokenizer.decode(ids).replace(" ", "") for ids in engines[0][1].prompts}
+    assert len(prompts) == 3 and sum("Sums!" in text and "2+1" in text for text in prompts) == 1
+    code, (line,), _ = evaluate("benchmarks=[]")
+    assert code == 1 and line.startswith("error: benchmarks=[]: a model that is not from a run has no files of")
 
 
 def test_refusing_chat_template_costs_its_benchmark(engines, evaluate, benchmarks, tiny_model, tmp_path):

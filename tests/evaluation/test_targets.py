@@ -158,6 +158,12 @@ def test_the_newest_run_from_the_base_model(tmp_path, base):
     found = select(entry(None, base=base), runs)
     assert labels(found) == ["verl_grpo@0", "verl_grpo@2"]
     assert (found.said, found.folder_name) == ([], "verl_grpo_0")
+    # Of any base.
+    found = select(entry(None), runs)
+    assert (found.said, found.folder_name) == ([f"evaluating the newest run, {runs}/verl/c"], "verl_grpo_c")
+    assert select(entry(None), tmp_path / "none").errors == [
+        f"model.path=None: {tmp_path}/none/ holds no training run with a checkpoint; name a run or a model"
+    ]
     # Without a run, the base model alone.
     runs = tmp_path / "nowhere"
     found = select(entry(None, base=base), runs)

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -19,9 +18,7 @@ from verl.checkpoint.attempts import run_lock
 from verl.cluster.failures import WorkerError
 from verl.config.analysis import AnalysisConfig
 from verl.config.errors import ConfigError
-from verl.data.files import read_rows
-from verl.data.prompt_rows import as_mapping, read_extra_info, read_messages
-from verl.evaluation.benchmarks import Problem
+from verl.evaluation.benchmarks import Problem, load_prompts
 from verl.evaluation.display import displayed
 from verl.evaluation.evaluate import in_one_line
 from verl.evaluation.generation import generate_target
@@ -82,20 +79,13 @@ def read_prompt_file(path: str, config: AnalysisConfig) -> tuple[str, list[Probl
     Raises:
         ConfigError: The file cannot be read, or a prompt is not a single user turn or has no verifier.
     """
-    rows = read_rows(path, ["data_source", "prompt", "reward_model"], chats=["prompt"])[: config.data.limit]
-    problems = []
-    for index, row in enumerate(rows):
-        where = f"{path}, row {index}"
-        messages = read_messages(row, where, "prompt")
-        if [message["role"] for message in messages] != ["user"]:
+    problems = load_prompts(path, config.data.limit)
+    for problem in problems:
+        if problem.messages:
+            count = len(problem.messages)
             raise ConfigError(
-                f"{where}: prompt: must be a single user turn for an analysis; it has {len(messages)} messages"
+                f"{problem.place}: prompt: must be a single user turn for an analysis; it has {count} messages"
             )
-        truth: Any = as_mapping(row["reward_model"]).get("ground_truth")
-        extra_info = read_extra_info(row.get("extra_info"))
-        problems.append(Problem(index, messages[0]["content"], truth, row["data_source"], extra_info, None, where))
-    if not problems:
-        raise ConfigError(f"{path}: holds no prompt at all")
     check_answers(problems, config)
     return Path(path).stem, problems
 

@@ -45,7 +45,7 @@ class TargetConfig(Group):
 
     path: str | None
     """Folder of a training run (``trainer.default_local_dir``), of one of its checkpoints (``global_step_N``) or of a
-    model, or a hub id. Null selects the newest run below ``runs_dir`` that was trained from ``base``."""
+    model, or a hub id. Null selects the newest run below ``runs_dir``, of those trained from ``base`` if it is set."""
     base: str | None
     """Initial model, evaluated as step 0, or null for the model named in the run's ``config.yaml``."""
     steps: Annotated[list[CheckpointStep], NAMES_ONE]
@@ -182,7 +182,8 @@ class EvaluationConfig(SamplingFilters):
     runs_dir: str
     """Folder to search for training runs and to write evaluations to."""
     benchmarks: Annotated[list[FolderName], NAMES_ONCE]
-    """Names of benchmarks in ``verl.evaluation.benchmarks.BENCHMARKS`` or of files in ``data.benchmark_dir``."""
+    """Names of benchmarks in ``verl.evaluation.benchmarks.BENCHMARKS`` or of files in ``data.benchmark_dir``. An empty
+    list selects the validation files of the runs that are evaluated."""
     n_sampling: PositiveInt
     """Number of responses per problem. Responses of an earlier evaluation in the folder are reused: only missing ones
     are generated, and surplus ones are ignored."""
@@ -204,8 +205,8 @@ class EvaluationConfig(SamplingFilters):
     trainer: EvaluationTrainerConfig
 
     def check(self) -> None:
-        fix = "name at least one, or choose a set, such as evaluation=embedded"
-        self.require(self.names_prompts, "benchmarks", fix)
+        fix = "name at least one, or a run as model.path, or choose a set, such as evaluation=embedded"
+        self.require(self.names_prompts or bool(self.runs) or self.model.path is not None, "benchmarks", fix)
         self.require(
             self.calculator.source == "rollout", "calculator.source", "an evaluation has no actor; set it to rollout"
         )
@@ -216,8 +217,6 @@ class EvaluationConfig(SamplingFilters):
         for alias, run in self.runs.items():
             IS_FOLDER_NAME("runs", alias)
             require(run.path is not None, f"runs.{alias}.path", None, "name a training run or a model")
-        named = bool(self.runs) or self.model.path is not None or self.model.base is not None
-        self.require(named, "model.path", "name a training run or a model")
         greedy = 0 in self.temperatures
         fix = "greedy decoding (temperature 0) gives one response; set n_sampling=1"
         self.require(not greedy or self.n_sampling == 1, "n_sampling", fix)

@@ -143,7 +143,7 @@ def generate_missing(
 def _record(task: EvaluationTask, place: int) -> PromptRecord:
     """Convert a problem to the record that environments receive."""
     problem = task.problems[place]
-    messages = [{"role": "user", "content": problem.question}]
+    messages = [dict(message) for message in problem.messages] or [{"role": "user", "content": problem.question}]
     facts = (problem.data_source, problem.answer, problem.extra_info)
     return PromptRecord(place, task.prompts[place], *facts, messages, task.opens_thought)
 

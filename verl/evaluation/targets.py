@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from verl.checkpoint.folders import POINTER, checkpoints, step_of
+from verl.config.checks import require
 from verl.config.errors import ConfigError
 from verl.config.evaluation import LAST, EvaluationConfig, TargetConfig
 from verl.config.load import parse_values
@@ -77,21 +78,26 @@ def select_targets(config: EvaluationConfig, display: EvaluationDisplay) -> tupl
     return found, "+".join(names)[:MAX_FOLDER_NAME]
 
 
-def newest_run(runs_dir: Path, base: str) -> Path | None:
-    """Return the run under ``runs_dir`` that was trained from ``base`` and has the newest checkpoint, or None."""
+def newest_run(runs_dir: Path, base: str | None) -> Path | None:
+    """Return the run under ``runs_dir`` with the newest checkpoint, of those trained from ``base`` if it is given."""
     runs = []
     for parent, folders, files in os.walk(runs_dir):
         if POINTER in files:
             folders.clear()
             runs.append(Path(parent))
-    wanted = Path(base).resolve()
-    runs = [run for run in runs if Path(_run_text(run, "model", "path")).resolve() == wanted]
+    if base is not None:
+        wanted = Path(base).resolve()
+        runs = [run for run in runs if Path(_run_text(run, "model", "path")).resolve() == wanted]
     return max(runs, key=lambda run: (run / POINTER).stat().st_mtime, default=None)
 
 
 def _newest_or_base(runs_dir: str, entry: TargetConfig, display: EvaluationDisplay) -> str:
-    assert entry.base is not None, "the config names a path or a base"
-    run = newest_run(Path(runs_dir), find_path(entry.base))
+    run = newest_run(Path(runs_dir), entry.base and find_path(entry.base))
+    if entry.base is None:
+        fix = "holds no training run with a checkpoint; name a run or a model"
+        require(run is not None, "model.path", None, f"{runs_dir}/ {fix}")
+        display.say(f"evaluating the newest run, {run}")
+        return str(run)
     if run is None:
         display.say(
             f"note: {runs_dir}/ holds no training run from {entry.base} with a checkpoint; evaluating that model alone "

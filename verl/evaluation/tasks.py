@@ -15,17 +15,20 @@ from transformers import PreTrainedTokenizerBase
 from verl.cluster.start import gpus_per_machine, resolve_device
 from verl.config.errors import ConfigError
 from verl.config.evaluation import EvaluationConfig
+from verl.config.paths import find_path
 from verl.config.rollout import MultiTurnConfig
+from verl.config.run_file import RUN_CONFIG, read_run_config, run_option
 from verl.data.templates import (
     DEMONSTRATIONS,
     check_template,
     find_template,
     opens_thought,
+    render_chat,
     render_prompt,
     stop_token_ids,
     template_stops,
 )
-from verl.evaluation.benchmarks import BENCHMARKS, Problem, load_benchmark
+from verl.evaluation.benchmarks import BENCHMARKS, Problem, load_benchmark, load_prompts
 from verl.evaluation.display import EvaluationDisplay
 from verl.evaluation.results import PROMPT_TOO_LONG, result_folder
 from verl.evaluation.store import SampleStore
@@ -169,6 +172,9 @@ def prepare(
             benchmarks[name] = load_problems(name, config)
     display.missing_benchmarks += [name for name in config.benchmarks if name not in benchmarks]
     benchmarks |= more_benchmarks or {}
+    if not config.names_prompts:
+        with display.recorded():
+            benchmarks = validation_problems(targets, config)
     tokenizers = {}
     for target in targets:
         with display.recorded(target.label):
@@ -218,6 +224,29 @@ def load_problems(name: str, config: EvaluationConfig) -> list[Problem]:
     problems = problems[: config.data.limit]
     check_answers(problems, config)
     return problems
+
+
+def validation_problems(targets: Sequence[Target], config: EvaluationConfig) -> dict[str, list[Problem]]:
+    """Return the validation prompts of the targets' runs, by folder and name of their file.
+
+    Raises:
+        ConfigError: A target's run has no validation prompts, or a file cannot be read.
+    """
+    found: dict[str, list[Problem]] = {}
+    for folder in dict.fromkeys(target.folder for target in targets):
+        run = read_run_config(Path(folder, RUN_CONFIG)) if folder else {}
+        files, *keys = (run_option(run, "data", name) for name in ("val_files", "prompt_key", "reward_fn_key"))
+        usable = isinstance(files, list) and files and all(isinstance(name, str) for name in [*files, *keys])
+        if not usable or run_option(run["data"], "custom_cls", "path") is not None:
+            raise ConfigError(
+                f"benchmarks=[]: {folder or 'a model that is not from a run'} has no files of validation prompts; name "
+                "benchmarks, or choose a set, such as evaluation=embedded"
+            )
+        for path in map(find_path, files):
+            name = "_".join([*Path(path).absolute().parts[-2:-1], Path(path).stem])
+            found[name] = load_prompts(path, config.data.limit, *keys)
+            check_answers(found[name], config)
+    return found
 
 
 def check_answers(problems: Sequence[Problem], config: EvaluationConfig) -> None:
@@ -289,6 +318,10 @@ def _prompt(
 ) -> list[int]:
     try:
         arguments = chat_arguments(target, options)
+        if problem.messages and target.template != "chat":
+            raise ConfigError(f"has several messages, which template={target.template!r} does not take; set chat")
+        if problem.messages:
+            return render_chat(problem.messages, tokenizer, arguments)
         return render_prompt(target.template, problem.question, tokenizer, examples, arguments)
     except ConfigError as error:
         raise ConfigError(f"problem {problem.index}: its question: {error}") from error
