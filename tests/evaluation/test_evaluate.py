@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.evaluation.example_tasks import FakeEngines, evaluation_config
+from tests.kit import jsonl
 from verl.checkpoint.attempts import run_lock
 from verl.cluster.failures import WorkerError
 from verl.config import ConfigError
@@ -249,6 +250,14 @@ def test_run_alone_is_evaluated_on_its_validation_files(engines, evaluate, tiny_
     tokenizer = engines[0][1].tokenizer
     prompts = {tokenizer.decode(ids).replace(" ", "") for ids in engines[0][1].prompts}
     assert len(prompts) == 3 and sum("Sums!" in text and "2+1" in text for text in prompts) == 1
+    # Of a run whose files have other columns.
+    jsonl(tmp_path / "gsm.jsonl", {"question": "What is 3 + 4?", "answer": "3 + 4 = 7\n#### 7"})
+    data = {"prompt_key": "question", "answer_key": "answer", "data_source": "gsm8k", "reward_fn_key": "data_source"}
+    data |= {"val_files": [str(tmp_path / "gsm.jsonl")], "template": "chat"}
+    (run / "config.yaml").write_text(json.dumps({"data": data}))
+    assert evaluate(*command, f"trainer.default_local_dir={tmp_path / 'others'}")[:2] == (0, [])
+    ((_, started),) = engines[1:]
+    assert "What is 3 + 4?" in tokenizer.decode(started.prompts[0])
     code, (line,), _ = evaluate("benchmarks=[]")
     assert code == 1 and line.startswith("error: benchmarks=[]: a model that is not from a run has no files of")
 

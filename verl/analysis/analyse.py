@@ -18,6 +18,7 @@ from verl.checkpoint.attempts import run_lock
 from verl.cluster.failures import WorkerError
 from verl.config.analysis import AnalysisConfig
 from verl.config.errors import ConfigError
+from verl.data.prompts import PromptLayout
 from verl.evaluation.benchmarks import Problem, load_prompts
 from verl.evaluation.display import displayed
 from verl.evaluation.evaluate import in_one_line
@@ -79,7 +80,7 @@ def read_prompt_file(path: str, config: AnalysisConfig) -> tuple[str, list[Probl
     Raises:
         ConfigError: The file cannot be read, or a prompt is not a single user turn or has no verifier.
     """
-    problems = load_prompts(path, config.data.limit)
+    problems = load_prompts(path, config.data.limit, PromptLayout())
     for problem in problems:
         if problem.messages:
             count = len(problem.messages)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import Dataset, Sampler, SequentialSampler
@@ -68,13 +68,10 @@ class PromptDataset(Dataset[PromptRecord]):
 
 def _read_sources(files: Sequence[str], config: DataConfig) -> list[tuple[str, Sequence[Mapping[str, Any]]]]:
     """Return the name and the rows of each file, or of the custom dataset class."""
-    columns = [config.prompt_key, config.answer_key or "reward_model"]
-    columns += [config.reward_fn_key] if config.data_source is None else []
+    layout = PromptLayout(config.prompt_key, config.reward_fn_key, config.answer_key, config.data_source)
     path, name = config.custom_cls.path, config.custom_cls.name
     if path is None or name is None:
-        named = [config.prompt_key, "tools"]
-        sources = [(file, read_rows(file, columns, COLUMN_OPTIONS, named)) for file in files]
-        return [(file, [_in_layout(row, config) for row in rows]) for file, rows in sources]
+        return [(file, layout.read(file)) for file in files]
     where = f"data.custom_cls.name={name!r}"
     user_class = load_class(path, name, "data.custom_cls.path", "data.custom_cls.name")
     with user_code(f"{where}: {name}(files, config)"):
@@ -82,21 +79,40 @@ def _read_sources(files: Sequence[str], config: DataConfig) -> list[tuple[str, S
     with user_code(f"{where}: its iterator"):
         rows = list(records)
     for number, row in enumerate(rows):
-        missing = [column for column in columns if not isinstance(row, Mapping) or column not in row]
+        missing = [column for column in layout.columns if not isinstance(row, Mapping) or column not in row]
         if missing:
             raise ConfigError(f"{where}: its record {number} lacks {missing}; it must be a mapping: {str(row):.80}")
-    return [(where, [_in_layout(row, config) for row in rows])]
+    return [(where, [layout.completed(row) for row in rows])]
 
 
-def _in_layout(row: Mapping[str, Any], config: DataConfig) -> Mapping[str, Any]:
-    """Return the row with the columns that ``data.answer_key`` and ``data.data_source`` stand for."""
-    if config.answer_key is not None:
-        answer = row[config.answer_key]
-        answer = split_solution(answer)[0] if isinstance(answer, str) else answer
-        row = {**row, "reward_model": {"ground_truth": answer}}
-    if config.data_source is not None and row.get(config.reward_fn_key) is None:
-        row = {**row, config.reward_fn_key: config.data_source}
-    return row
+class PromptLayout(NamedTuple):
+    """Columns of a file of prompts, and what stands for those that it lacks, by their options in ``data``."""
+
+    prompt_key: str = "prompt"
+    reward_fn_key: str = "data_source"
+    answer_key: str | None = None
+    data_source: str | None = None
+
+    @property
+    def columns(self) -> list[str]:
+        """Columns that every row must have."""
+        source = [self.reward_fn_key] if self.data_source is None else []
+        return [self.prompt_key, self.answer_key or "reward_model", *source]
+
+    def read(self, file: str) -> list[Mapping[str, Any]]:
+        """Return the completed rows of a file."""
+        rows = read_rows(file, self.columns, COLUMN_OPTIONS, [self.prompt_key, "tools"])
+        return [self.completed(row) for row in rows]
+
+    def completed(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the row with the columns that ``answer_key`` and ``data_source`` stand for."""
+        if self.answer_key is not None:
+            answer = row[self.answer_key]
+            answer = split_solution(answer)[0] if isinstance(answer, str) else answer
+            row = {**row, "reward_model": {"ground_truth": answer}}
+        if self.data_source is not None and row.get(self.reward_fn_key) is None:
+            row = {**row, self.reward_fn_key: self.data_source}
+        return row
 
 
 def _select(sizes: Sequence[int], max_samples: int, shuffle: bool, seed: int) -> list[list[int]]:

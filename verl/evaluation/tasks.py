@@ -18,6 +18,7 @@ from verl.config.evaluation import EvaluationConfig
 from verl.config.paths import find_path
 from verl.config.rollout import MultiTurnConfig
 from verl.config.run_file import RUN_CONFIG, read_run_config, run_option
+from verl.data.prompts import PromptLayout
 from verl.data.templates import (
     DEMONSTRATIONS,
     check_template,
@@ -235,8 +236,9 @@ def validation_problems(targets: Sequence[Target], config: EvaluationConfig) -> 
     found: dict[str, list[Problem]] = {}
     for folder in dict.fromkeys(target.folder for target in targets):
         run = read_run_config(Path(folder, RUN_CONFIG)) if folder else {}
-        files, *keys = (run_option(run, "data", name) for name in ("val_files", "prompt_key", "reward_fn_key"))
-        usable = isinstance(files, list) and files and all(isinstance(name, str) for name in [*files, *keys])
+        files, *keys = (run_option(run, "data", name) for name in ("val_files", *PromptLayout._fields))
+        named = [*files, *keys[:2], *(key for key in keys[2:] if key is not None)] if isinstance(files, list) else []
+        usable = files and all(isinstance(name, str) for name in named)
         if not usable or run_option(run["data"], "custom_cls", "path") is not None:
             raise ConfigError(
                 f"benchmarks=[]: {folder or 'a model that is not from a run'} has no files of validation prompts; name "
@@ -244,7 +246,7 @@ def validation_problems(targets: Sequence[Target], config: EvaluationConfig) -> 
             )
         for path in map(find_path, files):
             name = "_".join([*Path(path).absolute().parts[-2:-1], Path(path).stem])
-            found[name] = load_prompts(path, config.data.limit, *keys)
+            found[name] = load_prompts(path, config.data.limit, PromptLayout(*keys))
             check_answers(found[name], config)
     return found
 

@@ -13,6 +13,7 @@ from verl.config.errors import ConfigError
 from verl.config.load import CONFIG_DIR
 from verl.data.files import read_csv, read_json_lines, read_rows
 from verl.data.prompt_rows import as_mapping, read_extra_info, read_messages
+from verl.data.prompts import PromptLayout
 from verl.evaluation.benchmarks.rows import Benchmark, Problem, Row, read_problem, recognise_fields
 
 SUFFIXES = (".jsonl", ".csv", ".parquet")
@@ -71,21 +72,19 @@ def load_benchmark(name: str, folder: Path | None, fields: Mapping[str, str] | N
     return problems
 
 
-def load_prompts(
-    path: str, limit: int | None, prompt_key: str = "prompt", source_key: str = "data_source"
-) -> list[Problem]:
-    """Return the first ``limit`` prompts of a file in veRL's layout or of a hub data set.
+def load_prompts(path: str, limit: int | None, layout: PromptLayout) -> list[Problem]:
+    """Return the first ``limit`` prompts of a file of records for training, or of a hub data set.
 
     Raises:
         ConfigError: The file cannot be read or has no prompts, or a prompt is malformed.
     """
     problems = []
-    for index, row in enumerate(read_rows(path, [source_key, prompt_key, "reward_model"], chats=[prompt_key])[:limit]):
-        messages = read_messages(row, f"{path}, row {index}", prompt_key)
+    for index, row in enumerate(layout.read(path)[:limit]):
+        messages = read_messages(row, f"{path}, row {index}", layout.prompt_key)
         question = "\n\n".join(str(message["content"]) for message in messages)
         truth: Any = as_mapping(row["reward_model"]).get("ground_truth")
         chat = () if [message["role"] for message in messages] == ["user"] else messages
-        facts = (truth, row[source_key], read_extra_info(row.get("extra_info")), None)
+        facts = (truth, row[layout.reward_fn_key], read_extra_info(row.get("extra_info")), None)
         problems.append(Problem(index, question, *facts, f"{path}, row {index}", chat))
     if not problems:
         raise ConfigError(f"{path}: holds no prompt at all")
