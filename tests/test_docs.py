@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
 from conftest import ROOT
 
 import verl
@@ -20,6 +21,7 @@ from tests.kit import shipped_config
 from verl.cli.translate import translate
 from verl.config import PPOConfig, load_config
 from verl.config.load import option_names
+from verl.data.records import RL_SCHEMA, rl_record, write_parquet
 
 DOCS = ROOT / "docs"
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
@@ -151,6 +153,31 @@ def test_tutorial_with_the_embedded_model(tiny_model: Path, tmp_path: Path):
     subprocess.run([sys.executable, "-m", "verl.trainer.main_ppo", *overrides, *small], cwd=tmp_path, check=True)
     run = verl.Run(tmp_path / "outputs" / "try")
     assert run.page.is_file() and "boxed{}" in run.samples["prompt"].iloc[0]
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_fine_tuning_then_grpo_of_the_tutorial(tiny_model: Path, tmp_path: Path):
+    (row,) = blocks("tutorial", "json")
+    data = tmp_path / "my_data"
+    data.mkdir()
+    (data / "sft.jsonl").write_text((json.dumps(json.loads(row)) + "\n") * 8)
+    facts = [{"question": f"{i} + 1", "ground_truth": str(i + 1), "index": i} for i in range(8)]
+    for split in ("train", "test"):
+        records = [rl_record(data_source="math", split=split, **fact) for fact in facts]
+        write_parquet(data / f"{split}.parquet", records, RL_SCHEMA)
+    small = ["trainer.n_gpus_per_node=1", "device=cpu"]
+    sizes = {
+        "verl.trainer.main_sft": ["data.train_batch_size=8", "data.micro_batch_size_per_gpu=8", "data.max_length=128"],
+        "verl.trainer.main_ppo": ["trainer.total_training_steps=1", "data.max_response_length=16"],
+    }
+    sizes["verl.trainer.main_ppo"] += ["rollout.kv_cache_memory_mb=32", "data.max_prompt_length=64"]
+    lines = [line for line in commands("tutorial") if "outputs/sft" in line]
+    for (module, size), line in zip(sizes.items(), lines, strict=True):
+        options = [word for word in shlex.split(line.replace("$MODEL", str(tiny_model))) if "=" in word]
+        subprocess.run([sys.executable, "-m", module, *options, *small, *size], cwd=tmp_path, check=True)
+    run = yaml.safe_load((tmp_path / "outputs" / "sft_grpo" / "config.yaml").read_text())
+    assert run["model"]["path"] == f"{tmp_path}/outputs/sft/global_step_2/actor/huggingface"
 
 
 @pytest.mark.slow

@@ -50,7 +50,7 @@ PAIRS = [*((experiment, "paper") for experiment in EXPERIMENTS), *(("dapo", pres
 
 @pytest.mark.parametrize(("experiment", "preset"), dict.fromkeys(PAIRS))
 def test_experiments_with_presets(experiment: str, preset: str):
-    config = load(f"preset={preset}", f"experiment={experiment}", "device=cuda")
+    config = load(f"preset={preset}", f"experiment={experiment}", "device=cuda", "model.path=hub/model")
     (length, stride, buffer, lr, critic_lr, steps, mode, dtype), entropy, aggregation, n = PRESETS[preset]
     signal, sets = EXPERIMENTS[experiment]
     actor, scores, manager = config.actor, config.reward_score, config.reward_manager
@@ -76,8 +76,10 @@ def test_experiments_with_presets(experiment: str, preset: str):
 @pytest.mark.parametrize(
     ("overrides", "lengths", "micro_batches", "stride", "buffer"),
     [
-        ("preset=foreign", (512, 1024), (16384, 32768), 32, 204),
-        ("preset=foreign data.max_response_length=20000", (512, 20000), (20512, 32768), 625, 4000),
+        ("preset=foreign model.path=hub/model", (512, 1024), (16384, 32768), 32, 204),
+        ("preset=foreign model.path=hub/model data.max_response_length=20000", (512, 20000), (20512, 32768), 625, 4000),
+        # The embedded model takes 512 tokens.
+        ("preset=foreign", (170, 341), (16384, 32768), 10, 68),
         ("preset=small", (256, 128), (512, 4096), 4, 25),
         ("preset=small data.max_response_length=4000", (256, 4000), (4256, 4256), 125, 800),
         ("experiment=dapo data.max_response_length=16", (32, 16), (16384, 16384), 8, 3),

@@ -146,6 +146,21 @@ def test_a_relative_path_may_be_that_of_the_shell(tiny_model, arithmetic_prompts
     assert config.model.lora_adapter_path == f"{tmp_path}/mine/adapter"
 
 
+def test_run_folder_is_its_newest_model(run_tree, tmp_path: Path):
+    run = tmp_path / "sft"
+    for step in (8, 40):
+        shutil.copytree(tmp_path / "model", run / f"global_step_{step}" / "actor" / "huggingface")
+    for path, step in ((run, 40), (run / "global_step_8", 8), (run / "global_step_8/actor/huggingface", 8)):
+        run_tree.model.path = str(path)
+        model = parse_run_config(SFTConfig, run_tree).model.path
+        assert model == f"{run}/global_step_{step}/actor/huggingface"
+    run_tree.model.path = str(run)
+    shutil.rmtree(run / "global_step_40" / "actor" / "huggingface")
+    (run / "global_step_40" / "actor" / "shards").mkdir()
+    with pytest.raises(ConfigError, match=f"has no exported model; `verl-export {run}/global_step_40` creates it$"):
+        parse_run_config(SFTConfig, run_tree)
+
+
 def test_verl_shards_are_refused_with_the_command_that_merges(tmp_path: Path):
     actor = tmp_path / "global_step_100" / "actor"
     (actor / "huggingface").mkdir(parents=True)

@@ -85,7 +85,7 @@ class ModelConfig(Group):
     """A model and its precision, memory and parallelism settings during training."""
 
     path: Annotated[str, rule(bool, "name a model folder or a hub id")]
-    """Local folder or hub id of a Hugging Face model."""
+    """Folder or hub id of a Hugging Face model, or the folder of a run or checkpoint, whose exported model is used."""
     override_config: dict[str, Any]
     """Overrides for ``config.json``, such as ``rope_scaling`` or ``max_position_embeddings``, which apply to training,
     rollouts, checks and exported models. A mapping replaces the whole mapping in the file."""

@@ -1,10 +1,13 @@
 """Parses and validates configs, from Hydra's untyped tree to the frozen dataclasses."""
 
+import json
 import os
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import is_dataclass, replace
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -16,7 +19,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from verl.config.errors import ConfigError, Mistakes, in_one_line
 from verl.config.old_names import REMOVED, rename_options, with_new_names
-from verl.config.paths import SHIPPED, find_path
+from verl.config.paths import SHIPPED, find_model, find_path
 
 CONFIG_DIR = SHIPPED / "configs"
 """Folder of the shipped YAML files."""
@@ -40,6 +43,23 @@ def share_of(share: float, length: Any) -> int:
 def at_least(least: int, *lengths: Any) -> int:
     """Return the larger of a number and a sum of lengths; use it in YAML as ``${at_least:16384,${a},${b}}``."""
     return max(least, sum(length for length in lengths if type(length) is int))
+
+
+@cache
+def fitting(option: str, length: int, total: int, path: str) -> int:
+    """Return the value of an option of ``length`` tokens, in proportion lower if a local model takes under ``total``.
+
+    Use it in YAML as ``${fitting:data.max_prompt_length,512,1536,${model.path}}``.
+    """
+    try:
+        limit = json.loads(Path(find_model(str(path)), "config.json").read_text())["max_position_embeddings"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):  # a hub id, or a file that may hold anything
+        return length
+    if type(limit) is not int or not 0 < limit < total:
+        return length
+    fitted = max(1, length * limit // total)
+    print(f"note: {option}={fitted} of the preset's {length}: the model takes {limit} tokens in all", file=sys.stderr)
+    return fitted
 
 
 def is_embedded(model_path: str) -> bool:
@@ -67,7 +87,7 @@ def fast_dtype(device: str) -> str:
 
 
 # The resolvers accept lengths of any type, because the parser rejects wrong types with a better message.
-for resolver in (share_of, at_least, by_model, fast_dtype):
+for resolver in (share_of, at_least, fitting, by_model, fast_dtype):
     OmegaConf.register_new_resolver(resolver.__name__, resolver, replace=True)
 
 

@@ -1,11 +1,14 @@
 """Finds relative paths in the working directory, the calling shell's directory or (``data/...``) shipped files."""
 
 import os
+import re
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 SHIPPED = _PACKAGE / "shipped" if (_PACKAGE / "shipped").is_dir() else _PACKAGE.parent
 """Folder that contains ``configs/`` and ``data/``, either inside the installed package or the checkout."""
+
+_CHECKPOINT = re.compile(r"global_step_(\d+)")
 
 SHELL_FOLDER = "VERL_SHELL_FOLDER"
 """Environment variable with the caller's working directory, because train.sh and eval.sh change to their checkout."""
@@ -27,6 +30,16 @@ def find_path(path: str) -> str:
     if os.path.exists(path):
         return path
     return next((str(there) for there in _elsewhere(path) if os.path.exists(there)), path)
+
+
+def find_model(path: str) -> str:
+    """Like :func:`find_path`, but return the exported model of a checkpoint, or of a run's newest checkpoint."""
+    path = find_path(path)
+    if os.path.exists(os.path.join(path, "config.json")):
+        return path
+    named = ((_CHECKPOINT.fullmatch(folder.name), folder) for folder in [Path(path), *Path(path).glob("global_step_*")])
+    steps = {int(match[1]): folder for match, folder in named if match and folder.is_dir()}
+    return str(steps[max(steps)] / "actor" / "huggingface") if steps else path
 
 
 def places(path: str) -> str:

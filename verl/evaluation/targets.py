@@ -12,7 +12,7 @@ from verl.config.checks import require
 from verl.config.errors import ConfigError
 from verl.config.evaluation import LAST, EvaluationConfig, TargetConfig
 from verl.config.load import parse_values
-from verl.config.paths import find_path
+from verl.config.paths import find_model, find_path
 from verl.config.run_file import RUN_CONFIG, read_run_config, run_option
 from verl.evaluation.display import EvaluationDisplay
 from verl.run.run_config import require_model
@@ -92,7 +92,7 @@ def newest_run(runs_dir: Path, base: str | None) -> Path | None:
 
 
 def _newest_or_base(runs_dir: str, entry: TargetConfig, display: EvaluationDisplay) -> str:
-    run = newest_run(Path(runs_dir), entry.base and find_path(entry.base))
+    run = newest_run(Path(runs_dir), entry.base and find_model(entry.base))
     if entry.base is None:
         fix = "holds no training run with a checkpoint; name a run or a model"
         require(run is not None, "model.path", None, f"{runs_dir}/ {fix}")
@@ -170,7 +170,7 @@ def _prompting(entry: TargetConfig, inherited: Mapping[str, Any]) -> Target:
 def _find_step(root: Path, step: int, field: str, base: str | None) -> tuple[int, str]:
     """Return the number and model path of ``step`` (``LAST`` is the newest); raise ``ConfigError`` if it is missing."""
     if step == 0:
-        model = find_path(base or _run_text(root, "model", "path"))
+        model = find_model(base or _run_text(root, "model", "path"))
         if not model:
             raise ConfigError(f"{field}.base=null: {root}/config.yaml does not name model.path; name the base model")
         changed = _run_option(root, "model", "override_config")

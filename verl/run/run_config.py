@@ -15,7 +15,7 @@ from verl.config.common import RunConfig
 from verl.config.data import DataConfig, hub_set
 from verl.config.errors import ConfigError, Mistakes
 from verl.config.load import parse_config
-from verl.config.paths import find_path, places
+from verl.config.paths import find_model, find_path, places
 from verl.utils.files import unreadable
 
 ConfigT = TypeVar("ConfigT")
@@ -58,7 +58,7 @@ def parse_run_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
 def _resolve_model(model: Any) -> Any:
     """Return the model config with paths resolved relative to the shell's working directory."""
     adapter = model.lora_adapter_path
-    return replace(model, path=find_path(model.path), lora_adapter_path=adapter and find_path(adapter))
+    return replace(model, path=find_model(model.path), lora_adapter_path=adapter and find_path(adapter))
 
 
 def _resolve_files(data: Any) -> Any:
@@ -142,6 +142,9 @@ def _refuse_unmerged(field: str, folder: Path) -> None:
         return
     for part in (folder.parent, folder, folder / "actor"):
         refuse_verl_shards(f"{field}={str(folder)!r}", part)
+    if (folder.parent / "shards").is_dir():
+        fix = f"`verl-export {folder.parents[1]}` creates it"
+        raise ConfigError(f"{field}={str(folder)!r}: this checkpoint has no exported model; {fix}")
     for exported in (folder / "huggingface", folder / "actor" / "huggingface"):
         if not (folder / "config.json").is_file() and (exported / "config.json").is_file():
             raise ConfigError(f"{field}={str(folder)!r}: is part of a checkpoint; name its model, {exported}")
