@@ -7,11 +7,13 @@ import ctypes
 import logging
 import multiprocessing
 import os
+import pickle
 import resource
 import secrets
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -22,6 +24,7 @@ import psutil
 from pebble import ProcessExpired, ProcessPool
 
 from verl.utils.process import available_cores, restore_umask
+from verl.utils.user_code import raised
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +36,7 @@ FAILURES = {
     TimeoutError: "timeout",
     MemoryError: "memory",
     RecursionError: "crash",
+    pickle.PicklingError: "crash",
     ProcessExpired: "crash",
 }
 """Exception that ends a task without a result -> reason given in the verdict."""
@@ -104,6 +108,7 @@ class KillablePool:
         self._what, self._options, self._users_code = what, options, users_code
         self._mark = f"verl-{secrets.token_hex(8)}"
         self._arguments = (memory_limit_mb, self._mark, prepare, arguments)
+        self._max_bytes = memory_limit_mb * 2**20 // 4  # received, unpickled, and as objects
         self._closed = False
         self._processes: ProcessPool | None = None
         self._started = set[int]()
@@ -124,7 +129,10 @@ class KillablePool:
             self._dispatcher.shutdown(wait=True)
 
     def run(self, function: Callable[[Any], Any], arguments: Sequence[Any]) -> list[Any]:
-        """Return the function's result for each argument, or the exception that it raised."""
+        """Return the function's result for each argument, or the exception that it raised.
+
+        If an argument, result or exception cannot be sent between processes, only its own task fails.
+        """
         outcomes: list[Any] = [None] * len(arguments)
         unfinished = list(range(len(arguments)))
         for _ in range(MAX_STARTS):
@@ -132,16 +140,23 @@ class KillablePool:
                 return outcomes
             self.check_open()
             processes = self._running_processes()
-            futures = {
-                processes.schedule(function, args=(arguments[i],), timeout=self._timeout_s): i for i in unfinished
-            }
+            futures = {}
+            for index in unfinished:
+                # Pebble's threads end if they cannot pickle or unpickle a message, so they are given bytes only.
+                packed = _attempt(pickle.dumps, arguments[index])
+                if isinstance(packed, BaseException):
+                    outcomes[index] = packed
+                elif len(packed) > self._max_bytes:
+                    outcomes[index] = MemoryError("the message to the process is larger than its memory")
+                else:
+                    futures[processes.schedule(_call, args=(function, packed), timeout=self._timeout_s)] = index
             self._wait(list(futures))
             unfinished = []
             for future, index in futures.items():
                 if not future.done() or isinstance(future.exception(), BrokenProcessPool):
                     unfinished.append(index)
                 else:
-                    outcomes[index] = future.exception() or future.result()
+                    outcomes[index] = future.exception() or _received(future.result())
             if unfinished:
                 logger.warning("%ses lost %d tasks; restarting the processes", self._what, len(unfinished))
                 self._stop_processes()
@@ -224,6 +239,36 @@ def _prepare_process(memory_limit_mb: int, mark: str, prepare: Callable[..., Non
         hard = resource.getrlimit(resource.RLIMIT_AS)[1]
         limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
         resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+
+
+def _attempt(convert: Callable[[Any], Any], value: Any) -> Any:
+    """Return the result of ``convert``, which pickles or unpickles ``value``, or the exception that it raised."""
+    try:
+        return convert(value)
+    except (MemoryError, RecursionError) as error:
+        return error
+    except Exception as error:  # classes define how their objects are pickled
+        return pickle.PicklingError(f"cannot be sent between processes: pickle {raised(error)}")
+
+
+def _call(function: Callable[[Any], Any], packed: bytes) -> tuple[bytes, str]:
+    """Call ``function`` with a pickled argument; return its pickled result or exception, and the latter in words."""
+    what = ""
+    try:
+        outcome = function(pickle.loads(packed))
+    except BaseException as error:  # tasks may raise anything, including KeyboardInterrupt
+        outcome, what = error, raised(error)
+        error.add_note(traceback.format_exc())
+    sent = _attempt(pickle.dumps, outcome)
+    return (sent if isinstance(sent, bytes) else pickle.dumps(sent)), what
+
+
+def _received(reply: tuple[bytes, str]) -> Any:
+    """Return the result or exception in a reply of :func:`_call`."""
+    packed, what = reply
+    outcome = _attempt(pickle.loads, packed)
+    # An exception class may be unknown here, or be unable to read its pickled objects.
+    return RuntimeError(what) if what and isinstance(outcome, pickle.PicklingError) else outcome
 
 
 # --- Orphans: processes that a task has started and that outlive the task's pool process
