@@ -363,6 +363,7 @@ def given(function: Callable[..., None], *args: Any, **kwargs: Any) -> DevicePat
 
 
 CHUNKED = "model.logits_chunk_size=7"
+OF_LOSSES = {"dro": ["actor.dro_beta=1.0"]}
 WIDE = ["actor.clip_ratio_low=0.9", "actor.clip_ratio_high=9"]
 """No token near the edge of a clip, where rounding would decide."""
 LOSS_OPTIONS = {
@@ -383,7 +384,10 @@ PATHS: dict[str, DevicePath] = {
     "update, shared, on policy": given(update, *LAYOUTS["shared"], on_policy=True),
     "update, adapters": given(update, *LAYOUTS["packed"], "model.lora.rank=4", CHUNKED),
     "update, experts": given(update, *LAYOUTS["packed"], kind="moe"),
-    **{f"loss {name}": given(update, *LAYOUTS["packed"], *WIDE, f"actor.policy_loss={name}") for name in POLICY_LOSSES},
+    **{
+        f"loss {name}": given(update, *LAYOUTS["packed"], *WIDE, f"actor.policy_loss={name}", *OF_LOSSES.get(name, ()))
+        for name in POLICY_LOSSES
+    },
     **{f"loss, {name}": given(update, *LAYOUTS["packed"], *options) for name, options in LOSS_OPTIONS.items()},
     "values, padded": given(values, "critic.model.use_remove_padding=false"),
     "values, packed": given(values, "critic.model.use_remove_padding=true"),

@@ -64,7 +64,7 @@ def test_no_wait_is_added(results: Results):
 
 def test_micro_batches_are_sent_and_scored_without_a_wait(results: Results):
     """Two micro-batches have one wait, for their results; a step has those for the gradient's norm and the log."""
-    ends = {"to_host", "Learner.step", "clip_gradients"}
+    ends = {"to_host", "Learner._step", "clip_gradients"}
     for name, result in results.items():
         if name.startswith(("score, p", "score, s", "update", "loss")):
             assert {wait[1] for wait in result["waits"]} <= ends, name

@@ -228,7 +228,7 @@ def test_a_step_that_is_ended_costs_one_observation(file: Path):
         answers = [answer.result() for answer in pool.ask(steps)]
     texts = [contents(answer)[0] for answer in answers]
     assert texts == ["Error: no answer within 2 s", "Error: crash", "Error: out of memory", "42"]
-    assert [answer.counts[3] for answer in answers] == [1, 1, 1, 0]
+    assert [answer.counts[2:4] for answer in answers] == [(0, 1), (1, 0), (1, 0), (0, 0)]
     assert not any(answer.done for answer in answers[:3])
 
 

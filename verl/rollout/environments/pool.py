@@ -202,7 +202,7 @@ def is_async(environment: Any) -> bool:
 def ended(step: Step, reason: str, options: MultiTurnConfig) -> Answer:
     """Return the reply to a failed step: ``reason`` as a message for each call, and the state unchanged.
 
-    An environment that fails to start is not asked again.
+    An environment of the user's that fails before its first state is not asked again, because it would start again.
     """
     why = {"timeout": f"no answer within {options.timeout_s:g} s", "memory": "out of memory"}.get(reason, reason)
     names = [call.name for call in step.turn.calls[: options.max_parallel_calls]] or ["environment"]
@@ -210,7 +210,7 @@ def ended(step: Step, reason: str, options: MultiTurnConfig) -> Answer:
     messages = [{"role": role, "name": name, "content": f"Error: {why}"} for name in names]
     timeouts = int(reason == "timeout")
     counts = (len(step.turn.calls), int(step.turn.malformed), 1 - timeouts, timeouts, 0)
-    return Answer(step.state, messages, not step.state, 0.0, counts)
+    return Answer(step.state, messages, not step.state and not options.has_tools, 0.0, counts)
 
 
 # --- In the processes ---
