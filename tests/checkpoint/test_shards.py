@@ -16,8 +16,8 @@ from verl.checkpoint.export import export_checkpoint
 from verl.checkpoint.folders import checkpoints, read_state, verify_checkpoint
 from verl.checkpoint.saver import CheckpointSaver
 from verl.checkpoint.shards import file_numbers
-from verl.cluster.failures import WorkerError
 from verl.config import PPOConfig
+from verl.config.errors import ConfigError
 from verl.single_controller.supervision import Supervision
 from verl.single_controller.worker_group import WorkerGroup
 from verl.utils.files import file_record
@@ -219,7 +219,7 @@ def test_background_error_is_raised(one, tmp_path):
     saver.finish()
     one.run("stop_writing")  # for good: no test follows
     saver.save(2, {}, {})
-    with pytest.raises(WorkerError, match="No space left on device"):
+    with pytest.raises(ConfigError, match="No space left on device"):
         saver.finish()
     assert sorted(path.name for path in tmp_path.glob("*global*")) == ["global_step_1"]
 

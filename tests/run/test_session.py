@@ -183,7 +183,7 @@ def test_failure_after_the_scheduler_signal_ends_the_run(small_config, tmp_path,
             raise_signal(SIGTERM)
             raise LOST
 
-        with pytest.raises(Preempted, match="^SIGTERM before"):
+        with pytest.raises(Preempted, match="^SIGTERM while the run was starting$"):
             run.attempts(train)
 
 

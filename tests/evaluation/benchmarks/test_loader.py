@@ -76,6 +76,7 @@ def test_benchmarks_that_cannot_be_had(name: str, line: str, monkeypatch: pytest
         raise ConnectionError("Couldn't reach the Hub\nat all")
 
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    monkeypatch.setattr("verl.data.files._hub_answers", lambda: True)
     write(tmp_path / "mine.jsonl", ROW)
     write(tmp_path / "short.csv", "question,answer", "1+1?")
     write(tmp_path / "quotes.csv", "question,answer", '"1+1?,2')

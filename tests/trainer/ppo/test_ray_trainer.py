@@ -325,6 +325,7 @@ def trainer_with(states: dict[str, object]) -> RayPPOTrainer:
     trainer.policy.sync_weights = lambda: trainer.asked.append("sync")
     trainer.timer.phase = lambda name: nullcontext()
     trainer.timer.totals, trainer.validations, trainer.best_by = {"gen": states["seconds"]}, {}, None
+    trainer.digests = {"tokenizer": "ab"}
     trainer.ahead = None
     trainer.method, trainer.reward_manager, trainer.scheduler = (
         Part(states[name]) for name in ("method", "reward_manager", "sampler")
