@@ -39,7 +39,7 @@ def test_an_architecture_is_sampled_measured_trained_and_synced(
         agree(group, rollout, 2e-3)
         assert_measured(group, rollout, config)
         learn(group, rollout)
-        group.run("sync_weights")
+        group.run("sync_weights", 0)
         rollout = generate(group, prompts, sampling, 2)
         agree(group, rollout, 2e-3)
         assert_measured(group, rollout, config)

@@ -331,7 +331,7 @@ def test_hf_draws_depend_on_seed_prompt_and_place(through_transformers, prompts,
 def test_transformers_needs_no_weights(through_transformers, prompts, config):
     rollout = generate(through_transformers, prompts, config.rollout.train_kwargs, 1)
     learn(through_transformers, rollout)
-    through_transformers.run("sync_weights")
+    through_transformers.run("sync_weights", 0)
     ids = [record.input_ids for record in prompts]
     expected = through_transformers.run("trainer_greedy", ids, 1)[0]
     # One worker has more rows than the other.
@@ -359,7 +359,7 @@ def test_an_engine_wakes_before_it_samples(alone, prompts, config):
     assert calls() == ["advance", "advance", "sleep 2"]
     assert alone.run("engine_sleeps") == [True]
     # The end of a step, and validation after it.
-    alone.run("sync_weights")
+    alone.run("sync_weights", 0)
     generates()
     assert calls() == [*woken, "advance"]
     assert alone.run("engine_sleeps") == [False]
@@ -370,8 +370,8 @@ def test_an_engine_wakes_before_it_samples(alone, prompts, config):
     alone.run("finish_generation")
     assert calls() == ["sleep 2", *woken, "advance", "sleep 2"]
     # Weights for an engine that is awake.
-    alone.run("sync_weights")
-    alone.run("sync_weights")
+    alone.run("sync_weights", 0)
+    alone.run("sync_weights", 0)
     generates()
     assert calls() == [*woken, "reload_weights", "advance"]
 
@@ -388,7 +388,7 @@ def test_an_engine_follows_the_policy(engine, copies, prompts, config, request):
     rollout = generate(group, prompts, config.rollout.train_kwargs, 1, copies)
     agree(group, rollout, 1e-3)
     learn(group, rollout)
-    group.run("sync_weights")
+    group.run("sync_weights", 0)
     # Stale weights anywhere in the engine, its output head included, would show.
     agree(group, generate(group, prompts, config.rollout.train_kwargs, 2, copies), 1e-3)
     ids = [record.input_ids for record in prompts]
@@ -427,7 +427,7 @@ def test_generating_and_learning_take_turns_on_a_gpu(name, ray_session, small_co
 
     group.run("finish_generation")
     learn(group, rollout)
-    group.run("sync_weights")
+    group.run("sync_weights", 0)
     agree(group, generate(group, prompts, sampling, 3), tolerance)
     group.close()
 

@@ -1,8 +1,11 @@
 """A hybrid worker with windows: methods that tests need and training does not."""
 
+import re
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from groups import gradients_of
@@ -62,6 +65,31 @@ class ProbeWorker(HybridWorker):
         """Bytes that no process has taken, once torch keeps nothing for later."""
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info()[0]
+
+    def confuse(self, mistake: str) -> None:
+        """Send engines wrong weights from now on; an empty string ends it."""
+        self.mistake = mistake
+        self.first_values: dict[str, Tensor] = {}
+
+    def sync_weights(self, version: int) -> None:
+        load, mistake = self.rollout.load_weights, getattr(self, "mistake", "")
+        self.rollout.load_weights = lambda weights: load(
+            self._confused(mistake, name, value) for name, value in weights
+        )
+        untied = patch("verl.rollout.weight_sync._refresh_tied_head") if mistake == "tied head" else nullcontext()
+        with untied:
+            super().sync_weights(version)
+        self.rollout.load_weights = load
+
+    def _confused(self, mistake: str, name: str, value: Tensor) -> tuple[str, Tensor]:
+        if mistake == "layers exchanged":
+            other = {"layers.0": "layers.1", "layers.1": "layers.0"}
+            name = re.sub(r"layers\.[01]", lambda found: other[found[0]], name)
+        if mistake == "experts rolled" and ".experts." in name and "*" in name:
+            value = value.roll(1, dims=0)
+        if mistake == "stale" and name.endswith("q_proj.weight"):
+            value = self.first_values.setdefault(name, value.clone())
+        return name, value
 
     def sync_all_but(self, left_out: str) -> None:
         """Give the rollout engine the policy's weights except for one."""

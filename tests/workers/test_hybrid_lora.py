@@ -70,7 +70,7 @@ def test_vllm_and_the_export_have_the_merged_weights(workers, config, tiny_token
     assert torch.equal(reference(), first)
     assert values().abs().max() > 0
 
-    workers.run("sync_weights")
+    workers.run("sync_weights", 0)
     fresh = sample(workers, prompts, sampling, 2)
     logprobs = scored(workers, fresh).logprobs
     assert (fresh.rollout_logprobs - logprobs).abs().max() < 1e-3

@@ -77,26 +77,53 @@ class PackedWeight(NamedTuple):
     shape: tuple[int, ...]
     values: Any
     """Raw bytes, [n] uint8, because numpy has no bfloat16."""
+    version: int
+    """Version of the weights, as the trainer calls it."""
+    digest: int
+    """:func:`digest` of the weight on the sender's device."""
 
     @classmethod
-    def of(cls, name: str, value: Tensor) -> "PackedWeight":
+    def of(cls, name: str, value: Tensor, version: int) -> "PackedWeight":
         """Serialize a weight, copying it to the CPU."""
-        flat = value.detach().cpu().contiguous().reshape(-1)
-        return cls(name, value.dtype, tuple(value.shape), flat.view(torch.uint8).numpy())
+        value = value.detach().contiguous()
+        flat = value.cpu().reshape(-1)
+        return cls(name, value.dtype, tuple(value.shape), flat.view(torch.uint8).numpy(), version, digest(value))
 
     def restore(self) -> Tensor:
-        """Return the weight, which must not be modified, because its memory may be shared."""
+        """Return the weight, which must not be modified, because its memory may be shared.
+
+        Raises:
+            RuntimeError: If the bytes are not those that were sent.
+        """
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-            return torch.from_numpy(self.values).view(self.dtype).reshape(self.shape)
+            value = torch.from_numpy(self.values).view(self.dtype).reshape(self.shape)
+        if digest(value) != self.digest:
+            raise RuntimeError(f"{self.name} {list(self.shape)} of version {self.version} was damaged on its way")
+        return value
 
 
-def weight_buckets(weights: Iterable[tuple[str, Tensor]], num_bytes: int) -> Iterator[list[PackedWeight]]:
+def digest(value: Tensor) -> int:
+    """Return a checksum of a contiguous tensor's bytes, the same on every device, in one pass over the memory.
+
+    Words of four bytes are summed in rows of 16 KB, and the rows' sums with odd weights, modulo 2^64.
+    """
+    flat = value.reshape(-1).view(torch.uint8)
+    flat = flat.clone() if flat.storage_offset() % 4 else flat
+    words = flat[: len(flat) // 4 * 4].view(torch.int32)
+    width = 1 << 12
+    rows = len(words) // width
+    sums = words[: rows * width].view(rows, width).sum(dim=1, dtype=torch.int64)
+    sums = torch.cat([sums, words[rows * width :].long(), flat[len(words) * 4 :].long()])
+    return int((sums * (2 * torch.arange(len(sums), device=sums.device) + 1)).sum())
+
+
+def weight_buckets(weights: Iterable[tuple[str, Tensor]], num_bytes: int, version: int) -> Iterator[list[PackedWeight]]:
     """Yield weights in buckets of at most ``num_bytes``; a larger weight is yielded in a bucket of its own."""
     bucket: list[PackedWeight] = []
     size = 0
     for name, value in weights:
-        packed = PackedWeight.of(name, value)
+        packed = PackedWeight.of(name, value, version)
         del value  # free this weight before the next one is gathered
         if bucket and size + packed.values.nbytes > num_bytes:
             yield bucket

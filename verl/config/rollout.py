@@ -195,6 +195,9 @@ class RolloutConfig(SamplingConfig, EngineConfig):
     free_cache_engine: bool
     """Free the engine's weights and KV cache during updates (vLLM's sleep mode, level 2); the next weight sync restores
     them. Has no effect on a CPU."""
+    check_weights: bool
+    """Check before the first step that engines sample with the policy's weights: every weight gets noise, the engines
+    sample with it, the policy scores their tokens, and the weights are restored. Takes two weight syncs."""
     update_weights_bucket_megabytes: PositiveInt
     """Maximum size in MiB of a message with weights to the engine, at least 1; a larger parameter is sent in a message
     of its own. A weight sync needs up to twice this memory. Affects speed, not results."""

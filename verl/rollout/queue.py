@@ -14,6 +14,8 @@ class EngineCapacity(NamedTuple):
     """Maximum number of responses."""
     guaranteed: int
     """Number of responses that fit in the engine's cache even at maximum length."""
+    version: int = 0
+    """Version of the weights that the engine holds, as the trainer called it."""
 
 
 class RequestQueue:
@@ -37,7 +39,8 @@ class RequestQueue:
         self._again: list[int] = []
         """Requests of lost engines that must be reassigned."""
         self._slots = [engine.slots for engine in engines]
-        self._room = [min(engine) if len(engines) > 1 else engine.slots for engine in engines]
+        several = len(engines) > 1
+        self._room = [min(engine.slots, engine.guaranteed) if several else engine.slots for engine in engines]
         self._full = [False] * len(engines)
         self._next = 0
 

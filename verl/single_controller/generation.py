@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from verl.batch import Batch
-from verl.cluster.failures import MachineError
+from verl.cluster.failures import MachineError, WorkerError
 from verl.config.rollout import SamplingConfig
 from verl.data.prompt_rows import PromptRecord
 from verl.rollout.environments.conversations import Conversations, ConversationSetup, add_rank_metrics
-from verl.rollout.queue import RequestQueue
+from verl.rollout.queue import EngineCapacity, RequestQueue
 from verl.rollout.requests import ResponseRequests, response_stream
 from verl.single_controller.worker_group import WorkerGroup
 
@@ -93,11 +93,12 @@ def generate_responses(
     on_finished: Callable[[Batch], None] = lambda part: None,
     settings: Mapping[str, Any] | None = None,
     conversations: ConversationSetup | None = None,
+    version: int | None = None,
 ) -> Batch:
     """Sample ``sampling.n`` responses per prompt; responses to the same prompt are adjacent.
 
     Args:
-        workers, copies, deterministic, on_finished: See :class:`Generation`.
+        workers, copies, deterministic, on_finished, version: See :class:`Generation`.
         settings: ``overrides`` and ``temperatures`` of :class:`ResponseRequests`.
         conversations: Setup of multi-turn conversations, or None if each response has a single turn.
 
@@ -123,7 +124,8 @@ def generate_responses(
         on_finished(part)
 
     started = None if conversations is None else conversations.begin(prompts, None)
-    _, metrics = Generation(workers, copies, requests, deterministic, take, conversations=started).run()
+    engines = (workers, copies, requests, deterministic, take)
+    _, metrics = Generation(*engines, conversations=started, version=version).run()
     batch = Batch.join(parts)
     assert batch.request.sort().values.equal(torch.arange(len(prompts))), "each response is sampled once"
     batch = add_rank_metrics(batch[batch.request.argsort()], metrics)
@@ -144,6 +146,10 @@ class Generation:
             remaining responses are cut. If it is None, all responses are finished.
         conversations: Multi-turn conversations to which the requests belong, or None for single-turn responses.
         steps_per_call: Number of engine steps between two replies, or None for ``STEPS_PER_CALL``.
+        version: Version of the weights with which to sample, or None for any.
+
+    Raises:
+        WorkerError: If an engine holds another version of the weights.
     """
 
     def __init__(
@@ -156,11 +162,19 @@ class Generation:
         enough: Callable[[Sequence[int]], bool] | None = None,
         conversations: Conversations | None = None,
         steps_per_call: int | None = None,
+        version: int | None = None,
     ) -> None:
         self.workers, self.copies, self.requests, self.deterministic = workers, copies, requests, deterministic
         self.on_finished, self.enough, self.conversations = on_finished, enough, conversations
         self.steps_per_call = steps_per_call or STEPS_PER_CALL
-        self.queue = RequestQueue(len(requests.rows), self._call_all("start_generation"))
+        engines: list[EngineCapacity] = self._call_all("start_generation")
+        for engine, found in enumerate(capacity.version for capacity in engines):
+            if version is not None and found != version:
+                raise WorkerError(
+                    f"engine {engine} holds version {found} of the weights, not {version}: it would sample with the "
+                    "policy of another step; please report this with the run's options"
+                )
+        self.queue = RequestQueue(len(requests.rows), engines)
         self.calls = EngineCalls(workers, "rollout.advance", copies)
         self.ended: list[int] = []
         """Finished responses, in the order in which they finished."""

@@ -194,6 +194,7 @@ class PolicyWorkers(ModelWorkers):
         self._weights: Stored | None = None
         """Weights with which the pool samples; ``_pulled`` indicates whether its engines have loaded them."""
         self._pulled = self._held = False
+        self._newest_version = self._held_version = 0
 
     def _to_learn(self, batch: Batch) -> tuple[Batch, Tensor]:
         """Like the base class, but keep groups together if the loss needs it; copies then have ``group`` -1."""
@@ -224,6 +225,7 @@ class PolicyWorkers(ModelWorkers):
             on_finished=on_finished,
             settings=settings,
             conversations=self.conversations,
+            version=self._version,
         )
 
     def advance(
@@ -234,9 +236,24 @@ class PolicyWorkers(ModelWorkers):
         conversations: Conversations | None = None,
     ) -> tuple[list[Batch], Batch | None]:
         """Let the engines process ``requests`` with the latest weights; see :class:`Generation`."""
+        return self.generation(requests, on_finished, enough, conversations).run()
+
+    def generation(
+        self,
+        requests: ResponseRequests,
+        on_finished: Callable[[Batch], None],
+        enough: Callable[[Sequence[int]], bool],
+        conversations: Conversations | None = None,
+    ) -> Generation:
+        """Return a pass of the engines over ``requests`` with the latest weights, which has not begun yet."""
         self._pull_weights()
-        deterministic, size = self._deterministic, self._engine_size
-        return Generation(self.engines, size, requests, deterministic, on_finished, enough, conversations).run()
+        engines = (self.engines, self._engine_size, requests, self._deterministic)
+        return Generation(*engines, on_finished, enough, conversations, version=self._version)
+
+    @property
+    def _version(self) -> int:
+        """Version of the weights with which to sample."""
+        return self._held_version if self._held else self._newest_version
 
     @property
     def _deterministic(self) -> bool:
@@ -254,21 +271,25 @@ class PolicyWorkers(ModelWorkers):
         """
         return self.map_rows("compute_logprobs", batch.columns("tokens", "source"))
 
-    def sync_weights(self) -> None:
-        """Send the policy's weights to the engines; engines of a pool pull them when they next generate."""
+    def sync_weights(self, version: int) -> None:
+        """Send the policy's weights to the engines, which return ``version`` whenever they generate with them.
+
+        Engines of a pool pull the weights when they next generate.
+        """
+        self._newest_version = version
         if self.pool is None:
-            self.workers.run("sync_weights")
+            self.workers.run("sync_weights", version)
             return
         # Avoid holding two versions in memory when nothing samples with the older one.
         self._newest = None
         if not self._held:
             self._weights = None
-        self._newest = self.workers.run("publish_weights", self._dtype)[0]
+        self._newest = self.workers.run("publish_weights", self._dtype, version)[0]
 
     def hold_weights(self) -> None:
         """Make a pool keep sampling with the current weights until :meth:`release_weights`, ignoring newer ones."""
         self._take_newest()
-        self._held = True
+        self._held, self._held_version = True, self._newest_version
 
     def release_weights(self) -> None:
         """Let the pool sample with the latest weights again."""
@@ -276,7 +297,7 @@ class PolicyWorkers(ModelWorkers):
 
     def _take_newest(self) -> None:
         if self._newest is None:
-            self.sync_weights()
+            self.sync_weights(self._newest_version)
         if self._weights is not self._newest:
             self._weights, self._pulled = self._newest, False
 

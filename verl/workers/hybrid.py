@@ -12,6 +12,7 @@ from verl.config.ppo import PPOConfig
 from verl.models.fsdp import WeightDtype
 from verl.models.huggingface import checkpoint_parameters
 from verl.models.lora import adapters_disabled
+from verl.models.noise import add_noise, restore_parameters
 from verl.models.policy import Policy, scoring_batches
 from verl.models.tokenizer import load_tokenizer
 from verl.rank.calculator import RepresentationMetricsCalculator
@@ -81,7 +82,7 @@ class HybridWorker(CheckpointWorker, EngineWorker):
     def start_generation(self) -> EngineCapacity:
         """Load weights into the engine if it has none, and return its capacity."""
         if self.rollout.needs_weights:
-            self.sync_weights()
+            self.sync_weights(self.version)
         return super().start_generation()
 
     def finish_generation(self) -> None:
@@ -118,21 +119,34 @@ class HybridWorker(CheckpointWorker, EngineWorker):
         assert self.reference is not None, "a reference policy is held only for a KL divergence in loss or reward"
         return self.reference.compute_logprobs(batch).columns("logprobs")
 
-    def sync_weights(self) -> None:
-        """Load the policy's weights into the rollout engine."""
+    def perturb_weights(self) -> None:
+        """Add noise to every parameter of the policy, until :meth:`restore_weights`."""
+        with self.actor.parameters.loaded():
+            self._unperturbed = add_noise(self.actor.model)
+
+    def restore_weights(self) -> None:
+        """Give the policy back the parameters that it had before :meth:`perturb_weights`, to the bit."""
+        with self.actor.parameters.loaded():
+            restore_parameters(self.actor.model, self._unperturbed)
+        del self._unperturbed
+
+    def sync_weights(self, version: int) -> None:
+        """Load the policy's weights into the rollout engine, as ``version``."""
         with self.actor.parameters.loaded():
             weights = checkpoint_parameters(self.actor.model, self.rollout.weight_dtype, self.bucket_bytes)
             self.rollout.load_weights(weights)
+        self.version = version
 
-    def publish_weights(self, dtype: WeightDtype) -> Iterator[list[PackedWeight]]:
+    def publish_weights(self, dtype: WeightDtype, version: int) -> Iterator[list[PackedWeight]]:
         """Yield the policy's weights for external engines on the first worker; all workers must iterate together.
 
         Args:
             dtype: Precision in which those engines accept each parameter.
+            version: Name of these weights, which the engines return.
         """
         with self.actor.parameters.loaded():
             weights = checkpoint_parameters(self.actor.model, dtype, self.bucket_bytes)
             if self.is_first:
-                yield from weight_buckets(weights, self.bucket_bytes)
+                yield from weight_buckets(weights, self.bucket_bytes, version)
             for _ in weights:
                 pass  # join the collective gathers of the first worker

@@ -1,7 +1,9 @@
 """Rollout worker: an engine on its own device, and the code shared by all workers with an engine."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import chain
 
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from verl.batch.serialization import PackedWeight
@@ -20,6 +22,8 @@ class EngineWorker:
     """Worker that holds an engine, or a share of one."""
 
     rollout: Rollout
+    version = 0
+    """Version of the weights that the engine holds."""
 
     def start_engine(
         self,
@@ -38,7 +42,7 @@ class EngineWorker:
     def start_generation(self) -> EngineCapacity:
         """Prepare the engine, and return the number of responses that it can sample at once."""
         self.rollout.begin()
-        return self.rollout.capacity
+        return self.rollout.capacity._replace(version=self.version)
 
     def finish_generation(self) -> None:
         """Free the engine's memory until it next receives weights."""
@@ -61,4 +65,12 @@ class RolloutWorker(EngineWorker):
 
     def load_weights(self, buckets: Iterable[list[PackedWeight]]) -> None:
         """Load the weights yielded by :meth:`verl.workers.hybrid.HybridWorker.publish_weights` into the engine."""
-        self.rollout.load_weights((weight.name, weight.restore()) for bucket in buckets for weight in bucket)
+        versions = set()
+
+        def weights() -> Iterator[tuple[str, Tensor]]:
+            for weight in chain.from_iterable(buckets):
+                versions.add(weight.version)
+                yield weight.name, weight.restore()
+
+        self.rollout.load_weights(weights())
+        (self.version,) = versions

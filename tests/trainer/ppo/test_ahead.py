@@ -89,7 +89,7 @@ class Trainer:
     world_size, device_type = 1, "cpu"
     version = -1
 
-    def run(self, method: str, dtype: None) -> list[int]:
+    def run(self, method: str, dtype: None, version: int) -> list[int]:
         assert method == "publish_weights"
         self.version += 1
         return [self.version]
@@ -171,8 +171,11 @@ def test_weights_stay_fixed_while_a_step_is_sampled(small_config, tiny_tokenizer
     with ThreadPoolExecutor(1, "sampling") as background:
         pool = Pool(background)
 
-        def generation(workers: Any, copies: int, requests: Any, deterministic: bool, take: Any, *more: Any) -> Any:
+        def generation(
+            workers: Any, copies: int, requests: Any, deterministic: bool, take: Any, *more: Any, version: int
+        ) -> Any:
             used.append((requests.version, pool.loaded))
+            assert version == requests.version
             cut = engines(requests, take, *more)
             if publishes_first and threading.current_thread().name.startswith("sampling"):
                 assert published.wait(60)
@@ -187,7 +190,7 @@ def test_weights_stay_fixed_while_a_step_is_sampled(small_config, tiny_tokenizer
             ahead.take(prompts, step, timer)
             if ahead.running is not None and not publishes_first:
                 ahead.running.exception()
-            policy.sync_weights()
+            policy.sync_weights(step)
             published.set()
             ahead.finish(timer)
     assert len(used) > STEPS and all(stamped == loaded for stamped, loaded in used), used

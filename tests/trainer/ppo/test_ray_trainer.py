@@ -322,7 +322,7 @@ def trainer_with(states: dict[str, object]) -> RayPPOTrainer:
     trainer = trainer_of([])
     trainer.asked = []
     trainer.workers = SimpleNamespace(run=lambda *call: trainer.asked.append(call))
-    trainer.policy.sync_weights = lambda: trainer.asked.append("sync")
+    trainer.policy.sync_weights = lambda step: trainer.asked.append(("sync", step))
     trainer.timer.phase = lambda name: nullcontext()
     trainer.timer.totals, trainer.validations, trainer.best_by = {"gen": states["seconds"]}, {}, None
     trainer.digests = {"tokenizer": "ab"}
@@ -346,7 +346,7 @@ def test_restored_trainer_has_the_state_of_the_saved_one(tmp_path, monkeypatch):
     other.restore(Resumption(tmp_path, 7, state))
     assert other._state() == state
     # Engines get the weights that were loaded.
-    assert other.asked == [("load", tmp_path, 7), "sync"]
+    assert other.asked == [("load", tmp_path, 7), ("sync", 7)]
 
 
 @pytest.mark.parametrize(

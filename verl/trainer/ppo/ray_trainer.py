@@ -326,7 +326,7 @@ class RayPPOTrainer(Trainer):
 
     def _sync_weights(self) -> None:
         with self.timer.phase("update_weights"):
-            self.policy.sync_weights()
+            self.policy.sync_weights(self.step)
 
     def _validate(self) -> None:
         if self.validator.prompts:

@@ -25,6 +25,7 @@ from verl.trainer.ppo.advantages import AdvantageEstimation, ResponseRewards
 from verl.trainer.ppo.ray_trainer import BEST_BY, RayPPOTrainer, prompt_order
 from verl.trainer.ppo.rollout_scheduler import RolloutScheduler
 from verl.trainer.ppo.samples import SampleLogger
+from verl.trainer.ppo.weight_check import check_weights
 
 COLUMNS = {
     "reward": ("critic/rewards/mean", "+.2f"),
@@ -127,6 +128,9 @@ def _train(run: TrainingRun, setup: TrainingSetup) -> RayPPOTrainer:
     )
     if run.resumption is not None:
         ppo.restore(run.resumption)
+    if config.rollout.check_weights:
+        run.display.stage("checking the engines' weights")
+        check_weights(config, policy, prompts, ppo.step)
     ppo.fit()
     return ppo
 

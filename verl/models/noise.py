@@ -1,0 +1,35 @@
+"""Noise on a policy's parameters, by which a run checks that its engines sample with the weights that it sends them."""
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from verl.models.offload import local_part, reshard
+
+SCALE = 0.2
+"""Standard deviation of the noise, relative to the root mean square of a parameter's shard, or to 1 where that is 0."""
+
+
+@torch.no_grad()
+def add_noise(model: PreTrainedModel) -> list[Tensor]:
+    """Add Gaussian noise to every parameter of a loaded model in place, and return copies of its shards on the host.
+
+    The noise depends on a shard's shape and values alone, so that ranks which hold the same shard stay equal.
+    """
+    reshard(model)
+    copies = []
+    for shard in map(local_part, model.parameters()):
+        copies.append(shard.to("cpu", copy=True))
+        if shard.numel():
+            noise = torch.randn(shard.shape, generator=torch.Generator().manual_seed(len(copies)))
+            scale = shard.float().square().mean().sqrt().item() or 1.0
+            shard.add_((SCALE * scale * noise).to(shard))
+    return copies
+
+
+@torch.no_grad()
+def restore_parameters(model: PreTrainedModel, copies: list[Tensor]) -> None:
+    """Write the shards from :func:`add_noise` back into the loaded model."""
+    reshard(model)
+    for shard, copy in zip(map(local_part, model.parameters()), copies, strict=True):
+        shard.copy_(copy)

@@ -1,0 +1,109 @@
+"""Checks that engines sample with the policy's weights.
+
+An engine that keeps old weights, or holds a layer, an adapter or an expert in the wrong place, samples plausible text
+from another policy, and training merely looks as if it did not help. The small changes of one update would not show it
+within the precision of an engine. So before the first step, every weight is changed by a fifth, and changed back.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from verl.batch import Batch
+from verl.cluster.failures import WorkerError
+from verl.config.ppo import PPOConfig
+from verl.config.rollout import SamplingConfig
+from verl.data.prompt_rows import PromptRecord
+from verl.rollout.requests import ResponseRequests, resolve_dtype, response_stream
+from verl.single_controller.roles import PolicyWorkers
+
+ROWS = 8
+"""Number of responses that each engine samples for the check. Each ends after one call of the engine."""
+NOISY = -1
+"""Version of the weights with noise."""
+
+
+class Tolerance(NamedTuple):
+    """Largest mean difference between the log-probabilities of engine and policy; the larger of the two applies."""
+
+    absolute: float
+    """In nats."""
+    relative: float
+    """Share of the difference that the noise itself makes."""
+
+
+EXACT, ROUNDED = Tolerance(1e-3, 1e-3), Tolerance(0.05, 0.02)
+"""Tolerances in float32, and where the engine or the trainer computes in 16 bits."""
+
+
+def tolerance_of(config: PPOConfig, device_type: str) -> Tolerance | None:
+    """Return the tolerance for the precision of engine and trainer, or None if they differ by design.
+
+    They do if the engine quantizes, or samples from another distribution than the policy's.
+    """
+    rollout = config.rollout
+    sampling, kwargs = rollout.train_kwargs, rollout.engine_kwargs
+    if sampling != unfiltered(sampling) or kwargs.get("quantization") or kwargs.get("kv_cache_dtype", "auto") != "auto":
+        return None
+    is_exact = resolve_dtype(rollout.dtype, device_type == "cpu") == config.model.param_dtype == "float32"
+    return EXACT if is_exact else ROUNDED
+
+
+def unfiltered(sampling: SamplingConfig) -> SamplingConfig:
+    """Return options that sample from the policy's whole distribution."""
+    return replace(sampling, top_p=1.0, top_k=-1, min_p=0.0, repetition_penalty=1.0)
+
+
+def check_weights(config: PPOConfig, policy: PolicyWorkers, records: Sequence[PromptRecord], step: int) -> None:
+    """Let engines sample with noisy weights, score their tokens by the policy, and restore the weights of ``step``.
+
+    Does nothing for engines without weights of their own, or without a :func:`tolerance_of`.
+
+    Raises:
+        WorkerError: If the log-probabilities of an engine are not those of the policy.
+    """
+    tolerance = tolerance_of(config, policy.workers.device_type)
+    if config.rollout.name == "hf" or tolerance is None:
+        return
+    policy.workers.run("perturb_weights")
+    policy.sync_weights(NOISY)
+    batch, engines = _sample(config, policy, records)
+    policy.finish_generation()
+    noisy = policy.compute_logprobs(batch).logprobs
+    policy.workers.run("restore_weights")
+    policy.sync_weights(step)
+    moved = (policy.compute_logprobs(batch).logprobs - noisy).abs()
+    wrong = (batch.rollout_logprobs - noisy).abs()
+    for engine in engines.unique().tolist():
+        tokens = (engines == engine).repeat_interleave(batch.response_lengths)
+        difference, limit = wrong[tokens].mean().item(), tolerance.relative * moved[tokens].mean().item()
+        if not difference <= max(tolerance.absolute, limit):
+            raise WorkerError(
+                f"engine {engine} of rollout.name={config.rollout.name} does not sample with the policy's weights: "
+                f"with noise on all of them, its log-probabilities differ from the policy's by {difference:.2g} nats; "
+                "rollout.name=hf samples with the policy itself; rollout.check_weights=false skips this check"
+            )
+
+
+def _sample(config: PPOConfig, policy: PolicyWorkers, records: Sequence[PromptRecord]) -> tuple[Batch, Tensor]:
+    """Return the beginnings of responses to the first prompts, and the engine of each, [B] int64."""
+    num_engines = len(policy.engines.living) // config.rollout.tensor_parallel_size
+    prompts = [records[i % len(records)] for i in range(ROWS * num_engines)]
+    requests = ResponseRequests(
+        rows=range(len(prompts)),
+        prompt_ids=[record.input_ids for record in prompts],
+        streams=[response_stream(config.seed, record.uid, i) for i, record in enumerate(prompts)],
+        sampling=replace(config.rollout.train_kwargs, n=1),
+    )
+    parts: list[Batch] = []
+    generation = policy.generation(requests, parts.append, lambda ended: True)
+    cut, _ = generation.run()
+    if policy.conversations is not None:
+        policy.engines.run("rollout.take_rank_metrics")  # engines of conversations keep hidden states until asked
+    sampled = [part.columns("rollout_logprobs", "request", "tokens") for part in [*parts, *cut]]
+    batch = Batch.join([part for part in sampled if "rollout_logprobs" in part])
+    engine_of = {request: engine for engine, dealt in enumerate(generation.queue.dealt) for request in dealt}
+    return batch.without("request"), torch.tensor([engine_of[request] for request in batch.request.tolist()])
