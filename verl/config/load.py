@@ -273,7 +273,9 @@ def check_group_values(words: Sequence[str]) -> None:
     """Raise ``ConfigError`` if a config group is set to a number, list or null, because Hydra's error is unclear."""
     for word in words:
         group, _, value = word.lstrip("+").partition("=")
-        files = sorted(path.stem for path in (CONFIG_DIR / group.partition("@")[0]).glob("*.yaml"))
+        folder = CONFIG_DIR / group.partition("@")[0]
+        # os.path: names that no file can have are no folders.
+        files = sorted(path.stem for path in folder.glob("*.yaml")) if os.path.isdir(folder) else []
         names_none = re.fullmatch(r"null|true|false|[-+.\d]+|\[.*", value) and (group, value) != ("experiment", "null")
         if group and files and names_none:
             raise ConfigError(f"{group}={value}: must be one of {', '.join(files)}")
