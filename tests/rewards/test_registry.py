@@ -67,6 +67,12 @@ TWO = [
     "Bob is a knave, Alice is a knight",
 ]
 
+TOOL_CALL = """<think>Where?</think>
+<tool_call>
+{"name": "weather", "parameters": {"city": "Rome", "days": 2}}
+{"name": "time", "parameters": {}}
+</tool_call>"""
+
 
 @pytest.mark.parametrize(
     ("source", "truth", "right", "wrong"),
@@ -89,6 +95,8 @@ TWO = [
         ("searchR1_nq", {"target": ["NYC", 1898]}, "<answer>1898</answer>", "<answer>1899</answer>"),
         ("searchR1_hotpotqa", {"target": "NYC"}, "<answer>nyc</answer>", "NYC"),
         ("search_r1", ["NYC", True], "<answer>true</answer>", "<answer>LA</answer>"),
+        ("rlla", TOOL_CALL, TOOL_CALL, TOOL_CALL.replace("Rome", "Oslo")),
+        ("rlla", "<think></think>\n<response>Hi</response>", "<think>\n</think>\n<response>Yes</response>", TOOL_CALL),
         ("countdown", {"target": 7, "numbers": [3, 4]}, "<answer>3+4</answer>", "<answer>3*4</answer>"),
         ("countdown", {"target": 7.0, "numbers": (3.0, 4), "id": "x"}, r"\boxed{3+4}", r"\boxed{7}"),
         ("countdown", '{"target": 7, "numbers": [3, 4]}', r"\boxed{3+4}", r"\boxed{7}"),
@@ -167,3 +175,25 @@ def test_form_that_the_prompt_asks_for_is_well_formed(response: str, asked: floa
         job = Job(find_scorer("gsm8k"), "gsm8k", response, "72", None, takes_hashes)
         scores.append(with_score(job.verdict(), "independent").score)
     assert scores == [asked, other]
+
+
+@pytest.mark.parametrize(
+    ("calls", "score"),
+    [
+        # Names: 2 of 2. Of at most 1 + 3 + 1 = 5 points: 1 for the names, 1 + 1 for the first call, 1 for the second.
+        ('{"name": "weather", "parameters": {"city": "Oslo", "days": 2}}\n{"name": "time", "parameters": {}}', 1.8),
+        ('{"name": "time", "parameters": {}}\n{"name": "weather", "parameters": {"city": "Rome", "days": 2}}', 3.0),
+        # Names: 1 of 2; the call's parameters: 1 of 2, with the right value: 2 of 5 points.
+        ('{"name": "weather", "parameters": {"city": "Rome"}}', -0.6),
+        ("no call", -3.0),
+        ('{"name": "weather"}', -3.0),
+        ('{"name": "time", "parameters": {}}\n' * 65, -3.0),
+        ("[" * 10**5, -3.0),
+    ],
+)
+def test_tool_calls_are_scored_by_their_parts(calls: str, score: float):
+    response = f"<think>\n</think>\n<tool_call>\n{calls}\n</tool_call>"
+    found = compute_score("rlla", response, TOOL_CALL)
+    assert found["reward_extra_info"] == {"format_reward": 1.0, "accuracy_reward": pytest.approx(score)}
+    assert found["score"] == pytest.approx(1 + score) and found["boxed"] and found["correctness"] == (score == 3)
+    assert compute_score("rlla", response + " more", TOOL_CALL)["score"] == pytest.approx(score)
