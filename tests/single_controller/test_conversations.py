@@ -141,7 +141,9 @@ def converse(tiny_tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[.
         max_length: int | None = None,
         **options: int,
     ) -> Batch:
-        turns = replace(shipped_config().rollout.multi_turn, enable=True, environment="mine:Env", **options)
+        turns = replace(
+            shipped_config().rollout.multi_turn, enable=True, environment="verl.rollout.programs:Programs", **options
+        )
         environment = environment or Environment()
         setup = ConversationSetup(turns, LENGTH, tiny_tokenizer, {}, [], environment, max_length=max_length)
         return generate_responses(
@@ -233,7 +235,7 @@ def test_conversations_of_a_lost_engine_go_on_elsewhere(converse, after: int):
 
 def test_conversations_that_are_cut_are_those_in_one(converse, tiny_tokenizer):
     expected = converse()
-    turns = replace(shipped_config().rollout.multi_turn, enable=True, environment="mine:Env")
+    turns = replace(shipped_config().rollout.multi_turn, enable=True, environment="verl.rollout.programs:Programs")
     setup = ConversationSetup(turns, LENGTH, tiny_tokenizer, {}, [], Environment())
     whole = in_rounds(Engines(slots=9), PROMPTS, SAMPLING, 3, setup)
     same(whole, expected)

@@ -123,16 +123,18 @@ class MultiTurnConfig(Group):
     """Options for conversations, in which the policy and an environment alternate (docs/conversations.md)."""
 
     enable: bool
-    """Sample responses with several turns, using ``tools``, ``tool_config_path`` or ``environment``.
+    """Sample responses with several turns, using ``tools``, veRL's tools or ``environment``.
     ``data.max_response_length`` then limits the whole conversation, including the environment's messages."""
     environment: str | None
     """Custom class, such as ``my.py:Env``, with ``start(record) -> state`` and ``step(state, turn) -> (state, messages,
-    done, reward)``, or null for the environment of ``tools``."""
+    done, reward)``, or null for the environment of ``tools``. The prompt describes the class's ``tools``, if any."""
     tools: list[str]
     """Python functions, such as ``[my.py:calculator]``, whose annotations and Google-style docstrings tell the model
     how to call them; ``async`` functions run concurrently. The model receives return values as text."""
     tool_config_path: str | None
     """YAML file in veRL's format that names subclasses of its ``BaseTool``; can be combined with ``tools``."""
+    function_tool_path: str | None
+    """Python file whose functions with veRL's decorator ``@function_tool`` are also tools."""
     format: str
     """Format of the model's tool calls, as a vLLM tool parser such as ``hermes`` (Qwen) or ``llama3_json``."""
     max_assistant_turns: PositiveInt | None
@@ -144,7 +146,8 @@ class MultiTurnConfig(Group):
     max_tool_response_length: PositiveInt
     """Maximum length of a tool message in characters, at least 1; longer messages are truncated."""
     tool_response_truncate_side: Literal["left", "middle", "right"]
-    """Part of a truncated message to keep, as in veRL: ``left`` (beginning), ``right`` (end) or ``middle`` (both)."""
+    """Part of a long message to cut off, as in veRL 0.9: ``left`` (beginning), ``right`` (end) or ``middle``. Earlier
+    versions kept the part that is named."""
     reward: Literal["add", "only"]
     """Use of the environment's rewards: ``add`` adds their sum over the turns to the verifier's score; ``only`` uses
     the sum as the score without calling a verifier, and a conversation is then correct if the sum is above 0."""
@@ -152,7 +155,8 @@ class MultiTurnConfig(Group):
     """Number of processes that run environments and tools; 0 uses one per free core, up to 32. All ``async`` steps
     share one process."""
     timeout_s: Seconds
-    """Time limit for an environment step in seconds; a slower step is stopped and answered with a message."""
+    """Time limit in seconds for an environment step, or for each call of tools if any is ``async``; a slower one is
+    stopped and answered with a message."""
     memory_limit_mb: PositiveInt
     """Memory limit for a step in MiB, on top of the process's size after imports; handled like the time limit."""
 
@@ -162,16 +166,18 @@ class MultiTurnConfig(Group):
         return self.environment is None
 
     @property
-    def calls_tools(self) -> bool:
-        """Whether multi-turn rollouts are enabled and use tools."""
-        return self.enable and self.has_tools
+    def names_tools(self) -> str:
+        """Names of the options that name tools, or an empty string."""
+        options = {"tools": self.tools, "tool_config_path": self.tool_config_path}
+        options["function_tool_path"] = self.function_tool_path
+        return ", ".join(name for name, value in options.items() if value)
 
     def check(self) -> None:
         if not self.enable:
             return
-        tools = bool(self.tools) or self.tool_config_path is not None
+        tools = bool(self.names_tools)
         self.require(tools or self.environment is not None, "enable", "name tools, tool_config_path or environment")
-        fix = "an environment of your own calls tools itself; leave out tools and tool_config_path"
+        fix = f"an environment calls tools itself: list them in its class as tools, and leave out {self.names_tools}"
         self.require(not (tools and self.environment is not None), "environment", fix)
         fix = "tools give no rewards; set it to add"
         self.require(not tools or self.reward == "add", "reward", fix)

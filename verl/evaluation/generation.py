@@ -18,7 +18,7 @@ from verl.evaluation.store import SampleStore, StoredSample
 from verl.evaluation.tasks import EvaluationTask, chat_arguments, engine_model
 from verl.rollout import engine_environment
 from verl.rollout.environments.conversations import ConversationSetup, conversation_parts, policy_texts
-from verl.rollout.environments.pool import EnvironmentPool
+from verl.rollout.environments.pool import ENVIRONMENT_LOG, EnvironmentPool
 from verl.rollout.requests import EngineModel, ResponseRequests, sample_stream
 from verl.run.session import RaySession
 from verl.single_controller.generation import Generation
@@ -55,8 +55,9 @@ def generate_target(
     with ExitStack() as stack:
         setup = None
         if turns.enable:
-            pool = stack.enter_context(EnvironmentPool(turns, session.busy_cores))
-            target = next(iter(missing)).target
+            first = next(iter(missing))
+            target, log = first.target, first.folder.parents[1] / ENVIRONMENT_LOG
+            pool = stack.enter_context(EnvironmentPool(turns, session.busy_cores, log))
             setup = ConversationSetup(
                 turns,
                 model.max_response_length,

@@ -39,8 +39,7 @@ from verl.models.info import ModelInfo, check_weights
 from verl.models.tokenizer import load_tokenizer
 from verl.rewards import check_ground_truth
 from verl.rollout import check_head_size
-from verl.rollout.environments.conversations import check_conversations
-from verl.rollout.environments.tools import tool_schemas
+from verl.rollout.environments.conversations import check_conversations, with_tools
 from verl.rollout.requests import EngineModel, resolve_dtype
 from verl.run.session import RaySession
 from verl.run.tracker_backends import check_trackers
@@ -308,7 +307,7 @@ def _settings(
 
 def chat_arguments(target: Target, options: MultiTurnConfig) -> dict[str, Any]:
     """Return the target's chat template arguments, plus the tool schemas if the policy calls tools."""
-    return dict(target.chat_arguments) | ({"tools": tool_schemas(options)} if options.calls_tools else {})
+    return with_tools(target.chat_arguments, options)
 
 
 def _prompt(

@@ -56,9 +56,14 @@ class GymEnvironment:
         state = {"seed": state["seed"], "actions": [*state["actions"], action]}
         done = bool(terminated or truncated)
         if done:
-            env.close()
+            _close(env)
         else:
             self._live[json.dumps(state)] = env
         while len(self._live) > MOST_LIVE:
-            self._live.pop(next(iter(self._live))).close()
+            _close(self._live.pop(next(iter(self._live))))
         return state, [{"role": "user", "content": self.show(seen)}], done, float(reward)
+
+
+def _close(env: Any) -> None:
+    """Close an environment; many written by hand have no ``close``."""
+    getattr(env, "close", lambda: None)()

@@ -25,9 +25,8 @@ from verl.rank.token_metrics import check_token_metrics
 from verl.rewards import use_custom_functions
 from verl.rewards.pool import VerifierPool
 from verl.rollout import check_engine_model, end_tokens
-from verl.rollout.environments.conversations import ConversationSetup, check_conversations
+from verl.rollout.environments.conversations import ConversationSetup, check_conversations, with_tools
 from verl.rollout.environments.pool import EnvironmentPool
-from verl.rollout.environments.tools import tool_schemas
 from verl.run.tracker_backends import check_trackers
 from verl.run.warnings import form_warnings, start_warnings
 from verl.utils.user_code import kl_estimator
@@ -122,8 +121,7 @@ class TrainingSetup:
     @property
     def chat_arguments(self) -> dict[str, Any]:
         """Arguments of the chat template, including the tool schemas."""
-        options, arguments = self.config.rollout.multi_turn, self.config.data.apply_chat_template_kwargs
-        return arguments | {"tools": tool_schemas(options)} if options.calls_tools else arguments
+        return with_tools(self.config.data.apply_chat_template_kwargs, self.config.rollout.multi_turn)
 
     def conversations(self, pool: EnvironmentPool) -> ConversationSetup:
         """Return the setup of conversations whose environments run in ``pool``."""

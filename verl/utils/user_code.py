@@ -49,7 +49,7 @@ def load_code(path: str, field: str) -> Any:
     """
     module, _, name = path.rpartition(":")
     where = f"{field}={path!r}"
-    code: Any = _load_module(module, where)
+    code: Any = load_module(module, where)
     for part in name.split("."):
         code = getattr(code, part, None)
     if not callable(code):
@@ -59,7 +59,7 @@ def load_code(path: str, field: str) -> Any:
 
 def load_class(path: str, name: str, path_field: str, name_field: str) -> type[Any]:
     """Like :func:`load_code`, but for a class whose file or module ``path`` is a separate option, as in veRL."""
-    code = getattr(_load_module(path, f"{path_field}={path!r}"), name, None)
+    code = getattr(load_module(path, f"{path_field}={path!r}"), name, None)
     if not isinstance(code, type):
         raise ConfigError(f"{name_field}={name!r}: {path} has no class of this name")
     return code
@@ -83,10 +83,10 @@ def check_signature(
     except TypeError as error:
         call = f"it is called with ({', '.join(inputs)})" if inputs else f"{getattr(code, '__name__', code)} is made"
         given = f"{' and' if inputs else ' with'} {kwargs_field}={dict(kwargs)}" if kwargs_field else ""
-        raise ConfigError(f"{where}: {error}; {call}{given}{_definition(code)}") from error
+        raise ConfigError(f"{where}: {error}; {call}{given}{definition(code)}") from error
 
 
-def _definition(code: Callable[..., Any]) -> str:
+def definition(code: Callable[..., Any]) -> str:
     """Return the file and first line of a function or class, decorators included, or an empty string if unknown."""
     try:
         return f" ({inspect.getsourcefile(code)}, line {inspect.getsourcelines(code)[1]})"
@@ -202,7 +202,8 @@ def kl_estimator(name: str, field: str, kwargs: Mapping[str, Any]) -> str | Call
     return estimate
 
 
-def _load_module(path: str, where: str) -> ModuleType:
+def load_module(path: str, where: str) -> ModuleType:
+    """Import a file or module; raise a ``ConfigError`` that starts with ``where`` if it is missing or fails."""
     path = find_path(path) if is_file(path) else path
     if is_file(path) and not Path(path).is_file():
         raise ConfigError(f"{where}: no such file ({places(path)}); name a .py file or a module")

@@ -58,7 +58,7 @@ def config(small_config: PPOConfig) -> PPOConfig:
         small_config,
         data={"max_response_length": LENGTH},
         rollout={
-            "multi_turn": {"enable": True, "environment": "mine:Env"},
+            "multi_turn": {"enable": True, "environment": "verl.rollout.programs:Programs"},
             # Short turns: any of the digits ends one.
             "stop_token_ids": list(range(20, 40)),
             "engine_kwargs": {"block_size": 32},

@@ -13,7 +13,8 @@ from tests.conftest import ROOT, shipped_config
 from verl.config.errors import ConfigError
 from verl.config.rollout import MultiTurnConfig
 from verl.data.prompt_rows import PromptRecord
-from verl.rollout.environments.pool import Answer, EnvironmentPool, Step, load_environment, take_step
+from verl.rollout.environments.conversations import with_tools
+from verl.rollout.environments.pool import Answer, EnvironmentPool, Step, _guarded, load_environment, take_step
 from verl.rollout.environments.tools import Call, Turn, shortened, tool_schemas
 from verl.rollout.gym_environment import GymEnvironment
 from verl.utils.json_state import from_json
@@ -22,6 +23,13 @@ RECORD = PromptRecord(0, [5], "arithmetic", "7", {}, [], False)
 
 TOOLS = '''
 import asyncio, os, time
+
+class Panic(BaseException):
+    pass
+
+class Speechless(Exception):
+    def __str__(self):
+        raise KeyError("text")
 
 def multiply(a: int, b: int) -> int:
     """
@@ -47,13 +55,6 @@ async def add(a: int, b: int) -> int:
     await asyncio.sleep(0)
     return a + b
 
-class Panic(BaseException):
-    pass
-
-class Mute(Exception):
-    def __str__(self):
-        raise ValueError("no words")
-
 def misbehave(how: str) -> str:
     """
     Does not return.
@@ -74,9 +75,11 @@ def misbehave(how: str) -> str:
     if how == "recurse":
         return misbehave(how)
     if how == "panic":
-        raise Panic
-    if how == "mute":
-        raise Mute
+        raise Panic("in Rust")
+    if how == "interrupt":
+        raise KeyboardInterrupt
+    if how == "speechless":
+        raise Speechless
     raise ValueError("no such way (of these)")
 
 async def wait(seconds: float) -> str:
@@ -88,6 +91,34 @@ async def wait(seconds: float) -> str:
     """
     await asyncio.sleep(seconds)
     return "done"
+
+class Pairs:
+    def start(self, record):
+        return {"pair": (1, 2)}
+
+    def step(self, state, turn):
+        return state, [{"role": "user", "content": str(state["pair"])}], False, None
+
+class Late:
+    def start(self, record):
+        if record.uid == 1:
+            time.sleep(1000)
+        return {}
+
+    def step(self, state, turn):
+        if turn.text == "hang":
+            time.sleep(1000)
+        print("stepped")
+        return state, [{"role": "user", "content": "done"}], False, None
+
+class Dealer:
+    tools = [multiply]
+
+    def start(self, record):
+        return {}
+
+    def step(self, state, turn):
+        return state, [{"role": "user", "content": repr(turn.calls)}], False, None
 
 class Counting:
     def start(self, record):
@@ -145,21 +176,27 @@ def contents(answer: Answer) -> list[str]:
         # A model can provoke these, so none may end the run.
         (asking(Call("misbehave", {"how": "exit"})), ["Error: SystemExit: 3"], (1, 0, 1, 0, 0)),
         (asking(Call("misbehave", {"how": "cancel"})), ["Error: CancelledError: "], (1, 0, 1, 0, 0)),
+        (asking(Call("misbehave", {"how": "panic"})), ["Error: Panic: in Rust"], (1, 0, 1, 0, 0)),
+        (asking(Call("misbehave", {"how": "interrupt"})), ["Error: KeyboardInterrupt: "], (1, 0, 1, 0, 0)),
+        (
+            asking(Call("misbehave", {"how": "speechless"})),
+            ["Error: Speechless"],
+            (1, 0, 1, 0, 0),
+        ),
+        (asking(Call("misbehave", {"how": "memory"})), ["Error: out of memory"], (1, 0, 1, 0, 0)),
         (
             asking(Call("misbehave", {"how": "recurse"})),
             ["Error: RecursionError: maximum recursion depth exceeded"],
             (1, 0, 1, 0, 0),
         ),
-        (asking(Call("misbehave", {"how": "panic"})), ["Error: Panic: "], (1, 0, 1, 0, 0)),
-        (asking(Call("misbehave", {"how": "mute"})), ["Error: Mute"], (1, 0, 1, 0, 0)),
+        # Some formats write numbers as they write text.
+        (asking(Call("multiply", {"a": "6", "b": "\n7\n"})), ["42"], (1, 0, 0, 0, 0)),
         # One of two calls could not be read.
         (
             asking(Call("multiply", {"a": 6, "b": 7}), malformed=True),
             ["42", "Error: the call could not be read; write a JSON object with name and arguments"],
             (1, 1, 1, 0, 0),
         ),
-        # Some formats write numbers as they write text.
-        (asking(Call("multiply", {"a": "6", "b": "\n7\n"})), ["42"], (1, 0, 0, 0, 0)),
         # Of three calls two are answered.
         (asking(*[Call("multiply", {"a": 2, "b": n}) for n in (1, 2, 3)]), ["2", "4"], (3, 0, 0, 0, 0)),
     ],
@@ -188,7 +225,7 @@ def test_the_model_is_told_what_get_json_schema_reads(file: Path):
 
 @pytest.mark.parametrize(
     ("side", "expected"),
-    [("left", "abcd...(truncated)"), ("right", "(truncated)...ghij"), ("middle", "ab...(truncated)...ij")],
+    [("left", "(truncated)...ghij"), ("right", "abcd...(truncated)"), ("middle", "ab...(truncated)...ij")],
 )
 def test_long_answers_are_shortened_as_in_verl(file: Path, side: str, expected: str):
     cut = options(file, "multiply", max_tool_response_length=4, tool_response_truncate_side=side)
@@ -199,13 +236,17 @@ def test_long_answers_are_shortened_as_in_verl(file: Path, side: str, expected: 
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        ("[1, 2]", "returned list; expected \\(state, messages, done, reward\\)"),
+        ("[1, 2]", "wrong.py, line 4\\) returned list; expected \\(state, messages, done, reward\\)"),
         ("(object(), [], True, None)", "its state: .* keep JSON values and tensors"),
         ("({}, ['hello'], True, None)", "returned the message 'hello'; expected a dict with role and content"),
         ("({}, [], True, float('nan'))", "returned the reward nan; expected None or a finite number"),
-        ("({}, [], True, 'good')", "returned the reward 'good'; expected None or a finite number"),
-        ("({}, [{'role': '', 'content': 'hello'}], True, None)", "returned the message .*; expected a dict with role"),
-        ("({}, 5, False, None)", "reading what step\\(state, turn\\) returned raised TypeError: 'int' object"),
+        ("({}, [{'role': '', 'content': ''}], True, None)", "returned the message .*; expected a dict with role and"),
+        ("({}, [], True, 'good')", "wrong.py, line 4\\) returned the reward 'good'; expected None or a finite number"),
+        ("({}, 5, False, None)", "wrong.py, line 4\\) returned the messages 5; expected a list of dicts"),
+        (
+            "({}, [], __import__('numpy').ones(2), 0)",
+            "wrong.py, line 4\\) returned done=array.*; expected true or false",
+        ),
         ("1 / 0", "raised ZeroDivisionError: division by zero"),
     ],
 )
@@ -218,6 +259,42 @@ def test_mistakes_of_an_environment_are_named(tmp_path: Path, returned: str, mes
     environment = load_environment(options(path, environment=f"{path}:Env"))
     with pytest.raises(ConfigError, match=message):
         asyncio.run(take_step(environment, asking()))
+
+
+def test_step_gets_the_state_of_a_checkpoint(file: Path):
+    environment = load_environment(options(file, environment=f"{file}:Pairs"))
+    first = asyncio.run(take_step(environment, asking()))
+    second = asyncio.run(take_step(environment, Step(RECORD, first.state, asking().turn)))
+    assert contents(first) == contents(second) == ["[1, 2]"]
+
+
+def test_calls_of_one_turn_wait_together(file: Path):
+    environment = load_environment(options(file, "wait", timeout_s=1.0, max_parallel_calls=4))
+    started = time.monotonic()
+    calls = [Call("wait", {"seconds": seconds}) for seconds in (0.7, 0.7, 0.7, 60.0)]
+    answer = asyncio.run(_guarded(environment, asking(*calls), environment.options))
+    assert contents(answer) == ["done"] * 3 + ["Error: no answer within 1 s"]
+    assert answer.counts == (4, 0, 0, 1, 0) and time.monotonic() - started < 2.0
+
+
+def test_an_environments_tools_are_described(file: Path):
+    dealing = options(file, environment=f"{file}:Dealer")
+    (schema,) = with_tools({"enable_thinking": False}, dealing)["tools"]
+    assert schema["function"]["name"] == "multiply"
+    assert "tools" not in with_tools({}, options(file, environment=f"{file}:Counting"))
+
+
+@pytest.mark.slow
+def test_hanging_start_ends_the_conversation(file: Path, tmp_path: Path):
+    log = tmp_path / "environment.log"
+    late = options(file, environment=f"{file}:Late", timeout_s=1.0)
+    with EnvironmentPool(late, log=log) as pool:
+        steps = [Step(replace(RECORD, uid=1), "", asking().turn), Step(RECORD, "", Turn("hang", [1], [], False))]
+        start, step, fine = (answer.result() for answer in pool.ask([*steps, asking()]))
+    assert (contents(start), start.done, start.counts[3]) == (["Error: no answer within 1 s"], True, 1)
+    # The state is that of start, so that the conversation goes on.
+    assert (contents(step), step.done, step.state) == (["Error: no answer within 1 s"], False, "{}")
+    assert contents(fine) == ["done"] and log.read_text() == "stepped\n"
 
 
 @pytest.mark.slow
@@ -294,19 +371,14 @@ class Walk:
 
     def __init__(self):
         type(self).made += 1
-        self.closed = False
 
     def reset(self, *, seed=None, options=None):
         self.place, self.steps = seed, 0
         return self.place, {}
 
     def step(self, action):
-        assert not self.closed
         self.place, self.steps = self.place + action, self.steps + 1
         return self.place, -0.5, self.place == 3, self.steps == 4, {}
-
-    def close(self):
-        self.closed = True
 
 
 class Walking(GymEnvironment):

@@ -115,6 +115,88 @@ def test_another_file_is_refused_in_a_line(tmp_path: Path, content: bytes):
         replace(options, reward="only")
 
 
+COUNTER = """
+from verl.tools.base_tool import BaseTool
+from verl.tools.schemas import OpenAIFunctionSchema, OpenAIFunctionToolSchema, ToolResponse
+
+
+class Counter(BaseTool):
+    def get_openai_tool_schema(self):
+        described = {"name": "count", "description": "Counts.", "parameters": {"type": "object", "properties": {}}}
+        return OpenAIFunctionToolSchema(type="function", function=OpenAIFunctionSchema.model_validate(described))
+
+    async def execute(self, instance_id, parameters, **kwargs):
+        data = kwargs["agent_data"]
+        data.extra_fields["count"] = data.extra_fields.get("count", 0) + 1
+        roles = [message["role"] for message in data.messages]
+        return ToolResponse(text=f"{data.extra_fields['count']} of {data.assistant_turns}: {roles}"), 0.0, {}
+"""
+
+FUNCTIONS = '''
+from verl.tools.function_tool import function_tool
+from verl.tools.schemas import ToolResponse
+
+
+@function_tool
+def double(number: int):
+    """Doubles.
+
+    Args:
+        number: The number.
+    """
+    return ToolResponse(text=str(2 * number)), 0.5, {"calls": 1}
+
+
+@function_tool("half")
+async def divide(number: int) -> dict:
+    """Halves.
+
+    Args:
+        number: The number.
+    """
+    return {"half": number / 2}
+
+
+def helper(number):
+    return number
+'''
+
+
+def test_tool_of_verl_0_9_gets_agent_data_and_keeps_fields(tmp_path: Path):
+    (tmp_path / "counter.py").write_text(COUNTER)
+    (tmp_path / "tools.yaml").write_text("tools: [{class_name: my.counter.Counter, config: {type: native}}]")
+    options = replace(shipped_config().rollout.multi_turn, enable=True, tool_config_path=str(tmp_path / "tools.yaml"))
+    assert [schema["function"]["name"] for schema in tool_schemas(options)] == ["count"]
+    environment, state, texts = load_environment(options), "", []
+    record = PromptRecord(0, [5], "openai/gsm8k", "18", {}, [{"role": "user", "content": "Count."}], False)
+    for _ in range(2):
+        step = Step(record, state, Turn("", [1], [Call("count", {})], False))
+        answer = asyncio.run(take_step(environment, step))
+        state = answer.state
+        texts.append(answer.messages[0]["content"])
+    assert texts == [
+        "1 of 1: ['user', 'assistant']",
+        "2 of 2: ['user', 'assistant', 'tool', 'assistant']",
+    ]
+
+
+def test_function_tools_of_verl_0_9(tmp_path: Path):
+    (tmp_path / "functions.py").write_text(FUNCTIONS)
+    path = str(tmp_path / "functions.py")
+    shipped = shipped_config().rollout.multi_turn
+    options = replace(shipped, enable=True, function_tool_path=path, max_parallel_calls=2)
+    double, half = tool_schemas(options)
+    assert (double["function"]["name"], half["function"]["name"]) == ("double", "half")
+    assert half["function"]["parameters"]["required"] == ["number"]
+    calls = [Call("double", {"number": 4}), Call("half", {"number": 4})]
+    record = PromptRecord(0, [5], "openai/gsm8k", "18", {}, [], False)
+    answer = asyncio.run(take_step(load_environment(options), Step(record, "", Turn("", [1], calls, False))))
+    assert [message["content"] for message in answer.messages] == ["8", '{"half": 2.0}']
+    (tmp_path / "functions.py").write_text("def helper(): ...")
+    with pytest.raises(ConfigError, match="function_tool_path='.*': no function is decorated with @function_tool"):
+        load_environment(options)
+
+
 def test_a_class_that_is_missing_is_named(tmp_path: Path):
     (tmp_path / "tools.yaml").write_text(FILE)
     options = replace(shipped_config().rollout.multi_turn, enable=True, tool_config_path=str(tmp_path / "tools.yaml"))

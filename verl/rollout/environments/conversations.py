@@ -24,7 +24,7 @@ from verl.data.templates import find_template
 from verl.rank.turns import expand_to_response
 from verl.rollout.environments.bridges import Bridges, ProgramBridges
 from verl.rollout.environments.pool import COUNTS, Answer, EnvironmentPool, Step, load_environment
-from verl.rollout.environments.tools import Call, Turn, tool_schemas
+from verl.rollout.environments.tools import Call, Turn, tool_schemas, with_types
 from verl.rollout.partial import PartialResponse, from_batch, to_batch
 from verl.rollout.queue import RequestQueue
 
@@ -33,6 +33,9 @@ PROGRAMS = "verl.rollout.programs:Programs"
 
 DRIVER_COLUMNS = ("environment_states", "environment_rewards", "turns", "call_counts")
 """Columns of a conversation that are not sent to engines."""
+
+CHARS_PER_TOKEN = 64
+"""Characters of a message that are tokenized per token of the remaining budget; few tokens are longer."""
 
 SPEAKERS = ("policy", "environment")
 """Author names, indexed by a token's ``source``."""
@@ -63,6 +66,8 @@ class ConversationSetup:
         self.max_length = math.inf if max_length is None else max_length
         self.options, self.max_response_length, self.pool = options, max_response_length, pool
         self.tokenizer, self.stop_strings = tokenizer, stop_strings
+        self.schemas = {} if options.has_tools else {s["function"]["name"]: s for s in tool_schemas(options)}
+        """Schemas of a custom environment's tools, by name."""
         if find_template(template).python:
             self.bridges: Bridges | ProgramBridges = ProgramBridges(tokenizer)
         else:
@@ -97,8 +102,13 @@ def check_conversations(
     if not form.chat or tokenizer.chat_template is None:
         raise ConfigError(f"template={template!r}: {field} needs the tokenizer's chat template; set it to chat")
     load_environment(options)
-    arguments = dict(chat_arguments) | ({"tools": tool_schemas(options)} if options.has_tools else {})
-    Bridges(tokenizer, arguments, "tool" if options.has_tools else "user", field)
+    Bridges(tokenizer, with_tools(chat_arguments, options), "tool" if options.has_tools else "user", field)
+
+
+def with_tools(chat_arguments: Mapping[str, Any], options: MultiTurnConfig) -> dict[str, Any]:
+    """Return the chat template's arguments, including the schemas of the conversations' tools, if any."""
+    schemas = tool_schemas(options) if options.enable else []
+    return dict(chat_arguments) | ({"tools": schemas} if schemas else {})
 
 
 @dataclass
@@ -245,7 +255,11 @@ class Conversations:
     def _turn(self, conversation: Conversation, calls: Mapping[str, Any]) -> Turn:
         tokens = conversation.tokens[len(conversation.tokens) - conversation.open_tokens :]
         (text,) = decode_responses([tokens], self.setup.tokenizer, self.setup.stop_strings)
-        return Turn(text, tokens, [Call(*call) for call in calls["calls"]], calls["malformed"])
+        read = [Call(*call) for call in calls["calls"]]
+        for i, call in enumerate(read):
+            if call.name in self.setup.schemas and isinstance(call.arguments, dict):
+                read[i] = call._replace(arguments=with_types(call.arguments, self.setup.schemas[call.name]))
+        return Turn(text, tokens, read, calls["malformed"])
 
     def _continues(self, conversation: Conversation, turn: Turn, answer: Answer) -> bool:
         """Append the environment's reply and return whether the policy has another turn."""
@@ -262,8 +276,10 @@ class Conversations:
         if answer.done or not answer.messages or at_limit:
             return False
         # 3. Append the messages, unless they leave no room for a turn.
-        bridge = setup.bridges.after(turn.tokens, answer.messages)
         room = min(setup.max_response_length, setup.max_length - len(conversation.prompt_ids))
+        most_chars = max(1, int(room)) * CHARS_PER_TOKEN
+        messages = [message | {"content": message["content"][:most_chars]} for message in answer.messages]
+        bridge = setup.bridges.after(turn.tokens, messages)
         if len(conversation.tokens) + len(bridge) >= room:
             conversation.truncated = True
             return False

@@ -1,8 +1,8 @@
 """Runs the environments of conversations in separate processes.
 
 An environment has ``start(record) -> state`` and ``step(state, turn) -> (state, messages, done, reward)``, which may be
-``async``. Its state consists of JSON values and tensors and is stored with the conversation, so any process can run any
-step. Messages have ``role`` and ``content``; a message with ``failed: True`` counts as a failed call.
+``async``. Its state consists of JSON values and tensors and is stored with the conversation as JSON, so any process can
+run any step. Messages have ``role`` and ``content``; a message with ``failed: True`` counts as a failed call.
 """
 
 import asyncio
@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from itertools import count
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, NamedTuple, Self
@@ -24,16 +25,20 @@ from verl.config.errors import ConfigError
 from verl.config.rollout import MultiTurnConfig
 from verl.data.prompt_rows import PromptRecord
 from verl.rollout.environments.tools import ToolEnvironment, Turn, load_tools
+from verl.utils.files import open_to_write
 from verl.utils.json_state import from_json, to_json
 from verl.utils.process_pool import KillablePool, failure_reason, spare_cores
-from verl.utils.user_code import check_signature, load_code, user_code
+from verl.utils.user_code import check_signature, definition, load_code, user_code
 
 FIELD = "rollout.multi_turn.environment"
 
 COUNTS = ("calls", "malformed", "failures", "timeouts", "prefilled_tokens")
-"""Counters of a conversation: tool calls; turns with an unreadable call; failed calls; steps aborted because they
-exceeded the time or memory limit or their process died; and tokens that engines read without having sampled them, minus
-cache hits."""
+"""Counters of a conversation: tool calls; turns with an unreadable call; failed calls, and steps that ran out of memory
+or whose process died; calls and steps that exceeded the time limit; and tokens that engines read without having sampled
+them, minus cache hits."""
+
+ENVIRONMENT_LOG = "environment.log"
+"""Name of the file that gets what tools and environments print."""
 
 TOGETHER = 64
 """Number of ``async`` steps that are retried together if their process had to be killed."""
@@ -86,8 +91,12 @@ def load_environment(options: MultiTurnConfig) -> Any:
 class EnvironmentPool(KillablePool):
     """Pool of processes that run environment steps; all ``async`` steps share one process and its event loop."""
 
-    def __init__(self, options: MultiTurnConfig, busy_cores: int = 1) -> None:
-        """Prepare the processes, assuming that other work occupies ``busy_cores`` of this machine's cores.
+    def __init__(self, options: MultiTurnConfig, busy_cores: int = 1, log: Path | None = None) -> None:
+        """Prepare the processes.
+
+        Args:
+            busy_cores: Number of this machine's cores that other work occupies.
+            log: File that gets what tools and environments print, or None to leave it on standard output.
 
         Raises:
             ConfigError: See :func:`load_environment`.
@@ -105,6 +114,7 @@ class EnvironmentPool(KillablePool):
             options.memory_limit_mb,
             _prepare,
             options,
+            log,
             users_code=True,
         )
 
@@ -191,6 +201,10 @@ class EnvironmentPool(KillablePool):
         reason = failure_reason(error)
         if reason is None:
             raise error if isinstance(error, Exception) else RuntimeError(f"{FIELD}: {type(error).__name__}")
+        if not step.state:
+            # Either start or the first step was aborted; a conversation whose start fails cannot continue.
+            (state,) = self.run(_start, [step])
+            step = step._replace(state="" if isinstance(state, BaseException) else state)
         return ended(step, reason, self.options)
 
 
@@ -200,13 +214,13 @@ def is_async(environment: Any) -> bool:
 
 
 def ended(step: Step, reason: str, options: MultiTurnConfig) -> Answer:
-    """Return the reply to a failed step: ``reason`` as a message for each call, and the state unchanged.
+    """Return the reply to an aborted step: ``reason`` as a message for each call, and the state unchanged.
 
     An environment of the user's that fails before its first state is not asked again, because it would start again.
     """
     why = {"timeout": f"no answer within {options.timeout_s:g} s", "memory": "out of memory"}.get(reason, reason)
-    names = [call.name for call in step.turn.calls[: options.max_parallel_calls]] or ["environment"]
-    role = "tool" if options.has_tools else "user"
+    calls = step.turn.calls[: options.max_parallel_calls] if options.has_tools else []
+    names, role = [call.name for call in calls] or ["environment"], "tool" if options.has_tools else "user"
     messages = [{"role": role, "name": name, "content": f"Error: {why}"} for name in names]
     timeouts = int(reason == "timeout")
     counts = (len(step.turn.calls), int(step.turn.malformed), 1 - timeouts, timeouts, 0)
@@ -218,14 +232,24 @@ def ended(step: Step, reason: str, options: MultiTurnConfig) -> Answer:
 _ENVIRONMENT: list[tuple[Any, MultiTurnConfig]] = []
 
 
-def _prepare(options: MultiTurnConfig) -> None:
+def _prepare(options: MultiTurnConfig, log: Path | None) -> None:
     """Prepare a process of the pool."""
+    if log is not None:
+        # What tools print would otherwise stand between the lines of the run's progress.
+        file = open_to_write(log, os.O_WRONLY | os.O_APPEND)
+        os.dup2(file, 1)
+        os.close(file)
     _ENVIRONMENT[:] = [(load_environment(options), options)]
 
 
 def _take_steps(steps: list[Step]) -> list[Answer]:
     ((environment, options),) = _ENVIRONMENT
     return asyncio.run(_take_together(environment, steps, options))
+
+
+def _start(step: Step) -> str:
+    ((environment, _),) = _ENVIRONMENT
+    return asyncio.run(start_state(environment, step.record))
 
 
 _LOOP: list[tuple[asyncio.AbstractEventLoop, SimpleQueue[tuple[int, Any]]]] = []
@@ -235,7 +259,7 @@ def _exchange(new: dict[int, Step]) -> list[tuple[int, Answer | BaseException]]:
     """Start steps in this process's event loop, which has its own thread, and return available replies by number."""
     if not _LOOP:
         _LOOP[:] = [(asyncio.new_event_loop(), SimpleQueue())]
-        Thread(target=_LOOP[0][0].run_forever, daemon=True).start()
+        Thread(target=_run_loop, args=[_LOOP[0][0]], daemon=True).start()
     ((environment, options),), ((loop, done),) = _ENVIRONMENT, _LOOP
     for number, step in new.items():
         future = asyncio.run_coroutine_threadsafe(_guarded(environment, step, options), loop)
@@ -248,6 +272,13 @@ def _exchange(new: dict[int, Step]) -> list[tuple[int, Answer | BaseException]]:
     return [(number, future.exception() or future.result()) for number, future in ready]
 
 
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    while True:
+        # KeyboardInterrupt and SystemExit in a task that a tool has started stop the loop of all steps.
+        with suppress(BaseException):
+            loop.run_forever()
+
+
 def _leave(_: None) -> None:
     os._exit(1)
 
@@ -257,59 +288,80 @@ async def _take_together(environment: Any, steps: list[Step], options: MultiTurn
 
 
 async def _guarded(environment: Any, step: Step, options: MultiTurnConfig) -> Answer:
+    # Calls of tools have time limits of their own; the processes of other steps are killed.
+    limited = is_async(environment) and not isinstance(environment, ToolEnvironment)
+    seconds = options.timeout_s if limited else None
     try:
-        if not is_async(environment):
+        async with asyncio.timeout(seconds):
+            if not step.state:
+                step = step._replace(state=await start_state(environment, step.record))
             return await take_step(environment, step)
-        return await asyncio.wait_for(take_step(environment, step), options.timeout_s)
     except TimeoutError:
         return ended(step, "timeout", options)
     except ConfigError as error:
         if isinstance(error.__cause__, MemoryError):
             return ended(step, "memory", options)
         raise
+    except asyncio.CancelledError as error:  # raised by the environment, because nothing cancels a step
+        raise ConfigError(f"{name_of(environment)}: raised CancelledError") from error
 
 
-async def take_step(environment: Any, step: Step) -> Answer:
-    """Run one step, calling ``start`` before the first; raise ``ConfigError`` for exceptions in user code."""
-    where = FIELD if isinstance(environment, ToolEnvironment) else f"{FIELD}={type(environment).__name__}"
-    state: Any = from_json(json.loads(step.state)) if step.state else None
-    if not step.state:
-        with user_code(f"{where}: start(record)"):
-            state = await _awaited(environment.start(step.record))
-        # From its first step on, an environment gets its state as a checkpoint would return it.
-        state = from_json(json.loads(_saved(state, where)))
-    with user_code(f"{where}: step(state, turn)"):
-        returned = await _awaited(environment.step(state, step.turn))
-    form = "returned {}; expected (state, messages, done, reward)"
-    if not isinstance(returned, tuple | list) or len(returned) != 4:
-        raise ConfigError(f"{where}: step(state, turn) {form.format(type(returned).__name__)}")
-    state, messages, done, reward = returned
-    saved = _saved(state, where)
-    with user_code(f"{where}: reading what step(state, turn) returned"):
-        checked = [checked_message(message, where) for message in messages or []]
-        done = bool(done)
-        value = 0.0 if reward is None else _number(reward)
-    if not math.isfinite(value):
-        raise ConfigError(f"{where}: returned the reward {reward!r:.100}; expected None or a finite number")
-    timeouts = sum(message.get("timed_out") is True for message in checked)
-    failures = sum(message.get("failed") is True for message in checked) - timeouts
-    counts = (len(step.turn.calls), int(step.turn.malformed), failures, timeouts, 0)
-    return Answer(saved, checked, done, value, counts)
+def name_of(environment: Any) -> str:
+    """Return the option and class of an environment, for messages."""
+    return FIELD if isinstance(environment, ToolEnvironment) else f"{FIELD}={type(environment).__name__}"
+
+
+async def start_state(environment: Any, record: PromptRecord) -> str:
+    """Return the initial state as JSON; raise ``ConfigError`` for exceptions in user code."""
+    where = name_of(environment)
+    with user_code(f"{where}: start(record)"):
+        state = await _awaited(environment.start(record))
+    return _saved(state, where)
 
 
 def _saved(state: Any, where: str) -> str:
-    """Return an environment's state as JSON; raise ``ConfigError`` if a checkpoint cannot hold it."""
     try:
         return json.dumps(to_json(state))
     except (TypeError, RecursionError) as error:
         raise ConfigError(f"{where}: its state: {error}; keep JSON values and tensors") from error
 
 
-def _number(value: Any) -> float:
+async def take_step(environment: Any, step: Step) -> Answer:
+    """Run one step, calling ``start`` before the first; raise ``ConfigError`` for exceptions in user code."""
+    where = name_of(environment)
+    state = from_json(json.loads(step.state or await start_state(environment, step.record)))
+    with user_code(f"{where}: step(state, turn)"):
+        further = [step.record] if isinstance(environment, ToolEnvironment) else []
+        returned = await _awaited(environment.step(state, step.turn, *further))
+    where += f": step(state, turn){definition(environment.step)}"
+    if not isinstance(returned, tuple | list) or len(returned) != 4:
+        kind = type(returned).__name__
+        raise ConfigError(f"{where} returned {kind}; expected (state, messages, done, reward)")
+    state, messages, done, reward = returned
+    if not isinstance(messages or [], list | tuple):
+        raise ConfigError(f"{where} returned the messages {messages!r:.200}; expected a list of dicts")
+    checked = [checked_message(message, where) for message in messages or []]
+    timeouts = sum(message.get("timed_out") is True for message in checked)
+    failures = sum(message.get("failed") is True for message in checked) - timeouts
+    counts = (len(step.turn.calls), int(step.turn.malformed), failures, timeouts, 0)
+    return Answer(_saved(state, where), checked, _flag(done, where), _number(reward, where), counts)
+
+
+def _flag(done: Any, where: str) -> bool:
     try:
-        return float(value)
-    except (TypeError, ValueError):
-        return math.nan
+        return bool(done)
+    except Exception as error:  # arrays have no truth value
+        raise ConfigError(f"{where} returned done={done!r:.80}; expected true or false") from error
+
+
+def _number(reward: Any, where: str) -> float:
+    try:
+        value = 0.0 if reward is None else float(reward)
+    except Exception:  # objects raise various exceptions
+        value = math.nan
+    if not math.isfinite(value):
+        raise ConfigError(f"{where} returned the reward {reward!r:.80}; expected None or a finite number")
+    return value
 
 
 async def _awaited(value: Any) -> Any:
@@ -319,7 +371,6 @@ async def _awaited(value: Any) -> Any:
 def checked_message(message: Any, where: str) -> dict[str, Any]:
     """Return an environment's message; raise ``ConfigError`` if it is malformed."""
     fits = isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))
-    fits = fits and message["role"] != ""
-    if not isinstance(message, dict) or not fits:
-        raise ConfigError(f"{where}: returned the message {message!r:.200}; expected a dict with role and content")
+    if not isinstance(message, dict) or not fits or not message["role"]:
+        raise ConfigError(f"{where} returned the message {message!r:.200}; expected a dict with role and content")
     return message

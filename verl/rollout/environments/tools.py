@@ -12,10 +12,22 @@ from transformers.utils.chat_template_utils import get_json_schema
 from verl.config.errors import ConfigError
 from verl.config.rollout import MultiTurnConfig
 from verl.data.prompt_rows import PromptRecord
-from verl.rollout.environments.verl_tools import VerlTool, verl_tools
+from verl.rollout.environments.verl_tools import (
+    FUNCTION_FIELD,
+    FUNCTION_TOOL,
+    Fields,
+    VerlTool,
+    agent_data,
+    function_tools,
+    verl_tools,
+)
 from verl.utils.user_code import described, load_code, user_code
 
 FIELD = "rollout.multi_turn.tools"
+
+MAX_NAME_CHARS = 64
+"""Maximum length of a tool's name in a message, as in OpenAI's API."""
+
 
 DEEPEST = 64
 """Maximum nesting of a call's arguments. Python's own functions for JSON and pickling fail at a few hundred levels."""
@@ -50,23 +62,30 @@ class FunctionTool:
     def __init__(self, function: Callable[..., Any], where: str) -> None:
         self.function = function
         self.is_async = inspect.iscoroutinefunction(function)
+        name, schema = getattr(function, FUNCTION_TOOL, (None, None))
         with user_code(f"{where}: its schema"):
-            self.schema = get_json_schema(function)
+            self.schema: dict[str, Any] = schema or get_json_schema(function)
+        if name is not None:
+            self.schema = self.schema | {"function": self.schema["function"] | {"name": name}}
 
-    def begin(self, record: PromptRecord) -> None:
-        """Return None, because a function has no state."""
-
-    async def call(self, state: Any, arguments: dict[str, Any]) -> tuple[Any, str, float]:
+    async def call(self, arguments: dict[str, Any], agent_data: Any) -> str:
         """Call the function and return its result as text."""
         result = self.function(**arguments)
         result = await result if inspect.isawaitable(result) else result
-        return state, result if isinstance(result, str) else _text(result), 0.0
+        if hasattr(self.function, FUNCTION_TOOL) and isinstance(result, tuple):
+            result = result[0]  # the others are veRL's reward and metrics
+        return text_of(result)
 
 
 Tool = FunctionTool | VerlTool
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
+    """Return a tool's result as text: text and the text of veRL's responses unchanged, other values as JSON."""
+    if isinstance(value, Fields):
+        value = value.text or ""
+    if isinstance(value, str):
+        return value
     try:
         return json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError):
@@ -78,6 +97,9 @@ def load_tools(options: MultiTurnConfig) -> dict[str, Tool]:
     tools: list[Tool] = [FunctionTool(load_code(path, FIELD), f"{FIELD}={path!r}") for path in options.tools]
     if options.tool_config_path is not None:
         tools += verl_tools(options.tool_config_path)
+    if options.function_tool_path is not None:
+        where = f"{FUNCTION_FIELD}={options.function_tool_path!r}"
+        tools += [FunctionTool(function, where) for function in function_tools(options.function_tool_path)]
     by_name = {str(tool.schema["function"]["name"]): tool for tool in tools}
     if len(by_name) < len(tools):
         raise ConfigError(f"{FIELD}={options.tools}: two tools have the same name; rename one")
@@ -85,8 +107,21 @@ def load_tools(options: MultiTurnConfig) -> dict[str, Tool]:
 
 
 def tool_schemas(options: MultiTurnConfig) -> list[dict[str, Any]]:
-    """Return the schemas of the tools for the model, or an empty list if the environment is custom."""
-    return [tool.schema for tool in load_tools(options).values()] if options.has_tools else []
+    """Return the schemas of the tools that the prompt describes; those of an environment are its class's ``tools``.
+
+    Raises:
+        ConfigError: If the tools or the environment cannot be loaded, or an entry is neither a function nor a schema.
+    """
+    if options.environment is None:
+        return [tool.schema for tool in load_tools(options).values()] if options.enable else []
+    where = f"rollout.multi_turn.environment={options.environment!r}: its tools"
+    tools = getattr(load_code(options.environment, "rollout.multi_turn.environment"), "tools", ())
+    schemas = [FunctionTool(tool, where).schema if callable(tool) else tool for tool in tools]
+    for schema in schemas:
+        function = schema.get("function") if isinstance(schema, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise ConfigError(f"{where}: {schema!r:.200}; expected functions, or schemas in OpenAI's form")
+    return schemas
 
 
 class ToolEnvironment:
@@ -95,47 +130,52 @@ class ToolEnvironment:
     def __init__(self, tools: Mapping[str, Tool], options: MultiTurnConfig) -> None:
         self.tools, self.options = tools, options
         self.is_async = any(tool.is_async for tool in tools.values())
+        self.is_verl = any(isinstance(tool, VerlTool) for tool in tools.values())
 
     def start(self, record: PromptRecord) -> dict[str, Any]:
-        """Return the initial state of each tool."""
-        return {name: tool.begin(record) for name, tool in self.tools.items()}
+        """Return an empty history, which only veRL's tools read."""
+        return {"messages": [], "turns": 0, "extra_fields": {}}
 
     async def step(
-        self, state: dict[str, Any], turn: Turn
+        self, state: dict[str, Any], turn: Turn, record: PromptRecord
     ) -> tuple[dict[str, Any], list[dict[str, Any]], bool, float | None]:
         """Return a message for each call, and an error message if there is a call that could not be parsed.
 
         ``async`` tools run at the same time, each within ``timeout_s``.
         """
         calls = turn.calls[: self.options.max_parallel_calls]
-        answers = await asyncio.gather(*(self._answer(state, call) for call in calls))
-        messages = [message for message, _ in answers]
+        said = [*state["messages"], {"role": "assistant", "content": turn.text}] if self.is_verl else []
+        data = agent_data(record, said, state["turns"] + 1, state["extra_fields"], turn.tokens)
+        messages = list(await asyncio.gather(*(self._answer(call, data) for call in calls)))
         if turn.malformed:
-            what = "Error: the call could not be read; write a JSON object with name and arguments"
-            messages.append({"role": "tool", "name": "error", "content": what, "failed": True})
-        return state, messages, not messages, sum(reward for _, reward in answers)
+            messages.append(_failed("error", "the call could not be read; write a JSON object with name and arguments"))
+        said += [{"role": "tool", "content": message["content"]} for message in messages] if self.is_verl else []
+        state = {"messages": said, "turns": state["turns"] + 1, "extra_fields": data.extra_fields}
+        return state, messages, not messages, None
 
-    async def _answer(self, state: dict[str, Any], call: Call) -> tuple[dict[str, Any], float]:
-        name, tool = call.name, self.tools.get(call.name)
+    async def _answer(self, call: Call, data: Any) -> dict[str, Any]:
+        """Return the message for one call; the time limit applies to each ``async`` call separately."""
+        name, tool = call.name[:MAX_NAME_CHARS], self.tools.get(call.name)
         if tool is None:
-            return _failed(name, f"there is no tool {name!r}; the tools are {', '.join(self.tools)}"), 0.0
+            return _failed(name, f"there is no tool {name!r}; the tools are {', '.join(self.tools)}")
         if not isinstance(call.arguments, dict):
-            return _failed(name, f"the arguments must be a JSON object, at most {DEEPEST} levels deep"), 0.0
-        limit = self.options.timeout_s
+            return _failed(name, f"the arguments must be a JSON object, at most {DEEPEST} levels deep")
+        limit = asyncio.timeout(self.options.timeout_s if self.is_async else None)
         try:
-            async with asyncio.timeout(limit if tool.is_async else None) as waiting:
-                state[name], text, reward = await tool.call(state[name], with_types(call.arguments, tool.schema))
-        except (MemoryError, GeneratorExit):
+            async with limit:
+                text = await tool.call(with_types(call.arguments, tool.schema), data)
+        except GeneratorExit:
             raise
-        except BaseException as error:  # whatever a tool raises is reported to the model, a panic of Rust included
-            if waiting.expired():
-                return _failed(name, f"no answer within {limit:g} s") | {"timed_out": True}, 0.0
+        except BaseException as error:  # errors of tools, which may raise anything, are reported to the model
             task = asyncio.current_task()
+            if limit.expired():
+                return _failed(name, f"no answer within {self.options.timeout_s:g} s") | {"timed_out": True}
             if task is not None and task.cancelling():
-                # The step exceeded its time limit.
                 raise
-            return _failed(name, described(error)), 0.0
-        return {"role": "tool", "name": name, "content": shortened(text, self.options)}, reward
+            if isinstance(error, MemoryError):
+                return _failed(name, "out of memory")
+            return _failed(name, described(error))
+        return {"role": "tool", "name": name, "content": shortened(text, self.options)}
 
 
 def _failed(name: str, why: str) -> dict[str, Any]:
@@ -168,9 +208,9 @@ def shortened(text: str, options: MultiTurnConfig) -> str:
     if len(text) <= longest:
         return text
     if side == "left":
-        return text[:longest] + "...(truncated)"
-    if side == "right":
         return "(truncated)..." + text[-longest:]
+    if side == "right":
+        return text[:longest] + "...(truncated)"
     half = longest // 2
     return text[:half] + "...(truncated)..." + text[len(text) - half :]
 
@@ -192,7 +232,7 @@ def read_arguments(written: Any) -> Any:
                 value = json.loads(value)
     if isinstance(value, dict) and not _nests(value, DEEPEST):
         return value
-    return written if isinstance(written, str) else _text(written) if not _nests(written, DEEPEST) else "(too deep)"
+    return written if isinstance(written, str) else text_of(written) if not _nests(written, DEEPEST) else "(too deep)"
 
 
 def _nests(value: Any, levels: int) -> bool:

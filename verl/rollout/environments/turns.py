@@ -13,6 +13,7 @@ from verl.config.rollout import MultiTurnConfig
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.turns import measure_turns
 from verl.rollout.environments.tool_parser import ToolCallReader
+from verl.rollout.environments.tools import tool_schemas
 from verl.rollout.partial import PartialResponse
 
 
@@ -35,11 +36,12 @@ class Turns:
             device: Device on which states are measured.
 
         Raises:
-            ConfigError: See :class:`ToolCallReader`.
+            ConfigError: See :class:`ToolCallReader` and :func:`tool_schemas`.
         """
         self.calculator = None if calculator is None else RepresentationMetricsCalculator(calculator)
         self.max_turns, self.device = options.max_assistant_turns, device
-        self.reader = ToolCallReader(options.format, tokenizer, end_tokens) if options.has_tools else None
+        has_tools = options.has_tools or bool(tool_schemas(options))
+        self.reader = ToolCallReader(options.format, tokenizer, end_tokens) if has_tools else None
         self._held: dict[str, tuple[list[Tensor | None], list[int]]] = {}
         """States of the policy tokens of each conversation, and the number of policy tokens in each of its turns."""
 

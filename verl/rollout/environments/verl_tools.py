@@ -1,14 +1,15 @@
-"""veRL's tool classes, listed in a YAML file of veRL's format (``rollout.multi_turn.tool_config_path``).
+"""veRL's tools: classes in a YAML file (``rollout.multi_turn.tool_config_path``) and ``@function_tool`` functions.
 
 Classes are created with ``(config, tool_schema)``. As in veRL, each call uses a separate instance: ``async create(
-create_kwargs=...)``, ``execute(instance_id, parameters)``, which returns a response, a reward and metrics, and
-``release(instance_id)``; rewards do not affect the score. Stubs replace the veRL modules that these classes import.
-Classes in ``verl.tools`` are loaded from the veRL checkout that contains the file or the working directory.
+create_kwargs=...)``, ``execute(instance_id, parameters, agent_data=...)``, which returns a response, a reward and
+metrics, and ``release(instance_id)``; rewards do not affect the score. Stubs replace the veRL modules that these files
+import. Classes in ``verl.tools`` are loaded from the veRL checkout that contains the file or the working directory.
 """
 
+import inspect
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -18,9 +19,13 @@ import yaml
 from verl.config.errors import ConfigError
 from verl.config.paths import find_path
 from verl.data.prompt_rows import PromptRecord
-from verl.utils.user_code import load_code, user_code
+from verl.utils.user_code import load_code, load_module, user_code
 
 FIELD = "rollout.multi_turn.tool_config_path"
+FUNCTION_FIELD = "rollout.multi_turn.function_tool_path"
+
+FUNCTION_TOOL = "_verl_function_tool"
+"""Attribute of functions decorated with ``@function_tool``: their tool's name and schema, each None by default."""
 
 
 class VerlTool:
@@ -29,26 +34,52 @@ class VerlTool:
     is_async = True
 
     def __init__(self, tool: Any, schema: dict[str, Any]) -> None:
-        """Wrap an instance of a veRL tool class; ``schema`` is its ``tool_schema`` in the file."""
+        """Wrap an instance of a veRL tool class, whose tool has this schema."""
         self.tool, self.schema = tool, schema
+        parameters = inspect.signature(tool.execute).parameters
+        takes_rest = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+        self.takes_agent_data = takes_rest or "agent_data" in parameters
 
-    def begin(self, record: PromptRecord) -> Any:
-        """Return the record's ``extra_info["tools_kwargs"][name]["create_kwargs"]``."""
-        kwargs = record.extra_info.get("tools_kwargs") or {}
-        return (kwargs.get(self.schema["function"]["name"]) or {}).get("create_kwargs") or {}
-
-    async def call(self, state: Any, arguments: dict[str, Any]) -> tuple[Any, str, float]:
-        """Return the unchanged state, the response of ``execute`` as text, and a reward of 0."""
-        instance, _ = await self.tool.create(create_kwargs=state)
+    async def call(self, arguments: dict[str, Any], agent_data: Any) -> str:
+        """Return the response of ``execute`` as text; the record's ``tools_kwargs`` has the arguments of ``create``."""
+        kwargs = agent_data.tools_kwargs.get(self.schema["function"]["name"]) or {}
+        further = {"agent_data": agent_data} if self.takes_agent_data else {}
+        instance, _ = await self.tool.create(create_kwargs=kwargs.get("create_kwargs") or {})
         try:
-            response, *_ = await self.tool.execute(instance, arguments)
+            response, *_ = await self.tool.execute(instance, arguments, **further)
         finally:
             await self.tool.release(instance)
-        return state, str(getattr(response, "text", response) or ""), 0.0
+        return str(getattr(response, "text", response) or "")
+
+
+def agent_data(
+    record: PromptRecord, said: list[dict[str, Any]], turns: int, extra_fields: dict[str, Any], tokens: list[int]
+) -> "Fields":
+    """Return what veRL passes to tools as ``agent_data``, without the tokens of earlier turns.
+
+    Args:
+        said: Messages after the prompt.
+        turns: Number of policy turns.
+        extra_fields: Values that tools keep for later turns of the conversation.
+        tokens: Tokens of the last turn.
+    """
+    return Fields(
+        messages=[*record.messages, *said],
+        tools_kwargs=record.extra_info.get("tools_kwargs") or {},
+        prompt_ids=record.input_ids,
+        response_ids=tokens,
+        assistant_turns=turns,
+        user_turns=turns - 1,
+        extra_fields=extra_fields,
+        request_id=str(record.uid),
+        metrics={},
+        image_data=None,
+        video_data=None,
+    )
 
 
 def verl_tools(path: str) -> Iterator[VerlTool]:
-    """Yield the tools of the file at ``path``.
+    """Yield the tools of the YAML file at ``path``; a class without ``tool_schema`` there describes its tool itself.
 
     Raises:
         ConfigError: If the file cannot be read, or a class cannot be loaded or created.
@@ -56,8 +87,9 @@ def verl_tools(path: str) -> Iterator[VerlTool]:
     where, path = f"{FIELD}={path!r}", find_path(path)
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-        entries = [(str(e["class_name"]), e.get("config") or {}, dict(e["tool_schema"])) for e in content["tools"]]
-        if not all(isinstance(schema["function"]["name"], str) for _, _, schema in entries) or not entries:
+        entries = [(str(e["class_name"]), e.get("config") or {}, e.get("tool_schema")) for e in content["tools"]]
+        names = [schema["function"]["name"] for _, _, schema in entries if schema is not None]
+        if not all(isinstance(name, str) for name in names) or not entries:
             raise ValueError("there is none, or one whose name is no text")
     except (OSError, yaml.YAMLError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise ConfigError(f"{where}: not a list of tools with class_name and tool_schema: {error!r:.200}") from error
@@ -65,8 +97,45 @@ def verl_tools(path: str) -> Iterator[VerlTool]:
     for name, config, schema in entries:
         made = load_code(_import_path(name, Path(path)), FIELD)
         with user_code(f"{where}: making {name}"):
-            tool = made(config=config, tool_schema=_as_object(schema))
-        yield VerlTool(tool, schema)
+            tool = made(config=config, tool_schema=None if schema is None else _as_object(schema))
+            wrapped = VerlTool(tool, schema or without_nulls(tool.tool_schema.model_dump()))
+        yield wrapped
+
+
+def function_tools(path: str) -> list[Callable[..., Any]]:
+    """Return the functions that the file at ``path`` decorates with veRL's ``@function_tool``, in order.
+
+    Raises:
+        ConfigError: If the file cannot be imported or has none.
+    """
+    install_stubs(Path(find_path(path)))
+    found = vars(load_module(path, f"{FUNCTION_FIELD}={path!r}")).values()
+    functions: list[Callable[..., Any]] = list(
+        dict.fromkeys(f for f in found if inspect.isfunction(f) and hasattr(f, FUNCTION_TOOL))
+    )
+    if not functions:
+        raise ConfigError(f"{FUNCTION_FIELD}={path!r}: no function is decorated with @function_tool; decorate one")
+    return functions
+
+
+def function_tool(name: Any = None, *, schema: Any = None) -> Any:
+    """Stub for ``verl.tools.function_tool.function_tool``; can be used with and without arguments."""
+    if callable(name):
+        return function_tool()(name)
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        described = schema.model_dump() if isinstance(schema, Fields) else schema
+        setattr(function, FUNCTION_TOOL, (name, described and without_nulls(described)))
+        return function
+
+    return decorate
+
+
+def without_nulls(value: Any) -> Any:
+    """Return a schema without its null entries, which veRL leaves out of prompts."""
+    if isinstance(value, Mapping):
+        return {key: without_nulls(entry) for key, entry in value.items() if entry is not None}
+    return [without_nulls(entry) for entry in value] if isinstance(value, list) else value
 
 
 def _import_path(name: str, file: Path) -> str:
@@ -87,16 +156,34 @@ class Fields(SimpleNamespace):
 
     text: str | None = None
 
+    @staticmethod
+    def model_validate(value: Any) -> Any:
+        """Return a mapping as an object with attributes."""
+        return _as_object(value)
+
     def model_dump(self, **_: Any) -> dict[str, Any]:
         """Return the attributes as a dictionary."""
-        return {k: v.model_dump() if isinstance(v, Fields) else v for k, v in vars(self).items()}
+        return {name: _as_mapping(value) for name, value in vars(self).items()}
+
+
+def _as_mapping(value: Any) -> Any:
+    if isinstance(value, Fields):
+        return value.model_dump()
+    if isinstance(value, Mapping):
+        return {key: _as_mapping(entry) for key, entry in value.items()}
+    return [_as_mapping(entry) for entry in value] if isinstance(value, list) else value
 
 
 class BaseTool:
     """Stub for ``verl.tools.base_tool.BaseTool``."""
 
     def __init__(self, config: dict[str, Any], tool_schema: Any) -> None:
-        self.config, self.tool_schema, self.name = config, tool_schema, tool_schema.function.name
+        self.config, self.tool_schema = config, tool_schema or self.get_openai_tool_schema()
+        self.name = self.tool_schema.function.name
+
+    def get_openai_tool_schema(self) -> Any:
+        """Return the schema; classes that are listed without ``tool_schema`` override this method."""
+        raise ConfigError(f"{type(self).__name__}: has no schema; add tool_schema to the file, or define this method")
 
     async def create(self, instance_id: str | None = None, **kwargs: Any) -> tuple[str, Fields]:
         """Start an instance."""
@@ -119,11 +206,13 @@ def gsm8k_score(
 
 def install_stubs(file: Path) -> None:
     """Make veRL's tool classes importable, and install stubs for the missing modules that they import."""
-    schemas = dict.fromkeys(("OpenAIFunctionToolSchema", "OpenAIFunctionToolCall", "ToolResponse"), Fields)
+    parts = ("Property", "Parameters", "", "Tool", "Parsed", "Call")
+    schemas = dict.fromkeys([*(f"OpenAIFunction{part}Schema" for part in parts), "OpenAIFunctionToolCall"], Fields)
     modules: dict[str, dict[str, Any]] = {
         "verl.tools": {},
         "verl.tools.base_tool": {"BaseTool": BaseTool},
-        "verl.tools.schemas": schemas,
+        "verl.tools.schemas": {**schemas, "ToolResponse": Fields},
+        "verl.tools.function_tool": {"function_tool": function_tool},
         "verl.utils.reward_score": {"gsm8k": SimpleNamespace(compute_score=gsm8k_score)},
         "verl.utils.rollout_trace": {"rollout_trace_op": lambda function: function},
     }

@@ -13,7 +13,7 @@ from verl.config.rollout import SamplingConfig
 from verl.rank.reward_manager import RewardManager
 from verl.rewards.pool import VerifierPool
 from verl.rollout import engine_environment
-from verl.rollout.environments.pool import EnvironmentPool
+from verl.rollout.environments.pool import ENVIRONMENT_LOG, EnvironmentPool
 from verl.run.display import RunDisplay
 from verl.run.samples import SampleStore
 from verl.run.session import TrainingRun
@@ -107,7 +107,8 @@ def _train(run: TrainingRun, setup: TrainingSetup) -> RayPPOTrainer:
     verifiers = run.resources.enter_context(VerifierPool(config.reward_score, run.busy_cores))
     conversations, turns = None, config.rollout.multi_turn
     if turns.enable:
-        conversations = setup.conversations(run.resources.enter_context(EnvironmentPool(turns, run.busy_cores)))
+        environments = EnvironmentPool(turns, run.busy_cores, run.folder / ENVIRONMENT_LOG)
+        conversations = setup.conversations(run.resources.enter_context(environments))
     environment = engine_environment(setup.device_type, config.rollout.name)
     tracker, workers = run.start("verl.workers.hybrid:HybridWorker", (setup.steps, strings), environment)
     method, sources = setup.new_method(), logged_sources(record.data_source for record in setup.train_set.records)
