@@ -13,6 +13,10 @@ from tests.evaluation.example_tasks import evaluation_config, make_task
 from tests.single_controller.test_conversations import LENGTH, Engines, Environment
 from verl.batch import Batch
 from verl.evaluation.generation import finite_metrics, generate_missing
+from verl.evaluation.report.publish import write_results
+from verl.evaluation.results import sample_table
+from verl.evaluation.scoring import score_samples
+from verl.evaluation.statistics import summarise
 from verl.rollout.environments.conversations import ConversationSetup
 from verl.single_controller import generation
 
@@ -33,6 +37,19 @@ def test_conversations_are_stored_as_the_policy_said_them(
             {task: store}, evaluation_config(n_sampling=4, temperatures=[0.6]), engines, tiny_tokenizer, display, setup
         )
         samples = list(store.samples.values())
+    # As in training's validation: rewards, turns and calls, and correct is what the environment rewards.
+    result = score_samples(task, store.samples, 4, None, scored=False)
+    rewarded = [(s.environment["reward"], s.environment["turns"]) for s in samples if not s.truncated]
+    assert rewarded and all(reward == 0.5 * turns for reward, turns in rewarded)
+    assert all(
+        sample.correct for problem in result.problems for sample in problem.samples if sample.environment["reward"]
+    )
+    table = sample_table(result).to_pydict()
+    assert table["environment/turns"] == [s.environment["turns"] for key, s in sorted(store.samples.items())]
+    row = summarise([result]).table.iloc[0]
+    assert row["environment/turns"] == pytest.approx(sum(s.environment["turns"] for s in samples) / 12)
+    assert "environment/reward" in write_results(tmp_path / "report", [result]).table
+    assert "environment/reward" in (tmp_path / "report" / "results.md").read_text()
     assert len(samples) == done[-1] == 12
     heard = 0
     for sample in samples:

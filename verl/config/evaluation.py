@@ -95,8 +95,6 @@ class EvaluationEngineConfig(EngineConfig):
     multi_turn: MultiTurnConfig
 
     def check(self) -> None:
-        fix = "verdicts are the verifiers' here; set it to add"
-        self.require(self.multi_turn.reward == "add", "multi_turn.reward", fix)
         drafts = self.engine_kwargs.get("speculative_config") if self.seeded else None
         fix = "it draws in its own way; set rollout.seeded=false, or leave it out"
         require(drafts is None, "engine_kwargs.speculative_config", drafts, fix)
@@ -223,6 +221,11 @@ class EvaluationConfig(SamplingFilters):
         parallel, workers = self.rollout.tensor_parallel_size, self.trainer.n_gpus_per_node
         if workers is not None:
             check_divides("rollout.tensor_parallel_size", parallel, "trainer.n_gpus_per_node", workers)
+
+    @property
+    def scored(self) -> bool:
+        """Whether verifiers score the responses, rather than an environment alone."""
+        return not self.rollout.multi_turn.replaces_verifiers
 
     @property
     def names_prompts(self) -> bool:

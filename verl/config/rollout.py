@@ -166,6 +166,11 @@ class MultiTurnConfig(Group):
         return self.environment is None
 
     @property
+    def replaces_verifiers(self) -> bool:
+        """Whether the environment's rewards are the scores, so that prompts need no verifier and no ground truth."""
+        return self.enable and self.reward == "only"
+
+    @property
     def names_tools(self) -> str:
         """Names of the options that name tools, or an empty string."""
         options = {"tools": self.tools, "tool_config_path": self.tool_config_path}

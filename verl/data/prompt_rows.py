@@ -70,7 +70,9 @@ NOTES = {
 class PromptReader:
     """Converter from rows to records that also collects notes for the user."""
 
-    def __init__(self, config: DataConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, config: DataConfig, tokenizer: PreTrainedTokenizerBase, scored: bool = True) -> None:
+        """Prepare a reader; ``scored`` is whether verifiers score the responses."""
+        self.scored = scored
         check_template(config.template, tokenizer, "data.template")
         self.config = config
         self.tokenizer = tokenizer
@@ -86,7 +88,8 @@ class PromptReader:
         """Convert a row, which error messages call ``where``. Raises ``ConfigError`` if the row cannot be used."""
         config = self.config
         self.num_read += 1
-        check_verifiable(row, where, config.reward_fn_key)
+        if self.scored:
+            check_verifiable(row, where, config.reward_fn_key)
         messages = read_messages(row, where, config.prompt_key, with_tools="tools" in config.apply_chat_template_kwargs)
         tools = read_tools(row, where)
         ids = self._render(messages, tools, where)

@@ -17,6 +17,9 @@ from verl.data.records import split_solution
 from verl.data.samplers import CustomSampler, MixingSampler, ResumableRandomSampler, batch_loader
 from verl.utils.user_code import load_class, user_code
 
+UNSCORED = "environment"
+"""Data source of prompts without one whose responses are scored by an environment."""
+
 COLUMN_OPTIONS = (
     "data.prompt_key, data.answer_key, and data.reward_fn_key or data.data_source, the verifier (data.prompt_key="
     'question data.answer_key=answer data.data_source=math for {"question": "1 + 1?", "answer": "2"}),'
@@ -30,6 +33,7 @@ class PromptDataset(Dataset[PromptRecord]):
     Args:
         max_samples: number of prompts to use, or -1 for all. They are drawn from all files with ``seed``, or taken from
             the beginning if ``data.shuffle=false``.
+        scored: whether verifiers score the responses, so that rows need a data source and a ground truth.
 
     Raises:
         ConfigError: if a file cannot be read or lacks a column; if no prompt is short enough; or if a row (named by
@@ -43,10 +47,11 @@ class PromptDataset(Dataset[PromptRecord]):
         config: DataConfig,
         max_samples: int = -1,
         seed: int = 0,
+        scored: bool = True,
     ) -> None:
-        sources = _read_sources(files, config)
+        sources = _read_sources(files, config, scored)
         selection = _select([len(rows) for _, rows in sources], max_samples, config.shuffle, seed)
-        reader = PromptReader(config, tokenizer)
+        reader = PromptReader(config, tokenizer, scored)
         self.sizes: list[int] = []
         """Number of prompts from each file, in dataset order."""
         for (name, rows), numbers in zip(sources, selection, strict=True):
@@ -66,12 +71,14 @@ class PromptDataset(Dataset[PromptRecord]):
         return self.records[index]
 
 
-def _read_sources(files: Sequence[str], config: DataConfig) -> list[tuple[str, Sequence[Mapping[str, Any]]]]:
+def _read_sources(
+    files: Sequence[str], config: DataConfig, scored: bool
+) -> list[tuple[str, Sequence[Mapping[str, Any]]]]:
     """Return the name and the rows of each file, or of the custom dataset class."""
     layout = PromptLayout(config.prompt_key, config.reward_fn_key, config.answer_key, config.data_source)
     path, name = config.custom_cls.path, config.custom_cls.name
     if path is None or name is None:
-        return [(file, layout.read(file)) for file in files]
+        return [(file, layout.read(file, scored)) for file in files]
     where = f"data.custom_cls.name={name!r}"
     user_class = load_class(path, name, "data.custom_cls.path", "data.custom_cls.name")
     with user_code(f"{where}: {name}(files, config)"):
@@ -79,10 +86,10 @@ def _read_sources(files: Sequence[str], config: DataConfig) -> list[tuple[str, S
     with user_code(f"{where}: its iterator"):
         rows = list(records)
     for number, row in enumerate(rows):
-        missing = [column for column in layout.columns if not isinstance(row, Mapping) or column not in row]
+        missing = [column for column in layout.columns(scored) if not isinstance(row, Mapping) or column not in row]
         if missing:
             raise ConfigError(f"{where}: its record {number} lacks {missing}; it must be a mapping: {str(row):.80}")
-    return [(where, [layout.completed(row) for row in rows])]
+    return [(where, [layout.completed(row, scored) for row in rows])]
 
 
 class PromptLayout(NamedTuple):
@@ -93,20 +100,23 @@ class PromptLayout(NamedTuple):
     answer_key: str | None = None
     data_source: str | None = None
 
-    @property
-    def columns(self) -> list[str]:
-        """Columns that every row must have."""
+    def columns(self, scored: bool = True) -> list[str]:
+        """Columns that every row must have; the prompt alone if no verifier scores the responses."""
+        if not scored:
+            return [self.prompt_key]
         source = [self.reward_fn_key] if self.data_source is None else []
         return [self.prompt_key, self.answer_key or "reward_model", *source]
 
-    def read(self, file: str) -> list[Mapping[str, Any]]:
+    def read(self, file: str, scored: bool = True) -> list[Mapping[str, Any]]:
         """Return the completed rows of a file."""
-        rows = read_rows(file, self.columns, COLUMN_OPTIONS, [self.prompt_key, "tools"])
-        return [self.completed(row) for row in rows]
+        rows = read_rows(file, self.columns(scored), COLUMN_OPTIONS, [self.prompt_key, "tools"])
+        return [self.completed(row, scored) for row in rows]
 
-    def completed(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the row with the columns that ``answer_key`` and ``data_source`` stand for."""
-        if self.answer_key is not None:
+    def completed(self, row: Mapping[str, Any], scored: bool = True) -> Mapping[str, Any]:
+        """Return the row with the columns that ``answer_key`` and ``data_source`` stand for, or that it may lack."""
+        if not scored:
+            row = {"reward_model": None, **row, self.reward_fn_key: row.get(self.reward_fn_key) or UNSCORED}
+        if self.answer_key is not None and (scored or self.answer_key in row):
             answer = row[self.answer_key]
             answer = split_solution(answer)[0] if isinstance(answer, str) else answer
             row = {**row, "reward_model": {"ground_truth": answer}}

@@ -84,7 +84,7 @@ def _evaluate_target(
         for task, store in stores.items():
             display.phase(f"scoring {task.benchmark}")
             with display.recorded(target.label):
-                result = score_samples(task, store.samples, config.n_sampling, verifiers)
+                result = score_samples(task, store.samples, config.n_sampling, verifiers, config.scored)
                 results.append(with_scores(result, scores[task]) if task in scores else result)
     return results
 

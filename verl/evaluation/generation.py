@@ -18,7 +18,7 @@ from verl.evaluation.store import SampleStore, StoredSample
 from verl.evaluation.tasks import EvaluationTask, chat_arguments, engine_model
 from verl.rollout import engine_environment
 from verl.rollout.environments.conversations import ConversationSetup, conversation_parts, policy_texts
-from verl.rollout.environments.pool import ENVIRONMENT_LOG, EnvironmentPool
+from verl.rollout.environments.pool import COUNTS, ENVIRONMENT_LOG, EnvironmentPool
 from verl.rollout.requests import EngineModel, ResponseRequests, sample_stream
 from verl.run.session import RaySession
 from verl.single_controller.generation import Generation
@@ -117,14 +117,22 @@ def generate_missing(
         lengths = part.policy_lengths.tolist()
         arrived: dict[EvaluationTask, list[StoredSample]] = defaultdict(list)
         texts, metrics = policy_texts(part, tokenizer, stops), finite_metrics(part)
-        said = conversation_parts(part, tokenizer)
+        said, environments = conversation_parts(part, tokenizer), environment_figures(part)
         tokens = part.response_tokens.split(part.response_lengths.tolist())
         for row, place in enumerate(part.request.tolist()):
             task, problem, i = samples[place]
             left_of_problem[task, problem] -= 1
             done["problems"] += left_of_problem[task, problem] == 0
             ids = tokens[row].tolist() if task.settings.get("tokens", False) else []
-            sample = (texts[row], lengths[row], bool(part.truncated[row]), metrics[row], ids, said[row])
+            sample = (
+                texts[row],
+                lengths[row],
+                bool(part.truncated[row]),
+                metrics[row],
+                ids,
+                said[row],
+                environments[row],
+            )
             arrived[task].append(StoredSample(problem, i, *sample))
         for task, new in arrived.items():
             stores[task].append(new)
@@ -139,6 +147,17 @@ def generate_missing(
         begun = conversations.begin([_record(task, problem) for task, problem, _ in samples], None)
     copies, on_cpu = config.rollout.tensor_parallel_size, workers.device_type == "cpu"
     Generation(workers, copies, requests, on_cpu, store, conversations=begun, steps_per_call=STEPS_PER_CALL).run()
+
+
+def environment_figures(part: Batch) -> list[dict[str, float]]:
+    """Return the environment's reward, the turns and the counts of each conversation, or empty for single turns."""
+    if "environment_rewards" not in part:
+        return [{} for _ in range(len(part))]
+    columns = zip(part.environment_rewards.tolist(), part.turns.tolist(), part.call_counts.tolist(), strict=True)
+    return [
+        {"reward": reward, "turns": float(turns)} | dict(zip(COUNTS, map(float, counts), strict=True))
+        for reward, turns, counts in columns
+    ]
 
 
 def _record(task: EvaluationTask, place: int) -> PromptRecord:

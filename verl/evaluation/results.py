@@ -18,6 +18,9 @@ from verl.utils.portable import finite_or_null, valid_unicode
 RESULT_FILE = "results.json"
 SAMPLES_FILE = "samples.parquet"
 
+ENVIRONMENT = "environment/"
+"""Prefix of the columns and figures of conversations: ``environment/reward``, ``environment/turns``, and counts."""
+
 PROMPT_TOO_LONG = "prompt_too_long"
 """Reason code of samples that were not generated because the prompt is too long for the model; they count as wrong."""
 
@@ -61,6 +64,8 @@ class ScoredSample:
     """JSON values that a custom reward function returned besides the score, by name."""
     conversation: Sequence[Mapping[str, str]] = ()
     """Messages by role if the response has several turns, otherwise empty."""
+    environment: Mapping[str, float] = field(default_factory=dict)
+    """Sum of the environment's rewards, number of turns and counts by name, or empty for a single turn."""
     score: float | None = None
     """Reward model score, or None if the sample was not scored by one."""
 
@@ -135,13 +140,16 @@ def write_result(folder: Path, result: TaskResult, figures: Mapping[str, Any]) -
 def sample_table(result: TaskResult) -> pa.Table:
     """Return a table with one row per sample; a rank metric's column is null for samples without the metric."""
     names = metric_names(result.problems)
-    schema = pa.schema([*SAMPLE_COLUMNS.items(), *((METRIC_PREFIX + name, pa.float64()) for name in names)])
+    further = dict.fromkeys(name for p in result.problems for sample in p.samples for name in sample.environment)
+    columns = [*(f"{ENVIRONMENT}{name}" for name in further), *(METRIC_PREFIX + name for name in names)]
+    schema = pa.schema([*SAMPLE_COLUMNS.items(), *((name, pa.float64()) for name in columns)])
     rows = [
         vars(sample)
         | {"problem": problem.index, "sample": i}
         | {"response": valid_unicode(sample.response), "answer": valid_unicode(sample.answer)}
         | {"reward_extra_info": json.dumps(finite_or_null(sample.extras)) if sample.extras else None}
         | {"conversation": _json_text(sample.conversation) if sample.conversation else None}
+        | {f"{ENVIRONMENT}{name}": value for name, value in sample.environment.items()}
         | {METRIC_PREFIX + name: value for name, value in sample.metrics.items()}
         for problem in result.problems
         for i, sample in enumerate(problem.samples)

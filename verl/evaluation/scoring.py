@@ -59,13 +59,21 @@ class StoredVerdict:
 
 
 def score_samples(
-    task: EvaluationTask, samples: Mapping[SampleKey, StoredSample], n: int, verifiers: VerifierPool
+    task: EvaluationTask,
+    samples: Mapping[SampleKey, StoredSample],
+    n: int,
+    verifiers: VerifierPool,
+    scored: bool = True,
 ) -> TaskResult:
     """Return the result of a task whose samples are complete, computing missing and outdated verdicts.
+
+    If no verifier scores the responses (``scored``), those whose environment gave positive rewards are correct.
 
     Raises:
         ConfigError: :func:`score_batches` failed, or a line of the verdict file is damaged.
     """
+    if not scored:
+        return _result(task, samples, n, {})
     keys = [(i, j) for i in range(len(task.problems)) if i not in task.unanswered for j in range(n)]
     digests = {key: digest_of(samples[key].response) for key in keys}
     settings = verdict_settings(task.problems, verifiers.config)
@@ -77,13 +85,26 @@ def score_samples(
                 correct, extras, reason = score.correct, dict(score.extras), reason_code(score)
                 verdicts[key] = StoredVerdict(*key, digests[key], correct, score.answer, reason, extras)
             file.write([verdicts[key] for key in batch])
+    return _result(task, samples, n, verdicts)
+
+
+def _result(
+    task: EvaluationTask,
+    samples: Mapping[SampleKey, StoredSample],
+    n: int,
+    verdicts: Mapping[SampleKey, StoredVerdict],
+) -> TaskResult:
+    """Return the samples with their verdicts; samples without one are judged by the environment's rewards."""
 
     def scored(key: SampleKey) -> ScoredSample:
         if key[0] in task.unanswered:
             return NOT_GENERATED
-        s, v = samples[key], verdicts[key]
-        verdict = (v.correct, v.answer, v.reason, s.metrics, v.reward_extra_info)
-        return ScoredSample(s.response, s.num_tokens, s.truncated, *verdict, s.conversation)
+        s, v = samples[key], verdicts.get(key)
+        won = s.environment.get("reward", 0.0) > 0
+        facts = (won, "", "correct" if won else "wrong") if v is None else (v.correct, v.answer, v.reason)
+        extras = {} if v is None else v.reward_extra_info
+        known: dict[str, Any] = {"metrics": s.metrics, "conversation": s.conversation, "environment": s.environment}
+        return ScoredSample(s.response, s.num_tokens, s.truncated, *facts, **known, extras=extras)
 
     results = [
         ProblemResult(problem.index, problem.question, problem.answer, [scored((i, j)) for j in range(n)])

@@ -18,7 +18,7 @@ from scipy.stats import binomtest, bootstrap
 
 from verl.algorithms.pass_at_k import k_grid, pass_at_k, rm_at_k
 from verl.algorithms.votes import answer_classes, majority_at_k, weighted_majority_at_k
-from verl.evaluation.results import PROMPT_TOO_LONG, REASONS, TaskResult, row_labels
+from verl.evaluation.results import ENVIRONMENT, PROMPT_TOO_LONG, REASONS, TaskResult, row_labels
 from verl.utils.portable import valid_unicode
 from verl.verifiers.answers import vote_key
 
@@ -156,7 +156,8 @@ def _table(rows: Mapping[Key, Mapping[str, Any]]) -> pd.DataFrame:
     columns += [f"difference@{k}{end}" for k in ks for end in (*ENDS, "_outside_noise")]
     reasons = {f"reason_{reason}": 0 for reason in REASONS if f"reason_{reason}" in table}
     metrics = [column for column in table if column.endswith(tuple(f"/{group}" for group in GROUPS))]
-    table = table.reindex(columns=[*columns, *RATES, *reasons, *metrics] if rows else [])
+    conversations = [column for column in table if column.startswith(ENVIRONMENT)]
+    table = table.reindex(columns=[*columns, *RATES, *conversations, *reasons, *metrics] if rows else [])
     return table.fillna(reasons).astype(dict.fromkeys([*NUMBERS, *reasons] if rows else (), int))
 
 
@@ -251,7 +252,7 @@ def intervals(drawn: Sequence[pd.DataFrame], shares: Sequence[pd.DataFrame] = ()
 
 
 def _counts(result: TaskResult) -> dict[str, Any]:
-    """Return counts of problems, samples and reasons, the ``RATES``, and mean rank metrics by group."""
+    """Return counts of problems, samples and reasons, the ``RATES``, and means of conversations and rank metrics."""
     samples = [sample for problem in result.problems for sample in problem.samples]
     counts = [len(problem.samples) for problem in result.problems if problem.samples]
     numbers = (len(counts), len(result.problems) - len(counts), min(counts, default=0), max(counts, default=0))
@@ -259,6 +260,8 @@ def _counts(result: TaskResult) -> dict[str, Any]:
     rates = [[s.num_tokens, s.truncated, repetition_rate(s.response)] for s in generated]
     row = dict(zip(NUMBERS, numbers, strict=True)) | dict(pd.DataFrame(rates, columns=RATES, dtype=np.float64).mean())
     row |= {f"reason_{reason}": count for reason, count in Counter(sample.reason for sample in samples).items()}
+    of_conversations = [sample.environment for sample in generated if sample.environment]
+    row |= {f"{ENVIRONMENT}{name}": mean for name, mean in pd.DataFrame(of_conversations).mean().items()}
     metrics = pd.DataFrame([sample.metrics for sample in samples], dtype=np.float64)
     correct = np.array([sample.correct for sample in samples], dtype=bool)
     for name, values in metrics.where(np.isfinite(metrics)).items():

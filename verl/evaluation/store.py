@@ -160,6 +160,9 @@ class StoredSample:
     conversation: list[dict[str, str]] = field(default_factory=list)
     """Conversation parts (see :func:`verl.rollout.environments.conversations.conversation_parts`), or empty for a
     single turn."""
+    environment: dict[str, float] = field(default_factory=dict)
+    """Sum of the environment's rewards, number of policy turns, and counts (see
+    :data:`verl.rollout.environments.pool.COUNTS`), or empty for a single turn."""
 
 
 class SampleStore(RecordFile[StoredSample]):

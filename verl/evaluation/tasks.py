@@ -220,7 +220,7 @@ def load_problems(name: str, config: EvaluationConfig) -> list[Problem]:
     Raises the same ``ConfigError`` as ``load_benchmark`` and ``check_answers``.
     """
     folder = config.data.benchmark_dir
-    problems = load_benchmark(name, Path(folder) if folder else None, config.data.fields.get(name))
+    problems = load_benchmark(name, Path(folder) if folder else None, config.data.fields.get(name), config.scored)
     problems = problems[: config.data.limit]
     check_answers(problems, config)
     return problems
@@ -245,7 +245,7 @@ def validation_problems(targets: Sequence[Target], config: EvaluationConfig) -> 
             )
         for path in map(find_path, files):
             name = "_".join([*Path(path).absolute().parts[-2:-1], Path(path).stem])
-            found[name] = load_prompts(path, config.data.limit, PromptLayout(*keys))
+            found[name] = load_prompts(path, config.data.limit, PromptLayout(*keys), config.scored)
             check_answers(found[name], config)
     return found
 
@@ -253,7 +253,7 @@ def validation_problems(targets: Sequence[Target], config: EvaluationConfig) -> 
 def check_answers(problems: Sequence[Problem], config: EvaluationConfig) -> None:
     """Raise ``ConfigError`` if an answer cannot be compared with responses, or a data source has no verifier."""
     custom = config.reward_score.paths_of_custom_functions()
-    for problem in problems:
+    for problem in problems if config.scored else ():
         try:
             check_ground_truth(problem.data_source, problem.answer, custom, problem.extra_info)
         except ConfigError as error:
@@ -300,8 +300,9 @@ def _settings(
     if config.rollout.engine_kwargs:
         settings["engine_kwargs"] = config.rollout.engine_kwargs
     if config.rollout.multi_turn.enable:
-        # The number of processes does not affect the samples.
-        settings["multi_turn"] = asdict(config.rollout.multi_turn) | {"num_workers": 0}
+        # The number of processes and the use of rewards do not affect the samples.
+        turns = asdict(config.rollout.multi_turn) | {"num_workers": 0, "reward": "add"}
+        settings["multi_turn"] = {k: v for k, v in turns.items() if k != "function_tool_path" or v is not None}
     return settings
 
 

@@ -66,10 +66,12 @@ class TrainingSetup:
         with mistakes.collected():
             arguments = config.data.apply_chat_template_kwargs
             check_conversations(config.rollout.multi_turn, self.tokenizer, data.template, arguments)
+        scored = not config.rollout.multi_turn.replaces_verifiers
         with mistakes.collected():
-            self.train_set = PromptDataset(data.train_files, self.tokenizer, data, data.train_max_samples, config.seed)
+            draw = (data.train_max_samples, config.seed, scored)
+            self.train_set = PromptDataset(data.train_files, self.tokenizer, data, *draw)
         with mistakes.collected():
-            val_set = PromptDataset(data.val_files, self.tokenizer, data) if data.val_files else None
+            val_set = PromptDataset(data.val_files, self.tokenizer, data, scored=scored) if data.val_files else None
         self.reward_tokenizer = self._reward_tokenizer() if config.uses_reward_model and not mistakes.lines else None
         """Tokenizer of the reward model, or None if there is no reward model."""
         with mistakes.collected():
@@ -95,8 +97,9 @@ class TrainingSetup:
             self.held_out = val_batches(val_set, data, config.seed)
         # 5. Rewards and the learning signal.
         held_out = [record for batch in self.held_out for record in batch]
-        notes += try_reward_functions(rewards, [*self.train_set.records, *held_out])
-        notes += form_warnings(rewards.mode, self.train_set.records, self.tokenizer)
+        if scored:
+            notes += try_reward_functions(rewards, [*self.train_set.records, *held_out])
+            notes += form_warnings(rewards.mode, self.train_set.records, self.tokenizer)
         self.calculator = RepresentationMetricsCalculator(config.calculator) if config.calculator.enable else None
         """Metrics calculator, or None if rank metrics are disabled."""
         for check in checks:

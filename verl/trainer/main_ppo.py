@@ -6,6 +6,8 @@ options.
 
 import os
 import sys
+from collections.abc import Sequence
+from functools import partial
 
 from verl.cli.hydra_app import run_hydra
 from verl.cli.release_analysis import analysis_arguments
@@ -13,15 +15,18 @@ from verl.cli.translate import overrides_of, read_line
 from verl.cli.values import FlagError
 from verl.config.errors import ConfigError, error_lines
 from verl.config.ppo import PPOConfig
+from verl.config.unused import unused_options
 from verl.run.parent import run_in_child
 from verl.run.run_config import parse_run_config
 from verl.utils.process import loading
 
 
-def run(config: PPOConfig) -> None:
-    """Train."""
+def run(config: PPOConfig, overrides: Sequence[str]) -> None:
+    """Train, with a warning for each group of ``overrides`` that has no effect."""
 
     def work() -> None:
+        for line in unused_options(overrides, config):
+            print(f"warning: {line}", flush=True)
         print("importing libraries, reading data and checking options", flush=True)
         # Import lazily, so that --help, --cfg and config errors print immediately.
         with loading():
@@ -45,7 +50,9 @@ def main() -> None:
         raise SystemExit(f"error: {error}") from None
     except ConfigError as error:
         raise SystemExit(error_lines(error)) from None
-    run_hydra("ppo_trainer", PPOConfig, lambda tree: parse_run_config(PPOConfig, tree), run)
+    run_hydra(
+        "ppo_trainer", PPOConfig, lambda tree: parse_run_config(PPOConfig, tree), partial(run, overrides=sys.argv[1:])
+    )
 
 
 if __name__ == "__main__":

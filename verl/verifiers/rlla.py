@@ -96,7 +96,8 @@ def calls_score(expected: list[dict[str, Any]], found: list[dict[str, Any]]) -> 
 
 def pair_score(expected: Mapping[str, Any], found: Mapping[str, Any]) -> float:
     """Return the overlap of two calls' parameters plus the number of equal values."""
-    return overlap(expected, found) + sum(name in found and found[name] == value for name, value in expected.items())
+    equal = [name for name, value in expected.items() if name in found and found[name] == value]
+    return overlap(expected, found) + len(equal)
 
 
 def overlap(first: Iterable[str], second: Iterable[str]) -> float:

@@ -8,6 +8,7 @@ import pytest
 import verl.evaluation.benchmarks.loader as loader
 from tests.kit import refused
 from tests.tables import refusals
+from verl.config.errors import ConfigError
 from verl.data.arithmetic import ArithmeticTask
 from verl.evaluation.benchmarks import BENCHMARKS, load_benchmark
 from verl.evaluation.benchmarks.loader import RELEASE
@@ -99,3 +100,17 @@ def test_the_embedded_task(arithmetic_prompts: Path, tmp_path: Path, monkeypatch
     monkeypatch.setitem(loader.EMBEDDED, "arithmetic", tmp_path / "none.parquet")
     with refused("TMP/none.parquet: no such file; restore it with `git checkout data`", TMP=tmp_path):
         load_benchmark("arithmetic", None)
+
+
+def test_environments_get_extra_info_and_need_no_answer(tmp_path: Path):
+    rows = [{"question": "Play.", "extra_info": {"seed": 42}}, {"question": "Play on.", "extra_info": {"seed": 43}}]
+    (tmp_path / "game.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    problems = load_benchmark("game", tmp_path, scored=False)
+    assert [(p.question, p.answer, p.extra_info["seed"]) for p in problems] == [("Play.", "", 42), ("Play on.", "", 43)]
+    with pytest.raises(ConfigError, match="cannot tell which field holds the answer"):
+        load_benchmark("game", tmp_path)
+    # A record for training, without a data source and a ground truth.
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Play."}]
+    (tmp_path / "chat.jsonl").write_text(json.dumps({"prompt": chat, "extra_info": {"seed": 7}}) + "\n")
+    (problem,) = load_benchmark("chat", tmp_path, scored=False)
+    assert (problem.messages, problem.extra_info, problem.data_source) == (chat, {"seed": 7}, "environment")

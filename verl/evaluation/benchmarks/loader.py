@@ -37,12 +37,15 @@ BENCHMARKS = {
 """Published benchmarks by the name used in ``benchmarks=...``."""
 
 
-def load_benchmark(name: str, folder: Path | None, fields: Mapping[str, str] | None = None) -> list[Problem]:
+def load_benchmark(
+    name: str, folder: Path | None, fields: Mapping[str, str] | None = None, scored: bool = True
+) -> list[Problem]:
     """Return the problems of the benchmark ``name``, in order.
 
     A file in ``folder`` (see :func:`local_file`) takes precedence over the hub and is required if ``BENCHMARKS`` lacks
     the name. ``fields`` maps our field names (``verl.evaluation.benchmarks.rows.FIELD_NAMES``) to the file's; other
-    fields are recognised by name.
+    fields are recognised by name. Files of records for training, whose prompts are chats, are read like those. If no
+    verifier scores the responses, answers may be missing.
 
     Raises:
         ConfigError: The benchmark is unknown or has no problems, a download failed, a line is malformed, fields are not
@@ -61,28 +64,31 @@ def load_benchmark(name: str, folder: Path | None, fields: Mapping[str, str] | N
         where, numbered = f"benchmark {name} from {benchmark.hub}", _read_hub(benchmark)
     if not numbered:
         raise ConfigError(f"{where}: holds no problem at all")
-    columns = recognise_fields([row for _, row in numbered], fields or benchmark.fields, name, where)
+    if path is not None and fields is None and isinstance(numbered[0][1].get("prompt"), list):
+        return load_prompts(where, None, PromptLayout(), scored)
+    columns = recognise_fields([row for _, row in numbered], fields or benchmark.fields, name, where, scored)
     problems = []
     for index, (number, row) in enumerate(numbered):
         try:
-            problem = read_problem(row, index, columns, benchmark)
+            problem = read_problem(row, index, columns, benchmark, scored)
         except ValueError as error:
             raise ConfigError(f"{where}, line {number}: {error}") from error
         problems.append(replace(problem, place=f"{where}, line {number}"))
     return problems
 
 
-def load_prompts(path: str, limit: int | None, layout: PromptLayout) -> list[Problem]:
+def load_prompts(path: str, limit: int | None, layout: PromptLayout, scored: bool = True) -> list[Problem]:
     """Return the first ``limit`` prompts of a file of records for training, or of a hub data set.
 
     Raises:
         ConfigError: The file cannot be read or has no prompts, or a prompt is malformed.
     """
     problems = []
-    for index, row in enumerate(layout.read(path)[:limit]):
+    for index, row in enumerate(layout.read(path, scored)[:limit]):
         messages = read_messages(row, f"{path}, row {index}", layout.prompt_key)
         question = "\n\n".join(str(message["content"]) for message in messages)
         truth: Any = as_mapping(row["reward_model"]).get("ground_truth")
+        truth = "" if truth is None else truth
         chat = () if [message["role"] for message in messages] == ["user"] else messages
         facts = (truth, row[layout.reward_fn_key], read_extra_info(row.get("extra_info")), None)
         problems.append(Problem(index, question, *facts, f"{path}, row {index}", chat))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from verl.config.errors import ConfigError
+from verl.data.prompt_rows import read_extra_info
 from verl.data.records import is_unicode, split_solution
 from verl.verifiers.answers import TAIL_CHARS, extract_boxed
 from verl.verifiers.ground_truths import check_tolerances
@@ -101,7 +102,8 @@ class Problem:
     data_source: str
     """Key of the verifier in ``verl.rewards.registry.VERIFIERS``."""
     extra_info: Mapping[str, Any]
-    """Optional inputs for the verifier: ``options`` (text by letter), ``tolerance`` and ``relative_tolerance``."""
+    """The row's ``extra_info``, for environments, and inputs for the verifier: ``options`` (text by letter),
+    ``tolerance`` and ``relative_tolerance``."""
     solution: str | None
     """Worked solution, or None if the benchmark has none."""
     place: str = field(default="", compare=False)
@@ -111,7 +113,7 @@ class Problem:
 
 
 def recognise_fields(
-    rows: Sequence[Row], mapping: Mapping[str, str] | None, benchmark: str, where: str
+    rows: Sequence[Row], mapping: Mapping[str, str] | None, benchmark: str, where: str, scored: bool = True
 ) -> dict[str, list[str]]:
     """Map each of our fields to the matching field names in the rows, in order of precedence; ``mapping`` overrides.
 
@@ -134,7 +136,8 @@ def recognise_fields(
     else:
         fields["context"] = []
     # Without an answer field, the answer is extracted from the end of the solution.
-    missing = ["question"] * (not fields["question"]) + ["answer"] * (not fields["answer"] and not fields["solution"])
+    no_answer = scored and not fields["answer"] and not fields["solution"]
+    missing = ["question"] * (not fields["question"]) + ["answer"] * no_answer
     if missing:
         raise ConfigError(
             f"{where}: cannot tell which field holds the {' and the '.join(missing)}; its fields are "
@@ -143,7 +146,9 @@ def recognise_fields(
     return fields
 
 
-def read_problem(row: Row, index: int, fields: Mapping[str, Sequence[str]], benchmark: Benchmark) -> Problem:
+def read_problem(
+    row: Row, index: int, fields: Mapping[str, Sequence[str]], benchmark: Benchmark, scored: bool = True
+) -> Problem:
     """Convert ``row`` to a problem, using the ``fields`` that :func:`recognise_fields` returned.
 
     Raises:
@@ -169,7 +174,7 @@ def read_problem(row: Row, index: int, fields: Mapping[str, Sequence[str]], benc
     if not answer and (found := _ANSWER_AT_END.search(question, max(0, len(question) - TAIL_CHARS))):
         # Some questions end with their answer, as in "... Answer: A".
         question, answer = question[: found.start()].rstrip(), found.group(1).strip()
-    if not answer:
+    if not answer and scored:
         names = " or ".join(fields["answer"] or fields["solution"])
         raise ValueError(f"has no answer in {names}; fill it in or remove the row")
     options = read_options(values["options"])
@@ -188,7 +193,8 @@ def read_problem(row: Row, index: int, fields: Mapping[str, Sequence[str]], benc
     if values["options"] and named and letters and not letters <= options.keys() and answer not in options.values():
         raise ValueError(f"its answer {answer:.80} is not among its options {', '.join(options)}")
     by_letter = bool(letters) and (named or letters <= options.keys())
-    info: dict[str, Any] = {"options": options} if by_letter and letters <= options.keys() else {}
+    info: dict[str, Any] = dict(read_extra_info(row.get("extra_info")))
+    info |= {"options": options} if by_letter and letters <= options.keys() else {}
     if values["tolerance"]:
         info["tolerance"] = _text(values["tolerance"])
         check_tolerances(info)

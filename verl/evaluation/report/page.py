@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from verl.evaluation.report.tables import DEFINITIONS, LEGEND, baseline_sentence
-from verl.evaluation.results import PROMPT_TOO_LONG, ScoredSample, TaskResult, row_labels
+from verl.evaluation.results import ENVIRONMENT, PROMPT_TOO_LONG, ScoredSample, TaskResult, row_labels
 from verl.evaluation.statistics import AVERAGE, ENDS, FIGURES, GROUPS, Summary
 from verl.utils.portable import finite_or_null, printable
 from verl_pages.colours import COLOURS, SHAPES, lighter, page_colour
@@ -78,6 +78,7 @@ def _gather(summary: Summary, results: Sequence[TaskResult]) -> tuple[list[str],
 
 
 def _response(sample: ScoredSample) -> Row:
+    extras = {**sample.extras, **{f"{ENVIRONMENT}{name}": value for name, value in sample.environment.items()}}
     return {
         **sample.metrics,
         "response": spoken(sample.conversation) or sample.response,
@@ -85,7 +86,7 @@ def _response(sample: ScoredSample) -> Row:
         "verdict": VERDICT_CODES[sample.reason],
         "reason": "",
         "answer": sample.answer,
-        "extra": json.dumps(finite_or_null(sample.extras), ensure_ascii=False) if sample.extras else "",
+        "extra": json.dumps(finite_or_null(extras), ensure_ascii=False) if extras else "",
         "num_tokens": sample.num_tokens,
     }
 

@@ -12,7 +12,7 @@ from verl.config.evaluation import EvaluationConfig
 from verl.evaluation.display import EvaluationDisplay
 from verl.evaluation.report.page import make_page
 from verl.evaluation.report.tables import csv_text, markdown, overview_table, sampling_text, terminal_table
-from verl.evaluation.results import PROMPT_TOO_LONG, TaskResult, row_labels, write_result
+from verl.evaluation.results import ENVIRONMENT, PROMPT_TOO_LONG, TaskResult, row_labels, write_result
 from verl.evaluation.statistics import GROUPS, Key, Summary, summarise
 from verl.evaluation.targets import Target
 from verl.run.tracking import Tracker, drop_records, write_summary
@@ -137,6 +137,7 @@ def tracked_figures(summary: Summary) -> dict[Key, dict[str, float]]:
     names = {(column := f"{name}@{k}"): column for name in summary.figures for k in summary.ks}
     names |= {"mean_tokens": "response_length/mean", "truncation_rate": "response_length/clip_ratio"}
     names |= {"repetition_rate": "repetition_rate", f"reason_{PROMPT_TOO_LONG}": PROMPT_TOO_LONG}
+    names |= {name: f"{name}/mean" for name in summary.table if name.startswith(ENVIRONMENT)}
     names |= {(mean := f"{name}/{group}"): f"{mean}/mean" for name in summary.metrics for group in GROUPS}
     return {
         key: {names[name]: value for name, value in row.items() if name in names and math.isfinite(value)}

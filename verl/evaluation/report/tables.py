@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from verl.config.evaluation import EvaluationConfig
+from verl.evaluation.results import ENVIRONMENT
 from verl.evaluation.statistics import AVERAGE, GROUPS, LEVEL, MIN_CHANGED, REPEATED_WORDS, Summary
 from verl.evaluation.targets import Target
 from verl.utils.portable import printable
@@ -109,6 +110,8 @@ def _response_table(summary: Summary) -> pd.DataFrame:
         "truncated": table["truncation_rate"].map(percent),
         "repetition": table["repetition_rate"].map(percent),
     }
+    for column in table.filter(regex=f"^{ENVIRONMENT}"):
+        cells[column] = table[column].map(lambda value: plain(value, ".4g"))
     return pd.DataFrame(cells | {reason: table[f"reason_{reason}"].map(str) for reason in summary.reasons})
 
 

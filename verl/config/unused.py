@@ -1,0 +1,34 @@
+"""Finds options on the command line that have no effect, because what they belong to is switched off."""
+
+from collections.abc import Iterable
+from operator import attrgetter
+
+from verl.config.ppo import PPOConfig
+
+SWITCHES = {
+    "rollout.multi_turn.": "rollout.multi_turn.enable=true",
+    "actor.kl_loss_": "actor.use_kl_loss=true",
+    "actor.use_unbiased_kl": "actor.use_kl_loss=true",
+    "algorithm.kl_penalty": "algorithm.use_kl_in_reward=true",
+    "algorithm.kl_ctrl.": "algorithm.use_kl_in_reward=true",
+    "algorithm.filter_groups.": "algorithm.filter_groups.enable=true",
+    "algorithm.pf_ppo.": "algorithm.use_pf_ppo=true",
+    "reward_score.overlong_buffer.": "reward_score.overlong_buffer.enable=true",
+    "reward_model.": "reward_model.enable=true",
+    "calculator.": "calculator.enable=true",
+    "critic.": "algorithm.adv_estimator=gae",
+}
+"""Beginning of options' names -> the option that they need."""
+
+
+def unused_options(overrides: Iterable[str], config: PPOConfig) -> list[str]:
+    """Return one line for each switch that is off although ``overrides`` set options that need it."""
+    names = [word.lstrip("+").partition("=")[0] for word in overrides if "=" in word and not word.startswith("~")]
+    unused: dict[str, list[str]] = {}
+    for start, switch in SWITCHES.items():
+        option = switch.partition("=")[0]
+        is_on = config.uses_critic if start == "critic." else attrgetter(option)(config)
+        found = [] if is_on else [name for name in names if name.startswith(start) and name != option]
+        if found:
+            unused.setdefault(switch, []).extend(found)
+    return [f"{', '.join(names)}: no effect without {switch}" for switch, names in unused.items()]
