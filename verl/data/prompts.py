@@ -12,9 +12,10 @@ from transformers import PreTrainedTokenizerBase
 from verl.config.data import DataConfig
 from verl.config.errors import ConfigError
 from verl.data.files import read_rows
-from verl.data.prompt_rows import PromptReader, PromptRecord
+from verl.data.prompt_rows import PromptReader, PromptRecord, read_extra_info
 from verl.data.records import split_solution
 from verl.data.samplers import CustomSampler, MixingSampler, ResumableRandomSampler, batch_loader
+from verl.rewards.registry import custom_columns
 from verl.utils.user_code import load_class, user_code
 
 COLUMN_OPTIONS = (
@@ -105,13 +106,18 @@ class PromptLayout(NamedTuple):
         return [self.completed(row) for row in rows]
 
     def completed(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the row with the columns that ``answer_key`` and ``data_source`` stand for."""
+        """Return the row with the columns that ``answer_key`` and ``data_source`` stand for.
+
+        Columns that a custom reward function has parameters for are added to ``extra_info``.
+        """
         if self.answer_key is not None:
             answer = row[self.answer_key]
             answer = split_solution(answer)[0] if isinstance(answer, str) else answer
             row = {**row, "reward_model": {"ground_truth": answer}}
         if self.data_source is not None and row.get(self.reward_fn_key) is None:
             row = {**row, self.reward_fn_key: self.data_source}
+        if columns := custom_columns(row[self.reward_fn_key], row):
+            row = {**row, "extra_info": {**columns, **read_extra_info(row.get("extra_info"))}}
         return row
 
 
