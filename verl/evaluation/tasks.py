@@ -223,7 +223,7 @@ def load_problems(name: str, config: EvaluationConfig) -> list[Problem]:
     """
     data = config.data
     keys, data_source = ({}, None) if name in BENCHMARKS else (data.keys, data.data_source)
-    folder = Path(data.benchmark_dir) if data.benchmark_dir else None
+    folder = Path(find_path(data.benchmark_dir)) if data.benchmark_dir else None
     problems = load_benchmark(name, folder, {**keys, **data.fields.get(name, {})}, data_source)[: data.limit]
     check_answers(problems, config)
     return problems
