@@ -61,13 +61,11 @@ METRIC_STRIDE=20        # tokens from one prefix to the next in these metrics
 USE_WANDB=false
 # =====================================================================================================================
 
-export VERL_SHELL_FOLDER=$PWD # relative paths may mean this folder
-cd "$(dirname "${BASH_SOURCE[0]}")"
+checkout=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd) # the working directory stays: relative paths begin there
 
 if [[ -z $ACTIVE_CONFIG_SET && " $*" != *" evaluation="* ]]; then
-  script=$PWD/eval.sh
   for set in "${ACTIVE_CONFIG_SETS[@]}"; do
-    (cd "$VERL_SHELL_FOLDER" && ACTIVE_CONFIG_SET=$set bash "$script" "$@")
+    ACTIVE_CONFIG_SET=$set bash "$checkout/eval.sh" "$@"
   done
   ((${#ACTIVE_CONFIG_SETS[@]} == 0)) || exit 0
 fi
@@ -130,8 +128,8 @@ done
 [[ $asked == yes ]] || ACTIVE_CONFIG_SET=${ACTIVE_CONFIG_SET:-embedded}
 [[ -z $ACTIVE_CONFIG_SET ]] || overrides=("evaluation=$ACTIVE_CONFIG_SET" "${overrides[@]}")
 
-source scripts/environment.sh
-source scripts/cluster.sh
+source "$checkout/scripts/environment.sh"
+source "$checkout/scripts/cluster.sh"
 find_python
 submit_elsewhere eval.sh "$@"
-run_on_cluster "$python" -m verl.trainer.main_eval "${overrides[@]}" "$@"
+run_on_cluster verl.trainer.main_eval "${overrides[@]}" "$@"

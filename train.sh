@@ -9,11 +9,10 @@
 #   bash train.sh --model_name Qwen/Qwen2.5-1.5B --dataset_name gsm8k --rollout_n 4
 # On several machines: docs/multinode.md.
 set -euo pipefail
-export VERL_SHELL_FOLDER=$PWD # relative paths may mean this folder
-cd "$(dirname "${BASH_SOURCE[0]}")"
+checkout=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd) # the working directory stays: relative paths begin there
 
-source scripts/environment.sh
-source scripts/cluster.sh
+source "$checkout/scripts/environment.sh"
+source "$checkout/scripts/cluster.sh"
 find_python
 submit_elsewhere train.sh "$@"
-run_on_cluster "$python" -m verl.trainer.main_ppo "$@"
+run_on_cluster verl.trainer.main_ppo "$@"

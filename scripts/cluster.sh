@@ -1,4 +1,4 @@
-# Sourced by train.sh and eval.sh, which have found $python: runs a command here, or on the cluster that the environment
+# Sourced by train.sh and eval.sh, which have found $python: runs a module here, or on the cluster that the environment
 # describes (docs/multinode.md).
 #
 #   RAY_ADDRESS=http://head:8265          as a job of that cluster; its output is followed, Ctrl-C stops it
@@ -16,18 +16,20 @@ prints_only() { # whether the arguments of Hydra ask for text instead of a run
   return 1
 }
 
-run_on_cluster() { # PYTHON -m MODULE ARGUMENT...: does not return
-  prints_only "${@:4}" && exec "$@"
-  case ${RAY_ADDRESS:-} in auto | local | *://*) exec "$@" ;; esac
+run_on_cluster() { # MODULE ARGUMENT...: does not return
+  # -P: a folder named verl in the working directory is not the package.
+  local run=("$python" -P -m)
+  prints_only "${@:2}" && exec "${run[@]}" "$@"
+  case ${RAY_ADDRESS:-} in auto | local | *://*) exec "${run[@]}" "$@" ;; esac
   [[ -n ${NNODES:-}${RAY_ADDRESS:-} ]] || ((${SLURM_STEP_NUM_NODES:-1} == 1)) || read_slurm
   if [[ -z ${RAY_ADDRESS:-} ]]; then
-    ((${NNODES:-1} > 1)) || exec "$@"
+    ((${NNODES:-1} > 1)) || exec "${run[@]}" "$@"
     : "${NODE_RANK:?NNODES=$NNODES needs NODE_RANK, the number of this machine from 0}"
     : "${MASTER_ADDR:?NNODES=$NNODES needs MASTER_ADDR, the name or address of machine 0}"
     export NNODES NODE_RANK MASTER_ADDR MASTER_PORT=${MASTER_PORT:-6379}
-    export VERL_CLUSTER_DIR=${VERL_CLUSTER_DIR:-outputs/.cluster/${SLURM_JOB_ID:-${MASTER_ADDR}_$MASTER_PORT}}
+    export VERL_CLUSTER_DIR=${VERL_CLUSTER_DIR:-$checkout/outputs/.cluster/${SLURM_JOB_ID:-${MASTER_ADDR}_$MASTER_PORT}}
   fi
-  exec "$python" -m verl.cluster.launch "$@"
+  exec "${run[@]}" verl.cluster.launch "${run[@]}" "$@"
 }
 
 read_slurm() { # the machines of a step that srun started on several
@@ -45,5 +47,5 @@ read_slurm() { # the machines of a step that srun started on several
 submit_elsewhere() { # SCRIPT ARGUMENT...: returns unless RAY_ADDRESS is the dashboard of a cluster
   [[ ${RAY_ADDRESS:-} == http://* || ${RAY_ADDRESS:-} == https://* ]] || return 0
   prints_only "${@:2}" && return
-  exec "$python" -m verl.cluster.submit "$RAY_ADDRESS" "${VERL_REMOTE_DIR:-$PWD}" "$@"
+  exec "$python" -P -m verl.cluster.submit "$RAY_ADDRESS" "${VERL_REMOTE_DIR:-$checkout}" "$@"
 }

@@ -5,6 +5,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+checkout=$PWD
 source scripts/environment.sh
 find_python
 exec "$python" scripts/get_model.py "$@"

@@ -141,12 +141,13 @@ def test_environment_that_lacks_packages(checkout: Path):
 
 FAKE_PYTHON = """#!/usr/bin/env bash
 # What it would run is only written down.
+cd "$(dirname "$0")/../.."
 printf '%s\\n' "$*" >>calls
-printf '%s' "$VERL_SHELL_FOLDER" >shell_folder
+printf '%s %s' "$OLDPWD" "$PYTHONPATH" >places
 """
 
-TRAIN, EVALUATE = "-m verl.trainer.main_ppo", "-m verl.trainer.main_eval"
-END_OF_SETTINGS = '\ncd "$(dirname'
+TRAIN, EVALUATE = "-P -m verl.trainer.main_ppo", "-P -m verl.trainer.main_eval"
+END_OF_SETTINGS = "\ncheckout=$(cd"
 
 
 @pytest.fixture
@@ -193,11 +194,11 @@ def test_train_passes_its_arguments_on(checkout: Path):
 
 
 @pytest.mark.parametrize("script", ["train.sh", "eval.sh"])
-def test_folder_of_the_shell_is_passed_on(checkout: Path, script: str, monkeypatch: pytest.MonkeyPatch):
+def test_working_directory_stays_and_the_checkout_is_used(checkout: Path, script: str, monkeypatch: pytest.MonkeyPatch):
     (checkout / "elsewhere").mkdir()
     monkeypatch.chdir(checkout / "elsewhere")
     assert run(checkout / script)[0] == 0
-    assert (checkout / "shell_folder").read_text() == f"{checkout}/elsewhere"
+    assert (checkout / "places").read_text() == f"{checkout}/elsewhere {checkout}:{ROOT}"
 
 
 RUNS = {

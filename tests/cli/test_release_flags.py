@@ -169,7 +169,7 @@ def test_a_model_that_is_not_ours_has_settings_of_its_own(arguments, preset, cap
 )
 def test_the_users_files_may_choose_preset_and_model(arguments: str, chosen: bool, tmp_path, monkeypatch, capsys):
     (tmp_path / "embedded").symlink_to(ROOT / "data" / "tiny_model")
-    monkeypatch.setenv("VERL_SHELL_FOLDER", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
     words = translate([*arguments.split(), "--config-dir", str(own_configs(tmp_path))])
     assert (words[0] == "preset=foreign") == chosen == ("preset=foreign" in capsys.readouterr().err)
 

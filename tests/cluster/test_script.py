@@ -12,7 +12,7 @@ from tests.cluster.machines import HEAD, NETWORK, Machine, Process, cluster
 
 pytestmark = pytest.mark.slow
 
-SOURCED = 'source scripts/cluster.sh; python=python; run_on_cluster python -m job "$@"'
+SOURCED = 'source scripts/cluster.sh; python=python; run_on_cluster job "$@"'
 JOB = """
 import os, stat, subprocess, sys, time
 print("arguments:", *sys.argv[1:])

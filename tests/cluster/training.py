@@ -80,7 +80,7 @@ class Training:
     def start_everywhere(self, machines: Sequence[Machine], shared: Path) -> list[Process]:
         """Start the command on every machine, which scripts/cluster.sh joins; number 0 first."""
         self.starts += 1
-        script = 'source scripts/cluster.sh; python=python; run_on_cluster python -m "$@"'
+        script = 'source scripts/cluster.sh; python=python; run_on_cluster "$@"'
         command = ["bash", "-euo", "pipefail", "-c", script, "bash", self.module, *self.overrides]
         variables = {"NNODES": str(len(machines)), "MASTER_ADDR": machines[0].address}
         variables |= {"VERL_CLUSTER_DIR": str(shared / "cluster"), "VERL_DETECTION_S": str(DETECTION_S)}

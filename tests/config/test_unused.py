@@ -14,7 +14,13 @@ def unused(*overrides: str) -> list[str]:
 
 def test_options_of_what_is_off_are_named():
     environment = "rollout.multi_turn.environment=verl.rollout.programs:Programs"
-    assert unused(environment, "actor.kl_loss_coef=0.1", "++actor.kl_loss_type=k3", "actor.clip_ratio_low=0.1") == [
+    assert unused(
+        environment,
+        "actor.use_kl_loss=false",
+        "actor.kl_loss_coef=0.1",
+        "++actor.kl_loss_type=k3",
+        "actor.clip_ratio_low=0.1",
+    ) == [
         "rollout.multi_turn.environment: no effect without rollout.multi_turn.enable=true",
         "actor.kl_loss_coef, actor.kl_loss_type: no effect without actor.use_kl_loss=true",
     ]

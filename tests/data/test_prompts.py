@@ -41,6 +41,10 @@ def base_tokenizer() -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+CUSTOM = "verl.rewards:compute_score"
+"""A function with veRL's signature."""
+
+
 def config_of(**changes: Any) -> DataConfig:
     return data_options(**({"max_prompt_length": 400, "train_batch_size": 2} | changes))
 
@@ -105,7 +109,7 @@ def texts(dataset: PromptDataset) -> list[str]:
 def test_prompt_templates_of_a_base_model(
     tmp_path: Path, base_tokenizer, monkeypatch, template: str, record: dict[str, Any], text: str
 ):
-    monkeypatch.setitem(CUSTOM_FUNCTIONS, "countdown", "mine:score")
+    monkeypatch.setitem(CUSTOM_FUNCTIONS, "countdown", CUSTOM)
     dataset = PromptDataset([parquet(tmp_path / "a.parquet", record)], base_tokenizer, config_of(template=template))
     assert texts(dataset) == [text] and dataset.notes == []
     assert dataset[0].ground_truth == record["reward_model"]["ground_truth"]
@@ -193,7 +197,7 @@ def test_template_on_top_of_another_is_noted(tmp_path: Path):
     "truth", ["4", 4, 4.5, True, False, 0, "", ["4", "5"], {"target": 24, "numbers": [3, 8]}, [{"a": None}]]
 )
 def test_ground_truth_of_any_type_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, truth: Any):
-    monkeypatch.setitem(CUSTOM_FUNCTIONS, "mine", "my_module:my_function")
+    monkeypatch.setitem(CUSTOM_FUNCTIONS, "mine", CUSTOM)
     record = row(data_source="mine", reward_model={"style": "rule", "ground_truth": truth})
     for path in (jsonl(tmp_path / "a.jsonl", record), parquet(tmp_path / "a.parquet", record)):
         found = PromptDataset([path], CHAT, config_of())[0].ground_truth
@@ -250,6 +254,9 @@ def test_columns_of_the_file_come_before_data_source(tmp_path: Path, refused):
     assert [(r.data_source, r.ground_truth) for r in dataset.records] == [("gsm8k", 4), ("math", 4)]
     with refused("TMP/a.jsonl: lacks the columns ['solution']; it has ['prompt', 'answer', 'data_source']; set..."):
         PromptDataset([path], CHAT, config_of(answer_key="solution"))
+    empty = jsonl(tmp_path / "a.jsonl", {"prompt": "1?", "answer": None})
+    with refused("TMP/a.jsonl, row 0: answer: None: no answer to check against; remove the row..."):
+        PromptDataset([empty], CHAT, config_of(answer_key="answer", data_source="math"))
 
 
 @pytest.mark.parametrize(("record", "line"), refusals("data/refusals.txt", "prompts"))

@@ -11,6 +11,7 @@ import pytest
 from tiny_tokenizer import make_tiny_tokenizer
 
 from tests.evaluation.example_tasks import evaluation_config
+from tests.kit import jsonl
 from verl.config import ConfigError
 from verl.config.evaluation import EvaluationConfig
 from verl.evaluation.display import EvaluationDisplay
@@ -61,6 +62,22 @@ def test_mapped_fields_and_the_first_problems(configure, tmp_path):
     assert len(load_problems("mine", configure())) == 5
     with pytest.raises(ConfigError, match="frage, zahl"):
         load_problems("mine", evaluation_config(f"data.benchmark_dir={tmp_path}"))
+
+
+def test_training_options_name_the_columns(tmp_path):
+    rows = [{"frage": f"What is {i} + 1?", "zahl": f"So it is\n#### {i + 1}", "level": 2} for i in range(2)]
+    jsonl(tmp_path / "mine.jsonl", *rows)
+    jsonl(tmp_path / "gap.jsonl", rows[0] | {"zahl": None})
+    options = [f"data.benchmark_dir={tmp_path}", "data.prompt_key=frage", "data.answer_key=zahl"]
+    found = load_problems("mine", evaluation_config(*options, "data.data_source=gsm8k"))
+    expected = [(f"What is {i} + 1?", str(i + 1), "gsm8k") for i in (0, 1)]
+    assert [(p.question, p.answer, p.data_source) for p in found] == expected
+    with pytest.raises(ConfigError, match=r"gap.jsonl, line 1: has no answer in zahl; fill it in or remove the row$"):
+        load_problems("gap", evaluation_config(*options))
+    with pytest.raises(ConfigError, match=r"mine.jsonl, line 1: zahl: '1' must say of each person"):
+        load_problems("mine", evaluation_config(*options, "data.data_source=kk"))
+    # Published benchmarks keep their columns and verifier.
+    assert load_problems("arithmetic", evaluation_config(*options))[0].data_source == "arithmetic"
 
 
 def test_incomparable_answer_is_named_first(tmp_path):

@@ -11,10 +11,14 @@ import numpy as np
 import psutil
 import pytest
 from conftest import scoring
+from tiny_tokenizer import make_tiny_tokenizer
 
+from tests.kit import data_options, jsonl
 from tests.tables import refusals
 from verl.config.errors import ConfigError
 from verl.config.rewards import RewardScoreConfig
+from verl.data.prompts import PromptDataset
+from verl.evaluation.benchmarks import load_benchmark
 from verl.rewards import check_ground_truth, compute_score, use_custom_functions
 from verl.rewards.custom import CustomFunctionError, custom_verdict, load_function, partial_scores_note
 from verl.rewards.pool import VerifierPool
@@ -247,8 +251,24 @@ def test_further_arguments():
         ConfigError, match="'ceiling'; it is called with .* reward_score.custom_kwargs, weight, ceiling"
     ):
         use_custom_functions({"mine": "my_rewards:with_options"}, {"weight": 0.5, "ceiling": 9})
-    with pytest.raises(ConfigError, match="missing a required argument: 'weight'"):
-        use_custom_functions({"mine": "my_rewards:with_options"})
+    use_custom_functions({"mine": "my_rewards:with_options"})  # a column may have this name
+    with pytest.raises(ConfigError, match="missing 1 required .* 'weight'"):
+        compute_score("mine", "123", "")
+
+
+def test_columns_reach_parameters_of_their_names(tmp_path: Path):
+    use_custom_functions({"mine": "my_rewards:with_options"})
+    rows = [{"data_source": "mine", "prompt": "1?", "answer": "1", "weight": 2, "level": 3}]
+    rows.append(rows[0] | {"extra_info": {"weight": 5}})
+    config = data_options(answer_key="answer", max_prompt_length=99)
+    records = PromptDataset([jsonl(tmp_path / "a.jsonl", *rows)], make_tiny_tokenizer(), config).records
+    # Columns without a parameter stay out, and an entry of extra_info has precedence.
+    assert [record.extra_info for record in records] == [{"weight": 2}, {"weight": 5}]
+    assert compute_score("mine", "123", "1", records[0].extra_info)["score"] == 6
+    problems = load_benchmark("a", tmp_path, data_source="mine")
+    assert [problem.extra_info for problem in problems] == [{"weight": 2}, {"weight": 2}]
+    use_custom_functions({"mine": "my_rewards:with_options"}, {"weight": 0.5})
+    assert compute_score("mine", "123", "1", records[0].extra_info)["score"] == 1.5
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from verl.checkpoint.export import export_checkpoint
 from verl.config import CONFIG_DIR, ConfigError, PPOConfig, SFTConfig
 from verl.config.load import compose_config
+from verl.config.paths import SHIPPED
 from verl.run.run_config import parse_run_config, require_model
 
 
@@ -34,14 +35,12 @@ def run_tree(tmp_path: Path):
     return config
 
 
-def test_missing_data_files_are_named(run_tree, refused, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("VERL_SHELL_FOLDER", "/shell")
-    run_tree.data.train_files, run_tree.data.val_files = ["gone.parquet"], ["lost.parquet"]
-    lines = [
-        f"data.{name}_files='{file}': no such file (neither CWD/{file} nor /shell/{file}); name a parquet..."
-        for name, file in (("train", "gone.parquet"), ("val", "lost.parquet"))
-    ]
-    with refused("\n".join(lines), CWD=Path.cwd()):
+def test_missing_data_files_are_named(run_tree, refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    run_tree.data.train_files, run_tree.data.val_files = ["data/a.parquet"], ["lost.parquet"]
+    gone = "data.train_files='data/a.parquet': no such file (neither TMP/data/a.parquet nor SHIPPED/data/a.parquet)"
+    lost = "data.val_files='lost.parquet': no such file (TMP/lost.parquet); name a parquet..."
+    with refused(f"{gone}; restore...\n{lost}", SHIPPED=SHIPPED):
         parse_run_config(SFTConfig, run_tree)
 
 
@@ -123,27 +122,18 @@ def test_a_pipe_among_the_files_of_a_folder_is_refused(run_tree, tmp_path: Path,
         parse_run_config(SFTConfig, run_tree)
 
 
-def test_a_relative_path_may_be_that_of_the_shell(tiny_model, arithmetic_prompts, tmp_path, monkeypatch):
+def test_relative_paths_begin_in_the_working_directory(tiny_model, arithmetic_prompts, tmp_path, monkeypatch):
     (tmp_path / "mine").mkdir()
     shutil.copy(arithmetic_prompts, tmp_path / "mine" / "rows.parquet")
     shutil.copytree(tiny_model, tmp_path / "mine" / "model")
-    monkeypatch.setenv("VERL_SHELL_FOLDER", str(tmp_path / "mine"))
-    fixed = [*small_overrides(Path("model"), arithmetic_prompts, tmp_path / "run"), "data.train_files=rows.parquet"]
-    tree = compose_config(PPOConfig, "ppo_trainer", fixed)
+    monkeypatch.chdir(tmp_path / "mine")
+    named = small_overrides(Path("model"), Path("data/arithmetic/test.parquet"), Path("out/x"))
+    tree = compose_config(PPOConfig, "ppo_trainer", [*named, "data.train_files=rows.parquet"])
     config = parse_run_config(PPOConfig, tree)
-    assert config.data.train_files == [f"{tmp_path}/mine/rows.parquet"]
+    assert config.data.train_files == ["rows.parquet"]
     assert config.model.path == f"{tmp_path}/mine/model"
-    assert config.data.val_files == [str(arithmetic_prompts)]
-    (tmp_path / "mine" / "old" / "global_step_2").mkdir(parents=True)
-    (tmp_path / "mine" / "adapter").mkdir()
-    resumed = [
-        "model.lora_adapter_path=adapter",
-        "trainer.resume_mode=path",
-        "trainer.resume_from_path=old/global_step_2",
-    ]
-    config = parse_run_config(PPOConfig, compose_config(PPOConfig, "ppo_trainer", [*fixed, *resumed]))
-    assert config.trainer.resume_from_path == f"{tmp_path}/mine/old/global_step_2"
-    assert config.model.lora_adapter_path == f"{tmp_path}/mine/adapter"
+    assert config.data.val_files == [f"{SHIPPED}/data/arithmetic/test.parquet"]
+    assert config.trainer.default_local_dir == f"{tmp_path}/mine/out/x"
 
 
 def test_run_folder_is_its_newest_model(run_tree, tmp_path: Path):

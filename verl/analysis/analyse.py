@@ -29,6 +29,7 @@ from verl.evaluation.targets import Target
 from verl.evaluation.tasks import EvaluationTask, Job, check_answers, prepare
 from verl.models.info import ModelInfo, resolve_layers
 from verl.rank.own_metrics import own_measures
+from verl.rewards import use_custom_functions
 from verl.rewards.pool import VerifierPool
 from verl.run.tracking import SUMMARY
 from verl.single_controller.worker_group import WorkerGroup
@@ -49,6 +50,7 @@ def run_analysis(config: AnalysisConfig) -> None:
     """
     check_pairs(config)
     own_measures(config.calculator.own_metrics)  # fail before any engine starts
+    use_custom_functions(config.reward_score.paths_of_custom_functions(), config.reward_score.custom_kwargs)
     with displayed("analysis", "samples and measurements") as display:
         files: dict[str, list[Problem]] = {}
         for path in config.analysis.prompt_files:

@@ -72,6 +72,12 @@ class BenchmarkDataConfig(Group):
 
     benchmark_dir: str | None
     """Folder of ``<name>.jsonl`` or ``<name>/test.jsonl`` files to prefer to the hub, or null for only the hub."""
+    prompt_key: str | None
+    """Column of questions in files of ``benchmark_dir`` that are not published benchmarks, or null to recognise it."""
+    answer_key: str | None
+    """Column of answers in these files, or null to recognise it."""
+    data_source: str | None
+    """Verifier of these files, such as ``math``, or null for ``open_answer`` and ``multiple_choice``."""
     fields: dict[str, dict[str, str]]
     """Names of fields that are not recognised automatically: benchmark -> our field name, such as ``question`` or
     ``answer`` (see ``verl.evaluation.benchmarks.rows.FIELD_NAMES``) -> the field name in the file."""
@@ -84,6 +90,12 @@ class BenchmarkDataConfig(Group):
     def limit(self) -> int | None:
         """``max_problems`` as the end of a slice, or None for all problems."""
         return None if self.max_problems == -1 else self.max_problems
+
+    @property
+    def keys(self) -> dict[str, str]:
+        """``prompt_key`` and ``answer_key``, if set, in the form of an entry of ``fields``."""
+        keys = {"question": self.prompt_key, "answer": self.answer_key}
+        return {ours: theirs for ours, theirs in keys.items() if theirs is not None}
 
 
 @dataclass(frozen=True)

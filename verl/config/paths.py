@@ -1,4 +1,4 @@
-"""Finds relative paths in the working directory, the calling shell's directory or (``data/...``) shipped files."""
+"""Finds relative paths in the working directory or, ``data/...``, among the shipped files."""
 
 import os
 import re
@@ -10,26 +10,17 @@ SHIPPED = _PACKAGE / "shipped" if (_PACKAGE / "shipped").is_dir() else _PACKAGE.
 
 _CHECKPOINT = re.compile(r"global_step_(\d+)")
 
-SHELL_FOLDER = "VERL_SHELL_FOLDER"
-"""Environment variable with the caller's working directory, because train.sh and eval.sh change to their checkout."""
 
-
-def _elsewhere(path: str) -> list[Path]:
-    """Return the folders other than the working directory in which to look for a relative path."""
-    if not path or os.path.isabs(path):
-        return []
-    folders = [Path(folder)] if (folder := os.environ.get(SHELL_FOLDER)) else []
-    if Path(path).parts[:1] == ("data",):
-        folders.append(SHIPPED)
-    return [folder / path for folder in folders if folder != Path.cwd()]
+def _shipped(path: str) -> Path | None:
+    """Return the place of ``data/...`` among the shipped files, or None for other paths and if that is ``path``."""
+    return SHIPPED / path if Path(path).parts[:1] == ("data",) and Path.cwd() != SHIPPED else None
 
 
 def find_path(path: str) -> str:
-    """Return the full path of a file or folder found outside the working directory; otherwise ``path`` unchanged."""
+    """Return the full path of a shipped file or folder that the working directory lacks; otherwise ``path``."""
     # os.path.exists tolerates invalid names, such as names with a NUL, which other code rejects later.
-    if os.path.exists(path):
-        return path
-    return next((str(there) for there in _elsewhere(path) if os.path.exists(there)), path)
+    shipped = None if os.path.exists(path) else _shipped(path)
+    return str(shipped) if shipped and os.path.exists(shipped) else path
 
 
 def find_model(path: str) -> str:
@@ -44,5 +35,5 @@ def find_model(path: str) -> str:
 
 def places(path: str) -> str:
     """Return a message that lists the places searched for a missing ``path``."""
-    looked = [str(Path.cwd() / path), *map(str, _elsewhere(path))]
-    return f"neither {' nor '.join(looked)}" if len(looked) > 1 else looked[0]
+    here, shipped = Path.cwd() / path, _shipped(path)
+    return f"neither {here} nor {shipped}" if shipped else str(here)

@@ -17,7 +17,7 @@ from verl.data.templates import (
     render_record,
     template_marker,
 )
-from verl.rewards.registry import check_ground_truth
+from verl.rewards.registry import GROUND_TRUTH, check_ground_truth
 
 MEDIA = ("images", "videos")
 """Names of the media columns in veRL's multimodal records."""
@@ -89,7 +89,7 @@ class PromptReader:
         config = self.config
         self.num_read += 1
         if self.scored:
-            check_verifiable(row, where, config.reward_fn_key)
+            check_verifiable(row, where, config.reward_fn_key, config.answer_key or GROUND_TRUTH)
         messages = read_messages(row, where, config.prompt_key, with_tools="tools" in config.apply_chat_template_kwargs)
         tools = read_tools(row, where)
         ids = self._render(messages, tools, where)
@@ -192,8 +192,8 @@ def read_messages(row: Mapping[str, Any], where: str, key: str, with_tools: bool
     return read_chat(prompt, where, key, "data.prompt_key")
 
 
-def check_verifiable(row: Mapping[str, Any], where: str, source_key: str) -> None:
-    """Raise a ``ConfigError`` that names ``where`` if responses to this row cannot be scored."""
+def check_verifiable(row: Mapping[str, Any], where: str, source_key: str, answer_field: str) -> None:
+    """Raise a ``ConfigError`` that names ``where`` and a field if responses to this row cannot be scored."""
     source = row[source_key]
     if not isinstance(source, str):
         raise ConfigError(
@@ -207,7 +207,7 @@ def check_verifiable(row: Mapping[str, Any], where: str, source_key: str) -> Non
         )
     try:
         truth = as_mapping(reward_model).get("ground_truth")
-        check_ground_truth(source, truth, extra_info=read_extra_info(row.get("extra_info")))
+        check_ground_truth(source, truth, extra_info=read_extra_info(row.get("extra_info")), field=answer_field)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
 

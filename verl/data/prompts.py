@@ -12,9 +12,10 @@ from transformers import PreTrainedTokenizerBase
 from verl.config.data import DataConfig
 from verl.config.errors import ConfigError
 from verl.data.files import read_rows
-from verl.data.prompt_rows import PromptReader, PromptRecord
+from verl.data.prompt_rows import PromptReader, PromptRecord, read_extra_info
 from verl.data.records import split_solution
 from verl.data.samplers import CustomSampler, MixingSampler, ResumableRandomSampler, batch_loader
+from verl.rewards.registry import custom_columns
 from verl.utils.user_code import load_class, user_code
 
 UNSCORED = "environment"
@@ -113,7 +114,10 @@ class PromptLayout(NamedTuple):
         return [self.completed(row, scored) for row in rows]
 
     def completed(self, row: Mapping[str, Any], scored: bool = True) -> Mapping[str, Any]:
-        """Return the row with the columns that ``answer_key`` and ``data_source`` stand for, or that it may lack."""
+        """Return the row with the columns that ``answer_key`` and ``data_source`` stand for, or that it may lack.
+
+        Columns that a custom reward function has parameters for are added to ``extra_info``.
+        """
         if not scored:
             row = {"reward_model": None, **row, self.reward_fn_key: row.get(self.reward_fn_key) or UNSCORED}
         if self.answer_key is not None and (scored or self.answer_key in row):
@@ -122,6 +126,8 @@ class PromptLayout(NamedTuple):
             row = {**row, "reward_model": {"ground_truth": answer}}
         if self.data_source is not None and row.get(self.reward_fn_key) is None:
             row = {**row, self.reward_fn_key: self.data_source}
+        if columns := custom_columns(row[self.reward_fn_key], row):
+            row = {**row, "extra_info": {**columns, **read_extra_info(row.get("extra_info"))}}
         return row
 
 

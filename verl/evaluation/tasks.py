@@ -37,7 +37,7 @@ from verl.evaluation.targets import Target, select_targets
 from verl.models.hub import fetch_model, model_digest
 from verl.models.info import ModelInfo, check_weights
 from verl.models.tokenizer import load_tokenizer
-from verl.rewards import check_ground_truth
+from verl.rewards import check_ground_truth, use_custom_functions
 from verl.rollout import check_head_size
 from verl.rollout.environments.conversations import check_conversations, with_tools
 from verl.rollout.requests import EngineModel, resolve_dtype
@@ -160,8 +160,9 @@ def prepare(
         kind: ``evaluation`` or ``analysis``, the name of the folder under ``runs_dir``.
         more_benchmarks: Benchmarks to add to those named in the config.
     """
-    trainer = config.trainer
+    trainer, rewards = config.trainer, config.reward_score
     check_trackers(trainer.logger)
+    use_custom_functions(rewards.paths_of_custom_functions(), rewards.custom_kwargs)
     machines = (trainer.nnodes, trainer.n_gpus_per_node or 1, trainer.machines_timeout_s)
     device_type = resolve_device(config.device, *machines)
     workers_per_node = count_workers(config, device_type)
@@ -219,9 +220,10 @@ def load_problems(name: str, config: EvaluationConfig) -> list[Problem]:
 
     Raises the same ``ConfigError`` as ``load_benchmark`` and ``check_answers``.
     """
-    folder = config.data.benchmark_dir
-    problems = load_benchmark(name, Path(folder) if folder else None, config.data.fields.get(name), config.scored)
-    problems = problems[: config.data.limit]
+    data = config.data
+    keys, data_source = ({}, None) if name in BENCHMARKS else (data.keys, data.data_source)
+    folder, fields = Path(find_path(data.benchmark_dir)) if data.benchmark_dir else None, data.fields.get(name, {})
+    problems = load_benchmark(name, folder, {**keys, **fields}, data_source, config.scored)[: data.limit]
     check_answers(problems, config)
     return problems
 
@@ -255,7 +257,8 @@ def check_answers(problems: Sequence[Problem], config: EvaluationConfig) -> None
     custom = config.reward_score.paths_of_custom_functions()
     for problem in problems if config.scored else ():
         try:
-            check_ground_truth(problem.data_source, problem.answer, custom, problem.extra_info)
+            source, answer, info = problem.data_source, problem.answer, problem.extra_info
+            check_ground_truth(source, answer, custom, info, problem.answer_field)
         except ConfigError as error:
             raise ConfigError(f"{problem.place}: {error}") from error
 

@@ -1,9 +1,10 @@
 """Custom reward functions, listed as ``module:function`` or ``file.py:function`` in ``reward_score.custom_functions``.
 
 A function has veRL's signature ``(data_source, solution_str, ground_truth, extra_info=None)`` and is called with these
-keyword arguments and ``reward_score.custom_kwargs``. It returns a number, a bool, or a dict with ``score``, optionally
-``acc``, and extra values to log and store with the sample (veRL's ``reward_extra_info``). Extra values often contain
-parts of the response and are untrusted, so a verifier process returns at most a few thousand characters of plain JSON.
+keyword arguments and ``reward_score.custom_kwargs``. Further parameters receive the entries of ``extra_info``, or the
+columns of the data, that have their names. It returns a number, a bool, or a dict with ``score``, optionally ``acc``,
+and extra values to log and store with the sample (veRL's ``reward_extra_info``). Extra values often contain parts of
+the response and are untrusted, so a verifier process returns at most a few thousand characters of plain JSON.
 """
 
 import inspect
@@ -60,11 +61,19 @@ def load_function(path: str, keywords: tuple[str, ...] = ()) -> Callable[..., An
     """
     function: Callable[..., Any] = load_code(path, FIELD)
     try:
-        inspect.signature(function).bind(**dict.fromkeys([*ARGUMENTS, *keywords]))
+        inspect.signature(function).bind_partial(**dict.fromkeys([*ARGUMENTS, *keywords]))
     except TypeError as error:
         further = f" and reward_score.custom_kwargs, {', '.join(keywords)}" if keywords else ""
         raise ConfigError(f"{FIELD}={path!r}: {error}; it is called with {', '.join(ARGUMENTS)}{further}") from error
     return function
+
+
+@cache
+def further_parameters(path: str) -> tuple[str, ...]:
+    """Return the names of a function's parameters in addition to ``ARGUMENTS``, in order."""
+    parameters = inspect.signature(load_function(path)).parameters.values()
+    named = (p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+    return tuple(name for name in named if name not in ARGUMENTS)
 
 
 def custom_verdict(path: str, *arguments: Any) -> Verdict:
@@ -80,7 +89,9 @@ def custom_verdict(path: str, *arguments: Any) -> Verdict:
     location = None
     try:
         function = load_function(path, tuple(CUSTOM_KWARGS))
-        result = function(**dict(zip(ARGUMENTS, arguments, strict=True)), **CUSTOM_KWARGS)
+        info = arguments[3] or {}
+        further = {name: info[name] for name in further_parameters(path) if name in info} | CUSTOM_KWARGS
+        result = function(**dict(zip(ARGUMENTS, arguments, strict=True)), **further)
         location = _location(function)
         score, correct, extras = _read_result(result)
     except (MemoryError, RecursionError):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from verl.config.checks import require_choice
 from verl.config.errors import ConfigError
 from verl.rewards import code
-from verl.rewards.custom import CUSTOM_KWARGS, custom_verdict, load_function
+from verl.rewards.custom import CUSTOM_KWARGS, custom_verdict, further_parameters, load_function
 from verl.rewards.score import with_score
 from verl.utils.sandbox import require_sandbox
 from verl.verifiers import countdown, ground_truths, knights_and_knaves, rlla, search_r1
@@ -65,6 +65,9 @@ CUSTOM_FUNCTIONS: dict[str, str] = {}
 """Custom reward functions as ``module:function``, by ``data_source`` or ``*`` for all data sources. They take
 precedence over verifiers. Set by ``use_custom_functions``."""
 
+GROUND_TRUTH = "reward_model.ground_truth"
+"""Place of the answer in veRL's records."""
+
 load_verifier = cache(resolve_name)
 
 
@@ -78,6 +81,12 @@ def use_custom_functions(paths: Mapping[str, str], kwargs: Mapping[str, Any] | N
     for table, entries in ((CUSTOM_FUNCTIONS, paths), (CUSTOM_KWARGS, kwargs or {})):
         table.clear()
         table.update(entries)
+
+
+def custom_columns(data_source: Any, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns of ``row`` that are parameters of the custom function for ``data_source``, if there is one."""
+    path = CUSTOM_FUNCTIONS.get(str(data_source), CUSTOM_FUNCTIONS.get("*"))
+    return {} if path is None else {name: row[name] for name in further_parameters(path) if name in row}
 
 
 class Scorer(NamedTuple):
@@ -169,14 +178,15 @@ def check_ground_truth(
     ground_truth: Any,
     custom: Mapping[str, str] = CUSTOM_FUNCTIONS,
     extra_info: Mapping[str, Any] | None = None,
+    field: str = GROUND_TRUTH,
 ) -> None:
-    """Raise ``ConfigError`` if the scorer for ``data_source`` rejects ``ground_truth``.
+    """Raise ``ConfigError`` if the scorer for ``data_source`` rejects ``ground_truth``, which messages call ``field``.
 
     Verifiers are tested on an empty response, and the program verifier requires a sandbox on this machine. Custom
     functions accept any JSON value.
     """
     scorer = find_scorer(data_source, custom)
-    ground_truths.require_shallow(ground_truth, "reward_model.ground_truth")
+    ground_truths.require_shallow(ground_truth, field)
     ground_truths.require_shallow(extra_info, "extra_info")
     if scorer.is_custom:
         return
@@ -190,5 +200,5 @@ def check_ground_truth(
         TRUTH_READERS.get(scorer.path, lambda truth: [truth])(ground_truth)
     except ValueError as error:
         reader = f"data_source={data_source!r} is scored by {scorer.path}"
-        raise ConfigError(f"reward_model.ground_truth: {error} ({reader})") from error
+        raise ConfigError(f"{field}: {error} ({reader})") from error
     Job(scorer, data_source, "", ground_truth, extra_info).verdict(quick=True)

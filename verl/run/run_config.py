@@ -29,9 +29,7 @@ def parse_run_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
     """
     config: Any = parse_config(schema, tree)
     mistakes = Mistakes()
-    source = config.trainer.resume_from_path
-    trainer = replace(config.trainer, resume_from_path=source and find_path(source))
-    config = replace(config, model=_resolve_model(config.model), data=_resolve_files(config.data), trainer=trainer)
+    config = replace(config, model=_resolve_model(config.model), data=_resolve_files(config.data))
     with mistakes.collected():
         require_model("model.path", config.model.path)
     # A custom data class may read any files.
@@ -56,13 +54,12 @@ def parse_run_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
 
 
 def _resolve_model(model: Any) -> Any:
-    """Return the model config with paths resolved relative to the shell's working directory."""
-    adapter = model.lora_adapter_path
-    return replace(model, path=find_model(model.path), lora_adapter_path=adapter and find_path(adapter))
+    """Return the model config with the path of a shipped model, or of a run's newest one."""
+    return replace(model, path=find_model(model.path))
 
 
 def _resolve_files(data: Any) -> Any:
-    """Return the data config with paths resolved relative to the shell's working directory."""
+    """Return the data config with the paths of shipped files."""
     return replace(data, **{name: [*map(find_path, getattr(data, name))] for name in ("train_files", "val_files")})
 
 

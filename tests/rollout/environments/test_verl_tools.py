@@ -73,7 +73,7 @@ def test_a_tool_class_of_a_checkout_is_found(tmp_path: Path, monkeypatch: pytest
     monkeypatch.delitem(sys.modules, "verl.tools.judge", raising=False)
     file = write_checkout(tmp_path)
     if shell_folder:  # the shell is in the checkout, and the file is not
-        monkeypatch.setenv("VERL_SHELL_FOLDER", str(tmp_path))
+        monkeypatch.chdir(tmp_path)
         file = file.rename(tmp_path.with_suffix(".yaml"))
     options = replace(shipped_config().rollout.multi_turn, enable=True, tool_config_path=str(file))
     assert [*load_environment(options).tools] == ["calc_gsm8k_reward"]
@@ -82,7 +82,7 @@ def test_a_tool_class_of_a_checkout_is_found(tmp_path: Path, monkeypatch: pytest
 def test_a_tool_class_of_verls_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "grader.py").write_text(TOOL)
     (tmp_path / "tools.yaml").write_text(FILE)
-    monkeypatch.setenv("VERL_SHELL_FOLDER", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
     shipped = shipped_config().rollout.multi_turn
     options = replace(shipped, enable=True, tool_config_path="tools.yaml", max_parallel_calls=2)
     info = {"tools_kwargs": {"calc_gsm8k_reward": {"create_kwargs": {"ground_truth": "18"}}}}

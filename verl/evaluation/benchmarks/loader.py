@@ -15,6 +15,7 @@ from verl.data.files import read_csv, read_json_lines, read_rows
 from verl.data.prompt_rows import as_mapping, read_extra_info, read_messages
 from verl.data.prompts import PromptLayout
 from verl.evaluation.benchmarks.rows import Benchmark, Problem, Row, read_problem, recognise_fields
+from verl.rewards.registry import GROUND_TRUTH, custom_columns
 
 SUFFIXES = (".jsonl", ".csv", ".parquet")
 """Suffixes of benchmark files, in order of precedence."""
@@ -38,14 +39,19 @@ BENCHMARKS = {
 
 
 def load_benchmark(
-    name: str, folder: Path | None, fields: Mapping[str, str] | None = None, scored: bool = True
+    name: str,
+    folder: Path | None,
+    fields: Mapping[str, str] | None = None,
+    data_source: str | None = None,
+    scored: bool = True,
 ) -> list[Problem]:
     """Return the problems of the benchmark ``name``, in order.
 
     A file in ``folder`` (see :func:`local_file`) takes precedence over the hub and is required if ``BENCHMARKS`` lacks
     the name. ``fields`` maps our field names (``verl.evaluation.benchmarks.rows.FIELD_NAMES``) to the file's; other
-    fields are recognised by name. Files of records for training, whose prompts are chats, are read like those. If no
-    verifier scores the responses, answers may be missing.
+    fields are recognised by name. ``data_source`` is the verifier of rows that name none, or null to choose it.
+    Columns that a custom reward function has parameters for are added to ``extra_info``. Files of records for training,
+    whose prompts are chats, are read like those. If no verifier scores the responses, answers may be missing.
 
     Raises:
         ConfigError: The benchmark is unknown or has no problems, a download failed, a line is malformed, fields are not
@@ -64,16 +70,20 @@ def load_benchmark(
         where, numbered = f"benchmark {name} from {benchmark.hub}", _read_hub(benchmark)
     if not numbered:
         raise ConfigError(f"{where}: holds no problem at all")
-    if path is not None and fields is None and isinstance(numbered[0][1].get("prompt"), list):
-        return load_prompts(where, None, PromptLayout(), scored)
+    if path is not None and not fields and isinstance(numbered[0][1].get("prompt"), list):
+        return load_prompts(where, None, PromptLayout(data_source=data_source), scored)
     columns = recognise_fields([row for _, row in numbered], fields or benchmark.fields, name, where, scored)
     problems = []
+    answer_field = " or ".join(columns["answer"] or columns["solution"])
     for index, (number, row) in enumerate(numbered):
         try:
             problem = read_problem(row, index, columns, benchmark, scored)
         except ValueError as error:
             raise ConfigError(f"{where}, line {number}: {error}") from error
-        problems.append(replace(problem, place=f"{where}, line {number}"))
+        if data_source is not None and not columns["verifier"]:
+            problem = replace(problem, data_source=data_source)
+        info = {**custom_columns(problem.data_source, row), **problem.extra_info}
+        problems.append(replace(problem, extra_info=info, place=f"{where}, line {number}", answer_field=answer_field))
     return problems
 
 
@@ -91,7 +101,8 @@ def load_prompts(path: str, limit: int | None, layout: PromptLayout, scored: boo
         truth = "" if truth is None else truth
         chat = () if [message["role"] for message in messages] == ["user"] else messages
         facts = (truth, row[layout.reward_fn_key], read_extra_info(row.get("extra_info")), None)
-        problems.append(Problem(index, question, *facts, f"{path}, row {index}", chat))
+        place = (f"{path}, row {index}", layout.answer_key or GROUND_TRUTH)
+        problems.append(Problem(index, question, *facts, *place, chat))
     if not problems:
         raise ConfigError(f"{path}: holds no prompt at all")
     return problems

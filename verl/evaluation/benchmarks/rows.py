@@ -108,6 +108,8 @@ class Problem:
     """Worked solution, or None if the benchmark has none."""
     place: str = field(default="", compare=False)
     """File and line of the problem, for error messages."""
+    answer_field: str = field(default="answer", compare=False)
+    """Field of the answer, for error messages."""
     messages: Sequence[Mapping[str, Any]] = ()
     """Chat to respond to instead of the question, or empty."""
 
