@@ -25,7 +25,7 @@ def test_options_of_what_is_off_are_named():
         "actor.kl_loss_coef, actor.kl_loss_type: no effect without actor.use_kl_loss=true",
     ]
     assert unused("critic.optim.lr=1e-5") == ["critic.optim.lr: no effect without algorithm.adv_estimator=gae"]
-    assert unused("actor.kl_loss_coef=0.1", "actor.use_kl_loss=true", "calculator.enable=false") == []
+    assert unused("actor.kl_loss_coef=0.1", "actor.use_kl_loss=true", "calculator.enable=true") == []
 
 
 def test_switches_name_options():

@@ -266,7 +266,7 @@ def test_columns_reach_parameters_of_their_names(tmp_path: Path):
     assert [record.extra_info for record in records] == [{"weight": 2}, {"weight": 5}]
     assert compute_score("mine", "123", "1", records[0].extra_info)["score"] == 6
     problems = load_benchmark("a", tmp_path, data_source="mine")
-    assert [problem.extra_info for problem in problems] == [{"weight": 2}, {"weight": 2}]
+    assert [problem.extra_info for problem in problems] == [{"weight": 2}, {"weight": 5}]
     use_custom_functions({"mine": "my_rewards:with_options"}, {"weight": 0.5})
     assert compute_score("mine", "123", "1", records[0].extra_info)["score"] == 1.5
 
