@@ -101,7 +101,7 @@ class PromptReader:
             ids = truncate(ids, config.max_prompt_length, config.truncation, where)
         # Storing hashes instead of tokens saves memory; a collision would only affect a note.
         original = self._first_at.setdefault(hash(tuple(ids)), where)
-        if original != where:
+        if original != where and self.scored:  # games differ in their extra_info
             self._noted["repeated"].append(f"{where} repeats {original}")
         self.records.append(
             PromptRecord(

@@ -349,9 +349,10 @@ def test_the_documented_environment_plays(tmp_path: Path):
     path = documented("class GuessTheNumber", tmp_path)
     assert len(path.read_text().strip().splitlines()) <= 30
     environment = load_environment(options(path, environment=f"{path}:GuessTheNumber"))
+    record = replace(RECORD, extra_info={"number": 7})
     state, heard = "", []
     for said in ("I guess 50", "hm", "20", "7!"):
-        answer = asyncio.run(take_step(environment, Step(RECORD, state, Turn(said, [1], [], False))))
+        answer = asyncio.run(take_step(environment, Step(record, state, Turn(said, [1], [], False))))
         state = answer.state
         heard.append((contents(answer), answer.done, answer.reward))
     lower = (["It is lower."], False, 0.0)
