@@ -54,7 +54,7 @@ def run_names(runs: Sequence[RunFolder]) -> list[str]:
 
 def differences(runs: Sequence[RunFolder]) -> list[list[str]]:
     """Return each run's values of options that differ between runs, such as ``["optim.lr=0.001", "rollout.n=8"]``."""
-    rows = [(name, values) for name, differs, values in option_rows(runs) if differs]
+    rows = [(name, values) for name, differs, values, _ in option_rows(runs) if differs]
     # Put the seed last.
     rows = [row for row in rows if row[0] not in SEED_OPTIONS] + [row for row in rows if row[0] == "seed"]
     return [
@@ -68,13 +68,18 @@ def _short(value: str) -> str:
     return text if len(text) <= 40 else f"…{text[-39:]}"
 
 
-def option_rows(runs: Sequence[RunFolder]) -> list[tuple[str, int, list[str]]]:
-    """Return each option's name, whether it differs between runs, and its values (a single one if it does not)."""
+def option_rows(runs: Sequence[RunFolder]) -> list[tuple[str, int, list[str], int]]:
+    """Return each option's name, whether it differs between runs, its values, and whether a command line set it.
+
+    There is a single value if it does not differ. Options that were set come first.
+    """
     names = list(dict.fromkeys(name for run in runs for name in run.options))
-    rows: list[tuple[str, int, list[str]]] = []
+    given = {word.lstrip("+~").partition("=")[0] for run in runs for word in run.overrides}
+    rows: list[tuple[str, int, list[str], int]] = []
     known = [run for run in runs if run.options]
     for name in names:
         values = [run.options.get(name, MISSING) for run in runs]
         differs = len({run.options.get(name, MISSING) for run in known}) > 1
-        rows.append((name, int(differs), values if differs else [values[runs.index(known[0])]]))
-    return rows
+        is_set = any(name == option or name.startswith(f"{option}.") for option in given)
+        rows.append((name, int(differs), values if differs else [values[runs.index(known[0])]], int(is_set)))
+    return sorted(rows, key=lambda row: not row[3])

@@ -253,7 +253,9 @@ def _pack_panels(
 def _run(run: RunFolder, group: int, place: int) -> dict[str, Any]:
     """Return the overview row of a run."""
     planned = run.option("trainer.total_training_steps")
-    versions = run.summary.get("versions")
+    # Only complete runs have a summary; only runs of this version have a start.
+    facts = run.start | run.summary
+    versions = facts.get("versions")
     return {
         "name": run.name,
         "group": group,
@@ -266,7 +268,10 @@ def _run(run: RunFolder, group: int, place: int) -> dict[str, Any]:
         "estimator": printable(run.option("algorithm.adv_estimator") or ""),
         "shaping": _shaping(run),
         "version": printable(str(versions.get("verl", "")))[:40] if isinstance(versions, Mapping) else "",
-        "revision": printable(str(run.summary.get("git_revision") or ""))[:50],
+        "revision": printable(str(facts.get("git_revision") or ""))[:50],
+        "host": printable(str(facts.get("host") or ""))[:60],
+        "started": printable(str(facts.get("started") or ""))[:30].replace("T", " ").replace("+00:00", " UTC"),
+        "command": printable(" ".join(run.overrides))[:2000],
         "figures": dict(_figures(run)),
     }
 

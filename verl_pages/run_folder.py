@@ -19,10 +19,11 @@ from verl.config.run_file import RUN_CONFIG, read_run_config
 
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
+START = "start.json"
 SAMPLES = "samples"
 """Folder with one Parquet file of samples for each saved training step or validation."""
 
-MAX_SUMMARY_BYTES = 16 << 20
+MAX_OBJECT_BYTES = 16 << 20
 MAX_METRICS_BYTES = 1 << 30
 MAX_LINE_BYTES = 4 << 20
 """Maximum size in bytes of one step's record in the metrics file."""
@@ -73,6 +74,8 @@ class RunFolder:
     """Option values as JSON by dotted name, such as ``actor.optim.lr``."""
     summary: dict[str, Any] = field(default_factory=dict)
     """Run summary, or empty until the run is complete."""
+    start: dict[str, Any] = field(default_factory=dict)
+    """How, when and where the run was last started, or empty for runs of older versions."""
     samples: list[SampleFile] = field(default_factory=list)
     troubles: list[str] = field(default_factory=list)
 
@@ -80,6 +83,12 @@ class RunFolder:
     def last_step(self) -> int:
         """Last recorded step, or 0 if there are no records."""
         return max((int(series.steps[-1]) for series in self.metrics.values()), default=0)
+
+    @property
+    def overrides(self) -> list[str]:
+        """Options that the command line set, as ``name=value``."""
+        words = self.start.get("overrides")
+        return [word for word in words if isinstance(word, str)] if isinstance(words, list) else []
 
     def option(self, name: str) -> str | None:
         """Return an option's value as text, or None if it is missing."""
@@ -103,7 +112,8 @@ def read_run(folder: Path, name: str) -> RunFolder:
     """Read the content of a run folder, except the samples themselves."""
     run = RunFolder(folder, name)
     run.options = _read_options(folder / RUN_CONFIG, run.troubles)
-    run.summary = _read_summary(folder / SUMMARY, run.troubles)
+    run.summary = _read_object(folder / SUMMARY, run.troubles)
+    run.start = _read_object(folder / START, run.troubles)
     run.metrics = _read_metrics(folder / METRICS, run.troubles)
     try:
         run.samples = sample_files(folder / SAMPLES)
@@ -153,23 +163,24 @@ def _short_json(value: Any) -> str:
     return text if len(text) <= MAX_VALUE else text[:MAX_VALUE] + "…"
 
 
-def _read_summary(path: Path, troubles: list[str]) -> dict[str, Any]:
+def _read_object(path: Path, troubles: list[str]) -> dict[str, Any]:
+    """Return the JSON object in a file, or an empty one if there is no such file or it cannot be read."""
     try:
         # Skip pipes, since reading them might block forever.
         if not path.is_file():
             return {}
-        if path.stat().st_size > MAX_SUMMARY_BYTES:
-            troubles.append(f"{path.name}: larger than {MAX_SUMMARY_BYTES >> 20} MiB, not read")
+        if path.stat().st_size > MAX_OBJECT_BYTES:
+            troubles.append(f"{path.name}: larger than {MAX_OBJECT_BYTES >> 20} MiB, not read")
             return {}
-        summary = json.loads(path.read_bytes())
-        if not isinstance(summary, dict):
+        found = json.loads(path.read_bytes())
+        if not isinstance(found, dict):
             raise ValueError("not a mapping")
     except OSError as error:
         troubles.append(f"{path.name}: cannot be read ({error.strerror})")
     except (ValueError, RecursionError):
         troubles.append(f"{path.name}: is damaged, not used")
     else:
-        return summary
+        return found
     return {}
 
 

@@ -2,12 +2,14 @@
 
 import json
 import os
+import platform
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from pathlib import Path
 from types import ModuleType
 
@@ -60,7 +62,10 @@ def test_every_step_is_one_complete_line_in_sorted_order(tmp_path: Path):
         '{"step": 1, "actor/lr": 1e-06, "cal/overall/layer_1/Effective Rank/mean": 12.5, "score/mean": -0.25}',
         '{"step": 2, "a": null, "b": null, "c": 1.0}',
     ]
-    assert sorted(path.name for path in folder.iterdir()) == ["config.yaml", "metrics.jsonl"]
+    assert sorted(path.name for path in folder.iterdir()) == ["config.yaml", "metrics.jsonl", "start.json"]
+    start = json.loads((folder / "start.json").read_text())
+    assert start["overrides"] == sys.argv[1:] and start["host"] == platform.node()
+    assert abs(datetime.fromisoformat(start["started"]).timestamp() - time.time()) < 600
     values = yaml.safe_load((folder / "config.yaml").read_text())
     assert values == asdict(CONFIG) == {"seed": 7, "optim": {"betas": [0.9, 0.99]}}
 
@@ -107,7 +112,7 @@ def test_resumed_tracker_drops_what_it_records_again(recorded: Path):
     set_aside_records(recorded)
     set_aside_records(recorded)
     drop_records(recorded, None)
-    assert {path.name for path in recorded.iterdir()} == {"config.yaml", "metrics.jsonl.1"}
+    assert {path.name for path in recorded.iterdir()} == {"config.yaml", "metrics.jsonl.1", "start.json"}
     assert (recorded / "metrics.jsonl.1").read_text() == "\n".join(lines)
 
 

@@ -130,4 +130,6 @@ def hostile_run(folder: Path) -> Path:
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": 7, f"my/{text}": 1.0, f"train/{text}/pass@1": 0.5}) + "\n")
     (folder / "summary.json").write_text(json.dumps({text: text}))
+    start = {"overrides": [text, f"seed={text}"], "host": text, "started": text, "versions": {"verl": text}}
+    (folder / "start.json").write_text(json.dumps(start | {"git_revision": text}))
     return folder

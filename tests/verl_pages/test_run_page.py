@@ -81,7 +81,7 @@ def test_the_page_has_curves_options_times_and_samples(tmp_path: Path):
         "update_actor",
     ]
     assert page.index["phases"] == [{"gen": 12.0, "update_actor": 6.0}]
-    assert ["actor.optim.lr", 0, ["0.0001"]] in page.options()
+    assert ["actor.optim.lr", 0, ["0.0001"], 0] in page.options()
     # advantages of uid 0, 1, 2, 3 change by 0, 10, 20 and 0 %: steps 2, 4 and 6
     shares = page.curves("Responses by the change of their advantage")
     assert [curve[0] for curve in shares] == [[[2, 4, 6], [share] * 3] for share in (0.5, 0.0, 0.5, 0.0, 0.0)]
@@ -98,8 +98,21 @@ def test_seeds_are_together_and_options_that_differ_are_marked(tmp_path: Path):
     page = Page(*runs, write_run(tmp_path / "other", lr=1.0))
     assert [run["group"] for run in page.index["runs"]] == [0, 0, 1]
     assert [group["name"] for group in page.index["groups"]] == ["grpo_s0 (2 runs)", "other"]
-    assert ["actor.optim.lr", 1, ["0.0001", "0.0001", "1.0"]] in page.options()
-    assert ["trainer.total_training_steps", 0, ["6"]] in page.options()
+    assert ["actor.optim.lr", 1, ["0.0001", "0.0001", "1.0"], 0] in page.options()
+    assert ["trainer.total_training_steps", 0, ["6"], 0] in page.options()
+
+
+def test_command_line_is_shown_and_what_it_set_comes_first(tmp_path: Path):
+    folder = write_run(tmp_path / "grpo")
+    start = {"overrides": ["+trainer.total_training_steps=6", "preset=small"], "host": "node7", "git_revision": "ab12"}
+    start |= {"started": "2026-05-01T12:00:00+00:00", "versions": {"verl": "0.2.0"}}
+    (folder / "start.json").write_text(json.dumps(start))
+    page = Page(folder)
+    names = [(name, is_set) for name, _, _, is_set in page.options()]
+    assert names[:2] == [("trainer.total_training_steps", 1), ("actor.optim.lr", 0)]
+    (run,) = page.index["runs"]
+    shown = (run["command"], run["host"], run["started"], run["version"], run["revision"])
+    assert shown == (" ".join(start["overrides"]), "node7", "2026-05-01 12:00:00 UTC", "0.2.0", "ab12")
 
 
 def test_metrics_have_one_name():

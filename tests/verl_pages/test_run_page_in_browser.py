@@ -295,3 +295,23 @@ def test_formulas_are_typeset_or_shown_as_source(browser, tmp_path: Path):
     in_answers = [int(shown.split()[0]) for shown in values if str(shown).endswith("in the answer")]
     assert dict(zip(ANSWERS, in_answers, strict=False)) == ANSWERS
     assert values[-4:] == [["user", "assistant"], 1, ["loaded"] * 9, 0]
+
+
+def test_options_of_the_command_line_are_shown_first_and_alone(browser, tmp_path: Path):
+    folder = write_run(tmp_path / "a")
+    (folder / "start.json").write_text(json.dumps({"overrides": ["actor.optim.lr=0.0001"], "host": "node7"}))
+    names = "[...document.querySelectorAll('#option-table tbody th')].map((e) => e.textContent)"
+    alone, _, every, command, host = browser(
+        make_page([folder])[0],
+        [
+            until(f"{names}.length === 1"),
+            value(names),
+            value("document.getElementById('differing').click()"),
+            until(f"{names}.length > 1"),
+            value(names),
+            value("document.querySelector('#commands code').textContent"),
+            value("document.getElementById('overview-table').textContent.includes('node7')"),
+        ],
+    )
+    assert alone == ["actor.optim.lr"] and every[0] == "actor.optim.lr" and len(every) > 1
+    assert command == "actor.optim.lr=0.0001" and host

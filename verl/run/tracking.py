@@ -5,8 +5,10 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,9 @@ from verl.utils.files import free_name, replace_text
 
 METRICS = "metrics.jsonl"
 """Name of the file of a run's records, with one JSON object per step."""
+
+START = "start.json"
+"""Name of the file that records how, when and where a run was last started."""
 
 SUMMARY = "summary.json"
 """Name of the file of a run's final results, which is written last."""
@@ -60,6 +65,7 @@ class Tracker:
         folder.mkdir(parents=True, exist_ok=True)
         values = asdict(config)
         replace_text(folder / "config.yaml", yaml.safe_dump(values, sort_keys=False))
+        write_start(folder)
         self._folder, self._attempt = folder, attempt
         self.step = last_step or 0
         """Latest recorded step."""
@@ -124,6 +130,15 @@ def set_aside_records(folder: Path) -> None:
     if path.is_file() and len(path.read_bytes().splitlines()) > 1:
         path.rename(free_name(path, "."))
         set_aside_samples(folder)
+
+
+def write_start(folder: Path) -> None:
+    """Write ``start.json`` with the program, its command-line overrides, the host, the UTC time and the versions."""
+    program, *overrides = sys.argv
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    where = {"program": Path(program).stem, "overrides": overrides, "host": platform.node(), "started": started}
+    text = json.dumps({**where, "versions": versions(), "git_revision": git_revision()}, indent=2)
+    replace_text(folder / START, text + "\n")
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:

@@ -192,7 +192,7 @@ const COLUMNS = [
   ["tokens of a response", "tokens", short], ["effective rank (ER)", "er", short], ["its velocity (ERV)", "erv", short], ["its acceleration (ERA)", "era", short],
   ["loss", "loss", short], ["a step", "seconds", duration], ["all steps", "total", duration], ["tokens/s", "throughput", short],
 ].map(([name, key, shownAs]) => [name, ({ figures }) => (figures[key] === undefined ? null : shownAs(figures[key]))]);
-const TEXTS = [["seed", "seed"], ["advantage estimator", "estimator"], ["rank shaping", "shaping"], ["model", "model"], ["version", "version"]]
+const TEXTS = [["seed", "seed"], ["advantage estimator", "estimator"], ["rank shaping", "shaping"], ["model", "model"], ["started", "started"], ["host", "host"], ["version", "version"], ["revision", "revision"]]
   .map(([name, key]) => [name, (run) => run[key]]);
 
 // Up to four runs stand beside each other, more below each other; what is the same for all is said once.
@@ -210,7 +210,11 @@ function showOverview() {
   if (data.width > 1) parts.push(`Each point of a curve is the mean of ${data.width} steps; where it is one line per run, the band reaches from their lowest to their highest value, so that no peak is lost.`);
   else parts.push("Curves show every step; step 0 is the model before training.");
   if (data.groups.length < data.runs.length) parts.push("Runs that differ in nothing but their seed and their names are seeds of one setting: their line is the mean over them, and the band reaches from the lowest to the highest.");
+  if (data.runs.some(({ figures }) => figures.er !== undefined)) parts.push("Effective rank: how many directions a response's hidden states spread over (exploration). Velocity: how fast it grows along the response (exploitation). Acceleration: whether that growth itself grows.");
   byId("reading").textContent = parts.join(" ");
+  const commands = data.runs.filter(({ command }) => command);
+  byId("commands").hidden = !commands.length;
+  byId("commands").replaceChildren(el("summary", {}, commands.length > 1 ? "Commands" : "Command"), ...commands.map((run) => el("p", {}, severalRuns ? `${run.name}: ` : null, el("code", {}, run.command))));
 }
 
 function phaseTable() {
@@ -232,12 +236,13 @@ function phaseTable() {
 async function showOptions() {
   const rows = await chunk(data.options);
   const words = byId("option-text").value.trim().toLowerCase();
-  const only = severalRuns && byId("differing").checked;
-  const matching = rows.filter(([name, differs, values]) =>
-    (!only || differs) && (!words || [name, ...values].some((text) => text.toLowerCase().includes(words))));
-  const drawn = matching.slice(0, 1500).map(([name, differs, values]) => el("tr", { class: differs ? "differs" : null }, rowName(visible(name)),
+  const only = byId("differing").checked && !byId("differing-tool").hidden;
+  const matching = rows.filter(([name, differs, values, isSet]) =>
+    (!only || (severalRuns ? differs : isSet)) && (!words || [name, ...values].some((text) => text.toLowerCase().includes(words))));
+  const drawn = matching.slice(0, 1500).map(([name, differs, values, isSet]) => el("tr", { class: differs || (isSet && !only) ? "differs" : null }, rowName(visible(name)),
     ...values.map((text) => el("td", { class: "name value", colspan: differs ? null : data.runs.length }, visible(text)))));
-  const about = severalRuns ? `; the runs differ in ${rows.filter(([, differs]) => differs).length || "none"}` : "";
+  const given = rows.filter(([, , , isSet]) => isSet).length;
+  const about = given && !severalRuns ? `; ${given} set on the command line` : severalRuns ? `; the runs differ in ${rows.filter(([, differs]) => differs).length || "none"}` : "";
   byId("option-count").textContent = `${count(matching.length)} of ${plural(rows.length, "option")}${about}`;
   byId("option-table").replaceChildren(tableOf(["option", ...data.runs.map(({ name }) => name)], 1 + data.runs.length, drawn));
   byId("option-table").hidden = !drawn.length;
@@ -251,7 +256,8 @@ startTools();
 runChips();
 showOverview();
 redraw();
-byId("differing-tool").hidden = !severalRuns;
+byId("differing-tool").hidden = !severalRuns && !data.runs[0].command;
+byId("differing-text").textContent = severalRuns ? "differences only" : "set on the command line only";
 byId("option-filters").addEventListener("input", showOptions);
 byId("option-filters").addEventListener("submit", (event) => event.preventDefault());
 const ready = whenReady(showOptions, startSamples);
