@@ -103,7 +103,7 @@ BUDGETS = {
     "recipes": 1632,
     "rewards": 989,
     "rollout": 3145,
-    "run": 2255,
+    "run": 2270,
     "single_controller": 1575,
     "spectral": 1652,
     "trainer": 3375,

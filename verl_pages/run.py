@@ -1,5 +1,6 @@
 """Builds the page for training runs, with curves, rank metrics, rank shaping, timing, options and samples."""
 
+import re
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -268,7 +269,7 @@ def _run(run: RunFolder, group: int, place: int) -> dict[str, Any]:
         "estimator": printable(run.option("algorithm.adv_estimator") or ""),
         "shaping": _shaping(run),
         "version": printable(str(versions.get("verl", "")))[:40] if isinstance(versions, Mapping) else "",
-        "revision": printable(str(facts.get("git_revision") or ""))[:50],
+        "revision": printable(re.sub(r"^(\w{10})\w*", r"\1", str(facts.get("git_revision") or "")))[:50],
         "host": printable(str(facts.get("host") or ""))[:60],
         "started": printable(str(facts.get("started") or ""))[:30].replace("T", " ").replace("+00:00", " UTC"),
         "command": printable(" ".join(run.overrides))[:2000],

@@ -167,12 +167,12 @@ def _raw_bytes(path: Path) -> int:
 
 
 def _shown_truth(text: str) -> str:
-    """Format a ground truth stored as JSON, showing strings without quotation marks and escapes."""
+    """Format a ground truth stored as JSON: strings without quotation marks and escapes, and nothing for null."""
     try:
         truth = json.loads(text)
     except (ValueError, RecursionError):
         return text
-    return truth if isinstance(truth, str) else text
+    return truth if isinstance(truth, str) else text * (truth is not None)
 
 
 def _open(path: Path) -> pq.ParquetFile:
