@@ -113,3 +113,13 @@ def test_training_and_an_evaluation(tiny_model, arithmetic_prompts, tmp_path):
     options += ["data.max_problems=2", "model.max_response_length=16", "trainer.n_gpus_per_node=1", "temperatures=[1]"]
     evaluation = verl.evaluate(options)
     assert evaluation.page.is_file() and list(evaluation.metrics["benchmark"].unique())[0] == "arithmetic"
+
+
+def test_names_of_other_libraries_are_answered():
+    with pytest.raises(
+        ImportError, match=r"^verl has no GRPOTrainer: verl\.train\(\.\.\.\) and `bash train\.sh` train"
+    ):
+        exec("from verl import GRPOTrainer")
+    with pytest.raises(AttributeError, match=r"has no attribute 'evalute'; did you mean 'evaluate'\?$"):
+        _ = verl.evalute
+    assert not hasattr(verl, "nothing_of_the_kind")

@@ -109,7 +109,7 @@ BUDGETS = {
     "trainer": 3375,
     "utils": 1493,
     "verifiers": 3049,
-    "verl": 49,
+    "verl": 57,
     "vllm_patches": 1913,
     "workers": 951,
 }

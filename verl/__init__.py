@@ -3,6 +3,7 @@
 Public names are imported on first use (docs/python.md).
 """
 
+from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -25,8 +26,15 @@ __all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
+    if name.endswith("Trainer"):  # TRL's classes and veRL's
+        raise ImportError(
+            f"verl has no {name}: verl.train(...) and `bash train.sh` train (docs/python.md); docs/from_trl.md and "
+            "docs/from_verl.md have the names of options"
+        )
     if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        near = get_close_matches(name, _HOMES, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
     return getattr(import_module(_HOMES[name]), name)
 
 
