@@ -116,9 +116,7 @@ def test_training_and_an_evaluation(tiny_model, arithmetic_prompts, tmp_path):
 
 
 def test_names_of_other_libraries_are_answered():
-    with pytest.raises(
-        ImportError, match=r"^verl has no GRPOTrainer: verl\.train\(\.\.\.\) and `bash train\.sh` train"
-    ):
+    with pytest.raises(ImportError, match=r"^verl has no GRPOTrainer: verl\.train\(\.\.\.\) and "):
         exec("from verl import GRPOTrainer")
     with pytest.raises(AttributeError, match=r"has no attribute 'evalute'; did you mean 'evaluate'\?$"):
         _ = verl.evalute
