@@ -106,7 +106,7 @@ BUDGETS = {
     "run": 2270,
     "single_controller": 1575,
     "spectral": 1652,
-    "trainer": 3375,
+    "trainer": 3381,
     "utils": 1493,
     "verifiers": 3049,
     "verl": 57,

@@ -87,7 +87,7 @@ class ProbeWorker(HybridWorker):
             name = re.sub(r"layers\.[01]", lambda found: other[found[0]], name)
         if mistake == "experts rolled" and ".experts." in name and "*" in name:
             value = value.roll(1, dims=0)
-        if mistake == "stale" and name.endswith("q_proj.weight"):
+        if mistake == "all stale" or (mistake == "stale" and name.endswith("q_proj.weight")):
             value = self.first_values.setdefault(name, value.clone())
         return name, value
 

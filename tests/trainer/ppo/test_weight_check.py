@@ -26,7 +26,7 @@ def found(mistake: str, policy: PolicyWorkers, config: PPOConfig, prompts: list)
     """Whether the check finds the mistake, which begins after a first sync without it."""
     policy.sync_weights(0)
     policy.workers.run("confuse", mistake)
-    if mistake == "stale":
+    if "stale" in mistake:
         policy.sync_weights(0)
     try:
         check_weights(config, policy, prompts, 5)
@@ -51,9 +51,10 @@ def test_weight_check_finds_mistakes(dtype, small_config, tiny_tokenizer, ray_se
         sampled = [sample(group, prompts, config.rollout.train_kwargs, 1)]
         assert not found("", policy, config, prompts)
         assert found("layers exchanged", policy, config, prompts)
-        assert found("stale", policy, config, prompts)
-        # The noise on a head of this sure a model is within bfloat16's rounding.
-        assert found("tied head", policy, config, prompts) == (dtype == "float32")
+        assert found("all stale", policy, config, prompts)
+        if dtype == "float32":  # elsewhere, what a few weights change is within the rounding
+            assert found("stale", policy, config, prompts)
+            assert found("tied head", policy, config, prompts)
         # Training begins as if nothing had been checked.
         assert not found("", policy, config, prompts)
         sampled.append(sample(group, prompts, config.rollout.train_kwargs, 1, version=5))

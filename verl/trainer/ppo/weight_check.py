@@ -35,8 +35,11 @@ class Tolerance(NamedTuple):
     """Share of the difference that the noise itself makes."""
 
 
-EXACT, ROUNDED = Tolerance(1e-3, 1e-3), Tolerance(0.05, 0.02)
-"""Tolerances in float32, and where the engine or the trainer computes in 16 bits."""
+EXACT, ROUNDED = Tolerance(1e-3, 1e-3), Tolerance(0.1, 0.1)
+"""Tolerances in float32, and where the engine or the trainer computes in 16 bits.
+
+In 16 bits, experts that a router chooses by a hair differ, so only whole layers, heads, adapters or models are found.
+"""
 
 
 def tolerance_of(config: PPOConfig, device_type: str) -> Tolerance | None:
@@ -78,7 +81,10 @@ def check_weights(config: PPOConfig, policy: PolicyWorkers, records: Sequence[Pr
     moved = (policy.compute_logprobs(batch).logprobs - noisy).abs()
     wrong = (batch.rollout_logprobs - noisy).abs()
     for engine in engines.unique().tolist():
-        tokens = (engines == engine).repeat_interleave(batch.response_lengths)
+        # A model that the noise breaks is no test of its engine.
+        tokens = (engines == engine).repeat_interleave(batch.response_lengths) & moved.isfinite()
+        if not tokens.any():
+            continue
         difference, limit = wrong[tokens].mean().item(), tolerance.relative * moved[tokens].mean().item()
         if not difference <= max(tolerance.absolute, limit):
             raise WorkerError(
