@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from verl.data.templates import DEMONSTRATIONS
+from verl.rollout import programs
 from verl.rollout.programs import OUTPUT_CHARS, Programs, program_at_end, with_solutions
 
 PROGRAM = "I compute it.\n```python\nprint(6 * 7)\n```"
@@ -28,8 +29,15 @@ def test_the_program_at_the_end(text: str, program: str | None):
     assert program_at_end(text) == program
 
 
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sympy takes seconds to import on a busy machine."""
+    for name in ("SECONDS", "SOLUTION_SECONDS"):
+        monkeypatch.setattr(programs, name, 60.0)
+
+
 @pytest.mark.slow
-def test_a_program_is_answered_by_what_it_prints(sandbox):
+def test_a_program_is_answered_by_what_it_prints(sandbox, patience):
     environment = Programs()
 
     def said(text: str) -> tuple[list[str], bool]:
@@ -49,7 +57,7 @@ def test_a_program_is_answered_by_what_it_prints(sandbox):
 
 
 @pytest.mark.slow
-def test_the_answer_is_what_solution_returns(sandbox):
+def test_the_answer_is_what_solution_returns(sandbox, patience):
     program = "def solution():\n    print('so far')\n    return 6 * 7"
     shown = [answer for _, answer in DEMONSTRATIONS["solution"]]
     assert [text.split("boxed")[1] for text in with_solutions(shown)] == ["{384}\n```", "{sqrt(13)/2 + 5/2}\n```"]

@@ -72,13 +72,13 @@ def test_every_verifier_is_attacked():
 
 @pytest.fixture(scope="module")
 def patient_pool() -> Iterator[VerifierPool]:
-    with new_pool(timeout_s=20.0) as pool:
+    with new_pool(timeout_s=60.0) as pool:
         yield pool
 
 
 @pytest.fixture(scope="module")
 def impatient_pool() -> Iterator[VerifierPool]:
-    with new_pool(timeout_s=2.0) as pool:
+    with new_pool(timeout_s=4.0) as pool:
         yield pool
 
 

@@ -47,6 +47,7 @@ FIXES = {
     "rollout.advance": ENGINE,
     "rollout.cut": ENGINE,
     "sync_weights": "lower {cache}; {hold}",
+    **dict.fromkeys(("perturb_weights", "restore_weights"), "set rollout.check_weights=false; {hold}"),
     "publish_weights": "lower rollout.update_weights_bucket_megabytes; {hold}",
     "load_weights": "lower {cache}",
     "compute_logprobs": SCORING,

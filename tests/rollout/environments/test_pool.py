@@ -287,13 +287,13 @@ def test_an_environments_tools_are_described(file: Path):
 @pytest.mark.slow
 def test_hanging_start_ends_the_conversation(file: Path, tmp_path: Path):
     log = tmp_path / "environment.log"
-    late = options(file, environment=f"{file}:Late", timeout_s=1.0)
+    late = options(file, environment=f"{file}:Late", timeout_s=4.0)
     with EnvironmentPool(late, log=log) as pool:
         steps = [Step(replace(RECORD, uid=1), "", asking().turn), Step(RECORD, "", Turn("hang", [1], [], False))]
         start, step, fine = (answer.result() for answer in pool.ask([*steps, asking()]))
-    assert (contents(start), start.done, start.counts[3]) == (["Error: no answer within 1 s"], True, 1)
+    assert (contents(start), start.done, start.counts[3]) == (["Error: no answer within 4 s"], True, 1)
     # The state is that of start, so that the conversation goes on.
-    assert (contents(step), step.done, step.state) == (["Error: no answer within 1 s"], False, "{}")
+    assert (contents(step), step.done, step.state) == (["Error: no answer within 4 s"], False, "{}")
     assert contents(fine) == ["done"] and log.read_text() == "stepped\n"
 
 

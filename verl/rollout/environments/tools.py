@@ -143,6 +143,7 @@ class ToolEnvironment:
 
         ``async`` tools run at the same time, each within ``timeout_s``.
         """
+        state = self.start(record) | state  # checkpoints of earlier versions have other entries
         calls = turn.calls[: self.options.max_parallel_calls]
         said = [*state["messages"], {"role": "assistant", "content": turn.text}] if self.is_verl else []
         data = agent_data(record, said, state["turns"] + 1, state["extra_fields"], turn.tokens)
