@@ -61,7 +61,16 @@ def test_what_is_published(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
         display.errors.append("a@9: gone")
         publish(tmp_path, config, display, responses, prompts, courses)
     files = {path.name for path in tmp_path.iterdir()}
-    expected = {"index.html", "analysis.xlsx", "config.yaml", "metrics.jsonl", "summary.json", "tensorboard", "figures"}
+    expected = {
+        "index.html",
+        "analysis.xlsx",
+        "config.yaml",
+        "start.json",
+        "metrics.jsonl",
+        "summary.json",
+        "tensorboard",
+        "figures",
+    }
     assert files == expected | {f"{name}.parquet" for name in ("responses", "prompts", "courses", "correlations")}
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert list(summary["figures"]) == ["a<b@0", "a<b@5"] and summary["failed"] == ["a@9: gone"]
