@@ -38,14 +38,14 @@ that sampling at temperature 1 solves as written. `warm_start_metrics.jsonl` hol
 """
 
 
-def make_random_model(folder: Path, seed: int, tools: bool = False) -> None:
+def make_random_model(folder: Path, seed: int, tools: bool = False, layers: int = 4) -> None:
     """Save a randomly initialised model with its tokenizer in ``folder``; with ``tools`` one that can call them."""
     tokenizer = make_tiny_tokenizer(tools)
     config = Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=128,
         intermediate_size=384,
-        num_hidden_layers=4,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=4,
         max_position_embeddings=512,
@@ -68,6 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", type=Path, default=Path("data/arithmetic"), help="folder of sft_{train,val}.parquet")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--target", type=float, default=0.36, help="held-out sequence probability to stop at")
+    parser.add_argument("--layers", type=int, default=4, help="number of decoder layers")
     parser.add_argument("--tools", action="store_true", help="give the tokenizer the markers of tool calls")
     parser.add_argument("overrides", nargs="*", help="Hydra overrides of configs/sft.yaml")
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -77,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args.out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=args.out.parent, prefix=f".{args.out.name}.") as temporary:
         random_model, run = Path(temporary, "random"), Path(temporary, "run")
-        make_random_model(random_model, args.seed, args.tools)
+        make_random_model(random_model, args.seed, args.tools, args.layers)
         training = [
             *(sys.executable, "-m", "verl.trainer.main_sft", f"model.path={random_model}", f"seed={args.seed}"),
             "optim.lr=2e-3",

@@ -171,6 +171,17 @@ def test_what_a_similar_config_may_do(overrides: str):
     load_config(PPOConfig, "ppo_trainer", overrides.split())
 
 
+def test_mistake_of_an_inherited_value_is_reported_once():
+    with pytest.raises(ConfigError) as raised:
+        load_config(
+            PPOConfig, "ppo_trainer", ["actor.micro_batch_size_per_gpu=0", "critic.micro_batch_size_per_gpu=-1"]
+        )
+    assert str(raised.value).splitlines() == [
+        "actor.micro_batch_size_per_gpu=0: must be greater than 0",
+        "critic.micro_batch_size_per_gpu=-1: must be greater than 0",
+    ]
+
+
 def test_independent_mistakes_are_reported_together():
     wrong = ["actor.optim.lr=-1", "rollout.n=0", "data.train_batch_size=x", "trainer.nnodes=0"]
     with pytest.raises(ConfigError) as raised:

@@ -70,5 +70,5 @@ def test_tool_model_calls_the_calculator_and_copies_its_answer():
         if turn.startswith("<tool_call>"):
             call = json.loads(turn.removeprefix("<tool_call>").removesuffix("</tool_call>"))
             turn = says(f"{chat}{turn}<|im_end|><|tool|>{multiply(**call['arguments'])}<|im_end|><|assistant|>")
-            right.append(compute_score(row["data_source"], turn, truth, {})["correctness"])
+            right.append(compute_score(row["data_source"], turn, truth, {})["acc"])
     assert called == {True: [True] * 2, False: [False] * 22} and right == [True] * 2

@@ -33,5 +33,5 @@ def test_problems_are_solved_step_by_step():
 def test_solution_and_answer_in_words_are_right():
     (problem,) = split("test", 1, seed=0)
     for response in (problem.solution, f"That makes {problem.answer} in all.", rf"\boxed{{{problem.answer}}}"):
-        assert compute_score("word_problems", response, problem.answer)["correctness"]
-    assert not compute_score("word_problems", f"{problem.answer}, no, 99", problem.answer)["correctness"]
+        assert compute_score("word_problems", response, problem.answer)["acc"]
+    assert not compute_score("word_problems", f"{problem.answer}, no, 99", problem.answer)["acc"]

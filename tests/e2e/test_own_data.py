@@ -38,7 +38,7 @@ class Easiest:
 
 def countdown(data_source, solution_str, ground_truth, extra_info=None):
     right = isinstance(ground_truth, dict) and ground_truth["target"] == 24
-    return {"score": float(right), "correctness": right}
+    return {"score": float(right), "acc": right}
 """
 
 

@@ -16,9 +16,11 @@ from verl.config import PPOConfig
 from verl.config.sft import SFTConfig
 from verl.data.conversations import conversation_batch
 from verl.models.sequence_parallel import sequence_group
+from verl.models.tokenizer import load_tokenizer
 from verl.workers.actor import Actor
 from verl.workers.critic import Critic, RewardModel
 from verl.workers.sft import SFTWorker
+from verl.workers.teacher import load_teacher
 
 Learned = tuple[dict[str, float], dict[str, Tensor]]
 """Metrics and gradients of an update."""
@@ -109,3 +111,20 @@ def example() -> Batch:
         ref_logprobs=-4 + 0.3 * reference,
         advantages=advantages,
     )
+
+
+def learn_from_teacher(
+    config: PPOConfig, rows: Batch, model: dict[str, Any], batching: dict[str, Any]
+) -> tuple[Tensor, dict[str, float], dict[str, Tensor]]:
+    """Return the teacher's log-probabilities of all rows, and metrics and gradients of an update that uses them."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
+    config = changed(config, model=model, teacher={"model": model}, actor=batching)
+    sequence, (num_tokens, num_sequences) = config.model.ulysses_sequence_parallel_size, counts(rows)
+    correction = config.algorithm.rollout_correction
+    actor = Actor(config.actor, correction, config.model, mesh, config.rollout.temperature, 10, rows.width)
+    teacher = load_teacher(config, mesh, load_tokenizer(config.model.path, False))
+    actor.learn_from_teacher(config.teacher, teacher)
+    mine = share(rows, sequence)
+    mine.fill(teacher_logprobs=teacher.compute_logprobs(mine).logprobs)
+    metrics, gradients = gradients_of(actor.learner, lambda: actor.update(mine, num_tokens, num_sequences))
+    return mine.teacher_logprobs, metrics, gradients

@@ -34,7 +34,7 @@ RIGHT = json.dumps(TRUTH)
 def test_layers_are_rewarded_one_by_one(response, reward):
     found = score("json_task", response, TRUTH)
     assert found["score"] == pytest.approx(reward)
-    assert found["correctness"] is (reward == 1.0)
+    assert found["acc"] is (reward == 1.0)
 
 
 def test_rl_struct_task_is_seeded_and_its_answers_right():

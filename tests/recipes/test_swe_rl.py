@@ -45,7 +45,7 @@ RIGHT = block("a.py", "b", "c")
 )
 def test_edits_are_worth_the_similarity_of_their_diffs(given: str, reward: float):
     found = score("edit_task", given, TRUTH)
-    assert found == {"score": pytest.approx(reward), "correctness": reward == 1.0}
+    assert found == {"score": pytest.approx(reward), "acc": reward == 1.0}
 
 
 def test_task_has_right_answers():

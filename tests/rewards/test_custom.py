@@ -230,7 +230,7 @@ def test_use_custom_functions():
     assert compute_score("mine", "12345", "", mode="mix")["score"] == 0.5
     assert compute_score("math", "5", "5") == {
         "score": -0.25,
-        "correctness": True,
+        "acc": True,
         "boxed": False,
         "reason": "custom",
         "answer": "",

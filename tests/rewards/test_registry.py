@@ -55,7 +55,7 @@ def test_majority_votes_are_answers_after_the_thoughts():
     responses += [r"<think>\boxed{7}"]
     scores = [compute_score("math", response, "9") for response in responses]
     # Two votes for 8, one for 7; a thought without an end has none.
-    assert not any(score["correctness"] for score in scores)
+    assert not any(score["acc"] for score in scores)
     assert answer_classes([False] * 4, [vote_key(score["answer"]) for score in scores]) == ([1, 2, 2, -1], None)
 
 
@@ -104,8 +104,8 @@ TOOL_CALL = """<think>Where?</think>
 )
 def test_ground_truths_of_every_type(source: str, truth: object, right: str, wrong: str):
     check_ground_truth(source, truth)
-    assert compute_score(source, right, truth)["correctness"] is True
-    assert compute_score(source, wrong, truth)["correctness"] is False
+    assert compute_score(source, right, truth)["acc"] is True
+    assert compute_score(source, wrong, truth)["acc"] is False
 
 
 def test_any_accepted_answer_is_right():
@@ -133,8 +133,8 @@ def test_tolerance_that_makes_every_answer_right_or_wrong(value: object):
         with pytest.raises(ConfigError, match=rf"^extra_info.{name}=.*: must be a number from 0 to below"):
             check_ground_truth("open_answer", "5.5", extra_info={name: value})
         # Without the check, as none at all.
-        assert not compute_score("open_answer", r"\boxed{7.5}", "5.5", {name: value})["correctness"]
-        assert compute_score("open_answer", r"\boxed{5.50}", "5.5", {name: value})["correctness"]
+        assert not compute_score("open_answer", r"\boxed{7.5}", "5.5", {name: value})["acc"]
+        assert compute_score("open_answer", r"\boxed{5.50}", "5.5", {name: value})["acc"]
     check_ground_truth("open_answer", "5.5", extra_info={"tolerance": "1e-1", "relative_tolerance": 0.01})
 
 
@@ -195,5 +195,5 @@ def test_tool_calls_are_scored_by_their_parts(calls: str, score: float):
     response = f"<think>\n</think>\n<tool_call>\n{calls}\n</tool_call>"
     found = compute_score("rlla", response, TOOL_CALL)
     assert found["reward_extra_info"] == {"format_reward": 1.0, "accuracy_reward": pytest.approx(score)}
-    assert found["score"] == pytest.approx(1 + score) and found["boxed"] and found["correctness"] == (score == 3)
+    assert found["score"] == pytest.approx(1 + score) and found["boxed"] and found["acc"] == (score == 3)
     assert compute_score("rlla", response + " more", TOOL_CALL)["score"] == pytest.approx(score)

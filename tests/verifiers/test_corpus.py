@@ -27,8 +27,8 @@ def test_verdicts_are_a_careful_readers(family: str):
     wrong = {}
     for row in rows:
         score = compute_score(bench_verdicts.SOURCES[family], row["response"], row["truth"], row.get("extra_info"))
-        if score["correctness"] != row["correct"]:
-            wrong[row["response"]] = score["correctness"]
+        if score["acc"] != row["correct"]:
+            wrong[row["response"]] = score["acc"]
     assert wrong == EXCEPTIONS.get(family, {})
     assert len(wrong) <= 0.02 * len(rows)
 
@@ -41,6 +41,6 @@ def test_blind_verdicts_are_a_careful_readers(source: str):
     differing = []
     for _, label, truth, response, *info in rows:
         score = compute_score(source, response, truth, json.loads(info[0]) if info else None)
-        if score["correctness"] != (label == "right"):
+        if score["acc"] != (label == "right"):
             differing.append((label, truth, response, score["answer"]))
     assert len(differing) <= 0.02 * len(rows), differing

@@ -51,7 +51,7 @@ def test_verdicts(verifier: str):
         verdict = score["reason"], score["boxed"], score["answer"]
         if verdict != (row.reason, row.boxed, row.answer) or not agrees:
             unexpected.append((row, score, quick))
-        assert score["correctness"] == (score["reason"] in ("exact", "equivalent"))
+        assert score["acc"] == (score["reason"] in ("exact", "equivalent"))
     assert unexpected == []
 
 
@@ -112,7 +112,7 @@ def test_only_what_follows_the_thoughts_is_graded(source: str):
         "{right}<think>wait</think>": False,
     }
     verdicts = {form: compute_score(source, form.format(right=right), truth) for form in forms}
-    assert {form: verdict["correctness"] for form, verdict in verdicts.items()} == forms
+    assert {form: verdict["acc"] for form, verdict in verdicts.items()} == forms
     assert {verdict["reason"] for verdict in verdicts.values()} == {"exact", "missing"}
     assert not any(verdicts[form]["boxed"] for form in forms if not forms[form])
 

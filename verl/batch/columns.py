@@ -21,9 +21,10 @@ POLICY, ENVIRONMENT = 0, 1
 
 TURN_RANK = "turn_rank/"
 """Prefix of columns with rank metrics per turn, [B, K, L] float64, with NaN for turns that an episode lacks."""
-RANK, PREFIX, TRAINER_RANK = "rank/", "prefix/", "trainer_rank/"
+RANK, PREFIX, TRAINER_RANK, TEACHER_RANK = "rank/", "prefix/", "trainer_rank/", "teacher_rank/"
 """Prefixes of columns with rank metrics; see ``Columns.mean_states``. With ``calculator.compare_versions``, the engine
-measures ``rank/`` and ``prefix/``, and the policy measures ``trainer_rank/`` before the update."""
+measures ``rank/`` and ``prefix/``, and the policy measures ``trainer_rank/`` before the update. With
+``teacher.rank_metrics``, the teacher measures ``teacher_rank/``."""
 
 
 class Columns:
@@ -95,6 +96,8 @@ class Columns:
     """[M] float32, denominator of the ratio: ``logprobs``, or ``rollout_logprobs`` with ``actor.bypass_mode``."""
     ref_logprobs: PerResponseToken
     """[M] float32, log-probability under the reference policy; not filled without a reference policy."""
+    teacher_logprobs: PerResponseToken
+    """[M] float32, log-probability under the teacher; not filled unless ``TeacherConfig.scores_samples``."""
     values: PerResponseToken
     """[M] float32, the critic's values in units of reward; not filled without a critic."""
 
@@ -116,6 +119,10 @@ class Columns:
     """[M] float32, advantages that the policy learns from."""
     returns: PerResponseToken
     """[M] float32, targets of the critic; not filled without a critic."""
+
+    # --- Filled during the update ---
+    teacher_loss: PerResponseToken
+    """[M] float32, divergence of the policy's distribution from the teacher's; filled only for ``TeacherLoss``."""
 
     # --- Filled for transfer to and from a worker ---
     request: PerEpisode

@@ -52,6 +52,7 @@ FIXES = {
     "load_weights": "lower {cache}",
     "compute_logprobs": SCORING,
     "compute_ref_logprobs": f"{SCORING}, or {{ref}}",
+    "compute_teacher_logprobs": f"{SCORING}, or set teacher.model.fsdp.param_offload=true",
     "critic.compute_values": VALUES,
     "reward_model.compute_scores": "lower reward_model.micro_batch_size_per_gpu or reward_model.max_length",
     "actor.update": LEARNING,
@@ -66,7 +67,11 @@ FIXES = {
 
 PHASES = {"start": "start of models and engine", "rollout.advance": "gen", "rollout.cut": "gen"}
 PHASES |= {"compute_logprobs": "old_log_prob", "compute_ref_logprobs": "ref", "critic.compute_values": "values"}
-PHASES |= {"reward_model.compute_scores": "reward_model", "critic.update": "update_critic"}
+PHASES |= {
+    "compute_teacher_logprobs": "teacher",
+    "reward_model.compute_scores": "reward_model",
+    "critic.update": "update_critic",
+}
 PHASES |= dict.fromkeys(("actor.update", "actor.update_on_policy"), "update_actor")
 """Mapping from worker methods to their phase in the log, if the names differ."""
 

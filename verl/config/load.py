@@ -30,6 +30,8 @@ ConfigT = TypeVar("ConfigT")
 LARGEST_INTEGER = 2**32 - 1
 """Largest integer accepted as an option, such as a seed; engines may multiply integers and store them in 64 bits."""
 LARGEST_NUMBER = 3.4e38
+_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+"""A value that is that of another option."""
 _NO_VALUE = "has no value; set it in the YAML or on the command line"
 _WRITE = "; write option=value, in quotes where the value has special characters: 'option=\"a b\"'"
 _TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
@@ -104,8 +106,26 @@ def parse_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
     except OmegaConfBaseException as error:
         raise ConfigError(f"{error.full_key}: {str(error).splitlines()[0]}") from error
     rename_options(values)
-    config: ConfigT = _with_full_paths(parse_values(schema, values))
+    try:
+        config: ConfigT = _with_full_paths(parse_values(schema, values))
+    except ConfigError as error:
+        raise ConfigError("\n".join(_without_inherited(str(error).splitlines(), tree))) from error
     return config
+
+
+def _without_inherited(lines: list[str], tree: DictConfig) -> list[str]:
+    """Drop the mistakes of options whose value is that of another option, such as ``${model.path}``, with a mistake."""
+    options = [re.split("[=:]", line, maxsplit=1)[0] for line in lines]
+    raw, wrong = OmegaConf.to_container(tree, resolve=False), {*options}
+
+    def source(option: str) -> str:
+        value: Any = raw
+        for name in option.split("."):
+            value = value.get(name) if isinstance(value, dict) else None
+        match = _REFERENCE.fullmatch(value) if isinstance(value, str) else None
+        return match[1] if match else ""
+
+    return [line for line, option in zip(lines, options, strict=True) if source(option) not in wrong]
 
 
 def parse_values(schema: type[ConfigT], values: Any) -> ConfigT:

@@ -16,6 +16,7 @@ from verl.config.errors import Mistakes
 from verl.config.rewards import RewardManagerConfig, RewardModelConfig, RewardScoreConfig
 from verl.config.rollout import AsyncTrainingConfig, RolloutConfig
 from verl.config.signal import GROUP_ESTIMATORS, TOKEN_BASELINES, AlgorithmConfig
+from verl.config.teacher import TeacherConfig
 from verl.config.trainer import TrainerConfig
 
 ROLLOUT_IS = "algorithm.rollout_correction.rollout_is"
@@ -59,6 +60,7 @@ class PPOConfig(Group):
     async_training: AsyncTrainingConfig
     critic: CriticConfig
     reward_model: RewardModelConfig
+    teacher: TeacherConfig
     algorithm: AlgorithmConfig
     calculator: CalculatorConfig
     reward_score: RewardScoreConfig
@@ -76,6 +78,7 @@ class PPOConfig(Group):
             self._check_token_budgets,
             self._check_rank_signal,
             self._check_carry_over,
+            self._check_teacher,
         ):
             with mistakes.collected():
                 check()
@@ -101,7 +104,7 @@ class PPOConfig(Group):
         """Whether the first mini-batch can take the old log-probabilities from the forward pass of its own update.
 
         False if the learning signal needs them earlier, or if the update uses different rows or adapter dropout."""
-        earlier = self._signal_needs_scores or self.algorithm.use_kl_in_reward
+        earlier = self._signal_needs_scores or self.algorithm.use_kl_in_reward or self.teacher.in_advantage
         differs = self.algorithm.use_pf_ppo or (self.model.trains_adapters and self.model.lora.dropout > 0)
         return not (self.actor.bypass_mode or earlier or differs)
 
@@ -129,12 +132,18 @@ class PPOConfig(Group):
         """Config name -> model, for all models to load; ``model`` also serves as the reference policy."""
         models = {"model": self.model}
         models |= {"critic.model": self.critic.model} if self.uses_critic else {}
-        return models | ({"reward_model.model": self.reward_model.model} if self.uses_reward_model else {})
+        models |= {"reward_model.model": self.reward_model.model} if self.uses_reward_model else {}
+        return models | ({"teacher.model": self.teacher.model} if self.uses_teacher else {})
 
     @property
     def uses_reward_model(self) -> bool:
         """Whether a reward model is enabled."""
         return self.reward_model.enable
+
+    @property
+    def uses_teacher(self) -> bool:
+        """Whether the policy learns from a teacher."""
+        return self.teacher.enabled
 
     @property
     def samples_ahead(self) -> bool:
@@ -288,3 +297,21 @@ class PPOConfig(Group):
         for name in manager.indicator_names:
             require(name in available, "reward_manager.indicator_names", name, fix)
         require(manager.guide in available, "reward_manager.guidance_metric", manager.guide, fix)
+
+    def _check_teacher(self) -> None:
+        """Check that the run provides what the teacher needs, and that it has no signal without effect."""
+        teacher, parallel = self.teacher, self.model.ulysses_sequence_parallel_size
+        if not teacher.enabled:
+            return
+        alone = not teacher.use_task_rewards
+        shaped = self.reward_manager.active
+        fix = "rewards are just logged, but rank shaping scales their advantages; add reward_manager=unshaped"
+        self.require(not (alone and shaped), "teacher.use_task_rewards", fix)
+        chunks = self.model.logits_chunk_size > 0 or not teacher.is_exact
+        fix = f"teacher.loss={teacher.loss} reads the output head in chunks; set it to 1024"
+        self.require(chunks, "model.logits_chunk_size", fix)
+        same = teacher.model.ulysses_sequence_parallel_size == parallel
+        fix = f"must be model.ulysses_sequence_parallel_size={parallel}, since both read the same responses together"
+        self.require(same, "teacher.model.ulysses_sequence_parallel_size", fix)
+        measures = self.calculator.enable or not teacher.rank_metrics
+        self.require(measures, "teacher.rank_metrics", "needs calculator.enable=true; set that, or this to false")

@@ -17,6 +17,7 @@ SWITCHES = {
     "reward_model.": "reward_model.enable=true",
     "calculator.": "calculator.enable=true",
     "critic.": "algorithm.adv_estimator=gae",
+    "teacher.": "teacher.model.path",
 }
 """Beginning of options' names -> the option that they need."""
 
@@ -27,7 +28,8 @@ def unused_options(overrides: Iterable[str], config: PPOConfig) -> list[str]:
     unused: dict[str, list[str]] = {}
     for start, switch in SWITCHES.items():
         option = switch.partition("=")[0]
-        is_on = config.uses_critic if start == "critic." else attrgetter(option)(config)
+        known = {"critic.": config.uses_critic, "teacher.": config.uses_teacher}
+        is_on = known[start] if start in known else attrgetter(option)(config)
         found = [] if is_on else [name for name in names if name.startswith(start) and name != option]
         if found:
             unused.setdefault(switch, []).extend(found)

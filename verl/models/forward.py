@@ -118,13 +118,21 @@ class LogprobForward(ForwardPass):
         if config.logits_chunk_size or config.use_remove_padding:
             self._check_equal(self._results)
 
-    def logprobs(self, batch: Batch, scoring: Scoring, mask: Tensor | None = None, layers: Sequence[int] = ()) -> Batch:
+    def logprobs(
+        self,
+        batch: Batch,
+        scoring: Scoring,
+        mask: Tensor | None = None,
+        layers: Sequence[int] = (),
+        teacher: "LogprobForward | None" = None,
+    ) -> Batch:
         """Compute the log-probability and the entropy at each response token.
 
         Args:
             batch: micro-batch with ``tokens`` on the CPU; prompts must not be empty.
             mask: [M] bool on the CPU, true at tokens to score (others get 0), or None to score all tokens.
             layers: indices of the layers whose hidden states to return; see :func:`record_states`.
+            teacher: forward passes of the model with which ``scoring.teacher_loss`` compares, or None without one.
 
         Returns:
             The same episodes on the device with ``logprobs``, ``entropy`` and the statistics (see
@@ -134,7 +142,7 @@ class LogprobForward(ForwardPass):
         batch = batch.columns("tokens")
         layout = self._layout(batch, share_prompts=True)
         with record_states(self.model, layers) as recorded:
-            logprobs, entropy, *further = self._score(layout, batch, mask, scoring)
+            logprobs, entropy, *further = self._score(layout, batch, mask, scoring, teacher)
         entropy = entropy if scoring.differentiable_entropy else entropy.detach()
         scored = (
             batch.columns().to(self.device).fill(logprobs=logprobs, entropy=entropy, **by_statistic(further, scoring))
@@ -146,7 +154,30 @@ class LogprobForward(ForwardPass):
             scored.fill(states=list(states.split(batch.response_lengths.tolist())))
         return scored
 
-    def _score(self, layout: Layout, batch: Batch, mask: Tensor | None, scoring: Scoring) -> tuple[Tensor, ...]:
+    @torch.no_grad()
+    def last_states(self, batch: Batch, tokens: Tensor) -> Tensor:
+        """Return the last hidden states at ``tokens [n]``, indices into the N tokens of ``batch``, [n, D].
+
+        Like :meth:`logits`, it needs an output head in chunks.
+        """
+        layout = self._layout(batch, share_prompts=True)
+        places = to_device(layout.find(tokens)[0], self.device)
+        return layout.collect(self.model(**self._inputs(layout), use_cache=False, positions=places), tokens)
+
+    @torch.no_grad()
+    def logits(self, states: Tensor) -> Tensor:
+        """Return the logits [n, V] of last hidden states [n, D]."""
+        logits: Tensor = self.model(states=states)
+        return logits
+
+    def _score(
+        self,
+        layout: Layout,
+        batch: Batch,
+        mask: Tensor | None,
+        scoring: Scoring,
+        teacher: "LogprobForward | None" = None,
+    ) -> tuple[Tensor, ...]:
         """Return the columns [M] computed from the logits."""
         if not self.config.use_remove_padding and not self.config.logits_chunk_size:
             return self._score_rows(layout, batch, mask, scoring)
@@ -160,8 +191,12 @@ class LogprobForward(ForwardPass):
             places, targets = places.new_zeros(1), targets.new_zeros(1)
         inputs, targets = self._inputs(layout), to_device(targets, self.device)
         if self.config.logits_chunk_size:
-            places = to_device(places, self.device)
-            values = self.model(**inputs, use_cache=False, targets=ScoringTargets(places, targets, scoring))
+            scored_tokens = ScoringTargets(to_device(places, self.device), targets, scoring)
+            if teacher is not None:
+                states = teacher.last_states(batch, tokens)
+                states = states.new_zeros(1, states.shape[1]) if is_empty else states[here]
+                scored_tokens = scored_tokens._replace(teacher=(states, teacher.logits))
+            values = self.model(**inputs, use_cache=False, targets=scored_tokens)
         else:
             # Responses that share a prompt are all predicted from its last token.
             places, index = places.unique(return_inverse=True)

@@ -15,10 +15,37 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils.generic import ModelOutput
 
+from verl.algorithms.divergence import divergence, top_k_events
 from verl.config.errors import ConfigError
 from verl.models.packing import take_tokens
+
+
+class TeacherLoss(NamedTuple):
+    """A divergence from a teacher's distribution."""
+
+    name: str
+    """Key of :data:`verl.algorithms.divergence.DIVERGENCES`."""
+    temperature: float
+    """Softmax temperature of student and teacher."""
+    beta: float = 0.5
+    """Weight of the teacher in ``jsd``."""
+    top_k: int = 0
+    """Number of the teacher's most likely tokens that are events of their own, or 0 for the whole vocabulary."""
+    vocabulary: int | None = None
+    """Number of tokens to compare, or None if both heads have the same size."""
+
+    def of(self, student: Tensor, teacher: Tensor) -> Tensor:
+        """Return the divergence at each position, [...] float32 in nats, from the logits of both, [..., V] each."""
+        p, q = (
+            (logits[..., : self.vocabulary].float() / self.temperature).log_softmax(dim=-1)
+            for logits in (student, teacher)
+        )
+        if 0 < self.top_k < q.shape[-1]:
+            p, q = top_k_events(p, q, self.top_k)
+        return divergence(self.name, p, q, self.beta)
 
 
 class Scoring(NamedTuple):
@@ -32,6 +59,10 @@ class Scoring(NamedTuple):
     """Names of additional statistics, from ``STATISTICS``; all are differentiable."""
     top_k: int = 0
     """Number of tokens k for the statistic ``top_k``."""
+    vocabulary: int | None = None
+    """Number of tokens that the probabilities refer to, or None for all rows of the head."""
+    teacher_loss: TeacherLoss | None = None
+    """Divergence from a teacher to compute as the statistic ``teacher_loss``, which carries a gradient, or None."""
 
 
 class ScoringTargets(NamedTuple):
@@ -42,6 +73,9 @@ class ScoringTargets(NamedTuple):
     tokens: Tensor
     """Target token ids, [N] int64."""
     scoring: Scoring
+    teacher: tuple[Tensor, Callable[[Tensor], Tensor]] | None = None
+    """For ``scoring.teacher_loss``, the teacher's last hidden states at the same positions, [N, D], and a function that
+    returns the teacher's logits [n, V] of such states [n, D]."""
 
 
 def _top_k(_: Tensor, distribution: Tensor, k: int) -> list[Tensor]:
@@ -59,12 +93,15 @@ STATISTICS: dict[str, Callable[[Tensor, Tensor, int], list[Tensor]]] = {
 columns: the log-probabilities of the k most likely tokens, then their ids. The others return one column."""
 
 
-def logprobs_and_entropy(logits: Tensor, tokens: Tensor, scoring: Scoring) -> tuple[Tensor, ...]:
+def logprobs_and_entropy(
+    logits: Tensor, tokens: Tensor, scoring: Scoring, teacher: Tensor | None = None
+) -> tuple[Tensor, ...]:
     """Return log-probabilities of ``tokens [...]`` and entropies, both in nats, from logits [..., V].
 
-    These are followed by the columns of ``scoring.statistics``. All tensors are [...] float32.
+    These are followed by the columns of ``scoring.statistics`` and, if ``teacher`` has the teacher's logits [..., V],
+    by ``scoring.teacher_loss``. All tensors are [...] float32.
     """
-    scaled = logits.float() / scoring.temperature
+    scaled = logits[..., : scoring.vocabulary].float() / scoring.temperature
     distribution = scaled.log_softmax(dim=-1)
     if "logsumexp" not in scoring.statistics:
         scaled = logits  # Free the scaled logits, which no other statistic needs.
@@ -72,7 +109,11 @@ def logprobs_and_entropy(logits: Tensor, tokens: Tensor, scoring: Scoring) -> tu
     with torch.set_grad_enabled(scoring.differentiable_entropy and torch.is_grad_enabled()):
         entropy = -(distribution.exp() * distribution).sum(dim=-1)
     further = (STATISTICS[name](scaled, distribution, scoring.top_k) for name in scoring.statistics)
-    return logprobs, entropy, *(column for columns in further for column in columns)
+    columns = [column for columns in further for column in columns]
+    if teacher is not None:
+        assert scoring.teacher_loss is not None, "a teacher is read only for a loss"
+        columns.append(scoring.teacher_loss.of(logits, teacher))
+    return logprobs, entropy, *columns
 
 
 def by_statistic(columns: Sequence[Tensor], scoring: Scoring) -> dict[str, Tensor]:
@@ -88,6 +129,8 @@ def by_statistic(columns: Sequence[Tensor], scoring: Scoring) -> dict[str, Tenso
             del rest[: 2 * k]
         else:
             named[name] = rest.pop(0)
+    if scoring.teacher_loss is not None:
+        named["teacher_loss"] = rest.pop(0)
     return named
 
 
@@ -110,30 +153,52 @@ def chunk_output_head(model: PreTrainedModel, chunk_size: int) -> None:
 
     At most ``chunk_size`` tokens have logits in memory at a time; the backward pass recomputes them. The logits come
     from the model's own ``forward``, which may scale or cap them.
+
+    With ``positions [N]`` instead of ``targets``, ``forward`` returns the last hidden states there, [N, D], and with
+    ``states [N, D]`` their logits [N, V], so that another model's loss can read this model's distribution in chunks.
     """
     original = model.forward
+    decoder = getattr(model, model.base_model_prefix)
+    kind: type[ModelOutput] = BaseModelOutputWithPast  # that of the decoder's last output
+
+    def logits_of(states: Tensor) -> Tensor:
+        # An entry in the instance's dictionary shadows the registered submodule.
+        model.__dict__[model.base_model_prefix] = _PrecomputedDecoder(decoder, kind)
+        try:
+            logits: Tensor = original(inputs_embeds=states[None], use_cache=False).logits[0]
+        finally:
+            del model.__dict__[model.base_model_prefix]
+        return logits
 
     # Preserve the signature, because generation inspects it.
     @functools.wraps(original)
-    def forward(*args: Any, targets: ScoringTargets | None = None, **kwargs: Any) -> Any:
-        if targets is None:
+    def forward(
+        *args: Any,
+        targets: ScoringTargets | None = None,
+        positions: Tensor | None = None,
+        states: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        nonlocal kind
+        if states is not None:
+            return logits_of(states)
+        if targets is None and positions is None:
             return original(*args, **kwargs)
         # Run the model without the head.
-        decoder = getattr(model, model.base_model_prefix)
         decoded = decoder(*args, **{name: value for name, value in kwargs.items() if value is not None})
-        states, kind = take_tokens(decoded.last_hidden_state.flatten(0, 1), targets.positions), type(decoded)
+        hidden, kind = decoded.last_hidden_state.flatten(0, 1), type(decoded)
         del decoded
+        if positions is not None:
+            return take_tokens(hidden, positions)
+        assert targets is not None, "without targets there are positions"
+        hidden, sources = take_tokens(hidden, targets.positions), targets.teacher
 
-        def score(states: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
-            # An entry in the instance's dictionary shadows the registered submodule.
-            model.__dict__[model.base_model_prefix] = _PrecomputedDecoder(decoder, kind)
-            try:
-                logits = original(inputs_embeds=states[None], use_cache=False).logits[0]
-            finally:
-                del model.__dict__[model.base_model_prefix]
-            return logprobs_and_entropy(logits, tokens, targets.scoring)
+        def score(states: Tensor, tokens: Tensor, *teacher_states: Tensor) -> tuple[Tensor, ...]:
+            teacher = None if sources is None else sources[1](*teacher_states)
+            return logprobs_and_entropy(logits_of(states), tokens, targets.scoring, teacher)
 
-        chunks = zip(states.split(chunk_size), targets.tokens.split(chunk_size), strict=True)
+        columns = [hidden, targets.tokens, *(() if sources is None else sources[:1])]
+        chunks = zip(*(column.split(chunk_size) for column in columns), strict=True)
         scored = [checkpoint(score, *chunk, use_reentrant=False, preserve_rng_state=False) for chunk in chunks]
         return tuple(torch.cat(parts) for parts in zip(*scored, strict=True))
 

@@ -34,12 +34,15 @@ class Policy:
         temperature: float,
         trainable: bool,
         source: PreTrainedModel | None = None,
+        vocabulary: int | None = None,
     ) -> None:
         """Load the model.
 
         Args:
             scoring: micro-batch limits for forward passes without a backward pass.
             source: model to copy the weights from; see :func:`verl.models.loading.load_sharded_model`.
+            vocabulary: number of tokens that probabilities refer to, if the responses come from a model whose head has
+                another size, or None. Larger token ids are read as the last of these tokens.
         """
         self.model = load_sharded_model(config, mesh, trainable, source)
         self.forward = LogprobForward(self.model, config, mesh.device_type)
@@ -47,6 +50,7 @@ class Policy:
         self.device = mesh.device_type
         self.scoring = scoring
         self.temperature = temperature
+        self.vocabulary = vocabulary
 
     @torch.no_grad()
     def compute_logprobs(
@@ -66,8 +70,10 @@ class Policy:
         Returns:
             The same episodes on the CPU with ``logprobs``, ``entropy``, the statistics, and columns from ``measure``.
         """
+        if self.vocabulary is not None:
+            batch = batch.columns("tokens", "source").fill(tokens=batch.tokens.clamp(max=self.vocabulary - 1))
         parts, cuts = [], self.scoring.cut(batch)
-        scoring = Scoring(self.temperature, statistics=tuple(statistics))
+        scoring = Scoring(self.temperature, statistics=tuple(statistics), vocabulary=self.vocabulary)
         with self.parameters.loaded():
             for micro in (batch[cut] for cut in cuts):
                 scored = self.forward.logprobs(micro, scoring, layers=layers)

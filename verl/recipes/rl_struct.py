@@ -38,7 +38,7 @@ def score(data_source: str, solution_str: str, ground_truth: Any, extra_info: An
         layers["structure"] = 1.0
         layers["content"] = sum(answer[name] == value for name, value in ground_truth.items()) / len(ground_truth)
     total = sum(WEIGHTS[layer] * value for layer, value in layers.items())
-    return {"score": total, "correctness": all(value == 1.0 for value in layers.values()), **layers}
+    return {"score": total, "acc": all(value == 1.0 for value in layers.values()), **layers}
 
 
 def _object_in(text: str) -> str:

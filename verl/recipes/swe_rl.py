@@ -37,10 +37,10 @@ def score(data_source: str, solution_str: str, ground_truth: Any, extra_info: An
     try:
         edited = apply_edits(before, blocks_of(solution_str))
     except ValueError:
-        return {"score": -1.0, "correctness": False}
+        return {"score": -1.0, "acc": False}
     reference, made = diffs(before, after), diffs(before, edited)
     reward = fmean(similarity(made.get(path, ""), reference.get(path, "")) for path in {**reference, **made})
-    return {"score": reward, "correctness": reward == 1.0}
+    return {"score": reward, "acc": reward == 1.0}
 
 
 def blocks_of(response: str) -> list[tuple[str, str, str]]:

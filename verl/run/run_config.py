@@ -42,7 +42,7 @@ def parse_run_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
     # Workers on a cluster have different working directories.
     folder = str(Path(config.trainer.default_local_dir).resolve())
     config = replace(config, model=_absolute(config.model), trainer=replace(config.trainer, default_local_dir=folder))
-    for group in ("critic", "reward_model"):
+    for group in ("critic", "reward_model", "teacher"):
         if getattr(config, f"uses_{group}", False):
             part = getattr(config, group)
             part = replace(part, model=_resolve_model(part.model))
@@ -90,13 +90,13 @@ def _require_run_folder(trainer: RunConfig) -> None:
     if not os.path.exists(folder):  # noqa: PTH110  # tolerates invalid names, which the lock rejects later
         return
     field = f"trainer.default_local_dir={trainer.default_local_dir!r}"
-    fix = "name another folder or remove it"
+    fix = "name another folder"
     if folder.is_dir() and (reason := unreadable(sorted(folder.iterdir()))):
         raise ConfigError(f"{field}: {reason}; {fix}")
     if folder.is_dir() and all(map(_is_temporary, folder.iterdir())):
         return
     if trainer.resume_mode == "disable":
-        raise ConfigError(f"{field}: already holds a run; {fix}")
+        raise ConfigError(f"{field}: already holds a run; {fix} or remove it")
     if not (folder / "config.yaml").is_file():
         raise ConfigError(f"{field}: already exists and is not a run folder (it has no config.yaml); {fix}")
     source = Path(trainer.resume_from_path).resolve().parent if trainer.resume_from_path else None

@@ -226,6 +226,8 @@ def check_models(config: PPOConfig, tokenizer: PreTrainedTokenizerBase, device_t
     check_engine_model(config, device_type)
     end_tokens(config, tokenizer)  # raises an error if a token is outside the vocabulary
     check_embeds_tokens(config.model, "model.path", tokenizer)
+    if config.uses_teacher:
+        check_reads_tokens(config.teacher.model, "teacher.model.path", tokenizer)
     if config.uses_critic and config.critic.model.path != config.model.path:
         check_reads_tokens(config.critic.model, "critic.model.path", tokenizer)
 

@@ -29,7 +29,7 @@ class Verdict:
         """Return the verdict as a dictionary with veRL's keys for reward function results."""
         return {
             "score": self.score,
-            "correctness": self.correct,
+            "acc": self.correct,
             "boxed": self.boxed,
             "reason": self.reason,
             "answer": self.answer,
@@ -38,8 +38,9 @@ class Verdict:
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> "Verdict":
-        """Restore a verdict from the output of :meth:`as_dict`."""
-        correct, boxed, reason, answer = (saved[name] for name in ("correctness", "boxed", "reason", "answer"))
+        """Restore a verdict from the output of :meth:`as_dict`; earlier versions named ``acc`` ``correctness``."""
+        correct = saved["acc"] if "acc" in saved else saved["correctness"]
+        boxed, reason, answer = (saved[name] for name in ("boxed", "reason", "answer"))
         return cls(correct, boxed, reason, answer, saved["score"], saved["reward_extra_info"])
 
 

@@ -1,8 +1,12 @@
 """Trains the policy with per-token losses."""
 
+import math
+from contextlib import ExitStack
+
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 
 from verl.algorithms.kl import kl_loss
 from verl.algorithms.losses import LOSS_AGGREGATIONS, POLICY_LOSSES, StepSize, response_mean
@@ -12,9 +16,11 @@ from verl.config.actor import ActorConfig
 from verl.config.common import ModelConfig
 from verl.config.errors import ConfigError
 from verl.config.signal import RolloutCorrectionConfig
+from verl.config.teacher import TeacherConfig
 from verl.models.learner import Learner
 from verl.models.micro_batches import MicroBatching, join_parts
-from verl.models.output_head import Scoring
+from verl.models.offload import reshard
+from verl.models.output_head import Scoring, TeacherLoss
 from verl.models.policy import Policy, scoring_batches
 from verl.utils.user_code import kl_estimator
 from verl.workers.policy_loss import PolicyLoss
@@ -40,6 +46,8 @@ class Actor(Policy):
         self.max_response_length = max_response_length
         self.kl_type = kl_estimator(config.kl_loss_type, "actor.kl_loss_type", config.kl_loss_type_kwargs)
         self.loss = PolicyLoss(config)
+        self.teacher: Policy | None = None
+        self.teacher_options: TeacherConfig | None = None
         vocabulary = self.model.config.get_text_config().vocab_size
         if self.loss.needs.top_k > vocabulary:
             raise ConfigError(
@@ -48,6 +56,17 @@ class Actor(Policy):
         self.learner = Learner(
             self.model, config.optim, total_steps, model.fsdp.optimizer_offload, model.ulysses_sequence_parallel_size
         )
+
+    def learn_from_teacher(self, options: TeacherConfig, teacher: Policy) -> None:
+        """Add the loss of ``options``, if there is one, which compares with a frozen ``teacher`` in this worker."""
+        self.teacher_options = options
+        if options.is_exact:
+            self.teacher = teacher
+            name, heat = str(options.loss), options.temperature
+            self.teacher_loss = TeacherLoss(name, heat, options.beta, options.top_k, teacher.vocabulary)
+            if isinstance(teacher.model, FSDPModule):
+                # Each chunk of the output head reads the teacher's; gather it once per update.
+                teacher.model.set_reshard_after_forward(False, recurse=False)
 
     def update(self, batch: Batch, num_tokens: int, num_sequences: int) -> dict[str, float]:
         """Take one optimizer step on this rank's share of a mini-batch.
@@ -86,7 +105,11 @@ class Actor(Policy):
     ) -> dict[str, float]:
         """Take one optimizer step; see :meth:`_loss` for ``scored``."""
         size = StepSize(num_tokens, num_sequences, self.max_response_length)
-        with self.parameters.loaded():
+        with ExitStack() as stack:
+            stack.enter_context(self.parameters.loaded())
+            if self.teacher is not None:
+                stack.enter_context(self.teacher.parameters.loaded())
+                stack.callback(reshard, self.teacher.model)
             sums, state = self.learner.step(cuts, lambda rows: self._loss(batch[rows], size, scored))
         means = {name: total / num_tokens for name, total in sums.items()}
         means["pg_loss"] = sums["pg_loss"] / size.divisor(self.config.loss_aggregation)
@@ -108,7 +131,10 @@ class Actor(Policy):
         micro = micro.trimmed()
         with_gradient = config.entropy_coeff > 0 or "entropy" in needs.statistics
         scoring = Scoring(self.temperature, with_gradient, self.loss.statistics, needs.top_k)
-        scored = self.forward.logprobs(micro, scoring, None if whole else micro.learn_mask)
+        teacher = None
+        if self.teacher is not None:
+            scoring, teacher = scoring._replace(teacher_loss=self.teacher_loss), self.teacher.forward
+        scored = self.forward.logprobs(micro, scoring, None if whole else micro.learn_mask, teacher=teacher)
         micro = micro.to(self.device)
         logprobs, entropy, mask = scored.padded("logprobs"), scored.padded("entropy"), micro.padded("learn_mask")
         if scored_before is not None:
@@ -141,6 +167,9 @@ class Actor(Policy):
             per_token = torch.zeros_like(logprobs)
         else:
             metrics["pg_loss"] = aggregate(per_token, mask, size._replace(num_tokens=1, num_sequences=1))
+        options = self.teacher_options
+        if options is not None and options.loss is not None and not options.use_task_rewards:
+            per_token, per_response = torch.zeros_like(logprobs), 0.0
         # 5. Add entropy and KL divergence.
         if config.entropy_coeff:
             per_token = per_token - config.entropy_coeff * entropy
@@ -149,4 +178,21 @@ class Actor(Policy):
             kl = kl_loss(self.kl_type, logprobs, ref, old if config.use_unbiased_kl else None)
             metrics["kl_loss"] = torch.where(mask, kl, 0.0).sum()
             per_token = per_token + config.kl_loss_coef * kl
+        # 6. Add the divergence from the teacher.
+        if options is not None and options.loss is not None:
+            of_teacher = self._teacher_loss(options, micro, scored, logprobs)
+            metrics["teacher_loss"] = torch.where(mask, of_teacher.detach(), 0.0).sum()
+            per_token = per_token + options.coef * of_teacher
         return aggregate(per_token, mask, size) + per_response, metrics
+
+    def _teacher_loss(self, options: TeacherConfig, micro: Batch, scored: Batch, logprobs: Tensor) -> Tensor:
+        """Return the loss of each token, [B, R], in nats."""
+        if options.is_exact:
+            loss = scored.padded("teacher_loss")
+        else:
+            assert options.loss is not None, "only a loss is added"
+            pair = (logprobs, micro.padded("teacher_logprobs"))
+            least = options.log_prob_min_clamp or -math.inf
+            loss = kl_loss(options.loss, *(values.clamp(min=least) for values in pair))
+        limit = options.loss_max_clamp or math.inf
+        return loss.clamp(-limit, limit)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from verl.batch import EPISODE, TRAINER_RANK, Batch
+from verl.batch import EPISODE, TEACHER_RANK, TRAINER_RANK, Batch
 from verl.batch.serialization import PackedWeight, weight_buckets
 from verl.checkpoint.shards import CheckpointWorker, TrainedPart
 from verl.config.ppo import PPOConfig
@@ -23,10 +23,11 @@ from verl.utils.process import set_stage
 from verl.workers.actor import Actor
 from verl.workers.critic import Critic, RewardModel
 from verl.workers.rollout import EngineWorker
+from verl.workers.teacher import load_teacher
 
 
 class HybridWorker(CheckpointWorker, EngineWorker):
-    """One of the processes that together hold actor, reference, critic, reward model and rollout engines.
+    """One of the processes that together hold actor, reference, critic, reward model, teacher and rollout engines.
 
     The engines may instead be in a pool of :class:`verl.workers.rollout.RolloutWorker`.
 
@@ -54,6 +55,10 @@ class HybridWorker(CheckpointWorker, EngineWorker):
             scoring = scoring_batches(config.actor, model)
             with self.actor.parameters.loaded():
                 self.reference = Policy(model, mesh, scoring, temperature, False, source=self.actor.model)
+        self.teacher: Policy | None = None
+        if config.uses_teacher:
+            self.teacher = load_teacher(config, mesh, self.tokenizer)
+            self.actor.learn_from_teacher(config.teacher, self.teacher)
         critic_updates = config.critic_updates(total_steps)
         self.critic = Critic(config.critic, mesh, critic_updates) if config.uses_critic else None
         self.reward_model = RewardModel(config.reward_model, mesh) if config.uses_reward_model else None
@@ -61,6 +66,9 @@ class HybridWorker(CheckpointWorker, EngineWorker):
         # Statistics of the policy before the update, without duplicates.
         self.statistics = list(dict.fromkeys([*estimated, *self.actor.loss.needs.old_statistics]))
         measures = config.calculator.measured_by("actor")
+        self.teacher_calculator: RepresentationMetricsCalculator | None = None
+        if config.uses_teacher and config.teacher.rank_metrics:
+            self.teacher_calculator = RepresentationMetricsCalculator(config.calculator)
         self.max_turns = config.rollout.multi_turn.max_assistant_turns
         self.calculator = RepresentationMetricsCalculator(config.calculator) if measures else None
         self.has_engine = not config.rollout.has_pool
@@ -118,6 +126,16 @@ class HybridWorker(CheckpointWorker, EngineWorker):
                 return self.actor.compute_logprobs(batch).columns("logprobs")
         assert self.reference is not None, "a reference policy is held only for a KL divergence in loss or reward"
         return self.reference.compute_logprobs(batch).columns("logprobs")
+
+    def compute_teacher_logprobs(self, batch: Batch) -> Batch:
+        """Return ``logprobs`` under the teacher and, with ``teacher.rank_metrics``, its rank metrics."""
+        assert self.teacher is not None, "a teacher is held only where teacher.model.path names one"
+        if self.teacher_calculator is None:
+            return self.teacher.compute_logprobs(batch).columns("logprobs")
+        measure = partial(measure_responses, self.teacher_calculator, self.max_turns)
+        scored = self.teacher.compute_logprobs(batch, self.teacher_calculator.config.layers, measure)
+        metrics = {TEACHER_RANK + name: values for name, values in scored.rank_metrics.items()}
+        return scored.columns("logprobs").fill(EPISODE, **metrics)
 
     def perturb_weights(self) -> None:
         """Add noise to every parameter of the policy, until :meth:`restore_weights`."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from verl.algorithms.pass_at_k import best_at_k, k_grid, pass_at_k
 from verl.algorithms.rollout_correction import mismatch_metrics
 from verl.algorithms.votes import answer_classes, majority_at_k
-from verl.batch import TRAINER_RANK, Batch
+from verl.batch import TEACHER_RANK, TRAINER_RANK, Batch
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.dynamics import by_layer
 from verl.rewards.custom import extra_metrics
@@ -231,6 +231,24 @@ def version_metrics(batch: Batch) -> dict[str, float]:
             if len(change):
                 metrics[f"layer_{layer}/{name}/change"] = change.mean().item()
                 metrics[f"layer_{layer}/{name}/abs_change"] = change.abs().mean().item()
+    return metrics
+
+
+def teacher_metrics(batch: Batch) -> dict[str, float]:
+    """Return the mean of log p - log q over the sampled tokens, in nats, and the teacher's mean rank metrics.
+
+    Here p is the policy before the update and q the teacher. Rank metrics are named as those of the policy, such as
+    ``teacher/layer_1/Effective Rank/mean`` for ``cal/overall/layer_1/Effective Rank/mean``.
+    """
+    metrics: dict[str, float] = {}
+    if "teacher_logprobs" in batch:
+        differences = (batch.old_logprobs - batch.teacher_logprobs).double()
+        metrics["teacher/reverse_kl"] = differences[batch.by_policy].mean().item()
+    for column in batch.names:
+        if column.startswith(TEACHER_RANK):
+            for layer, values in enumerate(getattr(batch, column).unbind(dim=1), start=1):
+                name = f"teacher/layer_{layer}/{column.removeprefix(TEACHER_RANK)}"
+                metrics[f"{name}/mean"] = values.mean().item()
     return metrics
 
 

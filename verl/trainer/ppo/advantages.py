@@ -3,6 +3,8 @@
 Legend: B responses, R padded response length.
 """
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -129,7 +131,14 @@ class AdvantageEstimation:
         if manager.config.active:
             advantages, changes = manager.shape_advantages(unshaped, mask, batch.phi)
             metrics |= changes
-        # 4. Fill the columns and log them.
+        # 4. Add the teacher.
+        if self.config.teacher.in_advantage:
+            of_teacher = self._teacher_advantages(batch)
+            if self.config.teacher.use_task_rewards:
+                advantages = advantages + of_teacher
+            else:
+                unshaped = advantages = of_teacher
+        # 5. Fill the columns and log them.
         of_responses = {"score_0": batch.scores, "score": token_scores.sum(dim=1), "rewards": batch.rewards}
         of_tokens = {"advantages_0": unshaped, "advantages": advantages}
         if returns is not None:
@@ -176,6 +185,19 @@ class AdvantageEstimation:
         values = on_response_tokens(values, mask) if values.dim() == 1 else torch.where(batch.policy_mask, values, 0.0)
         check_finite(function.where, values)
         return values, None
+
+    def _teacher_advantages(self, batch: Batch) -> Tensor:
+        """Return ``teacher.coef`` times log q - log p of the sampled tokens, [B, R] float64.
+
+        Here q is the teacher and p the policy before the update. On the policy's own samples, the mean of log p - log q
+        is the reverse KL divergence, so that learning from these advantages lowers it.
+        """
+        options = self.config.teacher
+        least, limit = options.log_prob_min_clamp or -math.inf, options.loss_max_clamp or math.inf
+        pair = (batch.padded("teacher_logprobs"), batch.padded("old_logprobs"))
+        of_teacher, of_policy = (values.double().clamp(min=least) for values in pair)
+        terms = (of_teacher - of_policy).clamp(-limit, limit)
+        return torch.where(batch.policy_mask, options.coef * terms, 0.0)
 
     def _variances(self, batch: Batch) -> Tensor | None:
         """Return each token's variance, [B, R], importance-weighted if enabled, or None if no estimator needs it."""

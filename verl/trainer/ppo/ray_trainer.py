@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from verl.batch import Batch
+from verl.batch import EPISODE, TEACHER_RANK, Batch
 from verl.checkpoint.resume import Resumption
 from verl.config.ppo import PPOConfig
 from verl.data.prompt_rows import PromptRecord
@@ -34,6 +34,7 @@ from verl.trainer.logging.rollout_metrics import (
     policy_metrics,
     response_metrics,
     score_tensors,
+    teacher_metrics,
     verdict_metrics,
     with_prefix,
 )
@@ -85,6 +86,7 @@ class RayPPOTrainer(Trainer):
         policy, critic = self.policy, config.critic
         layout = (policy.copies, policy.balance, policy.whole_prompts)
         self.reference = ModelWorkers(workers, *layout) if config.uses_reference else None
+        self.teacher = ModelWorkers(workers, *layout) if config.uses_teacher else None
         copies = critic.model.ulysses_sequence_parallel_size
         self.critic = ModelWorkers(workers, copies, critic.use_dynamic_bsz) if config.uses_critic else None
         self.reward_manager = RewardManager(config.reward_manager)
@@ -173,7 +175,7 @@ class RayPPOTrainer(Trainer):
         return batch
 
     def _compute_outputs(self, batch: Batch) -> None:
-        """Fill the policy's and the reference's log-probabilities, the critic's values, and rank metrics."""
+        """Fill log-probabilities of policy, reference and teacher, the critic's values, and rank metrics."""
         config, work = self.config, Work.of(batch.lengths)
         self.timer.count(BATCH, work)
         if config.scores_before_update or self.loss.needs.old_policy:
@@ -184,6 +186,12 @@ class RayPPOTrainer(Trainer):
                 scored = self.reference.map_rows("compute_ref_logprobs", batch.columns("tokens"))
                 batch.fill(ref_logprobs=scored.logprobs)
             self.timer.count("ref", work)
+        if self.teacher is not None and config.teacher.scores_samples:
+            with self.timer.phase("teacher"):
+                scored = self.teacher.map_rows("compute_teacher_logprobs", batch.columns("tokens", "source"))
+                batch.fill(teacher_logprobs=scored.logprobs)
+                batch.fill(EPISODE, **{n: getattr(scored, n) for n in scored.names if n.startswith(TEACHER_RANK)})
+            self.timer.count("teacher", work)
         if self.critic is not None:
             with self.timer.phase("values"):
                 scored = self.critic.map_rows("critic.compute_values", batch.columns("tokens"))
@@ -293,7 +301,9 @@ class RayPPOTrainer(Trainer):
                 self.display.say(f"warning: trainer.deterministic=true: torch has no deterministic form of {names}")
 
     def _compare_policies(self, batch: Batch) -> None:
-        """Log the mismatch between engine and policy on this step's responses, overall and by staleness."""
+        """Log the mismatch between engine and policy on this step's responses, and that of policy and teacher."""
+        if self.teacher is not None:
+            self.metrics |= teacher_metrics(batch)
         correction, fresh = self.config.algorithm.rollout_correction, batch.step == self.step
         if "logprobs" in batch and fresh.any():
             current = batch if fresh.all() else batch[fresh]

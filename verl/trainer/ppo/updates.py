@@ -16,7 +16,7 @@ from verl.trainer.logging.speed import PhaseTimer, Work
 from verl.trainer.training import SkippedUpdates
 from verl.workers.policy_loss import PolicyLoss
 
-ACTOR_COLUMNS = ("tokens", "source", "learn_mask", "old_logprobs", "advantages", "ref_logprobs")
+ACTOR_COLUMNS = ("tokens", "source", "learn_mask", "old_logprobs", "advantages", "ref_logprobs", "teacher_logprobs")
 CRITIC_COLUMNS = ("tokens", "learn_mask", "values", "returns")
 
 Metrics = dict[str, float]

@@ -1,0 +1,135 @@
+"""Learning from a teacher: the gradients of any split into workers and micro-batches are those of float64."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, GraniteConfig
+
+from tests.kit import changed, save_random_model
+from tests.models.models_in_worlds import counts, example, learn_from_teacher
+from tests.workers.groups import relative_difference
+from verl.algorithms.divergence import divergence, top_k_events
+from verl.algorithms.kl import low_var_kl
+from verl.batch import Batch
+from verl.config import PPOConfig
+
+pytestmark = pytest.mark.slow
+
+PACKED = {"use_remove_padding": True, "share_prompts": True}
+SEQUENCES = {"use_remove_padding": True, "ulysses_sequence_parallel_size": 2}
+SMALL = {"logits_chunk_size": 7, "use_remove_padding": False, "share_prompts": False}
+BY_TOKENS = {"use_dynamic_bsz": True, "ppo_max_token_len_per_gpu": 30, "log_prob_max_token_len_per_gpu": 40}
+SPLITS: list[tuple[int, dict[str, Any], dict[str, Any]]] = [
+    (1, {"logits_chunk_size": 1024}, {"micro_batch_size_per_gpu": 64}),
+    (1, PACKED | {"logits_chunk_size": 5}, {"micro_batch_size_per_gpu": 3}),
+    (2, SMALL, {"micro_batch_size_per_gpu": 3}),
+    (2, PACKED, BY_TOKENS),
+    (2, SEQUENCES, BY_TOKENS),
+]
+HEAT, TEACHER_HEAT, TOKENS = 0.8, 1.3, 262
+"""Temperatures of sampled tokens and of whole distributions, and the number of the embedded tokenizer's tokens."""
+
+
+@pytest.fixture(scope="module")
+def teacher(tiny_model: Path, tmp_path_factory) -> Path:
+    """A model of another architecture and size, with scaled logits and padding in its head."""
+    folder = tmp_path_factory.mktemp("teacher")
+    sizes = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
+    config = GraniteConfig(vocab_size=TOKENS + 18, logits_scaling=0.5, initializer_range=0.2, **sizes)
+    save_random_model(config, folder)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tiny_model / file, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def config(small_config: PPOConfig, teacher: Path) -> PPOConfig:
+    return changed(
+        small_config,
+        data={"max_prompt_length": 8, "max_response_length": 9},
+        actor={"use_kl_loss": False, "optim": {"grad_clip": 1e9}},
+        rollout={"temperature": HEAT},
+        teacher={"model": {"path": str(teacher)}, "temperature": TEACHER_HEAT},
+        reward_manager={"add_adv": False, "add_reward": False},
+        trainer={"n_gpus_per_node": 4},
+    )
+
+
+@pytest.fixture(scope="module")
+def rows() -> Batch:
+    """The example, of which half of the first response and the whole of the third are not learned from."""
+    batch = example()
+    learned = batch.padded("learn_mask")
+    learned[0, 4:] = learned[2] = False
+    return batch.fill(learn_mask=learned)
+
+
+def logits_of(model: Any, batch: Batch) -> Tensor:
+    """Return the logits of the batch's response tokens, [M, V], one row at a time."""
+    parts = [model(row.tokens[None]).logits[0, -row.longest_response - 1 : -1] for row in batch.split(1)]
+    return torch.cat([part[:, :TOKENS] for part in parts])
+
+
+def in_float64(config: PPOConfig, batch: Batch) -> tuple[Tensor, float, dict[str, Tensor]]:
+    """Return the teacher's log-probabilities [M], and the mean loss of the learned tokens with its gradients."""
+    student, teacher = (
+        AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64)
+        for path in (config.model.path, config.teacher.model.path)
+    )
+    options, tokens = config.teacher, batch.response_tokens[:, None]
+    p = logits_of(student, batch)
+    with torch.no_grad():
+        q = logits_of(teacher, batch)
+    sampled = (q / HEAT).log_softmax(dim=1).gather(1, tokens)[:, 0]
+    if options.is_exact:
+        pair = ((p / TEACHER_HEAT).log_softmax(dim=1), (q / TEACHER_HEAT).log_softmax(dim=1))
+        losses = divergence(
+            options.loss, *(top_k_events(*pair, options.top_k) if options.top_k else pair), options.beta
+        )
+    else:
+        x = sampled - (p / HEAT).log_softmax(dim=1).gather(1, tokens)[:, 0]
+        losses = low_var_kl(-x, torch.zeros_like(x))
+    limit = options.loss_max_clamp or 1e9
+    loss = losses.clamp(-limit, limit)[batch.learn_mask].mean()
+    (options.coef * loss).backward()
+    return sampled, loss.item(), {name: p.grad for name, p in student.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"loss": "reverse_kl"},
+        {"loss": "forward_kl", "top_k": 5, "coef": 2.0},
+        {"loss": "jsd", "beta": 0.2, "loss_max_clamp": 0.4},
+        {"loss": "k3"},
+    ],
+    ids=lambda options: options["loss"],
+)
+def test_gradients_of_any_split_match_float64(options, worlds, config: PPOConfig, rows: Batch):
+    config = changed(config, teacher=options | {"use_task_rewards": False})
+    sampled, loss, expected = in_float64(config, rows)
+    for workers, model, batching in SPLITS:
+        results = worlds[workers].run(learn_from_teacher, config, rows, model, batching)
+        groups = results[:: model.get("ulysses_sequence_parallel_size", 1)]
+        torch.testing.assert_close(torch.cat([found for found, _, _ in groups]).double(), sampled, atol=2e-5, rtol=0)
+        for _, metrics, gradients in results:
+            assert relative_difference(expected, gradients) < 2e-5, (workers, model)
+            assert metrics["actor/teacher_loss"] == pytest.approx(loss, rel=1e-5)
+
+
+def test_teacher_loss_is_added_to_the_policy_loss(worlds, config: PPOConfig, rows: Batch):
+    split = (rows, {"logits_chunk_size": 1024}, {"micro_batch_size_per_gpu": 64})
+    found = {}
+    for name, options in {
+        "both": {"loss": "reverse_kl", "coef": 0.5, "use_task_rewards": True},
+        "teacher": {"loss": "reverse_kl", "coef": 0.5, "use_task_rewards": False},
+        "policy": {"loss": None, "use_task_rewards": True},
+    }.items():
+        ((_, _, found[name]),) = worlds[1].run(learn_from_teacher, changed(config, teacher=options), *split)
+    added = {name: found["policy"][name] + gradient for name, gradient in found["teacher"].items()}
+    assert relative_difference(added, found["both"]) < 1e-5 < relative_difference(found["policy"], found["both"])
+    assert counts(rows)[0] < len(rows.response_tokens)

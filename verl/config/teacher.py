@@ -1,0 +1,88 @@
+"""The group ``teacher``: on-policy distillation from a frozen model."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from verl.config.checks import Group, NotNegativeInt, PositiveFloat
+from verl.config.common import ModelConfig
+
+EXACT = ("reverse_kl", "forward_kl", "jsd")
+"""Losses that compare the whole distributions of student and teacher."""
+
+NO_MODEL = "none"
+"""Path that stands for no model."""
+
+
+@dataclass(frozen=True)
+class TeacherConfig(Group):
+    """A frozen model whose distribution the policy learns from, on the responses that the policy sampled itself.
+
+    Without ``loss``, log q - log p of each sampled token is added to its advantage, times ``coef``, where p is the
+    policy before the update and q the teacher. With a loss, the divergence of p from q is added to the policy loss.
+    """
+
+    model: ModelConfig
+    """Teacher, with the policy's tokenizer; ``path=none`` means none. Output heads of other sizes are compared on the
+    tokenizer's tokens."""
+    loss: Literal["reverse_kl", "forward_kl", "jsd", "abs", "mse", "k2", "low_var_kl", "k3"] | None
+    """Divergence to minimise, or null to add the teacher to the advantage. ``reverse_kl``, ``forward_kl`` and ``jsd``
+    (generalised Jensen-Shannon, arXiv 2306.13649) compare the distributions over the whole vocabulary; the others are
+    estimates from the sampled token, as for ``actor.kl_loss_type``."""
+    coef: PositiveFloat
+    """Weight of the teacher in the advantage or in the loss."""
+    use_task_rewards: bool
+    """Also learn from rewards. If false, the teacher is the only signal, and rewards are just logged."""
+    beta: float
+    """Weight of the teacher in the mixture of ``loss=jsd``, above 0 and below 1."""
+    top_k: NotNegativeInt
+    """Number of the teacher's likeliest tokens that ``reverse_kl``, ``forward_kl`` and ``jsd`` compare one by one. All
+    others together are one event. 0 compares the whole vocabulary, exactly and at hardly more cost."""
+    temperature: PositiveFloat
+    """Softmax temperature of policy and teacher in ``reverse_kl``, ``forward_kl`` and ``jsd``. What refers to sampled
+    tokens uses ``rollout.temperature``."""
+    loss_max_clamp: PositiveFloat | None
+    """Limit of each token's term in the advantage or in the loss, in nats; beyond it, a loss has no gradient. Null sets
+    no limit."""
+    log_prob_min_clamp: float | None
+    """Lower limit of both log-probabilities of a sampled token, in nats, below 0, or null for no limit. Not for losses
+    that compare distributions."""
+    rank_metrics: bool
+    """Measure the teacher's hidden states on the policy's responses, and log its rank metrics beside the policy's."""
+
+    @property
+    def enabled(self) -> bool:
+        """Whether there is a teacher."""
+        return self.model.path != NO_MODEL
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the loss compares whole distributions, for which the teacher must be read during the update."""
+        return self.loss in EXACT
+
+    @property
+    def in_advantage(self) -> bool:
+        """Whether the teacher is a part of the advantage."""
+        return self.enabled and self.loss is None
+
+    @property
+    def scores_samples(self) -> bool:
+        """Whether the teacher's log-probabilities of the sampled tokens are needed before the update."""
+        return self.enabled and (not self.is_exact or self.rank_metrics)
+
+    def check(self) -> None:
+        self.require(
+            0 < self.beta < 1, "beta", "must be above 0 and below 1; for the ends, set loss to a KL divergence"
+        )
+        if self.log_prob_min_clamp is not None:
+            self.require(self.log_prob_min_clamp < 0, "log_prob_min_clamp", "must be below 0, or null")
+        if not self.enabled:
+            return
+        fix = "is for sampled tokens, but loss={} compares whole distributions; set it to null"
+        clamps = self.log_prob_min_clamp is not None and self.is_exact
+        self.require(not clamps, "log_prob_min_clamp", fix.format(self.loss))
+        fix = "is for loss=reverse_kl, forward_kl and jsd; set one of these, or 0"
+        self.require(self.top_k == 0 or self.is_exact, "top_k", fix)
+        chunks = self.model.logits_chunk_size > 0 or not self.is_exact
+        fix = f"loss={self.loss} reads the output head in chunks; set model.logits_chunk_size=1024 and this to the same"
+        self.require(chunks, "model.logits_chunk_size", fix)
+        self.require(self.model.lora.rank == 0, "model.lora.rank", "a teacher is not trained; set it to 0")
