@@ -27,18 +27,19 @@ def main(argv: list[str]) -> None:
     try:
         config = load_config(PPOConfig, "ppo_trainer", options.overrides)
         model = config.model
-        policy, critic, reward_model = (
+        policy, critic, reward_model, teacher = (
             Shape.of(ModelInfo.of(held).text_config) if used else None
             for held, used in (
                 (model, True),
                 (config.critic.model, config.uses_critic),
                 (config.reward_model.model, config.uses_reward_model),
+                (config.teacher.model, config.teacher.loads_model),
             )
         )
         assert policy is not None
     except ConfigError as error:
         sys.exit(f"error: {error}")
-    phases = estimate(config, options.gpu_gb, policy, critic, reward_model)
+    phases = estimate(config, options.gpu_gb, policy, critic, reward_model, teacher)
     names = list(dict.fromkeys(name for parts in phases.values() for name in parts))
     title = f"GB on each of {config.trainer.world_size} GPUs of {options.gpu_gb:g}: {model.path}, "
     table = Table("", *phases, title=title + f"{policy.parameters / GB:.2f} billion parameters", title_justify="left")

@@ -46,7 +46,7 @@ def test_the_line_of_the_releases_script_runs_as_its_flags_do(capsys: pytest.Cap
     assert str(script.pop("trainer.default_local_dir")).startswith("/checkpoints/mistralai/Mathstral-7B-v0.1_GRPO_VERL")
     assert len(COMMANDS["script"]) == 83
     # The rest is what the script itself sets, where flags leave the choice to the config.
-    parts = ("model", "critic.model", "reward_model.model")
+    parts = ("model", "critic.model", "reward_model.model", "teacher.model")
     offloads = [f"{part}.fsdp.{kind}_offload" for part in parts for kind in ("param", "optimizer")]
     assert {option: value for option, value in script.items() if value != flags[option]} == {
         "data.train_files": ["/data/simplelr_abel_level3to5/train.parquet"],

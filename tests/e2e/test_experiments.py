@@ -42,6 +42,8 @@ EXPERIMENTS = {
         "calculator.metric_indices_add=[avg_log_probs,avg_response_entropy,avg_logits_entropy]",
         "reward_manager.indicator_names=[avg_log_probs]",
         *("reward_manager.w_explore=[1]", "reward_manager.w_exploit=[-1]"),
+        # A teacher that is the policy's first model, and of which the policy learns exactly.
+        *("teacher.loss=jsd", "teacher.rank_metrics=true"),
         "reward_manager.guidance_metric=avg_logits_entropy",
         # It is interrupted in its third step.
         *("trainer.total_training_steps=1000", "trainer.total_epochs=1000", "trainer.save_freq=2"),
@@ -66,7 +68,7 @@ def test_experiments(experiment, tiny_model, arithmetic_prompts, reward_model, t
         model = trained / "global_step_6" / "actor" / "huggingface"
     overrides = [*small_overrides(model, arithmetic_prompts, folder), f"experiment={experiment}"]
     other_model = [f"reward_model.model.path={reward_model}", f"critic.model.path={reward_model}"]
-    other_model.append("reward_model.max_length=512")
+    other_model += ["reward_model.max_length=512", *([f"teacher.model.path={model}"] * (experiment == "verl_ppo"))]
     run = Run([*overrides, *other_model, *EXPERIMENTS[experiment]], tmp_path / "log")
     if experiment == "verl_ppo":
         run.wait_for_line("step 3/")
@@ -88,6 +90,10 @@ def test_experiments(experiment, tiny_model, arithmetic_prompts, reward_model, t
         run.assert_no_shared_memory()
         # It comes with a head, so has an opinion at once; the second step trains the policy too.
         assert "actor/lr" not in first and first["critic/values/max"] != 0
+        # The policy is its teacher, to the bit, until it has learned from rewards.
+        assert first["teacher/reverse_kl"] == second["actor/teacher_loss"] == 0
+        name = "layer_2/Effective Rank/mean"
+        assert second[f"teacher/{name}"] == pytest.approx(second[f"cal/overall/{name}"], rel=1e-6)
         assert "actor/lr" in second and first["critic/lr"] == second["critic/lr"] > 0
         assert second["filtered_response_length/max"] < 12 == second["response_length/max"]
         assert 0 < second["response_length/clip_ratio"] < 1

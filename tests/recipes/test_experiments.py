@@ -17,7 +17,7 @@ from verl.workers.policy_loss import PolicyLoss, check_policy_loss
 
 EXPERIMENTS = sorted((ROOT / "configs" / "experiment").glob("*.yaml"))
 README = (ROOT / "configs" / "README.md").read_text()
-OURS = "arithmetic_tools grpo ppo verl_grpo verl_grpo_async verl_ppo released_code released_code_later".split()
+OURS = "arithmetic_tools distill grpo ppo verl_grpo verl_grpo_async verl_ppo released_code released_code_later".split()
 
 
 def checked_method(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> MethodCalls:

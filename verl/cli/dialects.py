@@ -26,7 +26,8 @@ MARKS = frozenset(name for name, option in RELEASE.items() if option.section == 
 """Options that exist only in the release."""
 
 VERL_GROUPS = (
-    *("actor_rollout_ref", "custom_reward_function", "global_profiler", "transfer_queue", "ray_kwargs", "ray_init"),
+    *("actor_rollout_ref", "custom_reward_function", "distillation"),
+    *("global_profiler", "transfer_queue", "ray_kwargs", "ray_init"),
 )
 """Option groups that exist only in veRL."""
 SHARED_GROUPS = ("algorithm", "critic", "reward", "reward_manager", "reward_model")

@@ -85,6 +85,22 @@ def rollout_rs_threshold(option: Option, value: str, line: CommandLine) -> list[
         raise FlagError(f"the bounds {lower} and {upper} must be numbers above 0") from None
 
 
+# veRL's distillation.
+
+DISTILLATION = "distillation.distillation_loss"
+
+
+def distillation_loss(option: Option, value: str, line: CommandLine) -> list[str]:
+    mode = line.text(f"{DISTILLATION}.loss_mode", "k3")
+    in_advantage = line.text(f"{DISTILLATION}.use_policy_gradient", "false").lower() == "true"
+    if in_advantage != (mode in ("kl", "k1")):
+        raise FlagError(
+            "k1 belongs to use_policy_gradient=true, the teacher in the advantage; every other mode, to false"
+        )
+    loss, k = ("forward_kl", line.text(f"{DISTILLATION}.topk", "32")) if mode == "forward_kl_topk" else (mode, "0")
+    return [f"{option.to[0]}={'null' if in_advantage else loss}", f"{option.to[1]}={k}"]
+
+
 # veRL options for sizes that depend on the number of workers, and for step counts that depend on batch sizes.
 
 

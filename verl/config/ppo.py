@@ -133,7 +133,7 @@ class PPOConfig(Group):
         models = {"model": self.model}
         models |= {"critic.model": self.critic.model} if self.uses_critic else {}
         models |= {"reward_model.model": self.reward_model.model} if self.uses_reward_model else {}
-        return models | ({"teacher.model": self.teacher.model} if self.uses_teacher else {})
+        return models | ({"teacher.model": self.teacher.model} if self.teacher.loads_model else {})
 
     @property
     def uses_reward_model(self) -> bool:

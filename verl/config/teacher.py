@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from verl.config.checks import Group, NotNegativeInt, PositiveFloat
+from verl.config.checks import Group, NotNegativeInt, PositiveFloat, require_import_path
 from verl.config.common import ModelConfig
 
 EXACT = ("reverse_kl", "forward_kl", "jsd")
 """Losses that compare the whole distributions of student and teacher."""
 
-NO_MODEL = "none"
-"""Path that stands for no model."""
+NO_MODEL, POLICY = "none", "policy"
+"""Paths that stand for no model, and for the policy itself."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,11 @@ class TeacherConfig(Group):
     """
 
     model: ModelConfig
-    """Teacher, with the policy's tokenizer; ``path=none`` means none. Output heads of other sizes are compared on the
-    tokenizer's tokens."""
+    """Teacher, with the policy's tokenizer. ``path=none`` means none, and ``path=policy`` the policy itself as it is
+    before the update, with another ``prompt``. Output heads of other sizes are compared on the tokenizer's tokens."""
+    prompt: str | None
+    """Function, ``module:function`` or ``file.py:function``, that returns the teacher's prompt for a record, as a text
+    or messages, such as the question with its solution. Null gives the teacher the policy's prompt."""
     loss: Literal["reverse_kl", "forward_kl", "jsd", "abs", "mse", "k2", "low_var_kl", "k3"] | None
     """Divergence to minimise, or null to add the teacher to the advantage. ``reverse_kl``, ``forward_kl`` and ``jsd``
     (generalised Jensen-Shannon, arXiv 2306.13649) compare the distributions over the whole vocabulary; the others are
@@ -43,9 +46,6 @@ class TeacherConfig(Group):
     loss_max_clamp: PositiveFloat | None
     """Limit of each token's term in the advantage or in the loss, in nats; beyond it, a loss has no gradient. Null sets
     no limit."""
-    log_prob_min_clamp: float | None
-    """Lower limit of both log-probabilities of a sampled token, in nats, below 0, or null for no limit. Not for losses
-    that compare distributions."""
     rank_metrics: bool
     """Measure the teacher's hidden states on the policy's responses, and log its rank metrics beside the policy's."""
 
@@ -53,6 +53,16 @@ class TeacherConfig(Group):
     def enabled(self) -> bool:
         """Whether there is a teacher."""
         return self.model.path != NO_MODEL
+
+    @property
+    def loads_model(self) -> bool:
+        """Whether the teacher is a model of its own."""
+        return self.enabled and not self.is_policy
+
+    @property
+    def is_policy(self) -> bool:
+        """Whether the policy is its own teacher."""
+        return self.model.path == POLICY
 
     @property
     def is_exact(self) -> bool:
@@ -73,13 +83,14 @@ class TeacherConfig(Group):
         self.require(
             0 < self.beta < 1, "beta", "must be above 0 and below 1; for the ends, set loss to a KL divergence"
         )
-        if self.log_prob_min_clamp is not None:
-            self.require(self.log_prob_min_clamp < 0, "log_prob_min_clamp", "must be below 0, or null")
         if not self.enabled:
             return
-        fix = "is for sampled tokens, but loss={} compares whole distributions; set it to null"
-        clamps = self.log_prob_min_clamp is not None and self.is_exact
-        self.require(not clamps, "log_prob_min_clamp", fix.format(self.loss))
+        fix = "names the policy, which learns nothing from itself under its own prompt; set teacher.prompt"
+        self.require(not self.is_policy or self.prompt is not None, "model.path", fix)
+        fix = f"a teacher with other prompts scores sampled tokens, and loss={self.loss} compares whole distributions; "
+        self.require(self.prompt is None or not self.is_exact, "loss", f"{fix}set it to null, k2 or k3")
+        if self.prompt is not None:
+            require_import_path("prompt", self.prompt)
         fix = "is for loss=reverse_kl, forward_kl and jsd; set one of these, or 0"
         self.require(self.top_k == 0 or self.is_exact, "top_k", fix)
         chunks = self.model.logits_chunk_size > 0 or not self.is_exact

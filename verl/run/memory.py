@@ -119,9 +119,14 @@ class Shape(NamedTuple):
 
 
 def estimate(
-    config: PPOConfig, gpu_gb: float, policy: Shape, critic: Shape | None = None, reward_model: Shape | None = None
+    config: PPOConfig,
+    gpu_gb: float,
+    policy: Shape,
+    critic: Shape | None = None,
+    reward_model: Shape | None = None,
+    teacher: Shape | None = None,
 ) -> dict[str, Parts]:
-    """Return GB on one GPU by phase and component, ignoring a critic or reward model without a shape."""
+    """Return GB on one GPU by phase and component, ignoring a critic, reward model or teacher without a shape."""
     model, actor, rollout, workers = config.model, config.actor, config.rollout, config.trainer.world_size
     longest, longest_response = config.max_sequence_length, config.data.max_response_length
     rows = actor.log_prob_micro_batch_size_per_gpu
@@ -141,6 +146,13 @@ def estimate(
         frozen = config.reward_model.model
         scores = reward_model.model_parts(frozen, workers, learns=False)
         held["reward model"] = 0.0 if frozen.fsdp.param_offload else scores["parameters"]
+    beside: Parts = {}
+    if teacher is not None:
+        frozen = config.teacher.model
+        parts_of_teacher = teacher.model_parts(frozen, workers, learns=False)
+        held["teacher"] = 0.0 if frozen.fsdp.param_offload else parts_of_teacher["parameters"]
+        if config.teacher.is_exact:  # both are read in the update
+            beside = {"teacher": parts_of_teacher["parameters"], "teacher gathered": parts_of_teacher["gathered"]}
     held |= _idle(parts, model, "")
     if critic is not None:
         critic_parts = critic.model_parts(config.critic.model, workers)
@@ -166,12 +178,13 @@ def estimate(
 
     # 3. The phases. Separate engines do not share their GPUs.
     learned = logits(ENTROPY_BYTES if actor.entropy_coeff else itemsize + LOGITS_BYTES, learned_tokens)
+    learned *= 3 if beside else 1  # the teacher's logits, and the terms of the divergence
     activations = policy.activations(learned_tokens, model) / GB
     sampling = {"context": CONTEXT_GB} if rollout.has_pool else at_work if rollout.name == "hf" else held
     phases = {
         "generate": sampling | engine,
         "logprobs": at_work | awake | spectra | {"gathered": parts["gathered"], largest: scoring[largest]},
-        **_update("update", held | awake, parts, "", {"activations": activations, "logits": learned}),
+        **_update("update", held | awake | beside, parts, "", {"activations": activations, "logits": learned}),
         "sync": at_work | colocated | {"bucket": _syncing(config, policy) / GB},
     }
     if rollout.name == "hf":
@@ -264,14 +277,15 @@ def fix_of(phase: str) -> str:
 def memory_warning(config: PPOConfig, gpu_gb: float) -> str:
     """Return a warning if the estimate exceeds 90 % of the smallest GPU's memory, or an empty string otherwise.
 
-    A critic or reward model of unknown size is ignored; if the policy's size is unknown, there is no estimate.
+    A critic, reward model or teacher of unknown size is ignored; if the policy's size is unknown, there is no estimate.
     """
     policy = shape_of(config.model)
     if policy is None:
         return ""
     critic = shape_of(config.critic.model) if config.uses_critic else None
     reward_model = shape_of(config.reward_model.model) if config.uses_reward_model else None
-    phases = estimate(config, gpu_gb, policy, critic, reward_model)
+    teacher = shape_of(config.teacher.model) if config.teacher.loads_model else None
+    phases = estimate(config, gpu_gb, policy, critic, reward_model, teacher)
     phase, total = peak_of(phases)
     if total <= WARNED * gpu_gb:
         return ""

@@ -14,6 +14,7 @@ from verl.config.ppo import PPOConfig
 from verl.config.rewards import RewardScoreConfig
 from verl.data.prompt_rows import PromptRecord
 from verl.data.prompts import PromptDataset, train_loader, val_batches
+from verl.data.teacher_prompts import TeacherPrompts
 from verl.data.templates import check_template, find_template, stop_strings
 from verl.method.calls import MethodCalls
 from verl.models.checks import check_length, check_model, check_sequence_fits, check_value_architecture
@@ -106,6 +107,8 @@ class TrainingSetup:
             check(config)
         check_token_metrics(config.calculator.token_metrics)
         kl_estimator(config.actor.kl_loss_type, "actor.kl_loss_type", config.actor.kl_loss_type_kwargs)
+        self.teacher_prompts = self._teacher_prompts()
+        """Prompts of the teacher, or None if it reads the policy's."""
         # 6. Steps.
         check_profile_steps(trainer.profile_steps, self.steps)
         if trainer.critic_warmup >= self.steps:
@@ -145,6 +148,16 @@ class TrainingSetup:
         """Return a loader of training prompts, starting with the first batch."""
         config, candidates = self.config, self.method.candidates_per_prompt
         return train_loader(self.train_set, config.data, config.seed, candidates)
+
+    def _teacher_prompts(self) -> TeacherPrompts | None:
+        config, teacher = self.config, self.config.teacher
+        if not config.uses_teacher or teacher.prompt is None:
+            return None
+        data = replace(config.data, apply_chat_template_kwargs=self.chat_arguments)
+        limit = ModelInfo.of(config.model if teacher.is_policy else teacher.model).max_length
+        prompts = TeacherPrompts(teacher.prompt, data, self.tokenizer, limit)
+        prompts.tokens(self.train_set.records[0])  # fail before Ray starts
+        return prompts
 
     def _reward_tokenizer(self) -> PreTrainedTokenizerBase:
         judge = self.config.reward_model.model
@@ -226,7 +239,7 @@ def check_models(config: PPOConfig, tokenizer: PreTrainedTokenizerBase, device_t
     check_engine_model(config, device_type)
     end_tokens(config, tokenizer)  # raises an error if a token is outside the vocabulary
     check_embeds_tokens(config.model, "model.path", tokenizer)
-    if config.uses_teacher:
+    if config.teacher.loads_model:
         check_reads_tokens(config.teacher.model, "teacher.model.path", tokenizer)
     if config.uses_critic and config.critic.model.path != config.model.path:
         check_reads_tokens(config.critic.model, "critic.model.path", tokenizer)

@@ -191,8 +191,6 @@ class Actor(Policy):
             loss = scored.padded("teacher_loss")
         else:
             assert options.loss is not None, "only a loss is added"
-            pair = (logprobs, micro.padded("teacher_logprobs"))
-            least = options.log_prob_min_clamp or -math.inf
-            loss = kl_loss(options.loss, *(values.clamp(min=least) for values in pair))
+            loss = kl_loss(options.loss, logprobs, micro.padded("teacher_logprobs"))
         limit = options.loss_max_clamp or math.inf
         return loss.clamp(-limit, limit)

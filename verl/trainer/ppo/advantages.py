@@ -192,11 +192,9 @@ class AdvantageEstimation:
         Here q is the teacher and p the policy before the update. On the policy's own samples, the mean of log p - log q
         is the reverse KL divergence, so that learning from these advantages lowers it.
         """
-        options = self.config.teacher
-        least, limit = options.log_prob_min_clamp or -math.inf, options.loss_max_clamp or math.inf
-        pair = (batch.padded("teacher_logprobs"), batch.padded("old_logprobs"))
-        of_teacher, of_policy = (values.double().clamp(min=least) for values in pair)
-        terms = (of_teacher - of_policy).clamp(-limit, limit)
+        options, limit = self.config.teacher, self.config.teacher.loss_max_clamp or math.inf
+        ratios = batch.padded("teacher_logprobs").double() - batch.padded("old_logprobs").double()
+        terms = ratios.clamp(-limit, limit)
         return torch.where(batch.policy_mask, options.coef * terms, 0.0)
 
     def _variances(self, batch: Batch) -> Tensor | None:

@@ -15,6 +15,7 @@ from verl.checkpoint.resume import Resumption
 from verl.config.ppo import PPOConfig
 from verl.data.prompt_rows import PromptRecord
 from verl.data.samplers import CustomSampler
+from verl.data.teacher_prompts import TeacherPrompts
 from verl.method import StepOutcome
 from verl.method.calls import MethodCalls
 from verl.rank.calculator import RepresentationMetricsCalculator
@@ -71,8 +72,14 @@ class RayPPOTrainer(Trainer):
         tracker: Tracker,
         samples: SampleLogger,
         run: TrainingRun,
+        teacher_prompts: TeacherPrompts | None = None,
     ) -> None:
-        """Create a trainer; ``held_out`` contains the validation prompts in batches."""
+        """Create a trainer.
+
+        Args:
+            held_out: Validation prompts in batches.
+            teacher_prompts: Prompts of the teacher, or None if it reads the policy's.
+        """
         super().__init__(config, train_loader, workers, tracker, run, config.trainer.except_save)
         self.config = config
         self.prompts = endless(train_loader)
@@ -87,6 +94,7 @@ class RayPPOTrainer(Trainer):
         layout = (policy.copies, policy.balance, policy.whole_prompts)
         self.reference = ModelWorkers(workers, *layout) if config.uses_reference else None
         self.teacher = ModelWorkers(workers, *layout) if config.uses_teacher else None
+        self.teacher_prompts = teacher_prompts
         copies = critic.model.ulysses_sequence_parallel_size
         self.critic = ModelWorkers(workers, copies, critic.use_dynamic_bsz) if config.uses_critic else None
         self.reward_manager = RewardManager(config.reward_manager)
@@ -188,10 +196,12 @@ class RayPPOTrainer(Trainer):
             self.timer.count("ref", work)
         if self.teacher is not None and config.teacher.scores_samples:
             with self.timer.phase("teacher"):
-                scored = self.teacher.map_rows("compute_teacher_logprobs", batch.columns("tokens", "source"))
+                rows = batch.columns("tokens", "source")
+                rows = rows if self.teacher_prompts is None else self.teacher_prompts.batch(batch)
+                scored = self.teacher.map_rows("compute_teacher_logprobs", rows)
                 batch.fill(teacher_logprobs=scored.logprobs)
                 batch.fill(EPISODE, **{n: getattr(scored, n) for n in scored.names if n.startswith(TEACHER_RANK)})
-            self.timer.count("teacher", work)
+            self.timer.count("teacher", Work.of(rows.lengths))
         if self.critic is not None:
             with self.timer.phase("values"):
                 scored = self.critic.map_rows("critic.compute_values", batch.columns("tokens"))

@@ -125,7 +125,17 @@ def _train(run: TrainingRun, setup: TrainingSetup) -> RayPPOTrainer:
     samples = SampleLogger(store, trainer.log_samples, tokenizer, tracker, run.display)
     loader, held_out = setup.new_loader(), setup.held_out
     ppo = RayPPOTrainer(
-        config, setup.loss, loader, held_out, workers, scheduler, setup.calculator, tracker, samples, run
+        config,
+        setup.loss,
+        loader,
+        held_out,
+        workers,
+        scheduler,
+        setup.calculator,
+        tracker,
+        samples,
+        run,
+        setup.teacher_prompts,
     )
     if run.resumption is not None:
         ppo.restore(run.resumption)
