@@ -101,6 +101,34 @@ def test_gae_skips_tokens_of_the_environment():
     assert talked.returns[talked.by_policy].tolist() == spoken.returns.tolist()
 
 
+TAUGHT = ["teacher.model.path=data/tiny_model", "teacher.coef=0.5", "reward_manager=unshaped"]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        # log q - log p is 2, -4 and 6; the token between is the environment's.
+        (["teacher.use_task_rewards=false"], [1.0, 0.0, -2.0, 3.0]),
+        (["teacher.loss_max_clamp=3"], [1 + 0.5, 0.0, -1.5 + 0.5, 1.5 - 0.5]),
+        (["teacher.loss=k3"], [0.5, 0.0, 0.5, -0.5]),
+    ],
+)
+def test_teacher_is_added_to_the_advantages(options, expected):
+    written = torch.tensor([POLICY, ENVIRONMENT, POLICY, POLICY], dtype=torch.uint8)
+    batch = batch_of([[1] * 3, [1]], source=written, group=torch.tensor([0, 0]), scores=flat([1.0, 0.0]))
+    batch.fill(learned=torch.tensor([True, True]))
+    batch.fill(old_logprobs=flat([-3.0, -9.0, -1.0, -8.0]), teacher_logprobs=flat([-1.0, -1.0, -5.0, -2.0]))
+    found = estimation(*TAUGHT, *options, norm_adv_by_std_in_grpo=False)
+    found.fill_learn_mask(batch)
+    found.estimate(batch, torch.tensor([1.0, 0.0], dtype=torch.float64), None)
+    assert batch.advantages.tolist() == expected
+
+
+@pytest.mark.parametrize(("loss", "in_update"), [("null", False), ("k3", True), ("reverse_kl", True)])
+def test_teacher_in_the_advantage_needs_old_logprobs(loss: str, in_update: bool):
+    assert ppo_config(*TAUGHT, f"teacher.loss={loss}").scores_in_update is in_update
+
+
 SOURCE = """
 import torch
 
@@ -208,7 +236,7 @@ def trainer_of(options: list[str], replays: bool = False) -> RayPPOTrainer:
     trainer = object.__new__(RayPPOTrainer)
     config = trainer.config = ppo_config("rollout.n=1", *options)
     trainer.loss, trainer.policy = PolicyLoss(config.actor), RecordedPolicy()
-    trainer.reference, trainer.critic = None, None
+    trainer.reference = trainer.teacher = trainer.critic = None
     trainer.method = SimpleNamespace(overrides=lambda name: replays and name == "learn_from")
     trainer.timer, trainer.step, trainer.metrics = PhaseTimer(lambda _: nullcontext(), lambda: None), 1, {}
     trainer.updates = Updates(config, trainer.policy, None, trainer.loss, trainer.timer)
