@@ -217,14 +217,13 @@ def test_processes_do_not_outlive_a_killed_parent(misbehaving: Path, tmp_path: P
     script = tmp_path / "parent.py"
     script.write_text(
         textwrap.dedent(f"""
-        from verl.config.rewards import OverlongBufferConfig, RewardScoreConfig
+        from tests.kit import scoring
         from verl.rewards.registry import VERIFIERS
         from verl.rewards.pool import VerifierPool
 
         if __name__ == "__main__":
             VERIFIERS["misbehaving"] = "misbehaving_verifier:misbehave"
-            overlong = OverlongBufferConfig(False, 1, 0.0)
-            pool = VerifierPool(RewardScoreConfig("mix", 1, 600.0, 512, overlong, [], "fail", {{}}))
+            pool = VerifierPool(scoring(num_workers=1, timeout_s=600.0))
             pool.score_batch(["misbehaving"], ["hang in C"], ["7"], [{{"pid_file": {str(pid_file)!r}}}])
         """)
     )

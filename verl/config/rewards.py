@@ -7,6 +7,7 @@ from verl.config.checks import (
     NAMES_ONE,
     Group,
     NotNegativeFloat,
+    NotNegativeInt,
     PositiveInt,
     Seconds,
     Share,
@@ -29,6 +30,21 @@ class OverlongBufferConfig(Group):
     """Length of that range in tokens; at least 1 and below ``data.max_response_length``."""
     penalty_factor: NotNegativeFloat
     """Penalty for a response of maximum length, at least 0; the penalty grows linearly from 0 within the range."""
+
+
+@dataclass(frozen=True)
+class AsyncFunctionsConfig(Group):
+    """How custom reward functions that are coroutines (``async def``) are called, for example to ask a service."""
+
+    max_in_flight: PositiveInt
+    """Maximum number of calls that wait at a time."""
+    timeout_s: Seconds
+    """Time limit per call in seconds."""
+    max_retries: NotNegativeInt
+    """Number of times to repeat a call that fails or exceeds its limit, after a pause that doubles each time. If all
+    fail, ``on_function_error`` applies."""
+    cache: bool
+    """Keep answers in the run's folder, so that neither a resumed run nor an equal response asks again."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +72,7 @@ class RewardScoreConfig(Group):
     on_function_error: Literal["fail", "zero"]
     """Handling of exceptions and invalid results in ``custom_functions``: ``fail`` ends the run; ``zero`` scores the
     response 0 with the reason ``error``, which the metric ``verifier/error`` counts."""
+    async_functions: AsyncFunctionsConfig
     custom_kwargs: dict[str, Any]
     """Additional keyword arguments of ``custom_functions``, passed to every call of every function."""
 

@@ -44,7 +44,7 @@ def run_evaluation(config: EvaluationConfig) -> None:
         judge = load_reward_model(config, session.device_type) if config.reward_model.path is not None else None
         with run_lock(job.folder):
             # The verifier processes start lazily, with the first sample to score.
-            with session, closing(VerifierPool(config.reward_score, session.busy_cores)) as verifiers:
+            with session, closing(VerifierPool(config.reward_score, session.busy_cores, job.folder)) as verifiers:
                 by_target: dict[Target, list[TaskResult]] = {}
                 for place, target in enumerate(job.tokenizers, start=1):
                     title = f"{target.label} ({place}/{count})" if count > 1 else target.label

@@ -7,12 +7,14 @@ and extra values to log and store with the sample (veRL's ``reward_extra_info``)
 the response and are untrusted, so a verifier process returns at most a few thousand characters of plain JSON.
 """
 
+import asyncio
 import inspect
 import json
 import math
 import re
 import statistics
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -79,29 +81,55 @@ def further_parameters(path: str) -> tuple[str, ...]:
 def custom_verdict(path: str, *arguments: Any) -> Verdict:
     """Return the verdict of the custom function ``path``, called with ``ARGUMENTS``.
 
-    The function receives the whole response, including thoughts, and the ground truth from the data file.
+    The function receives the whole response, including thoughts, and the ground truth from the data file. A coroutine
+    is run to its end.
 
     If the function fails, raises a one-line ``CustomFunctionError`` that names the function, data source, error and its
     location. ``MemoryError`` and ``RecursionError`` propagate unchanged, because the response causes them.
     """
-    data_source, solution = arguments[:2]
-    where = f"{FIELD}: {path} on data_source={data_source!r}"
-    location = None
+    with _named(path, arguments):
+        result = _called(path, arguments)
+        result = asyncio.run(result) if inspect.iscoroutine(result) else result
+    return _read_verdict(path, arguments, result)
+
+
+async def awaited_verdict(path: str, *arguments: Any) -> Verdict:
+    """Return the verdict of a custom function that is a coroutine; see :func:`custom_verdict`."""
+    with _named(path, arguments):
+        result = await _called(path, arguments)
+    return _read_verdict(path, arguments, result)
+
+
+def is_async(path: str) -> bool:
+    """Return whether the custom function ``path`` is a coroutine function."""
+    return inspect.iscoroutinefunction(load_function(path))
+
+
+def _called(path: str, arguments: Sequence[Any]) -> Any:
+    info = arguments[3] or {}
+    further = {name: info[name] for name in further_parameters(path) if name in info} | CUSTOM_KWARGS
+    return load_function(path, tuple(CUSTOM_KWARGS))(**dict(zip(ARGUMENTS, arguments, strict=True)), **further)
+
+
+@contextmanager
+def _named(path: str, arguments: Sequence[Any], what: str = "") -> Iterator[None]:
+    """Raise any error of the block as a ``CustomFunctionError`` that names the function and the data source."""
+    where = f"{FIELD}: {path} on data_source={arguments[0]!r}"
     try:
-        function = load_function(path, tuple(CUSTOM_KWARGS))
-        info = arguments[3] or {}
-        further = {name: info[name] for name in further_parameters(path) if name in info} | CUSTOM_KWARGS
-        result = function(**dict(zip(ARGUMENTS, arguments, strict=True)), **further)
-        location = _location(function)
-        score, correct, extras = _read_result(result)
-    except (MemoryError, RecursionError):
+        yield
+    except (MemoryError, RecursionError, asyncio.CancelledError):
         raise
     except CustomFunctionError as error:
-        raise CustomFunctionError(f"{where} returned {error}{location}") from None
+        raise CustomFunctionError(f"{where} returned {error}{_location(load_function(path))}") from None
     except BaseException as error:  # custom code may raise anything, including KeyboardInterrupt
-        kept = "" if location is None else f"returned a value that cannot be kept{location}: reading it "
-        raise CustomFunctionError(f"{where} {kept}{raised(error)}") from error
-    boxed = extract_boxed(after_thinking(solution)) is not None
+        raise CustomFunctionError(f"{where} {what}{raised(error)}") from error
+
+
+def _read_verdict(path: str, arguments: Sequence[Any], result: Any) -> Verdict:
+    kept = f"returned a value that cannot be kept{_location(load_function(path))}: reading it "
+    with _named(path, arguments, kept):
+        score, correct, extras = _read_result(result)
+    boxed = extract_boxed(after_thinking(arguments[1])) is not None
     return Verdict(correct, boxed, "custom", score=score, extras=extras)
 
 

@@ -7,19 +7,24 @@ or numbers. Answers that need algebra are then verified in separate messages, ea
 import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, Self
 
 from verl.config.checks import require
 from verl.config.rewards import RewardScoreConfig
-from verl.rewards.custom import CustomFunctionError, load_function
+from verl.rewards.custom import CustomFunctionError, is_async, load_function
 from verl.rewards.registry import Job, compute_score, find_scorer, use_custom_functions
 from verl.rewards.score import with_score
+from verl.rewards.services import MAX_CALLS, Message, answer, message_limit_s
 from verl.utils.process_pool import KillablePool, failure_reason, spare_cores
 from verl.verifiers.answers import THINK, after_thinking, extract_boxed
 from verl.verifiers.ground_truths import require_shallow
 from verl.verifiers.verdict import Verdict
 
 logger = logging.getLogger(__name__)
+
+ANSWERS = "reward_answers.sqlite"
+"""File in a run's folder that holds the answers of custom functions that wait for services."""
 
 CHUNK_SIZE = 32
 """Number of responses per message in the quick pass."""
@@ -47,13 +52,34 @@ class VerifierPool(KillablePool):
     cannot be loaded. A pool is thread-safe; batches are scored one at a time.
     """
 
-    def __init__(self, config: RewardScoreConfig, busy_cores: int = 1) -> None:
-        """Create a pool; ``busy_cores`` is the number of cores that other processes use on this machine."""
+    def __init__(self, config: RewardScoreConfig, busy_cores: int = 1, folder: Path | None = None) -> None:
+        """Create a pool.
+
+        Args:
+            busy_cores: Number of cores that other processes use on this machine.
+            folder: Folder for the answers of coroutines (``async_functions.cache``), or None to remember none.
+        """
         self.config = config
         self._custom = config.paths_of_custom_functions()
         for path in self._custom.values():
             load_function(path, tuple(config.custom_kwargs))
         self._warned = False
+        options = config.async_functions
+        self._cache = folder / ANSWERS if folder is not None and options.cache else None
+        self._services: KillablePool | None = None
+        """Process that waits for services, or None if no custom function is a coroutine."""
+        if any(map(is_async, self._custom.values())):
+            self._services = KillablePool(
+                "reward service process",
+                "reward_score",
+                1,
+                message_limit_s(options),
+                config.memory_limit_mb,
+                _prepare_verifiers,
+                self._custom,
+                config.custom_kwargs,
+                users_code=True,
+            )
         super().__init__(
             "verifier process",
             "reward_score",
@@ -127,7 +153,38 @@ class VerifierPool(KillablePool):
             job.scorer.accepted(job.ground_truth)
         return self.submit(self._score, jobs)
 
+    def close(self) -> None:
+        """Stop all processes, even in the middle of a batch."""
+        super().close()
+        if self._services is not None:
+            self._services.close()
+
     def _score(self, jobs: list[Job]) -> list[Verdict]:
+        """Return the verdicts on ``jobs``: those of this machine first, then those of services."""
+        waiting = [index for index, job in enumerate(jobs) if job.scorer.is_custom and is_async(job.scorer.path)]
+        if not waiting:
+            return self._score_here(jobs)
+        here = sorted({*range(len(jobs))} - {*waiting})
+        verdicts = dict(zip(here, self._score_here([jobs[index] for index in here]), strict=True))
+        verdicts |= zip(waiting, self._ask_services([jobs[index] for index in waiting]), strict=True)
+        return [verdicts[index] for index in range(len(jobs))]
+
+    def _ask_services(self, jobs: list[Job]) -> list[Verdict]:
+        assert self._services is not None, "a coroutine is among the custom functions"
+        questions = [(job.scorer.path, *job[1:5]) for job in jobs]
+        parts = [questions[i : i + MAX_CALLS] for i in range(0, len(questions), MAX_CALLS)]
+        messages = [Message(part, self.config.async_functions, self._cache) for part in parts]
+        answers: list[Verdict | str | BaseException] = []
+        for part, found in zip(parts, self._services.run(answer, messages), strict=True):
+            answers += [found] * len(part) if isinstance(found, BaseException) else found
+        verdicts = []
+        for job, found in zip(jobs, answers, strict=True):
+            failure = CustomFunctionError(found) if isinstance(found, str) else found
+            verdict = self._failure(failure, job) if isinstance(failure, BaseException) else failure
+            verdicts.append(with_score(verdict, self.config.mode))
+        return verdicts
+
+    def _score_here(self, jobs: list[Job]) -> list[Verdict]:
         chunks = [jobs[i : i + CHUNK_SIZE] for i in range(0, len(jobs), CHUNK_SIZE)]
         verdicts: list[Verdict | None] = []
         for chunk, quick in zip(chunks, self.run(_verify_quickly, chunks), strict=True):

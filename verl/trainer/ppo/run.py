@@ -104,7 +104,7 @@ def _train(run: TrainingRun, setup: TrainingSetup) -> RayPPOTrainer:
     """Train from the run's checkpoint or from the start."""
     config, trainer = setup.config, setup.config.trainer
     tokenizer, strings = setup.tokenizer, setup.stop_strings
-    verifiers = run.resources.enter_context(VerifierPool(config.reward_score, run.busy_cores))
+    verifiers = run.resources.enter_context(VerifierPool(config.reward_score, run.busy_cores, run.folder))
     conversations, turns = None, config.rollout.multi_turn
     if turns.enable:
         environments = EnvironmentPool(turns, run.busy_cores, run.folder / ENVIRONMENT_LOG)

@@ -1,0 +1,213 @@
+"""Reward functions that are coroutines, in the pool and against services that fail in every way."""
+
+import asyncio
+import json
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from tests.kit import ROOT, scoring, user_code
+from verl.config.rewards import AsyncFunctionsConfig
+from verl.rewards.custom import CustomFunctionError
+from verl.rewards.pool import ANSWERS, VerifierPool
+from verl.rewards.registry import compute_score, use_custom_functions
+from verl.verifiers.verdict import Verdict
+
+SOURCE = """
+import asyncio, json, time
+
+async def judge(data_source, solution_str, ground_truth, extra_info=None, port=0):
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(solution_str.encode() + b"\\n")
+    await writer.drain()
+    line = await reader.readline()
+    writer.close()
+    return json.loads(line)
+
+async def blocks(data_source, solution_str, ground_truth, extra_info=None):
+    time.sleep(600)
+"""
+
+
+class Service:
+    """A service on loopback that answers a line with a score, and misbehaves where the line says how."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.most = self.now = 0
+        """Most requests at a time so far, and those of now."""
+        self._loop = asyncio.new_event_loop()
+        self._server: Any = self._loop.run_until_complete(asyncio.start_server(self._answer, "127.0.0.1", 0))
+        self.port = self._server.sockets[0].getsockname()[1]
+        self._thread = Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        text = (await reader.readline()).decode().strip()
+        self.asked.append(text)
+        self.now += 1
+        self.most = max(self.most, self.now)
+        kind, tries = text.split()[0], self.asked.count(text)
+        if kind == "slow":
+            await asyncio.sleep(0.3)
+        if kind == "silent" or (kind == "silent-once" and tries == 1):
+            await asyncio.sleep(30)
+        if not (kind == "closed" or (kind == "closed-once" and tries == 1)):
+            writer.write(
+                {"html": b"<html>502</html>\n", "half": b'{"score": 0.5, "a'}.get(
+                    kind, json.dumps({"score": len(text), "acc": 1, "cost": 0.25}).encode() + b"\n"
+                )
+            )
+        self.now -= 1
+        writer.close()
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    served = Service()
+    yield served
+    served.close()
+
+
+def options(tmp_path: Path, port: int, on_function_error: str = "zero", **async_functions: Any):
+    file = user_code(tmp_path, SOURCE)
+    calls: dict[str, Any] = {"max_in_flight": 64, "timeout_s": 1.0, "max_retries": 1, "cache": True} | async_functions
+    return scoring(
+        custom_functions=[f"mine={file}:judge"],
+        custom_kwargs={"port": port},
+        on_function_error=on_function_error,
+        num_workers=1,
+        async_functions=AsyncFunctionsConfig(**calls),
+    )
+
+
+def ask(pool: VerifierPool, *texts: str) -> list[Verdict]:
+    sources = ["arithmetic" if text.isdigit() else "mine" for text in texts]
+    return pool.score_batch(sources, list(texts), ["7"] * len(texts), [{}] * len(texts))
+
+
+@pytest.mark.slow
+def test_answers_are_kept_and_asked_for_once(service: Service, tmp_path: Path):
+    config = options(tmp_path, service.port)
+    with VerifierPool(config, folder=tmp_path) as pool:
+        found = ask(pool, "good one", "7", "good one", "closed-once", "silent-once", "8")
+    assert [verdict.score for verdict in found] == [8.0, 1.0, 8.0, 11.0, 11.0, 0.0]
+    assert [verdict.reason for verdict in found] == ["custom", "exact", "custom", "custom", "custom", "different"]
+    assert [verdict.extras.get("calls") for verdict in found] == [1, None, 1, 2, 2, None]
+    assert found[0].extras == {"calls": 1, "from_cache": False, "cost": 0.25}
+    assert sorted(service.asked) == ["closed-once"] * 2 + ["good one"] + ["silent-once"] * 2
+    # A resumed run has them, another ground truth or function has not, and a damaged answer is asked for again.
+    service.asked.clear()
+    with sqlite3.connect(tmp_path / ANSWERS) as database:
+        assert database.execute("UPDATE answers SET verdict = '{' WHERE verdict LIKE '%11.0%'").rowcount == 2
+    with VerifierPool(config, folder=tmp_path) as pool:
+        (again,) = ask(pool, "good one")
+        assert (again.score, again.extras["from_cache"], service.asked) == (8.0, True, [])
+        assert ask(pool, "closed-once")[0].extras["calls"] == 2
+        pool.score_batch(["mine"], ["good one"], ["8"], [{}])
+    assert service.asked == ["closed-once", "closed-once", "good one"]
+    user_code(tmp_path, SOURCE + "\n# changed")
+    with VerifierPool(config, folder=tmp_path) as pool:
+        assert not ask(pool, "good one")[0].extras["from_cache"]
+
+
+@pytest.mark.slow
+def test_failing_service_costs_what_the_option_says(service: Service, tmp_path: Path, caplog):
+    kinds = {
+        "closed": "JSONDecodeError",
+        "half": "JSONDecodeError",
+        "html": "JSONDecodeError",
+        "silent": "longer than 1 s",
+    }
+    with VerifierPool(options(tmp_path, service.port), folder=tmp_path) as pool:
+        found = ask(pool, *kinds, "good")
+        assert [(verdict.score, verdict.reason) for verdict in found] == [(0.0, "error")] * 4 + [(4.0, "custom")]
+    (warning,) = caplog.records
+    assert "mine.py:judge" in warning.getMessage() and "2 calls failed" in warning.getMessage()
+    for kind, reason in kinds.items():
+        with VerifierPool(options(tmp_path, service.port, "fail"), folder=tmp_path) as pool:
+            with pytest.raises(CustomFunctionError, match=reason) as raised:
+                ask(pool, kind)
+        assert "\n" not in str(raised.value)
+
+
+@pytest.mark.slow
+def test_calls_wait_together_up_to_the_limit(service: Service, tmp_path: Path):
+    texts = [f"slow {i}" for i in range(40)]
+    with VerifierPool(options(tmp_path, service.port, max_in_flight=8, cache=False, timeout_s=30.0)) as pool:
+        found = ask(pool, *texts)
+    assert [verdict.score for verdict in found] == [float(len(text)) for text in texts]
+    assert service.most == 8 and not (tmp_path / ANSWERS).exists()
+
+
+@pytest.mark.slow
+def test_coroutine_that_blocks_its_loop_is_killed(service: Service, tmp_path: Path, monkeypatch):
+    for name, value in (("GRACE_S", 8.0), ("MAX_CALLS", 64), ("LONGEST_PAUSE_S", 0.0)):
+        monkeypatch.setattr(f"verl.rewards.services.{name}", value)
+    config = options(tmp_path, service.port)
+    config = scoring(
+        **vars(config)
+        | {"custom_functions": [config.custom_functions[0].replace("judge", "blocks")], "custom_kwargs": {}}
+    )
+    start = time.monotonic()
+    with VerifierPool(config) as pool:
+        assert [verdict.reason for verdict in ask(pool, "anything", "7")] == ["timeout", "exact"]
+    assert time.monotonic() - start < 300  # it sleeps for 600 s
+
+
+@pytest.mark.slow
+def test_unusable_cache_is_named(service: Service, tmp_path: Path, refused):
+    (tmp_path / ANSWERS).write_text("no database, " * 100)
+    with VerifierPool(options(tmp_path, service.port), folder=tmp_path) as pool:
+        with refused(
+            "TMP/reward_answers.sqlite: answers of reward functions cannot be kept there: ...; move it away",
+            TMP=tmp_path,
+        ):
+            ask(pool, "good")
+
+
+SCRIPT = """
+import sys
+from tests.rewards.test_services import VerifierPool, ask, options
+from pathlib import Path
+if __name__ == "__main__":
+    folder, port = Path(sys.argv[1]), int(sys.argv[2])
+    with VerifierPool(options(folder, port, timeout_s=60.0), folder=folder) as pool:
+        ask(pool, *[f"good {i}" for i in range(8)], "silent")
+"""
+
+
+@pytest.mark.slow
+def test_answers_outlive_a_killed_process(service: Service, tmp_path: Path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path), str(service.port)]
+    process = subprocess.Popen(command, cwd=ROOT, env={"PYTHONPATH": str(ROOT), "PATH": ""})
+    deadline = time.monotonic() + 120
+    while len(service.asked) < 9 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    time.sleep(0.5)  # the eight answers are being written, the ninth never comes
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    service.asked.clear()
+    with VerifierPool(options(tmp_path, service.port), folder=tmp_path) as pool:
+        found = ask(pool, *[f"good {i}" for i in range(8)])
+    assert service.asked == [] and all(verdict.extras["from_cache"] for verdict in found)
+
+
+def test_score_runs_a_coroutine(service: Service, tmp_path: Path):
+    config = options(tmp_path, service.port)
+    use_custom_functions(config.paths_of_custom_functions(), config.custom_kwargs)
+    assert compute_score("mine", "good", "7")["score"] == 4.0
+    use_custom_functions({})

@@ -1,0 +1,156 @@
+"""Custom reward functions that are coroutines and wait for a service: many calls at a time, with retries and a cache.
+
+All calls run in one event loop in a process of their own, which is killed with them if a call blocks the loop.
+"""
+
+import asyncio
+import hashlib
+import inspect
+import json
+import random
+import sqlite3
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from verl.config.errors import ConfigError
+from verl.config.rewards import AsyncFunctionsConfig
+from verl.rewards.custom import CUSTOM_KWARGS, CustomFunctionError, awaited_verdict, load_function
+from verl.verifiers.verdict import Verdict
+
+MAX_CALLS = 1024
+"""Maximum number of responses per message to the process."""
+
+LONGEST_PAUSE_S = 30.0
+"""Maximum pause before a call is repeated. It doubles with each failure, starting with half a second."""
+
+GRACE_S = 60.0
+"""Time in seconds that a message may take beyond its calls, for imports and a slow machine."""
+
+Question = tuple[Any, ...]
+"""Path of a function, data source, response, ground truth and extra information."""
+
+
+class Message(NamedTuple):
+    """Questions to answer together."""
+
+    questions: Sequence[Question]
+    options: AsyncFunctionsConfig
+    cache: Path | None
+    """File of earlier answers, or None to remember none."""
+
+
+def message_limit_s(options: AsyncFunctionsConfig) -> float:
+    """Return the time in seconds after which a message is killed, because its calls must have ended by then."""
+    pauses = options.max_retries * LONGEST_PAUSE_S
+    return GRACE_S + MAX_CALLS / options.max_in_flight * (options.timeout_s * (options.max_retries + 1) + pauses)
+
+
+def answer(message: Message) -> list[Verdict | str]:
+    """Return the verdict on each question, or one line that says why there is none.
+
+    Verdicts have the extra values ``calls``, the number of calls, and ``from_cache``. Equal questions are asked once.
+    """
+    with closing(_Answers(message.cache)) as answers:
+        return asyncio.run(_gather(message, answers))
+
+
+async def _gather(message: Message, answers: "_Answers") -> list[Verdict | str]:
+    free = asyncio.Semaphore(message.options.max_in_flight)
+    keys = [question_key(question) for question in message.questions]
+    tasks: dict[str, asyncio.Task[Verdict | str]] = {}
+    for key, question in zip(keys, message.questions, strict=True):
+        if key not in tasks:
+            tasks[key] = asyncio.create_task(_ask(key, question, message.options, free, answers))
+    found = dict(zip(tasks, await asyncio.gather(*tasks.values()), strict=True))
+    return [found[key] for key in keys]
+
+
+async def _ask(
+    key: str, question: Question, options: AsyncFunctionsConfig, free: asyncio.Semaphore, answers: "_Answers"
+) -> Verdict | str:
+    known = answers.find(key)
+    if known is not None:
+        return _with_extras(known, calls=0, from_cache=True)
+    failure = ""
+    for attempt in range(options.max_retries + 1):
+        if attempt:
+            # Random, so that the calls that failed together are not repeated together.
+            await asyncio.sleep(min(LONGEST_PAUSE_S, 0.5 * 2 ** (attempt - 1)) * random.uniform(0.5, 1.0))
+        try:
+            async with free:
+                verdict = await asyncio.wait_for(awaited_verdict(*question), options.timeout_s)
+        except TimeoutError:
+            failure = f"{question[0]} on data_source={question[1]!r} took longer than {options.timeout_s:g} s"
+        except (CustomFunctionError, MemoryError, RecursionError) as error:
+            failure = str(error) or type(error).__name__
+        else:
+            answers.keep(key, verdict)
+            return _with_extras(verdict, calls=attempt + 1, from_cache=False)
+    times = f"; {options.max_retries + 1} calls failed" if options.max_retries else ""
+    return f"{failure}{times}"
+
+
+def _with_extras(verdict: Verdict, **extras: Any) -> Verdict:
+    return Verdict(**vars(verdict) | {"extras": extras | dict(verdict.extras)})
+
+
+def question_key(question: Question) -> str:
+    """Return a digest of all that an answer depends on, including the source of the function."""
+    path = question[0]
+    function = inspect.unwrap(load_function(path))
+    source = Path(inspect.getsourcefile(function) or "")
+    code = source.read_text(errors="replace") if source.is_file() else ""
+    text = json.dumps([code, path, CUSTOM_KWARGS, *question[1:]], sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=20).hexdigest()
+
+
+class _Answers:
+    """Answers by the digest of their question, in a database that survives the death of any process.
+
+    Raises:
+        ConfigError: If the file is not a database, or cannot be written.
+    """
+
+    def __init__(self, file: Path | None) -> None:
+        self.file = file
+        self._database: sqlite3.Connection | None = None
+        if file is not None:
+            try:
+                self._database = sqlite3.connect(file, timeout=60, isolation_level=None)
+                self._database.execute("PRAGMA journal_mode=WAL")
+                self._database.execute("CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, verdict TEXT)")
+            except sqlite3.Error as error:
+                raise self._unusable(error) from error
+
+    def find(self, key: str) -> Verdict | None:
+        """Return the verdict on a question, or None if it is unknown or was damaged."""
+        if self._database is None:
+            return None
+        try:
+            row = self._database.execute("SELECT verdict FROM answers WHERE key = ?", (key,)).fetchone()
+        except sqlite3.Error as error:
+            raise self._unusable(error) from error
+        try:
+            saved = None if row is None else json.loads(row[0])
+            return Verdict.from_dict(saved) if isinstance(saved, Mapping) else None
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return None
+
+    def keep(self, key: str, verdict: Verdict) -> None:
+        """Store an answer at once, so that it is not asked for again if the process is killed."""
+        if self._database is None:
+            return
+        try:
+            text = json.dumps(verdict.as_dict())
+            self._database.execute("INSERT OR REPLACE INTO answers VALUES (?, ?)", (key, text))
+        except sqlite3.Error as error:
+            raise self._unusable(error) from error
+
+    def close(self) -> None:
+        if self._database is not None:
+            self._database.close()
+
+    def _unusable(self, error: sqlite3.Error) -> ConfigError:
+        return ConfigError(f"{self.file}: answers of reward functions cannot be kept there: {error}; move it away")
