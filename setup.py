@@ -35,7 +35,7 @@ class BuildWithShippedFiles(build_py):
     def run(self) -> None:
         super().run()
         if not self.editable_mode:
-            models = ("data/tiny_model", "data/tiny_tool_model")
+            models = ("data/tiny_model", "data/tiny_tool_model", "data/tiny_teacher")
             for name in ("configs", "data/arithmetic", "data/arithmetic_tools", "data/word_problems", *models):
                 target = Path(self.build_lib, "verl", "shipped", name)
                 shutil.copytree(ROOT / name, target, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))

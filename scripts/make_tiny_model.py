@@ -1,7 +1,9 @@
-"""Make an embedded model: a Qwen2 of under 1M parameters, warm-started on worked arithmetic or on calls of a tool.
+"""Make an embedded model: a Qwen2 of about 1M parameters, warm-started on worked arithmetic or on calls of a tool.
 
 python scripts/make_tiny_model.py --out data/tiny_model --data data/arithmetic
 python scripts/make_tiny_model.py --out data/tiny_tool_model --data data/arithmetic_tools --tools --target 0.25
+python scripts/make_tiny_model.py --out data/tiny_teacher --data data/arithmetic --layers 6 --target 0.75 \
+    --dtype bfloat16 trainer.n_gpus_per_node=1 optim.lr=1e-3
 
 These make the models that are shipped. The warm start is the project's own supervised trainer, which stops as soon as
 sampling would solve the target share of held-out problems. The same seed gives the same model on the same kind of
@@ -29,7 +31,7 @@ METRICS = "warm_start_metrics.jsonl"
 CARD = """\
 # An embedded model
 
-A Qwen2 of 0.89 million parameters with a tokenizer of its own, warm-started on {data}/sft_train.parquet by
+A Qwen2 of {parameters:.2f} million parameters with a tokenizer of its own, warm-started on {data}/sft_train.parquet by
 
     {command}
 
@@ -69,6 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--target", type=float, default=0.36, help="held-out sequence probability to stop at")
     parser.add_argument("--layers", type=int, default=4, help="number of decoder layers")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="precision of the file")
     parser.add_argument("--tools", action="store_true", help="give the tokenizer the markers of tool calls")
     parser.add_argument("overrides", nargs="*", help="Hydra overrides of configs/sft.yaml")
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -99,7 +102,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         shutil.copy(run / "metrics.jsonl", model / METRICS)
         last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
         command = shlex.join(["python", "scripts/make_tiny_model.py", *arguments])
-        card = CARD.format(command=command, data=args.data, step=last["step"], score=last["val/sequence_probability"])
+        weights = Qwen2ForCausalLM.from_pretrained(model, dtype=getattr(torch, args.dtype))
+        if args.dtype != "float32":
+            weights.save_pretrained(model)
+        size = sum(parameter.numel() for parameter in weights.parameters()) / 1e6
+        score = last["val/sequence_probability"]
+        card = CARD.format(command=command, data=args.data, step=last["step"], score=score, parameters=size)
         (model / "README.md").write_text(card)
         shutil.rmtree(args.out, ignore_errors=True)
         model.rename(args.out)

@@ -67,7 +67,7 @@ def test_every_file_and_entry_point_is_there(installed: Path):
     assert files_below(ROOT / "verl") <= files_below(installed / "verl")
     assert files_below(ROOT / "verl_pages") == files_below(installed / "verl_pages")
     shipped = installed / "verl" / "shipped"
-    data = {"arithmetic", "arithmetic_tools", "tiny_model", "tiny_tool_model", "word_problems"}
+    data = {"arithmetic", "arithmetic_tools", "tiny_model", "tiny_teacher", "tiny_tool_model", "word_problems"}
     assert {path.name for path in (shipped / "data").iterdir()} == data
     for name in ("configs", *(f"data/{name}" for name in data)):
         assert files_below(ROOT / name) == files_below(shipped / name)

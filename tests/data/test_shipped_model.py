@@ -17,6 +17,10 @@ from verl.rewards import compute_score
 MODELS = {
     "tiny_model": ["--out", "data/tiny_model", "--data", "data/arithmetic"],
     "tiny_tool_model": "--out data/tiny_tool_model --data data/arithmetic_tools --tools --target 0.25".split(),
+    "tiny_teacher": (
+        "--out data/tiny_teacher --data data/arithmetic --layers 6 --target 0.75 --dtype bfloat16 "
+        "trainer.n_gpus_per_node=1 optim.lr=1e-3"
+    ).split(),
 }
 """Folder in data/ -> the arguments that made it."""
 
@@ -32,7 +36,11 @@ def score(folder: Path) -> float:
 
 @pytest.mark.parametrize(
     ("name", "parameters", "lowest", "highest"),
-    [("tiny_model", 888_192, 0.36, 0.46), ("tiny_tool_model", 889_344, 0.25, 0.35)],
+    [
+        ("tiny_model", 888_192, 0.36, 0.46),
+        ("tiny_tool_model", 889_344, 0.25, 0.35),
+        ("tiny_teacher", 1_315_456, 0.75, 0.85),
+    ],
 )
 def test_shipped_models(name: str, parameters: int, lowest: float, highest: float):
     folder = ROOT / "data" / name
@@ -47,7 +55,9 @@ def test_shipped_models(name: str, parameters: int, lowest: float, highest: floa
     assert lowest < score(folder) < highest
     command = shlex.join(["python", "scripts/make_tiny_model.py", *MODELS[name]])
     data, step = MODELS[name][3], metrics(folder)[-1]["step"]
-    card = make_tiny_model.CARD.format(command=command, data=data, step=step, score=score(folder))
+    card = make_tiny_model.CARD.format(
+        command=command, data=data, step=step, score=score(folder), parameters=parameters / 1e6
+    )
     assert files["README.md"].read_text() == card
 
 

@@ -23,7 +23,7 @@ from verl.config.paths import SHIPPED, find_model, find_path
 
 CONFIG_DIR = SHIPPED / "configs"
 """Folder of the shipped YAML files."""
-EMBEDDED_MODELS = [(SHIPPED / "data" / name).resolve() for name in ("tiny_model", "tiny_tool_model")]
+EMBEDDED_MODELS = [(SHIPPED / "data" / name).resolve() for name in ("tiny_model", "tiny_tool_model", "tiny_teacher")]
 PROCESSOR = Path("/proc/cpuinfo")
 
 ConfigT = TypeVar("ConfigT")
