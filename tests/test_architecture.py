@@ -101,7 +101,7 @@ BUDGETS = {
     "models": 3715,
     "rank": 1192,
     "recipes": 1632,
-    "rewards": 1230,
+    "rewards": 1411,
     "rollout": 3146,
     "run": 2300,
     "single_controller": 1575,
