@@ -50,6 +50,7 @@ def test_judge_asks_with_the_record_and_the_key(monkeypatch):
     first = bodies[0]
     assert {body["seed"] for body in bodies} == {0, 1} and first["authorization"] == "Bearer secret"
     assert (first["model"], first["temperature"]) == ("m", 0.5)
+    assert first["response_format"]["json_schema"]["schema"]["required"] == ["reason", "score"]
     (message,) = first["messages"]
     assert all(text in message["content"] for text in ("What is 3 + 4?", "It is 7.", "The reference answer is: 7"))
     assert "secret" not in json.dumps(message)
@@ -58,6 +59,8 @@ def test_judge_asks_with_the_record_and_the_key(monkeypatch):
 def test_rubric_weighs_what_is_met():
     def reply(body: dict[str, Any]) -> web.Response:
         assert "1. names a number\n2. is short\n3. insults the reader" in body["messages"][0]["content"]
+        schema = body["response_format"]["json_schema"]["schema"]["properties"]["met"]
+        assert (schema["minItems"], schema["maxItems"]) == (3, 3)
         return completion(json.dumps({"reason": "", "met": [True, False, True]}))
 
     assert asked(reply, rubric=RUBRIC)["score"] == (3 - 2) / 4

@@ -86,7 +86,7 @@ async def judge(
         "messages": [{"role": "user", "content": content}],
         "max_tokens": max_tokens,
         "temperature": temperature,
-        "response_format": {"type": "json_object"},
+        "response_format": {"type": "json_schema", "json_schema": verdict_schema(len(criteria))},
     }
     key = os.environ.get(api_key_variable)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -115,6 +115,16 @@ def judge_prompt(instructions: str, question: str, response: str, truth: Any, cr
         key="met" if criteria else "score",
         form=f"[a list of {len(criteria)} times true or false]" if criteria else "a number from 0 to 1",
     )
+
+
+def verdict_schema(num_criteria: int) -> dict[str, Any]:
+    """Return the form of an answer: a reason, and whether each criterion is met, or a score if there are none."""
+    verdict: dict[str, Any] = {"type": "number", "minimum": 0, "maximum": 1}
+    if num_criteria:
+        verdict = {"type": "array", "items": {"type": "boolean"}, "minItems": num_criteria, "maxItems": num_criteria}
+    parts = {"reason": {"type": "string", "maxLength": 400}, "met" if num_criteria else "score": verdict}
+    schema = {"type": "object", "properties": parts, "required": [*parts], "additionalProperties": False}
+    return {"name": "verdict", "schema": schema}
 
 
 async def _ask(session: aiohttp.ClientSession, url: str, body: Mapping[str, Any]) -> str:
