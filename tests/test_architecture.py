@@ -101,7 +101,7 @@ BUDGETS = {
     "models": 3715,
     "rank": 1192,
     "recipes": 1632,
-    "rewards": 1411,
+    "rewards": 1447,
     "rollout": 3146,
     "run": 2300,
     "single_controller": 1575,
@@ -111,7 +111,7 @@ BUDGETS = {
     "verifiers": 3050,
     "verl": 57,
     "vllm_patches": 1913,
-    "workers": 1035,
+    "workers": 1038,
 }
 """Raw lines that each room of ``verl/``, and the plugin, may have. A change that needs more raises its room here, and
 its commit message names the idea that the lines pay for."""

@@ -7,11 +7,14 @@ import asyncio
 import hashlib
 import inspect
 import json
+import os
 import random
+import signal
 import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any, NamedTuple
 
 from verl.config.errors import ConfigError
@@ -27,6 +30,9 @@ LONGEST_PAUSE_S = 30.0
 
 GRACE_S = 60.0
 """Time in seconds that a message may take beyond its calls, for imports and a slow machine."""
+
+BLOCKED_S = 5.0
+"""Time in seconds beyond the limit of a call for which a call may block the event loop before the process is killed."""
 
 Question = tuple[Any, ...]
 """Path of a function, data source, response, ground truth and extra information."""
@@ -57,6 +63,24 @@ def answer(message: Message) -> list[Verdict | str]:
 
 
 async def _gather(message: Message, answers: "_Answers") -> list[Verdict | str]:
+    ended, limit = Event(), message.options.timeout_s + BLOCKED_S
+    Thread(target=_kill_if_blocked, args=(asyncio.get_running_loop(), limit, ended), daemon=True).start()
+    try:
+        return await _gather_all(message, answers)
+    finally:
+        ended.set()
+
+
+def _kill_if_blocked(loop: asyncio.AbstractEventLoop, limit_s: float, ended: Event) -> None:
+    """Kill this process if a call, such as ``time.sleep``, keeps the loop from running for ``limit_s`` seconds."""
+    while not ended.wait(1.0):
+        ran = Event()
+        loop.call_soon_threadsafe(ran.set)
+        if not ran.wait(limit_s) and not ended.is_set():
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def _gather_all(message: Message, answers: "_Answers") -> list[Verdict | str]:
     free = asyncio.Semaphore(message.options.max_in_flight)
     keys = [question_key(question) for question in message.questions]
     tasks: dict[str, asyncio.Task[Verdict | str]] = {}
@@ -119,7 +143,9 @@ class _Answers:
         if file is not None:
             try:
                 self._database = sqlite3.connect(file, timeout=60, isolation_level=None)
-                self._database.execute("PRAGMA journal_mode=WAL")
+                # Files may be on a network, where WAL does not work. Without waiting for the disk, answers survive the
+                # death of this process, not that of the machine.
+                self._database.execute("PRAGMA synchronous=OFF")
                 self._database.execute("CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, verdict TEXT)")
             except sqlite3.Error as error:
                 raise self._unusable(error) from error

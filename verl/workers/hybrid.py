@@ -13,6 +13,7 @@ from verl.models.fsdp import WeightDtype
 from verl.models.huggingface import checkpoint_parameters
 from verl.models.lora import adapters_disabled
 from verl.models.noise import add_noise, restore_parameters
+from verl.models.offload import reshard
 from verl.models.policy import Policy, scoring_batches
 from verl.models.tokenizer import load_tokenizer
 from verl.rank.calculator import RepresentationMetricsCalculator
@@ -135,6 +136,8 @@ class HybridWorker(CheckpointWorker, EngineWorker):
             return self.teacher.compute_logprobs(batch).columns("logprobs")
         measure = partial(measure_responses, self.teacher_calculator, self.max_turns)
         scored = self.teacher.compute_logprobs(batch, self.teacher_calculator.config.layers, measure)
+        if self.teacher is not self.actor:
+            reshard(self.teacher.model)  # its head stays gathered for the update alone
         metrics = {TEACHER_RANK + name: values for name, values in scored.rank_metrics.items()}
         return scored.columns("logprobs").fill(EPISODE, **metrics)
 
