@@ -146,6 +146,12 @@ class PPOConfig(Group):
         return self.teacher.enabled
 
     @property
+    def needs_verdicts(self) -> bool:
+        """Whether every response must be verified; otherwise only those are whose records say how."""
+        distills_alone = self.uses_teacher and not self.teacher.use_task_rewards
+        return not (self.rollout.multi_turn.replaces_verifiers or distills_alone)
+
+    @property
     def samples_ahead(self) -> bool:
         """Whether engines sample the next step while the models learn from the previous one."""
         return self.rollout.has_pool and self.async_training.max_staleness > 0

@@ -115,6 +115,15 @@ def find_scorer(data_source: str, custom: Mapping[str, str] = CUSTOM_FUNCTIONS) 
     return Scorer(VERIFIERS[name], is_custom=False)
 
 
+def can_score(data_source: str, ground_truth: Any) -> bool:
+    """Return whether responses to a record with this data source and ground truth can be scored."""
+    try:
+        scorer = find_scorer(data_source)
+        return scorer.is_custom or (ground_truth is not None and bool(scorer.accepted(ground_truth)))
+    except ValueError:
+        return False
+
+
 def rewards_boxes(data_source: str) -> bool:
     """Return whether the scorer for ``data_source`` expects answers in ``\\boxed{}``."""
     return find_scorer(data_source).path in BOXED

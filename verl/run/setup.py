@@ -67,7 +67,7 @@ class TrainingSetup:
         with mistakes.collected():
             arguments = config.data.apply_chat_template_kwargs
             check_conversations(config.rollout.multi_turn, self.tokenizer, data.template, arguments)
-        scored = not config.rollout.multi_turn.replaces_verifiers
+        scored = config.needs_verdicts
         with mistakes.collected():
             draw = (data.train_max_samples, config.seed, scored)
             self.train_set = PromptDataset(data.train_files, self.tokenizer, data, *draw)

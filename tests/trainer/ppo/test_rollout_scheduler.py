@@ -1,6 +1,7 @@
 """Dynamic sampling and rewards with the real verifiers; a worker group that answers from a list."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -121,6 +122,28 @@ def test_limit_of_batches_fills_up_with_dull_groups(small_config, tiny_tokenizer
     batch, *_ = sampler.sample(stream, 2, PhaseTimer(lambda name: None))
     assert [record.uid for record in batch.records] == [3] * 4
     assert batch.group.tolist() == [0, 0, 1, 1]
+
+
+def test_teacher_alone_needs_no_ground_truth(small_config, tiny_tokenizer, pool):
+    taught = {"model": {"path": "data/tiny_teacher"}, "use_task_rewards": False}
+    config = changed(small_config, teacher=taught, reward_manager={"add_adv": False, "add_reward": False})
+    assert not config.needs_verdicts and small_config.needs_verdicts
+    # One prompt has an answer, one has none, and one has a source that nobody knows.
+    records = [
+        *prompts_of(0),
+        *(replace(record, ground_truth=None) for record in prompts_of(1)),
+        *prompts_of(2, source="me"),
+    ]
+    sampler = make_sampler(config, tiny_tokenizer, pool, {0: MIXED, 1: RIGHT, 2: RIGHT}, enable=False)
+    verification = sampler._verification([record for record in records for _ in range(N)])
+    texts = ["7", "8", "7", "7", "7", "7"]
+    for row, text in enumerate(texts):
+        ids = tiny_tokenizer.encode(text)
+        verification.add(Batch.of([[5]], [ids], request=torch.tensor([row])))
+    verification.submit()
+    found = verification.verdicts()
+    assert [verdict.reason for verdict in found] == ["exact", "different"] + ["unscored"] * 4
+    assert [verdict.score for verdict in found] == [1.0] + [0.0] * 5
 
 
 def sampled_uids(sampler: RolloutScheduler, *batches: list[PromptRecord]) -> tuple[list[int], dict[str, float]]:

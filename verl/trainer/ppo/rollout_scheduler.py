@@ -152,8 +152,8 @@ class RolloutScheduler:
         return batch, verification
 
     def _verification(self, prompts: Sequence[PromptRecord]) -> Verification:
-        reward = self.config.rollout.multi_turn.reward
-        return Verification(prompts, self.tokenizer, self.stop_strings, self.verifiers, reward)
+        reward, optional = self.config.rollout.multi_turn.reward, not self.config.needs_verdicts
+        return Verification(prompts, self.tokenizer, self.stop_strings, self.verifiers, reward, optional)
 
     @contextmanager
     def _busy(self) -> Iterator[None]:

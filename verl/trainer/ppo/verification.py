@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerBase
 from verl.batch import Batch
 from verl.data.prompt_rows import PromptRecord
 from verl.rewards.pool import PendingVerdicts, VerifierPool
+from verl.rewards.registry import can_score
 from verl.rollout.environments.conversations import policy_texts
 from verl.trainer.logging.rollout_metrics import score_tensors
 from verl.verifiers.verdict import Verdict
@@ -26,12 +27,14 @@ class Verification:
         stop_strings: Sequence[str],
         verifiers: VerifierPool,
         environment_reward: str = "add",
+        optional: bool = False,
     ) -> None:
         """Prepare to verify the responses to ``records``.
 
         Args:
             records: Prompt of each of the B responses.
             environment_reward: Option ``rollout.multi_turn.reward``.
+            optional: Whether responses that no verifier can score get the score 0 with the reason ``unscored``.
         """
         self.records = records
         self.texts = [""] * len(records)
@@ -43,6 +46,8 @@ class Verification:
         self._verifiers = verifiers
         self._environment_reward = environment_reward
         self._environment_rewards: dict[int, float] = {}
+        self._optional = optional
+        self._unscored: list[int] = []
         self._gathered: list[int] = []
         self._submitted: list[tuple[list[int], PendingVerdicts]] = []
 
@@ -62,6 +67,10 @@ class Verification:
     def submit(self) -> None:
         """Submit the collected responses; must also be called after the last :meth:`add`."""
         rows, self._gathered = self._gathered, []
+        if self._optional:
+            known = {row for row in rows if can_score(self.records[row].data_source, self.records[row].ground_truth)}
+            self._unscored += [row for row in rows if row not in known]
+            rows = [row for row in rows if row in known]
         if not rows:
             return
         records = [self.records[row] for row in rows]
@@ -77,7 +86,7 @@ class Verification:
 
     def verdicts(self) -> list[Verdict]:
         """Wait for and return the verdicts in the order of ``records``; re-raise any exception from a verifier."""
-        verdicts: dict[int, Verdict] = {}
+        verdicts = dict.fromkeys(self._unscored, Verdict(False, False, "unscored", score=0.0))
         for rows, pending in self._submitted:
             verdicts |= zip(rows, pending.result(), strict=True)
         for row, reward in self._environment_rewards.items():
