@@ -1,4 +1,4 @@
-"""Implements the command ``verl-report RUN [RUN ...]``, which writes one page for one or more training runs."""
+"""Implements the command ``verl-report RUN [RUN ...]``, which writes one page for training runs, or lists them."""
 
 import argparse
 import ctypes
@@ -15,6 +15,7 @@ import psutil
 from verl.config.errors import ConfigError, visible
 from verl.utils.files import storage_line
 from verl_pages import PAGE
+from verl_pages.listing import print_runs
 from verl_pages.run import write_page
 
 MEMORY_BYTES = 4 << 30
@@ -32,7 +33,10 @@ def main() -> None:
     if arguments.background:
         stay_in_background()
     with limited_memory():
-        write(arguments.runs, arguments.out)
+        if arguments.list:
+            list_runs(arguments.runs)
+        else:
+            write(arguments.runs, arguments.out)
 
 
 def write(folders: list[Path], out: Path | None) -> None:
@@ -49,6 +53,14 @@ def write(folders: list[Path], out: Path | None) -> None:
     except MemoryError:
         raise SystemExit(f"error: the page needs more than {MEMORY_BYTES >> 30} GiB; name fewer runs") from None
     print(f"page: {out}")
+
+
+def list_runs(folders: list[Path]) -> None:
+    """Print a table of the runs in these folders, the last started first."""
+    try:
+        print_runs(folders)
+    except ConfigError as error:
+        raise SystemExit(f"error: {error}") from None
 
 
 @contextmanager
@@ -83,6 +95,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help=f"the page; default: {PAGE} in the folder of a single run, here for several",
     )
+    parser.add_argument("--list", action="store_true", help="print a table of the runs instead, the newest first")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     # Training runs use this option to write their page without slowing down training.
     parser.add_argument("--background", action="store_true", help=argparse.SUPPRESS)

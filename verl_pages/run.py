@@ -15,6 +15,7 @@ from verl.utils.files import replace_text
 from verl.utils.portable import printable
 from verl_pages.colours import COLOURS, SHAPES, page_colour
 from verl_pages.curves import Panel, bucket_steps, make_panels, thin
+from verl_pages.distributions import histograms
 from verl_pages.html import BROWSER_SCRIPTS, CHUNK_BYTES, ascii_json, has_formulas, pack, render
 from verl_pages.names import metric_name
 from verl_pages.options import differences, group_names, option_rows, run_names, seed_groups
@@ -46,6 +47,7 @@ SECTIONS = {
     "rank": "Rank metrics",
     "shaping": "Rank shaping",
     "lengths": "Lengths",
+    "distributions": "Distributions in training",
     "updates": "Updates",
     "lag": "Responses of older weights",
     "speed": "Time and memory",
@@ -137,6 +139,7 @@ def build_page(runs: Sequence[RunFolder], max_bytes: int = MAX_PAGE_BYTES) -> st
         "options": len(chunks) - 1,
         "phases": [_phases(run) for run in runs],
         "timelines": [timeline(run) for run in runs],
+        "histograms": histograms(samples.values),
     }
     unfinished = not all(run.summary for run in runs)
     if unfinished:
@@ -146,7 +149,7 @@ def build_page(runs: Sequence[RunFolder], max_bytes: int = MAX_PAGE_BYTES) -> st
     formulas = has_formulas(text for prompt in samples.prompts for text in prompt.texts())
 
     def text(chunks: Sequence[str]) -> str:
-        scripts = (*BROWSER_SCRIPTS, "timeline", "run", *(["follow"] if unfinished else []))
+        scripts = (*BROWSER_SCRIPTS, "timeline", "histograms", "run", *(["follow"] if unfinished else []))
         connect = "'self'" if unfinished else "'none'"
         return render("run.html", title, ("base", "pages"), scripts, index, chunks, connect, formulas)
 
@@ -273,7 +276,7 @@ def _run(run: RunFolder, group: int, place: int) -> dict[str, Any]:
         "host": printable(str(facts.get("host") or ""))[:60],
         "started": printable(str(facts.get("started") or ""))[:30].replace("T", " ").replace("+00:00", " UTC"),
         "command": printable(" ".join(run.overrides))[:2000],
-        "figures": dict(_figures(run)),
+        "figures": dict(overview_figures(run)),
     }
 
 
@@ -290,7 +293,8 @@ def _listed(differences: Sequence[str]) -> str:
     return printable(", ".join(differences[:MAX_DIFFERENCES]) + (f" and {more} more" if more > 0 else ""))
 
 
-def _figures(run: RunFolder) -> Iterator[tuple[str, Any]]:
+def overview_figures(run: RunFolder) -> Iterator[tuple[str, Any]]:
+    """Yield the figures of a run's overview by name; validations are ``[pass@1, step]``."""
     def values(name: str) -> Any:
         series = run.metrics.get(name)
         return None if series is None else series.values[np.isfinite(series.values)]

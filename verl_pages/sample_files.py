@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from verl_pages.distributions import Values, read_values
 from verl_pages.run_folder import SAMPLES, RunFolder, SampleFile, Series
 from verl_pages.samples import PromptSamples, Row
 
@@ -83,6 +84,8 @@ class GatheredSamples:
     """Names of the rank metrics that were measured on the prefixes of at least one response."""
     shaping: list[list[list[Any]]] = field(default_factory=list)
     """For each run, rows with the step and the share of responses in each class (see ``CHANGES``)."""
+    values: list[list[tuple[int, Values]]] = field(default_factory=list)
+    """For each run, the steps with the rewards, lengths and advantages of their responses."""
     fraction: float = 1.0
     """Fraction of prompts that were read."""
     num_files: int = 0
@@ -91,7 +94,7 @@ class GatheredSamples:
 
 def gather_samples(runs: Sequence[RunFolder], max_raw: int = MAX_RAW_BYTES) -> GatheredSamples:
     """Read the samples of ``runs``, skipping unreadable files and reporting them in the run's ``troubles``."""
-    gathered = GatheredSamples(shaping=[[] for _ in runs])
+    gathered = GatheredSamples(shaping=[[] for _ in runs], values=[[] for _ in runs])
     chosen = [(number, run, file) for number, run in enumerate(runs) for file in _spread_files(run.samples)]
     size = sum(_raw_bytes(run.path / SAMPLES / file.name) for _, run, file in chosen)
     gathered.fraction = min(1.0, max_raw / size) if size else 1.0
@@ -110,6 +113,7 @@ def gather_samples(runs: Sequence[RunFolder], max_raw: int = MAX_RAW_BYTES) -> G
                 if left < 0:
                     raise ValueError("holds more than its metadata says")
             shares = _shaping_shares(opened) if file.split == "train" else None
+            values = read_values(opened) if file.split == "train" else {}
         except (OSError, pa.ArrowException, ValueError, KeyError, MemoryError) as error:
             # Active runs delete old files to limit their number, so do not report missing files as damaged.
             if path.exists():
@@ -117,6 +121,7 @@ def gather_samples(runs: Sequence[RunFolder], max_raw: int = MAX_RAW_BYTES) -> G
                 damaged[number].append(f"{file.name}: cannot be read ({reason})")
             continue
         gathered.num_read += 1
+        gathered.values[number].append((file.step, values))
         if shares is not None:
             gathered.shaping[number].append([file.step, *shares])
         for row in rows:

@@ -206,15 +206,19 @@ def test_a_stale_attempt_takes_nothing_back(small_config, tmp_path, events):
     assert (tmp_path / ".global_step_1.attempt_2.abc.unfinished").is_dir()
 
 
-def test_more_workers_than_cores_are_warned_of(small_config, tmp_path, events, monkeypatch, capsys):
+def test_more_workers_than_cores_are_warned_of_or_refused(small_config, tmp_path, events, monkeypatch, capsys):
     monkeypatch.setattr(session_module, "available_cores", lambda: 2)
-    line = "warning: trainer.n_gpus_per_node=8: 8 workers on 2 cores, each a process with models and an engine of its "
-    for workers in (8, 2):
+    line = "warning: trainer.n_gpus_per_node=6: 6 workers on 2 cores, each a process with models and an engine of its "
+    for workers in (6, 2):
         folder = tmp_path / str(workers)
         with training_run(small_config, folder, n_gpus_per_node=workers) as run:
             run.start("workers", (), {})
         told = [text for text in capsys.readouterr().out.splitlines() if text.startswith("warning: trainer.n_gpus")]
-        assert [text[: len(line)] for text in told] == ([line] if workers == 8 else [])
+        assert [text[: len(line)] for text in told] == ([line] if workers == 6 else [])
+    refusal = "trainer.n_gpus_per_node=8: 8 workers on 2 cores, each a process with models and an engine; set trainer."
+    with training_run(small_config, tmp_path / "8", n_gpus_per_node=8) as run, pytest.raises(ConfigError) as refused:
+        run.start("workers", (), {})
+    assert str(refused.value) == f"{refusal}n_gpus_per_node=2"
     # Engines of their own are workers too, and fewer models alone would not do.
     small_config = changed(small_config, rollout={"nnodes": 1, "n_gpus_per_node": 2})
     with training_run(small_config, tmp_path / "pool", n_gpus_per_node=1) as run:

@@ -157,13 +157,15 @@ def test_steps_of_a_summary_that_may_be_damaged(text: str, steps: int, tmp_path:
 
 
 @pytest.mark.slow
-def test_wandb_writes_its_run_into_the_runs_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_wandb_writes_its_run_into_the_runs_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd):
     monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_SILENT", "true")
     check_trackers(["wandb"])
     tracker = make_tracker(tmp_path, ["wandb"])
     tracker.log(1, {"score/mean": 0.25})
     tracker.close()
+    # Where to find the run, and not a line for each metric.
+    shown = capfd.readouterr().err
+    assert "Run data is saved locally" in shown and "score/mean" not in shown
     identity = (tmp_path / "wandb_id.txt").read_text()
     (record,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
     # A process of wandb's own writes the file, and may still do so when the run is closed.

@@ -1,5 +1,7 @@
 """``verl-report``: what it writes, and what it says of mistakes."""
 
+import json
+import re
 import resource
 import sys
 from pathlib import Path
@@ -50,6 +52,21 @@ def test_mistakes_are_named(tmp_path, monkeypatch, arguments, message):
     with pytest.raises(SystemExit) as stopped:
         run(monkeypatch, *arguments)
     assert str(stopped.value).startswith(message)
+
+
+def test_runs_are_listed_with_the_newest_first(tmp_path, monkeypatch, capsys):
+    started = {"old": None, "a": "2026-01-02T03:04:05+00:00", "b": "2026-01-03T00:00:00+00:00"}
+    for name, time in started.items():
+        folder = write_run(tmp_path / name)
+        if time:
+            (folder / "start.json").write_text(json.dumps({"started": time}))
+    (folder / "summary.json").write_text('{"step": 6}')
+    run(monkeypatch, tmp_path, "--list")
+    header, *rows = (re.split(r" {2,}", line.strip()) for line in capsys.readouterr().out.splitlines())
+    assert header == ["started", "experiment", "steps", "score", "validation pass@1", "folder"]
+    first = ["b", "6", "0.544", "50.0% to 57.4%", str(tmp_path / "b")]
+    assert rows[0] == ["2026-01-03 00:00", *first] and rows[1][:3] == ["2026-01-02 03:04", "a", "6 of 6"]
+    assert rows[2][:2] == ["-", "old"]
 
 
 def test_folders_that_unpack_to_any_size_are_read_within_a_limit(tmp_path, monkeypatch, capsys):

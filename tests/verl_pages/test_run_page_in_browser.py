@@ -61,7 +61,7 @@ def test_the_page_works_in_a_browser(browser, tmp_path: Path):
     assert values[1] == ["actor.optim.lr", "trainer.default_local_dir", "trainer.experiment_name"]
     assert values[2] == ["gen", "update_actor"]
     busy = "engines busy 66.7% of the time, trainer busy 33.3% of the time"
-    for shown in (busy, "step 0", 1, ["0", "8", "6", "7"]):
+    for shown in (busy, "step 0, before training", 1, ["0", "8", "6", "7"]):
         assert shown in values
     assert ["After 0 steps it is \\boxed{8}.", "After 6 steps it is \\boxed{7}."] in values
     assert values[-1] == ["ER, layer 1", "20", "26", "+6"]
@@ -176,6 +176,21 @@ def test_seeds_are_one_line_with_a_band(browser, tmp_path: Path):
     (tip,) = (shown for shown in browser(make_page(runs)[0], steps) if isinstance(shown, list))
     # 0.5 + tanh(6 / 40) / 2 and 1 and 2 hundredths more
     assert tip[0] == "step 6" and {"58.4%", "57.4% to 59.4%"} <= set(tip)
+
+
+def test_histograms_belong_to_the_runs_shown(browser, tmp_path: Path):
+    runs = [write_run(tmp_path / "a"), write_run(tmp_path / "b", lr=1.0, num_tokens=20)]
+    lengths = "[...document.querySelectorAll('#distributions .histogram')].filter((e) => !e.hidden && /^Tokens/.test(e.innerText))"
+    steps = [
+        # All responses of a run are in one bin of each of the steps 2, 4 and 6.
+        value(f"{lengths}.map((e) => e.querySelectorAll('.bin').length)"),
+        press("End", "document.querySelectorAll('#distributions svg[role]')[1]"),
+        value(TIP),
+        value("document.querySelectorAll('#runs button')[0].click()"),
+        until(f"{lengths}.length === 1"),
+    ]
+    bins, tip = (shown for shown in browser(make_page(runs)[0], [DRAWN, *steps]) if isinstance(shown, list))
+    assert bins == [3, 3] and tip == ["step 6", "19.58 to 20", "100.0%"]
 
 
 def test_samples_are_read_by_keyboard(browser, tmp_path: Path):

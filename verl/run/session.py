@@ -42,6 +42,9 @@ from verl.utils.process import available_cores
 
 T = TypeVar("T")
 
+MAX_WORKERS_PER_CORE = 3
+"""Maximum number of workers per core of a single machine without GPUs; veRL's default of 8 suits GPU machines."""
+
 RELEASE_S = 30.0
 """Seconds to wait for Ray to shut down, which may hang if the cluster has lost its head."""
 
@@ -225,8 +228,7 @@ class TrainingRun(RaySession):
         workers = f"{self.world_size} {self.device_type} worker{'s' * (self.world_size > 1)}"
         self.display.say(f"{trainer.experiment_name}: {self.steps} steps on {workers}, into {self.folder}")
         if self.device_type == "cpu" and not cluster_address():
-            for line in self._crowding(available_cores()):
-                self.display.say(f"warning: {line}")
+            self._check_crowding(available_cores())
         if trainer.saves_nothing(self.steps):
             self.display.say(
                 "warning: trainer.save_freq=-1: the model is lost when the run ends; set it to 0 to keep it"
@@ -266,20 +268,24 @@ class TrainingRun(RaySession):
         self.resources.callback(group.close)
         return group
 
-    def _crowding(self, cores: int) -> list[str]:
-        """Return a warning if there are more workers, each a process with its own model, than cores on this machine."""
+    def _check_crowding(self, cores: int) -> None:
+        """Warn if there are more workers, each a process with its own model, than cores on this machine.
+
+        Raises:
+            ConfigError: If there are more than ``MAX_WORKERS_PER_CORE`` workers per core.
+        """
         engines = math.prod(self.pool)
         count, options = self.world_size + engines, f"trainer.n_gpus_per_node={self.workers_per_node}"
         if count <= cores:
-            return []
+            return
         fix = f"set trainer.n_gpus_per_node={max(1, cores)}"
         if engines:
             options += f" rollout.nnodes={self.pool[0]} rollout.n_gpus_per_node={self.pool[1]}"
             fix = "lower both, or set both options of rollout to 0"
-        return [
-            f"{options}: {count} workers on {cores} core{'s' * (cores > 1)}, each a process with models and an engine "
-            f"of its own: minutes to start, and perhaps all memory; {fix}"
-        ]
+        line = f"{options}: {count} workers on {cores} core{'s' * (cores > 1)}, each a process with models and an engine"
+        if count > MAX_WORKERS_PER_CORE * cores:
+            raise ConfigError(f"{line}; {fix}")
+        self.display.say(f"warning: {line} of its own: minutes to start, and perhaps all memory; {fix}")
 
     def _supervision(self, engines: bool) -> Supervision:
         """Return the supervision of either the trainers or the separate engines."""

@@ -70,6 +70,7 @@ const stepAxis = () => ({
   ticks: (low, high, number) => niceTicks(low, high, number).ticks.filter((step) => Number.isInteger(step)),
   tipTitle: (step) => {
     const first = Math.floor(step / data.width) * data.width;
+    if (!step) return "step 0, before training";
     return data.width > 1 ? `steps ${count(first)} to ${count(Math.min(first + data.width - 1, data.last))}` : `step ${count(step)}`;
   },
   near: data.width,

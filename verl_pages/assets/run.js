@@ -26,7 +26,8 @@ const owners = () => (shown.together ? data.groups.map((group, g) => [group, gro
 function lookOf(panel, s, owner) {
   const meaning = MEANINGS[panel.series[s]];
   const place = panel.series.slice(0, s).filter((name) => !MEANINGS[name]).length + (severalRuns && panel.series.some((name) => MEANINGS[name]) ? 2 : 0);
-  const turn = severalRuns ? place : Math.floor(place / data.styles.length);
+  // Of a few lines all have their own dash, so that two in one place are both seen.
+  const turn = severalRuns || panel.series.length <= 3 ? place : Math.floor(place / data.styles.length);
   const look = { dash: DASHES[turn % DASHES.length], ...(severalRuns ? {} : data.styles[place % data.styles.length]), ...meaning };
   return severalRuns ? { ...look, ...owner } : look;
 }
@@ -80,6 +81,7 @@ const drawPanel = (figure) => figure.replaceChildren(...panelParts(viewOf(data.p
 let drawRound = 0;
 async function redraw() {
   const round = ++drawRound;
+  for (const figure of document.querySelectorAll("[data-run]")) figure.hidden = !shown.runs.has(Number(figure.dataset.run));
   const waiting = [];
   for (const figure of document.querySelectorAll("[data-panel]")) {
     const { layer } = data.panels[Number(figure.dataset.panel)];
@@ -121,9 +123,10 @@ function makeSections() {
   for (const [section, title] of Object.entries(data.sections)) {
     const panels = [...data.panels.entries()].filter(([, panel]) => panel.section === section);
     const table = section === "speed" ? phaseTable() : null;
-    if (!panels.length && !table) continue;
+    const pictures = { speed: timelines, distributions: histograms }[section]?.() || [];
+    if (!panels.length && !table && !pictures.length) continue;
     const grid = el("div", { class: "panels" }, ...panels.map(([i, panel]) =>
-      el("div", { class: "panel waiting", "data-panel": i }, panelHead(headOf(panel)))), ...(section === "speed" ? timelines() : []));
+      el("div", { class: "panel waiting", "data-panel": i }, panelHead(headOf(panel)))), ...pictures);
     const head = el("h2", { id: `${section}-title` }, title);
     const parts = section === "others" ? [foldedPanels(panels, head, grid)] : [head, table, grid];
     byId("sections").append(el("section", { id: section, "aria-labelledby": `${section}-title` }, ...parts));
@@ -185,7 +188,7 @@ function stepsOf(run) {
   return `${count(run.steps)}${run.planned > run.steps ? ` of ${count(run.planned)}` : ""}, not finished`;
 }
 
-const atStep = ([value, step]) => el("span", {}, `${percent(value)}% `, el("small", {}, `step ${count(step)}`));
+const atStep = ([value, step]) => el("span", {}, `${percent(value)}% `, el("small", {}, step ? `step ${count(step)}` : "before training"));
 const COLUMNS = [
   ["reward that is learned from", "reward", short], ["verifiers' score", "score", short], ["pass@1 in training", "training", (value) => `${percent(value)}%`],
   ["validation, first", "first", atStep], ["validation, last", "last", atStep], ["validation, best", "best", atStep],

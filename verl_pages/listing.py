@@ -1,0 +1,47 @@
+"""Prints a table of training runs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from verl.utils.portable import printable
+from verl_pages.run import overview_figures, runs_in
+from verl_pages.run_folder import RunFolder, read_run
+
+WIDTH = 160
+"""Columns of the table when the output is not a terminal."""
+
+
+def print_runs(folders: Sequence[Path], console: Console | None = None) -> None:
+    """Print a table of the runs in these folders, the last started first.
+
+    Raises:
+        ConfigError: A folder neither is nor contains a run folder.
+    """
+    paths = [run for folder in folders for run in runs_in(folder)]
+    runs = sorted((read_run(path, str(path)) for path in paths), key=_started, reverse=True)
+    table = Table("started", "experiment", "steps", "score", "validation pass@1", "folder", box=None, pad_edge=False)
+    for run in runs:
+        table.add_row(*map(printable, _cells(run)))
+    console = console or Console(markup=False, highlight=False)
+    if not console.is_terminal:
+        console.width = WIDTH
+    console.print(table)
+
+
+def _started(run: RunFolder) -> str:
+    """Return the start time in ISO format; runs of older versions come last."""
+    return str(run.start.get("started") or "")
+
+
+def _cells(run: RunFolder) -> list[str]:
+    planned = run.option("trainer.total_training_steps")
+    steps = str(run.last_step) if run.summary else f"{run.last_step} of {planned}" if planned else f"{run.last_step}, ..."
+    figures: dict[str, Any] = dict(overview_figures(run))
+    score = f"{figures['score']:.3g}" if "score" in figures else "-"
+    passes = " to ".join(f"{figures[name][0]:.1%}" for name in ("first", "last") if name in figures) or "-"
+    started = _started(run)[:16].replace("T", " ") or "-"
+    return [started, run.option("trainer.experiment_name") or "-", steps, score, passes, str(run.path)]
