@@ -42,6 +42,7 @@ from verl.trainer.logging.rollout_metrics import (
 from verl.trainer.logging.speed import BATCH, Work, step_metrics
 from verl.trainer.ppo.advantages import AdvantageEstimation
 from verl.trainer.ppo.ahead import StepAhead
+from verl.trainer.ppo.batch_check import FREQUENCY, check_batch
 from verl.trainer.ppo.resampled import FIRST, original
 from verl.trainer.ppo.rollout_scheduler import RolloutScheduler, SampledStep
 from verl.trainer.ppo.samples import SampleLogger
@@ -87,7 +88,7 @@ class RayPPOTrainer(Trainer):
         self.method: MethodCalls = scheduler.method
         self.calculator = calculator
         self.samples = samples
-        self.logged_prefix_note = self.listed_operations = self.looked_at_scores = False
+        self.logged_prefix_note = self.listed_operations = self.looked_at_scores = self.checked_batch = False
         self.loss = loss
         self.policy = scheduler.policy
         policy, critic = self.policy, config.critic
@@ -126,6 +127,7 @@ class RayPPOTrainer(Trainer):
             self._compute_outputs(batch)
             self._collect_verdicts(sampled, batch)
             rows = self._compute_advantages(batch, sampled.greedy)
+            self._check(batch, rows)
             self.metrics |= self.updates.update_critic(batch, rows, step)
             self._update_actor(batch, rows)
             self._compare_policies(batch)
@@ -286,6 +288,15 @@ class RayPPOTrainer(Trainer):
             return self.advantages.resampled_rows(batch, self.step)
         # Skip responses that only contribute to the statistics of their group.
         return batch.learned.nonzero().flatten() if self.method.overrides("learn_from") else None
+
+    def _check(self, batch: Batch, rows: Tensor | None) -> None:
+        """Check the first batch of this process, and then one every ``FREQUENCY`` steps."""
+        if self.checked_batch and self.step % FREQUENCY:
+            return
+        self.checked_batch, config, scheduler = True, self.config, self.scheduler
+        group_size = None if self.method.overrides("learn_from") else config.rollout.n
+        words = (scheduler.tokenizer, scheduler.stop_strings)
+        check_batch(batch, rows, self.step, group_size, *words, repeats=config.algorithm.use_pf_ppo)
 
     def _greedy_rewards(self, greedy: Batch) -> Tensor:
         """Return the reward of the greedy response to each response's prompt, [B]."""

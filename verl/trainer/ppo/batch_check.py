@@ -1,0 +1,81 @@
+"""Checks before an update that a batch holds what the run promises to learn from."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from verl.batch import POLICY, Batch
+from verl.cluster.failures import WorkerError
+from verl.rollout.environments.conversations import policy_texts
+
+FREQUENCY = 50
+"""Steps between two checks; the first step of a process is also checked."""
+
+MAX_DECODED = 64
+"""Maximum number of responses whose tokens are decoded again."""
+
+
+def check_batch(
+    batch: Batch,
+    rows: Tensor | None,
+    step: int,
+    group_size: int | None,
+    tokenizer: PreTrainedTokenizerBase,
+    stop_strings: Sequence[str],
+    repeats: bool = False,
+) -> None:
+    """Check prompts, verified texts, masks and groups of a batch.
+
+    Args:
+        batch: Batch with verdicts and ``learn_mask``, B responses.
+        rows: Rows to learn from, or None for all.
+        group_size: Number of responses to each prompt, or None if a method has chosen the rows.
+        repeats: Whether a row may be learned from more than once.
+
+    Raises:
+        WorkerError: If the batch is inconsistent, which would be a mistake in VERL or in a custom method.
+    """
+    for found in _violations(batch, rows, step, group_size, tokenizer, stop_strings, repeats):
+        raise WorkerError(
+            f"step {step}: the batch is inconsistent, so nothing is learned from it: {found}. This is a mistake in VERL "
+            "or in trainer.method; report it with the run's config.yaml"
+        )
+
+
+def _violations(
+    batch: Batch,
+    rows: Tensor | None,
+    step: int,
+    group_size: int | None,
+    tokenizer: PreTrainedTokenizerBase,
+    stop_strings: Sequence[str],
+    repeats: bool,
+) -> Iterator[str]:
+    # 1. Every row has the tokens of its own prompt.
+    ends = batch.lengths.cumsum(0)
+    for row, (start, length) in enumerate(zip((ends - batch.lengths).tolist(), batch.prompt_lengths.tolist(), strict=True)):
+        if batch.tokens[start : start + length].tolist() != list(batch.records[row].input_ids):
+            yield f"response {row} has another prompt than its record"
+    # 2. The verifiers read the text of the row's own tokens.
+    chosen = torch.linspace(0, len(batch) - 1, min(len(batch), MAX_DECODED)).round().long()
+    texts = policy_texts(batch[chosen], tokenizer, stop_strings)
+    for row, text in zip(chosen.tolist(), texts, strict=True):
+        if text != batch.texts[row]:
+            yield f"the verifiers read {batch.texts[row]!r:.80} for response {row}, whose tokens are {text!r:.80}"
+    # 3. Only tokens that the policy sampled are learned from, with weights that existed.
+    if "source" in batch and (batch.learn_mask & (batch.source != POLICY)).any():
+        yield "tokens that the environment wrote would be learned from"
+    if not batch.rollout_logprobs[batch.learn_mask].isfinite().all():
+        yield "tokens without an engine's log-probability would be learned from"
+    if "version" in batch and (batch.version >= step).any():
+        yield f"tokens were sampled with version {int(batch.version.max())} of the weights, which does not exist yet"
+    # 4. Groups are complete, and no row is learned from twice.
+    if group_size is not None:
+        groups, counts = batch.group.unique(return_counts=True)
+        for group, count in zip(groups.tolist(), counts.tolist(), strict=True):
+            if count % group_size:
+                yield f"group {group} has {count} responses instead of rollout.n={group_size}"
+    if rows is not None and not repeats and len(rows.unique()) < len(rows):
+        yield "a response would be learned from twice"
