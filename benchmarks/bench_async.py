@@ -22,7 +22,7 @@ from bench_report import head, parser, provenance, table, write_report
 
 from verl.batch import Batch
 from verl.config import PPOConfig, load_config
-from verl.data.prompt_rows import PromptRecord
+from verl.data.prompt_record import PromptRecord
 from verl.method.calls import MethodCalls
 from verl.rollout.queue import EngineCapacity
 from verl.rollout.requests import ResponseRequests

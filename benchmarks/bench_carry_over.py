@@ -23,7 +23,7 @@ from bench_async import lengths, prompts, scheduler
 from bench_report import head, parser, provenance, table, take_turns, write_report
 
 from verl.batch import Batch
-from verl.rollout import engine_environment
+from verl.rollout.engines import engine_environment
 from verl.rollout.requests import ResponseRequests
 from verl.trainer.logging.speed import PhaseTimer
 from verl.utils.distributed import WorkerPlace

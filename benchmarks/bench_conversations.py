@@ -19,7 +19,7 @@ import torch
 from verl.batch import EPISODE, POLICY, Batch
 from verl.config.load import load_config
 from verl.config.ppo import PPOConfig
-from verl.data.prompt_rows import PromptRecord
+from verl.data.prompt_record import PromptRecord
 from verl.models.tokenizer import load_tokenizer
 from verl.rollout.environments.conversations import ConversationSetup
 from verl.rollout.environments.pool import EnvironmentPool

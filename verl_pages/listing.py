@@ -39,7 +39,7 @@ def _started(run: RunFolder) -> str:
 
 def _cells(run: RunFolder) -> list[str]:
     planned = run.option("trainer.total_training_steps")
-    steps = str(run.last_step) if run.summary else f"{run.last_step} of {planned}" if planned else f"{run.last_step}, ..."
+    steps = f"{run.last_step} of {planned}" if planned and not run.summary else str(run.last_step)
     figures: dict[str, Any] = dict(overview_figures(run))
     score = f"{figures['score']:.3g}" if "score" in figures else "-"
     passes = " to ".join(f"{figures[name][0]:.1%}" for name in ("first", "last") if name in figures) or "-"

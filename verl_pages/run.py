@@ -295,6 +295,7 @@ def _listed(differences: Sequence[str]) -> str:
 
 def overview_figures(run: RunFolder) -> Iterator[tuple[str, Any]]:
     """Yield the figures of a run's overview by name; validations are ``[pass@1, step]``."""
+
     def values(name: str) -> Any:
         series = run.metrics.get(name)
         return None if series is None else series.values[np.isfinite(series.values)]

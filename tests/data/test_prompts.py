@@ -14,7 +14,7 @@ from tests.kit import data_options, jsonl, parquet, user_code
 from tests.tables import refusals
 from verl.config import DataConfig
 from verl.config.data import CustomDatasetConfig
-from verl.data.prompt_rows import PromptRecord
+from verl.data.prompt_record import PromptRecord
 from verl.data.prompts import PromptDataset, train_loader, val_batches
 from verl.data.records import rl_record
 from verl.data.templates import BOXED as IN_TEMPLATES

@@ -5,7 +5,7 @@ import torch
 
 from tests.kit import data_options, user_code
 from verl.batch import ENVIRONMENT, POLICY, Batch
-from verl.data.prompt_rows import PromptRecord
+from verl.data.prompt_record import PromptRecord
 from verl.data.teacher_prompts import TeacherPrompts
 
 SOURCE = """

@@ -9,7 +9,7 @@ from conftest import changed, rank_columns
 
 from verl.batch import Batch
 from verl.config import PPOConfig
-from verl.data.prompt_rows import PromptRecord
+from verl.data.prompt_record import PromptRecord
 from verl.method.calls import MethodCalls
 from verl.verifiers.verdict import Verdict
 

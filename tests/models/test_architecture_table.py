@@ -6,7 +6,7 @@ from transformers import LlamaConfig
 
 from tests.kit import ROOT, changed
 from tests.vllm_patches import zoo
-from verl.rollout import NOT_WITH_VLLM, check_engine_model, cpu_head_sizes
+from verl.rollout.engines import NOT_WITH_VLLM, check_engine_model, cpu_head_sizes
 
 
 def table(page: Path, heading: str) -> list[list[str]]:

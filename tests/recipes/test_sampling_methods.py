@@ -9,7 +9,7 @@ from conftest import changed
 
 from tests.kit import ppo_config, stored
 from tests.method.batches import RECORDS, batch_of
-from verl.data.prompt_rows import PromptRecord
+from verl.data.prompt_record import PromptRecord
 from verl.method import Method, ReplayBuffer, StepOutcome
 from verl.recipes.adaptive_dapo import AdaptiveBatches
 from verl.recipes.common import hint

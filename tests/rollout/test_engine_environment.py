@@ -1,6 +1,6 @@
 """The environment that worker processes get for their engine."""
 
-from verl.rollout import engine_environment
+from verl.rollout.engines import engine_environment
 
 SHARED_MEMORY = ("VLLM_ALLREDUCE_USE_SYMM_MEM", "VLLM_ALLREDUCE_USE_FLASHINFER")
 

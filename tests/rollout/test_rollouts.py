@@ -19,8 +19,9 @@ from verl.batch import Batch
 from verl.cluster.failures import WorkerError
 from verl.config import ConfigError, PPOConfig
 from verl.config.rollout import SamplingConfig
-from verl.data.prompt_rows import PromptRecord
-from verl.rollout import engine_environment, shared_memory
+from verl.data.prompt_record import PromptRecord
+from verl.rollout import shared_memory
+from verl.rollout.engines import engine_environment
 from verl.rollout.requests import EngineModel, ResponseRequests
 from verl.rollout.shared_memory import private_shared_memory
 from verl.rollout.vllm_engine import engine_options, naming_own_metrics

@@ -7,7 +7,7 @@ import torch
 
 from verl.batch import Batch
 from verl.config.rollout import SamplingConfig
-from verl.data.prompt_rows import PromptRecord
+from verl.data.prompt_record import PromptRecord
 from verl.rollout.environments.conversations import ConversationSetup, add_rank_metrics, new_conversations, to_rows
 from verl.rollout.requests import ResponseRequests, response_stream
 from verl.single_controller.generation import Generation

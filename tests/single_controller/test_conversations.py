@@ -13,7 +13,7 @@ import torch
 from tests.conftest import shipped_config
 from tests.single_controller.rounds import in_rounds
 from verl.batch import ENVIRONMENT, POLICY, Batch
-from verl.data.prompt_rows import PromptRecord
+from verl.data.prompt_record import PromptRecord
 from verl.rollout.environments.conversations import ConversationSetup, policy_turns
 from verl.rollout.environments.pool import Answer, Step
 from verl.rollout.queue import EngineCapacity

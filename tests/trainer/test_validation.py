@@ -9,7 +9,7 @@ from conftest import changed, rank_columns
 from tests.kit import ppo_config
 from verl.batch import Batch
 from verl.config import PPOConfig
-from verl.data.prompt_rows import PromptRecord
+from verl.data.prompt_record import PromptRecord
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.reward_manager import RewardManager
 from verl.trainer.validation import Validator

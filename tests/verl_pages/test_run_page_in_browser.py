@@ -180,7 +180,8 @@ def test_seeds_are_one_line_with_a_band(browser, tmp_path: Path):
 
 def test_histograms_belong_to_the_runs_shown(browser, tmp_path: Path):
     runs = [write_run(tmp_path / "a"), write_run(tmp_path / "b", lr=1.0, num_tokens=20)]
-    lengths = "[...document.querySelectorAll('#distributions .histogram')].filter((e) => !e.hidden && /^Tokens/.test(e.innerText))"
+    shown = "[...document.querySelectorAll('#distributions .histogram')].filter((e) => !e.hidden"
+    lengths = f"{shown} && /^Tokens/.test(e.innerText))"
     steps = [
         # All responses of a run are in one bin of each of the steps 2, 4 and 6.
         value(f"{lengths}.map((e) => e.querySelectorAll('.bin').length)"),
@@ -189,7 +190,7 @@ def test_histograms_belong_to_the_runs_shown(browser, tmp_path: Path):
         value("document.querySelectorAll('#runs button')[0].click()"),
         until(f"{lengths}.length === 1"),
     ]
-    bins, tip = (shown for shown in browser(make_page(runs)[0], [DRAWN, *steps]) if isinstance(shown, list))
+    bins, tip = (found for found in browser(make_page(runs)[0], [DRAWN, *steps]) if isinstance(found, list))
     assert bins == [3, 3] and tip == ["step 6", "19.58 to 20", "100.0%"]
 
 

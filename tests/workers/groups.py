@@ -12,10 +12,10 @@ from transformers import PreTrainedTokenizerBase
 from verl.batch import Batch
 from verl.config import PPOConfig
 from verl.config.rollout import SamplingConfig
-from verl.data.prompt_rows import PromptRecord
+from verl.data.prompt_record import PromptRecord
 from verl.data.prompts import PromptDataset
 from verl.models.learner import Learner
-from verl.rollout import engine_environment
+from verl.rollout.engines import engine_environment
 from verl.single_controller.generation import generate_responses
 from verl.single_controller.worker_group import WorkerGroup
 

@@ -13,9 +13,9 @@ from tests.kit import changed
 from tests.workers.groups import all_prompts, sample, scored, start_group
 from verl.checkpoint.shards import CheckpointWorker
 from verl.config import PPOConfig
-from verl.data.prompt_rows import PromptRecord
+from verl.data.prompt_record import PromptRecord
 from verl.rank.calculator import RepresentationMetricsCalculator
-from verl.rollout import end_tokens
+from verl.rollout.engines import end_tokens
 from verl.rollout.queue import EngineCapacity
 from verl.single_controller.worker_group import WorkerGroup
 from verl.workers.hybrid import HybridWorker

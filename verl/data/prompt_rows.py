@@ -1,13 +1,13 @@
 """Converts rows in veRL's layout to tokenized prompts."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from verl.config.data import DataConfig
 from verl.config.errors import ConfigError
+from verl.data.prompt_record import PromptRecord
 from verl.data.records import parse_json, read_chat, read_tools
 from verl.data.templates import (
     check_template,
@@ -25,32 +25,6 @@ ONE_TURN_AGENT = "single_turn_agent"
 """Agent name in veRL's records for single-turn responses."""
 TOOL_AGENT = "tool_agent"
 """Agent name in veRL's records for responses with tool calls."""
-
-
-@dataclass(frozen=True)
-class PromptRecord:
-    """A tokenized prompt with the inputs for its verifier."""
-
-    uid: int
-    """Index in the dataset."""
-    input_ids: list[int]
-    data_source: str
-    """Name of the verifier."""
-    ground_truth: Any
-    """The answer as a JSON value; null is allowed only with a custom reward function."""
-    extra_info: Mapping[str, Any]
-    messages: list[dict[str, Any]]
-    """The chat in the file; a plain text becomes one user message."""
-    opens_thought: bool
-    """Whether the prompt ends with ``<think>``."""
-    tools: Sequence[Mapping[str, Any]] = ()
-    """Tools that the file describes to the chat template, in place of the run's."""
-
-    @property
-    def asks_for_hashes(self) -> bool:
-        """Whether the prompt asks for the answer after ``####``, as in GSM8K's solutions, rather than in a box."""
-        text = "\n".join(message["content"] or "" for message in self.messages)
-        return "####" in text and "boxed" not in text
 
 
 NOTES = {

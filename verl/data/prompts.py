@@ -12,7 +12,8 @@ from transformers import PreTrainedTokenizerBase
 from verl.config.data import DataConfig
 from verl.config.errors import ConfigError
 from verl.data.files import read_rows
-from verl.data.prompt_rows import PromptReader, PromptRecord, read_extra_info
+from verl.data.prompt_record import PromptRecord
+from verl.data.prompt_rows import PromptReader, read_extra_info
 from verl.data.records import split_solution
 from verl.data.samplers import CustomSampler, MixingSampler, ResumableRandomSampler, batch_loader
 from verl.rewards.registry import custom_columns

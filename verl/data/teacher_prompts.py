@@ -8,7 +8,8 @@ from transformers import PreTrainedTokenizerBase
 from verl.batch import Batch
 from verl.config.data import DataConfig
 from verl.config.errors import ConfigError
-from verl.data.prompt_rows import PromptRecord, read_messages, render
+from verl.data.prompt_record import PromptRecord
+from verl.data.prompt_rows import read_messages, render
 from verl.utils.user_code import UserFunction
 
 

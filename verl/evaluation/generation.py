@@ -12,11 +12,11 @@ from transformers import PreTrainedTokenizerBase
 from verl.batch import Batch
 from verl.config.evaluation import EvaluationConfig
 from verl.config.rollout import SamplingConfig, SamplingFilters
-from verl.data.prompt_rows import PromptRecord
+from verl.data.prompt_record import PromptRecord
 from verl.evaluation.display import EvaluationDisplay
 from verl.evaluation.store import SampleStore, StoredSample
 from verl.evaluation.tasks import EvaluationTask, chat_arguments, engine_model
-from verl.rollout import engine_environment
+from verl.rollout.engines import engine_environment
 from verl.rollout.environments.conversations import ConversationSetup, conversation_parts, policy_texts
 from verl.rollout.environments.pool import COUNTS, ENVIRONMENT_LOG, EnvironmentPool
 from verl.rollout.requests import EngineModel, ResponseRequests, sample_stream

@@ -38,7 +38,7 @@ from verl.models.hub import fetch_model, model_digest
 from verl.models.info import ModelInfo, check_weights
 from verl.models.tokenizer import load_tokenizer
 from verl.rewards import check_ground_truth, use_custom_functions
-from verl.rollout import check_head_size
+from verl.rollout.engines import check_head_size
 from verl.rollout.environments.conversations import check_conversations, with_tools
 from verl.rollout.requests import EngineModel, resolve_dtype
 from verl.run.session import RaySession

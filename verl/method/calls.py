@@ -19,7 +19,7 @@ from verl.batch import Batch
 from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
 from verl.config.rollout import SamplingConfig
-from verl.data.prompt_rows import PromptRecord
+from verl.data.prompt_record import PromptRecord
 from verl.method.method import Method, StepOutcome
 from verl.utils.json_state import UserState
 from verl.utils.user_code import check_finite, check_signature, check_tensor, load_code, user_code

@@ -10,7 +10,8 @@ from transformers import PreTrainedTokenizerBase
 from verl.batch import Batch
 from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
-from verl.data.prompt_rows import PromptRecord, render
+from verl.data.prompt_record import PromptRecord
+from verl.data.prompt_rows import render
 from verl.data.records import read_chat
 from verl.data.templates import opens_thought
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from verl.batch import Batch
 from verl.batch.state import batch_from_state, batch_state
-from verl.data.prompt_rows import PromptRecord
+from verl.data.prompt_record import PromptRecord
 
 
 class ReplayBuffer:

@@ -15,7 +15,7 @@ import math
 from typing import Any
 
 from verl.batch import Batch
-from verl.data.prompt_rows import PromptRecord
+from verl.data.prompt_record import PromptRecord
 from verl.method import Method, StepOutcome
 
 

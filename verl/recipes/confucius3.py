@@ -8,7 +8,7 @@ from torch import Tensor
 from verl.algorithms.advantages.groups import group_means
 from verl.algorithms.losses import LossInputs, policy_loss, ppo_clip_loss
 from verl.batch import Batch
-from verl.data.prompt_rows import PromptRecord
+from verl.data.prompt_record import PromptRecord
 from verl.method import Method, ReplayBuffer
 
 

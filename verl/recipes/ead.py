@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from verl.data.prompt_rows import PromptRecord
+from verl.data.prompt_record import PromptRecord
 from verl.method import Method
 
 

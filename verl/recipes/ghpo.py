@@ -6,7 +6,7 @@ As in the authors' code, the hint is a prefix of the solution, measured in chara
 from collections.abc import Sequence
 
 from verl.batch import Batch
-from verl.data.prompt_rows import PromptRecord
+from verl.data.prompt_record import PromptRecord
 from verl.method import Method
 from verl.recipes.common import HINT, with_hint
 

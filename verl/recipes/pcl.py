@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verl.data.prompt_rows import PromptRecord
+from verl.data.prompt_record import PromptRecord
 from verl.method import Method, StepOutcome
 
 

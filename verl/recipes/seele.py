@@ -19,7 +19,7 @@ import torch
 
 from verl.batch import Batch
 from verl.config.errors import ConfigError
-from verl.data.prompt_rows import PromptRecord
+from verl.data.prompt_record import PromptRecord
 from verl.method import Method
 from verl.recipes.common import with_hint
 

@@ -7,7 +7,7 @@ sent, so they must determine its state; if the live environment is unavailable, 
 import json
 from typing import Any
 
-from verl.data.prompt_rows import PromptRecord
+from verl.data.prompt_record import PromptRecord
 from verl.rollout.environments.tools import Turn
 
 MOST_LIVE = 64

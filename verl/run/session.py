@@ -282,7 +282,9 @@ class TrainingRun(RaySession):
         if engines:
             options += f" rollout.nnodes={self.pool[0]} rollout.n_gpus_per_node={self.pool[1]}"
             fix = "lower both, or set both options of rollout to 0"
-        line = f"{options}: {count} workers on {cores} core{'s' * (cores > 1)}, each a process with models and an engine"
+        line = (
+            f"{options}: {count} workers on {cores} core{'s' * (cores > 1)}, each a process with models and an engine"
+        )
         if count > MAX_WORKERS_PER_CORE * cores:
             raise ConfigError(f"{line}; {fix}")
         self.display.say(f"warning: {line} of its own: minutes to start, and perhaps all memory; {fix}")

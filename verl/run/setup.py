@@ -12,7 +12,7 @@ from verl.config.checks import require
 from verl.config.errors import ConfigError, Mistakes
 from verl.config.ppo import PPOConfig
 from verl.config.rewards import RewardScoreConfig
-from verl.data.prompt_rows import PromptRecord
+from verl.data.prompt_record import PromptRecord
 from verl.data.prompts import PromptDataset, train_loader, val_batches
 from verl.data.teacher_prompts import TeacherPrompts
 from verl.data.templates import check_template, find_template, stop_strings
@@ -25,7 +25,7 @@ from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.token_metrics import check_token_metrics
 from verl.rewards import use_custom_functions
 from verl.rewards.pool import VerifierPool
-from verl.rollout import check_engine_model, end_tokens
+from verl.rollout.engines import check_engine_model, end_tokens
 from verl.rollout.environments.conversations import ConversationSetup, check_conversations, with_tools
 from verl.rollout.environments.pool import EnvironmentPool
 from verl.run.tracker_backends import check_trackers

@@ -215,9 +215,9 @@ def _wandb_backend(run: RunInfo) -> Backend:
     own_id = id_file.read_text().strip()
     # At the end wandb would print hundreds of lines on the metrics, between the last step and the run's own tables.
     settings = wandb.Settings() if "WANDB_QUIET" in os.environ else wandb.Settings(quiet=True)
-    place = {"project": run.project, "name": run.experiment, "dir": str(run.folder), "id": own_id}
+    options: dict[str, Any] = {"project": run.project, "name": run.experiment, "dir": str(run.folder), "id": own_id}
     try:
-        opened = wandb.init(**place, config=run.config, resume="allow", settings=settings)
+        opened = wandb.init(**options, config=run.config, resume="allow", settings=settings)
     except (wandb.Error, ValueError) as error:
         reason = in_one_line(error)
         raise ConfigError(f"trainer.logger='wandb': {reason}; or set WANDB_MODE=offline to record here") from error

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from transformers import PreTrainedTokenizerBase
 
 from verl.config.ppo import PPOConfig
-from verl.data.prompt_rows import PromptRecord
+from verl.data.prompt_record import PromptRecord
 from verl.method.calls import MethodCalls
 from verl.rewards.registry import rewards_boxes
 

@@ -10,7 +10,7 @@ import torch
 from verl.batch import Batch
 from verl.cluster.failures import MachineError, WorkerError
 from verl.config.rollout import SamplingConfig
-from verl.data.prompt_rows import PromptRecord
+from verl.data.prompt_record import PromptRecord
 from verl.rollout.environments.conversations import Conversations, ConversationSetup, add_rank_metrics
 from verl.rollout.queue import EngineCapacity, RequestQueue
 from verl.rollout.requests import ResponseRequests, response_stream

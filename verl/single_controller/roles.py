@@ -13,7 +13,7 @@ from torch import Tensor
 from verl.batch import Batch
 from verl.config.ppo import PPOConfig
 from verl.config.rollout import SamplingConfig
-from verl.data.prompt_rows import PromptRecord
+from verl.data.prompt_record import PromptRecord
 from verl.models.micro_batches import rows_by_value
 from verl.models.packing import prompt_index
 from verl.rollout.environments.conversations import Conversations, ConversationSetup

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from verl.batch import Batch
-from verl.data.prompt_rows import PromptRecord
+from verl.data.prompt_record import PromptRecord
 from verl.rank.calculator import RepresentationMetricsCalculator
 from verl.rank.reward_manager import RewardManager
 from verl.rank.token_metrics import fill_token_metrics

@@ -1,13 +1,12 @@
 """Serialises state as JSON, so that everything in a checkpoint except weights is readable and never unpickled."""
 
 import base64
+import sys
 import zlib
 from math import prod
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from verl.config.errors import ConfigError
 from verl.utils.user_code import user_code
@@ -23,11 +22,12 @@ def to_json(value: Any) -> Any:
     Raises:
         TypeError: If a key is not a string, or a value has an unsupported type, such as bytes or a set.
     """
-    if isinstance(value, np.ndarray):
-        value = torch.from_numpy(value)
     if isinstance(value, np.generic):
         value = value.item()
-    if isinstance(value, Tensor):
+    if isinstance(value, np.ndarray):
+        value = _torch().from_numpy(value)
+    # There are no tensors before torch is imported.
+    if "torch" in sys.modules and isinstance(value, _torch().Tensor):
         array = value.detach().cpu().contiguous().numpy()
         # Compressed, because most contain small integers: token ids, positions, versions.
         data = base64.b64encode(zlib.compress(array.tobytes(), level=1)).decode()
@@ -57,11 +57,18 @@ def from_json(value: Any) -> Any:
                 data = zlib.decompressobj().decompress(packed, size + 1)
             else:  # written by an earlier version
                 data = base64.b64decode(stored["data"])
-            return torch.from_numpy(np.frombuffer(data, dtype).reshape(shape).copy())
+            return _torch().from_numpy(np.frombuffer(data, dtype).reshape(shape).copy())
         if set(value) == {_MAPPING}:
             value = value[_MAPPING]
         return {key: from_json(entry) for key, entry in value.items()}
     return [from_json(entry) for entry in value] if isinstance(value, list) else value
+
+
+def _torch() -> Any:
+    """Import torch, which most processes of environments do not need, and which takes seconds."""
+    import torch
+
+    return torch
 
 
 class UserState:

@@ -11,8 +11,8 @@ from verl.config.ppo import PPOConfig
 from verl.models.fsdp import WeightDtype
 from verl.models.policy import Policy
 from verl.models.tokenizer import load_tokenizer
-from verl.rollout import end_tokens, make_rollout
 from verl.rollout.base import Rollout, RolloutSetup
+from verl.rollout.engines import end_tokens, make_rollout
 from verl.rollout.queue import EngineCapacity
 from verl.utils.distributed import WorkerPlace, join_world, seed_everything
 from verl.utils.process import set_stage

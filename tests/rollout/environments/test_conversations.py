@@ -12,7 +12,7 @@ from tests.single_controller.rounds import in_rounds
 from tests.workers.groups import all_prompts, scored, start_group
 from verl.batch import ENVIRONMENT, POLICY, RANK, Batch
 from verl.config import PPOConfig
-from verl.data.prompt_rows import PromptRecord
+from verl.data.prompt_record import PromptRecord
 from verl.rollout.environments.conversations import (
     ConversationSetup,
     policy_turns,

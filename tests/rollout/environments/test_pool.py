@@ -12,7 +12,7 @@ import torch
 from tests.conftest import ROOT, shipped_config
 from verl.config.errors import ConfigError
 from verl.config.rollout import MultiTurnConfig
-from verl.data.prompt_rows import PromptRecord
+from verl.data.prompt_record import PromptRecord
 from verl.rollout.environments.conversations import with_tools
 from verl.rollout.environments.pool import Answer, EnvironmentPool, Step, _guarded, load_environment, take_step
 from verl.rollout.environments.tools import Call, Turn, shortened, tool_schemas

@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import shipped_config
 from verl.config.errors import ConfigError
-from verl.data.prompt_rows import PromptRecord
+from verl.data.prompt_record import PromptRecord
 from verl.rollout.environments.pool import Step, load_environment, take_step
 from verl.rollout.environments.tools import Call, Turn, tool_schemas
 

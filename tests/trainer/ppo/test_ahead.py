@@ -30,7 +30,7 @@ from tests.trainer.ppo.test_carry_over import (
 from verl.batch import Batch
 from verl.config.ppo import PPOConfig
 from verl.config.rollout import SamplingConfig
-from verl.data.prompt_rows import PromptRecord
+from verl.data.prompt_record import PromptRecord
 from verl.method.calls import MethodCalls
 from verl.rollout.requests import response_stream
 from verl.single_controller import roles

@@ -15,7 +15,7 @@ from tests.e2e.runs import Run, assert_resumes, records
 from tests.kit import ROOT, changed, small_overrides, stored
 from verl.batch import Batch
 from verl.config import PPOConfig
-from verl.data.prompt_rows import PromptRecord
+from verl.data.prompt_record import PromptRecord
 from verl.method.calls import MethodCalls
 from verl.rollout.requests import ResponseRequests
 from verl.single_controller.roles import PolicyWorkers

@@ -9,7 +9,7 @@ from conftest import changed, rank_columns
 
 from verl.batch import Batch
 from verl.config import ConfigError, PPOConfig
-from verl.data.prompt_rows import PromptRecord
+from verl.data.prompt_record import PromptRecord
 from verl.method.calls import MethodCalls
 from verl.rewards.pool import VerifierPool
 from verl.single_controller.roles import PolicyWorkers

@@ -24,7 +24,7 @@ from tests.tables import refusals
 from verl.checkpoint.folders import complete_checkpoint
 from verl.config import PPOConfig
 from verl.config.errors import ConfigError
-from verl.data.prompt_rows import PromptRecord
+from verl.data.prompt_record import PromptRecord
 from verl.data.records import rl_record
 from verl.method.calls import MethodCalls
 from verl.rank.reward_manager import RewardManager

@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from verl.batch import Batch
 from verl.checkpoint.attempts import Attempt
 from verl.config.trainer import SamplesConfig
-from verl.data.prompt_rows import PromptRecord
+from verl.data.prompt_record import PromptRecord
 from verl.run.display import RunDisplay
 from verl.run.samples import SampleStore
 from verl.run.tracking import Tracker

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from verl.batch import ENVIRONMENT, POLICY, Batch
 from verl.config.errors import ConfigError
 from verl.config.rollout import MultiTurnConfig
-from verl.data.prompt_rows import PromptRecord
+from verl.data.prompt_record import PromptRecord
 from verl.data.responses import decode_responses
 from verl.data.templates import find_template
 from verl.rank.turns import expand_to_response

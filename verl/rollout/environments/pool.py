@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Self
 
 from verl.config.errors import ConfigError
 from verl.config.rollout import MultiTurnConfig
-from verl.data.prompt_rows import PromptRecord
+from verl.data.prompt_record import PromptRecord
 from verl.rollout.environments.tools import ToolEnvironment, Turn, load_tools
 from verl.utils.files import open_to_write
 from verl.utils.json_state import from_json, to_json

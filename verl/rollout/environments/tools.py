@@ -7,11 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from transformers.utils.chat_template_utils import get_json_schema
-
 from verl.config.errors import ConfigError
 from verl.config.rollout import MultiTurnConfig
-from verl.data.prompt_rows import PromptRecord
+from verl.data.prompt_record import PromptRecord
 from verl.rollout.environments.verl_tools import (
     FUNCTION_FIELD,
     FUNCTION_TOOL,
@@ -52,6 +50,13 @@ class Turn(NamedTuple):
     """Whether the turn contains the start of a call that cannot be parsed."""
 
 
+def _schema(function: Callable[..., Any]) -> dict[str, Any]:
+    # Imported here, because it takes a second, and most processes of environments do not need it.
+    from transformers.utils.chat_template_utils import get_json_schema
+
+    return dict(get_json_schema(function))
+
+
 class FunctionTool:
     """Tool backed by a Python function with annotated arguments and a docstring, as in ``transformers`` and TRL.
 
@@ -64,7 +69,7 @@ class FunctionTool:
         self.is_async = inspect.iscoroutinefunction(function)
         name, schema = getattr(function, FUNCTION_TOOL, (None, None))
         with user_code(f"{where}: its schema"):
-            self.schema: dict[str, Any] = schema or get_json_schema(function)
+            self.schema: dict[str, Any] = schema or _schema(function)
         if name is not None:
             self.schema = self.schema | {"function": self.schema["function"] | {"name": name}}
 

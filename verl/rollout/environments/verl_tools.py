@@ -18,7 +18,7 @@ import yaml
 
 from verl.config.errors import ConfigError
 from verl.config.paths import find_path
-from verl.data.prompt_rows import PromptRecord
+from verl.data.prompt_record import PromptRecord
 from verl.utils.user_code import load_code, load_module, user_code
 
 FIELD = "rollout.multi_turn.tool_config_path"

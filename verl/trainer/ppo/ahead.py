@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from verl.batch.state import batch_from_state, batch_state
-from verl.data.prompt_rows import PromptRecord
+from verl.data.prompt_record import PromptRecord
 from verl.single_controller.engine_pool import EnginePool
 from verl.trainer.logging.speed import PhaseTimer, StepRecord
 from verl.trainer.ppo.rollout_scheduler import RolloutScheduler, SampledStep

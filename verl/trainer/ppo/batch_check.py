@@ -39,8 +39,8 @@ def check_batch(
     """
     for found in _violations(batch, rows, step, group_size, tokenizer, stop_strings, repeats):
         raise WorkerError(
-            f"step {step}: the batch is inconsistent, so nothing is learned from it: {found}. This is a mistake in VERL "
-            "or in trainer.method; report it with the run's config.yaml"
+            f"step {step}: the batch is inconsistent, so nothing is learned from it: {found}. This is a mistake in "
+            "VERL or in trainer.method; report it with the run's config.yaml"
         )
 
 
@@ -55,7 +55,9 @@ def _violations(
 ) -> Iterator[str]:
     # 1. Every row has the tokens of its own prompt.
     ends = batch.lengths.cumsum(0)
-    for row, (start, length) in enumerate(zip((ends - batch.lengths).tolist(), batch.prompt_lengths.tolist(), strict=True)):
+    for row, (start, length) in enumerate(
+        zip((ends - batch.lengths).tolist(), batch.prompt_lengths.tolist(), strict=True)
+    ):
         if batch.tokens[start : start + length].tolist() != list(batch.records[row].input_ids):
             yield f"response {row} has another prompt than its record"
     # 2. The verifiers read the text of the row's own tokens.

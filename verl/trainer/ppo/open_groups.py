@@ -13,7 +13,7 @@ from torch import Tensor
 
 from verl.batch import EPISODE, Batch
 from verl.batch.state import batch_from_state, batch_state, restored_record, saved_record
-from verl.data.prompt_rows import PromptRecord
+from verl.data.prompt_record import PromptRecord
 from verl.rollout.environments.conversations import DRIVER_COLUMNS, new_conversations, to_rows
 from verl.rollout.requests import response_stream
 

@@ -13,7 +13,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from verl.batch import EPISODE, TEACHER_RANK, Batch
 from verl.checkpoint.resume import Resumption
 from verl.config.ppo import PPOConfig
-from verl.data.prompt_rows import PromptRecord
+from verl.data.prompt_record import PromptRecord
 from verl.data.samplers import CustomSampler
 from verl.data.teacher_prompts import TeacherPrompts
 from verl.method import StepOutcome

@@ -24,7 +24,7 @@ from verl.batch import Batch
 from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
 from verl.config.rollout import SamplingConfig
-from verl.data.prompt_rows import PromptRecord
+from verl.data.prompt_record import PromptRecord
 from verl.method.calls import MAX_ROUNDS, MethodCalls
 from verl.rewards.pool import VerifierPool
 from verl.rollout.environments.conversations import add_rank_metrics

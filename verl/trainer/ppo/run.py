@@ -12,7 +12,7 @@ from verl.config.ppo import PPOConfig
 from verl.config.rollout import SamplingConfig
 from verl.rank.reward_manager import RewardManager
 from verl.rewards.pool import VerifierPool
-from verl.rollout import engine_environment
+from verl.rollout.engines import engine_environment
 from verl.rollout.environments.pool import ENVIRONMENT_LOG, EnvironmentPool
 from verl.run.display import RunDisplay
 from verl.run.samples import SampleStore

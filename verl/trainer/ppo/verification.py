@@ -6,7 +6,7 @@ from dataclasses import replace
 from transformers import PreTrainedTokenizerBase
 
 from verl.batch import Batch
-from verl.data.prompt_rows import PromptRecord
+from verl.data.prompt_record import PromptRecord
 from verl.rewards.pool import PendingVerdicts, VerifierPool
 from verl.rewards.registry import can_score
 from verl.rollout.environments.conversations import policy_texts

@@ -16,7 +16,7 @@ from verl.batch import Batch
 from verl.cluster.failures import WorkerError
 from verl.config.ppo import PPOConfig
 from verl.config.rollout import SamplingConfig
-from verl.data.prompt_rows import PromptRecord
+from verl.data.prompt_record import PromptRecord
 from verl.rollout.requests import ResponseRequests, resolve_dtype, response_stream
 from verl.single_controller.roles import PolicyWorkers
 

@@ -1,0 +1,31 @@
+"""The record of a prompt, in a module that imports little, because processes of environments and tools need it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class PromptRecord:
+    """A tokenized prompt with the inputs for its verifier."""
+
+    uid: int
+    """Index in the dataset."""
+    input_ids: list[int]
+    data_source: str
+    """Name of the verifier."""
+    ground_truth: Any
+    """The answer as a JSON value; null is allowed only with a custom reward function."""
+    extra_info: Mapping[str, Any]
+    messages: list[dict[str, Any]]
+    """The chat in the file; a plain text becomes one user message."""
+    opens_thought: bool
+    """Whether the prompt ends with ``<think>``."""
+    tools: Sequence[Mapping[str, Any]] = ()
+    """Tools that the file describes to the chat template, in place of the run's."""
+
+    @property
+    def asks_for_hashes(self) -> bool:
+        """Whether the prompt asks for the answer after ``####``, as in GSM8K's solutions, rather than in a box."""
+        text = "\n".join(message["content"] or "" for message in self.messages)
+        return "####" in text and "boxed" not in text
