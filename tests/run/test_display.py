@@ -19,13 +19,13 @@ def test_without_a_terminal_each_step_is_one_line(capsys: pytest.CaptureFixture[
     with RunDisplay("run", 3, columns) as display:
         display.phase("generate")
         display.step(1, {"score/mean": 0.125, "train/pass@1": 0.5, "other": 3.0})
-        # A metric that a step does not measure keeps its last value.
+        # A line has what its step measured; the bar keeps the last validation.
         display.step(2, {"score/mean": -1.0, "val/pass@1": 0.25})
         display.step(3, {f"metric{i}": 1.0 for i in range(10)})
     first, second, long = capsys.readouterr().out.splitlines()
     assert first == "step 1/3  reward +0.12  pass@1 50%"
-    assert second == "step 2/3  reward -1.00  pass@1 50%  val 25.0%"
-    assert long.startswith("step 3/3  reward -1.00  ") and long.endswith("  column9 1.0000")
+    assert second == "step 2/3  reward -1.00  val 25.0%"
+    assert long.startswith("step 3/3  column0 1.0000  ") and long.endswith("  column9 1.0000")
     # An attempt after a restart shows its own figures alone.
     display.begin(1)
     display.step(2, {"score/mean": 0.5}, "no update")
@@ -59,17 +59,19 @@ def test_what_the_start_does_is_a_line_each(capsys: pytest.CaptureFixture[str]):
 
 def test_terminal_shows_a_spinner_until_the_bar(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
-    display = RunDisplay("run", 3, {})
+    display = RunDisplay("run", 3, {"val": ("val/pass@1", ".1%")})
     display.console.file = shown = StringIO()
     display.stage("joining [/b] the cluster")  # no markup
     display.stage("starting vllm on 2 workers")
     display.say("a warning")
     with display:
         display.stage("step 0: validating")
-        display.step(1, {})
+        display.step(1, {"val/pass@1": 0.25})
+        display.step(2, {})
     lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.getvalue())
     assert "starting vllm on 2 workers" in lines and "a warning\n" in lines
-    assert lines.rindex("starting vllm") < lines.index("step 0: validating") and "1/3" in lines
+    assert lines.rindex("starting vllm") < lines.index("step 0: validating")
+    assert lines.index("2/3") < lines.rindex("val 25.0%")
 
 
 def test_a_response_cannot_look_like_a_line_of_the_run(capsys: pytest.CaptureFixture[str]):

@@ -113,12 +113,10 @@ class RunDisplay:
     def step(self, step: int, metrics: Mapping[str, float], note: str = "") -> None:
         """Show a finished step and an optional note."""
         self._shown.update(metrics)
-        figures = "  ".join(
-            f"{header} {self._shown[name]:{form}}"
-            for header, (name, form) in self._columns.items()
-            if name in self._shown
-        )
-        figures += f"  {note}" if note else ""
+        # The bar keeps the last validation; a line has the figures of its own step.
+        known = metrics if self._live is None else self._shown
+        parts = [f"{header} {known[name]:{form}}" for header, (name, form) in self._columns.items() if name in known]
+        figures = "  ".join([*parts, note] if note else parts)
         self._progress.update(self._task, completed=step)
         self._figures.plain = figures
         if step > self._last_step:
