@@ -111,7 +111,8 @@ def test_a_machine_that_dies_and_comes_back(two_machines, training):
         assert f"resuming from {run.folder}/global_step_2" in process.text
         # Step 3 was done twice.
         assert run.records()[:3] == before and len(run.records()) == 4
-        assert (run.folder / ".attempt").read_text() == "2\n"
+        # A machine that is busy with other tests may answer so late that the run starts over once more.
+        assert int((run.folder / ".attempt").read_text()) >= 2
         assert "on machine2 died in " in process.text
         logs = [path.read_text() for path in run.folder.glob("logs/attempt_1/rank_*.log")]
         assert len(logs) == 2 and any(" on machine2, process " in log for log in logs)
