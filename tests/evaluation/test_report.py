@@ -121,9 +121,10 @@ def test_markdown_compares_runs_on_benchmarks():
     assert "| amc23 | grpo@300 | 50.0 [21.5, 78.5] |" in table_lines(text, "maj@k")
     assert "| aime24 | grpo@0 | 16 | 0 | 2 | 10.0 | 0.0 | 0.0 | 8 | 24 |" in table_lines(text, "Responses and verdicts")
     assert "Rank metrics" not in text
-    assert "rm@" not in text.partition("## pass@1")[2]
+    assert "rm@" not in text and "maj@k: probability" in text
     scores = {(0, 0): 1.0, (0, 1): 0.0, (1, 0): 1.0, (1, 1): 0.0}
     scored = markdown(summarise([with_scores(result(["cw", "wc"]), scores)]))
+    assert "rm@k: probability" in scored
     assert table_lines(scored, "rm@k")[2] == "| aime24 | grpo@0 | 50.0 [0.0, 100.0] |"
     assert table_lines(scored, "rm_maj@k")[2] == "| aime24 | grpo@0 | 50.0 [0.0, 100.0] |"
     measured = with_metrics(result(["cw"]), {"Effective Rank": [12.345678, 2.0]})

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from verl.evaluation.report.tables import DEFINITIONS, LEGEND, baseline_sentence
+from verl.evaluation.report.tables import LEGEND, baseline_sentence, definitions
 from verl.evaluation.results import ENVIRONMENT, PROMPT_TOO_LONG, ScoredSample, TaskResult, row_labels
 from verl.evaluation.statistics import AVERAGE, ENDS, FIGURES, GROUPS, Summary
 from verl.utils.portable import finite_or_null, printable
@@ -42,6 +42,7 @@ def make_page(
     The other arguments are those of ``write_results``.
     """
     runs, prompts = _gather(summary, results)
+    legend = (printable(about), LEGEND, printable(baseline_sentence(summary)), definitions(summary))
     index = {
         "runs": [
             {"name": printable(run), "colour": page_colour(COLOURS[i % len(COLOURS)])} for i, run in enumerate(runs)
@@ -50,9 +51,7 @@ def make_page(
         "benchmarks": [printable(name) for name in summary.benchmarks],
         "rows": [_row(name, label, row, summary) for (name, label), row in summary.table.to_dict("index").items()],
         "reasons": list(VERDICT_CODES),
-        "legend": [
-            text for text in (printable(about), LEGEND, printable(baseline_sentence(summary)), DEFINITIONS) if text
-        ],
+        "legend": [text for text in legend if text],
         "pages": [{"text": f"Page of {printable(run)}", "href": href} for run, href in pages],
     }
     verdicts = {code: name for name, code in VERDICT_CODES.items()}

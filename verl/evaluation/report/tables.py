@@ -25,14 +25,22 @@ LEGEND = (
     f"{round(1 / (1 - LEVEL))} is marked by chance."
 )
 
-DEFINITIONS = (
-    "pass@k: probability that at least one of k samples is correct (unbiased estimate). maj@k: probability that a vote "
-    "among k samples elects the correct answer; ties are broken at random, and samples without an answer do not vote. "
-    "rm@k: probability that the one of k samples which the reward model prefers is correct; rm_maj@k: as maj@k, each "
-    "vote weighted by the sigmoid of its score. "
+DEFINITIONS = {
+    "pass": "pass@k: probability that at least one of k samples is correct (unbiased estimate).",
+    "maj": "maj@k: probability that a vote among k samples elects the correct answer; ties are broken at random, and "
+    "samples without an answer do not vote.",
+    "rm": "rm@k: probability that the one of k samples which the reward model prefers is correct.",
+    "rm_maj": "rm_maj@k: as maj@k, each vote weighted by the sigmoid of its score.",
+}
+REPETITION = (
     f"Repetition: share of sequences of {REPEATED_WORDS} words that occurred before in the same response, mean over "
     "responses."
 )
+
+
+def definitions(summary: Summary) -> str:
+    """Return the definitions of the figures in the tables."""
+    return " ".join([*(DEFINITIONS[name] for name in summary.figures), REPETITION])
 
 
 def markdown_table(cells: pd.DataFrame) -> str:
@@ -163,7 +171,7 @@ def markdown(
         parts.append(" ".join([escape_markdown(about), *links]))
     if not len(summary.table):
         return "\n\n".join([*parts, "There are no results."]) + "\n"
-    parts += [" ".join(filter(None, [LEGEND, escape_markdown(baseline_sentence(summary))])), DEFINITIONS]
+    parts += [" ".join(filter(None, [LEGEND, escape_markdown(baseline_sentence(summary))])), definitions(summary)]
     if summary.averaged and summary.averaged != summary.benchmarks:
         parts.append(
             f"The {AVERAGE} is over the benchmarks of every run: {escape_markdown(', '.join(summary.averaged))}."
