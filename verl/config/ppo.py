@@ -309,6 +309,8 @@ class PPOConfig(Group):
         teacher, parallel = self.teacher, self.model.ulysses_sequence_parallel_size
         if not teacher.enabled:
             return
+        fix = "a server reads at temperature 1; set it to 1, or let the workers hold the teacher (teacher.model.path)"
+        self.require(not teacher.is_server or self.rollout.temperature == 1, "rollout.temperature", fix)
         alone = not teacher.use_task_rewards
         shaped = self.reward_manager.active
         fix = "rewards are just logged, but rank shaping scales their advantages; add reward_manager=unshaped"
@@ -316,7 +318,7 @@ class PPOConfig(Group):
         chunks = self.model.logits_chunk_size > 0 or not teacher.is_exact
         fix = f"teacher.loss={teacher.loss} reads the output head in chunks; set it to 1024"
         self.require(chunks, "model.logits_chunk_size", fix)
-        same = teacher.model.ulysses_sequence_parallel_size == parallel
+        same = teacher.is_server or teacher.model.ulysses_sequence_parallel_size == parallel
         fix = f"must be model.ulysses_sequence_parallel_size={parallel}, since both read the same responses together"
         self.require(same, "teacher.model.ulysses_sequence_parallel_size", fix)
         measures = self.calculator.enable or not teacher.rank_metrics

@@ -1,9 +1,9 @@
 """The group ``teacher``: on-policy distillation from a frozen model."""
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, Self
 
-from verl.config.checks import Group, NotNegativeInt, PositiveFloat, require_import_path
+from verl.config.checks import Group, NotNegativeInt, PositiveFloat, PositiveInt, Seconds, require_import_path
 from verl.config.common import ModelConfig
 
 EXACT = ("reverse_kl", "forward_kl", "jsd")
@@ -11,6 +11,35 @@ EXACT = ("reverse_kl", "forward_kl", "jsd")
 
 NO_MODEL, POLICY = "none", "policy"
 """Paths that stand for no model, and for the policy itself."""
+
+
+@dataclass(frozen=True)
+class TeacherServerConfig(Group):
+    """A teacher that runs elsewhere, because it is too large to stand beside the policy.
+
+    It scores sampled tokens at temperature 1. A key is read from the environment variable ``OPENAI_API_KEY``.
+    """
+
+    address: str | None
+    """Address of a server with vLLM's completions and ``prompt_logprobs``, such as ``http://teacher:8000/v1`` for
+    ``vllm serve``. Null means none."""
+    model: str | None
+    """Name of the model there, or null for the only one."""
+    max_in_flight: PositiveInt
+    """Maximum number of requests that wait at a time, each with one response."""
+    timeout_s: Seconds
+    """Time limit per request in seconds."""
+    max_retries: NotNegativeInt
+    """Number of times to repeat a request that fails, after a pause that doubles each time. If all fail, the run ends,
+    or restarts from its newest checkpoint (``trainer.max_restarts``)."""
+
+    def check(self) -> None:
+        fix = "must begin with http:// or https://, as in http://teacher:8000/v1"
+        self.require(self.address is None or self.address.startswith(("http://", "https://")), "address", fix)
+
+    def with_model(self, name: str) -> Self:
+        """Return the same options with the model's name."""
+        return replace(self, model=name)
 
 
 @dataclass(frozen=True)
@@ -24,6 +53,7 @@ class TeacherConfig(Group):
     model: ModelConfig
     """Teacher, with the policy's tokenizer. ``path=none`` means none, and ``path=policy`` the policy itself as it is
     before the update, with another ``prompt``. Output heads of other sizes are compared on the tokenizer's tokens."""
+    server: TeacherServerConfig
     prompt: str | None
     """Function, ``module:function`` or ``file.py:function``, that returns the teacher's prompt for a record, as a text
     or messages, such as the question with its solution. Null gives the teacher the policy's prompt."""
@@ -52,12 +82,17 @@ class TeacherConfig(Group):
     @property
     def enabled(self) -> bool:
         """Whether there is a teacher."""
-        return self.model.path != NO_MODEL
+        return self.model.path != NO_MODEL or self.is_server
 
     @property
     def loads_model(self) -> bool:
         """Whether the teacher is a model of its own."""
-        return self.enabled and not self.is_policy
+        return self.model.path not in (NO_MODEL, POLICY)
+
+    @property
+    def is_server(self) -> bool:
+        """Whether the teacher runs at an address of its own."""
+        return self.server.address is not None
 
     @property
     def is_policy(self) -> bool:
@@ -85,6 +120,8 @@ class TeacherConfig(Group):
         )
         if not self.enabled:
             return
+        if self.is_server:
+            self._check_server()
         fix = "names the policy, which learns nothing from itself under its own prompt; set teacher.prompt"
         self.require(not self.is_policy or self.prompt is not None, "model.path", fix)
         fix = f"a teacher with other prompts scores sampled tokens, and loss={self.loss} compares whole distributions; "
@@ -97,3 +134,10 @@ class TeacherConfig(Group):
         fix = f"loss={self.loss} reads the output head in chunks; set model.logits_chunk_size=1024 and this to the same"
         self.require(chunks, "model.logits_chunk_size", fix)
         self.require(self.model.lora.rank == 0, "model.lora.rank", "a teacher is not trained; set it to 0")
+
+    def _check_server(self) -> None:
+        fix = "there is one teacher; set it to none, or teacher.server.address to null"
+        self.require(self.model.path == NO_MODEL, "model.path", fix)
+        fix = f"a server scores sampled tokens, and loss={self.loss} compares whole distributions; "
+        self.require(not self.is_exact, "loss", f"{fix}set it to null, k2 or k3")
+        self.require(not self.rank_metrics, "rank_metrics", "a server returns no hidden states; set it to false")

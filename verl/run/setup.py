@@ -32,6 +32,7 @@ from verl.run.tracker_backends import check_trackers
 from verl.run.warnings import form_warnings, start_warnings
 from verl.utils.user_code import kl_estimator
 from verl.workers.policy_loss import PolicyLoss, check_policy_loss
+from verl.workers.teacher_server import MAX_TEXTS, TeacherServer
 
 
 class TrainingSetup:
@@ -107,6 +108,8 @@ class TrainingSetup:
             check(config)
         check_token_metrics(config.calculator.token_metrics)
         kl_estimator(config.actor.kl_loss_type, "actor.kl_loss_type", config.actor.kl_loss_type_kwargs)
+        self.teacher_server = self._teacher_server()
+        """Teacher at an address of its own, or None."""
         self.teacher_prompts = self._teacher_prompts()
         """Prompts of the teacher, or None if it reads the policy's."""
         # 6. Steps.
@@ -119,6 +122,7 @@ class TrainingSetup:
         check_method_and_loss(config, self.method, self.loss)
         notes += [f"training: {self.method.note}"] if self.method.note else []
         notes += override_notes(policy)
+        notes += [self.teacher_server.note] if self.teacher_server is not None and self.teacher_server.note else []
         self.warnings = notes + start_warnings(config, self.method)
 
     def _steps_per_epoch(self, candidates: int) -> int:
@@ -149,12 +153,22 @@ class TrainingSetup:
         config, candidates = self.config, self.method.candidates_per_prompt
         return train_loader(self.train_set, config.data, config.seed, candidates)
 
+    def _teacher_server(self) -> TeacherServer | None:
+        options = self.config.teacher.server
+        if options.address is None:
+            return None
+        texts = [str(record.messages[-1]["content"] or "") for record in self.train_set.records[:MAX_TEXTS]]
+        return TeacherServer(options, self.tokenizer, texts)
+
     def _teacher_prompts(self) -> TeacherPrompts | None:
         config, teacher = self.config, self.config.teacher
         if not config.uses_teacher or teacher.prompt is None:
             return None
         data = replace(config.data, apply_chat_template_kwargs=self.chat_arguments)
-        limit = ModelInfo.of(config.model if teacher.is_policy else teacher.model).max_length
+        if self.teacher_server is not None:
+            limit = self.teacher_server.limit
+        else:
+            limit = ModelInfo.of(config.model if teacher.is_policy else teacher.model).max_length
         prompts = TeacherPrompts(teacher.prompt, data, self.tokenizer, limit)
         prompts.tokens(self.train_set.records[0])  # fail before Ray starts
         return prompts

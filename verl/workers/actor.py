@@ -57,10 +57,14 @@ class Actor(Policy):
             self.model, config.optim, total_steps, model.fsdp.optimizer_offload, model.ulysses_sequence_parallel_size
         )
 
-    def learn_from_teacher(self, options: TeacherConfig, teacher: Policy) -> None:
-        """Add the loss of ``options``, if there is one, which compares with a frozen ``teacher`` in this worker."""
+    def learn_from_teacher(self, options: TeacherConfig, teacher: Policy | None) -> None:
+        """Add the loss of ``options``, if there is one.
+
+        Losses over whole distributions compare with a frozen ``teacher`` in this worker; others need none.
+        """
         self.teacher_options = options
         if options.is_exact:
+            assert teacher is not None, "a server scores sampled tokens alone"
             self.teacher = teacher
             name, heat = str(options.loss), options.temperature
             self.teacher_loss = TeacherLoss(name, heat, options.beta, options.top_k, teacher.vocabulary)

@@ -58,8 +58,10 @@ class HybridWorker(CheckpointWorker, EngineWorker):
                 self.reference = Policy(model, mesh, scoring, temperature, False, source=self.actor.model)
         self.teacher: Policy | None = None
         if config.uses_teacher:
-            itself = config.teacher.is_policy
-            self.teacher = self.actor if itself else load_teacher(config, mesh, self.tokenizer)
+            if config.teacher.is_policy:
+                self.teacher = self.actor
+            elif config.teacher.loads_model:
+                self.teacher = load_teacher(config, mesh, self.tokenizer)
             self.actor.learn_from_teacher(config.teacher, self.teacher)
         critic_updates = config.critic_updates(total_steps)
         self.critic = Critic(config.critic, mesh, critic_updates) if config.uses_critic else None

@@ -51,6 +51,7 @@ from verl.trainer.training import Trainer, endless
 from verl.trainer.validation import Validator
 from verl.utils.json_state import from_json, to_json
 from verl.workers.policy_loss import PolicyLoss
+from verl.workers.teacher_server import TeacherServer
 
 BEST_BY = "val/pass@1"
 """Validation metric whose highest value marks the best checkpoint."""
@@ -74,12 +75,14 @@ class RayPPOTrainer(Trainer):
         samples: SampleLogger,
         run: TrainingRun,
         teacher_prompts: TeacherPrompts | None = None,
+        teacher_server: TeacherServer | None = None,
     ) -> None:
         """Create a trainer.
 
         Args:
             held_out: Validation prompts in batches.
             teacher_prompts: Prompts of the teacher, or None if it reads the policy's.
+            teacher_server: Teacher at an address of its own, or None if the workers hold it.
         """
         super().__init__(config, train_loader, workers, tracker, run, config.trainer.except_save)
         self.config = config
@@ -95,7 +98,7 @@ class RayPPOTrainer(Trainer):
         layout = (policy.copies, policy.balance, policy.whole_prompts)
         self.reference = ModelWorkers(workers, *layout) if config.uses_reference else None
         self.teacher = ModelWorkers(workers, *layout) if config.uses_teacher else None
-        self.teacher_prompts = teacher_prompts
+        self.teacher_prompts, self.teacher_server = teacher_prompts, teacher_server
         copies = critic.model.ulysses_sequence_parallel_size
         self.critic = ModelWorkers(workers, copies, critic.use_dynamic_bsz) if config.uses_critic else None
         self.reward_manager = RewardManager(config.reward_manager)
@@ -200,10 +203,13 @@ class RayPPOTrainer(Trainer):
             with self.timer.phase("teacher"):
                 rows = batch.columns("tokens", "source")
                 rows = rows if self.teacher_prompts is None else self.teacher_prompts.batch(batch)
-                scored = self.teacher.map_rows("compute_teacher_logprobs", rows)
-                batch.fill(teacher_logprobs=scored.logprobs)
-                batch.fill(EPISODE, **{n: getattr(scored, n) for n in scored.names if n.startswith(TEACHER_RANK)})
-            self.timer.count("teacher", Work.of(rows.lengths))
+                if self.teacher_server is not None:
+                    batch.fill(teacher_logprobs=self.teacher_server.logprobs(rows))
+                else:
+                    scored = self.teacher.map_rows("compute_teacher_logprobs", rows)
+                    batch.fill(teacher_logprobs=scored.logprobs)
+                    batch.fill(EPISODE, **{n: getattr(scored, n) for n in scored.names if n.startswith(TEACHER_RANK)})
+                    self.timer.count("teacher", Work.of(rows.lengths))
         if self.critic is not None:
             with self.timer.phase("values"):
                 scored = self.critic.map_rows("critic.compute_values", batch.columns("tokens"))

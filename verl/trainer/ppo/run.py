@@ -136,6 +136,7 @@ def _train(run: TrainingRun, setup: TrainingSetup) -> RayPPOTrainer:
         samples,
         run,
         setup.teacher_prompts,
+        setup.teacher_server,
     )
     if run.resumption is not None:
         ppo.restore(run.resumption)

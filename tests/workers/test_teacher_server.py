@@ -1,0 +1,200 @@
+"""A teacher at an address: what it is asked and answers, what it refuses, and services that fail."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+import torch
+
+from tests.kit import shipped_config
+from verl.batch import Batch
+from verl.cluster.failures import MachineError
+from verl.config.teacher import TeacherServerConfig
+from verl.workers import teacher_server
+from verl.workers.teacher_server import TeacherServer
+
+Reply = Callable[[str, dict[str, Any]], tuple[int, Any]]
+
+
+def logprob(token: int, place: int) -> float:
+    return -0.5 * token - 0.01 * place
+
+
+class Teacher:
+    """A server as vLLM's; ``change`` may answer in its place with a status and a body."""
+
+    def __init__(self, tokenizer, change: Reply = lambda path, body: (0, None), **model: Any) -> None:
+        self.tokenizer, self.change = tokenizer, change
+        self.models = [{"id": "large", "max_model_len": 64} | model]
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+        self.keys = set[str | None]()
+
+    def answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        self.asked.append((path, body))
+        changed = self.change(path, body)
+        if changed[0]:
+            return changed
+        if path == "/v1/models":
+            return 200, {"data": self.models}
+        if path == "/tokenize":
+            return 200, {"tokens": self.tokenizer(body["prompt"], add_special_tokens=False).input_ids}
+        row = body["prompt"]
+        listed = [{str(token): {"logprob": logprob(token, i), "rank": 1}} for i, token in enumerate(row)]
+        return 200, {"choices": [{"prompt_logprobs": [None, *listed[1:]], "text": "x"}]}
+
+    @contextmanager
+    def served(self) -> Iterator[str]:
+        teacher = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.do_POST()
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or "{}")
+                teacher.keys.add(self.headers.get("Authorization"))
+                status, found = teacher.answer(self.path, body)
+                data = found if isinstance(found, bytes) else json.dumps(found).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+            thread = threading.Thread(target=server.serve_forever)
+            thread.start()
+            yield f"http://127.0.0.1:{server.server_address[1]}/v1"
+            server.shutdown()
+            thread.join()
+
+
+def options(address: str, **changes: Any) -> TeacherServerConfig:
+    shipped = shipped_config().teacher.server
+    fields = {"max_in_flight": 3, "timeout_s": 10.0, "max_retries": 1} | changes
+    return TeacherServerConfig(**(vars(shipped) | {"address": address} | fields))
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(teacher_server, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+
+
+def test_response_tokens_get_the_teachers_logprobs(tiny_tokenizer, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    rows = [([5, 6], [7, 8, 9]), ([10], [11]), ([12, 13, 14], [15, 16])]
+    batch = Batch.of([prompt for prompt, _ in rows], [response for _, response in rows])
+    teacher = Teacher(tiny_tokenizer)
+    with teacher.served() as address:
+        server = TeacherServer(options(f"{address}/"), tiny_tokenizer, ["What is 1 + 1?"])
+        found = server.logprobs(batch)
+    expected = [logprob(token, len(p) + i) for p, response in rows for i, token in enumerate(response)]
+    torch.testing.assert_close(found, torch.tensor(expected), rtol=0, atol=0)
+    scored = [body for path, body in teacher.asked if path == "/v1/completions"][1:]
+    assert sorted(body["prompt"] for body in scored) == sorted(p + r for p, r in rows)
+    assert all(body["model"] == "large" and body["prompt_logprobs"] == 0 for body in scored)
+    assert server.limit == 64 and not server.note and teacher.keys == {"Bearer secret"}
+
+
+def test_row_longer_than_the_server_reads_is_refused(tiny_tokenizer, refused):
+    with Teacher(tiny_tokenizer, max_model_len=40).served() as address:
+        server = TeacherServer(options(address), tiny_tokenizer, [])
+        server.logprobs(Batch.of([[5] * 30], [[6] * 9]))
+        with refused("...a prompt with its response has 40 tokens, and the server reads 39; start it with a larger..."):
+            server.logprobs(Batch.of([[5] * 30], [[6] * 10]))
+
+
+def of(path: str, status: int, body: Any) -> Reply:
+    return lambda asked, _: (status, body) if asked == path else (0, None)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        (of("/v1/models", 401, {"error": "no key"}), 'ADDRESS/models answered 401: {"error": "no key"}'),
+        (
+            of("/v1/models", 200, {"data": [{"id": "a"}, {"id": "b"}]}),
+            "has the models a, b; set teacher...model to...",
+        ),
+        (of("/v1/models", 200, [1]), "ADDRESS/models answered no list of models"),
+        (of("/v1/models", 200, b"<html>hello</html>"), "ADDRESS/models answered no JSON: <html>hello</html>"),
+        (of("/v1/models", 200, b" " * (2 << 20)), "ADDRESS/models answered more than 1048576 bytes"),
+        (
+            of("/tokenize", 200, {"tokens": [1]}),
+            "has another tokenizer than the policy: 'What is 12 * 34?' is [1] the...",
+        ),
+        (
+            of("/v1/completions", 200, {"choices": [{"text": "x"}]}),
+            "answered without the log-probabilities...",
+        ),
+        (of("/v1/completions", 302, b""), "ADDRESS/completions answered 302: "),
+    ],
+)
+def test_unfit_server_is_refused_before_the_run(tiny_tokenizer, refused, change: Reply, line: str):
+    with Teacher(tiny_tokenizer, change).served() as address:
+        with refused(f"teacher.server.address='ADDRESS': {line}", ADDRESS=address):
+            TeacherServer(options(address), tiny_tokenizer, [])
+
+
+def test_server_without_tokenize_is_noted(tiny_tokenizer):
+    with Teacher(tiny_tokenizer, of("/tokenize", 404, {})).served() as address:
+        server = TeacherServer(options(address), tiny_tokenizer, [])
+    assert server.note.startswith("teacher.server.address: the tokenizers are not compared")
+
+
+def test_absent_server_is_refused(tiny_tokenizer, refused):
+    with refused("teacher.server.address='http://127.0.0.1:9/v1': http://127.0.0.1:9/v1/models does not answer (...)"):
+        TeacherServer(options("http://127.0.0.1:9/v1"), tiny_tokenizer, [])
+
+
+@pytest.mark.parametrize(("failures", "retries"), [(2, 2), (2, 1)])
+def test_failing_request_is_repeated(tiny_tokenizer, refused, failures: int, retries: int):
+    left = [0]
+
+    def change(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        left[0] -= 1
+        return (503, b"busy") if path == "/v1/completions" and left[0] >= 0 else (0, None)
+
+    with Teacher(tiny_tokenizer, change).served() as address:
+        server = TeacherServer(options(address, max_retries=retries), tiny_tokenizer, [])
+        left[0] = failures
+        if retries >= failures:
+            assert server.logprobs(Batch.of([[5]], [[6]])).tolist() == [pytest.approx(logprob(6, 1))]
+        else:
+            with refused("...completions answered 503: busy", MachineError):
+                server.logprobs(Batch.of([[5]], [[6]]))
+
+
+def test_silent_server_costs_the_time_limit(tiny_tokenizer, refused):
+    silence = threading.Event()
+
+    def change(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        if len(body.get("prompt", "")) == 2:
+            silence.wait(20)
+        return 0, None
+
+    with Teacher(tiny_tokenizer, change).served() as address:
+        server = TeacherServer(options(address, timeout_s=0.5, max_retries=0), tiny_tokenizer, [])
+        with refused("...completions did not answer within 0.5 s", MachineError):
+            server.logprobs(Batch.of([[5]], [[6]]))
+        silence.set()
+
+
+@pytest.mark.parametrize("value", [0.5, float("nan")])
+def test_logprobs_are_numbers_of_at_most_0(tiny_tokenizer, refused, value: float):
+    wrong = {"choices": [{"prompt_logprobs": [None, {"6": {"logprob": value}}]}]}
+
+    def change(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        return (200, wrong) if body.get("prompt") == [5, 6] else (0, None)
+
+    with Teacher(tiny_tokenizer, change).served() as address:
+        server = TeacherServer(options(address), tiny_tokenizer, [])
+        with refused("...answered log-probabilities that are not numbers of at most 0", MachineError):
+            server.logprobs(Batch.of([[5]], [[6]]))

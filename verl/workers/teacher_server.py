@@ -1,0 +1,224 @@
+"""Asks a teacher at an address of its own for the log-probabilities of the policy's responses.
+
+The server is vLLM's (``vllm serve``), or another whose ``/v1/completions`` takes token ids and ``prompt_logprobs``.
+"""
+
+import asyncio
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import aiohttp
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from verl.batch import Batch
+from verl.cluster.failures import MachineError
+from verl.config.errors import ConfigError
+from verl.config.teacher import TeacherServerConfig
+
+KEY = "OPENAI_API_KEY"
+"""Environment variable with the server's key, if it needs one; the key appears in no message."""
+
+FIELD = "teacher.server.address"
+
+MAX_BYTES = 1 << 20
+BYTES_PER_TOKEN = 1 << 10
+"""Maximum size of an answer: a constant part, and a part per token of the request."""
+
+MAX_TEXTS = 100
+"""Maximum number of texts on which the tokenizers of policy and server are compared."""
+
+TEXTS = (
+    *("What is 12 * 34?", " leading and trailing ", "\n\n\tdef f(x):\n        return x**2\n", "1234567890", "3.14e-10"),
+    *(
+        "don't DON'T Don\u2019t",
+        "a" * 40,
+        "\\boxed{\\frac{1}{2}}",
+        "<think>\nhm\n</think>",
+        "https://a.org/b?c=d&e=%20",
+    ),
+    *("Stra\u00dfe na\u00efve caf\u00e9", "\u4eca\u5929\u5929\u6c14", "\u041f\u0440\u0438\u0432\u0435\u0442"),
+    *("\u0645\u0631\u062d\u0628\u0627", "\U0001f600\U0001f44d\U0001f3fd", "e\u0301\u200b|"),
+)
+"""Texts of many kinds to compare tokenizers on, before those of the run."""
+
+FIRST_PAUSE_S = 1.0
+"""Seconds before the first repetition of a request; each further pause is twice as long."""
+
+REPEATED = (408, 429, 500, 502, 503, 504)
+"""HTTP statuses after which a request is repeated."""
+
+
+class ServerError(Exception):
+    """Raised if the server does not answer, or not as it should.
+
+    Args:
+        again: Whether the same request may succeed later.
+    """
+
+    def __init__(self, message: str, again: bool) -> None:
+        super().__init__(message)
+        self.again = again
+
+
+class TeacherServer:
+    """A teacher behind ``options.address``, checked when it is created.
+
+    Args:
+        tokenizer: The policy's tokenizer.
+        texts: Texts of the run, on which, as on ``TEXTS``, the server's tokenizer must agree with it.
+
+    Raises:
+        ConfigError: If the server does not answer, has several models and none is chosen, has another tokenizer, or
+            does not return the log-probabilities of a prompt.
+    """
+
+    def __init__(self, options: TeacherServerConfig, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> None:
+        self.options = options
+        self._url = (options.address or "").rstrip("/")
+        self.limit: int | None = None
+        """Maximum number of tokens of a prompt with its response, or None if unknown."""
+        self.note = ""
+        """Warning that the tokenizers could not be compared, or an empty string."""
+        try:
+            asyncio.run(self._check(tokenizer, [text for text in (*TEXTS, *texts)[:MAX_TEXTS] if text]))
+        except ServerError as error:
+            raise ConfigError(f"{FIELD}={options.address!r}: {error}") from None
+
+    def logprobs(self, batch: Batch) -> Tensor:
+        """Return the teacher's log-probability of each response token of ``batch``, [M] float32, in nats.
+
+        Raises:
+            ConfigError: If a row is longer than the server reads.
+            MachineError: If a request fails ``max_retries + 1`` times.
+        """
+        rows = [row.tolist() for row in batch.tokens.split(batch.lengths.tolist())]
+        if self.limit is not None and (longest := max(map(len, rows), default=0)) >= self.limit:
+            raise ConfigError(
+                f"{FIELD}={self.options.address!r}: a prompt with its response has {longest} tokens, and the server "
+                f"reads {self.limit - 1}; start it with a larger --max-model-len, or lower data.max_response_length"
+            )
+        try:
+            found = asyncio.run(self._score_all(rows))
+        except ServerError as error:
+            raise MachineError(f"{FIELD}={self.options.address!r}: {error}") from None
+        lengths = batch.response_lengths.tolist()
+        parts = [row[len(row) - length :] for row, length in zip(found, lengths, strict=True)]
+        return torch.tensor([value for part in parts for value in part], dtype=torch.float32)
+
+    # --- Requests ---
+
+    async def _score_all(self, rows: Sequence[list[int]]) -> list[list[float]]:
+        in_flight = asyncio.Semaphore(self.options.max_in_flight)
+        async with self._session() as session:
+
+            async def score(row: list[int]) -> list[float]:
+                async with in_flight:
+                    return await self._score(session, row)
+
+            return await asyncio.gather(*map(score, rows))
+
+    async def _score(self, session: aiohttp.ClientSession, row: list[int]) -> list[float]:
+        """Return the log-probability of each token of ``row``, which is 0 for the first."""
+        # vLLM generates at least one token, which is not read; prompt_logprobs=0 asks for the prompt's tokens alone.
+        body = {"model": self.options.model, "prompt": row, "max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0}
+        answer = await self._ask(session, "POST", f"{self._url}/completions", body, len(row))
+        try:
+            listed = answer["choices"][0]["prompt_logprobs"]
+            pairs = zip(listed[1:], row[1:], strict=True)
+            values = [0.0, *(float(entry[str(token)]["logprob"]) for entry, token in pairs)]
+        except (KeyError, IndexError, TypeError, ValueError):
+            fix = "the teacher needs a server that returns prompt_logprobs, such as vllm serve"
+            raise ServerError(f"answered without the log-probabilities of the prompt; {fix}", again=False) from None
+        if any(not value <= 0 for value in values):
+            raise ServerError("answered log-probabilities that are not numbers of at most 0", again=False)
+        return values
+
+    async def _ask(
+        self, session: aiohttp.ClientSession, method: str, url: str, body: Mapping[str, Any] | None, num_tokens: int = 0
+    ) -> Any:
+        """Return the JSON value of an answer, after up to ``max_retries`` repetitions."""
+        pause = FIRST_PAUSE_S
+        for left in reversed(range(self.options.max_retries + 1)):
+            try:
+                return await self._ask_once(session, method, url, body, MAX_BYTES + BYTES_PER_TOKEN * num_tokens)
+            except ServerError as error:
+                if not (error.again and left):
+                    raise
+            await asyncio.sleep(pause)
+            pause *= 2
+        raise AssertionError("the last repetition returns or raises")
+
+    async def _ask_once(
+        self, session: aiohttp.ClientSession, method: str, url: str, body: Mapping[str, Any] | None, limit: int
+    ) -> Any:
+        try:
+            async with session.request(method, url, json=body, allow_redirects=False) as answer:
+                data = bytearray()
+                async for chunk in answer.content.iter_any():
+                    data += chunk
+                    if len(data) > limit:
+                        raise ServerError(f"{url} answered more than {limit} bytes", again=False)
+        except TimeoutError:
+            raise ServerError(f"{url} did not answer within {self.options.timeout_s:g} s", again=True) from None
+        except aiohttp.ClientError as error:
+            raise ServerError(f"{url} does not answer ({' '.join(str(error).split()):.200})", again=True) from None
+        text = data.decode(errors="replace")
+        if answer.status != 200:
+            said = f"{url} answered {answer.status}: {' '.join(text.split()):.200}"
+            raise ServerError(said, again=answer.status in REPEATED)
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError):
+            raise ServerError(f"{url} answered no JSON: {' '.join(text.split()):.200}", again=True) from None
+
+    def _session(self) -> aiohttp.ClientSession:
+        key = os.environ.get(KEY)
+        timeout = aiohttp.ClientTimeout(total=self.options.timeout_s)
+        return aiohttp.ClientSession(headers={"Authorization": f"Bearer {key}"} if key else {}, timeout=timeout)
+
+    # --- Checks ---
+
+    async def _check(self, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> None:
+        async with self._session() as session:
+            await self._choose_model(session)
+            await self._compare_tokenizers(session, tokenizer, texts)
+            ids = [token for text in texts[:1] for token in tokenizer(text, add_special_tokens=False).input_ids][:32]
+            await self._score(session, ids or [0, 0])
+
+    async def _choose_model(self, session: aiohttp.ClientSession) -> None:
+        answer = await self._ask(session, "GET", f"{self._url}/models", None)
+        try:
+            models = {str(entry["id"]): entry.get("max_model_len") for entry in answer["data"]}
+        except (KeyError, TypeError, AttributeError):
+            raise ServerError(f"{self._url}/models answered no list of models", again=False) from None
+        name = self.options.model
+        if name is None and len(models) == 1:
+            (name,) = models
+        if name not in models:
+            fix = "set teacher.server.model to one of them"
+            raise ServerError(f"has the models {', '.join(models)}; {fix}", again=False)
+        length = models[name]
+        self.limit = length if isinstance(length, int) else None
+        self.options = self.options.with_model(name)
+
+    async def _compare_tokenizers(
+        self, session: aiohttp.ClientSession, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]
+    ) -> None:
+        """Raise ``ServerError`` if the server makes other tokens of a text than the policy's tokenizer."""
+        url = f"{self._url.removesuffix('/v1')}/tokenize"
+        for text in texts:
+            body = {"model": self.options.model, "prompt": text, "add_special_tokens": False}
+            try:
+                answer = await self._ask(session, "POST", url, body, len(text))
+            except ServerError as error:
+                self.note = f"{FIELD}: the tokenizers are not compared, since the server cannot tell its own: {error}"
+                return
+            theirs = answer.get("tokens") if isinstance(answer, dict) else None
+            ours = tokenizer(text, add_special_tokens=False).input_ids
+            if theirs != ours:
+                both = f"{theirs!r:.60} there and {ours!r:.60} here"
+                raise ServerError(f"has another tokenizer than the policy: {text!r:.60} is {both}", again=False)
