@@ -136,6 +136,12 @@ def test_relative_paths_begin_in_the_working_directory(tiny_model, arithmetic_pr
     assert config.trainer.default_local_dir == f"{tmp_path}/mine/out/x"
 
 
+def test_teacher_elsewhere_has_no_folder(tiny_model, arithmetic_prompts, tmp_path):
+    named = [*small_overrides(tiny_model, arithmetic_prompts, tmp_path / "out"), "teacher.server.address=http://t/v1"]
+    config = parse_run_config(PPOConfig, compose_config(PPOConfig, "ppo_trainer", named))
+    assert config.uses_teacher and config.teacher.model.path == "none" and "teacher.model" not in config.models
+
+
 def test_run_folder_is_its_newest_model(run_tree, tmp_path: Path):
     run = tmp_path / "sft"
     for step in (8, 40):

@@ -16,7 +16,7 @@ from verl.config.data import DataConfig, hub_set
 from verl.config.errors import ConfigError, Mistakes
 from verl.config.load import parse_config
 from verl.config.paths import find_model, find_path, places
-from verl.config.teacher import POLICY
+from verl.config.teacher import NO_MODEL, POLICY
 from verl.utils.files import unreadable
 
 ConfigT = TypeVar("ConfigT")
@@ -44,7 +44,7 @@ def parse_run_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
     folder = str(Path(config.trainer.default_local_dir).resolve())
     config = replace(config, model=_absolute(config.model), trainer=replace(config.trainer, default_local_dir=folder))
     for group in ("critic", "reward_model", "teacher"):
-        if getattr(config, f"uses_{group}", False) and getattr(config, group).model.path != POLICY:
+        if getattr(config, f"uses_{group}", False) and getattr(config, group).model.path not in (NO_MODEL, POLICY):
             part = getattr(config, group)
             part = replace(part, model=_resolve_model(part.model))
             with mistakes.collected():
