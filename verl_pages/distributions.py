@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 FIGURES = {
     "reward": ("Reward", "What advantages are made of."),
-    "num_tokens": ("Tokens of a response", "Responses at the upper edge were cut at the length limit."),
+    "num_tokens": ("Tokens of a response", "Length of the responses, with those that were cut at the limit."),
     "advantage": ("Advantage", "Mean over a response's tokens, after rank shaping."),
 }
 """Title and description of each histogram, by column of the sample files."""

@@ -215,7 +215,7 @@ def test_more_workers_than_cores_are_warned_of_or_refused(small_config, tmp_path
             run.start("workers", (), {})
         told = [text for text in capsys.readouterr().out.splitlines() if text.startswith("warning: trainer.n_gpus")]
         assert [text[: len(line)] for text in told] == ([line] if workers == 6 else [])
-    refusal = "trainer.n_gpus_per_node=8: 8 workers on 2 cores, each a process with models and an engine; set trainer."
+    refusal = "trainer.n_gpus_per_node=8: 8 workers on 2 cores, of which at most 3 can share one; set trainer."
     with training_run(small_config, tmp_path / "8", n_gpus_per_node=8) as run, pytest.raises(ConfigError) as refused:
         run.start("workers", (), {})
     assert str(refused.value) == f"{refusal}n_gpus_per_node=2"

@@ -282,12 +282,13 @@ class TrainingRun(RaySession):
         if engines:
             options += f" rollout.nnodes={self.pool[0]} rollout.n_gpus_per_node={self.pool[1]}"
             fix = "lower both, or set both options of rollout to 0"
-        line = (
-            f"{options}: {count} workers on {cores} core{'s' * (cores > 1)}, each a process with models and an engine"
-        )
+        line = f"{options}: {count} workers on {cores} core{'s' * (cores > 1)}, "
         if count > MAX_WORKERS_PER_CORE * cores:
-            raise ConfigError(f"{line}; {fix}")
-        self.display.say(f"warning: {line} of its own: minutes to start, and perhaps all memory; {fix}")
+            raise ConfigError(f"{line}of which at most {MAX_WORKERS_PER_CORE} can share one; {fix}")
+        self.display.say(
+            f"warning: {line}each a process with models and an engine of its own: minutes to start, and perhaps all "
+            f"memory; {fix}"
+        )
 
     def _supervision(self, engines: bool) -> Supervision:
         """Return the supervision of either the trainers or the separate engines."""

@@ -89,7 +89,7 @@ function axes(title, { ticks, label, y }, axis, frame) {
     return axis.log2 ? 2 ** value : value;
   };
   const across = (name, at) => svg("path", { class: name, d: `M${left},${at}H${right}` });
-  for (const tick of ticks) picture.append(across("grid", y(tick)), svg("text", { x: left - 6, y: y(tick) + 4, "text-anchor": "end" }, label(tick)));
+  for (const tick of ticks) picture.append(across("grid", y(tick)), svg("text", { x: left - 9, y: y(tick) + 4, "text-anchor": "end" }, label(tick)));
   for (const tick of axis.ticks(axis.from, axis.to, frame === SMALL ? 5 : 10)) {
     const x = Math.min(xOf(tick), frame.width - 3 - 3.6 * count(tick).length);
     picture.append(svg("text", { x, y: bottom + 18, "text-anchor": "middle" }, count(tick)));
