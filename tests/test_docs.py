@@ -180,6 +180,15 @@ def test_fine_tuning_then_grpo_of_the_tutorial(tiny_model: Path, tmp_path: Path)
     assert run["model"]["path"] == f"{tmp_path}/outputs/sft/global_step_2/actor/huggingface"
 
 
+def test_notebook_has_its_outputs():
+    text = (DOCS / "first_steps.ipynb").read_text()
+    cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
+    without = [cell["source"][0] for cell in cells if not cell["outputs"]]
+    assert len(without) == 1 and without[0].startswith("import")
+    # As on any machine: no folder of the one that ran it, no moves of a cursor.
+    assert not re.search(r"/(tmp|home|root|Users)/|\\u001b", text)
+
+
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_notebook(tmp_path: Path):

@@ -57,6 +57,15 @@ def test_what_the_start_does_is_a_line_each(capsys: pytest.CaptureFixture[str]):
     assert capsys.readouterr().out == "starting Ray\nloading the model on 2 workers\n"
 
 
+def test_forced_colours_make_no_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    # As in notebooks and continuous integration, where every redrawn line would stay.
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with RunDisplay("run", 3, {}) as display:
+        display.stage("starting Ray")
+        display.step(1, {})
+    assert capsys.readouterr().out == "starting Ray\nstep 1/3  \n"
+
+
 def test_terminal_shows_a_spinner_until_the_bar(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     display = RunDisplay("run", 3, {"val": ("val/pass@1", ".1%")})

@@ -1,5 +1,6 @@
 """Prints a run's progress, as a live bar on a terminal or one line per step elsewhere, and its final tables."""
 
+import os
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
@@ -60,9 +61,8 @@ class RunDisplay:
         self._figures = Text()
         self._spinner = self.console.status("")
         # Without a terminal, lines cannot be redrawn, so every step prints its own line.
-        self._live = (
-            Live(Group(self._progress, self._figures), console=self.console) if self.console.is_terminal else None
-        )
+        redraws = self.console.is_terminal and (self.console.file.isatty() or os.environ.get("TTY_COMPATIBLE") == "1")
+        self._live = Live(Group(self._progress, self._figures), console=self.console) if redraws else None
 
     def begin(self, step: int) -> None:
         """Begin an attempt that continues after ``step``, and hide the metrics of earlier attempts."""
