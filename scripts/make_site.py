@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "build" / "pages"
@@ -33,11 +34,21 @@ def linked_files(page: Path) -> list[Path]:
 
 
 def notebook_page(path: Path) -> str:
-    """Return the cells of a notebook as Markdown."""
-    fences = {"markdown": "{}", "code": "```python\n{}\n```"}
-    return "\n\n".join(
-        fences[cell["cell_type"]].format("".join(cell["source"])) for cell in json.loads(path.read_text())["cells"]
-    )
+    """Return the cells of a notebook and their outputs as Markdown."""
+    parts = []
+    for cell in json.loads(path.read_text())["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        parts += map(output, cell.get("outputs", []))
+    return "\n\n".join(parts)
+
+
+def output(shown: dict[str, Any]) -> str:
+    """Return an output of a notebook's cell, a picture or a text, as Markdown."""
+    data = shown.get("data", {"text/plain": shown.get("text", "")})
+    if "image/png" in data:
+        return f"![](data:image/png;base64,{''.join(data['image/png'].split())})"
+    return f"```text\n{''.join(data['text/plain']).rstrip()}\n```"
 
 
 def lay_out() -> None:
