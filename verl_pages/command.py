@@ -93,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
         "--out",
         type=Path,
         metavar="FILE",
-        help=f"the page; default: {PAGE} in the folder of a single run, here for several",
+        help=f"the page; default: {PAGE} in RUN, or here where several are named",
     )
     parser.add_argument("--list", action="store_true", help="print a table of the runs instead, the newest first")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)

@@ -42,6 +42,8 @@ def _cells(run: RunFolder) -> list[str]:
     steps = f"{run.last_step} of {planned}" if planned and not run.summary else str(run.last_step)
     figures: dict[str, Any] = dict(overview_figures(run))
     score = f"{figures['score']:.3g}" if "score" in figures else "-"
-    passes = " to ".join(f"{figures[name][0]:.1%}" for name in ("first", "last") if name in figures) or "-"
+    # A run with a single validation has the same first and last one.
+    validations = dict.fromkeys(tuple(figures[name]) for name in ("first", "last") if name in figures)
+    passes = " to ".join(f"{share:.1%}" for share, _ in validations) or "-"
     started = _started(run)[:16].replace("T", " ") or "-"
     return [started, run.option("trainer.experiment_name") or "-", steps, score, passes, str(run.path)]

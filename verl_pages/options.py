@@ -57,10 +57,14 @@ def differences(runs: Sequence[RunFolder]) -> list[list[str]]:
     rows = [(name, values) for name, differs, values, _ in option_rows(runs) if differs]
     # Put the seed last.
     rows = [row for row in rows if row[0] not in SEED_OPTIONS] + [row for row in rows if row[0] == "seed"]
-    return [
-        [f"{'.'.join(name.split('.')[-2:])}={_short(values[place])}" for name, values in rows]
-        for place in range(len(runs))
-    ]
+
+    def of(place: int) -> list[str]:
+        # First what few others have, in the order of the options.
+        rare = sorted(rows, key=lambda row: row[1].count(row[1][place]))
+        rare = [row for row in rare if row[0] != "seed"] + [row for row in rare if row[0] == "seed"]
+        return [f"{'.'.join(name.split('.')[-2:])}={_short(values[place])}" for name, values in rare]
+
+    return [of(place) for place in range(len(runs))]
 
 
 def _short(value: str) -> str:

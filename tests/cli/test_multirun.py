@@ -54,6 +54,12 @@ def test_every_job_has_its_own_folder(tmp_path: Path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["fake.py", "outputs"]
 
 
+def test_folder_of_a_sweep_has_one_per_job(tmp_path: Path):
+    code, jobs, errors = sweep(tmp_path, "-m", "seed=1,2", "trainer.default_local_dir=mine")
+    assert (code, errors, [job[2] for job in jobs]) == (0, "", [f"{tmp_path}/mine/{i}" for i in (0, 1)])
+    assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == ["0", "1", "multirun.yaml"]
+
+
 def test_failed_job_ends_the_sweep(tmp_path: Path):
     code, jobs, errors = sweep(tmp_path, "seed=1,9,2", "trainer.default_local_dir=mine/${seed}", "--multirun")
     assert (code, errors, [job[2] for job in jobs]) == (1, "error: nine\n", ["mine/1", "mine/9"])

@@ -15,6 +15,10 @@ from verl.config.evaluation import EvaluationConfig
         (["num_generations=8"], "TRL's num_generations is rollout.n here: rollout.n=8"),
         (["--num_generations", "8"], "TRL's num_generations is rollout.n here: rollout.n=8"),
         (["--num-generations=8"], "TRL's num_generations is rollout.n here: rollout.n=8"),
+        (
+            ["trainer.max_steps=2"],
+            "TRL's max_steps is trainer.total_training_steps here: trainer.total_training_steps=2",
+        ),
         (["model=tiny", "max_steps=2"], "TRL's max_steps is trainer.total_training_steps here: trainer.total_train..."),
         (["--output_dir", "x"], "TRL's output_dir is trainer.default_local_dir here: trainer.default_local_dir=x"),
         (["learning_rate=1e-6"], "TRL's learning_rate is actor.optim.lr here: actor.optim.lr=1e-6"),

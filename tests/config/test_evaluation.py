@@ -76,5 +76,5 @@ def test_arguments_as_people_type_them(typed: list[str], passed: list[str]):
 
 
 def test_a_flag_of_train_sh_is_refused():
-    with pytest.raises(FlagError, match=r"^--model_name: is a flag of train\.sh"):
+    with pytest.raises(FlagError, match=r"^--model_name: is no flag of eval\.sh"):
         plain_arguments(["--model_name", "Qwen/Qwen2.5-1.5B"], EvaluationConfig)

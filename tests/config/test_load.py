@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from tests.tables import cases
-from verl.config import CONFIG_DIR, ConfigError, PPOConfig, SFTConfig, load_config
+from verl.config import CONFIG_DIR, ConfigError, PPOConfig, SFTConfig, load, load_config
 from verl.config.load import compose_config, parse_config
 from verl.config.rewards import RewardManagerConfig
 from verl.config.signal import Rejection
@@ -203,3 +203,20 @@ def test_independent_mistakes_are_reported_together():
         "actor.ppo_mini_batch_size",
         "rollout.tensor_parallel_size",
     ]
+
+
+def test_notes_on_lengths_are_of_the_runs_own_model(capsys: pytest.CaptureFixture[str], monkeypatch):
+    def notes(*overrides: str) -> list[str]:
+        load.fitting.cache_clear()
+        load._FITTED.clear()
+        load_config(PPOConfig, "ppo_trainer", [*overrides])
+        return capsys.readouterr().err.splitlines()
+
+    # Hydra evaluates the preset's lengths for the embedded model, too, before it applies the command line.
+    assert notes("preset=small", "model.path=org/model") == notes("preset=foreign", "model.path=org/model") == []
+    assert notes("preset=foreign") == [
+        "note: data.max_prompt_length=170 of the preset's 512: the model takes 512 tokens in all",
+        "note: data.max_response_length=341 of the preset's 1024: the model takes 512 tokens in all",
+    ]
+    # What the command line sets is no preset's.
+    assert len(notes("preset=foreign", "data.max_prompt_length=99")) == 1

@@ -23,6 +23,7 @@ from verl.evaluation.tasks import (
     few_shot_examples,
     load_problems,
     load_target_tokenizer,
+    validation_problems,
 )
 from verl.models.hub import model_digest
 
@@ -89,6 +90,19 @@ def test_incomparable_answer_is_named_first(tmp_path):
     assert len(load_problems("sums", evaluation_config(*options, "data.max_problems=1"))) == 1
     own = "reward_score.custom_functions=['countdown=my_rewards:score']"
     assert len(load_problems("sums", evaluation_config(*options, own))) == 2
+
+
+def test_function_of_a_run_is_named_and_not_run(tmp_path, refused):
+    rows = jsonl(tmp_path / "val.jsonl", {"question": "What is 1 + 1?", "answer": "2"})
+    data = {"val_files": [rows], "prompt_key": "question", "answer_key": "answer", "data_source": "mine"}
+    data |= {"reward_fn_key": "data_source", "apply_chat_template_kwargs": {}}
+    functions = ["mine=own.py:score"]
+    (tmp_path / "config.yaml").write_text(json.dumps({"data": data, "reward_score": {"custom_functions": functions}}))
+    target = Target("run", 1, "model", "chat", 24, folder=str(tmp_path))
+    with refused(
+        "...data_source='mine': must be one of ...; the run has reward_score.custom_functions; give it too, ..."
+    ):
+        validation_problems([target], evaluation_config("benchmarks=[]", f"model.path={tmp_path}"))
 
 
 def test_a_task_for_each_benchmark_and_temperature(configure, tasks_of, tiny_model, tmp_path):

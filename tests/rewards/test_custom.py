@@ -242,6 +242,13 @@ def test_use_custom_functions():
     assert find_scorer("math") == (VERIFIERS["math"], False)
 
 
+def test_signature_of_trl_is_explained(tmp_path: Path, refused):
+    (tmp_path / "theirs.py").write_text("def score(completions, **kwargs):\n    return [1.0]\n")
+    line = "...theirs.py:score on data_source='mine' takes completions (as in TRL; here a function scores one response,"
+    with refused(f"{line} solution_str), but besides ... the record has level (TMP/theirs.py, line 1)"):
+        custom_verdict(f"{tmp_path}/theirs.py:score", "mine", "1", "1", {"level": 3})
+
+
 def test_further_arguments():
     use_custom_functions({"mine": "my_rewards:with_options"}, {"weight": 0.5})
     assert compute_score("mine", "123", "")["score"] == 1.5
@@ -252,7 +259,7 @@ def test_further_arguments():
     ):
         use_custom_functions({"mine": "my_rewards:with_options"}, {"weight": 0.5, "ceiling": 9})
     use_custom_functions({"mine": "my_rewards:with_options"})  # a column may have this name
-    with pytest.raises(ConfigError, match="missing 1 required .* 'weight'"):
+    with pytest.raises(ConfigError, match=r"takes weight, but besides .* no column \(.*my_rewards.py, line"):
         compute_score("mine", "123", "")
 
 

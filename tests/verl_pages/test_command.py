@@ -67,6 +67,10 @@ def test_runs_are_listed_with_the_newest_first(tmp_path, monkeypatch, capsys):
     first = ["b", "6", "0.544", "50.0% to 57.4%", str(tmp_path / "b")]
     assert rows[0] == ["2026-01-03 00:00", *first] and rows[1][:3] == ["2026-01-02 03:04", "a", "6 of 6"]
     assert rows[2][:2] == ["-", "old"]
+    # One validation is no change.
+    write_run(tmp_path / "short", steps=1)
+    run(monkeypatch, tmp_path / "short", "--list")
+    assert "  50.0%  " in capsys.readouterr().out
 
 
 def test_folders_that_unpack_to_any_size_are_read_within_a_limit(tmp_path, monkeypatch, capsys):

@@ -141,6 +141,21 @@ def test_runs_are_called_by_their_experiment_and_by_what_differs():
     assert run_names([RunFolder(Path("a"), "a"), runs[2]]) == ["a", "ppo"]
 
 
+def test_rare_values_are_named_first():
+    """Of runs that differ in many options, each is known by what few others have."""
+
+    def run(name: str, **options: str) -> RunFolder:
+        return RunFolder(Path(name), name, options={"data.files": "a", "rollout.n": "8", "seed": "0"} | options)
+
+    runs = [run("a"), run("b", **{"rollout.n": "1"}), run("c", **{"data.files": "b"}), run("d", **{"data.files": "b"})]
+    assert differences(runs) == [
+        ["data.files=a", "rollout.n=8"],
+        ["rollout.n=1", "data.files=a"],
+        ["data.files=b", "rollout.n=8"],
+        ["data.files=b", "rollout.n=8"],
+    ]
+
+
 def test_curves_of_many_steps_are_thinned_without_losing_peaks(tmp_path: Path):
     folder = write_run(tmp_path / "run", samples=False)
     write_metrics(folder, [{"step": step, "my/own": 1e3 if step == 4321 else 0.0} for step in range(10_001)])

@@ -13,6 +13,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from verl.config.ppo import PPOConfig
+from verl.config.rewards import summands
 from verl.config.sft import SFTConfig
 from verl.data.prompts import PromptDataset
 from verl.models.hub import model_digest
@@ -78,16 +79,23 @@ def code_files(options: Any, name: str = "") -> Iterator[tuple[str, Path]]:
         for i, value in enumerate(options):
             yield from code_files(value, f"{name}[{i}]")
     elif isinstance(options, str) and not name.startswith(("data.train_files", "data.val_files")):
-        # An entry of reward_score.custom_functions names its data source first.
-        path = options.rpartition("=")[2]
-        module = path.rpartition(":")[0] or path
-        if module.endswith(".py") or name.endswith("config_path"):
-            yield from [(name, Path(module))] if Path(module).is_file() else []
-        elif ":" in path and all(part.isidentifier() for part in module.split(".")):
-            with suppress(ImportError, ValueError):
-                spec = importlib.util.find_spec(module)
-                if spec is not None and spec.has_location and HERE not in Path(str(spec.origin)).parents:
-                    yield name, Path(str(spec.origin))
+        # An entry of reward_score.custom_functions names its data source first, and may be a sum of functions.
+        paths = [path for _, path in summands(options.rpartition("=")[2])]
+        for i, path in enumerate(paths):
+            where = name if len(paths) == 1 else f"{name}, function {i + 1}"
+            yield from ((where, file) for file in _files_of(path, name.endswith("config_path")))
+
+
+def _files_of(path: str, is_file: bool) -> Iterator[Path]:
+    """Yield the file of user code with this import path, or of the path itself if it ``is_file``."""
+    module = path.rpartition(":")[0] or path
+    if module.endswith(".py") or is_file:
+        yield from [Path(module)] if Path(module).is_file() else []
+    elif ":" in path and all(part.isidentifier() for part in module.split(".")):
+        with suppress(ImportError, ValueError):
+            spec = importlib.util.find_spec(module)
+            if spec is not None and spec.has_location and HERE not in Path(str(spec.origin)).parents:
+                yield Path(str(spec.origin))
 
 
 def changed(before: Mapping[str, str], now: Mapping[str, str]) -> tuple[list[str], list[str]]:

@@ -109,15 +109,21 @@ def trl_option(text: str) -> tuple[str, str]:
 
 def refuse_trl_name(key: str, value: str) -> None:
     """Raise a ``FlagError`` that names our equivalent if ``key`` is one of TRL's options and none of ours."""
-    name = key.replace("-", "_")
+    group, _, leaf = key.rpartition(".")
+    name = leaf.replace("-", "_")
     text = next((group["rows"][name] for group in trl_groups() if name in group["rows"]), None)
-    if text is None or name in SCHEMA:
+    # Also below a group of ours, as in trainer.max_steps.
+    if text is None or key.replace("-", "_") in SCHEMA or key in VERL or not _is_group(group):
         return
     option, remark = trl_option(text)
     if not option:
         raise FlagError(f"{key}: is a name of TRL's; here: {plain(remark)}")
     remark = f" ({plain(remark)})" if remark else ""
     raise FlagError(f"TRL's {name} is {option} here: {option}={value or 'VALUE'}{remark}")
+
+
+def _is_group(name: str) -> bool:
+    return not name or any(option.startswith(f"{name}.") for option in SCHEMA)
 
 
 def require_known(override: str) -> None:

@@ -5,7 +5,7 @@ from dataclasses import is_dataclass
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from verl.cli.translate import MULTIRUN, sort_arguments
+from verl.cli.translate import MULTIRUN, require_one_configuration, sort_arguments
 from verl.cli.values import FlagError
 
 LITERAL = ("[", "{", "'", '"', "$")
@@ -24,8 +24,9 @@ def plain_arguments(arguments: Sequence[str], schema: type) -> list[str]:
     """
     line = sort_arguments(arguments)
     if line.flags:
-        raise FlagError(f"--{next(iter(line.flags))}: is a flag of train.sh; set options as in model.path=VALUE")
+        raise FlagError(f"--{next(iter(line.flags))}: is no flag of eval.sh; set options as in model.path=VALUE")
     sweeps = bool(MULTIRUN & set(line.hydra))
+    require_one_configuration(line)
     return [*(_plain(override, schema, sweeps) for override in line.overrides), *line.hydra]
 
 

@@ -25,7 +25,7 @@ def run_hydra(
     """Compose ``configs/<name>.yaml`` with the command line's overrides, ``parse`` the result and ``run`` it.
 
     With ``--multirun``, Hydra does this for every job, and the folder that it creates for the job is the run's folder;
-    at the end, the command for a page of all runs is printed.
+    a run's folder on the command line is that of the sweep. At the end, the command for a page of all runs is printed.
 
     Raises:
         SystemExit: With a message if the overrides cannot be composed or the config is invalid.
@@ -47,6 +47,7 @@ def run_hydra(
         # the first override, because Hydra expects adjacent overrides and later ones take precedence.
         overrides = (i for i, word in enumerate(sys.argv) if i and "=" in word and not word.startswith("-"))
         sys.argv.insert(next(overrides, len(sys.argv)), f"{RUN_FOLDER}=${{hydra:runtime.output_dir}}")
+        sys.argv[1:] = map(_folder_of_sweep, sys.argv[1:])
     # Otherwise, Hydra prints its own message and exits.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     try:
@@ -65,3 +66,13 @@ def run_hydra(
             "`pip install 'verl-rank[train,eval]'`, after torch and vLLM in the build that fits (docs/installation.md)"
         )
         raise SystemExit(f"error: {error.name} is not installed; {fix}") from None
+
+
+def _folder_of_sweep(word: str) -> str:
+    """Return the override of a run's folder as that of a sweep, in which each job has a folder of its own.
+
+    Otherwise, all jobs would share one folder, and the second would resume the first. Folders that are named after
+    options, and other words, are returned as they are.
+    """
+    option, _, value = word.partition("=")
+    return f"hydra.sweep.dir={value}" if option == RUN_FOLDER and not {*"$,"} & {*value} else word

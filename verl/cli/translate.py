@@ -68,6 +68,12 @@ def translate(arguments: Sequence[str]) -> list[str]:
     return overrides_of(read_line(arguments))
 
 
+def require_one_configuration(line: CommandLine) -> None:
+    """Raise ``FlagError`` if a command that shows a configuration is a sweep."""
+    if MULTIRUN & {*line.hydra} and {"--cfg", "-c", "--info", "-i"} & {part.partition("=")[0] for part in line.hydra}:
+        raise FlagError("--multirun: --cfg and --info show one configuration; leave out one of the two")
+
+
 def read_line(arguments: Sequence[str]) -> CommandLine:
     """Return the sorted arguments, with the release's Hydra options converted to its flags.
 
@@ -88,8 +94,7 @@ def read_line(arguments: Sequence[str]) -> CommandLine:
 
 def overrides_of(line: CommandLine) -> list[str]:
     """Return the Hydra command line for sorted arguments; see :func:`translate`."""
-    if MULTIRUN & {*line.hydra} and {"--cfg", "-c", "--info", "-i"} & {part.partition("=")[0] for part in line.hydra}:
-        raise FlagError("--multirun: --cfg and --info show one configuration; leave out one of the two")
+    require_one_configuration(line)
     page = "TRAINING_CONFIG.md"
     if is_verl(line.overrides):
         page = "docs/from_verl_options.md"
@@ -290,7 +295,9 @@ def sort_arguments(arguments: Sequence[str], refuse: Callable[[str, str], None] 
         else:
             if refuse is not None:
                 refuse(name.removeprefix("--"), value or ("" if not rest or rest[0].startswith("--") else rest[0]))
-            hint = nearest(name, [*(f"--{flag}" for flag in FLAGS), *HYDRA_FLAGS]) or "; TRAINING_CONFIG.md lists them"
+            flags = [] if refuse is None else [f"--{flag}" for flag in FLAGS]  # eval.sh has none
+            otherwise = "; TRAINING_CONFIG.md lists them" if flags else "; set options as in model.path=VALUE"
+            hint = nearest(name, [*flags, *HYDRA_FLAGS]) or otherwise
             if name.startswith("--config"):
                 hint = "; a file of options is named by --config-dir=FOLDER --config-name=NAME"
             if "." in name:

@@ -47,6 +47,11 @@ def at_least(least: int, *lengths: Any) -> int:
     return max(least, sum(length for length in lengths if type(length) is int))
 
 
+_FITTED: dict[tuple[str, str], tuple[int, str]] = {}
+"""Option and model -> the value that :func:`fitting` returned, and a note on it. Hydra also evaluates options that it
+does not use, for example before the command line is applied."""
+
+
 @cache
 def fitting(option: str, length: int, total: int, path: str) -> int:
     """Return the value of an option of ``length`` tokens, in proportion lower if a local model takes under ``total``.
@@ -60,8 +65,20 @@ def fitting(option: str, length: int, total: int, path: str) -> int:
     if type(limit) is not int or not 0 < limit < total:
         return length
     fitted = max(1, length * limit // total)
-    print(f"note: {option}={fitted} of the preset's {length}: the model takes {limit} tokens in all", file=sys.stderr)
+    note = f"note: {option}={fitted} of the preset's {length}: the model takes {limit} tokens in all"
+    _FITTED[option, str(path)] = fitted, note
     return fitted
+
+
+def _print_fitted(values: Any) -> None:
+    """Print once which of a config's ``values`` are lower than its preset's, to fit its model."""
+    path = str(values.get("model", {}).get("path"))
+    for option in [option for option, of_model in _FITTED if of_model == path]:
+        value: Any = values
+        for name in option.split("."):
+            value = value.get(name) if isinstance(value, dict) else None
+        if value == _FITTED[option, path][0]:
+            print(_FITTED.pop((option, path))[1], file=sys.stderr)
 
 
 def is_embedded(model_path: str) -> bool:
@@ -106,6 +123,7 @@ def parse_config(schema: type[ConfigT], tree: DictConfig) -> ConfigT:
     except OmegaConfBaseException as error:
         raise ConfigError(f"{error.full_key}: {str(error).splitlines()[0]}") from error
     rename_options(values)
+    _print_fitted(values)
     try:
         config: ConfigT = _with_full_paths(parse_values(schema, values))
     except ConfigError as error:
@@ -260,6 +278,8 @@ def explain(error: HydraException, schema: type) -> str:
         line = re.sub(r" See https://hydra\S+ for details", _WRITE, " ".join(str(error).split()))
         found = re.search(r"Could not find '([^']+)' Available options in '[^']+': ([^']+?) Config search path", line)
         text = line.partition(" at input ")[2].partition("; ")[0].strip("'")
+        if re.match(r"\[[^\]\"']*=", text):
+            return f"{text}: an entry of a list that contains = needs quotes of its own: 'option=[\"a=b\"]'"
         if text.count("[") > text.count("]"):
             return f"{text}: its [ is not closed; write lists in quotes: 'option=[a,b]'"
         if not found:

@@ -1,5 +1,6 @@
 """Defines the groups ``reward_score`` (verifiers), ``reward_model`` and ``reward_manager`` (rank shaping)."""
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -47,6 +48,27 @@ class AsyncFunctionsConfig(Group):
     """Keep answers in the run's folder, so that neither a resumed run nor an equal response asks again."""
 
 
+SUMMAND = re.compile(r"(?:(-?\d+(?:\.\d*)?(?:[eE]-?\d+)?)\*)?([^*+]+:\w+)")
+"""Weight and import path of one of several functions that are added."""
+
+
+def summands(path: str) -> list[tuple[float, str]]:
+    """Return the weights and import paths of functions that are added, such as ``a.py:f+0.2*b.py:g``.
+
+    A path of a single function is returned as it is, also if its file's name contains ``+`` or ``*``.
+    """
+    found = [SUMMAND.fullmatch(part.strip()) for part in path.split("+")]
+    if None in found:
+        return [(1.0, path)]
+    return [(float(match[1] or 1), match[2]) for match in found if match is not None]
+
+
+def _is_function(path: str) -> bool:
+    module, _, function = path.rpartition(":")
+    importable = module.endswith(".py") or all(part.isidentifier() for part in module.split("."))
+    return importable and ":" not in module and function.isidentifier()
+
+
 @dataclass(frozen=True)
 class RewardScoreConfig(Group):
     """Options for the verifiers, which score responses."""
@@ -65,10 +87,11 @@ class RewardScoreConfig(Group):
     custom_functions: list[str]
     """Custom reward functions, each as ``data_source=module:function`` or ``data_source=path/to/file.py:function``; on
     the command line, quote each entry: ``["my_set=my_rewards:score"]``. They take precedence over the verifiers; ``*``
-    matches all data sources that have no function of their own. A function receives ``data_source``, ``solution_str``,
-    ``ground_truth`` and ``extra_info``, and returns a number, a bool, or a dict with ``score`` and optionally ``acc``.
-    A response is correct if ``acc``, or else the score, is above 0. Other numbers in the dict are logged, and all
-    entries are stored with the sample (docs/rewards.md)."""
+    matches all data sources that have no function of their own. Several functions are added, with weights if you like:
+    ``["*=a.py:accuracy+0.2*b.py:short"]``; one that returns None adds nothing. A function receives ``data_source``,
+    ``solution_str``, ``ground_truth`` and ``extra_info``, and returns a number, a bool, or a dict with ``score`` and
+    optionally ``acc``. A response is correct if ``acc``, or else the score, is above 0. Other numbers in the dict are
+    logged, and all entries are stored with the sample (docs/rewards.md)."""
     on_function_error: Literal["fail", "zero"]
     """Handling of exceptions and invalid results in ``custom_functions``: ``fail`` ends the run; ``zero`` scores the
     response 0 with the reason ``error``, which the metric ``verifier/error`` counts."""
@@ -90,12 +113,11 @@ class RewardScoreConfig(Group):
         field, paths = "custom_functions", dict[str, str]()
         for entry in self.custom_functions:
             source, _, path = entry.partition("=")
-            module, _, function = path.rpartition(":")
-            importable = module.endswith(".py") or all(part.isidentifier() for part in module.split("."))
-            well_formed = bool(source.strip()) and importable and function.isidentifier()
+            well_formed = bool(source.strip()) and all(_is_function(part) for _, part in summands(path))
             fix = "must have the form data_source=module:function, or file.py:function"
             require(well_formed, field, entry, fix)
-            require(source not in paths, field, entry, f"{source} already has {paths.get(source)}; name one function")
+            fix = f"{source} already has {paths.get(source)}; add them in one entry, {source}=FUNCTION+0.5*FUNCTION"
+            require(source not in paths, field, entry, fix)
             paths[source] = path
         return paths
 

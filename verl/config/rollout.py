@@ -109,8 +109,9 @@ class SamplingConfig(SamplingFilters):
     """Softmax temperature; 0 decodes greedily and is allowed only at validation."""
 
     def check(self) -> None:
+        # Training has a rule of its own, since it needs sampling.
         fix = "greedy decoding (temperature=0) gives one response; set n=1"
-        self.require(self.temperature > 0 or self.n == 1, "n", fix)
+        self.require(self.temperature > 0 or self.n == 1 or isinstance(self, RolloutConfig), "n", fix)
 
     def __str__(self) -> str:
         return (

@@ -156,9 +156,10 @@ def train_loader(dataset: PromptDataset, config: DataConfig, seed: int, candidat
     size = config.prompts_per_batch * candidates
     if len(dataset) < size:
         times = f" times {candidates} candidates a prompt (trainer.method)" if candidates > 1 else ""
+        mini = ", and actor.ppo_mini_batch_size with it" if config.batch_field == "data.train_batch_size" else ""
         raise ConfigError(
             f"{config.batch_field}={config.prompts_per_batch}{times}: there are only {len(dataset)} training prompts; "
-            "lower it"
+            f"lower it{mini}"
         )
     return batch_loader(dataset, size, _sampler(dataset, config, seed, size), list)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import verl.rewards
 from verl.config.errors import ConfigError
-from verl.config.rewards import RewardScoreConfig
+from verl.config.rewards import RewardScoreConfig, summands
 from verl.data.templates import find_template
 from verl.evaluation.benchmarks import Problem
 from verl.evaluation.results import PROMPT_TOO_LONG, REASONS, ProblemResult, ScoredSample, TaskResult
@@ -148,7 +148,8 @@ def score_batches(
 def verdict_settings(problems: Sequence[Problem], config: RewardScoreConfig) -> dict[str, Any]:
     """Return all inputs of the verdicts except the responses."""
     sources = [path for package in verl.rewards.__path__ for path in sorted(Path(package).iterdir()) if path.is_file()]
-    sources += [path for path in map(_source_of, config.paths_of_custom_functions().values()) if path is not None]
+    functions = [part for path in config.paths_of_custom_functions().values() for _, part in summands(path)]
+    sources += [path for path in map(_source_of, functions) if path is not None]
     truths = [[problem.answer, problem.data_source, dict(problem.extra_info)] for problem in problems]
     return {
         "verifiers": digest(b"".join(path.read_bytes() for path in sources)),

@@ -248,7 +248,14 @@ def validation_problems(targets: Sequence[Target], config: EvaluationConfig) -> 
         for path in map(find_path, files):
             name = "_".join([*Path(path).absolute().parts[-2:-1], Path(path).stem])
             found[name] = load_prompts(path, config.data.limit, PromptLayout(*keys), config.scored)
-            check_answers(found[name], config)
+            try:
+                check_answers(found[name], config)
+            except ConfigError as error:
+                functions = run_option(run, "reward_score", "custom_functions")
+                if not functions or config.reward_score.custom_functions:
+                    raise
+                fix = f"give it too, since code that a run's folder names is never run: {functions!r:.300}"
+                raise ConfigError(f"{error}; the run has reward_score.custom_functions; {fix}") from None
     return found
 
 

@@ -19,11 +19,14 @@ from functools import cache
 from typing import Any
 
 from verl.config.errors import ConfigError
+from verl.config.rewards import summands
+from verl.rewards.combined import weighted_sum
 from verl.utils.user_code import load_code, raised
 from verl.verifiers.answers import after_thinking, extract_boxed
 from verl.verifiers.verdict import Verdict
 
 ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
+TRL_ARGUMENTS = ("completions", "prompts", "completion_ids")
 FIELD = "reward_score.custom_functions"
 
 CUSTOM_KWARGS: dict[str, Any] = {}
@@ -55,12 +58,20 @@ class CustomFunctionError(ConfigError):
     """Error for a custom function that raises an exception or does not return a valid score."""
 
 
+class MissingColumns(ConfigError):
+    """Error for a custom function with a parameter that has no default and no column."""
+
+
 @cache
 def load_function(path: str, keywords: tuple[str, ...] = ()) -> Callable[..., Any]:
-    """Load a function from its path, ``module:function`` or ``file.py:function``.
+    """Load a function from its path, ``module:function`` or ``file.py:function``, or the weighted sum of several.
 
-    Raises ``ConfigError`` if it cannot be imported or does not accept veRL's four arguments and ``keywords``.
+    Raises ``ConfigError`` if one cannot be imported or does not accept veRL's four arguments and ``keywords``.
     """
+    parts = summands(path)
+    if parts != [(1.0, path)]:
+        loaded = [(weight, load_function(part, keywords)) for weight, part in parts]
+        return weighted_sum(loaded, [*ARGUMENTS, *keywords], _read_result)
     function: Callable[..., Any] = load_code(path, FIELD)
     try:
         inspect.signature(function).bind_partial(**dict.fromkeys([*ARGUMENTS, *keywords]))
@@ -108,6 +119,14 @@ def is_async(path: str) -> bool:
 def _called(path: str, arguments: Sequence[Any]) -> Any:
     info = arguments[3] or {}
     further = {name: info[name] for name in further_parameters(path) if name in info} | CUSTOM_KWARGS
+    parameters = inspect.signature(load_function(path)).parameters
+    needed = [name for name in further_parameters(path) if parameters[name].default is inspect.Parameter.empty]
+    if missing := [name for name in needed if name not in further]:
+        trl = " (as in TRL; here a function scores one response, solution_str)" if {*missing} & {*TRL_ARGUMENTS} else ""
+        raise MissingColumns(
+            f"takes {', '.join(missing)}{trl}, but besides {', '.join(ARGUMENTS)} the record has "
+            f"{', '.join(map(str, info)) or 'no column'}{_location(load_function(path))}"
+        )
     return load_function(path, tuple(CUSTOM_KWARGS))(**dict(zip(ARGUMENTS, arguments, strict=True)), **further)
 
 
@@ -119,6 +138,8 @@ def _named(path: str, arguments: Sequence[Any], what: str = "") -> Iterator[None
         yield
     except (MemoryError, RecursionError, asyncio.CancelledError):
         raise
+    except MissingColumns as error:
+        raise CustomFunctionError(f"{where} {error}") from None
     except CustomFunctionError as error:
         raise CustomFunctionError(f"{where} returned {error}{_location(load_function(path))}") from None
     except BaseException as error:  # custom code may raise anything, including KeyboardInterrupt

@@ -18,7 +18,7 @@ from threading import Event, Thread
 from typing import Any, NamedTuple
 
 from verl.config.errors import ConfigError
-from verl.config.rewards import AsyncFunctionsConfig
+from verl.config.rewards import AsyncFunctionsConfig, summands
 from verl.rewards.custom import CUSTOM_KWARGS, CustomFunctionError, awaited_verdict, load_function
 from verl.verifiers.verdict import Verdict
 
@@ -123,9 +123,9 @@ def _with_extras(verdict: Verdict, **extras: Any) -> Verdict:
 def question_key(question: Question) -> str:
     """Return a digest of all that an answer depends on, including the source of the function."""
     path = question[0]
-    function = inspect.unwrap(load_function(path))
-    source = Path(inspect.getsourcefile(function) or "")
-    code = source.read_text(errors="replace") if source.is_file() else ""
+    functions = (inspect.unwrap(load_function(part)) for _, part in summands(path))
+    files = [Path(inspect.getsourcefile(function) or "") for function in functions]
+    code = [file.read_text(errors="replace") if file.is_file() else "" for file in files]
     text = json.dumps([code, path, CUSTOM_KWARGS, *question[1:]], sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=20).hexdigest()
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -9,7 +10,9 @@ from transformers import PreTrainedTokenizerBase
 
 from verl.cluster.start import resolve_device
 from verl.config.checks import require
+from verl.config.data import DataConfig
 from verl.config.errors import ConfigError, Mistakes
+from verl.config.paths import SHIPPED
 from verl.config.ppo import PPOConfig
 from verl.config.rewards import RewardScoreConfig
 from verl.data.prompt_record import PromptRecord
@@ -28,11 +31,11 @@ from verl.rewards.pool import VerifierPool
 from verl.rollout.engines import check_engine_model, end_tokens
 from verl.rollout.environments.conversations import ConversationSetup, check_conversations, with_tools
 from verl.rollout.environments.pool import EnvironmentPool
+from verl.run.teacher_server import MAX_TEXTS, TeacherServer
 from verl.run.tracker_backends import check_trackers
 from verl.run.warnings import form_warnings, start_warnings
 from verl.utils.user_code import kl_estimator
 from verl.workers.policy_loss import PolicyLoss, check_policy_loss
-from verl.workers.teacher_server import MAX_TEXTS, TeacherServer
 
 
 class TrainingSetup:
@@ -73,7 +76,7 @@ class TrainingSetup:
             draw = (data.train_max_samples, config.seed, scored)
             self.train_set = PromptDataset(data.train_files, self.tokenizer, data, *draw)
         with mistakes.collected():
-            val_set = PromptDataset(data.val_files, self.tokenizer, data, scored=scored) if data.val_files else None
+            val_set = self._validation_set(data) if data.val_files else None
         self.reward_tokenizer = self._reward_tokenizer() if config.uses_reward_model and not mistakes.lines else None
         """Tokenizer of the reward model, or None if there is no reward model."""
         with mistakes.collected():
@@ -124,6 +127,16 @@ class TrainingSetup:
         notes += override_notes(policy)
         notes += [self.teacher_server.note] if self.teacher_server is not None and self.teacher_server.note else []
         self.warnings = notes + start_warnings(config, self.method)
+
+    def _validation_set(self, data: DataConfig) -> PromptDataset:
+        try:
+            return PromptDataset(data.val_files, self.tokenizer, data, scored=self.config.needs_verdicts)
+        except ConfigError as error:
+            shipped = [str(SHIPPED) in str(Path(name).resolve()) for name in (*data.val_files, *data.train_files)]
+            if not (shipped[0] and not all(shipped)):
+                raise
+            fix = f"name your own, or set data.val_files=[] ({error})"
+            raise ConfigError(f"data.val_files={data.val_files}: are still the embedded task's; {fix}") from None
 
     def _steps_per_epoch(self, candidates: int) -> int:
         return len(train_loader(self.train_set, self.config.data, self.config.seed, candidates))

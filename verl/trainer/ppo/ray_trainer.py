@@ -23,6 +23,7 @@ from verl.rank.reward_manager import RewardManager
 from verl.rank.token_metrics import fill_token_metrics
 from verl.rewards.custom import partial_scores_note
 from verl.run.session import TrainingRun
+from verl.run.teacher_server import TeacherServer
 from verl.run.tracking import Tracker
 from verl.single_controller.profiling import MemoryPeak
 from verl.single_controller.roles import ModelWorkers
@@ -51,7 +52,6 @@ from verl.trainer.training import Trainer, endless
 from verl.trainer.validation import Validator
 from verl.utils.json_state import from_json, to_json
 from verl.workers.policy_loss import PolicyLoss
-from verl.workers.teacher_server import TeacherServer
 
 BEST_BY = "val/pass@1"
 """Validation metric whose highest value marks the best checkpoint."""

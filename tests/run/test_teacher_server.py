@@ -14,8 +14,8 @@ from tests.kit import shipped_config
 from verl.batch import Batch
 from verl.cluster.failures import MachineError
 from verl.config.teacher import TeacherServerConfig
-from verl.workers import teacher_server
-from verl.workers.teacher_server import TeacherServer
+from verl.run import teacher_server
+from verl.run.teacher_server import TeacherServer
 
 Reply = Callable[[str, dict[str, Any]], tuple[int, Any]]
 

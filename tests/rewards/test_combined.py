@@ -1,0 +1,104 @@
+"""Custom reward functions that are added with weights."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.kit import scoring, user_code
+from verl.config.rewards import summands
+from verl.rewards.custom import custom_verdict, further_parameters, is_async, load_function
+from verl.rewards.pool import VerifierPool
+from verl.rewards.services import question_key
+
+FUNCTIONS = """
+import asyncio
+
+def right(data_source, solution_str, ground_truth, extra_info=None):
+    return solution_str == ground_truth
+
+def short(solution_str, limit=3, **kwargs):
+    return {"score": float(len(solution_str) <= limit), "length": len(solution_str)}
+
+def style(solution_str, **kwargs):
+    return None if "?" in solution_str else 0.5
+
+def strict(solution_str, ground_truth, **kwargs):
+    return {"score": -1, "acc": solution_str == ground_truth, "length": 99}
+
+async def waits(solution_str, **kwargs):
+    await asyncio.sleep(0.01)
+    return 4.0
+
+def never(**kwargs):
+    return None
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    return user_code(tmp_path, FUNCTIONS)
+
+
+def test_paths_are_split_at_plus_signs():
+    assert summands("a.py:f") == [(1.0, "a.py:f")]
+    assert summands("m.n:f + -0.5*b/c.py:g+2e-1*h:i") == [(1.0, "m.n:f"), (-0.5, "b/c.py:g"), (0.2, "h:i")]
+    # A file's name may have any of these characters.
+    assert summands("c++/2*3.py:f") == [(1.0, "c++/2*3.py:f")]
+
+
+def test_scores_are_added_with_weights_and_kept_by_name(file: str):
+    path = f"{file}:right+0.5*{file}:short+-2*{file}:style"
+    verdict = custom_verdict(path, "mine", "42", "42", {"limit": 1, "other": 3})
+    # 1 + 0.5 * 0 - 2 * 0.5; the column `limit` reaches the function that has the parameter.
+    assert verdict.score == 0.0 and verdict.correct
+    assert verdict.extras == {"right": 1.0, "short": 0.0, "length": 2, "style": 0.5}
+    assert further_parameters(path) == ("limit",)
+    # None adds nothing, and the other weights stay as they are.
+    asked = custom_verdict(path, "mine", "??", "42", {})
+    assert (asked.score, asked.correct) == (0.5, False) and "style" not in asked.extras
+
+
+def test_acc_of_any_function_says_what_is_correct(file: str):
+    path = f"{file}:short+{file}:strict"
+    assert [custom_verdict(path, "mine", text, "42", {}).correct for text in ("42", "4")] == [True, False]
+    # The first extra value of a name stays.
+    assert custom_verdict(path, "mine", "42", "42", {}).extras["length"] == 2
+
+
+def test_same_names_are_numbered(file: str):
+    verdict = custom_verdict(f"{file}:right+{file}:right", "mine", "1", "1", {})
+    assert verdict.score == 2.0 and verdict.extras == {"right_1": 1.0, "right_2": 1.0}
+
+
+def test_function_must_apply_to_every_response(file: str, refused):
+    with refused("...NoFunctionApplies: None from all of style, never; one of them must apply to every response..."):
+        custom_verdict(f"{file}:style+{file}:never", "mine", "?", "42", {})
+
+
+def test_pool_adds_coroutines_and_functions(file: str):
+    path = f"{file}:waits+0.25*{file}:right"
+    assert is_async(path) and not is_async(f"{file}:right+{file}:short")
+    with VerifierPool(scoring(custom_functions=[f"mine={path}"], num_workers=1)) as pool:
+        verdicts = pool.score_batch(["mine"] * 2, ["7", "8"], ["7", "7"])
+    assert [verdict.score for verdict in verdicts] == [4.25, 4.0]
+    assert [verdict.extras["right"] for verdict in verdicts] == [1.0, 0.0]
+
+
+def test_answers_are_forgotten_when_any_function_changes(tmp_path: Path):
+    files = [user_code(tmp_path, FUNCTIONS, name) for name in ("a.py", "b.py")]
+    question = (f"{files[0]}:right+{files[1]}:short", "mine", "7", "7", {})
+    before = question_key(question)
+    assert question_key(question) == before
+    Path(files[1]).write_text(f"{FUNCTIONS}# changed")
+    assert question_key(question) != before
+
+
+@pytest.mark.parametrize("path", ["a.py:f+0.5*", "a.py:f+two*b.py:g", "a.py:f++b.py:g", "a.py:f*2"])
+def test_malformed_sum_is_refused(refused, path: str):
+    with refused(f"custom_functions='mine={path}': must have the form data_source=module:function, or file.py:..."):
+        scoring(custom_functions=[f"mine={path}"])
+
+
+def test_absent_function_of_a_sum_is_named(file: str, refused):
+    with refused("reward_score.custom_functions='TMP/mine.py:nothing': ..."):
+        load_function(f"{file}:right+{file}:nothing")

@@ -1,0 +1,93 @@
+"""Weighted sums of custom reward functions, such as ``accuracy.py:score+0.2*style.py:short``."""
+
+import asyncio
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+REQUIRED = inspect.Parameter.empty
+
+NAMES = "acc", "correctness"
+"""Keys by which a function says whether a response is correct."""
+
+
+class NoFunctionApplies(ValueError):
+    """Raised if every function of a sum returns None, which means that it does not apply to the response."""
+
+
+def weighted_sum(
+    parts: Sequence[tuple[float, Callable[..., Any]]],
+    shared: Sequence[str],
+    read: Callable[[Any], tuple[float, bool, dict[str, Any]]],
+) -> Callable[..., Any]:
+    """Return a function that calls all functions and returns the weighted sum of their scores.
+
+    A function that returns None does not apply, and adds nothing; other weights stay as they are. The result has the
+    score of each function under its name, and their extra values. The response is correct if the first function with
+    ``acc`` says so or, without one, if the first that applies gives a score above 0. Coroutines wait together.
+
+    Args:
+        parts: Weight and function of each summand.
+        shared: Names of the arguments that every function is given; others are given to functions with a parameter of
+            that name.
+        read: Function that returns the score, correctness and extra values of a result.
+    """
+    names = _names([function for _, function in parts])
+    wanted = [_keywords(function, shared) for _, function in parts]
+    waits = [inspect.iscoroutinefunction(function) for _, function in parts]
+
+    def call(place: int, arguments: Mapping[str, Any]) -> Any:
+        given = {name: value for name, value in arguments.items() if name in wanted[place]}
+        return parts[place][1](**given)
+
+    def joined(results: Sequence[Any]) -> dict[str, Any]:
+        score, extras = 0.0, dict[str, Any]()
+        correct: tuple[bool, bool] | None = None  # whether a function says so by a key, and what it says
+        for (weight, _), name, result in zip(parts, names, results, strict=True):
+            if result is None:
+                continue
+            value, is_correct, more = read(result)
+            score += weight * value
+            says_so = isinstance(result, Mapping) and any(result.get(key) is not None for key in NAMES)
+            if correct is None or (says_so and not correct[0]):
+                correct = (says_so, is_correct)
+            extras = {**extras, name: value} | {key: entry for key, entry in more.items() if key not in extras}
+        if correct is None:
+            raise NoFunctionApplies(f"None from all of {', '.join(names)}; one of them must apply to every response")
+        return {**extras, "score": score, "acc": correct[1]}
+
+    def combined(**arguments: Any) -> dict[str, Any]:
+        return joined([call(place, arguments) for place in range(len(parts))])
+
+    async def awaited(**arguments: Any) -> dict[str, Any]:
+        async def one(place: int) -> Any:
+            result = call(place, arguments)
+            return await result if waits[place] else result
+
+        return joined(await asyncio.gather(*map(one, range(len(parts)))))
+
+    function: Any = awaited if any(waits) else combined
+    further = dict.fromkeys(name for keywords in wanted for name in keywords if name not in shared)
+    needed = {name for _, function in parts for name in _without_default(function)}
+    kinds = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=REQUIRED if name in needed else None)
+        for name in [*shared, *further]
+    ]
+    function.__signature__ = inspect.Signature(kinds)
+    return function  # type: ignore[no-any-return]
+
+
+def _names(functions: Sequence[Callable[..., Any]]) -> list[str]:
+    """Return the names of functions, numbered where they are the same."""
+    names = [function.__name__ for function in functions]
+    return [f"{name}_{names[: i + 1].count(name)}" if names.count(name) > 1 else name for i, name in enumerate(names)]
+
+
+def _without_default(function: Callable[..., Any]) -> list[str]:
+    return [p.name for p in inspect.signature(function).parameters.values() if p.default is inspect.Parameter.empty]
+
+
+def _keywords(function: Callable[..., Any], shared: Sequence[str]) -> set[str]:
+    parameters = inspect.signature(function).parameters.values()
+    named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    return named | {*shared}
