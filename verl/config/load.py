@@ -72,7 +72,8 @@ def fitting(option: str, length: int, total: int, path: str) -> int:
 
 def _print_fitted(values: Any) -> None:
     """Print once which of a config's ``values`` are lower than its preset's, to fit its model."""
-    path = str(values.get("model", {}).get("path"))
+    model = values.get("model")
+    path = str(model.get("path")) if isinstance(model, dict) else ""
     for option in [option for option, of_model in _FITTED if of_model == path]:
         value: Any = values
         for name in option.split("."):

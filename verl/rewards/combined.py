@@ -7,8 +7,8 @@ from typing import Any
 
 REQUIRED = inspect.Parameter.empty
 
-NAMES = "acc", "correctness"
-"""Keys by which a function says whether a response is correct."""
+CORRECT_KEYS = ("correctness", "acc")
+"""Keys that mark a response as correct, in order of precedence; the first is from the paper's release."""
 
 
 class NoFunctionApplies(ValueError):
@@ -48,7 +48,7 @@ def weighted_sum(
                 continue
             value, is_correct, more = read(result)
             score += weight * value
-            says_so = isinstance(result, Mapping) and any(result.get(key) is not None for key in NAMES)
+            says_so = isinstance(result, Mapping) and any(result.get(key) is not None for key in CORRECT_KEYS)
             if correct is None or (says_so and not correct[0]):
                 correct = (says_so, is_correct)
             extras = {**extras, name: value} | {key: entry for key, entry in more.items() if key not in extras}

@@ -20,7 +20,7 @@ from typing import Any
 
 from verl.config.errors import ConfigError
 from verl.config.rewards import summands
-from verl.rewards.combined import weighted_sum
+from verl.rewards.combined import CORRECT_KEYS, weighted_sum
 from verl.utils.user_code import load_code, raised
 from verl.verifiers.answers import after_thinking, extract_boxed
 from verl.verifiers.verdict import Verdict
@@ -31,9 +31,6 @@ FIELD = "reward_score.custom_functions"
 
 CUSTOM_KWARGS: dict[str, Any] = {}
 """Keyword arguments for all functions (``reward_score.custom_kwargs``), set by ``use_custom_functions``."""
-
-CORRECT_KEYS = ("correctness", "acc")
-"""Keys that mark a response as correct, in order of precedence; the first is from the paper's release."""
 
 MAX_EXTRAS = 32
 """Maximum number of keys per response; additional keys are dropped."""

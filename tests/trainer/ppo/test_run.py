@@ -64,6 +64,14 @@ def test_mistakes_in_data_and_sizes_are_raised_together(start, tmp_path: Path):
         start(f"data.train_files=[{path}]", f"data.val_files=[{path}]", "data.max_response_length=500")
 
 
+def test_validation_files_of_another_task_are_named(start, refused, tmp_path: Path):
+    rows = jsonl(tmp_path / "own.jsonl", *({"question": f"What is {i} + 1?", "answer": f"{i + 1}"} for i in range(4)))
+    named = [f"data.train_files=[{rows}]", "data.prompt_key=question", "data.answer_key=answer"]
+    validation = "data.val_files=[data/arithmetic/test.parquet]"
+    with refused("data.val_files=[...]: are still the embedded task's; name your own, or set data.val_files=[] (...)"):
+        start(*named, "data.data_source=math", validation)
+
+
 REWARD = """
 def wrong(data_source, solution_str, ground_truth, extra_info=None):
     return {"acc": 1} if solution_str == ground_truth else 0.0
