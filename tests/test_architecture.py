@@ -104,7 +104,7 @@ BUDGETS = {
     "method": 537,
     "models": 3715,
     "rank": 1192,
-    "recipes": 1632,
+    "recipes": 1683,
     "rewards": 1567,
     "rollout": 3152,
     "run": 2563,

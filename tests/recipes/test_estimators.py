@@ -1,6 +1,7 @@
 """Advantage estimators of the recipes, against numbers by hand."""
 
 import math
+import statistics
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from verl.algorithms.advantages.estimators import grpo_advantages
 from verl.batch import Batch
 from verl.config import ConfigError
 from verl.recipes.confucius3 import hardness_weighted
+from verl.recipes.gdpo import gdpo
 from verl.recipes.noisy_verifier import Appeals, appealed, forward, last_word
 from verl.recipes.recap import EPS, Reweighted, weighted_grpo
 from verl.recipes.w_reinforce import weighted
@@ -32,6 +34,42 @@ def test_forward_correction_of_a_noisy_verifier():
         assert forward(batch_of(verdicts), 0.2).mean().item() == pytest.approx(mean)
     with pytest.raises(ConfigError, match=r"adv_estimator_kwargs.false_negative=1.0: must be"):
         forward(batch_of([1]), 1.0)
+
+
+def test_rewards_are_normalised_one_by_one(refused):
+    rng = torch.Generator().manual_seed(0)
+    rewards = torch.randn(12, 2, generator=rng, dtype=torch.float64)
+    extras = [{"right": r, "short": s, "length": 7.0} for r, s in rewards.tolist()]
+    del extras[5]["short"]  # the function returned None
+    uids = [0, 1, 2] * 4
+    batch = batch_of([1] * 12, uids=uids, extras=extras)
+    weights = {"right": 1.0, "short": 0.5}
+
+    def expected(row: int) -> float:
+        def part(name: str, i: int) -> float:
+            if name not in extras[i]:
+                return 0.0
+            group = [extras[j][name] for j in range(12) if uids[j] == uids[i] and name in extras[j]]
+            return (extras[i][name] - statistics.mean(group)) / (statistics.stdev(group) + 1e-6)
+
+        sums = [sum(weight * part(name, i) for name, weight in weights.items()) for i in range(12)]
+        return (sums[row] - statistics.mean(sums)) / (statistics.stdev(sums) + 1e-6)
+
+    found = gdpo(batch, weights)
+    torch.testing.assert_close(found, torch.tensor([expected(i) for i in range(12)], dtype=torch.float64))
+    order = torch.randperm(12, generator=rng)
+    torch.testing.assert_close(gdpo(batch[order], weights), found[order])
+    with refused(
+        "...weights.style: no response has such a reward; add functions in ... name one of length, right..."
+    ):
+        gdpo(batch, {"style": 1.0})
+
+
+def test_combinations_of_rewards_stay_apart():
+    """Of two binary rewards in groups of two, GRPO gives (1, 0) against (0, 0) what it gives (1, 1) against (0, 0)."""
+    extras = [{"a": a, "b": b} for a, b in [(0, 0), (1, 0), (0, 0), (1, 1)]]
+    none, one, nothing, both = gdpo(batch_of([0, 1, 0, 2], uids=[0, 0, 1, 1], extras=extras), {"a": 1, "b": 1}).tolist()
+    assert nothing < none < 0 < one < both
 
 
 class LongIsRight(Appeals):
