@@ -96,7 +96,7 @@ BUDGETS = {
     "api": 187,
     "batch": 817,
     "checkpoint": 1313,
-    "cli": 1345,
+    "cli": 1354,
     "cluster": 1562,
     "config": 3329,
     "data": 1841,

@@ -5,7 +5,7 @@ import os
 from pathlib import Path, PurePath
 
 from verl.cli.tables import CommandLine, Option, load_table
-from verl.cli.values import FlagError, is_null, note, path, quoted, same, unquoted
+from verl.cli.values import FlagError, elements, is_null, note, path, quoted, same, unquoted
 from verl.config.actor import SEQUENCE_LOSSES
 from verl.config.load import compose_config
 from verl.config.ppo import PPOConfig
@@ -99,6 +99,15 @@ def distillation_loss(option: Option, value: str, line: CommandLine) -> list[str
         )
     loss, k = ("forward_kl", line.text(f"{DISTILLATION}.topk", "32")) if mode == "forward_kl_topk" else (mode, "0")
     return [f"{option.to[0]}={'null' if in_advantage else loss}", f"{option.to[1]}={k}"]
+
+
+def gdpo_weights(option: Option, value: str, line: CommandLine) -> list[str]:
+    texts = (line.options.get(f"algorithm.gdpo_reward_{kind}", "null") for kind in ("keys", "weights"))
+    names, weights = ([] if is_null(text) else elements(text) for text in texts)
+    if weights and len(weights) != len(names):
+        raise FlagError(f"{len(names)} gdpo_reward_keys and {len(weights)} gdpo_reward_weights; name as many")
+    pairs = ",".join(f"{name}:{weight}" for name, weight in zip(names, weights or ["1.0"] * len(names), strict=True))
+    return [f"++{option.to[0]}.weights={{{pairs}}}"]
 
 
 # veRL options for sizes that depend on the number of workers, and for step counts that depend on batch sizes.
