@@ -44,6 +44,12 @@ def test_missing_data_files_are_named(run_tree, refused, tmp_path: Path, monkeyp
         parse_run_config(SFTConfig, run_tree)
 
 
+def test_folder_of_data_is_told_from_an_absent_file(run_tree, refused, tmp_path: Path):
+    run_tree.data.train_files = [str(tmp_path)]
+    with refused("data.train_files='TMP': is a folder; name a parquet, jsonl or json file, or a hub set such as ..."):
+        parse_run_config(SFTConfig, run_tree)
+
+
 def test_a_hub_id_passes_and_a_relative_folder_does_not(run_tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     run_tree.model.path = "Qwen/Qwen2.5-1.5B"

@@ -76,9 +76,10 @@ def _require_files(field: str, paths: Sequence[str]) -> None:
             shipped = (
                 "restore the shipped data with `git checkout data`, or " if Path(path).parts[:1] == ("data",) else ""
             )
+            what = "is a folder" if Path(path).is_dir() else f"no such file ({places(path)})"
             raise ConfigError(
-                f"{field}={path!r}: no such file ({places(path)}); {shipped}name a parquet, jsonl or json file, or "
-                "a hub set such as owner/name:config:split"
+                f"{field}={path!r}: {what}; {shipped}name a parquet, jsonl or json file, or a hub set such as "
+                "owner/name:config:split"
             )
 
 
