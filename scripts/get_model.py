@@ -151,11 +151,11 @@ def convert(gguf: Path, reader: Path, out: Path) -> None:
     """Write the model folder ``out``: float32 weights without a quantisation of their own, and the tokenizer."""
     # A wheel of pure Python can be imported as it is; transformers also looks for its metadata on the path.
     sys.path.insert(0, str(reader))
+    # Before the first import of tqdm; in a file of output each step of a bar would stay.
+    os.environ["TQDM_DISABLE"] = "1"
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()
     print("converting", flush=True)
     where = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
     tokenizer = AutoTokenizer.from_pretrained(**where)
