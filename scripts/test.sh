@@ -8,6 +8,8 @@ unset PYTHONPATH PYTHONHOME VIRTUAL_ENV
 export PYTHONNOUSERSITE=1
 # Threads of tests that run at the same time would wait for each other, busily.
 export OMP_NUM_THREADS=1
+# Where a test asks for two threads all the same, they sleep while they wait.
+export OMP_WAIT_POLICY=passive
 # Three at a time on two cores, as tests wait for processes to start; a file in one piece. In order, for by default the
 # files with the fewest tests come last, and these take longest.
 exec .venv/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder "$@"

@@ -191,8 +191,8 @@ def test_vllm_range_is_that_of_the_plugin():
     assert pinned == f"vllm{tested}"
 
 
-IN_EVERY_ROUND = {"versions", "spectra"}
-"""Seconds each; the others sample at length, start engines and trainings, and are nightly."""
+IN_EVERY_ROUND = {"versions"}
+"""Seconds; the others sample at length, start engines and trainings, or run tests that every round runs anyway."""
 
 
 @pytest.mark.parametrize(

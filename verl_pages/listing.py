@@ -4,18 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from verl.utils.portable import printable
 from verl_pages.run import overview_figures, runs_in
 from verl_pages.run_folder import RunFolder, read_run
 
-WIDTH = 160
-"""Columns of the table when the output is not a terminal."""
+HEADER = ("started", "experiment", "steps", "score", "validation pass@1", "folder")
 
 
-def print_runs(folders: Sequence[Path], console: Console | None = None) -> None:
+def print_runs(folders: Sequence[Path]) -> None:
     """Print a table of the runs in these folders, the last started first.
 
     Raises:
@@ -23,13 +19,10 @@ def print_runs(folders: Sequence[Path], console: Console | None = None) -> None:
     """
     paths = [run for folder in folders for run in runs_in(folder)]
     runs = sorted((read_run(path, str(path)) for path in paths), key=_started, reverse=True)
-    table = Table("started", "experiment", "steps", "score", "validation pass@1", "folder", box=None, pad_edge=False)
-    for run in runs:
-        table.add_row(*map(printable, _cells(run)))
-    console = console or Console(markup=False, highlight=False)
-    if not console.is_terminal:
-        console.width = WIDTH
-    console.print(table)
+    rows = [HEADER, *(tuple(map(printable, _cells(run))) for run in runs)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def _started(run: RunFolder) -> str:

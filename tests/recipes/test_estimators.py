@@ -59,9 +59,7 @@ def test_rewards_are_normalised_one_by_one(refused):
     torch.testing.assert_close(found, torch.tensor([expected(i) for i in range(12)], dtype=torch.float64))
     order = torch.randperm(12, generator=rng)
     torch.testing.assert_close(gdpo(batch[order], weights), found[order])
-    with refused(
-        "...weights.style: no response has such a reward; add functions in ... name one of length, right..."
-    ):
+    with refused("...weights.style: no response has such a reward; add functions in ... name one of length, right..."):
         gdpo(batch, {"style": 1.0})
 
 

@@ -49,7 +49,7 @@ def test_a_stopped_worker_is_found_and_shows_its_stack(supervised: Start, tmp_pa
     message = r"^worker 1 on [^ ]+ silent for \d s in rest; its log is .*/rank_1\.log$"
     with pytest.raises(MachineError, match=message) as caught:
         group.run("rest", 60)
-    assert time.monotonic() - started < 30 and caught.value.where == "worker 1 in rest"
+    assert time.monotonic() - started < 50 and caught.value.where == "worker 1 in rest"
     for rank in (0, 1):
         assert "most recent call first" in (tmp_path / "logs" / f"rank_{rank}.stacks").read_text()
     # The other worker slept in the call; what it printed is in its log.
