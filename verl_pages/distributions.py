@@ -19,6 +19,12 @@ NUM_BINS = 24
 NUM_COLUMNS = 240
 """Maximum number of columns of a figure's histograms in total; in longer runs, each column holds several steps."""
 
+LARGEST = 1e30
+"""Size up to which values are shown; larger ones are damage, and their range would overflow."""
+
+SAME = 1e-9
+"""Range relative to the size of the values, and to 1, below which they are shown as equal."""
+
 MAX_ROWS = 1 << 16
 """Maximum number of responses to read per step."""
 
@@ -27,13 +33,14 @@ Values = Mapping[str, npt.NDArray[np.float64]]
 
 
 def read_values(file: pq.ParquetFile) -> Values:
-    """Read the columns in ``FIGURES`` that a sample file has, without values that are not finite."""
+    """Read the columns in ``FIGURES`` that a sample file has, without values that are not finite or too large."""
     names = [name for name in FIGURES if name in file.schema_arrow.names]
     batch = next(file.iter_batches(MAX_ROWS, columns=names), None) if names else None
     if batch is None:
         return {}
     columns = {name: batch[name].cast(pa.float64()).to_numpy(zero_copy_only=False) for name in names}
-    return {name: column[np.isfinite(column)] for name, column in columns.items()}
+    # A comparison with NaN is false.
+    return {name: column[np.abs(column) <= LARGEST] for name, column in columns.items()}
 
 
 def histograms(runs: Sequence[Sequence[tuple[int, Values]]]) -> list[dict[str, Any]]:
@@ -50,8 +57,9 @@ def histograms(runs: Sequence[Sequence[tuple[int, Values]]]) -> list[dict[str, A
         if not pieces:
             continue
         low, high = min(float(v.min()) for v in pieces), max(float(v.max()) for v in pieces)
-        if low == high:
-            low, high = low - 0.5, high + 0.5
+        size = max(1.0, abs(low), abs(high))
+        if high - low < SAME * size:
+            low, high = low - size / 2, high + size / 2
         most = max(12, min(60, NUM_COLUMNS // len(runs)))
         columns = [_columns(steps, most, low, high) for steps in present]
         found.append({"title": title, "about": about, "low": low, "high": high, "runs": columns})

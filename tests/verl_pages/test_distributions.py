@@ -34,7 +34,13 @@ def test_long_runs_have_several_steps_per_column():
 
 
 def test_values_are_finite_numbers(tmp_path):
-    table = pa.table({"uid": [1, 2, 3], "advantage": [1.0, None, float("inf")], "num_tokens": [4, 5, 6]})
+    table = pa.table({"uid": [1, 2, 3, 4], "advantage": [1.0, None, float("inf"), -1e308], "num_tokens": [4, 5, 6, 7]})
     pq.write_table(table, tmp_path / "train.parquet")
     values = read_values(pq.ParquetFile(tmp_path / "train.parquet"))
-    assert {name: found.tolist() for name, found in values.items()} == {"num_tokens": [4, 5, 6], "advantage": [1]}
+    assert {name: found.tolist() for name, found in values.items()} == {"num_tokens": [4, 5, 6, 7], "advantage": [1]}
+
+
+@pytest.mark.parametrize("values", [[3.0, 3.0], [0.0, 5e-324], [1e30, 1e30 - 1e15], [-1e30, 1e30], [0.0, 1e-300]])
+def test_any_range_has_bins(values: list[float]):
+    (reward,) = histograms([[(1, {"reward": np.array(values)})]])
+    assert reward["low"] < reward["high"] and sum(reward["runs"][0][0][2]) == 1000
