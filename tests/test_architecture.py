@@ -107,7 +107,7 @@ BUDGETS = {
     "recipes": 1683,
     "rewards": 1567,
     "rollout": 3152,
-    "run": 2564,
+    "run": 2565,
     "single_controller": 1575,
     "spectral": 1652,
     "trainer": 3561,

@@ -187,7 +187,7 @@ def test_silent_server_costs_the_time_limit(tiny_tokenizer, refused):
         silence.set()
 
 
-@pytest.mark.parametrize("value", [0.5, float("nan")])
+@pytest.mark.parametrize("value", [0.5, float("nan"), float("-inf")])
 def test_logprobs_are_numbers_of_at_most_0(tiny_tokenizer, refused, value: float):
     wrong = {"choices": [{"prompt_logprobs": [None, {"6": {"logprob": value}}]}]}
 
@@ -196,5 +196,5 @@ def test_logprobs_are_numbers_of_at_most_0(tiny_tokenizer, refused, value: float
 
     with Teacher(tiny_tokenizer, change).served() as address:
         server = TeacherServer(options(address), tiny_tokenizer, [])
-        with refused("...answered log-probabilities that are not numbers of at most 0", MachineError):
+        with refused("...answered log-probabilities that are not finite numbers of at most 0", MachineError):
             server.logprobs(Batch.of([[5]], [[6]]))

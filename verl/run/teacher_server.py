@@ -5,6 +5,7 @@ The server is vLLM's (``vllm serve``), or another whose ``/v1/completions`` take
 
 import asyncio
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -133,8 +134,8 @@ class TeacherServer:
         except (KeyError, IndexError, TypeError, ValueError):
             fix = "the teacher needs a server that returns prompt_logprobs, such as vllm serve"
             raise ServerError(f"answered without the log-probabilities of the prompt; {fix}", again=False) from None
-        if any(not value <= 0 for value in values):
-            raise ServerError("answered log-probabilities that are not numbers of at most 0", again=False)
+        if not all(-math.inf < value <= 0 for value in values):
+            raise ServerError("answered log-probabilities that are not finite numbers of at most 0", again=False)
         return values
 
     async def _ask(

@@ -31,7 +31,8 @@ def check_batch(
     Args:
         batch: Batch with verdicts and ``learn_mask``, B responses.
         rows: Rows to learn from, or None for all.
-        group_size: Number of responses to each prompt, or None if a method has chosen the rows.
+        group_size: Number of responses to each prompt, or None if a method has chosen the rows, which may then come
+            from anywhere; only masks, versions and rows are checked.
         repeats: Whether a row may be learned from more than once.
 
     Raises:
@@ -53,31 +54,30 @@ def _violations(
     stop_strings: Sequence[str],
     repeats: bool,
 ) -> Iterator[str]:
-    # 1. Every row has the tokens of its own prompt.
-    ends = batch.lengths.cumsum(0)
-    for row, (start, length) in enumerate(
-        zip((ends - batch.lengths).tolist(), batch.prompt_lengths.tolist(), strict=True)
-    ):
+    # 1. Only the policy's tokens are learned from, with weights that existed, and no row twice.
+    if "source" in batch and (batch.learn_mask & (batch.source != POLICY)).any():
+        yield "tokens that the environment wrote would be learned from"
+    if "version" in batch and (batch.version >= step).any():
+        yield f"tokens were sampled with version {int(batch.version.max())} of the weights, which does not exist yet"
+    if rows is not None and not repeats and len(rows.unique()) < len(rows):
+        yield "a response would be learned from twice"
+    if group_size is None:
+        return
+    # 2. Every row has the tokens of its own prompt, and the engine's log-probabilities.
+    starts = (batch.lengths.cumsum(0) - batch.lengths).tolist()
+    for row, (start, length) in enumerate(zip(starts, batch.prompt_lengths.tolist(), strict=True)):
         if batch.tokens[start : start + length].tolist() != list(batch.records[row].input_ids):
             yield f"response {row} has another prompt than its record"
-    # 2. The verifiers read the text of the row's own tokens.
+    if not batch.rollout_logprobs[batch.learn_mask].isfinite().all():
+        yield "tokens without an engine's log-probability would be learned from"
+    # 3. The verifiers read the text of the row's own tokens.
     chosen = torch.linspace(0, len(batch) - 1, min(len(batch), MAX_DECODED)).round().long()
     texts = policy_texts(batch[chosen], tokenizer, stop_strings)
     for row, text in zip(chosen.tolist(), texts, strict=True):
         if text != batch.texts[row]:
             yield f"the verifiers read {batch.texts[row]!r:.80} for response {row}, whose tokens are {text!r:.80}"
-    # 3. Only tokens that the policy sampled are learned from, with weights that existed.
-    if "source" in batch and (batch.learn_mask & (batch.source != POLICY)).any():
-        yield "tokens that the environment wrote would be learned from"
-    if not batch.rollout_logprobs[batch.learn_mask].isfinite().all():
-        yield "tokens without an engine's log-probability would be learned from"
-    if "version" in batch and (batch.version >= step).any():
-        yield f"tokens were sampled with version {int(batch.version.max())} of the weights, which does not exist yet"
-    # 4. Groups are complete, and no row is learned from twice.
-    if group_size is not None:
-        groups, counts = batch.group.unique(return_counts=True)
-        for group, count in zip(groups.tolist(), counts.tolist(), strict=True):
-            if count % group_size:
-                yield f"group {group} has {count} responses instead of rollout.n={group_size}"
-    if rows is not None and not repeats and len(rows.unique()) < len(rows):
-        yield "a response would be learned from twice"
+    # 4. Groups are complete.
+    groups, counts = batch.group.unique(return_counts=True)
+    for group, count in zip(groups.tolist(), counts.tolist(), strict=True):
+        if count % group_size:
+            yield f"group {group} has {count} responses instead of rollout.n={group_size}"
